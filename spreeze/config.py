@@ -1,0 +1,254 @@
+"""Settings: one frozen dataclass a part, every field with meaning, unit and range.
+
+A configuration is built from layers, later ones winning: defaults < profile < tuner < user.
+``Settings`` remembers which layer each value came from. Nothing changes a setting in place.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import types
+import typing
+from dataclasses import dataclass, field
+from typing import Any
+
+from spreeze.errors import ConfigError, did_you_mean
+
+_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")
+
+
+def setting(
+    default: Any, doc: str, *, unit: str = "", low: float | None = None, high: float | None = None,
+    choices: tuple[str, ...] | None = None,
+) -> Any:
+    """A dataclass field with its meaning, unit and allowed range (both ends included)."""
+    return field(default=default, metadata={"doc": doc, "unit": unit, "low": low, "high": high, "choices": choices})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """Base of all parts: checks type and range of every field when built."""
+
+    def __post_init__(self) -> None:
+        hints = typing.get_type_hints(type(self))
+        for item in dataclasses.fields(self):
+            value = _coerced(getattr(self, item.name), hints[item.name], item)
+            object.__setattr__(self, item.name, value)
+
+
+def _coerced(value: Any, hint: Any, item: dataclasses.Field[Any]) -> Any:
+    """``value`` as the field's type, or a ConfigError that names the field and what is allowed."""
+    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    if value is None and type(None) in options:
+        return None
+    wanted = next(option for option in options if option is not type(None))
+    if typing.get_origin(wanted) is tuple:
+        if not isinstance(value, list | tuple) or not value:
+            raise ConfigError(f"{item.name} = {value!r}: expected a list of {typing.get_args(wanted)[0].__name__}")
+        return tuple(_scalar(entry, typing.get_args(wanted)[0], item) for entry in value)
+    return _scalar(value, wanted, item)
+
+
+def _scalar(value: Any, wanted: type, item: dataclasses.Field[Any]) -> Any:
+    if wanted is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if not isinstance(value, wanted) or (wanted is int and isinstance(value, bool)):
+        raise ConfigError(f"{item.name} = {value!r}: expected {wanted.__name__}, got {type(value).__name__}")
+    low, high, choices = (item.metadata.get(key) for key in ("low", "high", "choices"))
+    if isinstance(value, float) and math.isnan(value):
+        raise ConfigError(f"{item.name} = nan: expected a number")
+    if (low is not None and value < low) or (high is not None and value > high):
+        raise ConfigError(f"{item.name} = {value!r}: allowed is {_range_text(low, high)}")
+    if choices and value not in choices:
+        raise ConfigError(f"{item.name} = {value!r}: allowed is {', '.join(choices)}{did_you_mean(str(value), choices)}")
+    if isinstance(value, str) and len(value) > 4096:
+        raise ConfigError(f"{item.name}: text of {len(value)} characters; at most 4096")
+    return value
+
+
+def _range_text(low: float | None, high: float | None) -> str:
+    if low is None:
+        return f"at most {high:g}"
+    return f"at least {low:g}" if high is None else f"{low:g} to {high:g}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig(Part):
+    """What is run and where its files go."""
+
+    algo: str = setting("sac", "algorithm", choices=("sac", "td3", "ddpg"))
+    mode: str = setting("spreeze", "how the parts are wired together", choices=("spreeze", "serial"))
+    seed: int = setting(1, "seed of networks, exploration and environments", low=0, high=2**31 - 1)
+    runs_dir: str = setting("runs", "directory that holds the run directories")
+    name: str | None = setting(None, "name of the run directory; built from time, env, algo and seed if not given")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.name is not None:
+            check_name(self.name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvConfig(Part):
+    """The task."""
+
+    id: str = setting("Walker2DBulletEnv-v0", "Gymnasium id; observations and actions must be Box")
+    import_module: str | None = setting(None, "module to import before the id is made (command line only)")
+    normalize_obs: bool = setting(False, "scale observations by running mean and deviation of collected data")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlgorithmConfig(Part):
+    """What all off-policy algorithms share."""
+
+    hidden_sizes: tuple[int, ...] = setting((256, 256), "width of each hidden layer", unit="units", low=1, high=4096)
+    actor_lr: float = setting(3e-4, "Adam step size of the actor", low=0.0, high=1.0)
+    critic_lr: float = setting(3e-4, "Adam step size of the critics", low=0.0, high=1.0)
+    gamma: float = setting(0.99, "discount of one env step", low=0.0, high=1.0)
+    tau: float = setting(0.005, "share of the online weights mixed into the target at each update", low=0.0, high=1.0)
+    n_step: int = setting(1, "env steps a stored transition spans", unit="env steps", low=1, high=64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SACConfig(AlgorithmConfig):
+    """Soft actor-critic (Haarnoja et al. 2018, arXiv 1812.05905)."""
+
+    alpha_lr: float = setting(3e-4, "Adam step size of the temperature", low=0.0, high=1.0)
+    initial_alpha: float = setting(1.0, "temperature at the start", low=1e-8, high=1e3)
+    tune_alpha: bool = setting(True, "adjust the temperature to the target entropy")
+    target_entropy_per_action: float = setting(-1.0, "target entropy of one action component", unit="nat", low=-100, high=100)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TD3Config(AlgorithmConfig):
+    """Twin delayed deep deterministic policy gradient (Fujimoto et al. 2018, arXiv 1802.09477)."""
+
+    policy_delay: int = setting(2, "critic steps for one actor step", low=1, high=100)
+    target_noise: float = setting(0.2, "deviation of the noise on the target action, action range is [-1, 1]", low=0.0)
+    target_noise_clip: float = setting(0.5, "bound of that noise", low=0.0)
+    exploration_noise: float = setting(0.1, "deviation of the noise a sampler adds to its action", low=0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DDPGConfig(AlgorithmConfig):
+    """Deep deterministic policy gradient (Lillicrap et al. 2016, arXiv 1509.02971)."""
+
+    exploration_noise: float = setting(0.1, "deviation of the noise a sampler adds to its action", low=0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayConfig(Part):
+    """Shared-memory replay and the balance between its two sides."""
+
+    capacity: int = setting(1_000_000, "transitions that replay can hold", unit="transitions", low=2, high=10**10)
+    learning_starts: int = setting(5_000, "env steps collected, with uniform actions, before the first update",
+                                   unit="env steps", low=0, high=10**9)
+    samples_per_insert_min: float = setting(8.0, "below this ratio the samplers wait", low=0.0, high=1e6)
+    samples_per_insert_max: float = setting(512.0, "above this ratio the learner waits", low=0.0, high=1e9)
+    save: bool = setting(False, "store replay with every checkpoint")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.samples_per_insert_min > self.samples_per_insert_max:
+            raise ConfigError(
+                f"samples_per_insert_min = {self.samples_per_insert_min:g} is above "
+                f"samples_per_insert_max = {self.samples_per_insert_max:g}: nobody could ever move"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingConfig(Part):
+    """The sampler processes."""
+
+    samplers: int | None = setting(None, "sampler processes; from the usable cores if not given", low=1, high=512)
+    envs_per_sampler: int = setting(4, "environments stepped in one sampler", low=1, high=1024)
+    nan_policy: str = setting("drop", "what to do with a non-finite observation or reward", choices=("drop", "fail"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnerConfig(Part):
+    """The learner process."""
+
+    batch_size: int = setting(256, "transitions in one update", unit="transitions", low=1, high=2**24)
+    threads: int = setting(1, "threads of one matrix product", low=1, high=256)
+    device: str = setting("auto", "auto, cpu, cuda or cuda:N")
+    publish_interval_s: float = setting(0.25, "time between two published weights", unit="s", low=0.01, high=3600)
+    checkpoint_interval_s: float = setting(60.0, "time between two checkpoints", unit="s", low=0.5, high=1e6)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationConfig(Part):
+    """Greedy episodes that give the return curve."""
+
+    episodes: int = setting(10, "episodes in one evaluation, on a fixed seed list", low=1, high=10_000)
+    seed: int = setting(10_000, "first seed of that list", low=0, high=2**31 - 1)
+    cpu_share: float = setting(0.15, "share of one core the evaluator may use when no core is free", low=0.01, high=1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class VisualizerConfig(Part):
+    """The picture and the clips of the current policy."""
+
+    enabled: bool = setting(True, "run the visualizer process")
+    frames_per_s: float = setting(8.0, "pictures a second at most", unit="1/s", low=0.1, high=60)
+    clip_interval_s: float = setting(120.0, "time between two clips", unit="s", low=1, high=1e6)
+    clip_length_s: float = setting(10.0, "length of a clip as played", unit="s", low=0.5, high=600)
+    cpu_share: float = setting(0.10, "share of one core the visualizer may use when no core is free", low=0.01, high=1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StopConfig(Part):
+    """When training ends by itself; without any condition it goes on until Ctrl-C."""
+
+    seconds: float | None = setting(None, "wall time of training", unit="s", low=0.0)
+    env_steps: int | None = setting(None, "env steps collected", unit="env steps", low=1)
+    updates: int | None = setting(None, "updates (gradient steps of the critics)", unit="updates", low=1)
+    target_return: float | None = setting(None, "mean greedy episode return of one evaluation")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """All parts of one run. Workers are given the parts they need, never the whole."""
+
+    run: RunConfig = field(default_factory=RunConfig)
+    env: EnvConfig = field(default_factory=EnvConfig)
+    sac: SACConfig = field(default_factory=SACConfig)
+    td3: TD3Config = field(default_factory=TD3Config)
+    ddpg: DDPGConfig = field(default_factory=DDPGConfig)
+    replay: ReplayConfig = field(default_factory=ReplayConfig)
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    learner: LearnerConfig = field(default_factory=LearnerConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    visualizer: VisualizerConfig = field(default_factory=VisualizerConfig)
+    stop: StopConfig = field(default_factory=StopConfig)
+
+    def __post_init__(self) -> None:
+        if self.learner.batch_size > self.replay.capacity:
+            raise ConfigError(
+                f"learner.batch_size = {self.learner.batch_size} is larger than replay.capacity = "
+                f"{self.replay.capacity}; lower the batch or raise the capacity"
+            )
+
+    @property
+    def algorithm(self) -> AlgorithmConfig:
+        """The part of the chosen algorithm."""
+        part: AlgorithmConfig = getattr(self, self.run.algo)
+        return part
+
+
+PARTS: dict[str, type[Part]] = {
+    name: hint for name, hint in typing.get_type_hints(Config).items() if isinstance(hint, type)
+}
+
+
+def check_name(name: str) -> str:
+    """Refuses a run or profile name that could leave its directory or trouble a file system."""
+    reserved = {"con", "prn", "aux", "nul", "latest"}
+    if not _NAME.match(name) or name.split(".")[0].lower() in reserved:
+        raise ConfigError(
+            f"name {name[:80]!r}: allowed are up to 128 letters, digits, '.', '_' and '-', beginning with a letter "
+            "or digit, and no reserved name (con, prn, aux, nul, latest)"
+        )
+    return name

@@ -1,0 +1,73 @@
+"""Every error that Spreeze raises on purpose.
+
+::
+
+    SpreezeError                 anything below; str() is one line that says what, the value, what to do
+    |-- UsageError               the request cannot work: exit code 2, nothing was started
+    |   |-- ConfigError          a profile, flag or --set value: path, value, what is allowed
+    |   |-- EnvironmentError_    unknown id, missing module, space that no algorithm here can handle
+    |   |-- ResourceError        memory, shared memory or disk: needed and available
+    |   `-- RunError             a run directory that is missing, damaged, locked or already there
+    |-- WorkerError              a process died or failed too often: exit code 1
+    |-- TransportError           shared memory whose layout does not match
+    |-- WeightsError             weights that are damaged, older, or made for another network
+    `-- CheckpointError          no checkpoint that verifies
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class SpreezeError(Exception):
+    """Base of all errors raised on purpose; the message is one line meant for a person."""
+
+    exit_code = 1
+
+
+class UsageError(SpreezeError):
+    """The request itself cannot work; refused before anything was started."""
+
+    exit_code = 2
+
+
+class ConfigError(UsageError):
+    """A setting with an unknown key, a wrong type or a value outside of its range."""
+
+
+class EnvironmentError_(UsageError):
+    """An environment that cannot be made or whose spaces no algorithm here can handle."""
+
+
+class ResourceError(UsageError):
+    """Not enough memory, shared memory or disk; the message names needed and available bytes."""
+
+
+class RunError(UsageError):
+    """A run directory that is missing, damaged, locked by a live run, or already taken."""
+
+
+class WorkerError(SpreezeError):
+    """A worker process failed more often than its restart limit allows."""
+
+
+class TransportError(SpreezeError):
+    """Shared memory whose header does not match what this process expects."""
+
+
+class WeightsError(SpreezeError):
+    """Weights that are damaged, out of order, or made for another network."""
+
+
+class CheckpointError(SpreezeError):
+    """A checkpoint directory holds nothing that verifies, or the state does not fit."""
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Returns ``"; did you mean 'x'?"`` for the closest known word, or an empty string."""
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    if not close:
+        lowered = {name.lower(): name for name in known}
+        close = [lowered[word.lower()]] if word.lower() in lowered else []
+    return f"; did you mean '{close[0]}'?" if close else ""

@@ -1,0 +1,120 @@
+"""THE table of metrics: every number that Spreeze reports, its unit, its meaning and who writes it.
+
+Workers put raw numbers into their slots of shared memory (``SLOTS``), a store each and no lock.
+The supervisor turns them into the metrics below and is the only writer of ``metrics.db``.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import NamedTuple
+
+
+class Metric(NamedTuple):
+    """One reported number."""
+
+    name: str
+    unit: str
+    meaning: str
+    writer: str
+
+
+class Phase(IntEnum):
+    """What a worker is doing; the supervisor's deadline depends on it."""
+
+    START = 0
+    INIT = 1
+    RESET = 2
+    STEP = 3
+    WAIT = 4
+    UPDATE = 5
+    PUBLISH = 6
+    CHECKPOINT = 7
+    EVALUATE = 8
+    RENDER = 9
+    DONE = 10
+
+
+DEADLINE_S: dict[Phase, float] = {
+    Phase.START: 120.0, Phase.INIT: 120.0, Phase.RESET: 60.0, Phase.STEP: 30.0, Phase.WAIT: 30.0,
+    Phase.UPDATE: 60.0, Phase.PUBLISH: 60.0, Phase.CHECKPOINT: 120.0, Phase.EVALUATE: 60.0,
+    Phase.RENDER: 60.0, Phase.DONE: 30.0,
+}
+"""Seconds without a heartbeat after which a worker in that phase counts as hung."""
+
+SLOTS: dict[str, tuple[str, ...]] = {
+    "sampler": (
+        "env_steps", "episodes", "episode_return", "episode_length", "rows_refused", "env_errors",
+        "policy_version", "policy_s", "env_s", "write_s", "wait_s",
+    ),
+    "learner": (
+        "updates", "policy_version", "wait_s", "gather_s", "critic_s", "actor_s", "publish_s",
+        "critic_loss", "actor_loss", "q_mean", "alpha", "entropy", "critic_grad_norm", "actor_grad_norm",
+        "policy_lag", "transition_age", "replay_fill", "rows_redrawn", "updates_skipped", "checkpoint_updates",
+    ),
+    "evaluator": ("evaluations", "policy_version", "eval_return", "eval_length", "env_steps"),
+    "visualizer": ("frames", "clips", "policy_version", "paused"),
+}
+"""role -> names of its float64 slots, in order. Times are cumulative seconds, counts cumulative."""
+
+METRICS: tuple[Metric, ...] = (
+    Metric("env_steps", "env steps", "env steps collected since the start of the run, all samplers", "supervisor"),
+    Metric("env_steps_per_s", "1/s", "env steps collected a second, all samplers", "supervisor"),
+    Metric("sampler_env_steps_per_s", "1/s", "env steps a second of one sampler (one series for each)", "supervisor"),
+    Metric("updates", "updates", "gradient steps of the critics since the start of the run", "learner"),
+    Metric("updates_per_s", "1/s", "gradient steps of the critics a second", "supervisor"),
+    Metric("update_frames_per_s", "1/s", "updates a second times batch size (the Spreeze paper's headline)", "supervisor"),
+    Metric("samples_per_insert", "ratio", "transitions drawn / transitions inserted since learning began", "supervisor"),
+    Metric("policy_lag", "updates", "mean updates between the policy that collected a drawn row and the learner's", "learner"),
+    Metric("transition_age", "env steps", "mean env steps since a drawn row was written", "learner"),
+    Metric("replay_fill", "share", "rows that may be drawn / capacity", "learner"),
+    Metric("rows_redrawn", "rows", "drawn rows that were overwritten during the copy and drawn again", "learner"),
+    Metric("rows_refused", "rows", "transitions with a non-finite or ill-shaped value, not stored", "sampler"),
+    Metric("env_errors", "errors", "exceptions raised by environments", "sampler"),
+    Metric("episodes", "episodes", "episodes finished by the samplers", "sampler"),
+    Metric("episode_return", "return", "undiscounted return of the samplers' latest episodes (noisy policy)", "sampler"),
+    Metric("episode_length", "env steps", "length of the samplers' latest episodes", "sampler"),
+    Metric("eval_return", "return", "mean undiscounted return of greedy episodes on the fixed seed list", "evaluator"),
+    Metric("eval_length", "env steps", "mean length of these episodes", "evaluator"),
+    Metric("policy_version", "updates", "updates taken when the newest weights were published", "learner"),
+    Metric("sampler_policy_share", "share", "sampler time spent in policy inference", "supervisor"),
+    Metric("sampler_env_share", "share", "sampler time spent in the environments", "supervisor"),
+    Metric("sampler_write_share", "share", "sampler time spent writing rows", "supervisor"),
+    Metric("sampler_wait_share", "share", "sampler time spent waiting for the limiter", "supervisor"),
+    Metric("learner_wait_share", "share", "learner time spent waiting for rows or the limiter", "supervisor"),
+    Metric("learner_gather_share", "share", "learner time spent gathering batches", "supervisor"),
+    Metric("learner_critic_share", "share", "learner time spent in critic steps", "supervisor"),
+    Metric("learner_actor_share", "share", "learner time spent in actor steps", "supervisor"),
+    Metric("learner_publish_share", "share", "learner time spent publishing weights and checkpoints", "supervisor"),
+    Metric("critic_loss", "loss", "mean squared temporal-difference error, both critics", "learner"),
+    Metric("actor_loss", "loss", "objective of the actor", "learner"),
+    Metric("q_mean", "return", "mean of the critics' values on the batch", "learner"),
+    Metric("alpha", "ratio", "temperature of the entropy term (SAC)", "learner"),
+    Metric("entropy", "nat", "mean negative log-probability of the fresh actions (SAC)", "learner"),
+    Metric("critic_grad_norm", "norm", "Euclidean norm of the critics' gradient", "learner"),
+    Metric("actor_grad_norm", "norm", "Euclidean norm of the actor's gradient", "learner"),
+    Metric("updates_skipped", "updates", "updates not applied because loss or gradient was not finite", "learner"),
+    Metric("cpu_core_use", "share", "use of one processor core (one series for each)", "supervisor"),
+    Metric("cpu_use", "share", "mean use of the usable cores", "supervisor"),
+    Metric("memory_used_bytes", "B", "memory in use on the machine", "supervisor"),
+    Metric("process_cpu_use", "cores", "processor time a second of one process (one series for each)", "supervisor"),
+    Metric("process_memory_bytes", "B", "resident memory of one process (one series for each)", "supervisor"),
+    Metric("gpu_use", "share", "time in which any kernel ran (one series for each GPU)", "supervisor"),
+    Metric("gpu_memory_used_bytes", "B", "memory in use on one GPU", "supervisor"),
+    Metric("gpu_power_w", "W", "power drawn by one GPU", "supervisor"),
+    Metric("gpu_clock_hz", "Hz", "clock of one GPU's multiprocessors", "supervisor"),
+    Metric("disk_write_bytes_per_s", "B/s", "bytes written to disk a second by this run's processes", "supervisor"),
+    Metric("restarts", "restarts", "worker processes started again", "supervisor"),
+)
+
+
+def by_name(name: str) -> Metric:
+    """The metric of that name; a series of one part is called ``name/part``.
+
+    Raises:
+        KeyError: no such metric.
+    """
+    return _BY_NAME[name.split("/", 1)[0]]
+
+
+_BY_NAME = {metric.name: metric for metric in METRICS}

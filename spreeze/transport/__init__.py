@@ -1,0 +1,1 @@
+"""Shared memory, files and arithmetic between processes; knows no algorithm and no environment."""

@@ -1,0 +1,138 @@
+"""The shapes and records that every part shares.
+
+Shape legend, used in all docstrings: B batch, N environments stepped together, O observation
+size, A action size, W row width. Torch is not imported here: samplers never load it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvSpec:
+    """What the rest of the system has to know about an environment."""
+
+    env_id: str
+    """Gymnasium id without module prefix, for example ``Walker2DBulletEnv-v0``."""
+    import_module: str | None
+    """Module to import before ``gymnasium.make`` so that a spawned child knows the id."""
+    obs_dim: int
+    """O: length of the flat float32 observation."""
+    action_dim: int
+    """A: length of the flat action vector."""
+    action_low: tuple[float, ...]
+    """Lower bound of each action component, in the environment's own unit."""
+    action_high: tuple[float, ...]
+    """Upper bound of each action component, in the environment's own unit."""
+    max_episode_steps: int | None
+    """Env steps after which the environment truncates an episode; None if it never does."""
+    reward_threshold: float | None
+    """Episode return that the environment's author calls solved; None if not stated."""
+
+
+class TransitionBatch(NamedTuple):
+    """B transitions; arrays or tensors, all float32. Columns may be strided views of one row block."""
+
+    obs: Any  # [B, O]
+    action: Any  # [B, A], in [-1, 1]
+    obs_action: Any  # [B, O + A]: obs and action lie side by side in a row, so no copy is needed
+    reward: Any  # [B]: sum of gamma^i r_i over the n steps of the transition
+    terminated: Any  # [B]: 1.0 where the MDP ended; a truncated transition has 0.0
+    discount: Any  # [B] or float: gamma^k, k the number of env steps the transition spans
+    next_obs: Any  # [B, O]: the true last observation where the episode ended
+
+
+@dataclass(frozen=True)
+class RowLayout:
+    """Where each field of a transition lies in a float32 replay row.
+
+    Order: obs | action | reward | terminated | next_obs [| num_steps] [| checksum]. ``num_steps``
+    is there only with n-step returns, ``checksum`` only in checked rings (tests, storms).
+    """
+
+    obs_dim: int
+    action_dim: int
+    n_step: int = 1
+    checksum: bool = False
+
+    @property
+    def width(self) -> int:
+        """W: float32 values in a row."""
+        return 2 * self.obs_dim + self.action_dim + 2 + (self.n_step > 1) + self.checksum
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row: the sum of its fields, no padding."""
+        return 4 * self.width
+
+    @property
+    def obs(self) -> slice:
+        """Columns of the observation."""
+        return slice(0, self.obs_dim)
+
+    @property
+    def action(self) -> slice:
+        """Columns of the action."""
+        return slice(self.obs_dim, self.obs_dim + self.action_dim)
+
+    @property
+    def obs_action(self) -> slice:
+        """Columns of observation and action together."""
+        return slice(0, self.obs_dim + self.action_dim)
+
+    @property
+    def reward(self) -> int:
+        """Column of the (n-step) reward."""
+        return self.obs_dim + self.action_dim
+
+    @property
+    def terminated(self) -> int:
+        """Column of the terminated flag."""
+        return self.reward + 1
+
+    @property
+    def next_obs(self) -> slice:
+        """Columns of the next observation."""
+        return slice(self.reward + 2, self.reward + 2 + self.obs_dim)
+
+    @property
+    def num_steps(self) -> int | None:
+        """Column of the number of env steps a row spans, or None with one-step transitions."""
+        return self.reward + 2 + self.obs_dim if self.n_step > 1 else None
+
+    @property
+    def checksum_column(self) -> int | None:
+        """Column whose four bytes hold the CRC-32 of the row before it, or None."""
+        return self.width - 1 if self.checksum else None
+
+    def split(self, rows: Any, gamma: float) -> TransitionBatch:
+        """Views of ``rows`` ([B, W], array or tensor) as a batch; only ``discount`` is new."""
+        if self.num_steps is None:
+            discount = gamma
+        else:
+            discount = gamma ** rows[:, self.num_steps]
+        return TransitionBatch(
+            obs=rows[:, self.obs],
+            action=rows[:, self.action],
+            obs_action=rows[:, self.obs_action],
+            reward=rows[:, self.reward],
+            terminated=rows[:, self.terminated],
+            discount=discount,
+            next_obs=rows[:, self.next_obs],
+        )
+
+
+class Reasoned(NamedTuple):
+    """An automatic choice and why it was made; both are always shown together."""
+
+    value: Any
+    reason: str
+
+
+def flat_float32(values: Any) -> np.ndarray:
+    """Any array-like as a contiguous float32 vector."""
+    return np.ascontiguousarray(values, dtype=np.float32).reshape(-1)

@@ -1,0 +1,1 @@
+"""One process body in each file."""

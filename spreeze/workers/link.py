@@ -1,0 +1,102 @@
+"""A worker's tie to its supervisor: heartbeat, flags, slots, and a one-way pipe for messages."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from typing import Any
+
+from spreeze.metrics import SLOTS, Phase
+from spreeze.transport import board as words
+from spreeze.transport.board import Board
+
+_MAX_MESSAGE_BYTES = 4096
+"""A pipe write of at most PIPE_BUF bytes is atomic: a message arrives whole or not at all."""
+
+
+class Link:
+    """What a worker body may know of the outside; it never waits for anybody."""
+
+    def __init__(self, role: str, index: int, board: Board, row: int, message_fd: int | None) -> None:
+        self.role = role
+        self.index = index
+        self.board = board
+        self.slots = board.slots(row)
+        self._control = board.control(row)
+        self._slot_index = {name: i for i, name in enumerate(SLOTS[role])}
+        self._message_fd = message_fd
+        self._control[words.PID] = os.getpid()
+        self.messages_lost = 0
+
+    @property
+    def name(self) -> str:
+        """Name used in logs and messages, for example ``sampler-0``."""
+        return f"{self.role}-{self.index}" if self.role == "sampler" else self.role
+
+    def beat(self, phase: Phase) -> None:
+        """Says "alive, now in this phase"; costs two stores."""
+        self._control[words.PHASE] = int(phase)
+        self._control[words.HEARTBEAT] += 1
+
+    @property
+    def stopping(self) -> bool:
+        """True once the supervisor asked everybody to stop."""
+        return bool(self.board.header[words.STOP])
+
+    @property
+    def weights_hint(self) -> int:
+        """Changes whenever new weights were published; the file remains the truth."""
+        return int(self.board.header[words.WEIGHTS_HINT])
+
+    @property
+    def visualizer_paused(self) -> bool:
+        """True while the visualizer is told to rest."""
+        return bool(self.board.header[words.VISUALIZER_PAUSED])
+
+    @property
+    def sampler_active(self) -> bool:
+        """False while the supervisor wants fewer samplers than this one's index."""
+        return self.index < int(self.board.header[words.ACTIVE_SAMPLERS])
+
+    def post(self, **values: float) -> None:
+        """Stores numbers into slots by name (see ``metrics.SLOTS``)."""
+        for name, value in values.items():
+            self.slots[self._slot_index[name]] = value
+
+    def slot(self, name: str) -> int:
+        """Index of a slot, for loops that store by index."""
+        return self._slot_index[name]
+
+    def send(self, kind: str, **fields: Any) -> None:
+        """Sends one message; drops it (and counts) when the pipe is full or gone."""
+        if self._message_fd is None:
+            return
+        line = json.dumps({"kind": kind, "from": self.name, **fields}, allow_nan=True).encode() + b"\n"
+        if len(line) > _MAX_MESSAGE_BYTES:
+            trimmed = {"kind": kind, "from": self.name, "text": str(fields)[:2000]}
+            line = json.dumps(trimmed).encode() + b"\n"
+        try:
+            os.write(self._message_fd, line)
+        except OSError:
+            self.messages_lost += 1
+
+    def sleep(self, seconds: float, phase: Phase = Phase.WAIT) -> None:
+        """Sleeps in short pieces so that the heartbeat goes on and a stop is seen at once."""
+        end = time.monotonic() + seconds
+        while not self.stopping:
+            self.beat(phase)
+            left = end - time.monotonic()
+            if left <= 0:
+                return
+            time.sleep(min(left, 0.1))
+
+    def close(self) -> None:
+        """Closes the message pipe and the board."""
+        self.slots = self._control = None  # type: ignore[assignment]
+        if self._message_fd is not None:
+            with contextlib.suppress(OSError):
+                os.close(self._message_fd)
+            self._message_fd = None
+        self.board.close()
