@@ -1,0 +1,189 @@
+"""Tries an environment in a child process before anything is started, and times it.
+
+The child (``python -m spreeze.envs.probe``) writes one JSON file; an environment that hangs,
+prints from C or takes the process down cannot harm the caller.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import faulthandler
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from spreeze.errors import EnvironmentError_
+from spreeze.types import EnvSpec
+
+_TIMING_S = 1.5
+_GRACE_S = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probe:
+    """What a probe found out."""
+
+    spec: EnvSpec
+    step_us_median: float | None
+    """Median time of one env step with random actions; None if not timed."""
+    step_cv: float | None
+    """Standard deviation of the step time over its mean; None if not timed."""
+    first_reset_s: float
+    memory_bytes: int
+    """Resident memory that the first environment of a process adds."""
+
+
+def spec_from_json(values: dict[str, Any]) -> EnvSpec:
+    """An ``EnvSpec`` from the JSON of its fields (lists become tuples)."""
+    fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+    return EnvSpec(**fields)
+
+
+def probe_env(
+    env_id: str,
+    import_module: str | None = None,
+    *,
+    deadline_s: float = 60.0,
+    steps: int = 2000,
+    log: Path | None = None,
+) -> Probe:
+    """Describes and times an environment in a child process.
+
+    Args:
+        env_id: Gymnasium id.
+        import_module: module to import first.
+        deadline_s: the child is killed after that time.
+        steps: env steps to time (at most 1.5 s); 0 only makes, resets and steps once.
+        log: where the child's own output goes; nowhere if None.
+
+    Raises:
+        EnvironmentError_: it cannot be used, hangs, or took its process down.
+    """  # fmt: skip
+    with tempfile.TemporaryDirectory(prefix="spreeze-probe-") as folder:
+        out = Path(folder) / "probe.json"
+        command = [
+            sys.executable,
+            "-m",
+            "spreeze.envs.probe",
+            "--env",
+            env_id,
+            "--out",
+            str(out),
+            "--steps",
+            str(steps),
+        ]
+        command += ["--deadline", str(deadline_s + _GRACE_S)]
+        command += ["--import", import_module] if import_module else []
+        code = _run(command, deadline_s, log)
+        if code is None:
+            raise EnvironmentError_(f"{env_id}: no environment step within {deadline_s:g} s; the probe was ended")
+        try:
+            found = json.loads(out.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            raise EnvironmentError_(f"{env_id}: its process ended with {_ending(code)} before the first step") from None
+    if "error" in found:
+        raise EnvironmentError_(found["error"])
+    return Probe(**{**found, "spec": spec_from_json(found["spec"])})
+
+
+def _run(command: list[str], deadline_s: float, log: Path | None) -> int | None:
+    """Exit code of the child, or None if it had to be killed (with all that it started)."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        "OMP_NUM_THREADS": "1",
+    }
+    with open(log or os.devnull, "ab") as output:
+        child = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment, start_new_session=True
+        )
+    try:
+        return child.wait(deadline_s)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        if child.poll() is None:
+            os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+
+
+def _ending(code: int) -> str:
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+
+def measure(env_id: str, import_module: str | None, steps: int) -> Probe:
+    """Makes, checks and times an environment in this process."""
+    import numpy as np
+    import psutil
+
+    from spreeze.envs.task import make_task, native_bounds, to_native
+
+    process = psutil.Process()
+    memory = process.memory_info().rss
+    task = make_task(env_id, import_module)
+    try:
+        start = time.perf_counter()
+        task.reset(seed=0)
+        first_reset_s = time.perf_counter() - start
+        actions = np.random.default_rng(0).uniform(-1.0, 1.0, (max(1, steps), task.spec.action_dim)).astype(np.float32)
+        to_native(actions, *native_bounds(task.spec))
+        times = []
+        end = time.perf_counter() + _TIMING_S
+        for action in actions:
+            before = time.perf_counter()
+            _, _, terminated, truncated = task.step(action)
+            now = time.perf_counter()
+            times.append(1e6 * (now - before))
+            if terminated or truncated:
+                task.reset()
+            if now > end:
+                break
+        memory = max(0, process.memory_info().rss - memory)
+    finally:
+        task.close()
+    timed = np.array(times[1:]) if steps > 1 and len(times) > 1 else None
+    return Probe(
+        spec=task.spec,
+        step_us_median=None if timed is None else float(np.median(timed)),
+        step_cv=None if timed is None else float(timed.std() / timed.mean()),
+        first_reset_s=first_reset_s,
+        memory_bytes=memory,
+    )
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The child: one environment, one JSON file."""
+    parser = argparse.ArgumentParser(prog="spreeze.envs.probe", description="Try an environment; write a JSON file.")
+    parser.add_argument("--env", required=True, help="Gymnasium id")
+    parser.add_argument("--import", dest="import_module", help="module to import first (default: none)")
+    parser.add_argument("--out", required=True, type=Path, help="JSON file to write")
+    parser.add_argument("--steps", type=int, default=2000, help="env steps to time (default: 2000, at most 1.5 s)")
+    parser.add_argument("--deadline", type=float, help="end this process after so many s (default: never)")
+    args = parser.parse_args(argv)
+    if args.deadline:
+        faulthandler.dump_traceback_later(args.deadline, exit=True)  # also when the caller was killed
+    try:
+        found = dataclasses.asdict(measure(args.env, args.import_module, args.steps))
+    except Exception as error:
+        text = " ".join(str(error).split())
+        if not isinstance(error, EnvironmentError_):
+            text = f"{args.env} failed when tried: {type(error).__name__}: {text}"
+        found = {"error": text[:1000], "kind": type(error).__name__}
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+    temporary = args.out.with_suffix(".tmp")
+    temporary.write_text(json.dumps(found), encoding="utf-8")
+    os.replace(temporary, args.out)
+    return 2 if "error" in found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

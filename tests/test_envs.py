@@ -1,0 +1,370 @@
+import json
+import os
+import subprocess
+import sys
+import time
+
+import gymnasium
+import numpy as np
+import pytest
+
+from spreeze.envs import faults
+from spreeze.envs.probe import probe_env
+from spreeze.envs.registry import BULLET_IDS, bullet_missing, default_env_id, describe, make_env
+from spreeze.envs.stdout import stdout_to_stderr
+from spreeze.envs.task import BadTransition, Task, make_task, native_bounds, to_native
+from spreeze.errors import EnvironmentError_
+
+needs_bullet = pytest.mark.skipif(bullet_missing() is not None, reason="pybullet has no wheel here")
+FAULT = faults.ENV_ID
+FAULT_MODULE = "spreeze.envs.faults"
+BOX1 = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
+
+
+class Scripted(gymnasium.Env):
+    """Returns what it is given."""
+
+    def __init__(self, observation_space=BOX1, action_space=BOX1, result=None, first=None):
+        self.observation_space, self.action_space = observation_space, action_space
+        self.result, self.first, self.actions = result, first, []
+
+    def reset(self, *, seed=None, options=None):
+        return self.first
+
+    def step(self, action):
+        self.actions.append(action)
+        return self.result
+
+
+def scripted_task(result, obs_space=BOX1, act_space=BOX1, first=None):
+    env = Scripted(obs_space, act_space, result, first)
+    return Task(env, describe(env))
+
+
+# --- ids ---
+
+
+def test_an_unknown_id_is_answered_with_the_closest_known_one():
+    with pytest.raises(EnvironmentError_, match="did you mean 'Pendulum-v1'"):
+        make_env("Pendulun-v1")
+
+
+def test_a_misspelt_bullet_id_is_answered_even_before_its_module_was_imported():
+    code = (
+        "from spreeze.envs.registry import make_env\n"
+        "from spreeze.errors import EnvironmentError_\n"
+        "try: make_env('Walker2dBulletEnv-v0')\n"
+        "except EnvironmentError_ as error: import sys; sys.exit(str(error))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert "did you mean 'Walker2DBulletEnv-v0'" in done.stderr
+
+
+def test_a_prefix_names_a_module_only_together_with_import():
+    with pytest.raises(EnvironmentError_, match="add --import antigravity"):
+        make_env("antigravity:Pendulum-v1")
+    assert "antigravity" not in sys.modules
+    env = make_env(f"{FAULT_MODULE}:{FAULT}", FAULT_MODULE)
+    assert describe(env, FAULT_MODULE).env_id == FAULT
+    env.close()
+
+
+@pytest.mark.parametrize("module", ["no_such_module_here", "../x", "os;x"])
+def test_a_module_that_cannot_be_imported_is_an_error_of_one_line(module):
+    with pytest.raises(EnvironmentError_) as caught:
+        make_env("Pendulum-v1", module)
+    assert "\n" not in str(caught.value)
+    assert "--import" in str(caught.value)
+
+
+def test_a_bullet_id_without_pybullet_names_the_remedy_and_the_fallback(monkeypatch):
+    monkeypatch.setattr("spreeze.envs.registry.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr(gymnasium.envs.registration, "registry", {})
+    monkeypatch.setattr(gymnasium, "registry", {})
+    with pytest.raises(EnvironmentError_, match=r"needs pybullet.*Pendulum-v1"):
+        make_env("Walker2DBulletEnv-v0")
+    choice = default_env_id()
+    assert choice.value == "Pendulum-v1"
+    assert "pybullet" in choice.reason
+
+
+@needs_bullet
+def test_the_default_task_is_walker_where_pybullet_is_installed():
+    assert default_env_id().value == "Walker2DBulletEnv-v0"
+
+
+def test_a_constructor_that_raises_is_named(monkeypatch):
+    monkeypatch.setenv("SPREEZE_FAULT_INIT_S", "soon")
+    with pytest.raises(EnvironmentError_, match=r"could not be made: ValueError"):
+        make_env(FAULT, FAULT_MODULE)
+
+
+def test_a_window_is_refused_without_a_display(monkeypatch):
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.delenv("DISPLAY", raising=False)
+    monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
+    with pytest.raises(EnvironmentError_, match="no display"):
+        make_env("Pendulum-v1", render_mode="human")
+
+
+# --- Bullet ---
+
+
+@needs_bullet
+def test_bullet_never_joins_a_foreign_shared_memory_server():
+    import pybullet
+
+    task = make_task("InvertedPendulumBulletEnv-v0")
+    task.reset(seed=0)
+    client = task.env.unwrapped._p
+    assert client.getConnectionInfo()["connectionMethod"] == pybullet.DIRECT
+    assert type(client).__name__ == "DirectClient"
+    task.close()
+
+
+@needs_bullet
+def test_walker_is_described_and_repeats_with_its_seed():
+    traces = []
+    for _ in range(2):
+        task = make_task("Walker2DBulletEnv-v0")
+        rows = [task.reset(seed=7)]
+        rows += [task.step(np.full(6, 0.3, np.float32))[0] for _ in range(20)]
+        traces.append(np.array(rows))
+        task.close()
+    assert task.spec.obs_dim == 22
+    assert task.spec.action_dim == 6
+    assert task.spec.max_episode_steps == 1000
+    assert task.spec.reward_threshold == 2500.0
+    np.testing.assert_array_equal(*traces)
+
+
+@needs_bullet
+def test_the_list_of_bullet_ids_is_the_module_s_own():
+    make_env("ReacherBulletEnv-v0").close()
+    assert set(BULLET_IDS) == {name for name in gymnasium.registry if "BulletEnv" in name}
+
+
+# --- spaces ---
+
+
+def test_pendulum_is_described_with_its_bounds():
+    task = make_task("Pendulum-v1")
+    assert (task.spec.obs_dim, task.spec.action_dim) == (3, 1)
+    assert (task.spec.action_low, task.spec.action_high) == ((-2.0,), (2.0,))
+    assert task.spec.max_episode_steps == 200
+    task.close()
+
+
+S = gymnasium.spaces
+
+
+@pytest.mark.parametrize(
+    ("observation", "action", "words"),
+    [
+        (BOX1, S.Discrete(3), "DQN"),
+        (BOX1, S.MultiDiscrete([2, 3]), "not supported yet"),
+        (BOX1, S.Dict({"a": BOX1}), "not supported yet"),
+        (BOX1, S.Box(-np.inf, np.inf, (2,), np.float32), "unbounded"),
+        (BOX1, S.Box(0, 3, (2,), np.int64), "integers"),
+        (BOX1, S.Box(-1.0, 1.0, (0,), np.float32), "no component"),
+        (S.Box(0, 255, (8, 8, 3), np.uint8), BOX1, "CNN"),
+        (S.Dict({"a": BOX1}), BOX1, "FlattenObservation"),
+        (S.Tuple((BOX1, BOX1)), BOX1, "FlattenObservation"),
+        (S.Discrete(5), BOX1, "not supported yet"),
+        (S.Box(-1.0, 1.0, (3, 0), np.float32), BOX1, "no component"),
+    ],
+)
+def test_a_space_that_cannot_be_handled_is_named_with_what_would_fit(observation, action, words):
+    with pytest.raises(EnvironmentError_, match=words) as caught:
+        describe(Scripted(observation, action))
+    assert "space" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_float_observation_of_higher_rank_is_flattened_and_an_action_is_shaped_back():
+    obs = np.arange(6, dtype=np.float64).reshape(2, 3)
+    action_space = S.Box(-1.0, 1.0, (2, 2), np.float64)
+    task = scripted_task((obs, 1, False, True, {}), S.Box(-9.0, 9.0, (2, 3), np.float64), action_space)
+    got, reward, terminated, truncated = task.step(np.array([1, 2, 3, 4], np.float32))
+    np.testing.assert_array_equal(got, np.arange(6, dtype=np.float32))
+    assert got.dtype == np.float32
+    assert (reward, terminated, truncated) == (1.0, False, True)
+    assert task.env.actions[0].shape == (2, 2)
+    assert task.env.actions[0].dtype == np.float64
+
+
+# --- stepping ---
+
+
+@pytest.mark.parametrize(
+    ("result", "field"),
+    [
+        ((np.array([np.nan], np.float32), 0.0, False, False, {}), r"observation\[0\] = nan"),
+        ((np.array([np.inf], np.float32), 0.0, False, False, {}), r"observation\[0\] = inf"),
+        ((np.array([1e300]), 0.0, False, False, {}), r"observation\[0\] = inf"),
+        ((np.zeros(2, np.float32), 0.0, False, False, {}), r"observation = shape \(2,\)"),
+        ((None, 0.0, False, False, {}), "observation"),
+        (("text", 0.0, False, False, {}), "observation"),
+        ((np.zeros(1, np.float32), float("nan"), False, False, {}), "reward = nan"),
+        ((np.zeros(1, np.float32), None, False, False, {}), "reward = None"),
+        ((np.zeros(1, np.float32), 0.0, False, {}), "step"),
+        (None, "step"),
+    ],
+)
+def test_what_cannot_be_stored_is_refused_with_field_and_value(result, field):
+    task = scripted_task(result)
+    with pytest.raises(BadTransition, match=field):
+        task.step(np.zeros(1, np.float32))
+
+
+def test_large_finite_observations_pass_although_their_square_overflows():
+    task = scripted_task((np.array([3e38], np.float32), 1e38, True, False, {}))
+    obs, reward, terminated, _ = task.step(np.zeros(1, np.float32))
+    assert (obs[0], reward, terminated) == (np.float32(3e38), 1e38, True)
+
+
+def test_an_environment_that_reuses_its_array_cannot_change_an_observation_already_given():
+    shared = np.zeros(1, np.float32)
+    task = scripted_task((shared, 0.0, False, False, {}))
+    first = task.step(np.zeros(1, np.float32))[0]
+    shared[0] = 1.0
+    assert first[0] == 0.0
+
+
+def test_a_reset_of_the_old_api_is_refused():
+    with pytest.raises(BadTransition, match="reset"):
+        scripted_task(None, first=np.zeros(1, np.float32)).reset()
+
+
+def test_actions_are_mapped_in_place_and_clipped():
+    actions = np.array([[-1.0, -1.0], [0.0, 0.0], [1.0, 1.0], [3.0, -3.0]], np.float32)
+    low, high = np.array([-2.0, 0.0], np.float32), np.array([2.0, 10.0], np.float32)
+    assert to_native(actions, low, high) is actions
+    np.testing.assert_allclose(actions, [[-2, 0], [0, 5], [2, 10], [2, 0]])
+
+
+def test_mapped_actions_never_leave_the_bounds_by_rounding():
+    rng = np.random.default_rng(0)
+    low = rng.uniform(-3.0, 0.0, 50).astype(np.float32)
+    high = rng.uniform(0.1, 3.0, 50).astype(np.float32)
+    for edge in (-1.0, 1.0):
+        actions = to_native(np.full((4, 50), edge, np.float32), low, high)
+        assert (actions >= low).all()
+        assert (actions <= high).all()
+
+
+# --- faults ---
+
+
+def test_the_fault_environment_without_faults_is_an_ordinary_one():
+    task = make_task(FAULT, FAULT_MODULE, render_mode="rgb_array")
+    obs = task.reset(seed=3)
+    assert obs.shape == (3,)
+    steps = 0
+    truncated = False
+    while not truncated:
+        _, reward, terminated, truncated = task.step(np.zeros(1, np.float32))
+        assert reward <= 0.0
+        assert not terminated
+        steps += 1
+    assert steps == 50
+    assert task.render().shape == (48, 65, 3)
+    task.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "error"), [("P_CRASH", "injected fault"), ("P_NAN", "nan"), ("P_SHAPE", r"shape \(4,\)")]
+)
+def test_a_fault_is_switched_on_by_an_environment_variable(monkeypatch, name, error):
+    monkeypatch.setenv(f"SPREEZE_FAULT_{name}", "1.0")
+    task = make_task(FAULT, FAULT_MODULE)
+    task.reset(seed=0)
+    with pytest.raises((RuntimeError, BadTransition), match=error):
+        task.step(np.zeros(1, np.float32))
+    task.close()
+
+
+def test_a_fault_at_reset(monkeypatch):
+    monkeypatch.setenv("SPREEZE_FAULT_P_CRASH_RESET", "1.0")
+    task = make_task(FAULT, FAULT_MODULE)
+    with pytest.raises(RuntimeError, match="reset raises"):
+        task.reset(seed=0)
+    task.close()
+
+
+# --- probe ---
+
+
+def test_a_probe_reports_spaces_and_step_time():
+    probe = probe_env("Pendulum-v1", steps=500)
+    assert (probe.spec.obs_dim, probe.spec.action_low) == (3, (-2.0,))
+    assert 1.0 < probe.step_us_median < 5000.0
+    assert probe.step_cv >= 0.0
+
+
+def test_a_quick_probe_describes_without_timing():
+    start = time.perf_counter()
+    probe = probe_env("Pendulum-v1", steps=0)
+    assert probe.step_us_median is None
+    assert time.perf_counter() - start < 10.0
+
+
+def test_a_probe_hands_on_the_error_of_the_environment():
+    with pytest.raises(EnvironmentError_, match="DQN"):
+        probe_env("CartPole-v1", steps=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("EXIT_AT", "1", "exit code 0 before the first step"),
+        ("SEGFAULT_AT", "1", "SIGSEGV"),
+        ("P_NAN", "1.0", "failed when tried: BadTransition"),
+        ("INIT_S", "60", "no environment step within 1 s"),
+    ],
+)
+def test_a_probe_survives_an_environment_that_does_not(monkeypatch, name, value, words):
+    monkeypatch.setenv(f"SPREEZE_FAULT_{name}", value)
+    deadline_s = 1.0 if name == "INIT_S" else 60.0
+    with pytest.raises(EnvironmentError_, match=words):
+        probe_env(FAULT, FAULT_MODULE, steps=0, deadline_s=deadline_s)
+
+
+def test_a_fatal_fault_can_be_limited_to_one_process(monkeypatch, tmp_path):
+    monkeypatch.setenv("SPREEZE_FAULT_EXIT_AT", "1")
+    monkeypatch.setenv("SPREEZE_FAULT_ONCE", str(tmp_path / "happened"))
+    with pytest.raises(EnvironmentError_, match="exit code 0"):
+        probe_env(FAULT, FAULT_MODULE, steps=0)
+    assert probe_env(FAULT, FAULT_MODULE, steps=0).spec.obs_dim == 3
+
+
+# --- standard output ---
+
+
+def test_what_c_code_prints_does_not_reach_standard_output():
+    code = (
+        "import ctypes, os\n"
+        "from spreeze.envs.stdout import stdout_to_stderr\n"
+        "with stdout_to_stderr():\n"
+        "    ctypes.CDLL(None).printf(b'from c')\n"
+        "    print('from python')\n"
+        "    os.write(1, b'raw')\n"
+        "print('{}')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert json.loads(done.stdout) == {}
+    assert all(word in done.stderr for word in ("from c", "from python", "raw"))
+
+
+def test_standard_output_is_given_back_after_an_exception(capfd):
+    with pytest.raises(ValueError, match="inside"), stdout_to_stderr():
+        raise ValueError("inside")
+    os.write(1, b"back")
+    assert capfd.readouterr().out == "back"
+
+
+def test_native_bounds_are_float32():
+    task = make_task("Pendulum-v1")
+    low, high = native_bounds(task.spec)
+    assert low.dtype == high.dtype == np.float32
+    task.close()
