@@ -1,0 +1,187 @@
+"""Greedy episodes and the statistics of their returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from spreeze.envs.registry import BULLET_IDS
+from spreeze.envs.task import Task, native_bounds, to_native
+from spreeze.types import EnvSpec
+
+MAX_STEPS = 10_000
+"""Env steps after which an episode ends where the environment itself never ends one."""
+
+Act = Callable[[np.ndarray], np.ndarray]
+"""Observations float32 [N, O] to actions float32 [N, A] in [-1, 1]."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Episode:
+    """One finished episode."""
+
+    seed: int
+    episode_return: float
+    """Undiscounted sum of the rewards."""
+    length: int
+    """Env steps."""
+    terminated: bool
+    """True where the MDP ended; False where time ran out."""
+
+
+class Score(NamedTuple):
+    """What some episodes say together; the deviation is that of these episodes (divided by n)."""
+
+    episodes: int
+    return_mean: float
+    return_std: float
+    length_mean: float
+
+
+def score(episodes: Sequence[Episode]) -> Score:
+    """Mean and deviation of the returns of at least one episode."""
+    returns = np.array([episode.episode_return for episode in episodes], dtype=np.float64)
+    lengths = [episode.length for episode in episodes]
+    return Score(len(episodes), float(returns.mean()), float(returns.std()), float(np.mean(lengths)))
+
+
+def seed_list(first_seed: int, episodes: int) -> range:
+    """The fixed seeds of an evaluation."""
+    return range(first_seed, first_seed + episodes)
+
+
+def lanes_for(spec: EnvSpec) -> int:
+    """How many environments to step together.
+
+    A Bullet environment takes 29 MiB and its step costs 30 times a policy call, so batching the
+    calls gains nothing there. The number depends on the id alone: the batch size decides the last
+    bit of an action, and a score must repeat on another day and machine.
+    """
+    return 2 if spec.env_id in BULLET_IDS else 16
+
+
+def run_episodes(
+    make_task: Callable[[], Task],
+    policy_act: Act,
+    seeds: Sequence[int],
+    on_step: Callable[[int, Task], None] | None = None,
+    should_stop: Callable[[], bool] | None = None,
+    *,
+    max_envs: int | None = None,
+    tasks: list[Task] | None = None,
+) -> list[Episode]:
+    """Runs one episode for each seed; the environments advance together, one policy call a step.
+
+    Args:
+        make_task: makes an environment when one more is needed.
+        policy_act: the greedy policy.
+        seeds: seed of each episode's reset.
+        on_step: called with the episode's place in ``seeds`` after its reset and each of its steps.
+        should_stop: asked before every step; True abandons what is not finished.
+        max_envs: environments at most; by ``lanes_for`` if None.
+        tasks: environments to reuse; new ones are added, and the caller closes them.
+
+    Returns:
+        The finished episodes, in the order of ``seeds``.
+    """
+    pool = [] if tasks is None else tasks
+    try:
+        if not pool:
+            pool.append(make_task())
+        lanes = min(len(seeds), max_envs or lanes_for(pool[0].spec))
+        while len(pool) < lanes:
+            pool.append(make_task())
+        return _Lockstep(pool[:lanes], policy_act, seeds, on_step).run(should_stop)
+    finally:
+        if tasks is None:
+            for task in pool:
+                task.close()
+
+
+class _Lane:
+    """One environment and the episode that it is in."""
+
+    def __init__(self, row: int, task: Task) -> None:
+        self.row = row
+        self.task = task
+        self.place = -1
+        self.total = 0.0
+        self.length = 0
+
+
+class _Lockstep:
+    """Episodes in progress. The batch keeps its size when lanes fall idle, so that no result depends on that."""
+
+    def __init__(
+        self, tasks: list[Task], act: Act, seeds: Sequence[int], on_step: Callable[[int, Task], None] | None
+    ) -> None:
+        self._act, self._seeds, self._on_step = act, seeds, on_step
+        self._next = 0
+        self._done: dict[int, Episode] = {}
+        spec = tasks[0].spec if tasks else None
+        self._limit = MAX_STEPS if spec is None or spec.max_episode_steps is None else spec.max_episode_steps
+        self._obs = np.zeros((len(tasks), spec.obs_dim if spec else 0), dtype=np.float32)
+        self._bounds = native_bounds(spec) if spec else None
+        self._lanes = [lane for row, task in enumerate(tasks) if self._begin(lane := _Lane(row, task))]
+
+    def run(self, should_stop: Callable[[], bool] | None) -> list[Episode]:
+        """Steps until all episodes are finished or it is told to stop."""
+        while self._lanes and self._bounds is not None:
+            if should_stop is not None and should_stop():
+                break
+            actions = to_native(np.array(self._act(self._obs), dtype=np.float32), *self._bounds)
+            self._lanes = [lane for lane in self._lanes if self._step(lane, actions[lane.row])]
+        return [self._done[place] for place in sorted(self._done)]
+
+    def _begin(self, lane: _Lane) -> bool:
+        """Starts the next seed's episode in a lane; False when none is left."""
+        if self._next >= len(self._seeds):
+            return False
+        lane.place, lane.total, lane.length = self._next, 0.0, 0
+        self._next += 1
+        self._obs[lane.row] = lane.task.reset(seed=int(self._seeds[lane.place]))
+        if self._on_step is not None:
+            self._on_step(lane.place, lane.task)
+        return True
+
+    def _step(self, lane: _Lane, action: np.ndarray) -> bool:
+        """One env step; False when the lane has no episode any more."""
+        obs, reward, terminated, truncated = lane.task.step(action)
+        self._obs[lane.row] = obs
+        lane.total += reward
+        lane.length += 1
+        if self._on_step is not None:
+            self._on_step(lane.place, lane.task)
+        if not (terminated or truncated or lane.length >= self._limit):
+            return True
+        seed = int(self._seeds[lane.place])
+        self._done[lane.place] = Episode(
+            seed=seed, episode_return=lane.total, length=lane.length, terminated=terminated
+        )
+        return self._begin(lane)
+
+
+def bootstrap_interval(
+    values: Sequence[float], level: float = 0.95, resamples: int = 10_000, seed: int = 0
+) -> tuple[float, float]:
+    """Percentile bootstrap interval of the mean (Efron 1979): quantiles of the means of resamples.
+
+    Args:
+        values: at least one number.
+        level: share of the resampled means inside of the interval.
+        resamples: draws with replacement, each as large as ``values``.
+        seed: of the draws, so that the interval repeats.
+    """
+    data = np.asarray(values, dtype=np.float64)
+    rng = np.random.default_rng(seed)
+    means = np.empty(resamples)
+    chunk = max(1, 1_000_000 // data.size)
+    for start in range(0, resamples, chunk):
+        count = min(chunk, resamples - start)
+        means[start : start + count] = data[rng.integers(0, data.size, (count, data.size))].mean(axis=1)
+    tail = (1.0 - level) / 2.0
+    low, high = np.quantile(means, [tail, 1.0 - tail])
+    return float(low), float(high)

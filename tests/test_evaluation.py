@@ -1,0 +1,142 @@
+import gymnasium
+import numpy as np
+import pytest
+
+from spreeze.envs.registry import describe
+from spreeze.envs.task import Task, make_task
+from spreeze.evaluation import Episode, bootstrap_interval, lanes_for, run_episodes, score, seed_list
+
+
+class Countdown(gymnasium.Env):
+    """Ends after ``seed`` steps; the reward is the action in its own unit (bounds 0 and 4)."""
+
+    def __init__(self, made):
+        self.observation_space = gymnasium.spaces.Box(-100.0, 100.0, (1,), np.float32)
+        self.action_space = gymnasium.spaces.Box(0.0, 4.0, (1,), np.float32)
+        self.closed = False
+        made.append(self)
+
+    def reset(self, *, seed=None, options=None):
+        self.left = seed
+        return np.array([self.left], np.float32), {}
+
+    def step(self, action):
+        self.left -= 1
+        return np.array([self.left], np.float32), float(action[0]), self.left == 0, False, {}
+
+    def close(self):
+        self.closed = True
+
+
+def countdown(made):
+    def make():
+        env = Countdown(made)
+        return Task(env, describe(env))
+
+    return make
+
+
+def half(obs):
+    return np.full((len(obs), 1), 0.5, np.float32)
+
+
+def episode(value, length=1):
+    return Episode(seed=0, episode_return=value, length=length, terminated=True)
+
+
+@pytest.mark.parametrize("max_envs", [1, 2, 3, 16])
+def test_every_seed_gets_its_own_episode_in_order_whatever_the_number_of_environments(max_envs):
+    made = []
+    found = run_episodes(countdown(made), half, [3, 1, 2, 5], max_envs=max_envs)
+    assert [(e.seed, e.length, e.episode_return, e.terminated) for e in found] == [
+        (3, 3, 9.0, True), (1, 1, 3.0, True), (2, 2, 6.0, True), (5, 5, 15.0, True),
+    ]  # fmt: skip
+    assert len(made) == min(4, max_envs)
+    assert all(env.closed for env in made)
+
+
+def test_one_policy_call_serves_all_environments_and_the_batch_keeps_its_size():
+    sizes = []
+
+    def act(obs):
+        sizes.append(obs.shape)
+        return half(obs)
+
+    run_episodes(countdown([]), act, [4, 2, 1])
+    assert sizes == [(3, 1)] * 4
+
+
+def test_environments_that_were_handed_in_are_used_again_and_stay_open():
+    made, tasks = [], []
+    for _ in range(2):
+        run_episodes(countdown(made), half, [2, 2, 2], tasks=tasks, max_envs=2)
+    assert len(made) == len(tasks) == 2
+    assert not any(env.closed for env in made)
+
+
+def test_a_stop_keeps_the_finished_episodes_only():
+    asked = []
+    found = run_episodes(countdown([]), half, [1, 9, 2], should_stop=lambda: len(asked) == 3 or asked.append(1))
+    assert [e.seed for e in found] == [1, 2]
+
+
+def test_each_reset_and_step_is_shown():
+    seen = []
+    run_episodes(countdown([]), half, [2, 1], on_step=lambda place, task: seen.append((place, task.env.left)))
+    assert seen == [(0, 2), (1, 1), (0, 1), (1, 0), (0, 0)]
+
+
+def test_an_environment_that_never_ends_is_cut(monkeypatch):
+    monkeypatch.setattr("spreeze.evaluation.MAX_STEPS", 7)
+    (found,) = run_episodes(countdown([]), half, [100])
+    assert (found.length, found.terminated) == (7, False)
+
+
+def test_environments_are_closed_when_the_policy_fails():
+    made = []
+    with pytest.raises(ZeroDivisionError):
+        run_episodes(countdown(made), lambda obs: 1 / 0, [1])
+    assert made[0].closed
+
+
+def test_no_seeds_give_no_episodes():
+    assert run_episodes(countdown([]), half, []) == []
+
+
+def test_a_real_task_repeats_exactly():
+    def act(obs):
+        return np.clip(-obs[:, 2:3] * obs[:, 0:1], -1.0, 1.0)
+
+    runs = [run_episodes(lambda: make_task("Pendulum-v1"), act, seed_list(100, 3)) for _ in range(2)]
+    assert runs[0] == runs[1]
+    assert [e.length for e in runs[0]] == [200, 200, 200]
+    assert len({e.episode_return for e in runs[0]}) == 3
+
+
+def test_the_score_by_hand():
+    assert score([episode(1.0, 10), episode(3.0, 20)]) == (2, 2.0, 1.0, 15.0)
+
+
+def test_the_interval_of_two_values_by_hand():
+    # Means of two draws from {0, 1}: 0 (1/4), 1/2 (1/2), 1 (1/4); the 50 % interval ends inside of the middle.
+    assert bootstrap_interval([0.0, 1.0], level=0.95) == (0.0, 1.0)
+    assert bootstrap_interval([0.0, 1.0], level=0.4) == (0.5, 0.5)
+
+
+def test_the_interval_of_one_value_is_that_value():
+    assert bootstrap_interval([5.0]) == (5.0, 5.0)
+
+
+def test_the_interval_agrees_with_the_normal_one_for_many_values():
+    values = np.random.default_rng(1).normal(10.0, 2.0, 400)
+    low, high = bootstrap_interval(values.tolist())
+    expected = 1.96 * values.std() / 20.0
+    assert low == pytest.approx(values.mean() - expected, abs=0.02)
+    assert high == pytest.approx(values.mean() + expected, abs=0.02)
+    assert (low, high) == bootstrap_interval(values.tolist())
+
+
+def test_bullet_environments_are_few_because_they_are_large():
+    task = make_task("Pendulum-v1")
+    assert lanes_for(task.spec) == 16
+    task.close()
