@@ -1,0 +1,113 @@
+"""Files that are either whole or absent: written under a temporary name, then renamed."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+TEMP_PREFIX = ".tmp-"
+"""No name that a reader looks for starts with it."""
+_CHUNK_BYTES = 1 << 20
+
+
+def temp_name() -> str:
+    """A fresh name for something unfinished."""
+    return f"{TEMP_PREFIX}{os.getpid()}-{secrets.token_hex(6)}"
+
+
+def write_bytes(path: Path, data: bytes, *, durable: bool = False) -> None:
+    """Writes a new file in place; with ``durable`` its bytes are on the disk when this returns.
+
+    Raises:
+        FileExistsError: the name is taken.
+        OSError: no room, no permission.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
+    fd = os.open(path, flags, 0o644)
+    try:
+        left = memoryview(data)
+        while left:
+            left = left[os.write(fd, left) :]
+        if durable:
+            os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def replace_bytes(path: Path, data: bytes, *, durable: bool = False) -> None:
+    """Makes ``path`` hold ``data``; a reader sees all of the old content or all of the new.
+
+    Raises:
+        OSError: no room, no permission; the old content is untouched.
+    """
+    temp = path.parent / temp_name()
+    try:
+        write_bytes(temp, data, durable=durable)
+        os.replace(temp, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temp)
+        raise
+    if durable:
+        sync_directory(path.parent)
+
+
+def replace_json(path: Path, value: Any, *, durable: bool = False) -> None:
+    """``replace_bytes`` with a JSON document."""
+    replace_bytes(path, json_bytes(value), durable=durable)
+
+
+def json_bytes(value: Any) -> bytes:
+    """A JSON document as bytes; Python floats come back exactly, NaN and infinity included."""
+    return (json.dumps(value, indent=1, sort_keys=True) + "\n").encode("utf-8")
+
+
+def read_bytes(path: Path, max_bytes: int) -> bytes:
+    """The whole content, read and not mapped: a file that is cut meanwhile cannot kill the reader.
+
+    Raises:
+        OSError: missing or unreadable.
+        ValueError: larger than ``max_bytes``.
+    """
+    with open(path, "rb") as file:
+        size_bytes = os.fstat(file.fileno()).st_size
+        if size_bytes > max_bytes:
+            raise ValueError(f"{path.name} has {size_bytes} bytes; at most {max_bytes}")
+        return file.read()
+
+
+def sync_file(path: Path) -> None:
+    """Waits until the file's bytes are on the disk."""
+    fd = os.open(path, os.O_RDWR)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def sync_directory(path: Path) -> None:
+    """Waits until the names in a directory are on the disk; nothing to do where directories cannot be opened."""
+    if os.name == "nt":
+        return
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def sha256_of_file(path: Path, on_chunk: Callable[[], None] | None = None) -> str:
+    """SHA-256 of a file's bytes; ``on_chunk`` is called after every MiB (a heartbeat, say)."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+            if on_chunk is not None:
+                on_chunk()
+    return digest.hexdigest()

@@ -1,0 +1,270 @@
+"""Drawing from the replay ring, and keeping its rows in a file."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from spreeze.errors import CheckpointError, TransportError
+from spreeze.transport.ring import Ring, ShardWriter, row_checksum
+
+_MAX_TRIES = 10_000
+_LAG_SAMPLE_ROWS = 2048
+
+
+class _Drawn(NamedTuple):
+    """Where n drawn rows lie."""
+
+    shard: np.ndarray | None  # [n]; None where there is one shard
+    logical: np.ndarray  # [n]: index since the shard exists
+    row: np.ndarray  # [n]: row in ``ring.rows``
+
+
+class RingReader:
+    """Draws uniformly over all rows that are published, not about to be overwritten and not too old.
+
+    Rows older than the capacity of the whole ring are out, as they would be in one common ring: a
+    sampler that was retired leaves a shard that fades away instead of being drawn for ever.
+    """
+
+    def __init__(self, ring: Ring, max_age_rows: int | None = None) -> None:
+        """Args: ``max_age_rows`` is the age, in env steps of all samplers, at which a row is out (None: capacity)."""
+        spec = ring.spec
+        self.ring = ring
+        self.max_age_rows = spec.capacity if max_age_rows is None else max_age_rows
+        self._capacity = spec.rows_per_shard
+        # Rows next to the writer are left out: they would be overwritten during the copy. Only a matter of speed.
+        self._guard = min(1024, spec.rows_per_shard // 64)
+        self._shard_start = np.arange(spec.num_shards) * spec.stride_rows
+        self._windows: list[tuple[int, int]] = []
+        self._age_low = [0] * spec.num_shards
+        self._age_block = [0] * spec.num_shards
+        self._age_clock = 0
+        self._drawn: _Drawn | None = None
+        self.inserted = 0
+        """Rows committed in all shards at the last refresh."""
+        self.available = 0
+        """Rows that could be drawn at the last refresh."""
+        self.redrawn = 0
+        """Rows drawn again since this reader exists, because they may have been overwritten during the copy."""
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Looks at the counters anew: microseconds, whatever was written."""
+        counters = self.ring.counters()
+        self.inserted = sum([committed for _, committed in counters])
+        if self.inserted > self.max_age_rows and self.inserted - self._age_clock >= self.ring.spec.block_rows:
+            self._advance_age_bound(counters)
+        margin = self._capacity - self._guard
+        self._windows = [
+            (max(0, reserved - margin, oldest), committed)
+            for (reserved, committed), oldest in zip(counters, self._age_low, strict=True)
+        ]
+        self.available = sum([max(0, end - low) for low, end in self._windows])
+
+    def _advance_age_bound(self, counters: list[tuple[int, int]]) -> None:
+        """Moves each shard's first young enough block forward; cost is one step per 256 rows written."""
+        self._age_clock = self.inserted
+        threshold = self.inserted - self.max_age_rows
+        for shard, (reserved, end) in enumerate(counters):
+            if end == 0:
+                continue
+            last = self._block_of(end - 1)
+            oldest = self._block_of(max(0, reserved - self._capacity))
+            block = min(max(self._age_block[shard], oldest), last)
+            while block <= last and self._end_clock(shard, block, last, end) <= threshold:
+                block += 1
+            self._age_block[shard] = min(block, last)
+            self._age_low[shard] = self._first_row(block) if block <= last else end
+
+    def _block_of(self, logical: int) -> int:
+        """Number of a row's block, counted since the shard exists."""
+        spec = self.ring.spec
+        lap, position = divmod(logical, self._capacity)
+        return lap * spec.blocks_per_shard + position // spec.block_rows
+
+    def _first_row(self, block: int) -> int:
+        """Logical index of a block's first row."""
+        spec = self.ring.spec
+        lap, index = divmod(block, spec.blocks_per_shard)
+        return lap * self._capacity + index * spec.block_rows
+
+    def _end_clock(self, shard: int, block: int, last: int, committed: int) -> int:
+        """Clock at which a block was full: the next one's stamp. For the unfinished one, at least its own rows."""
+        stamps = self.ring.stamps[shard]
+        if block < last:
+            return int(stamps[(block + 1) % len(stamps), 0])
+        return int(stamps[block % len(stamps), 0]) + committed - self._first_row(block)
+
+    def sample(self, rng: np.random.Generator, out: np.ndarray) -> int:
+        """Fills ``out`` [B, W] float32 with rows drawn uniformly, with replacement.
+
+        Returns:
+            How many rows were drawn again because a writer may have been in them.
+
+        Raises:
+            TransportError: nothing can be drawn.
+        """
+        count = len(out)
+        self.refresh()
+        drawn = self._draw(rng, count)
+        overwritten = self._copy(drawn, out)
+        self._drawn = drawn
+        return 0 if overwritten is None else self._redraw(rng, out, drawn, overwritten)
+
+    def _redraw(self, rng: np.random.Generator, out: np.ndarray, drawn: _Drawn, overwritten: np.ndarray) -> int:
+        """Draws the rows at these positions again until none of them was in danger during its copy."""
+        redrawn = 0
+        for _ in range(_MAX_TRIES):
+            redrawn += overwritten.size
+            self.refresh()
+            again = self._draw(rng, overwritten.size)
+            rows = np.empty((overwritten.size, out.shape[1]), dtype=np.float32)
+            bad = self._copy(again, rows)
+            out[overwritten] = rows
+            drawn.logical[overwritten], drawn.row[overwritten] = again.logical, again.row
+            if drawn.shard is not None:
+                drawn.shard[overwritten] = again.shard
+            if bad is None:
+                self.redrawn += redrawn
+                return redrawn
+            overwritten = overwritten[bad]
+        raise TransportError("replay rows are overwritten faster than they are copied: raise the replay capacity")
+
+    def _draw(self, rng: np.random.Generator, count: int) -> _Drawn:
+        """Chooses rows uniformly over the windows of all shards."""
+        if self.available < 1:
+            raise TransportError(f"no replay row can be drawn: {self.inserted} were inserted")
+        capacity = self._capacity
+        logical = rng.integers(0, self.available, size=count)
+        if len(self._windows) == 1:
+            low = self._windows[0][0]
+            logical += low
+            row = logical - (low - low % capacity)
+            row -= capacity * (row >= capacity)
+            return _Drawn(None, logical, row)
+        lows = np.array([low for low, _ in self._windows])
+        sizes = np.array([max(0, end - low) for low, end in self._windows])
+        ends = sizes.cumsum()
+        shard = np.searchsorted(ends, logical, side="right")
+        logical += (lows - ends + sizes)[shard]
+        row = logical - (lows - lows % capacity)[shard]
+        row -= capacity * (row >= capacity)
+        row += self._shard_start[shard]
+        return _Drawn(shard, logical, row)
+
+    def _copy(self, drawn: _Drawn, out: np.ndarray) -> np.ndarray | None:
+        """Copies rows, then returns the positions of those that may have been overwritten meanwhile, if any."""
+        ring = self.ring
+        if ring.locked:
+            with ring.shard_locks(0, ring.spec.num_shards - 1):
+                ring.rows.take(drawn.row, axis=0, out=out, mode="clip")
+        else:
+            # mode="clip" lets NumPy copy straight into ``out``; "raise" would copy through a buffer.
+            ring.rows.take(drawn.row, axis=0, out=out, mode="clip")
+        counters = ring.counters()  # read after the copy is complete
+        capacity = self._capacity
+        if all(now[0] - capacity <= low for now, (low, _) in zip(counters, self._windows, strict=True)):
+            return None
+        floor = np.array([reserved for reserved, _ in counters]) - capacity
+        bad = np.flatnonzero(drawn.logical < (floor[0] if drawn.shard is None else floor[drawn.shard]))
+        return bad if bad.size else None
+
+    def last_lag_age(self, version_now: int) -> tuple[float, float]:
+        """Mean policy lag (updates) and mean age (env steps of all samplers) of the last drawn batch.
+
+        From the stamps of at most 2,048 of its rows. A stamp covers 256 rows of a shard, so the age is
+        at most 256 x (shards - 1) too high.
+        """
+        if self._drawn is None:
+            return 0.0, 0.0
+        spec = self.ring.spec
+        row = self._drawn.row[:_LAG_SAMPLE_ROWS]
+        shard, position = np.divmod(row, spec.stride_rows)
+        block, offset = np.divmod(position, spec.block_rows)
+        stamps = self.ring.stamps[shard, block]  # [n, 2]
+        age = np.maximum(self.inserted - stamps[:, 0] - offset, 0)
+        return float(version_now - stamps[:, 1].mean()), float(age.mean())
+
+    def count_torn(self, out: np.ndarray) -> int:
+        """Rows of the last batch, in a ring with checksums, that are not the row that was drawn."""
+        if self._drawn is None or not self.ring.spec.layout.checksum:
+            return 0
+        expected = out[:, -1].copy().view(np.uint32).tolist()
+        logical = self._drawn.logical.tolist()
+        return sum(row_checksum(out[i], logical[i]) != expected[i] for i in range(len(out)))
+
+
+def _valid_rows(ring: Ring, shard: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """A copy of a shard's rows, oldest first: rows [n, W], clock [n], policy version [n]."""
+    spec = ring.spec
+    capacity = spec.rows_per_shard
+    committed = int(ring.committed[shard])
+    logical = np.arange(max(0, int(ring.reserved[shard]) - capacity), committed)
+    with ring.shard_locks(shard, shard) if ring.locked else contextlib.nullcontext():
+        position = logical % capacity
+        rows = ring.rows[shard * spec.stride_rows + position]
+        stamps = ring.stamps[shard, position // spec.block_rows]
+        first = int(ring.reserved[shard]) - capacity  # read after the copy is complete
+    kept = logical >= first
+    # Rows that share a block with a newer lap lost their stamp to it; but no row is younger than the next one.
+    clock = np.minimum.accumulate((stamps[:, 0] + position % spec.block_rows)[::-1])[::-1]
+    return rows[kept], clock[kept], stamps[kept, 1]
+
+
+def dump(ring: Ring, path: Path) -> int:
+    """Writes all rows that can be read, oldest first, as a safetensors file; returns how many.
+
+    Raises:
+        OSError: no room or no permission.
+    """
+    parts = [_valid_rows(ring, shard) for shard in range(ring.spec.num_shards)]
+    rows, clock, version = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+    order = np.argsort(clock, kind="stable")
+    layout = ring.spec.layout
+    tensors = {"rows": np.ascontiguousarray(rows[order]), "policy_version": np.ascontiguousarray(version[order])}
+    try:
+        save_file(tensors, path, metadata={"fields": _fields(ring), "width": str(layout.width)})
+    except SafetensorError as error:
+        raise OSError(f"{path}: {error}") from None
+    return len(order)
+
+
+def _fields(ring: Ring) -> str:
+    layout = ring.spec.layout
+    return f"obs {layout.obs_dim}, action {layout.action_dim}, n_step {layout.n_step}"
+
+
+def load(path: Path, ring: Ring) -> int:
+    """Writes a file's rows into an empty ring, whatever its number of shards; returns how many.
+
+    Call it before any sampler has started. The newest rows are kept where the ring is smaller.
+
+    Raises:
+        CheckpointError: damaged, or rows of another task.
+    """
+    try:
+        with safe_open(path, framework="np") as file:
+            fields = (file.metadata() or {}).get("fields", "nothing")
+            if fields != _fields(ring):
+                raise CheckpointError(f"{path} holds rows of {fields}; this run has {_fields(ring)}")
+            rows, versions = file.get_tensor("rows"), file.get_tensor("policy_version")
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from None
+    spec, layout = ring.spec, ring.spec.layout
+    kept = min(len(rows), spec.capacity)
+    rows, versions = rows[len(rows) - kept :], versions[len(versions) - kept :]
+    writers = [ShardWriter(ring, shard) for shard in range(spec.num_shards)]
+    for index, start in enumerate(range(0, kept, spec.block_rows)):
+        part = rows[start : start + spec.block_rows]
+        batch = layout.split(part, 1.0)
+        steps = None if layout.num_steps is None else part[:, layout.num_steps]
+        writers[index % spec.num_shards].write(
+            batch.obs, batch.action, batch.reward, batch.terminated, batch.next_obs, steps, int(versions[start])
+        )
+    return kept

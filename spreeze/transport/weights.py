@@ -1,0 +1,209 @@
+"""Weights between processes through files: immutable versions and an atomically replaced pointer.
+
+The order of versions is (epoch, version): epoch rises whenever a learner starts, version counts its
+updates. A reader that doubts anything keeps what it has. Nothing is fsynced: these files are
+replaced many times a minute, and the durable copy is the checkpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import time
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors import numpy as safetensors_numpy
+
+from spreeze.errors import WeightsError
+from spreeze.transport import files
+
+Json = Any
+LATEST = "LATEST.json"
+_NAME = re.compile(r"^w-(\d{6,})-(\d{12,})\.safetensors$")
+_MAX_BYTES = 1 << 32
+_MAX_POINTER_BYTES = 1 << 16
+
+
+@dataclass(frozen=True)
+class Weights:
+    """One published version."""
+
+    arrays: dict[str, np.ndarray]
+    meta: dict[str, Json]
+    epoch: int
+    version: int
+    path: Path
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """What versions are compared by."""
+        return self.epoch, self.version
+
+
+def schema_of(arrays: dict[str, np.ndarray]) -> str:
+    """Short hash of names, types and shapes: equal for weights of equal networks."""
+    text = ";".join(f"{name} {array.dtype.name} {array.shape}" for name, array in sorted(arrays.items()))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _check_finite(arrays: dict[str, np.ndarray], where: str) -> None:
+    for name, array in arrays.items():
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            bad = int(array.size - np.isfinite(array).sum())
+            raise WeightsError(f"{where}: {name} has {bad} of {array.size} values that are not finite")
+
+
+def _checksum(arrays: dict[str, np.ndarray], meta_text: str) -> int:
+    """CRC-32 of everything a reader uses; finds every single flipped byte in a file that stands alone."""
+    value = zlib.crc32(meta_text.encode())
+    for name in sorted(arrays):
+        array = arrays[name]
+        value = zlib.crc32(f"{name} {array.dtype.name} {array.shape}".encode(), value)
+        value = zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, value)
+    return value
+
+
+def encode(arrays: dict[str, np.ndarray], meta: dict[str, Json], epoch: int, version: int) -> bytes:
+    """The bytes of a weights file: safetensors, all facts about it as JSON in its metadata."""
+    arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    text = json.dumps({"meta": meta, "epoch": epoch, "version": version}, sort_keys=True)
+    metadata = {"spreeze": text, "crc32": str(_checksum(arrays, text))}
+    return safetensors_numpy.save(arrays, metadata)
+
+
+def _decode(data: bytes, path: Path) -> Weights:
+    """Reads back ``encode``; raises one of ``_DAMAGE``."""
+    arrays = safetensors_numpy.load(data)
+    header_bytes = int.from_bytes(data[:8], "little")
+    metadata = json.loads(data[8 : 8 + header_bytes])["__metadata__"]
+    if int(metadata["crc32"]) != _checksum(arrays, metadata["spreeze"]):
+        raise WeightsError(f"{path}: checksum differs; the file is damaged")
+    _check_finite(arrays, str(path))
+    facts = json.loads(metadata["spreeze"])
+    return Weights(arrays, dict(facts["meta"]), int(facts["epoch"]), int(facts["version"]), path)
+
+
+_DAMAGE = (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, SafetensorError)
+"""What reading arbitrary bytes as a weights file or pointer can raise (UnicodeError and JSON's are ValueErrors)."""
+
+
+def read_weights(path: Path) -> Weights:
+    """Reads one weights file.
+
+    Raises:
+        WeightsError: missing, damaged, or holding values that are not finite.
+    """
+    try:
+        return _decode(files.read_bytes(path, _MAX_BYTES), path)
+    except _DAMAGE as error:
+        raise WeightsError(f"weights {path} cannot be read: {type(error).__name__}: {error}") from None
+
+
+class WeightsStore:
+    """A directory with one publisher and any number of readers."""
+
+    def __init__(self, directory: Path, *, keep: int = 3, min_age_s: float = 10.0) -> None:
+        """Args: ``keep`` newest versions stay, and so does what is younger than ``min_age_s`` seconds."""
+        self.directory = Path(directory)
+        self.keep = max(1, keep)
+        self.min_age_s = min_age_s
+        self.refused = 0
+        """Times that ``read_latest`` doubted what it found."""
+        self._last: tuple[int, int] | None = None
+
+    def publish(self, arrays: dict[str, np.ndarray], meta: dict[str, Json], epoch: int, version: int) -> Path:
+        """Makes a new version visible: file first, pointer second.
+
+        Raises:
+            WeightsError: a value is not finite, or the version is not newer; nothing was published.
+            OSError: no room, no permission; nothing was published.
+        """
+        _check_finite(arrays, f"version {epoch}-{version} is not published")
+        self.directory.mkdir(parents=True, exist_ok=True)
+        last = self._last or self._published()
+        if last is not None and (epoch, version) <= last:
+            raise WeightsError(f"version {epoch}-{version} is not published: {last[0]}-{last[1]} is already there")
+        data = encode(arrays, meta, epoch, version)
+        path = self.directory / f"w-{epoch:06d}-{version:012d}.safetensors"
+        files.replace_bytes(path, data)
+        pointer = {
+            "epoch": epoch,
+            "version": version,
+            "file": path.name,
+            "bytes": len(data),
+            "sha256": hashlib.sha256(data).hexdigest(),
+            "schema": schema_of(arrays),
+        }
+        files.replace_json(self.directory / LATEST, pointer)
+        self._last = (epoch, version)
+        self._prune()
+        return path
+
+    def _published(self) -> tuple[int, int] | None:
+        """What the pointer names, if it can be read."""
+        try:
+            pointer = self._pointer()
+            return int(pointer["epoch"]), int(pointer["version"])
+        except _DAMAGE:
+            return None
+
+    def _pointer(self) -> dict[str, Json]:
+        pointer = json.loads(files.read_bytes(self.directory / LATEST, _MAX_POINTER_BYTES))
+        if not isinstance(pointer, dict):
+            raise ValueError("pointer is no JSON object")
+        return pointer
+
+    def versions(self) -> list[tuple[tuple[int, int], Path]]:
+        """All version files as ((epoch, version), path), oldest first."""
+        matches = [match for entry in os.listdir(self.directory) if (match := _NAME.match(entry))]
+        return sorted(((int(match[1]), int(match[2])), self.directory / match[0]) for match in matches)
+
+    def _prune(self) -> None:
+        """Deletes old versions; a failure (an open file on Windows) only means that it stays for now."""
+        now = time.time()
+        for _, path in self.versions()[: -self.keep]:
+            with contextlib.suppress(OSError):
+                if now - path.stat().st_mtime > self.min_age_s:
+                    path.unlink()
+
+    def read_latest(self, newer_than: tuple[int, int] | None = None) -> Weights | None:
+        """The newest version, or None: nothing there, nothing newer, or doubtful (then ``refused`` rises).
+
+        Args:
+            newer_than: (epoch, version) that the caller already has.
+        """
+        try:
+            pointer = self._pointer()
+            order = (int(pointer["epoch"]), int(pointer["version"]))
+            if newer_than is not None and order <= newer_than:
+                return None
+            return self._checked(pointer, order)
+        except FileNotFoundError:
+            # No pointer yet is no doubt; a pointer to a file that is gone is.
+            self.refused += (self.directory / LATEST).exists()
+            return None
+        except (*_DAMAGE, WeightsError):
+            self.refused += 1
+            return None
+
+    def _checked(self, pointer: dict[str, Json], order: tuple[int, int]) -> Weights:
+        """The version that a pointer names, if all that is known about it agrees."""
+        match = _NAME.match(pointer["file"])
+        if match is None or (int(match[1]), int(match[2])) != order:
+            raise WeightsError(f"pointer to {pointer['file']!r} does not fit version {order[0]}-{order[1]}")
+        path = self.directory / match[0]
+        data = files.read_bytes(path, _MAX_BYTES)
+        if len(data) != pointer["bytes"] or hashlib.sha256(data).hexdigest() != pointer["sha256"]:
+            raise WeightsError(f"{path} is not what was published")
+        weights = _decode(data, path)
+        if weights.order != order or schema_of(weights.arrays) != pointer["schema"]:
+            raise WeightsError(f"{path} is not version {order[0]}-{order[1]}")
+        return weights
