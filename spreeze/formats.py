@@ -1,0 +1,62 @@
+"""Numbers and foreign text as a person reads them; an unknown value is a dash, never 0."""
+
+from __future__ import annotations
+
+import math
+import re
+
+DASH = "-"
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2028\u2029\u2066-\u2069\ud800-\udfff]+")
+
+
+def clean(text: object, limit: int = 500) -> str:
+    """One line of printable text: control, escape and direction characters become a blank."""
+    raw = str(text)[: 4 * limit]
+    line = _CONTROL.sub(" ", raw).strip()
+    return line if len(line) <= limit else line[: limit - 3] + "..."
+
+
+def number(value: float | None) -> str:
+    """Three significant figures with k, M or G: ``14900`` is ``14.9 k``."""
+    if value is None or not math.isfinite(value):
+        return DASH
+    for limit, suffix in ((1e9, " G"), (1e6, " M"), (1e4, " k")):
+        if abs(value) >= limit:
+            scaled = value / (1e3 if suffix == " k" else limit)
+            return f"{scaled:.{_decimals(scaled)}f}{suffix}"
+    if float(value).is_integer():
+        return f"{value:,.0f}"
+    return f"{value:.{_decimals(value)}f}"
+
+
+def _decimals(value: float) -> int:
+    magnitude = abs(value)
+    return 0 if magnitude >= 100 else 1 if magnitude >= 10 else 2 if magnitude >= 0.1 else 4
+
+
+def percent(value: float | None) -> str:
+    """A share of 1 in per cent."""
+    return DASH if value is None or not math.isfinite(value) else f"{100 * value:.0f} %"
+
+
+def size(value_bytes: float | None) -> str:
+    """Bytes in binary units: ``23.4 GiB``."""
+    if value_bytes is None or not math.isfinite(value_bytes):
+        return DASH
+    scaled = float(value_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(scaled) < 1024:
+            return f"{scaled:.0f} {unit}" if unit == "B" else f"{scaled:.1f} {unit}"
+        scaled /= 1024
+    return f"{scaled:.1f} TiB"
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds as ``0:42``, ``1:02:03`` or ``2 d 03:04``."""
+    if seconds is None or not math.isfinite(seconds):
+        return DASH
+    whole = max(0, round(seconds))
+    hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
+    if hours >= 24:
+        return f"{hours // 24} d {hours % 24:02d}:{minutes:02d}"
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -1,0 +1,242 @@
+"""NVIDIA GPUs through NVML (package nvidia-ml-py): facts once, live use from a thread of its own.
+
+A driver that lost its GPU can hang every call (Xid 79). So no call here is made from the caller's
+thread: facts are read under a time limit, live use is polled by a thread whose newest reading the
+caller takes without waiting. Every field that a driver does not give is None.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+_OPEN_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuFacts:
+    """What one visible GPU (or MIG slice) is; ``index`` is its place among the visible ones."""
+
+    index: int
+    uuid: str | None
+    name: str | None
+    memory_bytes: int | None
+    memory_free_bytes: int | None
+    power_limit_w: float | None
+    clock_max_hz: float | None
+    driver: str | None
+    is_mig: bool
+
+
+class GpuReport(NamedTuple):
+    """The visible GPUs, and why there are no more of them."""
+
+    gpus: tuple[GpuFacts, ...]
+    reason: str
+
+
+def load_nvml() -> Any:
+    """The binding, or None where it is not installed."""
+    try:
+        return importlib.import_module("pynvml")
+    except ImportError:
+        return None
+
+
+def read_gpus(nvml: Any = None, visible: str | None = None, timeout_s: float = _OPEN_TIMEOUT_S) -> GpuReport:
+    """The GPUs that this process may use, in the order of CUDA_VISIBLE_DEVICES.
+
+    Args:
+        nvml: module with NVML's functions; the installed binding if None.
+        visible: value of CUDA_VISIBLE_DEVICES; this process' own if None.
+        timeout_s: seconds after which a driver counts as hung.
+    """
+    binding = nvml if nvml is not None else load_nvml()
+    if binding is None:
+        return GpuReport((), "nvidia-ml-py is not installed")
+    wanted = os.environ.get("CUDA_VISIBLE_DEVICES") if visible is None else visible
+    answer: list[GpuReport] = []
+    thread = threading.Thread(target=lambda: answer.append(_read_report(binding, wanted)), daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    if answer:
+        return answer[0]
+    return GpuReport((), f"the NVIDIA driver did not answer within {timeout_s:g} s")
+
+
+def _read_report(nvml: Any, visible: str | None) -> GpuReport:
+    try:
+        with _session(nvml):
+            devices = _visible_devices(nvml, visible)
+            facts = tuple(_facts(nvml, index, *device) for index, device in enumerate(devices))
+            total = _ask(nvml.nvmlDeviceGetCount) or 0
+    except Exception as error:  # the binding raises one class per code, and OSError for a broken library
+        return GpuReport((), f"no NVIDIA driver: {_text(error)}")
+    if facts:
+        return GpuReport(facts, f"{len(facts)} of {total} visible")
+    return GpuReport((), f"CUDA_VISIBLE_DEVICES={visible!r} hides all {total} GPUs" if total else "no NVIDIA GPU")
+
+
+@contextlib.contextmanager
+def _session(nvml: Any) -> Iterator[None]:
+    nvml.nvmlInit()
+    try:
+        yield
+    finally:
+        with contextlib.suppress(Exception):
+            nvml.nvmlShutdown()
+
+
+def _visible_devices(nvml: Any, visible: str | None) -> list[tuple[Any, bool]]:
+    """(handle, is MIG) of the devices named by CUDA_VISIBLE_DEVICES; as in CUDA, the first bad name ends the list."""
+    handles = [_ask(nvml.nvmlDeviceGetHandleByIndex, index) for index in range(int(nvml.nvmlDeviceGetCount()))]
+    if visible is None:
+        return [_first_mig(nvml, handle) for handle in handles if handle is not None]
+    chosen: list[tuple[Any, bool]] = []
+    for name in (part.strip() for part in visible.split(",")):
+        device = _by_name(nvml, handles, name)
+        if device is None or device in chosen:
+            break
+        chosen.append(device)
+    return chosen
+
+
+def _by_name(nvml: Any, handles: list[Any], name: str) -> tuple[Any, bool] | None:
+    if name.isdecimal():
+        handle = handles[int(name)] if int(name) < len(handles) else None
+        return None if handle is None else _first_mig(nvml, handle)
+    if name.startswith("MIG-"):
+        handle = _ask(nvml.nvmlDeviceGetHandleByUUID, name)
+        return None if handle is None else (handle, True)
+    if name.startswith("GPU-"):  # CUDA takes any unambiguous beginning of a UUID
+        found = [handle for handle in handles if (_text(_ask(nvml.nvmlDeviceGetUUID, handle)) or "").startswith(name)]
+        return _first_mig(nvml, found[0]) if len(found) == 1 else None
+    return None
+
+
+def _first_mig(nvml: Any, handle: Any) -> tuple[Any, bool]:
+    """CUDA sees the first MIG slice in place of a card that is cut into slices."""
+    mode = _ask(getattr(nvml, "nvmlDeviceGetMigMode", None), handle)
+    if mode and mode[0] == 1:
+        for index in range(int(_ask(nvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0)):
+            part = _ask(nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, index)
+            if part is not None:
+                return part, True
+    return handle, False
+
+
+def _facts(nvml: Any, index: int, handle: Any, is_mig: bool) -> GpuFacts:
+    memory = _ask(nvml.nvmlDeviceGetMemoryInfo, handle)
+    limit_mw = _ask(nvml.nvmlDeviceGetEnforcedPowerLimit, handle)
+    clock_mhz = _ask(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM)
+    return GpuFacts(
+        index=index,
+        uuid=_text(_ask(nvml.nvmlDeviceGetUUID, handle)),
+        name=_text(_ask(nvml.nvmlDeviceGetName, handle)),
+        memory_bytes=None if memory is None else int(memory.total),
+        memory_free_bytes=None if memory is None else int(memory.free),
+        power_limit_w=None if limit_mw is None else limit_mw / 1000,
+        clock_max_hz=None if clock_mhz is None else clock_mhz * 1e6,
+        driver=_text(_ask(nvml.nvmlSystemGetDriverVersion)),
+        is_mig=is_mig,
+    )
+
+
+def _ask(function: Callable[..., Any] | None, *arguments: Any) -> Any:
+    """The answer, or None where the driver does not give one."""
+    try:
+        return None if function is None else function(*arguments)
+    except Exception:  # "not supported" on MIG, WSL and Jetson, "GPU is lost": all mean unknown
+        return None
+
+
+def _text(value: Any) -> str | None:
+    """Old bindings answer in bytes."""
+    if value is None:
+        return None
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+
+
+class GpuMonitor:
+    """Polls the visible GPUs from its own thread; ``poll`` takes the newest reading and never waits."""
+
+    def __init__(self, nvml: Any = None, visible: str | None = None, timeout_s: float = 3.0) -> None:
+        self._nvml = nvml if nvml is not None else load_nvml()
+        self._visible = os.environ.get("CUDA_VISIBLE_DEVICES") if visible is None else visible
+        self._timeout_s = timeout_s
+        self._wanted = threading.Event()
+        self._closing = False
+        self._reading: tuple[float, dict[str, float]] | None = None
+        self._asked_s: float | None = None
+        self.trouble: str | None = None
+        """Why a GPU's figures are missing, or None."""
+        self._thread = threading.Thread(target=self._run, name="gpu-monitor", daemon=True)
+        if self._nvml is not None:
+            self._thread.start()
+
+    def poll(self) -> dict[str, float]:
+        """Newest figures by metric name; empty when there is no GPU or the driver does not answer."""
+        now_s = time.monotonic()
+        if not self._thread.is_alive():
+            return {}
+        if not self._wanted.is_set():
+            self._asked_s = now_s
+            self._wanted.set()
+        elif self._asked_s is not None and now_s - self._asked_s > self._timeout_s:
+            self.trouble = f"the NVIDIA driver has not answered for {now_s - self._asked_s:.0f} s"
+        if self._reading is None or now_s - self._reading[0] > self._timeout_s:
+            return {}
+        return dict(self._reading[1])
+
+    def close(self, timeout_s: float = 1.0) -> None:
+        """Lets the thread shut NVML down; a hung driver is left alone after the time limit."""
+        self._closing = True
+        self._wanted.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        try:
+            with _session(self._nvml):
+                handles = [handle for handle, _ in _visible_devices(self._nvml, self._visible)]
+                while handles and self._wait():
+                    self._reading = (time.monotonic(), self._read(handles))
+                    self._wanted.clear()
+        except Exception:  # no driver: nothing to watch, and read_gpus has told why
+            return
+
+    def _wait(self) -> bool:
+        """Waits for the next poll; False once the monitor is being closed."""
+        self._wanted.wait()
+        return not self._closing
+
+    def _read(self, handles: list[Any]) -> dict[str, float]:
+        values: dict[str, float] = {}
+        silent = []
+        for index, handle in enumerate(handles):
+            found = _live(self._nvml, handle)
+            values.update({f"{name}/{index}": value for name, value in found.items()})
+            if not found:
+                silent.append(str(index))
+        self.trouble = f"GPU {', '.join(silent)} gives no figures (lost?)" if silent else None
+        return values
+
+
+def _live(nvml: Any, handle: Any) -> dict[str, float]:
+    rates = _ask(nvml.nvmlDeviceGetUtilizationRates, handle)
+    memory = _ask(nvml.nvmlDeviceGetMemoryInfo, handle)
+    power_mw = _ask(nvml.nvmlDeviceGetPowerUsage, handle)
+    clock_mhz = _ask(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM)
+    values = {
+        "gpu_use": None if rates is None else rates.gpu / 100,
+        "gpu_memory_used_bytes": None if memory is None else float(memory.used),
+        "gpu_power_w": None if power_mw is None else power_mw / 1000,
+        "gpu_clock_hz": None if clock_mhz is None else clock_mhz * 1e6,
+    }
+    return {name: value for name, value in values.items() if value is not None}

@@ -1,0 +1,133 @@
+"""Live figures: named as in the table of metrics, honest about rates, never held up by a driver."""
+
+import os
+import statistics
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from test_hardware import FakeNvml
+
+from spreeze.metrics import by_name
+from spreeze.nvml import GpuMonitor
+from spreeze.utilisation import Utilisation
+
+
+@pytest.fixture
+def no_gpu():
+    monitor = GpuMonitor(FakeNvml(), "")
+    yield monitor
+    monitor.close()
+
+
+def _until(condition, seconds=10.0):
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline
+    return found
+
+
+def _busy(seconds):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        sum(range(1000))
+
+
+def test_first_sample_has_levels_but_no_rates(no_gpu):
+    first = Utilisation({"self": os.getpid()}, gpu_monitor=no_gpu).sample()
+    assert set(first) == {"memory_used_bytes", "process_memory_bytes/self"}
+    assert first["process_memory_bytes/self"] > 1e6
+
+
+def test_second_sample_has_rates_under_known_names(no_gpu, tmp_path):
+    utilisation = Utilisation({"self": os.getpid()}, gpu_monitor=no_gpu)
+    utilisation.sample()
+    _busy(0.3)
+    values = utilisation.sample()
+    for name, value in values.items():
+        by_name(name)
+        assert isinstance(value, float)
+    cores = os.sched_getaffinity(0)
+    assert {name for name in values if name.startswith("cpu_core_use/")} == {f"cpu_core_use/{i}" for i in cores}
+    assert 0.0 <= values["cpu_use"] <= 1.0
+    assert 0.2 < values["process_cpu_use/self"] < 1.5
+    assert values["disk_write_bytes_per_s"] >= 0.0
+
+
+def test_samples_too_close_for_a_rate_have_none(no_gpu):
+    now = iter((0.0, 0.001, 1.0))
+    utilisation = Utilisation({}, gpu_monitor=no_gpu, clock=lambda: next(now))
+    utilisation.sample()
+    _busy(0.05)
+    assert "cpu_use" not in utilisation.sample()
+    assert "cpu_use" in utilisation.sample()
+
+
+def test_process_that_is_gone_is_dropped_and_another_under_its_name_starts_anew(no_gpu):
+    code = "import sys; sys.stdin.read()"
+    children = [subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) for _ in range(2)]
+    clock = iter(range(100))
+    utilisation = Utilisation({}, gpu_monitor=no_gpu, clock=lambda: float(next(clock)))
+    utilisation.sample({"learner": children[0].pid})
+    assert "process_cpu_use/learner" in utilisation.sample()
+    children[0].communicate()
+    assert not any("learner" in name for name in utilisation.sample())
+    found = utilisation.sample({"learner": children[1].pid})
+    assert "process_memory_bytes/learner" in found
+    assert "process_cpu_use/learner" not in found
+    children[1].communicate()
+
+
+def test_gpu_figures_arrive_under_known_names_and_in_base_units():
+    utilisation = Utilisation({}, gpu_monitor=GpuMonitor(FakeNvml(), "1,0"))
+    values = _until(lambda: {k: v for k, v in utilisation.sample().items() if k.startswith("gpu")})
+    utilisation.close()
+    expected = {"gpu_use": 0.4, "gpu_memory_used_bytes": 2.0 * 2**30, "gpu_power_w": 120.0, "gpu_clock_hz": 1.5e9}
+    assert values == {f"{name}/{index}": value for name, value in expected.items() for index in (0, 1)}
+
+
+def test_what_a_slice_does_not_tell_is_left_out():
+    monitor = GpuMonitor(FakeNvml(), "MIG-cc")
+    values = _until(monitor.poll)
+    monitor.close()
+    assert "gpu_use/0" not in values
+    assert values["gpu_memory_used_bytes/0"] == 2.0 * 2**30
+
+
+def test_hung_driver_never_holds_a_sample_up_and_its_old_figures_expire():
+    release, entered = threading.Event(), threading.Event()
+
+    class Hanging(FakeNvml):
+        calls = 0
+
+        def nvmlDeviceGetPowerUsage(self, handle):
+            Hanging.calls += 1
+            if Hanging.calls > 1:
+                entered.set()
+                release.wait()
+            return 1000
+
+    monitor = GpuMonitor(Hanging(), "0", timeout_s=0.05)
+    utilisation = Utilisation({}, gpu_monitor=monitor)
+    _until(lambda: utilisation.sample() and entered.is_set())
+    start = time.monotonic()
+    _until(lambda: not any(name.startswith("gpu") for name in utilisation.sample()) and monitor.trouble)
+    assert "has not answered" in utilisation.trouble
+    start = time.monotonic()
+    utilisation.close = lambda: monitor.close(timeout_s=0.05)
+    utilisation.close()
+    assert time.monotonic() - start < 2.0
+    release.set()
+
+
+def test_sample_of_eight_processes_takes_a_few_milliseconds(no_gpu):
+    pids = {f"sampler-{i}": os.getpid() for i in range(8)}
+    utilisation = Utilisation(pids, gpu_monitor=no_gpu)
+    times = []
+    for _ in range(50):
+        start = time.perf_counter()
+        utilisation.sample(pids)
+        times.append(time.perf_counter() - start)
+    assert statistics.median(times) < 15e-3  # 2 ms on a quiet core; room for a busy machine
