@@ -117,7 +117,7 @@ class CheckpointStore:
         ring: Ring | None,
     ) -> None:
         """All files of a checkpoint, the manifest last, each on the disk before the next."""
-        contiguous = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
+        contiguous = {name: np.asarray(array, order="C") for name, array in tensors.items()}
         files.write_bytes(temp / _TENSORS, safetensors_numpy.save(contiguous), durable=True)
         self._progress()
         files.write_bytes(temp / _STATE, files.json_bytes(state), durable=True)
@@ -196,6 +196,15 @@ class CheckpointStore:
                 f"no checkpoint in {self.directory} verifies ({'; '.join(skipped)}); start a new run instead"
             )
         return None
+
+    def latest_replay(self) -> Path | None:
+        """Replay rows of the newest checkpoint that verifies, for ``ring_reader.load``; None if it has none.
+
+        Raises:
+            CheckpointError: there are checkpoints, but none verifies.
+        """
+        newest = self.load_latest()
+        return None if newest is None else newest.replay_path
 
 
 def _order(match: re.Match[str]) -> tuple[int, int, int]:

@@ -67,27 +67,28 @@ def _checksum(arrays: dict[str, np.ndarray], meta_text: str) -> int:
     for name in sorted(arrays):
         array = arrays[name]
         value = zlib.crc32(f"{name} {array.dtype.name} {array.shape}".encode(), value)
-        value = zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, value)
+        value = zlib.crc32(np.asarray(array, order="C").reshape(-1).view(np.uint8).data, value)
     return value
 
 
 def encode(arrays: dict[str, np.ndarray], meta: dict[str, Json], epoch: int, version: int) -> bytes:
     """The bytes of a weights file: safetensors, all facts about it as JSON in its metadata."""
-    arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    arrays = {name: np.asarray(array, order="C") for name, array in arrays.items()}
     text = json.dumps({"meta": meta, "epoch": epoch, "version": version}, sort_keys=True)
-    metadata = {"spreeze": text, "crc32": str(_checksum(arrays, text))}
-    return safetensors_numpy.save(arrays, metadata)
+    # One entry, because safetensors writes several in any order: equal weights are equal bytes.
+    return safetensors_numpy.save(arrays, {"spreeze": f"{_checksum(arrays, text)} {text}"})
 
 
 def _decode(data: bytes, path: Path) -> Weights:
     """Reads back ``encode``; raises one of ``_DAMAGE``."""
     arrays = safetensors_numpy.load(data)
     header_bytes = int.from_bytes(data[:8], "little")
-    metadata = json.loads(data[8 : 8 + header_bytes])["__metadata__"]
-    if int(metadata["crc32"]) != _checksum(arrays, metadata["spreeze"]):
+    entry = json.loads(data[8 : 8 + header_bytes])["__metadata__"]["spreeze"]
+    checksum, _, text = entry.partition(" ")
+    if int(checksum) != _checksum(arrays, text):
         raise WeightsError(f"{path}: checksum differs; the file is damaged")
     _check_finite(arrays, str(path))
-    facts = json.loads(metadata["spreeze"])
+    facts = json.loads(text)
     return Weights(arrays, dict(facts["meta"]), int(facts["epoch"]), int(facts["version"]), path)
 
 

@@ -1,0 +1,94 @@
+"""Nameless shared memory."""
+
+import fcntl
+import mmap
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from spreeze.errors import ResourceError, TransportError
+from spreeze.transport import memory
+from spreeze.transport.memory import allocate, attach
+
+
+def test_block_is_zeroed_page_aligned_and_whole_pages():
+    block = allocate("spreeze-test", 5000)
+    assert block.size_bytes == 2 * mmap.PAGESIZE
+    values = np.frombuffer(block.view, dtype=np.uint8)
+    assert not values.any()
+    assert values.ctypes.data % mmap.PAGESIZE == 0
+    del values
+    block.close()
+    block.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="seals are a Linux facility")
+def test_block_can_neither_shrink_nor_grow():
+    block = allocate("spreeze-test", 4096)
+    seals = fcntl.fcntl(block.fd, fcntl.F_GET_SEALS)
+    assert seals & fcntl.F_SEAL_SHRINK
+    assert seals & fcntl.F_SEAL_GROW
+    with pytest.raises(PermissionError):
+        os.ftruncate(block.fd, 0)
+    block.close()
+
+
+def test_more_than_there_is_is_refused_with_needed_and_available(monkeypatch):
+    monkeypatch.setattr(memory, "available_bytes", lambda: 1_000_000)
+    with pytest.raises(ResourceError, match="needs 2002944 bytes .* 1000000 are available"):
+        allocate("replay", 2_000_000)
+
+
+def test_a_whole_machine_and_more_is_refused():
+    with pytest.raises(ResourceError, match="replay needs"):
+        allocate("replay", 2**50)
+
+
+def test_control_group_limit_counts_if_it_is_tighter(monkeypatch, tmp_path):
+    for name, text in {"max": "1000000\n", "current": "400000\n", "stat": "anon 5\ninactive_file 1000\n"}.items():
+        (tmp_path / name).write_text(text)
+    paths = tuple(str(tmp_path / name) for name in ("max", "current", "stat"))
+    monkeypatch.setattr(memory, "_CGROUP_FILES", (paths,))
+    assert memory.available_bytes() == 601_000
+    (tmp_path / "max").write_text("max\n")
+    assert memory.available_bytes() > 601_000
+
+
+def test_close_tolerates_arrays_that_still_look_inside():
+    block = allocate("spreeze-test", 4096)
+    values = np.frombuffer(block.view, dtype=np.int64)
+    fd = block.fd
+    block.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
+    assert values[0] == 0
+
+
+def test_attach_refuses_what_is_too_small_or_closed():
+    block = allocate("spreeze-test", 4096)
+    with pytest.raises(TransportError, match="4096 bytes of shared memory, 8192 are needed"):
+        attach(block.fd, 8192)
+    block.close()
+    with pytest.raises(TransportError, match="cannot be attached"):
+        attach(10_000, 4096)
+
+
+def test_child_sees_the_same_memory_through_the_inherited_descriptor():
+    block = allocate("spreeze-test", 4096)
+    code = f"from spreeze.transport.memory import attach; b = attach({block.fd}, 4096); b.view[7] = 42; b.close()"
+    subprocess.run([sys.executable, "-c", code], pass_fds=[block.fd], check=True, timeout=60)
+    assert block.view[7] == 42
+    block.close()
+
+
+def test_fallback_without_memfd_works_alike(monkeypatch):
+    monkeypatch.setattr(memory.sys, "platform", "darwin")
+    block = allocate("spreeze-test", 4096)
+    block.view[0] = 1
+    other = attach(os.dup(block.fd), 4096)
+    assert other.view[0] == 1
+    other.close()
+    block.close()
