@@ -62,7 +62,8 @@ def _scalar(value: Any, wanted: type, item: dataclasses.Field[Any]) -> Any:
     if (low is not None and value < low) or (high is not None and value > high):
         raise ConfigError(f"{item.name} = {value!r}: allowed is {_range_text(low, high)}")
     if choices and value not in choices:
-        raise ConfigError(f"{item.name} = {value!r}: allowed is {', '.join(choices)}{did_you_mean(str(value), choices)}")
+        hint = did_you_mean(str(value), choices)
+        raise ConfigError(f"{item.name} = {value!r}: allowed is {', '.join(choices)}{hint}")
     if isinstance(value, str) and len(value) > 4096:
         raise ConfigError(f"{item.name}: text of {len(value)} characters; at most 4096")
     return value
@@ -118,7 +119,8 @@ class SACConfig(AlgorithmConfig):
     alpha_lr: float = setting(3e-4, "Adam step size of the temperature", low=0.0, high=1.0)
     initial_alpha: float = setting(1.0, "temperature at the start", low=1e-8, high=1e3)
     tune_alpha: bool = setting(True, "adjust the temperature to the target entropy")
-    target_entropy_per_action: float = setting(-1.0, "target entropy of one action component", unit="nat", low=-100, high=100)
+    target_entropy_per_action: float = setting(-1.0, "target entropy of one action component", unit="nat",
+                                               low=-100, high=100)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,7 +197,8 @@ class VisualizerConfig(Part):
     frames_per_s: float = setting(8.0, "pictures a second at most", unit="1/s", low=0.1, high=60)
     clip_interval_s: float = setting(120.0, "time between two clips", unit="s", low=1, high=1e6)
     clip_length_s: float = setting(10.0, "length of a clip as played", unit="s", low=0.5, high=600)
-    cpu_share: float = setting(0.10, "share of one core the visualizer may use when no core is free", low=0.01, high=1.0)
+    cpu_share: float = setting(0.10, "share of one core the visualizer may use when no core is free", low=0.01,
+                               high=1.0)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -63,7 +63,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("sampler_env_steps_per_s", "1/s", "env steps a second of one sampler (one series for each)", "supervisor"),
     Metric("updates", "updates", "gradient steps of the critics since the start of the run", "learner"),
     Metric("updates_per_s", "1/s", "gradient steps of the critics a second", "supervisor"),
-    Metric("update_frames_per_s", "1/s", "updates a second times batch size (the Spreeze paper's headline)", "supervisor"),
+    Metric("update_frames_per_s", "1/s", "updates a second times batch size (headline of the Spreeze paper)", "supervisor"),
     Metric("samples_per_insert", "ratio", "transitions drawn / transitions inserted since learning began", "supervisor"),
     Metric("policy_lag", "updates", "mean updates between the policy that collected a drawn row and the learner's", "learner"),
     Metric("transition_age", "env steps", "mean env steps since a drawn row was written", "learner"),

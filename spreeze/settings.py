@@ -69,7 +69,7 @@ def resolve(layers: list[Layer]) -> Settings:
                 merged[part][name] = value
                 sources[f"{part}.{name}"] = layer.source
     parts = {part: _build(part, merged[part], sources) for part in PARTS}
-    return Settings(config=Config(**parts), sources=sources)  # type: ignore[arg-type]
+    return Settings(config=Config(**parts), sources=sources)
 
 
 def _check_part(part: str, fields: Any, source: str) -> None:
@@ -121,6 +121,17 @@ def read_profile(name_or_path: str) -> Layer:
         if isinstance(values.get(part), dict) and name in values[part]:
             raise ConfigError(f"profile {path}: {part}.{name} may only be set on the command line")
     return Layer(source=f"profile {path.stem}", values=values)
+
+
+def task_profile(env_id: str) -> Layer | None:
+    """The profile that names this environment in its ``about.envs``, if there is one."""
+    for name in profile_names():
+        path = PROFILE_DIR / f"{name}.toml"
+        if path.stat().st_size <= MAX_PROFILE_BYTES:
+            about = tomllib.loads(path.read_text(encoding="utf-8")).get("about", {})
+            if env_id in about.get("envs", []):
+                return read_profile(name)
+    return None
 
 
 def profile_names() -> list[str]:

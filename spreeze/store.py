@@ -97,12 +97,14 @@ class _Rollup:
         self._cells: dict[str, _Cell] = {}
 
     def add(self, points: Iterable[tuple[str, float, int, float]], t: float) -> list[tuple[Any, ...]]:
-        """Adds points of one time; returns the rows of buckets which that time has ended."""
+        """Adds points of one time; returns the rows of buckets which that time has ended.
+
+        A point that comes late joins the open bucket: an ended one is never written again.
+        """
         bucket = math.floor(t / self._width_s)
-        ended = self.rows() if bucket != self._bucket else []
-        if ended:
-            self._cells = {}
-        self._bucket = bucket
+        ended: list[tuple[Any, ...]] = []
+        if bucket > self._bucket:
+            ended, self._cells, self._bucket = self.rows(), {}, bucket
         for series, at, step, value in points:
             if series in self._cells:
                 self._cells[series].add(at, step, value)

@@ -111,10 +111,7 @@ class RowLayout:
 
     def split(self, rows: Any, gamma: float) -> TransitionBatch:
         """Views of ``rows`` ([B, W], array or tensor) as a batch; only ``discount`` is new."""
-        if self.num_steps is None:
-            discount = gamma
-        else:
-            discount = gamma ** rows[:, self.num_steps]
+        discount = gamma if self.num_steps is None else gamma ** rows[:, self.num_steps]
         return TransitionBatch(
             obs=rows[:, self.obs],
             action=rows[:, self.action],

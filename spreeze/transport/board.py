@@ -36,7 +36,7 @@ class Board:
         words = np.frombuffer(block.view, dtype=np.int64)
         self.block = block
         self.header = words[:_HEADER_WORDS]
-        self._rows = words[_HEADER_WORDS:].reshape(num_rows, _ROW_WORDS)
+        self._rows = words[_HEADER_WORDS : _HEADER_WORDS + num_rows * _ROW_WORDS].reshape(num_rows, _ROW_WORDS)
         self.num_rows = num_rows
 
     @classmethod

@@ -8,6 +8,8 @@ import os
 import time
 from typing import Any
 
+import numpy as np
+
 from spreeze.metrics import SLOTS, Phase
 from spreeze.transport import board as words
 from spreeze.transport.board import Board
@@ -65,9 +67,9 @@ class Link:
         for name, value in values.items():
             self.slots[self._slot_index[name]] = value
 
-    def slot(self, name: str) -> int:
-        """Index of a slot, for loops that store by index."""
-        return self._slot_index[name]
+    def named(self, slots: np.ndarray) -> dict[str, float]:
+        """Slot values by name."""
+        return {name: float(slots[i]) for name, i in self._slot_index.items()}
 
     def send(self, kind: str, **fields: Any) -> None:
         """Sends one message; drops it (and counts) when the pipe is full or gone."""

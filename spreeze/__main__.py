@@ -1,0 +1,43 @@
+"""``spreeze <verb>``: the same verbs as ``python -m spreeze.<verb>``."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+from spreeze import __version__
+from spreeze.errors import did_you_mean
+
+VERBS: dict[str, str] = {
+    "train": "train an agent",
+    "tune": "measure this machine for a task and choose batch size, threads and samplers",
+    "evaluate": "greedy episodes of a run's weights: mean, interval, CSV, video",
+    "play": "watch a run's policy in a window, or as a clip",
+    "runs": "list runs, stop one",
+    "doctor": "what this machine has and what is missing",
+    "bench": "measure Spreeze on this machine",
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Hands the rest of the command line to the verb's module."""
+    arguments = sys.argv[1:] if argv is None else argv
+    if not arguments or arguments[0] in ("-h", "--help"):
+        lines = [f"  {verb:9s} {text}" for verb, text in VERBS.items()]
+        text = "\n".join(["usage: spreeze <verb> [flags]", "", *lines, "", "spreeze <verb> --help tells more"])
+        sys.stdout.write(text + "\n")
+        return 0
+    verb, *rest = arguments
+    if verb == "--version":
+        sys.stdout.write(f"spreeze {__version__}\n")
+        return 0
+    if verb not in VERBS:
+        sys.stderr.write(f"error: no verb '{verb}'{did_you_mean(verb, VERBS)} (verbs: {', '.join(VERBS)})\n")
+        return 2
+    module = importlib.import_module(f"spreeze.{verb}")
+    code: int = module.main(rest)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,34 @@
+"""Modes: which workers, which buffers, which synchronisation. Wiring only, one file a mode."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Protocol
+
+from spreeze.rundir import RunDir
+from spreeze.workers.interrupts import Interrupts
+from spreeze.workers.plan import RunPlan
+from spreeze.workers.recorder import Outcome, View
+
+MODES: dict[str, str] = {
+    "spreeze": "spreeze.modes.spreeze",
+    "serial": "spreeze.modes.serial",
+}
+"""mode -> module with ``run_mode``; imported when used, so that torch loads only where it is needed."""
+
+
+class Mode(Protocol):
+    """What a mode's module offers."""
+
+    def run_mode(self, plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts) -> Outcome:
+        """Runs to the end, leaves nothing behind."""
+
+
+def load_mode(name: str) -> Mode:
+    """The module of a mode.
+
+    Raises:
+        KeyError: no such mode (the configuration has checked the name before).
+    """
+    module: Mode = importlib.import_module(MODES[name])
+    return module

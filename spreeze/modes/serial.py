@@ -1,0 +1,215 @@
+"""The serial mode: the same parts in one process, one after the other.
+
+For debugging, repeatable runs, and as the honest baseline of the asynchronous mode. After each step
+of the environments it takes the updates that are due: one per env step, as serial trainers do
+(samples per insert = batch size), kept inside the asked band.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from spreeze.envs.registry import make_env
+from spreeze.envs.stdout import stdout_to_stderr
+from spreeze.envs.task import Task
+from spreeze.policies import Policy
+from spreeze.rundir import RunDir
+from spreeze.transport.checkpoint import CheckpointStore
+from spreeze.transport.ring import Ring, ShardWriter
+from spreeze.transport.ring_reader import RingReader
+from spreeze.transport.weights import WeightsStore, encode
+from spreeze.workers.evaluator import Evaluation, EvaluatorJob
+from spreeze.workers.gauges import Reading
+from spreeze.workers.interrupts import Interrupts
+from spreeze.workers.learning import Learning, resolve_device
+from spreeze.workers.plan import RunPlan
+from spreeze.workers.recorder import SAMPLE_S, Outcome, Recorder, View
+from spreeze.workers.sampling import Sampling
+
+
+def run_mode(plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts) -> Outcome:
+    """Trains in this process until a stop condition or an interrupt.
+
+    Raises:
+        ResourceError: no room for replay.
+    """
+    torch.set_num_threads(plan.config.learner.threads)
+    recorder = Recorder(plan, run_dir, view)
+    try:
+        with stdout_to_stderr():
+            ring = Ring.create(plan.ring_spec())
+            try:
+                _Serial(plan, run_dir.path, ring, recorder, interrupts).run()
+            finally:
+                ring.close()
+    finally:
+        recorder.close()
+    return recorder.outcome
+
+
+class _Serial:
+    def __init__(self, plan: RunPlan, run_dir: Path, ring: Ring, recorder: Recorder, interrupts: Interrupts) -> None:
+        config, spec = plan.config, plan.spec
+        self._plan, self._ring, self._recorder, self._interrupts = plan, ring, recorder, interrupts
+        self._rng = np.random.default_rng([config.run.seed, plan.earlier.sessions])
+        self._sampling = Sampling(
+            lambda: Task(make_env(spec.env_id, spec.import_module), spec), config.sampling.envs_per_sampler, spec,
+            ShardWriter(ring, 0), n_step=config.algorithm.n_step, gamma=config.algorithm.gamma,
+            seeds=[int(s) for s in self._rng.integers(2**31, size=config.sampling.envs_per_sampler)],
+            nan_policy=config.sampling.nan_policy,
+        )
+        device = resolve_device(config.learner.device)
+        self._learning = Learning(
+            spec, config.run.algo, config.algorithm, plan.layout, RingReader(ring),
+            batch_size=config.learner.batch_size, device=device, seed=config.run.seed,
+            normalize_obs=config.env.normalize_obs,
+        )
+        recorder.outcome.device = device
+        self._weights = WeightsStore(run_dir / "weights")
+        self._checkpoints = CheckpointStore(run_dir / "checkpoints")
+        self._evaluation = Evaluation(EvaluatorJob(
+            run_dir=str(run_dir), env_id=spec.env_id, import_module=spec.import_module,
+            episodes=config.evaluation.episodes, first_seed=config.evaluation.seed,
+            cpu_share=config.evaluation.cpu_share, has_free_core=False,
+        ))
+        self._ratio = min(max(float(config.learner.batch_size), config.replay.samples_per_insert_min),
+                          config.replay.samples_per_insert_max)
+        self._epoch = 1
+        self._policy: Policy | None = None
+        self._policy_s = self._publish_s = 0.0
+        self._next_sample_s = self._next_checkpoint_s = self._next_evaluation_s = 0.0
+
+    def run(self) -> None:
+        """The loop; everything is written out in the order in which it happens."""
+        self._restore()
+        self._next_checkpoint_s = time.monotonic() + self._plan.config.learner.checkpoint_interval_s
+        try:
+            while (reason := self._stop_reason()) is None:
+                self._sampling.step(self._actions(), self._learning.updates)
+                self._learn()
+                self._chores()
+            self._recorder.outcome.stopped_by = reason
+            self._finish()
+        finally:
+            self._sampling.close()
+            self._evaluation.drop_environments()
+
+    def _restore(self) -> None:
+        checkpoint = self._checkpoints.load_latest()
+        latest = self._weights.read_latest(None)
+        self._epoch = 1 + max(latest.epoch if latest else 0, checkpoint.epoch if checkpoint else 0)
+        if checkpoint is not None:
+            self._learning.load_state(checkpoint.tensors, checkpoint.state)
+            self._refresh_policy()
+
+    def _stop_reason(self) -> str | None:
+        if self._interrupts.asked:
+            return f"interrupt ({self._interrupts.cause})"
+        stop = self._plan.config.stop
+        if stop.updates is not None and self._learning.updates >= stop.updates:
+            return "updates"
+        steps = self._sampling.counts.env_steps + self._plan.earlier.env_steps
+        if stop.env_steps is not None and steps >= stop.env_steps:
+            return "env_steps"
+        return self._recorder.stop_reason()
+
+    def _actions(self) -> np.ndarray:
+        start = time.perf_counter()
+        if self._policy is None:
+            shape = (self._sampling.num_envs, self._plan.spec.action_dim)
+            actions = self._rng.uniform(-1.0, 1.0, shape).astype(np.float32)
+        else:
+            actions = self._policy.act(self._sampling.obs, self._rng)
+        self._policy_s += time.perf_counter() - start
+        return actions
+
+    def _learn(self) -> None:
+        """The updates that the rows inserted so far have earned."""
+        ring, learning, stop = self._ring, self._learning, self._plan.config.stop
+        inserted = ring.total_committed()
+        if ring.baseline_inserted < 0:
+            if inserted < max(self._plan.config.replay.learning_starts, 1):
+                return
+            ring.begin_learning()
+        learned = False
+        while ring.sampled + learning.batch_size <= (inserted - ring.baseline_inserted) * self._ratio:
+            if stop.updates is not None and learning.updates >= stop.updates:
+                break
+            learning.refresh()
+            learning.update()
+            ring.sampled += learning.batch_size
+            learned = True
+        if learned:
+            self._refresh_policy()
+
+    def _refresh_policy(self) -> None:
+        start = time.perf_counter()
+        self._policy = Policy.from_weights(*self._learning.policy(self._plan.spec, self._plan.config.run.algo))
+        self._publish_s += time.perf_counter() - start
+
+    def _chores(self) -> None:
+        now = time.monotonic()
+        if now >= self._next_sample_s:
+            self._next_sample_s = now + SAMPLE_S
+            self._recorder.sample(self._reading(), pids={})
+        if self._learning.updates > 0 and now >= self._next_evaluation_s:
+            self._evaluate()
+        if now >= self._next_checkpoint_s:
+            self._checkpoint()
+
+    def _evaluate(self) -> None:
+        """Greedy episodes in line with training, at most ``evaluation.cpu_share`` of the time."""
+        start = time.monotonic()
+        arrays, meta = self._learning.policy(self._plan.spec, self._plan.config.run.algo)
+        meta |= {"env_steps": self._env_steps(), "wall_s": self._recorder.wall_s}
+        version = self._learning.updates
+        self._weights.publish(arrays, meta, self._epoch, version)
+        weights = self._weights.read_latest(None)
+        if weights is not None:
+            record = self._evaluation.evaluate(weights, encode(arrays, meta, self._epoch, version),
+                                               should_stop=lambda: self._interrupts.asked)
+            if record is not None:
+                self._recorder.evaluation(record)
+        took_s = time.monotonic() - start
+        self._publish_s += took_s
+        self._next_evaluation_s = time.monotonic() + took_s / self._plan.config.evaluation.cpu_share
+
+    def _env_steps(self) -> int:
+        return self._plan.earlier.env_steps + self._sampling.counts.env_steps
+
+    def _checkpoint(self) -> None:
+        tensors, state = self._learning.state()
+        state |= {"algo": self._plan.config.run.algo, "env_id": self._plan.spec.env_id,
+                  "env_steps": self._env_steps(), "wall_s": self._recorder.wall_s}
+        save = self._plan.config.replay.save
+        self._checkpoints.save(tensors, state, epoch=self._epoch, updates=self._learning.updates,
+                               ring=self._ring if save else None)
+        self._next_checkpoint_s = time.monotonic() + self._plan.config.learner.checkpoint_interval_s
+
+    def _finish(self) -> None:
+        self._recorder.sample(self._reading(), pids=None, state="stopping")
+        self._recorder.finish()
+        tensors, _ = self._learning.state()
+        digest = hashlib.sha256()
+        for name in sorted(tensors):
+            digest.update(name.encode() + tensors[name].tobytes())
+        self._recorder.outcome.parameters_sha256 = digest.hexdigest()
+        self._checkpoint()
+
+    def _reading(self) -> Reading:
+        counts, learning, ring = self._sampling.counts, self._learning, self._ring
+        sampler = {
+            "env_steps": counts.env_steps, "episodes": counts.episodes, "rows_refused": counts.rows_refused,
+            "episode_return": counts.episode_return or 0.0, "episode_length": counts.episode_length or 0.0,
+            "env_errors": counts.env_errors, "policy_version": learning.updates, "policy_s": self._policy_s,
+            "env_s": counts.env_s, "write_s": counts.write_s, "wait_s": 0.0,
+        }
+        return Reading(
+            t_s=time.monotonic(), samplers=(sampler,), learner=learning.numbers(wait_s=0.0, publish_s=self._publish_s),
+            inserted=ring.total_committed(), baseline_inserted=ring.baseline_inserted, sampled=ring.sampled,
+        )

@@ -1,0 +1,146 @@
+"""The Spreeze mode: samplers -> shared-memory replay -> learner, with evaluator and visualizer beside."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from spreeze.rundir import RunDir
+from spreeze.transport.board import Board
+from spreeze.transport.checkpoint import CheckpointStore
+from spreeze.transport.ring import Ring
+from spreeze.transport.ring_reader import load as load_replay
+from spreeze.workers.crew import Crew
+from spreeze.workers.evaluator import EvaluatorJob
+from spreeze.workers.final import final_evaluation
+from spreeze.workers.interrupts import Interrupts
+from spreeze.workers.learner import LearnerJob
+from spreeze.workers.plan import RunPlan
+from spreeze.workers.recorder import Outcome, Recorder, View
+from spreeze.workers.sampler import SamplerJob
+from spreeze.workers.spawn import Nest, WorkerSpec
+from spreeze.workers.supervisor import Supervisor
+from spreeze.workers.visualizer import VisualizerJob
+
+_FINAL_EVALUATION_S = 6.0
+
+
+def run_mode(plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts) -> Outcome:
+    """Trains until a stop condition or an interrupt.
+
+    Raises:
+        ResourceError: no room for replay; nothing was started.
+    """
+    names = [*(f"sampler-{i}" for i in range(plan.samplers)), "learner", "evaluator", "visualizer"]
+    recorder = Recorder(plan, run_dir, view)
+    try:
+        with open_memory(plan, run_dir.path, len(names)) as (board, ring):
+            nest = Nest(run_dir=run_dir.path, board_fd=board.block.fd, board_rows=len(names), nonce=run_dir.nonce)
+            crew = Crew(nest, board, on_event=recorder.event, takeover=lambda spec: _take_over(ring, spec))
+            rows = {"sampler": list(range(plan.samplers)), "learner": [plan.samplers]}
+            supervisor = Supervisor(run_dir, board, ring, crew, rows, recorder, interrupts)
+            _supervise(supervisor, crew, ring, worker_specs(plan, run_dir.path, ring, recorder.started_s))
+        if not interrupts.urgent and recorder.outcome.updates > 0:
+            record = final_evaluation(run_dir.path, plan, _FINAL_EVALUATION_S, interrupts)
+            if record is not None:
+                recorder.evaluation(record, final=True)
+    finally:
+        recorder.close()
+    return recorder.outcome
+
+
+def _supervise(supervisor: Supervisor, crew: Crew, ring: Ring, specs: dict[str, WorkerSpec]) -> None:
+    visualizer = specs.pop("visualizer", None)
+
+    def start_visualizer() -> None:
+        # Not before learning began: its imports would only delay the first update.
+        nonlocal visualizer
+        if visualizer is not None and ring.baseline_inserted >= 0:
+            crew.add(visualizer)
+            visualizer = None
+
+    try:
+        for spec in specs.values():
+            crew.add(spec)
+        supervisor.run(on_sample=start_visualizer)
+    finally:
+        supervisor.stop()
+
+
+def _take_over(ring: Ring, spec: WorkerSpec) -> None:
+    """The shard of a sampler that is certainly dead gets a new epoch; its next owner is not known yet."""
+    if spec.role == "sampler":
+        ring.takeover(spec.index, 0)
+
+
+@contextlib.contextmanager
+def open_memory(plan: RunPlan, run_dir: Path, num_rows: int) -> Iterator[tuple[Board, Ring]]:
+    """Board and ring, owned by this process: a worker may die and come back, its rows stay."""
+    ring = Ring.create(plan.ring_spec())
+    try:
+        checkpoint = CheckpointStore(run_dir / "checkpoints").load_latest() if plan.earlier.sessions else None
+        if checkpoint is not None and checkpoint.replay_path is not None:
+            load_replay(checkpoint.replay_path, ring)
+        board = Board.create(num_rows)
+        try:
+            yield board, ring
+        finally:
+            board.close()
+    finally:
+        ring.close()
+
+
+def worker_specs(plan: RunPlan, run_dir: Path, ring: Ring, run_started_s: float) -> dict[str, WorkerSpec]:
+    """Worker specifications in starting order: what takes longest to import comes first."""
+    config, samplers = plan.config, plan.samplers
+    fds = (ring.block.fd,)
+    specs = {
+        "learner": WorkerSpec(
+            role="learner", index=0, row=samplers, job=_learner_job(plan, run_dir, ring, run_started_s).to_json(),
+            threads=config.learner.threads, inherited_fds=fds,
+        )
+    }
+    for index in range(samplers):
+        job = SamplerJob(
+            run_dir=str(run_dir), spec=plan.spec, index=index, seed=config.run.seed + 1000 * plan.earlier.sessions,
+            num_envs=config.sampling.envs_per_sampler, n_step=config.algorithm.n_step, gamma=config.algorithm.gamma,
+            nan_policy=config.sampling.nan_policy, ring_fd=ring.block.fd, ring=ring.spec.to_json(),
+            samples_per_insert_min=config.replay.samples_per_insert_min,
+            samples_per_insert_max=config.replay.samples_per_insert_max,
+            learning_starts=config.replay.learning_starts, batch_size=config.learner.batch_size,
+        )
+        specs[f"sampler-{index}"] = WorkerSpec(role="sampler", index=index, row=index, job=job.to_json(),
+                                               inherited_fds=fds)
+    evaluator = EvaluatorJob(
+        run_dir=str(run_dir), env_id=plan.spec.env_id, import_module=plan.spec.import_module,
+        episodes=config.evaluation.episodes, first_seed=config.evaluation.seed, cpu_share=config.evaluation.cpu_share,
+        has_free_core=plan.free_core,
+    )
+    specs["evaluator"] = WorkerSpec(role="evaluator", index=0, row=samplers + 1, job=evaluator.to_json())
+    if config.visualizer.enabled:
+        part = config.visualizer
+        visualizer = VisualizerJob(
+            run_dir=str(run_dir), env_id=plan.spec.env_id, import_module=plan.spec.import_module,
+            frames_per_s=part.frames_per_s, clip_interval_s=part.clip_interval_s, clip_length_s=part.clip_length_s,
+            cpu_share=part.cpu_share, has_free_core=plan.free_core, seed=config.run.seed,
+        )
+        specs["visualizer"] = WorkerSpec(role="visualizer", index=0, row=samplers + 2, job=visualizer.to_json())
+    return specs
+
+
+def _learner_job(plan: RunPlan, run_dir: Path, ring: Ring, run_started_s: float) -> LearnerJob:
+    config = plan.config
+    return LearnerJob(
+        run_dir=str(run_dir), spec=plan.spec, algo=config.run.algo, algorithm=plan.algorithm_fields(),
+        seed=config.run.seed, batch_size=config.learner.batch_size, threads=config.learner.threads,
+        device=config.learner.device, normalize_obs=config.env.normalize_obs,
+        publish_interval_s=config.learner.publish_interval_s,
+        checkpoint_interval_s=config.learner.checkpoint_interval_s, save_replay=config.replay.save,
+        max_updates=config.stop.updates, ring_fd=ring.block.fd, ring=ring.spec.to_json(),
+        samples_per_insert_min=config.replay.samples_per_insert_min,
+        samples_per_insert_max=config.replay.samples_per_insert_max, learning_starts=config.replay.learning_starts,
+        num_samplers=plan.samplers, rows_per_write=config.sampling.envs_per_sampler * plan.samplers,
+        run_started_s=run_started_s,
+        wall_base_s=plan.earlier.wall_s, env_steps_base=plan.earlier.env_steps,
+    )

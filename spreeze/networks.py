@@ -1,0 +1,204 @@
+"""Multi-layer perceptrons with hand-derived gradients over preallocated buffers.
+
+All parameters of a network lie in one flat vector, its gradient in another, so that Adam, target
+update, norm and finite check are one call each. ``stack`` networks of one shape (twin critics)
+are evaluated by one batched product. No autograd graph is built: what an update does not need
+(input gradients of the critic step, weight gradients of the critics in the actor step) is not
+computed. Tests compare each gradient with autograd and with plain NumPy.
+
+Shapes, besides those of ``types``: S stacked networks, M rows, K outputs, H hidden units.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+_ALIGN = 16
+"""Float32 values in a cache line: each block of the flat vector begins on one."""
+
+_relu_backward = torch.ops.aten.threshold_backward.grad_input
+
+
+class Parameters:
+    """Views of a flat vector as the weights and biases of S stacked perceptrons.
+
+    ``weights[i]`` is [S, in, out] and ``biases[i]`` [S, 1, out] for hidden layer i; ``head_weight`` is
+    [S, K, H] and ``head_bias`` [S, K, 1]: the head's output is component-first.
+    """
+
+    def __init__(self, flat: Tensor, sizes: tuple[int, ...], stack: int) -> None:
+        self.flat, self.sizes, self.stack = flat, sizes, stack
+        self.weights: list[Tensor] = []
+        self.biases: list[Tensor] = []
+        offset = 0
+
+        def block(*shape: int) -> Tensor:
+            nonlocal offset
+            begin, count = offset, math.prod(shape)
+            offset += _aligned(count)
+            return flat[begin : begin + count].view(shape)
+
+        for fan_in, fan_out in zip(sizes[:-2], sizes[1:-1], strict=True):
+            self.weights.append(block(stack, fan_in, fan_out))
+            self.biases.append(block(stack, 1, fan_out))
+        self.head_weight = block(stack, sizes[-1], sizes[-2])
+        self.head_bias = block(stack, sizes[-1], 1)
+        self._bind()
+
+    def _bind(self) -> None:
+        """Derived views, made once: at small sizes each view costs as much as an addition."""
+        self.weights_t = [weight.transpose(1, 2) for weight in self.weights]
+        self.head_rows = [self.head_weight[index, 0] for index in range(self.stack)]
+
+    def first(self) -> Parameters:
+        """The first network of the stack alone, sharing memory."""
+        one = object.__new__(Parameters)
+        one.flat, one.sizes, one.stack = self.flat, self.sizes, 1
+        one.weights = [weight[:1] for weight in self.weights]
+        one.biases = [bias[:1] for bias in self.biases]
+        one.head_weight, one.head_bias = self.head_weight[:1], self.head_bias[:1]
+        one._bind()
+        return one
+
+    def initialise(self, generator: torch.Generator) -> None:
+        """Uniform in +-1/sqrt(fan_in), weights and biases, as torch.nn.Linear does by default."""
+        for tensor, fan_in in self.blocks():
+            bound = 1.0 / math.sqrt(fan_in)
+            values = torch.empty(tensor.shape, dtype=tensor.dtype)
+            tensor.copy_(values.uniform_(-bound, bound, generator=generator))
+
+    def blocks(self) -> list[tuple[Tensor, int]]:
+        """Every weight and bias with the fan-in of its layer."""
+        pairs: list[tuple[Tensor, int]] = []
+        for weight, bias, fan_in in zip(self.weights, self.biases, self.sizes[:-2], strict=True):
+            pairs += [(weight, fan_in), (bias, fan_in)]
+        return [*pairs, (self.head_weight, self.sizes[-2]), (self.head_bias, self.sizes[-2])]
+
+
+def parameter_count(sizes: tuple[int, ...], stack: int) -> int:
+    """Length of the flat vector of S perceptrons of these layer sizes, padding included."""
+    hidden = sum(
+        _aligned(stack * fan_in * fan_out) + _aligned(stack * fan_out)
+        for fan_in, fan_out in zip(sizes[:-2], sizes[1:-1], strict=True)
+    )
+    return hidden + _aligned(stack * sizes[-1] * sizes[-2]) + _aligned(stack * sizes[-1])
+
+
+def _aligned(count: int) -> int:
+    return -(-count // _ALIGN) * _ALIGN
+
+
+def new_parameters(
+    sizes: tuple[int, ...], stack: int, device: torch.device, dtype: torch.dtype = torch.float32
+) -> Parameters:
+    """Zeroed parameters (or their gradient) of S perceptrons; ``sizes`` = (inputs, hidden ..., outputs)."""
+    return Parameters(torch.zeros(parameter_count(sizes, stack), device=device, dtype=dtype), sizes, stack)
+
+
+class Tape:
+    """Buffers of one forward and backward pass over M rows: activations saved, gradients handed back.
+
+    ``out`` [S, K, M] is the output, ``grad_out`` [S, K, M] what the caller fills before
+    ``mlp_backward``, ``hidden[i]`` [S, M, H_i] the activations after the ReLU.
+    """
+
+    def __init__(self, hidden: list[Tensor], grads: list[Tensor], out: Tensor, grad_out: Tensor) -> None:
+        self.hidden, self.grads, self.out, self.grad_out = hidden, grads, out, grad_out
+        self.stack = out.shape[0]
+        self.hidden_t = [tensor.transpose(1, 2) for tensor in hidden]
+        self.grads_t = [tensor.transpose(1, 2) for tensor in grads]
+        self.grad_out_t = grad_out.transpose(1, 2)
+        self.last_rows = [hidden[-1][index] for index in range(self.stack)]
+        self.out_rows = [out[index, 0] for index in range(self.stack)]
+
+    @classmethod
+    def allocate(cls, parameters: Parameters, rows: int) -> Tape:
+        """Buffers for M = ``rows`` rows of these networks."""
+        like, stack, outputs = parameters.flat, parameters.stack, parameters.sizes[-1]
+        hidden = [like.new_zeros(stack, rows, size) for size in parameters.sizes[1:-1]]
+        grads = [torch.zeros_like(tensor) for tensor in hidden]
+        return cls(hidden, grads, like.new_zeros(stack, outputs, rows), like.new_zeros(stack, outputs, rows))
+
+    def part(self, begin: int, end: int, stack: int | None = None) -> Tape:
+        """The same buffers, rows ``begin`` to ``end`` and the first ``stack`` networks only."""
+        keep = self.stack if stack is None else stack
+        return Tape(
+            [tensor[:keep, begin:end] for tensor in self.hidden],
+            [tensor[:keep, begin:end] for tensor in self.grads],
+            self.out[:keep, :, begin:end],
+            self.grad_out[:keep, :, begin:end],
+        )
+
+
+def mlp_forward(parameters: Parameters, x: Tensor, tape: Tape) -> Tensor:
+    """S perceptrons with ReLU between layers and a linear head, on the same rows.
+
+    Args:
+        parameters: of the networks.
+        x: [S, M, I] (one input for all: ``expand``); columns contiguous, rows may be strided.
+        tape: receives the activations.
+
+    Returns:
+        ``tape.out`` [S, K, M].
+    """
+    for weight, bias, hidden in zip(parameters.weights, parameters.biases, tape.hidden, strict=True):
+        x = _add_relu_(torch.bmm(x, weight, out=hidden), bias)
+    if parameters.sizes[-1] > 1:
+        return torch.baddbmm(parameters.head_bias, parameters.head_weight, tape.hidden_t[-1], out=tape.out)
+    # A product with one output column is ten times faster as a matrix-vector product.
+    for rows, weight, out in zip(tape.last_rows, parameters.head_rows, tape.out_rows, strict=True):
+        torch.mv(rows, weight, out=out)
+    return tape.out.add_(parameters.head_bias)
+
+
+def _add_relu_(hidden: Tensor, bias: Tensor) -> Tensor:
+    """``relu(hidden + bias)`` in place, in one pass over memory where there is a kernel for it (CPU)."""
+    if hidden.device.type == "cpu":
+        return torch._add_relu_(hidden, bias)
+    return torch.relu_(hidden.add_(bias))
+
+
+def mlp_backward(parameters: Parameters, tape: Tape, x_t: Tensor | None, gradient: Parameters | None) -> Tensor:
+    """Back-propagates ``tape.grad_out`` to the first layer's pre-activation, and to the weights if asked.
+
+    Args:
+        parameters: of the networks.
+        tape: of the forward pass, with ``grad_out`` filled in.
+        x_t: [S, I, M], the input transposed; only needed for weight gradients.
+        gradient: receives (overwrites) the weight gradients; None computes none.
+
+    Returns:
+        [S, M, H_0] gradient to the first layer's pre-activation.
+    """
+    if gradient is not None:
+        torch.bmm(tape.grad_out, tape.hidden[-1], out=gradient.head_weight)
+        torch.sum(tape.grad_out, 2, keepdim=True, out=gradient.head_bias)
+    if parameters.sizes[-1] > 1:
+        torch.bmm(tape.grad_out_t, parameters.head_weight, out=tape.grads[-1])
+    else:
+        torch.mul(tape.grad_out_t, parameters.head_weight, out=tape.grads[-1])
+    for index in range(len(tape.hidden) - 1, -1, -1):
+        grad = tape.grads[index]
+        _relu_backward(grad, tape.hidden[index], 0.0, grad_input=grad)
+        if gradient is not None:
+            inputs_t = tape.hidden_t[index - 1] if index else x_t
+            assert inputs_t is not None
+            torch.bmm(inputs_t, grad, out=gradient.weights[index])
+            torch.sum(grad, 1, keepdim=True, out=gradient.biases[index])
+        if index:
+            torch.bmm(grad, parameters.weights_t[index], out=tape.grads[index - 1])
+    return tape.grads[0]
+
+
+def policy_arrays(parameters: Parameters) -> dict[str, Tensor]:
+    """Copies on the CPU of a single network by layer: ``w0`` [in, out], ``b0`` [out] ..., ``head_w`` [H, K]."""
+    arrays: dict[str, Tensor] = {}
+    for index, (weight, bias) in enumerate(zip(parameters.weights, parameters.biases, strict=True)):
+        arrays[f"w{index}"] = weight[0].to("cpu", copy=True)
+        arrays[f"b{index}"] = bias[0, 0].to("cpu", copy=True)
+    arrays["head_w"] = parameters.head_weight[0].t().to("cpu", copy=True).contiguous()
+    arrays["head_b"] = parameters.head_bias[0, :, 0].to("cpu", copy=True)
+    return arrays

@@ -1,0 +1,181 @@
+"""``python -m spreeze.play``: watch a run's policy, in a window where there is a display, else as a clip."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from spreeze.envs.registry import BULLET_IDS, has_display
+from spreeze.envs.stdout import stdout_to_stderr
+from spreeze.envs.task import Task, make_task, native_bounds, to_native
+from spreeze.errors import ConfigError, SpreezeError, WeightsError
+from spreeze.evaluation import MAX_STEPS
+from spreeze.lookup import CHECKPOINTS, check_fits, check_output, find_weights, spec_of
+from spreeze.policies import Policy
+from spreeze.transport.weights import Weights, read_weights
+from spreeze.types import EnvSpec
+from spreeze.video import ClipWriter, clip_stride
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The flags; each help text states unit and default."""
+    parser = argparse.ArgumentParser(
+        prog="spreeze play", description="Show a policy in a window, or write a clip where there is no display."
+    )
+    parser.add_argument("run", metavar="RUN", help="name or path of a run, 'latest', or a .safetensors file")
+    parser.add_argument("--runs-dir", default="runs", help="directory of the runs (default: runs)")
+    parser.add_argument(
+        "--checkpoint",
+        choices=CHECKPOINTS,
+        default="latest",
+        help="which weights; latest follows training (default: latest)",
+    )
+    parser.add_argument(
+        "--clip", metavar="FILE", help="write an MP4 clip even with a display (default: beside the weights)"
+    )
+    parser.add_argument(
+        "--episodes", type=int, help="episodes to show (default: until Ctrl-C in a window, 1 in a clip)"
+    )
+    parser.add_argument("--seed", type=int, default=10_000, help="seed of the first episode (default: 10000)")
+    parser.add_argument(
+        "--import", dest="import_module", metavar="MODULE", help="module to import first (default: none)"
+    )
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit code: 0, or 2 when the request cannot work."""
+    args = build_parser().parse_args(argv)
+    try:
+        with stdout_to_stderr():
+            text = play(args)
+    except SpreezeError as error:
+        sys.stderr.write(f"spreeze play: {error}\n")
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 0
+    sys.stdout.write(text + "\n")
+    return 0
+
+
+def play(args: argparse.Namespace) -> str:
+    """Shows the policy and returns a line that says what was shown.
+
+    Raises:
+        UsageError: no such run, environment or number.
+        WeightsError: the weights are damaged.
+    """
+    if args.episodes is not None and args.episodes < 1:
+        raise ConfigError(f"--episodes {args.episodes}: at least 1")
+    if args.seed < 0:
+        raise ConfigError(f"--seed {args.seed}: at least 0")
+    check_output(args.clip)
+    source = _Source(args)
+    window = args.clip is None and has_display()
+    task = make_task(source.spec.env_id, args.import_module, "human" if window else "rgb_array")
+    try:
+        check_fits(source.spec, task.spec, source.weights.path)
+        return _window(source, task, args) if window else _clip(source, task, args)
+    finally:
+        task.close()
+
+
+class _Source:
+    """The weights to show; with ``latest`` it follows a run that is still training."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self._args = args
+        self.weights: Weights = read_weights(self._path())
+        self.spec: EnvSpec = spec_of(self.weights, args.import_module)
+        self.policy = Policy.from_weights(self.weights.arrays, self.weights.meta)
+
+    def _path(self) -> Path:
+        return find_weights(self._args.run, Path(self._args.runs_dir), self._args.checkpoint)
+
+    def renew(self) -> None:
+        """Takes newer weights if there are any; keeps the old ones on any doubt."""
+        try:
+            path = self._path()
+            if path == self.weights.path:
+                return
+            self.weights = read_weights(path)
+        except (SpreezeError, WeightsError):
+            return
+        self.policy = Policy.from_weights(self.weights.arrays, self.weights.meta)
+
+
+class _Episode:
+    """One greedy episode, stepped from outside."""
+
+    def __init__(self, source: _Source, task: Task, seed: int) -> None:
+        self._policy, self._task, self._bounds = source.policy, task, native_bounds(task.spec)
+        self._obs = np.zeros((1, task.spec.obs_dim), dtype=np.float32)
+        self._obs[0] = task.reset(seed=seed)
+        self.total, self.length = 0.0, 0
+        self._limit = task.spec.max_episode_steps or MAX_STEPS
+
+    def step(self) -> bool:
+        """One env step; False at the end of the episode."""
+        action = to_native(np.array(self._policy.act_greedy(self._obs), dtype=np.float32), *self._bounds)
+        self._obs[0], reward, terminated, truncated = self._task.step(action[0])
+        self.total += reward
+        self.length += 1
+        return not (terminated or truncated or self.length >= self._limit)
+
+
+def _window(source: _Source, task: Task, args: argparse.Namespace) -> str:
+    """Episodes in real time until the number is reached or Ctrl-C."""
+    bullet = source.spec.env_id in BULLET_IDS
+    shown = 0
+    while args.episodes is None or shown < args.episodes:
+        source.renew()
+        episode = _Episode(source, task, args.seed + shown)
+        due_s = time.monotonic()
+        running = True
+        while running:
+            running = episode.step()
+            if bullet:
+                task.env.render()  # moves Bullet's camera; it waits for the next frame itself
+            due_s = max(due_s + 1.0 / task.render_fps, time.monotonic() - 0.1)
+            time.sleep(max(0.0, due_s - time.monotonic()))
+        shown += 1
+        sys.stderr.write(_line(source, episode) + "\n")
+    return f"{shown} episode{'' if shown == 1 else 's'} shown"
+
+
+def _clip(source: _Source, task: Task, args: argparse.Namespace) -> str:
+    """Episodes into one MP4 file."""
+    path = Path(args.clip) if args.clip else _default_clip(source.weights)
+    stride = clip_stride(task.render_fps, 30.0)
+    lines = []
+    with ClipWriter(path, task.render_fps / stride) as clip:
+        for number in range(args.episodes or 1):
+            source.renew()
+            episode = _Episode(source, task, args.seed + number)
+            clip.add(task.render())
+            while episode.step():
+                if episode.length % stride == 0:
+                    clip.add(task.render())
+            lines.append(_line(source, episode))
+    return "\n".join([*lines, f"clip: {path}" + ("" if args.clip else " (no display for a window)")])
+
+
+def _default_clip(weights: Weights) -> Path:
+    """Into the run's ``videos`` where the weights lie in a run, else beside them."""
+    folder = weights.path.resolve().parent
+    videos = folder.parent / "videos"
+    return (videos if videos.is_dir() else folder) / f"play-v{weights.version}.mp4"
+
+
+def _line(source: _Source, episode: _Episode) -> str:
+    version = f"{source.weights.epoch}-{source.weights.version}"
+    return f"weights {version}: return {episode.total:.1f} in {episode.length} env steps"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

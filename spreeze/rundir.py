@@ -1,0 +1,191 @@
+"""The run directory: all that is known of a run lies there, and nothing else knows more.
+
+``run.lock``, held by flock for the life of the supervisor, is the truth of "alive"; ``run.json`` tells
+the rest. Names are confined to the runs directory; directories are private (0700).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import secrets
+import shutil
+import sys
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from spreeze import __version__
+from spreeze.config import check_name
+from spreeze.errors import ResourceError, RunError, did_you_mean
+
+SUBDIRECTORIES = ("logs", "weights", "checkpoints", "videos", "errors", "control")
+_PACKAGES = ("numpy", "torch", "gymnasium", "pybullet", "pybullet-envs-gymnasium", "safetensors")
+MIN_FREE_DISK_BYTES = 200_000_000
+
+
+def new_name(env_id: str, algo: str, seed: int) -> str:
+    """``20261121-101502_Walker2DBulletEnv-v0_sac_s1``."""
+    env = "".join(c if c.isalnum() or c in "._-" else "-" for c in env_id)[:60]
+    return f"{time.strftime('%Y%m%d-%H%M%S')}_{env}_{algo}_s{seed}"
+
+
+class RunDir:
+    """One run directory and its lock."""
+
+    def __init__(self, path: Path, lock_fd: int) -> None:
+        self.path = path
+        self._lock_fd = lock_fd
+        self.nonce = secrets.token_hex(8)
+
+    @classmethod
+    def create(cls, runs_dir: Path, name: str) -> RunDir:
+        """Makes a new run directory; its mkdir decides who owns the name.
+
+        Raises:
+            RunError: the name is taken.
+            ResourceError: no place to write, or too little room.
+        """
+        check_name(name)
+        try:
+            runs_dir.mkdir(parents=True, exist_ok=True)
+            free = shutil.disk_usage(runs_dir).free
+            if free < MIN_FREE_DISK_BYTES:
+                raise ResourceError(
+                    f"{runs_dir}: a run needs {MIN_FREE_DISK_BYTES / 1e6:.0f} MB of disk, "
+                    f"{free / 1e6:.0f} MB are free; make room or choose another --runs-dir"
+                )
+            path = runs_dir / name
+            path.mkdir(mode=0o700)
+            for sub in SUBDIRECTORIES:
+                (path / sub).mkdir(mode=0o700)
+        except FileExistsError:
+            raise RunError(f"{runs_dir / name} exists; choose another --name, or --resume {name}") from None
+        except OSError as error:
+            raise ResourceError(f"cannot write below {runs_dir}: {error}") from None
+        return cls(path, _lock(path))
+
+    @classmethod
+    def open(cls, path: Path) -> RunDir:
+        """Takes over a run directory to continue it.
+
+        Raises:
+            RunError: not a run, or its supervisor is alive.
+        """
+        if not (path / "run.json").is_file():
+            raise RunError(f"{path} is no run directory: it has no run.json")
+        for sub in SUBDIRECTORIES:
+            (path / sub).mkdir(mode=0o700, exist_ok=True)
+        return cls(path, _lock(path))
+
+    def write_state(self, **fields: Any) -> None:
+        """Merges fields into ``run.json``, atomically; trouble with the disk is not fatal."""
+        with contextlib.suppress(OSError):
+            write_json(self.path / "run.json", {**read_run(self.path), **fields, "heartbeat": time.time()})
+
+    def close(self) -> None:
+        """Gives the lock back."""
+        if self._lock_fd >= 0:
+            os.close(self._lock_fd)
+            self._lock_fd = -1
+
+
+def _lock(path: Path) -> int:
+    fd = os.open(path / "run.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(fd)
+        pid = read_run(path).get("pid")
+        text = f"{path.name} is running (process {pid}); stop it first: spreeze runs stop {path.name}"
+        raise RunError(text) from None
+    return fd
+
+
+def is_alive(path: Path) -> bool:
+    """True while some supervisor holds the run's lock."""
+    try:
+        fd = os.open(path / "run.lock", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def read_run(path: Path) -> dict[str, Any]:
+    """``run.json``, or an empty dictionary when it is missing or damaged."""
+    try:
+        with open(path / "run.json", "rb") as file:
+            data = json.loads(file.read(1_000_000))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+def state_of(path: Path) -> str:
+    """The run's state; a run that says "running" while nobody holds its lock has crashed."""
+    state = str(read_run(path).get("state", "damaged"))
+    if state in ("starting", "tuning", "running", "stopping") and not is_alive(path):
+        return "crashed"
+    return state
+
+
+def list_runs(runs_dir: Path) -> list[Path]:
+    """All run directories, oldest first."""
+    if not runs_dir.is_dir():
+        return []
+    found = [path for path in runs_dir.iterdir() if (path / "run.json").is_file() and not path.is_symlink()]
+    return sorted(found, key=lambda path: (str(read_run(path).get("started", "")), path.name))
+
+
+def find_run(name_or_path: str, runs_dir: Path) -> Path:
+    """A run by name, by path, or "latest".
+
+    Raises:
+        RunError: there is none; says which there are.
+    """
+    runs = list_runs(runs_dir)
+    if name_or_path == "latest":
+        if not runs:
+            raise RunError(f"no run in {runs_dir}; start one with: python -m spreeze.train --auto")
+        return runs[-1]
+    path = Path(name_or_path)
+    if "/" not in name_or_path:
+        path = runs_dir / check_name(name_or_path)
+    if not (path / "run.json").is_file():
+        names = [run.name for run in runs]
+        raise RunError(f"no run '{name_or_path}' in {runs_dir}{did_you_mean(name_or_path, names)}")
+    return path
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Replaces a JSON file atomically."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def process_start_time() -> float:
+    """Wall-clock time at which this process began, imports included."""
+    return float(psutil.Process().create_time())
+
+
+def versions() -> dict[str, str | None]:
+    """Versions of everything that can change a result; None where not installed."""
+    found: dict[str, str | None] = {"spreeze": __version__, "python": sys.version.split()[0]}
+    for name in _PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = None
+    return found

@@ -1,0 +1,54 @@
+"""The document that a finished run leaves: ``summary.json``, and the answer of ``--json``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from spreeze.hardware import Machine
+from spreeze.rundir import versions
+from spreeze.workers.plan import RunPlan
+from spreeze.workers.recorder import Outcome
+
+
+def summary(plan: RunPlan, outcome: Outcome, run_dir: Path, machine: Machine) -> dict[str, Any]:
+    """Everything that a script or a comparison needs to know of a run; None is unknown."""
+    config, rates = plan.config, outcome.rates
+    return {
+        "run_dir": str(run_dir),
+        "env": plan.spec.env_id,
+        "algo": config.run.algo,
+        "mode": config.run.mode,
+        "seed": config.run.seed,
+        "device": outcome.device,
+        "samplers": plan.samplers,
+        "envs_per_sampler": config.sampling.envs_per_sampler,
+        "batch_size": config.learner.batch_size,
+        "learner_threads": config.learner.threads,
+        "wall_s": outcome.wall_s,
+        "process_s": outcome.wall_s - plan.earlier.wall_s + plan.process_age_s,
+        "env_steps": outcome.env_steps,
+        "updates": outcome.updates,
+        "env_steps_per_s": rates.get("env_steps_per_s"),
+        "updates_per_s": rates.get("updates_per_s"),
+        "update_frames_per_s": rates.get("update_frames_per_s"),
+        "rates_measured_s": rates.get("measured_s"),
+        "rates_warmup_s": outcome.warmup_s,
+        "time_split": {name: value for name, value in rates.items() if name.endswith("_share")},
+        "samples_per_insert": outcome.samples_per_insert,
+        "samples_per_insert_band": [config.replay.samples_per_insert_min, config.replay.samples_per_insert_max],
+        "policy_lag_mean": outcome.policy_lag_mean,
+        "episodes": outcome.episodes,
+        "eval_return_mean": outcome.eval_return,
+        "eval_return_best": outcome.eval_best,
+        "target_return": config.stop.target_return,
+        "time_to_target_s": outcome.time_to_target_s,
+        "restarts": outcome.restarts,
+        "stopped_by": outcome.stopped_by,
+        "error": outcome.error,
+        "bottleneck": outcome.bottleneck,
+        "parameters_sha256": outcome.parameters_sha256,
+        "reasons": plan.reasons,
+        "versions": versions(),
+        "machine": machine.one_line(),
+    }

@@ -1,0 +1,317 @@
+"""The live view of a run in a terminal: one panel, or a plain line now and then where there is none.
+
+Texts of other processes reach the screen only as plain text, free of control characters. A stream
+that breaks (closed pipe, terminal gone) silences the view and never stops a run.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TextIO
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from spreeze.formats import DASH, clean, duration, number, percent, size
+from spreeze.snapshot import Snapshot
+
+_SAMPLER_PARTS = (("policy", "cyan"), ("env", "green"), ("write", "yellow"), ("wait", "bright_black"))
+_LEARNER_PARTS = (
+    ("gather", "yellow"), ("critic", "green"), ("actor", "cyan"), ("publish", "magenta"), ("wait", "bright_black"),
+)  # fmt: skip
+_SPARKS = "▁▂▃▄▅▆▇█"
+_ASCII_SPARKS = "_.-=+*#@"
+_MAX_WIDTH = 120
+
+
+class View(Protocol):
+    """What a run shows itself on."""
+
+    def update(self, snapshot: Snapshot) -> None:
+        """Shows the run as it is now."""
+
+    def note(self, text: str) -> None:
+        """Prints a line that stays, above whatever moves."""
+
+    def close(self) -> None:
+        """Leaves the last picture and gives the terminal back."""
+
+
+def open_view(
+    stream: TextIO, is_tty: bool | None = None, json_mode: bool = False, plan: Sequence[str] = ()
+) -> PlainView | TerminalView:
+    """The view that fits a stream.
+
+    Args:
+        stream: where to show; in JSON mode stderr is taken instead.
+        is_tty: whether the stream is a terminal; asked of the stream if None.
+        json_mode: stdout is kept for one JSON document.
+        plan: lines that are printed once, before the first picture.
+    """
+    if json_mode:
+        return PlainView(sys.stderr, plan=plan)
+    if stream.isatty() if is_tty is None else is_tty:
+        return TerminalView(_Screen(file=stream), plan)
+    return PlainView(stream, plan=plan)
+
+
+class _Screen(Console):
+    """A console that falls silent when its pipe breaks; rich's own would end the process."""
+
+    def on_broken_pipe(self) -> None:
+        """Shows nothing from now on."""
+        self.quiet = True
+
+
+class PlainView:
+    """One line every few seconds."""
+
+    def __init__(
+        self, stream: TextIO, every_s: float = 10.0, plan: Sequence[str] = (),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        self._stream = stream
+        self._every_s = every_s
+        self._clock = clock
+        self._shown_s: float | None = None
+        self._last: Snapshot | None = None
+        self._error_shown = False
+        for line in plan:
+            self._line(line)
+
+    def update(self, snapshot: Snapshot) -> None:
+        """Prints a line if the last one is old enough, and a child's first error at once."""
+        if snapshot.first_error is not None and not self._error_shown:
+            self._error_shown = True
+            self._line(f"ERROR in {snapshot.first_error[0]}: {snapshot.first_error[1]}")
+        now_s = self._clock()
+        self._last = snapshot
+        if self._shown_s is None or now_s - self._shown_s >= self._every_s:
+            self._shown_s = now_s
+            self._last = None
+            self._line(plain_line(snapshot))
+
+    def note(self, text: str) -> None:
+        """Prints a line."""
+        self._line(text)
+
+    def close(self) -> None:
+        """Prints the last state if it has not been shown."""
+        if self._last is not None:
+            self._line(plain_line(self._last))
+            self._last = None
+
+    def _line(self, text: str) -> None:
+        encoding = getattr(self._stream, "encoding", None) or "utf-8"
+        line = clean(text, 2000).encode(encoding, errors="replace").decode(encoding)
+        try:
+            self._stream.write(line + "\n")
+            self._stream.flush()
+        except (OSError, ValueError):  # closed pipe or file: the run goes on unseen
+            return
+
+
+class TerminalView:
+    """A panel that is redrawn in place with every update."""
+
+    def __init__(self, console: Console, plan: Sequence[str] = ()) -> None:
+        self._console = console
+        self._broken = False
+        self._live = Live(console=console, auto_refresh=False, vertical_overflow="crop", transient=False)
+        for line in plan:
+            self.note(line)
+
+    def update(self, snapshot: Snapshot) -> None:
+        """Redraws the panel."""
+        self._guarded(lambda: self._redraw(snapshot))
+
+    def note(self, text: str) -> None:
+        """Prints a line above the panel."""
+        self._guarded(lambda: self._console.print(Text(clean(text, 2000))))
+
+    def close(self) -> None:
+        """Leaves the last panel on the screen."""
+        self._guarded(self._live.stop)
+
+    def _redraw(self, snapshot: Snapshot) -> None:
+        if not self._live.is_started:
+            self._live.start()
+        picture = panel(snapshot, self._console.width, ascii_only=_ascii_only(self._console))
+        self._live.update(picture, refresh=True)
+
+    def _guarded(self, action: Callable[[], Any]) -> None:
+        if self._broken:
+            return
+        try:
+            action()
+        except (OSError, ValueError):  # the terminal is gone
+            self._broken = True
+
+
+def _ascii_only(console: Console) -> bool:
+    return not console.encoding.lower().startswith("utf")
+
+
+def export_svg(snapshot: Snapshot, width: int = 100) -> str:
+    """The panel as an SVG picture."""
+    console = Console(record=True, width=width, file=io.StringIO(), force_terminal=True, color_system="truecolor")
+    console.print(panel(snapshot, width))
+    return console.export_svg(title="spreeze")
+
+
+def plain_line(snapshot: Snapshot) -> str:
+    """The main numbers in one line."""
+    parts = [
+        f"{duration(snapshot.wall_s)} {snapshot.state}",
+        f"env steps {number(snapshot.env_steps)} ({number(snapshot.env_steps_per_s)}/s)",
+        f"updates {number(snapshot.updates)} ({number(snapshot.updates_per_s)}/s, "
+        f"{number(snapshot.update_frames_per_s)} frames/s)",
+        f"samples/insert {number(snapshot.samples_per_insert)}",
+        f"return {number(snapshot.eval_return)} (best {number(snapshot.eval_best)})",
+        f"cpu {percent(snapshot.cpu_use)}",
+    ]
+    parts += [f"gpu{gpu.index} {percent(gpu.use)}" for gpu in snapshot.gpus]
+    if snapshot.progress is not None:
+        parts.append(f"{percent(snapshot.progress)}, {duration(snapshot.eta_s)} left")
+    return " | ".join(parts)
+
+
+def panel(snapshot: Snapshot, width: int, ascii_only: bool = False) -> Panel:
+    """The whole picture; ``width`` is in columns, anything from 40 on."""
+    inner = max(36, min(width, _MAX_WIDTH) - 4)
+    rows: list[RenderableType] = []
+    if snapshot.first_error is not None:
+        name, text = snapshot.first_error
+        rows.append(Text(f"first error, in {clean(name, 40)}: {clean(text, 300)}", style="bold red"))
+    rows += [
+        _health(snapshot),
+        _rates(snapshot, inner),
+        _split("samplers", snapshot.sampler_shares, _SAMPLER_PARTS, inner, ascii_only),
+        _split("learner", snapshot.learner_shares, _LEARNER_PARTS, inner, ascii_only),
+        *_machine(snapshot, inner, ascii_only),
+        _returns(snapshot, inner, ascii_only),
+    ]
+    if snapshot.bottleneck:
+        rows.append(Text(clean(snapshot.bottleneck), style="italic"))
+    if snapshot.progress is not None:
+        text = f" {percent(snapshot.progress)}, {duration(snapshot.eta_s)} left"
+        rows.append(_labelled("progress", _bar(snapshot.progress, inner - 10 - len(text), "cyan", ascii_only), text))
+    rows += [Text(clean(event, 200), style="dim", overflow="ellipsis", no_wrap=True) for event in snapshot.events[-3:]]
+    return Panel(
+        Group(*rows), title=Text("spreeze"), width=inner + 4, border_style="red" if snapshot.first_error else ""
+    )
+
+
+def _health(snapshot: Snapshot) -> Text:
+    samplers = f"samplers {_count(snapshot.samplers_alive)}/{_count(snapshot.samplers_wanted)}"
+    restarts = f"restarts {snapshot.restarts}"
+    line = Text.assemble(
+        (clean(snapshot.state, 40), "bold green" if snapshot.first_error is None else "bold red"),
+        f"  {clean(snapshot.env_id, 60)}  {clean(snapshot.algo, 20)}  {duration(snapshot.wall_s)}  ",
+        (samplers, "" if snapshot.samplers_alive == snapshot.samplers_wanted else "yellow"), "  ",
+        (restarts, "yellow" if snapshot.restarts else ""),
+    )  # fmt: skip
+    return line
+
+
+def _count(value: int | None) -> str:
+    return DASH if value is None else str(value)
+
+
+def _rates(snapshot: Snapshot, inner: int) -> Table:
+    cells = (
+        ("env steps", number(snapshot.env_steps)), ("env steps/s", number(snapshot.env_steps_per_s)),
+        ("updates", number(snapshot.updates)), ("updates/s", number(snapshot.updates_per_s)),
+        ("samples/insert", number(snapshot.samples_per_insert)), ("frames/s", number(snapshot.update_frames_per_s)),
+        ("policy lag", number(snapshot.policy_lag)), ("row age", number(snapshot.transition_age)),
+    )  # fmt: skip
+    pairs = 4 if inner >= 90 else 2
+    table = Table.grid(padding=(0, 1))
+    for _ in range(pairs):
+        table.add_column(style="dim", no_wrap=True, min_width=14)
+        table.add_column(justify="right", no_wrap=True, style="bold", min_width=8)
+    for first in range(0, len(cells), pairs):
+        table.add_row(*(text for cell in cells[first : first + pairs] for text in cell))
+    return table
+
+
+def _split(
+    name: str, shares: dict[str, float], parts: tuple[tuple[str, str], ...], inner: int, ascii_only: bool
+) -> Text:
+    """One bar cut into a worker's parts of time, and below it the largest parts in words."""
+    if not shares:
+        return _labelled(name, Text(DASH), "")
+    width = inner - 10
+    bar, drawn, total = Text(), 0, 0.0
+    for part, style in parts:
+        total += shares.get(part, 0.0)
+        end = min(width, round(total * width))
+        letter = part[0].upper() if part != "wait" else "."
+        bar.append((letter if ascii_only else "█") * max(0, end - drawn), style=style)
+        drawn = max(drawn, end)
+    legend = Text("\n" + " " * 10)
+    room = width
+    for part, style in parts:
+        text = f"{part} {percent(shares.get(part))}  ".replace(" %", "%")
+        if part in shares and len(text) <= room + 2:
+            legend.append(text[:room], style=style)
+            room -= len(text)
+    return Text.assemble(_labelled(name, bar, ""), legend)
+
+
+def _machine(snapshot: Snapshot, inner: int, ascii_only: bool) -> list[Text]:
+    sparks = _ASCII_SPARKS if ascii_only else _SPARKS
+    cores = "".join(sparks[min(7, int(8 * max(0.0, use)))] for use in snapshot.core_uses[: max(0, inner // 3)])
+    lines = [_use_line("cpu", snapshot.cpu_use, f"  {cores}" if cores else "", inner, ascii_only)]
+    share = None
+    if snapshot.memory_used_bytes is not None and snapshot.memory_total_bytes:
+        share = snapshot.memory_used_bytes / snapshot.memory_total_bytes
+    lines.append(_use_line("memory", share, f"  {size(snapshot.memory_used_bytes)}", inner, ascii_only))
+    lines.append(_use_line("replay", snapshot.replay_fill, "", inner, ascii_only))
+    for gpu in snapshot.gpus[:4]:
+        power = DASH if gpu.power_w is None else f"{gpu.power_w:.0f} W"
+        limit = "" if gpu.power_limit_w is None else f" of {gpu.power_limit_w:.0f}"
+        text = f"  {power}{limit}  {size(gpu.memory_used_bytes)}"
+        lines.append(_use_line(f"gpu {gpu.index}", gpu.use, text, inner, ascii_only))
+    return lines
+
+
+def _use_line(name: str, share: float | None, extra: str, inner: int, ascii_only: bool) -> Text:
+    text = f" {percent(share):>5}{extra}"
+    style = "green" if share is None or share < 0.85 else "yellow"
+    return _labelled(name, _bar(share, max(6, min(30, inner - 10 - len(text))), style, ascii_only), text)
+
+
+def _labelled(name: str, content: Text, after: str) -> Text:
+    return Text.assemble((f"{name:<10}", "dim"), content, after)
+
+
+def _bar(share: float | None, width: int, style: str, ascii_only: bool) -> Text:
+    full = 0 if share is None else round(min(1.0, max(0.0, share)) * max(4, width))
+    signs = ("#", ".") if ascii_only else ("█", "░")
+    return Text.assemble((signs[0] * full, style), (signs[1] * (max(4, width) - full), "bright_black"))
+
+
+def _returns(snapshot: Snapshot, inner: int, ascii_only: bool) -> Text:
+    line = Text.assemble(
+        ("return    ", "dim"), (number(snapshot.eval_return), "bold"), f"  best {number(snapshot.eval_best)}"
+        f"  samplers' {number(snapshot.episode_return)}  "
+    )  # fmt: skip
+    return line.append(sparkline(snapshot.eval_returns, max(0, min(30, inner - len(line))), ascii_only), style="cyan")
+
+
+def sparkline(values: Sequence[float], width: int, ascii_only: bool = False) -> str:
+    """The newest ``width`` values as small columns; a constant series is a low line."""
+    sparks = _ASCII_SPARKS if ascii_only else _SPARKS
+    shown = [value for value in values if value == value and abs(value) != float("inf")][-width:] if width else []
+    if not shown:
+        return ""
+    low, high = min(shown), max(shown)
+    scale = 7 / (high - low) if high > low else 0.0
+    return "".join(sparks[round((value - low) * scale)] for value in shown)

@@ -1,0 +1,209 @@
+"""``python -m spreeze.train``: look at the machine, decide, train, report.
+
+python -m spreeze.train --auto                                # SAC on Walker2DBulletEnv-v0, until Ctrl-C
+python -m spreeze.train --env Pendulum-v1 --target-return -200
+python -m spreeze.train --resume latest
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from spreeze.arguments import build_parser, user_values
+from spreeze.cli import emit, guarded, say
+from spreeze.config import PARTS
+from spreeze.envs.probe import Probe, probe_env
+from spreeze.envs.registry import default_env_id
+from spreeze.errors import ConfigError, ResourceError
+from spreeze.hardware import Machine, read_machine
+from spreeze.modes import load_mode
+from spreeze.rundir import RunDir, find_run, new_name, process_start_time, read_run, versions, write_json
+from spreeze.settings import Layer, Settings, from_toml, iterate, read_profile, resolve, task_profile, to_toml
+from spreeze.summary import summary
+from spreeze.terminal import open_view
+from spreeze.tuning import tuned_layer
+from spreeze.workers.interrupts import Interrupts
+from spreeze.workers.plan import EarlierSessions, RunPlan
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point; returns the exit code (0 trained, 1 failed, 2 refused)."""
+    args = build_parser().parse_args(argv)
+    return guarded(lambda: _train(args), as_json=args.json)
+
+
+def _train(args: argparse.Namespace) -> int:
+    with Interrupts() as interrupts:
+        resumed = find_run(args.resume, _runs_dir(args)) if args.resume else None
+        base, notes = _layers(args, resumed)
+        for note in notes:
+            say(note, as_json=args.json)
+        settings = resolve(base)
+        part = settings.config.env
+        probe = probe_env(part.id, part.import_module, steps=500 if args.auto else 0)
+        machine = read_machine()
+        say(machine.one_line(), as_json=args.json)
+        tuned, tune_record = _tuned(args, settings, probe, machine, interrupts)
+        plan = _plan(settings if tuned is None else resolve([*base[:-1], tuned, base[-1]]), probe, machine, resumed)
+        if tuned is not None:
+            plan = _with_reasons(plan, tune_record)
+        run_dir = RunDir.open(resumed) if resumed else RunDir.create(
+            Path(plan.config.run.runs_dir),
+            plan.config.run.name or new_name(plan.spec.env_id, plan.config.run.algo, plan.config.run.seed),
+        )
+        try:
+            return _run(args, plan, run_dir, machine, tune_record, interrupts)
+        finally:
+            run_dir.close()
+
+
+def _runs_dir(args: argparse.Namespace) -> Path:
+    return Path(getattr(args, "run.runs_dir") or "runs")
+
+
+def _layers(args: argparse.Namespace, resumed: Path | None) -> tuple[list[Layer], list[str]]:
+    """Layers from weakest to strongest; the user's comes last. Also what there is to say about them."""
+    user = Layer("user", user_values(args))
+    if resumed is not None:
+        old = from_toml((resumed / "config.toml").read_text(encoding="utf-8"), "resumed run")
+        values = {p: {} for p in PARTS}  # type: dict[str, dict[str, Any]]
+        for part, name, value in iterate(old.config):
+            if part != "stop":
+                values[part][name] = value
+        for key in ("env.id", "run.algo"):
+            part, name = key.split(".")
+            asked = user.values.get(part, {}).get(name)
+            if asked is not None and asked != values[part][name]:
+                raise ConfigError(f"{key} = {asked} cannot change on resume: the run has {values[part][name]}")
+        return [Layer("resumed run", values), user], [f"continuing {resumed.name}"]
+    notes, layers = [], []
+    env_id = user.values.get("env", {}).get("id")
+    if env_id is None:
+        choice = default_env_id()
+        env_id = choice.value
+        layers.append(Layer("default", {"env": {"id": env_id}}))
+        notes.append(f"environment {env_id}: {choice.reason}")
+    profile = read_profile(args.profile) if args.profile else task_profile(env_id)
+    if profile is not None:
+        layers.append(profile)
+        notes.append(f"settings from {profile.source}")
+    return [*layers, user], notes
+
+
+def _tuned(
+    args: argparse.Namespace, settings: Settings, probe: Probe, machine: Machine, interrupts: Interrupts
+) -> tuple[Layer | None, dict[str, Any] | None]:
+    if not args.auto:
+        return None, None
+    return tuned_layer(settings, probe, machine, interrupts, fresh=args.fresh,
+                       say=lambda text: say(text, as_json=args.json))
+
+
+def _plan(settings: Settings, probe: Probe, machine: Machine, resumed: Path | None) -> RunPlan:
+    config = settings.config
+    usable = machine.cores.usable
+    samplers, reasons = config.sampling.samplers, {}
+    if config.run.mode == "serial":
+        samplers = 1
+    elif samplers is None:
+        samplers = max(1, min(int(usable) - config.learner.threads, 16))
+        reasons["sampling.samplers"] = f"{usable:g} usable cores less {config.learner.threads} for the learner"
+    run = read_run(resumed) if resumed else {}
+    return RunPlan(
+        settings=settings, spec=probe.spec, samplers=samplers, reasons=reasons,
+        free_core=usable - samplers - config.learner.threads >= 1.0,
+        earlier=EarlierSessions(
+            env_steps=int(run.get("env_steps") or 0), wall_s=float(run.get("wall_s") or 0.0),
+            sessions=int(run.get("sessions") or 1) if resumed else 0, best_return=run.get("eval_best"),
+        ),
+        process_age_s=time.time() - process_start_time(),
+    )
+
+
+def _with_reasons(plan: RunPlan, record: dict[str, Any] | None) -> RunPlan:
+    import dataclasses
+
+    return dataclasses.replace(plan, reasons={**plan.reasons, **(record or {}).get("reasons", {})})
+
+
+def _run(
+    args: argparse.Namespace, plan: RunPlan, run_dir: RunDir, machine: Machine, tune_record: dict[str, Any] | None,
+    interrupts: Interrupts,
+) -> int:
+    _check_disk(plan, run_dir)
+    (run_dir.path / "config.toml").write_text(to_toml(plan.settings), encoding="utf-8")
+    if tune_record is not None:
+        write_json(run_dir.path / "tune.json", tune_record)
+    sessions = plan.earlier.sessions + 1
+    run_dir.write_state(
+        state="starting", sessions=sessions, env_id=plan.spec.env_id, algo=plan.config.run.algo,
+        mode=plan.config.run.mode, seed=plan.config.run.seed, nonce=run_dir.nonce, command=sys.argv,
+        versions=versions(), machine=machine.one_line(), **_identity(),
+        **({"started": time.strftime("%Y-%m-%dT%H:%M:%S%z")} if sessions == 1 else {}),
+    )
+    view = open_view(sys.stderr if args.json else sys.stdout, json_mode=args.json)
+    state = "failed"
+    try:
+        with contextlib.closing(view):
+            view.note(f"run directory {run_dir.path}")
+            for key, reason in plan.reasons.items():
+                view.note(f"{key}: {reason}")
+            outcome = load_mode(plan.config.run.mode).run_mode(plan, run_dir, view, interrupts)
+        document = summary(plan, outcome, run_dir.path, machine)
+        write_json(run_dir.path / "summary.json", document)
+        state = "failed" if outcome.error else "finished"
+        run_dir.write_state(wall_s=outcome.wall_s, env_steps=outcome.env_steps, updates=outcome.updates,
+                            eval_best=outcome.eval_best, exit_reason=outcome.stopped_by)
+    finally:
+        run_dir.write_state(state=state)
+    if args.json:
+        emit(document)
+    else:
+        say(_closing(document))
+    if outcome.error:
+        sys.stderr.write(f"error: {outcome.error}\n")
+    return 1 if outcome.error else 0
+
+
+def _identity() -> dict[str, Any]:
+    import os
+
+    return {"pid": os.getpid(), "create_time": process_start_time()}
+
+
+def _check_disk(plan: RunPlan, run_dir: RunDir) -> None:
+    """Refuses to promise saved replays that the disk cannot hold (twice: old and new)."""
+    import shutil
+
+    if not plan.config.replay.save:
+        return
+    needed, free = 2 * plan.ring_spec().size_bytes, shutil.disk_usage(run_dir.path).free
+    if needed > free:
+        raise ResourceError(
+            f"--save-replay needs {needed / 1e6:.0f} MB of disk, {free / 1e6:.0f} MB are free; "
+            "make room, or lower --replay-capacity"
+        )
+
+
+def _closing(document: dict[str, Any]) -> str:
+    def text(name: str, form: str = ".1f") -> str:
+        value = document.get(name)
+        return "-" if value is None else format(value, form)
+
+    return (
+        f"stopped by {document['stopped_by']} after {text('wall_s')} s: {document['env_steps']} env steps "
+        f"({text('env_steps_per_s', '.0f')}/s), {document['updates']} updates ({text('updates_per_s')}/s), "
+        f"{text('samples_per_insert')} samples per insert, greedy return {text('eval_return_mean')} "
+        f"(best {text('eval_return_best')})\n"
+        f"watch it: python -m spreeze.play {document['run_dir']}\n"
+        f"continue: python -m spreeze.train --resume {document['run_dir']}"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,96 @@
+"""Where every worker process begins: ``python -m spreeze.workers.child <job>``.
+
+The job is one JSON argument. Thread counts come with the environment, before any import; standard
+output and error already go to the worker's own log (Bullet prints from C).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import importlib
+import json
+import os
+import signal
+import sys
+import threading
+import traceback
+from pathlib import Path
+from typing import Any
+
+from spreeze.metrics import Phase
+from spreeze.transport.board import Board
+from spreeze.workers.link import Link
+
+BODIES = {
+    "sampler": ("spreeze.workers.sampler", "run_sampler", "SamplerJob"),
+    "learner": ("spreeze.workers.learner", "run_learner", "LearnerJob"),
+    "evaluator": ("spreeze.workers.evaluator", "run_evaluator", "EvaluatorJob"),
+    "visualizer": ("spreeze.workers.visualizer", "run_visualizer", "VisualizerJob"),
+}
+"""role -> (module, body, type of its job); imported only in the process that runs it."""
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main(argv: list[str]) -> int:
+    """Runs one worker body; returns its exit code."""
+    spec: dict[str, Any] = json.loads(argv[0])
+    _die_with_supervisor(spec["lifeline_fd"], spec["supervisor_pid"])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    board = Board.attach(spec["board_fd"], spec["board_rows"])
+    link = Link(spec["role"], spec["index"], board, spec["row"], spec["message_fd"])
+    link.beat(Phase.INIT)
+    try:
+        module, body, job_type = BODIES[spec["role"]]
+        loaded = importlib.import_module(module)
+        getattr(loaded, body)(link, getattr(loaded, job_type).from_json(spec["job"]))
+    except BaseException as error:
+        _report(link, Path(spec["errors_dir"]), error)
+        return 1
+    link.beat(Phase.DONE)
+    link.close()
+    return 0
+
+
+def _report(link: Link, errors_dir: Path, error: BaseException) -> None:
+    """Tells the supervisor why this process ends: by a file (the truth) and by a message."""
+    text = "".join(traceback.format_exception(error))
+    sys.stderr.write(text)
+    record = {"process": link.name, "error": f"{type(error).__name__}: {error}"[:1000], "traceback": text[-8000:]}
+    with contextlib.suppress(OSError):
+        errors_dir.mkdir(exist_ok=True)
+        path = errors_dir / f"{link.name}-{os.getpid()}.json"
+        path.write_text(json.dumps(record), encoding="utf-8")
+    link.send("error", error=record["error"], traceback=text[-2500:])
+
+
+def _die_with_supervisor(lifeline_fd: int, supervisor_pid: int) -> None:
+    """Ends this process when the supervisor is gone, however it died.
+
+    Two ways, since each has a hole: the kernel's death signal follows the thread that spawned us
+    (Linux only), and a waiting thread cannot run while C code holds the interpreter lock.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != supervisor_pid:
+        os._exit(3)
+
+    def watch() -> None:
+        while True:
+            try:
+                if os.read(lifeline_fd, 1) == b"":
+                    os._exit(3)
+            except InterruptedError:
+                continue
+            except OSError:
+                os._exit(3)
+
+    threading.Thread(target=watch, name="lifeline", daemon=True).start()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

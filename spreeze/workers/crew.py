@@ -1,0 +1,241 @@
+"""The crew: all worker processes of a run, watched, restarted and ended. No metrics, no modes."""
+
+from __future__ import annotations
+
+import select
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from spreeze.errors import WorkerError
+from spreeze.metrics import DEADLINE_S, Phase
+from spreeze.transport import board as words
+from spreeze.transport.board import Board
+from spreeze.workers.restarts import LIMITS, Restarts
+from spreeze.workers.spawn import Child, Nest, WorkerSpec, spawn
+
+_ASLEEP_S = 5.0
+"""A gap this long between two looks means that this process slept: nobody else is to blame."""
+_STOP_S, _TERM_S = 6.0, 2.0
+
+
+@dataclass
+class Post:
+    """One place in the crew: its worker now, its failures so far."""
+
+    spec: WorkerSpec
+    restarts: Restarts
+    child: Child | None = None
+    finished: bool = False
+    last_heartbeat: int = -1
+    heartbeat_seen_s: float = 0.0
+    failures: list[str] = field(default_factory=list)
+
+
+class Crew:
+    """Starts, watches, restarts and stops workers.
+
+    ``takeover(spec, pid)`` is called after the old writer of a shard is certainly dead and before
+    the new one starts.
+    """
+
+    def __init__(
+        self, nest: Nest, board: Board, *, on_event: Callable[[str, str], None],
+        takeover: Callable[[WorkerSpec], None] = lambda spec: None,
+        start: Callable[[WorkerSpec, Nest], Child] = spawn, clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._nest, self._board = nest, board
+        self.on_event, self._takeover, self._start, self._clock = on_event, takeover, start, clock
+        self.posts: dict[str, Post] = {}
+        self.first_error: tuple[str, str] | None = None
+        self._last_watch_s: float | None = None
+
+    def add(self, spec: WorkerSpec) -> None:
+        """Starts a worker and keeps it running from now on.
+
+        Raises:
+            OSError: it could not be started (descriptor, process or memory limit).
+        """
+        post = Post(spec=spec, restarts=Restarts(LIMITS[spec.role]))
+        self.posts[spec.name] = post
+        self._launch(post)
+
+    def _launch(self, post: Post) -> None:
+        self._board.control(post.spec.row)[words.PHASE] = int(Phase.START)
+        post.child = self._start(post.spec, self._nest)
+        post.last_heartbeat, post.heartbeat_seen_s = -1, self._clock()
+
+    @property
+    def restarts(self) -> int:
+        """Workers started again so far."""
+        return sum(post.restarts.total for post in self.posts.values())
+
+    def alive(self, role: str) -> int:
+        """Running workers of a role."""
+        return sum(post.child is not None for post in self._of(role))
+
+    def pids(self) -> dict[str, int]:
+        """Name -> process id of the running workers."""
+        return {name: post.child.pid for name, post in self.posts.items() if post.child is not None}
+
+    def _of(self, role: str) -> list[Post]:
+        return [post for post in self.posts.values() if post.spec.role == role]
+
+    def wait(self, seconds: float) -> list[dict[str, Any]]:
+        """Waits until a worker says something, at most ``seconds``; returns what was said."""
+        children = [post.child for post in self.posts.values() if post.child is not None]
+        by_fd = {child.message_fd: child for child in children}
+        try:
+            ready, _, _ = select.select(list(by_fd), [], [], seconds) if by_fd else ([], [], [])
+        except InterruptedError:
+            return []
+        if len(ready) == len(by_fd) == 0:
+            time.sleep(seconds)
+        messages: list[dict[str, Any]] = []
+        for fd in ready:
+            found = by_fd[fd].read_messages()
+            messages += found
+        if ready and not messages:
+            # Only closed pipes of workers that are ending: do not spin until they are reaped.
+            time.sleep(min(seconds, 0.01))
+        return messages
+
+    def note_error(self, name: str, text: str) -> None:
+        """Remembers the first exception of any worker: it is the one that explains the rest."""
+        if self.first_error is None:
+            self.first_error = (name, text)
+
+    def watch(self) -> list[dict[str, Any]]:
+        """Reaps, checks deadlines, restarts. Returns last messages of workers that ended.
+
+        Raises:
+            WorkerError: the learner was given up, or more than half of the samplers.
+        """
+        now = self._clock()
+        if self._last_watch_s is not None and now - self._last_watch_s > _ASLEEP_S:
+            self.on_event("warning", f"the machine slept for {now - self._last_watch_s:.0f} s; deadlines extended")
+            for post in self.posts.values():
+                post.heartbeat_seen_s = now
+        self._last_watch_s = now
+        messages: list[dict[str, Any]] = []
+        for post in self.posts.values():
+            if post.child is not None:
+                messages += self._check(post, now)
+            elif post.restarts.due(now):
+                self._restart(post)
+        self._judge()
+        return messages
+
+    def _check(self, post: Post, now: float) -> list[dict[str, Any]]:
+        child = post.child
+        assert child is not None
+        code = child.poll()
+        if code is not None:
+            return self._ended(post, code, now)
+        control = self._board.control(post.spec.row)
+        heartbeat, phase = int(control[words.HEARTBEAT]), Phase(int(control[words.PHASE]))
+        if heartbeat != post.last_heartbeat:
+            post.last_heartbeat, post.heartbeat_seen_s = heartbeat, now
+            return []
+        silent_s = now - post.heartbeat_seen_s
+        if silent_s <= DEADLINE_S[phase]:
+            return []
+        child.signal_group(signal.SIGUSR1)
+        child.kill_and_wait()
+        why = f"silent for {silent_s:.0f} s in phase {phase.name}; its stack is in logs/{post.spec.name}.log"
+        return self._ended(post, -int(signal.SIGKILL), now, why)
+
+    def _ended(self, post: Post, code: int, now: float, why: str | None = None) -> list[dict[str, Any]]:
+        child = post.child
+        assert child is not None
+        child.signal_group(signal.SIGKILL)
+        messages = child.read_messages()
+        child.close()
+        post.child = None
+        phase = Phase(int(self._board.control(post.spec.row)[words.PHASE]))
+        if code == 0 and phase is Phase.DONE and post.spec.role in ("evaluator", "visualizer"):
+            post.finished = True
+            return messages
+        reason = why or _exit_text(code, phase)
+        told = next((str(m.get("error")) for m in reversed(messages) if m.get("kind") == "error"), None)
+        post.failures.append(f"{reason}: {told}" if told else reason)
+        self.note_error(post.spec.name, post.failures[-1])
+        post.restarts.failed(now)
+        level = "error" if post.restarts.given_up else "warning"
+        self.on_event(level, f"{post.spec.name} {post.failures[-1]}{self._outlook(post, now)}")
+        return messages
+
+    def _outlook(self, post: Post, now: float) -> str:
+        if post.restarts.given_up:
+            return "; given up"
+        wait_s = (post.restarts.due_s or now) - now
+        return "; restarting now" if wait_s <= 0 else f"; restarting in {wait_s:.1f} s"
+
+    def _restart(self, post: Post) -> None:
+        self._takeover(post.spec)
+        try:
+            self._launch(post)
+        except OSError as error:
+            post.restarts.failed(self._clock())
+            self.on_event("error", f"{post.spec.name} could not be started: {error}")
+            return
+        post.restarts.restarted()
+
+    def _judge(self) -> None:
+        for post in self._of("learner"):
+            if post.restarts.given_up:
+                raise WorkerError(f"the learner failed {len(post.failures)} times; the last: {post.failures[-1]}")
+        samplers = self._of("sampler")
+        lost = [post for post in samplers if post.restarts.quarantined and post.child is None]
+        if samplers and 2 * len(lost) > len(samplers):
+            raise WorkerError(
+                f"{len(lost)} of {len(samplers)} samplers keep failing; {lost[0].spec.name}: {lost[0].failures[-1]}"
+            )
+
+    def stop(self, hurry: Callable[[], bool], on_messages: Callable[[list[dict[str, Any]]], None]) -> None:
+        """Ends everybody: stop flag, then SIGTERM, then SIGKILL. Nobody is left when it returns."""
+        self._board.header[words.STOP] = 1
+        start = self._clock()
+        termed = False
+        while any(post.child is not None for post in self.posts.values()):
+            on_messages(self.wait(0.02))
+            for post in self.posts.values():
+                if post.child is not None and post.child.poll() is not None:
+                    on_messages(self._buried(post))
+            waited = self._clock() - start
+            if hurry() or waited > _STOP_S + _TERM_S:
+                break
+            if waited > _STOP_S and not termed:
+                termed = True
+                for child in self._children():
+                    child.signal_group(signal.SIGTERM)
+        for post in self.posts.values():
+            if post.child is not None:
+                post.child.kill_and_wait()
+                on_messages(self._buried(post))
+
+    def _buried(self, post: Post) -> list[dict[str, Any]]:
+        child = post.child
+        assert child is not None
+        child.signal_group(signal.SIGKILL)
+        messages = child.read_messages()
+        child.close()
+        post.child = None
+        return messages
+
+    def _children(self) -> list[Child]:
+        return [post.child for post in self.posts.values() if post.child is not None]
+
+
+def _exit_text(code: int, phase: Phase) -> str:
+    if code < 0:
+        try:
+            name = signal.Signals(-code).name
+        except ValueError:
+            name = f"signal {-code}"
+        return f"ended by {name} in phase {phase.name}"
+    if code == 0:
+        return f"ended by itself (exit code 0) in phase {phase.name} without being asked to"
+    return f"ended with exit code {code} in phase {phase.name}"

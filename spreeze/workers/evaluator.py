@@ -1,0 +1,294 @@
+"""The evaluator: greedy episodes of the newest weights on a fixed seed list, return curve, best weights.
+
+It runs beside training at low priority and feeds nothing back. ``python -m spreeze.workers.evaluator``
+is the last evaluation of a run: newest weights, a time budget, one JSON record on standard output.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from spreeze.envs.stdout import stdout_to_stderr
+from spreeze.envs.task import Task, make_task
+from spreeze.errors import SpreezeError
+from spreeze.evaluation import lanes_for, run_episodes, score, seed_list
+from spreeze.jsonable import Jsonable
+from spreeze.metrics import Phase
+from spreeze.policies import Policy
+from spreeze.transport.files import replace_bytes, replace_json
+from spreeze.transport.weights import Weights, WeightsStore
+from spreeze.workers.link import Link
+
+COLUMNS = (
+    "wall_s", "env_steps", "updates", "epoch", "version", "episodes", "return_mean", "return_std", "length_mean",
+)  # fmt: skip
+"""Columns of ``eval.csv``; wall_s, env_steps and updates are those of the weights when published."""
+
+Record = dict[str, Any]
+_POLL_S = 0.05
+_LOOK_S = 1.0
+_MAX_FAILURES = 5
+_NICE = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluatorJob(Jsonable):
+    """What the evaluator is told."""
+
+    run_dir: str
+    env_id: str
+    import_module: str | None
+    episodes: int
+    first_seed: int
+    cpu_share: float
+    """Share of one core it may use when none is free."""
+    has_free_core: bool
+
+
+def run_evaluator(link: Link, job: EvaluatorJob) -> None:
+    """Evaluates whenever there are new weights, until the supervisor stops everybody."""
+    lower_priority(_NICE)
+    link.beat(Phase.INIT)
+    watch = WeightsWatch(Path(job.run_dir) / "weights")
+    failures = 0
+    with Evaluation(job) as evaluation:
+        evaluation.prepare()  # while the first weights are still to come
+        while not link.stopping:
+            found = watch.newer(link.weights_hint)
+            if found is None:
+                link.sleep(_POLL_S)
+                continue
+            begin_s, cpu_s = time.monotonic(), time.process_time()
+            try:
+                record = evaluation.evaluate(*found, should_stop=lambda: _beat(link))
+                failures = 0
+            except Exception as error:
+                failures += 1
+                if failures >= _MAX_FAILURES:
+                    raise
+                link.send("event", level="warning", text=f"evaluation failed: {type(error).__name__}: {error}"[:500])
+                evaluation.drop_environments()
+                link.sleep(1.0)
+                continue
+            if record is not None:
+                _report(link, record, evaluation.evaluations)
+            if not job.has_free_core:
+                rest_s = (time.process_time() - cpu_s) / job.cpu_share - (time.monotonic() - begin_s)
+                link.sleep(max(0.0, rest_s))
+
+
+def _beat(link: Link) -> bool:
+    link.beat(Phase.EVALUATE)
+    return link.stopping
+
+
+def _report(link: Link, record: Record, evaluations: int) -> None:
+    link.post(
+        evaluations=evaluations, policy_version=record["version"], eval_return=record["return_mean"],
+        eval_length=record["length_mean"], env_steps=record["env_steps"],
+    )  # fmt: skip
+    link.send("evaluation", **record)
+
+
+def lower_priority(nice: int) -> None:
+    """Gives way to samplers and learner, where the system can."""
+    if hasattr(os, "nice"):
+        with contextlib.suppress(OSError):
+            os.nice(nice)
+
+
+class WeightsWatch:
+    """Finds weights newer than the last ones seen, together with the bytes they were read from."""
+
+    def __init__(self, directory: Path) -> None:
+        self._store = WeightsStore(directory)
+        self._seen: tuple[int, int] | None = None
+        self._hint = -1
+        self._look_at_s = 0.0
+
+    def newer(self, hint: int) -> tuple[Weights, bytes] | None:
+        """The newest weights, or None; looks at the file when the hint changed, and every second."""
+        now_s = time.monotonic()
+        if hint == self._hint and now_s < self._look_at_s:
+            return None
+        self._look_at_s = now_s + _LOOK_S
+        weights = self._store.read_latest(self._seen)
+        if weights is None:
+            return None
+        try:
+            data = Path(weights.path).read_bytes()
+        except OSError:
+            return None  # already replaced by newer ones: the next look finds them
+        self._seen, self._hint = (weights.epoch, weights.version), hint
+        return weights, data
+
+
+class Evaluation:
+    """The evaluator's environments and files; a context manager that closes the environments."""
+
+    def __init__(self, job: EvaluatorJob) -> None:
+        self._job = job
+        self._run_dir = Path(job.run_dir)
+        self._tasks: list[Task] = []
+        self._best = _best_so_far(self._run_dir)
+        self.evaluations = 0
+
+    def _make_task(self) -> Task:
+        return make_task(self._job.env_id, self._job.import_module)
+
+    def prepare(self) -> None:
+        """Makes the first environment."""
+        if not self._tasks:
+            self._tasks.append(self._make_task())
+
+    def evaluate(
+        self, weights: Weights, data: bytes, should_stop: Callable[[], bool], *, partial: bool = False
+    ) -> Record | None:
+        """Runs the episodes of one version and writes them down.
+
+        Args:
+            weights: what to evaluate.
+            data: the bytes of their file, kept when they are the best so far.
+            should_stop: True abandons the evaluation.
+            partial: one episode after another, and what finished in time counts.
+
+        Returns:
+            The record, or None when it was abandoned.
+        """
+        self.prepare()
+        policy = Policy.from_weights(weights.arrays, weights.meta)
+        seeds = seed_list(self._job.first_seed, self._job.episodes)
+        lanes = lanes_for(self._tasks[0].spec)
+        episodes = run_episodes(
+            self._make_task, policy.act_greedy, seeds, should_stop=should_stop, max_envs=lanes, tasks=self._tasks
+        )
+        if partial:
+            # Only a prefix of the seeds: of episodes cut by the clock the short ones would survive.
+            episodes = [episode for episode, seed in zip(episodes, seeds, strict=False) if episode.seed == seed]
+        if not episodes or (len(episodes) < len(seeds) and not partial):
+            return None
+        found = score(episodes)
+        record: Record = {
+            "wall_s": float(weights.meta.get("wall_s", 0.0)),
+            "env_steps": int(weights.meta.get("env_steps", 0)),
+            "updates": int(weights.meta.get("updates", 0)),
+            "epoch": weights.epoch,
+            "version": weights.version,
+            **found._asdict(),
+        }
+        self.evaluations += 1
+        append_row(self._run_dir / "eval.csv", record)
+        if len(episodes) == len(seeds):
+            self._keep_best(record, data)
+        return record
+
+    def _keep_best(self, record: Record, data: bytes) -> None:
+        if math.isnan(record["return_mean"]) or record["return_mean"] <= self._best:
+            return
+        folder = self._run_dir / "checkpoints"
+        folder.mkdir(parents=True, exist_ok=True)
+        replace_bytes(folder / "best.safetensors", data)
+        replace_json(folder / "best.json", {"return": record["return_mean"], **record})
+        self._best = record["return_mean"]
+
+    def drop_environments(self) -> None:
+        """Closes all environments; the next evaluation makes new ones."""
+        for task in self._tasks:
+            with contextlib.suppress(Exception):
+                task.close()
+        self._tasks.clear()
+
+    def __enter__(self) -> Evaluation:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.drop_environments()
+
+
+def _best_so_far(run_dir: Path) -> float:
+    """Return of the best weights kept so far, by this or an earlier session."""
+    try:
+        value = json.loads((run_dir / "checkpoints" / "best.json").read_bytes())["return"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return -math.inf
+    return float(value) if isinstance(value, int | float) else -math.inf
+
+
+def append_row(path: Path, record: Record) -> None:
+    """Appends one line to ``eval.csv``, header first, in a single write each."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0), 0o644)
+    try:
+        if os.fstat(fd).st_size == 0:
+            os.write(fd, (",".join(COLUMNS) + "\n").encode())
+        os.write(fd, (",".join(repr(record[name]) for name in COLUMNS) + "\n").encode())
+    finally:
+        os.close(fd)
+
+
+def read_rows(path: Path) -> list[Record]:
+    """The rows of ``eval.csv``; a damaged line is left out, a missing file is empty."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+    rows = []
+    for line in lines[1:]:
+        cells = line.split(",")
+        if len(cells) == len(COLUMNS):
+            with contextlib.suppress(ValueError):
+                rows.append(dict(zip(COLUMNS, map(_number, cells), strict=True)))
+    return rows
+
+
+def _number(cell: str) -> int | float:
+    return int(cell) if cell.lstrip("-").isdigit() else float(cell)
+
+
+def final_evaluation(job: EvaluatorJob, budget_s: float) -> Record | None:
+    """Evaluates the newest weights within a time budget, with as many of the seeds as fit.
+
+    Returns:
+        The record (``episodes`` says how many finished), the one already written when this version
+        was evaluated before, or None when there are no weights or no episode ended in time.
+    """
+    end_s = time.monotonic() + budget_s
+    run_dir = Path(job.run_dir)
+    found = WeightsWatch(run_dir / "weights").newer(0)
+    if found is None:
+        return None
+    weights, data = found
+    for row in reversed(read_rows(run_dir / "eval.csv")):
+        if (row["epoch"], row["version"], row["episodes"]) == (weights.epoch, weights.version, job.episodes):
+            return row
+    with Evaluation(job) as evaluation:
+        return evaluation.evaluate(weights, data, lambda: time.monotonic() >= end_s, partial=True)
+
+
+def main(argv: list[str]) -> int:
+    """``RUN_DIR EPISODES FIRST_SEED BUDGET_S ENV_ID [IMPORT_MODULE]``: the last evaluation, as one JSON record."""
+    run_dir, episodes, first_seed, budget_s, env_id, *rest = argv
+    job = EvaluatorJob(
+        run_dir=run_dir, env_id=env_id, import_module=(rest[0] if rest else "") or None, episodes=int(episodes),
+        first_seed=int(first_seed), cpu_share=1.0, has_free_core=True,
+    )  # fmt: skip
+    try:
+        with stdout_to_stderr():
+            record = final_evaluation(job, float(budget_s))
+    except SpreezeError as error:
+        sys.stderr.write(f"{error}\n")
+        return error.exit_code
+    sys.stdout.write(json.dumps(record) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,131 @@
+"""From the workers' raw slots to metrics: rates, shares, ratios. Pure arithmetic over snapshots."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+_RATE_WINDOW_S = 3.0
+
+
+@dataclass(frozen=True)
+class Reading:
+    """All counters at one moment."""
+
+    t_s: float
+    samplers: tuple[dict[str, float], ...]
+    learner: dict[str, float]
+    inserted: int
+    """Transitions in replay since the ring was made."""
+    baseline_inserted: int
+    """Transitions at the moment learning began; -1 before."""
+    sampled: int
+    """Transitions drawn since learning began."""
+
+    @property
+    def env_steps(self) -> float:
+        """Env steps of this session, all samplers."""
+        return sum(sampler["env_steps"] for sampler in self.samplers)
+
+
+@dataclass
+class Gauges:
+    """Keeps a short window of readings for live rates and two marks for steady-state rates."""
+
+    batch_size: int
+    warmup_s: float = 1.0
+    """Time after the first update that steady-state rates leave out."""
+    _window: deque[Reading] = field(default_factory=deque)
+    _learning_began_s: float | None = None
+    _steady: Reading | None = None
+    _last: Reading | None = None
+
+    def read(self, reading: Reading) -> dict[str, float | None]:
+        """Metrics at this reading; a rate is None until there are two readings."""
+        self._note(reading)
+        first = self._window[0]
+        metrics = {**_counts(reading), **_rates(first, reading, self.batch_size), **_shares(first, reading)}
+        metrics["samples_per_insert"] = samples_per_insert(reading)
+        return metrics
+
+    def _note(self, reading: Reading) -> None:
+        self._window.append(reading)
+        while len(self._window) > 2 and reading.t_s - self._window[0].t_s > _RATE_WINDOW_S:
+            self._window.popleft()
+        if self._learning_began_s is None and reading.learner["updates"] > 0 and reading.sampled > 0:
+            self._learning_began_s = reading.t_s
+        if self._steady is None and self._learning_began_s is not None and (
+            reading.t_s - self._learning_began_s >= self.warmup_s
+        ):
+            self._steady = reading
+        self._last = reading
+
+    def steady(self) -> dict[str, float | None]:
+        """Rates from the end of the warm-up to the last reading; None when the run was too short."""
+        if self._steady is None or self._last is None or self._last.t_s <= self._steady.t_s:
+            return dict.fromkeys(("env_steps_per_s", "updates_per_s", "update_frames_per_s", "measured_s"))
+        rates = _rates(self._steady, self._last, self.batch_size)
+        return {
+            **{name: rates[name] for name in ("env_steps_per_s", "updates_per_s", "update_frames_per_s")},
+            "measured_s": self._last.t_s - self._steady.t_s,
+            **_shares(self._steady, self._last),
+        }
+
+
+def samples_per_insert(reading: Reading) -> float | None:
+    """Transitions drawn over transitions inserted since learning began; None before."""
+    inserts = reading.inserted - reading.baseline_inserted
+    return reading.sampled / inserts if reading.baseline_inserted >= 0 and inserts > 0 else None
+
+
+def _counts(reading: Reading) -> dict[str, float | None]:
+    learner = reading.learner
+    learned = learner["updates"] > 0
+    counts: dict[str, float | None] = {
+        "updates": learner["updates"],
+        "policy_version": learner["policy_version"],
+        **{name: learner[name] if learned else None for name in (
+            "policy_lag", "transition_age", "replay_fill", "critic_loss", "actor_loss", "q_mean",
+            "critic_grad_norm", "actor_grad_norm", "rows_redrawn", "updates_skipped",
+        )},
+        **{name: learner[name] if learned and learner[name] != 0.0 else None for name in ("alpha", "entropy")},
+    }
+    for name in ("episodes", "rows_refused", "env_errors"):
+        counts[name] = sum(sampler[name] for sampler in reading.samplers)
+    for name in ("episode_return", "episode_length"):
+        values = [sampler[name] for sampler in reading.samplers if sampler["episodes"] > 0]
+        counts[name] = sum(values) / len(values) if values else None
+    return counts
+
+
+def _rates(old: Reading, new: Reading, batch_size: int) -> dict[str, float | None]:
+    seconds = new.t_s - old.t_s
+    if seconds <= 0:
+        return dict.fromkeys(("env_steps_per_s", "updates_per_s", "update_frames_per_s"))
+    updates_per_s = max(new.learner["updates"] - old.learner["updates"], 0.0) / seconds
+    rates: dict[str, float | None] = {
+        "env_steps_per_s": max(new.env_steps - old.env_steps, 0.0) / seconds,
+        "updates_per_s": updates_per_s,
+        "update_frames_per_s": updates_per_s * batch_size,
+    }
+    for index, (before, after) in enumerate(zip(old.samplers, new.samplers, strict=True)):
+        rates[f"sampler_env_steps_per_s/{index}"] = max(after["env_steps"] - before["env_steps"], 0.0) / seconds
+    return rates
+
+
+def _shares(old: Reading, new: Reading) -> dict[str, float | None]:
+    sampler_times = {
+        f"sampler_{name}_share": sum(s[f"{name}_s"] for s in new.samplers) - sum(s[f"{name}_s"] for s in old.samplers)
+        for name in ("policy", "env", "write", "wait")
+    }
+    learner_times = {
+        f"learner_{name}_share": new.learner[f"{name}_s"] - old.learner[f"{name}_s"]
+        for name in ("wait", "gather", "critic", "actor", "publish")
+    }
+    return {**_normalised(sampler_times), **_normalised(learner_times)}
+
+
+def _normalised(times: dict[str, float]) -> dict[str, Any]:
+    total = sum(times.values())
+    return {name: value / total if total > 0 else None for name, value in times.items()}

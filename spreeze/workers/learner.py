@@ -1,0 +1,224 @@
+"""The learner process: waits for rows, takes gradient steps, publishes weights, writes checkpoints."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from spreeze.config import PARTS, AlgorithmConfig
+from spreeze.errors import ResourceError, WeightsError, WorkerError
+from spreeze.jsonable import Jsonable
+from spreeze.metrics import SLOTS, Phase
+from spreeze.transport import board as words
+from spreeze.transport.checkpoint import Checkpoint, CheckpointStore
+from spreeze.transport.limiter import SampleRatio
+from spreeze.transport.ring import Ring, RingSpec
+from spreeze.transport.ring_reader import RingReader
+from spreeze.transport.weights import WeightsStore
+from spreeze.types import EnvSpec
+from spreeze.workers.learning import Learning, resolve_device
+from spreeze.workers.link import Link
+
+_POLL_S = 0.0005
+_POST_S = 0.25
+_MAX_SKIPPED_IN_A_ROW = 20
+_UPDATES = SLOTS["learner"].index("updates")
+_CUMULATIVE = ("wait_s", "gather_s", "critic_s", "actor_s", "publish_s", "rows_redrawn", "updates_skipped")
+"""Slots that go on from where they were when this process is started again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnerJob(Jsonable):
+    """All that the learner process has to know."""
+
+    run_dir: str
+    spec: EnvSpec
+    algo: str
+    algorithm: dict[str, Any]
+    """Fields of the algorithm's part of the configuration."""
+    seed: int
+    batch_size: int
+    threads: int
+    device: str
+    normalize_obs: bool
+    publish_interval_s: float
+    checkpoint_interval_s: float
+    save_replay: bool
+    max_updates: int | None
+    ring_fd: int
+    ring: dict[str, Any]
+    samples_per_insert_min: float
+    samples_per_insert_max: float
+    learning_starts: int
+    num_samplers: int
+    rows_per_write: int
+    run_started_s: float
+    """Monotonic time at which wall time of the run is 0 (before earlier sessions' time is added)."""
+    wall_base_s: float
+    env_steps_base: int
+    """Env steps of earlier sessions of this run."""
+
+
+def run_learner(link: Link, job: LearnerJob) -> None:
+    """Learns until told to stop; leaves a final checkpoint and final weights."""
+    torch.set_num_threads(job.threads)
+    ring = Ring.attach(job.ring_fd, RingSpec.from_json(job.ring))
+    try:
+        _Learner(link, job, ring, RingReader(ring)).run()
+    finally:
+        ring.close()
+
+
+class _Learner:
+    def __init__(self, link: Link, job: LearnerJob, ring: Ring, reader: RingReader) -> None:
+        self._link, self._job, self._ring, self._reader = link, job, ring, reader
+        config: AlgorithmConfig = PARTS[job.algo](**job.algorithm)  # type: ignore[assignment]
+        self._device = resolve_device(job.device)
+        self._learning = Learning(
+            job.spec, job.algo, config, ring.spec.layout, reader, batch_size=job.batch_size, device=self._device,
+            seed=job.seed, normalize_obs=job.normalize_obs,
+        )
+        self._weights = WeightsStore(Path(job.run_dir) / "weights")
+        self._checkpoints = CheckpointStore(Path(job.run_dir) / "checkpoints")
+        self._epoch = 0
+        self._limiter = SampleRatio(
+            minimum=job.samples_per_insert_min, maximum=job.samples_per_insert_max,
+            learning_starts=job.learning_starts, batch_size=job.batch_size, rows_per_write=job.rows_per_write,
+        )
+        self._base = link.slots.copy()
+        self._wait_s = self._publish_s = 0.0
+        self._published_s = self._checkpoint_s = self._posted_s = 0.0
+        self._published_updates = -1
+        self._checkpoint_updates = 0
+        self._skipped_before = self._updates_before = 0
+
+    def run(self) -> None:
+        self._link.send("started", device=self._device)
+        self._restore()
+        self._publish()
+        self._checkpoint_s = perf_counter()
+        started = False
+        while not self._link.stopping and not self._finished():
+            inserted = self._ring.total_committed()
+            if not started and inserted >= max(self._job.learning_starts, 1):
+                # A new baseline at every start: what was collected before never causes a burst of updates.
+                self._ring.begin_learning()
+                self._learning.refresh()
+                started = True
+                self._link.send("event", level="info", text=f"learning began after {inserted} transitions in replay")
+            if started and self._limiter.may_sample(inserted, self._ring.baseline_inserted, self._ring.sampled):
+                self._link.beat(Phase.UPDATE)
+                self._learning.update()
+                self._ring.sampled += self._job.batch_size
+                self._link.slots[_UPDATES] = self._learning.updates
+            else:
+                self._wait()
+            self._chores()
+        self._finish()
+
+    def _finished(self) -> bool:
+        return self._job.max_updates is not None and self._learning.updates >= self._job.max_updates
+
+    def _wait(self) -> None:
+        start = perf_counter()
+        self._link.beat(Phase.WAIT)
+        time.sleep(_POLL_S)
+        self._wait_s += perf_counter() - start
+
+    def _chores(self) -> None:
+        now = perf_counter()
+        if now - self._posted_s >= _POST_S:
+            self._post()
+            self._posted_s = now
+        if now - self._published_s >= self._job.publish_interval_s:
+            if self._learning.updates != self._published_updates:
+                self._publish()
+            self._published_s = now
+        if now - self._checkpoint_s >= self._job.checkpoint_interval_s:
+            self._checkpoint(with_replay=self._job.save_replay)
+
+    def _restore(self) -> None:
+        """Continues from the newest checkpoint, if the run has one."""
+        latest = self._weights.read_latest(None)
+        checkpoint: Checkpoint | None = self._checkpoints.load_latest()
+        self._epoch = 1 + max(latest.epoch if latest else 0, checkpoint.epoch if checkpoint else 0)
+        if checkpoint is None:
+            return
+        self._learning.load_state(checkpoint.tensors, checkpoint.state)
+        self._updates_before = self._learning.updates
+        self._link.send("event", level="info", text=f"learner continues from update {self._learning.updates}")
+
+    def _wall_s(self) -> float:
+        return self._job.wall_base_s + time.monotonic() - self._job.run_started_s
+
+    def _env_steps(self) -> int:
+        steps = sum(float(self._link.board.slots(row)[0]) for row in range(self._job.num_samplers))
+        return self._job.env_steps_base + int(steps)
+
+    def _publish(self) -> None:
+        start = perf_counter()
+        self._link.beat(Phase.PUBLISH)
+        arrays, meta = self._learning.policy(self._job.spec, self._job.algo)
+        meta |= {"env_steps": self._env_steps(), "wall_s": self._wall_s()}
+        version = self._learning.updates
+        try:
+            self._weights.publish(arrays, meta, self._epoch, version)
+            self._link.board.header[words.WEIGHTS_HINT] += 1
+        except (WeightsError, OSError) as error:
+            self._link.send("event", level="warning", text=f"weights not published, the last good ones stay: {error}")
+        self._published_updates = version
+        self._published_s = perf_counter()
+        self._publish_s += self._published_s - start
+
+    def _checkpoint(self, *, with_replay: bool) -> None:
+        start = perf_counter()
+        self._link.beat(Phase.CHECKPOINT)
+        tensors, state = self._learning.state()
+        state |= {
+            "algo": self._job.algo, "env_id": self._job.spec.env_id, "env_steps": self._env_steps(),
+            "wall_s": self._wall_s(), "replay_saved": with_replay,
+        }
+        try:
+            self._checkpoints.save(tensors, state, epoch=self._epoch, updates=self._learning.updates,
+                                   ring=self._ring if with_replay else None)
+            self._checkpoint_updates = self._learning.updates
+        except (OSError, ResourceError) as error:
+            self._link.send("event", level="warning", text=f"checkpoint not written, the last one stays: {error}")
+        self._checkpoint_s = perf_counter()
+        self._publish_s += self._checkpoint_s - start
+
+    def _post(self) -> None:
+        learning, base = self._learning, self._link.named(self._base)
+        skipped = self._learning.algorithm.updates_skipped()
+        done = learning.updates - self._updates_before
+        if skipped - self._skipped_before == done > _MAX_SKIPPED_IN_A_ROW:
+            raise WorkerError(
+                f"{done} updates in a row had a non-finite loss or gradient; "
+                "going back to the last checkpoint (lower the step size, or look at the rewards' size)"
+            )
+        self._skipped_before, self._updates_before = skipped, learning.updates
+        numbers = learning.numbers(wait_s=self._wait_s, publish_s=self._publish_s)
+        for name in _CUMULATIVE:
+            numbers[name] += base[name]
+        numbers["policy_version"] = max(self._published_updates, 0)
+        numbers["checkpoint_updates"] = self._checkpoint_updates
+        self._link.post(**numbers)
+
+    def _finish(self) -> None:
+        self._post()
+        self._publish()
+        self._checkpoint(with_replay=self._job.save_replay)
+        digest = hashlib.sha256()
+        tensors, _ = self._learning.state()
+        for name in sorted(tensors):
+            digest.update(name.encode() + tensors[name].tobytes())
+        self._link.send("finished", updates=self._learning.updates, parameters_sha256=digest.hexdigest())
+        while not self._link.stopping:
+            self._link.beat(Phase.WAIT)
+            time.sleep(0.02)

@@ -1,0 +1,147 @@
+"""From replay rows to gradient steps: what the learner process and serial mode have in common."""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+
+from spreeze.algorithms import create
+from spreeze.algorithms.base import OffPolicyAlgorithm
+from spreeze.config import AlgorithmConfig
+from spreeze.metrics import SLOTS
+from spreeze.normalizer import Normalizer
+from spreeze.transport.ring_reader import RingReader
+from spreeze.types import EnvSpec, RowLayout, TransitionBatch
+
+_REFRESH_S = 0.005
+"""Age at which the reader's windows are renewed; older windows only miss the newest rows."""
+_NORMALIZER_EVERY = 10
+"""Updates between two batches that the normaliser takes in."""
+
+
+class Learning:
+    """Draws batches, updates the algorithm, keeps time and state. Knows no process."""
+
+    def __init__(
+        self, spec: EnvSpec, algo: str, config: AlgorithmConfig, layout: RowLayout, reader: RingReader, *,
+        batch_size: int, device: str, seed: int, normalize_obs: bool,
+    ) -> None:
+        self.algorithm: OffPolicyAlgorithm = create(algo, spec.obs_dim, spec.action_dim, config, seed, device)
+        self._reader, self._layout, self._gamma, self._device = reader, layout, config.gamma, torch.device(device)
+        self._rng = np.random.default_rng([seed, 7])
+        pinned = self._device.type == "cuda"
+        self._rows = torch.empty((batch_size, layout.width), dtype=torch.float32, pin_memory=pinned)
+        self._rows_np = self._rows.numpy()
+        self._host_batch: TransitionBatch | None = None
+        self.normalizer = Normalizer(spec.obs_dim) if normalize_obs else None
+        self.batch_size = batch_size
+        self.updates = 0
+        self.rows_redrawn = 0
+        self.gather_s = 0.0
+        self.critic_s = 0.0
+        self.actor_s = 0.0
+        self._refreshed_s = -1.0
+
+    def refresh(self) -> None:
+        """Renews the reader's windows now."""
+        self._reader.refresh()
+        self._refreshed_s = perf_counter()
+
+    def update(self) -> None:
+        """One batch, one gradient step."""
+        start = perf_counter()
+        if start - self._refreshed_s > _REFRESH_S:
+            self.refresh()
+        self.rows_redrawn += self._reader.sample(self._rng, self._rows_np)
+        if self.normalizer is not None:
+            self._normalize(self.normalizer)
+        batch = self._batch()
+        self.gather_s += perf_counter() - start
+        critic_s, actor_s = self.algorithm.update_timed(batch)
+        self.critic_s += critic_s
+        self.actor_s += actor_s
+        self.updates += 1
+
+    def _normalize(self, normalizer: Normalizer) -> None:
+        obs, next_obs = self._rows_np[:, self._layout.obs], self._rows_np[:, self._layout.next_obs]
+        if self.updates % _NORMALIZER_EVERY == 0:
+            normalizer.update(obs)
+        normalizer.apply(obs)
+        normalizer.apply(next_obs)
+
+    def _batch(self) -> TransitionBatch:
+        if self._device.type != "cpu":
+            return self._layout.split(self._rows.to(self._device, non_blocking=True), self._gamma)
+        if self._host_batch is None or self._layout.num_steps is not None:
+            # One-step batches are views of the same rows: made once, valid for every update.
+            self._host_batch = self._layout.split(self._rows, self._gamma)
+        return self._host_batch
+
+    def lag_and_age(self) -> tuple[float, float]:
+        """Mean policy lag (updates) and transition age (env steps) of the last batch."""
+        return self._reader.last_lag_age(self.updates)
+
+    def numbers(self, *, wait_s: float, publish_s: float) -> dict[str, float]:
+        """All of the learner's slots by name (see ``metrics.SLOTS``); absent ones are 0."""
+        lag_age = self.lag_and_age() if self.updates > 0 else (0.0, 0.0)
+        return {
+            **dict.fromkeys(SLOTS["learner"], 0.0), "updates": self.updates, "policy_version": self.updates,
+            "wait_s": wait_s, "gather_s": self.gather_s, "critic_s": self.critic_s, "actor_s": self.actor_s,
+            "publish_s": publish_s, "policy_lag": lag_age[0], "transition_age": lag_age[1],
+            "replay_fill": self._reader.available / self._reader.ring.spec.capacity, "rows_redrawn": self.rows_redrawn,
+            "updates_skipped": self.algorithm.updates_skipped(), **self.algorithm.metrics(),
+        }
+
+    def policy(self, spec: EnvSpec, algo: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        """Arrays and metadata of the current policy, ready to publish."""
+        arrays = dict(self.algorithm.policy_arrays())
+        if self.normalizer is not None:
+            arrays.update(self.normalizer.arrays())
+        return arrays, {**self.algorithm.policy_meta(), "algo": algo, "env": vars(spec).copy(), "updates": self.updates}
+
+    def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        """Everything that a resume needs, as tensors and JSON."""
+        state = {
+            "algorithm": self.algorithm.state_json(),
+            "updates": self.updates,
+            "draw_rng": self._rng.bit_generator.state,
+            "normalizer": self.normalizer.state() if self.normalizer else None,
+        }
+        return self.algorithm.state_arrays(), state
+
+    def load_state(self, tensors: dict[str, np.ndarray], state: dict[str, Any]) -> None:
+        """Takes over what ``state`` gave.
+
+        Raises:
+            CheckpointError: shapes or names of another network.
+        """
+        self.algorithm.load_state_arrays(tensors)
+        self.algorithm.load_state_json(state["algorithm"])
+        self.updates = int(state["updates"])
+        self._rng.bit_generator.state = state["draw_rng"]
+        if self.normalizer is not None and state["normalizer"] is not None:
+            self.normalizer.load_state(state["normalizer"])
+
+
+def resolve_device(device: str) -> str:
+    """"auto" as the device to use on this machine.
+
+    Raises:
+        ConfigError: a CUDA device that does not exist.
+    """
+    from spreeze.errors import ConfigError
+
+    if device == "auto":
+        return "cuda:0" if torch.cuda.is_available() else "cpu"
+    if device == "cuda":
+        device = "cuda:0"
+    if device.startswith("cuda:"):
+        index, count = device.removeprefix("cuda:"), torch.cuda.device_count()
+        if not index.isdigit() or int(index) >= count:
+            raise ConfigError(f"learner.device = {device}: this machine has {count} CUDA devices; use auto or cpu")
+    elif device != "cpu":
+        raise ConfigError(f"learner.device = {device}: allowed is auto, cpu, cuda or cuda:N")
+    return device

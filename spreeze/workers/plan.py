@@ -1,0 +1,71 @@
+"""A run, decided: every value that the modes need, with the reason of each automatic choice."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any
+
+from spreeze.config import Config
+from spreeze.errors import ConfigError
+from spreeze.settings import Settings
+from spreeze.transport.ring import RingSpec
+from spreeze.types import EnvSpec, RowLayout
+
+
+@dataclass(frozen=True, kw_only=True)
+class EarlierSessions:
+    """What a resumed run has behind it."""
+
+    env_steps: int = 0
+    wall_s: float = 0.0
+    sessions: int = 0
+    best_return: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunPlan:
+    """What a mode is given."""
+
+    settings: Settings
+    spec: EnvSpec
+    samplers: int
+    free_core: bool
+    """True when a core is left for evaluator and visualizer besides samplers and learner."""
+    reasons: dict[str, str] = field(default_factory=dict)
+    """setting -> why it was chosen automatically."""
+    earlier: EarlierSessions = EarlierSessions()
+    process_age_s: float = 0.0
+    """Age of this process, imports and tuning included, when the mode began."""
+
+    def __post_init__(self) -> None:
+        config = self.config
+        smallest = self.samplers * max(config.sampling.envs_per_sampler, 1) * 2
+        if config.replay.capacity < smallest:
+            raise ConfigError(
+                f"replay.capacity = {config.replay.capacity}: {self.samplers} samplers with "
+                f"{config.sampling.envs_per_sampler} environments each need at least {smallest}"
+            )
+        if config.replay.learning_starts > config.replay.capacity:
+            raise ConfigError(
+                f"replay.learning_starts = {config.replay.learning_starts} is above replay.capacity = "
+                f"{config.replay.capacity}: learning would never begin"
+            )
+
+    @property
+    def config(self) -> Config:
+        """The resolved configuration."""
+        return self.settings.config
+
+    @property
+    def layout(self) -> RowLayout:
+        """Layout of a replay row."""
+        return RowLayout(self.spec.obs_dim, self.spec.action_dim, n_step=self.config.algorithm.n_step)
+
+    def ring_spec(self) -> RingSpec:
+        """One shard a sampler, together the asked capacity."""
+        return RingSpec(self.layout, self.samplers, -(-self.config.replay.capacity // self.samplers))
+
+    def algorithm_fields(self) -> dict[str, Any]:
+        """The algorithm's part as a dictionary."""
+        return dataclasses.asdict(self.config.algorithm)

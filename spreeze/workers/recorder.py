@@ -1,0 +1,187 @@
+"""What happens in a run, written down: metrics, events, evaluations, the outcome. Starts no process."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from spreeze.bottleneck import bottleneck
+from spreeze.hardware import memory_limits
+from spreeze.rundir import RunDir, process_start_time
+from spreeze.snapshot import Snapshot
+from spreeze.store import Evaluation, MetricsWriter
+from spreeze.utilisation import Utilisation
+from spreeze.workers.gauges import Gauges, Reading
+from spreeze.workers.plan import RunPlan
+from spreeze.workers.snapshots import take_snapshot
+
+_STATE_S = 2.0
+SAMPLE_S = 0.5
+"""Time between two samples of all metrics."""
+
+
+class View(Protocol):
+    """Shows a run while it goes on; the terminal, or nothing."""
+
+    def update(self, snapshot: Snapshot) -> None:
+        """Shows the newest numbers."""
+
+    def note(self, text: str) -> None:
+        """Shows one line for good."""
+
+
+@dataclass
+class Outcome:
+    """What a run came to; None is unknown."""
+
+    stopped_by: str = "unknown"
+    wall_s: float = 0.0
+    env_steps: int = 0
+    updates: int = 0
+    rates: dict[str, float | None] = field(default_factory=dict)
+    warmup_s: float | None = None
+    samples_per_insert: float | None = None
+    policy_lag_mean: float | None = None
+    episodes: int = 0
+    eval_return: float | None = None
+    eval_best: float | None = None
+    time_to_target_s: float | None = None
+    restarts: int = 0
+    parameters_sha256: str | None = None
+    device: str | None = None
+    bottleneck: str | None = None
+    error: str | None = None
+
+
+class Recorder:
+    """Keeps the store, the view and the outcome of one run up to date."""
+
+    def __init__(self, plan: RunPlan, run_dir: RunDir, view: View) -> None:
+        self._plan, self._run_dir, self._view = plan, run_dir, view
+        self._store = MetricsWriter(run_dir.path / "metrics.db")
+        self._gauges = Gauges(plan.config.learner.batch_size)
+        self._utilisation = Utilisation({})
+        self._memory_total_bytes = memory_limits().total_bytes
+        self._events: deque[str] = deque(maxlen=6)
+        self._eval_returns: deque[float] = deque(maxlen=60)
+        self._lags: list[float] = []
+        self._metrics: dict[str, float | None] = {}
+        self._process_started = process_start_time()
+        self._next_state_s = 0.0
+        self._samplers_alive = 0
+        self.started_s = time.monotonic()
+        self.reading: Reading | None = None
+        self.first_error: tuple[str, str] | None = None
+        self.outcome = Outcome(eval_best=plan.earlier.best_return)
+
+    @property
+    def session_s(self) -> float:
+        """Wall time of this session."""
+        return time.monotonic() - self.started_s
+
+    @property
+    def wall_s(self) -> float:
+        """Wall time of the run, earlier sessions included."""
+        return self._plan.earlier.wall_s + self.session_s
+
+    def event(self, level: str, text: str, source: str = "supervisor") -> None:
+        """Something that a person should know; goes to the store and the view."""
+        line = text if source == "supervisor" else f"{source}: {text}"
+        self._events.append(line)
+        self._store.event(self.wall_s, level, source, text)
+        self._view.note(line if level == "info" else f"{level}: {line}")
+
+    def evaluation(self, record: Mapping[str, Any], *, final: bool = False) -> None:
+        """Greedy episodes of one version of the weights: fields as in ``eval.csv``.
+
+        The final evaluation comes after training: it does not count as reaching the target in time.
+        """
+        value = record.get("return_mean")
+        if not isinstance(value, int | float):
+            return
+        outcome, target = self.outcome, self._plan.config.stop.target_return
+        outcome.eval_return = float(value)
+        self._eval_returns.append(float(value))
+        outcome.eval_best = float(value) if outcome.eval_best is None else max(outcome.eval_best, float(value))
+        if not final and target is not None and value >= target and outcome.time_to_target_s is None:
+            outcome.time_to_target_s = time.time() - self._process_started
+        self._metrics["eval_return"] = float(value)
+        with contextlib.suppress(KeyError, TypeError, ValueError):
+            fields = {name: record[name] for name in Evaluation._fields if name != "t"}
+            self._store.evaluation(Evaluation(t=float(record["wall_s"]), **fields))
+            self._store.write(float(record["wall_s"]), int(record["env_steps"]),
+                              {"eval_return": float(value), "eval_length": float(record["length_mean"])})
+
+    def sample(
+        self, reading: Reading, *, pids: Mapping[str, int] | None, restarts: int = 0, samplers_alive: int = 1,
+        state: str = "training",
+    ) -> None:
+        """Takes one sample of everything; ``pids`` None leaves utilisation out (the workers are gone)."""
+        self.reading, self._samplers_alive = reading, samplers_alive
+        metrics = self._gauges.read(reading)
+        metrics["env_steps"] = self._plan.earlier.env_steps + reading.env_steps
+        metrics["restarts"] = restarts
+        if pids is not None:
+            metrics.update(self._utilisation.sample(pids))
+        if (lag := metrics.get("policy_lag")) is not None:
+            self._lags.append(lag)
+        self._metrics = {**metrics, "eval_return": self._metrics.get("eval_return")}
+        snapshot = self.snapshot(state)
+        self.outcome.bottleneck = snapshot.bottleneck
+        self._store.write(self.wall_s, int(metrics["env_steps"] or 0),
+                          {name: value for name, value in metrics.items() if value is not None})
+        self._view.update(snapshot)
+        if time.monotonic() >= self._next_state_s:
+            self._next_state_s = time.monotonic() + _STATE_S
+            self._run_dir.write_state(state="running", wall_s=self.wall_s, env_steps=metrics["env_steps"],
+                                      updates=metrics["updates"], eval_best=self.outcome.eval_best)
+
+    def snapshot(self, state: str) -> Snapshot:
+        """What a view shows now."""
+        known: dict[str, Any] = {
+            "state": state, "wall_s": self.wall_s, "eval_best": self.outcome.eval_best,
+            "eval_returns": tuple(self._eval_returns), "memory_total_bytes": self._memory_total_bytes,
+            "learner_device": self.outcome.device, "samplers_alive": self._samplers_alive,
+            "first_error": self.first_error, "events": tuple(self._events),
+        }
+        bare = take_snapshot(self._plan, self._metrics, self.session_s, **known)
+        return take_snapshot(self._plan, self._metrics, self.session_s, **known, bottleneck=bottleneck(bare).sentence)
+
+    def stop_reason(self) -> str | None:
+        """The stop condition that is met, or None."""
+        stop, reading = self._plan.config.stop, self.reading
+        if (self._run_dir.path / "control" / "stop").exists():
+            return "stop request"
+        if self.outcome.time_to_target_s is not None:
+            return "target_return"
+        if stop.seconds is not None and self.session_s >= stop.seconds:
+            return "seconds"
+        if reading is None:
+            return None
+        if stop.updates is not None and reading.learner["updates"] >= stop.updates:
+            return "updates"
+        steps = reading.env_steps + self._plan.earlier.env_steps
+        return "env_steps" if stop.env_steps is not None and steps >= stop.env_steps else None
+
+    def finish(self, restarts: int = 0) -> None:
+        """Fills the outcome from the last sample."""
+        outcome, metrics = self.outcome, self._metrics
+        outcome.wall_s = self.wall_s
+        outcome.env_steps = int(metrics.get("env_steps") or 0)
+        outcome.updates = max(outcome.updates, int(metrics.get("updates") or 0))
+        outcome.rates, outcome.warmup_s = self._gauges.steady(), self._gauges.warmup_s
+        outcome.samples_per_insert = metrics.get("samples_per_insert")
+        outcome.policy_lag_mean = sum(self._lags) / len(self._lags) if self._lags else None
+        outcome.episodes = int(metrics.get("episodes") or 0)
+        outcome.restarts = restarts
+        if outcome.error and self.first_error:
+            outcome.error = f"{outcome.error} (first: {self.first_error[0]}: {self.first_error[1]})"
+
+    def close(self) -> None:
+        """Closes the store and the GPU monitor."""
+        self._utilisation.close()
+        self._store.close()

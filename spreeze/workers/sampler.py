@@ -1,0 +1,145 @@
+"""The sampler process: steps its environments with its own copy of the policy, writes into its shard."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from spreeze.envs.registry import make_env
+from spreeze.envs.task import Task
+from spreeze.jsonable import Jsonable
+from spreeze.metrics import Phase
+from spreeze.policies import Policy
+from spreeze.transport.limiter import SampleRatio
+from spreeze.transport.ring import Ring, RingSpec, ShardWriter
+from spreeze.transport.weights import WeightsStore
+from spreeze.types import EnvSpec
+from spreeze.workers.link import Link
+from spreeze.workers.sampling import Sampling
+
+_POLL_S = 0.0005
+"""Sleep while the limiter holds the sampler: short against a learner update, long against a wake-up."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplerJob(Jsonable):
+    """All that a sampler process has to know."""
+
+    run_dir: str
+    spec: EnvSpec
+    index: int
+    seed: int
+    num_envs: int
+    n_step: int
+    gamma: float
+    nan_policy: str
+    ring_fd: int
+    ring: dict[str, Any]
+    samples_per_insert_min: float
+    samples_per_insert_max: float
+    learning_starts: int
+    batch_size: int
+
+
+def run_sampler(link: Link, job: SamplerJob) -> None:
+    """Samples until told to stop. Returns after closing its environments."""
+    ring = Ring.attach(job.ring_fd, RingSpec.from_json(job.ring))
+    writer = ShardWriter(ring, job.index)
+    # The shard's committed rows make the stream differ after a restart: no episode is replayed.
+    stream = np.random.SeedSequence([job.seed, job.index, int(ring.committed[job.index])])
+    rng = np.random.default_rng(stream)
+    sampling = Sampling(
+        lambda: Task(make_env(job.spec.env_id, job.spec.import_module), job.spec), job.num_envs, job.spec, writer,
+        n_step=job.n_step, gamma=job.gamma, seeds=[int(s) for s in rng.integers(2**31, size=job.num_envs)],
+        nan_policy=job.nan_policy, on_wait=lambda: link.beat(Phase.INIT),
+    )
+    try:
+        _Loop(link, job, ring, sampling, rng).run()
+    finally:
+        sampling.close()
+        ring.close()
+
+
+class _Loop:
+    """The steady state: limiter, weights, actions, environments, rows, numbers."""
+
+    def __init__(self, link: Link, job: SamplerJob, ring: Ring, sampling: Sampling, rng: np.random.Generator) -> None:
+        self._link, self._job, self._ring, self._sampling, self._rng = link, job, ring, sampling, rng
+        self._limiter = SampleRatio(
+            minimum=job.samples_per_insert_min, maximum=job.samples_per_insert_max,
+            learning_starts=job.learning_starts, batch_size=job.batch_size,
+            rows_per_write=job.num_envs * ring.spec.num_shards,
+        )
+        self._weights = WeightsStore(Path(job.run_dir) / "weights")
+        self._held: tuple[int, int] | None = None
+        self._policy: Policy | None = None
+        self._hint = -1
+        self._policy_s = 0.0
+        self._wait_s = 0.0
+        # Slots outlive a restart of this process, so counters go on from where they were.
+        self._base = link.slots.copy()
+
+    def run(self) -> None:
+        while not self._link.stopping:
+            start = perf_counter()
+            if not self._may_step():
+                self._link.beat(Phase.WAIT)
+                time.sleep(_POLL_S)
+                self._wait_s += perf_counter() - start
+                self._post()
+                continue
+            self._link.beat(Phase.STEP)
+            self._refresh_policy()
+            actions = self._actions()
+            self._policy_s += perf_counter() - start
+            self._sampling.step(actions, self._held[1] if self._held else 0)
+            self._post()
+
+    def _may_step(self) -> bool:
+        if not self._link.sampler_active:
+            return False
+        ring = self._ring
+        return self._limiter.may_insert(
+            ring.total_committed(), ring.baseline_inserted, ring.sampled, self._sampling.num_envs
+        )
+
+    def _refresh_policy(self) -> None:
+        hint = self._link.weights_hint
+        if hint == self._hint:
+            return
+        weights = self._weights.read_latest(self._held)
+        if weights is not None:
+            self._policy = Policy.from_weights(weights.arrays, weights.meta)
+            self._held = (weights.epoch, weights.version)
+        elif self._held is None:
+            return
+        self._hint = hint
+
+    def _actions(self) -> np.ndarray:
+        """Uniform actions until learning starts (and the learner has learned something), then the policy's."""
+        untrained = self._held is None or self._held[1] == 0
+        if self._policy is None or (untrained and self._ring.baseline_inserted < 0):
+            shape = (self._sampling.num_envs, self._job.spec.action_dim)
+            return self._rng.uniform(-1.0, 1.0, shape).astype(np.float32)
+        return self._policy.act(self._sampling.obs, self._rng)
+
+    def _post(self) -> None:
+        counts, base = self._sampling.counts, self._base
+        slots = self._link.slots
+        slots[0] = base[0] + counts.env_steps
+        slots[1] = base[1] + counts.episodes
+        if counts.episode_return is not None and counts.episode_length is not None:
+            slots[2] = counts.episode_return
+            slots[3] = counts.episode_length
+        slots[4] = base[4] + counts.rows_refused
+        slots[5] = base[5] + counts.env_errors
+        slots[6] = self._held[1] if self._held else 0
+        slots[7] = base[7] + self._policy_s
+        slots[8] = base[8] + counts.env_s
+        slots[9] = base[9] + counts.write_s
+        slots[10] = base[10] + self._wait_s

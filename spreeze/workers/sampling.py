@@ -1,0 +1,195 @@
+"""Stepping environments and turning what happens into replay rows; used by samplers and serial mode."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Protocol
+
+import numpy as np
+
+from spreeze.envs.task import BadTransition, Task, to_native
+from spreeze.errors import WorkerError
+from spreeze.returns import NStep
+from spreeze.types import EnvSpec
+
+
+class RowWriter(Protocol):
+    """Where rows go: a shard of the ring."""
+
+    def write(
+        self, obs: np.ndarray, action: np.ndarray, reward: np.ndarray, terminated: np.ndarray, next_obs: np.ndarray,
+        num_steps: np.ndarray | None = None, version: int = 0,
+    ) -> None:
+        """Appends N rows."""
+
+
+@dataclass
+class SamplingCounts:
+    """What one sampler has done so far; times are cumulative seconds."""
+
+    env_steps: int = 0
+    episodes: int = 0
+    episode_return: float | None = None
+    episode_length: float | None = None
+    rows_refused: int = 0
+    env_errors: int = 0
+    env_s: float = 0.0
+    write_s: float = 0.0
+
+
+class Sampling:
+    """N environments stepped together, each reset by hand.
+
+    A raising environment loses its episode and is built anew; a non-finite or ill-shaped transition
+    is refused before the ring. Too many such errors in a row end the process (`WorkerError`).
+    """
+
+    MAX_ERRORS_IN_WINDOW = 20
+    ERROR_WINDOW_STEPS = 1000
+
+    def __init__(
+        self, make_task: Callable[[], Task], num_envs: int, spec: EnvSpec, writer: RowWriter, *, n_step: int,
+        gamma: float, seeds: list[int], nan_policy: str = "drop", on_wait: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._make_task, self._spec, self._writer = make_task, spec, writer
+        self._nan_policy, self._on_wait = nan_policy, on_wait
+        self.counts = SamplingCounts()
+        self._low = np.asarray(spec.action_low, np.float32)
+        self._high = np.asarray(spec.action_high, np.float32)
+        self.obs = np.zeros((num_envs, spec.obs_dim), np.float32)
+        self._next_obs = np.zeros_like(self.obs)
+        self._reward = np.zeros(num_envs, np.float32)
+        self._terminated = np.zeros(num_envs, np.float32)
+        self._returns = [0.0] * num_envs
+        self._lengths = [0] * num_envs
+        self._recent: deque[tuple[float, int]] = deque(maxlen=10)
+        self._error_steps: deque[int] = deque(maxlen=self.MAX_ERRORS_IN_WINDOW)
+        self._n_steps = [NStep(n_step, gamma) for _ in range(num_envs)] if n_step > 1 else None
+        self._tasks: list[Task] = []
+        for index in range(num_envs):
+            on_wait()
+            self._tasks.append(make_task())
+            self._reset(index, seeds[index])
+
+    @property
+    def num_envs(self) -> int:
+        """N."""
+        return len(self._tasks)
+
+    def step(self, actions: np.ndarray, version: int) -> None:
+        """Steps every environment once with ``actions`` [N, A] in [-1, 1] and stores the rows.
+
+        Raises:
+            WorkerError: errors beyond what the window allows, or the first one under nan_policy "fail".
+        """
+        start = perf_counter()
+        native = to_native(actions.copy(), self._low, self._high)
+        ended: list[tuple[int, bool]] = []
+        broken: list[int] = []
+        next_obs, reward, terminated = self._next_obs, self._reward, self._terminated
+        for index, task in enumerate(self._tasks):
+            try:
+                step_obs, step_reward, step_terminated, step_truncated = task.step(native[index])
+            except Exception as error:
+                self._note_error(index, error)
+                broken.append(index)
+                continue
+            next_obs[index] = step_obs
+            reward[index] = step_reward
+            terminated[index] = step_terminated
+            self._returns[index] += step_reward
+            self._lengths[index] += 1
+            if step_terminated or step_truncated:
+                ended.append((index, step_truncated))
+        stepped = perf_counter()
+        self._store(actions, ended, broken, version)
+        written = perf_counter()
+        self.obs, self._next_obs = next_obs, self.obs
+        self.counts.env_steps += len(self._tasks) - len(broken)
+        for index, _ in ended:
+            self._finish_episode(index)
+        for index in broken:
+            self._rebuild(index)
+        self.counts.env_s += stepped - start + perf_counter() - written
+        self.counts.write_s += written - stepped
+
+    def _store(self, actions: np.ndarray, ended: list[tuple[int, bool]], broken: list[int], version: int) -> None:
+        if self._n_steps is not None:
+            self._store_n_step(actions, dict(ended), broken, version)
+        elif not broken:
+            self._writer.write(self.obs, actions, self._reward, self._terminated, self._next_obs, version=version)
+        else:
+            keep = np.setdiff1d(np.arange(len(self._tasks)), broken)
+            if keep.size:
+                self._writer.write(self.obs[keep], actions[keep], self._reward[keep], self._terminated[keep],
+                                   self._next_obs[keep], version=version)
+
+    def _store_n_step(self, actions: np.ndarray, ended: dict[int, bool], broken: list[int], version: int) -> None:
+        assert self._n_steps is not None
+        rows = []
+        for index, window in enumerate(self._n_steps):
+            if index in broken:
+                self._n_steps[index] = NStep(window.n, window.gamma)
+                continue
+            rows += window.push(self.obs[index], actions[index], float(self._reward[index]),
+                                bool(self._terminated[index]), ended.get(index, False), self._next_obs[index])
+        if not rows:
+            return
+        obs, action, returns, terminated, next_obs, spans = zip(*rows, strict=True)
+        self._writer.write(np.stack(obs), np.stack(action), np.asarray(returns, np.float32),
+                           np.asarray(terminated, np.float32), np.stack(next_obs),
+                           num_steps=np.asarray(spans, np.float32), version=version)
+
+    def _finish_episode(self, index: int) -> None:
+        self._recent.append((self._returns[index], self._lengths[index]))
+        self.counts.episodes += 1
+        self.counts.episode_return = sum(entry[0] for entry in self._recent) / len(self._recent)
+        self.counts.episode_length = sum(entry[1] for entry in self._recent) / len(self._recent)
+        self._reset(index, None)
+
+    def _reset(self, index: int, seed: int | None) -> None:
+        """Resets one environment, building it anew as long as its reset raises."""
+        while True:
+            try:
+                self.obs[index] = self._tasks[index].reset(seed)
+                break
+            except Exception as error:
+                self._note_error(index, error)
+                self._replace(index)
+        self._returns[index] = 0.0
+        self._lengths[index] = 0
+
+    def _rebuild(self, index: int) -> None:
+        self._replace(index)
+        self._reset(index, None)
+
+    def _replace(self, index: int) -> None:
+        self._on_wait()
+        try:
+            self._tasks[index].close()
+        except Exception:
+            self.counts.env_errors += 1
+        self._tasks[index] = self._make_task()
+
+    def _note_error(self, index: int, error: Exception) -> None:
+        if isinstance(error, BadTransition):
+            self.counts.rows_refused += 1
+            if self._nan_policy == "fail":
+                raise WorkerError(f"environment {index} gave a bad transition: {error}") from error
+        else:
+            self.counts.env_errors += 1
+        self._error_steps.append(self.counts.env_steps)
+        full = len(self._error_steps) == self.MAX_ERRORS_IN_WINDOW
+        if full and self.counts.env_steps - self._error_steps[0] < self.ERROR_WINDOW_STEPS:
+            raise WorkerError(
+                f"{self.MAX_ERRORS_IN_WINDOW} environment errors within "
+                f"{self.counts.env_steps - self._error_steps[0]} env steps; the last: {type(error).__name__}: {error}"
+            ) from error
+
+    def close(self) -> None:
+        """Closes the environments."""
+        for task in self._tasks:
+            task.close()

@@ -1,0 +1,105 @@
+"""The supervisor: hears the crew, samples the slots, decides when it is over."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from spreeze.errors import WorkerError
+from spreeze.rundir import RunDir
+from spreeze.transport import board as words
+from spreeze.transport.board import Board
+from spreeze.transport.ring import Ring
+from spreeze.workers.crew import Crew
+from spreeze.workers.gauges import Reading
+from spreeze.workers.interrupts import Interrupts
+from spreeze.workers.recorder import SAMPLE_S, Recorder
+
+_LOOK_S = 0.05
+
+
+class Supervisor:
+    """Watches one run of processes from the first start to the last one's end."""
+
+    def __init__(
+        self, run_dir: RunDir, board: Board, ring: Ring, crew: Crew, rows: dict[str, list[int]], recorder: Recorder,
+        interrupts: Interrupts,
+    ) -> None:
+        self._run_dir, self._board, self._ring, self._crew = run_dir, board, ring, crew
+        self._rows, self._recorder, self._interrupts = rows, recorder, interrupts
+        self._learner_finished = False
+        self._next_sample_s = 0.0
+
+    def run(self, on_sample: Callable[[], None]) -> None:
+        """Watches until a stop condition, an interrupt, or a failure that cannot be mended.
+
+        Args:
+            on_sample: called after each sample of the metrics, twice a second.
+        """
+        recorder = self._recorder
+        try:
+            while True:
+                self._hear(self._crew.wait(_LOOK_S))
+                self._hear(self._crew.watch())
+                if time.monotonic() >= self._next_sample_s:
+                    self._next_sample_s = time.monotonic() + SAMPLE_S
+                    self._sample()
+                    on_sample()
+                reason = self._stop_reason()
+                if reason is not None:
+                    recorder.outcome.stopped_by = reason
+                    return
+        except WorkerError as error:
+            recorder.outcome.stopped_by = "failure"
+            recorder.outcome.error = str(error)
+            recorder.event("error", str(error))
+
+    def stop(self) -> None:
+        """Ends the crew and takes the last numbers; nobody is left when it returns."""
+        self._run_dir.write_state(state="stopping")
+        try:
+            self._crew.stop(hurry=lambda: self._interrupts.urgent, on_messages=self._hear)
+        finally:
+            self._recorder.first_error = self._crew.first_error
+            self._recorder.sample(self._reading(), pids=None, restarts=self._crew.restarts,
+                                  samplers_alive=0, state="stopping")
+            self._recorder.finish(self._crew.restarts)
+
+    def _stop_reason(self) -> str | None:
+        if self._interrupts.asked:
+            return f"interrupt ({self._interrupts.cause})"
+        return "updates" if self._learner_finished else self._recorder.stop_reason()
+
+    def _hear(self, messages: list[dict[str, Any]]) -> None:
+        outcome = self._recorder.outcome
+        for message in messages:
+            kind, source = message.get("kind"), str(message.get("from", "?"))
+            if kind == "event":
+                self._recorder.event(str(message.get("level", "info")), str(message.get("text", ""))[:2000], source)
+            elif kind == "error":
+                self._crew.note_error(source, str(message.get("error", ""))[:1000])
+            elif kind == "evaluation":
+                self._recorder.evaluation(message)
+            elif kind == "started":
+                outcome.device = message.get("device")
+            elif kind == "finished":
+                outcome.parameters_sha256 = message.get("parameters_sha256")
+                outcome.updates = int(message.get("updates", 0))
+                self._learner_finished = True
+
+    def _reading(self) -> Reading:
+        ring, board = self._ring, self._board
+        return Reading(
+            t_s=time.monotonic(),
+            samplers=tuple(board.named_slots(row, "sampler") for row in self._rows["sampler"]),
+            learner=board.named_slots(self._rows["learner"][0], "learner"),
+            inserted=ring.total_committed(), baseline_inserted=ring.baseline_inserted, sampled=ring.sampled,
+        )
+
+    def _sample(self) -> None:
+        self._recorder.first_error = self._crew.first_error
+        self._recorder.sample(self._reading(), pids=self._crew.pids(), restarts=self._crew.restarts,
+                              samplers_alive=self._crew.alive("sampler"))
+        paused = (self._run_dir.path / "control" / "pause-visualizer").exists()
+        self._board.header[words.VISUALIZER_PAUSED] = int(paused)

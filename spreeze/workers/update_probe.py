@@ -1,0 +1,101 @@
+"""A child process that times real updates on synthetic rows: ``python -m spreeze.workers.update_probe JOB``.
+
+One JSON line per batch size on standard output; a crash or a hang of it is data for the caller.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from spreeze.config import PARTS
+from spreeze.jsonable import Jsonable
+from spreeze.transport.ring import Ring, RingSpec, ShardWriter
+from spreeze.transport.ring_reader import RingReader
+from spreeze.types import EnvSpec, RowLayout
+from spreeze.workers.learning import Learning, resolve_device
+
+_ROWS = 20_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateProbeJob(Jsonable):
+    """What to time."""
+
+    spec: EnvSpec
+    algo: str
+    algorithm: dict[str, Any]
+    batch_sizes: tuple[int, ...]
+    threads: int
+    device: str
+    repeats: int
+    repeat_s: float
+    slowest_update_s: float
+    """Larger batches are not tried after an update took longer than this."""
+
+
+def main(argv: list[str]) -> int:
+    """Times the batch sizes in rising order."""
+    job = UpdateProbeJob.from_json(json.loads(argv[0]))
+    torch.set_num_threads(job.threads)
+    layout = RowLayout(job.spec.obs_dim, job.spec.action_dim, n_step=int(job.algorithm["n_step"]))
+    ring = Ring.create(RingSpec(layout, 1, _ROWS))
+    try:
+        _fill(ring, layout)
+        reader = RingReader(ring)
+        for batch_size in job.batch_sizes:
+            rates = _time(job, layout, reader, batch_size)
+            sys.stdout.write(json.dumps({"batch_size": batch_size, "updates_per_s": rates}) + "\n")
+            sys.stdout.flush()
+            if min(rates) * job.slowest_update_s < 1.0:
+                break
+    finally:
+        ring.close()
+    return 0
+
+
+def _fill(ring: Ring, layout: RowLayout) -> None:
+    rng = np.random.default_rng(0)
+    count = ring.spec.capacity
+    ShardWriter(ring, 0).write(
+        rng.standard_normal((count, layout.obs_dim), np.float32), rng.uniform(-1, 1, (count, layout.action_dim)),
+        rng.standard_normal(count, np.float32), np.zeros(count),
+        rng.standard_normal((count, layout.obs_dim), np.float32),
+        num_steps=np.ones(count) if layout.num_steps is not None else None,
+    )
+
+
+def _time(job: UpdateProbeJob, layout: RowLayout, reader: RingReader, batch_size: int) -> list[float]:
+    """Updates a second, each repeat; the first updates (allocation, caches) are left out."""
+    config: Any = PARTS[job.algo](**job.algorithm)
+    device = resolve_device(job.device)
+    learning = Learning(job.spec, job.algo, config, layout, reader, batch_size=batch_size, device=device, seed=0,
+                        normalize_obs=False)
+    for _ in range(3):
+        learning.update()
+    rates = []
+    for _ in range(job.repeats):
+        _synchronise(device)
+        start = time.perf_counter()
+        count = 0
+        while time.perf_counter() - start < job.repeat_s:
+            learning.update()
+            count += 1
+        _synchronise(device)
+        rates.append(count / (time.perf_counter() - start))
+    return rates
+
+
+def _synchronise(device: str) -> None:
+    if device != "cpu":
+        torch.cuda.synchronize(device)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

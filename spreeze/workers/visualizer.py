@@ -1,0 +1,259 @@
+"""The visualizer: shows the current policy in an environment of its own, as ``live.jpg`` and as clips.
+
+It feeds nothing back, runs at the lowest priority, and spends at most its share of a core: the cost
+of each frame is measured and slept off.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from spreeze.envs.registry import one_line
+from spreeze.envs.task import Task, make_task, native_bounds, to_native
+from spreeze.jsonable import Jsonable
+from spreeze.metrics import Phase
+from spreeze.policies import Policy
+from spreeze.transport.files import replace_json
+from spreeze.transport.weights import Weights
+from spreeze.video import ClipWriter, clip_stride, write_jpeg
+from spreeze.workers.evaluator import WeightsWatch, lower_priority
+from spreeze.workers.link import Link
+
+_POLL_S = 0.2
+_FIRST_CLIP_S = 5.0
+_NEW_WEIGHTS_S = 3.0
+_MAX_CLIPS = 300
+_MAX_FAILURES = 5
+_NICE = 15
+
+
+@dataclass(frozen=True, kw_only=True)
+class VisualizerJob(Jsonable):
+    """What the visualizer is told."""
+
+    run_dir: str
+    env_id: str
+    import_module: str | None
+    frames_per_s: float
+    clip_interval_s: float
+    clip_length_s: float
+    """Length as played."""
+    cpu_share: float
+    """Share of one core it may use when none is free."""
+    has_free_core: bool
+    seed: int
+
+
+def run_visualizer(link: Link, job: VisualizerJob) -> None:
+    """Shows the newest policy until the supervisor stops everybody; ends quietly where nothing can be drawn."""
+    lower_priority(_NICE)
+    link.beat(Phase.INIT)
+    try:
+        task = make_task(job.env_id, job.import_module, render_mode="rgb_array")
+    except Exception as error:
+        _give_up(link, error)
+        return
+    try:
+        task.reset(seed=job.seed)
+        task.render()
+    except Exception as error:
+        _give_up(link, error)
+        task.close()
+        return
+    show = _Show(link, job, task)
+    try:
+        show.run()
+    finally:
+        show.close()
+
+
+def _give_up(link: Link, error: Exception) -> None:
+    link.send(
+        "event", level="warning", text=f"no pictures: {type(error).__name__}: {one_line(error)}; training goes on"
+    )
+
+
+class _Player:
+    """One environment driven by the greedy policy."""
+
+    def __init__(self, task: Task, seed: int) -> None:
+        self.task = task
+        self._bounds = native_bounds(task.spec)
+        self._seed = seed
+        self.episode_return = 0.0
+        self.returns: list[float] = []
+        self.at_start = True
+        self._obs = np.zeros((1, task.spec.obs_dim), dtype=np.float32)
+        self.restart()
+
+    def restart(self) -> None:
+        """Begins an episode."""
+        self._obs[0] = self.task.reset(seed=self._seed)
+        self._seed = (self._seed + 1) % 2**31
+        self.episode_return, self.at_start = 0.0, True
+
+    def advance(self, policy: Policy, steps: int) -> None:
+        """Takes env steps up to a number or the end of the episode, whichever comes first."""
+        for _ in range(steps):
+            action = to_native(np.array(policy.act_greedy(self._obs), dtype=np.float32), *self._bounds)
+            obs, reward, terminated, truncated = self.task.step(action[0])
+            self._obs[0] = obs
+            self.episode_return += reward
+            self.at_start = False
+            if terminated or truncated:
+                self.returns = [*self.returns[-99:], self.episode_return]
+                self.restart()
+                return
+
+
+class _Clip:
+    """A clip in the making and what is told beside it."""
+
+    def __init__(self, folder: Path, number: int, weights: Weights, player: _Player, frames_per_s: float) -> None:
+        self.path = folder / f"clip-{number:04d}-v{weights.version}.mp4"
+        self.writer = ClipWriter(self.path, frames_per_s)
+        self._weights = weights
+        self._player = player
+        player.returns = []
+
+    def finish(self) -> None:
+        """Writes the JSON first: who sees the clip finds its facts."""
+        meta = self._weights.meta
+        facts: dict[str, Any] = {
+            "version": self._weights.version,
+            "epoch": self._weights.epoch,
+            "env_steps": meta.get("env_steps"),
+            "wall_s": meta.get("wall_s"),
+            "episode_returns": self._player.returns,
+            "return_so_far": self._player.episode_return,
+            "frames": self.writer.frames,
+            "frames_per_s": self.writer.frames_per_s,
+        }
+        replace_json(self.path.with_suffix(".json"), facts)
+        self.writer.finish()
+
+
+class _Show:
+    """The loop: advance, draw, write the picture, feed the clip, rest."""
+
+    def __init__(self, link: Link, job: VisualizerJob, task: Task) -> None:
+        self._link, self._job = link, job
+        self._run_dir = Path(job.run_dir)
+        self._videos = self._run_dir / "videos"
+        self._videos.mkdir(parents=True, exist_ok=True)
+        self._watch = WeightsWatch(self._run_dir / "weights")
+        self._player = _Player(task, job.seed)
+        self._live_stride = max(1, round(task.render_fps / job.frames_per_s))
+        self._clip_stride = clip_stride(task.render_fps)
+        self._clip_fps = task.render_fps / self._clip_stride
+        self._clip_frames = max(1, round(job.clip_length_s * self._clip_fps))
+        self._weights: Weights | None = None
+        self._policy: Policy | None = None
+        self._clip: _Clip | None = None
+        self._next_clip_s = float("inf")
+        self._new_weights_s = 0.0
+        self._frames = 0
+        self._clips = 0
+        self._number = _last_number(self._videos)
+
+    def run(self) -> None:
+        """Until the supervisor stops everybody."""
+        failures = 0
+        while not self._link.stopping:
+            if self._link.visualizer_paused:
+                self._link.post(paused=1.0)
+                self._link.sleep(_POLL_S)
+                continue
+            begin_s, cpu_s = time.monotonic(), time.process_time()
+            self._renew()
+            if self._policy is None:
+                self._link.sleep(_POLL_S)
+                continue
+            try:
+                self._frame(self._policy)
+                failures = 0
+            except Exception as error:
+                failures += 1
+                if failures >= _MAX_FAILURES:
+                    raise
+                self._abandon(error)
+            self._link.post(frames=self._frames, clips=self._clips, paused=0.0)
+            self._rest(begin_s, time.process_time() - cpu_s)
+
+    def _renew(self) -> None:
+        """Takes newer weights at the start of an episode or every few seconds, but never inside of a clip."""
+        now_s = time.monotonic()
+        if self._clip is not None or not (self._player.at_start or now_s >= self._new_weights_s):
+            return
+        found = self._watch.newer(self._link.weights_hint)
+        if found is None:
+            return
+        if self._policy is None:
+            self._next_clip_s = now_s + min(_FIRST_CLIP_S, self._job.clip_interval_s)
+        self._weights = found[0]
+        self._policy = Policy.from_weights(self._weights.arrays, self._weights.meta)
+        self._new_weights_s = now_s + _NEW_WEIGHTS_S
+        self._link.post(policy_version=self._weights.version)
+
+    def _frame(self, policy: Policy) -> None:
+        self._link.beat(Phase.RENDER)
+        if self._clip is None and time.monotonic() >= self._next_clip_s and self._weights is not None:
+            self._next_clip_s = time.monotonic() + self._job.clip_interval_s
+            self._player.restart()
+            self._number += 1
+            self._clip = _Clip(self._videos, self._number, self._weights, self._player, self._clip_fps)
+        else:
+            self._player.advance(policy, self._live_stride if self._clip is None else self._clip_stride)
+        picture = self._player.task.render()
+        write_jpeg(self._run_dir / "live.jpg", picture)
+        self._frames += 1
+        if self._clip is not None:
+            self._clip.writer.add(picture)
+            if self._clip.writer.frames >= self._clip_frames:
+                self._clip.finish()
+                self._clip = None
+                self._clips += 1
+                _prune(self._videos)
+
+    def _rest(self, begin_s: float, cpu_s: float) -> None:
+        """Waits for the next frame: real time, and no more than the share of a core."""
+        in_clip = self._clip is not None and self._job.has_free_core
+        period_s = 1.0 / (self._clip_fps if in_clip else self._job.frames_per_s)
+        if not self._job.has_free_core:
+            period_s = max(period_s, cpu_s / self._job.cpu_share)
+        self._link.sleep(max(0.0, period_s - (time.monotonic() - begin_s)))
+
+    def _abandon(self, error: Exception) -> None:
+        """Gives the clip up, says why, and begins a new episode."""
+        self._link.send("event", level="warning", text=f"picture failed: {type(error).__name__}: {one_line(error)}")
+        self._drop_clip()
+        self._link.sleep(1.0)
+        self._player.restart()
+
+    def _drop_clip(self) -> None:
+        if self._clip is not None:
+            self._clip.writer.discard()
+            self._clip = None
+
+    def close(self) -> None:
+        """Removes an unfinished clip and closes the environment."""
+        self._drop_clip()
+        self._player.task.close()
+
+
+def _last_number(videos: Path) -> int:
+    numbers = [path.name.split("-")[1] for path in videos.glob("clip-*-v*.mp4")]
+    return max((int(number) for number in numbers if number.isdigit()), default=0)
+
+
+def _prune(videos: Path) -> None:
+    """Keeps the newest clips: a run of weeks must not fill the disk."""
+    clips = sorted(videos.glob("clip-*-v*.mp4"), key=lambda path: int(path.name.split("-")[1]))
+    for path in clips[:-_MAX_CLIPS]:
+        path.unlink(missing_ok=True)
+        path.with_suffix(".json").unlink(missing_ok=True)
