@@ -67,7 +67,7 @@ class Faults:
 class FaultEnv(gymnasium.Env[np.ndarray, np.ndarray]):
     """Push a point to the origin; obs (position, velocity, time), reward -position^2, 50 steps."""
 
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 30}  # type: ignore[misc]
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array", "human"], "render_fps": 30}  # type: ignore[misc]
 
     def __init__(self, render_mode: str | None = None, **faults: Any) -> None:
         self.faults = Faults.from_environment(**faults)

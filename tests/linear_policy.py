@@ -1,0 +1,53 @@
+"""A policy of one matrix, a = tanh(gain obs), for tests of those who only look at policies."""
+
+import dataclasses
+import time
+
+import numpy as np
+
+from spreeze.envs import faults
+from spreeze.policies import Policy
+from spreeze.types import EnvSpec
+
+FAULT = faults.ENV_ID
+FAULT_MODULE = "spreeze.envs.faults"
+SPEC = EnvSpec(
+    env_id=FAULT, import_module=FAULT_MODULE, obs_dim=3, action_dim=1, action_low=(-2.0,), action_high=(2.0,),
+    max_episode_steps=50, reward_threshold=None,
+)  # fmt: skip
+GOOD = np.array([[-2.0, -4.0, 0.0]], np.float32)
+IDLE = np.zeros((1, 3), np.float32)
+BAD = np.array([[2.0, 0.0, 0.0]], np.float32)
+
+
+def arrays(gain):
+    return {"head_w": np.ascontiguousarray(gain.T), "head_b": np.zeros(len(gain), np.float32)}
+
+
+def policy_of(gain):
+    return Policy.from_weights(arrays(gain), meta(1))
+
+
+def meta(version):
+    return {
+        "algo": "sac",
+        "policy": "deterministic",
+        "hidden_sizes": [],
+        "obs_dim": 3,
+        "action_dim": 1,
+        "env": dataclasses.asdict(SPEC),
+        "env_steps": 100 * version,
+        "updates": version,
+        "wall_s": version / 2,
+    }
+
+
+def publish(store, gain, version, epoch=1):
+    return store.publish(arrays(gain), meta(version), epoch, version)
+
+
+def wait_until(condition, timeout_s=20.0):
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, "nothing happened in time"
+        time.sleep(0.01)

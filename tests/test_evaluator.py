@@ -1,0 +1,218 @@
+import contextlib
+import csv
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+from linear_policy import BAD, FAULT, FAULT_MODULE, GOOD, IDLE, policy_of, publish, wait_until
+
+from spreeze.envs.task import make_task
+from spreeze.evaluation import run_episodes, score, seed_list
+from spreeze.transport.board import STOP, WEIGHTS_HINT, Board
+from spreeze.transport.weights import WeightsStore, read_weights
+from spreeze.workers import evaluator
+from spreeze.workers.evaluator import COLUMNS, EvaluatorJob, append_row, final_evaluation, read_rows, run_evaluator
+from spreeze.workers.link import Link
+
+
+@pytest.fixture(autouse=True)
+def priority_stays(monkeypatch):
+    monkeypatch.setattr(evaluator, "lower_priority", lambda nice: None)
+
+
+@pytest.fixture
+def store(tmp_path):
+    return WeightsStore(tmp_path / "weights")
+
+
+def job_of(tmp_path, **changes):
+    fields = {
+        "run_dir": str(tmp_path), "env_id": FAULT, "import_module": FAULT_MODULE, "episodes": 4, "first_seed": 10,
+        "cpu_share": 0.5, "has_free_core": True,
+    }  # fmt: skip
+    return EvaluatorJob(**{**fields, **changes})
+
+
+class Running:
+    """The evaluator in a thread, its board and the messages that it sent."""
+
+    def __init__(self, job):
+        self.board = Board.create(7)
+        self.read_fd, self._write_fd = os.pipe()
+        os.set_blocking(self.read_fd, False)
+        self.link = Link("evaluator", 0, self.board, 0, self._write_fd)
+        self.error = None
+        self._text = b""
+        self._thread = threading.Thread(target=self._body, args=(job,))
+        self._thread.start()
+
+    def _body(self, job):
+        try:
+            run_evaluator(self.link, job)
+        except Exception as error:
+            self.error = error
+
+    def hint(self):
+        self.board.header[WEIGHTS_HINT] += 1
+
+    def messages(self, kind):
+        with contextlib.suppress(BlockingIOError):
+            self._text += os.read(self.read_fd, 1 << 16)
+        found = [json.loads(line) for line in self._text.splitlines()]
+        return [message for message in found if message["kind"] == kind]
+
+    def stop(self):
+        self.board.header[STOP] = 1
+        start = time.monotonic()
+        self._thread.join(20.0)
+        assert not self._thread.is_alive()
+        return time.monotonic() - start
+
+    def ended(self):
+        return not self._thread.is_alive()
+
+
+@contextlib.contextmanager
+def running(job):
+    body = Running(job)
+    try:
+        yield body
+    finally:
+        body.stop()
+        body.messages("")
+        os.close(body.read_fd)
+        body.link.close()
+
+
+def expected_return(gain, episodes=4, first_seed=10):
+    found = run_episodes(
+        lambda: make_task(FAULT, FAULT_MODULE), policy_of(gain).act_greedy, seed_list(first_seed, episodes)
+    )
+    return score(found).return_mean
+
+
+def test_each_new_version_is_evaluated_and_written_down_and_the_best_is_kept(tmp_path, store):
+    publish(store, IDLE, 3)
+    with running(job_of(tmp_path)) as body:
+        for number, gain in enumerate((GOOD, BAD), start=1):
+            wait_until(lambda n=number: len(body.messages("evaluation")) == n)
+            publish(store, gain, 3 + number)
+            body.hint()
+        wait_until(lambda: len(body.messages("evaluation")) == 3)
+        sent = body.messages("evaluation")
+        slots = body.board.named_slots(0, "evaluator")
+    with open(tmp_path / "eval.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert tuple(rows[0]) == COLUMNS
+    assert [int(row["version"]) for row in rows] == [3, 4, 5]
+    assert [float(row["return_mean"]) for row in rows] == [m["return_mean"] for m in sent]
+    assert sent[1]["return_mean"] == expected_return(GOOD) > sent[0]["return_mean"] > sent[2]["return_mean"]
+    assert (sent[1]["wall_s"], sent[1]["env_steps"], sent[1]["updates"]) == (2.0, 400, 4)
+    assert (slots["evaluations"], slots["policy_version"], slots["eval_length"]) == (3.0, 5.0, 50.0)
+    best = read_weights(tmp_path / "checkpoints" / "best.safetensors")
+    assert (best.epoch, best.version) == (1, 4)
+    np.testing.assert_array_equal(best.arrays["head_w"], GOOD.T)
+    facts = json.loads((tmp_path / "checkpoints" / "best.json").read_text())
+    assert (facts["return"], facts["version"], facts["epoch"]) == (sent[1]["return_mean"], 4, 1)
+
+
+def test_the_best_of_an_earlier_session_is_not_replaced_by_a_worse_one(tmp_path, store):
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "best.json").write_text(json.dumps({"return": 1.0, "version": 9, "epoch": 1}))
+    publish(store, GOOD, 1)
+    with running(job_of(tmp_path)) as body:
+        wait_until(lambda: body.messages("evaluation"))
+    assert not (tmp_path / "checkpoints" / "best.safetensors").exists()
+
+
+def test_a_stop_is_obeyed_in_the_middle_of_an_evaluation(tmp_path, store, monkeypatch):
+    monkeypatch.setenv("SPREEZE_FAULT_STEP_S", "0.02")
+    publish(store, GOOD, 1)
+    with running(job_of(tmp_path, episodes=16 * 20)) as body:
+        wait_until(lambda: int(body.board.control(0)[1]) == int(evaluator.Phase.EVALUATE))
+        assert body.stop() < 3.0
+    assert not (tmp_path / "eval.csv").exists()
+
+
+def test_without_a_free_core_it_rests_after_an_evaluation(tmp_path, store, monkeypatch):
+    rests = []
+    monkeypatch.setattr(evaluator.time, "process_time", iter(range(1000)).__next__)
+    publish(store, GOOD, 1)
+    job = job_of(tmp_path, has_free_core=False, cpu_share=0.1)
+    body = Running(job)
+    body.link.sleep = lambda seconds, *rest: (rests.append(seconds), time.sleep(0.005))
+    wait_until(lambda: any(rest > 1.0 for rest in rests))
+    body.stop()
+    os.close(body.read_fd)
+    body.link.close()
+    assert 8.0 < max(rests) <= 10.0  # one second of processor time at a share of 0.1, less what has passed
+
+
+def test_an_environment_that_fails_is_told_and_tried_again_until_it_is_too_often(tmp_path, store, monkeypatch):
+    monkeypatch.setenv("SPREEZE_FAULT_P_CRASH", "1.0")
+    publish(store, GOOD, 1)
+    body = Running(job_of(tmp_path))
+    body.link.sleep = lambda seconds, *rest: time.sleep(0.005)
+    for version in range(2, 6):
+        wait_until(lambda n=version: len(body.messages("event")) == n - 1)
+        publish(store, GOOD, version)
+        body.hint()
+    wait_until(body.ended)
+    assert "injected fault" in body.messages("event")[0]["text"]
+    assert isinstance(body.error, RuntimeError)
+    os.close(body.read_fd)
+    body.link.close()
+
+
+def test_a_damaged_line_of_the_curve_is_left_out(tmp_path):
+    record = dict.fromkeys(COLUMNS, 1) | {"return_mean": -0.1234567890123456}
+    append_row(tmp_path / "eval.csv", record)
+    with open(tmp_path / "eval.csv", "a") as file:
+        file.write("1,2,x\n")
+    append_row(tmp_path / "eval.csv", record)
+    assert read_rows(tmp_path / "eval.csv") == [record, record]
+    assert read_rows(tmp_path / "nothing.csv") == []
+
+
+def test_a_job_travels_as_json(tmp_path):
+    job = job_of(tmp_path, import_module=None)
+    assert EvaluatorJob.from_json(json.loads(json.dumps(job.to_json()))) == job
+
+
+def test_the_last_evaluation_takes_the_newest_weights_once(tmp_path, store):
+    publish(store, BAD, 1)
+    publish(store, GOOD, 2)
+    record = final_evaluation(job_of(tmp_path), budget_s=30.0)
+    assert (record["version"], record["episodes"]) == (2, 4)
+    assert record["return_mean"] == expected_return(GOOD)
+    assert final_evaluation(job_of(tmp_path), budget_s=0.0) == record
+    assert len(read_rows(tmp_path / "eval.csv")) == 1
+
+
+def test_the_last_evaluation_keeps_to_its_budget_and_counts_a_prefix_of_the_seeds(tmp_path, store, monkeypatch):
+    monkeypatch.setenv("SPREEZE_FAULT_STEP_S", "0.002")
+    monkeypatch.setattr(evaluator, "lanes_for", lambda spec: 1)
+    publish(store, GOOD, 1)
+    start = time.monotonic()
+    record = final_evaluation(job_of(tmp_path, episodes=500), budget_s=1.0)
+    assert time.monotonic() - start < 5.0
+    assert 1 <= record["episodes"] < 500
+    assert record["return_mean"] == expected_return(GOOD, episodes=record["episodes"])
+    assert not (tmp_path / "checkpoints").exists()
+
+
+def test_the_last_evaluation_without_weights_or_time_is_none(tmp_path, store):
+    assert final_evaluation(job_of(tmp_path), budget_s=5.0) is None
+    publish(store, GOOD, 1)
+    assert final_evaluation(job_of(tmp_path), budget_s=0.0) is None
+
+
+def test_the_command_prints_one_json_record_only(tmp_path):
+    command = [sys.executable, "-m", "spreeze.workers.evaluator", str(tmp_path), "2", "10", "5", FAULT, FAULT_MODULE]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, json.loads(done.stdout)) == (0, None)

@@ -1,0 +1,221 @@
+"""The verbs that look at a trained policy: evaluate and play, and how they find it."""
+
+import csv
+import json
+import subprocess
+import sys
+
+import av
+import pytest
+from linear_policy import BAD, FAULT, FAULT_MODULE, GOOD, IDLE, arrays, meta, policy_of, publish
+
+from spreeze import evaluate, play
+from spreeze.envs.task import make_task
+from spreeze.errors import ConfigError, EnvironmentError_, RunError
+from spreeze.evaluation import run_episodes, score, seed_list
+from spreeze.lookup import find_weights, spec_of
+from spreeze.transport.weights import WeightsStore, encode, read_weights
+
+
+def make_run(runs_dir, name, started, best=None):
+    run = runs_dir / name
+    (run / "checkpoints").mkdir(parents=True)
+    (run / "videos").mkdir()
+    (run / "run.json").write_text(json.dumps({"started": started, "state": "finished"}))
+    publish(WeightsStore(run / "weights"), IDLE, 1)
+    publish(WeightsStore(run / "weights"), BAD, 2)
+    if best is not None:
+        (run / "checkpoints" / "best.safetensors").write_bytes(encode(arrays(best), meta(1), 1, 1))
+    return run
+
+
+@pytest.fixture
+def runs_dir(tmp_path):
+    make_run(tmp_path / "r", "second", "2026-02", best=GOOD)
+    make_run(tmp_path / "r", "first", "2026-01")
+    return tmp_path / "r"
+
+
+def expected(gain, episodes=3, seed=10_000):
+    tasks = run_episodes(lambda: make_task(FAULT, FAULT_MODULE), policy_of(gain).act_greedy, seed_list(seed, episodes))
+    return score(tasks)
+
+
+def run_evaluate(runs_dir, *args):
+    return evaluate.main([*args, "--runs-dir", str(runs_dir), "--import", FAULT_MODULE, "--episodes", "3"])
+
+
+# --- finding weights ---
+
+
+def test_latest_is_the_newest_run_and_best_its_best_weights(runs_dir):
+    assert find_weights("latest", runs_dir, "best") == runs_dir / "second" / "checkpoints" / "best.safetensors"
+    assert find_weights("second", runs_dir, "latest").name.endswith("000002.safetensors")
+
+
+def test_without_a_best_the_newest_weights_are_taken(runs_dir):
+    assert find_weights("first", runs_dir, "best").name.endswith("000002.safetensors")
+
+
+def test_a_path_of_a_run_or_of_a_file_is_accepted(runs_dir, tmp_path):
+    assert find_weights(str(runs_dir / "first"), tmp_path / "elsewhere", "latest").parent.parent.name == "first"
+    file = runs_dir / "second" / "checkpoints" / "best.safetensors"
+    assert find_weights(str(file), tmp_path, "latest") == file
+
+
+def test_a_damaged_pointer_leaves_the_highest_version(runs_dir):
+    (runs_dir / "first" / "weights" / "LATEST.json").write_text("{")
+    assert find_weights("first", runs_dir, "latest").name.endswith("000002.safetensors")
+
+
+def test_a_pointer_cannot_lead_out_of_the_run(runs_dir):
+    (runs_dir / "first" / "weights" / "LATEST.json").write_text(
+        json.dumps({"file": "../../second/checkpoints/best.safetensors"})
+    )
+    assert find_weights("first", runs_dir, "latest").parent == runs_dir / "first" / "weights"
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "words"),
+    [
+        ("secnd", RunError, "did you mean 'second'"),
+        ("nothing.safetensors", RunError, "no weights file"),
+        ("..", ConfigError, "allowed"),
+    ],
+)
+def test_what_cannot_be_found_is_said_in_one_line(runs_dir, name, error, words):
+    with pytest.raises(error, match=words) as caught:
+        find_weights(name, runs_dir, "best")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_run_without_weights_is_named(tmp_path):
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "run.json").write_text("{}")
+    with pytest.raises(RunError, match="no weights yet"):
+        find_weights("new", tmp_path, "latest")
+
+
+def test_a_weights_file_cannot_make_a_module_be_imported(runs_dir):
+    weights = read_weights(find_weights("second", runs_dir, "best"))
+    with pytest.raises(EnvironmentError_, match=f"add --import {FAULT_MODULE}"):
+        spec_of(weights, None)
+    assert spec_of(weights, FAULT_MODULE).env_id == FAULT
+
+
+# --- evaluate ---
+
+
+def test_evaluate_prints_one_json_document_with_the_interval(runs_dir, capfd):
+    assert run_evaluate(runs_dir, "latest", "--json") == 0
+    document = json.loads(capfd.readouterr().out)
+    assert document["return_mean"] == expected(GOOD).return_mean
+    assert document["return_std"] == expected(GOOD).return_std
+    assert document["return_low"] <= document["return_mean"] <= document["return_high"]
+    assert (document["env"], document["episodes"], document["version"]) == (FAULT, 3, 1)
+    assert [episode["seed"] for episode in document["per_episode"]] == [10_000, 10_001, 10_002]
+
+
+def test_evaluate_takes_the_latest_weights_on_request_and_writes_csv_and_clip(runs_dir, tmp_path, capfd):
+    table, clip = tmp_path / "out.csv", tmp_path / "out.mp4"
+    args = ("second", "--checkpoint", "latest", "--csv", str(table), "--video", str(clip))
+    assert run_evaluate(runs_dir, *args) == 0
+    with open(table, newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert sum(float(row["return"]) for row in rows) / 3 == pytest.approx(expected(BAD).return_mean)
+    assert [row["seed"] for row in rows] == ["10000", "10001", "10002"]
+    with av.open(str(clip)) as container:
+        assert len(list(container.decode(video=0))) == 26  # every second of the 51 pictures of one episode
+    out = capfd.readouterr().out
+    assert "95 % interval" in out
+    assert str(clip) in out
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["secnd"], "did you mean"),
+        (["latest", "--episodes", "0"], "at least 1"),
+        (["latest", "--seed", "-1"], "at least 0"),
+        (["latest"], "add --import"),
+        (["latest", "--csv", "/no/such/folder/x.csv"], "no folder"),
+        (["latest", "--video", "/no/such/folder/x.mp4"], "no folder"),
+    ],
+)
+def test_evaluate_refuses_in_one_line_with_exit_code_2(runs_dir, capfd, args, words):
+    assert evaluate.main([*args, "--runs-dir", str(runs_dir)]) == 2
+    captured = capfd.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    assert words in captured.err
+
+
+def test_a_damaged_weights_file_is_one_line(runs_dir, tmp_path, capfd):
+    (tmp_path / "bad.safetensors").write_bytes(b"no weights")
+    assert evaluate.main([str(tmp_path / "bad.safetensors")]) == 1
+    assert capfd.readouterr().err.count("\n") == 1
+
+
+def test_evaluate_as_a_command(runs_dir):
+    command = [sys.executable, "-m", "spreeze.evaluate", "latest", "--runs-dir", str(runs_dir), "--json"]
+    done = subprocess.run(
+        [*command, "--import", FAULT_MODULE, "--episodes", "3"], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["return_mean"] == expected(GOOD).return_mean
+
+
+# --- play ---
+
+
+def test_play_writes_a_clip_into_the_run_where_there_is_no_display(runs_dir, monkeypatch, capfd):
+    monkeypatch.setattr(play, "has_display", lambda: False)
+    assert play.main(["second", "--runs-dir", str(runs_dir), "--import", FAULT_MODULE]) == 0
+    clip = runs_dir / "second" / "videos" / "play-v2.mp4"
+    out = capfd.readouterr().out
+    assert f"clip: {clip}" in out
+    assert f"return {expected(BAD, 1).return_mean:.1f} in 50 env steps" in out
+    with av.open(str(clip)) as container:
+        assert len(list(container.decode(video=0))) == 50
+
+
+def test_play_writes_the_clip_that_was_asked_for(runs_dir, tmp_path, capfd):
+    clip = tmp_path / "best.mp4"
+    args = ["second", "--checkpoint", "best", "--clip", str(clip), "--episodes", "2", "--runs-dir", str(runs_dir)]
+    assert play.main([*args, "--import", FAULT_MODULE]) == 0
+    assert capfd.readouterr().out.count("weights 1-1") == 2
+    with av.open(str(clip)) as container:
+        assert len(list(container.decode(video=0))) == 100
+
+
+def test_play_follows_a_run_that_is_still_training(runs_dir, monkeypatch, tmp_path, capfd):
+    store = WeightsStore(runs_dir / "second" / "weights")
+    monkeypatch.setattr(play, "_line", lambda source, episode: publish_next(source))
+    versions = []
+
+    def publish_next(source):
+        versions.append(source.weights.version)
+        publish(store, GOOD, 3 + len(versions))
+        return ""
+
+    args = ["second", "--clip", str(tmp_path / "c.mp4"), "--episodes", "3", "--runs-dir", str(runs_dir)]
+    assert play.main([*args, "--import", FAULT_MODULE]) == 0
+    assert versions == [2, 4, 5]
+
+
+def test_play_shows_episodes_in_a_window_in_real_time(runs_dir, monkeypatch, capfd):
+    monkeypatch.setenv("DISPLAY", ":0")  # this environment opens no window
+    assert play.main(["second", "--runs-dir", str(runs_dir), "--import", FAULT_MODULE, "--episodes", "1"]) == 0
+    assert "1 episode shown" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(("args", "words"), [(["nobody"], "no run"), (["latest", "--episodes", "0"], "at least 1")])
+def test_play_refuses_in_one_line_with_exit_code_2(runs_dir, capfd, args, words):
+    assert play.main([*args, "--runs-dir", str(runs_dir)]) == 2
+    assert words in capfd.readouterr().err
+
+
+def test_every_flag_says_what_it_is_and_its_default(capsys):
+    for module in (evaluate, play):
+        for action in module.build_parser()._actions[2:]:
+            assert "default" in action.help, action.dest

@@ -1,0 +1,188 @@
+import contextlib
+import json
+import os
+import threading
+
+import av
+import pytest
+from linear_policy import FAULT, FAULT_MODULE, GOOD, IDLE, publish, wait_until
+from PIL import Image
+
+from spreeze.envs.faults import FaultEnv
+from spreeze.transport.board import STOP, VISUALIZER_PAUSED, WEIGHTS_HINT, Board
+from spreeze.transport.weights import WeightsStore
+from spreeze.workers import visualizer
+from spreeze.workers.link import Link
+from spreeze.workers.visualizer import VisualizerJob, run_visualizer
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(visualizer, "lower_priority", lambda nice: None)
+    monkeypatch.setattr(visualizer, "_FIRST_CLIP_S", 0.1)
+    monkeypatch.setattr(visualizer, "_NEW_WEIGHTS_S", 0.1)
+
+
+def job_of(tmp_path, **changes):
+    fields = {
+        "run_dir": str(tmp_path), "env_id": FAULT, "import_module": FAULT_MODULE, "frames_per_s": 60.0,
+        "clip_interval_s": 1.0, "clip_length_s": 1.0, "cpu_share": 1.0, "has_free_core": True, "seed": 0,
+    }  # fmt: skip
+    return VisualizerJob(**{**fields, **changes})
+
+
+@contextlib.contextmanager
+def running(job):
+    board = Board.create(7)
+    read_fd, write_fd = os.pipe()
+    os.set_blocking(read_fd, False)
+    link = Link("visualizer", 0, board, 0, write_fd)
+    errors = []
+
+    def body():
+        try:
+            run_visualizer(link, job)
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=body)
+    thread.start()
+    try:
+        yield board, thread
+    finally:
+        board.header[STOP] = 1
+        thread.join(20.0)
+        assert not thread.is_alive()
+        running.messages = []
+        with contextlib.suppress(BlockingIOError):
+            running.messages = [json.loads(line) for line in os.read(read_fd, 1 << 16).splitlines()]
+        running.errors = errors
+        os.close(read_fd)
+        link.close()
+
+
+def slots(board):
+    return board.named_slots(0, "visualizer")
+
+
+def test_the_picture_and_a_clip_with_its_version_appear(tmp_path):
+    publish(WeightsStore(tmp_path / "weights"), GOOD, 7)
+    with running(job_of(tmp_path)) as (board, _):
+        wait_until(lambda: slots(board)["clips"] >= 1)
+        found = slots(board)
+    assert found["policy_version"] == 7
+    assert found["frames"] >= 15
+    with Image.open(tmp_path / "live.jpg") as image:
+        assert image.size == (65, 48)
+    clip = tmp_path / "videos" / "clip-0001-v7.mp4"
+    facts = json.loads(clip.with_suffix(".json").read_text())
+    assert (facts["version"], facts["epoch"], facts["wall_s"], facts["frames"]) == (7, 1, 3.5, 15)
+    assert facts["frames_per_s"] == 15.0
+    assert facts["return_so_far"] <= 0.0
+    with av.open(str(clip)) as container:
+        assert len(list(container.decode(video=0))) == 15
+    assert not [path for path in (tmp_path / "videos").iterdir() if path.name.endswith(".tmp")]
+
+
+def test_newer_weights_are_taken_but_never_inside_of_a_clip(tmp_path):
+    store = WeightsStore(tmp_path / "weights")
+    publish(store, IDLE, 1)
+    with running(job_of(tmp_path)) as (board, _):
+        wait_until(lambda: slots(board)["frames"] >= 1)
+        publish(store, GOOD, 2)
+        board.header[WEIGHTS_HINT] += 1
+        wait_until(lambda: slots(board)["policy_version"] == 2)
+        wait_until(lambda: slots(board)["clips"] >= 1 and list((tmp_path / "videos").glob("*-v2.mp4")))
+    for clip in (tmp_path / "videos").glob("*.mp4"):
+        assert clip.stem.endswith(f"-v{json.loads(clip.with_suffix('.json').read_text())['version']}")
+
+
+def test_it_rests_while_paused_and_goes_on_after(tmp_path):
+    publish(WeightsStore(tmp_path / "weights"), GOOD, 1)
+    with running(job_of(tmp_path)) as (board, _):
+        wait_until(lambda: slots(board)["frames"] >= 2)
+        board.header[VISUALIZER_PAUSED] = 1
+        wait_until(lambda: slots(board)["paused"] == 1.0)
+        frames, beats = slots(board)["frames"], int(board.control(0)[0])
+        wait_until(lambda: int(board.control(0)[0]) > beats + 3)
+        assert slots(board)["frames"] == frames
+        board.header[VISUALIZER_PAUSED] = 0
+        wait_until(lambda: slots(board)["frames"] > frames)
+        assert slots(board)["paused"] == 0.0
+
+
+def test_an_environment_that_cannot_be_drawn_is_told_once_and_ends_quietly(tmp_path, monkeypatch):
+    monkeypatch.setattr(FaultEnv, "render", lambda self: None)
+    publish(WeightsStore(tmp_path / "weights"), GOOD, 1)
+    with running(job_of(tmp_path)) as (_, thread):
+        wait_until(lambda: not thread.is_alive())
+    (message,) = running.messages
+    assert (message["kind"], message["level"]) == ("event", "warning")
+    assert "no pictures" in message["text"]
+    assert not running.errors
+    assert not (tmp_path / "live.jpg").exists()
+
+
+def test_an_environment_that_cannot_be_made_ends_it_quietly_too(tmp_path):
+    with running(job_of(tmp_path, env_id="NoSuch-v0")) as (_, thread):
+        wait_until(lambda: not thread.is_alive())
+    assert "unknown environment" in running.messages[0]["text"]
+    assert not running.errors
+
+
+def test_a_fault_in_the_middle_drops_the_clip_and_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPREEZE_FAULT_P_CRASH", "0.03")
+    monkeypatch.setenv("SPREEZE_FAULT_SEED", "3")
+    publish(WeightsStore(tmp_path / "weights"), GOOD, 1)
+    real = FaultEnv.step
+    crashes = []
+
+    def step(self, action):
+        try:
+            return real(self, action)
+        except RuntimeError:
+            crashes.append(1)
+            raise
+
+    monkeypatch.setattr(FaultEnv, "step", step)
+    with running(job_of(tmp_path)) as (board, _):
+        wait_until(lambda: crashes)
+        frames = slots(board)["frames"]
+        wait_until(lambda: slots(board)["frames"] > frames + 2)
+    assert any("picture failed" in message["text"] for message in running.messages)
+    assert not running.errors
+
+
+def test_without_a_free_core_a_frame_s_cost_is_slept_off(tmp_path, monkeypatch):
+    publish(WeightsStore(tmp_path / "weights"), GOOD, 1)
+    clock = iter(float(i) for i in range(100_000))
+    monkeypatch.setattr(visualizer.time, "process_time", lambda: next(clock))
+    rests = []
+    board = Board.create(7)
+    link = Link("visualizer", 0, board, 0, None)
+
+    def sleep(seconds, *rest):
+        rests.append(seconds)
+        if len(rests) == 5:
+            board.header[STOP] = 1
+
+    monkeypatch.setattr(link, "sleep", sleep)
+    run_visualizer(link, job_of(tmp_path, has_free_core=False, cpu_share=0.1))
+    assert all(8.0 < rest <= 10.0 for rest in rests)
+    link.close()
+
+
+def test_clip_numbers_go_on_after_a_restart_and_old_clips_are_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr(visualizer, "_MAX_CLIPS", 2)
+    for number in (8, 9, 10):
+        (tmp_path / f"clip-{number:04d}-v1.mp4").touch()
+        (tmp_path / f"clip-{number:04d}-v1.json").touch()
+    assert visualizer._last_number(tmp_path) == 10
+    visualizer._prune(tmp_path)
+    assert sorted(path.name for path in tmp_path.glob("*.mp4")) == ["clip-0009-v1.mp4", "clip-0010-v1.mp4"]
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+def test_a_job_travels_as_json(tmp_path):
+    job = job_of(tmp_path)
+    assert VisualizerJob.from_json(json.loads(json.dumps(job.to_json()))) == job
