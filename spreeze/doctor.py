@@ -17,7 +17,7 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import metadata
@@ -60,12 +60,12 @@ class Check:
     remedy: str | None = None
 
 
-def check_python(version: Sequence[int] = sys.version_info) -> Check:
+def check_python(version: tuple[int, ...] = sys.version_info[:3]) -> Check:
     """Python 3.11 runs everything; newer ones have no ready-made Bullet."""
-    text = ".".join(str(part) for part in version[:3])
-    if tuple(version[:2]) < (3, 11):
+    text = ".".join(str(part) for part in version)
+    if version[:2] < (3, 11):
         return Check("Python", "fail", text, "install Python 3.11 and make a virtual environment with it")
-    if tuple(version[:2]) > (3, 11):
+    if version[:2] > (3, 11):
         return Check("Python", "warn", text, "the Bullet tasks need Python 3.11; other environments work")
     return Check("Python", "ok", text)
 
@@ -175,10 +175,12 @@ def check_disk(runs_dir: Path) -> Check:
 def check_sqlite(runs_dir: Path) -> Check:
     """The metrics store needs SQLite's write-ahead log, which network file systems do not give."""
     try:
-        with tempfile.TemporaryDirectory(dir=existing_parent(runs_dir), prefix=".spreeze-doctor-") as folder:
-            with contextlib.closing(sqlite3.connect(Path(folder) / "try.db")) as db:
-                (mode,) = db.execute("PRAGMA journal_mode = WAL").fetchone()
-                db.execute("CREATE TABLE try (x)")
+        with (
+            tempfile.TemporaryDirectory(dir=existing_parent(runs_dir), prefix=".spreeze-doctor-") as folder,
+            contextlib.closing(sqlite3.connect(Path(folder) / "try.db")) as db,
+        ):
+            (mode,) = db.execute("PRAGMA journal_mode = WAL").fetchone()
+            db.execute("CREATE TABLE try (x)")
     except (OSError, sqlite3.Error) as error:
         return Check(
             "metrics store", "fail", f"SQLite in {runs_dir}: {clean(error)}", "choose a --runs-dir on a local disk"

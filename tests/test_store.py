@@ -73,6 +73,19 @@ def test_rollups_hold_min_max_mean_last_and_count(path):
     assert rows == [pytest.approx(row) for row in expected]
 
 
+def test_late_point_spoils_no_rollup(path):
+    writer = _fill(path, 12)
+    writer.write(8.5, 8, {"eval_return": 5.0})
+    writer.write(9.5, 9, {"updates": 99.0})
+    writer.write(12.0, 12, {"updates": 12.0})
+    writer.close()
+    with sqlite3.connect(path) as db:
+        rows = db.execute("SELECT bucket, n, max FROM rollup_10s WHERE series = 1 ORDER BY bucket").fetchall()
+    db.close()
+    assert rows == [(0, 10, 9.0), (1, 4, 99.0)]
+    assert MetricsReader(path).latest()["eval_return"] == (8.5, 8, 5.0)
+
+
 def test_old_raw_points_go_and_rollups_stay(path):
     writer = _fill(path, 7200 + 61, every_s=5.0)
     writer.close()

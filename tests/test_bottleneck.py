@@ -1,0 +1,103 @@
+"""The bottleneck sentence, over a table of situations and over a small simulated pipeline."""
+
+import dataclasses
+
+import pytest
+
+from spreeze.bottleneck import Side, bottleneck
+from spreeze.snapshot import GpuSnapshot, Snapshot
+
+BASE = Snapshot(
+    env_id="Any-v0",
+    algo="sac",
+    updates=1000,
+    env_steps=50_000,
+    learning_starts=5_000,
+    samples_per_insert=32.0,
+    samples_per_insert_min=8.0,
+    samples_per_insert_max=512.0,
+    cpu_use=0.7,
+    samplers_wanted=3,
+    learner_device="cpu",
+)
+
+
+def _snapshot(learner_wait, sampler_wait, **fields):
+    learner = {"wait": learner_wait, "gather": 0.02, "critic": 0.9 - learner_wait, "publish": 0.01}
+    sampler = {"wait": sampler_wait, "env": 0.8 * (1 - sampler_wait), "policy": 0.2 * (1 - sampler_wait)}
+    shares = {"learner_shares": learner, "sampler_shares": sampler} | fields
+    return dataclasses.replace(BASE, **shares)
+
+
+GPU_IDLE = (GpuSnapshot(index=0, use=0.3),)
+GPU_BUSY = (GpuSnapshot(index=0, use=0.95),)
+
+
+@pytest.mark.parametrize(
+    ("snapshot", "side", "words"),
+    [
+        (_snapshot(0.03, 0.40), Side.LEARNER, "computes 97 % of its time; a smaller batch or a GPU would help"),
+        (_snapshot(0.03, 0.40), Side.LEARNER, "samplers wait 40 % for it."),
+        (_snapshot(0.03, 0.40, samples_per_insert=8.1), Side.LEARNER, "at the lower bound of 8 samples per insert"),
+        (_snapshot(0.03, 0.40, cpu_use=0.99), Side.LEARNER, "fewer samplers"),
+        (_snapshot(0.03, 0.40, learner_device="cuda:0", gpus=GPU_IDLE), Side.LEARNER, "a larger batch"),
+        (_snapshot(0.03, 0.40, learner_device="cuda:0", gpus=GPU_BUSY), Side.LEARNER, "second GPU"),
+        (_snapshot(0.03, 0.40, learner_shares={"wait": 0.0, "gather": 0.5}), Side.LEARNER, "gathering rows takes 50 %"),
+        (_snapshot(0.03, 0.40, learner_shares={"wait": 0.0, "publish": 0.4}), Side.LEARNER, "publishing less often"),
+        (_snapshot(0.50, 0.02), Side.SAMPLER, "more samplers (the cores are 70 % busy)"),
+        (_snapshot(0.50, 0.02, cpu_use=0.97), Side.SAMPLER, "more cores or a faster environment"),
+        (_snapshot(0.50, 0.02, samples_per_insert=500.0), Side.SAMPLER, "bound above 512, which now holds the learner"),
+        (_snapshot(0.50, 0.0, sampler_shares={"wait": 0.0, "env": 0.2, "policy": 0.7}), Side.SAMPLER, "per sampler"),
+        (_snapshot(0.30, 0.30, samples_per_insert_max=9.0), Side.LIMITER, "a wider band would help"),
+        (_snapshot(0.02, 0.03, cpu_use=0.99), Side.BALANCED, "only more cores or a GPU would help"),
+        (_snapshot(0.02, 0.03, cpu_use=0.40), Side.BALANCED, "another sampler would add env steps"),
+        (_snapshot(0.02, 0.03, cpu_use=None), Side.BALANCED, "faster hardware"),
+        (_snapshot(1.0, 0.0, updates=0, env_steps=1200), Side.WARMING_UP, "1,200 of 5,000 env steps"),
+        (_snapshot(1.0, 0.0, updates=None, env_steps=None), Side.WARMING_UP, "- of 5,000 env steps"),
+        (_snapshot(0.0, 0.0, learner_shares={}), Side.UNKNOWN, "no time split of the learner"),
+        (_snapshot(0.0, 0.0, sampler_shares={}), Side.UNKNOWN, "no time split of the samplers"),
+        (Snapshot(env_id="Any-v0", algo="sac"), Side.UNKNOWN, "not known yet"),
+    ],
+)
+def test_sentence_names_the_limit_and_a_remedy(snapshot, side, words):
+    found = bottleneck(snapshot)
+    assert found.side is side
+    assert words in found.sentence
+    assert found.sentence.endswith(".")
+    assert "\n" not in found.sentence
+
+
+def _simulate(env_step_s, update_s, batch=256, low=8.0, high=512.0, seconds=60.0):
+    """Shares of one sampler and one learner held by a limiter: whoever is ahead of its bound waits 1 ms."""
+    t_sampler = t_learner = 0.0
+    busy = {"sampler": 0.0, "learner": 0.0}
+    inserted, drawn = 1, 0
+    while min(t_sampler, t_learner) < seconds:
+        if t_sampler <= t_learner:
+            if drawn + batch >= low * inserted:
+                inserted, busy["sampler"], step = inserted + 1, busy["sampler"] + env_step_s, env_step_s
+            else:
+                step = 1e-3
+            t_sampler += step
+        else:
+            if drawn + batch <= high * inserted:
+                drawn, busy["learner"], step = drawn + batch, busy["learner"] + update_s, update_s
+            else:
+                step = 1e-3
+            t_learner += step
+    waits = 1 - busy["learner"] / t_learner, 1 - busy["sampler"] / t_sampler
+    return _snapshot(*waits, samples_per_insert=drawn / inserted)
+
+
+def test_slow_environment_makes_the_samplers_the_limit():
+    assert bottleneck(_simulate(env_step_s=50e-3, update_s=5e-3)).side is Side.SAMPLER
+
+
+def test_slow_learner_makes_the_learner_the_limit():
+    found = bottleneck(_simulate(env_step_s=0.5e-3, update_s=100e-3))
+    assert found.side is Side.LEARNER
+    assert "at the lower bound of 8" in found.sentence
+
+
+def test_rates_inside_the_band_are_balanced():
+    assert bottleneck(_simulate(env_step_s=5e-3, update_s=10e-3)).side is Side.BALANCED

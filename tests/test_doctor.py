@@ -1,0 +1,164 @@
+"""The doctor: every finding has a status and, where something is missing, a remedy; looking changes nothing."""
+
+import dataclasses
+import fcntl
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from spreeze import doctor
+from spreeze.config import ReplayConfig
+from spreeze.hardware import read_machine
+
+MACHINE = read_machine()
+
+
+def _with(**fields):
+    return dataclasses.replace(MACHINE, **fields)
+
+
+@pytest.mark.parametrize(
+    ("version", "status"), [((3, 10, 9), "fail"), ((3, 11, 0), "ok"), ((3, 13, 1), "warn"), ((4, 0, 0), "warn")]
+)
+def test_python_version(version, status):
+    assert doctor.check_python(version).status == status
+
+
+def test_half_a_core_is_a_warning_with_its_reason():
+    cores = dataclasses.replace(MACHINE.cores, usable=0.5, quota=0.5, reason="cgroup quota of 0.5 cores")
+    found = doctor.check_cores(_with(cores=cores))
+    assert found.status == "warn"
+    assert "0.5 usable" in found.text
+    assert "cgroup quota" in found.text
+
+
+def test_too_little_memory_fails_and_names_both_figures():
+    memory = dataclasses.replace(MACHINE.memory, usable_bytes=2**30, cgroup_limit_bytes=2 * 2**30)
+    found = doctor.check_memory(_with(memory=memory), ReplayConfig(capacity=100_000_000))
+    assert found.status == "fail"
+    assert "1.0 GiB free" in found.text
+    assert "about 20.3 GiB" in found.text
+    assert "--replay-capacity" in found.remedy
+
+
+def test_default_replay_is_208_million_bytes():
+    assert doctor.replay_bytes(ReplayConfig()) == 208_000_000
+
+
+def test_small_dev_shm_matters_only_without_nameless_memory():
+    machine = _with(shared_memory_free_bytes=64 * 2**20)
+    assert doctor.check_shared_memory(machine, ReplayConfig(), nameless=True).status == "ok"
+    found = doctor.check_shared_memory(machine, ReplayConfig(), nameless=False)
+    assert (found.status, "--shm-size" in found.remedy) == ("warn", True)
+
+
+def test_no_gpu_is_a_warning_with_its_reason():
+    found = doctor.check_gpus(_with(gpus=(), gpu_reason="no NVIDIA GPU"))
+    assert (found.status, found.text) == ("warn", "no NVIDIA GPU")
+
+
+def test_battery_is_a_warning():
+    assert doctor.check_power(_with(power_source="battery")).status == "warn"
+    assert doctor.check_power(_with(power_source=None)).status == "ok"
+
+
+def test_no_display_is_a_warning():
+    assert doctor.check_display({}).status == "warn"
+    assert doctor.check_display({"DISPLAY": ":0"}).status == "ok"
+
+
+def test_runs_dir_need_not_exist_and_is_not_made_by_looking(tmp_path):
+    runs = tmp_path / "a" / "runs"
+    assert doctor.check_disk(runs).status == "ok"
+    assert doctor.check_sqlite(runs).status == "ok"
+    assert doctor.check_other_runs(runs).status == "ok"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_runs_dir_that_cannot_be_written_fails(tmp_path, monkeypatch):
+    def refuse(*arguments, **options):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(doctor.tempfile, "NamedTemporaryFile", refuse)
+    monkeypatch.setattr(doctor.tempfile, "TemporaryDirectory", refuse)
+    assert doctor.check_disk(tmp_path).status == "fail"
+    assert doctor.check_sqlite(tmp_path).status == "fail"
+
+
+def test_run_that_is_alive_is_named(tmp_path):
+    run = tmp_path / "walker"
+    run.mkdir()
+    (run / "run.json").write_text(json.dumps({"state": "running"}))
+    fd = os.open(run / "run.lock", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    found = doctor.check_other_runs(tmp_path)
+    os.close(fd)
+    assert (found.status, found.text) == ("warn", "1 running: walker")
+    assert doctor.check_other_runs(tmp_path).status == "ok"
+
+
+def test_torch_that_cannot_be_imported_fails_with_a_remedy(monkeypatch):
+    monkeypatch.setattr(doctor, "_TORCH", "raise ImportError('libtorch is broken')")
+    found = doctor.check_torch()
+    assert found.status == "fail"
+    assert "libtorch is broken" in found.text
+    assert "pip install" in found.remedy
+
+
+def test_library_that_hangs_is_given_up(monkeypatch):
+    monkeypatch.setattr(doctor, "_TORCH", "import sys; sys.stdin.read(); import time; time.sleep(60)")
+    start = time.monotonic()
+    assert doctor.check_torch(timeout_s=0.3).status == "warn"
+    assert time.monotonic() - start < 5
+
+
+def test_missing_encoder_is_only_a_warning(monkeypatch):
+    monkeypatch.setattr(doctor, "_ENCODER", "import no_such_encoder")
+    assert doctor.check_encoder().status == "warn"
+
+
+def test_missing_bullet_is_a_warning_that_names_another_task(monkeypatch):
+    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: None)
+    found = doctor.check_bullet()
+    assert (found.status, "Pendulum-v1" in found.remedy) == ("warn", True)
+
+
+def test_unknown_environment_fails_with_one_line():
+    found, probe = doctor.check_env("Walker3DBulletEnv-v0", None)
+    assert (found.status, probe) == ("fail", None)
+    assert "Walker3DBulletEnv-v0" in found.text
+    assert "\n" not in found.text
+
+
+def test_json_is_one_document_and_says_all(tmp_path, capsys):
+    start = time.monotonic()
+    code = doctor.main(["--json", "--env", "Pendulum-v1", "--runs-dir", str(tmp_path)])
+    elapsed_s = time.monotonic() - start
+    document = json.loads(capsys.readouterr().out)
+    assert (code, document["ok"]) == (0, True)
+    assert len(document["checks"]) >= 12
+    assert all(check["remedy"] for check in document["checks"] if check["status"] != "ok")
+    assert document["env"]["spec"]["obs_dim"] == 3
+    assert document["machine"]["one_line"]
+    assert elapsed_s < 30  # about 3 s on a quiet machine
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_table_shows_findings_and_exit_code_says_not_ready(monkeypatch, capsys):
+    failing = {"name": "PyTorch", "status": "fail", "text": "broken [red]", "remedy": "pip install torch"}
+    monkeypatch.setattr(doctor, "examine", lambda *arguments: {"ok": False, "checks": [failing]})
+    assert doctor.main([]) == 1
+    shown = capsys.readouterr().out
+    assert "broken [red]" in shown
+    assert "-> pip install torch" in shown
+    assert "Not ready" in shown
+
+
+def test_none_of_these_modules_loads_torch_or_gymnasium():
+    modules = "hardware, utilisation, store, store_reader, bottleneck, terminal, doctor"
+    code = f"import sys\nfrom spreeze import {modules}\nassert not {{'torch', 'gymnasium'}} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)

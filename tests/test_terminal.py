@@ -1,0 +1,185 @@
+"""What a run shows in a terminal, in a pipe, on a narrow screen, without Unicode, and when the screen is gone."""
+
+import io
+import sys
+import xml.etree.ElementTree
+
+import pytest
+from rich.console import Console
+
+from spreeze import formats
+from spreeze.snapshot import GpuSnapshot, Snapshot
+from spreeze.terminal import PlainView, TerminalView, export_svg, open_view, panel, plain_line, sparkline
+
+FULL = Snapshot(
+    env_id="Walker2DBulletEnv-v0",
+    algo="sac",
+    state="training",
+    wall_s=754.0,
+    env_steps=1_234_567,
+    env_steps_per_s=1921.4,
+    updates=56_789,
+    updates_per_s=81.2,
+    update_frames_per_s=20_787.0,
+    samples_per_insert=11.8,
+    policy_lag=23.4,
+    transition_age=250_000.0,
+    replay_fill=0.42,
+    eval_return=1240.5,
+    eval_best=1301.2,
+    eval_returns=(10.0, 50.0, 600.0, 1240.5),
+    episode_return=980.1,
+    cpu_use=0.97,
+    core_uses=(1.0, 0.94),
+    memory_used_bytes=2.1 * 2**30,
+    memory_total_bytes=23.5 * 2**30,
+    gpus=(GpuSnapshot(index=0, use=0.84, power_w=201.0, power_limit_w=350.0, memory_used_bytes=2.0**31),),
+    sampler_shares={"policy": 0.12, "env": 0.70, "write": 0.01, "wait": 0.17},
+    learner_shares={"wait": 0.02, "gather": 0.05, "critic": 0.60, "actor": 0.30, "publish": 0.03},
+    bottleneck="Learner is the limit: it computes 98 % of its time.",
+    samplers_alive=1,
+    samplers_wanted=2,
+    restarts=1,
+    progress=0.31,
+    eta_s=1800.0,
+    first_error=("sampler-1", "ValueError: reward is [bold]nan\x1b[2J"),
+    events=("one", "sampler-1 exited (SIGKILL)", "three", "four"),
+)
+EMPTY = Snapshot(env_id="Pendulum-v1", algo="td3")
+
+
+def _text(snapshot, width=100, ascii_only=False):
+    stream = io.StringIO()
+    Console(file=stream, width=width, force_terminal=False).print(panel(snapshot, width, ascii_only))
+    return stream.getvalue()
+
+
+def test_panel_shows_every_number_with_its_name():
+    text = _text(FULL)
+    for words in (
+        "training", "Walker2DBulletEnv-v0", "12:34", "samplers 1/2", "restarts 1", "1.23 M", "1921", "56.8 k", "81.2",
+        "20.8 k", "11.8", "23.4", "250 k", "critic 60%", "env 70%", "97 %", "2.1 GiB", "42 %", "201 W of 350", "1240",
+        "best 1301", "▁▁▄█", "Learner is the limit", "31 %, 30:00 left", "four",
+    ):  # fmt: skip
+        assert words in text
+
+
+def test_first_error_stands_at_the_top_with_its_process_and_is_plain_text():
+    lines = _text(FULL).splitlines()
+    assert "first error, in sampler-1: ValueError: reward is [bold]nan [2J" in lines[1]
+    assert "\x1b" not in _text(FULL)
+
+
+def test_unknown_is_a_dash_and_never_zero():
+    text = _text(EMPTY)
+    assert "samplers -/-" in text
+    assert "0 %" not in text
+    assert " 0 " not in text.replace("restarts 0 ", "")
+
+
+@pytest.mark.parametrize("width", [20, 40, 60, 79, 100, 200])
+@pytest.mark.parametrize("snapshot", [FULL, EMPTY])
+def test_no_line_is_wider_than_the_panel_at_any_width(snapshot, width):
+    lines = _text(snapshot, width).splitlines()
+    assert max(len(line) for line in lines) <= max(width, 40)
+    assert len({len(line) for line in lines}) == 1
+
+
+def test_terminal_without_unicode_gets_ascii():
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding="ascii")
+    view = TerminalView(Console(file=stream, width=80, force_terminal=True))
+    view.update(FULL)
+    view.close()
+    stream.flush()
+    assert b"samplers" in raw.getvalue()
+
+
+def test_notes_stay_above_the_panel_and_markup_in_them_is_text():
+    stream = io.StringIO()
+    view = TerminalView(Console(file=stream, width=80, force_terminal=True), plan=("batch 256: [why]",))
+    view.update(FULL)
+    view.note("sampler-1 exited [/red]\x07")
+    view.update(FULL)
+    view.close()
+    assert "batch 256: [why]" in stream.getvalue()
+    assert "sampler-1 exited [/red]" in stream.getvalue()
+    assert "\x07" not in stream.getvalue()
+
+
+def test_plain_view_prints_a_line_every_ten_seconds():
+    stream, now = io.StringIO(), [0.0]
+    view = PlainView(stream, clock=lambda: now[0])
+    for second in range(25):
+        now[0] = float(second)
+        view.update(EMPTY)
+    assert len(stream.getvalue().splitlines()) == 3
+    view.close()
+    assert len(stream.getvalue().splitlines()) == 4
+
+
+def test_plain_view_tells_the_first_error_at_once_and_once():
+    stream = io.StringIO()
+    view = PlainView(stream, clock=lambda: 0.0)
+    view.update(EMPTY)
+    view.update(FULL)
+    view.update(FULL)
+    assert stream.getvalue().count("ERROR in sampler-1: ValueError: reward is [bold]nan [2J") == 1
+
+
+def test_plain_line_has_the_main_numbers():
+    assert plain_line(FULL) == (
+        "12:34 training | env steps 1.23 M (1921/s) | updates 56.8 k (81.2/s, 20.8 k frames/s) | samples/insert 11.8 | "
+        "return 1240 (best 1301) | cpu 97 % | gpu0 84 % | 31 %, 30:00 left"
+    )
+    assert "env steps - (-/s)" in plain_line(EMPTY)
+
+
+class _Broken(io.StringIO):
+    def write(self, text):
+        raise BrokenPipeError
+
+    def isatty(self):
+        return True
+
+
+def test_stream_that_broke_never_stops_a_run():
+    for view in (PlainView(_Broken()), open_view(_Broken())):
+        view.note("hello")
+        view.update(FULL)
+        view.update(FULL)
+        view.close()
+
+
+def test_view_fits_the_stream(capsys):
+    assert isinstance(open_view(io.StringIO(), is_tty=True), TerminalView)
+    assert isinstance(open_view(io.StringIO()), PlainView)
+    view = open_view(sys.stdout, is_tty=True, json_mode=True, plan=("plan",))
+    view.update(FULL)
+    view.note("note")
+    view.close()
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "plan" in captured.err
+    assert "env steps" in captured.err
+
+
+def test_svg_is_well_formed_and_shows_the_run():
+    svg = export_svg(FULL)
+    xml.etree.ElementTree.fromstring(svg)
+    assert "Walker2DBulletEnv" in svg
+
+
+def test_sparkline_scales_to_its_values():
+    assert sparkline((0.0, 1.0, 2.0), 3) == "▁▅█"
+    assert sparkline((5.0, 5.0), 3) == "▁▁"
+    assert sparkline((1.0, float("nan"), 2.0), 9, ascii_only=True) == "_@"
+    assert sparkline((), 5) == sparkline((1.0,), 0) == ""
+
+
+def test_numbers_as_a_person_reads_them():
+    numbers = (None, 0, 0.0123, 0.5, 12.34, 999, 9999, 14_900, 2.5e6, 3e9, float("nan"))
+    texts = ["-", "0", "0.0123", "0.50", "12.3", "999", "9,999", "14.9 k", "2.50 M", "3.00 G", "-"]
+    assert [formats.number(value) for value in numbers] == texts
+    assert [formats.duration(value) for value in (None, 5, 3723, 90_061)] == ["-", "0:05", "1:02:03", "1 d 01:01"]
+    assert [formats.size(value) for value in (None, 12, 25.2e9)] == ["-", "12 B", "23.5 GiB"]
