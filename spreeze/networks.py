@@ -12,6 +12,7 @@ Shapes, besides those of ``types``: S stacked networks, M rows, K outputs, H hid
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -41,7 +42,7 @@ class Parameters:
             offset += _aligned(count)
             return flat[begin : begin + count].view(shape)
 
-        for fan_in, fan_out in zip(sizes[:-2], sizes[1:-1], strict=True):
+        for fan_in, fan_out in pairwise(sizes[:-1]):
             self.weights.append(block(stack, fan_in, fan_out))
             self.biases.append(block(stack, 1, fan_out))
         self.head_weight = block(stack, sizes[-1], sizes[-2])
@@ -81,8 +82,7 @@ class Parameters:
 def parameter_count(sizes: tuple[int, ...], stack: int) -> int:
     """Length of the flat vector of S perceptrons of these layer sizes, padding included."""
     hidden = sum(
-        _aligned(stack * fan_in * fan_out) + _aligned(stack * fan_out)
-        for fan_in, fan_out in zip(sizes[:-2], sizes[1:-1], strict=True)
+        _aligned(stack * fan_in * fan_out) + _aligned(stack * fan_out) for fan_in, fan_out in pairwise(sizes[:-1])
     )
     return hidden + _aligned(stack * sizes[-1] * sizes[-2]) + _aligned(stack * sizes[-1])
 

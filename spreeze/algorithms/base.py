@@ -1,0 +1,111 @@
+"""The contract of off-policy algorithms. They know no process, no clock but their own, no device map.
+
+One update is four functions, two on each side; what crosses between the sides is in their arguments
+and results and nowhere else::
+
+    actor side                                   critic side
+    propose(batch)         -- next actions, log-densities -->  critic_step(batch, ...)
+                           -- fresh actions              -->  action_gradient(batch, action)
+    actor_step(dq_da)      <-- dQ/da                     --
+
+``update`` runs them in this order on one device; a split over two devices runs the same four.
+Action-side tensors are component-first, [A, B].
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from torch import Tensor
+
+from spreeze.types import TransitionBatch
+
+
+class Proposal(NamedTuple):
+    """What the actor side sends to the critic side for one update."""
+
+    next_action: Tensor  # [A, B], at next_obs
+    next_log_prob: Tensor | None  # [B] in nat; None where the algorithm has no entropy term
+    action: Tensor | None  # [A, B], fresh actions at obs; None if this update moves no actor
+
+
+class OffPolicyAlgorithm(Protocol):
+    """Networks, losses and update step of one off-policy algorithm."""
+
+    name: str
+
+    def propose(self, batch: TransitionBatch) -> Proposal:
+        """Actor side: actions at ``next_obs`` and fresh actions at ``obs``; draws all noise of the update."""
+        ...
+
+    def critic_step(self, batch: TransitionBatch, next_action: Tensor, next_log_prob: Tensor | None) -> None:
+        """Critic side: one gradient step of the critics toward the target."""
+        ...
+
+    def action_gradient(self, batch: TransitionBatch, action: Tensor) -> Tensor:
+        """Critic side: dQ/da [A, B] at fresh actions [A, B], after the critic step."""
+        ...
+
+    def actor_step(self, dq_da: Tensor) -> None:
+        """Actor side: one gradient step of the actor (and temperature), for the actions of ``propose``."""
+        ...
+
+    def update_targets(self) -> None:
+        """Moves the target networks; ends the update."""
+        ...
+
+    def update(self, batch: TransitionBatch) -> None:
+        """One whole update. A step whose gradient is not finite is not applied, and counted."""
+        ...
+
+    def update_timed(self, batch: TransitionBatch) -> tuple[float, float]:
+        """``update``; returns the seconds of the critic step (with proposals) and of the actor step.
+
+        On a GPU these are the times to enqueue the work, not to do it.
+        """
+        ...
+
+    def metrics(self) -> dict[str, float]:
+        """Finite metrics of the latest update, by their names in the table of metrics (reads the device)."""
+        ...
+
+    def updates_skipped(self) -> int:
+        """Gradient steps that were not applied because they were not finite (reads the device)."""
+        ...
+
+    def all_finite(self) -> bool:
+        """Whether the latest gradients were finite (reads the device)."""
+        ...
+
+    def policy_arrays(self) -> dict[str, np.ndarray]:
+        """Copies of the actor's weights, as ``spreeze.policies`` reads them."""
+        ...
+
+    def policy_meta(self) -> dict[str, Any]:
+        """JSON values that ``spreeze.policies`` needs besides the weights."""
+        ...
+
+    def state_arrays(self) -> dict[str, np.ndarray]:
+        """Copies of everything that a bit-exact resume needs: networks, targets, optimisers, random state."""
+        ...
+
+    def load_state_arrays(self, arrays: dict[str, np.ndarray]) -> None:
+        """Takes over what ``state_arrays`` gave.
+
+        Raises:
+            CheckpointError: names or shapes of another network.
+        """
+        ...
+
+    def state_json(self) -> dict[str, Any]:
+        """Counters and identity, as JSON values."""
+        ...
+
+    def load_state_json(self, state: dict[str, Any]) -> None:
+        """Takes over what ``state_json`` gave.
+
+        Raises:
+            CheckpointError: the state of another algorithm.
+        """
+        ...

@@ -1,0 +1,86 @@
+"""The actor side of TD3 and DDPG: a deterministic tanh policy, its target and its optimiser."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from spreeze import ops
+from spreeze.algorithms.adam import FlatAdam
+from spreeze.networks import Parameters, Tape, mlp_backward, mlp_forward, new_parameters
+
+
+class _Buffers:
+    """Everything whose size depends on the batch."""
+
+    def __init__(self, parameters: Parameters, rows: int, action_dim: int) -> None:
+        like = parameters.flat
+        self.rows = rows
+        self.tape = Tape.allocate(parameters, rows)
+        self.noise = like.new_zeros(action_dim, rows)
+        self.action = like.new_zeros(action_dim, rows)
+        self.x_obs_t = like.new_zeros(1, parameters.sizes[0], rows)
+        self.minus_per_row = like.new_full((), -1.0 / rows)
+
+
+class DeterministicActor:
+    """Policy a = tanh(net(s)) and its target copy."""
+
+    def __init__(
+        self,
+        obs_dim: int,
+        action_dim: int,
+        hidden_sizes: tuple[int, ...],
+        lr: float,
+        init: torch.Generator,
+        noise: torch.Generator,
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        sizes = (obs_dim, *hidden_sizes, action_dim)
+        self.online = new_parameters(sizes, 1, device, dtype)
+        self.online.initialise(init)
+        self.target = new_parameters(sizes, 1, device, dtype)
+        self.target.flat.copy_(self.online.flat)
+        self.gradient = new_parameters(sizes, 1, device, dtype)
+        self.adam = FlatAdam(self.online.flat, self.gradient.flat, lr)
+        self._action_dim, self._noise = action_dim, noise
+        self._buffers: _Buffers | None = None
+
+    def target_action(self, next_obs: Tensor, deviation: float = 0.0, clip: float = 0.0) -> Tensor:
+        """Target policy's action [A, B] at next_obs [B, O], with clipped noise if ``deviation`` > 0."""
+        buffers = self._sized(next_obs.shape[0])
+        action = mlp_forward(self.target, next_obs.unsqueeze(0), buffers.tape)[0].tanh()
+        if deviation == 0.0:
+            return action
+        buffers.noise.normal_(generator=self._noise)
+        return ops.smoothed_action(action, buffers.noise, deviation, clip)
+
+    def fresh_action(self, obs: Tensor) -> Tensor:
+        """Policy's action [A, B] at obs [B, O]; its activations are kept for ``step``."""
+        buffers = self._sized(obs.shape[0])
+        buffers.x_obs_t = obs.t().unsqueeze(0)
+        buffers.action = mlp_forward(self.online, obs.unsqueeze(0), buffers.tape)[0].tanh()
+        return buffers.action
+
+    def step(self, dq_da: Tensor) -> None:
+        """Gradient step on ``-mean Q(s, pi(s))`` (deterministic policy gradient, arXiv 1509.02971, eq. 6)."""
+        buffers = self._buffers
+        assert buffers is not None
+        buffers.tape.grad_out[0].copy_(ops.tanh_backward(buffers.action, dq_da * buffers.minus_per_row))
+        mlp_backward(self.online, buffers.tape, buffers.x_obs_t, self.gradient)
+        self.adam.step()
+
+    def update_target(self, tau: float) -> None:
+        """Moves the target policy toward the online one."""
+        ops.polyak_(self.target.flat, self.online.flat, tau)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The state that a checkpoint stores."""
+        own = {"online": self.online.flat, "target": self.target.flat}
+        return own | {f"adam.{name}": tensor for name, tensor in self.adam.tensors().items()}
+
+    def _sized(self, rows: int) -> _Buffers:
+        if self._buffers is None or self._buffers.rows != rows:
+            self._buffers = _Buffers(self.online, rows, self._action_dim)
+        return self._buffers

@@ -1,0 +1,233 @@
+"""Soft actor-critic with automatic temperature and twin critics (Haarnoja et al. 2018, arXiv 1812.05905).
+
+Departures from the authors' code: all networks take their step in the order critics, actor,
+temperature, targets; the temperature's step is on log alpha; both of an update's action draws (at
+``next_obs`` for the target, at ``obs`` for the actor) are one pass of the actor over 2 B rows.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from spreeze import ops
+from spreeze.algorithms.adam import FlatAdam
+from spreeze.algorithms.base import Proposal
+from spreeze.algorithms.critics import Critics
+from spreeze.algorithms.run import checked_updates, finite_only, run_update
+from spreeze.algorithms.state import load_arrays, to_arrays
+from spreeze.config import SACConfig
+from spreeze.networks import Parameters, Tape, mlp_backward, mlp_forward, new_parameters, policy_arrays
+from spreeze.types import TransitionBatch
+
+
+class _Buffers:
+    """Everything whose size depends on the batch: rows 0..B-1 are next_obs, B..2B-1 obs."""
+
+    def __init__(self, parameters: Parameters, rows: int, action_dim: int) -> None:
+        like, obs_dim = parameters.flat, parameters.sizes[0]
+        self.rows = rows
+        self.tape = Tape.allocate(parameters, 2 * rows)
+        self.fresh = self.tape.part(rows, 2 * rows)
+        self.x = like.new_zeros(1, 2 * rows, obs_dim)
+        self.x_next, self.x_obs = self.x[0, :rows], self.x[0, rows:]
+        self.x_obs_t = self.x[:, rows:].transpose(1, 2)
+        self.noise = like.new_zeros(action_dim, 2 * rows)
+        self.mean, self.raw_log_std = self.tape.out[0, :action_dim], self.tape.out[0, action_dim:]
+        self.grad_mean, self.grad_log_std = self.fresh.grad_out[0, :action_dim], self.fresh.grad_out[0, action_dim:]
+        self.action = self.deviation = like.new_zeros(action_dim, rows)
+        self.in_range = torch.ones_like(self.action, dtype=torch.bool)
+        self.log_prob = like.new_zeros(rows)
+        self.per_row, self.minus_per_row = like.new_full((), 1.0 / rows), like.new_full((), -1.0 / rows)
+        self.minus_mean = like.new_full((rows,), -1.0 / rows)
+
+
+class GaussianActor:
+    """The actor side: squashed Gaussian policy, temperature, and their optimisers."""
+
+    def __init__(
+        self,
+        obs_dim: int,
+        action_dim: int,
+        config: SACConfig,
+        init: torch.Generator,
+        noise: torch.Generator,
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        sizes = (obs_dim, *config.hidden_sizes, 2 * action_dim)
+        self.online = new_parameters(sizes, 1, device, dtype)
+        self.online.initialise(init)
+        self.gradient = new_parameters(sizes, 1, device, dtype)
+        self.adam = FlatAdam(self.online.flat, self.gradient.flat, config.actor_lr)
+        self.log_alpha = torch.full((1,), math.log(config.initial_alpha), device=device, dtype=dtype)
+        self.alpha = self.log_alpha.exp()
+        self._grad_log_alpha = torch.zeros_like(self.log_alpha)
+        self._alpha_adam = FlatAdam(self.log_alpha, self._grad_log_alpha, config.alpha_lr)
+        self._target_entropy = torch.full_like(self.log_alpha, config.target_entropy_per_action * action_dim)
+        self._tune_alpha, self._action_dim, self._noise = config.tune_alpha, action_dim, noise
+        self._buffers: _Buffers | None = None
+
+    def propose(self, next_obs: Tensor, obs: Tensor) -> Proposal:
+        """Actions and log-densities at ``next_obs`` and actions at ``obs``, both [B, O]."""
+        rows = obs.shape[0]
+        if self._buffers is None or self._buffers.rows != rows:
+            self._buffers = _Buffers(self.online, rows, self._action_dim)
+        buffers = self._buffers
+        buffers.x_next.copy_(next_obs)
+        buffers.x_obs.copy_(obs)
+        mlp_forward(self.online, buffers.x, buffers.tape)
+        log_std = buffers.raw_log_std.clamp(ops.LOG_STD_MIN, ops.LOG_STD_MAX)
+        buffers.noise.normal_(generator=self._noise)
+        action, log_prob, deviation = ops.squashed_gaussian(buffers.mean, log_std, buffers.noise)
+        buffers.action, buffers.log_prob = action[:, rows:], log_prob[rows:]
+        # Outside of its range log_std is constant, so it gets no gradient there.
+        buffers.in_range = (log_std == buffers.raw_log_std)[:, rows:]
+        buffers.deviation = deviation[:, rows:]
+        return Proposal(action[:, :rows], log_prob[:rows], buffers.action)
+
+    def step(self, dq_da: Tensor) -> None:
+        """Gradient step on ``mean(alpha log pi(a|s) - Q(s, a))`` (eq. 9), then on the temperature (eq. 18)."""
+        buffers = self._buffers
+        assert buffers is not None
+        weight = self.alpha * buffers.per_row
+        grad_action = dq_da * buffers.minus_per_row
+        grad_mean, grad_log_std = ops.squashed_gaussian_backward(buffers.action, buffers.deviation, grad_action, weight)
+        buffers.grad_mean.copy_(grad_mean)
+        torch.mul(grad_log_std, buffers.in_range, out=buffers.grad_log_std)
+        mlp_backward(self.online, buffers.fresh, buffers.x_obs_t, self.gradient)
+        self.adam.step()
+        if self._tune_alpha:
+            torch.sub(torch.dot(buffers.log_prob, buffers.minus_mean), self._target_entropy, out=self._grad_log_alpha)
+            self._alpha_adam.step()
+            torch.exp(self.log_alpha, out=self.alpha)
+
+    def metrics(self, mean_action_value: float) -> dict[str, float]:
+        """alpha, entropy, actor_loss and actor_grad_norm of the latest step (reads the device)."""
+        alpha = self.log_alpha.exp().item()
+        if self._buffers is None:
+            return {"alpha": alpha}
+        entropy = -self._buffers.log_prob.mean().item()
+        return {
+            "alpha": alpha,
+            "entropy": entropy,
+            "actor_loss": -alpha * entropy - mean_action_value,
+            "actor_grad_norm": self.adam.gradient_norm,
+        }
+
+    def refused(self) -> int:
+        """Steps of actor and temperature that were not applied (reads the device)."""
+        return max(self.adam.refused, self._alpha_adam.refused)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The state that a checkpoint stores."""
+        own = {"online": self.online.flat, "log_alpha": self.log_alpha}
+        own |= {f"adam.{name}": tensor for name, tensor in self.adam.tensors().items()}
+        return own | {f"alpha_adam.{name}": tensor for name, tensor in self._alpha_adam.tensors().items()}
+
+
+class SAC:
+    """Soft actor-critic; see ``OffPolicyAlgorithm`` for what each member does."""
+
+    name = "sac"
+
+    def __init__(
+        self,
+        obs_dim: int,
+        action_dim: int,
+        config: SACConfig,
+        seed: int,
+        device: str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        place = torch.device(device)
+        init = torch.Generator().manual_seed(seed)
+        self._noise = torch.Generator(place).manual_seed(seed + 1)
+        self.actor = GaussianActor(obs_dim, action_dim, config, init, self._noise, place, dtype)
+        self.critics = Critics(obs_dim, action_dim, config.hidden_sizes, 2, config.critic_lr, init, place, dtype)
+        self._tau = config.tau
+        self._meta = {
+            "algo": self.name,
+            "policy": "squashed_gaussian",
+            "obs_dim": obs_dim,
+            "action_dim": action_dim,
+            "hidden_sizes": list(config.hidden_sizes),
+        }
+        self.updates = 0
+
+    def propose(self, batch: TransitionBatch) -> Proposal:
+        """Actor side: one pass over next_obs and obs together."""
+        return self.actor.propose(batch.next_obs, batch.obs)
+
+    def critic_step(self, batch: TransitionBatch, next_action: Tensor, next_log_prob: Tensor | None) -> None:
+        """Critic side: target ``r + discount (min Q'(s', a') - alpha log pi(a'|s'))`` (eq. 5 to 7)."""
+        assert next_log_prob is not None
+        value = self.critics.next_value(batch.next_obs, next_action)
+        value.addcmul_(next_log_prob, self.actor.alpha, value=-1.0)
+        self.critics.step(batch.obs_action, ops.td_target(batch.reward, batch.terminated, batch.discount, value))
+
+    def action_gradient(self, batch: TransitionBatch, action: Tensor) -> Tensor:
+        """Critic side: gradient of the lesser critic."""
+        return self.critics.action_gradient(batch.obs, action, least=True)
+
+    def actor_step(self, dq_da: Tensor) -> None:
+        """Actor side: actor, then temperature."""
+        self.actor.step(dq_da)
+
+    def update_targets(self) -> None:
+        """Moves the target critics."""
+        self.critics.update_target(self._tau)
+        self.updates += 1
+
+    def update(self, batch: TransitionBatch) -> None:
+        """One whole update."""
+        run_update(self, batch)
+
+    def update_timed(self, batch: TransitionBatch) -> tuple[float, float]:
+        """One whole update and its (critic_s, actor_s)."""
+        return run_update(self, batch)
+
+    def metrics(self) -> dict[str, float]:
+        """Finite metrics of the latest update."""
+        return finite_only(self.critics.metrics() | self.actor.metrics(self.critics.mean_action_value()))
+
+    def updates_skipped(self) -> int:
+        """Updates of which a step was refused: the critics' or the actor's, whichever is more."""
+        return max(self.critics.adam.refused, self.actor.refused())
+
+    def all_finite(self) -> bool:
+        """Whether the latest gradients were finite."""
+        return math.isfinite(self.critics.adam.gradient_norm) and math.isfinite(self.actor.adam.gradient_norm)
+
+    def policy_arrays(self) -> dict[str, np.ndarray]:
+        """Copies of the actor's weights by layer."""
+        return {name: tensor.numpy() for name, tensor in policy_arrays(self.actor.online).items()}
+
+    def policy_meta(self) -> dict[str, Any]:
+        """What the policy is."""
+        return dict(self._meta)
+
+    def state_arrays(self) -> dict[str, np.ndarray]:
+        """Copies of networks, targets, optimisers, temperature and random state."""
+        return to_arrays(self._tensors(), self._noise)
+
+    def load_state_arrays(self, arrays: dict[str, np.ndarray]) -> None:
+        """Takes over what ``state_arrays`` gave."""
+        load_arrays(self._tensors(), self._noise, arrays)
+        torch.exp(self.actor.log_alpha, out=self.actor.alpha)
+
+    def state_json(self) -> dict[str, Any]:
+        """Counters and identity."""
+        return {"algo": self.name, "updates": self.updates}
+
+    def load_state_json(self, state: dict[str, Any]) -> None:
+        """Takes over what ``state_json`` gave."""
+        self.updates = checked_updates(self.name, state)
+
+    def _tensors(self) -> dict[str, Tensor]:
+        sides = {"actor": self.actor.tensors(), "critics": self.critics.tensors()}
+        return {f"{side}.{name}": tensor for side, own in sides.items() for name, tensor in own.items()}

@@ -1,0 +1,1 @@
+"""Measurements of each part, and of the whole against others."""

@@ -1,0 +1,222 @@
+"""The contract of off-policy algorithms, checked for every entry of the registry."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from spreeze.algorithms import REGISTRY, create
+from spreeze.algorithms.adam import FlatAdam
+from spreeze.config import PARTS
+from spreeze.errors import CheckpointError, ConfigError
+from spreeze.metrics import by_name
+from spreeze.types import RowLayout
+
+OBS, ACT = 5, 2
+NAMES = sorted(REGISTRY)
+
+
+def made(name, seed=1, hidden=(16, 16), **changes):
+    return create(name, OBS, ACT, dataclasses.replace(PARTS[name](), hidden_sizes=hidden, **changes), seed)
+
+
+def batches(count, size=32, seed=0, n_step=1):
+    rng, layout = np.random.default_rng(seed), RowLayout(OBS, ACT, n_step)
+    for _ in range(count):
+        rows = rng.normal(size=(size, layout.width)).astype(np.float32)
+        rows[:, layout.action] = np.tanh(rows[:, layout.action])
+        rows[:, layout.terminated] = rng.random(size) < 0.1
+        if layout.num_steps is not None:
+            rows[:, layout.num_steps] = rng.integers(1, n_step + 1, size)
+        yield layout.split(torch.from_numpy(rows), 0.99)
+
+
+def trained(name, count, seed=1, **changes):
+    algorithm = made(name, seed, **changes)
+    for batch in batches(count):
+        algorithm.update(batch)
+    return algorithm
+
+
+def same(first, second):
+    return first.keys() == second.keys() and all(np.array_equal(first[key], second[key]) for key in first)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_same_seed_gives_the_same_weights_and_another_seed_does_not(name):
+    first, second, other = (trained(name, 5, seed).policy_arrays() for seed in (1, 1, 2))
+    assert same(first, second)
+    assert not same(first, other)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_resume_is_bit_exact(name):
+    whole, resumed = made(name), made(name, seed=99)
+    all_batches = list(batches(41))
+    for batch in all_batches[:21]:
+        whole.update(batch)
+    arrays, state = whole.state_arrays(), json.loads(json.dumps(whole.state_json()))
+    for batch in all_batches[21:]:
+        whole.update(batch)
+    resumed.load_state_arrays(arrays)
+    resumed.load_state_json(state)
+    for batch in all_batches[21:]:
+        resumed.update(batch)
+    assert same(whole.state_arrays(), resumed.state_arrays())
+    assert whole.state_json() == resumed.state_json()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_update_is_its_four_functions_in_order(name):
+    whole, parts = made(name), made(name)
+    for batch in batches(6):
+        whole.update(batch)
+        proposal = parts.propose(batch)
+        parts.critic_step(batch, proposal.next_action, proposal.next_log_prob)
+        if proposal.action is not None:
+            parts.actor_step(parts.action_gradient(batch, proposal.action))
+        parts.update_targets()
+    assert same(whole.state_arrays(), parts.state_arrays())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_snapshots_are_copies(name):
+    algorithm = trained(name, 2)
+    policy, state = algorithm.policy_arrays(), algorithm.state_arrays()
+    before = {key: array.copy() for key, array in (policy | state).items()}
+    for batch in batches(2):
+        algorithm.update(batch)
+    assert same(before, policy | state)
+    assert not same(policy, algorithm.policy_arrays())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_metrics_are_finite_and_in_the_table(name):
+    metrics = trained(name, 4).metrics()
+    assert {"critic_loss", "q_mean", "critic_grad_norm", "actor_loss", "actor_grad_norm"} <= metrics.keys()
+    assert all(np.isfinite(value) and by_name(key) for key, value in metrics.items())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_metrics_before_any_update_are_finite_too(name):
+    assert all(np.isfinite(value) for value in made(name).metrics().values())
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("field", ["obs", "reward", "next_obs"])
+@pytest.mark.parametrize("poison", [np.nan, np.inf])
+def test_non_finite_batch_is_refused_and_counted(name, field, poison):
+    algorithm = trained(name, 4)
+    bad = next(iter(batches(1, seed=7)))
+    getattr(bad, field)[3] = poison
+    algorithm.update(bad)
+    algorithm.update(bad)
+    assert not algorithm.all_finite()
+    assert algorithm.updates_skipped() >= 1
+    assert all(np.isfinite(array).all() for array in algorithm.state_arrays().values())
+    assert all(np.isfinite(value) for value in algorithm.metrics().values())
+    for batch in batches(2):
+        algorithm.update(batch)
+    assert algorithm.all_finite()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_batch_size_may_change_between_updates(name):
+    algorithm = made(name)
+    for size in (32, 64, 7, 32):
+        for batch in batches(2, size):
+            algorithm.update(batch)
+    assert algorithm.all_finite()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_n_step_batches_are_taken(name):
+    algorithm = made(name)
+    for batch in batches(3, n_step=3):
+        algorithm.update(batch)
+    assert algorithm.updates_skipped() == 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_batch_is_left_as_it_was(name):
+    algorithm, batch = made(name), next(batches(1))
+    before = [tensor.clone() if isinstance(tensor, torch.Tensor) else tensor for tensor in batch]
+    for _ in range(2):
+        algorithm.update(batch)
+    assert all(torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in zip(before, batch, strict=True))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_update_times_are_positive_and_split(name):
+    critic_s, actor_s = made(name).update_timed(next(batches(1)))
+    assert critic_s > 0
+    assert actor_s > 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_state_of_another_network_is_refused_and_nothing_is_changed(name):
+    algorithm, wider = made(name), made(name, hidden=(16, 32))
+    before = algorithm.state_arrays()
+    with pytest.raises(CheckpointError, match=r"actor\.online.*shape"):
+        algorithm.load_state_arrays(wider.state_arrays())
+    with pytest.raises(CheckpointError, match="no 'critics"):
+        algorithm.load_state_arrays({key: value for key, value in before.items() if key != "critics.online"})
+    with pytest.raises(CheckpointError, match="made by 'other'"):
+        algorithm.load_state_json({"algo": "other", "updates": 3})
+    assert same(before, algorithm.state_arrays())
+
+
+def test_unknown_algorithm_is_named_with_the_nearest_known():
+    with pytest.raises(ConfigError, match="did you mean 'sac'"):
+        create("sacc", OBS, ACT, PARTS["sac"](), 0)
+
+
+def test_td3_moves_actor_and_targets_only_at_every_delayed_update():
+    algorithm = made("td3", policy_delay=3)
+    moved = []
+    for batch in batches(6):
+        before = algorithm.actor.online.flat.clone(), algorithm.critics.target.flat.clone()
+        algorithm.update(batch)
+        after = algorithm.actor.online.flat, algorithm.critics.target.flat
+        moved.append(tuple(not torch.equal(old, new) for old, new in zip(before, after, strict=True)))
+    assert moved == [(False, False), (False, False), (True, True)] * 2
+
+
+def test_td3_without_delay_noise_or_second_critic_is_ddpg():
+    td3 = made("td3", policy_delay=1, target_noise=0.0)
+    ddpg = made("ddpg")
+    one = ddpg.critics.online.first()
+    for (mine, _), (theirs, _) in zip(td3.critics.online.blocks(), one.blocks(), strict=True):
+        mine.copy_(theirs.expand_as(mine))
+    td3.critics.target.flat.copy_(td3.critics.online.flat)
+    for batch in batches(5):
+        td3.update(batch)
+        ddpg.update(batch)
+    for key, array in td3.policy_arrays().items():
+        np.testing.assert_allclose(array, ddpg.policy_arrays()[key], rtol=1e-4, atol=1e-6)
+
+
+def test_sac_temperature_stays_where_tuning_is_off():
+    algorithm = trained("sac", 4, tune_alpha=False, initial_alpha=0.25)
+    assert algorithm.metrics()["alpha"] == pytest.approx(0.25)
+
+
+def test_sac_temperature_falls_while_entropy_is_above_its_target():
+    assert trained("sac", 10, target_entropy_per_action=-50.0, alpha_lr=0.01).metrics()["alpha"] < 0.95
+    assert trained("sac", 10, target_entropy_per_action=50.0, alpha_lr=0.01).metrics()["alpha"] > 1.05
+
+
+def test_flat_adam_equals_torch_adam():
+    generator = torch.Generator().manual_seed(0)
+    parameters, gradient = torch.randn(50, generator=generator), torch.zeros(50)
+    twin = parameters.clone().requires_grad_()
+    adam, reference = FlatAdam(parameters, gradient, 1e-2), torch.optim.Adam([twin], lr=1e-2)
+    for _ in range(20):
+        gradient.copy_(torch.randn(50, generator=generator))
+        twin.grad = gradient.clone()
+        adam.step()
+        reference.step()
+    torch.testing.assert_close(parameters, twin.detach(), rtol=1e-5, atol=1e-6)
+    assert adam.gradient_norm == pytest.approx(gradient.norm().item(), rel=1e-5)

@@ -1,0 +1,119 @@
+"""NumPy policies against the torch networks they were published from."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from spreeze.algorithms import create
+from spreeze.config import DDPGConfig, SACConfig, TD3Config
+from spreeze.errors import WeightsError
+from spreeze.networks import Tape, mlp_forward
+from spreeze.policies import Policy
+
+OBS, ACT = 6, 3
+CONFIGS = {"sac": SACConfig, "td3": TD3Config, "ddpg": DDPGConfig}
+
+
+def algorithm_of(name, **changes):
+    return create(name, OBS, ACT, CONFIGS[name](hidden_sizes=(32, 24), **changes), seed=4)
+
+
+def policy_of(algorithm, **extra):
+    return Policy.from_weights(algorithm.policy_arrays() | extra, algorithm.policy_meta())
+
+
+def torch_output(algorithm, obs):
+    net = algorithm.actor.online
+    return mlp_forward(net, torch.from_numpy(obs)[None], Tape.allocate(net, len(obs)))[0].t().numpy().copy()
+
+
+@pytest.mark.parametrize("name", sorted(CONFIGS))
+@pytest.mark.parametrize("rows", [1, 2, 8, 16])
+def test_greedy_action_equals_the_torch_network(name, rows):
+    algorithm = algorithm_of(name)
+    obs = np.random.default_rng(rows).normal(size=(rows, OBS)).astype(np.float32)
+    expected = np.tanh(torch_output(algorithm, obs)[:, :ACT])
+    action = policy_of(algorithm).act_greedy(obs)
+    assert action.dtype == np.float32
+    np.testing.assert_allclose(action, expected, atol=1e-5)
+
+
+def test_sampled_action_is_tanh_of_mean_plus_deviation_times_noise():
+    algorithm = algorithm_of("sac")
+    obs = np.random.default_rng(0).normal(size=(5, OBS)).astype(np.float32)
+    out = torch_output(algorithm, obs)
+    noise = np.random.default_rng(9).standard_normal((5, ACT), np.float32)
+    action = policy_of(algorithm).act(obs, np.random.default_rng(9))
+    assert action.dtype == np.float32
+    np.testing.assert_allclose(action, np.tanh(out[:, :ACT] + np.exp(out[:, ACT:]) * noise), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["td3", "ddpg"])
+def test_deterministic_policy_explores_with_clipped_noise(name):
+    policy = policy_of(algorithm_of(name, exploration_noise=0.5))
+    obs = np.zeros((4000, OBS), np.float32)
+    action = policy.act(obs, np.random.default_rng(0))
+    assert np.abs(action).max() <= 1.0
+    spread = (action - policy.act_greedy(obs))[np.abs(action).max(1) < 1.0].std()
+    assert 0.35 < spread < 0.55
+    quiet = policy_of(algorithm_of(name, exploration_noise=0.0))
+    np.testing.assert_array_equal(quiet.act(obs[:2], np.random.default_rng(0)), quiet.act_greedy(obs[:2]))
+
+
+def test_normaliser_scales_and_clips_observations():
+    algorithm = algorithm_of("sac")
+    mean, std = np.arange(OBS, dtype=np.float32), np.full(OBS, 2.0, np.float32)
+    obs = np.array([[1.0, 3.0, 1000.0, -1000.0, 4.0, 5.0]], np.float32)
+    kept = obs.copy()
+    plain = policy_of(algorithm).act_greedy(np.clip((obs - mean) / std, -10, 10))
+    np.testing.assert_allclose(policy_of(algorithm, obs_mean=mean, obs_std=std).act_greedy(obs), plain, atol=1e-6)
+    np.testing.assert_array_equal(obs, kept)
+
+
+def test_returned_actions_are_not_overwritten_by_the_next_call():
+    policy, obs = policy_of(algorithm_of("sac")), np.ones((2, OBS), np.float32)
+    greedy, sampled = policy.act_greedy(obs), policy.act(obs, np.random.default_rng(0))
+    kept = greedy.copy(), sampled.copy()
+    policy.act_greedy(-obs)
+    policy.act(-obs, np.random.default_rng(1))
+    np.testing.assert_array_equal(greedy, kept[0])
+    np.testing.assert_array_equal(sampled, kept[1])
+
+
+def test_number_of_rows_may_change_between_calls():
+    policy = policy_of(algorithm_of("td3"))
+    obs = np.random.default_rng(0).normal(size=(4, OBS)).astype(np.float32)
+    whole = policy.act_greedy(obs)
+    np.testing.assert_allclose(policy.act_greedy(obs[:1]), whole[:1], atol=1e-6)
+    np.testing.assert_allclose(policy.act_greedy(obs), whole, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"w1": None}, "no 'w1'"),
+        ({"w0": np.zeros((OBS + 1, 32), np.float32)}, "takes 7, gets 6"),
+        ({"head_w": np.zeros((24, 5), np.float32), "head_b": np.zeros(5, np.float32)}, "5 outputs; 6"),
+        ({"b0": np.zeros(3, np.float32)}, "do not fit"),
+        ({"obs_mean": np.zeros(2, np.float32), "obs_std": np.zeros(2, np.float32)}, "normaliser has shapes"),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused_by_name(change, message):
+    algorithm = algorithm_of("sac")
+    arrays = algorithm.policy_arrays() | change
+    arrays = {key: value for key, value in arrays.items() if value is not None}
+    with pytest.raises(WeightsError, match=message):
+        Policy.from_weights(arrays, algorithm.policy_meta())
+
+
+def test_unknown_kind_of_policy_is_refused():
+    with pytest.raises(WeightsError, match="'mystery'"):
+        Policy.from_weights({}, {"policy": "mystery"})
+
+
+def test_policies_and_returns_load_without_torch():
+    code = "import sys, spreeze.policies, spreeze.returns; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
