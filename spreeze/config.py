@@ -177,7 +177,7 @@ class LearnerConfig(Part):
     threads: int = setting(1, "threads of one matrix product", low=1, high=256)
     device: str = setting("auto", "auto, cpu, cuda or cuda:N")
     publish_interval_s: float = setting(0.25, "time between two published weights", unit="s", low=0.01, high=3600)
-    checkpoint_interval_s: float = setting(60.0, "time between two checkpoints", unit="s", low=0.5, high=1e6)
+    checkpoint_interval_s: float = setting(30.0, "time between two checkpoints", unit="s", low=0.5, high=1e6)
 
 
 @dataclass(frozen=True, kw_only=True)

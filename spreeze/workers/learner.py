@@ -27,6 +27,7 @@ from spreeze.workers.link import Link
 
 _POLL_S = 0.0005
 _POST_S = 0.25
+_FIRST_CHECKPOINT_S = 5.0
 _MAX_SKIPPED_IN_A_ROW = 20
 _UPDATES = SLOTS["learner"].index("updates")
 _CUMULATIVE = ("wait_s", "gather_s", "critic_s", "actor_s", "publish_s", "rows_redrawn", "updates_skipped")
@@ -111,6 +112,8 @@ class _Learner:
                 self._ring.begin_learning()
                 self._learning.refresh()
                 started = True
+                # The first checkpoint comes soon: without one a death of this process loses everything.
+                self._checkpoint_s = perf_counter() - self._job.checkpoint_interval_s + _FIRST_CHECKPOINT_S
                 self._link.send("event", level="info", text=f"learning began after {inserted} transitions in replay")
             if started and self._limiter.may_sample(inserted, self._ring.baseline_inserted, self._ring.sampled):
                 self._link.beat(Phase.UPDATE)
@@ -212,7 +215,8 @@ class _Learner:
 
     def _finish(self) -> None:
         self._post()
-        self._publish()
+        if self._learning.updates != self._published_updates:
+            self._publish()
         self._checkpoint(with_replay=self._job.save_replay)
         digest = hashlib.sha256()
         tensors, _ = self._learning.state()
