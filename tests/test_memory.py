@@ -38,7 +38,7 @@ def test_block_can_neither_shrink_nor_grow():
 
 def test_more_than_there_is_is_refused_with_needed_and_available(monkeypatch):
     monkeypatch.setattr(memory, "available_bytes", lambda: 1_000_000)
-    with pytest.raises(ResourceError, match="needs 2002944 bytes .* 1000000 are available"):
+    with pytest.raises(ResourceError, match=r"needs 2002944 bytes .* 1000000 are available"):
         allocate("replay", 2_000_000)
 
 

@@ -77,7 +77,7 @@ def test_values_that_are_not_finite_are_never_published(store, bad):
     before = sorted(os.listdir(store.directory))
     broken = arrays()
     broken["actor.0.bias"][2] = bad
-    with pytest.raises(WeightsError, match="actor.0.bias has 1 of 4 values"):
+    with pytest.raises(WeightsError, match=r"actor\.0\.bias has 1 of 4 values"):
         store.publish(broken, {}, 1, 2)
     assert sorted(os.listdir(store.directory)) == before
     assert store.read_latest().version == 1

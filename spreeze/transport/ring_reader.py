@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 from typing import NamedTuple
 
@@ -161,10 +160,7 @@ class RingReader:
     def _copy(self, drawn: _Drawn, out: np.ndarray) -> np.ndarray | None:
         """Copies rows, then returns the positions of those that may have been overwritten meanwhile, if any."""
         ring = self.ring
-        if ring.locked:
-            with ring.shard_locks(0, ring.spec.num_shards - 1):
-                ring.rows.take(drawn.row, axis=0, out=out, mode="clip")
-        else:
+        with ring.shard_locks(0, ring.spec.num_shards - 1):
             # mode="clip" lets NumPy copy straight into ``out``; "raise" would copy through a buffer.
             ring.rows.take(drawn.row, axis=0, out=out, mode="clip")
         counters = ring.counters()  # read after the copy is complete
@@ -206,7 +202,7 @@ def _valid_rows(ring: Ring, shard: int) -> tuple[np.ndarray, np.ndarray, np.ndar
     capacity = spec.rows_per_shard
     committed = int(ring.committed[shard])
     logical = np.arange(max(0, int(ring.reserved[shard]) - capacity), committed)
-    with ring.shard_locks(shard, shard) if ring.locked else contextlib.nullcontext():
+    with ring.shard_locks(shard, shard):
         position = logical % capacity
         rows = ring.rows[shard * spec.stride_rows + position]
         stamps = ring.stamps[shard, position // spec.block_rows]
