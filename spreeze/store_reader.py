@@ -78,15 +78,14 @@ class MetricsReader:
     def latest(self) -> dict[str, Point]:
         """The newest value of every series, however old."""
         newest: dict[str, Point] = {}
+        sources = ((TIERS[-1][0], "bucket", "last"), ("points", "t", "value"))
         with self._session() as query:
-            for table, key, value in ((TIERS[-1][0], "bucket", "last"), ("points", "t", "value")):
-                rows = query(
-                    f"SELECT name, p.t, p.step, p.{value} FROM series JOIN {table} p ON p.series = id "
-                    f"AND p.{key} = (SELECT max({key}) FROM {table} WHERE series = id)"
-                )
-                for name, t, step, last in rows:
-                    if name not in newest or newest[name].t <= float(t):
-                        newest[str(name)] = Point(float(t), int(step), float(last))
+            for number, name in query("SELECT id, name FROM series ORDER BY id"):
+                for table, key, value in sources:
+                    ask = f"SELECT t, step, {value} FROM {table} WHERE series = ? ORDER BY {key} DESC LIMIT 1"
+                    for t, step, last in query(ask, number):
+                        if name not in newest or newest[name].t <= float(t):
+                            newest[str(name)] = Point(float(t), int(step), float(last))
         return newest
 
     def events(self, limit: int = 100) -> list[Event]:
@@ -178,8 +177,19 @@ def _rows(query: Query, number: int, since: float, max_points: int) -> list[tupl
             covered,
         )
         covered = rows[-1][0] if rows else covered
-    raw = "SELECT t, step, value, value, value FROM points WHERE series = ? AND t > ? ORDER BY t"
-    return rows + query(raw, number, covered)
+    return rows + _raw(query, number, covered, end, max_points)
+
+
+def _raw(query: Query, number: int, after: float, end: float, max_points: int) -> list[tuple[Any, ...]]:
+    """Raw points later than ``after``; by buckets of equal time where there are more than ``max_points``."""
+    where = "FROM points WHERE series = ? AND t > ?"
+    if _first(query(f"SELECT count(*) {where}", number, after)) <= max_points:
+        return query(f"SELECT t, step, value, value, value {where} ORDER BY t", number, after)
+    width = (end - after) / max(1, max_points - 1) or 1.0
+    columns = "max(t), max(step), avg(value), min(value), max(value)"
+    return query(
+        f"SELECT {columns} {where} GROUP BY CAST((t - ?) / ? AS INTEGER) ORDER BY 1", number, after, after, width
+    )
 
 
 def _first(found: list[tuple[Any, ...]], otherwise: float = math.inf) -> float:

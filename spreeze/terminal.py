@@ -277,7 +277,8 @@ def _machine(snapshot: Snapshot, inner: int, ascii_only: bool) -> list[Text]:
     for gpu in snapshot.gpus[:4]:
         power = DASH if gpu.power_w is None else f"{gpu.power_w:.0f} W"
         limit = "" if gpu.power_limit_w is None else f" of {gpu.power_limit_w:.0f}"
-        text = f"  {power}{limit}  {size(gpu.memory_used_bytes)}"
+        memory = "" if gpu.memory_bytes is None else f" of {size(gpu.memory_bytes)}"
+        text = f"  {power}{limit}  {size(gpu.memory_used_bytes)}{memory}"
         lines.append(_use_line(f"gpu {gpu.index}", gpu.use, text, inner, ascii_only))
     return lines
 
