@@ -15,7 +15,7 @@ from spreeze.envs.stdout import stdout_to_stderr
 from spreeze.envs.task import Task, make_task
 from spreeze.errors import ConfigError, SpreezeError
 from spreeze.evaluation import Episode, bootstrap_interval, run_episodes, score, seed_list
-from spreeze.lookup import CHECKPOINTS, check_fits, check_output, find_weights, spec_of
+from spreeze.lookup import CHECKPOINTS, check_fits, check_output, environment_errors, find_weights, spec_of
 from spreeze.policies import Policy
 from spreeze.transport.weights import Weights, read_weights
 
@@ -48,6 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SpreezeError as error:
         sys.stderr.write(f"spreeze evaluate: {error}\n")
         return error.exit_code
+    except KeyboardInterrupt:
+        return 130
     sys.stdout.write((json.dumps(document) if args.json else _summary(document)) + "\n")
     return 0
 
@@ -74,7 +76,7 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
         check_fits(spec, task.spec, weights.path)
         return task
 
-    with _recorder(args.video) as record:
+    with environment_errors(spec.env_id), _recorder(args.video) as record:
         episodes = run_episodes(make, policy.act_greedy, seed_list(args.seed, args.episodes), on_step=record)
     if args.csv:
         _write_csv(Path(args.csv), episodes)

@@ -90,15 +90,26 @@ def run_episodes(
     pool = [] if tasks is None else tasks
     try:
         if not pool:
-            pool.append(make_task())
+            add_task(pool, make_task)
         lanes = min(len(seeds), max_envs or lanes_for(pool[0].spec))
         while len(pool) < lanes:
-            pool.append(make_task())
+            add_task(pool, make_task)
         return _Lockstep(pool[:lanes], policy_act, seeds, on_step).run(should_stop)
     finally:
         if tasks is None:
             for task in pool:
                 task.close()
+
+
+def add_task(pool: list[Task], make_task: Callable[[], Task]) -> None:
+    """Adds an environment that has been reset once.
+
+    The first episode of a Bullet environment differs from every later one of the same seed (it
+    starts before the state is saved to which later resets return); after one reset, an episode
+    depends on its seed and the policy alone.
+    """
+    pool.append(make_task())
+    pool[-1].reset(seed=0)
 
 
 class _Lane:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from spreeze.envs.probe import spec_from_json
-from spreeze.errors import EnvironmentError_, RunError
+from spreeze.envs.registry import one_line
+from spreeze.errors import EnvironmentError_, RunError, SpreezeError
 from spreeze.rundir import find_run
 from spreeze.transport.weights import LATEST, Weights
 from spreeze.types import EnvSpec
@@ -82,6 +85,21 @@ def spec_of(weights: Weights, import_module: str | None) -> EnvSpec:
             f"{spec.env_id} comes from module '{spec.import_module}': add --import {spec.import_module} to allow it"
         )
     return spec
+
+
+@contextlib.contextmanager
+def environment_errors(env_id: str) -> Iterator[None]:
+    """Turns what an environment raises into one line.
+
+    Raises:
+        EnvironmentError_: the block raised anything that is not already such an error.
+    """
+    try:
+        yield
+    except SpreezeError:
+        raise
+    except Exception as error:
+        raise EnvironmentError_(f"{env_id} failed: {type(error).__name__}: {one_line(error)}") from error
 
 
 def check_fits(spec: EnvSpec, made: EnvSpec, path: Path) -> None:

@@ -15,7 +15,7 @@ from spreeze.envs.stdout import stdout_to_stderr
 from spreeze.envs.task import Task, make_task, native_bounds, to_native
 from spreeze.errors import ConfigError, SpreezeError, WeightsError
 from spreeze.evaluation import MAX_STEPS
-from spreeze.lookup import CHECKPOINTS, check_fits, check_output, find_weights, spec_of
+from spreeze.lookup import CHECKPOINTS, check_fits, check_output, environment_errors, find_weights, spec_of
 from spreeze.policies import Policy
 from spreeze.transport.weights import Weights, read_weights
 from spreeze.types import EnvSpec
@@ -80,7 +80,8 @@ def play(args: argparse.Namespace) -> str:
     task = make_task(source.spec.env_id, args.import_module, "human" if window else "rgb_array")
     try:
         check_fits(source.spec, task.spec, source.weights.path)
-        return _window(source, task, args) if window else _clip(source, task, args)
+        with environment_errors(source.spec.env_id):
+            return _window(source, task, args) if window else _clip(source, task, args)
     finally:
         task.close()
 

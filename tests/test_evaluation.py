@@ -2,7 +2,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from spreeze.envs.registry import describe
+from spreeze.envs.registry import bullet_missing, describe
 from spreeze.envs.task import Task, make_task
 from spreeze.evaluation import Episode, bootstrap_interval, lanes_for, run_episodes, score, seed_list
 
@@ -111,6 +111,19 @@ def test_a_real_task_repeats_exactly():
     assert runs[0] == runs[1]
     assert [e.length for e in runs[0]] == [200, 200, 200]
     assert len({e.episode_return for e in runs[0]}) == 3
+
+
+@pytest.mark.skipif(bullet_missing() is not None, reason="pybullet has no wheel here")
+def test_an_episode_of_bullet_depends_on_its_seed_and_not_on_what_came_before():
+    def act(obs):
+        return np.tanh(obs[:, :3])
+
+    def make():
+        return make_task("HopperBulletEnv-v0")
+
+    first = run_episodes(make, act, [5, 6], max_envs=1)
+    other = run_episodes(make, act, [7, 6, 5], max_envs=1)
+    assert first == [other[2], other[1]]
 
 
 def test_the_score_by_hand():

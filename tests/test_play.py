@@ -150,6 +150,18 @@ def test_evaluate_refuses_in_one_line_with_exit_code_2(runs_dir, capfd, args, wo
     assert words in captured.err
 
 
+def test_an_environment_that_raises_is_one_line(runs_dir, tmp_path, monkeypatch, capfd):
+    monkeypatch.setenv("SPREEZE_FAULT_P_CRASH", "1.0")
+    assert run_evaluate(runs_dir, "latest", "--video", str(tmp_path / "x.mp4")) == 2
+    assert f"{FAULT} failed: RuntimeError: injected fault" in capfd.readouterr().err
+    assert not list(tmp_path.glob("*x.mp4*"))
+    assert (
+        play.main(["latest", "--runs-dir", str(runs_dir), "--import", FAULT_MODULE, "--clip", str(tmp_path / "x.mp4")])
+        == 2
+    )
+    assert not list(tmp_path.glob("*x.mp4*"))
+
+
 def test_a_damaged_weights_file_is_one_line(runs_dir, tmp_path, capfd):
     (tmp_path / "bad.safetensors").write_bytes(b"no weights")
     assert evaluate.main([str(tmp_path / "bad.safetensors")]) == 1

@@ -20,7 +20,7 @@ from typing import Any
 from spreeze.envs.stdout import stdout_to_stderr
 from spreeze.envs.task import Task, make_task
 from spreeze.errors import SpreezeError
-from spreeze.evaluation import lanes_for, run_episodes, score, seed_list
+from spreeze.evaluation import add_task, lanes_for, run_episodes, score, seed_list
 from spreeze.jsonable import Jsonable
 from spreeze.metrics import Phase
 from spreeze.policies import Policy
@@ -148,7 +148,7 @@ class Evaluation:
     def prepare(self) -> None:
         """Makes the first environment."""
         if not self._tasks:
-            self._tasks.append(self._make_task())
+            add_task(self._tasks, self._make_task)
 
     def evaluate(
         self, weights: Weights, data: bytes, should_stop: Callable[[], bool], *, partial: bool = False
