@@ -111,7 +111,7 @@ def worker_specs(plan: RunPlan, run_dir: Path, ring: Ring, run_started_s: float)
             learning_starts=config.replay.learning_starts, batch_size=config.learner.batch_size,
         )
         specs[f"sampler-{index}"] = WorkerSpec(role="sampler", index=index, row=index, job=job.to_json(),
-                                               inherited_fds=fds)
+                                               step_deadline_s=config.sampling.step_deadline_s, inherited_fds=fds)
     evaluator = EvaluatorJob(
         run_dir=str(run_dir), env_id=plan.spec.env_id, import_module=plan.spec.import_module,
         episodes=config.evaluation.episodes, first_seed=config.evaluation.seed, cpu_share=config.evaluation.cpu_share,

@@ -140,7 +140,7 @@ class Crew:
             post.last_heartbeat, post.heartbeat_seen_s = heartbeat, now
             return []
         silent_s = now - post.heartbeat_seen_s
-        if silent_s <= DEADLINE_S[phase]:
+        if silent_s <= (post.spec.step_deadline_s if phase is Phase.STEP else DEADLINE_S[phase]):
             return []
         child.signal_group(signal.SIGUSR1)
         child.kill_and_wait()

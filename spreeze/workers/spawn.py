@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from spreeze.metrics import DEADLINE_S, Phase
+
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
@@ -28,6 +30,8 @@ class WorkerSpec:
     """JSON form of the body's job."""
     threads: int = 1
     """Threads of numerical libraries, set before any import."""
+    step_deadline_s: float = DEADLINE_S[Phase.STEP]
+    """Silence in the middle of an env step after which the worker counts as hung."""
     inherited_fds: tuple[int, ...] = ()
     """Descriptors of shared memory that the body attaches to."""
 

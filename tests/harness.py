@@ -1,0 +1,166 @@
+"""Real runs of ``python -m spreeze.train`` for tests: start, watch from outside, kill by role, read the result."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+from spreeze.store_reader import MetricsReader
+
+REPO = Path(__file__).resolve().parents[1]
+TINY = (
+    "--samplers", "1", "--envs-per-sampler", "4", "--batch-size", "32", "--replay-capacity", "20000",
+    "--set", "sac.hidden_sizes=[32,32]", "--set", "replay.learning_starts=200", "--set", "evaluation.episodes=2",
+    "--no-visualizer",
+)  # fmt: skip
+FAULT = ("--env", "spreeze/Fault-v0", "--import", "spreeze.envs.faults")
+PENDULUM = ("--env", "Pendulum-v1")
+
+
+def poll(condition, timeout_s, what):
+    """The first true value of ``condition``; an AssertionError after the deadline."""
+    end = time.monotonic() + timeout_s
+    while not (value := condition()):
+        assert time.monotonic() < end, f"not within {timeout_s:g} s: {what() if callable(what) else what}"
+        time.sleep(0.02)
+    return value
+
+
+class Run:
+    """One training process, with its output in files beside its runs directory."""
+
+    def __init__(self, tmp_path, *args, name="run", tiny=TINY, faults=None):
+        self.runs_dir = tmp_path / "runs"
+        self.path = self.runs_dir / name
+        self._out, self._err = tmp_path / f"{name}.out", tmp_path / f"{name}.err"
+        command = [sys.executable, "-m", "spreeze.train", *tiny, "--runs-dir", str(self.runs_dir), "--json", *args]
+        if "--resume" not in args:
+            command += ["--name", name]
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("SPREEZE_")}
+        environment |= {f"SPREEZE_FAULT_{key.upper()}": str(value) for key, value in (faults or {}).items()}
+        with open(self._out, "wb") as out, open(self._err, "wb") as err:
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, cwd=REPO, env=environment,
+                start_new_session=True,
+            )  # fmt: skip
+        self._seen = {}
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc):
+        self.children()
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        for pid, created in self._seen.items():
+            with contextlib.suppress(psutil.Error):
+                process = psutil.Process(pid)
+                if process.create_time() == created:
+                    process.kill()
+
+    @property
+    def stdout(self):
+        return self._out.read_text()
+
+    @property
+    def stderr(self):
+        return self._err.read_text()
+
+    def children(self):
+        """Name -> psutil process of the living workers, found by the role in their argument."""
+        found = {}
+        with contextlib.suppress(psutil.Error):
+            for child in psutil.Process(self.process.pid).children(recursive=True):
+                with contextlib.suppress(psutil.Error, ValueError, IndexError):
+                    self._seen[child.pid] = child.create_time()
+                    line = child.cmdline()
+                    if line[1:3] == ["-m", "spreeze.workers.child"]:
+                        spec = json.loads(line[3])
+                        name = f"sampler-{spec['index']}" if spec["role"] == "sampler" else spec["role"]
+                        found[name] = child
+        return found
+
+    def wait_for(self, condition, timeout_s=40.0, what=None):
+        """Polls a condition while the run goes on."""
+        def alive_and_true():
+            value = condition()
+            assert value or self.process.poll() is None, f"the run ended: {self.stdout[-2000:]} {self.stderr[-3000:]}"
+            return value
+
+        return poll(alive_and_true, timeout_s, lambda: f"{what}; {self.numbers()}; {self.stderr[-3000:]}")
+
+    def numbers(self):
+        """Newest value of every metric, from ``metrics.db``."""
+        return {name: point.value for name, point in MetricsReader(self.path / "metrics.db").latest().items()}
+
+    def events(self):
+        """Texts of all events, from ``metrics.db``."""
+        return [f"{event.source}: {event.text}" for event in MetricsReader(self.path / "metrics.db").events(1000)]
+
+    def until_updates(self, count, timeout_s=60.0):
+        """Waits until at least so many updates were taken; returns all numbers."""
+        def enough():
+            numbers = self.numbers()
+            return numbers if numbers.get("updates", 0) >= count else None
+
+        return self.wait_for(enough, timeout_s, f"{count} updates")
+
+    def until_progress(self, timeout_s=60.0):
+        """Waits until env steps and updates have risen from what they are now."""
+        before = self.numbers()
+        return self.wait_for(
+            lambda: all(self.numbers().get(name, 0) > before.get(name, 0) for name in ("env_steps", "updates")),
+            timeout_s, f"env steps and updates above {before}",
+        )  # fmt: skip
+
+    def version(self):
+        """(epoch, version) that the weights' pointer names."""
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            pointer = json.loads((self.path / "weights" / "LATEST.json").read_text())
+            return pointer["epoch"], pointer["version"]
+        return 0, 0
+
+    def interrupt(self):
+        """Ctrl-C: SIGINT to the whole foreground group, as a terminal sends it."""
+        os.killpg(self.process.pid, signal.SIGINT)
+
+    def end(self, timeout_s=60.0):
+        """Waits for the end; returns the exit code and the one JSON document."""
+        poll(lambda: self.process.poll() is not None, timeout_s, lambda: f"the end of the run; {self.stderr[-3000:]}")
+        return self.process.returncode, json.loads(self.stdout) if self.stdout.strip() else None
+
+    def state(self):
+        """``run.json``."""
+        return json.loads((self.path / "run.json").read_text())
+
+    def nonce_processes(self):
+        """Living processes marked with this run's nonce in their environment, grandchildren included."""
+        nonce = self.state()["nonce"]
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.environ().get("SPREEZE_RUN") == nonce and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        return found
+
+
+def train(tmp_path, *args, timeout_s=60.0, **kwargs):
+    """Runs to the end; returns the run, its exit code and its document."""
+    with Run(tmp_path, *args, **kwargs) as run:
+        code, document = run.end(timeout_s)
+    return run, code, document
+
+
+def verb(name, *args, timeout_s=40.0):
+    """``python -m spreeze.<name>``: the completed process, output as text."""
+    command = [sys.executable, "-m", f"spreeze.{name}", *map(str, args)]
+    return subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, cwd=REPO, timeout=timeout_s, check=False
+    )
