@@ -6,6 +6,7 @@ Everything that is compared is measured in turns within one run. Every repeat is
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import multiprocessing
 import os
@@ -99,30 +100,42 @@ def _gather_figures(ring: Ring, repeats: int) -> list[Row]:
     """Draws of 8,192 and 256 rows in turns with plain fancy indexing of as many bytes."""
     reader, rng = RingReader(ring), np.random.default_rng(0)
     rows = [_row("refresh_us", "us", [_mean_us(reader.refresh, 2000) for _ in range(repeats)])]
-    for batch, calls in ((8192, 4), (256, 100)):
+    for batch, calls in ((8192, 20), (256, 500)):
         out = np.empty((batch, ring.spec.layout.width), dtype=np.float32)
-        ours, plain = [], []
+        ours: list[float] = []
+        plain: list[float] = []
+        bare: list[float] = []
         for _ in range(repeats):
-            pairs = [_gather_pair(ring, reader, rng, out) for _ in range(5 * calls)]
-            ours.append(statistics.median(pair[0] for pair in pairs))
-            plain.append(statistics.median(pair[1] for pair in pairs))
+            times = [_gather_times(ring, reader, rng, out) for _ in range(calls)]
+            medians = [statistics.median(column) for column in zip(*times, strict=True)]
+            for figures, median in zip((ours, plain, bare), medians, strict=True):
+                figures.append(median)
         rows.append(_row(f"sample_{batch}_us", "us", ours))
         rows.append(_row(f"plain_index_{batch}_us", "us", plain))
-        ratios = [a / b for a, b in zip(ours, plain, strict=True)]
-        rows.append(_row(f"sample_{batch}_over_plain_index", "ratio", ratios))
+        rows.append(_row(f"bare_take_{batch}_us", "us", bare))
+        for name, others in (("plain_index", plain), ("bare_take", bare)):
+            ratios = [a / b for a, b in zip(ours, others, strict=True)]
+            rows.append(_row(f"sample_{batch}_over_{name}", "ratio", ratios))
     # Rows arrive in place: what a learner does to receive them is to look at the counters.
     rows.append(_row("ring_receive_copies", "rows", [0.0]))
     return rows
 
 
-def _gather_pair(ring: Ring, reader: RingReader, rng: np.random.Generator, out: np.ndarray) -> tuple[float, float]:
-    """Times one draw and one plain indexing of other random rows, in microseconds."""
-    index = rng.integers(0, ring.spec.capacity, size=len(out))
-    start = time.perf_counter()
+def _gather_times(ring: Ring, reader: RingReader, rng: np.random.Generator, out: np.ndarray) -> list[float]:
+    """Times in microseconds, each with other random rows.
+
+    A draw of ours, indices and validation included; ``rows[index]``, which allocates its result; and
+    ``take`` into memory that is there already, the least that any gather costs.
+    """
+    first, second = (rng.integers(0, ring.spec.capacity, size=len(out)) for _ in range(2))
+    times = [time.perf_counter()]
     reader.sample(rng, out)
-    middle = time.perf_counter()
-    ring.rows[index]
-    return (middle - start) * 1e6, (time.perf_counter() - middle) * 1e6
+    times.append(time.perf_counter())
+    ring.rows[first]
+    times.append(time.perf_counter())
+    ring.rows.take(second, axis=0, out=out, mode="clip")
+    times.append(time.perf_counter())
+    return [(end - start) * 1e6 for start, end in itertools.pairwise(times)]
 
 
 def torn_rows(checked_rows: int, *, capacity: int = 16_384, batch: int = 1024) -> list[Row]:
