@@ -113,7 +113,8 @@ class _Learner:
                 self._learning.refresh()
                 started = True
                 # The first checkpoint comes soon: without one a death of this process loses everything.
-                self._checkpoint_s = perf_counter() - self._job.checkpoint_interval_s + _FIRST_CHECKPOINT_S
+                interval_s = self._job.checkpoint_interval_s
+                self._checkpoint_s = perf_counter() - interval_s + min(interval_s, _FIRST_CHECKPOINT_S)
                 self._link.send("event", level="info", text=f"learning began after {inserted} transitions in replay")
             if started and self._limiter.may_sample(inserted, self._ring.baseline_inserted, self._ring.sampled):
                 self._link.beat(Phase.UPDATE)

@@ -106,7 +106,9 @@ class Recorder:
         outcome, target = self.outcome, self._plan.config.stop.target_return
         outcome.eval_return = float(value)
         self._eval_returns.append(float(value))
-        outcome.eval_best = float(value) if outcome.eval_best is None else max(outcome.eval_best, float(value))
+        whole = record.get("episodes") == self._plan.config.evaluation.episodes
+        if whole and (outcome.eval_best is None or value > outcome.eval_best):
+            outcome.eval_best = float(value)
         if not final and target is not None and value >= target and outcome.time_to_target_s is None:
             outcome.time_to_target_s = time.time() - self._process_started
         self._metrics["eval_return"] = float(value)

@@ -59,13 +59,15 @@ def run_sampler(link: Link, job: SamplerJob) -> None:
         nan_policy=job.nan_policy, on_wait=lambda: link.beat(Phase.INIT),
     )
     try:
-        _Loop(link, job, ring, sampling, rng).run()
+        loop = SamplerLoop(link, job, ring, sampling, rng)
+        while not link.stopping:
+            loop.turn()
     finally:
         sampling.close()
         ring.close()
 
 
-class _Loop:
+class SamplerLoop:
     """The steady state: limiter, weights, actions, environments, rows, numbers."""
 
     def __init__(self, link: Link, job: SamplerJob, ring: Ring, sampling: Sampling, rng: np.random.Generator) -> None:
@@ -84,21 +86,22 @@ class _Loop:
         # Slots outlive a restart of this process, so counters go on from where they were.
         self._base = link.slots.copy()
 
-    def run(self) -> None:
-        while not self._link.stopping:
-            start = perf_counter()
-            if not self._may_step():
-                self._link.beat(Phase.WAIT)
-                time.sleep(_POLL_S)
-                self._wait_s += perf_counter() - start
-                self._post()
-                continue
+    def turn(self) -> np.ndarray | None:
+        """One step of all environments, or one short wait; returns the actions taken [N, A], if any."""
+        start = perf_counter()
+        actions = None
+        if self._may_step():
             self._link.beat(Phase.STEP)
             self._refresh_policy()
             actions = self._actions()
             self._policy_s += perf_counter() - start
             self._sampling.step(actions, self._held[1] if self._held else 0)
-            self._post()
+        else:
+            self._link.beat(Phase.WAIT)
+            time.sleep(_POLL_S)
+            self._wait_s += perf_counter() - start
+        self._post()
+        return actions
 
     def _may_step(self) -> bool:
         if not self._link.sampler_active:

@@ -57,7 +57,7 @@ def _parts(metrics: Mapping[str, float | None], name: str) -> tuple[float, ...]:
 
 
 def _gpus(metrics: Mapping[str, float | None]) -> tuple[GpuSnapshot, ...]:
-    indices = sorted({int(key.split("/")[1]) for key in metrics if key.startswith("gpu_use/")})
+    indices = sorted({int(key.split("/")[1]) for key in metrics if key.startswith("gpu_")})
     return tuple(
         GpuSnapshot(
             index=i, use=metrics.get(f"gpu_use/{i}"), power_w=metrics.get(f"gpu_power_w/{i}"),

@@ -1,0 +1,176 @@
+"""The command line of ``python -m spreeze.bench``."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from spreeze.cli import emit, guarded, say
+from spreeze.envs.probe import probe_env
+from spreeze.hardware import read_machine
+from spreeze.rundir import find_run, versions
+from spreeze.settings import Layer, resolve, task_profile
+from spreeze.workers.plan import RunPlan
+
+Row = dict[str, Any]
+
+_LEARNER_UNITS = {
+    "updates_per_s": "1/s", "update_frames_per_s": "1/s", "product_floor_share": "share", "matrix_flop_per_s": "flop/s",
+    "product_flop": "flop", "learner_critic_share": "share", "learner_actor_share": "share",
+}
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs one bench; returns the exit code."""
+    args = _parser().parse_args(argv)
+    return guarded(lambda: _bench(args), as_json=args.json)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m spreeze.bench", description="Measure Spreeze on this machine.")
+    benches = parser.add_subparsers(dest="bench", required=True, metavar="BENCH")
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--json", action="store_true", help="one JSON document on standard output (default: off)")
+    common.add_argument("--repeats", type=int, default=5, help="repeats of each figure (default: 5)")
+    task = argparse.ArgumentParser(add_help=False)
+    task.add_argument("--env", default="Walker2DBulletEnv-v0", help="Gymnasium id (default: Walker2DBulletEnv-v0)")
+    task.add_argument("--samplers", type=int, default=1, help="sampler processes (default: 1)")
+    task.add_argument("--envs-per-sampler", type=int, default=None, help="environments in a sampler (default: 4)")
+    task.add_argument("--seconds", type=float, default=None,
+                      help="length of one measurement [s] (default: 3, of whole runs 90)")
+    task.add_argument("--runs-dir", default="runs", help="where runs go (default: runs)")
+
+    def add(name: str, text: str, *parents: argparse.ArgumentParser) -> argparse.ArgumentParser:
+        return benches.add_parser(name, help=text, description=text, parents=[common, *parents])
+
+    add("sampling", "the real sampler against a bare environment loop with the same actions", task)
+    replay = add("replay", "writes, gathers and torn rows of the replay ring")
+    replay.add_argument("--against", choices=("queue",), default=None, help="compare with a multiprocessing queue")
+    replay.add_argument("--checked-rows", type=int, default=10_000_000, help="rows checked for tearing (default: 1e7)")
+    learner = add("learner", "updates a second against the matrix products that an update needs")
+    learner.add_argument("--batch-size", type=int, nargs="+", default=[256], help="batch sizes (default: 256)")
+    learner.add_argument("--algo", choices=("sac", "td3", "ddpg"), default="sac", help="algorithm (default: sac)")
+    learner.add_argument("--threads", type=int, default=1, help="threads of a product (default: 1)")
+    add("together", "sampler and learner alone, together, and with evaluator and visualizer", task)
+    add("rates", "env steps/s and updates/s of whole runs, batch 256, one sampler", task)
+    target = add("target", "wall time to a return, asynchronous and serial mode in turn", task)
+    target.add_argument("--target-return", type=float, default=-200.0,
+                        help="mean of 10 greedy episodes (default: -200)")
+    target.add_argument("--limit", type=float, default=180.0, help="a run is given up after that [s] (default: 180)")
+    curve = add("curve", "picture of the return curves of finished runs")
+    curve.add_argument("runs", nargs="+", help="run names or paths, or latest")
+    curve.add_argument("--runs-dir", default="runs", help="where runs are (default: runs)")
+    curve.add_argument("--out", default="curve.png", help="picture to write (default: curve.png)")
+    return parser
+
+
+def _bench(args: argparse.Namespace) -> int:
+    rows = _BENCHES[args.bench](args)
+    if args.json:
+        emit({"bench": args.bench, "machine": read_machine().one_line(), "versions": versions(), "rows": rows})
+    else:
+        say(f"{args.bench} on {read_machine().one_line()}")
+        for row in rows:
+            say(_line(row))
+    return 0
+
+
+def _line(row: Row) -> str:
+    known = ("metric", "value", "unit", "repeats", "target")
+    extra = ", ".join(f"{key} {_short(value)}" for key, value in row.items()
+                      if key not in known and isinstance(value, int | float | str))
+    repeats = [value for value in row.get("repeats", []) if isinstance(value, int | float)]
+    spread = f"  [{_short(min(repeats))} .. {_short(max(repeats))}, n={len(repeats)}]" if len(repeats) > 1 else ""
+    target = f"  target {row['target']}" if row.get("target") else ""
+    return f"  {row['metric']:44s} {_short(row['value']):>10s} {row['unit']:10s}{spread}{target}" + (
+        f"  ({extra})" if extra else "")
+
+
+def _short(value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _plan(args: argparse.Namespace) -> RunPlan:
+    """The task's own settings, nobody throttled, the visualizer on."""
+    sampling = {"samplers": args.samplers}
+    if args.envs_per_sampler:
+        sampling["envs_per_sampler"] = args.envs_per_sampler
+    profile = task_profile(args.env)
+    settings = resolve([
+        *([profile] if profile else []),
+        Layer("bench", {
+            "env": {"id": args.env}, "sampling": sampling,
+            "replay": {"samples_per_insert_min": 0.0, "samples_per_insert_max": 1e9, "learning_starts": 2000},
+        }),
+    ])
+    spec = probe_env(args.env, steps=0).spec
+    return RunPlan(settings=settings, spec=spec, samplers=args.samplers,
+                   free_core=read_machine().cores.usable - args.samplers >= 2.0)
+
+
+def _sampling(args: argparse.Namespace) -> list[Row]:
+    from spreeze.bench.sampling import policy_rows, sampling_rows
+
+    plan = _plan(args)
+    return sampling_rows(plan, args.repeats, args.seconds or 3.0) + policy_rows(plan, args.repeats)
+
+
+def _replay(args: argparse.Namespace) -> list[Row]:
+    from spreeze.bench.replay import against_queue_rows, replay_rows
+
+    if args.against:
+        return against_queue_rows(repeats=args.repeats)
+    return replay_rows(args.repeats, checked_rows=args.checked_rows)
+
+
+def _learner(args: argparse.Namespace) -> list[Row]:
+    from spreeze.bench.learner import learner_rows
+
+    rows: list[Row] = []
+    for case in learner_rows(args.batch_size, args.repeats, threads=args.threads, algo=args.algo):
+        repeats = case.pop("repeats")
+        more = {"batch_size": case["batch_size"], "algo": case["algo"], "learner_threads": case["learner_threads"]}
+        for name, unit in _LEARNER_UNITS.items():
+            target = ">= 0.85" if name == "product_floor_share" and case["batch_size"] == 256 else None
+            rows.append({"metric": name, "value": case[name], "unit": unit, "repeats": repeats.get(name, []), **more,
+                         **({"target": target} if target else {})})
+    return rows
+
+
+def _together(args: argparse.Namespace) -> list[Row]:
+    from spreeze.bench.together import together_rows
+
+    return together_rows(_plan(args), args.repeats, args.seconds or 3.0)
+
+
+def _rates(args: argparse.Namespace) -> list[Row]:
+    from spreeze.bench.runs import rates_rows
+
+    return rates_rows(args.env, args.seconds or 90.0, args.repeats, args.runs_dir, _extra(args))
+
+
+def _target(args: argparse.Namespace) -> list[Row]:
+    from spreeze.bench.runs import time_to_target_rows
+
+    return time_to_target_rows(args.env, args.target_return, args.repeats, args.runs_dir, args.limit, _extra(args),
+                               lambda text: say(text, as_json=args.json))
+
+
+def _extra(args: argparse.Namespace) -> list[str]:
+    return ["--envs-per-sampler", str(args.envs_per_sampler)] if args.envs_per_sampler else []
+
+
+def _curve(args: argparse.Namespace) -> list[Row]:
+    from spreeze.bench.curve import draw_curve
+
+    draw_curve([find_run(run, Path(args.runs_dir)) for run in args.runs], Path(args.out))
+    return [{"metric": "picture", "value": args.out, "unit": "file"}]
+
+
+_BENCHES: dict[str, Callable[[argparse.Namespace], list[Row]]] = {
+    "sampling": _sampling, "replay": _replay, "learner": _learner, "together": _together, "rates": _rates,
+    "target": _target, "curve": _curve,
+}

@@ -1,0 +1,79 @@
+"""Figures of whole runs: the real command in processes of its own, seeds and modes in turn."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from spreeze.errors import SpreezeError
+
+Row = dict[str, Any]
+
+
+def train(arguments: list[str], timeout_s: float) -> dict[str, Any]:
+    """One ``python -m spreeze.train ... --json``; returns its document.
+
+    Raises:
+        SpreezeError: it failed or took too long.
+    """
+    command = [sys.executable, "-m", "spreeze.train", *arguments, "--json"]
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s, check=False)
+    except subprocess.TimeoutExpired:
+        raise SpreezeError(f"not done within {timeout_s:.0f} s: {' '.join(command)}") from None
+    if done.returncode != 0:
+        lines = done.stderr.decode(errors="replace").strip().splitlines() or ["no output"]
+        raise SpreezeError(f"{' '.join(command)}: exit code {done.returncode}: {lines[-1]}")
+    document: dict[str, Any] = json.loads(done.stdout)
+    return document
+
+
+def rates_rows(env_id: str, seconds: float, repeats: int, runs_dir: str, extra: list[str]) -> list[Row]:
+    """Env steps and updates a second of the asynchronous run, at the same time."""
+    found = [
+        train(["--env", env_id, "--samplers", "1", "--batch-size", "256", "--learner-threads", "1", "--seconds",
+               str(seconds), "--seed", str(seed + 1), "--runs-dir", runs_dir, *extra], seconds + 120.0)
+        for seed in range(repeats)
+    ]
+    targets = {"env_steps_per_s": ">= 1900", "updates_per_s": ">= 75"} if env_id.startswith("Walker2D") else {}
+    names = ("env_steps_per_s", "updates_per_s", "update_frames_per_s", "samples_per_insert", "policy_lag_mean",
+             "eval_return_mean", "eval_return_best")
+    return [_row(name, [document[name] for document in found], env=env_id, target=targets.get(name)) for name in names]
+
+
+def time_to_target_rows(
+    env_id: str, target: float, seeds: int, runs_dir: str, limit_s: float, extra: list[str], say: Callable[[str], None]
+) -> list[Row]:
+    """Wall time from process start to the target return, both modes in turn, seed by seed."""
+    found: dict[str, list[dict[str, Any]]] = {"spreeze": [], "serial": []}
+    for seed in range(1, seeds + 1):
+        for mode, documents in found.items():
+            document = train(["--env", env_id, "--mode", mode, "--target-return", str(target), "--seed", str(seed),
+                              "--seconds", str(limit_s), "--runs-dir", runs_dir, *extra], limit_s + 60.0)
+            documents.append(document)
+            reached = document["time_to_target_s"]
+            say(f"  seed {seed} {mode}: " + (f"{reached:.1f} s" if reached is not None else "not reached")
+                + f", {document['updates']} updates, {document['env_steps']} env steps")
+    rows = []
+    for mode, documents in found.items():
+        # A run that did not get there counts with all of its time: never better than it was.
+        times = [d["time_to_target_s"] if d["time_to_target_s"] is not None else d["process_s"] for d in documents]
+        reached_count = sum(d["time_to_target_s"] is not None for d in documents)
+        rows.append(_row("time_to_target_s", times, unit="s", mode=mode, env=env_id, reached=reached_count,
+                         target="<= 20 s" if mode == "spreeze" and env_id == "Pendulum-v1" else None))
+        rows.append(_row("updates", [d["updates"] for d in documents], unit="updates", mode=mode))
+        rows.append(_row("updates_per_s", [d["updates_per_s"] for d in documents], mode=mode))
+        rows.append(_row("env_steps", [d["env_steps"] for d in documents], unit="env steps", mode=mode))
+    ratios = [a / b for a, b in zip(rows[0]["repeats"], rows[4]["repeats"], strict=True)]
+    rows.append(_row("time_over_serial", ratios, unit="ratio", env=env_id, target="<= 0.6"))
+    return rows
+
+
+def _row(name: str, values: list[Any], unit: str = "1/s", **more: Any) -> Row:
+    known = [value for value in values if value is not None]
+    return {"metric": name, "unit": unit, "value": statistics.median(known) if known else None, "repeats": values,
+            **{key: value for key, value in more.items() if value is not None}}
