@@ -21,9 +21,9 @@ from spreeze.transport.board import Board
 from spreeze.transport.ring import Ring
 from spreeze.workers.crew import Crew
 from spreeze.workers.interrupts import Interrupts
+from spreeze.workers.jobs import UpdateProbeJob
 from spreeze.workers.plan import RunPlan
 from spreeze.workers.spawn import Nest, child_environment
-from spreeze.workers.update_probe import UpdateProbeJob
 
 _REPEATS = 3
 _UPDATE_REPEAT_S = 0.3

@@ -15,7 +15,7 @@ from spreeze.workers.crew import Crew
 from spreeze.workers.evaluator import EvaluatorJob
 from spreeze.workers.final import final_evaluation
 from spreeze.workers.interrupts import Interrupts
-from spreeze.workers.learner import LearnerJob
+from spreeze.workers.jobs import LearnerJob
 from spreeze.workers.plan import RunPlan
 from spreeze.workers.recorder import Outcome, Recorder, View
 from spreeze.workers.sampler import SamplerJob

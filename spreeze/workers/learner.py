@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Any
 
 import torch
 
 from spreeze.config import PARTS, AlgorithmConfig
 from spreeze.errors import ResourceError, WeightsError, WorkerError
-from spreeze.jsonable import Jsonable
 from spreeze.metrics import SLOTS, Phase
 from spreeze.transport import board as words
 from spreeze.transport.checkpoint import Checkpoint, CheckpointStore
@@ -21,7 +18,7 @@ from spreeze.transport.limiter import SampleRatio
 from spreeze.transport.ring import Ring, RingSpec
 from spreeze.transport.ring_reader import RingReader
 from spreeze.transport.weights import WeightsStore
-from spreeze.types import EnvSpec
+from spreeze.workers.jobs import LearnerJob
 from spreeze.workers.learning import Learning, resolve_device
 from spreeze.workers.link import Link
 
@@ -32,38 +29,6 @@ _MAX_SKIPPED_IN_A_ROW = 20
 _UPDATES = SLOTS["learner"].index("updates")
 _CUMULATIVE = ("wait_s", "gather_s", "critic_s", "actor_s", "publish_s", "rows_redrawn", "updates_skipped")
 """Slots that go on from where they were when this process is started again."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LearnerJob(Jsonable):
-    """All that the learner process has to know."""
-
-    run_dir: str
-    spec: EnvSpec
-    algo: str
-    algorithm: dict[str, Any]
-    """Fields of the algorithm's part of the configuration."""
-    seed: int
-    batch_size: int
-    threads: int
-    device: str
-    normalize_obs: bool
-    publish_interval_s: float
-    checkpoint_interval_s: float
-    save_replay: bool
-    max_updates: int | None
-    ring_fd: int
-    ring: dict[str, Any]
-    samples_per_insert_min: float
-    samples_per_insert_max: float
-    learning_starts: int
-    num_samplers: int
-    rows_per_write: int
-    run_started_s: float
-    """Monotonic time at which wall time of the run is 0 (before earlier sessions' time is added)."""
-    wall_base_s: float
-    env_steps_base: int
-    """Env steps of earlier sessions of this run."""
 
 
 def run_learner(link: Link, job: LearnerJob) -> None:

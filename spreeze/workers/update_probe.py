@@ -8,36 +8,19 @@ from __future__ import annotations
 import json
 import sys
 import time
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
 from spreeze.config import PARTS
-from spreeze.jsonable import Jsonable
 from spreeze.transport.ring import Ring, RingSpec, ShardWriter
 from spreeze.transport.ring_reader import RingReader
-from spreeze.types import EnvSpec, RowLayout
+from spreeze.types import RowLayout
+from spreeze.workers.jobs import UpdateProbeJob
 from spreeze.workers.learning import Learning, resolve_device
 
 _ROWS = 20_000
-
-
-@dataclass(frozen=True, kw_only=True)
-class UpdateProbeJob(Jsonable):
-    """What to time."""
-
-    spec: EnvSpec
-    algo: str
-    algorithm: dict[str, Any]
-    batch_sizes: tuple[int, ...]
-    threads: int
-    device: str
-    repeats: int
-    repeat_s: float
-    slowest_update_s: float
-    """Larger batches are not tried after an update took longer than this."""
 
 
 def main(argv: list[str]) -> int:

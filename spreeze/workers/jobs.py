@@ -1,0 +1,57 @@
+"""What the processes that load torch are told; here, so that whoever starts them need not load torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from spreeze.jsonable import Jsonable
+from spreeze.types import EnvSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnerJob(Jsonable):
+    """All that the learner process has to know."""
+
+    run_dir: str
+    spec: EnvSpec
+    algo: str
+    algorithm: dict[str, Any]
+    """Fields of the algorithm's part of the configuration."""
+    seed: int
+    batch_size: int
+    threads: int
+    device: str
+    normalize_obs: bool
+    publish_interval_s: float
+    checkpoint_interval_s: float
+    save_replay: bool
+    max_updates: int | None
+    ring_fd: int
+    ring: dict[str, Any]
+    samples_per_insert_min: float
+    samples_per_insert_max: float
+    learning_starts: int
+    num_samplers: int
+    rows_per_write: int
+    run_started_s: float
+    """Monotonic time at which wall time of the run is 0 (before earlier sessions' time is added)."""
+    wall_base_s: float
+    env_steps_base: int
+    """Env steps of earlier sessions of this run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateProbeJob(Jsonable):
+    """What to time."""
+
+    spec: EnvSpec
+    algo: str
+    algorithm: dict[str, Any]
+    batch_sizes: tuple[int, ...]
+    threads: int
+    device: str
+    repeats: int
+    repeat_s: float
+    slowest_update_s: float
+    """Larger batches are not tried after an update took longer than this."""
