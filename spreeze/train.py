@@ -26,6 +26,7 @@ from spreeze.rundir import RunDir, find_run, new_name, process_start_time, read_
 from spreeze.settings import Layer, Settings, from_toml, iterate, read_profile, resolve, task_profile, to_toml
 from spreeze.summary import summary
 from spreeze.terminal import open_view
+from spreeze.transport.memory import check_room
 from spreeze.tuning import tuned_layer
 from spreeze.workers.interrupts import Interrupts
 from spreeze.workers.plan import EarlierSessions, RunPlan
@@ -52,6 +53,7 @@ def _train(args: argparse.Namespace) -> int:
         plan = _plan(settings if tuned is None else resolve([*base[:-1], tuned, base[-1]]), probe, machine, resumed)
         if tuned is not None:
             plan = _with_reasons(plan, tune_record)
+        _check_machine(plan, machine)
         run_dir = RunDir.open(resumed) if resumed else RunDir.create(
             Path(plan.config.run.runs_dir),
             plan.config.run.name or new_name(plan.spec.env_id, plan.config.run.algo, plan.config.run.seed),
@@ -123,6 +125,20 @@ def _plan(settings: Settings, probe: Probe, machine: Machine, resumed: Path | No
         ),
         process_age_s=time.time() - process_start_time(),
     )
+
+
+def _check_machine(plan: RunPlan, machine: Machine) -> None:
+    """Refuses before anything is written what this machine cannot do."""
+    check_room("replay", plan.ring_spec().size_bytes)
+    device = plan.config.learner.device
+    index = device.removeprefix("cuda").removeprefix(":") or "0"
+    if device.startswith("cuda") and (not index.isdigit() or int(index) >= len(machine.gpus)):
+        raise ConfigError(
+            f"learner.device = {device}: this machine has {len(machine.gpus)} usable GPUs "
+            f"({machine.gpu_reason}); use auto or cpu"
+        )
+    if not device.startswith("cuda") and device not in ("auto", "cpu"):
+        raise ConfigError(f"learner.device = {device}: allowed is auto, cpu, cuda or cuda:N")
 
 
 def _with_reasons(plan: RunPlan, record: dict[str, Any] | None) -> RunPlan:

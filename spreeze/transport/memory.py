@@ -59,9 +59,7 @@ def allocate(name: str, size_bytes: int) -> Block:
         ResourceError: less memory is available; says needed and available bytes.
     """
     size_bytes = -(-max(size_bytes, 1) // PAGE_BYTES) * PAGE_BYTES
-    available = available_bytes()
-    if size_bytes > available:
-        raise ResourceError(_no_room(name, size_bytes, available))
+    available = check_room(name, size_bytes)
     fd = _nameless_file(name)
     try:
         _reserve(fd, size_bytes)
@@ -69,6 +67,18 @@ def allocate(name: str, size_bytes: int) -> Block:
     except OSError as error:
         os.close(fd)
         raise ResourceError(f"{_no_room(name, size_bytes, available)} ({error.strerror})") from None
+
+
+def check_room(name: str, size_bytes: int) -> int:
+    """Says now whether a block could be had; returns the available bytes.
+
+    Raises:
+        ResourceError: less memory is available; says needed and available bytes.
+    """
+    available = available_bytes()
+    if size_bytes > available:
+        raise ResourceError(_no_room(name, size_bytes, available))
+    return available
 
 
 def _no_room(name: str, size_bytes: int, available: int) -> str:
