@@ -1,0 +1,76 @@
+"""The benches run and report; no test judges a speed."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from spreeze.bench.command import _line
+from spreeze.bench.curve import draw_curve
+from spreeze.errors import RunError, SpreezeError
+from spreeze.workers.evaluator import COLUMNS
+
+
+def _bench(*arguments, timeout=100):
+    done = subprocess.run([sys.executable, "-m", "spreeze.bench", *arguments, "--json"], capture_output=True,
+                          timeout=timeout, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+    return json.loads(done.stdout)
+
+
+def _metrics(document):
+    return {row["metric"]: row for row in document["rows"]}
+
+
+def test_sampling_bench_reports_the_share_of_the_bare_loop():
+    document = _bench("sampling", "--env", "Pendulum-v1", "--repeats", "2", "--seconds", "0.3")
+    rows = _metrics(document)
+    assert document["bench"] == "sampling"
+    assert document["versions"]["torch"]
+    share = rows["sampler_share_of_bare"]
+    assert len(share["repeats"]) == 2
+    assert 0.0 < share["value"] < 2.0
+    assert rows["sampler_env_steps_per_s"]["value"] > 100
+
+
+def test_learner_bench_reports_updates_and_the_share_of_the_floor():
+    rows = _metrics(_bench("learner", "--batch-size", "64", "--repeats", "1"))
+    assert rows["updates_per_s"]["value"] > 1
+    assert 0.0 < rows["product_floor_share"]["value"] <= 1.2
+
+
+@pytest.mark.timeout(200)
+def test_together_bench_reports_what_each_side_keeps():
+    rows = _metrics(_bench("together", "--env", "Pendulum-v1", "--repeats", "1", "--seconds", "0.5", timeout=180))
+    assert rows["learner_kept_together"]["repeats"][0] > 0
+    assert rows["sampler_kept_together"]["repeats"][0] > 0
+
+
+@pytest.mark.timeout(200)
+def test_replay_bench_finds_no_torn_row():
+    rows = _metrics(_bench("replay", "--repeats", "1", "--checked-rows", "200000", timeout=180))
+    assert rows["torn_rows"]["value"] == 0
+
+
+def test_unknown_return_prints_as_a_dash():
+    assert " -" in _line({"metric": "x", "value": None, "unit": "s", "repeats": []})
+
+
+def test_curve_of_a_run_without_evaluations_is_refused(tmp_path):
+    with pytest.raises(RunError, match="no evaluation"):
+        draw_curve([tmp_path], tmp_path / "out.png")
+
+
+def test_curve_is_drawn_from_the_run_s_own_figures(tmp_path):
+    rows = [",".join(COLUMNS)] + [f"{i}.5,{i * 100},{i},1,{i},10,{-100.0 + i},3.0,20.0" for i in range(1, 5)]
+    (tmp_path / "eval.csv").write_text("\n".join(rows) + "\n")
+    draw_curve([tmp_path], tmp_path / "out.png")
+    assert (tmp_path / "out.png").stat().st_size > 5000
+
+
+def test_a_failing_run_is_told_with_its_last_line():
+    from spreeze.bench.runs import train
+
+    with pytest.raises(SpreezeError, match="unknown environment"):
+        train(["--env", "NoSuchTask-v0"], 60.0)
