@@ -16,7 +16,7 @@ from typing import Any
 
 from spreeze.errors import ConfigError, did_you_mean
 
-_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")
+_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 def setting(
@@ -251,7 +251,7 @@ PARTS: dict[str, type[Part]] = {
 def check_name(name: str) -> str:
     """Refuses a run or profile name that could leave its directory or trouble a file system."""
     reserved = {"con", "prn", "aux", "nul", "latest"}
-    if not _NAME.match(name) or name.split(".")[0].lower() in reserved:
+    if not _NAME.fullmatch(name) or name.split(".")[0].lower() in reserved:
         raise ConfigError(
             f"name {name[:80]!r}: allowed are up to 128 letters, digits, '.', '_' and '-', beginning with a letter "
             "or digit, and no reserved name (con, prn, aux, nul, latest)"
