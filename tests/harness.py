@@ -32,6 +32,11 @@ def poll(condition, timeout_s, what):
     return value
 
 
+def shared_memory():
+    """Names in shared memory, but for multiprocessing's semaphores: a neighbour's, Spreeze makes none."""
+    return {name for name in os.listdir("/dev/shm") if not name.startswith("sem.mp-")}
+
+
 class Run:
     """One training process, with its output in files beside its runs directory."""
 

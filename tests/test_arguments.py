@@ -1,0 +1,76 @@
+import dataclasses
+
+import pytest
+
+from spreeze.arguments import FLAGS, build_parser, parse_band, user_values
+from spreeze.config import PARTS
+from spreeze.errors import ConfigError
+from spreeze.settings import Layer, resolve
+
+ISSUE_FLAGS = ["--env", "--algo", "--mode", "--auto", "--profile", "--samplers", "--envs-per-sampler", "--batch-size", "--replay-capacity", "--learner-threads", "--device", "--samples-per-insert", "--seconds", "--env-steps", "--updates", "--target-return", "--seed", "--runs-dir", "--name", "--resume", "--no-visualizer", "--json", "--set", "--save-replay", "--import"]
+
+
+def _values(*argv):
+    return user_values(build_parser().parse_args(argv))
+
+
+def test_nothing_given_is_nothing_set():
+    assert _values() == {}
+
+
+def test_all_promised_flags_exist_and_help_says_default_and_unit():
+    help_text = " ".join(build_parser().format_help().split())
+    for flag in ISSUE_FLAGS:
+        assert flag in help_text
+    for action in build_parser()._actions:
+        if action.dest != "help":
+            assert "(default: " in action.help, action.option_strings
+    for flag, key in FLAGS.items():
+        part, name = key.split(".")
+        unit = next(i for i in dataclasses.fields(PARTS[part]) if i.name == name).metadata["unit"]
+        if unit:
+            action = next(a for a in build_parser()._actions if flag in a.option_strings)
+            assert f"[{unit}]" in action.help
+
+
+def test_flags_become_settings():
+    values = _values(
+        "--env", "A-v0", "--algo", "td3", "--mode", "serial", "--samplers", "3", "--envs-per-sampler", "2",
+        "--batch-size", "64", "--replay-capacity", "1000", "--learner-threads", "2", "--device", "cpu", "--seconds",
+        "1.5", "--env-steps", "10", "--updates", "20", "--target-return", "-200", "--seed", "9", "--name", "n",
+        "--import", "m", "--runs-dir", "r", "--samples-per-insert", "2:4", "--save-replay", "--no-visualizer",
+        "--set", "td3.policy_delay=3", "--set", "td3.gamma=0.9",
+    )  # fmt: skip
+    assert values == {
+        "env": {"id": "A-v0", "import_module": "m"},
+        "run": {"algo": "td3", "mode": "serial", "seed": 9, "runs_dir": "r", "name": "n"},
+        "sampling": {"samplers": 3, "envs_per_sampler": 2},
+        "learner": {"batch_size": 64, "threads": 2, "device": "cpu"},
+        "replay": {"capacity": 1000, "samples_per_insert_min": 2.0, "samples_per_insert_max": 4.0, "save": True},
+        "stop": {"seconds": 1.5, "env_steps": 10, "updates": 20, "target_return": -200.0},
+        "visualizer": {"enabled": False},
+        "td3": {"policy_delay": 3, "gamma": 0.9},
+    }
+    resolve([Layer("user", values)])
+
+
+@pytest.mark.parametrize(
+    ("text", "band"),
+    [("8:512", (8.0, 512.0)), (":4", (0.0, 4.0)), ("2:", (2.0, 1e9)), ("0.5:0.5", (0.5, 0.5)), (":", (0.0, 1e9))],
+)
+def test_bands(text, band):
+    assert parse_band(text) == band
+
+
+@pytest.mark.parametrize("text", ["", "8", "a:b", "1:2:3", "8;9"])
+def test_malformed_bands_are_refused(text):
+    with pytest.raises(ConfigError, match="expected MIN:MAX"):
+        parse_band(text)
+
+
+@pytest.mark.parametrize("argv", [["--batch-size", "many"], ["--algo", "ppo"], ["--nonsense"], ["--env"]])
+def test_arguments_that_cannot_be_read_end_with_code_2(argv, capsys):
+    with pytest.raises(SystemExit) as caught:
+        build_parser().parse_args(argv)
+    assert caught.value.code == 2
+    assert capsys.readouterr().out == ""

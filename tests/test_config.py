@@ -1,0 +1,103 @@
+import dataclasses
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spreeze.config import PARTS, Config, LearnerConfig, ReplayConfig, RunConfig, SACConfig, check_name
+from spreeze.errors import ConfigError
+
+FIELDS = [(part, item) for part, cls in PARTS.items() for item in dataclasses.fields(cls)]
+NAMES = [f"{part}.{item.name}" for part, item in FIELDS]
+
+
+@pytest.mark.parametrize(("part", "item"), FIELDS, ids=NAMES)
+def test_every_setting_says_what_it_means(part, item):
+    assert item.metadata["doc"]
+    if item.name.endswith("_s"):
+        assert item.metadata["unit"] == ("1/s" if item.name.endswith("_per_s") else "s")
+
+
+@pytest.mark.parametrize(("part", "item"), FIELDS, ids=NAMES)
+def test_every_number_is_refused_outside_of_its_range_by_name(part, item):
+    for bound, step in (("low", -1), ("high", 1)):
+        limit = item.metadata[bound]
+        if limit is not None:
+            value = limit + step * max(1.0, abs(limit))
+            value = value if "float" in str(item.type) else int(value)
+            value = (value,) if "tuple" in str(item.type) else value
+            with pytest.raises(ConfigError, match=rf"^{item.name} = .*allowed is"):
+                PARTS[part](**{item.name: value})
+
+
+@pytest.mark.parametrize(("part", "item"), FIELDS, ids=NAMES)
+@pytest.mark.parametrize("value", [{}, b"x", object(), [[]], math.nan], ids=str)
+def test_wrong_types_are_refused_by_name(part, item, value):
+    with pytest.raises(ConfigError, match=item.name):
+        PARTS[part](**{item.name: value})
+
+
+def test_whole_numbers_count_as_floats_but_not_the_other_way_and_bools_are_no_numbers():
+    assert SACConfig(actor_lr=1).actor_lr == 1.0
+    assert isinstance(SACConfig(actor_lr=1).actor_lr, float)
+    for value in (256.0, True, "256"):
+        with pytest.raises(ConfigError, match=r"batch_size = .*expected int"):
+            LearnerConfig(batch_size=value)
+    with pytest.raises(ConfigError, match="actor_lr"):
+        SACConfig(actor_lr=True)
+
+
+def test_lists_become_tuples_and_each_entry_is_checked():
+    assert SACConfig(hidden_sizes=[64, 32]).hidden_sizes == (64, 32)
+    for value in ([], [0], [64, "x"], 64, [1.5]):
+        with pytest.raises(ConfigError, match="hidden_sizes"):
+            SACConfig(hidden_sizes=value)
+
+
+def test_choices_suggest_the_near_one():
+    with pytest.raises(ConfigError, match=r"allowed is sac, td3, ddpg; did you mean 'sac'"):
+        RunConfig(algo="sacc")
+
+
+def test_parts_that_contradict_each_other_are_refused():
+    with pytest.raises(ConfigError, match=r"batch_size = 512 is larger than replay.capacity = 100"):
+        Config(learner=LearnerConfig(batch_size=512), replay=ReplayConfig(capacity=100))
+    with pytest.raises(ConfigError, match="nobody could ever move"):
+        ReplayConfig(samples_per_insert_min=9.0, samples_per_insert_max=8.0)
+
+
+def test_settings_cannot_be_changed_in_place():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Config().run.seed = 2  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("name", ["a", "Run-1.2_x", "a" * 128, "console", "nul_1"])
+def test_ordinary_names_are_taken(name):
+    assert check_name(name) == name
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", ".", "..", "../x", "a/b", "/abs", "-flag", ".hidden", "a\n", "a b", "CON", "nul", "aux.txt", "latest",
+     "Latest", "a" * 129, "a" * 300, "\0", "ä", "a\\b", "C:x"],
+)  # fmt: skip
+def test_names_that_leave_the_directory_or_trouble_a_file_system_are_refused(name):
+    with pytest.raises(ConfigError, match="name"):
+        check_name(name)
+
+
+@given(st.text(max_size=200))
+def test_a_name_that_is_taken_is_one_harmless_path_component(name):
+    refused = None
+    try:
+        check_name(name)
+    except ConfigError as error:
+        refused = str(error)
+    if refused is not None:
+        assert "\n" not in refused
+    else:
+        assert name.isascii()
+        assert name.isprintable()
+        assert not set(name) & set("/\\: ")
+        assert name not in (".", "..")

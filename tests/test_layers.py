@@ -1,0 +1,149 @@
+"""The import graph: one direction, heavy packages only where they belong, nothing done at import."""
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1] / "spreeze"
+FILES = sorted(ROOT.rglob("*.py"))
+LAYERS = (
+    {"types", "errors", "config", "settings", "metrics", "formats", "jsonable", "snapshot"},
+    {"ops", "networks", "policies", "envs", "hardware", "nvml", "returns", "normalizer", "bottleneck", "store",
+     "store_reader", "terminal", "video", "utilisation", "rundir", "cli", "arguments", "evaluation", "autotune"},
+    {"algorithms", "transport"},
+    {"workers", "lookup"},
+    {"modes", "summary", "tuning"},
+    {"train", "tune", "evaluate", "play", "doctor", "runs", "bench", "dashboard", "__main__", "__init__"},
+)  # fmt: skip
+RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
+TORCH = ("ops.py", "networks.py", "algorithms/", "workers/learner.py", "workers/learning.py",
+         "workers/update_probe.py", "modes/serial.py", "bench/")  # fmt: skip
+TORCH_FREE = ("workers.child", "workers.sampler", "workers.evaluator", "workers.visualizer", "workers.supervisor",
+              "workers.final", "modes.spreeze", "train", "tune", "evaluate", "play", "runs", "__main__")  # fmt: skip
+
+
+def _relative(path):
+    return path.relative_to(ROOT).as_posix()
+
+
+def _name(path):
+    return ".".join(("spreeze", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__")
+
+
+def _imports(path):
+    """(module, name or None) of every import statement, wherever it stands."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, None) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            yield from ((node.module, alias.name) for alias in node.names)
+
+
+def _tops(path):
+    """Top-level parts of Spreeze that a file imports."""
+    for module, name in _imports(path):
+        if module == "spreeze" and name != "__version__":
+            yield name
+        elif module.startswith("spreeze."):
+            yield module.split(".")[1]
+
+
+def _users_of(package):
+    return [_relative(p) for p in FILES if any(m.split(".")[0] == package for m, _ in _imports(p))]
+
+
+@pytest.mark.parametrize("path", FILES, ids=_relative)
+def test_imports_go_down(path):
+    own = path.relative_to(ROOT).parts[0].removesuffix(".py")
+    assert own in RANK, f"{own} has no layer yet: give it one in tests/test_layers.py"
+    for top in set(_tops(path)) - {own}:
+        assert RANK[top] <= RANK[own], f"{_relative(path)} imports {top} of a higher layer"
+
+
+def test_algorithms_and_transport_never_meet():
+    for path in FILES:
+        own = path.relative_to(ROOT).parts[0]
+        other = {"algorithms": "transport", "transport": "algorithms"}.get(own)
+        assert other not in set(_tops(path)), f"{_relative(path)} imports {other}"
+
+
+def test_torch_is_imported_only_where_gradients_are():
+    assert [user for user in _users_of("torch") if not user.startswith(TORCH)] == []
+
+
+def test_gymnasium_is_imported_only_in_envs():
+    assert [user for user in _users_of("gymnasium") if not user.startswith("envs/")] == []
+
+
+def test_multiprocessing_is_imported_only_for_the_comparison():
+    assert [user for user in _users_of("multiprocessing") if user != "bench/replay.py"] == []
+
+
+@pytest.mark.parametrize("package", ["pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"])
+def test_nothing_is_ever_unpickled(package):
+    assert _users_of(package) == []
+
+
+@pytest.mark.parametrize("path", FILES, ids=_relative)
+def test_no_text_becomes_code_and_no_file_becomes_objects(path):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if not isinstance(node, ast.Call):
+            continue
+        if isinstance(node.func, ast.Name):
+            assert node.func.id not in ("eval", "exec", "compile", "__import__"), f"{_relative(path)}:{node.lineno}"
+        if isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Name):
+            call = f"{node.func.value.id}.{node.func.attr}"
+            assert call not in ("torch.load", "torch.save", "os.system"), f"{_relative(path)}:{node.lineno}"
+        for keyword in node.keywords:
+            truth = isinstance(keyword.value, ast.Constant) and keyword.value.value is True
+            assert not (keyword.arg in ("allow_pickle", "shell") and truth), f"{_relative(path)}:{node.lineno}"
+
+
+_LOOK = """
+import importlib, json, os, sys, threading
+names = json.loads(sys.argv[1])
+environment, files = dict(os.environ), set(os.listdir("."))
+seen = {}
+for name in names:
+    importlib.import_module(name)
+    seen[name] = [heavy for heavy in ("torch", "gymnasium", "multiprocessing", "av", "rich") if heavy in sys.modules]
+print(json.dumps({
+    "seen": seen, "threads": threading.active_count(), "environment": dict(os.environ) == environment,
+    "files": sorted(set(os.listdir(".")) - files), "children": open(f"/proc/self/task/{os.getpid()}/children").read(),
+}))
+"""
+
+
+def _look(names, folder):
+    environment_path = str(ROOT.parent)
+    done = subprocess.run(
+        [sys.executable, "-c", _LOOK, json.dumps(names)], capture_output=True, text=True, cwd=folder, check=False,
+        timeout=60, env={"PATH": "/usr/bin:/bin", "PYTHONPATH": environment_path, "HOME": str(folder)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == 1, f"an import printed: {lines[:-1]}"
+    assert done.stderr == ""
+    return json.loads(lines[0])
+
+
+@pytest.mark.timeout(90)
+@pytest.mark.parametrize("name", TORCH_FREE)
+def test_light_processes_load_neither_torch_nor_multiprocessing(name, tmp_path):
+    seen = _look([f"spreeze.{name}"], tmp_path)["seen"][f"spreeze.{name}"]
+    assert not {"torch", "multiprocessing"} & set(seen)
+
+
+@pytest.mark.timeout(90)
+def test_importing_every_module_starts_nothing_and_writes_nothing(tmp_path):
+    # faults registers its environment, and bench.__main__ would run: both are imported on purpose only.
+    found = _look([_name(p) for p in FILES if p.name != "__main__.py"], tmp_path)
+    assert found["threads"] == 1
+    assert found["children"].strip() == ""
+    assert found["environment"]
+    assert found["files"] == []

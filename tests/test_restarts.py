@@ -1,0 +1,50 @@
+from spreeze.workers.restarts import LIMITS, RestartLimit, Restarts
+
+
+def _failures(limit, times):
+    """Delay until the next start after each failure; None: never."""
+    restarts = Restarts(limit)
+    delays = []
+    for now in times:
+        restarts.failed(now)
+        delays.append(None if restarts.due_s is None else round(restarts.due_s - now, 9))
+    return restarts, delays
+
+
+def test_a_sampler_comes_back_at_once_then_after_doubling_pauses_then_rests_five_minutes():
+    restarts, delays = _failures(LIMITS["sampler"], [0, 1, 2, 3, 4])
+    assert delays == [0.0, 0.5, 1.0, 2.0, 300.0]
+    assert restarts.quarantined
+    assert not restarts.given_up
+    assert not restarts.due(303.9)
+    assert restarts.due(304.0)
+    restarts.restarted()
+    assert (restarts.total, restarts.due_s, restarts.quarantined) == (1, None, False)
+
+
+def test_old_failures_are_forgotten():
+    restarts, delays = _failures(LIMITS["sampler"], [0, 61, 122, 183, 244, 305])
+    assert delays == [0.0] * 6
+    assert not restarts.quarantined
+
+
+def test_a_learner_is_given_up_at_the_third_failure_in_ten_minutes():
+    restarts, delays = _failures(LIMITS["learner"], [0, 100, 200])
+    assert delays == [0.0, 0.5, None]
+    assert restarts.given_up
+    assert not restarts.due(1e9)
+
+
+def test_a_learner_that_fails_rarely_is_never_given_up():
+    restarts, _ = _failures(LIMITS["learner"], [0, 301, 602, 903])
+    assert not restarts.given_up
+
+
+def test_evaluator_and_visualizer_leave_the_others_a_second_first():
+    assert _failures(LIMITS["evaluator"], [0])[1] == [1.0]
+    assert _failures(LIMITS["visualizer"], [0])[1] == [1.0]
+
+
+def test_pauses_have_an_upper_bound():
+    limit = RestartLimit(failures=100, window_s=1e9, quarantine_s=None)
+    assert max(_failures(limit, range(60))[1]) == 30.0

@@ -1,0 +1,155 @@
+import contextlib
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spreeze import settings
+from spreeze.errors import ConfigError
+from spreeze.settings import (
+    Layer,
+    from_toml,
+    iterate,
+    parse_assignment,
+    profile_names,
+    read_profile,
+    resolve,
+    task_profile,
+    to_toml,
+)
+
+
+def test_later_layers_win_and_every_value_knows_where_it_came_from():
+    merged = resolve([
+        Layer("profile p", {"sac": {"gamma": 0.9, "tau": 0.01}}),
+        Layer("tuner", {"learner": {"batch_size": 512}}),
+        Layer("user", {"sac": {"gamma": 0.95}}),
+    ])
+    assert (merged.config.sac.gamma, merged.config.sac.tau, merged.config.learner.batch_size) == (0.95, 0.01, 512)
+    assert merged.sources == {"sac.gamma": "user", "sac.tau": "profile p", "learner.batch_size": "tuner"}
+    more = merged.with_layer(Layer("late", {"sac": {"tau": 0.5}}))
+    assert more.config.sac.tau == 0.5
+    assert (more.sources["sac.tau"], more.sources["sac.gamma"]) == ("late", "user")
+    assert more.sources["run.seed"] == "default"
+
+
+@pytest.mark.parametrize(
+    ("values", "pattern"),
+    [
+        ({"sacc": {"gamma": 1}}, r"^p: unknown part 'sacc'; did you mean 'sac'"),
+        ({"sac": 3}, r"^p: sac = 3: expected a table"),
+        ({"sac": {"gama": 1}}, r"^p: unknown key 'sac.gama'; did you mean 'gamma'"),
+        ({"sac": {"gamma": "x"}}, r"^p: sac.gamma = 'x': expected float, got str"),
+        ({"sac": {"gamma": 2}}, r"^p: sac.gamma = 2.0: allowed is 0 to 1"),
+        ({"learner": {"batch_size": -1}}, r"^p: learner.batch_size = -1: allowed is 1 to"),
+        ({"learner": {"batch_size": 10**18}}, r"^p: learner.batch_size = 1000000000000000000: allowed is 1 to"),
+        ({"run": {"algo": "ppo"}}, r"^p: run.algo = 'ppo': allowed is sac, td3, ddpg"),
+    ],
+)  # fmt: skip
+def test_bad_values_name_source_path_value_and_what_is_allowed(values, pattern):
+    with pytest.raises(ConfigError, match=pattern) as caught:
+        resolve([Layer("p", values)])
+    assert "\n" not in str(caught.value)
+
+
+def test_a_value_set_twice_is_blamed_on_the_layer_that_set_it_last():
+    with pytest.raises(ConfigError, match=r"^user: sac.gamma"):
+        resolve([Layer("profile p", {"sac": {"gamma": 0.9}}), Layer("user", {"sac": {"gamma": 7}})])
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("sac.gamma=0.98", {"sac": {"gamma": 0.98}}),
+        ("sac.hidden_sizes=[64, 64]", {"sac": {"hidden_sizes": [64, 64]}}),
+        ("env.id=Pendulum-v1", {"env": {"id": "Pendulum-v1"}}),
+        ('env.id="a=b"', {"env": {"id": "a=b"}}),
+        ("replay.save=true", {"replay": {"save": True}}),
+        (" sac.gamma = 1 ", {"sac": {"gamma": 1}}),
+        ("run.name=", {"run": {"name": ""}}),
+    ],
+)
+def test_assignments_are_toml_values_or_bare_text(text, values):
+    assert parse_assignment(text) == values
+
+
+@pytest.mark.parametrize("text", ["", "x", "gamma=1", "sac.=1", ".gamma=1", "sac.gamma", "=1"])
+def test_malformed_assignments_are_refused(text):
+    with pytest.raises(ConfigError, match=r"expected part.field=value"):
+        parse_assignment(text)
+
+
+@given(st.text(max_size=60).filter(lambda t: "\n" not in t))
+def test_any_assignment_gives_values_or_one_error(text):
+    with contextlib.suppress(ConfigError):
+        resolve([Layer("user", parse_assignment(text))])
+
+
+def test_what_is_written_is_read_back_the_same():
+    made = resolve([Layer("user", {
+        "run": {"name": "x", "seed": 7}, "sac": {"hidden_sizes": [8], "gamma": 1e-7, "tune_alpha": False},
+        "env": {"id": 'q"\\\u00e4\t'}, "stop": {"target_return": -200.0},
+    })])
+    text = to_toml(made)
+    assert iterate(from_toml(text, "again").config) == iterate(made.config)
+    assert "seed = 7  # user" in text
+    assert "# seconds is not set  # default" in text
+
+
+@given(st.text(max_size=100))
+def test_any_text_survives_the_toml_file(text):
+    made = resolve([Layer("user", {"env": {"id": text}})])
+    assert from_toml(to_toml(made), "again").config.env.id == text
+
+
+def _profile(tmp_path, text):
+    path = tmp_path / "p.toml"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "pattern"),
+    [
+        ("[sac\n", "not valid TOML"),
+        ("x = " + "[" * 5000, "not valid TOML"),
+        (b"\xff\xfe", "not valid TOML"),
+        ("[env]\nimport_module = 'os'", r"env.import_module may only be set on the command line"),
+        ("[run]\nruns_dir = '/'", r"run.runs_dir may only be set on the command line"),
+        ("[run]\nname = 'x'", r"run.name may only be set on the command line"),
+        ("#" * 1_000_001, "at most 1000000"),
+        ("a: &a [x]\nb: *a", "not valid TOML"),
+    ],
+    ids=["unfinished", "deep", "bytes", "import", "runs_dir", "name", "huge", "yaml"],
+)
+def test_hostile_profiles_are_refused_at_once(tmp_path, text, pattern):
+    start = time.monotonic()
+    with pytest.raises(ConfigError, match=pattern):
+        read_profile(_profile(tmp_path, text))
+    assert time.monotonic() - start < 1.0
+
+
+def test_a_profile_is_a_layer_that_names_itself(tmp_path):
+    layer = read_profile(_profile(tmp_path, "[about]\nenvs = ['A-v0']\n[sac]\ngamma = 0.5"))
+    assert layer == Layer("profile p", {"sac": {"gamma": 0.5}})
+
+
+def test_an_unknown_profile_lists_the_known(tmp_path, monkeypatch):
+    monkeypatch.setattr(settings, "PROFILE_DIR", tmp_path)
+    (tmp_path / "walker.toml").write_text("[about]\nenvs = ['W-v0']\n[sac]\ngamma = 0.5")
+    with pytest.raises(ConfigError, match="no profile 'walkr'; did you mean 'walker'"):
+        read_profile("walkr")
+    with pytest.raises(ConfigError, match=r"name '\.\./walker'"):
+        read_profile("../walker")
+    assert task_profile("W-v0") == read_profile("walker")
+    assert task_profile("V-v0") is None
+
+
+@pytest.mark.parametrize("name", profile_names())
+def test_the_profiles_that_come_along_are_valid_and_found_by_their_task(name):
+    layer = read_profile(name)
+    resolve([layer])
+    path = settings.PROFILE_DIR / f"{name}.toml"
+    for env_id in settings.tomllib.loads(path.read_text())["about"]["envs"]:
+        assert task_profile(env_id) is not None
