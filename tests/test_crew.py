@@ -1,0 +1,314 @@
+"""The crew with pretended processes and a clock that the test holds."""
+
+import json
+import os
+import signal
+
+import pytest
+
+from spreeze.errors import WorkerError
+from spreeze.metrics import DEADLINE_S, Phase
+from spreeze.transport import board as words
+from spreeze.transport.board import Board
+from spreeze.workers.crew import Crew
+from spreeze.workers.spawn import Nest, WorkerSpec
+
+ROWS = {"sampler-0": 0, "sampler-1": 1, "sampler-2": 2, "learner": 3, "evaluator": 4, "visualizer": 5}
+
+
+class FakeChild:
+    """Looks like ``spawn.Child``; ``code`` is what poll() says."""
+
+    def __init__(self, spec, pid):
+        self.spec, self.pid, self.code, self.signals, self.waited = spec, pid, None, [], 0
+        self.message_fd, self._write_fd = os.pipe()
+        os.set_blocking(self.message_fd, False)
+
+    def poll(self):
+        return self.code
+
+    def say(self, **message):
+        os.write(self._write_fd, json.dumps(message).encode() + b"\n")
+
+    def read_messages(self):
+        try:
+            return [json.loads(line) for line in os.read(self.message_fd, 65536).splitlines()]
+        except BlockingIOError:
+            return []
+
+    def signal_group(self, number):
+        self.signals.append(number)
+
+    def kill_and_wait(self):
+        self.signals.append(signal.SIGKILL)
+        self.code, self.waited = -signal.SIGKILL, self.waited + 1
+        return self.code
+
+    def close(self):
+        if self.message_fd >= 0:
+            os.close(self.message_fd)
+            os.close(self._write_fd)
+        self.message_fd = -1
+
+
+class Stage:
+    def __init__(self, tmp_path, roles):
+        self.now, self.events, self.order, self.started = 0.0, [], [], []
+        self.refuse = False
+        self.board = Board.create(len(ROWS))
+        nest = Nest(run_dir=tmp_path, board_fd=-1, board_rows=len(ROWS), nonce="x")
+        self.crew = Crew(
+            nest, self.board, on_event=lambda level, text: self.events.append(f"{level}: {text}"),
+            takeover=lambda spec: self.order.append(f"takeover {spec.name}"), start=self._start, clock=lambda: self.now,
+        )  # fmt: skip
+        for name in roles:
+            role, _, index = name.partition("-")
+            self.crew.add(WorkerSpec(role=role, index=int(index or 0), row=ROWS[name], job={}, step_deadline_s=5.0))
+
+    def _start(self, spec, nest):
+        if self.refuse:
+            raise OSError("no more processes")
+        self.order.append(f"start {spec.name}")
+        self.started.append(FakeChild(spec, 100 + len(self.started)))
+        return self.started[-1]
+
+    def child(self, name):
+        return self.crew.posts[name].child
+
+    def beat(self, name, phase):
+        control = self.board.control(ROWS[name])
+        control[words.HEARTBEAT] += 1
+        control[words.PHASE] = int(phase)
+
+    def pass_time(self, seconds, beating=()):
+        """In steps of a second, as the supervisor looks; ``beating`` workers stay alive."""
+        end = self.now + seconds
+        while self.now < end:
+            self.now = min(self.now + 1.0, end)
+            for name, phase in beating:
+                self.beat(name, phase)
+            self.crew.watch()
+
+    def close(self):
+        for child in self.started:
+            child.close()
+        self.board.close()
+
+
+@pytest.fixture
+def stage(tmp_path):
+    stages = []
+
+    def make(*roles):
+        stages.append(Stage(tmp_path, roles))
+        return stages[-1]
+
+    yield make
+    for made in stages:
+        made.close()
+
+
+def test_a_dead_sampler_is_taken_over_before_it_is_started_again_and_counted(stage):
+    scene = stage("sampler-0", "sampler-1", "learner")
+    scene.order.clear()
+    dead = scene.child("sampler-0")
+    scene.beat("sampler-0", Phase.STEP)
+    dead.code = -signal.SIGSEGV
+    scene.crew.watch()
+    scene.crew.watch()
+    assert scene.order == ["takeover sampler-0", "start sampler-0"]
+    assert scene.crew.restarts == 1
+    assert scene.crew.alive("sampler") == 2
+    assert "ended by SIGSEGV in phase STEP; restarting now" in scene.events[0]
+    assert signal.SIGKILL in dead.signals, "what the dead worker had started is ended too"
+    assert scene.crew.first_error == ("sampler-0", "ended by SIGSEGV in phase STEP")
+
+
+def test_exit_0_without_being_done_is_a_failure(stage):
+    scene = stage("sampler-0")
+    scene.beat("sampler-0", Phase.STEP)
+    scene.child("sampler-0").code = 0
+    scene.crew.watch()
+    assert "exit code 0) in phase STEP without being asked to" in scene.events[0]
+
+
+def test_a_visualizer_that_says_done_is_finished_and_not_started_again(stage):
+    scene = stage("visualizer", "sampler-0")
+    scene.beat("visualizer", Phase.DONE)
+    scene.child("visualizer").code = 0
+    scene.pass_time(20, [("sampler-0", Phase.STEP)])
+    assert scene.crew.posts["visualizer"].finished
+    assert (scene.crew.restarts, scene.events) == (0, [])
+
+
+@pytest.mark.parametrize("phase", [Phase.INIT, Phase.RESET, Phase.UPDATE, Phase.CHECKPOINT, Phase.EVALUATE])
+def test_each_phase_has_its_own_deadline(stage, phase):
+    scene = stage("learner")
+    silent = scene.child("learner")
+    scene.beat("learner", phase)
+    scene.crew.watch()
+    scene.pass_time(DEADLINE_S[phase])
+    assert silent.signals == []
+    scene.pass_time(2)
+    assert silent.signals[:2] == [signal.SIGUSR1, signal.SIGKILL], "first its stack, then its end"
+    assert silent.waited == 1, "waited for before anything else happens"
+    assert f"in phase {phase.name}; its stack is in logs/learner.log" in scene.events[0]
+
+
+def test_the_deadline_of_an_env_step_is_the_workers_own(stage):
+    scene = stage("sampler-0", "sampler-1")
+    scene.beat("sampler-0", Phase.STEP)
+    scene.pass_time(10, [("sampler-1", Phase.STEP)])
+    assert scene.crew.restarts == 1
+    assert "sampler-0 silent for 6 s in phase STEP" in scene.events[0]
+
+
+def test_a_stopped_process_that_beats_again_in_time_is_left_alone(stage):
+    scene = stage("sampler-0")
+    for _ in range(10):
+        scene.beat("sampler-0", Phase.STEP)
+        scene.pass_time(4.5)
+    assert scene.crew.restarts == 0
+
+
+def test_nobody_is_blamed_when_the_machine_slept(stage):
+    scene = stage("sampler-0", "learner")
+    for name in ("sampler-0", "learner"):
+        scene.beat(name, Phase.STEP)
+    scene.crew.watch()
+    scene.now += 3600.0
+    scene.crew.watch()
+    assert scene.crew.restarts == 0
+    assert "the machine slept for 3600 s" in scene.events[0]
+    scene.pass_time(4)
+    assert scene.crew.restarts == 0
+    scene.pass_time(2)
+    assert scene.crew.posts["sampler-0"].failures, "a full deadline after waking up it counts again"
+
+
+def test_pauses_between_restarts_are_kept(stage):
+    scene = stage("learner", "sampler-0")
+    starts = []
+    for _ in range(2):
+        scene.child("learner").code = 1
+        scene.crew.watch()
+        died = scene.now
+        while scene.child("learner") is None:
+            scene.now += 0.125
+            scene.beat("sampler-0", Phase.STEP)
+            scene.crew.watch()
+        starts.append(scene.now - died)
+    assert starts == [0.125, 0.5]
+
+
+def test_a_learner_that_keeps_failing_ends_the_run_with_its_last_words(stage):
+    scene = stage("learner")
+    for count in range(3):
+        child = scene.child("learner")
+        child.say(kind="error", error=f"ValueError: bad {count}", **{"from": "learner"})
+        child.code = 1
+        if count == 2:
+            with pytest.raises(WorkerError, match=r"the learner failed 3 times; the last: .*ValueError: bad 2"):
+                scene.crew.watch()
+        else:
+            scene.pass_time(2)
+    assert scene.crew.first_error[1].endswith("ValueError: bad 0")
+    assert scene.events[-1].startswith("error: learner ended with exit code 1")
+    assert scene.events[-1].endswith("; given up")
+
+
+def _fail_often(scene, name):
+    for _ in range(5):
+        while scene.child(name) is None:
+            scene.now += 1.0
+            scene.crew.watch()
+        scene.child(name).code = 1
+        scene.crew.watch()
+
+
+def test_half_of_the_samplers_may_rest_more_may_not(stage):
+    scene = stage("sampler-0", "sampler-1")
+    for name in ("sampler-0", "sampler-1"):
+        scene.board.control(ROWS[name])[words.PHASE] = int(Phase.STEP)
+    _fail_often(scene, "sampler-0")
+    assert "restarting in 300.0 s" in scene.events[-1]
+    with pytest.raises(WorkerError, match="2 of 2 samplers keep failing; sampler-0: ended with exit code 1"):
+        _fail_often(scene, "sampler-1")
+
+
+def test_evaluator_and_visualizer_are_given_up_without_harm(stage):
+    scene = stage("evaluator", "sampler-0")
+    for _ in range(3):
+        scene.child("evaluator").code = 1
+        scene.pass_time(4, [("sampler-0", Phase.STEP)])
+    assert scene.crew.alive("evaluator") == 0
+    assert scene.crew.alive("sampler") == 1
+    assert scene.crew.restarts == 2
+
+
+def test_a_process_that_cannot_be_started_counts_as_a_failure(stage):
+    scene = stage("sampler-0", "sampler-1", "sampler-2")
+    scene.child("sampler-0").code = 1
+    scene.refuse = True
+    scene.pass_time(3, [("sampler-1", Phase.STEP), ("sampler-2", Phase.STEP)])
+    assert any("sampler-0 could not be started: no more processes" in event for event in scene.events)
+    scene.refuse = False
+    scene.pass_time(5, [("sampler-1", Phase.STEP), ("sampler-2", Phase.STEP)])
+    assert scene.crew.alive("sampler") == 3
+
+
+def test_messages_arrive_and_the_last_ones_of_the_dead_too(stage):
+    scene = stage("sampler-0", "learner")
+    scene.child("learner").say(kind="started")
+    assert scene.crew.wait(1.0) == [{"kind": "started"}]
+    scene.child("learner").say(kind="event", text="last words")
+    scene.child("learner").code = 1
+    assert scene.crew.watch() == [{"kind": "event", "text": "last words"}]
+
+
+def test_only_the_first_error_is_the_first(stage):
+    scene = stage("sampler-0")
+    scene.crew.note_error("learner", "one")
+    scene.crew.note_error("sampler-0", "two")
+    assert scene.crew.first_error == ("learner", "one")
+
+
+def test_stopping_waits_for_those_who_obey(stage):
+    scene = stage("sampler-0", "learner")
+    said = []
+
+    def on_messages(messages):
+        said.extend(messages)
+        scene.now += 0.5
+        if scene.board.header[words.STOP]:
+            for child in scene.started:
+                if child.code is None:
+                    child.say(kind="bye")
+                    child.code = 0
+
+    scene.crew.stop(hurry=lambda: False, on_messages=on_messages)
+    assert said == [{"kind": "bye"}, {"kind": "bye"}]
+    assert scene.crew.pids() == {}
+    assert all(child.waited == 0 for child in scene.started)
+
+
+def test_stopping_asks_then_terminates_then_kills(stage):
+    scene = stage("sampler-0")
+    stubborn = scene.child("sampler-0")
+    times = []
+
+    def on_messages(messages):
+        scene.now += 0.25
+        times.append(scene.now)
+
+    scene.crew.stop(hurry=lambda: False, on_messages=on_messages)
+    assert stubborn.signals == [signal.SIGTERM, signal.SIGKILL, signal.SIGKILL]
+    assert 8.0 < times[-1] < 9.0
+    assert scene.crew.pids() == {}
+
+
+def test_hurry_kills_at_once(stage):
+    scene = stage("sampler-0", "learner")
+    scene.crew.stop(hurry=lambda: True, on_messages=lambda messages: None)
+    assert scene.now == 0.0
+    assert all(child.waited == 1 for child in scene.started)

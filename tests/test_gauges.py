@@ -1,0 +1,118 @@
+import pytest
+
+from spreeze.metrics import SLOTS
+from spreeze.workers.gauges import Gauges, Reading, samples_per_insert
+
+
+def _reading(t_s, steps=(0,), updates=0, *, inserted=0, baseline=-1, sampled=0, sampler=None, learner=None):
+    samplers = tuple({**dict.fromkeys(SLOTS["sampler"], 0.0), "env_steps": float(s), **(sampler or {})} for s in steps)
+    return Reading(
+        t_s=t_s, samplers=samplers, inserted=inserted, baseline_inserted=baseline, sampled=sampled,
+        learner={**dict.fromkeys(SLOTS["learner"], 0.0), "updates": float(updates), **(learner or {})},
+    )  # fmt: skip
+
+
+def test_one_reading_gives_counts_and_no_rates():
+    metrics = Gauges(32).read(_reading(5.0, (10, 20)))
+    assert metrics["env_steps_per_s"] is None
+    assert metrics["updates"] == 0.0
+    assert metrics["samples_per_insert"] is None
+    assert metrics["critic_loss"] is None, "a loss is unknown before the first update"
+
+
+def test_rates_of_two_readings_by_hand():
+    gauges = Gauges(32)
+    gauges.read(_reading(10.0, (100, 0), 5))
+    metrics = gauges.read(_reading(12.0, (300, 50), 25))
+    assert metrics["env_steps_per_s"] == 125.0
+    assert metrics["sampler_env_steps_per_s/0"] == 100.0
+    assert metrics["sampler_env_steps_per_s/1"] == 25.0
+    assert metrics["updates_per_s"] == 10.0
+    assert metrics["update_frames_per_s"] == 320.0
+
+
+def test_rates_look_back_three_seconds():
+    gauges = Gauges(1)
+    for second in range(20):
+        rate = 100.0 if second > 10 else 0.0
+        metrics = gauges.read(_reading(float(second), (max(second - 10, 0) * rate,)))
+    assert metrics["env_steps_per_s"] == 100.0
+
+
+def test_counters_that_go_back_after_a_restart_give_no_negative_rate():
+    gauges = Gauges(1)
+    gauges.read(_reading(0.0, (0,), 500))
+    assert gauges.read(_reading(1.0, (10,), 400))["updates_per_s"] == 0.0
+
+
+def test_the_same_instant_twice_gives_no_rate():
+    gauges = Gauges(1)
+    gauges.read(_reading(1.0))
+    assert gauges.read(_reading(1.0, (5,)))["env_steps_per_s"] is None
+
+
+def test_shares_are_of_the_time_between_the_readings():
+    gauges = Gauges(1)
+    gauges.read(_reading(0.0, sampler={"env_s": 100.0}, learner={"wait_s": 50.0}))
+    metrics = gauges.read(_reading(
+        1.0, sampler={"env_s": 100.5, "policy_s": 0.25, "wait_s": 0.25}, learner={"wait_s": 50.2, "critic_s": 0.6},
+    ))  # fmt: skip
+    assert metrics["sampler_env_share"] == pytest.approx(0.5)
+    assert metrics["sampler_policy_share"] == pytest.approx(0.25)
+    assert metrics["sampler_write_share"] == 0.0
+    assert metrics["learner_critic_share"] == pytest.approx(0.75)
+    assert sum(v for k, v in metrics.items() if k.startswith("learner_") and k.endswith("_share")) == pytest.approx(1)
+
+
+def test_shares_are_unknown_when_nothing_happened():
+    gauges = Gauges(1)
+    gauges.read(_reading(0.0))
+    assert gauges.read(_reading(1.0))["learner_wait_share"] is None
+
+
+@pytest.mark.parametrize(
+    ("inserted", "baseline", "sampled", "ratio"),
+    [(100, -1, 0, None), (100, 100, 0, None), (300, 100, 1600, 8.0), (150, 0, 75, 0.5)],
+)
+def test_samples_per_insert_counts_from_the_beginning_of_learning(inserted, baseline, sampled, ratio):
+    assert samples_per_insert(_reading(0.0, inserted=inserted, baseline=baseline, sampled=sampled)) == ratio
+
+
+def test_steady_rates_leave_out_start_and_warm_up():
+    gauges = Gauges(10, warmup_s=1.0)
+    gauges.read(_reading(0.0, (0,)))
+    gauges.read(_reading(50.0, (5000,)))
+    gauges.read(_reading(60.0, (5000,), 1, sampled=10))  # learning begins
+    gauges.read(_reading(60.5, (5000,), 500, sampled=5000))  # still warming up
+    gauges.read(_reading(61.0, (5000,), 1000, sampled=10000))  # from here on
+    gauges.read(_reading(71.0, (6000,), 1500, sampled=15000))
+    steady = gauges.steady()
+    assert (steady["env_steps_per_s"], steady["updates_per_s"], steady["update_frames_per_s"]) == (100.0, 50.0, 500.0)
+    assert steady["measured_s"] == 10.0
+
+
+def test_a_resumed_counter_alone_is_not_the_beginning_of_learning():
+    gauges = Gauges(1, warmup_s=0.0)
+    gauges.read(_reading(0.0, updates=1000, sampled=0))
+    assert gauges.steady()["updates_per_s"] is None
+
+
+def test_a_short_run_has_no_steady_rates():
+    gauges = Gauges(1)
+    gauges.read(_reading(0.0, updates=5, sampled=5))
+    assert set(gauges.steady().values()) == {None}
+
+
+def test_temperature_and_entropy_are_unknown_where_the_algorithm_has_none():
+    metrics = Gauges(1).read(_reading(0.0, updates=3, sampled=3))
+    assert metrics["alpha"] is None
+    assert metrics["critic_loss"] == 0.0
+
+
+def test_episode_means_leave_out_samplers_without_an_episode():
+    first = {"episodes": 2.0, "episode_return": -10.0}
+    reading = _reading(0.0, (1, 1))
+    reading.samplers[0].update(first)
+    metrics = Gauges(1).read(reading)
+    assert metrics["episodes"] == 2.0
+    assert metrics["episode_return"] == -10.0
