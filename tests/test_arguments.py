@@ -7,7 +7,12 @@ from spreeze.config import PARTS
 from spreeze.errors import ConfigError
 from spreeze.settings import Layer, resolve
 
-ISSUE_FLAGS = ["--env", "--algo", "--mode", "--auto", "--profile", "--samplers", "--envs-per-sampler", "--batch-size", "--replay-capacity", "--learner-threads", "--device", "--samples-per-insert", "--seconds", "--env-steps", "--updates", "--target-return", "--seed", "--runs-dir", "--name", "--resume", "--no-visualizer", "--json", "--set", "--save-replay", "--import"]
+ISSUE_FLAGS = [
+    "--env", "--algo", "--mode", "--auto", "--profile", "--samplers", "--envs-per-sampler", "--batch-size",
+    "--replay-capacity", "--learner-threads", "--device", "--samples-per-insert", "--seconds", "--env-steps",
+    "--updates", "--target-return", "--seed", "--runs-dir", "--name", "--resume", "--no-visualizer", "--json",
+    "--set", "--save-replay", "--import",
+]  # fmt: skip
 
 
 def _values(*argv):

@@ -1,0 +1,183 @@
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from spreeze import rundir
+from spreeze.errors import ConfigError, ResourceError, RunError
+from spreeze.rundir import RunDir, find_run, is_alive, list_runs, new_name, read_run, state_of, write_json
+from spreeze.runs import main as runs_main
+
+REPO = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture
+def run(tmp_path):
+    made = RunDir.create(tmp_path / "runs", "one")
+    made.write_state(state="running", started="2026-01-01")
+    yield made
+    made.close()
+
+
+def test_a_new_run_is_private_and_has_its_places(run):
+    assert run.path.stat().st_mode & 0o777 == 0o700
+    assert {entry.name for entry in run.path.iterdir() if entry.is_dir()} == set(rundir.SUBDIRECTORIES)
+    assert all((run.path / sub).stat().st_mode & 0o777 == 0o700 for sub in rundir.SUBDIRECTORIES)
+
+
+def test_a_name_is_given_away_once(run):
+    with pytest.raises(RunError, match="exists; choose another --name, or --resume one"):
+        RunDir.create(run.path.parent, "one")
+
+
+@pytest.mark.parametrize("name", ["../x", "a/b", "CON", "n" * 300, "a\nb", ".."])
+def test_no_name_leaves_the_runs_directory(tmp_path, name):
+    with pytest.raises(ConfigError):
+        RunDir.create(tmp_path / "runs", name)
+    assert not (tmp_path / "runs").exists()
+    with pytest.raises((ConfigError, RunError)):
+        find_run(name, tmp_path / "runs")
+
+
+def test_a_place_that_cannot_be_written_is_refused_in_one_line(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ResourceError, match="cannot write below"):
+        RunDir.create(tmp_path / "file" / "runs", "one")
+
+
+def test_too_little_disk_is_refused_with_both_sizes(tmp_path, monkeypatch):
+    monkeypatch.setattr(rundir, "MIN_FREE_DISK_BYTES", 10**18)
+    with pytest.raises(ResourceError, match=r"needs 1000000000000 MB of disk, \d+ MB are free"):
+        RunDir.create(tmp_path / "runs", "one")
+    assert not (tmp_path / "runs" / "one").exists()
+
+
+def test_alive_is_who_holds_the_lock(run):
+    assert is_alive(run.path)
+    assert state_of(run.path) == "running"
+    with pytest.raises(RunError, match=r"one is running \(process None\); stop it first: spreeze runs stop one"):
+        RunDir.open(run.path)
+    run.close()
+    assert not is_alive(run.path)
+    assert state_of(run.path) == "crashed"
+    again = RunDir.open(run.path)
+    assert is_alive(run.path)
+    again.close()
+
+
+def test_the_lock_ends_with_the_process_that_held_it(tmp_path):
+    code = (
+        "import sys, pathlib; from spreeze.rundir import RunDir\n"
+        "run = RunDir.create(pathlib.Path(sys.argv[1]), 'one'); run.write_state(state='running')\n"
+        "print('ready', flush=True); sys.stdin.read()"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=REPO
+    )
+    assert process.stdout.readline() == b"ready\n"
+    assert is_alive(tmp_path / "one")
+    process.kill()
+    process.communicate()
+    assert not is_alive(tmp_path / "one")
+    assert state_of(tmp_path / "one") == "crashed"
+
+
+def test_state_is_merged(run):
+    run.write_state(env_steps=5)
+    run.write_state(updates=6)
+    state = read_run(run.path)
+    assert (state["state"], state["env_steps"], state["updates"]) == ("running", 5, 6)
+    assert abs(state["heartbeat"] - time.time()) < 60
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", "null", "[" * 100_000, "\0"])
+def test_a_damaged_run_file_is_read_as_empty(run, text):
+    (run.path / "run.json").write_text(text)
+    assert read_run(run.path) == {}
+    assert state_of(run.path) == "damaged"
+
+
+def test_trouble_with_the_disk_is_not_fatal(run, monkeypatch):
+    def refuse(path, data):
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(rundir, "write_json", refuse)
+    run.write_state(env_steps=5)
+
+
+def test_json_is_replaced_whole_and_leaves_no_other_file(tmp_path):
+    for value in ({"a": 1}, {"b": 2}):
+        write_json(tmp_path / "x.json", value)
+        assert json.loads((tmp_path / "x.json").read_text()) == value
+    assert [entry.name for entry in tmp_path.iterdir()] == ["x.json"]
+
+
+def test_runs_are_found_by_name_path_and_age(tmp_path):
+    runs = tmp_path / "runs"
+    with pytest.raises(RunError, match="no run in"):
+        find_run("latest", runs)
+    for name, started in (("b-old", "2026-01-01"), ("a-new", "2026-01-02")):
+        made = RunDir.create(runs, name)
+        made.write_state(started=started, state="finished")
+        made.close()
+    (runs / "stray").mkdir()
+    os.symlink(runs / "a-new", runs / "link")
+    assert [path.name for path in list_runs(runs)] == ["b-old", "a-new"]
+    assert find_run("latest", runs) == runs / "a-new"
+    assert find_run("b-old", runs) == find_run(str(runs / "b-old"), tmp_path) == runs / "b-old"
+    with pytest.raises(RunError, match=r"no run 'a-nwe' in .*; did you mean 'a-new'"):
+        find_run("a-nwe", runs)
+    with pytest.raises(RunError, match=r"no run.json"):
+        RunDir.open(runs / "stray")
+
+
+def test_names_made_from_tasks_are_names():
+    assert new_name("ns/My Env:v0", "sac", 3).endswith("_ns-My-Env-v0_sac_s3")
+    for env_id in ("a" * 500, "../../x", "Pendulum-v1"):
+        assert rundir.check_name(new_name(env_id, "sac", 1))
+
+
+def test_no_stranger_is_killed_in_place_of_a_supervisor(run, capsys):
+    stranger = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
+    try:
+        run.write_state(pid=stranger.pid, create_time=1.0)
+        code = runs_main(["--runs-dir", str(run.path.parent), "stop", "one", "--force"])
+        assert code == 2
+        assert "nothing was killed" in capsys.readouterr().err
+        assert stranger.poll() is None
+    finally:
+        stranger.communicate()
+
+
+def test_stopping_what_does_not_run_is_refused(run, capsys):
+    run.close()
+    assert runs_main(["--runs-dir", str(run.path.parent), "stop", "one"]) == 2
+    assert "one is not running (state: crashed)" in capsys.readouterr().err
+
+
+def test_stop_gives_up_in_time_when_the_run_does_not_obey(run, capsys):
+    code = runs_main(["--runs-dir", str(run.path.parent), "stop", "one", "--timeout", "0.2"])
+    assert code == 2
+    assert "still runs after 0.2 s" in capsys.readouterr().err
+    assert (run.path / "control" / "stop").exists()
+
+
+def test_list_shows_state_and_is_one_json_document(run, capsys):
+    runs = ["--runs-dir", str(run.path.parent)]
+    assert runs_main(runs) == 0
+    assert "running" in capsys.readouterr().out
+    assert runs_main([*runs, "--json", "list"]) == 0
+    rows = json.loads(capsys.readouterr().out)["runs"]
+    assert [(row["name"], row["state"]) for row in rows] == [("one", "running")]
+    assert runs_main(["--runs-dir", str(run.path / "none")]) == 0
+
+
+def test_the_visualizer_is_told_by_a_file(run):
+    flag = run.path / "control" / "pause-visualizer"
+    for what, there in (("pause", True), ("resume", False), ("resume", False)):
+        assert runs_main(["--runs-dir", str(run.path.parent), "visualizer", "one", what]) == 0
+        assert flag.exists() == there
