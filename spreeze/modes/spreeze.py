@@ -15,13 +15,12 @@ from spreeze.workers.crew import Crew
 from spreeze.workers.evaluator import EvaluatorJob
 from spreeze.workers.final import final_evaluation
 from spreeze.workers.interrupts import Interrupts
-from spreeze.workers.jobs import LearnerJob
+from spreeze.workers.jobs import LearnerJob, VisualizerJob
 from spreeze.workers.plan import RunPlan
 from spreeze.workers.recorder import Outcome, Recorder, View
 from spreeze.workers.sampler import SamplerJob
 from spreeze.workers.spawn import Nest, WorkerSpec
 from spreeze.workers.supervisor import Supervisor
-from spreeze.workers.visualizer import VisualizerJob
 
 _FINAL_EVALUATION_S = 6.0
 

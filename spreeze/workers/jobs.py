@@ -1,4 +1,4 @@
-"""What the processes that load torch are told; here, so that whoever starts them need not load torch."""
+"""What heavy processes are told; here, so that whoever starts them need not load what they load."""
 
 from __future__ import annotations
 
@@ -55,3 +55,20 @@ class UpdateProbeJob(Jsonable):
     repeat_s: float
     slowest_update_s: float
     """Larger batches are not tried after an update took longer than this."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VisualizerJob(Jsonable):
+    """What the visualizer is told."""
+
+    run_dir: str
+    env_id: str
+    import_module: str | None
+    frames_per_s: float
+    clip_interval_s: float
+    clip_length_s: float
+    """Length as played."""
+    cpu_share: float
+    """Share of one core it may use when none is free."""
+    has_free_core: bool
+    seed: int

@@ -7,7 +7,6 @@ of each frame is measured and slept off.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +14,13 @@ import numpy as np
 
 from spreeze.envs.registry import one_line
 from spreeze.envs.task import Task, make_task, native_bounds, to_native
-from spreeze.jsonable import Jsonable
 from spreeze.metrics import Phase
 from spreeze.policies import Policy
 from spreeze.transport.files import replace_json
 from spreeze.transport.weights import Weights
 from spreeze.video import ClipWriter, clip_stride, write_jpeg
 from spreeze.workers.evaluator import WeightsWatch, lower_priority
+from spreeze.workers.jobs import VisualizerJob
 from spreeze.workers.link import Link
 
 _POLL_S = 0.2
@@ -30,23 +29,6 @@ _NEW_WEIGHTS_S = 3.0
 _MAX_CLIPS = 300
 _MAX_FAILURES = 5
 _NICE = 15
-
-
-@dataclass(frozen=True, kw_only=True)
-class VisualizerJob(Jsonable):
-    """What the visualizer is told."""
-
-    run_dir: str
-    env_id: str
-    import_module: str | None
-    frames_per_s: float
-    clip_interval_s: float
-    clip_length_s: float
-    """Length as played."""
-    cpu_share: float
-    """Share of one core it may use when none is free."""
-    has_free_core: bool
-    seed: int
 
 
 def run_visualizer(link: Link, job: VisualizerJob) -> None:
