@@ -14,11 +14,11 @@ from typing import Any
 
 from spreeze import autotune
 from spreeze.envs.probe import Probe
-from spreeze.errors import SpreezeError, WorkerError
+from spreeze.errors import ConfigError, SpreezeError, WorkerError
 from spreeze.hardware import Machine
 from spreeze.modes.measure import measure_samplers, measure_updates
 from spreeze.rundir import versions, write_json
-from spreeze.settings import Layer, Settings
+from spreeze.settings import Layer, Settings, Values, resolve
 from spreeze.workers.interrupts import Interrupts
 from spreeze.workers.plan import RunPlan
 
@@ -59,11 +59,15 @@ def tuned_layer(
     if record["paper_batch_size"]:
         paper = record["paper_batch_size"]
         say(f"  (the Spreeze paper's rule, 0.85 of the highest frame rate, would take batch {paper})")
-    values: dict[str, dict[str, Any]] = {}
+    return _layer(record), record
+
+
+def _layer(record: dict[str, Any]) -> Layer:
+    values: Values = {}
     for name, value in record["choice"].items():
         part, item = name.split(".")
         values.setdefault(part, {})[item] = value
-    return Layer("tuner", values), record
+    return Layer("tuner", values)
 
 
 def _pinned(settings: Settings, name: str) -> Any:
@@ -124,9 +128,10 @@ def _read(path: Path, say: Callable[[str], None]) -> dict[str, Any] | None:
         if record["schema"] != SCHEMA or set(record["choice"]) != set(_TUNABLE):
             raise ValueError("another schema")
         _ = record["reasons"].values(), record["measured_at"], record["paper_batch_size"]
+        resolve([_layer(record)])  # impossible values are no reason to refuse the run
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
         say(f"the cached tuning result is damaged ({error}); measuring again")
         return None
     return dict(record)
