@@ -7,6 +7,8 @@ different devices.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -24,7 +26,7 @@ class _Buffers:
         self.first = self.tape.part(0, rows, stack=1)
         self.td_error = like.new_zeros(stack, rows)
         self.target = like.new_zeros(rows)
-        self.q_action = like.new_zeros(rows)
+        self.q_action = like.new_full((rows,), math.nan)
         self.action_gradients = like.new_zeros(stack, action_dim, rows)
         x = like.new_zeros(rows, obs_dim + action_dim)
         self.x_obs, self.x_action_t = x[:, :obs_dim], x[:, obs_dim:].t()
@@ -143,8 +145,8 @@ class Critics:
         }
 
     def mean_action_value(self) -> float:
-        """Mean Q of the latest fresh actions (reads the device)."""
-        return 0.0 if self._buffers is None else self._buffers.q_action.mean().item()
+        """Mean Q of the latest fresh actions, NaN before the first (reads the device)."""
+        return math.nan if self._buffers is None else self._buffers.q_action.mean().item()
 
     def tensors(self) -> dict[str, Tensor]:
         """The state that a checkpoint stores."""

@@ -6,25 +6,19 @@ no batch normalisation, and torch.nn.Linear's initialisation for all layers.
 
 from __future__ import annotations
 
-import math
-from typing import Any
-
-import numpy as np
 import torch
 from torch import Tensor
 
 from spreeze import ops
 from spreeze.algorithms.base import Proposal
+from spreeze.algorithms.common import ActorCritic
 from spreeze.algorithms.critics import Critics
 from spreeze.algorithms.deterministic import DeterministicActor
-from spreeze.algorithms.run import checked_updates, finite_only, run_update
-from spreeze.algorithms.state import load_arrays, to_arrays
 from spreeze.config import DDPGConfig
-from spreeze.networks import policy_arrays
 from spreeze.types import TransitionBatch
 
 
-class DDPG:
+class DDPG(ActorCritic):
     """DDPG; see ``OffPolicyAlgorithm`` for what each member does."""
 
     name = "ddpg"
@@ -40,19 +34,18 @@ class DDPG:
     ) -> None:
         place, hidden = torch.device(device), config.hidden_sizes
         init = torch.Generator().manual_seed(seed)
-        self._noise = torch.Generator(place).manual_seed(seed + 1)
-        self.actor = DeterministicActor(obs_dim, action_dim, hidden, config.actor_lr, init, self._noise, place, dtype)
-        self.critics = Critics(obs_dim, action_dim, hidden, 1, config.critic_lr, init, place, dtype)
+        noise = torch.Generator(place).manual_seed(seed + 1)
+        self.actor = DeterministicActor(obs_dim, action_dim, hidden, config.actor_lr, init, noise, place, dtype)
+        critics = Critics(obs_dim, action_dim, hidden, 1, config.critic_lr, init, place, dtype)
         self._config = config
-        self._meta = {
-            "algo": self.name,
+        meta = {
             "policy": "deterministic",
             "obs_dim": obs_dim,
             "action_dim": action_dim,
             "hidden_sizes": list(hidden),
             "exploration_noise": config.exploration_noise,
         }
-        self.updates = 0
+        super().__init__(self.actor, critics, noise, meta)
 
     def propose(self, batch: TransitionBatch) -> Proposal:
         """Actor side: target actions and fresh ones."""
@@ -76,52 +69,3 @@ class DDPG:
         self.critics.update_target(self._config.tau)
         self.actor.update_target(self._config.tau)
         self.updates += 1
-
-    def update(self, batch: TransitionBatch) -> None:
-        """One whole update."""
-        run_update(self, batch)
-
-    def update_timed(self, batch: TransitionBatch) -> tuple[float, float]:
-        """One whole update and its (critic_s, actor_s)."""
-        return run_update(self, batch)
-
-    def metrics(self) -> dict[str, float]:
-        """Finite metrics of the latest update."""
-        actor = {"actor_loss": -self.critics.mean_action_value(), "actor_grad_norm": self.actor.adam.gradient_norm}
-        return finite_only(self.critics.metrics() | (actor if self.updates else {}))
-
-    def updates_skipped(self) -> int:
-        """Updates of which a step was refused: the critic's or the actor's, whichever is more."""
-        return max(self.critics.adam.refused, self.actor.adam.refused)
-
-    def all_finite(self) -> bool:
-        """Whether the latest gradients were finite."""
-        return math.isfinite(self.critics.adam.gradient_norm) and math.isfinite(self.actor.adam.gradient_norm)
-
-    def policy_arrays(self) -> dict[str, np.ndarray]:
-        """Copies of the actor's weights by layer."""
-        return {name: tensor.numpy() for name, tensor in policy_arrays(self.actor.online).items()}
-
-    def policy_meta(self) -> dict[str, Any]:
-        """What the policy is."""
-        return dict(self._meta)
-
-    def state_arrays(self) -> dict[str, np.ndarray]:
-        """Copies of networks, targets, optimisers and random state."""
-        return to_arrays(self._tensors(), self._noise)
-
-    def load_state_arrays(self, arrays: dict[str, np.ndarray]) -> None:
-        """Takes over what ``state_arrays`` gave."""
-        load_arrays(self._tensors(), self._noise, arrays)
-
-    def state_json(self) -> dict[str, Any]:
-        """Counters and identity."""
-        return {"algo": self.name, "updates": self.updates}
-
-    def load_state_json(self, state: dict[str, Any]) -> None:
-        """Takes over what ``state_json`` gave."""
-        self.updates = checked_updates(self.name, state)
-
-    def _tensors(self) -> dict[str, Tensor]:
-        sides = {"actor": self.actor.tensors(), "critics": self.critics.tensors()}
-        return {f"{side}.{name}": tensor for side, own in sides.items() for name, tensor in own.items()}

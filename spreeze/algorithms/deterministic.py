@@ -75,6 +75,14 @@ class DeterministicActor:
         """Moves the target policy toward the online one."""
         ops.polyak_(self.target.flat, self.online.flat, tau)
 
+    def metrics(self, mean_action_value: float) -> dict[str, float]:
+        """actor_loss and actor_grad_norm of the latest step (reads the device)."""
+        return {"actor_loss": -mean_action_value, "actor_grad_norm": self.adam.gradient_norm}
+
+    def refused(self) -> int:
+        """Steps that were not applied (reads the device)."""
+        return self.adam.refused
+
     def tensors(self) -> dict[str, Tensor]:
         """The state that a checkpoint stores."""
         own = {"online": self.online.flat, "target": self.target.flat}

@@ -8,7 +8,6 @@ temperature, targets; the temperature's step is on log alpha; both of an update'
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,11 +16,16 @@ from torch import Tensor
 from spreeze import ops
 from spreeze.algorithms.adam import FlatAdam
 from spreeze.algorithms.base import Proposal
+from spreeze.algorithms.common import ActorCritic
 from spreeze.algorithms.critics import Critics
-from spreeze.algorithms.run import checked_updates, finite_only, run_update
-from spreeze.algorithms.state import load_arrays, to_arrays
 from spreeze.config import SACConfig
-from spreeze.networks import Parameters, Tape, mlp_backward, mlp_forward, new_parameters, policy_arrays
+from spreeze.networks import (
+    Parameters,
+    Tape,
+    mlp_backward,
+    mlp_forward,
+    new_parameters,
+)
 from spreeze.types import TransitionBatch
 
 
@@ -40,7 +44,9 @@ class _Buffers:
         self.mean, self.raw_log_std = self.tape.out[0, :action_dim], self.tape.out[0, action_dim:]
         self.grad_mean, self.grad_log_std = self.fresh.grad_out[0, :action_dim], self.fresh.grad_out[0, action_dim:]
         self.action = self.deviation = like.new_zeros(action_dim, rows)
-        self.in_range = torch.ones_like(self.action, dtype=torch.bool)
+        self.log_std = like.new_zeros(action_dim, 2 * rows)
+        self.fresh_log_std, self.fresh_raw_log_std = self.log_std[:, rows:], self.raw_log_std[:, rows:]
+        self.in_range = torch.ones_like(self.action)
         self.log_prob = like.new_zeros(rows)
         self.per_row, self.minus_per_row = like.new_full((), 1.0 / rows), like.new_full((), -1.0 / rows)
         self.minus_mean = like.new_full((rows,), -1.0 / rows)
@@ -81,12 +87,10 @@ class GaussianActor:
         buffers.x_next.copy_(next_obs)
         buffers.x_obs.copy_(obs)
         mlp_forward(self.online, buffers.x, buffers.tape)
-        log_std = buffers.raw_log_std.clamp(ops.LOG_STD_MIN, ops.LOG_STD_MAX)
+        torch.clamp(buffers.raw_log_std, ops.LOG_STD_MIN, ops.LOG_STD_MAX, out=buffers.log_std)
         buffers.noise.normal_(generator=self._noise)
-        action, log_prob, deviation = ops.squashed_gaussian(buffers.mean, log_std, buffers.noise)
+        action, log_prob, deviation = ops.squashed_gaussian(buffers.mean, buffers.log_std, buffers.noise)
         buffers.action, buffers.log_prob = action[:, rows:], log_prob[rows:]
-        # Outside of its range log_std is constant, so it gets no gradient there.
-        buffers.in_range = (log_std == buffers.raw_log_std)[:, rows:]
         buffers.deviation = deviation[:, rows:]
         return Proposal(action[:, :rows], log_prob[:rows], buffers.action)
 
@@ -98,6 +102,8 @@ class GaussianActor:
         grad_action = dq_da * buffers.minus_per_row
         grad_mean, grad_log_std = ops.squashed_gaussian_backward(buffers.action, buffers.deviation, grad_action, weight)
         buffers.grad_mean.copy_(grad_mean)
+        # Outside of its range log_std is constant, so it gets no gradient there.
+        torch.eq(buffers.fresh_log_std, buffers.fresh_raw_log_std, out=buffers.in_range)
         torch.mul(grad_log_std, buffers.in_range, out=buffers.grad_log_std)
         mlp_backward(self.online, buffers.fresh, buffers.x_obs_t, self.gradient)
         self.adam.step()
@@ -130,7 +136,7 @@ class GaussianActor:
         return own | {f"alpha_adam.{name}": tensor for name, tensor in self._alpha_adam.tensors().items()}
 
 
-class SAC:
+class SAC(ActorCritic):
     """Soft actor-critic; see ``OffPolicyAlgorithm`` for what each member does."""
 
     name = "sac"
@@ -144,20 +150,19 @@ class SAC:
         device: str = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        place = torch.device(device)
+        place, hidden = torch.device(device), config.hidden_sizes
         init = torch.Generator().manual_seed(seed)
-        self._noise = torch.Generator(place).manual_seed(seed + 1)
-        self.actor = GaussianActor(obs_dim, action_dim, config, init, self._noise, place, dtype)
-        self.critics = Critics(obs_dim, action_dim, config.hidden_sizes, 2, config.critic_lr, init, place, dtype)
+        noise = torch.Generator(place).manual_seed(seed + 1)
+        self.actor = GaussianActor(obs_dim, action_dim, config, init, noise, place, dtype)
+        critics = Critics(obs_dim, action_dim, hidden, 2, config.critic_lr, init, place, dtype)
         self._tau = config.tau
-        self._meta = {
-            "algo": self.name,
+        meta = {
             "policy": "squashed_gaussian",
             "obs_dim": obs_dim,
             "action_dim": action_dim,
-            "hidden_sizes": list(config.hidden_sizes),
+            "hidden_sizes": list(hidden),
         }
-        self.updates = 0
+        super().__init__(self.actor, critics, noise, meta)
 
     def propose(self, batch: TransitionBatch) -> Proposal:
         """Actor side: one pass over next_obs and obs together."""
@@ -183,51 +188,7 @@ class SAC:
         self.critics.update_target(self._tau)
         self.updates += 1
 
-    def update(self, batch: TransitionBatch) -> None:
-        """One whole update."""
-        run_update(self, batch)
-
-    def update_timed(self, batch: TransitionBatch) -> tuple[float, float]:
-        """One whole update and its (critic_s, actor_s)."""
-        return run_update(self, batch)
-
-    def metrics(self) -> dict[str, float]:
-        """Finite metrics of the latest update."""
-        return finite_only(self.critics.metrics() | self.actor.metrics(self.critics.mean_action_value()))
-
-    def updates_skipped(self) -> int:
-        """Updates of which a step was refused: the critics' or the actor's, whichever is more."""
-        return max(self.critics.adam.refused, self.actor.refused())
-
-    def all_finite(self) -> bool:
-        """Whether the latest gradients were finite."""
-        return math.isfinite(self.critics.adam.gradient_norm) and math.isfinite(self.actor.adam.gradient_norm)
-
-    def policy_arrays(self) -> dict[str, np.ndarray]:
-        """Copies of the actor's weights by layer."""
-        return {name: tensor.numpy() for name, tensor in policy_arrays(self.actor.online).items()}
-
-    def policy_meta(self) -> dict[str, Any]:
-        """What the policy is."""
-        return dict(self._meta)
-
-    def state_arrays(self) -> dict[str, np.ndarray]:
-        """Copies of networks, targets, optimisers, temperature and random state."""
-        return to_arrays(self._tensors(), self._noise)
-
     def load_state_arrays(self, arrays: dict[str, np.ndarray]) -> None:
         """Takes over what ``state_arrays`` gave."""
-        load_arrays(self._tensors(), self._noise, arrays)
+        super().load_state_arrays(arrays)
         torch.exp(self.actor.log_alpha, out=self.actor.alpha)
-
-    def state_json(self) -> dict[str, Any]:
-        """Counters and identity."""
-        return {"algo": self.name, "updates": self.updates}
-
-    def load_state_json(self, state: dict[str, Any]) -> None:
-        """Takes over what ``state_json`` gave."""
-        self.updates = checked_updates(self.name, state)
-
-    def _tensors(self) -> dict[str, Tensor]:
-        sides = {"actor": self.actor.tensors(), "critics": self.critics.tensors()}
-        return {f"{side}.{name}": tensor for side, own in sides.items() for name, tensor in own.items()}

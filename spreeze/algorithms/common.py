@@ -1,0 +1,133 @@
+"""What all algorithms here do alike: one update from its four functions, metrics, policy and state."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from time import perf_counter
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from spreeze.algorithms.adam import FlatAdam
+from spreeze.algorithms.base import Proposal
+from spreeze.algorithms.critics import Critics
+from spreeze.algorithms.state import load_arrays, to_arrays
+from spreeze.errors import CheckpointError
+from spreeze.networks import Parameters, policy_arrays
+from spreeze.types import TransitionBatch
+
+
+class ActorSide(Protocol):
+    """What the common part needs of the actor side."""
+
+    online: Parameters
+    adam: FlatAdam
+
+    def metrics(self, mean_action_value: float) -> dict[str, float]:
+        """Metrics of the latest step (reads the device)."""
+        ...
+
+    def refused(self) -> int:
+        """Steps that were not applied (reads the device)."""
+        ...
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The state that a checkpoint stores."""
+        ...
+
+
+class ActorCritic(ABC):
+    """An ``OffPolicyAlgorithm`` but for the steps themselves, which each algorithm writes out."""
+
+    name: str
+
+    def __init__(self, actor: ActorSide, critics: Critics, noise: torch.Generator, meta: dict[str, Any]) -> None:
+        self.critics = critics
+        self.updates = 0
+        self._actor_side, self._noise = actor, noise
+        self._meta = {"algo": self.name, **meta}
+
+    @abstractmethod
+    def propose(self, batch: TransitionBatch) -> Proposal:
+        """Actor side: next and fresh actions."""
+
+    @abstractmethod
+    def critic_step(self, batch: TransitionBatch, next_action: Tensor, next_log_prob: Tensor | None) -> None:
+        """Critic side: one gradient step."""
+
+    @abstractmethod
+    def action_gradient(self, batch: TransitionBatch, action: Tensor) -> Tensor:
+        """Critic side: dQ/da."""
+
+    @abstractmethod
+    def actor_step(self, dq_da: Tensor) -> None:
+        """Actor side: one gradient step."""
+
+    @abstractmethod
+    def update_targets(self) -> None:
+        """Moves the target networks; ends the update."""
+
+    def update(self, batch: TransitionBatch) -> None:
+        """One whole update."""
+        self.update_timed(batch)
+
+    def update_timed(self, batch: TransitionBatch) -> tuple[float, float]:
+        """One whole update and its (critic_s, actor_s)."""
+        with torch.inference_mode():
+            start_s = perf_counter()
+            proposal = self.propose(batch)
+            self.critic_step(batch, proposal.next_action, proposal.next_log_prob)
+            critic_done_s = perf_counter()
+            if proposal.action is not None:
+                self.actor_step(self.action_gradient(batch, proposal.action))
+            self.update_targets()
+            return critic_done_s - start_s, perf_counter() - critic_done_s
+
+    def metrics(self) -> dict[str, float]:
+        """Metrics of the latest update; one that is not finite is left out, never shown as a number."""
+        found = self.critics.metrics() | self._actor_side.metrics(self.critics.mean_action_value())
+        return {name: value for name, value in found.items() if math.isfinite(value)}
+
+    def updates_skipped(self) -> int:
+        """Updates of which a step was refused: the critics' or the actor's, whichever is more."""
+        return max(self.critics.adam.refused, self._actor_side.refused())
+
+    def all_finite(self) -> bool:
+        """Whether the latest gradients were finite."""
+        norms = self.critics.adam.gradient_norm, self._actor_side.adam.gradient_norm
+        return all(math.isfinite(norm) for norm in norms)
+
+    def policy_arrays(self) -> dict[str, np.ndarray]:
+        """Copies of the actor's weights by layer."""
+        return {name: tensor.numpy() for name, tensor in policy_arrays(self._actor_side.online).items()}
+
+    def policy_meta(self) -> dict[str, Any]:
+        """What the policy is."""
+        return dict(self._meta)
+
+    def state_arrays(self) -> dict[str, np.ndarray]:
+        """Copies of networks, targets, optimisers, temperature and random state."""
+        return to_arrays(self._tensors(), self._noise)
+
+    def load_state_arrays(self, arrays: dict[str, np.ndarray]) -> None:
+        """Takes over what ``state_arrays`` gave."""
+        load_arrays(self._tensors(), self._noise, arrays)
+
+    def state_json(self) -> dict[str, Any]:
+        """Counters and identity."""
+        return {"algo": self.name, "updates": self.updates}
+
+    def load_state_json(self, state: dict[str, Any]) -> None:
+        """Takes over what ``state_json`` gave."""
+        if state.get("algo") != self.name:
+            raise CheckpointError(
+                f"checkpoint was made by '{state.get('algo')}', not by '{self.name}'; use the same algorithm"
+            )
+        self.updates = int(state["updates"])
+
+    def _tensors(self) -> dict[str, Tensor]:
+        sides = {"actor": self._actor_side.tensors(), "critics": self.critics.tensors()}
+        return {f"{side}.{name}": tensor for side, own in sides.items() for name, tensor in own.items()}
