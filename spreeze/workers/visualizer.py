@@ -1,6 +1,6 @@
 """The visualizer: shows the current policy in an environment of its own, as ``live.jpg`` and as clips.
 
-It feeds nothing back, runs at the lowest priority, and spends at most its share of a core: the cost
+It feeds nothing back, runs at low priority, and spends at most its share of a core: the cost
 of each frame is measured and slept off.
 """
 
@@ -28,7 +28,7 @@ _FIRST_CLIP_S = 5.0
 _NEW_WEIGHTS_S = 3.0
 _MAX_CLIPS = 300
 _MAX_FAILURES = 5
-_NICE = 15
+_NICE = 10
 
 
 def run_visualizer(link: Link, job: VisualizerJob) -> None:
