@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 
+from spreeze.cli import Parser
 from spreeze.config import PARTS
 from spreeze.errors import ConfigError
 from spreeze.settings import Values, parse_assignment
@@ -35,7 +36,7 @@ _TYPES = {"int": int, "float": float, "str": str, "bool": bool}
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser; every setting's flag states its unit and default."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m spreeze.train",
         description="Train an agent: samplers, shared-memory replay, learner, evaluation and visualization at once.",
         epilog="Stop with Ctrl-C: once writes a checkpoint and evaluates, twice ends at once.",

@@ -2,12 +2,32 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from spreeze.errors import SpreezeError
+
+
+class Parser(argparse.ArgumentParser):
+    """Refuses what it cannot read as everything is refused: one line, code 2, a document for ``--json``."""
+
+    _as_json = False
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As its base; remembers whether ``--json`` was among the arguments."""
+        self._as_json = "--json" in (sys.argv[1:] if args is None else args)
+        return super().parse_known_args(args, namespace)
+
+    def error(self, message: str) -> NoReturn:
+        """One line; ends with code 2."""
+        line = " ".join(f"{message} ({self.prog} --help lists all flags)".split())
+        sys.stderr.write(f"error: {line}\n")
+        if self._as_json:
+            emit({"error": line})
+        sys.exit(2)
 
 
 def guarded(body: Callable[[], int], *, as_json: bool = False) -> int:

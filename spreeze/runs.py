@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 
-from spreeze.cli import emit, guarded, say
+from spreeze.cli import Parser, emit, guarded, say
 from spreeze.errors import RunError
 from spreeze.rundir import find_run, is_alive, list_runs, read_run, state_of
 
@@ -22,7 +22,7 @@ _ALIVE = ("starting", "tuning", "running", "stopping")
 
 def main(argv: list[str] | None = None) -> int:
     """Entry point; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m spreeze.runs", description="List runs; stop one.")
+    parser = Parser(prog="python -m spreeze.runs", description="List runs; stop one.")
     parser.add_argument("--runs-dir", default="runs", help="directory that holds the run directories (default: runs)")
     parser.add_argument("--json", action="store_true", help="one JSON document on standard output (default: off)")
     verbs = parser.add_subparsers(dest="verb")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import secrets
 import subprocess
 import sys
 import tempfile
@@ -85,7 +86,7 @@ def measure_samplers(
             (run_dir / sub).mkdir()
         rows = probe_plan.samplers + 3
         with open_memory(probe_plan, run_dir, rows) as (board, ring):
-            nest = Nest(run_dir=run_dir, board_fd=board.block.fd, board_rows=rows, nonce="tune")
+            nest = Nest(run_dir=run_dir, board_fd=board.block.fd, board_rows=rows, nonce=secrets.token_hex(8))
             crew = Crew(nest, board, on_event=lambda level, text: None)
             try:
                 specs = worker_specs(probe_plan, run_dir, ring, time.monotonic())

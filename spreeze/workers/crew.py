@@ -14,11 +14,13 @@ from spreeze.metrics import DEADLINE_S, Phase
 from spreeze.transport import board as words
 from spreeze.transport.board import Board
 from spreeze.workers.restarts import LIMITS, Restarts
-from spreeze.workers.spawn import Child, Nest, WorkerSpec, spawn
+from spreeze.workers.spawn import Child, Nest, WorkerSpec, end_strays, spawn
 
 _ASLEEP_S = 5.0
 """A gap this long between two looks means that this process slept: nobody else is to blame."""
 _STOP_S, _TERM_S = 6.0, 2.0
+_STACK_S = 0.2
+"""What a hung worker gets to write its stack into its log before it is killed."""
 
 
 @dataclass
@@ -143,6 +145,7 @@ class Crew:
         if silent_s <= (post.spec.step_deadline_s if phase is Phase.STEP else DEADLINE_S[phase]):
             return []
         child.signal_group(signal.SIGUSR1)
+        time.sleep(_STACK_S)
         child.kill_and_wait()
         why = f"silent for {silent_s:.0f} s in phase {phase.name}; its stack is in logs/{post.spec.name}.log"
         return self._ended(post, -int(signal.SIGKILL), now, why)
@@ -215,6 +218,7 @@ class Crew:
             if post.child is not None:
                 post.child.kill_and_wait()
                 on_messages(self._buried(post))
+        end_strays(self._nest.nonce)
 
     def _buried(self, post: Post) -> list[dict[str, Any]]:
         child = post.child

@@ -13,9 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+import psutil
+
 from spreeze.metrics import DEADLINE_S, Phase
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+_MARK = "SPREEZE_RUN"
+"""Environment variable with the run's nonce."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,6 +147,21 @@ def spawn(spec: WorkerSpec, nest: Nest) -> Child:
                  started_s=time.monotonic())
 
 
+def end_strays(nonce: str) -> int:
+    """SIGKILL to every process that carries the run's mark; returns how many there were.
+
+    For what an environment started in a session of its own: signals to a worker's group miss it. Only
+    after all workers have ended.
+    """
+    count = 0
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.pid != os.getpid() and process.environ().get(_MARK) == nonce:
+                process.kill()
+                count += 1
+    return count
+
+
 def _log_file(run_dir: Path, name: str) -> IO[bytes]:
     """The worker's log, or nothing at all when the disk refuses: a log is no reason to stop."""
     try:
@@ -167,5 +186,5 @@ def child_environment(threads: int, nonce: str) -> dict[str, str]:
         "PYGAME_HIDE_SUPPORT_PROMPT": "1",
         "SDL_VIDEODRIVER": "dummy",
         "SDL_AUDIODRIVER": "dummy",
-        "SPREEZE_RUN": nonce,
+        _MARK: nonce,
     }
