@@ -1,0 +1,7 @@
+"""The dashboard: ``streamlit run app.py``; runs are looked for in ``$SPREEZE_RUNS_DIR``, else in ``runs``."""
+
+import streamlit as st
+
+from spreeze.dashboard import routes
+
+app = st.App(routes.SCRIPT, routes=routes.routes(), middleware=routes.middleware())

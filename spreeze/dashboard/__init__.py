@@ -1,0 +1,1 @@
+"""The dashboard: reads run directories, starts and stops runs as processes of their own."""

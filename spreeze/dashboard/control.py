@@ -1,0 +1,233 @@
+"""Starts, stops, resumes and deletes runs: always by the commands that a person would type.
+
+A started run is no child of this process. The run directory and its lock are the truth; a launch that
+has no directory yet (it is still tuning) is known by ``.launches/NAME.json`` beside the runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from spreeze.config import RunConfig
+from spreeze.dashboard.data import LIVE_STATES, ROOT, SAMPLE, live_run, read_json
+from spreeze.errors import ConfigError, ResourceError, RunError
+from spreeze.formats import clean
+from spreeze.rundir import find_run, is_alive, new_name, state_of, write_json
+
+_ENV_ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_./-]{0,99}$")
+_LAUNCH_S = 20.0
+COMMAND = (sys.executable, "-m", "spreeze.train")
+"""What starts a run; another one in tests."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What the page asks for; None leaves a value to profile, tuner or default."""
+
+    env_id: str
+    algo: str = "sac"
+    seed: int = 1
+    auto: bool = True
+    seconds: float | None = None
+    target_return: float | None = None
+    batch_size: int | None = None
+    samplers: int | None = None
+
+    def __post_init__(self) -> None:
+        # A colon would make Gymnasium import a module: only the command line may ask for that.
+        if not _ENV_ID.match(self.env_id) or ".." in self.env_id:
+            raise ConfigError(f"environment {clean(self.env_id, 80)!r}: a Gymnasium id such as Pendulum-v1 is needed; "
+                              "one that needs an import is started from the command line")
+        RunConfig(algo=self.algo, seed=self.seed)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A process that was started from a page and has no run directory yet."""
+
+    name: str
+    pid: int
+    log: Path
+
+
+def arguments(request: Request) -> list[str]:
+    """The part of the command line that states the request."""
+    found = ["--env", request.env_id, "--algo", request.algo, "--seed", str(request.seed)]
+    found += ["--auto"] if request.auto else []
+    for flag, value in (
+        ("--seconds", request.seconds), ("--target-return", request.target_return),
+        ("--batch-size", request.batch_size), ("--samplers", request.samplers),
+    ):
+        found += [] if value is None else [f"{flag}={value:g}" if isinstance(value, float) else f"{flag}={value}"]
+    return found
+
+
+def shown(*parts: str) -> str:
+    """A command as a person would type it."""
+    return shlex.join(("python", "-m", *parts))
+
+
+def start(request: Request, folder: Path) -> str:
+    """Starts a run and returns its name at once.
+
+    Raises:
+        RunError: a run is alive already: two tabs, or a double click, start one.
+        ResourceError: the process could not be started.
+    """
+    with _one_at_a_time(folder):
+        _refuse_second(folder)
+        base = name = new_name(request.env_id, request.algo, request.seed)
+        count = 1
+        while (folder / name).exists() or (folder / ".launches" / f"{name}.json").exists():
+            count += 1
+            name = f"{base}-{count}"
+        _launch([*arguments(request), "--runs-dir", str(folder), "--name", name], folder, name)
+        return name
+
+
+def resume(path: Path, folder: Path) -> None:
+    """Continues a run that has ended.
+
+    Raises:
+        RunError: a run is alive, or this is the recorded sample.
+    """
+    if path == SAMPLE:
+        raise RunError("the sample run is a recording: start a run of your own")
+    with _one_at_a_time(folder):
+        _refuse_second(folder)
+        _launch(["--resume", path.name, "--runs-dir", str(folder)], folder, path.name)
+
+
+def launching(folder: Path) -> Launch | None:
+    """The launch that is alive without holding a run's lock, if there is one."""
+    for record in sorted((folder / ".launches").glob("*.json"), reverse=True)[:5]:
+        found = read_json(record)
+        name, pid = record.stem, found.get("pid")
+        if isinstance(pid, int) and _same_process(pid, found.get("create_time")) and not is_alive(folder / name):
+            return Launch(name, pid, record.with_suffix(".log"))
+    return None
+
+
+def launch_log(name: str, folder: Path) -> Path:
+    """What a run wrote to its terminal, had it one."""
+    return folder / ".launches" / f"{name}.log"
+
+
+def stop(name: str, folder: Path) -> None:
+    """Asks a run, or a launch that still tunes, to end as Ctrl-C would.
+
+    Raises:
+        RunError: it is not running.
+    """
+    waiting = launching(folder)
+    if waiting is not None and waiting.name == name:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(waiting.pid, signal.SIGINT)
+        return
+    path = find_run(name, folder)
+    if not is_alive(path):
+        raise RunError(f"{name} is not running (state: {state_of(path)})")
+    (path / "control" / "stop").touch()
+
+
+def kill(name: str, folder: Path) -> str:
+    """Ends a run at once, by the verb that checks whose process it is; returns what that said."""
+    done = subprocess.run(
+        [sys.executable, "-m", "spreeze.runs", "--runs-dir", str(folder), "stop", "--force", name],
+        capture_output=True, text=True, timeout=60, check=False, env=environment(), stdin=subprocess.DEVNULL,
+    )
+    return clean(done.stdout + done.stderr)
+
+
+def delete(path: Path, folder: Path) -> None:
+    """Deletes a run that has ended.
+
+    Raises:
+        RunError: it is alive, or does not lie in the runs directory.
+    """
+    if path.parent != folder or path.is_symlink() or not (path / "run.json").is_file():
+        raise RunError(f"{path.name} is no run in {folder}: nothing was deleted")
+    if is_alive(path):
+        raise RunError(f"{path.name} is running: stop it first")
+    shutil.rmtree(path)
+    for suffix in (".json", ".log"):
+        (folder / ".launches" / f"{path.name}{suffix}").unlink(missing_ok=True)
+
+
+def _refuse_second(folder: Path) -> None:
+    waiting = launching(folder)
+    busy = live_run(folder) or (waiting.name if waiting else None)
+    if busy is not None:
+        raise RunError(f"{busy} is running: stop it first; the command line starts a second one beside it")
+
+
+def _launch(options: list[str], folder: Path, name: str) -> None:
+    log = launch_log(name, folder)
+    command = [*COMMAND, *options]
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "spreeze.dashboard.launch", str(log), *command],
+            capture_output=True, text=True, timeout=_LAUNCH_S, check=True, env=environment(),
+            stdin=subprocess.DEVNULL,
+        )
+        pid = int(done.stdout)
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        raise ResourceError(f"the run could not be started: {clean(error)}") from None
+    created = None
+    with contextlib.suppress(psutil.Error):
+        created = psutil.Process(pid).create_time()
+    record = {"pid": pid, "create_time": created, "argv": command, "started": time.time()}
+    write_json(log.with_suffix(".json"), record)
+
+
+def environment() -> dict[str, str]:
+    """This process's environment, with the package importable where it is not installed."""
+    known = os.environ.get("PYTHONPATH")
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *([known] if known else [])])}
+
+
+def _same_process(pid: int, create_time: object) -> bool:
+    """Alive, and the one that was started: a number may have a new owner."""
+    try:
+        process = psutil.Process(pid)
+        return (
+            isinstance(create_time, int | float)
+            and abs(process.create_time() - create_time) < 1.0
+            and process.status() != psutil.STATUS_ZOMBIE
+        )
+    except psutil.Error:
+        return False
+
+
+@contextlib.contextmanager
+def _one_at_a_time(folder: Path) -> Iterator[None]:
+    """Serialises starts over all tabs and servers of this runs directory."""
+    try:
+        (folder / ".launches").mkdir(parents=True, exist_ok=True, mode=0o700)
+        fd = os.open(folder / ".launches" / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise ResourceError(f"cannot write below {folder}: {error}") from None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def is_live(state: str) -> bool:
+    """True for the states of a run that goes on."""
+    return state in LIVE_STATES

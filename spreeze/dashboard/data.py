@@ -1,0 +1,166 @@
+"""What the pages know of a run: files of its directory, read in bounded amounts. Imports no Torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from spreeze.config import check_name
+from spreeze.errors import ConfigError, RunError
+from spreeze.formats import clean
+from spreeze.metrics import by_name
+from spreeze.rundir import list_runs, read_run, state_of
+
+ROOT = Path(__file__).resolve().parents[2]
+SAMPLE = ROOT / "assets" / "sample_run"
+SAMPLE_NAME = "sample run"
+LIVE_STATES = ("starting", "tuning", "running", "stopping")
+_MAX_BYTES = 1_000_000
+
+REFERENCES: dict[tuple[str, str], float] = {
+    ("sac", "Walker2DBulletEnv-v0"): 2292.0, ("sac", "AntBulletEnv-v0"): 3073.0,
+    ("sac", "HalfCheetahBulletEnv-v0"): 2792.0, ("sac", "HopperBulletEnv-v0"): 2603.0,
+    ("sac", "ReacherBulletEnv-v0"): 18.1, ("td3", "Walker2DBulletEnv-v0"): 2214.0,
+    ("td3", "AntBulletEnv-v0"): 3300.0, ("td3", "HalfCheetahBulletEnv-v0"): 2822.0,
+    ("td3", "HopperBulletEnv-v0"): 2682.0,
+}
+"""(algorithm, task) -> mean return that RL Baselines3 Zoo publishes (benchmark.md, 1 M steps)."""
+
+
+@dataclass(frozen=True)
+class RunRow:
+    """One line of the list of runs; None is unknown."""
+
+    name: str
+    state: str
+    env_id: str | None
+    algo: str | None
+    seed: int | None
+    started: str | None
+    wall_s: float | None
+    env_steps: int | None
+    updates: int | None
+    eval_best: float | None
+    exit_reason: str | None
+
+
+def runs_dir() -> Path:
+    """Where runs lie: ``$SPREEZE_RUNS_DIR``, else ``runs`` below the working directory."""
+    return Path(os.environ.get("SPREEZE_RUNS_DIR") or "runs").absolute()
+
+
+def run_names(folder: Path) -> list[str]:
+    """All runs, newest first; the recorded sample run comes last."""
+    names = [path.name for path in reversed(list_runs(folder))]
+    return names + ([SAMPLE_NAME] if (SAMPLE / "run.json").is_file() else [])
+
+
+def run_path(name: str, folder: Path) -> Path:
+    """The directory of a run named by a page or a request.
+
+    Raises:
+        RunError: no such run, or a name that could leave the runs directory.
+    """
+    if name == SAMPLE_NAME:
+        return SAMPLE
+    try:
+        path = folder / check_name(name)
+    except ConfigError as error:
+        raise RunError(str(error)) from None
+    if path.is_symlink() or not (path / "run.json").is_file():
+        raise RunError(f"no run '{clean(name, 80)}' in {folder}")
+    return path
+
+
+def row(path: Path) -> RunRow:
+    """What ``run.json`` tells of a run."""
+    run = read_run(path)
+    return RunRow(
+        name=SAMPLE_NAME if path == SAMPLE else path.name, state=clean(state_of(path), 20),
+        env_id=_text(run.get("env_id")), algo=_text(run.get("algo")), seed=_integer(run.get("seed")),
+        started=_text(run.get("started")), wall_s=_number(run.get("wall_s")), env_steps=_integer(run.get("env_steps")),
+        updates=_integer(run.get("updates")), eval_best=_number(run.get("eval_best")),
+        exit_reason=_text(run.get("exit_reason")),
+    )
+
+
+def rows(folder: Path) -> list[RunRow]:
+    """All runs, newest first."""
+    return [row(path) for path in reversed(list_runs(folder))]
+
+
+def live_run(folder: Path) -> str | None:
+    """The newest run that is alive, or None."""
+    return next((path.name for path in reversed(list_runs(folder)) if state_of(path) in LIVE_STATES), None)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON file of a run, or an empty dictionary when it is missing, damaged or too large."""
+    try:
+        if path.stat().st_size > _MAX_BYTES:
+            return {}
+        data = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+def read_config(path: Path) -> dict[str, dict[str, Any]]:
+    """``config.toml`` of a run as part -> field -> value; empty when missing or damaged."""
+    try:
+        values = tomllib.loads(tail_text(path / "config.toml", _MAX_BYTES))
+    except tomllib.TOMLDecodeError:
+        return {}
+    return {part: fields for part, fields in values.items() if isinstance(fields, dict)}
+
+
+def tail_text(path: Path, limit_bytes: int = 64_000) -> str:
+    """The end of a text file; empty when it is not there."""
+    try:
+        with open(path, "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - limit_bytes))
+            return file.read(limit_bytes).decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def tail_lines(path: Path, count: int = 200) -> list[str]:
+    """The last lines of a log, without control characters."""
+    return [clean(line, 1000) for line in tail_text(path).splitlines()[-count:]]
+
+
+@dataclass(frozen=True)
+class Clip:
+    """A recorded clip and what is known of it."""
+
+    path: Path
+    facts: dict[str, Any]
+
+
+def clips(path: Path) -> list[Clip]:
+    """Clips of a run, oldest first."""
+    found = sorted((path / "videos").glob("clip-*.mp4"), key=lambda clip: clip.name)
+    return [Clip(clip, read_json(clip.with_suffix(".json"))) for clip in found if not clip.is_symlink()]
+
+
+def meaning(name: str) -> str:
+    """One sentence on a metric, with its unit."""
+    metric = by_name(name)
+    return f"{metric.meaning[0].upper()}{metric.meaning[1:]} [{metric.unit}]."
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _integer(value: Any) -> int | None:
+    return int(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _text(value: Any) -> str | None:
+    return clean(value, 200) if isinstance(value, str) else None

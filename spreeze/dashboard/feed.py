@@ -1,0 +1,218 @@
+"""The live answer: what changed in a run since the page asked last, and the newest numbers as text."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sqlite3
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+
+from spreeze.bottleneck import bottleneck
+from spreeze.dashboard import charts
+from spreeze.dashboard.data import LIVE_STATES, read_config, read_json
+from spreeze.errors import RunError
+from spreeze.formats import DASH, clean, duration, number, percent, size
+from spreeze.rundir import read_run, state_of
+from spreeze.snapshot import GpuSnapshot, Snapshot
+from spreeze.store import Evaluation
+from spreeze.store_reader import MetricsReader, Series
+
+MAX_BUCKETS = 350
+"""Buckets of a first answer: two points each (lowest, highest), so at most 700 a trace."""
+_TAIL_ROWS = 600
+STALE_S = 3.0
+_SHARES = {
+    "sampler": ("policy", "env", "write", "wait"),
+    "learner": ("gather", "critic", "actor", "publish", "wait"),
+}
+
+
+def answer(path: Path, since: float, evals_seen: int, epoch: str) -> dict[str, Any]:
+    """What ``/api/live`` sends: everything when ``since`` is 0 or the epoch is another one, else the news.
+
+    Raises:
+        RunError: the metrics are damaged or take too long to read.
+    """
+    run = read_run(path)
+    state = state_of(path)
+    now = f"{run.get('nonce')}:{run.get('sessions')}"
+    if epoch != now:
+        since, evals_seen = 0.0, 0
+    reader = MetricsReader(path / "metrics.db")
+    latest = reader.latest()
+    newest = max((point.t for point in latest.values()), default=0.0)
+    fresh = {name: point.value for name, point in latest.items() if point.t > newest - STALE_S}
+    if state not in LIVE_STATES:
+        fresh.update(_whole_run(path))
+    if since > 0.0:
+        series = _tail(path / "metrics.db", charts.wanted(list(latest)), since) if newest > since else {}
+    else:
+        series = {name: _flat(reader.series(name, 0.0, MAX_BUCKETS)) for name in charts.wanted(list(latest))}
+    evaluations = reader.evaluations()
+    shown = snapshot(run, read_config(path), fresh, state)
+    return {
+        "epoch": now, "state": state, "next": newest, "series": series,
+        "evals_next": len(evaluations), "evals": _evaluations(evaluations, evals_seen),
+        "text": texts(shown, run, evaluations, path), "shares": _shares(fresh),
+        "cores": [round(use, 3) for use in shown.core_uses],
+        "note": _note(shown, state, latest), "live": state in LIVE_STATES,
+        "events": [[duration(event.t), event.level, event.source, event.text] for event in reader.events(12)],
+    }
+
+
+def snapshot(
+    run: Mapping[str, Any], config: Mapping[str, Mapping[str, Any]], values: Mapping[str, float], state: str
+) -> Snapshot:
+    """The newest numbers in the form that the bottleneck sentence reads."""
+    replay, learner = config.get("replay", {}), config.get("learner", {})
+    cores = sorted((int(name.split("/")[1]), use) for name, use in values.items() if name.startswith("cpu_core_use/"))
+    gpus = sorted({int(name.split("/")[1]) for name in values if name.startswith("gpu_")})
+    plain = (
+        "env_steps_per_s", "updates_per_s", "update_frames_per_s", "samples_per_insert", "policy_lag",
+        "transition_age", "replay_fill", "cpu_use", "memory_used_bytes",
+    )
+    device = str(learner.get("device", ""))
+    return Snapshot(
+        env_id=clean(run.get("env_id"), 80), algo=clean(run.get("algo"), 20), state=state, wall_s=run.get("wall_s"),
+        env_steps=_integer(values.get("env_steps", run.get("env_steps"))),
+        updates=_integer(values.get("updates", run.get("updates"))),
+        learning_starts=replay.get("learning_starts"), samples_per_insert_min=replay.get("samples_per_insert_min"),
+        samples_per_insert_max=replay.get("samples_per_insert_max"), core_uses=tuple(use for _, use in cores),
+        samplers_wanted=config.get("sampling", {}).get("samplers"), eval_best=run.get("eval_best"),
+        learner_device=device if device != "auto" else ("cuda:0" if gpus else "cpu"),
+        gpus=tuple(GpuSnapshot(index=i, use=values.get(f"gpu_use/{i}")) for i in gpus),
+        sampler_shares=_split(values, "sampler"), learner_shares=_split(values, "learner"),
+        restarts=_integer(values.get("restarts")) or 0,
+        **{name: values.get(name) for name in plain},  # type: ignore[arg-type]
+    )
+
+
+def texts(shown: Snapshot, run: Mapping[str, Any], evaluations: list[Evaluation], path: Path) -> dict[str, str]:
+    """Every number outside of the charts, as text; unknown is a dash."""
+    last = evaluations[-1] if evaluations else None
+    interval = None if last is None else half_width(last)
+    return {
+        "state": shown.state, "wall": duration(shown.wall_s), "env_steps": number(shown.env_steps),
+        "updates": number(shown.updates), "env_rate": number(shown.env_steps_per_s),
+        "update_rate": number(shown.updates_per_s), "frame_rate": number(shown.update_frames_per_s),
+        "return": DASH if last is None else number(last.return_mean),
+        "interval": DASH if interval is None else f"\u00b1 {number(interval)}",
+        "best": number(shown.eval_best), "ratio": number(shown.samples_per_insert), "fill": percent(shown.replay_fill),
+        "lag": number(shown.policy_lag), "age": number(shown.transition_age), "cpu": percent(shown.cpu_use),
+        "memory": size(shown.memory_used_bytes), "restarts": number(shown.restarts),
+        "samplers": number(shown.samplers_wanted), "picture": _picture_age(path),
+        "heartbeat": _age(run.get("heartbeat")) if shown.state in LIVE_STATES else DASH,
+    }
+
+
+def _whole_run(path: Path) -> dict[str, float]:
+    """Rates and time split over a run that has ended: its last second says little."""
+    document = read_json(path / "summary.json")
+    split = document.get("time_split")
+    found = {name: document.get(name) for name in ("env_steps_per_s", "updates_per_s", "update_frames_per_s")}
+    found |= split if isinstance(split, dict) else {}
+    return {name: float(value) for name, value in found.items() if isinstance(value, int | float)}
+
+
+def half_width(record: Evaluation) -> float | None:
+    """Half of the 95 % interval of the mean return (normal approximation); None for one episode."""
+    return 1.96 * record.return_std / math.sqrt(record.episodes) if record.episodes > 1 else None
+
+
+def _note(shown: Snapshot, state: str, latest: Mapping[str, Any]) -> str:
+    if not latest:
+        return "No numbers yet: they appear half a second after the samplers start."
+    sentence = bottleneck(shown).sentence
+    return sentence if state in LIVE_STATES else f"When it ended: {sentence}"
+
+
+def _evaluations(records: list[Evaluation], seen: int) -> dict[str, list[float | int | None]]:
+    """Columns of those not yet sent; thinned to 1,000 in a first answer, the best and worst kept by bucket."""
+    chosen = records[seen:]
+    if len(chosen) > 1000:
+        width = math.ceil(len(chosen) / 500)
+        groups = [chosen[i : i + width] for i in range(0, len(chosen), width)]
+        chosen = [
+            record
+            for group in groups
+            for record in sorted({min(group, key=_mean), max(group, key=_mean)}, key=lambda record: record.t)
+        ]
+    half = [half_width(record) or 0.0 for record in chosen]
+    return {
+        "t": [round(record.t, 3) for record in chosen], "s": [record.env_steps for record in chosen],
+        "u": [record.updates for record in chosen], "y": [_finite(record.return_mean) for record in chosen],
+        "lo": [_finite(r.return_mean - h) for r, h in zip(chosen, half, strict=True)],
+        "hi": [_finite(r.return_mean + h) for r, h in zip(chosen, half, strict=True)],
+    }
+
+
+def _mean(record: Evaluation) -> float:
+    return record.return_mean
+
+
+def _flat(series: Series) -> dict[str, list[float]]:
+    """A bucketed series as one line through every bucket's lowest and highest value."""
+    same = series.low == series.high
+    columns = []
+    for first, second in ((series.t, series.t), (series.step, series.step), (series.low, series.high)):
+        both = np.column_stack([first, second]).ravel()
+        columns.append(both[np.column_stack([np.ones_like(same), ~same]).ravel()].tolist())
+    return {"t": [round(t, 3) for t in columns[0]], "s": columns[1], "y": columns[2]}
+
+
+def _tail(db: Path, names: list[str], since: float) -> dict[str, dict[str, list[float]]]:
+    """Raw points later than ``since``: one short-lived read-only connection, bounded rows."""
+    found: dict[str, dict[str, list[float]]] = {}
+    try:
+        with contextlib.closing(
+            sqlite3.connect(f"file:{quote(str(db))}?mode=ro", uri=True, timeout=1.0, isolation_level=None)
+        ) as connection:
+            ids = dict(connection.execute("SELECT name, id FROM series"))
+            for name in names:
+                rows = connection.execute(
+                    "SELECT t, step, value FROM points WHERE series = ? AND t > ? ORDER BY t DESC LIMIT ?",
+                    (ids.get(name, -1), since, _TAIL_ROWS),
+                ).fetchall()[::-1]
+                if rows:
+                    t, step, value = zip(*rows, strict=True)
+                    found[name] = {"t": [round(x, 3) for x in t], "s": list(step), "y": list(value)}
+    except sqlite3.Error as error:
+        raise RunError(f"{db.name} cannot be read as metrics: {clean(error)}; look into the run's log") from None
+    return found
+
+
+def _split(values: Mapping[str, float], role: str) -> dict[str, float]:
+    names = {part: values.get(f"{role}_{part}_share") for part in _SHARES[role]}
+    return {part: value for part, value in names.items() if value is not None}
+
+
+def _shares(values: Mapping[str, float]) -> dict[str, list[list[Any]]]:
+    return {
+        role: [[part, round(share, 4)] for part, share in _split(values, role).items() if share >= 0.0]
+        for role in _SHARES
+    }
+
+
+def _picture_age(path: Path) -> str:
+    try:
+        return _age((path / "live.jpg").stat().st_mtime)
+    except OSError:
+        return DASH
+
+
+def _age(moment: Any) -> str:
+    return duration(max(0.0, time.time() - moment)) if isinstance(moment, int | float) else DASH
+
+
+def _integer(value: Any) -> int | None:
+    return int(value) if isinstance(value, int | float) else None
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

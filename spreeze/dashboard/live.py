@@ -1,0 +1,85 @@
+"""The one component of the Live page: its script, its style and what it is told once."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import streamlit as st
+
+from spreeze.dashboard import charts, routes
+from spreeze.dashboard.data import REFERENCES, SAMPLE, SAMPLE_NAME, meaning, row
+
+PERIOD_MS = 1000
+_RETURN_HELP = "The band is the 95 % interval of that mean. Drag to zoom, double-click to see all."
+_HTML = '<div class="sz-live"></div>'
+
+_STATE = "What the run is doing, from its directory: starting, running, stopping, finished, failed or crashed."
+_TILES: tuple[tuple[str, str, str, str], ...] = (
+    ("state", "State", "", _STATE),
+    ("wall", "Wall time", "h:min:s", "Time that the run has trained, earlier sessions included."),
+    ("env_steps", "Env steps", "", "env_steps"),
+    ("updates", "Updates", "", "updates"),
+    ("env_rate", "Sampling", "steps/s", "env_steps_per_s"),
+    ("update_rate", "Learning", "updates/s", "updates_per_s"),
+    ("frame_rate", "Update frames", "1/s", "update_frames_per_s"),
+    ("return", "Return", "", "eval_return"),
+    ("interval", "95 % interval", "", "Half of the 95 % interval of the newest mean return, over its episodes."),
+    ("best", "Best return", "", "Best mean return of one whole evaluation in this run."),
+    ("cpu", "Processor", "", "cpu_use"),
+    ("memory", "Memory", "", "memory_used_bytes"),
+    ("restarts", "Restarts", "", "restarts"),
+    ("heartbeat", "Heartbeat", "", "Time since the run last wrote its state (min:s); it does so every two seconds."),
+)
+"""(id, label, unit, metric or sentence)."""
+_PIPELINE: tuple[tuple[str, str, tuple[tuple[str, str, str, str], ...]], ...] = (
+    ("Samplers", "sampler", (
+        ("samplers", "processes", "", "Sampler processes that the run was given."),
+        ("env_rate", "env steps", "/s", "env_steps_per_s"),
+    )),
+    ("Replay", "", (
+        ("fill", "fill", "", "replay_fill"),
+        ("ratio", "samples per insert", "", "samples_per_insert"),
+        ("age", "transition age", "env steps", "transition_age"),
+    )),
+    ("Learner", "learner", (
+        ("update_rate", "updates", "/s", "updates_per_s"),
+        ("lag", "policy lag", "updates", "policy_lag"),
+    )),
+)
+
+
+def show(path: Path) -> None:
+    """Mounts the component for a run; another run is another instance."""
+    facts = row(path)
+    reference = REFERENCES.get((facts.algo or "", facts.env_id or ""))
+    name = SAMPLE_NAME if path == SAMPLE else path.name
+    component()(
+        key=f"live-{name}",
+        data={
+            "base": routes.prefix(), "plotly": routes.plotly_url(), "run": name, "period_ms": PERIOD_MS,
+            "charts": charts.as_json(), "colours": charts.COLOURS, "tiles": [_item(*tile) for tile in _TILES],
+            "pipeline": [
+                {"title": title, "split": split, "items": [_item(*item) for item in items]}
+                for title, split, items in _PIPELINE
+            ],
+            "reference": reference, "reference_label": "RL Baselines3 Zoo, 1 M env steps",
+            "return_help": f"{meaning('eval_return')} {_RETURN_HELP}",
+        },
+    )
+
+
+@cache
+def component() -> Any:
+    """The registered component; styles are not isolated because Plotly puts its rules into the page's head."""
+    files = resources.files("spreeze.dashboard")
+    return st.components.v2.component(
+        "spreeze_live", html=_HTML, css=files.joinpath("live.css").read_text(encoding="utf-8"),
+        js=files.joinpath("live.js").read_text(encoding="utf-8"), isolate_styles=False,
+    )
+
+
+def _item(key: str, label: str, unit: str, text: str) -> dict[str, str]:
+    return {"id": key, "label": label, "unit": unit, "help": text if " " in text else meaning(text)}

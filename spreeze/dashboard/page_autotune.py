@@ -1,0 +1,176 @@
+"""Autotune: what was measured on this machine, what was chosen, and why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import plotly.graph_objects as go
+import streamlit as st
+
+from spreeze.dashboard import choice, control, tuning_rows
+from spreeze.dashboard.charts import COLOURS
+from spreeze.dashboard.data import read_config, row, runs_dir
+from spreeze.dashboard.page_compare import CONFIG
+from spreeze.dashboard.tuning_rows import Tuning
+from spreeze.formats import DASH, clean, number
+
+_WORDS = {
+    "learner.batch_size": ("Batch size", "transitions"), "learner.threads": ("Learner threads", "threads"),
+    "sampling.samplers": ("Samplers", "processes"), "sampling.envs_per_sampler": ("Environments a sampler", "envs"),
+}
+
+
+def page() -> None:
+    """The page."""
+    folder = runs_dir()
+    waiting = control.launching(folder)
+    if waiting is not None and not (folder / waiting.name / "tune.json").is_file():
+        _measuring(waiting.name, folder)
+        return
+    path = choice.need_run()
+    st.subheader(f"Autotune of {row(path).name}", anchor=False)
+    tuning = tuning_rows.read(path, control.launch_log(path.name, folder))
+    if not tuning.updates and not tuning.joint:
+        st.info("This run was not tuned (it was started without --auto). What it ran with is below.")
+        _settings(path)
+        return
+    _choices(tuning)
+    _measured(tuning)
+    _settings(path)
+    st.caption("To pin a value yourself: give it on the Live page under 'My own numbers', or on the command line:")
+    st.code(control.shown("spreeze.train", "--auto", "--fresh", "--batch-size=512", "--samplers=2"), language=None)
+
+
+@st.fragment(run_every=1.0)
+def _measuring(name: str, folder: Path) -> None:
+    """The rows of a tuner at work, each second."""
+    waiting = control.launching(folder)
+    if waiting is None or waiting.name != name or (folder / name / "tune.json").is_file():
+        st.rerun()
+    st.subheader("Autotune is measuring this machine", anchor=False)
+    tuning = tuning_rows.read(folder / name, control.launch_log(name, folder))
+    if not tuning.updates and not tuning.joint:
+        st.info("The environment is being tried; the first rows come in a few seconds.")
+    _measured(tuning)
+
+
+def _choices(tuning: Tuning) -> None:
+    cells = st.columns(max(1, len(tuning.choice)))
+    for cell, (key, value) in zip(cells, tuning.choice.items(), strict=False):
+        title, unit = _WORDS.get(key, (key, ""))
+        reason = clean(tuning.reasons.get(key) or DASH)
+        cell.metric(f"{title} [{unit}]", number(value), help=reason, border=True)
+    for reason in tuning.reasons.values():
+        st.markdown(f"- {clean(reason)}")
+    record = tuning.record
+    if record:
+        st.caption(
+            f"Measured {clean(record.get('measured_at') or DASH)} in {number(record.get('seconds'))} s; score: "
+            f"{clean(record.get('score') or DASH)}. The Spreeze paper's rule (0.85 of the highest update frame rate) "
+            f"would take batch {number(record.get('paper_batch_size'))}."
+        )
+
+
+def _measured(tuning: Tuning) -> None:
+    left, right = st.columns(2)
+    with left:
+        st.markdown("**Batch size against update frames a second** (updates/s times batch size)")
+        if tuning.updates:
+            st.plotly_chart(batch_figure(tuning), config=CONFIG, key="tune_batch")
+            st.dataframe(
+                [
+                    {
+                        "batch size": r.batch_size, "threads": r.threads, "updates/s": number(r.updates_per_s),
+                        "spread": number(r.spread), "update frames/s": number(r.frames_per_s),
+                        "note": clean(r.failure or ("chosen" if _chosen(tuning, r.batch_size, r.threads) else "")),
+                    }
+                    for r in tuning.updates
+                ],
+                hide_index=True,
+                column_config={"spread": st.column_config.TextColumn(help="Fastest less slowest repeat [1/s].")},
+            )
+    with right:
+        st.markdown("**Samplers against env steps a second**, the learner running beside them")
+        if tuning.joint:
+            st.plotly_chart(sampler_figure(tuning), config=CONFIG, key="tune_samplers")
+            chosen = tuning.choice.get("sampling.samplers")
+            st.dataframe(
+                [
+                    {
+                        "samplers": r.samplers, "env steps/s": number(r.env_steps_per_s),
+                        "updates/s": number(r.updates_per_s), "note": "chosen" if r.samplers == chosen else "",
+                    }
+                    for r in tuning.joint
+                ],
+                hide_index=True,
+            )
+
+
+def batch_figure(tuning: Tuning) -> go.Figure:
+    """Measured frame rates by threads, the fitted curve ``B / (a + b B)``, and the chosen point."""
+    chart = _figure("batch size [transitions]", "update frames/s")
+    for i, threads in enumerate(sorted({r.threads for r in tuning.updates})):
+        rows = [r for r in tuning.updates if r.threads == threads and r.frames_per_s is not None]
+        chart.add_scatter(x=[r.batch_size for r in rows], y=[r.frames_per_s for r in rows], mode="markers",
+                          name=f"{threads} thread" + ("s" if threads > 1 else ""),
+                          marker={"size": 9, "color": COLOURS[i % len(COLOURS)]})
+    a, b = tuning.record.get("cost_a_s"), tuning.record.get("cost_b_s_per_row")
+    if isinstance(a, float) and isinstance(b, float):
+        measured = [r.batch_size for r in tuning.updates]
+        sizes = np.geomspace(min(measured), max(measured), 100)
+        chart.add_scatter(x=sizes.tolist(), y=(sizes / (a + b * sizes)).tolist(), mode="lines",
+                          name="fit B / (a + b B)", line={"color": "#888888", "width": 1.5})
+        paper = tuning.record.get("paper_batch_size")
+        if isinstance(paper, int):
+            chart.add_vline(x=paper, line={"dash": "dot", "color": "#888888"}, annotation_text="paper's knee")
+    chosen = [r for r in tuning.updates if _chosen(tuning, r.batch_size, r.threads)]
+    if chosen:
+        chart.add_scatter(x=[r.batch_size for r in chosen], y=[r.frames_per_s for r in chosen], mode="markers",
+                          name="chosen", marker={"size": 16, "symbol": "circle-open", "color": "#D55E00",
+                                                 "line": {"width": 3}})
+    chart.update_xaxes(type="log")
+    return chart
+
+
+def sampler_figure(tuning: Tuning) -> go.Figure:
+    """Env steps/s and, on the right axis, updates/s."""
+    chart = _figure("samplers [processes]", "env steps/s")
+    x = [r.samplers for r in tuning.joint]
+    chart.add_scatter(x=x, y=[r.env_steps_per_s for r in tuning.joint], mode="lines+markers", name="env steps/s",
+                      line={"color": COLOURS[0]})
+    chart.add_scatter(x=x, y=[r.updates_per_s for r in tuning.joint], mode="lines+markers", name="updates/s (right)",
+                      yaxis="y2", line={"color": COLOURS[1]})
+    chosen = [r for r in tuning.joint if r.samplers == tuning.choice.get("sampling.samplers")]
+    if chosen:
+        chart.add_scatter(x=[r.samplers for r in chosen], y=[r.env_steps_per_s for r in chosen], mode="markers",
+                          name="chosen", marker={"size": 16, "symbol": "circle-open", "color": "#D55E00",
+                                                 "line": {"width": 3}})
+    chart.update_layout(yaxis2={"title": "updates/s", "overlaying": "y", "side": "right", "rangemode": "tozero",
+                                "showgrid": False})
+    chart.update_xaxes(dtick=1 if len(x) < 10 else None)
+    return chart
+
+
+def _figure(x: str, y: str) -> go.Figure:
+    chart = go.Figure()
+    chart.update_layout(height=320, margin={"l": 50, "r": 50, "t": 10, "b": 40},
+                        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom"})
+    chart.update_xaxes(title=x)
+    chart.update_yaxes(title=y, rangemode="tozero")
+    return chart
+
+
+def _chosen(tuning: Tuning, batch_size: int, threads: int) -> bool:
+    return (batch_size, threads) == (tuning.choice.get("learner.batch_size"), tuning.choice.get("learner.threads"))
+
+
+def _settings(path: Path) -> None:
+    config = read_config(path)
+    shown = [
+        {"setting": f"{part}.{name}", "value": clean(value)}
+        for part in ("sampling", "learner", "replay", "evaluation", "visualizer")
+        for name, value in config.get(part, {}).items()
+    ]
+    with st.expander("Settings that the run was started with"):
+        st.dataframe(shown, hide_index=True)

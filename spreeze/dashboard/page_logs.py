@@ -1,0 +1,55 @@
+"""Logs: what the processes of a run wrote, its events and its errors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import streamlit as st
+
+from spreeze.dashboard import choice, control
+from spreeze.dashboard.data import runs_dir, tail_lines
+from spreeze.errors import RunError
+from spreeze.formats import duration
+from spreeze.store_reader import MetricsReader
+
+
+def page() -> None:
+    """The page."""
+    path = choice.need_run()
+    st.subheader(f"Logs of {path.name}", anchor=False)
+    _events(path)
+    files = log_files(path)
+    if not files:
+        st.info("No log yet: the processes have written nothing.")
+        return
+    chosen = st.selectbox("File", sorted(files), help="The last 200 lines are shown.")
+    st.code("\n".join(tail_lines(files[chosen])) or "(empty)", language=None, height=420)
+    st.code(f"tail -n 200 -f {files[chosen]}", language=None)
+
+
+def log_files(path: Path) -> dict[str, Path]:
+    """Label -> file: errors, logs of the processes, and what the run wrote to its terminal."""
+    found = {
+        f"{folder}/{file.name}": file
+        for folder in ("errors", "logs")
+        for file in sorted((path / folder).glob("*"))
+        if file.is_file() and not file.is_symlink()
+    }
+    terminal = control.launch_log(path.name, runs_dir())
+    return {**found, "terminal": terminal} if terminal.is_file() else found
+
+
+def _events(path: Path) -> None:
+    try:
+        events = MetricsReader(path / "metrics.db").events(200)
+    except RunError as error:
+        st.error(str(error))
+        return
+    if events:
+        st.dataframe(
+            [{"wall time": duration(e.t), "level": e.level, "from": e.source, "what": e.text} for e in events[::-1]],
+            hide_index=True, height=240,
+            column_config={"wall time": st.column_config.TextColumn(help="Since the run began [h:min:s].")},
+        )
+    else:
+        st.caption("No events yet.")

@@ -1,0 +1,107 @@
+"""What the tuner has measured so far: from ``tune.json``, from its progress file, or from its log."""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from spreeze.dashboard.data import read_json, tail_text
+
+PROGRESS = "tune-progress.jsonl"
+_UPDATE = re.compile(r"^\s*batch\s+(\d+), (\d+) threads:\s+([\d.]+) updates/s")
+_FAILED = re.compile(r"^\s*batch\s+(\d+), (\d+) threads: (.+)$")
+_JOINT = re.compile(r"^\s*(\d+) samplers:\s+([\d.]+) env steps/s,\s+([\d.]+) updates/s")
+
+
+@dataclass(frozen=True)
+class UpdateRow:
+    """One batch size, measured."""
+
+    batch_size: int
+    threads: int
+    updates_per_s: float | None
+    spread: float | None
+    failure: str | None
+
+    @property
+    def frames_per_s(self) -> float | None:
+        """Update frames a second."""
+        return None if self.updates_per_s is None else self.updates_per_s * self.batch_size
+
+
+@dataclass(frozen=True)
+class JointRow:
+    """One number of samplers, measured beside the learner."""
+
+    samplers: int
+    env_steps_per_s: float | None
+    updates_per_s: float | None
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """All that is known; ``choice`` is empty while the tuner is still at work."""
+
+    updates: list[UpdateRow] = field(default_factory=list)
+    joint: list[JointRow] = field(default_factory=list)
+    choice: dict[str, Any] = field(default_factory=dict)
+    reasons: dict[str, Any] = field(default_factory=dict)
+    record: dict[str, Any] = field(default_factory=dict)
+
+
+def read(path: Path, log: Path | None = None) -> Tuning:
+    """The tuner's result of a run, or what it has measured so far."""
+    record = read_json(path / "tune.json")
+    if record:
+        entries = [*record.get("update_rates", []), *record.get("joint_rates", [])]
+        return Tuning(*_rows(entries), _dict(record.get("choice")), _dict(record.get("reasons")), record)
+    entries = []
+    for line in tail_text(path / PROGRESS).splitlines():
+        try:
+            entries.append(json.loads(line))
+        except ValueError:
+            continue
+    if entries or log is None:
+        return Tuning(*_rows(entries))
+    return from_log(tail_text(log))
+
+
+def from_log(text: str) -> Tuning:
+    """The rows that the tuner said on its terminal."""
+    updates, joint = [], []
+    for line in text.splitlines():
+        if found := _UPDATE.match(line):
+            updates.append(UpdateRow(int(found[1]), int(found[2]), float(found[3]), None, None))
+        elif found := _JOINT.match(line):
+            joint.append(JointRow(int(found[1]), float(found[2]), float(found[3])))
+        elif found := _FAILED.match(line):
+            updates.append(UpdateRow(int(found[1]), int(found[2]), None, None, found[3]))
+    return Tuning(updates, joint)
+
+
+def _rows(entries: list[Any]) -> tuple[list[UpdateRow], list[JointRow]]:
+    updates, joint = [], []
+    for entry in entries:
+        if not isinstance(entry, dict):
+            continue
+        rates = _rates(entry.get("updates_per_s"))
+        middle = statistics.median(rates) if rates else None
+        if isinstance(entry.get("batch_size"), int) and isinstance(entry.get("threads"), int):
+            spread = max(rates) - min(rates) if len(rates) > 1 else None
+            updates.append(UpdateRow(entry["batch_size"], entry["threads"], middle, spread, entry.get("failure")))
+        elif isinstance(entry.get("samplers"), int):
+            steps = _rates(entry.get("env_steps_per_s"))
+            joint.append(JointRow(entry["samplers"], statistics.median(steps) if steps else None, middle))
+    return updates, joint
+
+
+def _rates(value: Any) -> list[float]:
+    return [float(x) for x in value if isinstance(x, int | float)] if isinstance(value, list) else []
+
+
+def _dict(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,131 @@
+"""Starting, stopping and deleting runs from a page: one at a time, and nothing that the command line would refuse."""
+
+import fcntl
+import json
+import os
+import signal
+import sys
+import threading
+import time
+
+import psutil
+import pytest
+
+pytest.importorskip("streamlit")
+
+from spreeze.dashboard import control, data
+from spreeze.errors import ConfigError, RunError
+
+SLEEPER = """import signal, time
+signal.signal(signal.SIGINT, signal.default_int_handler)
+print("up", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def sleepers(tmp_path, monkeypatch):
+    """Makes every start a harmless process; ends what is left."""
+    script = tmp_path / "sleeper.py"
+    script.write_text(SLEEPER)
+    monkeypatch.setattr(control, "COMMAND", (sys.executable, str(script)))
+    yield tmp_path / "runs"
+    for record in (tmp_path / "runs" / ".launches").glob("*.json"):
+        pid = json.loads(record.read_text())["pid"]
+        if psutil.pid_exists(pid):
+            os.kill(pid, signal.SIGKILL)
+
+
+def until(condition, seconds=10.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        os.sched_yield()
+
+
+def test_a_started_run_is_no_child_of_the_page(sleepers):
+    name = control.start(control.Request(env_id="Pendulum-v1"), sleepers)
+    launch = control.launching(sleepers)
+    assert launch.name == name
+    assert psutil.Process(launch.pid).ppid() != os.getpid()
+    assert os.getsid(launch.pid) == launch.pid
+
+
+def test_many_clicks_at_once_start_one_run(sleepers):
+    told = []
+
+    def click():
+        try:
+            told.append(control.start(control.Request(env_id="Pendulum-v1"), sleepers))
+        except RunError as error:
+            told.append(error)
+
+    threads = [threading.Thread(target=click) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(isinstance(entry, str) for entry in told) == 1
+    assert len(list((sleepers / ".launches").glob("*.json"))) == 1
+
+
+def test_stop_interrupts_a_launch_that_has_no_run_directory_yet(sleepers):
+    name = control.start(control.Request(env_id="Pendulum-v1"), sleepers)
+    until(lambda: "up" in data.tail_text(control.launch_log(name, sleepers)))
+    control.stop(name, sleepers)
+    until(lambda: control.launching(sleepers) is None)
+    assert "KeyboardInterrupt" in data.tail_text(control.launch_log(name, sleepers))
+
+
+@pytest.mark.parametrize("env_id", ["os:Pendulum-v1", "../x", "-v1", "", "a b", "x" * 101])
+def test_an_environment_that_the_command_line_would_not_trust_is_refused(env_id):
+    with pytest.raises(ConfigError):
+        control.Request(env_id=env_id)
+
+
+def test_the_command_line_states_the_whole_request():
+    request = control.Request(env_id="Pendulum-v1", algo="td3", seed=7, auto=False, seconds=60.0, target_return=-200.0,
+                              batch_size=512, samplers=2)
+    from spreeze.arguments import build_parser, user_values
+
+    values = user_values(build_parser().parse_args(control.arguments(request)))
+    assert values == {
+        "env": {"id": "Pendulum-v1"}, "run": {"algo": "td3", "seed": 7}, "learner": {"batch_size": 512},
+        "sampling": {"samplers": 2}, "stop": {"seconds": 60.0, "target_return": -200.0},
+    }
+
+
+@pytest.mark.parametrize("name", ["../x", "a/b", "", ".hidden", "latest"])
+def test_a_name_cannot_leave_the_runs_directory(tmp_path, name):
+    with pytest.raises(RunError):
+        data.run_path(name, tmp_path / "runs")
+
+
+def test_a_live_run_is_not_deleted_and_not_resumed(tmp_path):
+    path = tmp_path / "r1"
+    path.mkdir()
+    (path / "run.json").write_text('{"state": "running"}')
+    fd = os.open(path / "run.lock", os.O_RDWR | os.O_CREAT)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        with pytest.raises(RunError, match="running"):
+            control.delete(path, tmp_path)
+        with pytest.raises(RunError, match="stop it first"):
+            control.resume(path, tmp_path)
+    finally:
+        os.close(fd)
+    control.delete(path, tmp_path)
+    assert not path.exists()
+
+
+def test_nothing_outside_the_runs_directory_is_deleted(tmp_path):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "run.json").write_text("{}")
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    (runs / "link").symlink_to(outside)
+    for path in (outside, runs / "link"):
+        with pytest.raises(RunError):
+            control.delete(path, runs)
+    assert (outside / "run.json").is_file()

@@ -1,0 +1,167 @@
+"""Every page in every state that a run can be in: no run, live, finished, damaged, truncated, many."""
+
+import fcntl
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from spreeze.store import Evaluation, MetricsWriter
+
+pytest.importorskip("streamlit")
+from streamlit.testing.v1 import AppTest
+
+PAGES = ("live", "autotune", "runs", "compare", "watch", "logs", "about")
+STATES = ("no run", "live", "finished", "damaged", "truncated", "no metrics", "many")
+
+
+def script(name):
+    import importlib
+
+    from spreeze.dashboard import choice
+
+    choice.sidebar()
+    importlib.import_module(f"spreeze.dashboard.page_{name}").page()
+
+
+def make_run(folder: Path, name: str, state: str = "finished", seconds: int = 40) -> Path:
+    path = folder / name
+    for sub in ("logs", "videos", "errors", "control"):
+        (path / sub).mkdir(parents=True)
+    (path / "run.json").write_text(json.dumps({
+        "state": state, "env_id": "Pendulum-v1", "algo": "sac", "seed": 1, "nonce": name, "sessions": 1,
+        "started": f"2026-11-21T{name}", "wall_s": float(seconds), "env_steps": 100 * seconds, "updates": 10 * seconds,
+        "eval_best": -200.0, "heartbeat": time.time(), "machine": "2 cores", "versions": {"numpy": "2"}, "pid": 1,
+    }))
+    (path / "config.toml").write_text("[learner]\nbatch_size = 256\ndevice = \"cpu\"\n[sampling]\nsamplers = 1\n"
+                                      "[replay]\nlearning_starts = 500\nsamples_per_insert_min = 8.0\n"
+                                      "samples_per_insert_max = 512.0\n")
+    (path / "logs" / "learner.log").write_text("hello\x1b[31m\n")
+    writer = MetricsWriter(path / "metrics.db")
+    for second in range(seconds):
+        writer.write(second + 0.5, 100 * second, {"env_steps": 100.0 * second, "env_steps_per_s": 100.0 + second % 7,
+                     "updates": 10.0 * second, "updates_per_s": 10.0, "sampler_wait_share": 0.4, "cpu_core_use/0": 0.5,
+                     "cpu_use": 0.5, "gpu_use/0": 0.9, "critic_loss": 1.0 / (1 + second), "learner_wait_share": 0.0})
+        if second % 4 == 0:
+            writer.evaluation(Evaluation(second + 0.6, 100 * second, 10 * second, 1, 10 * second, 10,
+                                         -1000.0 + 20 * second, 50.0, 200.0))
+    writer.event(1.0, "info", "learner", "learning began")
+    writer.close()
+    return path
+
+
+@pytest.fixture
+def world(tmp_path, monkeypatch):
+    """Makes a runs directory in the wanted state; holds the lock of a live run as its supervisor would."""
+    monkeypatch.setenv("SPREEZE_RUNS_DIR", str(tmp_path))
+    held = []
+
+    def build(state: str) -> Path:
+        if state == "no run":
+            return tmp_path
+        path = make_run(tmp_path, "a1", "running" if state == "live" else "finished")
+        if state == "live":
+            fd = os.open(path / "run.lock", os.O_RDWR | os.O_CREAT)
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            held.append(fd)
+        if state == "damaged":
+            (path / "metrics.db").write_bytes(b"no database " * 500)
+            (path / "run.json").write_text('{"state": "finished", "env_id": 3, "wall_s": "x"}')
+        if state == "truncated":
+            data = (path / "metrics.db").read_bytes()
+            (path / "metrics.db").write_bytes(data[: len(data) // 2 + 100])
+        if state == "no metrics":
+            (path / "metrics.db").unlink()
+        if state == "many":
+            for i in range(50):
+                make_run(tmp_path, f"b{i:02d}", seconds=1)
+        return tmp_path
+
+    yield build
+    for fd in held:
+        os.close(fd)
+
+
+def open_page(name: str) -> AppTest:
+    return AppTest.from_function(script, kwargs={"name": name}, default_timeout=30).run()
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_every_page_opens_in_every_state(world, state):
+    world(state)
+    for name in PAGES:
+        page = open_page(name)
+        assert not page.exception, (name, [e.message for e in page.exception])
+
+
+def test_no_page_is_empty_without_runs_because_the_sample_is_there(world):
+    world("no run")
+    for name in PAGES:
+        page = open_page(name)
+        assert page.sidebar.selectbox[0].value == "sample run"
+        assert name in ("live", "runs") or not page.info, name
+
+
+def test_a_damaged_store_is_told_in_one_line(world):
+    world("damaged")
+    for name in ("logs", "compare"):
+        page = open_page(name)
+        told = [e.value for e in page.error] + [w.value for w in page.warning]
+        assert any("metrics" in text for text in told), name
+
+
+def test_start_gives_way_to_stop_while_a_run_is_alive(world):
+    world("live")
+    keys = [button.key for button in open_page("live").button]
+    assert "stop" in keys
+    assert "start" not in keys
+    world("no run")
+
+
+def test_stop_asks_the_run_by_its_control_file(world):
+    folder = world("live")
+    page = open_page("live")
+    page.button(key="stop").click().run()
+    assert (folder / "a1" / "control" / "stop").exists()
+    assert any("asked to stop" in block.value for block in page.code)
+
+
+def test_the_command_line_of_the_start_button_follows_the_choices(world):
+    world("no run")
+    page = open_page("live")
+    page.selectbox(key="start_env").select("Pendulum-v1")
+    page.selectbox(key="start_algo").select("td3")
+    page.run()
+    shown = "python -m spreeze.train --env Pendulum-v1 --algo td3 --seed 1 --auto"
+    assert shown in [block.value for block in page.code]
+
+
+def test_the_live_component_gets_no_number_that_changes_each_second(world):
+    world("finished")
+    (part,) = open_page("live").get("bidi_component")
+    told = json.loads(part.proto.json)
+    assert told["run"] == "a1"
+    assert not {"since", "text", "now"} & set(told)
+
+
+def test_delete_needs_the_name_typed(world):
+    folder = world("finished")
+    page = open_page("runs")
+    delete = next(b for b in page.button if b.label == "Delete for good")
+    assert delete.disabled
+    page.text_input(key="sure_a1").input("a1").run()
+    next(b for b in page.button if b.label == "Delete for good").click().run()
+    assert not (folder / "a1").exists()
+    assert page.success[0].value == "a1 was deleted."
+
+
+def test_pages_import_no_torch_and_no_environment_library():
+    import subprocess
+
+    names = "('torch', 'gymnasium', 'pybullet')"
+    code = f"import spreeze.dashboard.main, sys; print([m for m in {names} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip().endswith("[]")
