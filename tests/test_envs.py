@@ -114,12 +114,17 @@ def test_a_window_is_refused_without_a_display(monkeypatch):
 def test_bullet_never_joins_a_foreign_shared_memory_server():
     import pybullet
 
-    task = make_task("InvertedPendulumBulletEnv-v0")
-    task.reset(seed=0)
-    client = task.env.unwrapped._p
+    env = make_env("InvertedPendulumBulletEnv-v0", plain=True)
+    env.reset(seed=0)
+    client = env.unwrapped._p
     assert client.getConnectionInfo()["connectionMethod"] == pybullet.DIRECT
     assert type(client).__name__ == "DirectClient"
-    task.close()
+    env.close()
+    env = make_env("InvertedPendulumBulletEnv-v0")
+    env.reset(seed=0)
+    client = env.unwrapped.client.id
+    assert pybullet.getConnectionInfo(client)["connectionMethod"] == pybullet.DIRECT
+    env.close()
 
 
 @needs_bullet

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import gymnasium
 
 BULLET_MODULE = "pybullet_envs_gymnasium"
+_FAST_MODULE = "spreeze.envs.bullet"
 BULLET_IDS = tuple(
     f"{name}BulletEnv-v0"
     for name in (
@@ -61,13 +62,19 @@ def default_env_id() -> Reasoned:
     return Reasoned(FALLBACK_ID, f"{FALLBACK_ID} instead of Walker2DBulletEnv-v0: {missing.split(':')[0]}")
 
 
-def make_env(env_id: str, import_module: str | None = None, render_mode: str | None = None) -> gymnasium.Env[Any, Any]:
-    """Makes one plain environment (time limit included, no autoreset, no checker).
+def make_env(
+    env_id: str, import_module: str | None = None, render_mode: str | None = None, *, plain: bool = False
+) -> gymnasium.Env[Any, Any]:
+    """Makes one environment (time limit included, no autoreset, no checker).
+
+    The usual Bullet ids get the task of ``spreeze.envs.bullet``, which differs in speed alone, wherever
+    that is proven and no picture is asked for (``bullet_engine``).
 
     Args:
         env_id: Gymnasium id; ``module:Id`` only where ``import_module`` names the same module.
         import_module: module to import first, as given on the command line.
         render_mode: ``rgb_array`` for pictures, ``human`` for a window, None for neither.
+        plain: takes pybullet-envs-gymnasium's own environment for its ids.
 
     Raises:
         EnvironmentError_: unknown id, missing module, or the environment's constructor raised.
@@ -79,17 +86,45 @@ def make_env(env_id: str, import_module: str | None = None, render_mode: str | N
         _import_user_module(import_module)
     if name not in gymnasium.registry and bullet_missing() is None:
         importlib.import_module(BULLET_MODULE)
+        importlib.import_module(_FAST_MODULE).register()
     if name not in gymnasium.registry:
         raise _unknown(name, gymnasium.registry)
     if render_mode == "human" and not has_display():
         raise EnvironmentError_(f"no display for a window of {name}: set DISPLAY or ask for a clip")
-    _force_direct(gymnasium.registry[name].entry_point)
+    made = _fast_spec(name, gymnasium.registry[name]) if render_mode is None and not plain else name
+    if made is name:
+        _force_direct(gymnasium.registry[name].entry_point)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # advice to authors; what matters to a user is checked in describe
-            return gymnasium.make(name, render_mode=render_mode, disable_env_checker=True)
+            return gymnasium.make(made, render_mode=render_mode, disable_env_checker=True)
     except Exception as error:
         raise EnvironmentError_(f"{name} could not be made: {type(error).__name__}: {one_line(error)}") from error
+
+
+def bullet_engine(env_id: str, *, plain: bool = False) -> Reasoned | None:
+    """Whether a usual Bullet id is made ``fast`` or ``plain`` here and why; None for any other id."""
+    if env_id.rpartition(":")[2] not in BULLET_IDS or bullet_missing() is not None:
+        return None
+    fast: Any = importlib.import_module(_FAST_MODULE)
+    if plain:
+        return Reasoned("plain", f"{BULLET_MODULE}'s own environment, as asked")
+    if fast.task_of(env_id.rpartition(":")[2]) is None:
+        return Reasoned("plain", f"{BULLET_MODULE}'s own environment: no fast one has been written for this task")
+    unproven = fast.unproven()
+    if unproven is not None:
+        return Reasoned("plain", f"{BULLET_MODULE}'s own environment: {unproven}")
+    return Reasoned("fast", f"batched Bullet calls, equal to {BULLET_MODULE} bit for bit")
+
+
+def _fast_spec(name: str, registered: Any) -> Any:
+    """What to make under a registered name: the fast task's specification, or the name itself."""
+    package = isinstance(registered.entry_point, str) and registered.entry_point.startswith(BULLET_MODULE)
+    engine = bullet_engine(name) if package else None  # a user may have registered another under the same id
+    if engine is None or engine.value != "fast":
+        return name
+    fast: Any = importlib.import_module(_FAST_MODULE)
+    return fast.fast_spec(registered, fast.task_of(name))
 
 
 def has_display() -> bool:
@@ -134,7 +169,7 @@ def _force_direct(entry_point: Any) -> None:
     machine. The replacement also keeps each bound function it looked up, which saves about a
     sixth of a Walker2D step.
     """
-    if not isinstance(entry_point, str) or not entry_point.startswith(BULLET_MODULE):
+    if not isinstance(entry_point, str) or not entry_point.startswith((BULLET_MODULE, _FAST_MODULE)):
         return
     bases: Any = importlib.import_module(f"{BULLET_MODULE}.env_bases")
     if isinstance(bases.bullet_client, types.SimpleNamespace):

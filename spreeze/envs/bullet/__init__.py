@@ -1,0 +1,124 @@
+"""The Bullet tasks of pybullet-envs-gymnasium 0.6.0, bit for bit, at about twice its speed.
+
+That package asks Bullet for one number at a time; these tasks ask in batches. Nothing here imports
+Bullet before a task is made.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import importlib
+import importlib.metadata
+import warnings
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+PLAIN_MODULE = "pybullet_envs_gymnasium"
+PREFIX = "spreeze/"
+PROVEN = {"pybullet": "3.2.7", "pybullet-envs-gymnasium": "0.6.0"}
+"""Versions between which equality was proven."""
+
+_EPISODES: dict[str, tuple[int, float | None]] = {
+    "Walker2D": (1000, 2500.0),
+    "Hopper": (1000, 2500.0),
+    "HalfCheetah": (1000, 3000.0),
+    "Ant": (1000, 2500.0),
+    "Humanoid": (1000, None),
+    "InvertedPendulum": (1000, 950.0),
+    "InvertedDoublePendulum": (1000, 9100.0),
+    "InvertedPendulumSwingup": (1000, 800.0),
+    "Reacher": (150, 18.0),
+}
+"""Steps an episode and reward threshold of each task."""
+
+TASKS = tuple(_EPISODES)
+_ENTRY = "spreeze.envs.bullet:make"
+
+
+def make(task: str, render_mode: str | None = None) -> gymnasium.Env[Any, Any]:
+    """Makes one of ``TASKS``, without time limit; for pictures it is the package's own environment.
+
+    Args:
+        task: Walker2D, Reacher, and so on.
+        render_mode: ``rgb_array`` or ``human`` for the plain environment, which draws; None for the fast one.
+    """
+    if render_mode is not None:
+        importlib.import_module(PLAIN_MODULE)
+        return gymnasium.make(plain_id(task), render_mode=render_mode, disable_env_checker=True).unwrapped
+    if task == "Reacher":
+        from spreeze.envs.bullet.reacher import Reacher
+
+        return Reacher()
+    if task.startswith("Inverted"):
+        from spreeze.envs.bullet import pendulum
+
+        if task == "InvertedDoublePendulum":
+            return pendulum.InvertedDoublePendulum()
+        return pendulum.InvertedPendulum(swing_up=task == "InvertedPendulumSwingup")
+    from spreeze.envs.bullet.locomotion import Locomotion
+
+    return Locomotion(task)
+
+
+def pair(task: str) -> tuple[gymnasium.Env[Any, Any], gymnasium.Env[Any, Any]]:
+    """A task twice, as registered and with its time limit: the fast one, and the package's exactly as it comes."""
+    importlib.import_module(PLAIN_MODULE)
+    register()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # advice to authors of environments
+        fast, plain = (gymnasium.make(name, disable_env_checker=True) for name in (fast_id(task), plain_id(task)))
+    return fast, plain
+
+
+def plain_id(task: str) -> str:
+    """The id that the package registers a task under."""
+    return f"{task}BulletEnv-v0"
+
+
+def fast_id(task: str) -> str:
+    """The id that the fast task is registered under."""
+    return f"{PREFIX}{task}Bullet-v0"
+
+
+def task_of(env_id: str) -> str | None:
+    """The task that an id of either kind names, or None."""
+    return next((task for task in TASKS if env_id in (plain_id(task), fast_id(task))), None)
+
+
+def register() -> None:
+    """Makes ``spreeze/Walker2DBullet-v0`` and so on known to Gymnasium; harmless when they are."""
+    for task, (steps, threshold) in _EPISODES.items():
+        if fast_id(task) not in gymnasium.registry:
+            gymnasium.register(
+                id=fast_id(task),
+                entry_point=_ENTRY,
+                max_episode_steps=steps,
+                reward_threshold=threshold,
+                kwargs={"task": task},
+            )
+
+
+def fast_spec(plain: Any, task: str) -> Any:
+    """The registered specification of a plain environment, with the fast task in its place."""
+    spec = copy.deepcopy(plain)
+    spec.entry_point = _ENTRY
+    spec.kwargs = {"task": task}
+    return spec
+
+
+@functools.cache
+def unproven() -> str | None:
+    """Why equality with the package is not proven here, or None where it is."""
+    for name, proven in PROVEN.items():
+        try:
+            found = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            return f"{name} is not installed"
+        if found != proven:
+            return f"equality is proven for {name} {proven}, this is {found}"
+    if int(np.__version__.split(".")[0]) < 2:
+        return f"equality is proven for NumPy 2, this is {np.__version__}"
+    return None

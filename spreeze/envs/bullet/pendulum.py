@@ -1,0 +1,116 @@
+"""The pendulum on a cart, its swing-up, and the double pendulum on a cart.
+
+Roundings and their order are those of pybullet-envs-gymnasium 0.6.0.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from spreeze.envs.bullet.base import BulletTask, clipped
+from spreeze.envs.bullet.client import Client, Joint, Model, Physics, same_body
+
+PHYSICS = Physics(gravity=9.8, substep_s=0.0165, substeps=1)
+_FALLEN_RAD = 0.2
+_HANGING_RAD = 3.1415
+_TIP_M = 0.3
+"""From the middle of the second pole to its tip."""
+
+
+class _Cart(BulletTask):
+    """A cart on a rail, pushed by the action; ``hinges`` poles stand on it one on the other."""
+
+    def __init__(self, file: str, hinges: tuple[str, ...], obs_dim: int, force: float) -> None:
+        super().__init__(PHYSICS, obs_dim, 1)
+        self._file, self._force = file, force
+        self._names = ("slider", *hinges)
+
+    def _load(self, client: Client) -> None:
+        model = client.load_model(self._file, "cart")
+        self._joints: list[Joint] = [model.joints[name] for name in self._names]
+        self._body = same_body(self._joints)
+        self._joint_ids = [joint.index for joint in self._joints]
+        self._find_parts(model)
+
+    def _find_parts(self, model: Model) -> None:
+        """For tasks that observe more than joints."""
+
+    def _swing(self, client: Client, positions: list[float]) -> np.ndarray:
+        """Puts the hinges at ``positions`` [rad], at rest."""
+        for joint, position in zip(self._joints[1:], positions, strict=True):
+            client.place(joint, position)
+        for joint in self._joints[1:]:
+            client.push(joint, 0.0)
+        return self._observe()
+
+    def _advance(self, action: np.ndarray) -> np.ndarray:
+        """Pushes the cart for one env step; returns the observation."""
+        (value,) = clipped(np.asarray(action))
+        self._api.setJointMotorControl2(
+            self._body,
+            self._joint_ids[0],
+            self._api.TORQUE_CONTROL,
+            force=self._force * value,
+            physicsClientId=self._id,
+        )
+        self.simulate()
+        return self._observe()
+
+    def _observe(self) -> np.ndarray:
+        raise NotImplementedError
+
+
+class InvertedPendulum(_Cart):
+    """Keep a pole upright, or swing it up; observation: cart x [m] and speed, cos, sin, speed of the angle."""
+
+    def __init__(self, *, swing_up: bool = False) -> None:
+        super().__init__("inverted_pendulum.xml", ("hinge",), 5, 100.0)
+        self._swing_up = swing_up
+
+    def _place(self, client: Client) -> np.ndarray:
+        offset = self.np_random.uniform(low=-0.1, high=0.1)
+        return self._swing(client, [_HANGING_RAD + offset if self._swing_up else offset])
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        """One env step of 16.5 ms; reward 1 while upright, or the cosine when swinging up."""
+        obs = self._advance(action)
+        if self._swing_up:
+            return obs, float(self._cosine), False, False, {}
+        return obs, 1.0, abs(self._angle) > _FALLEN_RAD, False, {}
+
+    def _observe(self) -> np.ndarray:
+        cart, pole = self._api.getJointStates(self._body, self._joint_ids, self._id)
+        self._angle: float = pole[0]
+        self._cosine = np.cos(pole[0])
+        return np.array([cart[0], cart[1], self._cosine, np.sin(pole[0]), pole[1]], dtype=np.float32)
+
+
+class InvertedDoublePendulum(_Cart):
+    """Keep two poles upright; observation: cart, x of the second pole, then cos, sin and speed of both angles."""
+
+    def __init__(self) -> None:
+        super().__init__("inverted_double_pendulum.xml", ("hinge", "hinge2"), 9, 200.0)
+
+    def _find_parts(self, model: Model) -> None:
+        self._pole = model.parts["pole2"].link
+
+    def _place(self, client: Client) -> np.ndarray:
+        return self._swing(client, self.np_random.uniform(low=-0.1, high=0.1, size=[2]).tolist())
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        """One env step of 16.5 ms; reward 10 less what the tip is away from upright."""
+        obs = self._advance(action)
+        x, _, z = self._position
+        # NumPy's power: Python's need not have the same last bit.
+        distance = 0.01 * np.float64(x) ** 2 + (np.float64(z) + _TIP_M - 2) ** 2
+        return obs, 10.0 - float(distance), z + _TIP_M <= 1, False, {}
+
+    def _observe(self) -> np.ndarray:
+        cart, lower, upper = self._api.getJointStates(self._body, self._joint_ids, self._id)
+        self._position: tuple[float, float, float] = self._api.getLinkState(self._body, self._pole, 0, 0, self._id)[0]
+        values = [cart[0], cart[1], self._position[0]]
+        for angle, speed, *_ in (lower, upper):
+            values += [np.cos(angle), np.sin(angle), speed]
+        return np.array(values, dtype=np.float32)
