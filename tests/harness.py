@@ -45,7 +45,7 @@ class Run:
         self.path = self.runs_dir / name
         self._out, self._err = tmp_path / f"{name}.out", tmp_path / f"{name}.err"
         command = [sys.executable, "-m", "spreeze.train", *tiny, "--runs-dir", str(self.runs_dir), "--json", *args]
-        if "--resume" not in args:
+        if not {"--resume", "--name"} & set(args):
             command += ["--name", name]
         environment = {key: value for key, value in os.environ.items() if not key.startswith("SPREEZE_")}
         environment |= {f"SPREEZE_FAULT_{key.upper()}": str(value) for key, value in (faults or {}).items()}

@@ -1,0 +1,121 @@
+"""--json: one document on standard output with everything that was promised, also when the answer is no."""
+
+import json
+import math
+
+import pytest
+from harness import PENDULUM, Run, train, verb
+
+from spreeze.cli import emit, guarded
+from spreeze.errors import ConfigError, WorkerError
+
+PROMISED = (
+    "run_dir", "env", "algo", "mode", "seed", "device", "samplers", "envs_per_sampler", "batch_size",
+    "learner_threads", "wall_s", "env_steps", "updates", "env_steps_per_s", "updates_per_s", "update_frames_per_s",
+    "samples_per_insert", "policy_lag_mean", "episodes", "eval_return_mean", "eval_return_best", "target_return",
+    "time_to_target_s", "restarts", "stopped_by", "parameters_sha256", "versions", "machine",
+)  # fmt: skip
+
+
+@pytest.mark.timeout(90)
+def test_a_finished_run_answers_with_one_complete_document(tmp_path):
+    run, code, document = train(tmp_path, *PENDULUM, "--seconds", "9", "--target-return", "1000")
+    assert code == 0
+    assert json.loads(run.stdout) == document, "nothing but the document is on standard output"
+    assert [key for key in PROMISED if key not in document] == []
+    assert json.loads((run.path / "summary.json").read_text()) == document
+    assert document["stopped_by"] == "seconds"
+    assert (document["target_return"], document["time_to_target_s"]) == (1000.0, None)
+    assert (document["env"], document["algo"], document["seed"]) == ("Pendulum-v1", "sac", 1)
+    for name in ("wall_s", "env_steps", "updates", "env_steps_per_s", "updates_per_s", "policy_lag_mean"):
+        assert document[name] > 0, name
+    assert document["update_frames_per_s"] == pytest.approx(32 * document["updates_per_s"])
+    assert document["rates_warmup_s"] is not None
+    assert document["env_steps_per_s"] * document["wall_s"] < 3 * document["env_steps"], "rates fit the totals"
+    assert -2000 < document["eval_return_mean"] < 0
+    assert document["eval_return_best"] >= document["eval_return_mean"]
+    assert document["versions"]["torch"]
+    assert len(document["parameters_sha256"]) == 64
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--env", "Pendulm-v1"], "did you mean 'Pendulum-v1'"),
+        (["--env", "CartPole-v1"], "Discrete"),
+        ([*PENDULUM, "--set", "sac.gama=1"], "user: unknown key 'sac.gama'; did you mean 'gamma'"),
+        ([*PENDULUM, "--set", "sac.gamma=2"], "user: sac.gamma = 2.0: allowed is 0 to 1"),
+        ([*PENDULUM, "--batch-size", "4096", "--replay-capacity", "100"], "learner.batch_size = 4096 is larger than"),
+        ([*PENDULUM, "--samples-per-insert", "9:8"], "nobody could ever move"),
+        ([*PENDULUM, "--name", "../x"], "name '../x'"),
+        ([*PENDULUM, "--profile", "nope"], "no profile 'nope'"),
+        ([*PENDULUM, "--replay-capacity", "9000000000"], "available"),
+        ([*PENDULUM, "--set", "learner.device=cuda:77"], "cuda:77"),
+        ([*PENDULUM, "--set", "sac.gamma"], "expected part.field=value"),
+        (["--resume", "nothing"], "no run 'nothing'"),
+        (["--env", "Pendulum-v1", "--import", "no_such_module"], "no_such_module"),
+    ],
+    ids=lambda value: " ".join(value)[-40:] if isinstance(value, list) else "",
+)
+def test_a_refusal_is_one_document_one_line_and_code_2(tmp_path, args, words):
+    run, code, document = train(tmp_path, *args)
+    assert code == 2, run.stderr
+    assert list(document) == ["error"]
+    assert words in document["error"]
+    errors = [line for line in run.stderr.splitlines() if line.startswith("error: ")]
+    assert errors == [run.stderr.splitlines()[-1]] == [f"error: {document['error']}"]
+    assert "Traceback" not in run.stderr
+    assert not (tmp_path / "x").exists()
+    assert not run.path.exists(), "nothing was started, nothing is left"
+
+
+@pytest.mark.parametrize("argv", [["--batch-size", "many"], ["--algo", "ppo"], ["--nonsense"]])
+def test_arguments_that_cannot_be_read_are_refused_in_the_same_way(tmp_path, argv):
+    done = verb("train", "--json", *argv)
+    assert done.returncode == 2
+    assert list(json.loads(done.stdout)) == ["error"]
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_errors_on_purpose_become_a_line_and_a_code(capsys):
+    def fail(error):
+        raise error
+
+    for error, code in ((ConfigError("a\nb"), 2), (WorkerError("dead"), 1)):
+        assert guarded(lambda error=error: fail(error), as_json=True) == code
+        captured = capsys.readouterr()
+        text = " ".join(str(error).split())
+        assert captured.err == f"error: {text}\n"
+        assert json.loads(captured.out) == {"error": text}
+    assert guarded(lambda: fail(KeyboardInterrupt())) == 130
+
+
+def test_an_error_that_nobody_foresaw_is_not_hidden():
+    def fail():
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        guarded(fail)
+
+
+def test_numbers_that_json_does_not_know_become_null(capsys):
+    emit({"a": math.nan, "b": [math.inf, (1.5, -math.inf)], "c": {"d": math.nan, 1: 2}})
+    assert json.loads(capsys.readouterr().out) == {"a": None, "b": [None, [1.5, None]], "c": {"d": None, "1": 2}}
+
+
+def test_an_unknown_verb_names_the_known(tmp_path):
+    done = verb("__main__", "trian")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: no verb 'trian'; did you mean 'train'?")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.timeout(60)
+def test_two_runs_at_once_do_not_meet(tmp_path):
+    with Run(tmp_path, *PENDULUM, "--updates", "60", name="a") as first, \
+         Run(tmp_path, *PENDULUM, "--updates", "60", name="b") as second:  # fmt: skip
+        for run in (first, second):
+            code, document = run.end(50)
+            assert (code, document["updates"], document["restarts"]) == (0, 60, 0)

@@ -1,0 +1,82 @@
+"""Resume: counters, networks and settings go on; no burst of updates; what cannot be continued is refused."""
+
+import pytest
+from harness import FAULT, Run, train
+
+from spreeze.transport.checkpoint import CheckpointStore
+
+_BARE = ()
+"""No settings: a resumed run brings its own."""
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("finished")
+    run, code, document = train(folder, *FAULT, "--updates", "200", "--save-replay", "--samples-per-insert", "4:4.5")
+    assert code == 0
+    assert run.state()["sessions"] == 1
+    return folder, document
+
+
+@pytest.mark.timeout(90)
+def test_a_resumed_run_goes_on_where_it_was(finished):
+    folder, first = finished
+    stored = CheckpointStore(folder / "runs" / "run" / "checkpoints").load_latest()
+    # No further update: the networks have to be the very same.
+    _, code, second = train(folder, "--resume", "latest", "--updates", "200", tiny=_BARE)
+    assert code == 0
+    assert second["updates"] == 200
+    assert second["parameters_sha256"] == first["parameters_sha256"]
+    assert second["wall_s"] > first["wall_s"]
+    assert second["env_steps"] >= first["env_steps"]
+    assert stored is not None
+    assert stored.replay_path is not None
+    # And with updates, under the settings of the first session.
+    run, code, third = train(folder, "--resume", "run", "--updates", "500", tiny=_BARE)
+    assert code == 0
+    assert third["updates"] == 500
+    assert third["parameters_sha256"] != first["parameters_sha256"]
+    assert third["env_steps"] > first["env_steps"]
+    assert (third["batch_size"], third["envs_per_sampler"]) == (first["batch_size"], first["envs_per_sampler"])
+    assert third["samples_per_insert_band"] == [4.0, 4.5]
+    assert 4.0 * 0.95 <= third["samples_per_insert"] <= 4.5 * 1.05, "no burst that catches up"
+    # 300 updates of 32 at 4.5 samples per insert need at least that many new transitions.
+    assert third["env_steps"] - second["env_steps"] >= 300 * 32 / (4.5 * 1.05)
+    events = run.events()
+    assert any("learner continues from update 200" in event for event in events)
+    began = [int(event.split("began after ")[1].split()[0]) for event in events if "learning began after" in event]
+    assert began[-1] >= first["env_steps"] - 10, "replay was kept"
+    assert run.state()["sessions"] == 3
+
+
+@pytest.mark.timeout(60)
+def test_another_algorithm_or_task_is_refused(finished):
+    folder, _ = finished
+    for changed, words in ((("--algo", "td3"), "run.algo = td3 cannot change on resume: the run has sac"),
+                           (("--env", "Pendulum-v1"), "env.id = Pendulum-v1 cannot change")):  # fmt: skip
+        run, code, document = train(folder, "--resume", "run", *changed, tiny=_BARE)
+        assert code == 2
+        assert words in document["error"]
+        assert run.stderr.count("\n") == 1
+
+
+@pytest.mark.timeout(60)
+def test_a_running_run_is_not_resumed(tmp_path):
+    with Run(tmp_path, *FAULT) as run:
+        run.until_updates(1)
+        second, code, document = train(tmp_path, "--resume", "run", tiny=_BARE, name="second")
+        assert code == 2
+        assert f"run is running (process {run.process.pid}); stop it first: spreeze runs stop run" in document["error"]
+        assert "Traceback" not in second.stderr
+        _, code, document = train(tmp_path, *FAULT, name="run", timeout_s=30)
+        assert code == 2
+        assert "exists; choose another --name" in document["error"]
+        run.until_progress()
+        run.process.kill()
+
+
+@pytest.mark.timeout(60)
+def test_without_a_run_there_is_nothing_to_resume(tmp_path):
+    _, code, document = train(tmp_path, "--resume", "latest", tiny=_BARE)
+    assert code == 2
+    assert "no run in" in document["error"]

@@ -1,0 +1,28 @@
+"""The serial mode: the same seed gives the same bits."""
+
+import pytest
+from harness import FAULT, train
+
+
+def _sha(tmp_path, name, *args):
+    _, code, document = train(tmp_path, *FAULT, "--mode", "serial", "--updates", "150", *args, name=name)
+    assert code == 0
+    assert (document["mode"], document["updates"], document["samplers"]) == ("serial", 150, 1)
+    assert document["restarts"] == 0
+    return document["parameters_sha256"], document["env_steps"]
+
+
+@pytest.mark.timeout(90)
+def test_same_seed_same_bits_other_seed_other_bits(tmp_path):
+    first = _sha(tmp_path, "first")
+    assert _sha(tmp_path, "again") == first
+    assert _sha(tmp_path, "other", "--seed", "2")[0] != first[0]
+
+
+@pytest.mark.timeout(60)
+def test_one_update_an_env_step_as_serial_trainers_do(tmp_path):
+    _, code, document = train(tmp_path, *FAULT, "--mode", "serial", "--updates", "400", "--algo", "td3",
+                              "--set", "td3.hidden_sizes=[32,32]")  # fmt: skip
+    assert code == 0
+    assert document["samples_per_insert"] == pytest.approx(32.0, rel=0.05)
+    assert document["env_steps"] == pytest.approx(200 + 400, abs=12)
