@@ -221,7 +221,7 @@ class LivePage {
   add(name, points) {
     if (name === "episode_return") {
       for (const key of ["t", "s", "y"]) this.episodes[key].push(...points[key]);
-      this.returnDirty = true;
+      this.noisyDirty = true;
       return;
     }
     for (const chart of this.charts.values()) {
@@ -243,7 +243,11 @@ class LivePage {
   }
 
   flush(chart) {
-    if (chart.spec.key === "return") { if (this.returnDirty && chart.ready) this.redrawReturn(false); return; }
+    if (chart.spec.key === "return") { 
+      // The samplers' line alone is drawn every fifth time: it is the dearest chart and changes each second.
+      if (chart.ready && (this.returnDirty || (this.noisyDirty && NS.updates % 5 === 0))) this.redrawReturn(false);
+      return;
+    }
     if (!chart.pending.size) return;
     const fresh = [...chart.pending.keys()].filter((name) => !chart.names.includes(name));
     if (!chart.ready) {
@@ -300,7 +304,7 @@ class LivePage {
     }
     this.Plotly.restyle(chart.div, { x: xs, y: ys }, xs.map((_, i) => i));
     if (axisChanged) this.Plotly.relayout(chart.div, { "xaxis.title.text": this.axisTitle(chart), "xaxis.autorange": true, "yaxis.autorange": true });
-    this.returnDirty = false;
+    this.returnDirty = this.noisyDirty = false;
     chart.points = Math.max(x.length, noisy.x.length);
   }
 

@@ -26,6 +26,6 @@ pages = [
     st.Page(page_about.page, title="About this machine", url_path="about"),
 ]
 current = st.navigation(pages)
-st.html("<style>.stMainBlockContainer { padding: 2.5rem 2rem 3rem; }</style>")
+st.html("<style>.stMainBlockContainer { padding: 3.5rem 2rem 3rem; }</style>")
 choice.sidebar()
 current.run()

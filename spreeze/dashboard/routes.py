@@ -83,5 +83,5 @@ def picture(request: Request) -> Response:
         with open(path, "rb") as file:
             data = file.read(_MAX_PICTURE_BYTES)
     except (RunError, OSError):
-        return Response(status_code=404, headers={"Cache-Control": "no-store"})
+        return Response(status_code=204, headers={"Cache-Control": "no-store"})  # none yet is no error
     return Response(data, media_type="image/jpeg", headers={"Cache-Control": "no-store"})

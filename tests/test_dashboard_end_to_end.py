@@ -1,0 +1,158 @@
+"""The dashboard in a real browser: start a run from the page, see it learn, reload, zoom, stop it."""
+
+import json
+import os
+import signal
+import urllib.error
+import urllib.request
+
+import dashboard_browser as web
+import psutil
+import pytest
+
+from spreeze.rundir import list_runs, state_of
+
+pytest.importorskip("streamlit")
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300),
+              pytest.mark.filterwarnings("ignore::ResourceWarning"),
+              pytest.mark.skipif(web.missing() is not None, reason=str(web.missing()))]
+
+PLOTS = "return [...document.querySelectorAll('.sz-plot .main-svg')].length"
+MARK = "window.__marked = [...document.querySelectorAll('.sz-plot')].filter(d => d.data)" \
+       ".map(d => [d, d.querySelector('.main-svg')]); return window.__marked.length"
+SAME = "return window.__marked.filter(([d, s]) => d.isConnected && d.querySelector('.main-svg') === s).length"
+RANGE = "return document.querySelector('[data-chart=env]').layout.xaxis.range.map(Number)"
+COUNTS = "return window.__spreeze"
+
+
+@pytest.fixture
+def world(tmp_path, monkeypatch):
+    runs = tmp_path / "runs"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with web.server(runs, tmp_path / "server.log") as (address, server), web.browser() as driver:
+        yield address, server, driver, runs
+    for record in (runs / ".launches").glob("*.json"):
+        pid = json.loads(record.read_text())["pid"]
+        if psutil.pid_exists(pid):
+            os.kill(pid, signal.SIGINT)
+        web.wait(lambda pid=pid: not psutil.pid_exists(pid), 60)
+
+
+def click(driver, label):
+    """Clicks the button of that name once it can be clicked (a rerun may replace it meanwhile)."""
+    script = "const b = [...document.querySelectorAll('button')].find(b => b.innerText.trim() === arguments[0] && " \
+             "!b.disabled); if (b) b.click(); return !!b"
+    web.wait(lambda: driver.execute_script(script, label), 20, lambda: label)
+
+
+def text(driver):
+    return driver.execute_script("return document.body.innerText")
+
+
+def choose_task(driver, name):
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.common.keys import Keys
+
+    box = web.wait(lambda: driver.find_elements(By.CSS_SELECTOR, ".st-key-start_env input"), 30)[0]
+    box.click()
+    box.send_keys(Keys.CONTROL, "a")
+    box.send_keys(name)
+    box.send_keys(Keys.ENTER)
+    web.wait(lambda: f"--env {name} " in text(driver), 20)
+
+
+def drag(driver):
+    """Zooms the chart of env steps with the mouse; returns the new range."""
+    from selenium.webdriver.common.action_chains import ActionChains
+    from selenium.webdriver.common.by import By
+
+    before = driver.execute_script(RANGE)
+    area = driver.find_element(By.CSS_SELECTOR, "[data-chart=env] .nsewdrag")
+    driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", area)
+    ActionChains(driver).move_to_element_with_offset(area, -60, 0).click_and_hold().move_by_offset(60, 2) \
+        .move_by_offset(40, 0).release().perform()
+    web.wait(lambda: driver.execute_script(RANGE) != before, 10)
+    return driver.execute_script(RANGE)
+
+
+def hovered(driver):
+    from selenium.webdriver.common.action_chains import ActionChains
+    from selenium.webdriver.common.by import By
+
+    area = driver.find_element(By.CSS_SELECTOR, "[data-chart=env] .nsewdrag")
+    ActionChains(driver).move_to_element_with_offset(area, 10, 5).move_by_offset(3, 0).perform()
+    return driver.execute_script("return document.querySelectorAll('[data-chart=env] .hoverlayer text').length")
+
+
+def status(url, host):
+    request = urllib.request.Request(url, headers={"Host": host})
+    try:
+        with urllib.request.urlopen(request, timeout=5) as reply:
+            return reply.status
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code
+
+
+def updates(driver):
+    return driver.execute_script(COUNTS)["updates"]
+
+
+def theme(driver, name):
+    features = [{"name": "prefers-color-scheme", "value": name}]
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+
+
+def started_from_the_page(driver, runs):
+    choose_task(driver, "Pendulum-v1")
+    click(driver, "Start")
+    click_again = "const b = [...document.querySelectorAll('button')].find(b => b.innerText.trim() === 'Start'); " \
+                  "if (b) { b.click(); b.click(); }"
+    driver.execute_script(click_again)
+    web.wait(lambda: "measured" in text(driver), 30, lambda: text(driver))
+    web.wait(lambda: "updates/s" in text(driver) or list_runs(runs), 60, lambda: text(driver))
+    web.wait(lambda: list_runs(runs), 120, lambda: text(driver))
+    points = "const d = document.querySelector('[data-chart=return]'); return d?.data ? d.data[2].x.length : 0"
+    web.wait(lambda: "running" in text(driver) and driver.execute_script(points) > 0, 90, lambda: text(driver))
+    assert len(list_runs(runs)) == 1, "a double click started two"
+
+
+def charts_stay(driver):
+    web.wait(lambda: driver.execute_script("return !!document.querySelector('[data-chart=env]').data"), 30)
+    hidden = driver.execute_script(MARK)
+    assert hidden > 4
+    zoom = drag(driver)
+    first = updates(driver)
+    web.wait(lambda: updates(driver) >= first + 20, 90, lambda: driver.execute_script(COUNTS))
+    assert hovered(driver) > 0
+    theme(driver, "dark")
+    first = updates(driver)
+    web.wait(lambda: updates(driver) >= first + 3, 20)
+    theme(driver, "light")
+    assert driver.execute_script(SAME) == hidden
+    assert driver.execute_script(RANGE) == zoom
+    counts = driver.execute_script(COUNTS)
+    assert (counts["live"], counts["errors"]) == (1, [])
+    assert counts["frames"] > 5
+
+
+def test_a_run_is_started_watched_and_stopped_from_the_page(world):
+    address, server, driver, runs = world
+    driver.get(address)
+    web.wait(lambda: driver.execute_script(PLOTS) > 6, 60)
+    assert "sample run" in text(driver)
+    started_from_the_page(driver, runs)
+    charts_stay(driver)
+    driver.refresh()
+    web.wait(lambda: driver.execute_script(PLOTS) > 6 and "running" in text(driver), 60)
+    (run,) = list_runs(runs)
+    click(driver, "Stop")
+    web.wait(lambda: "asked to stop" in text(driver), 20)
+    web.wait(lambda: state_of(run) == "finished", 60)
+    web.wait(lambda: "finished" in text(driver) and "Start" in text(driver), 30, lambda: text(driver))
+    bad = [line["message"] for line in driver.get_log("browser")
+           if line["level"] == "SEVERE" and "/_stcore/" not in line["message"]]
+    assert not bad
+    assert server.poll() is None
+    for host, answer in (("evil.example", 400), ("localhost", 200)):
+        assert status(address + "/api/live?run=x", host) == answer

@@ -1,0 +1,128 @@
+"""The live answer: bounded, every peak kept, only news, dashes for what is unknown; routes that only read."""
+
+import json
+import time
+
+import pytest
+
+from spreeze.store import Evaluation, MetricsWriter
+
+pytest.importorskip("streamlit")
+from starlette.requests import Request
+
+from spreeze.dashboard import charts, feed, routes
+from spreeze.errors import RunError
+from spreeze.metrics import by_name
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPREEZE_RUNS_DIR", str(tmp_path))
+    path = tmp_path / "r1"
+    path.mkdir()
+    (path / "run.json").write_text(json.dumps({"state": "finished", "nonce": "n", "sessions": 1, "env_id": "E-v0",
+                                               "algo": "sac"}))
+    return path
+
+
+def fill(path, count, step_s=0.5, first=0):
+    writer = MetricsWriter(path / "metrics.db")
+    for i in range(first, first + count):
+        peak = 999.0 if i == 700 else 5.0 + i % 3
+        writer.write(i * step_s, i, {"env_steps_per_s": peak, "cpu_use": 0.5})
+    writer.close()
+
+
+def ask(path, query):
+    scope = {"type": "http", "method": "GET", "path": "/", "headers": [], "query_string": query.encode()}
+    return Request(scope)
+
+
+def test_a_first_answer_is_bounded_and_keeps_the_peak(run):
+    fill(run, 3000)
+    points = feed.answer(run, 0.0, 0, "")["series"]["env_steps_per_s"]
+    assert len(points["t"]) <= 1000
+    assert max(points["y"]) == 999.0
+    assert min(points["y"]) == 5.0
+    assert points["t"] == sorted(points["t"])
+
+
+def test_the_next_answer_holds_only_news(run):
+    fill(run, 20)
+    first = feed.answer(run, 0.0, 0, "")
+    assert feed.answer(run, first["next"], first["evals_next"], first["epoch"])["series"] == {}
+    fill(run, 4, first=20)
+    news = feed.answer(run, first["next"], first["evals_next"], first["epoch"])
+    assert news["series"]["env_steps_per_s"]["t"] == [10.0, 10.5, 11.0, 11.5]
+
+
+def test_another_session_of_the_run_is_sent_whole(run):
+    fill(run, 20)
+    first = feed.answer(run, 0.0, 0, "")
+    whole = feed.answer(run, first["next"], first["evals_next"], "older:0")
+    assert len(whole["series"]["env_steps_per_s"]["t"]) == 20
+
+
+def test_what_is_unknown_is_a_dash_and_never_zero(run):
+    text = feed.answer(run, 0.0, 0, "")["text"]
+    unknown = ("env_rate", "update_rate", "return", "interval", "ratio", "lag", "fill", "cpu", "memory", "picture")
+    assert {name: text[name] for name in unknown} == dict.fromkeys(unknown, "-")
+
+
+def test_evaluations_carry_the_interval_of_their_mean(run):
+    writer = MetricsWriter(run / "metrics.db")
+    writer.write(1.0, 1, {"cpu_use": 0.5})
+    writer.evaluation(Evaluation(1.0, 100, 10, 1, 10, 4, -100.0, 20.0, 200.0))
+    writer.close()
+    sent = feed.answer(run, 0.0, 0, "")["evals"]
+    assert sent["y"] == [-100.0]
+    assert sent["hi"][0] - sent["y"][0] == pytest.approx(1.96 * 20.0 / 2.0)
+    assert feed.answer(run, 1.0, 1, "n:1")["evals"]["y"] == []
+
+
+def test_many_evaluations_are_thinned_with_best_and_worst_kept():
+    records = [Evaluation(float(i), i, i, 1, i, 10, float(i % 101), 1.0, 1.0) for i in range(5000)]
+    records[3000] = records[3000]._replace(return_mean=7777.0)
+    sent = feed._evaluations(records, 0)
+    assert len(sent["y"]) <= 1000
+    assert max(sent["y"]) == 7777.0
+
+
+def test_a_damaged_store_is_an_answer_with_one_line(run):
+    (run / "metrics.db").write_bytes(b"x" * 5000)
+    with pytest.raises(RunError):
+        feed.answer(run, 0.0, 0, "")
+    document = json.loads(routes.live(ask(run, "run=r1")).body)
+    assert "metrics" in document["error"]
+    assert "\n" not in document["error"]
+
+
+@pytest.mark.parametrize("query", ["run=../r1", "run=r1&since=x", "run=", "run=r1%00", "run=nothing"])
+def test_odd_requests_get_one_line(run, query):
+    assert "error" in json.loads(routes.live(ask(run, query)).body)
+
+
+def test_the_picture_is_handed_out_and_none_yet_is_no_error(run):
+    assert routes.picture(ask(run, "run=r1")).status_code == 204
+    (run / "live.jpg").write_bytes(b"\xff\xd8x")
+    reply = routes.picture(ask(run, "run=r1"))
+    assert (reply.status_code, reply.body, reply.headers["cache-control"]) == (200, b"\xff\xd8x", "no-store")
+
+
+def test_plotly_comes_from_the_installed_package():
+    reply = routes.plotly(ask(None, ""))
+    assert b"plotly.js" in reply.body[:200]
+    assert "immutable" in reply.headers["cache-control"]
+
+
+def test_every_series_of_the_charts_is_in_the_table_of_metrics():
+    for name in charts.SERIES:
+        by_name(name.removesuffix("/*"))
+
+
+def test_a_long_run_is_answered_quickly(run):
+    """All raw points that are kept (an hour at 2 Hz): the first answer stays within its budget."""
+    fill(run, 7000)
+    begun = time.perf_counter()
+    feed.answer(run, 0.0, 0, "")
+    assert time.perf_counter() - begun < 2.0
