@@ -6,7 +6,7 @@ from harness import PENDULUM, train
 
 @pytest.mark.timeout(90)
 def test_minimum_throttles_fast_samplers(tmp_path):
-    _, code, document = train(tmp_path, *PENDULUM, "--samples-per-insert", "64:100000", "--updates", "1200")
+    _, code, document = train(tmp_path, *PENDULUM, "--samples-per-insert", "64:100000", "--updates", "4000")
     assert code == 0
     assert 64 * 0.95 <= document["samples_per_insert"] <= 64 * 1.05
     assert document["time_split"]["sampler_wait_share"] > 0.3
