@@ -120,10 +120,12 @@ print(json.dumps({
 
 
 def _look(names, folder):
-    environment_path = str(ROOT.parent)
+    # Gymnasium itself sets the last of these when imported.
+    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT.parent), "HOME": str(folder),
+                   "PYGAME_HIDE_SUPPORT_PROMPT": "hide"}  # fmt: skip
     done = subprocess.run(
         [sys.executable, "-c", _LOOK, json.dumps(names)], capture_output=True, text=True, cwd=folder, check=False,
-        timeout=60, env={"PATH": "/usr/bin:/bin", "PYTHONPATH": environment_path, "HOME": str(folder)},
+        timeout=60, env=environment,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
