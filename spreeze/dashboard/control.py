@@ -81,6 +81,11 @@ def shown(*parts: str) -> str:
     return shlex.join(("python", "-m", *parts))
 
 
+def place(folder: Path) -> tuple[str, ...]:
+    """The flag that names the runs directory, where it is not the default one."""
+    return () if folder == Path("runs").absolute() else ("--runs-dir", str(folder))
+
+
 def start(request: Request, folder: Path) -> str:
     """Starts a run and returns its name at once.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,8 @@ from spreeze.store_reader import MetricsReader
 
 _AXES = {"wall time [s]": "t", "env steps": "env_steps", "updates": "updates"}
 _MAX_RUNS = 20
-CONFIG: dict[str, Any] = {"displaylogo": False, "showTips": False, "showSendToCloud": False, "plotlyServerURL": ""}
+CONFIG: dict[str, Any] = {"displayModeBar": False, "displaylogo": False, "showTips": False, "showSendToCloud": False,
+                          "plotlyServerURL": ""}
 
 
 def page() -> None:
@@ -96,8 +98,8 @@ def _target(runs: list[tuple[RunRow, list[Evaluation]]]) -> float:
     """The published return where there is one, else the best that all runs reached."""
     facts = runs[0][0]
     published = REFERENCES.get((facts.algo or "", facts.env_id or ""))
-    best = min(max(record.return_mean for record in curve) for _, curve in runs)
-    return published if published is not None and best >= published else float(round(best, 1))
+    best = min(max(record.return_mean for record in stats.smoothed(curve)) for _, curve in runs)
+    return published if published is not None and best >= published else math.floor(10.0 * best) / 10.0
 
 
 def _tables(runs: list[tuple[RunRow, list[Evaluation]]], target: float) -> None:

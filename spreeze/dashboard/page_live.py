@@ -94,7 +94,8 @@ def _start_box(folder: Path) -> None:
             return
         last = st.columns([1, 5], vertical_alignment="center")
         last[0].button("Start", type="primary", on_click=_start, args=(request, folder), key="start", width="stretch")
-        last[1].code(control.shown("spreeze.train", *control.arguments(request)), language=None, wrap_lines=True)
+        command = control.shown("spreeze.train", *control.arguments(request), *control.place(folder))
+        last[1].code(command, language=None, wrap_lines=True)
 
 
 def _start(request: control.Request, folder: Path) -> None:
@@ -116,7 +117,8 @@ def _status(busy: str) -> None:
         asked = st.session_state.get(f"stop_asked_{busy}")
         cells[0].button("Stop", on_click=_stop, args=(busy, folder), disabled=asked is not None, key="stop",
                         width="stretch", help="Ends as Ctrl-C would: writes a checkpoint and evaluates once more.")
-        cells[1].code(control.shown("spreeze.runs", "stop", busy), language=None)
+        command = control.shown("spreeze.runs", *control.place(folder), "stop", busy)
+        cells[1].code(command, language=None, wrap_lines=True)
         if asked is not None:
             _stages(folder / busy, busy, time.monotonic() - asked[0], asked[1])
         elif waiting is not None:

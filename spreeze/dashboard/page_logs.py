@@ -22,7 +22,9 @@ def page() -> None:
     if not files:
         st.info("No log yet: the processes have written nothing.")
         return
-    chosen = st.selectbox("File", sorted(files), help="The last 200 lines are shown.")
+    labels = sorted(files)
+    first = next((i for i, label in enumerate(labels) if files[label].stat().st_size > 0), 0)
+    chosen = st.selectbox("File", labels, index=first, help="The last 200 lines are shown.")
     st.code("\n".join(tail_lines(files[chosen])) or "(empty)", language=None, height=420)
     st.code(f"tail -n 200 -f {files[chosen]}", language=None)
 
@@ -48,7 +50,7 @@ def _events(path: Path) -> None:
     if events:
         st.dataframe(
             [{"wall time": duration(e.t), "level": e.level, "from": e.source, "what": e.text} for e in events[::-1]],
-            hide_index=True, height=240,
+            hide_index=True, height=240 if len(events) > 6 else "content",
             column_config={"wall time": st.column_config.TextColumn(help="Since the run began [h:min:s].")},
         )
     else:

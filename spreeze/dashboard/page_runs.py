@@ -52,7 +52,7 @@ def page() -> None:
         )
     else:
         st.info(f"No run in {folder} yet; start one on the Live page.")
-    st.code(control.shown("spreeze.runs", "--runs-dir", str(folder), "list"), language=None)
+    st.code(control.shown("spreeze.runs", *control.place(folder), "list"), language=None)
     path = choice.current()
     if path is not None:
         _one(path, folder)
@@ -77,7 +77,8 @@ def _one(path: Path, folder: Path) -> None:
         st.download_button("Download", export(path), f"{path.name}.zip", "application/zip")
     name = path.name
     st.code("\n".join((
-        control.shown("spreeze.train", "--resume", name), control.shown("spreeze.runs", "stop", name),
+        control.shown("spreeze.train", "--resume", name, *control.place(folder)),
+        control.shown("spreeze.runs", *control.place(folder), "stop", name),
         f"rm -r {path}",
     )), language=None)
 
