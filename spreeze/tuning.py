@@ -94,7 +94,7 @@ def _measure(
     plan = RunPlan(settings=settings, spec=probe.spec, samplers=1, free_core=False)
     try:
         tuning = autotune.tune(
-            knobs, lambda sizes, threads: measure_updates(plan, sizes, threads),
+            knobs, lambda sizes, threads: measure_updates(plan, sizes, threads, interrupts),
             lambda counts, envs, batch, threads: measure_samplers(plan, counts, envs, batch, threads, interrupts), say,
         )
     except ValueError as error:

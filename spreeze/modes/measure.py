@@ -33,9 +33,13 @@ _START_S = 60.0
 
 
 def measure_updates(
-    plan: RunPlan, batch_sizes: Sequence[int], threads: int, deadline_s: float = 40.0
+    plan: RunPlan, batch_sizes: Sequence[int], threads: int, interrupts: Interrupts, deadline_s: float = 40.0
 ) -> list[UpdateRate]:
-    """Times updates at each batch size in a fresh process with a deadline; failures are results."""
+    """Times updates at each batch size in a fresh process with a deadline; failures are results.
+
+    Raises:
+        KeyboardInterrupt: the user asked to stop.
+    """
     config = plan.config
     job = UpdateProbeJob(
         spec=plan.spec, algo=config.run.algo, algorithm=plan.algorithm_fields(), batch_sizes=tuple(batch_sizes),
@@ -47,13 +51,7 @@ def measure_updates(
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         env=child_environment(threads, "probe"),
     )
-    try:
-        output, errors = process.communicate(timeout=deadline_s)
-        failure = None if process.returncode == 0 else _last_line(errors) or f"exit code {process.returncode}"
-    except subprocess.TimeoutExpired:
-        process.kill()
-        output, errors = process.communicate()
-        failure = f"not done within {deadline_s:.0f} s"
+    output, failure = _outcome(process, interrupts, deadline_s)
     found = [json.loads(line) for line in output.splitlines() if line.startswith(b"{")]
     rates = [
         UpdateRate(batch_size=entry["batch_size"], threads=threads, updates_per_s=tuple(entry["updates_per_s"]))
@@ -64,6 +62,25 @@ def measure_updates(
         failed = next((size for size in batch_sizes if size not in done), batch_sizes[-1])
         rates.append(UpdateRate(batch_size=failed, threads=threads, updates_per_s=(), failure=failure))
     return rates
+
+
+def _outcome(
+    process: subprocess.Popen[bytes], interrupts: Interrupts, deadline_s: float
+) -> tuple[bytes, str | None]:
+    """What the child wrote, and why it failed if it did; it has ended when this returns or raises."""
+    end = time.monotonic() + deadline_s
+    while True:
+        try:
+            output, errors = process.communicate(timeout=0.1)
+            break
+        except subprocess.TimeoutExpired:
+            if interrupts.asked or time.monotonic() > end:
+                process.kill()
+                output, errors = process.communicate()
+                if interrupts.asked:
+                    raise KeyboardInterrupt from None
+                return output, f"not done within {deadline_s:.0f} s"
+    return output, None if process.returncode == 0 else _last_line(errors) or f"exit code {process.returncode}"
 
 
 def _last_line(text: bytes) -> str:

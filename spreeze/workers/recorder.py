@@ -137,7 +137,7 @@ class Recorder:
         self._store.write(self.wall_s, int(metrics["env_steps"] or 0),
                           {name: value for name, value in metrics.items() if value is not None})
         self._view.update(snapshot)
-        if time.monotonic() >= self._next_state_s:
+        if state == "training" and time.monotonic() >= self._next_state_s:
             self._next_state_s = time.monotonic() + _STATE_S
             self._run_dir.write_state(state="running", wall_s=self.wall_s, env_steps=metrics["env_steps"],
                                       updates=metrics["updates"], eval_best=self.outcome.eval_best)
