@@ -96,14 +96,14 @@ def screenshots(address, driver, folder: Path) -> None:
     driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme",
                                                                         "value": "light"}]})
     plots = {"": 7, "autotune": 2, "compare": 1}
+    count = "return document.querySelectorAll('.main-svg').length"
+    press = "const b = [...document.querySelectorAll('button')].find(b => b.innerText.includes('Examine')); " \
+            "if (b) b.click(); return !!b"
     for page in ("", "autotune", "runs", "compare", "watch", "logs", "about"):
         driver.set_window_size(1280, 1450 if page == "" else 1000)
         driver.get(f"{address}/{page}")
-        count = "return document.querySelectorAll('.main-svg').length"
         wait(lambda page=page: driver.execute_script(count) >= plots.get(page, 0), 40)
         if page == "about":
-            press = "const b = [...document.querySelectorAll('button')].find(b => b.innerText.includes('Examine')); " \
-                    "if (b) b.click(); return !!b"
             wait(lambda: driver.execute_script(press), 20)
             wait(lambda: "Ready" in driver.execute_script("return document.body.innerText"), 60)
         time.sleep(4)  # pictures, clips and tables come by requests of their own
