@@ -50,6 +50,8 @@ def build_parser() -> argparse.ArgumentParser:
         parser.add_argument(flag, dest=key, default=None, type=_TYPES[str(item.type).split(" |")[0]],
                             choices=meta["choices"], metavar=None if meta["choices"] else name.upper(),
                             help=f"{meta['doc']}{unit} (default: {default})".replace("%", "%%"))
+    parser.add_argument("--plain-env", action="store_true",
+                        help="step Bullet tasks as their package has them, not the fast equal ones (default: off)")
     parser.add_argument("--samples-per-insert", metavar="MIN:MAX", default=None,
                         help="band of transitions drawn / transitions inserted: below MIN samplers wait, above MAX the "
                              "learner waits [ratio] (default: 8:512)")
@@ -85,6 +87,8 @@ def user_values(args: argparse.Namespace) -> Values:
     if args.samples_per_insert is not None:
         low, high = parse_band(args.samples_per_insert)
         values.setdefault("replay", {}).update(samples_per_insert_min=low, samples_per_insert_max=high)
+    if args.plain_env:
+        values.setdefault("env", {})["plain"] = True
     if args.save_replay:
         values.setdefault("replay", {})["save"] = True
     if args.no_visualizer:

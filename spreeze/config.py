@@ -97,6 +97,7 @@ class EnvConfig(Part):
 
     id: str = setting("Walker2DBulletEnv-v0", "Gymnasium id; observations and actions must be Box")
     import_module: str | None = setting(None, "module to import before the id is made (command line only)")
+    plain: bool = setting(False, "step Bullet tasks as their package has them, not the fast equal ones")
     normalize_obs: bool = setting(False, "scale observations by running mean and deviation of collected data")
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from spreeze.envs.registry import BULLET_IDS
+from spreeze.envs.registry import is_bullet
 from spreeze.envs.task import Task, native_bounds, to_native
 from spreeze.types import EnvSpec
 
@@ -60,7 +60,7 @@ def lanes_for(spec: EnvSpec) -> int:
     calls gains nothing there. The number depends on the id alone: the batch size decides the last
     bit of an action, and a score must repeat on another day and machine.
     """
-    return 2 if spec.env_id in BULLET_IDS else 16
+    return 2 if is_bullet(spec.env_id) else 16
 
 
 def run_episodes(

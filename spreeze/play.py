@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from spreeze.envs.registry import BULLET_IDS, has_display
+from spreeze.envs.registry import has_display, is_bullet
 from spreeze.envs.stdout import stdout_to_stderr
 from spreeze.envs.task import Task, make_task, native_bounds, to_native
 from spreeze.errors import ConfigError, SpreezeError, WeightsError
@@ -131,7 +131,7 @@ class _Episode:
 
 def _window(source: _Source, task: Task, args: argparse.Namespace) -> str:
     """Episodes in real time until the number is reached or Ctrl-C."""
-    bullet = source.spec.env_id in BULLET_IDS
+    bullet = is_bullet(source.spec.env_id)
     shown = 0
     while args.episodes is None or shown < args.episodes:
         source.renew()

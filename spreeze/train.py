@@ -18,7 +18,7 @@ from spreeze.arguments import build_parser, user_values
 from spreeze.cli import emit, guarded, say
 from spreeze.config import PARTS
 from spreeze.envs.probe import Probe, probe_env
-from spreeze.envs.registry import default_env_id
+from spreeze.envs.registry import bullet_engine, default_env_id
 from spreeze.errors import ConfigError, ResourceError
 from spreeze.hardware import Machine, read_machine
 from spreeze.modes import load_mode
@@ -46,9 +46,12 @@ def _train(args: argparse.Namespace) -> int:
             say(note, as_json=args.json)
         settings = resolve(base)
         part = settings.config.env
-        probe = probe_env(part.id, part.import_module, steps=500 if args.auto else 0)
+        probe = probe_env(part.id, part.import_module, steps=500 if args.auto else 0, plain=part.plain)
         machine = read_machine()
         say(machine.one_line(), as_json=args.json)
+        engine = bullet_engine(part.id, plain=part.plain)
+        if engine is not None:
+            say(f"{part.id}: {engine.reason}", as_json=args.json)
         tuned, tune_record = _tuned(args, settings, probe, machine, interrupts)
         plan = _plan(settings if tuned is None else resolve([*base[:-1], tuned, base[-1]]), probe, machine, resumed)
         if tuned is not None:

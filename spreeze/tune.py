@@ -35,7 +35,8 @@ def _tune(args: argparse.Namespace) -> int:
         profile = read_profile(args.profile) if args.profile else task_profile(env_id)
         layers = [Layer("default", {"env": {"id": env_id}}), *([profile] if profile else []), user]
         settings = resolve(layers)
-        probe = probe_env(env_id, settings.config.env.import_module, steps=2000)
+        part = settings.config.env
+        probe = probe_env(env_id, part.import_module, steps=2000, plain=part.plain)
         _, record = tuned_layer(settings, probe, read_machine(), interrupts, fresh=args.fresh,
                                 say=lambda text: say(text, as_json=args.json))
     if args.out:

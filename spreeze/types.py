@@ -32,6 +32,8 @@ class EnvSpec:
     """Env steps after which the environment truncates an episode; None if it never does."""
     reward_threshold: float | None
     """Episode return that the environment's author calls solved; None if not stated."""
+    plain: bool = False
+    """True where the user wants a Bullet task as its package has it, not the fast equal one."""
 
 
 class TransitionBatch(NamedTuple):

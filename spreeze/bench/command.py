@@ -45,6 +45,9 @@ def _parser() -> argparse.ArgumentParser:
         return benches.add_parser(name, help=text, description=text, parents=[common, *parents])
 
     add("sampling", "the real sampler against a bare environment loop with the same actions", task)
+    env = add("env", "the fast Bullet tasks against their package, the same actions in turn")
+    env.add_argument("--tasks", nargs="+", default=None, help="names such as Walker2D (default: all)")
+    env.add_argument("--seconds", type=float, default=2.0, help="length of one repeat [s] (default: 2)")
     replay = add("replay", "writes, gathers and torn rows of the replay ring")
     replay.add_argument("--against", choices=("queue",), default=None, help="compare with a multiprocessing queue")
     replay.add_argument("--checked-rows", type=int, default=10_000_000, help="rows checked for tearing (default: 1e7)")
@@ -118,6 +121,12 @@ def _sampling(args: argparse.Namespace) -> list[Row]:
     return sampling_rows(plan, args.repeats, args.seconds or 3.0) + policy_rows(plan, args.repeats)
 
 
+def _env(args: argparse.Namespace) -> list[Row]:
+    from spreeze.bench.env import env_rows
+
+    return env_rows(args.repeats, args.seconds, tuple(args.tasks) if args.tasks else None)
+
+
 def _replay(args: argparse.Namespace) -> list[Row]:
     from spreeze.bench.replay import against_queue_rows, replay_rows
 
@@ -171,6 +180,6 @@ def _curve(args: argparse.Namespace) -> list[Row]:
 
 
 _BENCHES: dict[str, Callable[[argparse.Namespace], list[Row]]] = {
-    "sampling": _sampling, "replay": _replay, "learner": _learner, "together": _together, "rates": _rates,
+    "sampling": _sampling, "env": _env, "replay": _replay, "learner": _learner, "together": _together, "rates": _rates,
     "target": _target, "curve": _curve,
 }

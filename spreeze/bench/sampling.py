@@ -91,7 +91,8 @@ def _sampler_rate(
             samples_per_insert_min=8.0, samples_per_insert_max=512.0, learning_starts=0, batch_size=256,
         )
         sampling = Sampling(
-            lambda: Task(make_env(plan.spec.env_id, plan.spec.import_module), plan.spec), num_envs, plan.spec,
+            lambda: Task(make_env(plan.spec.env_id, plan.spec.import_module, plain=plan.spec.plain), plan.spec),
+            num_envs, plan.spec,
             ShardWriter(ring, 0), n_step=job.n_step, gamma=job.gamma, seeds=_seeds(seed, num_envs),
         )
         loop = SamplerLoop(Link("sampler", 0, board, 0, None), job, ring, sampling, np.random.default_rng(seed))
@@ -115,7 +116,8 @@ def _bare_rate(plan: RunPlan, actions: np.ndarray, seed: int) -> float:
     """Rate of plain environments stepped with precomputed actions [T, N, A], reset at episode ends."""
     low, high = native_bounds(plan.spec)
     native = to_native(actions.reshape(-1, actions.shape[-1]).copy(), low, high).reshape(actions.shape)
-    envs = [make_env(plan.spec.env_id, plan.spec.import_module) for _ in range(actions.shape[1])]
+    spec = plan.spec
+    envs = [make_env(spec.env_id, spec.import_module, plain=spec.plain) for _ in range(actions.shape[1])]
     for env, env_seed in zip(envs, _seeds(seed, len(envs)), strict=True):
         env.reset(seed=env_seed)
     start = time.perf_counter()

@@ -102,6 +102,12 @@ def make_env(
         raise EnvironmentError_(f"{name} could not be made: {type(error).__name__}: {one_line(error)}") from error
 
 
+def is_bullet(env_id: str) -> bool:
+    """True for the Bullet tasks under either of their names: each environment takes about 30 MB."""
+    name = env_id.rpartition(":")[2]
+    return name in BULLET_IDS or (name.startswith("spreeze/") and "Bullet" in name)
+
+
 def bullet_engine(env_id: str, *, plain: bool = False) -> Reasoned | None:
     """Whether a usual Bullet id is made ``fast`` or ``plain`` here and why; None for any other id."""
     if env_id.rpartition(":")[2] not in BULLET_IDS or bullet_missing() is not None:

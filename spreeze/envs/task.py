@@ -122,9 +122,11 @@ class Task:
         self.env.close()
 
 
-def make_task(env_id: str, import_module: str | None = None, render_mode: str | None = None) -> Task:
+def make_task(
+    env_id: str, import_module: str | None = None, render_mode: str | None = None, *, plain: bool = False
+) -> Task:
     """Makes, describes and wraps an environment; arguments and errors as ``make_env``."""
-    env = make_env(env_id, import_module, render_mode)
+    env = make_env(env_id, import_module, render_mode, plain=plain)
     try:
         return Task(env, describe(env, import_module))
     except BaseException:

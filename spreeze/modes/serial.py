@@ -58,7 +58,8 @@ class _Serial:
         self._plan, self._ring, self._recorder, self._interrupts = plan, ring, recorder, interrupts
         self._rng = np.random.default_rng([config.run.seed, plan.earlier.sessions])
         self._sampling = Sampling(
-            lambda: Task(make_env(spec.env_id, spec.import_module), spec), config.sampling.envs_per_sampler, spec,
+            lambda: Task(make_env(spec.env_id, spec.import_module, plain=spec.plain), spec),
+            config.sampling.envs_per_sampler, spec,
             ShardWriter(ring, 0), n_step=config.algorithm.n_step, gamma=config.algorithm.gamma,
             seeds=[int(s) for s in self._rng.integers(2**31, size=config.sampling.envs_per_sampler)],
             nan_policy=config.sampling.nan_policy,
@@ -75,7 +76,7 @@ class _Serial:
         self._evaluation = Evaluation(EvaluatorJob(
             run_dir=str(run_dir), env_id=spec.env_id, import_module=spec.import_module,
             episodes=config.evaluation.episodes, first_seed=config.evaluation.seed,
-            cpu_share=config.evaluation.cpu_share, has_free_core=False,
+            cpu_share=config.evaluation.cpu_share, has_free_core=False, plain=spec.plain,
         ))
         self._ratio = min(max(float(config.learner.batch_size), config.replay.samples_per_insert_min),
                           config.replay.samples_per_insert_max)

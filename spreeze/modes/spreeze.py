@@ -114,7 +114,7 @@ def worker_specs(plan: RunPlan, run_dir: Path, ring: Ring, run_started_s: float)
     evaluator = EvaluatorJob(
         run_dir=str(run_dir), env_id=plan.spec.env_id, import_module=plan.spec.import_module,
         episodes=config.evaluation.episodes, first_seed=config.evaluation.seed, cpu_share=config.evaluation.cpu_share,
-        has_free_core=plan.free_core,
+        has_free_core=plan.free_core, plain=plan.spec.plain,
     )
     specs["evaluator"] = WorkerSpec(role="evaluator", index=0, row=samplers + 1, job=evaluator.to_json())
     if config.visualizer.enabled:

@@ -52,6 +52,8 @@ class EvaluatorJob(Jsonable):
     cpu_share: float
     """Share of one core it may use when none is free."""
     has_free_core: bool
+    plain: bool = False
+    """A Bullet task as its package has it."""
 
 
 def run_evaluator(link: Link, job: EvaluatorJob) -> None:
@@ -143,7 +145,7 @@ class Evaluation:
         self.evaluations = 0
 
     def _make_task(self) -> Task:
-        return make_task(self._job.env_id, self._job.import_module)
+        return make_task(self._job.env_id, self._job.import_module, plain=self._job.plain)
 
     def prepare(self) -> None:
         """Makes the first environment."""
@@ -274,11 +276,11 @@ def final_evaluation(job: EvaluatorJob, budget_s: float) -> Record | None:
 
 
 def main(argv: list[str]) -> int:
-    """``RUN_DIR EPISODES FIRST_SEED BUDGET_S ENV_ID [IMPORT_MODULE]``: the last evaluation, as one JSON record."""
+    """``RUN_DIR EPISODES FIRST_SEED BUDGET_S ENV_ID [MODULE [plain]]``: the last evaluation, as one JSON record."""
     run_dir, episodes, first_seed, budget_s, env_id, *rest = argv
     job = EvaluatorJob(
         run_dir=run_dir, env_id=env_id, import_module=(rest[0] if rest else "") or None, episodes=int(episodes),
-        first_seed=int(first_seed), cpu_share=1.0, has_free_core=True,
+        first_seed=int(first_seed), cpu_share=1.0, has_free_core=True, plain="plain" in rest[1:],
     )  # fmt: skip
     try:
         with stdout_to_stderr():

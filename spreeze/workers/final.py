@@ -19,6 +19,7 @@ def final_evaluation(run_dir: Path, plan: RunPlan, budget_s: float, interrupts: 
     command = [
         sys.executable, "-m", "spreeze.workers.evaluator", str(run_dir), str(evaluation.episodes), str(evaluation.seed),
         str(budget_s), plan.spec.env_id, plan.spec.import_module or "",
+        *(["plain"] if plan.spec.plain else []),
     ]
     with open(run_dir / "logs" / "evaluator.log", "ab") as log:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log,
