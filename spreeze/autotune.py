@@ -244,8 +244,8 @@ def choose_envs_per_sampler(knobs: Knobs) -> Reasoned:
     if knobs.envs_per_sampler is not None:
         return Reasoned(knobs.envs_per_sampler, f"{knobs.envs_per_sampler} environments a sampler: set by you")
     if knobs.step_us is None:
-        return Reasoned(4, "4 environments a sampler: step time not known")
-    count = 8 if knobs.step_us < 200.0 else 4
+        return Reasoned(8, "8 environments a sampler: step time not known")
+    count = 4 if knobs.step_us > 5000.0 else 8
     return Reasoned(count, f"{count} environments a sampler: a step takes {knobs.step_us:.0f} us, inference is shared")
 
 

@@ -166,7 +166,7 @@ class SamplingConfig(Part):
     """The sampler processes."""
 
     samplers: int | None = setting(None, "sampler processes; from the usable cores if not given", low=1, high=512)
-    envs_per_sampler: int = setting(4, "environments stepped in one sampler", low=1, high=1024)
+    envs_per_sampler: int = setting(8, "environments stepped in one sampler", low=1, high=1024)
     nan_policy: str = setting("drop", "what to do with a non-finite observation or reward", choices=("drop", "fail"))
     step_deadline_s: float = setting(30.0, "a sampler whose env step takes longer counts as hung and is started again",
                                      unit="s", low=0.5, high=1e6)

@@ -81,7 +81,10 @@ class RunDir:
             raise RunError(f"{path} is no run directory: it has no run.json")
         for sub in SUBDIRECTORIES:
             (path / sub).mkdir(mode=0o700, exist_ok=True)
-        return cls(path, _lock(path))
+        run = cls(path, _lock(path))
+        # A request to stop was for the session that has ended.
+        (path / "control" / "stop").unlink(missing_ok=True)
+        return run
 
     def write_state(self, **fields: Any) -> None:
         """Merges fields into ``run.json``, atomically; trouble with the disk is not fatal."""

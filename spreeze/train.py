@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -52,17 +54,25 @@ def _train(args: argparse.Namespace) -> int:
         engine = bullet_engine(part.id, plain=part.plain)
         if engine is not None:
             say(f"{part.id}: {engine.reason}", as_json=args.json)
-        tuned, tune_record = _tuned(args, settings, probe, machine, interrupts)
-        plan = _plan(settings if tuned is None else resolve([*base[:-1], tuned, base[-1]]), probe, machine, resumed)
-        if tuned is not None:
-            plan = _with_reasons(plan, tune_record)
+        plan = _plan(settings, probe, machine, resumed)
         _check_machine(plan, machine)
+        run = plan.config.run
         run_dir = RunDir.open(resumed) if resumed else RunDir.create(
-            Path(plan.config.run.runs_dir),
-            plan.config.run.name or new_name(plan.spec.env_id, plan.config.run.algo, plan.config.run.seed),
+            Path(run.runs_dir), run.name or new_name(plan.spec.env_id, run.algo, run.seed)
         )
         try:
-            return _run(args, plan, run_dir, machine, tune_record, interrupts)
+            _describe(plan, run_dir, machine)
+            record = None
+            if args.auto:
+                run_dir.write_state(state="tuning")
+                tuned, record = tuned_layer(settings, probe, machine, interrupts, fresh=args.fresh,
+                                            say=lambda text: say(text, as_json=args.json))
+                plan = _plan(resolve([*base[:-1], tuned, base[-1]]), probe, machine, resumed, record["reasons"])
+                _check_machine(plan, machine)
+            return _run(args, plan, run_dir, machine, record, interrupts)
+        except BaseException:
+            run_dir.write_state(state="failed")
+            raise
         finally:
             run_dir.close()
 
@@ -100,19 +110,13 @@ def _layers(args: argparse.Namespace, resumed: Path | None) -> tuple[list[Layer]
     return [*layers, user], notes
 
 
-def _tuned(
-    args: argparse.Namespace, settings: Settings, probe: Probe, machine: Machine, interrupts: Interrupts
-) -> tuple[Layer | None, dict[str, Any] | None]:
-    if not args.auto:
-        return None, None
-    return tuned_layer(settings, probe, machine, interrupts, fresh=args.fresh,
-                       say=lambda text: say(text, as_json=args.json))
-
-
-def _plan(settings: Settings, probe: Probe, machine: Machine, resumed: Path | None) -> RunPlan:
+def _plan(
+    settings: Settings, probe: Probe, machine: Machine, resumed: Path | None, tuned: dict[str, str] | None = None
+) -> RunPlan:
+    """The run, decided; ``tuned`` are the tuner's reasons."""
     config = settings.config
     usable = machine.cores.usable
-    samplers, reasons = config.sampling.samplers, {}
+    samplers, reasons = config.sampling.samplers, dict(tuned or {})
     if config.run.mode == "serial":
         samplers = 1
     elif samplers is None:
@@ -144,10 +148,15 @@ def _check_machine(plan: RunPlan, machine: Machine) -> None:
         raise ConfigError(f"learner.device = {device}: allowed is auto, cpu, cuda or cuda:N")
 
 
-def _with_reasons(plan: RunPlan, record: dict[str, Any] | None) -> RunPlan:
-    import dataclasses
-
-    return dataclasses.replace(plan, reasons={**plan.reasons, **(record or {}).get("reasons", {})})
+def _describe(plan: RunPlan, run_dir: RunDir, machine: Machine) -> None:
+    """What ``run.json`` says of a run from its first moment on."""
+    sessions = plan.earlier.sessions + 1
+    run_dir.write_state(
+        state="starting", sessions=sessions, env_id=plan.spec.env_id, algo=plan.config.run.algo,
+        mode=plan.config.run.mode, seed=plan.config.run.seed, nonce=run_dir.nonce, command=sys.argv,
+        versions=versions(), machine=machine.one_line(), pid=os.getpid(), create_time=process_start_time(),
+        **({"started": time.strftime("%Y-%m-%dT%H:%M:%S%z")} if sessions == 1 else {}),
+    )
 
 
 def _run(
@@ -158,13 +167,6 @@ def _run(
     (run_dir.path / "config.toml").write_text(to_toml(plan.settings), encoding="utf-8")
     if tune_record is not None:
         write_json(run_dir.path / "tune.json", tune_record)
-    sessions = plan.earlier.sessions + 1
-    run_dir.write_state(
-        state="starting", sessions=sessions, env_id=plan.spec.env_id, algo=plan.config.run.algo,
-        mode=plan.config.run.mode, seed=plan.config.run.seed, nonce=run_dir.nonce, command=sys.argv,
-        versions=versions(), machine=machine.one_line(), **_identity(),
-        **({"started": time.strftime("%Y-%m-%dT%H:%M:%S%z")} if sessions == 1 else {}),
-    )
     view = open_view(sys.stderr if args.json else sys.stdout, json_mode=args.json)
     state = "failed"
     try:
@@ -189,16 +191,8 @@ def _run(
     return 1 if outcome.error else 0
 
 
-def _identity() -> dict[str, Any]:
-    import os
-
-    return {"pid": os.getpid(), "create_time": process_start_time()}
-
-
 def _check_disk(plan: RunPlan, run_dir: RunDir) -> None:
     """Refuses to promise saved replays that the disk cannot hold (twice: old and new)."""
-    import shutil
-
     if not plan.config.replay.save:
         return
     needed, free = 2 * plan.ring_spec().size_bytes, shutil.disk_usage(run_dir.path).free

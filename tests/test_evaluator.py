@@ -20,11 +20,6 @@ from spreeze.workers.evaluator import COLUMNS, EvaluatorJob, append_row, final_e
 from spreeze.workers.link import Link
 
 
-@pytest.fixture(autouse=True)
-def priority_stays(monkeypatch):
-    monkeypatch.setattr(evaluator, "lower_priority", lambda nice: None)
-
-
 @pytest.fixture
 def store(tmp_path):
     return WeightsStore(tmp_path / "weights")

@@ -18,7 +18,6 @@ from spreeze.workers.visualizer import VisualizerJob, run_visualizer
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(visualizer, "lower_priority", lambda nice: None)
     monkeypatch.setattr(visualizer, "_FIRST_CLIP_S", 0.1)
     monkeypatch.setattr(visualizer, "_NEW_WEIGHTS_S", 0.1)
 

@@ -36,7 +36,7 @@ def _parser() -> argparse.ArgumentParser:
     task = argparse.ArgumentParser(add_help=False)
     task.add_argument("--env", default="Walker2DBulletEnv-v0", help="Gymnasium id (default: Walker2DBulletEnv-v0)")
     task.add_argument("--samplers", type=int, default=1, help="sampler processes (default: 1)")
-    task.add_argument("--envs-per-sampler", type=int, default=None, help="environments in a sampler (default: 4)")
+    task.add_argument("--envs-per-sampler", type=int, default=None, help="environments in a sampler (default: 8)")
     task.add_argument("--seconds", type=float, default=None,
                       help="length of one measurement [s] (default: 3, of whole runs 90)")
     task.add_argument("--runs-dir", default="runs", help="where runs go (default: runs)")

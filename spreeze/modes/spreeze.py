@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from spreeze.workers.spawn import Nest, WorkerSpec
 from spreeze.workers.supervisor import Supervisor
 
 _FINAL_EVALUATION_S = 6.0
+_VISUALIZER_AFTER_S = 4.0
 
 
 def run_mode(plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts) -> Outcome:
@@ -52,10 +54,14 @@ def run_mode(plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts)
 def _supervise(supervisor: Supervisor, crew: Crew, ring: Ring, specs: dict[str, WorkerSpec]) -> None:
     visualizer = specs.pop("visualizer", None)
 
+    began_s: float | None = None
+
     def start_visualizer() -> None:
-        # Not before learning began: its imports would only delay the first update.
-        nonlocal visualizer
-        if visualizer is not None and ring.baseline_inserted >= 0:
+        # Not before learning is well under way: its imports would only delay the first updates.
+        nonlocal visualizer, began_s
+        if began_s is None and ring.baseline_inserted >= 0:
+            began_s = time.monotonic()
+        if visualizer is not None and began_s is not None and time.monotonic() - began_s > _VISUALIZER_AFTER_S:
             crew.add(visualizer)
             visualizer = None
 

@@ -32,6 +32,8 @@ BODIES = {
 """role -> (module, body, type of its job); imported only in the process that runs it."""
 
 _PR_SET_PDEATHSIG = 1
+_NICE = 10
+"""At nice 10 a process gets about a tenth of a core that another one wants."""
 
 
 def main(argv: list[str]) -> int:
@@ -41,6 +43,7 @@ def main(argv: list[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
+    _lower_priority(spec["role"])
     board = Board.attach(spec["board_fd"], spec["board_rows"])
     link = Link(spec["role"], spec["index"], board, spec["row"], spec["message_fd"])
     link.beat(Phase.INIT)
@@ -54,6 +57,13 @@ def main(argv: list[str]) -> int:
     link.beat(Phase.DONE)
     link.close()
     return 0
+
+
+def _lower_priority(role: str) -> None:
+    """Evaluator and visualizer give way from their first import on; samplers and learner do not."""
+    if role in ("evaluator", "visualizer") and hasattr(os, "nice"):
+        with contextlib.suppress(OSError):
+            os.nice(_NICE)
 
 
 def _report(link: Link, errors_dir: Path, error: BaseException) -> None:

@@ -37,7 +37,6 @@ Record = dict[str, Any]
 _POLL_S = 0.05
 _LOOK_S = 1.0
 _MAX_FAILURES = 5
-_NICE = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +57,6 @@ class EvaluatorJob(Jsonable):
 
 def run_evaluator(link: Link, job: EvaluatorJob) -> None:
     """Evaluates whenever there are new weights, until the supervisor stops everybody."""
-    lower_priority(_NICE)
     link.beat(Phase.INIT)
     watch = WeightsWatch(Path(job.run_dir) / "weights")
     failures = 0
@@ -99,13 +97,6 @@ def _report(link: Link, record: Record, evaluations: int) -> None:
         eval_length=record["length_mean"], env_steps=record["env_steps"],
     )  # fmt: skip
     link.send("evaluation", **record)
-
-
-def lower_priority(nice: int) -> None:
-    """Gives way to samplers and learner, where the system can."""
-    if hasattr(os, "nice"):
-        with contextlib.suppress(OSError):
-            os.nice(nice)
 
 
 class WeightsWatch:

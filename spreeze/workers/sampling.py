@@ -10,7 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
-from spreeze.envs.task import BadTransition, Task, to_native
+from spreeze.envs.task import BadTransition, Task, native_bounds
 from spreeze.errors import WorkerError
 from spreeze.returns import NStep
 from spreeze.types import EnvSpec
@@ -57,8 +57,11 @@ class Sampling:
         self._make_task, self._spec, self._writer = make_task, spec, writer
         self._nan_policy, self._on_wait = nan_policy, on_wait
         self.counts = SamplingCounts()
-        self._low = np.asarray(spec.action_low, np.float32)
-        self._high = np.asarray(spec.action_high, np.float32)
+        self._low, self._high = native_bounds(spec)
+        self._half = (self._high - self._low) * np.float32(0.5)
+        self._middle = self._low + self._half
+        self._unit_bounds = bool(np.all(self._low == -1.0) and np.all(self._high == 1.0))
+        self._native = np.zeros((num_envs, spec.action_dim), np.float32)
         self.obs = np.zeros((num_envs, spec.obs_dim), np.float32)
         self._next_obs = np.zeros_like(self.obs)
         self._reward = np.zeros(num_envs, np.float32)
@@ -86,7 +89,7 @@ class Sampling:
             WorkerError: errors beyond what the window allows, or the first one under nan_policy "fail".
         """
         start = perf_counter()
-        native = to_native(actions.copy(), self._low, self._high)
+        native = self._to_native(actions)
         ended: list[tuple[int, bool]] = []
         broken: list[int] = []
         next_obs, reward, terminated = self._next_obs, self._reward, self._terminated
@@ -115,6 +118,18 @@ class Sampling:
             self._rebuild(index)
         self.counts.env_s += stepped - start + perf_counter() - written
         self.counts.write_s += written - stepped
+
+    def _to_native(self, actions: np.ndarray) -> np.ndarray:
+        """Actions [N, A] in the environment's own unit, in a buffer that environments may write to."""
+        native = self._native
+        if self._unit_bounds:
+            native[...] = actions
+            return native
+        np.multiply(actions, self._half, out=native)
+        np.add(native, self._middle, out=native)
+        np.maximum(native, self._low, out=native)
+        np.minimum(native, self._high, out=native)
+        return native
 
     def _store(self, actions: np.ndarray, ended: list[tuple[int, bool]], broken: list[int], version: int) -> None:
         if self._n_steps is not None:

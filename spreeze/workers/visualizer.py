@@ -19,7 +19,7 @@ from spreeze.policies import Policy
 from spreeze.transport.files import replace_json
 from spreeze.transport.weights import Weights
 from spreeze.video import ClipWriter, clip_stride, write_jpeg
-from spreeze.workers.evaluator import WeightsWatch, lower_priority
+from spreeze.workers.evaluator import WeightsWatch
 from spreeze.workers.jobs import VisualizerJob
 from spreeze.workers.link import Link
 
@@ -28,12 +28,10 @@ _FIRST_CLIP_S = 5.0
 _NEW_WEIGHTS_S = 3.0
 _MAX_CLIPS = 300
 _MAX_FAILURES = 5
-_NICE = 10
 
 
 def run_visualizer(link: Link, job: VisualizerJob) -> None:
     """Shows the newest policy until the supervisor stops everybody; ends quietly where nothing can be drawn."""
-    lower_priority(_NICE)
     link.beat(Phase.INIT)
     try:
         task = make_task(job.env_id, job.import_module, render_mode="rgb_array")
