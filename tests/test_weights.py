@@ -84,17 +84,28 @@ def test_values_that_are_not_finite_are_never_published(store, bad):
 
 
 def test_the_newest_three_stay_and_so_does_what_is_young(tmp_path):
-    young = WeightsStore(tmp_path / "young")
+    now = [0.0]
+    young = WeightsStore(tmp_path / "young", clock=lambda: now[0])
     old = WeightsStore(tmp_path / "old", min_age_s=-1.0)
     for version in range(6):
+        now[0] = 0.0 if version < 2 else 55.0
         young.publish(arrays(), {}, 1, version)
         old.publish(arrays(), {}, 1, version)
-    assert len(young.versions()) == 6
-    assert [order for order, _ in old.versions()] == [(1, 3), (1, 4), (1, 5)]
-    for _, path in young.versions()[:2]:
-        os.utime(path, (time.time() - 60, time.time() - 60))
+    now[0] = 60.0
     young.publish(arrays(), {}, 1, 6)
+    assert [order for order, _ in old.versions()] == [(1, 3), (1, 4), (1, 5)]
     assert [order[1] for order, _ in young.versions()] == [2, 3, 4, 5, 6]
+
+
+def test_versions_of_an_earlier_publisher_are_deleted_too(tmp_path):
+    for version in range(4):
+        WeightsStore(tmp_path).publish(arrays(), {}, 1, version)
+    now = [0.0]
+    store = WeightsStore(tmp_path, clock=lambda: now[0])
+    store.publish(arrays(), {}, 2, 0)
+    now[0] = 60.0
+    store.publish(arrays(), {}, 2, 1)
+    assert [order for order, _ in store.versions()] == [(1, 3), (2, 0), (2, 1)]
 
 
 def test_temporary_names_match_nothing_a_reader_looks_for(store):

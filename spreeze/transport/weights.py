@@ -14,6 +14,8 @@ import os
 import re
 import time
 import zlib
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -111,14 +113,18 @@ def read_weights(path: Path) -> Weights:
 class WeightsStore:
     """A directory with one publisher and any number of readers."""
 
-    def __init__(self, directory: Path, *, keep: int = 3, min_age_s: float = 10.0) -> None:
+    def __init__(
+        self, directory: Path, *, keep: int = 3, min_age_s: float = 10.0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         """Args: ``keep`` newest versions stay, and so does what is younger than ``min_age_s`` seconds."""
         self.directory = Path(directory)
         self.keep = max(1, keep)
         self.min_age_s = min_age_s
         self.refused = 0
         """Times that ``read_latest`` doubted what it found."""
+        self._clock = clock
         self._last: tuple[int, int] | None = None
+        self._present: deque[tuple[float, Path]] | None = None
 
     def publish(self, arrays: dict[str, np.ndarray], meta: dict[str, Json], epoch: int, version: int) -> Path:
         """Makes a new version visible: file first, pointer second.
@@ -145,7 +151,7 @@ class WeightsStore:
         }
         files.replace_json(self.directory / LATEST, pointer)
         self._last = (epoch, version)
-        self._prune()
+        self._prune(path)
         return path
 
     def _published(self) -> tuple[int, int] | None:
@@ -167,13 +173,16 @@ class WeightsStore:
         matches = [match for entry in os.listdir(self.directory) if (match := _NAME.match(entry))]
         return sorted(((int(match[1]), int(match[2])), self.directory / match[0]) for match in matches)
 
-    def _prune(self) -> None:
-        """Deletes old versions; a failure (an open file on Windows) only means that it stays for now."""
-        now = time.time()
-        for _, path in self.versions()[: -self.keep]:
+    def _prune(self, published: Path) -> None:
+        """Deletes old versions; the directory is listed once, since it may hold hundreds of young files."""
+        now = self._clock()
+        if self._present is None:
+            self._present = deque((now, path) for _, path in self.versions() if path != published)
+        self._present.append((now, published))
+        while len(self._present) > self.keep and now - self._present[0][0] > self.min_age_s:
+            _, path = self._present.popleft()
             with contextlib.suppress(OSError):
-                if now - path.stat().st_mtime > self.min_age_s:
-                    path.unlink()
+                path.unlink()
 
     def read_latest(self, newer_than: tuple[int, int] | None = None) -> Weights | None:
         """The newest version, or None: nothing there, nothing newer, or doubtful (then ``refused`` rises).
