@@ -15,6 +15,8 @@ from spreeze.rundir import list_runs, state_of
 pytest.importorskip("streamlit")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300),
               pytest.mark.filterwarnings("ignore::ResourceWarning"),
+              pytest.mark.skipif("SPREEZE_BROWSER_TESTS" not in os.environ,
+                                 reason="two minutes in a real browser; set SPREEZE_BROWSER_TESTS=1"),
               pytest.mark.skipif(web.missing() is not None, reason=str(web.missing()))]
 
 PLOTS = "return [...document.querySelectorAll('.sz-plot .main-svg')].length"

@@ -12,6 +12,10 @@ from typing import Any
 from spreeze.errors import SpreezeError
 
 Row = dict[str, Any]
+_RATES = {
+    "env_steps_per_s": "1/s", "updates_per_s": "1/s", "update_frames_per_s": "1/s", "samples_per_insert": "ratio",
+    "policy_lag_mean": "updates", "eval_return_mean": "return", "eval_return_best": "return",
+}
 
 
 def train(arguments: list[str], timeout_s: float) -> dict[str, Any]:
@@ -40,9 +44,8 @@ def rates_rows(env_id: str, seconds: float, repeats: int, runs_dir: str, extra: 
         for seed in range(repeats)
     ]
     targets = {"env_steps_per_s": ">= 1900", "updates_per_s": ">= 75"} if env_id.startswith("Walker2D") else {}
-    names = ("env_steps_per_s", "updates_per_s", "update_frames_per_s", "samples_per_insert", "policy_lag_mean",
-             "eval_return_mean", "eval_return_best")
-    return [_row(name, [document[name] for document in found], env=env_id, target=targets.get(name)) for name in names]
+    return [_row(name, [document[name] for document in found], unit=unit, env=env_id, target=targets.get(name))
+            for name, unit in _RATES.items()]
 
 
 def time_to_target_rows(
