@@ -62,7 +62,7 @@ class _Learner:
         self._published_s = self._checkpoint_s = self._posted_s = 0.0
         self._published_updates = -1
         self._checkpoint_updates = 0
-        self._skipped_before = self._updates_before = 0
+        self._skipped_before = self._updates_before = self._skipped_in_a_row = 0
 
     def run(self) -> None:
         self._link.send("started", device=self._device)
@@ -166,9 +166,10 @@ class _Learner:
         learning, base = self._learning, self._link.named(self._base)
         skipped = self._learning.algorithm.updates_skipped()
         done = learning.updates - self._updates_before
-        if skipped - self._skipped_before == done > _MAX_SKIPPED_IN_A_ROW:
+        self._skipped_in_a_row = self._skipped_in_a_row + done if skipped - self._skipped_before == done else 0
+        if self._skipped_in_a_row > _MAX_SKIPPED_IN_A_ROW:
             raise WorkerError(
-                f"{done} updates in a row had a non-finite loss or gradient; "
+                f"{self._skipped_in_a_row} updates in a row had a non-finite loss or gradient; "
                 "going back to the last checkpoint (lower the step size, or look at the rewards' size)"
             )
         self._skipped_before, self._updates_before = skipped, learning.updates
