@@ -27,6 +27,7 @@ from spreeze.errors import ResourceError, RunError, did_you_mean
 SUBDIRECTORIES = ("logs", "weights", "checkpoints", "videos", "errors", "control")
 _PACKAGES = ("numpy", "torch", "gymnasium", "pybullet", "pybullet-envs-gymnasium", "safetensors")
 MIN_FREE_DISK_BYTES = 200_000_000
+_LOCK_S = 0.2
 
 
 def new_name(env_id: str, algo: str, seed: int) -> str:
@@ -100,14 +101,25 @@ class RunDir:
 
 def _lock(path: Path) -> int:
     fd = os.open(path / "run.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    if not _locked_within(fd, _LOCK_S):
         os.close(fd)
         pid = read_run(path).get("pid")
         text = f"{path.name} is running (process {pid}); stop it first: spreeze runs stop {path.name}"
-        raise RunError(text) from None
+        raise RunError(text)
     return fd
+
+
+def _locked_within(fd: int, seconds: float) -> bool:
+    """Takes the lock; whoever asks ``is_alive`` holds it for a moment, and that is not a running run."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except OSError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(0.01)
 
 
 def is_alive(path: Path) -> bool:

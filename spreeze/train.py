@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import os
 import shutil
 import sys
@@ -21,7 +22,7 @@ from spreeze.cli import emit, guarded, say
 from spreeze.config import PARTS
 from spreeze.envs.probe import Probe, probe_env
 from spreeze.envs.registry import bullet_engine, default_env_id
-from spreeze.errors import ConfigError, ResourceError
+from spreeze.errors import ConfigError, ResourceError, RunError
 from spreeze.hardware import Machine, read_machine
 from spreeze.modes import load_mode
 from spreeze.rundir import RunDir, find_run, new_name, process_start_time, read_run, versions, write_json
@@ -67,7 +68,11 @@ def _train(args: argparse.Namespace) -> int:
                 run_dir.write_state(state="tuning")
                 tuned, record = tuned_layer(settings, probe, machine, interrupts, fresh=args.fresh,
                                             say=lambda text: say(text, as_json=args.json))
-                plan = _plan(resolve([*base[:-1], tuned, base[-1]]), probe, machine, resumed, record["reasons"])
+                # run.json already counts this session, so what lies behind the run is taken from before.
+                plan = dataclasses.replace(
+                    _plan(resolve([*base[:-1], tuned, base[-1]]), probe, machine, resumed, record["reasons"]),
+                    earlier=plan.earlier,
+                )
                 _check_machine(plan, machine)
             return _run(args, plan, run_dir, machine, record, interrupts)
         except BaseException:
@@ -85,14 +90,17 @@ def _layers(args: argparse.Namespace, resumed: Path | None) -> tuple[list[Layer]
     """Layers from weakest to strongest; the user's comes last. Also what there is to say about them."""
     user = Layer("user", user_values(args))
     if resumed is not None:
-        old = from_toml((resumed / "config.toml").read_text(encoding="utf-8"), "resumed run")
+        if args.profile:
+            raise ConfigError(f"--profile {args.profile}: a resumed run keeps its settings; --set changes single ones")
+        old = _settings_of(resumed)
         values = {p: {} for p in PARTS}  # type: dict[str, dict[str, Any]]
         for part, name, value in iterate(old.config):
             if part != "stop":
                 values[part][name] = value
-        for key in ("env.id", "run.algo"):
+        for key in ("env.id", "run.algo", "env.normalize_obs", f"{old.config.run.algo}.hidden_sizes"):
             part, name = key.split(".")
             asked = user.values.get(part, {}).get(name)
+            asked = tuple(asked) if isinstance(asked, list) else asked
             if asked is not None and asked != values[part][name]:
                 raise ConfigError(f"{key} = {asked} cannot change on resume: the run has {values[part][name]}")
         return [Layer("resumed run", values), user], [f"continuing {resumed.name}"]
@@ -108,6 +116,20 @@ def _layers(args: argparse.Namespace, resumed: Path | None) -> tuple[list[Layer]
         layers.append(profile)
         notes.append(f"settings from {profile.source}")
     return [*layers, user], notes
+
+
+def _settings_of(run: Path) -> Settings:
+    """Settings of an earlier session.
+
+    Raises:
+        RunError: it ended before they were written, or they cannot be read.
+    """
+    try:
+        return from_toml((run / "config.toml").read_text(encoding="utf-8"), "resumed run")
+    except FileNotFoundError:
+        raise RunError(f"{run.name} ended before training began: nothing to resume; start a new run") from None
+    except (OSError, ValueError) as error:
+        raise RunError(f"{run.name} cannot be resumed: config.toml: {error}") from None
 
 
 def _plan(

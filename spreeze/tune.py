@@ -11,6 +11,7 @@ from spreeze.cli import emit, guarded, say
 from spreeze.envs.probe import probe_env
 from spreeze.envs.registry import default_env_id
 from spreeze.hardware import read_machine
+from spreeze.lookup import check_output
 from spreeze.rundir import write_json
 from spreeze.settings import Layer, read_profile, resolve, task_profile
 from spreeze.tuning import tuned_layer
@@ -29,6 +30,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _tune(args: argparse.Namespace) -> int:
+    check_output(args.out)
     with Interrupts() as interrupts:
         user = Layer("user", user_values(args))
         env_id = user.values.get("env", {}).get("id") or default_env_id().value

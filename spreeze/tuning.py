@@ -49,7 +49,7 @@ def tuned_layer(
     if record is not None:
         say(f"tuned before on this machine ({record['measured_at']}), reused; --fresh measures again")
     else:
-        with _only_tuner(say):
+        with _only_tuner(say, interrupts):
             record = _measure(settings, probe, machine, interrupts, say)
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -139,7 +139,7 @@ def _read(path: Path, say: Callable[[str], None]) -> dict[str, Any] | None:
 
 
 @contextlib.contextmanager
-def _only_tuner(say: Callable[[str], None]) -> Iterator[None]:
+def _only_tuner(say: Callable[[str], None], interrupts: Interrupts) -> Iterator[None]:
     """One tuner on this machine at a time: two would measure each other."""
     try:
         cache_dir().mkdir(parents=True, exist_ok=True)
@@ -159,6 +159,8 @@ def _only_tuner(say: Callable[[str], None]) -> Iterator[None]:
                     told = True
                 if time.monotonic() > deadline:
                     raise SpreezeError(f"another tuner still measures after {_LOCK_WAIT_S:.0f} s; try again") from None
+                if interrupts.asked:
+                    raise KeyboardInterrupt from None
                 time.sleep(0.2)
         yield
     finally:

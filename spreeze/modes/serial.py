@@ -17,11 +17,13 @@ import torch
 from spreeze.envs.registry import make_env
 from spreeze.envs.stdout import stdout_to_stderr
 from spreeze.envs.task import Task
+from spreeze.errors import ResourceError
 from spreeze.policies import Policy
 from spreeze.rundir import RunDir
 from spreeze.transport.checkpoint import CheckpointStore
 from spreeze.transport.ring import Ring, ShardWriter
 from spreeze.transport.ring_reader import RingReader
+from spreeze.transport.ring_reader import load as load_replay
 from spreeze.transport.weights import WeightsStore, encode
 from spreeze.workers.evaluator import Evaluation, EvaluatorJob
 from spreeze.workers.gauges import Reading
@@ -44,12 +46,20 @@ def run_mode(plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts)
         with stdout_to_stderr():
             ring = Ring.create(plan.ring_spec())
             try:
+                _load_saved_replay(plan, run_dir.path, ring)
                 _Serial(plan, run_dir.path, ring, recorder, interrupts).run()
             finally:
                 ring.close()
     finally:
         recorder.close()
     return recorder.outcome
+
+
+def _load_saved_replay(plan: RunPlan, run_dir: Path, ring: Ring) -> None:
+    """Rows saved by an earlier session; before anybody writes into the ring."""
+    checkpoint = CheckpointStore(run_dir / "checkpoints").load_latest() if plan.earlier.sessions else None
+    if checkpoint is not None and checkpoint.replay_path is not None:
+        load_replay(checkpoint.replay_path, ring)
 
 
 class _Serial:
@@ -81,6 +91,7 @@ class _Serial:
         self._ratio = min(max(float(config.learner.batch_size), config.replay.samples_per_insert_min),
                           config.replay.samples_per_insert_max)
         self._epoch = 1
+        self._evaluated_updates = 0
         self._policy: Policy | None = None
         self._policy_s = self._publish_s = 0.0
         self._next_sample_s = self._next_checkpoint_s = self._next_evaluation_s = 0.0
@@ -158,7 +169,8 @@ class _Serial:
         if now >= self._next_sample_s:
             self._next_sample_s = now + SAMPLE_S
             self._recorder.sample(self._reading(), pids={})
-        if self._learning.updates > 0 and now >= self._next_evaluation_s:
+        # A version is published and evaluated once: after a resume it stays the same until replay is filled.
+        if self._learning.updates != self._evaluated_updates and now >= self._next_evaluation_s:
             self._evaluate()
         if now >= self._next_checkpoint_s:
             self._checkpoint()
@@ -168,7 +180,7 @@ class _Serial:
         start = time.monotonic()
         arrays, meta = self._learning.policy(self._plan.spec, self._plan.config.run.algo)
         meta |= {"env_steps": self._env_steps(), "wall_s": self._recorder.wall_s}
-        version = self._learning.updates
+        version = self._evaluated_updates = self._learning.updates
         self._weights.publish(arrays, meta, self._epoch, version)
         weights = self._weights.read_latest(None)
         if weights is not None:
@@ -188,8 +200,11 @@ class _Serial:
         state |= {"algo": self._plan.config.run.algo, "env_id": self._plan.spec.env_id,
                   "env_steps": self._env_steps(), "wall_s": self._recorder.wall_s}
         save = self._plan.config.replay.save
-        self._checkpoints.save(tensors, state, epoch=self._epoch, updates=self._learning.updates,
-                               ring=self._ring if save else None)
+        try:
+            self._checkpoints.save(tensors, state, epoch=self._epoch, updates=self._learning.updates,
+                                   ring=self._ring if save else None)
+        except (OSError, ResourceError) as error:
+            self._recorder.event("warning", f"checkpoint not written, the last one stays: {error}")
         self._next_checkpoint_s = time.monotonic() + self._plan.config.learner.checkpoint_interval_s
 
     def _finish(self) -> None:

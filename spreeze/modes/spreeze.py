@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from spreeze.errors import ResourceError
 from spreeze.rundir import RunDir
 from spreeze.transport.board import Board
 from spreeze.transport.checkpoint import CheckpointStore
@@ -62,12 +63,22 @@ def _supervise(supervisor: Supervisor, crew: Crew, ring: Ring, specs: dict[str, 
         if began_s is None and ring.baseline_inserted >= 0:
             began_s = time.monotonic()
         if visualizer is not None and began_s is not None and time.monotonic() - began_s > _VISUALIZER_AFTER_S:
-            crew.add(visualizer)
+            chosen = visualizer
             visualizer = None
+            try:
+                crew.add(chosen)
+            except OSError as error:  # never a reason to end the run
+                crew.on_event("warning", f"no pictures: the visualizer could not be started: {error}")
 
     try:
         for spec in specs.values():
-            crew.add(spec)
+            try:
+                crew.add(spec)
+            except OSError as error:
+                raise ResourceError(
+                    f"{spec.name} could not be started: {error}; use fewer samplers, or raise the limit of processes "
+                    "and open files (ulimit -u, ulimit -n)"
+                ) from None
         supervisor.run(on_sample=start_visualizer)
     finally:
         supervisor.stop()

@@ -34,12 +34,14 @@ class Post:
     last_heartbeat: int = -1
     heartbeat_seen_s: float = 0.0
     failures: list[str] = field(default_factory=list)
+    told: str | None = None
+    """The error that its worker reported, heard before its end was seen."""
 
 
 class Crew:
     """Starts, watches, restarts and stops workers.
 
-    ``takeover(spec, pid)`` is called after the old writer of a shard is certainly dead and before
+    ``takeover(spec)`` is called after the old writer of a shard is certainly dead and before
     the new one starts.
     """
 
@@ -67,7 +69,7 @@ class Crew:
     def _launch(self, post: Post) -> None:
         self._board.control(post.spec.row)[words.PHASE] = int(Phase.START)
         post.child = self._start(post.spec, self._nest)
-        post.last_heartbeat, post.heartbeat_seen_s = -1, self._clock()
+        post.last_heartbeat, post.heartbeat_seen_s, post.told = -1, self._clock(), None
 
     @property
     def restarts(self) -> int:
@@ -99,6 +101,10 @@ class Crew:
         for fd in ready:
             found = by_fd[fd].read_messages()
             messages += found
+        for message in messages:
+            post = self.posts.get(str(message.get("from"))) if message.get("kind") == "error" else None
+            if post is not None:
+                post.told = str(message.get("error"))
         if ready and not messages:
             # Only closed pipes of workers that are ending: do not spin until they are reaped.
             time.sleep(min(seconds, 0.01))
@@ -162,7 +168,7 @@ class Crew:
             post.finished = True
             return messages
         reason = why or _exit_text(code, phase)
-        told = next((str(m.get("error")) for m in reversed(messages) if m.get("kind") == "error"), None)
+        told = next((str(m.get("error")) for m in reversed(messages) if m.get("kind") == "error"), post.told)
         post.failures.append(f"{reason}: {told}" if told else reason)
         self.note_error(post.spec.name, post.failures[-1])
         post.restarts.failed(now)

@@ -27,7 +27,7 @@ _POST_S = 0.25
 _FIRST_CHECKPOINT_S = 5.0
 _MAX_SKIPPED_IN_A_ROW = 20
 _UPDATES = SLOTS["learner"].index("updates")
-_CUMULATIVE = ("wait_s", "gather_s", "critic_s", "actor_s", "publish_s", "rows_redrawn", "updates_skipped")
+_CUMULATIVE = ("wait_s", "gather_s", "critic_s", "actor_s", "publish_s", "rows_redrawn")
 """Slots that go on from where they were when this process is started again."""
 
 
@@ -51,7 +51,9 @@ class _Learner:
             seed=job.seed, normalize_obs=job.normalize_obs,
         )
         self._weights = WeightsStore(Path(job.run_dir) / "weights")
-        self._checkpoints = CheckpointStore(Path(job.run_dir) / "checkpoints")
+        self._checkpoints = CheckpointStore(
+            Path(job.run_dir) / "checkpoints", on_progress=lambda: link.beat(Phase.CHECKPOINT)
+        )
         self._epoch = 0
         self._limiter = SampleRatio(
             minimum=job.samples_per_insert_min, maximum=job.samples_per_insert_max,
@@ -121,6 +123,9 @@ class _Learner:
             return
         self._learning.load_state(checkpoint.tensors, checkpoint.state)
         self._updates_before = self._learning.updates
+        self._skipped_before = self._learning.algorithm.updates_skipped()
+        for reason in checkpoint.skipped:
+            self._link.send("event", level="warning", text=f"checkpoint left out: {reason}"[:500])
         self._link.send("event", level="info", text=f"learner continues from update {self._learning.updates}")
 
     def _wall_s(self) -> float:

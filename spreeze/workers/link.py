@@ -76,9 +76,11 @@ class Link:
         if self._message_fd is None:
             return
         line = json.dumps({"kind": kind, "from": self.name, **fields}, allow_nan=True).encode() + b"\n"
-        if len(line) > _MAX_MESSAGE_BYTES:
-            trimmed = {"kind": kind, "from": self.name, "text": str(fields)[:2000]}
-            line = json.dumps(trimmed).encode() + b"\n"
+        for limit in (1000, 250, 50):  # a character may take twelve bytes
+            if len(line) <= _MAX_MESSAGE_BYTES:
+                break
+            cut = {key: value[:limit] if isinstance(value, str) else value for key, value in fields.items()}
+            line = json.dumps({"kind": kind, "from": self.name, **cut}, allow_nan=True).encode() + b"\n"
         try:
             os.write(self._message_fd, line)
         except OSError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -205,6 +206,7 @@ class Sampling:
             ) from error
 
     def close(self) -> None:
-        """Closes the environments."""
+        """Closes the environments; one that raises, for it was closed before, hides no earlier error."""
         for task in self._tasks:
-            task.close()
+            with contextlib.suppress(Exception):
+                task.close()
