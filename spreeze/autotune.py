@@ -27,6 +27,8 @@ KEEP_BATCH = 0.10
 """A batch other than the configured one has to score this much better: settings were made for that batch."""
 SAMPLER_GAIN, LEARNER_LOSS = 0.05, 0.05
 """A further sampler has to add this share of env steps/s and may cost the learner at most this share."""
+THREAD_GAIN = 0.10
+"""More threads are only tried while each doubling adds this share to the score."""
 MAX_UPDATE_S = 1.0
 """A batch whose update takes longer is never chosen."""
 
@@ -111,10 +113,13 @@ def tune(knobs: Knobs, measure_updates: MeasureUpdates, measure_samplers: Measur
     thread_options = thread_candidates(knobs)
     rates: list[UpdateRate] = []
     for threads in thread_options:
+        best = max((batch_score(rate.batch_size, rate.median) for rate in rates), default=0.0)
         found = measure_updates(batch_candidates(knobs), threads)
         for rate in found:
             say(_rate_line(rate))
         rates += found
+        if max(batch_score(rate.batch_size, rate.median) for rate in found) < best * (1.0 + THREAD_GAIN):
+            break
     batch, threads_choice = choose_batch(knobs, rates, thread_options)
     cost = fit_cost([rate for rate in rates if rate.threads == threads_choice.value])
     envs = choose_envs_per_sampler(knobs)

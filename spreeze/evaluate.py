@@ -46,7 +46,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         with stdout_to_stderr():
             document = evaluate(args)
     except SpreezeError as error:
-        sys.stderr.write(f"spreeze evaluate: {error}\n")
+        sys.stderr.write(f"error: {error}\n")
+        if args.json:
+            sys.stdout.write(json.dumps({"error": str(error)}) + "\n")
         return error.exit_code
     except KeyboardInterrupt:
         return 130

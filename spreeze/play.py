@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with stdout_to_stderr():
             text = play(args)
     except SpreezeError as error:
-        sys.stderr.write(f"spreeze play: {error}\n")
+        sys.stderr.write(f"error: {error}\n")
         return error.exit_code
     except KeyboardInterrupt:
         return 0

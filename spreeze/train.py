@@ -66,6 +66,7 @@ def _train(args: argparse.Namespace) -> int:
             record = None
             if args.auto:
                 run_dir.write_state(state="tuning")
+                interrupts.stop_file = run_dir.path / "control" / "stop"
                 tuned, record = tuned_layer(settings, probe, machine, interrupts, fresh=args.fresh,
                                             say=lambda text: say(text, as_json=args.json))
                 # run.json already counts this session, so what lies behind the run is taken from before.
@@ -150,6 +151,7 @@ def _plan(
         free_core=usable - samplers - config.learner.threads >= 1.0,
         earlier=EarlierSessions(
             env_steps=int(run.get("env_steps") or 0), wall_s=float(run.get("wall_s") or 0.0),
+            episodes=int(run.get("episodes") or 0),
             sessions=int(run.get("sessions") or 1) if resumed else 0, best_return=run.get("eval_best"),
         ),
         process_age_s=time.time() - process_start_time(),
@@ -201,7 +203,7 @@ def _run(
         write_json(run_dir.path / "summary.json", document)
         state = "failed" if outcome.error else "finished"
         run_dir.write_state(wall_s=outcome.wall_s, env_steps=outcome.env_steps, updates=outcome.updates,
-                            eval_best=outcome.eval_best, exit_reason=outcome.stopped_by)
+                            eval_best=outcome.eval_best, episodes=outcome.episodes, exit_reason=outcome.stopped_by)
     finally:
         run_dir.write_state(state=state)
     if args.json:

@@ -117,6 +117,7 @@ def _key(settings: Settings, probe: Probe, machine: Machine) -> str:
         SCHEMA, machine.identity(), probe.spec.env_id, probe.spec.plain, probe.spec.obs_dim, probe.spec.action_dim,
         config.run.algo,
         config.algorithm.hidden_sizes, config.algorithm.n_step, config.learner.batch_size, config.learner.device,
+        config.replay.capacity,
         [_pinned(settings, name) for name in _TUNABLE], sorted((k, str(v)) for k, v in versions().items()),
     ]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]

@@ -32,7 +32,7 @@ class Bench:
         monkeypatch.setattr(tuning, "measure_updates", self._updates)
         monkeypatch.setattr(tuning, "measure_samplers", self._samplers)
 
-    def _updates(self, plan, sizes, threads):
+    def _updates(self, plan, sizes, threads, interrupts):
         self.measured += 1
         if self.fail:
             return [UpdateRate(batch_size=sizes[0], threads=threads, updates_per_s=(), failure="it crashed")]

@@ -29,6 +29,8 @@ from spreeze.workers.spawn import Nest, child_environment
 _REPEATS = 3
 _UPDATE_REPEAT_S = 0.3
 _JOINT_SETTLE_S, _JOINT_S = 0.4, 1.0
+_SWEEP_S = 20.0
+"""All of the joint measurement, however many candidates there are."""
 _START_S = 60.0
 
 
@@ -156,12 +158,14 @@ def _sweep(
 ) -> list[JointRate]:
     """Each number of samplers in turn, the whole round repeated, so that drift meets all alike."""
     found: dict[int, tuple[list[float], list[float]]] = {count: ([], []) for count in counts}
+    settle_s = min(_JOINT_SETTLE_S, _SWEEP_S / _REPEATS / len(counts) * 0.3)
+    window_s = min(_JOINT_S, _SWEEP_S / _REPEATS / len(counts) * 0.7)
     for _ in range(_REPEATS):
         for count in counts:
             board.header[words.ACTIVE_SAMPLERS] = count
-            _pass(crew, _JOINT_SETTLE_S, interrupts)
+            _pass(crew, settle_s, interrupts)
             before, start = _counters(board, samplers), time.monotonic()
-            _pass(crew, _JOINT_S, interrupts)
+            _pass(crew, window_s, interrupts)
             after, seconds = _counters(board, samplers), time.monotonic() - start
             found[count][0].append((after[0] - before[0]) / seconds)
             found[count][1].append((after[1] - before[1]) / seconds)

@@ -33,6 +33,8 @@ from spreeze.workers.plan import RunPlan
 from spreeze.workers.recorder import SAMPLE_S, Outcome, Recorder, View
 from spreeze.workers.sampling import Sampling
 
+_FINAL_EVALUATION_S = 6.0
+
 
 def run_mode(plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts) -> Outcome:
     """Trains in this process until a stop condition or an interrupt.
@@ -120,7 +122,7 @@ class _Serial:
             self._refresh_policy()
 
     def _stop_reason(self) -> str | None:
-        if self._interrupts.asked:
+        if self._interrupts.count:
             return f"interrupt ({self._interrupts.cause})"
         stop = self._plan.config.stop
         if stop.updates is not None and self._learning.updates >= stop.updates:
@@ -175,9 +177,14 @@ class _Serial:
         if now >= self._next_checkpoint_s:
             self._checkpoint()
 
-    def _evaluate(self) -> None:
+    def _evaluate(self, *, final: bool = False) -> None:
         """Greedy episodes in line with training, at most ``evaluation.cpu_share`` of the time."""
         start = time.monotonic()
+        patience = 2 if final else 1
+
+        def should_stop() -> bool:
+            return self._interrupts.count >= patience or (final and time.monotonic() - start > _FINAL_EVALUATION_S)
+
         arrays, meta = self._learning.policy(self._plan.spec, self._plan.config.run.algo)
         meta |= {"env_steps": self._env_steps(), "wall_s": self._recorder.wall_s}
         version = self._evaluated_updates = self._learning.updates
@@ -185,9 +192,9 @@ class _Serial:
         weights = self._weights.read_latest(None)
         if weights is not None:
             record = self._evaluation.evaluate(weights, encode(arrays, meta, self._epoch, version),
-                                               should_stop=lambda: self._interrupts.asked)
+                                               should_stop=should_stop)
             if record is not None:
-                self._recorder.evaluation(record)
+                self._recorder.evaluation(record, final=final)
         took_s = time.monotonic() - start
         self._publish_s += took_s
         self._next_evaluation_s = time.monotonic() + took_s / self._plan.config.evaluation.cpu_share
@@ -216,6 +223,8 @@ class _Serial:
             digest.update(name.encode() + tensors[name].tobytes())
         self._recorder.outcome.parameters_sha256 = digest.hexdigest()
         self._checkpoint()
+        if self._learning.updates != self._evaluated_updates and not self._interrupts.urgent:
+            self._evaluate(final=True)
 
     def _reading(self) -> Reading:
         counts, learning, ring = self._sampling.counts, self._learning, self._ring

@@ -78,14 +78,19 @@ def _report(link: Link, errors_dir: Path, error: BaseException) -> None:
     link.send("error", error=record["error"], traceback=text[-2500:])
 
 
+def end_with_parent() -> None:
+    """Asks the kernel to kill this process when its parent ends (Linux; elsewhere nothing happens)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def _die_with_supervisor(lifeline_fd: int, supervisor_pid: int) -> None:
     """Ends this process when the supervisor is gone, however it died.
 
     Two ways, since each has a hole: the kernel's death signal follows the thread that spawned us
     (Linux only), and a waiting thread cannot run while C code holds the interpreter lock.
     """
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent()
     if os.getppid() != supervisor_pid:
         os._exit(3)
 

@@ -231,6 +231,10 @@ class Crew:
         assert child is not None
         child.signal_group(signal.SIGKILL)
         messages = child.read_messages()
+        code = child.poll()
+        if code and post.spec.role == "learner":
+            phase = Phase(int(self._board.control(post.spec.row)[words.PHASE]))
+            self.on_event("warning", f"learner {_exit_text(code, phase)} while stopping; its last checkpoint counts")
         child.close()
         post.child = None
         return messages

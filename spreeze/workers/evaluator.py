@@ -26,6 +26,7 @@ from spreeze.metrics import Phase
 from spreeze.policies import Policy
 from spreeze.transport.files import replace_bytes, replace_json
 from spreeze.transport.weights import Weights, WeightsStore
+from spreeze.workers.child import end_with_parent
 from spreeze.workers.link import Link
 
 COLUMNS = (
@@ -58,7 +59,9 @@ class EvaluatorJob(Jsonable):
 def run_evaluator(link: Link, job: EvaluatorJob) -> None:
     """Evaluates whenever there are new weights, until the supervisor stops everybody."""
     link.beat(Phase.INIT)
-    watch = WeightsWatch(Path(job.run_dir) / "weights")
+    evaluated = read_rows(Path(job.run_dir) / "eval.csv")
+    seen = (evaluated[-1]["epoch"], evaluated[-1]["version"]) if evaluated else None
+    watch = WeightsWatch(Path(job.run_dir) / "weights", seen)
     failures = 0
     with Evaluation(job) as evaluation:
         evaluation.prepare()  # while the first weights are still to come
@@ -102,9 +105,9 @@ def _report(link: Link, record: Record, evaluations: int) -> None:
 class WeightsWatch:
     """Finds weights newer than the last ones seen, together with the bytes they were read from."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, seen: tuple[int, int] | None = None) -> None:
         self._store = WeightsStore(directory)
-        self._seen: tuple[int, int] | None = None
+        self._seen = seen
         self._hint = -1
         self._look_at_s = 0.0
 
@@ -268,6 +271,7 @@ def final_evaluation(job: EvaluatorJob, budget_s: float) -> Record | None:
 
 def main(argv: list[str]) -> int:
     """``RUN_DIR EPISODES FIRST_SEED BUDGET_S ENV_ID [MODULE [plain]]``: the last evaluation, as one JSON record."""
+    end_with_parent()
     run_dir, episodes, first_seed, budget_s, env_id, *rest = argv
     job = EvaluatorJob(
         run_dir=run_dir, env_id=env_id, import_module=(rest[0] if rest else "") or None, episodes=int(episodes),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -28,7 +31,8 @@ def final_evaluation(run_dir: Path, plan: RunPlan, budget_s: float, interrupts: 
     output = b""
     while process.poll() is None:
         if interrupts.count > asked or time.monotonic() > deadline:
-            process.kill()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
             break
         time.sleep(0.02)
     output, _ = process.communicate()

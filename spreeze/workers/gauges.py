@@ -40,6 +40,11 @@ class Gauges:
     _learning_began_s: float | None = None
     _steady: Reading | None = None
     _last: Reading | None = None
+    _ended: bool = False
+
+    def end(self) -> None:
+        """Readings from now on do not count for steady-state rates: the run is being stopped."""
+        self._ended = True
 
     def read(self, reading: Reading) -> dict[str, float | None]:
         """Metrics at this reading; a rate is None until there are two readings."""
@@ -59,7 +64,8 @@ class Gauges:
             reading.t_s - self._learning_began_s >= self.warmup_s
         ):
             self._steady = reading
-        self._last = reading
+        if not self._ended:
+            self._last = reading
 
     def steady(self) -> dict[str, float | None]:
         """Rates from the end of the warm-up to the last reading; None when the run was too short."""
@@ -81,7 +87,7 @@ def samples_per_insert(reading: Reading) -> float | None:
 
 def _counts(reading: Reading) -> dict[str, float | None]:
     learner = reading.learner
-    learned = learner["updates"] > 0
+    learned = learner["updates"] > 0 and reading.sampled > 0
     counts: dict[str, float | None] = {
         "updates": learner["updates"],
         "policy_version": learner["policy_version"],

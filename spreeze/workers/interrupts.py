@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import types
+from pathlib import Path
 from typing import Any, Self
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -14,6 +15,8 @@ class Interrupts:
 
     def __init__(self) -> None:
         self.count = 0
+        self.stop_file: Path | None = None
+        """A file that asks to stop while it exists: the run's ``control/stop``."""
         self.cause: str | None = None
         self._old: dict[signal.Signals, Any] = {}
 
@@ -34,7 +37,7 @@ class Interrupts:
     @property
     def asked(self) -> bool:
         """Stop, and leave everything in order."""
-        return self.count >= 1
+        return self.count >= 1 or (self.stop_file is not None and self.stop_file.exists())
 
     @property
     def urgent(self) -> bool:

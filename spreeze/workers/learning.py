@@ -35,6 +35,7 @@ class Learning:
         pinned = self._device.type == "cuda"
         self._rows = torch.empty((batch_size, layout.width), dtype=torch.float32, pin_memory=pinned)
         self._rows_np = self._rows.numpy()
+        self._copied = torch.cuda.Event() if pinned else None  # type: ignore[no-untyped-call]
         self._host_batch: TransitionBatch | None = None
         self.normalizer = Normalizer(spec.obs_dim) if normalize_obs else None
         self.batch_size = batch_size
@@ -55,6 +56,8 @@ class Learning:
         start = perf_counter()
         if start - self._refreshed_s > _REFRESH_S:
             self.refresh()
+        if self._copied is not None:
+            self._copied.synchronize()  # the pinned rows may still be on their way to the device
         self.rows_redrawn += self._reader.sample(self._rng, self._rows_np)
         if self.normalizer is not None:
             self._normalize(self.normalizer)
@@ -73,8 +76,10 @@ class Learning:
         normalizer.apply(next_obs)
 
     def _batch(self) -> TransitionBatch:
-        if self._device.type != "cpu":
-            return self._layout.split(self._rows.to(self._device, non_blocking=True), self._gamma)
+        if self._copied is not None:
+            rows = self._rows.to(self._device, non_blocking=True)
+            self._copied.record()
+            return self._layout.split(rows, self._gamma)
         if self._host_batch is None or self._layout.num_steps is not None:
             # One-step batches are views of the same rows: made once, valid for every update.
             self._host_batch = self._layout.split(self._rows, self._gamma)

@@ -19,6 +19,7 @@ class EarlierSessions:
 
     env_steps: int = 0
     wall_s: float = 0.0
+    episodes: int = 0
     sessions: int = 0
     best_return: float | None = None
 

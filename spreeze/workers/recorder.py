@@ -72,6 +72,7 @@ class Recorder:
         self._metrics: dict[str, float | None] = {}
         self._process_started = process_start_time()
         self._next_state_s = 0.0
+        self._evaluated: tuple[Any, Any] = (None, None)
         self._samplers_alive = 0
         self.started_s = time.monotonic()
         self.reading: Reading | None = None
@@ -112,6 +113,10 @@ class Recorder:
         if not final and target is not None and value >= target and outcome.time_to_target_s is None:
             outcome.time_to_target_s = time.time() - self._process_started
         self._metrics["eval_return"] = float(value)
+        order = (record.get("epoch"), record.get("version"))
+        if final and order == self._evaluated:
+            return
+        self._evaluated = order
         with contextlib.suppress(KeyError, TypeError, ValueError):
             fields = {name: record[name] for name in Evaluation._fields if name != "t"}
             self._store.evaluation(Evaluation(t=float(record["wall_s"]), **fields))
@@ -127,6 +132,7 @@ class Recorder:
         metrics = self._gauges.read(reading)
         metrics["env_steps"] = self._plan.earlier.env_steps + reading.env_steps
         metrics["restarts"] = restarts
+        metrics["episodes"] = self._plan.earlier.episodes + (metrics["episodes"] or 0.0)
         if pids is not None:
             metrics.update(self._utilisation.sample(pids))
         if (lag := metrics.get("policy_lag")) is not None:
@@ -140,7 +146,8 @@ class Recorder:
         if state == "training" and time.monotonic() >= self._next_state_s:
             self._next_state_s = time.monotonic() + _STATE_S
             self._run_dir.write_state(state="running", wall_s=self.wall_s, env_steps=metrics["env_steps"],
-                                      updates=metrics["updates"], eval_best=self.outcome.eval_best)
+                                      updates=metrics["updates"], eval_best=self.outcome.eval_best,
+                                      episodes=metrics["episodes"])
 
     def snapshot(self, state: str) -> Snapshot:
         """What a view shows now."""
@@ -168,6 +175,10 @@ class Recorder:
             return "updates"
         steps = reading.env_steps + self._plan.earlier.env_steps
         return "env_steps" if stop.env_steps is not None and steps >= stop.env_steps else None
+
+    def ending(self) -> None:
+        """Training is over; what follows does not count for its rates."""
+        self._gauges.end()
 
     def finish(self, restarts: int = 0) -> None:
         """Fills the outcome from the last sample."""

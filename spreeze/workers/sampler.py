@@ -57,7 +57,7 @@ def run_sampler(link: Link, job: SamplerJob) -> None:
         lambda: Task(make_env(job.spec.env_id, job.spec.import_module, plain=job.spec.plain), job.spec),
         job.num_envs, job.spec, writer,
         n_step=job.n_step, gamma=job.gamma, seeds=[int(s) for s in rng.integers(2**31, size=job.num_envs)],
-        nan_policy=job.nan_policy, on_wait=lambda: link.beat(Phase.INIT),
+        nan_policy=job.nan_policy, on_wait=lambda: link.beat(Phase.INIT), on_reset=lambda: link.beat(Phase.RESET),
     )
     try:
         loop = SamplerLoop(link, job, ring, sampling, rng)

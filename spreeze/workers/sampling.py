@@ -54,9 +54,10 @@ class Sampling:
     def __init__(
         self, make_task: Callable[[], Task], num_envs: int, spec: EnvSpec, writer: RowWriter, *, n_step: int,
         gamma: float, seeds: list[int], nan_policy: str = "drop", on_wait: Callable[[], None] = lambda: None,
+        on_reset: Callable[[], None] = lambda: None,
     ) -> None:
         self._make_task, self._spec, self._writer = make_task, spec, writer
-        self._nan_policy, self._on_wait = nan_policy, on_wait
+        self._nan_policy, self._on_wait, self._on_reset = nan_policy, on_wait, on_reset
         self.counts = SamplingCounts()
         self._low, self._high = native_bounds(spec)
         self._half = (self._high - self._low) * np.float32(0.5)
@@ -169,6 +170,7 @@ class Sampling:
     def _reset(self, index: int, seed: int | None) -> None:
         """Resets one environment, building it anew as long as its reset raises."""
         while True:
+            self._on_reset()
             try:
                 self.obs[index] = self._tasks[index].reset(seed)
                 break

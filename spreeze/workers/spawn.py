@@ -8,8 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -64,9 +63,7 @@ class Child:
     process: subprocess.Popen[bytes]
     message_fd: int
     lifeline: int
-    started_s: float
     _pending: bytes = b""
-    messages: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def pid(self) -> int:
@@ -143,8 +140,7 @@ def spawn(spec: WorkerSpec, nest: Nest) -> Child:
     finally:
         os.close(message_write)
         os.close(lifeline_read)
-    return Child(spec=spec, process=process, message_fd=message_read, lifeline=lifeline_write,
-                 started_s=time.monotonic())
+    return Child(spec=spec, process=process, message_fd=message_read, lifeline=lifeline_write)
 
 
 def end_strays(nonce: str) -> int:

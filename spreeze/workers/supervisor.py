@@ -57,6 +57,7 @@ class Supervisor:
 
     def stop(self) -> None:
         """Ends the crew and takes the last numbers; nobody is left when it returns."""
+        self._recorder.ending()
         self._run_dir.write_state(state="stopping")
         try:
             self._crew.stop(hurry=lambda: self._interrupts.urgent, on_messages=self._hear)
@@ -67,7 +68,7 @@ class Supervisor:
             self._recorder.finish(self._crew.restarts)
 
     def _stop_reason(self) -> str | None:
-        if self._interrupts.asked:
+        if self._interrupts.count:
             return f"interrupt ({self._interrupts.cause})"
         return "updates" if self._learner_finished else self._recorder.stop_reason()
 

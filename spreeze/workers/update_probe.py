@@ -17,6 +17,7 @@ from spreeze.config import PARTS
 from spreeze.transport.ring import Ring, RingSpec, ShardWriter
 from spreeze.transport.ring_reader import RingReader
 from spreeze.types import RowLayout
+from spreeze.workers.child import end_with_parent
 from spreeze.workers.jobs import UpdateProbeJob
 from spreeze.workers.learning import Learning, resolve_device
 
@@ -25,6 +26,7 @@ _ROWS = 20_000
 
 def main(argv: list[str]) -> int:
     """Times the batch sizes in rising order."""
+    end_with_parent()
     job = UpdateProbeJob.from_json(json.loads(argv[0]))
     torch.set_num_threads(job.threads)
     layout = RowLayout(job.spec.obs_dim, job.spec.action_dim, n_step=int(job.algorithm["n_step"]))
