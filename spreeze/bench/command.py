@@ -37,6 +37,8 @@ def _parser() -> argparse.ArgumentParser:
     task.add_argument("--env", default="Walker2DBulletEnv-v0", help="Gymnasium id (default: Walker2DBulletEnv-v0)")
     task.add_argument("--samplers", type=int, default=1, help="sampler processes (default: 1)")
     task.add_argument("--envs-per-sampler", type=int, default=None, help="environments in a sampler (default: 8)")
+    task.add_argument("--plain-env", action="store_true",
+                      help="Bullet tasks as their package has them, not the fast equal ones (default: off)")
     task.add_argument("--seconds", type=float, default=None,
                       help="length of one measurement [s] (default: 3, of whole runs 90)")
     task.add_argument("--runs-dir", default="runs", help="where runs go (default: runs)")
@@ -105,11 +107,11 @@ def _plan(args: argparse.Namespace) -> RunPlan:
     settings = resolve([
         *([profile] if profile else []),
         Layer("bench", {
-            "env": {"id": args.env}, "sampling": sampling,
+            "env": {"id": args.env, "plain": args.plain_env}, "sampling": sampling,
             "replay": {"samples_per_insert_min": 0.0, "samples_per_insert_max": 1e9, "learning_starts": 2000},
         }),
     ])
-    spec = probe_env(args.env, steps=0).spec
+    spec = probe_env(args.env, steps=0, plain=args.plain_env).spec
     return RunPlan(settings=settings, spec=spec, samplers=args.samplers,
                    free_core=read_machine().cores.usable - args.samplers >= 2.0)
 
@@ -169,7 +171,8 @@ def _target(args: argparse.Namespace) -> list[Row]:
 
 
 def _extra(args: argparse.Namespace) -> list[str]:
-    return ["--envs-per-sampler", str(args.envs_per_sampler)] if args.envs_per_sampler else []
+    envs = ["--envs-per-sampler", str(args.envs_per_sampler)] if args.envs_per_sampler else []
+    return [*envs, *(["--plain-env"] if args.plain_env else [])]
 
 
 def _curve(args: argparse.Namespace) -> list[Row]:

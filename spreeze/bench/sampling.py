@@ -1,7 +1,7 @@
 """What sampling costs beside the environments: the real sampler loop against a bare loop.
 
-The sampler goes first and its actions are kept; the bare loop then steps equal environments, seeded
-alike, with those very actions, so both step the same trajectories. Both run in this process, in turn.
+The bare loop steps equal environments, seeded alike, with the sampler's very actions, so both go through
+the same trajectories, in one process and in short turns.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,28 +29,34 @@ from spreeze.workers.sampler import SamplerJob, SamplerLoop
 from spreeze.workers.sampling import Sampling
 
 Row = dict[str, Any]
+_TURN_S = 0.05
+"""Both sides take turns this long, so that a slow moment of the machine meets them alike."""
 
 
 def sampling_rows(plan: RunPlan, repeats: int, seconds: float) -> list[Row]:
     """Env steps a second of the sampler and of the bare loop, and their ratio, repeat by repeat."""
-    sampler, bare, split = [], [], []
     with tempfile.TemporaryDirectory(prefix="spreeze-bench-") as folder, stdout_to_stderr():
         for sub in SUBDIRECTORIES:
             (Path(folder) / sub).mkdir()
         _publish_policy(plan, Path(folder))
-        for repeat in range(repeats):
-            rate, actions, shares = _sampler_rate(plan, Path(folder), 1000 + repeat, seconds)
-            sampler.append(rate)
-            split.append(shares)
-            bare.append(_bare_rate(plan, actions, 1000 + repeat))
-    ratios = [ours / theirs for ours, theirs in zip(sampler, bare, strict=True)]
+        found = [_measure(plan, Path(folder), 1000 + repeat, seconds) for repeat in range(repeats)]
     more = {"env": plan.spec.env_id, "envs_per_sampler": plan.config.sampling.envs_per_sampler}
+    shares = [pair.shares for pair in found]
     return [
-        _row("sampler_env_steps_per_s", "1/s", sampler, **more),
-        _row("bare_env_steps_per_s", "1/s", bare, **more),
-        _row("sampler_share_of_bare", "ratio", ratios, target=">= 0.92", **more),
-        *(_row(f"sampler_{name}_share", "share", [shares[name] for shares in split], **more) for name in split[0]),
+        _row("sampler_env_steps_per_s", "1/s", [pair.sampler_per_s for pair in found], **more),
+        _row("bare_env_steps_per_s", "1/s", [pair.bare_per_s for pair in found], **more),
+        _row("sampler_share_of_bare", "ratio", [pair.sampler_per_s / pair.bare_per_s for pair in found],
+             target=">= 0.92", **more),
+        *(_row(f"sampler_{name}_share", "share", [share[name] for share in shares], **more) for name in shares[0]),
     ]
+
+
+class _Pair(NamedTuple):
+    """One repeat."""
+
+    sampler_per_s: float
+    bare_per_s: float
+    shares: dict[str, float]
 
 
 def _row(metric: str, unit: str, repeats: list[float], **more: Any) -> Row:
@@ -75,61 +81,77 @@ def _seeds(seed: int, count: int) -> list[int]:
     return [int(s) for s in np.random.default_rng(seed).integers(2**31, size=count)]
 
 
-def _sampler_rate(
-    plan: RunPlan, run_dir: Path, seed: int, seconds: float
-) -> tuple[float, np.ndarray, dict[str, float]]:
-    """Rate of the real loop with limiter, weights look-up, policy, ring and numbers; actions [T, N, A]."""
-    config, num_envs = plan.config, plan.config.sampling.envs_per_sampler
+def _measure(plan: RunPlan, run_dir: Path, seed: int, seconds: float) -> _Pair:
+    """The real loop (limiter, weights look-up, policy, ring, numbers) and the bare one, in turns of 50 ms."""
     ring, board = Ring.create(plan.ring_spec()), Board.create(1)
     try:
-        board.header[words.WEIGHTS_HINT] = 1
-        ring.begin_learning()
-        ring.sampled = 2**60  # the limiter is asked each time and always says yes
-        job = SamplerJob(
-            run_dir=str(run_dir), spec=plan.spec, index=0, seed=seed, num_envs=num_envs, n_step=config.algorithm.n_step,
-            gamma=config.algorithm.gamma, nan_policy="drop", ring_fd=ring.block.fd, ring=ring.spec.to_json(),
-            samples_per_insert_min=8.0, samples_per_insert_max=512.0, learning_starts=0, batch_size=256,
-        )
-        sampling = Sampling(
-            lambda: Task(make_env(plan.spec.env_id, plan.spec.import_module, plain=plan.spec.plain), plan.spec),
-            num_envs, plan.spec,
-            ShardWriter(ring, 0), n_step=job.n_step, gamma=job.gamma, seeds=_seeds(seed, num_envs),
-        )
-        loop = SamplerLoop(Link("sampler", 0, board, 0, None), job, ring, sampling, np.random.default_rng(seed))
-        actions, start = [], time.perf_counter()
-        while time.perf_counter() - start < seconds:
-            taken = loop.turn()
-            if taken is not None:
-                actions.append(taken)
-        took = time.perf_counter() - start
+        loop, sampling = _sampler(plan, run_dir, ring, board, seed)
+        bare = _Bare(plan, seed)
+        sampler_s = bare_s = 0.0
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end:
+            start = time.perf_counter()
+            actions = []
+            while time.perf_counter() - start < _TURN_S:
+                taken = loop.turn()
+                if taken is not None:
+                    actions.append(taken)
+            sampler_s += time.perf_counter() - start
+            bare_s += bare.run(np.stack(actions))
         slots = board.named_slots(0, "sampler")
         total = sum(slots[f"{name}_s"] for name in ("policy", "env", "write", "wait"))
-        shares = {name: slots[f"{name}_s"] / total for name in ("policy", "env", "write")}
+        steps = sampling.counts.env_steps
         sampling.close()
-        return sampling.counts.env_steps / took, np.stack(actions), shares
+        bare.close()
+        shares = {name: slots[f"{name}_s"] / total for name in ("policy", "env", "write")}
+        return _Pair(steps / sampler_s, steps / bare_s, shares)
     finally:
         board.close()
         ring.close()
 
 
-def _bare_rate(plan: RunPlan, actions: np.ndarray, seed: int) -> float:
-    """Rate of plain environments stepped with precomputed actions [T, N, A], reset at episode ends."""
-    low, high = native_bounds(plan.spec)
-    native = to_native(actions.reshape(-1, actions.shape[-1]).copy(), low, high).reshape(actions.shape)
-    spec = plan.spec
-    envs = [make_env(spec.env_id, spec.import_module, plain=spec.plain) for _ in range(actions.shape[1])]
-    for env, env_seed in zip(envs, _seeds(seed, len(envs)), strict=True):
-        env.reset(seed=env_seed)
-    start = time.perf_counter()
-    for row in native:
-        for env, action in zip(envs, row, strict=True):
-            _, _, terminated, truncated, _ = env.step(action)
-            if terminated or truncated:
-                env.reset()
-    took = time.perf_counter() - start
-    for env in envs:
-        env.close()
-    return float(actions.shape[0] * actions.shape[1] / took)
+def _sampler(plan: RunPlan, run_dir: Path, ring: Ring, board: Board, seed: int) -> tuple[SamplerLoop, Sampling]:
+    config, num_envs = plan.config, plan.config.sampling.envs_per_sampler
+    board.header[words.WEIGHTS_HINT] = 1
+    ring.begin_learning()
+    ring.sampled = 2**60  # the limiter is asked each time and always says yes
+    job = SamplerJob(
+        run_dir=str(run_dir), spec=plan.spec, index=0, seed=seed, num_envs=num_envs, n_step=config.algorithm.n_step,
+        gamma=config.algorithm.gamma, nan_policy="drop", ring_fd=ring.block.fd, ring=ring.spec.to_json(),
+        samples_per_insert_min=8.0, samples_per_insert_max=512.0, learning_starts=0, batch_size=256,
+    )
+    sampling = Sampling(
+        lambda: Task(make_env(plan.spec.env_id, plan.spec.import_module, plain=plan.spec.plain), plan.spec),
+        num_envs, plan.spec, ShardWriter(ring, 0), n_step=job.n_step, gamma=job.gamma, seeds=_seeds(seed, num_envs),
+    )
+    return SamplerLoop(Link("sampler", 0, board, 0, None), job, ring, sampling, np.random.default_rng(seed)), sampling
+
+
+class _Bare:
+    """Plain environments stepped with given actions, reset by hand: what no sampler can beat."""
+
+    def __init__(self, plan: RunPlan, seed: int) -> None:
+        spec, num_envs = plan.spec, plan.config.sampling.envs_per_sampler
+        self._bounds = native_bounds(spec)
+        self._envs = [make_env(spec.env_id, spec.import_module, plain=spec.plain) for _ in range(num_envs)]
+        for env, env_seed in zip(self._envs, _seeds(seed, num_envs), strict=True):
+            env.reset(seed=env_seed)
+
+    def run(self, actions: np.ndarray) -> float:
+        """Steps all environments with ``actions`` [T, N, A]; returns the seconds of the loop alone."""
+        native = to_native(actions.reshape(-1, actions.shape[-1]), *self._bounds).reshape(actions.shape)
+        start = time.perf_counter()
+        for row in native:
+            for env, action in zip(self._envs, row, strict=True):
+                _, _, terminated, truncated, _ = env.step(action)
+                if terminated or truncated:
+                    env.reset()
+        return time.perf_counter() - start
+
+    def close(self) -> None:
+        """Closes the environments."""
+        for env in self._envs:
+            env.close()
 
 
 def policy_rows(plan: RunPlan, repeats: int) -> list[Row]:
