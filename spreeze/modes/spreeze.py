@@ -25,6 +25,8 @@ from spreeze.workers.spawn import Nest, WorkerSpec
 from spreeze.workers.supervisor import Supervisor
 
 _FINAL_EVALUATION_S = 6.0
+_EXIT_S = 12.0
+"""From the wish to stop to the end of the final evaluation; the rest of 15 s is for closing."""
 _VISUALIZER_AFTER_S = 4.0
 
 
@@ -43,8 +45,9 @@ def run_mode(plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts)
             rows = {"sampler": list(range(plan.samplers)), "learner": [plan.samplers]}
             supervisor = Supervisor(run_dir, board, ring, crew, rows, recorder, interrupts)
             _supervise(supervisor, crew, ring, worker_specs(plan, run_dir.path, ring, recorder.started_s))
-        if not interrupts.urgent and recorder.outcome.updates > 0:
-            record = final_evaluation(run_dir.path, plan, _FINAL_EVALUATION_S, interrupts)
+        budget_s = min(_FINAL_EVALUATION_S, _EXIT_S - supervisor.stopping_s)
+        if not interrupts.urgent and recorder.outcome.updates > 0 and budget_s >= 1.0:
+            record = final_evaluation(run_dir.path, plan, budget_s, interrupts)
             if record is not None:
                 recorder.evaluation(record, final=True)
     finally:

@@ -178,6 +178,9 @@ class WeightsStore:
         now = self._clock()
         if self._present is None:
             self._present = deque((now, path) for _, path in self.versions() if path != published)
+            for left in self.directory.glob(f"{files.TEMP_PREFIX}*"):  # of a publisher that was killed
+                with contextlib.suppress(OSError):
+                    left.unlink()
         self._present.append((now, published))
         while len(self._present) > self.keep and now - self._present[0][0] > self.min_age_s:
             _, path = self._present.popleft()

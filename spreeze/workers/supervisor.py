@@ -30,6 +30,8 @@ class Supervisor:
         self._rows, self._recorder, self._interrupts = rows, recorder, interrupts
         self._learner_finished = False
         self._next_sample_s = 0.0
+        self.stopping_s = 0.0
+        """How long stopping the crew took."""
 
     def run(self, on_sample: Callable[[], None]) -> None:
         """Watches until a stop condition, an interrupt, or a failure that cannot be mended.
@@ -58,10 +60,12 @@ class Supervisor:
     def stop(self) -> None:
         """Ends the crew and takes the last numbers; nobody is left when it returns."""
         self._recorder.ending()
+        start_s = time.monotonic()
         self._run_dir.write_state(state="stopping")
         try:
             self._crew.stop(hurry=lambda: self._interrupts.urgent, on_messages=self._hear)
         finally:
+            self.stopping_s = time.monotonic() - start_s
             self._recorder.first_error = self._crew.first_error
             self._recorder.sample(self._reading(), pids=None, restarts=self._crew.restarts,
                                   samplers_alive=0, state="stopping")
