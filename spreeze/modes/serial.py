@@ -7,7 +7,6 @@ of the environments it takes the updates that are due: one per env step, as seri
 
 from __future__ import annotations
 
-import hashlib
 import time
 from pathlib import Path
 
@@ -217,11 +216,7 @@ class _Serial:
     def _finish(self) -> None:
         self._recorder.sample(self._reading(), pids=None, state="stopping")
         self._recorder.finish()
-        tensors, _ = self._learning.state()
-        digest = hashlib.sha256()
-        for name in sorted(tensors):
-            digest.update(name.encode() + tensors[name].tobytes())
-        self._recorder.outcome.parameters_sha256 = digest.hexdigest()
+        self._recorder.outcome.parameters_sha256 = self._learning.parameters_sha256()
         self._checkpoint()
         if self._learning.updates != self._evaluated_updates and not self._interrupts.urgent:
             self._evaluate(final=True)

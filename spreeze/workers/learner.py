@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from pathlib import Path
 from time import perf_counter
@@ -190,11 +189,8 @@ class _Learner:
         if self._learning.updates != self._published_updates:
             self._publish()
         self._checkpoint(with_replay=self._job.save_replay)
-        digest = hashlib.sha256()
-        tensors, _ = self._learning.state()
-        for name in sorted(tensors):
-            digest.update(name.encode() + tensors[name].tobytes())
-        self._link.send("finished", updates=self._learning.updates, parameters_sha256=digest.hexdigest())
+        self._link.send("finished", updates=self._learning.updates,
+                        parameters_sha256=self._learning.parameters_sha256())
         while not self._link.stopping:
             self._link.beat(Phase.WAIT)
             time.sleep(0.02)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from time import perf_counter
 from typing import Any
 
@@ -116,6 +117,13 @@ class Learning:
             "normalizer": self.normalizer.state() if self.normalizer else None,
         }
         return self.algorithm.state_arrays(), state
+
+    def parameters_sha256(self) -> str:
+        """Hash of networks, targets, optimisers and random state: equal runs have equal ones."""
+        digest = hashlib.sha256()
+        for name, tensor in sorted(self.algorithm.state_arrays().items()):
+            digest.update(name.encode() + tensor.tobytes())
+        return digest.hexdigest()
 
     def load_state(self, tensors: dict[str, np.ndarray], state: dict[str, Any]) -> None:
         """Takes over what ``state`` gave.
