@@ -12,8 +12,7 @@ from torch import Tensor
 from spreeze import ops
 from spreeze.algorithms.base import Proposal
 from spreeze.algorithms.common import ActorCritic
-from spreeze.algorithms.critics import Critics
-from spreeze.algorithms.deterministic import DeterministicActor
+from spreeze.algorithms.deterministic import deterministic_parts
 from spreeze.config import DDPGConfig
 from spreeze.types import TransitionBatch
 
@@ -32,19 +31,10 @@ class DDPG(ActorCritic):
         device: str = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        place, hidden = torch.device(device), config.hidden_sizes
-        init = torch.Generator().manual_seed(seed)
-        noise = torch.Generator(place).manual_seed(seed + 1)
-        self.actor = DeterministicActor(obs_dim, action_dim, hidden, config.actor_lr, init, noise, place, dtype)
-        critics = Critics(obs_dim, action_dim, hidden, 1, config.critic_lr, init, place, dtype)
+        self.actor, critics, noise, meta = deterministic_parts(
+            obs_dim, action_dim, config, seed, torch.device(device), dtype, num_critics=1
+        )
         self._config = config
-        meta = {
-            "policy": "deterministic",
-            "obs_dim": obs_dim,
-            "action_dim": action_dim,
-            "hidden_sizes": list(hidden),
-            "exploration_noise": config.exploration_noise,
-        }
         super().__init__(self.actor, critics, noise, meta)
 
     def propose(self, batch: TransitionBatch) -> Proposal:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from spreeze import ops
 from spreeze.algorithms.adam import FlatAdam
+from spreeze.algorithms.critics import Critics
+from spreeze.config import DDPGConfig, TD3Config
 from spreeze.networks import Parameters, Tape, mlp_backward, mlp_forward, new_parameters
 
 
@@ -92,3 +96,26 @@ class DeterministicActor:
         if self._buffers is None or self._buffers.rows != rows:
             self._buffers = _Buffers(self.online, rows, self._action_dim)
         return self._buffers
+
+
+def deterministic_parts(
+    obs_dim: int, action_dim: int, config: TD3Config | DDPGConfig, seed: int, place: torch.device, dtype: torch.dtype,
+    *, num_critics: int,
+) -> tuple[DeterministicActor, Critics, torch.Generator, dict[str, Any]]:
+    """What TD3 and DDPG are made of: actor, critics, the generator of all noise, the policy's metadata.
+
+    Networks are drawn in this order from one generator, so that a seed means the same weights for ever.
+    """
+    hidden = config.hidden_sizes
+    init = torch.Generator().manual_seed(seed)
+    noise = torch.Generator(place).manual_seed(seed + 1)
+    actor = DeterministicActor(obs_dim, action_dim, hidden, config.actor_lr, init, noise, place, dtype)
+    critics = Critics(obs_dim, action_dim, hidden, num_critics, config.critic_lr, init, place, dtype)
+    meta = {
+        "policy": "deterministic",
+        "obs_dim": obs_dim,
+        "action_dim": action_dim,
+        "hidden_sizes": list(hidden),
+        "exploration_noise": config.exploration_noise,
+    }
+    return actor, critics, noise, meta

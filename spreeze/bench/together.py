@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from spreeze.errors import WorkerError
+from spreeze.modes.measure import counters
 from spreeze.modes.spreeze import open_memory, worker_specs
 from spreeze.rundir import SUBDIRECTORIES
 from spreeze.transport.board import Board
@@ -79,16 +80,11 @@ def _turns(
         for state, working in STATES.items():
             _signal(crew, working)
             _run_for(crew, _SETTLE_S)
-            before, start = _counters(board, plan.samplers), time.monotonic()
+            before, start = counters(board, plan.samplers), time.monotonic()
             _run_for(crew, seconds)
-            after, took = _counters(board, plan.samplers), time.monotonic() - start
+            after, took = counters(board, plan.samplers), time.monotonic() - start
             found[state].append(((after[0] - before[0]) / took, (after[1] - before[1]) / took))
     return found
-
-
-def _counters(board: Board, samplers: int) -> tuple[float, float]:
-    steps = sum(board.named_slots(row, "sampler")["env_steps"] for row in range(samplers))
-    return steps, board.named_slots(samplers, "learner")["updates"]
 
 
 def _rows(found: dict[str, list[tuple[float, float]]]) -> list[dict[str, Any]]:

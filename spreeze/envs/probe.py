@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from spreeze.errors import EnvironmentError_
+from spreeze.jsonable import rebuild
 from spreeze.types import EnvSpec
 
 _TIMING_S = 1.5
@@ -43,8 +44,7 @@ class Probe:
 
 def spec_from_json(values: dict[str, Any]) -> EnvSpec:
     """An ``EnvSpec`` from the JSON of its fields (lists become tuples)."""
-    fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
-    return EnvSpec(**fields)
+    return rebuild(EnvSpec, values)
 
 
 def probe_env(

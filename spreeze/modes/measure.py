@@ -164,9 +164,9 @@ def _sweep(
         for count in counts:
             board.header[words.ACTIVE_SAMPLERS] = count
             _pass(crew, settle_s, interrupts)
-            before, start = _counters(board, samplers), time.monotonic()
+            before, start = counters(board, samplers), time.monotonic()
             _pass(crew, window_s, interrupts)
-            after, seconds = _counters(board, samplers), time.monotonic() - start
+            after, seconds = counters(board, samplers), time.monotonic() - start
             found[count][0].append((after[0] - before[0]) / seconds)
             found[count][1].append((after[1] - before[1]) / seconds)
     return [
@@ -183,6 +183,7 @@ def _pass(crew: Crew, seconds: float, interrupts: Interrupts) -> None:
         _check(crew, interrupts)
 
 
-def _counters(board: Board, samplers: int) -> tuple[float, float]:
+def counters(board: Board, samplers: int) -> tuple[float, float]:
+    """Env steps of the first ``samplers`` rows together, and the learner's updates."""
     steps = sum(board.named_slots(row, "sampler")["env_steps"] for row in range(samplers))
     return steps, board.named_slots(samplers, "learner")["updates"]

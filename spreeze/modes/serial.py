@@ -17,12 +17,12 @@ from spreeze.envs.registry import make_env
 from spreeze.envs.stdout import stdout_to_stderr
 from spreeze.envs.task import Task
 from spreeze.errors import ResourceError
+from spreeze.modes.spreeze import load_saved_replay
 from spreeze.policies import Policy
 from spreeze.rundir import RunDir
 from spreeze.transport.checkpoint import CheckpointStore
 from spreeze.transport.ring import Ring, ShardWriter
 from spreeze.transport.ring_reader import RingReader
-from spreeze.transport.ring_reader import load as load_replay
 from spreeze.transport.weights import WeightsStore, encode
 from spreeze.workers.evaluator import Evaluation, EvaluatorJob
 from spreeze.workers.gauges import Reading
@@ -47,20 +47,13 @@ def run_mode(plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts)
         with stdout_to_stderr():
             ring = Ring.create(plan.ring_spec())
             try:
-                _load_saved_replay(plan, run_dir.path, ring)
+                load_saved_replay(plan, run_dir.path, ring)
                 _Serial(plan, run_dir.path, ring, recorder, interrupts).run()
             finally:
                 ring.close()
     finally:
         recorder.close()
     return recorder.outcome
-
-
-def _load_saved_replay(plan: RunPlan, run_dir: Path, ring: Ring) -> None:
-    """Rows saved by an earlier session; before anybody writes into the ring."""
-    checkpoint = CheckpointStore(run_dir / "checkpoints").load_latest() if plan.earlier.sessions else None
-    if checkpoint is not None and checkpoint.replay_path is not None:
-        load_replay(checkpoint.replay_path, ring)
 
 
 class _Serial:

@@ -93,14 +93,19 @@ def _take_over(ring: Ring, spec: WorkerSpec) -> None:
         ring.takeover(spec.index, 0)
 
 
+def load_saved_replay(plan: RunPlan, run_dir: Path, ring: Ring) -> None:
+    """Rows saved by an earlier session; before anybody writes into the ring."""
+    saved = CheckpointStore(run_dir / "checkpoints").latest_replay() if plan.earlier.sessions else None
+    if saved is not None:
+        load_replay(saved, ring)
+
+
 @contextlib.contextmanager
 def open_memory(plan: RunPlan, run_dir: Path, num_rows: int) -> Iterator[tuple[Board, Ring]]:
     """Board and ring, owned by this process: a worker may die and come back, its rows stay."""
     ring = Ring.create(plan.ring_spec())
     try:
-        checkpoint = CheckpointStore(run_dir / "checkpoints").load_latest() if plan.earlier.sessions else None
-        if checkpoint is not None and checkpoint.replay_path is not None:
-            load_replay(checkpoint.replay_path, ring)
+        load_saved_replay(plan, run_dir, ring)
         board = Board.create(num_rows)
         try:
             yield board, ring

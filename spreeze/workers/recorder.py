@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -158,7 +159,7 @@ class Recorder:
             "first_error": self.first_error, "events": tuple(self._events),
         }
         bare = take_snapshot(self._plan, self._metrics, self.session_s, **known)
-        return take_snapshot(self._plan, self._metrics, self.session_s, **known, bottleneck=bottleneck(bare).sentence)
+        return dataclasses.replace(bare, bottleneck=bottleneck(bare).sentence)
 
     def stop_reason(self) -> str | None:
         """The stop condition that is met, or None."""
