@@ -205,6 +205,19 @@ class VisualizerConfig(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
+class TuningConfig(Part):
+    """What the tuner aims at, and what of the machine stays with the user."""
+
+    objective: str = setting("return", "what the tuner makes best: progress of the return, the paper's knee, env "
+                             "steps/s, or updates/s", choices=("return", "paper", "sampling", "updates"))
+    cpu_target: float = setting(0.75, "objective paper: share of the usable cores up to which samplers are added",
+                                low=0.05, high=1.0)
+    gpu_target: float = setting(0.85, "objective paper: share of the highest update frame rate that the batch has to "
+                                "reach", low=0.05, high=0.99)
+    leave_free: float = setting(0.0, "share of the usable cores that is left to other programs", low=0.0, high=0.9)
+
+
+@dataclass(frozen=True, kw_only=True)
 class StopConfig(Part):
     """When training ends by itself; without any condition it goes on until Ctrl-C."""
 
@@ -228,6 +241,7 @@ class Config:
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     visualizer: VisualizerConfig = field(default_factory=VisualizerConfig)
+    tuning: TuningConfig = field(default_factory=TuningConfig)
     stop: StopConfig = field(default_factory=StopConfig)
 
     def __post_init__(self) -> None:

@@ -11,7 +11,7 @@ ISSUE_FLAGS = [
     "--env", "--algo", "--mode", "--auto", "--profile", "--samplers", "--envs-per-sampler", "--batch-size",
     "--replay-capacity", "--learner-threads", "--device", "--samples-per-insert", "--seconds", "--env-steps",
     "--updates", "--target-return", "--seed", "--runs-dir", "--name", "--resume", "--no-visualizer", "--json",
-    "--set", "--save-replay", "--import",
+    "--set", "--save-replay", "--import", "--objective", "--cpu-target", "--gpu-target", "--leave-free",
 ]  # fmt: skip
 
 
@@ -44,7 +44,8 @@ def test_flags_become_settings():
         "--batch-size", "64", "--replay-capacity", "1000", "--learner-threads", "2", "--device", "cpu", "--seconds",
         "1.5", "--env-steps", "10", "--updates", "20", "--target-return", "-200", "--seed", "9", "--name", "n",
         "--import", "m", "--runs-dir", "r", "--samples-per-insert", "2:4", "--save-replay", "--no-visualizer",
-        "--set", "td3.policy_delay=3", "--set", "td3.gamma=0.9",
+        "--set", "td3.policy_delay=3", "--set", "td3.gamma=0.9", "--objective", "paper", "--cpu-target", "0.5",
+        "--gpu-target", "0.9", "--leave-free", "0.25",
     )  # fmt: skip
     assert values == {
         "env": {"id": "A-v0", "import_module": "m"},
@@ -55,6 +56,7 @@ def test_flags_become_settings():
         "stop": {"seconds": 1.5, "env_steps": 10, "updates": 20, "target_return": -200.0},
         "visualizer": {"enabled": False},
         "td3": {"policy_delay": 3, "gamma": 0.9},
+        "tuning": {"objective": "paper", "cpu_target": 0.5, "gpu_target": 0.9, "leave_free": 0.25},
     }
     resolve([Layer("user", values)])
 
