@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from spreeze import autotune
+from spreeze.autotune import sweep as autotune
 from spreeze.envs.probe import Probe
 from spreeze.errors import ConfigError, SpreezeError, WorkerError
 from spreeze.hardware import Machine

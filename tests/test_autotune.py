@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spreeze.autotune import (
+from spreeze.autotune.sweep import (
     JointRate,
     Knobs,
     UpdateRate,

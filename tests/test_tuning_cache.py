@@ -7,7 +7,7 @@ import os
 import pytest
 
 from spreeze import tuning
-from spreeze.autotune import JointRate, UpdateRate
+from spreeze.autotune.sweep import JointRate, UpdateRate
 from spreeze.envs.probe import Probe
 from spreeze.errors import SpreezeError, WorkerError
 from spreeze.hardware import read_machine

@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from spreeze.autotune import JointRate, UpdateRate
+from spreeze.autotune.sweep import JointRate, UpdateRate
 from spreeze.errors import WorkerError
 from spreeze.modes.spreeze import open_memory, worker_specs
 from spreeze.rundir import SUBDIRECTORIES
