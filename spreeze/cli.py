@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
 import sys
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 from spreeze.errors import SpreezeError
 
@@ -36,12 +38,12 @@ def guarded(body: Callable[[], int], *, as_json: bool = False) -> int:
         return body()
     except SpreezeError as error:
         line = " ".join(str(error).split())
-        sys.stderr.write(f"error: {line}\n")
+        complain(line)
         if as_json:
             emit({"error": line})
         return error.exit_code
     except KeyboardInterrupt:
-        sys.stderr.write("interrupted\n")
+        _write(sys.stderr, "interrupted\n")
         return 130
     except BrokenPipeError:
         return 0
@@ -49,15 +51,30 @@ def guarded(body: Callable[[], int], *, as_json: bool = False) -> int:
 
 def emit(document: dict[str, Any]) -> None:
     """Writes the one JSON document; numbers that JSON does not know become null."""
-    sys.stdout.write(json.dumps(_plain(document), indent=1, allow_nan=False) + "\n")
-    sys.stdout.flush()
+    _write(sys.stdout, json.dumps(_plain(document), indent=1, allow_nan=False) + "\n")
 
 
 def say(text: str, *, as_json: bool = False) -> None:
     """One line for a person: stdout, or stderr when stdout belongs to the JSON document."""
-    stream = sys.stderr if as_json else sys.stdout
-    stream.write(text + "\n")
-    stream.flush()
+    _write(sys.stderr if as_json else sys.stdout, text + "\n")
+
+
+def complain(text: str) -> None:
+    """``error: ...``, as one line on stderr."""
+    _write(sys.stderr, f"error: {' '.join(text.split())}\n")
+
+
+def _write(stream: TextIO, text: str) -> None:
+    """Writes to a person who may be gone: a closed pipe or a full disk is no reason to stop."""
+    try:
+        stream.write(text)
+        stream.flush()
+    except OSError:
+        # What is still in the buffer would fail again when the interpreter ends.
+        with contextlib.suppress(OSError, ValueError):
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, stream.fileno())
+            os.close(null)
 
 
 def _plain(value: Any) -> Any:

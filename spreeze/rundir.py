@@ -184,10 +184,19 @@ def find_run(name_or_path: str, runs_dir: Path) -> Path:
 
 
 def write_json(path: Path, data: Any) -> None:
-    """Replaces a JSON file atomically."""
+    """Replaces a JSON file atomically.
+
+    Raises:
+        OSError: no room, no permission; the old content is untouched.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
+    try:
+        temporary.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+        os.replace(temporary, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
 
 
 def process_start_time() -> float:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from spreeze.arguments import build_parser, user_values
-from spreeze.cli import emit, guarded, say
+from spreeze.cli import complain, emit, guarded, say
 from spreeze.config import PARTS
 from spreeze.envs.probe import Probe, probe_env
 from spreeze.envs.registry import bullet_engine, default_env_id
@@ -188,9 +188,12 @@ def _run(
     interrupts: Interrupts,
 ) -> int:
     _check_disk(plan, run_dir)
-    (run_dir.path / "config.toml").write_text(to_toml(plan.settings), encoding="utf-8")
-    if tune_record is not None:
-        write_json(run_dir.path / "tune.json", tune_record)
+    try:
+        (run_dir.path / "config.toml").write_text(to_toml(plan.settings), encoding="utf-8")
+        if tune_record is not None:
+            write_json(run_dir.path / "tune.json", tune_record)
+    except OSError as error:
+        raise ResourceError(f"{run_dir.path} cannot be written: {error}; make room or choose --runs-dir") from None
     view = open_view(sys.stderr if args.json else sys.stdout, json_mode=args.json)
     state = "failed"
     try:
@@ -200,7 +203,10 @@ def _run(
                 view.note(f"{key}: {reason}")
             outcome = load_mode(plan.config.run.mode).run_mode(plan, run_dir, view, interrupts)
         document = summary(plan, outcome, run_dir.path, machine)
-        write_json(run_dir.path / "summary.json", document)
+        try:
+            write_json(run_dir.path / "summary.json", document)
+        except OSError as error:
+            say(f"summary.json could not be written: {error}", as_json=args.json)
         state = "failed" if outcome.error else "finished"
         run_dir.write_state(wall_s=outcome.wall_s, env_steps=outcome.env_steps, updates=outcome.updates,
                             eval_best=outcome.eval_best, episodes=outcome.episodes, exit_reason=outcome.stopped_by)
@@ -211,7 +217,7 @@ def _run(
     else:
         say(_closing(document))
     if outcome.error:
-        sys.stderr.write(f"error: {outcome.error}\n")
+        complain(outcome.error)
     return 1 if outcome.error else 0
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from spreeze.errors import CheckpointError, ResourceError
-from spreeze.transport import checkpoint, files, ring_reader
+from spreeze.transport import checkpoint, files, replay_file
 from spreeze.transport.checkpoint import CheckpointStore
 from spreeze.transport.ring import Ring, RingSpec, ShardWriter
 from spreeze.transport.ring_reader import RingReader
@@ -197,7 +197,7 @@ def test_replay_is_saved_and_loaded_into_another_number_of_shards(store):
     assert replay is not None
     assert store.latest_replay() == replay
     ring = Ring.create(RingSpec(layout, 3, 64))
-    assert ring_reader.load(replay, ring) == 100
+    assert replay_file.load(replay, ring) == 100
     out = np.empty((5000, layout.width), dtype=np.float32)
     RingReader(ring).sample(np.random.default_rng(0), out)
     assert set(out[:, layout.reward]) == {float(v) for v in [*range(50), *range(100, 150)]}

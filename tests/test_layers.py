@@ -13,6 +13,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 LAYERS = (
     {"types", "errors", "config", "settings", "metrics", "formats", "jsonable", "snapshot"},
     {"ops", "networks", "policies", "envs", "hardware", "nvml", "returns", "normalizer", "bottleneck", "store",
+     "strays",
      "store_reader", "terminal", "video", "utilisation", "rundir", "cli", "arguments", "evaluation", "autotune"},
     {"algorithms", "transport"},
     {"workers", "lookup"},

@@ -7,14 +7,16 @@ import signal
 import subprocess
 import sys
 import time
+import tracemalloc
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors import safe_open
 
 from spreeze.errors import CheckpointError, ConfigError, TransportError
-from spreeze.transport import ring_reader
+from spreeze.transport import replay_file
 from spreeze.transport.ring import Ring, RingSpec, ShardWriter
 from spreeze.transport.ring_reader import RingReader
 from spreeze.types import RowLayout
@@ -357,9 +359,9 @@ def test_dumped_rows_load_into_any_number_of_shards(tmp_path, shards):
         writers = [ShardWriter(ring, shard) for shard in range(3)]
         for number in range(0, 1800, 10):
             put(writers[number // 10 % 3], number, 10, version=number)
-        assert ring_reader.dump(ring, path) == 1200
+        assert replay_file.dump(ring, path) == 1200
     with ring_of(shards=shards, rows=1200 // shards) as ring:
-        assert ring_reader.load(path, ring) == 1200
+        assert replay_file.load(path, ring) == 1200
         numbers = drawn_numbers(RingReader(ring), draws=20_000)
         assert numbers.min() >= 600
         assert len(set(numbers)) > 1000
@@ -371,9 +373,55 @@ def test_replay_of_another_task_or_a_damaged_file_is_refused(tmp_path):
     path = tmp_path / "replay.safetensors"
     with ring_of() as ring:
         put(ShardWriter(ring, 0), 0, 10)
-        ring_reader.dump(ring, path)
+        replay_file.dump(ring, path)
     with ring_of(RowLayout(4, 2)) as ring, pytest.raises(CheckpointError, match="obs 3, action 2"):
-        ring_reader.load(path, ring)
+        replay_file.load(path, ring)
     path.write_bytes(path.read_bytes()[:100])
     with ring_of() as ring, pytest.raises(CheckpointError, match="cannot be read"):
-        ring_reader.load(path, ring)
+        replay_file.load(path, ring)
+
+
+@pytest.mark.parametrize("checksum", [False, True])
+def test_a_dump_takes_little_memory_and_its_rows_come_back_oldest_first(tmp_path, checksum):
+    layout = RowLayout(40, 2, checksum=checksum)
+    spec = RingSpec(layout, 2, 20_000)
+    ring = Ring.create(spec)
+    writers = [ShardWriter(ring, shard) for shard in range(2)]
+    for number in range(0, 60_000, 250):
+        value = np.arange(number, number + 250, dtype=np.float32)
+        obs = np.repeat(value[:, None], 40, axis=1)
+        writers[number // 250 % 2].write(obs, obs[:, :2] * 0, value, value * 0, obs, version=number)
+    path, calls = tmp_path / "replay.safetensors", []
+    tracemalloc.start()
+    saved = replay_file.dump(ring, path, lambda: calls.append(1))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    ring.close()
+    assert saved == 40_000
+    assert calls
+    assert peak < 0.2 * spec.size_bytes
+    with safe_open(path, framework="np") as file:
+        rows, versions = file.get_tensor("rows"), file.get_tensor("policy_version")
+    assert set(rows[:, layout.reward]) == set(range(20_000, 60_000))
+    assert np.abs(rows[:, layout.reward] - np.arange(20_000, 60_000)).max() <= 3 * 256
+    assert (versions <= rows[:, layout.reward]).mean() > 0.95  # blocks that a newer lap began know its version only
+
+
+def test_rows_overwritten_during_the_dump_are_left_out(tmp_path, monkeypatch):
+    with ring_of(shards=1, rows=512) as ring:
+        writer = ShardWriter(ring, 0)
+        put(writer, 0, 512)
+        original, late = replay_file._copy, [True]
+
+        def copy_late(ring, block):
+            if late:
+                late.clear()
+                put(writer, 512, 100)  # after the blocks were listed, before the first was copied
+            return original(ring, block)
+
+        monkeypatch.setattr(replay_file, "_copy", copy_late)
+        path = tmp_path / "replay.safetensors"
+        assert replay_file.dump(ring, path) == 412
+    with ring_of(shards=1, rows=512) as ring:
+        assert replay_file.load(path, ring) == 412
+        assert drawn_numbers(RingReader(ring), draws=5_000).min() >= 100

@@ -11,6 +11,7 @@ import dataclasses
 import faulthandler
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from typing import Any
 
 from spreeze.errors import EnvironmentError_
 from spreeze.jsonable import rebuild
+from spreeze.strays import MARK, end_strays
 from spreeze.types import EnvSpec
 
 _TIMING_S = 1.5
@@ -99,10 +101,12 @@ def probe_env(
 
 def _run(command: list[str], deadline_s: float, log: Path | None) -> int | None:
     """Exit code of the child, or None if it had to be killed (with all that it started)."""
+    nonce = secrets.token_hex(8)
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
         "OMP_NUM_THREADS": "1",
+        MARK: nonce,
     }
     with open(log or os.devnull, "ab") as output:
         child = subprocess.Popen(
@@ -116,6 +120,7 @@ def _run(command: list[str], deadline_s: float, log: Path | None) -> int | None:
         if child.poll() is None:
             os.killpg(child.pid, signal.SIGKILL)
             child.wait()
+        end_strays(nonce)
 
 
 def _ending(code: int) -> str:

@@ -9,10 +9,12 @@ from pathlib import Path
 
 from spreeze.errors import ResourceError
 from spreeze.rundir import RunDir
+from spreeze.strays import StrayWatch
 from spreeze.transport.board import Board
 from spreeze.transport.checkpoint import CheckpointStore
+from spreeze.transport.memory import available_bytes
+from spreeze.transport.replay_file import load as load_replay
 from spreeze.transport.ring import Ring
-from spreeze.transport.ring_reader import load as load_replay
 from spreeze.workers.crew import Crew
 from spreeze.workers.evaluator import EvaluatorJob
 from spreeze.workers.final import final_evaluation
@@ -28,6 +30,8 @@ _FINAL_EVALUATION_S = 6.0
 _EXIT_S = 12.0
 """From the wish to stop to the end of the final evaluation; the rest of 15 s is for closing."""
 _VISUALIZER_AFTER_S = 4.0
+_LEAST_LIMIT_BYTES = 2**30
+"""What a sampler may always have; beyond it, its share of half of the memory that was free at the start."""
 
 
 def run_mode(plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts) -> Outcome:
@@ -38,7 +42,9 @@ def run_mode(plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts)
     """
     names = [*(f"sampler-{i}" for i in range(plan.samplers)), "learner", "evaluator", "visualizer"]
     recorder = Recorder(plan, run_dir, view)
+    watch = StrayWatch(run_dir.nonce)
     try:
+        watch.start()
         with open_memory(plan, run_dir.path, len(names)) as (board, ring):
             nest = Nest(run_dir=run_dir.path, board_fd=board.block.fd, board_rows=len(names), nonce=run_dir.nonce)
             crew = Crew(nest, board, on_event=recorder.event, takeover=lambda spec: _take_over(ring, spec))
@@ -47,10 +53,11 @@ def run_mode(plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts)
             _supervise(supervisor, crew, ring, worker_specs(plan, run_dir.path, ring, recorder.started_s))
         budget_s = min(_FINAL_EVALUATION_S, _EXIT_S - supervisor.stopping_s)
         if not interrupts.urgent and recorder.outcome.updates > 0 and budget_s >= 1.0:
-            record = final_evaluation(run_dir.path, plan, budget_s, interrupts)
+            record = final_evaluation(run_dir, plan, budget_s, interrupts)
             if record is not None:
                 recorder.evaluation(record, final=True)
     finally:
+        watch.end()
         recorder.close()
     return recorder.outcome
 
@@ -118,6 +125,7 @@ def open_memory(plan: RunPlan, run_dir: Path, num_rows: int) -> Iterator[tuple[B
 def worker_specs(plan: RunPlan, run_dir: Path, ring: Ring, run_started_s: float) -> dict[str, WorkerSpec]:
     """Worker specifications in starting order: what takes longest to import comes first."""
     config, samplers = plan.config, plan.samplers
+    limit = config.sampling.memory_limit_bytes or max(_LEAST_LIMIT_BYTES, available_bytes() // (2 * samplers))
     fds = (ring.block.fd,)
     specs = {
         "learner": WorkerSpec(
@@ -135,7 +143,8 @@ def worker_specs(plan: RunPlan, run_dir: Path, ring: Ring, run_started_s: float)
             learning_starts=config.replay.learning_starts, batch_size=config.learner.batch_size,
         )
         specs[f"sampler-{index}"] = WorkerSpec(role="sampler", index=index, row=index, job=job.to_json(),
-                                               step_deadline_s=config.sampling.step_deadline_s, inherited_fds=fds)
+                                               step_deadline_s=config.sampling.step_deadline_s, inherited_fds=fds,
+                                               memory_limit_bytes=limit)
     evaluator = EvaluatorJob(
         run_dir=str(run_dir), env_id=plan.spec.env_id, import_module=plan.spec.import_module,
         episodes=config.evaluation.episodes, first_seed=config.evaluation.seed, cpu_share=config.evaluation.cpu_share,

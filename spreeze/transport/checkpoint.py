@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 from safetensors import numpy as safetensors_numpy
 
 from spreeze.errors import CheckpointError, ResourceError
-from spreeze.transport import files, ring_reader
+from spreeze.transport import files, replay_file
 from spreeze.transport.ring import Ring
 
 FORMAT_VERSION = 1
@@ -45,7 +45,7 @@ class Checkpoint:
     tensors: dict[str, np.ndarray]
     state: dict[str, Any]
     replay_path: Path | None
-    """File with the replay rows for ``ring_reader.load``, if they were saved."""
+    """File with the replay rows for ``replay_file.load``, if they were saved."""
     skipped: tuple[str, ...] = ()
     """Newer checkpoints that did not verify, each with the reason."""
 
@@ -123,7 +123,7 @@ class CheckpointStore:
         files.write_bytes(temp / _STATE, files.json_bytes(state), durable=True)
         names = [_TENSORS, _STATE]
         if ring is not None:
-            ring_reader.dump(ring, temp / _REPLAY)
+            replay_file.dump(ring, temp / _REPLAY, self._progress)
             files.sync_file(temp / _REPLAY)
             names.append(_REPLAY)
         self._progress()
@@ -198,7 +198,7 @@ class CheckpointStore:
         return None
 
     def latest_replay(self) -> Path | None:
-        """Replay rows of the newest checkpoint that verifies, for ``ring_reader.load``; None if it has none.
+        """Replay rows of the newest checkpoint that verifies, for ``replay_file.load``; None if it has none.
 
         Raises:
             CheckpointError: there are checkpoints, but none verifies.

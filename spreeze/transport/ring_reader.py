@@ -1,16 +1,13 @@
-"""Drawing from the replay ring, and keeping its rows in a file."""
+"""Drawing from the replay ring."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
-from spreeze.errors import CheckpointError, TransportError
-from spreeze.transport.ring import Ring, ShardWriter, row_checksum
+from spreeze.errors import TransportError
+from spreeze.transport.ring import Ring, row_checksum
 
 _MAX_TRIES = 10_000
 _LAG_SAMPLE_ROWS = 2048
@@ -194,73 +191,3 @@ class RingReader:
         expected = out[:, -1].copy().view(np.uint32).tolist()
         logical = self._drawn.logical.tolist()
         return sum(row_checksum(out[i], logical[i]) != expected[i] for i in range(len(out)))
-
-
-def _valid_rows(ring: Ring, shard: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """A copy of a shard's rows, oldest first: rows [n, W], clock [n], policy version [n]."""
-    spec = ring.spec
-    capacity = spec.rows_per_shard
-    committed = int(ring.committed[shard])
-    logical = np.arange(max(0, int(ring.reserved[shard]) - capacity), committed)
-    with ring.shard_locks(shard, shard):
-        position = logical % capacity
-        rows = ring.rows[shard * spec.stride_rows + position]
-        stamps = ring.stamps[shard, position // spec.block_rows]
-        first = int(ring.reserved[shard]) - capacity  # read after the copy is complete
-    kept = logical >= first
-    # Rows that share a block with a newer lap lost their stamp to it; but no row is younger than the next one.
-    clock = np.minimum.accumulate((stamps[:, 0] + position % spec.block_rows)[::-1])[::-1]
-    return rows[kept], clock[kept], stamps[kept, 1]
-
-
-def dump(ring: Ring, path: Path) -> int:
-    """Writes all rows that can be read, oldest first, as a safetensors file; returns how many.
-
-    Raises:
-        OSError: no room or no permission.
-    """
-    parts = [_valid_rows(ring, shard) for shard in range(ring.spec.num_shards)]
-    rows, clock, version = (np.concatenate(columns) for columns in zip(*parts, strict=True))
-    order = np.argsort(clock, kind="stable")
-    layout = ring.spec.layout
-    tensors = {"rows": np.ascontiguousarray(rows[order]), "policy_version": np.ascontiguousarray(version[order])}
-    try:
-        save_file(tensors, path, metadata={"fields": _fields(ring), "width": str(layout.width)})
-    except SafetensorError as error:
-        raise OSError(f"{path}: {error}") from None
-    return len(order)
-
-
-def _fields(ring: Ring) -> str:
-    layout = ring.spec.layout
-    return f"obs {layout.obs_dim}, action {layout.action_dim}, n_step {layout.n_step}"
-
-
-def load(path: Path, ring: Ring) -> int:
-    """Writes a file's rows into an empty ring, whatever its number of shards; returns how many.
-
-    Call it before any sampler has started. The newest rows are kept where the ring is smaller.
-
-    Raises:
-        CheckpointError: damaged, or rows of another task.
-    """
-    try:
-        with safe_open(path, framework="np") as file:
-            fields = (file.metadata() or {}).get("fields", "nothing")
-            if fields != _fields(ring):
-                raise CheckpointError(f"{path} holds rows of {fields}; this run has {_fields(ring)}")
-            rows, versions = file.get_tensor("rows"), file.get_tensor("policy_version")
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from None
-    spec, layout = ring.spec, ring.spec.layout
-    kept = min(len(rows), spec.capacity)
-    rows, versions = rows[len(rows) - kept :], versions[len(versions) - kept :]
-    writers = [ShardWriter(ring, shard) for shard in range(spec.num_shards)]
-    for index, start in enumerate(range(0, kept, spec.block_rows)):
-        part = rows[start : start + spec.block_rows]
-        batch = layout.split(part, 1.0)
-        steps = None if layout.num_steps is None else part[:, layout.num_steps]
-        writers[index % spec.num_shards].write(
-            batch.obs, batch.action, batch.reward, batch.terminated, batch.next_obs, steps, int(versions[start])
-        )
-    return kept

@@ -32,6 +32,7 @@ BODIES = {
 """role -> (module, body, type of its job); imported only in the process that runs it."""
 
 _PR_SET_PDEATHSIG = 1
+_OOM_SCORE = {"sampler": 500, "evaluator": 300, "visualizer": 300}
 _NICE = 10
 """At nice 10 a process gets about a tenth of a core that another one wants."""
 
@@ -44,6 +45,7 @@ def main(argv: list[str]) -> int:
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     _lower_priority(spec["role"])
+    _offer_to_oom_killer(spec["role"])
     board = Board.attach(spec["board_fd"], spec["board_rows"])
     link = Link(spec["role"], spec["index"], board, spec["row"], spec["message_fd"])
     link.beat(Phase.INIT)
@@ -66,10 +68,17 @@ def _lower_priority(role: str) -> None:
             os.nice(_NICE)
 
 
+def _offer_to_oom_killer(role: str) -> None:
+    """Where memory runs out, Linux shall take a sampler first and the learner last: the former is cheap to replace."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(str(_OOM_SCORE.get(role, 0)), encoding="ascii")
+
+
 def _report(link: Link, errors_dir: Path, error: BaseException) -> None:
     """Tells the supervisor why this process ends: by a file (the truth) and by a message."""
     text = "".join(traceback.format_exception(error))
-    sys.stderr.write(text)
+    with contextlib.suppress(OSError):  # a full disk must not hide the reason
+        sys.stderr.write(text)
     record = {"process": link.name, "error": f"{type(error).__name__}: {error}"[:1000], "traceback": text[-8000:]}
     with contextlib.suppress(OSError):
         errors_dir.mkdir(exist_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import select
 import signal
 import time
@@ -9,16 +10,22 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import psutil
+
 from spreeze.errors import WorkerError
+from spreeze.formats import size
 from spreeze.metrics import DEADLINE_S, Phase
+from spreeze.strays import end_strays
 from spreeze.transport import board as words
 from spreeze.transport.board import Board
 from spreeze.workers.restarts import LIMITS, Restarts
-from spreeze.workers.spawn import Child, Nest, WorkerSpec, end_strays, spawn
+from spreeze.workers.spawn import Child, Nest, WorkerSpec, spawn
 
 _ASLEEP_S = 5.0
 """A gap this long between two looks means that this process slept: nobody else is to blame."""
 _STOP_S, _TERM_S = 6.0, 2.0
+_MEMORY_S = 1.0
+"""Time between two looks at the workers' memory."""
 _STACK_S = 0.2
 """What a hung worker gets to write its stack into its log before it is killed."""
 
@@ -55,6 +62,7 @@ class Crew:
         self.posts: dict[str, Post] = {}
         self.first_error: tuple[str, str] | None = None
         self._last_watch_s: float | None = None
+        self._next_memory_s = 0.0
 
     def add(self, spec: WorkerSpec) -> None:
         """Starts a worker and keeps it running from now on.
@@ -128,9 +136,12 @@ class Crew:
                 post.heartbeat_seen_s = now
         self._last_watch_s = now
         messages: list[dict[str, Any]] = []
+        weigh = now >= self._next_memory_s
+        if weigh:
+            self._next_memory_s = now + _MEMORY_S
         for post in self.posts.values():
             if post.child is not None:
-                messages += self._check(post, now)
+                messages += self._check(post, now) or (self._weigh(post, now) if weigh else [])
             elif post.restarts.due(now):
                 self._restart(post)
         self._judge()
@@ -154,6 +165,18 @@ class Crew:
         time.sleep(_STACK_S)
         child.kill_and_wait()
         why = f"silent for {silent_s:.0f} s in phase {phase.name}; its stack is in logs/{post.spec.name}.log"
+        return self._ended(post, -int(signal.SIGKILL), now, why)
+
+    def _weigh(self, post: Post, now: float) -> list[dict[str, Any]]:
+        """Ends a worker whose environment eats the machine's memory, before the system chooses a victim."""
+        child, limit = post.child, post.spec.memory_limit_bytes
+        if child is None or limit is None:
+            return []
+        used = private_memory_bytes(child.pid)
+        if used is None or used <= limit:
+            return []
+        child.kill_and_wait()
+        why = f"ended: it used {size(used)} of memory, its limit is {size(limit)} (does the environment leak?)"
         return self._ended(post, -int(signal.SIGKILL), now, why)
 
     def _ended(self, post: Post, code: int, now: float, why: str | None = None) -> list[dict[str, Any]]:
@@ -241,6 +264,14 @@ class Crew:
 
     def _children(self) -> list[Child]:
         return [post.child for post in self.posts.values() if post.child is not None]
+
+
+def private_memory_bytes(pid: int) -> int | None:
+    """Memory that a process shares with nobody; None when it is gone."""
+    with contextlib.suppress(psutil.Error, OSError):
+        memory = psutil.Process(pid).memory_info()
+        return int(memory.rss - getattr(memory, "shared", 0))
+    return None
 
 
 def _exit_text(code: int, phase: Phase) -> str:

@@ -9,24 +9,26 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
+from spreeze.rundir import RunDir
+from spreeze.strays import end_strays
 from spreeze.workers.interrupts import Interrupts
 from spreeze.workers.plan import RunPlan
+from spreeze.workers.spawn import child_environment, log_file
 
 
-def final_evaluation(run_dir: Path, plan: RunPlan, budget_s: float, interrupts: Interrupts) -> dict[str, Any] | None:
+def final_evaluation(run_dir: RunDir, plan: RunPlan, budget_s: float, interrupts: Interrupts) -> dict[str, Any] | None:
     """Greedy episodes of the newest weights within ``budget_s``; None if none finished in time."""
     evaluation = plan.config.evaluation
     command = [
-        sys.executable, "-m", "spreeze.workers.evaluator", str(run_dir), str(evaluation.episodes), str(evaluation.seed),
-        str(budget_s), plan.spec.env_id, plan.spec.import_module or "",
+        sys.executable, "-m", "spreeze.workers.evaluator", str(run_dir.path), str(evaluation.episodes),
+        str(evaluation.seed), str(budget_s), plan.spec.env_id, plan.spec.import_module or "",
         *(["plain"] if plan.spec.plain else []),
     ]
-    with open(run_dir / "logs" / "evaluator.log", "ab") as log:
+    with log_file(run_dir.path, "evaluator") as log:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log,
-                                   process_group=0)
+                                   process_group=0, env=child_environment(1, run_dir.nonce, "evaluator"))
     asked, deadline = interrupts.count, time.monotonic() + budget_s + 2.0
     output = b""
     while process.poll() is None:
@@ -35,6 +37,7 @@ def final_evaluation(run_dir: Path, plan: RunPlan, budget_s: float, interrupts: 
                 os.killpg(process.pid, signal.SIGKILL)
             break
         time.sleep(0.02)
+    end_strays(run_dir.nonce)  # what its environment started may hold the pipe open
     output, _ = process.communicate()
     try:
         record = json.loads(output)

@@ -71,7 +71,8 @@ class Recorder:
         self._eval_returns: deque[float] = deque(maxlen=60)
         self._lags: list[float] = []
         self._metrics: dict[str, float | None] = {}
-        self._process_started = process_start_time()
+        # Taken once: a clock that is set while the run goes on must not change a duration.
+        self._age_at_start_s = max(time.time() - process_start_time(), 0.0)
         self._next_state_s = 0.0
         self._evaluated: tuple[Any, Any] = (None, None)
         self._samplers_alive = 0
@@ -112,7 +113,7 @@ class Recorder:
         if whole and (outcome.eval_best is None or value > outcome.eval_best):
             outcome.eval_best = float(value)
         if not final and target is not None and value >= target and outcome.time_to_target_s is None:
-            outcome.time_to_target_s = time.time() - self._process_started
+            outcome.time_to_target_s = self._age_at_start_s + self.session_s
         self._metrics["eval_return"] = float(value)
         order = (record.get("epoch"), record.get("version"))
         if final and order == self._evaluated:

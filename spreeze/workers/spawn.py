@@ -12,13 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-import psutil
-
 from spreeze.metrics import DEADLINE_S, Phase
+from spreeze.strays import MARK
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-_MARK = "SPREEZE_RUN"
-"""Environment variable with the run's nonce."""
+_NAME = "SPREEZE_WORKER"
+"""Environment variable with the worker's name, for environments that want to know where they run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +34,8 @@ class WorkerSpec:
     """Threads of numerical libraries, set before any import."""
     step_deadline_s: float = DEADLINE_S[Phase.STEP]
     """Silence in the middle of an env step after which the worker counts as hung."""
+    memory_limit_bytes: int | None = None
+    """Private memory above which the worker is started anew; None: no limit."""
     inherited_fds: tuple[int, ...] = ()
     """Descriptors of shared memory that the body attaches to."""
 
@@ -126,12 +127,12 @@ def spawn(spec: WorkerSpec, nest: Nest) -> Child:
             "lifeline_fd": lifeline_read, "supervisor_pid": os.getpid(),
             "errors_dir": str(nest.run_dir / "errors"),
         })
-        with _log_file(nest.run_dir, spec.name) as log:
+        with log_file(nest.run_dir, spec.name) as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "spreeze.workers.child", argument],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, close_fds=True, process_group=0,
                 pass_fds=(nest.board_fd, message_write, lifeline_read, *spec.inherited_fds),
-                env=child_environment(spec.threads, nest.nonce),
+                env=child_environment(spec.threads, nest.nonce, spec.name),
             )
     except BaseException:
         os.close(message_read)
@@ -143,22 +144,7 @@ def spawn(spec: WorkerSpec, nest: Nest) -> Child:
     return Child(spec=spec, process=process, message_fd=message_read, lifeline=lifeline_write)
 
 
-def end_strays(nonce: str) -> int:
-    """SIGKILL to every process that carries the run's mark; returns how many there were.
-
-    For what an environment started in a session of its own: signals to a worker's group miss it. Only
-    after all workers have ended.
-    """
-    count = 0
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, OSError):
-            if process.pid != os.getpid() and process.environ().get(_MARK) == nonce:
-                process.kill()
-                count += 1
-    return count
-
-
-def _log_file(run_dir: Path, name: str) -> IO[bytes]:
+def log_file(run_dir: Path, name: str) -> IO[bytes]:
     """The worker's log, or nothing at all when the disk refuses: a log is no reason to stop."""
     try:
         return open(run_dir / "logs" / f"{name}.log", "ab")
@@ -166,7 +152,7 @@ def _log_file(run_dir: Path, name: str) -> IO[bytes]:
         return open(os.devnull, "ab")
 
 
-def child_environment(threads: int, nonce: str) -> dict[str, str]:
+def child_environment(threads: int, nonce: str, name: str = "") -> dict[str, str]:
     """Environment of a child: its threads pinned before any import, no window, no banner."""
     package_root = str(Path(__file__).resolve().parents[2])
     paths = [package_root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
@@ -182,5 +168,6 @@ def child_environment(threads: int, nonce: str) -> dict[str, str]:
         "PYGAME_HIDE_SUPPORT_PROMPT": "1",
         "SDL_VIDEODRIVER": "dummy",
         "SDL_AUDIODRIVER": "dummy",
-        _MARK: nonce,
+        MARK: nonce,
+        _NAME: name,
     }
