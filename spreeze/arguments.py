@@ -56,6 +56,9 @@ def build_parser() -> argparse.ArgumentParser:
                             help=f"{meta['doc']}{unit} (default: {default})".replace("%", "%%"))
     parser.add_argument("--plain-env", action="store_true",
                         help="step Bullet tasks as their package has them, not the fast equal ones (default: off)")
+    parser.add_argument("--env-arg", action="append", default=[], metavar="KEY=VALUE",
+                        help="a number, true, false or text for the environment's constructor, as often as needed "
+                             "(default: none)")
     parser.add_argument("--samples-per-insert", metavar="MIN:MAX", default=None,
                         help="band of transitions drawn / transitions inserted: below MIN samplers wait, above MAX the "
                              "learner waits [ratio] (default: 8:512)")
@@ -93,6 +96,8 @@ def user_values(args: argparse.Namespace) -> Values:
         values.setdefault("replay", {}).update(samples_per_insert_min=low, samples_per_insert_max=high)
     if args.plain_env:
         values.setdefault("env", {})["plain"] = True
+    if args.env_arg:
+        values.setdefault("env", {})["args"] = tuple(args.env_arg)
     if args.save_replay:
         values.setdefault("replay", {})["save"] = True
     if args.no_visualizer:

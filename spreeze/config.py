@@ -45,7 +45,7 @@ def _coerced(value: Any, hint: Any, item: dataclasses.Field[Any]) -> Any:
         return None
     wanted = next(option for option in options if option is not type(None))
     if typing.get_origin(wanted) is tuple:
-        if not isinstance(value, list | tuple) or not value:
+        if not isinstance(value, list | tuple) or not (value or item.default == ()):
             raise ConfigError(f"{item.name} = {value!r}: expected a list of {typing.get_args(wanted)[0].__name__}")
         return tuple(_scalar(entry, typing.get_args(wanted)[0], item) for entry in value)
     return _scalar(value, wanted, item)
@@ -98,6 +98,7 @@ class EnvConfig(Part):
     id: str = setting("Walker2DBulletEnv-v0", "Gymnasium id; observations and actions must be Box")
     import_module: str | None = setting(None, "module to import before the id is made (command line only)")
     plain: bool = setting(False, "step Bullet tasks as their package has them, not the fast equal ones")
+    args: tuple[str, ...] = setting((), "key=value texts for the environment's constructor (command line only)")
     normalize_obs: bool = setting(False, "scale observations by running mean and deviation of collected data")
 
 

@@ -74,7 +74,7 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
     policy = Policy.from_weights(weights.arrays, weights.meta)
 
     def make() -> Task:
-        task = make_task(spec.env_id, args.import_module, "rgb_array" if args.video else None)
+        task = make_task(spec.env_id, args.import_module, "rgb_array" if args.video else None, args=spec.args)
         check_fits(spec, task.spec, weights.path)
         return task
 

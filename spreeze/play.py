@@ -77,7 +77,9 @@ def play(args: argparse.Namespace) -> str:
     check_output(args.clip)
     source = _Source(args)
     window = args.clip is None and has_display()
-    task = make_task(source.spec.env_id, args.import_module, "human" if window else "rgb_array")
+    task = make_task(
+        source.spec.env_id, args.import_module, "human" if window else "rgb_array", args=source.spec.args
+    )
     try:
         check_fits(source.spec, task.spec, source.weights.path)
         with environment_errors(source.spec.env_id):

@@ -17,7 +17,7 @@ from spreeze.errors import ConfigError, did_you_mean
 
 PROFILE_DIR = Path(__file__).resolve().parent.parent / "profiles"
 MAX_PROFILE_BYTES = 1_000_000
-_COMMAND_LINE_ONLY = {("env", "import_module"), ("run", "runs_dir"), ("run", "name")}
+_COMMAND_LINE_ONLY = {("env", "import_module"), ("env", "args"), ("run", "runs_dir"), ("run", "name")}
 
 Values = dict[str, dict[str, Any]]
 """part -> field -> value."""

@@ -49,10 +49,11 @@ def _train(args: argparse.Namespace) -> int:
             say(note, as_json=args.json)
         settings = resolve(base)
         part = settings.config.env
-        probe = probe_env(part.id, part.import_module, steps=500 if args.auto else 0, plain=part.plain)
+        probe = probe_env(part.id, part.import_module, steps=500 if args.auto else 0, plain=part.plain,
+                          args=part.args)
         machine = read_machine()
         say(machine.one_line(), as_json=args.json)
-        engine = bullet_engine(part.id, plain=part.plain)
+        engine = bullet_engine(part.id, plain=part.plain, args=part.args)
         if engine is not None:
             say(f"{part.id}: {engine.reason}", as_json=args.json)
         plan = _plan(settings, probe, machine, resumed)
@@ -98,7 +99,7 @@ def _layers(args: argparse.Namespace, resumed: Path | None) -> tuple[list[Layer]
         for part, name, value in iterate(old.config):
             if part != "stop":
                 values[part][name] = value
-        for key in ("env.id", "run.algo", "env.normalize_obs", f"{old.config.run.algo}.hidden_sizes"):
+        for key in ("env.id", "env.args", "run.algo", "env.normalize_obs", f"{old.config.run.algo}.hidden_sizes"):
             part, name = key.split(".")
             asked = user.values.get(part, {}).get(name)
             asked = tuple(asked) if isinstance(asked, list) else asked

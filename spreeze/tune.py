@@ -38,7 +38,7 @@ def _tune(args: argparse.Namespace) -> int:
         layers = [Layer("default", {"env": {"id": env_id}}), *([profile] if profile else []), user]
         settings = resolve(layers)
         part = settings.config.env
-        probe = probe_env(env_id, part.import_module, steps=2000, plain=part.plain)
+        probe = probe_env(env_id, part.import_module, steps=2000, plain=part.plain, args=part.args)
         _, record = tuned_layer(settings, probe, read_machine(), interrupts, fresh=args.fresh,
                                 say=lambda text: say(text, as_json=args.json))
     if args.out:

@@ -114,7 +114,8 @@ def _key(settings: Settings, probe: Probe, machine: Machine) -> str:
     """What a result depends on, as 16 hexadecimal digits."""
     config = settings.config
     facts = [
-        SCHEMA, machine.identity(), probe.spec.env_id, probe.spec.plain, probe.spec.obs_dim, probe.spec.action_dim,
+        SCHEMA, machine.identity(), probe.spec.env_id, probe.spec.plain, probe.spec.args,
+        probe.spec.obs_dim, probe.spec.action_dim,
         config.run.algo,
         config.algorithm.hidden_sizes, config.algorithm.n_step, config.learner.batch_size, config.learner.device,
         config.replay.capacity,

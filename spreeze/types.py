@@ -34,6 +34,8 @@ class EnvSpec:
     """Episode return that the environment's author calls solved; None if not stated."""
     plain: bool = False
     """True where the user wants a Bullet task as its package has it, not the fast equal one."""
+    args: tuple[str, ...] = ()
+    """``key=value`` texts for the environment's constructor, as ``--env-arg`` takes them."""
 
 
 class TransitionBatch(NamedTuple):

@@ -11,7 +11,7 @@ ISSUE_FLAGS = [
     "--env", "--algo", "--mode", "--auto", "--profile", "--samplers", "--envs-per-sampler", "--batch-size",
     "--replay-capacity", "--learner-threads", "--device", "--samples-per-insert", "--seconds", "--env-steps",
     "--updates", "--target-return", "--seed", "--runs-dir", "--name", "--resume", "--no-visualizer", "--json",
-    "--set", "--save-replay", "--import", "--objective", "--cpu-target", "--gpu-target", "--leave-free",
+    "--set", "--save-replay", "--import", "--env-arg", "--objective", "--cpu-target", "--gpu-target", "--leave-free",
 ]  # fmt: skip
 
 

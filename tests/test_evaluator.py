@@ -1,5 +1,6 @@
 import contextlib
 import csv
+import dataclasses
 import json
 import os
 import subprocess
@@ -9,7 +10,7 @@ import time
 
 import numpy as np
 import pytest
-from linear_policy import BAD, FAULT, FAULT_MODULE, GOOD, IDLE, policy_of, publish, wait_until
+from linear_policy import BAD, FAULT, FAULT_MODULE, GOOD, IDLE, SPEC, policy_of, publish, wait_until
 
 from spreeze.envs.task import make_task
 from spreeze.evaluation import run_episodes, score, seed_list
@@ -27,7 +28,7 @@ def store(tmp_path):
 
 def job_of(tmp_path, **changes):
     fields = {
-        "run_dir": str(tmp_path), "env_id": FAULT, "import_module": FAULT_MODULE, "episodes": 4, "first_seed": 10,
+        "run_dir": str(tmp_path), "spec": SPEC, "episodes": 4, "first_seed": 10,
         "cpu_share": 0.5, "has_free_core": True,
     }  # fmt: skip
     return EvaluatorJob(**{**fields, **changes})
@@ -175,7 +176,7 @@ def test_a_damaged_line_of_the_curve_is_left_out(tmp_path):
 
 
 def test_a_job_travels_as_json(tmp_path):
-    job = job_of(tmp_path, import_module=None)
+    job = job_of(tmp_path, spec=dataclasses.replace(SPEC, import_module=None, args=("a=1", "b=x")))
     assert EvaluatorJob.from_json(json.loads(json.dumps(job.to_json()))) == job
 
 
@@ -208,6 +209,6 @@ def test_the_last_evaluation_without_weights_or_time_is_none(tmp_path, store):
 
 
 def test_the_command_prints_one_json_record_only(tmp_path):
-    command = [sys.executable, "-m", "spreeze.workers.evaluator", str(tmp_path), "2", "10", "5", FAULT, FAULT_MODULE]
+    command = [sys.executable, "-m", "spreeze.workers.evaluator", json.dumps(job_of(tmp_path).to_json()), "5"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (done.returncode, json.loads(done.stdout)) == (0, None)

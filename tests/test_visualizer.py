@@ -1,11 +1,12 @@
 import contextlib
+import dataclasses
 import json
 import os
 import threading
 
 import av
 import pytest
-from linear_policy import FAULT, FAULT_MODULE, GOOD, IDLE, publish, wait_until
+from linear_policy import GOOD, IDLE, SPEC, publish, wait_until
 from PIL import Image
 
 from spreeze.envs.faults import FaultEnv
@@ -24,7 +25,7 @@ def quick(monkeypatch):
 
 def job_of(tmp_path, **changes):
     fields = {
-        "run_dir": str(tmp_path), "env_id": FAULT, "import_module": FAULT_MODULE, "frames_per_s": 60.0,
+        "run_dir": str(tmp_path), "spec": SPEC, "frames_per_s": 60.0,
         "clip_interval_s": 1.0, "clip_length_s": 1.0, "cpu_share": 1.0, "has_free_core": True, "seed": 0,
     }  # fmt: skip
     return VisualizerJob(**{**fields, **changes})
@@ -123,7 +124,7 @@ def test_an_environment_that_cannot_be_drawn_is_told_once_and_ends_quietly(tmp_p
 
 
 def test_an_environment_that_cannot_be_made_ends_it_quietly_too(tmp_path):
-    with running(job_of(tmp_path, env_id="NoSuch-v0")) as (_, thread):
+    with running(job_of(tmp_path, spec=dataclasses.replace(SPEC, env_id="NoSuch-v0"))) as (_, thread):
         wait_until(lambda: not thread.is_alive())
     assert "unknown environment" in running.messages[0]["text"]
     assert not running.errors

@@ -37,6 +37,10 @@ def _parser() -> argparse.ArgumentParser:
     task.add_argument("--env", default="Walker2DBulletEnv-v0", help="Gymnasium id (default: Walker2DBulletEnv-v0)")
     task.add_argument("--samplers", type=int, default=1, help="sampler processes (default: 1)")
     task.add_argument("--envs-per-sampler", type=int, default=None, help="environments in a sampler (default: 8)")
+    task.add_argument("--import", dest="import_module", metavar="MODULE", default=None,
+                      help="module to import for it (default: none)")
+    task.add_argument("--env-arg", action="append", default=[], metavar="KEY=VALUE",
+                      help="for the environment's constructor, as often as needed (default: none)")
     task.add_argument("--plain-env", action="store_true",
                       help="Bullet tasks as their package has them, not the fast equal ones (default: off)")
     task.add_argument("--seconds", type=float, default=None,
@@ -107,11 +111,13 @@ def _plan(args: argparse.Namespace) -> RunPlan:
     settings = resolve([
         *([profile] if profile else []),
         Layer("bench", {
-            "env": {"id": args.env, "plain": args.plain_env}, "sampling": sampling,
+            "env": {"id": args.env, "import_module": args.import_module, "plain": args.plain_env,
+                    "args": tuple(args.env_arg)},
+            "sampling": sampling,
             "replay": {"samples_per_insert_min": 0.0, "samples_per_insert_max": 1e9, "learning_starts": 2000},
         }),
     ])
-    spec = probe_env(args.env, steps=0, plain=args.plain_env).spec
+    spec = probe_env(args.env, args.import_module, steps=0, plain=args.plain_env, args=tuple(args.env_arg)).spec
     return RunPlan(settings=settings, spec=spec, samplers=args.samplers,
                    free_core=read_machine().cores.usable - args.samplers >= 2.0)
 
@@ -172,7 +178,9 @@ def _target(args: argparse.Namespace) -> list[Row]:
 
 def _extra(args: argparse.Namespace) -> list[str]:
     envs = ["--envs-per-sampler", str(args.envs_per_sampler)] if args.envs_per_sampler else []
-    return [*envs, *(["--plain-env"] if args.plain_env else [])]
+    module = ["--import", args.import_module] if args.import_module else []
+    return [*envs, *module, *(["--plain-env"] if args.plain_env else []),
+            *(f"--env-arg={text}" for text in args.env_arg)]
 
 
 def _curve(args: argparse.Namespace) -> list[Row]:

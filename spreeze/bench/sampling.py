@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from spreeze.envs.registry import make_env
 from spreeze.envs.stdout import stdout_to_stderr
-from spreeze.envs.task import Task, native_bounds, to_native
+from spreeze.envs.task import native_bounds, open_task, to_native
 from spreeze.policies import Policy
 from spreeze.rundir import SUBDIRECTORIES
 from spreeze.transport import board as words
@@ -121,7 +120,7 @@ def _sampler(plan: RunPlan, run_dir: Path, ring: Ring, board: Board, seed: int) 
         samples_per_insert_min=8.0, samples_per_insert_max=512.0, learning_starts=0, batch_size=256,
     )
     sampling = Sampling(
-        lambda: Task(make_env(plan.spec.env_id, plan.spec.import_module, plain=plan.spec.plain), plan.spec),
+        lambda: open_task(plan.spec),
         num_envs, plan.spec, ShardWriter(ring, 0), n_step=job.n_step, gamma=job.gamma, seeds=_seeds(seed, num_envs),
     )
     return SamplerLoop(Link("sampler", 0, board, 0, None), job, ring, sampling, np.random.default_rng(seed)), sampling
@@ -133,7 +132,7 @@ class _Bare:
     def __init__(self, plan: RunPlan, seed: int) -> None:
         spec, num_envs = plan.spec, plan.config.sampling.envs_per_sampler
         self._bounds = native_bounds(spec)
-        self._envs = [make_env(spec.env_id, spec.import_module, plain=spec.plain) for _ in range(num_envs)]
+        self._envs = [open_task(spec).env for _ in range(num_envs)]
         for env, env_seed in zip(self._envs, _seeds(seed, num_envs), strict=True):
             env.reset(seed=env_seed)
 

@@ -64,54 +64,43 @@ class Faults:
         return cls(**values)
 
 
-class FaultEnv(gymnasium.Env[np.ndarray, np.ndarray]):
-    """Push a point to the origin; obs (position, velocity, time), reward -position^2, 50 steps."""
+class Injector:
+    """The faults of one environment: asked at its reset, before each step, and with what the step gave."""
 
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array", "human"], "render_fps": 30}  # type: ignore[misc]
-
-    def __init__(self, render_mode: str | None = None, **faults: Any) -> None:
-        self.faults = Faults.from_environment(**faults)
-        self.render_mode = render_mode
-        self.observation_space = gymnasium.spaces.Box(-10.0, 10.0, (3,), np.float32)
-        self.action_space = gymnasium.spaces.Box(-2.0, 2.0, (1,), np.float32)
-        self._dice = np.random.default_rng(self.faults.seed)
-        self._state = np.zeros(3, dtype=np.float32)
+    def __init__(self, faults: Faults) -> None:
+        self.faults = faults
+        self._dice = np.random.default_rng(faults.seed)
         self._steps = 0
-        time.sleep(self.faults.init_s)
+        time.sleep(faults.init_s)
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
-        """Starts at a seeded position."""
-        super().reset(seed=seed)
+    def reset(self, seed: int | None) -> None:
+        """Seeds the dice like the environment, or raises."""
         if seed is not None:
             self._dice = np.random.default_rng((self.faults.seed, seed))
         if self._dice.random() < self.faults.p_crash_reset:
             raise RuntimeError("injected fault: reset raises")
-        self._state = flat_float32([self.np_random.uniform(-1.0, 1.0), 0.0, 0.0])
-        return self._state.copy(), {}
 
-    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        """One step of the point, or a fault."""
+    def begin(self) -> tuple[float, float]:
+        """One step begins: ends the process, hangs, stalls, raises, or gives the dice for ``spoil``."""
         self._steps += 1
         self._fatal()
-        crash, nan, shape, stall = self._dice.random(4)
+        crash, nan, shape, stall = self._dice.random(4).tolist()
         if stall < self.faults.p_stall:
             time.sleep(self.faults.stall_s)
         if self.faults.step_s:
             time.sleep(self.faults.step_s)
         if crash < self.faults.p_crash:
             raise RuntimeError(f"injected fault: step {self._steps} raises")
-        position, velocity, clock = self._state.tolist()
-        velocity = 0.9 * velocity + 0.05 * float(np.clip(action, -2.0, 2.0)[0])
-        position = float(np.clip(position + velocity, -5.0, 5.0))
-        self._state = flat_float32([position, velocity, clock + 0.02])
-        obs, reward = self._state.copy(), -position * position
+        return nan, shape
+
+    def spoil(self, dice: tuple[float, float], obs: np.ndarray, reward: float) -> tuple[np.ndarray, float]:
+        """Observation and reward, made NaN or ill-shaped where the dice of ``begin`` say so."""
+        nan, shape = dice
         if nan < self.faults.p_nan:
             obs, reward = (obs * np.float32(np.nan), reward) if self._steps % 2 else (obs, float("nan"))
         if shape < self.faults.p_shape:
             obs = np.append(obs, np.float32(0.0))
-        return obs, reward, False, False, {}
+        return obs, reward
 
     def _fatal(self) -> None:
         step, faults = self._steps, self.faults
@@ -132,6 +121,38 @@ class FaultEnv(gymnasium.Env[np.ndarray, np.ndarray]):
         except FileExistsError:
             return False
         return True
+
+
+class FaultEnv(gymnasium.Env[np.ndarray, np.ndarray]):
+    """Push a point to the origin; obs (position, velocity, time), reward -position^2, 50 steps."""
+
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array", "human"], "render_fps": 30}  # type: ignore[misc]
+
+    def __init__(self, render_mode: str | None = None, **faults: Any) -> None:
+        self._injector = Injector(Faults.from_environment(**faults))
+        self.render_mode = render_mode
+        self.observation_space = gymnasium.spaces.Box(-10.0, 10.0, (3,), np.float32)
+        self.action_space = gymnasium.spaces.Box(-2.0, 2.0, (1,), np.float32)
+        self._state = np.zeros(3, dtype=np.float32)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """Starts at a seeded position."""
+        super().reset(seed=seed)
+        self._injector.reset(seed)
+        self._state = flat_float32([self.np_random.uniform(-1.0, 1.0), 0.0, 0.0])
+        return self._state.copy(), {}
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        """One step of the point, or a fault."""
+        dice = self._injector.begin()
+        position, velocity, clock = self._state.tolist()
+        velocity = 0.9 * velocity + 0.05 * float(np.clip(action, -2.0, 2.0)[0])
+        position = float(np.clip(position + velocity, -5.0, 5.0))
+        self._state = flat_float32([position, velocity, clock + 0.02])
+        obs, reward = self._injector.spoil(dice, self._state.copy(), -position * position)
+        return obs, reward, False, False, {}
 
     def render(self) -> np.ndarray:
         """A white field with a dark column at the position."""

@@ -57,6 +57,7 @@ def probe_env(
     steps: int = 2000,
     log: Path | None = None,
     plain: bool = False,
+    args: tuple[str, ...] = (),
 ) -> Probe:
     """Describes and times an environment in a child process.
 
@@ -67,6 +68,7 @@ def probe_env(
         steps: env steps to time (at most 1.5 s); 0 only makes, resets and steps once.
         log: where the child's own output goes; nowhere if None.
         plain: tries a Bullet task as its package has it.
+        args: ``key=value`` texts for the environment's constructor.
 
     Raises:
         EnvironmentError_: it cannot be used, hangs, or took its process down.
@@ -87,6 +89,7 @@ def probe_env(
         command += ["--deadline", str(deadline_s + _GRACE_S)]
         command += ["--import", import_module] if import_module else []
         command += ["--plain"] if plain else []
+        command += [f"--env-arg={text}" for text in args]
         code = _run(command, deadline_s, log)
         if code is None:
             raise EnvironmentError_(f"{env_id}: no environment step within {deadline_s:g} s; the probe was ended")
@@ -96,7 +99,7 @@ def probe_env(
             raise EnvironmentError_(f"{env_id}: its process ended with {_ending(code)} before the first step") from None
     if "error" in found:
         raise EnvironmentError_(found["error"])
-    return Probe(**{**found, "spec": spec_from_json({**found["spec"], "plain": plain})})
+    return Probe(**{**found, "spec": spec_from_json(found["spec"])})
 
 
 def _run(command: list[str], deadline_s: float, log: Path | None) -> int | None:
@@ -127,7 +130,9 @@ def _ending(code: int) -> str:
     return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
-def measure(env_id: str, import_module: str | None, steps: int, plain: bool = False) -> Probe:
+def measure(
+    env_id: str, import_module: str | None, steps: int, plain: bool = False, args: tuple[str, ...] = ()
+) -> Probe:
     """Makes, checks and times an environment in this process."""
     import numpy as np
     import psutil
@@ -136,7 +141,7 @@ def measure(env_id: str, import_module: str | None, steps: int, plain: bool = Fa
 
     process = psutil.Process()
     memory = process.memory_info().rss
-    task = make_task(env_id, import_module, plain=plain)
+    task = make_task(env_id, import_module, plain=plain, args=args)
     try:
         start = time.perf_counter()
         task.reset(seed=0)
@@ -173,6 +178,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--env", required=True, help="Gymnasium id")
     parser.add_argument("--import", dest="import_module", help="module to import first (default: none)")
     parser.add_argument("--plain", action="store_true", help="a Bullet task as its package has it (default: off)")
+    parser.add_argument("--env-arg", action="append", default=[], help="key=value for its constructor (default: none)")
     parser.add_argument("--out", required=True, type=Path, help="JSON file to write")
     parser.add_argument("--steps", type=int, default=2000, help="env steps to time (default: 2000, at most 1.5 s)")
     parser.add_argument("--deadline", type=float, help="end this process after so many s (default: never)")
@@ -180,7 +186,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.deadline:
         faulthandler.dump_traceback_later(args.deadline, exit=True)  # also when the caller was killed
     try:
-        found = dataclasses.asdict(measure(args.env, args.import_module, args.steps, args.plain))
+        found = dataclasses.asdict(measure(args.env, args.import_module, args.steps, args.plain, tuple(args.env_arg)))
     except Exception as error:
         text = " ".join(str(error).split())
         if not isinstance(error, EnvironmentError_):

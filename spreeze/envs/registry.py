@@ -11,6 +11,7 @@ import importlib.util
 import os
 import re
 import sys
+import tomllib
 import types
 import warnings
 from typing import TYPE_CHECKING, Any
@@ -35,6 +36,9 @@ BULLET_IDS = tuple(
 """Ids that ``pybullet_envs_gymnasium`` 0.6 registers."""
 
 FALLBACK_ID = "Pendulum-v1"
+OWN_IDS = {"spreeze/Synthetic-v0": "spreeze.envs.synthetic"}
+"""Our own environments that need no ``--import``, and the module that registers each."""
+_RESERVED_ARGS = ("id", "render_mode", "disable_env_checker", "vectorization_mode", "num_envs")
 _MODULE = re.compile(r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")
 
 
@@ -63,7 +67,8 @@ def default_env_id() -> Reasoned:
 
 
 def make_env(
-    env_id: str, import_module: str | None = None, render_mode: str | None = None, *, plain: bool = False
+    env_id: str, import_module: str | None = None, render_mode: str | None = None, *, plain: bool = False,
+    args: tuple[str, ...] = (),
 ) -> gymnasium.Env[Any, Any]:
     """Makes one environment (time limit included, no autoreset, no checker).
 
@@ -75,6 +80,7 @@ def make_env(
         import_module: module to import first, as given on the command line.
         render_mode: ``rgb_array`` for pictures, ``human`` for a window, None for neither.
         plain: takes pybullet-envs-gymnasium's own environment for its ids.
+        args: ``key=value`` texts, handed to the environment's constructor (``parse_args``).
 
     Raises:
         EnvironmentError_: unknown id, missing module, or the environment's constructor raised.
@@ -82,8 +88,11 @@ def make_env(
     import gymnasium
 
     name = _checked_id(env_id, import_module)
+    values = parse_args(args)
     if import_module is not None:
         _import_user_module(import_module)
+    if name in OWN_IDS:
+        importlib.import_module(OWN_IDS[name]).register()
     if name not in gymnasium.registry and bullet_missing() is None:
         importlib.import_module(BULLET_MODULE)
         importlib.import_module(_FAST_MODULE).register()
@@ -91,13 +100,13 @@ def make_env(
         raise _unknown(name, gymnasium.registry)
     if render_mode == "human" and not has_display():
         raise EnvironmentError_(f"no display for a window of {name}: set DISPLAY or ask for a clip")
-    made = _fast_spec(name, gymnasium.registry[name]) if render_mode is None and not plain else name
+    made = _fast_spec(name, gymnasium.registry[name]) if render_mode is None and not plain and not args else name
     if made is name:
         _force_direct(gymnasium.registry[name].entry_point)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # advice to authors; what matters to a user is checked in describe
-            return gymnasium.make(made, render_mode=render_mode, disable_env_checker=True)
+            return gymnasium.make(made, render_mode=render_mode, disable_env_checker=True, **values)
     except Exception as error:
         raise EnvironmentError_(f"{name} could not be made: {type(error).__name__}: {one_line(error)}") from error
 
@@ -108,13 +117,41 @@ def is_bullet(env_id: str) -> bool:
     return name in BULLET_IDS or (name.startswith("spreeze/") and "Bullet" in name)
 
 
-def bullet_engine(env_id: str, *, plain: bool = False) -> Reasoned | None:
+def parse_args(args: tuple[str, ...]) -> dict[str, Any]:
+    """``key=value`` texts as keywords; a value is a TOML boolean, number or string, else it is taken as text.
+
+    Raises:
+        EnvironmentError_: no '=', no name, a name given twice or reserved, or a value of another kind.
+    """
+    found: dict[str, Any] = {}
+    for text in args:
+        key, sep, raw = text.partition("=")
+        key = key.strip()
+        if not sep or not key.isidentifier():
+            raise EnvironmentError_(f"--env-arg {text[:80]!r}: expected key=value, for example max_episode_steps=200")
+        if key in _RESERVED_ARGS:
+            raise EnvironmentError_(f"--env-arg {text[:80]!r}: '{key}' is set by Spreeze; leave it out")
+        if key in found:
+            raise EnvironmentError_(f"--env-arg {text[:80]!r}: '{key}' was given twice; give it once")
+        try:
+            value = tomllib.loads(f"value = {raw.strip()}")["value"]
+        except tomllib.TOMLDecodeError:
+            value = raw.strip()
+        if not isinstance(value, bool | int | float | str):
+            raise EnvironmentError_(f"--env-arg {text[:80]!r}: expected a number, true, false or a text")
+        found[key] = value
+    return found
+
+
+def bullet_engine(env_id: str, *, plain: bool = False, args: tuple[str, ...] = ()) -> Reasoned | None:
     """Whether a usual Bullet id is made ``fast`` or ``plain`` here and why; None for any other id."""
     if env_id.rpartition(":")[2] not in BULLET_IDS or bullet_missing() is not None:
         return None
     fast: Any = importlib.import_module(_FAST_MODULE)
     if plain:
         return Reasoned("plain", f"{BULLET_MODULE}'s own environment, as asked")
+    if args:
+        return Reasoned("plain", f"{BULLET_MODULE}'s own environment: --env-arg is for its constructor")
     if fast.task_of(env_id.rpartition(":")[2]) is None:
         return Reasoned("plain", f"{BULLET_MODULE}'s own environment: no fast one has been written for this task")
     unproven = fast.unproven()
@@ -164,7 +201,7 @@ def _import_user_module(module: str) -> None:
 def _unknown(name: str, registry: Any) -> EnvironmentError_:
     if name in BULLET_IDS:
         return EnvironmentError_(f"{name} needs pybullet; {bullet_missing() or 'its module does not register it'}")
-    hint = did_you_mean(name, [*registry, *BULLET_IDS])
+    hint = did_you_mean(name, [*registry, *BULLET_IDS, *OWN_IDS])
     return EnvironmentError_(f"unknown environment '{name}'{hint or '; add --import MODULE if a module registers it'}")
 
 

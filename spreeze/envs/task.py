@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -123,15 +124,22 @@ class Task:
 
 
 def make_task(
-    env_id: str, import_module: str | None = None, render_mode: str | None = None, *, plain: bool = False
+    env_id: str, import_module: str | None = None, render_mode: str | None = None, *, plain: bool = False,
+    args: tuple[str, ...] = (),
 ) -> Task:
     """Makes, describes and wraps an environment; arguments and errors as ``make_env``."""
-    env = make_env(env_id, import_module, render_mode, plain=plain)
+    env = make_env(env_id, import_module, render_mode, plain=plain, args=args)
     try:
-        return Task(env, describe(env, import_module))
+        return Task(env, dataclasses.replace(describe(env, import_module), plain=plain, args=args))
     except BaseException:
         env.close()
         raise
+
+
+def open_task(spec: EnvSpec, render_mode: str | None = None) -> Task:
+    """One more environment of a known description; errors as ``make_env``."""
+    env = make_env(spec.env_id, spec.import_module, render_mode, plain=spec.plain, args=spec.args)
+    return Task(env, spec)
 
 
 def to_native(actions: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:

@@ -13,9 +13,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from spreeze.envs.registry import make_env
 from spreeze.envs.stdout import stdout_to_stderr
-from spreeze.envs.task import Task
+from spreeze.envs.task import open_task
 from spreeze.errors import ResourceError
 from spreeze.modes.spreeze import load_saved_replay
 from spreeze.policies import Policy
@@ -62,7 +61,7 @@ class _Serial:
         self._plan, self._ring, self._recorder, self._interrupts = plan, ring, recorder, interrupts
         self._rng = np.random.default_rng([config.run.seed, plan.earlier.sessions])
         self._sampling = Sampling(
-            lambda: Task(make_env(spec.env_id, spec.import_module, plain=spec.plain), spec),
+            lambda: open_task(spec),
             config.sampling.envs_per_sampler, spec,
             ShardWriter(ring, 0), n_step=config.algorithm.n_step, gamma=config.algorithm.gamma,
             seeds=[int(s) for s in self._rng.integers(2**31, size=config.sampling.envs_per_sampler)],
@@ -78,9 +77,8 @@ class _Serial:
         self._weights = WeightsStore(run_dir / "weights")
         self._checkpoints = CheckpointStore(run_dir / "checkpoints")
         self._evaluation = Evaluation(EvaluatorJob(
-            run_dir=str(run_dir), env_id=spec.env_id, import_module=spec.import_module,
-            episodes=config.evaluation.episodes, first_seed=config.evaluation.seed,
-            cpu_share=config.evaluation.cpu_share, has_free_core=False, plain=spec.plain,
+            run_dir=str(run_dir), spec=spec, episodes=config.evaluation.episodes, first_seed=config.evaluation.seed,
+            cpu_share=config.evaluation.cpu_share, has_free_core=False,
         ))
         self._ratio = min(max(float(config.learner.batch_size), config.replay.samples_per_insert_min),
                           config.replay.samples_per_insert_max)

@@ -146,16 +146,15 @@ def worker_specs(plan: RunPlan, run_dir: Path, ring: Ring, run_started_s: float)
                                                step_deadline_s=config.sampling.step_deadline_s, inherited_fds=fds,
                                                memory_limit_bytes=limit)
     evaluator = EvaluatorJob(
-        run_dir=str(run_dir), env_id=plan.spec.env_id, import_module=plan.spec.import_module,
-        episodes=config.evaluation.episodes, first_seed=config.evaluation.seed, cpu_share=config.evaluation.cpu_share,
-        has_free_core=plan.free_core, plain=plan.spec.plain,
+        run_dir=str(run_dir), spec=plan.spec, episodes=config.evaluation.episodes,
+        first_seed=config.evaluation.seed, cpu_share=config.evaluation.cpu_share, has_free_core=plan.free_core,
     )
     specs["evaluator"] = WorkerSpec(role="evaluator", index=0, row=samplers + 1, job=evaluator.to_json())
     if config.visualizer.enabled:
         part = config.visualizer
         visualizer = VisualizerJob(
-            run_dir=str(run_dir), env_id=plan.spec.env_id, import_module=plan.spec.import_module,
-            frames_per_s=part.frames_per_s, clip_interval_s=part.clip_interval_s, clip_length_s=part.clip_length_s,
+            run_dir=str(run_dir), spec=plan.spec, frames_per_s=part.frames_per_s,
+            clip_interval_s=part.clip_interval_s, clip_length_s=part.clip_length_s,
             cpu_share=part.cpu_share, has_free_core=plan.free_core, seed=config.run.seed,
         )
         specs["visualizer"] = WorkerSpec(role="visualizer", index=0, row=samplers + 2, job=visualizer.to_json())

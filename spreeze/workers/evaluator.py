@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from spreeze.envs.stdout import stdout_to_stderr
-from spreeze.envs.task import Task, make_task
+from spreeze.envs.task import Task, open_task
 from spreeze.errors import SpreezeError
 from spreeze.evaluation import add_task, lanes_for, run_episodes, score, seed_list
 from spreeze.jsonable import Jsonable
@@ -26,6 +26,7 @@ from spreeze.metrics import Phase
 from spreeze.policies import Policy
 from spreeze.transport.files import replace_bytes, replace_json
 from spreeze.transport.weights import Weights, WeightsStore
+from spreeze.types import EnvSpec
 from spreeze.workers.child import end_with_parent
 from spreeze.workers.link import Link
 
@@ -45,15 +46,12 @@ class EvaluatorJob(Jsonable):
     """What the evaluator is told."""
 
     run_dir: str
-    env_id: str
-    import_module: str | None
+    spec: EnvSpec
     episodes: int
     first_seed: int
     cpu_share: float
     """Share of one core it may use when none is free."""
     has_free_core: bool
-    plain: bool = False
-    """A Bullet task as its package has it."""
 
 
 def run_evaluator(link: Link, job: EvaluatorJob) -> None:
@@ -139,7 +137,7 @@ class Evaluation:
         self.evaluations = 0
 
     def _make_task(self) -> Task:
-        return make_task(self._job.env_id, self._job.import_module, plain=self._job.plain)
+        return open_task(self._job.spec)
 
     def prepare(self) -> None:
         """Makes the first environment."""
@@ -270,13 +268,10 @@ def final_evaluation(job: EvaluatorJob, budget_s: float) -> Record | None:
 
 
 def main(argv: list[str]) -> int:
-    """``RUN_DIR EPISODES FIRST_SEED BUDGET_S ENV_ID [MODULE [plain]]``: the last evaluation, as one JSON record."""
+    """``JOB BUDGET_S``, the job as JSON: the last evaluation, as one JSON record."""
     end_with_parent()
-    run_dir, episodes, first_seed, budget_s, env_id, *rest = argv
-    job = EvaluatorJob(
-        run_dir=run_dir, env_id=env_id, import_module=(rest[0] if rest else "") or None, episodes=int(episodes),
-        first_seed=int(first_seed), cpu_share=1.0, has_free_core=True, plain="plain" in rest[1:],
-    )  # fmt: skip
+    text, budget_s = argv
+    job = EvaluatorJob.from_json(json.loads(text))
     try:
         with stdout_to_stderr():
             record = final_evaluation(job, float(budget_s))

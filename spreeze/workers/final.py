@@ -13,6 +13,7 @@ from typing import Any
 
 from spreeze.rundir import RunDir
 from spreeze.strays import end_strays
+from spreeze.workers.evaluator import EvaluatorJob
 from spreeze.workers.interrupts import Interrupts
 from spreeze.workers.plan import RunPlan
 from spreeze.workers.spawn import child_environment, log_file
@@ -20,12 +21,10 @@ from spreeze.workers.spawn import child_environment, log_file
 
 def final_evaluation(run_dir: RunDir, plan: RunPlan, budget_s: float, interrupts: Interrupts) -> dict[str, Any] | None:
     """Greedy episodes of the newest weights within ``budget_s``; None if none finished in time."""
-    evaluation = plan.config.evaluation
-    command = [
-        sys.executable, "-m", "spreeze.workers.evaluator", str(run_dir.path), str(evaluation.episodes),
-        str(evaluation.seed), str(budget_s), plan.spec.env_id, plan.spec.import_module or "",
-        *(["plain"] if plan.spec.plain else []),
-    ]
+    part = plan.config.evaluation
+    job = EvaluatorJob(run_dir=str(run_dir.path), spec=plan.spec, episodes=part.episodes, first_seed=part.seed,
+                       cpu_share=1.0, has_free_core=True)
+    command = [sys.executable, "-m", "spreeze.workers.evaluator", json.dumps(job.to_json()), str(budget_s)]
     with log_file(run_dir.path, "evaluator") as log:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log,
                                    process_group=0, env=child_environment(1, run_dir.nonce, "evaluator"))

@@ -62,8 +62,7 @@ class VisualizerJob(Jsonable):
     """What the visualizer is told."""
 
     run_dir: str
-    env_id: str
-    import_module: str | None
+    spec: EnvSpec
     frames_per_s: float
     clip_interval_s: float
     clip_length_s: float

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from spreeze.envs.registry import make_env
-from spreeze.envs.task import Task
+from spreeze.envs.task import open_task
 from spreeze.jsonable import Jsonable
 from spreeze.metrics import Phase
 from spreeze.policies import Policy
@@ -54,7 +53,7 @@ def run_sampler(link: Link, job: SamplerJob) -> None:
     stream = np.random.SeedSequence([job.seed, job.index, int(ring.committed[job.index])])
     rng = np.random.default_rng(stream)
     sampling = Sampling(
-        lambda: Task(make_env(job.spec.env_id, job.spec.import_module, plain=job.spec.plain), job.spec),
+        lambda: open_task(job.spec),
         job.num_envs, job.spec, writer,
         n_step=job.n_step, gamma=job.gamma, seeds=[int(s) for s in rng.integers(2**31, size=job.num_envs)],
         nan_policy=job.nan_policy, on_wait=lambda: link.beat(Phase.INIT), on_reset=lambda: link.beat(Phase.RESET),

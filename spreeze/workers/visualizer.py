@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from spreeze.envs.registry import one_line
-from spreeze.envs.task import Task, make_task, native_bounds, to_native
+from spreeze.envs.task import Task, native_bounds, open_task, to_native
 from spreeze.metrics import Phase
 from spreeze.policies import Policy
 from spreeze.transport.files import replace_json
@@ -34,7 +34,7 @@ def run_visualizer(link: Link, job: VisualizerJob) -> None:
     """Shows the newest policy until the supervisor stops everybody; ends quietly where nothing can be drawn."""
     link.beat(Phase.INIT)
     try:
-        task = make_task(job.env_id, job.import_module, render_mode="rgb_array")
+        task = open_task(job.spec, "rgb_array")
     except Exception as error:
         _give_up(link, error)
         return
