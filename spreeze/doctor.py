@@ -244,6 +244,8 @@ def check_env(
         f"{spec.env_id}: observation {spec.obs_dim}, action {spec.action_dim}, {_speed(probe)}, "
         f"{size(probe.memory_bytes)}; sac, td3 and ddpg fit"
     )
+    if spec.obs_layout:
+        text += f"; observation: {', '.join(spec.obs_layout)}"
     return Check("environment", "ok", text), dataclasses.asdict(probe)
 
 

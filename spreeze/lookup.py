@@ -113,3 +113,8 @@ def check_fits(spec: EnvSpec, made: EnvSpec, path: Path) -> None:
             f"{path}: trained for {spec.obs_dim} observations and {spec.action_dim} actions, "
             f"but {made.env_id} has {made.obs_dim} and {made.action_dim}"
         )
+    if made.obs_layout != spec.obs_layout:
+        raise EnvironmentError_(
+            f"{path}: trained on an observation laid out as {'; '.join(spec.obs_layout) or 'one Box'}, "
+            f"but {made.env_id} has {'; '.join(made.obs_layout) or 'one Box'}"
+        )

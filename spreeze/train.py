@@ -175,6 +175,7 @@ def _check_machine(plan: RunPlan, machine: Machine) -> None:
 
 def _describe(plan: RunPlan, run_dir: RunDir, machine: Machine) -> None:
     """What ``run.json`` says of a run from its first moment on."""
+    write_json(run_dir.path / "env.json", dataclasses.asdict(plan.spec))
     sessions = plan.earlier.sessions + 1
     run_dir.write_state(
         state="starting", sessions=sessions, env_id=plan.spec.env_id, algo=plan.config.run.algo,

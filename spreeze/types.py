@@ -36,6 +36,8 @@ class EnvSpec:
     """True where the user wants a Bullet task as its package has it, not the fast equal one."""
     args: tuple[str, ...] = ()
     """``key=value`` texts for the environment's constructor, as ``--env-arg`` takes them."""
+    obs_layout: tuple[str, ...] = ()
+    """Where each part of a nested observation lies in the flat one; empty where it is one Box."""
 
 
 class TransitionBatch(NamedTuple):

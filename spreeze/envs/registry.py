@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from spreeze.envs.layout import leaves_of
 from spreeze.errors import EnvironmentError_, did_you_mean
 from spreeze.types import EnvSpec, Reasoned
 
@@ -106,7 +107,9 @@ def make_env(
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # advice to authors; what matters to a user is checked in describe
-            return gymnasium.make(made, render_mode=render_mode, disable_env_checker=True, **values)
+            if render_mode is not None:  # a constructor that draws nothing need not know the word
+                values["render_mode"] = render_mode
+            return gymnasium.make(made, disable_env_checker=True, **values)
     except Exception as error:
         raise EnvironmentError_(f"{name} could not be made: {type(error).__name__}: {one_line(error)}") from error
 
@@ -253,6 +256,7 @@ def describe(env: gymnasium.Env[Any, Any], import_module: str | None = None) -> 
         action_low=low,
         action_high=high,
         max_episode_steps=None if spec is None else spec.max_episode_steps,
+        obs_layout=obs_layout(env.observation_space),
         reward_threshold=None if spec is None or spec.reward_threshold is None else float(spec.reward_threshold),
     )
 
@@ -286,15 +290,22 @@ def _action_bounds(env_id: str, space: Any) -> tuple[tuple[float, ...], tuple[fl
     return tuple(low.tolist()), tuple(high.tolist())
 
 
+def obs_layout(space: Any) -> tuple[str, ...]:
+    """Where each leaf of a nested or discrete observation space lies in the vector; empty for one Box."""
+    from gymnasium import spaces
+
+    return () if isinstance(space, spaces.Box) else tuple(leaf.text() for leaf in leaves_of(space, "observation"))
+
+
 def _obs_dim(env_id: str, space: Any) -> int:
     from gymnasium import spaces
 
     what = f"{env_id}: observation space {_text(space)}"
-    if isinstance(space, spaces.Dict | spaces.Tuple):
-        raise EnvironmentError_(f"{what} is not supported yet; wrap the environment with FlattenObservation")
     if not isinstance(space, spaces.Box):
-        raise EnvironmentError_(f"{what} is not supported yet; DQN with one-hot input would fit, or FlattenObservation")
-    size = int(np.prod(space.shape))
+        leaves = leaves_of(space, what)
+        size = leaves[-1].stop if leaves else 0
+    else:
+        size = int(np.prod(space.shape))
     if not size:
         raise EnvironmentError_(f"{what} has no component: the policy would see nothing")
     if space.dtype == np.uint8 and len(space.shape) > 1:

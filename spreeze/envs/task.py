@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from spreeze.envs.layout import Flattener, LeafError, leaves_of
 from spreeze.envs.registry import describe, make_env
 from spreeze.errors import SpreezeError
 from spreeze.types import EnvSpec
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
 class BadTransition(SpreezeError):
     """An environment returned something that cannot be stored: names the field and the value."""
 
-    def __init__(self, field: str, value: str) -> None:
-        super().__init__(f"environment returned {field} = {value}")
+    def __init__(self, field: str, value: str, env_id: str = "environment") -> None:
+        super().__init__(f"{env_id} returned {field} = {value}")
         self.field = field
         self.value = value
 
@@ -34,8 +35,9 @@ class Task:
     def __init__(self, env: gymnasium.Env[Any, Any], spec: EnvSpec) -> None:
         self.env = env
         self.spec = spec
-        self._shape = tuple(env.observation_space.shape or ())
-        self._flat = len(self._shape) == 1
+        self._flatten = flattener(env.observation_space)
+        self._shape = None if self._flatten else tuple(env.observation_space.shape or ())
+        self._flat = self._shape is not None and len(self._shape) == 1
         self._finite = np.empty(spec.obs_dim, dtype=bool)
         self._action_shape = tuple(env.action_space.shape or ())
         self._action_dtype = env.action_space.dtype
@@ -49,7 +51,7 @@ class Task:
         """
         result = self.env.reset(seed=seed)
         if not isinstance(result, tuple) or len(result) != 2:
-            raise BadTransition("reset", f"{type(result).__name__}; expected (observation, info)")
+            raise self._bad("reset", f"{type(result).__name__}; expected (observation, info)")
         return self._checked_obs(result[0])
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool]:
@@ -70,14 +72,17 @@ class Task:
         try:
             obs, reward, terminated, truncated, _ = result
         except (TypeError, ValueError):
-            raise BadTransition("step", "not the five values (obs, reward, terminated, truncated, info)") from None
+            raise self._bad("step", "not the five values (obs, reward, terminated, truncated, info)") from None
         try:
             reward = float(reward)
         except (TypeError, ValueError):
-            raise BadTransition("reward", f"{str(reward)[:60]} ({type(reward).__name__})") from None
+            raise self._bad("reward", f"{str(reward)[:60]} ({type(reward).__name__})") from None
         if not math.isfinite(reward):
-            raise BadTransition("reward", str(reward))
+            raise self._bad("reward", str(reward))
         return self._checked_obs(obs), reward, bool(terminated), bool(truncated)
+
+    def _bad(self, field: str, value: str) -> BadTransition:
+        return BadTransition(field, value, self.spec.env_id)
 
     def _checked_obs(self, obs: Any) -> np.ndarray:
         """A fresh float32 [O] vector, all of it finite."""
@@ -88,17 +93,22 @@ class Task:
         np.isfinite(flat, out=self._finite)
         if b"\0" in self._finite.tobytes():  # 1.2 us; ndarray.all() would take 2 us more
             index = int(np.flatnonzero(~self._finite)[0])
-            raise BadTransition(f"observation[{index}]", str(flat[index]))
+            raise self._bad(f"observation[{index}]", str(flat[index]))
         return flat
 
     def _converted(self, obs: Any) -> np.ndarray:
+        if self._flatten is not None:
+            try:
+                return self._flatten(obs)
+            except LeafError as error:
+                raise self._bad(error.name, error.found) from None
         try:
             with np.errstate(over="ignore", invalid="ignore"):
                 array = np.array(obs, dtype=np.float32)
         except (TypeError, ValueError):
-            raise BadTransition("observation", f"{str(obs)[:60]} ({type(obs).__name__})") from None
+            raise self._bad("observation", f"{str(obs)[:60]} ({type(obs).__name__})") from None
         if array.shape != self._shape:
-            raise BadTransition("observation", f"shape {array.shape}; the space says {self._shape}")
+            raise self._bad("observation", f"shape {array.shape}; the space says {self._shape}")
         return array.reshape(-1)
 
     def render(self) -> np.ndarray:
@@ -109,7 +119,7 @@ class Task:
         """
         frame: Any = self.env.render()
         if not isinstance(frame, np.ndarray) or frame.ndim != 3 or frame.shape[2] < 3:
-            raise BadTransition("picture", f"{type(frame).__name__}; expected uint8 [H, W, 3]")
+            raise self._bad("picture", f"{type(frame).__name__}; expected uint8 [H, W, 3]")
         return np.ascontiguousarray(frame[:, :, :3], dtype=np.uint8)
 
     @property
@@ -121,6 +131,13 @@ class Task:
     def close(self) -> None:
         """Releases the environment."""
         self.env.close()
+
+
+def flattener(space: Any) -> Flattener | None:
+    """What turns an observation of a nested or discrete space into a vector; None for a Box."""
+    from gymnasium import spaces
+
+    return None if isinstance(space, spaces.Box) else Flattener(leaves_of(space, "observation space"))
 
 
 def make_task(

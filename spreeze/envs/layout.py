@@ -1,0 +1,196 @@
+"""Nested observations as one float32 vector, in an order that depends on names alone.
+
+Dict entries are laid out in the order of their sorted keys, Tuple entries by index, both depth
+first. A Box takes its values in C order, a Discrete(n) n values (one-hot), a MultiDiscrete the
+one-hots of its components one after the other, a MultiBinary its bits. That is the order of
+``gymnasium.spaces.flatten`` for every Dict but those built from an OrderedDict or from keywords,
+whose order there is that of insertion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from spreeze.errors import EnvironmentError_
+
+MAX_ONE_HOT = 65_536
+"""Values of one one-hot leaf at most: each is a column of every replay row."""
+
+Path = tuple[str | int, ...]
+Writer = Callable[[Any, np.ndarray], None]
+"""Writes one leaf of an observation into its part of the vector."""
+
+
+class LeafError(Exception):
+    """A leaf that does not fit its space: its name and what was found."""
+
+    def __init__(self, name: str, found: str) -> None:
+        super().__init__(f"{name} = {found}")
+        self.name, self.found = name, found
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One leaf space and where its values lie."""
+
+    path: Path
+    start: int
+    stop: int
+    space: Any
+
+    @property
+    def name(self) -> str:
+        """``goal``, ``arm.camera[0]`` and so on; ``observation`` for a space without parts."""
+        text = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in self.path)
+        return text.removeprefix(".") or "observation"
+
+    def text(self) -> str:
+        """Where it lies and what it is, for people: ``0:3 goal (Box, (3,))``."""
+        kind = type(self.space).__name__
+        size = f"{kind}, {tuple(self.space.shape)}"
+        if kind == "Discrete":
+            size = f"one-hot of {int(self.space.n)}"
+        elif kind == "MultiDiscrete":
+            size = f"one-hots of {', '.join(str(int(n)) for n in np.ravel(self.space.nvec))}"
+        return f"{self.start}:{self.stop} {self.name} ({size})"
+
+
+def leaves_of(space: Any, what: str) -> tuple[Leaf, ...]:
+    """The leaves of an observation space and their places, in the order of the vector.
+
+    Args:
+        space: a Gymnasium space.
+        what: how an error names the observation space.
+
+    Raises:
+        EnvironmentError_: a leaf that cannot be part of a vector; the message names it and why.
+    """
+    found: list[Leaf] = []
+    _collect(space, (), found, what)
+    return tuple(found)
+
+
+def _collect(space: Any, path: Path, found: list[Leaf], what: str) -> None:
+    from gymnasium import spaces
+
+    if isinstance(space, spaces.Dict):
+        for key in sorted(space.spaces, key=str):
+            _collect(space.spaces[key], (*path, key), found, what)
+        return
+    if isinstance(space, spaces.Tuple):
+        for index, part in enumerate(space.spaces):
+            _collect(part, (*path, index), found, what)
+        return
+    start = found[-1].stop if found else 0
+    name = Leaf(path, 0, 0, space).name
+    if isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) > 1:
+        raise EnvironmentError_(
+            f"{what}: '{name}' is an image beside other values, not supported: "
+            "a CNN takes the image alone; wrap the environment with FilterObservation to leave one of them"
+        )
+    if not isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiBinary | spaces.MultiDiscrete):
+        raise EnvironmentError_(
+            f"{what}: '{name}' is a {type(space).__name__}, which has no fixed length; wrap the environment so that "
+            "it gives Box, Discrete, MultiBinary or MultiDiscrete"
+        )
+    size = _size(space)
+    if size > MAX_ONE_HOT and not isinstance(space, spaces.Box | spaces.MultiBinary):
+        raise EnvironmentError_(f"{what}: '{name}' would be a one-hot of {size} values; at most {MAX_ONE_HOT}")
+    found.append(Leaf(path, start, start + size, space))
+
+
+def _size(space: Any) -> int:
+    from gymnasium import spaces
+
+    if isinstance(space, spaces.Discrete):
+        return int(space.n)
+    if isinstance(space, spaces.MultiDiscrete):
+        return int(np.sum(space.nvec))
+    return int(np.prod(space.shape))
+
+
+class Flattener:
+    """Writes nested observations into vectors: one getter and one writer a leaf, made once."""
+
+    def __init__(self, leaves: tuple[Leaf, ...]) -> None:
+        self.obs_dim = leaves[-1].stop if leaves else 0
+        self._steps = [(leaf, leaf.path, slice(leaf.start, leaf.stop), _writer(leaf)) for leaf in leaves]
+
+    def __call__(self, obs: Any) -> np.ndarray:
+        """A new float32 [O] vector.
+
+        Raises:
+            LeafError: a leaf is missing or does not fit its space.
+        """
+        out = np.empty(self.obs_dim, np.float32)
+        for leaf, path, place, write in self._steps:
+            value = obs
+            try:
+                for key in path:
+                    value = value[key]
+            except (KeyError, IndexError, TypeError):
+                raise LeafError(leaf.name, "missing") from None
+            write(value, out[place])
+        return out
+
+
+def _writer(leaf: Leaf) -> Writer:
+    from gymnasium import spaces
+
+    if isinstance(leaf.space, spaces.Discrete):
+        return _one_hot(leaf.name, int(leaf.space.n), int(leaf.space.start))
+    if isinstance(leaf.space, spaces.MultiDiscrete):
+        return _one_hots(leaf)
+    return _values(leaf)
+
+
+def _values(leaf: Leaf) -> Writer:
+    shape, name = tuple(leaf.space.shape), leaf.name
+
+    def write(value: Any, out: np.ndarray) -> None:
+        try:
+            with np.errstate(over="ignore", invalid="ignore"):
+                array = np.asarray(value, np.float32)
+        except (TypeError, ValueError):
+            raise LeafError(name, f"{str(value)[:60]} ({type(value).__name__})") from None
+        if array.shape != shape:
+            raise LeafError(name, f"shape {array.shape}; the space says {shape}")
+        out[:] = array.reshape(-1)
+
+    return write
+
+
+def _one_hot(name: str, count: int, start: int) -> Writer:
+    def write(value: Any, out: np.ndarray) -> None:
+        try:
+            index = int(value) - start
+        except (TypeError, ValueError):
+            raise LeafError(name, f"{str(value)[:60]} ({type(value).__name__})") from None
+        if not 0 <= index < count:
+            raise LeafError(name, f"{value}; the space says {start} to {start + count - 1}")
+        out[:] = 0.0
+        out[index] = 1.0
+
+    return write
+
+
+def _one_hots(leaf: Leaf) -> Writer:
+    name, nvec = leaf.name, np.ravel(leaf.space.nvec).astype(np.int64)
+    starts = np.zeros(len(nvec), np.int64) if getattr(leaf.space, "start", None) is None else np.ravel(leaf.space.start)
+    offsets = np.concatenate([[0], np.cumsum(nvec)[:-1]])
+
+    def write(value: Any, out: np.ndarray) -> None:
+        try:
+            index = np.asarray(value, np.int64).reshape(-1) - starts
+        except (TypeError, ValueError):
+            raise LeafError(name, f"{str(value)[:60]} ({type(value).__name__})") from None
+        if index.shape != nvec.shape or (index < 0).any() or (index >= nvec).any():
+            raise LeafError(name, f"{str(value)[:60]}; the space says at most {', '.join(map(str, nvec - 1))}")
+        out[:] = 0.0
+        out[offsets + index] = 1.0
+
+    return write
