@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from spreeze.errors import ConfigError, did_you_mean
+from spreeze.fitting import ALGORITHMS
 
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
@@ -79,7 +80,7 @@ def _range_text(low: float | None, high: float | None) -> str:
 class RunConfig(Part):
     """What is run and where its files go."""
 
-    algo: str = setting("sac", "algorithm", choices=("sac", "td3", "ddpg"))
+    algo: str = setting("sac", "algorithm; not set: by the action space", choices=ALGORITHMS)
     mode: str = setting("spreeze", "how the parts are wired together", choices=("spreeze", "serial"))
     seed: int = setting(1, "seed of networks, exploration and environments", low=0, high=2**31 - 1)
     runs_dir: str = setting("runs", "directory that holds the run directories")
@@ -95,7 +96,7 @@ class RunConfig(Part):
 class EnvConfig(Part):
     """The task."""
 
-    id: str = setting("Walker2DBulletEnv-v0", "Gymnasium id; observations and actions must be Box")
+    id: str = setting("Walker2DBulletEnv-v0", "Gymnasium id; observations must be Box, actions Box or Discrete")
     import_module: str | None = setting(None, "module to import before the id is made (command line only)")
     plain: bool = setting(False, "step Bullet tasks as their package has them, not the fast equal ones")
     args: tuple[str, ...] = setting((), "key=value texts for the environment's constructor (command line only)")
@@ -107,26 +108,34 @@ class AlgorithmConfig(Part):
     """What all off-policy algorithms share."""
 
     hidden_sizes: tuple[int, ...] = setting((256, 256), "width of each hidden layer", unit="units", low=1, high=4096)
-    actor_lr: float = setting(3e-4, "Adam step size of the actor", low=0.0, high=1.0)
-    critic_lr: float = setting(3e-4, "Adam step size of the critics", low=0.0, high=1.0)
     gamma: float = setting(0.99, "discount of one env step", low=0.0, high=1.0)
     tau: float = setting(0.005, "share of the online weights mixed into the target at each update", low=0.0, high=1.0)
     n_step: int = setting(1, "env steps a stored transition spans", unit="env steps", low=1, high=64)
 
 
 @dataclass(frozen=True, kw_only=True)
-class SACConfig(AlgorithmConfig):
-    """Soft actor-critic (Haarnoja et al. 2018, arXiv 1812.05905)."""
+class ActorCriticConfig(AlgorithmConfig):
+    """What the algorithms with an actor share."""
+
+    actor_lr: float = setting(3e-4, "Adam step size of the actor", low=0.0, high=1.0)
+    critic_lr: float = setting(3e-4, "Adam step size of the critics", low=0.0, high=1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SACConfig(ActorCriticConfig):
+    """Soft actor-critic (Haarnoja et al. 2018, arXiv 1812.05905); with discrete actions arXiv 1910.07207."""
 
     alpha_lr: float = setting(3e-4, "Adam step size of the temperature", low=0.0, high=1.0)
     initial_alpha: float = setting(1.0, "temperature at the start", low=1e-8, high=1e3)
     tune_alpha: bool = setting(True, "adjust the temperature to the target entropy")
     target_entropy_per_action: float = setting(-1.0, "target entropy of one action component", unit="nat",
                                                low=-100, high=100)
+    target_entropy_ratio: float = setting(0.98, "target entropy of discrete actions over that of uniform ones",
+                                          low=0.0, high=1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
-class TD3Config(AlgorithmConfig):
+class TD3Config(ActorCriticConfig):
     """Twin delayed deep deterministic policy gradient (Fujimoto et al. 2018, arXiv 1802.09477)."""
 
     policy_delay: int = setting(2, "critic steps for one actor step", low=1, high=100)
@@ -136,10 +145,25 @@ class TD3Config(AlgorithmConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DDPGConfig(AlgorithmConfig):
+class DDPGConfig(ActorCriticConfig):
     """Deep deterministic policy gradient (Lillicrap et al. 2016, arXiv 1509.02971)."""
 
     exploration_noise: float = setting(0.1, "deviation of the noise a sampler adds to its action", low=0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DQNConfig(AlgorithmConfig):
+    """Deep Q-learning (Mnih et al. 2015) with double estimation and duelling streams as options."""
+
+    lr: float = setting(3e-4, "Adam step size", low=0.0, high=1.0)
+    target_interval: int = setting(1, "updates between two moves of the target network by tau; tau = 1 copies",
+                                   unit="updates", low=1, high=10**9)
+    double: bool = setting(True, "the online network chooses the next action (arXiv 1509.06461)")
+    duelling: bool = setting(False, "streams of state value and advantages (arXiv 1511.06581)")
+    epsilon_start: float = setting(1.0, "share of random actions at the start", low=0.0, high=1.0)
+    epsilon_end: float = setting(0.05, "share of random actions at the end of the schedule", low=0.0, high=1.0)
+    epsilon_env_steps: int = setting(50_000, "env steps over which that share falls, in a straight line",
+                                     unit="env steps", low=0, high=10**12)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,6 +264,7 @@ class Config:
     sac: SACConfig = field(default_factory=SACConfig)
     td3: TD3Config = field(default_factory=TD3Config)
     ddpg: DDPGConfig = field(default_factory=DDPGConfig)
+    dqn: DQNConfig = field(default_factory=DQNConfig)
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)

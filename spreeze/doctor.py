@@ -32,6 +32,7 @@ from spreeze.cli import emit, guarded
 from spreeze.config import EnvConfig, ReplayConfig, RunConfig
 from spreeze.envs.probe import Probe, probe_env
 from spreeze.errors import SpreezeError
+from spreeze.fitting import actions_text, fitting_algorithms
 from spreeze.formats import clean, size
 from spreeze.hardware import Machine, read_machine
 from spreeze.rundir import MIN_FREE_DISK_BYTES, is_alive, list_runs, versions
@@ -241,8 +242,8 @@ def check_env(
         return Check("environment", "fail", clean(error), "name another --env, or fix what the line says"), None
     spec = probe.spec
     text = (
-        f"{spec.env_id}: observation {spec.obs_dim}, action {spec.action_dim}, {_speed(probe)}, "
-        f"{size(probe.memory_bytes)}; sac, td3 and ddpg fit"
+        f"{spec.env_id}: observation {spec.obs_dim}, {actions_text(spec)}, {_speed(probe)}, "
+        f"{size(probe.memory_bytes)}; {', '.join(fitting_algorithms(spec))} fit"
     )
     if spec.obs_layout:
         text += f"; observation: {', '.join(spec.obs_layout)}"

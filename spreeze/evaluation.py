@@ -9,14 +9,14 @@ from typing import NamedTuple
 import numpy as np
 
 from spreeze.envs.registry import is_bullet
-from spreeze.envs.task import Task, native_bounds, to_native
+from spreeze.envs.task import Task
 from spreeze.types import EnvSpec
 
 MAX_STEPS = 10_000
 """Env steps after which an episode ends where the environment itself never ends one."""
 
 Act = Callable[[np.ndarray], np.ndarray]
-"""Observations float32 [N, O] to actions float32 [N, A] in [-1, 1]."""
+"""Observations float32 [N, O] to actions float32 [N, A] in [-1, 1], or indices of discrete ones [N, 1]."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,15 +135,14 @@ class _Lockstep:
         spec = tasks[0].spec if tasks else None
         self._limit = MAX_STEPS if spec is None or spec.max_episode_steps is None else spec.max_episode_steps
         self._obs = np.zeros((len(tasks), spec.obs_dim if spec else 0), dtype=np.float32)
-        self._bounds = native_bounds(spec) if spec else None
         self._lanes = [lane for row, task in enumerate(tasks) if self._begin(lane := _Lane(row, task))]
 
     def run(self, should_stop: Callable[[], bool] | None) -> list[Episode]:
         """Steps until all episodes are finished or it is told to stop."""
-        while self._lanes and self._bounds is not None:
+        while self._lanes:
             if should_stop is not None and should_stop():
                 break
-            actions = to_native(np.array(self._act(self._obs), dtype=np.float32), *self._bounds)
+            actions = self._lanes[0].task.to_native(self._act(self._obs))
             self._lanes = [lane for lane in self._lanes if self._step(lane, actions[lane.row])]
         return [self._done[place] for place in sorted(self._done)]
 

@@ -11,6 +11,7 @@ from typing import Any
 from spreeze.envs.probe import spec_from_json
 from spreeze.envs.registry import one_line
 from spreeze.errors import EnvironmentError_, RunError, SpreezeError
+from spreeze.fitting import actions_text
 from spreeze.rundir import find_run
 from spreeze.transport.weights import LATEST, Weights
 from spreeze.types import EnvSpec
@@ -108,10 +109,10 @@ def check_fits(spec: EnvSpec, made: EnvSpec, path: Path) -> None:
     Raises:
         EnvironmentError_: sizes differ.
     """
-    if (made.obs_dim, made.action_dim) != (spec.obs_dim, spec.action_dim):
+    if (made.obs_dim, made.action_dim, made.num_actions) != (spec.obs_dim, spec.action_dim, spec.num_actions):
         raise EnvironmentError_(
-            f"{path}: trained for {spec.obs_dim} observations and {spec.action_dim} actions, "
-            f"but {made.env_id} has {made.obs_dim} and {made.action_dim}"
+            f"{path}: trained for {spec.obs_dim} observations and {actions_text(spec)}, "
+            f"but {made.env_id} has {made.obs_dim} and {actions_text(made)}"
         )
     if made.obs_layout != spec.obs_layout:
         raise EnvironmentError_(

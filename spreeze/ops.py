@@ -92,6 +92,30 @@ def tanh_backward(action: Tensor, grad_action: Tensor) -> Tensor:
     return torch.addcmul(grad_action, action * grad_action, action, value=-1.0)
 
 
+def huber_gradient(error: Tensor) -> Tensor:
+    """Gradient of Huber's loss with threshold 1 (Huber 1964): the error, clamped to [-1, 1]; any shape."""
+    return error.clamp(-1.0, 1.0)
+
+
+def soft_policy_gradient(prob: Tensor, log_prob: Tensor, values: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradient of ``E_pi(alpha log pi - Q)`` of each row to a softmax policy's logits (arXiv 1910.07207, eq. 12).
+
+    With ``f = alpha log pi - Q`` it is ``pi (f - E_pi f)``: what alpha log pi adds by itself sums to zero.
+
+    Args:
+        prob: [K, B], the policy.
+        log_prob: [K, B], its logarithm.
+        values: [K, B], Q.
+        alpha: one number.
+
+    Returns:
+        The gradient [K, B] and ``E_pi log pi`` [B] in nat, the negative entropy.
+    """
+    f = torch.sub(log_prob * alpha, values)
+    mean = (prob * f).sum(0)
+    return f.sub_(mean).mul_(prob), (prob * log_prob).sum(0)
+
+
 def polyak_(target: Tensor, online: Tensor, tau: float) -> None:
     """Moves target parameters toward the online ones in place: ``target += tau (online - target)``.
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from spreeze.envs.registry import has_display, is_bullet
 from spreeze.envs.stdout import stdout_to_stderr
-from spreeze.envs.task import Task, make_task, native_bounds, to_native
+from spreeze.envs.task import Task, make_task
 from spreeze.errors import ConfigError, SpreezeError, WeightsError
 from spreeze.evaluation import MAX_STEPS
 from spreeze.lookup import CHECKPOINTS, check_fits, check_output, environment_errors, find_weights, spec_of
@@ -116,7 +116,7 @@ class _Episode:
     """One greedy episode, stepped from outside."""
 
     def __init__(self, source: _Source, task: Task, seed: int) -> None:
-        self._policy, self._task, self._bounds = source.policy, task, native_bounds(task.spec)
+        self._policy, self._task = source.policy, task
         self._obs = np.zeros((1, task.spec.obs_dim), dtype=np.float32)
         self._obs[0] = task.reset(seed=seed)
         self.total, self.length = 0.0, 0
@@ -124,7 +124,7 @@ class _Episode:
 
     def step(self) -> bool:
         """One env step; False at the end of the episode."""
-        action = to_native(np.array(self._policy.act_greedy(self._obs), dtype=np.float32), *self._bounds)
+        action = self._task.to_native(self._policy.act_greedy(self._obs))
         self._obs[0], reward, terminated, truncated = self._task.step(action[0])
         self.total += reward
         self.length += 1

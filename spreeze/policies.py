@@ -10,15 +10,13 @@ from typing import Any
 import numpy as np
 
 from spreeze.errors import WeightsError
+from spreeze.heads import Head, head_of
 
-LOG_STD_MIN, LOG_STD_MAX = -20.0, 2.0
-"""Range of the log deviation: the same as in ``spreeze.ops`` (a test compares)."""
 OBS_CLIP = 10.0
 """Bound of a normalised observation."""
 
 # As float32 arrays: a ufunc spends a microsecond on finding the type of a Python number.
-_ZERO, _ONE, _MINUS_ONE = (np.array(value, np.float32) for value in (0.0, 1.0, -1.0))
-_LOG_STD_MIN, _LOG_STD_MAX = np.array(LOG_STD_MIN, np.float32), np.array(LOG_STD_MAX, np.float32)
+_ZERO = np.array(0.0, np.float32)
 _OBS_LOW, _OBS_HIGH = np.array(-OBS_CLIP, np.float32), np.array(OBS_CLIP, np.float32)
 
 Arrays = dict[str, np.ndarray]
@@ -30,14 +28,11 @@ class Policy:
     def __init__(
         self,
         layers: list[tuple[np.ndarray, np.ndarray]],
-        kind: str,
-        noise: float,
+        head: Head,
         obs_scale: tuple[np.ndarray, np.ndarray] | None,
     ) -> None:
-        self._layers, self._kind, self._obs_scale = layers, kind, obs_scale
-        self._noise = np.array(noise, np.float32)
+        self._layers, self._head, self._obs_scale = layers, head, obs_scale
         self.obs_dim = layers[0][0].shape[0]
-        self.action_dim = layers[-1][0].shape[1] // (2 if kind == "squashed_gaussian" else 1)
         self._rows = -1
         self._buffers: list[np.ndarray] = []
 
@@ -50,52 +45,32 @@ class Policy:
         Raises:
             WeightsError: a layer is missing or shapes do not fit each other.
         """
-        kind = meta.get("policy")
-        if kind not in ("squashed_gaussian", "deterministic"):
-            raise WeightsError(f"weights hold a policy of kind {kind!r}; known are squashed_gaussian and deterministic")
+        head = head_of(meta)
         names = [(f"w{index}", f"b{index}") for index in range(len(meta.get("hidden_sizes", ())))]
         layers = [_layer(arrays, *pair) for pair in [*names, ("head_w", "head_b")]]
-        outputs = int(meta["action_dim"]) * (2 if kind == "squashed_gaussian" else 1)
         fan_ins = [int(meta["obs_dim"]), *(weight.shape[1] for weight, _ in layers)]
         for (weight, _), fan_in in zip(layers, fan_ins, strict=False):
             if weight.shape[0] != fan_in:
                 raise WeightsError(f"weights do not fit each other: a layer takes {weight.shape[0]}, gets {fan_in}")
-        if layers[-1][0].shape[1] != outputs:
-            raise WeightsError(f"weights give {layers[-1][0].shape[1]} outputs; {outputs} are needed")
-        return cls(layers, kind, float(meta.get("exploration_noise", 0.0)), _obs_scale(arrays, fan_ins[0]))
+        if layers[-1][0].shape[1] != head.outputs:
+            raise WeightsError(f"weights give {layers[-1][0].shape[1]} outputs; {head.outputs} are needed")
+        return cls(layers, head, _obs_scale(arrays, fan_ins[0]))
 
     def act(self, obs: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Exploring actions: sampled (squashed Gaussian) or with clipped Gaussian noise (deterministic).
+        """Exploring actions: sampled, with noise, or sometimes random, by the kind of policy.
 
         Args:
             obs: [N, O] float32.
             rng: source of the noise.
 
         Returns:
-            [N, A] float32 in [-1, 1], a new array.
+            [N, A] float32, a new array.
         """
-        out = self._forward(obs)
-        action = rng.standard_normal((len(obs), self.action_dim), np.float32)
-        if self._kind == "deterministic":
-            action *= self._noise
-            action += np.tanh(out, out=out)
-            np.maximum(action, _MINUS_ONE, out=action)
-            np.minimum(action, _ONE, out=action)
-            return action
-        # np.clip takes longer than the two ufuncs that it stands for.
-        log_std = out[:, self.action_dim :]
-        np.maximum(log_std, _LOG_STD_MIN, out=log_std)
-        np.minimum(log_std, _LOG_STD_MAX, out=log_std)
-        action *= np.exp(log_std, out=log_std)
-        action += out[:, : self.action_dim]
-        np.tanh(action, out=action)
-        return action
+        return self._head.explore(self._forward(obs), rng)
 
     def act_greedy(self, obs: np.ndarray) -> np.ndarray:
-        """Actions without noise: tanh of the mean; [N, O] to [N, A], a new array."""
-        action = np.empty((len(obs), self.action_dim), np.float32)
-        np.tanh(self._forward(obs)[:, : self.action_dim], out=action)
-        return action
+        """Actions without noise; [N, O] to [N, A], a new array."""
+        return self._head.greedy(self._forward(obs))
 
     def _forward(self, obs: np.ndarray) -> np.ndarray:
         """Raw output [N, K] of the network, in a buffer that the next call overwrites."""

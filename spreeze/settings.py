@@ -14,6 +14,8 @@ from typing import Any
 
 from spreeze.config import PARTS, Config, check_name
 from spreeze.errors import ConfigError, did_you_mean
+from spreeze.fitting import check_algorithm, default_algorithm
+from spreeze.types import EnvSpec
 
 PROFILE_DIR = Path(__file__).resolve().parent.parent / "profiles"
 MAX_PROFILE_BYTES = 1_000_000
@@ -94,6 +96,26 @@ def _build(part: str, values: dict[str, Any], sources: dict[str, str]) -> Any:
         name = str(error).split(" ", 1)[0].rstrip(":")
         source = sources.get(f"{part}.{name}", "settings")
         raise ConfigError(f"{source}: {part}.{error}") from None
+
+
+def with_algorithm(layers: list[Layer], settings: Settings, spec: EnvSpec) -> tuple[Settings, str | None]:
+    """The settings with an algorithm that fits the actions, and why that one where nobody had named any.
+
+    Args:
+        layers: what ``settings`` was resolved from; the choice is put below them.
+        settings: checked.
+        spec: the environment.
+
+    Raises:
+        ConfigError: the algorithm that was named does not fit.
+    """
+    reason = None
+    if "run.algo" not in settings.sources:
+        choice = default_algorithm(spec)
+        layers.insert(0, Layer("action space", {"run": {"algo": choice.value}}))
+        settings, reason = resolve(layers), choice.reason
+    check_algorithm(settings.config.run.algo, spec)
+    return settings, reason
 
 
 def read_profile(name_or_path: str) -> Layer:

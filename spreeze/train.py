@@ -26,7 +26,17 @@ from spreeze.errors import ConfigError, ResourceError, RunError
 from spreeze.hardware import Machine, read_machine
 from spreeze.modes import load_mode
 from spreeze.rundir import RunDir, find_run, new_name, process_start_time, read_run, versions, write_json
-from spreeze.settings import Layer, Settings, from_toml, iterate, read_profile, resolve, task_profile, to_toml
+from spreeze.settings import (
+    Layer,
+    Settings,
+    from_toml,
+    iterate,
+    read_profile,
+    resolve,
+    task_profile,
+    to_toml,
+    with_algorithm,
+)
 from spreeze.summary import summary
 from spreeze.terminal import open_view
 from spreeze.transport.memory import check_room
@@ -51,6 +61,9 @@ def _train(args: argparse.Namespace) -> int:
         part = settings.config.env
         probe = probe_env(part.id, part.import_module, steps=500 if args.auto else 0, plain=part.plain,
                           args=part.args)
+        settings, why = with_algorithm(base, settings, probe.spec)
+        if why is not None:
+            say(why, as_json=args.json)
         machine = read_machine()
         say(machine.one_line(), as_json=args.json)
         engine = bullet_engine(part.id, plain=part.plain, args=part.args)

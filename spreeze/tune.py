@@ -13,7 +13,7 @@ from spreeze.envs.registry import default_env_id
 from spreeze.hardware import read_machine
 from spreeze.lookup import check_output
 from spreeze.rundir import write_json
-from spreeze.settings import Layer, read_profile, resolve, task_profile
+from spreeze.settings import Layer, read_profile, resolve, task_profile, with_algorithm
 from spreeze.tuning import tuned_layer
 from spreeze.workers.interrupts import Interrupts
 
@@ -39,6 +39,9 @@ def _tune(args: argparse.Namespace) -> int:
         settings = resolve(layers)
         part = settings.config.env
         probe = probe_env(env_id, part.import_module, steps=2000, plain=part.plain, args=part.args)
+        settings, why = with_algorithm(layers, settings, probe.spec)
+        if why is not None:
+            say(why, as_json=args.json)
         _, record = tuned_layer(settings, probe, read_machine(), interrupts, fresh=args.fresh,
                                 say=lambda text: say(text, as_json=args.json))
     if args.out:

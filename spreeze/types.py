@@ -1,7 +1,8 @@
 """The shapes and records that every part shares.
 
 Shape legend, used in all docstrings: B batch, N environments stepped together, O observation
-size, A action size, W row width. Torch is not imported here: samplers never load it.
+size, A action size, K number of discrete actions, W row width. A discrete action travels as one
+float32 component (A = 1), its index 0 .. K-1. Torch is not imported here: samplers never load it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class EnvSpec:
     obs_dim: int
     """O: length of the flat float32 observation."""
     action_dim: int
-    """A: length of the flat action vector."""
+    """A: length of the flat action vector; 1 for discrete actions."""
     action_low: tuple[float, ...]
     """Lower bound of each action component, in the environment's own unit."""
     action_high: tuple[float, ...]
@@ -38,13 +39,17 @@ class EnvSpec:
     """``key=value`` texts for the environment's constructor, as ``--env-arg`` takes them."""
     obs_layout: tuple[str, ...] = ()
     """Where each part of a nested observation lies in the flat one; empty where it is one Box."""
+    num_actions: int | None = None
+    """K: number of discrete actions; None where actions are vectors."""
+    action_start: int = 0
+    """The environment's own number of discrete action 0."""
 
 
 class TransitionBatch(NamedTuple):
     """B transitions; arrays or tensors, all float32. Columns may be strided views of one row block."""
 
     obs: Any  # [B, O]
-    action: Any  # [B, A], in [-1, 1]
+    action: Any  # [B, A], in [-1, 1]; of discrete actions the index, [B, 1]
     obs_action: Any  # [B, O + A]: obs and action lie side by side in a row, so no copy is needed
     reward: Any  # [B]: sum of gamma^i r_i over the n steps of the transition
     terminated: Any  # [B]: 1.0 where the MDP ended; a truncated transition has 0.0

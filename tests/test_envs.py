@@ -166,9 +166,10 @@ S = gymnasium.spaces
 @pytest.mark.parametrize(
     ("observation", "action", "words"),
     [
-        (BOX1, S.Discrete(3), "DQN"),
-        (BOX1, S.MultiDiscrete([2, 3]), "not supported yet"),
-        (BOX1, S.Dict({"a": BOX1}), "not supported yet"),
+        (BOX1, S.Discrete(1), "1 actions"),
+        (BOX1, S.MultiDiscrete([2, 3]), "one Discrete that counts the combinations"),
+        (BOX1, S.MultiBinary(4), "one Discrete that counts the combinations"),
+        (BOX1, S.Dict({"a": BOX1}), "not supported"),
         (BOX1, S.Box(-np.inf, np.inf, (2,), np.float32), "unbounded"),
         (BOX1, S.Box(0, 3, (2,), np.int64), "integers"),
         (BOX1, S.Box(-1.0, 1.0, (0,), np.float32), "no component"),
@@ -314,8 +315,14 @@ def test_a_quick_probe_describes_without_timing():
 
 
 def test_a_probe_hands_on_the_error_of_the_environment():
-    with pytest.raises(EnvironmentError_, match="DQN"):
-        probe_env("CartPole-v1", steps=0)
+    with pytest.raises(EnvironmentError_, match="unknown environment"):
+        probe_env("CartPol-v1", steps=0)
+
+
+def test_a_probe_describes_and_times_discrete_actions():
+    probe = probe_env("CartPole-v1", steps=50)
+    assert (probe.spec.obs_dim, probe.spec.num_actions, probe.spec.action_low) == (4, 2, (0.0,))
+    assert probe.step_us_median > 0
 
 
 @pytest.mark.parametrize(

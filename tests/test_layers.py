@@ -11,8 +11,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1] / "spreeze"
 FILES = sorted(ROOT.rglob("*.py"))
 LAYERS = (
-    {"types", "errors", "config", "settings", "metrics", "formats", "jsonable", "snapshot"},
-    {"ops", "networks", "policies", "envs", "hardware", "nvml", "returns", "normalizer", "bottleneck", "store",
+    {"types", "errors", "config", "settings", "metrics", "formats", "jsonable", "snapshot", "fitting"},
+    {"ops", "networks", "policies", "heads", "envs", "hardware", "nvml", "returns", "normalizer", "bottleneck", "store",
      "strays",
      "store_reader", "terminal", "video", "utilisation", "rundir", "cli", "arguments", "evaluation", "autotune"},
     {"algorithms", "transport"},

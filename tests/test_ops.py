@@ -7,7 +7,7 @@ import pytest
 import torch
 from numpy_reference import squashed_log_prob
 
-from spreeze import ops, policies
+from spreeze import heads, ops
 
 
 def test_target_bootstraps_unless_terminated():
@@ -80,5 +80,5 @@ def test_smoothed_action_clips_noise_and_action():
     assert smoothed.tolist() == [[0.25, 0.5, 1.0, -1.0]]
 
 
-def test_policies_and_ops_agree_on_the_range_of_log_std():
-    assert (policies.LOG_STD_MIN, policies.LOG_STD_MAX) == (ops.LOG_STD_MIN, ops.LOG_STD_MAX)
+def test_heads_and_ops_agree_on_the_range_of_log_std():
+    assert (heads.LOG_STD_MIN, heads.LOG_STD_MAX) == (ops.LOG_STD_MIN, ops.LOG_STD_MAX)

@@ -29,6 +29,9 @@ class Proposal(NamedTuple):
     next_log_prob: Tensor | None  # [B] in nat; None where the algorithm has no entropy term
     action: Tensor | None  # [A, B], fresh actions at obs; None if this update moves no actor
 
+    # A discrete policy hands over the probabilities [K, B] of all actions instead of one action, and their
+    # logarithms [K, B]; dQ/da is then the value of each action [K, B]. DQN: the index of one action [1, B].
+
 
 class OffPolicyAlgorithm(Protocol):
     """Networks, losses and update step of one off-policy algorithm."""

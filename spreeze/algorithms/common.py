@@ -13,7 +13,6 @@ from torch import Tensor
 
 from spreeze.algorithms.adam import FlatAdam
 from spreeze.algorithms.base import Proposal
-from spreeze.algorithms.critics import Critics
 from spreeze.algorithms.state import load_arrays, to_arrays
 from spreeze.errors import CheckpointError
 from spreeze.networks import Parameters, policy_arrays
@@ -39,15 +38,32 @@ class ActorSide(Protocol):
         ...
 
 
+class CriticSide(Protocol):
+    """What the common part needs of the critic side."""
+
+    adam: FlatAdam
+
+    def metrics(self) -> dict[str, float]:
+        """Metrics of the latest step (reads the device)."""
+        ...
+
+    def mean_action_value(self) -> float:
+        """Mean value of the latest fresh actions, NaN before the first (reads the device)."""
+        ...
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The state that a checkpoint stores."""
+        ...
+
+
 class ActorCritic(ABC):
     """An ``OffPolicyAlgorithm`` but for the steps themselves, which each algorithm writes out."""
 
     name: str
 
-    def __init__(self, actor: ActorSide, critics: Critics, noise: torch.Generator, meta: dict[str, Any]) -> None:
-        self.critics = critics
+    def __init__(self, actor: ActorSide, critics: CriticSide, noise: torch.Generator, meta: dict[str, Any]) -> None:
         self.updates = 0
-        self._actor_side, self._noise = actor, noise
+        self._actor_side, self._critic_side, self._noise = actor, critics, noise
         self._meta = {"algo": self.name, **meta}
 
     @abstractmethod
@@ -88,16 +104,16 @@ class ActorCritic(ABC):
 
     def metrics(self) -> dict[str, float]:
         """Metrics of the latest update; one that is not finite is left out, never shown as a number."""
-        found = self.critics.metrics() | self._actor_side.metrics(self.critics.mean_action_value())
+        found = self._critic_side.metrics() | self._actor_side.metrics(self._critic_side.mean_action_value())
         return {name: value for name, value in found.items() if math.isfinite(value)}
 
     def updates_skipped(self) -> int:
         """Updates of which a step was refused: the critics' or the actor's, whichever is more."""
-        return max(self.critics.adam.refused, self._actor_side.refused())
+        return max(self._critic_side.adam.refused, self._actor_side.refused())
 
     def all_finite(self) -> bool:
         """Whether the latest gradients were finite."""
-        norms = self.critics.adam.gradient_norm, self._actor_side.adam.gradient_norm
+        norms = self._critic_side.adam.gradient_norm, self._actor_side.adam.gradient_norm
         return all(math.isfinite(norm) for norm in norms)
 
     def policy_arrays(self) -> dict[str, np.ndarray]:
@@ -129,5 +145,5 @@ class ActorCritic(ABC):
         self.updates = int(state["updates"])
 
     def _tensors(self) -> dict[str, Tensor]:
-        sides = {"actor": self._actor_side.tensors(), "critics": self.critics.tensors()}
+        sides = {"actor": self._actor_side.tensors(), "critics": self._critic_side.tensors()}
         return {f"{side}.{name}": tensor for side, own in sides.items() for name, tensor in own.items()}

@@ -31,11 +31,11 @@ class DDPG(ActorCritic):
         device: str = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        self.actor, critics, noise, meta = deterministic_parts(
+        self.actor, self.critics, noise, meta = deterministic_parts(
             obs_dim, action_dim, config, seed, torch.device(device), dtype, num_critics=1
         )
         self._config = config
-        super().__init__(self.actor, critics, noise, meta)
+        super().__init__(self.actor, self.critics, noise, meta)
 
     def propose(self, batch: TransitionBatch) -> Proposal:
         """Actor side: target actions and fresh ones."""

@@ -154,7 +154,7 @@ class SAC(ActorCritic):
         init = torch.Generator().manual_seed(seed)
         noise = torch.Generator(place).manual_seed(seed + 1)
         self.actor = GaussianActor(obs_dim, action_dim, config, init, noise, place, dtype)
-        critics = Critics(obs_dim, action_dim, hidden, 2, config.critic_lr, init, place, dtype)
+        self.critics = Critics(obs_dim, action_dim, hidden, 2, config.critic_lr, init, place, dtype)
         self._tau = config.tau
         meta = {
             "policy": "squashed_gaussian",
@@ -162,7 +162,7 @@ class SAC(ActorCritic):
             "action_dim": action_dim,
             "hidden_sizes": list(hidden),
         }
-        super().__init__(self.actor, critics, noise, meta)
+        super().__init__(self.actor, self.critics, noise, meta)
 
     def propose(self, batch: TransitionBatch) -> Proposal:
         """Actor side: one pass over next_obs and obs together."""

@@ -137,7 +137,7 @@ def measure(
     import numpy as np
     import psutil
 
-    from spreeze.envs.task import make_task, native_bounds, to_native
+    from spreeze.envs.task import make_task, uniform_actions
 
     process = psutil.Process()
     memory = process.memory_info().rss
@@ -146,8 +146,7 @@ def measure(
         start = time.perf_counter()
         task.reset(seed=0)
         first_reset_s = time.perf_counter() - start
-        actions = np.random.default_rng(0).uniform(-1.0, 1.0, (max(1, steps), task.spec.action_dim)).astype(np.float32)
-        to_native(actions, *native_bounds(task.spec))
+        actions = task.to_native(uniform_actions(task.spec, max(1, steps), np.random.default_rng(0)))
         times = []
         end = time.perf_counter() + _TIMING_S
         for action in actions:

@@ -40,6 +40,8 @@ FALLBACK_ID = "Pendulum-v1"
 OWN_IDS = {"spreeze/Synthetic-v0": "spreeze.envs.synthetic"}
 """Our own environments that need no ``--import``, and the module that registers each."""
 _RESERVED_ARGS = ("id", "render_mode", "disable_env_checker", "vectorization_mode", "num_envs")
+_MAX_ACTIONS = 4096
+"""Discrete actions at most: a policy has one output for each."""
 _MODULE = re.compile(r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")
 
 
@@ -247,7 +249,9 @@ def describe(env: gymnasium.Env[Any, Any], import_module: str | None = None) -> 
     """
     spec = env.spec
     env_id = spec.id if spec is not None else type(env.unwrapped).__name__
-    low, high = _action_bounds(env_id, env.action_space)
+    num_actions, start = _discrete_actions(env_id, env.action_space)
+    discrete_bounds = (float(start),), (float(start + (num_actions or 0) - 1),)
+    low, high = discrete_bounds if num_actions is not None else _action_bounds(env_id, env.action_space)
     return EnvSpec(
         env_id=env_id,
         import_module=import_module,
@@ -258,6 +262,8 @@ def describe(env: gymnasium.Env[Any, Any], import_module: str | None = None) -> 
         max_episode_steps=None if spec is None else spec.max_episode_steps,
         obs_layout=obs_layout(env.observation_space),
         reward_threshold=None if spec is None or spec.reward_threshold is None else float(spec.reward_threshold),
+        num_actions=num_actions,
+        action_start=start,
     )
 
 
@@ -265,20 +271,34 @@ def _text(space: Any) -> str:
     return " ".join(str(space).split())[:120]
 
 
+def _discrete_actions(env_id: str, space: Any) -> tuple[int | None, int]:
+    """Number of discrete actions and the first one's own number; (None, 0) for any other space."""
+    from gymnasium import spaces
+
+    if not isinstance(space, spaces.Discrete):
+        return None, 0
+    count = int(space.n)
+    if not 2 <= count <= _MAX_ACTIONS:
+        raise EnvironmentError_(
+            f"{env_id}: action space {_text(space)} has {count} actions; there is something to learn from 2 on, "
+            f"and at most {_MAX_ACTIONS} are supported"
+        )
+    return count, int(space.start)
+
+
 def _action_bounds(env_id: str, space: Any) -> tuple[tuple[float, ...], tuple[float, ...]]:
     from gymnasium import spaces
 
     what = f"{env_id}: action space {_text(space)}"
-    if isinstance(space, spaces.Discrete):
-        raise EnvironmentError_(
-            f"{what} is discrete; DQN would fit and is not part of Spreeze yet, sac, td3 and ddpg need Box"
-        )
     if isinstance(space, spaces.MultiDiscrete | spaces.MultiBinary):
-        raise EnvironmentError_(f"{what} is not supported yet; PPO with one categorical per component would fit")
+        raise EnvironmentError_(
+            f"{what} is several choices at once, not supported: dqn and sac choose one of n; "
+            "wrap it into one Discrete that counts the combinations"
+        )
     if not isinstance(space, spaces.Box):
-        raise EnvironmentError_(f"{what} is not supported yet; wrap it into one Box")
+        raise EnvironmentError_(f"{what} is not supported; wrap it into one Box or one Discrete")
     if not np.issubdtype(space.dtype, np.floating):
-        raise EnvironmentError_(f"{what} holds integers, not supported yet; DQN or PPO would fit")
+        raise EnvironmentError_(f"{what} holds integers, not supported; wrap it into one Discrete for dqn or sac")
     low = np.asarray(space.low, dtype=np.float64).reshape(-1)
     high = np.asarray(space.high, dtype=np.float64).reshape(-1)
     if not low.size:

@@ -42,6 +42,8 @@ class Task:
         self._action_shape = tuple(env.action_space.shape or ())
         self._action_dtype = env.action_space.dtype
         self._plain_action = len(self._action_shape) == 1 and self._action_dtype == np.float32
+        self._discrete, self._start = spec.num_actions is not None, spec.action_start
+        self._bounds = native_bounds(spec)
 
     def reset(self, seed: int | None = None) -> np.ndarray:
         """Starts an episode; returns the first observation, float32 [O].
@@ -58,7 +60,7 @@ class Task:
         """One env step.
 
         Args:
-            action: float32 [A], in the environment's own unit.
+            action: float32 [A], in the environment's own unit; a discrete action's index.
 
         Returns:
             next observation float32 [O], reward, terminated, truncated.
@@ -66,9 +68,12 @@ class Task:
         Raises:
             BadTransition: wrong shape, non-finite value, or not the five values of the Gymnasium API.
         """
-        if not self._plain_action:
-            action = action.reshape(self._action_shape).astype(self._action_dtype)
-        result = self.env.step(action)
+        if self._discrete:
+            result = self.env.step(self._start + int(action[0]))
+        elif self._plain_action:
+            result = self.env.step(action)
+        else:
+            result = self.env.step(action.reshape(self._action_shape).astype(self._action_dtype))
         try:
             obs, reward, terminated, truncated, _ = result
         except (TypeError, ValueError):
@@ -83,6 +88,11 @@ class Task:
 
     def _bad(self, field: str, value: str) -> BadTransition:
         return BadTransition(field, value, self.spec.env_id)
+
+    def to_native(self, actions: np.ndarray) -> np.ndarray:
+        """A policy's actions [N, A] as ``step`` takes them, a new array; discrete ones are what they were."""
+        native = np.array(actions, dtype=np.float32)
+        return native if self._discrete else to_native(native, *self._bounds)
 
     def _checked_obs(self, obs: Any) -> np.ndarray:
         """A fresh float32 [O] vector, all of it finite."""
@@ -167,6 +177,13 @@ def to_native(actions: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndar
     np.maximum(actions, low, out=actions)
     np.minimum(actions, high, out=actions)
     return actions
+
+
+def uniform_actions(spec: EnvSpec, rows: int, rng: np.random.Generator) -> np.ndarray:
+    """Actions float32 [rows, A] as a policy gives them, each as likely as any other."""
+    if spec.num_actions is not None:
+        return rng.integers(spec.num_actions, size=(rows, 1)).astype(np.float32)
+    return rng.uniform(-1.0, 1.0, (rows, spec.action_dim)).astype(np.float32)
 
 
 def native_bounds(spec: EnvSpec) -> tuple[np.ndarray, np.ndarray]:

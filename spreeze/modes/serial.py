@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from spreeze.envs.stdout import stdout_to_stderr
-from spreeze.envs.task import open_task
+from spreeze.envs.task import open_task, uniform_actions
 from spreeze.errors import ResourceError
 from spreeze.modes.spreeze import load_saved_replay
 from spreeze.policies import Policy
@@ -125,8 +125,7 @@ class _Serial:
     def _actions(self) -> np.ndarray:
         start = time.perf_counter()
         if self._policy is None:
-            shape = (self._sampling.num_envs, self._plan.spec.action_dim)
-            actions = self._rng.uniform(-1.0, 1.0, shape).astype(np.float32)
+            actions = uniform_actions(self._plan.spec, self._sampling.num_envs, self._rng)
         else:
             actions = self._policy.act(self._sampling.obs, self._rng)
         self._policy_s += time.perf_counter() - start
@@ -153,7 +152,8 @@ class _Serial:
 
     def _refresh_policy(self) -> None:
         start = time.perf_counter()
-        self._policy = Policy.from_weights(*self._learning.policy(self._plan.spec, self._plan.config.run.algo))
+        arrays, meta = self._learning.policy(self._plan.spec, self._plan.config.run.algo)
+        self._policy = Policy.from_weights(arrays, meta | {"env_steps": self._env_steps()})
         self._publish_s += time.perf_counter() - start
 
     def _chores(self) -> None:

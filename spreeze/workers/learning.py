@@ -30,7 +30,9 @@ class Learning:
         self, spec: EnvSpec, algo: str, config: AlgorithmConfig, layout: RowLayout, reader: RingReader, *,
         batch_size: int, device: str, seed: int, normalize_obs: bool,
     ) -> None:
-        self.algorithm: OffPolicyAlgorithm = create(algo, spec.obs_dim, spec.action_dim, config, seed, device)
+        self.algorithm: OffPolicyAlgorithm = create(
+            algo, spec.obs_dim, spec.action_dim, config, seed, device, num_actions=spec.num_actions
+        )
         self._reader, self._layout, self._gamma, self._device = reader, layout, config.gamma, torch.device(device)
         self._rng = np.random.default_rng([seed, 7])
         pinned = self._device.type == "cuda"

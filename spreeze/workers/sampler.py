@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from spreeze.envs.task import open_task
+from spreeze.envs.task import open_task, uniform_actions
 from spreeze.jsonable import Jsonable
 from spreeze.metrics import Phase
 from spreeze.policies import Policy
@@ -127,8 +127,7 @@ class SamplerLoop:
         """Uniform actions until learning starts (and the learner has learned something), then the policy's."""
         untrained = self._held is None or self._held[1] == 0
         if self._policy is None or (untrained and self._ring.baseline_inserted < 0):
-            shape = (self._sampling.num_envs, self._job.spec.action_dim)
-            return self._rng.uniform(-1.0, 1.0, shape).astype(np.float32)
+            return uniform_actions(self._job.spec, self._sampling.num_envs, self._rng)
         return self._policy.act(self._sampling.obs, self._rng)
 
     def _post(self) -> None:

@@ -62,6 +62,7 @@ class Sampling:
         self._low, self._high = native_bounds(spec)
         self._half = (self._high - self._low) * np.float32(0.5)
         self._middle = self._low + self._half
+        self._discrete = spec.num_actions is not None
         self._unit_bounds = bool(np.all(self._low == -1.0) and np.all(self._high == 1.0))
         self._native = np.zeros((num_envs, spec.action_dim), np.float32)
         self.obs = np.zeros((num_envs, spec.obs_dim), np.float32)
@@ -85,7 +86,7 @@ class Sampling:
         return len(self._tasks)
 
     def step(self, actions: np.ndarray, version: int) -> None:
-        """Steps every environment once with ``actions`` [N, A] in [-1, 1] and stores the rows.
+        """Steps every environment once with a policy's ``actions`` [N, A] and stores the rows.
 
         Raises:
             WorkerError: errors beyond what the window allows, or the first one under nan_policy "fail".
@@ -123,6 +124,8 @@ class Sampling:
 
     def _to_native(self, actions: np.ndarray) -> np.ndarray:
         """Actions [N, A] in the environment's own unit, in a buffer that environments may write to."""
+        if self._discrete:
+            return actions
         native = self._native
         if self._unit_bounds:
             native[...] = actions

@@ -14,9 +14,10 @@ import numpy as np
 import torch
 
 from spreeze.config import PARTS
+from spreeze.envs.task import uniform_actions
 from spreeze.transport.ring import Ring, RingSpec, ShardWriter
 from spreeze.transport.ring_reader import RingReader
-from spreeze.types import RowLayout
+from spreeze.types import EnvSpec, RowLayout
 from spreeze.workers.child import end_with_parent
 from spreeze.workers.jobs import UpdateProbeJob
 from spreeze.workers.learning import Learning, resolve_device
@@ -32,7 +33,7 @@ def main(argv: list[str]) -> int:
     layout = RowLayout(job.spec.obs_dim, job.spec.action_dim, n_step=int(job.algorithm["n_step"]))
     ring = Ring.create(RingSpec(layout, 1, _ROWS))
     try:
-        _fill(ring, layout)
+        _fill(ring, layout, job.spec)
         reader = RingReader(ring)
         for batch_size in job.batch_sizes:
             rates = _time(job, layout, reader, batch_size)
@@ -45,11 +46,11 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _fill(ring: Ring, layout: RowLayout) -> None:
+def _fill(ring: Ring, layout: RowLayout, spec: EnvSpec) -> None:
     rng = np.random.default_rng(0)
     count = ring.spec.capacity
     ShardWriter(ring, 0).write(
-        rng.standard_normal((count, layout.obs_dim), np.float32), rng.uniform(-1, 1, (count, layout.action_dim)),
+        rng.standard_normal((count, layout.obs_dim), np.float32), uniform_actions(spec, count, rng),
         rng.standard_normal(count, np.float32), np.zeros(count),
         rng.standard_normal((count, layout.obs_dim), np.float32),
         num_steps=np.ones(count) if layout.num_steps is not None else None,

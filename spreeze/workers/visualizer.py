@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from spreeze.envs.registry import one_line
-from spreeze.envs.task import Task, native_bounds, open_task, to_native
+from spreeze.envs.task import Task, open_task
 from spreeze.metrics import Phase
 from spreeze.policies import Policy
 from spreeze.transport.files import replace_json
@@ -63,7 +63,6 @@ class _Player:
 
     def __init__(self, task: Task, seed: int) -> None:
         self.task = task
-        self._bounds = native_bounds(task.spec)
         self._seed = seed
         self.episode_return = 0.0
         self.returns: list[float] = []
@@ -80,7 +79,7 @@ class _Player:
     def advance(self, policy: Policy, steps: int) -> None:
         """Takes env steps up to a number or the end of the episode, whichever comes first."""
         for _ in range(steps):
-            action = to_native(np.array(policy.act_greedy(self._obs), dtype=np.float32), *self._bounds)
+            action = self.task.to_native(policy.act_greedy(self._obs))
             obs, reward, terminated, truncated = self.task.step(action[0])
             self._obs[0] = obs
             self.episode_return += reward

@@ -1,0 +1,169 @@
+"""Soft actor-critic for discrete actions (Christodoulou 2019, arXiv 1910.07207).
+
+The same objective, twin critics and temperature as ``sac``, but every expectation over actions is
+computed exactly from the policy's probabilities: no action is drawn. Order of the steps as there.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from spreeze import ops
+from spreeze.algorithms.action_values import ActionValues
+from spreeze.algorithms.adam import FlatAdam
+from spreeze.algorithms.base import Proposal
+from spreeze.algorithms.common import ActorCritic
+from spreeze.config import SACConfig
+from spreeze.networks import Parameters, Tape, mlp_backward, mlp_forward, new_parameters
+from spreeze.types import TransitionBatch
+
+
+class _Buffers:
+    """Everything whose size depends on the batch: rows 0..B-1 are next_obs, B..2B-1 obs."""
+
+    def __init__(self, parameters: Parameters, rows: int) -> None:
+        like, obs_dim, actions = parameters.flat, parameters.sizes[0], parameters.sizes[-1]
+        self.rows = rows
+        self.tape = Tape.allocate(parameters, 2 * rows)
+        self.fresh = self.tape.part(rows, 2 * rows)
+        self.x = like.new_zeros(1, 2 * rows, obs_dim)
+        self.x_next, self.x_obs = self.x[0, :rows], self.x[0, rows:]
+        self.x_obs_t = self.x[:, rows:].transpose(1, 2)
+        self.log_prob = self.prob = like.new_zeros(actions, rows)
+        self.entropy = like.new_zeros(rows)
+
+
+class CategoricalActor:
+    """The actor side: a softmax policy, the temperature, and their optimisers."""
+
+    def __init__(
+        self, obs_dim: int, num_actions: int, config: SACConfig, init: torch.Generator, device: torch.device,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        sizes = (obs_dim, *config.hidden_sizes, num_actions)
+        self.online = new_parameters(sizes, 1, device, dtype)
+        self.online.initialise(init)
+        self.gradient = new_parameters(sizes, 1, device, dtype)
+        self.adam = FlatAdam(self.online.flat, self.gradient.flat, config.actor_lr)
+        self.log_alpha = torch.full((1,), math.log(config.initial_alpha), device=device, dtype=dtype)
+        self.alpha = self.log_alpha.exp()
+        self._grad_log_alpha = torch.zeros_like(self.log_alpha)
+        self._alpha_adam = FlatAdam(self.log_alpha, self._grad_log_alpha, config.alpha_lr)
+        self._target_entropy = config.target_entropy_ratio * math.log(num_actions)
+        self._tune_alpha = config.tune_alpha
+        self._buffers: _Buffers | None = None
+
+    def propose(self, next_obs: Tensor, obs: Tensor) -> Proposal:
+        """Probabilities and their logarithms at ``next_obs``, probabilities at ``obs``; one pass for both."""
+        rows = obs.shape[0]
+        if self._buffers is None or self._buffers.rows != rows:
+            self._buffers = _Buffers(self.online, rows)
+        buffers = self._buffers
+        buffers.x_next.copy_(next_obs)
+        buffers.x_obs.copy_(obs)
+        log_prob = mlp_forward(self.online, buffers.x, buffers.tape)[0].log_softmax(0)
+        prob = log_prob.exp()
+        buffers.log_prob, buffers.prob = log_prob[:, rows:], prob[:, rows:]
+        return Proposal(prob[:, :rows], log_prob[:, :rows], buffers.prob)
+
+    def step(self, values: Tensor) -> None:
+        """Gradient step on ``mean E_pi(alpha log pi(a|s) - Q(s, a))`` (eq. 12), then on the temperature (eq. 11).
+
+        Args:
+            values: [K, B], Q of each action.
+        """
+        buffers = self._buffers
+        assert buffers is not None
+        grad, mean_log_prob = ops.soft_policy_gradient(buffers.prob, buffers.log_prob, values, self.alpha)
+        buffers.entropy = mean_log_prob.neg_()
+        torch.mul(grad, 1.0 / buffers.rows, out=buffers.fresh.grad_out[0])
+        mlp_backward(self.online, buffers.fresh, buffers.x_obs_t, self.gradient)
+        self.adam.step()
+        if self._tune_alpha:
+            self._grad_log_alpha.copy_(buffers.entropy.mean()).sub_(self._target_entropy)
+            self._alpha_adam.step()
+            torch.exp(self.log_alpha, out=self.alpha)
+
+    def metrics(self, mean_action_value: float) -> dict[str, float]:
+        """alpha, entropy, actor_loss and actor_grad_norm of the latest step (reads the device)."""
+        alpha = self.log_alpha.exp().item()
+        if self._buffers is None:
+            return {"alpha": alpha}
+        entropy = self._buffers.entropy.mean().item()
+        return {
+            "alpha": alpha,
+            "entropy": entropy,
+            "actor_loss": -alpha * entropy - mean_action_value,
+            "actor_grad_norm": self.adam.gradient_norm,
+        }
+
+    def refused(self) -> int:
+        """Steps of actor and temperature that were not applied (reads the device)."""
+        return max(self.adam.refused, self._alpha_adam.refused)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The state that a checkpoint stores."""
+        own = {"online": self.online.flat, "log_alpha": self.log_alpha}
+        own |= {f"adam.{name}": tensor for name, tensor in self.adam.tensors().items()}
+        return own | {f"alpha_adam.{name}": tensor for name, tensor in self._alpha_adam.tensors().items()}
+
+
+class DiscreteSAC(ActorCritic):
+    """SAC over n actions; see ``OffPolicyAlgorithm`` for what each member does."""
+
+    name = "sac"
+
+    def __init__(
+        self, obs_dim: int, num_actions: int, config: SACConfig, seed: int, device: str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        place, hidden = torch.device(device), config.hidden_sizes
+        init = torch.Generator().manual_seed(seed)
+        noise = torch.Generator(place).manual_seed(seed + 1)
+        self.actor = CategoricalActor(obs_dim, num_actions, config, init, place, dtype)
+        self.critics = ActionValues(obs_dim, num_actions, hidden, 2, config.critic_lr, init, place, dtype)
+        self._tau = config.tau
+        meta = {
+            "policy": "categorical",
+            "obs_dim": obs_dim,
+            "num_actions": num_actions,
+            "hidden_sizes": list(hidden),
+        }
+        super().__init__(self.actor, self.critics, noise, meta)
+
+    def propose(self, batch: TransitionBatch) -> Proposal:
+        """Actor side: one pass over next_obs and obs together."""
+        return self.actor.propose(batch.next_obs, batch.obs)
+
+    def critic_step(self, batch: TransitionBatch, next_action: Tensor, next_log_prob: Tensor | None) -> None:
+        """Critic side: target ``r + discount E_pi(min Q'(s', a') - alpha log pi(a'|s'))`` (eq. 10)."""
+        assert next_log_prob is not None
+        soft = self.critics.least(batch.next_obs, target=True)
+        soft.addcmul_(next_log_prob, self.actor.alpha, value=-1.0)
+        value = soft.mul_(next_action).sum(0)
+        target = ops.td_target(batch.reward, batch.terminated, batch.discount, value)
+        self.critics.step(batch.obs, batch.action[:, 0].long(), target)
+
+    def action_gradient(self, batch: TransitionBatch, action: Tensor) -> Tensor:
+        """Critic side: the lesser value of each action, which is the gradient of E_pi Q to its probability."""
+        values = self.critics.least(batch.obs)
+        self.critics.action_value = (values * action).sum(0)
+        return values
+
+    def actor_step(self, dq_da: Tensor) -> None:
+        """Actor side: actor, then temperature."""
+        self.actor.step(dq_da)
+
+    def update_targets(self) -> None:
+        """Moves the target critics."""
+        self.critics.update_target(self._tau)
+        self.updates += 1
+
+    def load_state_arrays(self, arrays: dict[str, np.ndarray]) -> None:
+        """Takes over what ``state_arrays`` gave."""
+        super().load_state_arrays(arrays)
+        torch.exp(self.actor.log_alpha, out=self.actor.alpha)

@@ -1,0 +1,110 @@
+"""Deep Q-learning (Mnih et al. 2015) with a double estimate and duelling streams as options.
+
+Departures from the paper: Adam instead of RMSProp, and a target network that may also follow softly.
+The clipped error of the paper is the gradient of Huber's loss. There is no actor: the policy is the
+best action of the Q network, so ``propose`` only picks next actions and nothing crosses back.
+"""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from spreeze import ops
+from spreeze.algorithms.action_values import ActionValues
+from spreeze.algorithms.adam import FlatAdam
+from spreeze.algorithms.base import Proposal
+from spreeze.algorithms.common import ActorCritic
+from spreeze.config import DQNConfig
+from spreeze.networks import Parameters
+from spreeze.types import TransitionBatch
+
+
+class _NoActor:
+    """The actor side of an algorithm whose policy is its Q network."""
+
+    def __init__(self, online: Parameters, adam: FlatAdam) -> None:
+        self.online, self.adam = online, adam
+
+    def metrics(self, mean_action_value: float) -> dict[str, float]:
+        """None of its own."""
+        return {}
+
+    def refused(self) -> int:
+        """No step, none refused."""
+        return 0
+
+    def tensors(self) -> dict[str, Tensor]:
+        """No state."""
+        return {}
+
+
+class DQN(ActorCritic):
+    """DQN; see ``OffPolicyAlgorithm`` for what each member does."""
+
+    name = "dqn"
+
+    def __init__(
+        self,
+        obs_dim: int,
+        num_actions: int,
+        config: DQNConfig,
+        seed: int,
+        device: str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        place = torch.device(device)
+        init = torch.Generator().manual_seed(seed)
+        noise = torch.Generator(place).manual_seed(seed + 1)
+        self.critics = ActionValues(
+            obs_dim, num_actions, config.hidden_sizes, 1, config.lr, init, place, dtype, duelling=config.duelling
+        )
+        self._config = config
+        self._next_q: Tensor | None = None
+        meta = {
+            "policy": "q_values",
+            "obs_dim": obs_dim,
+            "num_actions": num_actions,
+            "hidden_sizes": list(self.critics.hidden_sizes),
+            "epsilon_start": config.epsilon_start,
+            "epsilon_end": config.epsilon_end,
+            "epsilon_env_steps": config.epsilon_env_steps,
+        }
+        super().__init__(_NoActor(self.critics.online, self.critics.adam), self.critics, noise, meta)
+
+    def propose(self, batch: TransitionBatch) -> Proposal:
+        """Next actions [1, B], indices: the best of the online network (double) or of the target network."""
+        # Without double estimation these values are also the ones that critic_step needs.
+        self._next_q = self.critics.values(batch.next_obs, target=not self._config.double)
+        return Proposal(self._next_q[0].argmax(0, keepdim=True), None, None)
+
+    def critic_step(self, batch: TransitionBatch, next_action: Tensor, next_log_prob: Tensor | None) -> None:
+        """Target ``r + discount Q'(s', a')``, Huber's loss."""
+        next_q = self.critics.values(batch.next_obs, target=True) if self._config.double else self._next_q
+        assert next_q is not None
+        value = next_q[0].gather(0, next_action)[0]
+        target = ops.td_target(batch.reward, batch.terminated, batch.discount, value)
+        self.critics.step(batch.obs, batch.action[:, 0].long(), target, ops.huber_gradient)
+
+    def action_gradient(self, batch: TransitionBatch, action: Tensor) -> NoReturn:
+        """Never asked for: ``propose`` gives no fresh actions."""
+        raise NotImplementedError("dqn moves no actor")
+
+    def actor_step(self, dq_da: Tensor) -> NoReturn:
+        """Never asked for: ``propose`` gives no fresh actions."""
+        raise NotImplementedError("dqn moves no actor")
+
+    def update_targets(self) -> None:
+        """Moves the target network at every ``target_interval``-th update."""
+        self.updates += 1
+        if self.updates % self._config.target_interval == 0:
+            self.critics.update_target(self._config.tau)
+
+    def policy_arrays(self) -> dict[str, np.ndarray]:
+        """Copies of the Q network's weights; a duelling head as the one layer that it amounts to."""
+        weight, bias = self.critics.policy_head()
+        head = {"head_w": weight.t().contiguous(), "head_b": bias}
+        return super().policy_arrays() | {name: tensor.cpu().numpy().copy() for name, tensor in head.items()}

@@ -1,0 +1,146 @@
+"""Discrete actions from the space to the row: description, stepping, exploring, choice of the algorithm."""
+
+import gymnasium
+import numpy as np
+import pytest
+
+from spreeze.envs.registry import describe
+from spreeze.envs.task import Task, uniform_actions
+from spreeze.errors import ConfigError, WeightsError
+from spreeze.fitting import check_algorithm, default_algorithm, fitting_algorithms
+from spreeze.heads import head_of
+from spreeze.settings import Layer, resolve, with_algorithm
+from spreeze.types import RowLayout
+from spreeze.workers.sampling import Sampling
+
+Q_META = {"policy": "q_values", "num_actions": 3, "epsilon_start": 1.0, "epsilon_end": 0.25, "epsilon_env_steps": 100}
+
+
+class Steps(gymnasium.Env):
+    """Remembers its actions; three of them, numbered from 5."""
+
+    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(3, start=5)
+
+    def __init__(self):
+        self.actions = []
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.actions.append(action)
+        return np.zeros(2, np.float32), float(action), False, False, {}
+
+
+class Rows:
+    """Takes what a ring would take."""
+
+    def __init__(self):
+        self.actions, self.rewards = [], []
+
+    def write(self, obs, action, reward, terminated, next_obs, num_steps=None, version=0):
+        self.actions.append(np.array(action))
+        self.rewards.append(np.array(reward))
+
+
+def task():
+    env = Steps()
+    return Task(env, describe(env))
+
+
+def test_a_discrete_space_is_described_by_count_and_first_number():
+    spec = task().spec
+    assert (spec.num_actions, spec.action_start, spec.action_dim) == (3, 5, 1)
+    assert (spec.action_low, spec.action_high) == ((5.0,), (7.0,))
+    assert RowLayout(spec.obs_dim, spec.action_dim).width == 2 + 1 + 1 + 1 + 2
+
+
+def test_a_step_hands_the_environment_its_own_number_as_an_integer():
+    one = task()
+    actions = one.to_native(np.array([[0], [1], [2]], np.float32))
+    rewards = [one.step(action)[1] for action in actions]
+    assert one.env.actions == [5, 6, 7]
+    assert all(type(action) is int and one.env.action_space.contains(action) for action in one.env.actions)
+    assert rewards == [5.0, 6.0, 7.0]
+
+
+@pytest.mark.parametrize("n_step", [1, 3])
+def test_rows_hold_the_index_not_the_environment_s_number(n_step):
+    rows = Rows()
+    sampling = Sampling(task, 2, task().spec, rows, n_step=n_step, gamma=0.5, seeds=[0, 1])
+    actions = np.array([[0], [2]], np.float32)
+    for _ in range(n_step):
+        sampling.step(actions, 0)
+    np.testing.assert_array_equal(rows.actions[0], actions)
+    scale = sum(0.5**step for step in range(n_step))
+    np.testing.assert_allclose(rows.rewards[0], [5 * scale, 7 * scale])
+    sampling.close()
+
+
+def test_uniform_actions_are_indices_each_as_likely():
+    actions = uniform_actions(task().spec, 3000, np.random.default_rng(0))
+    assert (actions.shape, actions.dtype) == ((3000, 1), np.float32)
+    counts = np.unique(actions, return_counts=True)
+    assert counts[0].tolist() == [0, 1, 2]
+    assert (abs(counts[1] - 1000) < 120).all()
+
+
+def test_epsilon_falls_in_a_straight_line_with_the_env_steps():
+    def epsilon(steps):
+        return head_of(Q_META | {"env_steps": steps}).epsilon
+
+    assert [epsilon(steps) for steps in (0, 50, 100, 10**9)] == [1.0, 0.625, 0.25, 0.25]
+    head, rng = head_of(Q_META | {"env_steps": 20}), np.random.default_rng(0)
+    for _ in range(5):
+        head.explore(np.zeros((6, 3), np.float32), rng)
+    assert head.epsilon == 0.625  # 20 published and 30 taken since
+
+
+def test_epsilon_greedy_takes_the_best_action_or_any():
+    head = head_of(Q_META | {"env_steps": 100})
+    out = np.tile(np.array([1.0, 3.0, 2.0], np.float32), (12_000, 1))
+    action = head.explore(out, np.random.default_rng(1))
+    assert (action.shape, action.dtype) == ((12_000, 1), np.float32)
+    # A quarter is random, a third of that the best one again.
+    share = np.bincount(action[:, 0].astype(int), minlength=3) / len(action)
+    np.testing.assert_allclose(share, [1 / 12, 10 / 12, 1 / 12], atol=0.01)
+    assert head.greedy(out[:2]).tolist() == [[1.0], [1.0]]
+    never = head_of(Q_META | {"epsilon_start": 0.0, "epsilon_end": 0.0})
+    np.testing.assert_array_equal(never.explore(out, np.random.default_rng(2)), never.greedy(out))
+
+
+def test_a_categorical_policy_samples_its_softmax():
+    head = head_of({"policy": "categorical", "num_actions": 3})
+    probabilities = np.array([0.2, 0.7, 0.1])
+    out = np.tile(np.log(probabilities).astype(np.float32), (20_000, 1))
+    assert head.greedy(out[:1]).tolist() == [[1.0]]
+    action = head.explore(out, np.random.default_rng(0))[:, 0].astype(int)
+    np.testing.assert_allclose(np.bincount(action) / 20_000, probabilities, atol=0.012)
+
+
+def test_weights_without_their_schedule_are_refused_by_name():
+    with pytest.raises(WeightsError, match="'epsilon_end'"):
+        head_of({key: value for key, value in Q_META.items() if key != "epsilon_end"})
+
+
+def test_the_default_algorithm_follows_the_actions_and_what_does_not_fit_is_refused():
+    spec = task().spec
+    assert fitting_algorithms(spec) == ("dqn", "sac")
+    assert default_algorithm(spec).value == "dqn"
+    assert default_algorithm(spec).reason == "algorithm dqn: the default for 3 discrete actions (sac fits too)"
+    with pytest.raises(ConfigError, match=r"--algo td3: Steps has 3 discrete actions; dqn and sac fit"):
+        check_algorithm("td3", spec)
+    check_algorithm("sac", spec)
+
+
+def test_a_named_algorithm_stays_and_an_unnamed_one_is_chosen_below_all_layers():
+    spec = task().spec
+    layers = [Layer("user", {"run": {"seed": 3}})]
+    settings, reason = with_algorithm(layers, resolve(layers), spec)
+    assert (settings.config.run.algo, settings.sources["run.algo"]) == ("dqn", "action space")
+    assert reason is not None
+    assert [layer.source for layer in layers] == ["action space", "user"]
+    named = [Layer("user", {"run": {"algo": "sac"}})]
+    settings, reason = with_algorithm(named, resolve(named), spec)
+    assert (settings.config.run.algo, reason) == ("sac", None)
