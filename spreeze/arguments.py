@@ -72,6 +72,8 @@ def build_parser() -> argparse.ArgumentParser:
                         help="continue a run: its name, its path, or latest (default: a new run)")
     parser.add_argument("--save-replay", action="store_true", help="store replay with each checkpoint (default: off)")
     parser.add_argument("--no-visualizer", action="store_true", help="no pictures and clips (default: on)")
+    parser.add_argument("--no-governor", action="store_true",
+                        help="samplers do not rest while other programs need the cores (default: they do)")
     parser.add_argument("--json", action="store_true",
                         help="exactly one JSON document on standard output at the end (default: off)")
     parser.add_argument("--set", action="append", default=[], metavar="PART.FIELD=VALUE",
@@ -102,6 +104,8 @@ def user_values(args: argparse.Namespace) -> Values:
         values.setdefault("replay", {})["save"] = True
     if args.no_visualizer:
         values.setdefault("visualizer", {})["enabled"] = False
+    if args.no_governor:
+        values.setdefault("tuning", {})["govern"] = False
     for text in args.set:
         for part, fields in parse_assignment(text).items():
             values.setdefault(part, {}).update(fields)

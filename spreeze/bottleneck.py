@@ -1,7 +1,8 @@
 """One sentence that names what holds a run back and what would help.
 
 Pure: a snapshot in, a sentence out. Only the limiter makes anybody wait (samplers below its lower
-bound, the learner above its upper one), so who waits tells who is short.
+bound, the learner above its upper one), so who waits tells who is short. Samplers that rest for other
+programs do not count as waiting; they are named first.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ class Side(StrEnum):
     LIMITER = "limiter"
     BALANCED = "balanced"
     WARMING_UP = "warming up"
+    OTHERS = "other programs"
     UNKNOWN = "unknown"
 
 
@@ -45,6 +47,8 @@ def bottleneck(snapshot: Snapshot) -> Bottleneck:
         return Bottleneck(f"Warming up: {done} of {wanted} env steps before the first update.", Side.WARMING_UP)
     learner_wait = snapshot.learner_shares.get("wait")
     sampler_wait = snapshot.sampler_shares.get("wait")
+    if snapshot.samplers_rest and learner_wait is not None:
+        return _resting(snapshot, learner_wait)
     if learner_wait is None or sampler_wait is None:
         missing = "learner" if learner_wait is None else "samplers"
         return Bottleneck(f"Bottleneck not known yet: no time split of the {missing}.", Side.UNKNOWN)
@@ -55,6 +59,15 @@ def bottleneck(snapshot: Snapshot) -> Bottleneck:
     if sampler_wait >= WAITS:
         return _learner_bound(snapshot, learner_wait, sampler_wait)
     return _balanced(snapshot, learner_wait, sampler_wait)
+
+
+def _resting(snapshot: Snapshot, learner_wait: float) -> Bottleneck:
+    return Bottleneck(
+        f"Other programs are the limit: they keep {number(snapshot.foreign_cores)} cores, so "
+        f"{number(snapshot.samplers_active)} of {number(snapshot.samplers_wanted)} samplers are active; learner waits "
+        f"{percent(learner_wait)}.",
+        Side.OTHERS,
+    )
 
 
 def _limiter_bound(snapshot: Snapshot, learner_wait: float, sampler_wait: float) -> Bottleneck:

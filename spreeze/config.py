@@ -242,6 +242,7 @@ class TuningConfig(Part):
                                 low=0.05, high=1.0)
     gpu_target: float = setting(0.85, "objective paper: share of the highest update frame rate that the batch has to "
                                 "reach", low=0.05, high=0.99)
+    govern: bool = setting(True, "let samplers rest while other programs need the cores")
     leave_free: float = setting(0.0, "share of the usable cores that is left to other programs", low=0.0, high=0.9)
 
 

@@ -77,6 +77,8 @@ METRICS: tuple[Metric, ...] = (
     Metric("eval_return", "return", "mean undiscounted return of greedy episodes on the fixed seed list", "evaluator"),
     Metric("eval_length", "env steps", "mean length of these episodes", "evaluator"),
     Metric("policy_version", "updates", "updates taken when the newest weights were published", "learner"),
+    Metric("samplers_active", "samplers", "samplers that the governor lets work; of a fraction, one works part of its time", "supervisor"),
+    Metric("foreign_cores", "cores", "usable cores that other programs keep busy", "supervisor"),
     Metric("sampler_policy_share", "share", "sampler time spent in policy inference", "supervisor"),
     Metric("sampler_env_share", "share", "sampler time spent in the environments", "supervisor"),
     Metric("sampler_write_share", "share", "sampler time spent writing rows", "supervisor"),

@@ -61,6 +61,10 @@ class Snapshot:
 
     samplers_alive: int | None = None
     samplers_wanted: int | None = None
+    samplers_active: float | None = None
+    """How many of them the governor lets work."""
+    foreign_cores: float | None = None
+    """Usable cores that other programs keep busy."""
     restarts: int = 0
     progress: float | None = None
     """Share of the nearest stop condition, 0 to 1; None without one."""
@@ -69,3 +73,10 @@ class Snapshot:
     """(process name, text) of the first exception of any child."""
     events: tuple[str, ...] = ()
     """Latest events, oldest first."""
+
+    @property
+    def samplers_rest(self) -> bool:
+        """True while the governor lets fewer samplers work than there are."""
+        if self.samplers_active is None or self.samplers_wanted is None:
+            return False
+        return self.samplers_active < self.samplers_wanted

@@ -176,6 +176,8 @@ def plain_line(snapshot: Snapshot) -> str:
         f"return {number(snapshot.eval_return)} (best {number(snapshot.eval_best)})",
         f"cpu {percent(snapshot.cpu_use)}",
     ]
+    if snapshot.samplers_rest:
+        parts.append(_active(snapshot))
     parts += [f"gpu{gpu.index} {percent(gpu.use)}" for gpu in snapshot.gpus]
     if snapshot.progress is not None:
         parts.append(f"{percent(snapshot.progress)}, {duration(snapshot.eta_s)} left")
@@ -216,8 +218,15 @@ def _health(snapshot: Snapshot) -> Text:
         f"  {clean(snapshot.env_id, 60)}  {clean(snapshot.algo, 20)}  {duration(snapshot.wall_s)}  ",
         (samplers, "" if snapshot.samplers_alive == snapshot.samplers_wanted else "yellow"), "  ",
         (restarts, "yellow" if snapshot.restarts else ""),
+        (f"  {_active(snapshot)}" if snapshot.samplers_rest else "", "yellow"),
     )  # fmt: skip
     return line
+
+
+def _active(snapshot: Snapshot) -> str:
+    """How far the samplers rest for other programs."""
+    return (f"{number(snapshot.samplers_active)} of {_count(snapshot.samplers_wanted)} samplers active, other programs "
+            f"keep {number(snapshot.foreign_cores)} cores")
 
 
 def _count(value: int | None) -> str:

@@ -75,7 +75,8 @@ def snapshot(
     gpus = sorted({int(name.split("/")[1]) for name in values if name.startswith("gpu_")})
     plain = (
         "env_steps_per_s", "updates_per_s", "update_frames_per_s", "samples_per_insert", "policy_lag",
-        "transition_age", "replay_fill", "cpu_use", "memory_used_bytes",
+        "transition_age", "replay_fill", "cpu_use", "memory_used_bytes", "samplers_active",
+        "foreign_cores",
     )
     device = str(learner.get("device", ""))
     return Snapshot(
@@ -106,9 +107,14 @@ def texts(shown: Snapshot, run: Mapping[str, Any], evaluations: list[Evaluation]
         "best": number(shown.eval_best), "ratio": number(shown.samples_per_insert), "fill": percent(shown.replay_fill),
         "lag": number(shown.policy_lag), "age": number(shown.transition_age), "cpu": percent(shown.cpu_use),
         "memory": size(shown.memory_used_bytes), "restarts": number(shown.restarts),
-        "samplers": number(shown.samplers_wanted), "picture": _picture_age(path),
+        "samplers": _samplers(shown), "picture": _picture_age(path),
         "heartbeat": _age(run.get("heartbeat")) if shown.state in LIVE_STATES else DASH,
     }
+
+
+def _samplers(shown: Snapshot) -> str:
+    wanted = number(shown.samplers_wanted)
+    return f"{number(shown.samplers_active)} of {wanted}" if shown.samplers_rest else wanted
 
 
 def _whole_run(path: Path) -> dict[str, float]:

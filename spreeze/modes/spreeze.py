@@ -18,6 +18,7 @@ from spreeze.transport.ring import Ring
 from spreeze.workers.crew import Crew
 from spreeze.workers.evaluator import EvaluatorJob
 from spreeze.workers.final import final_evaluation
+from spreeze.workers.governing import Governing
 from spreeze.workers.interrupts import Interrupts
 from spreeze.workers.jobs import LearnerJob, VisualizerJob
 from spreeze.workers.plan import RunPlan
@@ -49,7 +50,8 @@ def run_mode(plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts)
             nest = Nest(run_dir=run_dir.path, board_fd=board.block.fd, board_rows=len(names), nonce=run_dir.nonce)
             crew = Crew(nest, board, on_event=recorder.event, takeover=lambda spec: _take_over(ring, spec))
             rows = {"sampler": list(range(plan.samplers)), "learner": [plan.samplers]}
-            supervisor = Supervisor(run_dir, board, ring, crew, rows, recorder, interrupts)
+            governing = Governing(plan, board, recorder.event) if plan.config.tuning.govern else None
+            supervisor = Supervisor(run_dir, board, ring, crew, rows, recorder, interrupts, governing)
             _supervise(supervisor, crew, ring, worker_specs(plan, run_dir.path, ring, recorder.started_s))
         budget_s = min(_FINAL_EVALUATION_S, _EXIT_S - supervisor.stopping_s)
         if not interrupts.urgent and recorder.outcome.updates > 0 and budget_s >= 1.0:

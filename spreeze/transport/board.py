@@ -18,8 +18,11 @@ _CONTROL_WORDS = 16
 _SLOT_WORDS = 48
 _ROW_WORDS = _CONTROL_WORDS + _SLOT_WORDS
 
-STOP, VISUALIZER_PAUSED, WEIGHTS_HINT, ACTIVE_SAMPLERS = 2, 3, 4, 5
-"""Words of the header, written by the supervisor (the hint: by the learner)."""
+STOP, VISUALIZER_PAUSED, WEIGHTS_HINT, ACTIVE_SAMPLERS, SLOWED_SHARE = 2, 3, 4, 5, 6
+"""Words of the header, written by the supervisor (the hint: by the learner).
+
+Samplers below ``ACTIVE_SAMPLERS`` work all of their time, the next one ``SLOWED_SHARE`` thousandths of it.
+"""
 HEARTBEAT, PHASE, PID = 0, 1, 2
 """Control words of a row, written by its worker."""
 

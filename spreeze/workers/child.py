@@ -33,8 +33,8 @@ BODIES = {
 
 _PR_SET_PDEATHSIG = 1
 _OOM_SCORE = {"sampler": 500, "evaluator": 300, "visualizer": 300}
-_NICE = 10
-"""At nice 10 a process gets about a tenth of a core that another one wants."""
+_NICE = {"sampler": 10, "evaluator": 15, "visualizer": 15}
+"""At nice 10 a process gets about a tenth of a core that another one wants; at 15 a third of that."""
 
 
 def main(argv: list[str]) -> int:
@@ -62,10 +62,14 @@ def main(argv: list[str]) -> int:
 
 
 def _lower_priority(role: str) -> None:
-    """Evaluator and visualizer give way from their first import on; samplers and learner do not."""
-    if role in ("evaluator", "visualizer") and hasattr(os, "nice"):
+    """Who gives way to whom, from the first import on: pictures and evaluation to samplers, all to the learner.
+
+    The learner is what a run waits for. When another program takes a core, the samplers lose it at once,
+    long before the governor has seen anything.
+    """
+    if role in _NICE and hasattr(os, "nice"):
         with contextlib.suppress(OSError):
-            os.nice(_NICE)
+            os.nice(_NICE[role])
 
 
 def _offer_to_oom_killer(role: str) -> None:

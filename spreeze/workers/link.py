@@ -58,9 +58,10 @@ class Link:
         return bool(self.board.header[words.VISUALIZER_PAUSED])
 
     @property
-    def sampler_active(self) -> bool:
-        """False while the supervisor wants fewer samplers than this one's index."""
-        return self.index < int(self.board.header[words.ACTIVE_SAMPLERS])
+    def sampler_share(self) -> float:
+        """Share of its time that this sampler may work: 1, 0, or between for the last one that is wanted."""
+        beyond = self.index - int(self.board.header[words.ACTIVE_SAMPLERS])
+        return 1.0 if beyond < 0 else 0.0 if beyond > 0 else int(self.board.header[words.SLOWED_SHARE]) / 1000
 
     def post(self, **values: float) -> None:
         """Stores numbers into slots by name (see ``metrics.SLOTS``)."""

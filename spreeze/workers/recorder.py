@@ -127,11 +127,12 @@ class Recorder:
 
     def sample(
         self, reading: Reading, *, pids: Mapping[str, int] | None, restarts: int = 0, samplers_alive: int = 1,
-        state: str = "training",
+        state: str = "training", governed: Mapping[str, float | None] | None = None,
     ) -> None:
         """Takes one sample of everything; ``pids`` None leaves utilisation out (the workers are gone)."""
         self.reading, self._samplers_alive = reading, samplers_alive
         metrics = self._gauges.read(reading)
+        metrics.update(governed or {})
         metrics["env_steps"] = self._plan.earlier.env_steps + reading.env_steps
         metrics["restarts"] = restarts
         metrics["episodes"] = self._plan.earlier.episodes + (metrics["episodes"] or 0.0)

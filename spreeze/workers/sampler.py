@@ -23,6 +23,8 @@ from spreeze.workers.sampling import Sampling
 
 _POLL_S = 0.0005
 """Sleep while the limiter holds the sampler: short against a learner update, long against a wake-up."""
+_REST_S = 0.01
+"""Sleep while the governor lets the sampler rest: soon enough back, and next to no processor time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +85,7 @@ class SamplerLoop:
         self._hint = -1
         self._policy_s = 0.0
         self._wait_s = 0.0
+        self._rest_until_s = 0.0
         # Slots outlive a restart of this process, so counters go on from where they were.
         self._base = link.slots.copy()
 
@@ -90,12 +93,19 @@ class SamplerLoop:
         """One step of all environments, or one short wait; returns the actions taken [N, A], if any."""
         start = perf_counter()
         actions = None
-        if self._may_step():
+        share = self._link.sampler_share
+        if share < 1.0 and (share <= 0.0 or start < self._rest_until_s):
+            self._link.beat(Phase.WAIT)  # resting is not waiting for the limiter: it counts as nothing
+            time.sleep(_REST_S if share <= 0.0 else min(_REST_S, self._rest_until_s - start))
+        elif self._may_insert():
             self._link.beat(Phase.STEP)
             self._refresh_policy()
             actions = self._actions()
             self._policy_s += perf_counter() - start
             self._sampling.step(actions, self._held[1] if self._held else 0)
+            if 0.0 < share < 1.0:
+                end = perf_counter()
+                self._rest_until_s = end + (end - start) * (1.0 - share) / share
         else:
             self._link.beat(Phase.WAIT)
             time.sleep(_POLL_S)
@@ -103,9 +113,7 @@ class SamplerLoop:
         self._post()
         return actions
 
-    def _may_step(self) -> bool:
-        if not self._link.sampler_active:
-            return False
+    def _may_insert(self) -> bool:
         ring = self._ring
         return self._limiter.may_insert(
             ring.total_committed(), ring.baseline_inserted, ring.sampled, self._sampling.num_envs

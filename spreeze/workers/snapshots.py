@@ -15,7 +15,8 @@ _SHARES = {
 }
 _PLAIN = (
     "env_steps_per_s", "updates_per_s", "update_frames_per_s", "samples_per_insert", "policy_lag", "transition_age",
-    "replay_fill", "eval_return", "episode_return", "cpu_use", "memory_used_bytes",
+    "replay_fill", "eval_return", "episode_return", "cpu_use", "memory_used_bytes", "samplers_active",
+    "foreign_cores",
 )
 
 

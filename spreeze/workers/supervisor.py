@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +14,7 @@ from spreeze.transport.board import Board
 from spreeze.transport.ring import Ring
 from spreeze.workers.crew import Crew
 from spreeze.workers.gauges import Reading
+from spreeze.workers.governing import Governing
 from spreeze.workers.interrupts import Interrupts
 from spreeze.workers.recorder import SAMPLE_S, Recorder
 
@@ -24,10 +26,11 @@ class Supervisor:
 
     def __init__(
         self, run_dir: RunDir, board: Board, ring: Ring, crew: Crew, rows: dict[str, list[int]], recorder: Recorder,
-        interrupts: Interrupts,
+        interrupts: Interrupts, governing: Governing | None = None,
     ) -> None:
         self._run_dir, self._board, self._ring, self._crew = run_dir, board, ring, crew
         self._rows, self._recorder, self._interrupts = rows, recorder, interrupts
+        self._governing = governing
         self._learner_finished = False
         self._next_sample_s = 0.0
         self.stopping_s = 0.0
@@ -104,7 +107,9 @@ class Supervisor:
 
     def _sample(self) -> None:
         self._recorder.first_error = self._crew.first_error
-        self._recorder.sample(self._reading(), pids=self._crew.pids(), restarts=self._crew.restarts,
-                              samplers_alive=self._crew.alive("sampler"))
+        reading, pids = self._reading(), self._crew.pids()
+        governed = self._governing.look(reading, {**pids, "supervisor": os.getpid()}) if self._governing else {}
+        self._recorder.sample(reading, pids=pids, restarts=self._crew.restarts,
+                              samplers_alive=self._crew.alive("sampler"), governed=governed)
         paused = (self._run_dir.path / "control" / "pause-visualizer").exists()
         self._board.header[words.VISUALIZER_PAUSED] = int(paused)

@@ -1,0 +1,195 @@
+"""The governor: how many samplers may work while other programs want the machine.
+
+Arithmetic on one set of facts a second; knows no clock, no process and no memory. It changes nothing
+but the number of active samplers, in eighths: 1.25 is one sampler and a second that works a quarter
+of its time. The learner, evaluation and pictures are never touched.
+
+* What samplers may have is what the usable cores leave beside the other programs (or the share that
+  the user keeps free, if that is more), the learner, and evaluation and pictures. Where more is run than
+  there are cores although nobody else is there, that is the tuner's or the user's choice and stays.
+* Dead band: nothing changes for less than a quarter of a core, from seven cores on 4 % of the usable ones; 0.15
+  cores of other programs always run.
+* Gives up cores when two seconds in a row ask for it. Takes back when the last ten seconds allow it, by
+  all but their worst second; a load that returns within half a minute makes that wait longer, up to a
+  minute. Never more than six changes in a minute.
+* An eighth of a sampler stays active, and more if the learner waits for rows: it must not starve.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from spreeze.formats import number, percent
+
+STEP = 0.125
+"""Active samplers change in such steps; at least one step stays."""
+DEAD_BAND_CORES, DEAD_BAND_SHARE = 0.25, 0.04
+"""Nothing changes for less than that many cores, or than that share of the usable ones if it is more."""
+QUIET_CORES = 0.15
+"""Other programs below this are what always runs, and count as none."""
+SETTLE_S = 5
+YIELD_S, RETURN_S, STARVED_S = 2, 10, 3
+LONGEST_RETURN_S, RELAPSE_S = 60, 30
+CHANGES_PER_MINUTE = 6
+STARVED_SHARE = 0.10
+"""Share of its time that the learner waits for rows, above which it starves."""
+SMOOTHING = 0.1
+"""Weight of the newest second in what a sampler and the rest of the run want."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """One second of a run. Cores are seconds of processor time a second."""
+
+    usable_cores: float
+    foreign_cores: float
+    """What other programs keep busy of the usable cores."""
+    learner_cores: float
+    """What the learner is given and waits for."""
+    other_cores: float
+    """The same of evaluator, visualizer and supervisor."""
+    sampler_cores: float
+    """The same of all samplers together."""
+    learner_wait_share: float
+    """Share of its time that the learner waits for rows or the limiter."""
+    samples_per_insert: float | None = None
+
+
+class Change(NamedTuple):
+    """A new number of active samplers, and why."""
+
+    active: float
+    reason: str
+
+
+class Governor:
+    """Holds the number of active samplers; fed once a second."""
+
+    def __init__(self, maximum: int, leave_free: float = 0.0) -> None:
+        """All samplers are active.
+
+        Args:
+            maximum: sampler processes of the run.
+            leave_free: share of the usable cores that other programs keep even while they do not use it.
+        """
+        self._maximum, self._leave_free = float(maximum), leave_free
+        self.active = self._maximum
+        self._foreign: deque[float] = deque(maxlen=LONGEST_RETURN_S)
+        self._fixed, self._each = 0.0, 0.0
+        self._known = False
+        self._starved_s = 0
+        self._now_s = 0
+        self._changed_s: deque[int] = deque(maxlen=CHANGES_PER_MINUTE)
+        self._returned_s: int | None = None
+        self._gave_up_s: int | None = None
+        self._hold_s = RETURN_S
+        self._least = STEP
+
+    def feed(self, facts: Facts | None) -> Change | None:
+        """Takes in one second; returns a change, or None to go on as it is.
+
+        Args:
+            facts: None when this second says nothing: no learning yet, a learner that starts again, a
+                machine that slept.
+        """
+        self._now_s += 1
+        if facts is None:
+            self._foreign.clear()
+            self._starved_s = 0
+            return None
+        self._foreign.append(facts.foreign_cores)
+        self._smooth(facts)
+        starved = facts.learner_wait_share >= STARVED_SHARE and self.active < self._maximum
+        self._starved_s = self._starved_s + 1 if starved else 0
+        if len(self._foreign) < SETTLE_S or self._changes_in_a_minute() >= CHANGES_PER_MINUTE:
+            return None
+        return self._feed_learner(facts) or self._give_up(facts) or self._take_back(facts)
+
+    def _smooth(self, facts: Facts) -> None:
+        """Follows what one active sampler wants, and everybody else of this run, over some seconds."""
+        fixed = facts.learner_cores + facts.other_cores
+        each = min(max(facts.sampler_cores / self.active, 0.01), 1.25)
+        weight = SMOOTHING if self._known else 1.0
+        self._fixed += weight * (fixed - self._fixed)
+        self._each += weight * (each - self._each)
+        self._known = True
+
+    def _changes_in_a_minute(self) -> int:
+        return sum(self._now_s - changed_s < 60 for changed_s in self._changed_s)
+
+    def _unchanged_s(self) -> float:
+        return self._now_s - self._changed_s[-1] if self._changed_s else math.inf
+
+    def _room(self, foreign_cores: float, usable_cores: float) -> float:
+        """Samplers that fit beside so much foreign load; may be negative, or more than there are."""
+        foreign = max(0.0, foreign_cores - QUIET_CORES)
+        if self._leave_free > 0.0:
+            free = usable_cores - max(foreign, self._leave_free * usable_cores)
+        else:
+            free = max(usable_cores, self._fixed + self._maximum * self._each) - foreign
+        return (free - self._fixed) / self._each
+
+    def _fitting(self, room: float) -> float:
+        """Whole steps that fit, within what is possible."""
+        steps = math.floor(room / STEP + 1e-6)
+        return min(max(steps * STEP, self._least), self._maximum)
+
+    def _feed_learner(self, facts: Facts) -> Change | None:
+        """One step more when the learner waits for rows; a share to be left free goes before that."""
+        more = min(self.active + STEP, self._maximum)
+        blocked = self._leave_free > 0.0 and self._room(facts.foreign_cores, facts.usable_cores) < more
+        if self._starved_s < STARVED_S or self._unchanged_s() < STARVED_S or blocked:
+            return None
+        self._least = more
+        return self._change(more, f"the learner waits {percent(facts.learner_wait_share)} of its time for rows, at "
+                                  f"{number(facts.samples_per_insert)} samples per insert")
+
+    def _give_up(self, facts: Facts) -> Change | None:
+        latest = list(self._foreign)[-YIELD_S:]
+        room = self._room(min(latest), facts.usable_cores)
+        fewer = self._fitting(self._room(sum(latest) / len(latest), facts.usable_cores))
+        starving = self._leave_free == 0.0 and facts.learner_wait_share >= STARVED_SHARE
+        if (self.active - room) * self._each <= _dead_band(facts) or fewer >= self.active or starving:
+            return None
+        if self._unchanged_s() < YIELD_S:
+            return None
+        relapse = self._returned_s is not None and self._now_s - self._returned_s < RELAPSE_S
+        self._hold_s = min(2 * self._hold_s, LONGEST_RETURN_S) if relapse else RETURN_S
+        self._returned_s, self._gave_up_s = None, self._now_s
+        return self._change(fewer, self._reason(sum(latest) / len(latest), facts))
+
+    def _take_back(self, facts: Facts) -> Change | None:
+        latest = list(self._foreign)[-self._hold_s:]
+        gave_up_s = math.inf if self._gave_up_s is None else self._now_s - self._gave_up_s
+        if self.active >= self._maximum or len(latest) < self._hold_s or gave_up_s < self._hold_s:
+            return None
+        worst = sorted(latest)[-2]
+        more = self._fitting(self._room(worst, facts.usable_cores))
+        if more <= self.active:
+            return None
+        all_back = more == self._maximum and worst <= QUIET_CORES
+        if not all_back and (more - self.active) * self._each <= _dead_band(facts):
+            return None
+        self._returned_s = self._now_s
+        if more == self._maximum:
+            self._least = STEP
+        return self._change(more, self._reason(worst, facts))
+
+    def _change(self, active: float, reason: str) -> Change:
+        self.active = active
+        self._changed_s.append(self._now_s)
+        return Change(active, reason)
+
+    def _reason(self, foreign_cores: float, facts: Facts) -> str:
+        kept = f", {self._leave_free * facts.usable_cores:.2f} are to stay free" if self._leave_free else ""
+        return (
+            f"other programs keep {foreign_cores:.2f} of {facts.usable_cores:g} usable cores busy{kept}; the learner "
+            f"and the rest want {self._fixed:.2f}, a sampler {self._each:.2f}"
+        )
+
+
+def _dead_band(facts: Facts) -> float:
+    return max(DEAD_BAND_CORES, DEAD_BAND_SHARE * facts.usable_cores)

@@ -1,0 +1,259 @@
+"""The governor in a run: what it reads, what it posts, and real samplers that rest and come back."""
+
+import subprocess
+import sys
+import time
+from collections import deque
+
+import pytest
+from harness import poll
+
+from spreeze.envs.probe import probe_env
+from spreeze.hardware import CoreFacts
+from spreeze.load import Load, LoadReader
+from spreeze.metrics import SLOTS
+from spreeze.modes import spreeze as mode
+from spreeze.rundir import RunDir
+from spreeze.settings import Layer, resolve
+from spreeze.store_reader import MetricsReader
+from spreeze.transport import board as words
+from spreeze.transport.board import Board
+from spreeze.workers import governor
+from spreeze.workers.gauges import Reading
+from spreeze.workers.governing import Governing
+from spreeze.workers.interrupts import Interrupts
+from spreeze.workers.link import Link
+from spreeze.workers.plan import RunPlan
+
+TWO_CORES = CoreFacts(ids=(0, 1), quota=None, usable=2.0, physical=2, reason="as told")
+
+
+def busy():
+    """A process that keeps one core busy, in a session of its own like another user's program."""
+    return subprocess.Popen([sys.executable, "-c", "while True: pass"], start_new_session=True)
+
+
+def plan(**parts):
+    values = {
+        "env": {"id": "Pendulum-v1"}, "sac": {"hidden_sizes": [32, 32]}, "learner": {"batch_size": 32},
+        "replay": {"capacity": 20_000, "learning_starts": 200}, "visualizer": {"enabled": False},
+        "sampling": {"samplers": 2, "envs_per_sampler": 2}, **parts,
+    }
+    return RunPlan(settings=resolve([Layer("test", values)]), spec=probe_env("Pendulum-v1", steps=0).spec, samplers=2,
+                   free_core=False)
+
+
+class Proc:
+    """A made-up ``/proc``."""
+
+    def __init__(self, root):
+        self.root = root / "proc"
+        self.ticks = {0: [0] * 10, 1: [0] * 10, 7: [0] * 10}
+
+    def stat(self):
+        self.root.mkdir(exist_ok=True)
+        lines = [f"cpu{core} {' '.join(map(str, ticks))}" for core, ticks in self.ticks.items()]
+        (self.root / "stat").write_text("\n".join(["cpu  9 9 9 9 9 9 9 9 9 9", *lines, "intr 1 2 3"]) + "\n")
+
+    def thread(self, pid, ran_s, waited_s, tid=None, children=()):
+        folder = self.root / str(pid) / "task" / str(tid or pid)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "schedstat").write_text(f"{int(ran_s * 1e9)} {int(waited_s * 1e9)} 17\n")
+        (folder / "children").write_text("".join(f"{child} " for child in children))
+
+
+@pytest.fixture
+def proc(tmp_path):
+    return Proc(tmp_path)
+
+
+def test_foreign_cores_are_the_busy_ones_less_our_own_processes_with_threads_and_children(proc, tmp_path):
+    seconds = iter((10.0, 12.0))
+    reader = LoadReader(cores=TWO_CORES, root=tmp_path, clock=lambda: next(seconds))
+    proc.stat()
+    proc.thread(100, 5.0, 1.0, children=(300, 200))
+    proc.thread(100, 1.0, 0.0, tid=101)
+    proc.thread(200, 0.0, 0.0)
+    proc.thread(300, 2.0, 0.0)
+    pids = {"learner": 100, "sampler-0": 200}
+    assert reader.sample(pids) is None
+    # In 2 s: user, nice, system, irq and softirq count, idle, iowait and steal do not; core 7 is not ours.
+    proc.ticks = {0: [100, 10, 20, 50, 5, 5, 5, 5, 0, 0], 1: [160, 0, 0, 40, 0, 0, 0, 0, 0, 0], 7: [200] + [0] * 9}
+    proc.stat()
+    proc.thread(100, 5.8, 1.6, children=(300, 200))
+    proc.thread(100, 1.2, 0.0, tid=101)
+    proc.thread(200, 0.4, 0.2)
+    proc.thread(300, 2.1, 0.0)
+    load = reader.sample(pids)
+    assert load.ran == pytest.approx({"learner": 0.55, "sampler-0": 0.2})
+    assert load.wanted == pytest.approx({"learner": 0.85, "sampler-0": 0.3})
+    assert load.foreign_cores == pytest.approx((1.4 + 1.6) / 2 - 0.75)
+
+
+def test_under_a_quota_cores_beyond_it_hide_foreign_load_until_our_own_threads_wait(proc, tmp_path):
+    seconds = iter((0.0, 1.0, 2.0))
+    quota = CoreFacts(ids=(0, 1, 7), quota=1.5, usable=1.5, physical=3, reason="as told")
+    reader = LoadReader(cores=quota, root=tmp_path, clock=lambda: next(seconds))
+    proc.stat()
+    proc.thread(100, 0.0, 0.0)
+    reader.sample({"learner": 100})
+    proc.ticks = {0: [100] + [0] * 9, 1: [100] + [0] * 9, 7: [0] * 10}
+    proc.stat()
+    proc.thread(100, 1.0, 0.0)
+    assert reader.sample({"learner": 100}).foreign_cores == 0.0  # one of three cores, and we need but 1.5
+    proc.ticks = {0: [200] + [0] * 9, 1: [150] + [0] * 9, 7: [0] * 10}
+    proc.stat()
+    proc.thread(100, 1.5, 0.5)  # half a core where 1.5 are allowed, and waiting: somebody else has the rest
+    assert reader.sample({"learner": 100}).foreign_cores == pytest.approx(1.0)
+
+
+def test_where_the_kernel_does_not_tell_there_is_no_load(tmp_path):
+    reader = LoadReader(cores=TWO_CORES, root=tmp_path)
+    assert reader.sample({"learner": 1}) is None
+    assert reader.sample({"learner": 1}) is None
+
+
+def test_a_busy_process_of_ours_is_ours_and_one_of_others_is_foreign():
+    ours, other = busy(), busy()
+    try:
+        reader = LoadReader()
+        reader.sample({"ours": ours.pid, "gone": 2**22 + 1})
+        loads = deque(maxlen=1)
+
+        def seen():
+            loads.append(reader.sample({"ours": ours.pid}))
+            return loads[0] is not None and loads[0].ran["ours"] > 0.05 and loads[0].foreign_cores > 0.05
+
+        poll(lambda: time.sleep(0.2) or seen(), 20.0, lambda: str(loads))
+        assert loads[0].wanted["ours"] >= loads[0].ran["ours"]
+    finally:
+        for process in (ours, other):
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def board():
+    board = Board.create(4)
+    yield board
+    board.close()
+
+
+def shares(board):
+    return [Link("sampler", index, board, index, None).sampler_share for index in range(3)]
+
+
+def test_without_a_word_of_the_supervisor_every_sampler_works(board):
+    assert shares(board) == [1.0, 1.0, 1.0]
+
+
+def test_the_tuner_sets_whole_numbers_and_nobody_is_slowed(board):
+    board.header[words.ACTIVE_SAMPLERS] = 2
+    assert shares(board) == [1.0, 1.0, 0.0]
+
+
+class Told:
+    """A reader that says what it is told."""
+
+    foreign_cores = 0.0
+
+    def sample(self, pids):
+        return Load(usable_cores=2.0, foreign_cores=self.foreign_cores, ran={},
+                    wanted={"learner": 1.0, "sampler-0": 0.5, "sampler-1": 0.5, "supervisor": 0.02})
+
+
+def reading(baseline=200, updates=10.0):
+    learner = {**dict.fromkeys(SLOTS["learner"], 0.0), "updates": updates}
+    return Reading(t_s=0.0, samplers=(), learner=learner, inserted=1000, baseline_inserted=baseline, sampled=8000)
+
+
+def test_changes_are_posted_on_the_board_told_as_events_and_measured(board):
+    told, events, now = Told(), [], [0.0]
+    governing = Governing(plan(), board, lambda level, text: events.append(text), reader=told, clock=lambda: now[0])
+
+    def seconds(count, baseline=200, pid=7):
+        for _ in range(2 * count):
+            now[0] += 0.5
+            numbers = governing.look(reading(baseline), {"learner": pid})
+        return numbers
+
+    told.foreign_cores = 1.0
+    assert seconds(20, baseline=-1)["samplers_active"] == 2.0  # learning has not begun: nobody to protect
+    assert shares(board) == [1.0, 1.0, 0.0]
+    assert events == []
+    numbers = seconds(6)
+    assert numbers == {"samplers_active": 0.25, "foreign_cores": 1.0}
+    assert shares(board) == [0.25, 0.0, 0.0]
+    assert events[0].startswith("governor: 2 -> 0.25 of 2 samplers active: other programs keep 1.00 of 2 usable cores")
+    told.foreign_cores = 0.0
+    seconds(5)
+    seconds(2, pid=8)  # the learner was started again: what it wants is not known for a while
+    assert seconds(3, pid=8)["samplers_active"] == 0.25
+    assert seconds(12, pid=8)["samplers_active"] == 2.0
+    assert shares(board) == [1.0, 1.0, 0.0]
+    assert len(events) == 2
+
+
+class OnlyThese:
+    """The real reader, but blind for all foreign programs except the given ones: neighbours of a test."""
+
+    def __init__(self, processes):
+        self.processes, self.reader = processes, LoadReader()
+
+    def sample(self, pids):
+        named = {f"foreign-{process.pid}": process.pid for process in self.processes}
+        load = self.reader.sample({**pids, **named})
+        if load is None:
+            return None
+        return Load(usable_cores=2.0, foreign_cores=sum(load.ran.get(name, 0.0) for name in named), ran={},
+                    wanted={name: cores for name, cores in load.wanted.items() if name not in named})
+
+
+class Script:
+    """Starts foreign load when the run learns, ends it when samplers rest, ends the run when they are back."""
+
+    def __init__(self, run_dir):
+        self.run_dir, self.processes, self.rested, self.seen = run_dir, [], None, []
+
+    def update(self, snapshot):
+        self.seen.append((snapshot.samplers_active, snapshot.bottleneck))
+        if self.rested is None and not self.processes and (snapshot.updates or 0) > 5:
+            self.processes += [busy() for _ in range(3)]
+        elif self.processes and snapshot.samplers_rest:
+            self.rested = snapshot
+            self.end()
+        elif self.rested is not None and not snapshot.samplers_rest:
+            (self.run_dir.path / "control" / "stop").touch()
+
+    def note(self, text):
+        """Lines that stay are read from the store."""
+
+    def end(self):
+        for process in self.processes:
+            process.kill()
+            process.wait()
+        self.processes.clear()
+
+
+def test_a_run_gives_way_to_a_busy_process_and_takes_back_when_it_ends(tmp_path, monkeypatch):
+    monkeypatch.setattr(governor, "SETTLE_S", 2)
+    monkeypatch.setattr(governor, "RETURN_S", 3)
+    run_dir = RunDir.create(tmp_path, "run")
+    script = Script(run_dir)
+    monkeypatch.setattr(mode, "Governing", lambda plan, board, on_event: Governing(
+        plan, board, on_event, reader=OnlyThese(script.processes)))
+    try:
+        with Interrupts() as interrupts:
+            short = plan(stop={"seconds": 90.0}, evaluation={"episodes": 1})
+            outcome = mode.run_mode(short, run_dir, script, interrupts)
+    finally:
+        script.end()
+        run_dir.close()
+    assert (outcome.stopped_by, outcome.error, outcome.restarts) == ("stop request", None, 0)
+    assert script.rested.foreign_cores > 0.25
+    assert any("Other programs are the limit" in str(sentence) for _, sentence in script.seen)
+    reader = MetricsReader(run_dir.path / "metrics.db")
+    events = [event.text for event in reader.events(100) if event.text.startswith("governor")]
+    assert any(text.startswith("governor: 2 -> ") for text in events)
+    assert any("-> 2 of 2 samplers active" in text for text in events)
+    assert reader.latest()["samplers_active"].value == 2.0

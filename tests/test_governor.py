@@ -1,0 +1,257 @@
+"""The governor on traces made by hand and on simulated machines: how soon, how far, how often."""
+
+import dataclasses
+import math
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spreeze.workers.governor import CHANGES_PER_MINUTE, STEP, Facts, Governor
+
+QUIET = Facts(usable_cores=4.0, foreign_cores=0.0, learner_cores=1.0, other_cores=0.0, sampler_cores=3.0,
+              learner_wait_share=0.0, samples_per_insert=64.0)  # fmt: skip
+
+
+def facts(governor, foreign=0.0, **changes):
+    """A second in which every active sampler wants one core."""
+    return dataclasses.replace(QUIET, **{"foreign_cores": foreign, "sampler_cores": governor.active, **changes})
+
+
+def feed(governor, seconds, foreign=0.0, **changes):
+    """Feeds so many equal seconds; returns (second, change) of all changes."""
+    found = []
+    for second in range(1, seconds + 1):
+        change = governor.feed(facts(governor, foreign, **changes))
+        if change is not None:
+            found.append((second, change))
+    return found
+
+
+def test_nothing_changes_on_a_machine_of_its_own():
+    assert feed(Governor(3), 600) == []
+
+
+def test_two_foreign_cores_of_four_leave_one_sampler_of_three_beside_the_learner():
+    governor = Governor(3)
+    feed(governor, 20)
+    [(second, change)] = feed(governor, 60, foreign=2.0)
+    assert second == 2  # two seconds in a row ask for it
+    # 4 cores - (2.0 - 0.15) of others - 1 of the learner = 1.15 samplers, in whole eighths.
+    assert change.active == governor.active == 1.125
+    assert "other programs keep 2.00 of 4 usable cores busy" in change.reason
+
+
+def test_what_was_given_is_taken_back_ten_seconds_after_the_load_has_ended():
+    governor = Governor(3)
+    feed(governor, 20)
+    feed(governor, 30, foreign=2.0)
+    [(second, change)] = feed(governor, 60)
+    assert 9 <= second <= 11
+    assert change.active == 3.0
+
+
+def test_a_load_that_only_shrinks_gives_back_only_what_it_left():
+    governor = Governor(3)
+    feed(governor, 20)
+    feed(governor, 30, foreign=2.0)
+    [(_, change)] = feed(governor, 60, foreign=1.0)
+    assert change.active == 2.125
+
+
+def test_one_second_of_load_and_one_quiet_second_are_ignored():
+    governor = Governor(3)
+    feed(governor, 20)
+    assert feed(governor, 1, foreign=3.0) + feed(governor, 20) == []
+    feed(governor, 20, foreign=2.0)
+    assert feed(governor, 1) + feed(governor, 30, foreign=2.0) == []
+
+
+def test_dead_band_a_quarter_of_a_core_beyond_what_always_runs_changes_nothing():
+    governor = Governor(3)
+    assert feed(governor, 100, foreign=0.39) == []
+    assert feed(governor, 10, foreign=0.45) != []
+
+
+def test_idle_cores_are_used_up_before_a_sampler_rests():
+    governor = Governor(2)  # 1 learner + 2 samplers of 4 cores: one is idle
+    assert feed(governor, 100, foreign=1.1) == []
+    assert feed(governor, 10, foreign=2.0)[0][1].active == 1.125
+
+
+def test_one_sampler_on_two_cores_is_slowed_but_never_stopped():
+    governor = Governor(1)
+    feed(governor, 20, usable_cores=2.0)
+    feed(governor, 20, foreign=1.0, usable_cores=2.0)
+    assert governor.active == STEP
+    feed(governor, 60, foreign=2.0, usable_cores=2.0)
+    assert governor.active == STEP
+
+
+def test_more_samplers_than_cores_is_the_user_s_choice_until_somebody_else_comes():
+    governor = Governor(6)
+    assert feed(governor, 300, usable_cores=2.0) == []
+    feed(governor, 10, foreign=1.0, usable_cores=2.0)
+    assert governor.active == pytest.approx(5.125)
+
+
+def test_samplers_held_by_the_limiter_cost_little_and_need_not_rest():
+    governor = Governor(3)
+    for _ in range(100):  # all three together use a fifth of a core
+        assert governor.feed(facts(governor, 2.5, sampler_cores=0.2)) is None
+
+
+def test_the_share_to_be_left_free_is_left_though_nobody_uses_it():
+    governor = Governor(3, leave_free=0.25)
+    [(second, change)] = feed(governor, 100)
+    assert (second, change.active) == (5, 2.0)  # 4 cores - 1 free - 1 learner
+    assert "1.00 are to stay free" in change.reason
+    assert feed(governor, 60, foreign=1.0) == []  # that is what it was left for
+    assert feed(governor, 5, foreign=2.0)[0][1].active == 1.125
+
+
+def test_a_learner_that_waits_for_rows_is_given_samplers_back_and_keeps_them():
+    governor = Governor(1)
+    feed(governor, 20, usable_cores=2.0)
+    feed(governor, 20, foreign=1.0, usable_cores=2.0)
+    [(second, change)] = feed(governor, 4, foreign=1.0, usable_cores=2.0, learner_wait_share=0.4)
+    assert (second, change.active) == (3, 2 * STEP)
+    assert "waits 40 %" in change.reason
+    assert "64 samples per insert" in change.reason
+    assert feed(governor, 300, foreign=1.0, usable_cores=2.0) == []
+
+
+def test_a_learner_that_waits_anyway_is_not_deprived_of_rows():
+    assert feed(Governor(3), 100, foreign=3.0, learner_wait_share=0.5) == []
+
+
+def test_seconds_without_facts_change_nothing_and_are_not_counted():
+    governor = Governor(3)
+    feed(governor, 20)
+    feed(governor, 1, foreign=3.0)
+    assert governor.feed(None) is None
+    assert feed(governor, 4, foreign=3.0) == []  # settles first, as at the start
+    assert feed(governor, 1, foreign=3.0) != []
+
+
+def test_a_load_that_comes_and_goes_is_waited_out_longer_each_time():
+    governor = Governor(3)
+    feed(governor, 20)
+    waits = []
+    for _ in range(5):
+        feed(governor, 5, foreign=2.0)
+        waits.append(feed(governor, 100)[0][0] if len(waits) == 4 else _until_back(governor))
+    assert waits[:4] == sorted(waits[:4])
+    assert waits[0] <= 11
+    assert waits[3] >= 50
+
+
+def _until_back(governor):
+    for second in range(1, 100):
+        if governor.feed(facts(governor)) is not None:
+            return second
+    raise AssertionError("never taken back")
+
+
+class Machine:
+    """Cores shared by weight among learner, samplers and foreign programs; readings with noise."""
+
+    def __init__(self, cores, samplers, noise, seed, leave_free=0.0):
+        self.cores, self.noise, self.rng = cores, noise, random.Random(seed)
+        self.governor = Governor(samplers, leave_free)
+        self.changes = []
+        self.second = 0
+
+    def run(self, seconds, foreign):
+        """So many seconds beside programs that want so many cores; returns the changes in them."""
+        before = len(self.changes)
+        for _ in range(seconds):
+            self.second += 1
+            active = self.governor.active
+            wanted = {"learner": (1.0, 1.0), "other": (0.2, 0.03), "samplers": (active, 0.1 * active),
+                      "foreign": (foreign, max(foreign, 1e-9))}  # fmt: skip
+            given_cores = _shared(self.cores, wanted)
+            change = self.governor.feed(Facts(
+                usable_cores=self.cores, foreign_cores=max(0.0, given_cores["foreign"] + self._noise()),
+                learner_cores=max(0.0, 1.0 + self._noise()), other_cores=max(0.0, 0.2 + self._noise()),
+                sampler_cores=max(0.0, active * (1.0 + self._noise())), learner_wait_share=0.0,
+            ))  # fmt: skip
+            if change is not None:
+                self.changes.append((self.second, change.active))
+        return self.changes[before:]
+
+    def _noise(self):
+        return self.rng.uniform(-self.noise, self.noise)
+
+
+def _shared(cores, wanted):
+    """Cores by weight, nobody more than it wants: what one leaves goes to the others."""
+    given_cores, left, open_names = dict.fromkeys(wanted, 0.0), cores, set(wanted)
+    while open_names and left > 1e-9:
+        weight = sum(wanted[name][1] for name in open_names)
+        full = [n for n in open_names if wanted[n][0] <= left * wanted[n][1] / weight]
+        if not full:
+            for name in open_names:
+                given_cores[name] = left * wanted[name][1] / weight
+            break
+        for name in full:
+            given_cores[name] = wanted[name][0]
+        left -= sum(wanted[name][0] for name in full)
+        open_names -= set(full)
+    return given_cores
+
+
+MACHINES = st.builds(
+    lambda cores, spare, noise, seed: Machine(float(cores), max(1, cores - 1 + spare), noise, seed),
+    st.integers(2, 32), st.integers(-3, 2), st.floats(0.0, 0.08), st.integers(0, 2**31),
+)  # fmt: skip
+
+LOADS = st.lists(st.tuples(st.integers(1, 40), st.floats(0.0, 8.0)), max_size=40)
+
+
+@settings(max_examples=150, deadline=None)
+@given(MACHINES, st.floats(0.5, 8.0))
+def test_yields_within_5_s_and_takes_all_back_within_15_s(machine, foreign):
+    samplers = float(machine.governor.active)
+    machine.run(30, 0.0)
+    assert machine.governor.active == samplers
+    foreign = min(foreign, machine.cores - 1.0)
+    idle = machine.cores - 1.2 - samplers
+    machine.run(5, foreign)
+    if foreign - 0.15 > max(idle, 0.0) + max(0.25, 0.04 * machine.cores) + 3 * machine.noise + machine.noise * samplers:
+        assert machine.governor.active < samplers
+    machine.run(40, foreign)
+    machine.run(15, 0.0)
+    assert machine.governor.active == samplers
+
+
+@settings(max_examples=150, deadline=None)
+@given(MACHINES, st.floats(0.0, 32.0))
+def test_under_a_constant_load_at_most_two_changes_in_ten_minutes(machine, foreign):
+    machine.run(30, 0.0)
+    assert len(machine.run(600, min(foreign, machine.cores))) <= 2
+
+
+@settings(max_examples=100, deadline=None)
+@given(MACHINES, st.sampled_from([0.0, 0.25]), LOADS)
+def test_under_any_load_never_more_changes_than_stated_and_never_out_of_range(machine, leave_free, loads):
+    machine.governor = Governor(int(machine.governor.active), leave_free)
+    samplers = machine.governor.active
+    for seconds, foreign in loads:
+        machine.run(seconds, foreign)
+        assert STEP <= machine.governor.active <= samplers
+        assert (machine.governor.active / STEP).is_integer()
+    seconds = [second for second, _ in machine.changes]
+    assert all(later - first >= 60 for first, later in zip(seconds, seconds[CHANGES_PER_MINUTE:], strict=False))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(2, 32), st.sampled_from([0.1, 0.25, 0.5]), st.floats(0.0, 0.05), st.integers(0, 2**31))
+def test_the_share_to_be_left_free_is_reached_and_held(cores, leave_free, noise, seed):
+    machine = Machine(float(cores), max(1, cores - 1), noise, seed, leave_free)
+    machine.run(30, 0.0)
+    used = 1.2 + machine.governor.active
+    assert used <= max((1.0 - leave_free) * cores + max(0.45, 0.04 * cores) + noise * cores, 1.2 + STEP)
+    assert len(machine.run(600, 0.0)) <= 2
+    assert not math.isclose(machine.governor.active, 0.0)
