@@ -114,11 +114,11 @@ def _size(space: Any) -> int:
 
 
 class Flattener:
-    """Writes nested observations into vectors: one getter and one writer a leaf, made once."""
+    """Writes nested observations into vectors: one path and one writer a leaf, made once."""
 
     def __init__(self, leaves: tuple[Leaf, ...]) -> None:
         self.obs_dim = leaves[-1].stop if leaves else 0
-        self._steps = [(leaf, leaf.path, slice(leaf.start, leaf.stop), _writer(leaf)) for leaf in leaves]
+        self._steps = [(leaf.name, leaf.path, _writer(leaf)) for leaf in leaves]
 
     def __call__(self, obs: Any) -> np.ndarray:
         """A new float32 [O] vector.
@@ -126,15 +126,18 @@ class Flattener:
         Raises:
             LeafError: a leaf is missing or does not fit its space.
         """
-        out = np.empty(self.obs_dim, np.float32)
-        for leaf, path, place, write in self._steps:
+        out = np.zeros(self.obs_dim, np.float32)
+        for name, path, write in self._steps:
             value = obs
             try:
                 for key in path:
                     value = value[key]
             except (KeyError, IndexError, TypeError):
-                raise LeafError(leaf.name, "missing") from None
-            write(value, out[place])
+                raise LeafError(name, "missing") from None
+            try:
+                write(value, out)
+            except (TypeError, ValueError):
+                raise LeafError(name, f"{str(value)[:60]} ({type(value).__name__})") from None
         return out
 
 
@@ -142,55 +145,53 @@ def _writer(leaf: Leaf) -> Writer:
     from gymnasium import spaces
 
     if isinstance(leaf.space, spaces.Discrete):
-        return _one_hot(leaf.name, int(leaf.space.n), int(leaf.space.start))
+        return _one_hot(leaf)
     if isinstance(leaf.space, spaces.MultiDiscrete):
         return _one_hots(leaf)
     return _values(leaf)
 
 
 def _values(leaf: Leaf) -> Writer:
-    shape, name = tuple(leaf.space.shape), leaf.name
+    shape, name, place = tuple(leaf.space.shape), leaf.name, slice(leaf.start, leaf.stop)
 
     def write(value: Any, out: np.ndarray) -> None:
-        try:
-            with np.errstate(over="ignore", invalid="ignore"):
-                array = np.asarray(value, np.float32)
-        except (TypeError, ValueError):
-            raise LeafError(name, f"{str(value)[:60]} ({type(value).__name__})") from None
-        if array.shape != shape:
-            raise LeafError(name, f"shape {array.shape}; the space says {shape}")
-        out[:] = array.reshape(-1)
+        if type(value) is not np.ndarray or value.dtype == np.float64:
+            with np.errstate(over="ignore", invalid="ignore"):  # what leaves float32 is infinite and found as such
+                value = np.asarray(value, np.float32)
+        if value.shape != shape:
+            raise LeafError(name, f"shape {value.shape}; the space says {shape}")
+        out[place] = value.reshape(-1)
 
     return write
 
 
-def _one_hot(name: str, count: int, start: int) -> Writer:
+def _one_hot(leaf: Leaf) -> Writer:
+    name, begin = leaf.name, leaf.start
+    first, last = int(leaf.space.start), int(leaf.space.start) + int(leaf.space.n) - 1
+
     def write(value: Any, out: np.ndarray) -> None:
-        try:
-            index = int(value) - start
-        except (TypeError, ValueError):
-            raise LeafError(name, f"{str(value)[:60]} ({type(value).__name__})") from None
-        if not 0 <= index < count:
-            raise LeafError(name, f"{value}; the space says {start} to {start + count - 1}")
-        out[:] = 0.0
-        out[index] = 1.0
+        index = int(value)
+        if not first <= index <= last:
+            raise LeafError(name, f"{value}; the space says {first} to {last}")
+        out[begin + index - first] = 1.0
 
     return write
 
 
 def _one_hots(leaf: Leaf) -> Writer:
     name, nvec = leaf.name, np.ravel(leaf.space.nvec).astype(np.int64)
-    starts = np.zeros(len(nvec), np.int64) if getattr(leaf.space, "start", None) is None else np.ravel(leaf.space.start)
-    offsets = np.concatenate([[0], np.cumsum(nvec)[:-1]])
+    start = getattr(leaf.space, "start", None)
+    firsts = np.zeros(len(nvec), np.int64) if start is None else np.ravel(start).astype(np.int64)
+    begins = leaf.start + np.concatenate([[0], np.cumsum(nvec)[:-1]]) - firsts
+    parts = [tuple(part) for part in np.stack([firsts, firsts + nvec - 1, begins], axis=1).tolist()]
 
     def write(value: Any, out: np.ndarray) -> None:
-        try:
-            index = np.asarray(value, np.int64).reshape(-1) - starts
-        except (TypeError, ValueError):
-            raise LeafError(name, f"{str(value)[:60]} ({type(value).__name__})") from None
-        if index.shape != nvec.shape or (index < 0).any() or (index >= nvec).any():
-            raise LeafError(name, f"{str(value)[:60]}; the space says at most {', '.join(map(str, nvec - 1))}")
-        out[:] = 0.0
-        out[offsets + index] = 1.0
+        given = np.ravel(value).tolist()
+        if len(given) != len(parts):
+            raise LeafError(name, f"{str(value)[:60]}; the space has {len(parts)} components")
+        for item, (first, last, begin) in zip(given, parts, strict=True):
+            if not first <= item <= last:
+                raise LeafError(name, f"{str(value)[:60]}; the space says {first} to {last} for a component")
+            out[begin + int(item)] = 1.0
 
     return write
