@@ -71,3 +71,12 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
         lowered = {name.lower(): name for name in known}
         close = [lowered[word.lower()]] if word.lower() in lowered else []
     return f"; did you mean '{close[0]}'?" if close else ""
+
+
+class BadTransition(SpreezeError):
+    """An environment returned something that cannot be stored: names the field and the value."""
+
+    def __init__(self, field: str, value: str, env_id: str = "environment") -> None:
+        super().__init__(f"{env_id} returned {field} = {value}")
+        self.field = field
+        self.value = value

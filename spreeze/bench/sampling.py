@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from spreeze.envs.stdout import stdout_to_stderr
-from spreeze.envs.task import native_bounds, open_task, to_native
+from spreeze.envs.task import native_bounds, open_task, to_native, vector_maker
 from spreeze.policies import Policy
 from spreeze.rundir import SUBDIRECTORIES
 from spreeze.transport import board as words
@@ -122,6 +122,7 @@ def _sampler(plan: RunPlan, run_dir: Path, ring: Ring, board: Board, seed: int) 
     sampling = Sampling(
         lambda: open_task(plan.spec),
         num_envs, plan.spec, ShardWriter(ring, 0), n_step=job.n_step, gamma=job.gamma, seeds=_seeds(seed, num_envs),
+        make_vector=vector_maker(plan.spec),
     )
     return SamplerLoop(Link("sampler", 0, board, 0, None), job, ring, sampling, np.random.default_rng(seed)), sampling
 

@@ -6,6 +6,7 @@ use for the quarter of a second.
 
 from __future__ import annotations
 
+import ctypes.util
 import importlib
 import importlib.util
 import os
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from spreeze.envs.engines import engine_of, single
 from spreeze.envs.layout import leaves_of
 from spreeze.errors import EnvironmentError_, did_you_mean
 from spreeze.types import EnvSpec, Reasoned
@@ -79,7 +81,8 @@ def make_env(
     that is proven and no picture is asked for (``bullet_engine``).
 
     Args:
-        env_id: Gymnasium id; ``module:Id`` only where ``import_module`` names the same module.
+        env_id: Gymnasium id; ``module:Id`` only where ``import_module`` names the same module; ``envpool:Id``
+            and ``vector:Id`` for one environment of such an engine.
         import_module: module to import first, as given on the command line.
         render_mode: ``rgb_array`` for pictures, ``human`` for a window, None for neither.
         plain: takes pybullet-envs-gymnasium's own environment for its ids.
@@ -90,10 +93,12 @@ def make_env(
     """
     import gymnasium
 
-    name = _checked_id(env_id, import_module)
     values = parse_args(args)
     if import_module is not None:
         _import_user_module(import_module)
+    if engine_of(env_id) is not None:
+        return single(env_id, render_mode, values)
+    name = _checked_id(env_id, import_module)
     if name in OWN_IDS:
         importlib.import_module(OWN_IDS[name]).register()
     if name not in gymnasium.registry and bullet_missing() is None:
@@ -109,6 +114,8 @@ def make_env(
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # advice to authors; what matters to a user is checked in describe
+            if render_mode == "rgb_array" and not has_display():
+                _render_offscreen()
             if render_mode is not None:  # a constructor that draws nothing need not know the word
                 values["render_mode"] = render_mode
             return gymnasium.make(made, disable_env_checker=True, **values)
@@ -178,6 +185,14 @@ def _fast_spec(name: str, registered: Any) -> Any:
 def has_display() -> bool:
     """True where a window can be opened; Bullet ends the whole process without one."""
     return sys.platform != "linux" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+
+
+def _render_offscreen() -> None:
+    """Tells MuJoCo, which else asks for a display, to draw without one; what the user has set stays."""
+    if "MUJOCO_GL" not in os.environ and importlib.util.find_spec("mujoco") is not None:
+        library = next((name for name in ("EGL", "OSMesa") if ctypes.util.find_library(name)), None)
+        if library is not None:
+            os.environ["MUJOCO_GL"] = library.lower()
 
 
 def one_line(error: BaseException, limit: int = 300) -> str:

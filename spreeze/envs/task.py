@@ -4,26 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from spreeze.envs.engines import VectorTask, engine_of, open_vector
 from spreeze.envs.layout import Flattener, LeafError, leaves_of
-from spreeze.envs.registry import describe, make_env
-from spreeze.errors import SpreezeError
+from spreeze.envs.registry import describe, make_env, parse_args
+from spreeze.errors import BadTransition
 from spreeze.types import EnvSpec
 
 if TYPE_CHECKING:
     import gymnasium
-
-
-class BadTransition(SpreezeError):
-    """An environment returned something that cannot be stored: names the field and the value."""
-
-    def __init__(self, field: str, value: str, env_id: str = "environment") -> None:
-        super().__init__(f"{env_id} returned {field} = {value}")
-        self.field = field
-        self.value = value
 
 
 class Task:
@@ -161,6 +154,13 @@ def make_task(
     except BaseException:
         env.close()
         raise
+
+
+def vector_maker(spec: EnvSpec) -> Callable[[int, int], VectorTask] | None:
+    """For an engine's id what makes its vector environment from (number, seed); None for a plain one."""
+    if engine_of(spec.env_id) is None:
+        return None
+    return lambda num_envs, seed: open_vector(spec, num_envs, seed, parse_args(spec.args))
 
 
 def open_task(spec: EnvSpec, render_mode: str | None = None) -> Task:

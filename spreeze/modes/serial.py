@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from spreeze.envs.stdout import stdout_to_stderr
-from spreeze.envs.task import open_task, uniform_actions
+from spreeze.envs.task import open_task, uniform_actions, vector_maker
 from spreeze.errors import ResourceError
 from spreeze.modes.spreeze import load_saved_replay
 from spreeze.policies import Policy
@@ -65,7 +65,7 @@ class _Serial:
             config.sampling.envs_per_sampler, spec,
             ShardWriter(ring, 0), n_step=config.algorithm.n_step, gamma=config.algorithm.gamma,
             seeds=[int(s) for s in self._rng.integers(2**31, size=config.sampling.envs_per_sampler)],
-            nan_policy=config.sampling.nan_policy,
+            nan_policy=config.sampling.nan_policy, make_vector=vector_maker(spec),
         )
         device = resolve_device(config.learner.device)
         self._learning = Learning(

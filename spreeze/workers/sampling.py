@@ -11,8 +11,9 @@ from typing import Protocol
 
 import numpy as np
 
-from spreeze.envs.task import BadTransition, Task, native_bounds
-from spreeze.errors import WorkerError
+from spreeze.envs.engines import VectorTask
+from spreeze.envs.task import Task, native_bounds
+from spreeze.errors import BadTransition, WorkerError
 from spreeze.returns import NStep
 from spreeze.types import EnvSpec
 
@@ -46,6 +47,7 @@ class Sampling:
 
     A raising environment loses its episode and is built anew; a non-finite or ill-shaped transition
     is refused before the ring. Too many such errors in a row end the process (`WorkerError`).
+    With ``make_vector`` all N are one vector environment, which an error costs all its episodes.
     """
 
     MAX_ERRORS_IN_WINDOW = 20
@@ -54,7 +56,7 @@ class Sampling:
     def __init__(
         self, make_task: Callable[[], Task], num_envs: int, spec: EnvSpec, writer: RowWriter, *, n_step: int,
         gamma: float, seeds: list[int], nan_policy: str = "drop", on_wait: Callable[[], None] = lambda: None,
-        on_reset: Callable[[], None] = lambda: None,
+        on_reset: Callable[[], None] = lambda: None, make_vector: Callable[[int, int], VectorTask] | None = None,
     ) -> None:
         self._make_task, self._spec, self._writer = make_task, spec, writer
         self._nan_policy, self._on_wait, self._on_reset = nan_policy, on_wait, on_reset
@@ -74,16 +76,16 @@ class Sampling:
         self._recent: deque[tuple[float, int]] = deque(maxlen=10)
         self._error_steps: deque[int] = deque(maxlen=self.MAX_ERRORS_IN_WINDOW)
         self._n_steps = [NStep(n_step, gamma) for _ in range(num_envs)] if n_step > 1 else None
+        self.num_envs = num_envs
         self._tasks: list[Task] = []
-        for index in range(num_envs):
+        self._make_vector, self._seed = make_vector, seeds[0]
+        self._vector: VectorTask | None = None
+        if make_vector is not None:
+            self._renew_vector()
+        for index in range(num_envs if make_vector is None else 0):
             on_wait()
             self._tasks.append(make_task())
             self._reset(index, seeds[index])
-
-    @property
-    def num_envs(self) -> int:
-        """N."""
-        return len(self._tasks)
 
     def step(self, actions: np.ndarray, version: int) -> None:
         """Steps every environment once with a policy's ``actions`` [N, A] and stores the rows.
@@ -93,6 +95,20 @@ class Sampling:
         """
         start = perf_counter()
         native = self._to_native(actions)
+        ended, broken = self._step_tasks(native) if self._make_vector is None else self._step_vector(native)
+        stepped = perf_counter()
+        self._store(actions, ended, broken, version)
+        written = perf_counter()
+        self.obs, self._next_obs = self._next_obs, self.obs
+        self.counts.env_steps += self.num_envs - len(broken)
+        for index, _ in ended:
+            self._finish_episode(index)
+        self._go_on(broken)
+        self.counts.env_s += stepped - start + perf_counter() - written
+        self.counts.write_s += written - stepped
+
+    def _step_tasks(self, native: np.ndarray) -> tuple[list[tuple[int, bool]], list[int]]:
+        """Steps the environments one by one; (ended, truncated) of those that did, and those without a row."""
         ended: list[tuple[int, bool]] = []
         broken: list[int] = []
         next_obs, reward, terminated = self._next_obs, self._reward, self._terminated
@@ -110,17 +126,49 @@ class Sampling:
             self._lengths[index] += 1
             if step_terminated or step_truncated:
                 ended.append((index, step_truncated))
-        stepped = perf_counter()
-        self._store(actions, ended, broken, version)
-        written = perf_counter()
-        self.obs, self._next_obs = next_obs, self.obs
-        self.counts.env_steps += len(self._tasks) - len(broken)
-        for index, _ in ended:
-            self._finish_episode(index)
-        for index in broken:
-            self._rebuild(index)
-        self.counts.env_s += stepped - start + perf_counter() - written
-        self.counts.write_s += written - stepped
+        return ended, broken
+
+    def _step_vector(self, native: np.ndarray) -> tuple[list[tuple[int, bool]], list[int]]:
+        """The same for a vector environment; in one mode its steps that begin an episode give no row."""
+        assert self._vector is not None
+        try:
+            done = self._vector.step(native)
+        except Exception as error:
+            self._note_error(0, error)
+            self._vector.close()
+            self._vector = None
+            return [], list(range(self.num_envs))
+        self._next_obs[...] = done.next_obs
+        self._reward[...], self._terminated[...] = done.reward, done.terminated
+        for index in np.flatnonzero(done.valid).tolist():
+            self._returns[index] += float(done.reward[index])
+            self._lengths[index] += 1
+        over = np.flatnonzero(done.terminated | done.truncated).tolist()
+        return [(index, bool(done.truncated[index])) for index in over], np.flatnonzero(~done.valid).tolist()
+
+    def _go_on(self, broken: list[int]) -> None:
+        """What comes after the rows are stored: new environments for broken ones, the observations to act on."""
+        if self._make_vector is None:
+            for index in broken:
+                self._rebuild(index)
+        elif self._vector is None:
+            self._renew_vector()
+        else:
+            self.obs[...] = self._vector.obs
+
+    def _renew_vector(self) -> None:
+        """Makes the vector environment and resets it, anew as long as that raises."""
+        assert self._make_vector is not None
+        while True:
+            self._on_wait()
+            try:
+                self._vector = self._make_vector(self.num_envs, self._seed)
+                self.obs[...] = self._vector.reset(self._seed)
+                break
+            except Exception as error:
+                self._note_error(0, error)
+        self._seed += self.num_envs  # after an error other episodes than those before
+        self._returns, self._lengths = [0.0] * self.num_envs, [0] * self.num_envs
 
     def _to_native(self, actions: np.ndarray) -> np.ndarray:
         """Actions [N, A] in the environment's own unit, in a buffer that environments may write to."""
@@ -142,7 +190,7 @@ class Sampling:
         elif not broken:
             self._writer.write(self.obs, actions, self._reward, self._terminated, self._next_obs, version=version)
         else:
-            keep = np.setdiff1d(np.arange(len(self._tasks)), broken)
+            keep = np.setdiff1d(np.arange(self.num_envs), broken)
             if keep.size:
                 self._writer.write(self.obs[keep], actions[keep], self._reward[keep], self._terminated[keep],
                                    self._next_obs[keep], version=version)
@@ -171,8 +219,8 @@ class Sampling:
         self._reset(index, None)
 
     def _reset(self, index: int, seed: int | None) -> None:
-        """Resets one environment, building it anew as long as its reset raises."""
-        while True:
+        """Resets one environment, building it anew as long as its reset raises; a vector one has done so itself."""
+        while self._make_vector is None:
             self._on_reset()
             try:
                 self.obs[index] = self._tasks[index].reset(seed)
@@ -212,6 +260,7 @@ class Sampling:
 
     def close(self) -> None:
         """Closes the environments; one that raises, for it was closed before, hides no earlier error."""
-        for task in self._tasks:
+        vector: list[Task | VectorTask] = [] if self._vector is None else [self._vector]
+        for task in [*self._tasks, *vector]:
             with contextlib.suppress(Exception):
                 task.close()
