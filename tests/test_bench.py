@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from spreeze.bench import governor
 from spreeze.bench.command import _line
 from spreeze.bench.curve import draw_curve
 from spreeze.errors import RunError, SpreezeError
@@ -74,3 +75,19 @@ def test_a_failing_run_is_told_with_its_last_line():
 
     with pytest.raises(SpreezeError, match="unknown environment"):
         train(["--env", "NoSuchTask-v0"], 60.0)
+
+
+@pytest.mark.timeout(200)
+def test_governor_bench_reports_the_learner_before_beside_and_after_a_busy_process(monkeypatch):
+    short = {"BEFORE_S": 1.2, "AFTER_S": 2.4, "TURN_S": 1.2, "TURNS": 1, "MARKS_S": (0.0, 1.2, 2.4, 3.6)}
+    for name, value in short.items():
+        monkeypatch.setattr(governor, f"_{name}", value)
+    told = []
+    extra = ["--envs-per-sampler", "2", "--set", "evaluation.episodes=1"]
+    rows = governor.governor_rows("Pendulum-v1", 64, 1, 1.0, 1, told.append, extra)
+    values = {row["metric"]: row["value"] for row in rows}
+    for name in ("before", "at_1.2_s", "at_2.4_s", "at_3.6_s", "possible", "after"):
+        assert values[f"updates_per_s_{name}"] > 0, name
+    assert values["share_of_possible"] > 0
+    assert values["samplers_active_before"] <= 1.0
+    assert told

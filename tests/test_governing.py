@@ -5,25 +5,31 @@ import sys
 import time
 from collections import deque
 
+import numpy as np
 import pytest
 from harness import poll
 
 from spreeze.envs.probe import probe_env
+from spreeze.envs.task import open_task
 from spreeze.hardware import CoreFacts
 from spreeze.load import Load, LoadReader
 from spreeze.metrics import SLOTS
 from spreeze.modes import spreeze as mode
+from spreeze.modes.spreeze import worker_specs
 from spreeze.rundir import RunDir
 from spreeze.settings import Layer, resolve
 from spreeze.store_reader import MetricsReader
 from spreeze.transport import board as words
 from spreeze.transport.board import Board
+from spreeze.transport.ring import Ring, ShardWriter
 from spreeze.workers import governor
 from spreeze.workers.gauges import Reading
 from spreeze.workers.governing import Governing
 from spreeze.workers.interrupts import Interrupts
 from spreeze.workers.link import Link
 from spreeze.workers.plan import RunPlan
+from spreeze.workers.sampler import SamplerJob, SamplerLoop
+from spreeze.workers.sampling import Sampling
 
 TWO_CORES = CoreFacts(ids=(0, 1), quota=None, usable=2.0, physical=2, reason="as told")
 
@@ -150,6 +156,61 @@ def test_without_a_word_of_the_supervisor_every_sampler_works(board):
 def test_the_tuner_sets_whole_numbers_and_nobody_is_slowed(board):
     board.header[words.ACTIVE_SAMPLERS] = 2
     assert shares(board) == [1.0, 1.0, 0.0]
+
+
+class OneSampler:
+    """The sampler of a run in this process, with its board and ring, beside a learner that never limits it."""
+
+    def __init__(self, folder):
+        self.plan = plan(replay={"samples_per_insert_min": 0.0, "capacity": 20_000})
+        self.board, self.ring = Board.create(4), Ring.create(self.plan.ring_spec())
+        job = SamplerJob.from_json(worker_specs(self.plan, folder, self.ring, 0.0)["sampler-0"].job)
+        self.link = Link("sampler", 0, self.board, 0, None)
+        self.sampling = Sampling(
+            lambda: open_task(self.plan.spec), job.num_envs, self.plan.spec, ShardWriter(self.ring, 0), n_step=1,
+            gamma=0.99, seeds=[1, 2],
+        )
+        self.loop = SamplerLoop(self.link, job, self.ring, self.sampling, np.random.default_rng(1))
+
+    def turns(self, seconds):
+        """Env steps and beats of so much time."""
+        before = self.sampling.counts.env_steps, int(self.board.control(0)[words.HEARTBEAT])
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end:
+            self.loop.turn()
+        return self.sampling.counts.env_steps - before[0], int(self.board.control(0)[words.HEARTBEAT]) - before[1]
+
+    def close(self):
+        self.sampling.close()
+        self.loop = self.link = self.sampling = None
+        self.board.close()
+        self.ring.close()
+
+
+@pytest.fixture
+def one_sampler(tmp_path):
+    sampler = OneSampler(tmp_path)
+    yield sampler
+    sampler.close()
+
+
+def test_a_resting_sampler_beats_takes_no_step_and_counts_no_waiting(one_sampler):
+    one_sampler.board.header[words.ACTIVE_SAMPLERS] = 0
+    steps, beats = one_sampler.turns(0.2)
+    assert steps == 0
+    assert 1 <= beats <= 20  # naps of 10 ms, not the short ones of a sampler that is about to go on
+    assert one_sampler.board.named_slots(0, "sampler")["wait_s"] == 0.0
+    one_sampler.board.header[words.ACTIVE_SAMPLERS] = 1
+    assert one_sampler.turns(0.1)[0] > 0
+
+
+def test_a_slowed_sampler_works_its_share_of_the_time(one_sampler):
+    one_sampler.board.header[words.ACTIVE_SAMPLERS] = 0
+    one_sampler.board.header[words.SLOWED_SHARE] = 125
+    one_sampler.turns(0.6)
+    slots = one_sampler.board.named_slots(0, "sampler")
+    worked_s = slots["policy_s"] + slots["env_s"] + slots["write_s"]
+    assert 0.0 < worked_s < 0.25  # an eighth of 0.6 s is 0.075 s
 
 
 class Told:

@@ -60,6 +60,14 @@ def test_a_load_that_only_shrinks_gives_back_only_what_it_left():
     assert change.active == 2.125
 
 
+def test_a_little_load_left_behind_keeps_nobody_from_coming_back():
+    governor = Governor(3)
+    feed(governor, 20)
+    feed(governor, 30, foreign=2.0)
+    [(_, change)] = feed(governor, 60, foreign=0.3)  # as much as would not have made anybody rest
+    assert change.active == 3.0
+
+
 def test_one_second_of_load_and_one_quiet_second_are_ignored():
     governor = Governor(3)
     feed(governor, 20)

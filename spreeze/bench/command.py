@@ -44,7 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     task.add_argument("--plain-env", action="store_true",
                       help="Bullet tasks as their package has them, not the fast equal ones (default: off)")
     task.add_argument("--seconds", type=float, default=None,
-                      help="length of one measurement [s] (default: 3, of whole runs 90)")
+                      help="length of one measurement [s] (default: 3, of whole runs 90, of foreign load 20)")
     task.add_argument("--runs-dir", default="runs", help="where runs go (default: runs)")
 
     def add(name: str, text: str, *parents: argparse.ArgumentParser) -> argparse.ArgumentParser:
@@ -67,6 +67,9 @@ def _parser() -> argparse.ArgumentParser:
     target.add_argument("--target-return", type=float, default=-200.0,
                         help="mean of 10 greedy episodes (default: -200)")
     target.add_argument("--limit", type=float, default=180.0, help="a run is given up after that [s] (default: 180)")
+    governor = add("governor", "updates/s of a run before, beside and after a process that keeps one core busy", task)
+    governor.add_argument("--batch-size", type=int, default=256, help="transitions in one update (default: 256)")
+    governor.add_argument("--no-governor", action="store_true", help="priorities alone (default: off)")
     curve = add("curve", "picture of the return curves of finished runs")
     curve.add_argument("runs", nargs="+", help="run names or paths, or latest")
     curve.add_argument("--runs-dir", default="runs", help="where runs are (default: runs)")
@@ -176,6 +179,14 @@ def _target(args: argparse.Namespace) -> list[Row]:
                                lambda text: say(text, as_json=args.json))
 
 
+def _governor(args: argparse.Namespace) -> list[Row]:
+    from spreeze.bench.governor import governor_rows
+
+    extra = [*_extra(args), *(["--no-governor"] if args.no_governor else [])]
+    return governor_rows(args.env, args.batch_size, args.samplers, args.seconds or 20.0, args.repeats,
+                         lambda text: say(text, as_json=args.json), extra)
+
+
 def _extra(args: argparse.Namespace) -> list[str]:
     envs = ["--envs-per-sampler", str(args.envs_per_sampler)] if args.envs_per_sampler else []
     module = ["--import", args.import_module] if args.import_module else []
@@ -192,5 +203,5 @@ def _curve(args: argparse.Namespace) -> list[Row]:
 
 _BENCHES: dict[str, Callable[[argparse.Namespace], list[Row]]] = {
     "sampling": _sampling, "env": _env, "replay": _replay, "learner": _learner, "together": _together, "rates": _rates,
-    "target": _target, "curve": _curve,
+    "target": _target, "governor": _governor, "curve": _curve,
 }

@@ -167,11 +167,11 @@ class Governor:
         if self.active >= self._maximum or len(latest) < self._hold_s or gave_up_s < self._hold_s:
             return None
         worst = sorted(latest)[-2]
-        more = self._fitting(self._room(worst, facts.usable_cores))
-        if more <= self.active:
-            return None
-        all_back = more == self._maximum and worst <= QUIET_CORES
-        if not all_back and (more - self.active) * self._each <= _dead_band(facts):
+        room = self._room(worst, facts.usable_cores)
+        # All may come back where they would not be asked to rest again: well inside the dead band.
+        all_back = (self._maximum - room) * self._each <= 0.75 * _dead_band(facts)
+        more = self._maximum if all_back else self._fitting(room)
+        if more <= self.active or (not all_back and (more - self.active) * self._each <= _dead_band(facts)):
             return None
         self._returned_s = self._now_s
         if more == self._maximum:
