@@ -10,7 +10,7 @@ import contextlib
 import math
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -55,6 +55,7 @@ class MetricsReader:
     def __init__(self, path: str | Path, timeout_s: float = _QUERY_TIMEOUT_S) -> None:
         self._path = Path(path)
         self._timeout_s = timeout_s
+        self._shared: Query | None = None
 
     def names(self) -> list[str]:
         """All series, in order of their first appearance."""
@@ -97,18 +98,50 @@ class MetricsReader:
                 for t, level, source, text in reversed(rows)
             ]
 
-    def evaluations(self) -> list[Evaluation]:
-        """All evaluations, oldest first."""
+    def tail(self, names: Iterable[str], since: float, limit: int = 600) -> dict[str, list[Point]]:
+        """Raw points of these series later than ``since``, the newest ``limit`` of each, oldest first."""
+        found: dict[str, list[Point]] = {}
         with self._session() as query:
-            rows = query(f"SELECT {', '.join(Evaluation._fields)} FROM evaluations ORDER BY rowid")
-            return [
-                Evaluation(float(row[0]), *(int(value) for value in row[1:6]), *(float(value) for value in row[6:]))
-                for row in rows
-            ]
+            numbers = dict(query("SELECT name, id FROM series"))
+            for name in names:
+                rows = query(
+                    "SELECT t, step, value FROM points WHERE series = ? AND t > ? ORDER BY t DESC LIMIT ?",
+                    numbers.get(name, -1), since, int(limit),
+                )
+                if rows:
+                    found[name] = [Point(float(t), int(step), float(value)) for t, step, value in reversed(rows)]
+        return found
+
+    def evaluations(self, after: int = 0) -> list[Evaluation]:
+        """All evaluations but the first ``after``, oldest first."""
+        with self._session() as query:
+            fields = ", ".join(Evaluation._fields)
+            return [_evaluation(row) for row in query(f"SELECT {fields} FROM evaluations WHERE rowid > ?", int(after))]
+
+    def last_evaluation(self) -> tuple[int, Evaluation | None]:
+        """How many evaluations there are, and the newest of them."""
+        with self._session() as query:
+            fields = ", ".join(Evaluation._fields)
+            rows = query(f"SELECT rowid, {fields} FROM evaluations ORDER BY rowid DESC LIMIT 1")
+            return (int(rows[0][0]), _evaluation(rows[0][1:])) if rows else (0, None)
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[MetricsReader]:
+        """A reader for many questions at one moment: its calls share one connection and its time limit."""
+        with self._session() as query:
+            shared = MetricsReader(self._path, self._timeout_s)
+            shared._shared = query
+            try:
+                yield shared
+            finally:
+                shared._shared = None
 
     @contextlib.contextmanager
     def _session(self) -> Iterator[Query]:
         """One short-lived connection under a time limit; every failure leaves it as a RunError."""
+        if self._shared is not None:
+            yield self._shared
+            return
         if not self._path.is_file() or self._path.stat().st_size == 0:
             yield lambda sql, *arguments: []
             return
@@ -135,6 +168,10 @@ class MetricsReader:
             connection.close()
             raise
         return connection
+
+
+def _evaluation(row: tuple[Any, ...]) -> Evaluation:
+    return Evaluation(float(row[0]), *(int(value) for value in row[1:6]), *(float(value) for value in row[6:]))
 
 
 def _fetched(connection: sqlite3.Connection, sql: str, arguments: tuple[Any, ...]) -> list[tuple[Any, ...]]:

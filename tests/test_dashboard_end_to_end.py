@@ -15,16 +15,17 @@ from spreeze.rundir import list_runs, state_of
 pytest.importorskip("streamlit")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300),
               pytest.mark.filterwarnings("ignore::ResourceWarning"),
-              pytest.mark.skipif("SPREEZE_BROWSER_TESTS" not in os.environ,
-                                 reason="two minutes in a real browser; set SPREEZE_BROWSER_TESTS=1"),
               pytest.mark.skipif(web.missing() is not None, reason=str(web.missing()))]
 
-PLOTS = "return [...document.querySelectorAll('.sz-plot .main-svg')].length"
-MARK = "window.__marked = [...document.querySelectorAll('.sz-plot')].filter(d => d.data)" \
-       ".map(d => [d, d.querySelector('.main-svg')]); return window.__marked.length"
-SAME = "return window.__marked.filter(([d, s]) => d.isConnected && d.querySelector('.main-svg') === s).length"
-RANGE = "return document.querySelector('[data-chart=env]').layout.xaxis.range.map(Number)"
+DRAWN = "return [...document.querySelectorAll('.sz-plot')].filter(d => d.__chart?.points).length"
+MARK = "window.__marked = [...document.querySelectorAll('.sz-plot')].filter(d => d.__chart)" \
+       ".map(d => [d, d.querySelector('canvas'), d.__chart]); return window.__marked.length"
+SAME = "return window.__marked.filter(([d, c, k]) => d.isConnected && d.querySelector('canvas') === c " \
+       "&& d.__chart === k).length"
+ZOOM = "return document.querySelector('[data-chart=env]').__chart.zoom"
 COUNTS = "return window.__spreeze"
+RERUNS = "window.__reruns = 0; new MutationObserver(() => window.__reruns++).observe(" \
+         "document.querySelector('[data-test-script-state]'), {attributeFilter: ['data-test-script-state']})"
 
 
 @pytest.fixture
@@ -63,27 +64,33 @@ def choose_task(driver, name):
     web.wait(lambda: f"--env {name} " in text(driver), 20)
 
 
+def chart(driver):
+    """The canvas of env steps, in sight and drawn."""
+    from selenium.webdriver.common.by import By
+
+    area = driver.find_element(By.CSS_SELECTOR, "[data-chart=env] canvas")
+    driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", area)
+    web.wait(lambda: driver.execute_script("return document.querySelector('[data-chart=env]').__chart.draws > 0"), 10)
+    return area
+
+
 def drag(driver):
     """Zooms the chart of env steps with the mouse; returns the new range."""
     from selenium.webdriver.common.action_chains import ActionChains
-    from selenium.webdriver.common.by import By
 
-    before = driver.execute_script(RANGE)
-    area = driver.find_element(By.CSS_SELECTOR, "[data-chart=env] .nsewdrag")
-    driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", area)
-    ActionChains(driver).move_to_element_with_offset(area, -60, 0).click_and_hold().move_by_offset(60, 2) \
+    ActionChains(driver).move_to_element_with_offset(chart(driver), -60, 0).click_and_hold().move_by_offset(60, 2) \
         .move_by_offset(40, 0).release().perform()
-    web.wait(lambda: driver.execute_script(RANGE) != before, 10)
-    return driver.execute_script(RANGE)
+    return web.wait(lambda: driver.execute_script(ZOOM), 10)
 
 
 def hovered(driver):
+    """What is told beside the mouse."""
     from selenium.webdriver.common.action_chains import ActionChains
-    from selenium.webdriver.common.by import By
 
-    area = driver.find_element(By.CSS_SELECTOR, "[data-chart=env] .nsewdrag")
-    ActionChains(driver).move_to_element_with_offset(area, 10, 5).move_by_offset(3, 0).perform()
-    return driver.execute_script("return document.querySelectorAll('[data-chart=env] .hoverlayer text').length")
+    ActionChains(driver).move_to_element_with_offset(chart(driver), 10, 5).move_by_offset(3, 0).perform()
+    box = "const b = document.querySelector('[data-chart=env] .sz-hover'); " \
+          "return b.style.display === 'none' ? '' : b.textContent"
+    return web.wait(lambda: driver.execute_script(box), 5)
 
 
 def status(url, host):
@@ -114,47 +121,74 @@ def started_from_the_page(driver, runs):
     web.wait(lambda: "measured" in text(driver), 30, lambda: text(driver))
     web.wait(lambda: "updates/s" in text(driver) or list_runs(runs), 60, lambda: text(driver))
     web.wait(lambda: list_runs(runs), 120, lambda: text(driver))
-    points = "const d = document.querySelector('[data-chart=return]'); return d?.data ? d.data[2].x.length : 0"
+    web.wait(lambda: driver.execute_script(COUNTS)["run"] == list_runs(runs)[0].name, 30, lambda: text(driver))
+    points = "const c = document.querySelector('[data-chart=return]')?.__chart; " \
+             "return c?.traces.find(t => t.low)?.x.length ?? 0"
     web.wait(lambda: "running" in text(driver) and driver.execute_script(points) > 0, 90, lambda: text(driver))
     assert len(list_runs(runs)) == 1, "a double click started two"
 
 
+def rerun(driver):
+    """Streamlit's own key for "run the script again"."""
+    from selenium.webdriver.common.by import By
+
+    driver.execute_script(RERUNS)
+    driver.find_element(By.TAG_NAME, "body").send_keys("r")
+    web.wait(lambda: driver.execute_script("return window.__reruns") >= 2, 20)
+
+
 def charts_stay(driver):
-    web.wait(lambda: driver.execute_script("return !!document.querySelector('[data-chart=env]').data"), 30)
-    hidden = driver.execute_script(MARK)
-    assert hidden > 4
+    """The same nodes and the dragged zoom over twenty updates, a rerun and two themes; hover; a moving picture."""
+    web.wait(lambda: driver.execute_script("return !!document.querySelector('[data-chart=env]').__chart"), 30)
+    count = driver.execute_script(MARK)
+    assert count > 4
     zoom = drag(driver)
+    assert "env steps per s" in hovered(driver)
     first = updates(driver)
     web.wait(lambda: updates(driver) >= first + 20, 90, lambda: driver.execute_script(COUNTS))
-    assert hovered(driver) > 0
+    rerun(driver)
     theme(driver, "dark")
     first = updates(driver)
     web.wait(lambda: updates(driver) >= first + 3, 20)
     theme(driver, "light")
-    assert driver.execute_script(SAME) == hidden
-    assert driver.execute_script(RANGE) == zoom
+    assert driver.execute_script(SAME) == count
+    assert driver.execute_script(ZOOM) == zoom
     counts = driver.execute_script(COUNTS)
-    assert (counts["live"], counts["errors"]) == (1, [])
-    assert counts["frames"] > 5
+    assert (counts["made"] - counts["disposed"], counts["live"], counts["errors"]) == (1, 1, [])
+
+
+def picture_moves(driver):
+    """The agent's picture changes while it is in sight."""
+    from selenium.webdriver.common.by import By
+
+    driver.execute_script("arguments[0].scrollIntoView({block: 'center'})",
+                          driver.find_element(By.CSS_SELECTOR, ".sz-picture img"))
+    first = driver.execute_script(COUNTS)["frames"]
+    web.wait(lambda: driver.execute_script(COUNTS)["frames"] >= first + 5, 30, lambda: driver.execute_script(COUNTS))
 
 
 def test_a_run_is_started_watched_and_stopped_from_the_page(world):
     address, server, driver, runs = world
     driver.get(address)
-    web.wait(lambda: driver.execute_script(PLOTS) > 6, 60)
+    web.wait(lambda: driver.execute_script(DRAWN) > 6, 60)
     assert "sample run" in text(driver)
     started_from_the_page(driver, runs)
     charts_stay(driver)
+    picture_moves(driver)
     driver.refresh()
-    web.wait(lambda: driver.execute_script(PLOTS) > 6 and "running" in text(driver), 60)
+    web.wait(lambda: driver.execute_script(DRAWN) > 6 and "running" in text(driver), 60)
     (run,) = list_runs(runs)
     click(driver, "Stop")
     web.wait(lambda: "asked to stop" in text(driver), 20)
     web.wait(lambda: state_of(run) == "finished", 60)
     web.wait(lambda: "finished" in text(driver) and "Start" in text(driver), 30, lambda: text(driver))
-    bad = [line["message"] for line in driver.get_log("browser")
-           if line["level"] == "SEVERE" and "/_stcore/" not in line["message"]]
-    assert not bad
+    assert not complaints(driver)
     assert server.poll() is None
     for host, answer in (("evil.example", 400), ("localhost", 200)):
         assert status(address + "/api/live?run=x", host) == answer
+
+
+def complaints(driver):
+    """What the console holds against us; Streamlit's own probing is none of it."""
+    return [line["message"] for line in driver.get_log("browser")
+            if line["level"] == "SEVERE" and "/_stcore/" not in line["message"]]

@@ -1,6 +1,9 @@
 """The live answer: bounded, every peak kept, only news, dashes for what is unknown; routes that only read."""
 
+import asyncio
+import fcntl
 import json
+import os
 import time
 
 import pytest
@@ -36,6 +39,16 @@ def fill(path, count, step_s=0.5, first=0):
 def ask(path, query):
     scope = {"type": "http", "method": "GET", "path": "/", "headers": [], "query_string": query.encode()}
     return Request(scope)
+
+
+def picture(query):
+    """The route's answer to a client that stays."""
+    async def receive():
+        await asyncio.sleep(60)
+
+    request = ask(None, query)
+    request._receive = receive
+    return asyncio.run(routes.picture(request))
 
 
 def test_a_first_answer_is_bounded_and_keeps_the_peak(run):
@@ -83,7 +96,7 @@ def test_evaluations_carry_the_interval_of_their_mean(run):
 def test_many_evaluations_are_thinned_with_best_and_worst_kept():
     records = [Evaluation(float(i), i, i, 1, i, 10, float(i % 101), 1.0, 1.0) for i in range(5000)]
     records[3000] = records[3000]._replace(return_mean=7777.0)
-    sent = feed._evaluations(records, 0)
+    sent = feed._evaluations(records)
     assert len(sent["y"]) <= 1000
     assert max(sent["y"]) == 7777.0
 
@@ -103,16 +116,24 @@ def test_odd_requests_get_one_line(run, query):
 
 
 def test_the_picture_is_handed_out_and_none_yet_is_no_error(run):
-    assert routes.picture(ask(run, "run=r1")).status_code == 204
+    assert picture("run=r1").status_code == 204
     (run / "live.jpg").write_bytes(b"\xff\xd8x")
-    reply = routes.picture(ask(run, "run=r1"))
+    reply = picture("run=r1")
     assert (reply.status_code, reply.body, reply.headers["cache-control"]) == (200, b"\xff\xd8x", "no-store")
+    assert picture(f"run=r1&after={reply.headers['x-picture']}").status_code == 204, "the same one is not sent again"
 
 
-def test_plotly_comes_from_the_installed_package():
-    reply = routes.plotly(ask(None, ""))
-    assert b"plotly.js" in reply.body[:200]
-    assert "immutable" in reply.headers["cache-control"]
+def test_asking_for_the_picture_of_a_live_run_tells_its_visualizer(run):
+    (run / "control").mkdir()
+    picture("run=r1")
+    assert not (run / "control" / "viewer").exists(), "nobody draws for a run that has ended"
+    fd = os.open(run / "run.lock", os.O_RDWR | os.O_CREAT)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        picture("run=r1")
+    finally:
+        os.close(fd)
+    assert (run / "control" / "viewer").exists()
 
 
 def test_every_series_of_the_charts_is_in_the_table_of_metrics():

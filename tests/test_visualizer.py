@@ -21,9 +21,12 @@ from spreeze.workers.visualizer import VisualizerJob, run_visualizer
 def quick(monkeypatch):
     monkeypatch.setattr(visualizer, "_FIRST_CLIP_S", 0.1)
     monkeypatch.setattr(visualizer, "_NEW_WEIGHTS_S", 0.1)
+    monkeypatch.setattr(visualizer, "_WATCHED_S", 1000.0)
 
 
 def job_of(tmp_path, **changes):
+    (tmp_path / "control").mkdir(exist_ok=True)
+    (tmp_path / "control" / "viewer").touch()
     fields = {
         "run_dir": str(tmp_path), "spec": SPEC, "frames_per_s": 60.0,
         "clip_interval_s": 1.0, "clip_length_s": 1.0, "cpu_share": 1.0, "has_free_core": True, "seed": 0,
@@ -109,6 +112,22 @@ def test_it_rests_while_paused_and_goes_on_after(tmp_path):
         board.header[VISUALIZER_PAUSED] = 0
         wait_until(lambda: slots(board)["frames"] > frames)
         assert slots(board)["paused"] == 0.0
+
+
+def test_nothing_is_drawn_while_nobody_looks_but_clips_come_in_time(tmp_path):
+    publish(WeightsStore(tmp_path / "weights"), GOOD, 1)
+    job = job_of(tmp_path, clip_interval_s=1.5)
+    (tmp_path / "control" / "viewer").unlink()
+    with running(job) as (board, _):
+        wait_until(lambda: slots(board)["clips"] >= 1)
+        frames, beats = slots(board)["frames"], int(board.control(0)[0])
+        wait_until(lambda: int(board.control(0)[0]) > beats + 3)
+        assert slots(board)["frames"] == frames, "nobody looked"
+        assert (tmp_path / "live.jpg").exists()
+        wait_until(lambda: slots(board)["clips"] >= 2)
+        (tmp_path / "control" / "viewer").touch()
+        frames = slots(board)["frames"]
+        wait_until(lambda: slots(board)["frames"] > frames + 3)
 
 
 def test_an_environment_that_cannot_be_drawn_is_told_once_and_ends_quietly(tmp_path, monkeypatch):

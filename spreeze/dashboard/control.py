@@ -19,17 +19,21 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 from spreeze.config import RunConfig
-from spreeze.dashboard.data import LIVE_STATES, ROOT, SAMPLE, live_run, read_json
+from spreeze.dashboard.data import ROOT, SAMPLE, live_run, read_json, tail_lines
 from spreeze.errors import ConfigError, ResourceError, RunError
 from spreeze.formats import clean
-from spreeze.rundir import find_run, is_alive, new_name, state_of, write_json
+from spreeze.rundir import find_run, is_alive, new_name, read_run, state_of, write_json
+from spreeze.store_reader import MetricsReader
 
 _ENV_ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_./-]{0,99}$")
 _LAUNCH_S = 20.0
+FORCE_AFTER_S = 30.0
+"""From then on a page offers to end a run that was asked to stop by force."""
 COMMAND = (sys.executable, "-m", "spreeze.train")
 """What starts a run; another one in tests."""
 
@@ -46,6 +50,8 @@ class Request:
     target_return: float | None = None
     batch_size: int | None = None
     samplers: int | None = None
+    envs_per_sampler: int | None = None
+    learner_threads: int | None = None
 
     def __post_init__(self) -> None:
         # A colon would make Gymnasium import a module: only the command line may ask for that.
@@ -64,6 +70,48 @@ class Launch:
     log: Path
 
 
+@dataclass(frozen=True)
+class Activity:
+    """What goes on in a runs directory: the run that is alive, and where its start or stop has come to."""
+
+    name: str | None = None
+    phase: str = ""
+    lines: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> str:
+        """Changes when a page needs other buttons."""
+        return "" if self.name is None else f"{self.name}:{self.phase}"
+
+
+def activity(folder: Path) -> Activity:
+    """From disk alone, so that every tab shows the same; cheap enough for each second."""
+    name = live_run(folder)
+    if name is None:
+        waiting = launching(folder)
+        if waiting is None:
+            return Activity()
+        lines = tail_lines(waiting.log, 8) or ["the process has been started"]
+        return Activity(waiting.name, "starting", ("The environment is tried and the machine measured:", *lines))
+    path = folder / name
+    try:
+        asked = (path / "control" / "stop").stat().st_mtime
+    except OSError:
+        return Activity(name, "stopping" if state_of(path) == "stopping" else "running")
+    waited_s = time.time() - asked
+    lines = [f"\u2713 asked to stop, {waited_s:.0f} s ago"]
+    try:
+        events = MetricsReader(path / "metrics.db").events(20)
+    except RunError as error:
+        lines.append(str(error))
+    else:
+        began = read_run(path).get("wall_s")
+        since_t = began - waited_s - 3.0 if isinstance(began, int | float) else 0.0
+        lines += [f"\u2713 {event.text}" for event in events if event.t >= since_t][-6:]
+    lines.append("\u2026 last checkpoint and last evaluation, then the processes end")
+    return Activity(name, "late" if waited_s > FORCE_AFTER_S else "stopping", tuple(lines))
+
+
 def arguments(request: Request) -> list[str]:
     """The part of the command line that states the request."""
     found = ["--env", request.env_id, "--algo", request.algo, "--seed", str(request.seed)]
@@ -71,6 +119,7 @@ def arguments(request: Request) -> list[str]:
     for flag, value in (
         ("--seconds", request.seconds), ("--target-return", request.target_return),
         ("--batch-size", request.batch_size), ("--samplers", request.samplers),
+        ("--envs-per-sampler", request.envs_per_sampler), ("--learner-threads", request.learner_threads),
     ):
         found += [] if value is None else [f"{flag}={value:g}" if isinstance(value, float) else f"{flag}={value}"]
     return found
@@ -118,13 +167,19 @@ def resume(path: Path, folder: Path) -> None:
 
 
 def launching(folder: Path) -> Launch | None:
-    """The launch that is alive without holding a run's lock, if there is one."""
+    """The launch that is alive and has not yet become a run (or gone on with one), if there is one."""
     for record in sorted((folder / ".launches").glob("*.json"), reverse=True)[:5]:
         found = read_json(record)
         name, pid = record.stem, found.get("pid")
-        if isinstance(pid, int) and _same_process(pid, found.get("create_time")) and not is_alive(folder / name):
+        if isinstance(pid, int) and _same_process(pid, found.get("create_time")) and not _begun(folder / name, found):
             return Launch(name, pid, record.with_suffix(".log"))
     return None
+
+
+def _begun(path: Path, record: dict[str, Any]) -> bool:
+    """True once the run has written its state after it was launched."""
+    heartbeat, started = read_run(path).get("heartbeat"), record.get("started")
+    return isinstance(heartbeat, int | float) and isinstance(started, int | float) and heartbeat >= started
 
 
 def launch_log(name: str, folder: Path) -> Path:
@@ -174,8 +229,7 @@ def delete(path: Path, folder: Path) -> None:
 
 
 def _refuse_second(folder: Path) -> None:
-    waiting = launching(folder)
-    busy = live_run(folder) or (waiting.name if waiting else None)
+    busy = activity(folder).name
     if busy is not None:
         raise RunError(f"{busy} is running: stop it first; the command line starts a second one beside it")
 
@@ -231,8 +285,3 @@ def _one_at_a_time(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(fd)
-
-
-def is_live(state: str) -> bool:
-    """True for the states of a run that goes on."""
-    return state in LIVE_STATES

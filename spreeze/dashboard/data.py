@@ -13,23 +13,13 @@ from spreeze.config import check_name
 from spreeze.errors import ConfigError, RunError
 from spreeze.formats import clean
 from spreeze.metrics import by_name
-from spreeze.rundir import list_runs, read_run, state_of
+from spreeze.rundir import is_alive, list_runs, read_run, state_of
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = ROOT / "assets" / "sample_run"
 SAMPLE_NAME = "sample run"
 LIVE_STATES = ("starting", "tuning", "running", "stopping")
 _MAX_BYTES = 1_000_000
-
-REFERENCES: dict[tuple[str, str], float] = {
-    ("sac", "Walker2DBulletEnv-v0"): 2292.0, ("sac", "AntBulletEnv-v0"): 3073.0,
-    ("sac", "HalfCheetahBulletEnv-v0"): 2792.0, ("sac", "HopperBulletEnv-v0"): 2603.0,
-    ("sac", "ReacherBulletEnv-v0"): 18.1, ("td3", "Walker2DBulletEnv-v0"): 2214.0,
-    ("td3", "AntBulletEnv-v0"): 3300.0, ("td3", "HalfCheetahBulletEnv-v0"): 2822.0,
-    ("td3", "HopperBulletEnv-v0"): 2682.0,
-}
-"""(algorithm, task) -> mean return that RL Baselines3 Zoo publishes (benchmark.md, 1 M steps)."""
-
 
 @dataclass(frozen=True)
 class RunRow:
@@ -95,7 +85,11 @@ def rows(folder: Path) -> list[RunRow]:
 
 def live_run(folder: Path) -> str | None:
     """The newest run that is alive, or None."""
-    return next((path.name for path in reversed(list_runs(folder)) if state_of(path) in LIVE_STATES), None)
+    # A lock is asked for in microseconds: this is called each second, however many runs there are.
+    alive = [lock.parent for lock in folder.glob("*/run.lock") if is_alive(lock.parent)]
+    named = {path: read_run(path) for path in alive if not path.is_symlink()}
+    found = [path for path, run in named.items() if run.get("state") in LIVE_STATES]
+    return max(found, key=lambda path: (str(named[path].get("started", "")), path.name)).name if found else None
 
 
 def read_json(path: Path) -> dict[str, Any]:

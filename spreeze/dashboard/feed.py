@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-import sqlite3
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import numpy as np
 
 from spreeze.bottleneck import bottleneck
 from spreeze.dashboard import charts
 from spreeze.dashboard.data import LIVE_STATES, read_config, read_json
-from spreeze.errors import RunError
 from spreeze.formats import DASH, clean, duration, number, percent, size
 from spreeze.rundir import read_run, state_of
 from spreeze.snapshot import GpuSnapshot, Snapshot
 from spreeze.store import Evaluation
-from spreeze.store_reader import MetricsReader, Series
+from spreeze.store_reader import MetricsReader, Point, Series
 
 MAX_BUCKETS = 350
 """Buckets of a first answer: two points each (lowest, highest), so at most 700 a trace."""
@@ -44,25 +40,28 @@ def answer(path: Path, since: float, evals_seen: int, epoch: str) -> dict[str, A
     now = f"{run.get('nonce')}:{run.get('sessions')}"
     if epoch != now:
         since, evals_seen = 0.0, 0
-    reader = MetricsReader(path / "metrics.db")
-    latest = reader.latest()
-    newest = max((point.t for point in latest.values()), default=0.0)
+    with MetricsReader(path / "metrics.db").held() as reader:
+        latest = reader.latest()
+        newest = max((point.t for point in latest.values()), default=0.0)
+        wanted = charts.wanted(list(latest))
+        if since > 0.0:
+            tail = reader.tail(wanted, since, _TAIL_ROWS) if newest > since else {}
+            series = {name: _columns(points) for name, points in tail.items()}
+        else:
+            series = {name: _flat(reader.series(name, 0.0, MAX_BUCKETS)) for name in wanted}
+        count, last = reader.last_evaluation()
+        news = reader.evaluations(evals_seen) if count > evals_seen else []
+        events = reader.events(12)
     fresh = {name: point.value for name, point in latest.items() if point.t > newest - STALE_S}
     if state not in LIVE_STATES:
         fresh.update(_whole_run(path))
-    if since > 0.0:
-        series = _tail(path / "metrics.db", charts.wanted(list(latest)), since) if newest > since else {}
-    else:
-        series = {name: _flat(reader.series(name, 0.0, MAX_BUCKETS)) for name in charts.wanted(list(latest))}
-    evaluations = reader.evaluations()
     shown = snapshot(run, read_config(path), fresh, state)
     return {
-        "epoch": now, "state": state, "next": newest, "series": series,
-        "evals_next": len(evaluations), "evals": _evaluations(evaluations, evals_seen),
-        "text": texts(shown, run, evaluations, path), "shares": _shares(fresh),
-        "cores": [round(use, 3) for use in shown.core_uses],
+        "epoch": now, "state": state, "next": newest, "series": series, "evals_next": count,
+        "evals": _evaluations(news), "text": texts(shown, run, last, path), "shares": _shares(fresh),
+        "cores": [round(use, 3) for use in shown.core_uses], "gpus": [_gpu(gpu) for gpu in shown.gpus],
         "note": _note(shown, state, latest), "live": state in LIVE_STATES,
-        "events": [[duration(event.t), event.level, event.source, event.text] for event in reader.events(12)],
+        "events": [[duration(event.t), event.level, event.source, event.text] for event in events],
     }
 
 
@@ -72,7 +71,8 @@ def snapshot(
     """The newest numbers in the form that the bottleneck sentence reads."""
     replay, learner = config.get("replay", {}), config.get("learner", {})
     cores = sorted((int(name.split("/")[1]), use) for name, use in values.items() if name.startswith("cpu_core_use/"))
-    gpus = sorted({int(name.split("/")[1]) for name in values if name.startswith("gpu_")})
+    gpus = sorted({int(name.split("/")[1]) for name in values if name.startswith("gpu_") and "/" in name})
+    active = [rate for name, rate in values.items() if name.startswith("sampler_env_steps_per_s/") and rate > 0.0]
     plain = (
         "env_steps_per_s", "updates_per_s", "update_frames_per_s", "samples_per_insert", "policy_lag",
         "transition_age", "replay_fill", "cpu_use", "memory_used_bytes", "samplers_active",
@@ -87,16 +87,22 @@ def snapshot(
         samples_per_insert_max=replay.get("samples_per_insert_max"), core_uses=tuple(use for _, use in cores),
         samplers_wanted=config.get("sampling", {}).get("samplers"), eval_best=run.get("eval_best"),
         learner_device=device if device != "auto" else ("cuda:0" if gpus else "cpu"),
-        gpus=tuple(GpuSnapshot(index=i, use=values.get(f"gpu_use/{i}")) for i in gpus),
+        gpus=tuple(
+            GpuSnapshot(
+                index=i, use=values.get(f"gpu_use/{i}"), power_w=values.get(f"gpu_power_w/{i}"),
+                memory_used_bytes=values.get(f"gpu_memory_used_bytes/{i}"),
+            )
+            for i in gpus
+        ),
+        samplers_alive=len(active) or None,
         sampler_shares=_split(values, "sampler"), learner_shares=_split(values, "learner"),
         restarts=_integer(values.get("restarts")) or 0,
         **{name: values.get(name) for name in plain},  # type: ignore[arg-type]
     )
 
 
-def texts(shown: Snapshot, run: Mapping[str, Any], evaluations: list[Evaluation], path: Path) -> dict[str, str]:
+def texts(shown: Snapshot, run: Mapping[str, Any], last: Evaluation | None, path: Path) -> dict[str, str]:
     """Every number outside of the charts, as text; unknown is a dash."""
-    last = evaluations[-1] if evaluations else None
     interval = None if last is None else half_width(last)
     return {
         "state": shown.state, "wall": duration(shown.wall_s), "env_steps": number(shown.env_steps),
@@ -113,8 +119,9 @@ def texts(shown: Snapshot, run: Mapping[str, Any], evaluations: list[Evaluation]
 
 
 def _samplers(shown: Snapshot) -> str:
-    wanted = number(shown.samplers_wanted)
-    return f"{number(shown.samplers_active)} of {wanted}" if shown.samplers_rest else wanted
+    """How many step now, of those the run was given; a fraction is one that the governor lets rest at times."""
+    working = shown.samplers_active if shown.samplers_rest else shown.samplers_alive
+    return DASH if working is None else f"{number(working)} of {number(shown.samplers_wanted)}"
 
 
 def _whole_run(path: Path) -> dict[str, float]:
@@ -138,11 +145,16 @@ def _note(shown: Snapshot, state: str, latest: Mapping[str, Any]) -> str:
     return sentence if state in LIVE_STATES else f"When it ended: {sentence}"
 
 
-def _evaluations(records: list[Evaluation], seen: int) -> dict[str, list[float | int | None]]:
-    """Columns of those not yet sent; thinned to 1,000 in a first answer, the best and worst kept by bucket."""
-    chosen = records[seen:]
-    if len(chosen) > 1000:
-        width = math.ceil(len(chosen) / 500)
+def _gpu(gpu: GpuSnapshot) -> str:
+    """One line on a GPU: the share of time with any kernel says little without the power."""
+    power = DASH if gpu.power_w is None else f"{gpu.power_w:.0f} W"
+    return f"GPU {gpu.index}: busy {percent(gpu.use)}, {power}, {size(gpu.memory_used_bytes)} of its memory in use"
+
+
+def _evaluations(chosen: list[Evaluation]) -> dict[str, list[float | int | None]]:
+    """Columns of those not yet sent; thinned to 700 where there are more, best and worst of each bucket kept."""
+    if len(chosen) > 2 * MAX_BUCKETS:
+        width = math.ceil(len(chosen) / MAX_BUCKETS)
         groups = [chosen[i : i + width] for i in range(0, len(chosen), width)]
         chosen = [
             record
@@ -169,28 +181,17 @@ def _flat(series: Series) -> dict[str, list[float]]:
     for first, second in ((series.t, series.t), (series.step, series.step), (series.low, series.high)):
         both = np.column_stack([first, second]).ravel()
         columns.append(both[np.column_stack([np.ones_like(same), ~same]).ravel()].tolist())
-    return {"t": [round(t, 3) for t in columns[0]], "s": columns[1], "y": columns[2]}
+    return {"t": [round(t, 2) for t in columns[0]], "s": [int(s) for s in columns[1]], "y": _rounded(columns[2])}
 
 
-def _tail(db: Path, names: list[str], since: float) -> dict[str, dict[str, list[float]]]:
-    """Raw points later than ``since``: one short-lived read-only connection, bounded rows."""
-    found: dict[str, dict[str, list[float]]] = {}
-    try:
-        with contextlib.closing(
-            sqlite3.connect(f"file:{quote(str(db))}?mode=ro", uri=True, timeout=1.0, isolation_level=None)
-        ) as connection:
-            ids = dict(connection.execute("SELECT name, id FROM series"))
-            for name in names:
-                rows = connection.execute(
-                    "SELECT t, step, value FROM points WHERE series = ? AND t > ? ORDER BY t DESC LIMIT ?",
-                    (ids.get(name, -1), since, _TAIL_ROWS),
-                ).fetchall()[::-1]
-                if rows:
-                    t, step, value = zip(*rows, strict=True)
-                    found[name] = {"t": [round(x, 3) for x in t], "s": list(step), "y": list(value)}
-    except sqlite3.Error as error:
-        raise RunError(f"{db.name} cannot be read as metrics: {clean(error)}; look into the run's log") from None
-    return found
+def _rounded(values: Iterable[float]) -> list[float]:
+    """Six digits: more cannot be seen, and the answer is half as long."""
+    return [float(f"{value:.6g}") for value in values]
+
+
+def _columns(points: Sequence[Point]) -> dict[str, list[float]]:
+    t, step, value = zip(*points, strict=True)
+    return {"t": [round(x, 3) for x in t], "s": list(step), "y": _rounded(value)}
 
 
 def _split(values: Mapping[str, float], role: str) -> dict[str, float]:

@@ -1,20 +1,9 @@
 // One component for the whole Live page: built once, then fed each second. Streamlit calls the default
 // function again, without the earlier cleanup, when data or theme change: the instance on the root decides.
-const NS = (window.__spreeze ??= { made: 0, disposed: 0, live: 0, updates: 0, errors: [], frames: 0, ms: 0 });
+// A hidden page asks for nothing; charts and picture out of sight are not drawn.
+const NS = (window.__spreeze ??= { made: 0, disposed: 0, live: 0, updates: 0, errors: [], frames: 0, ms: 0, requests: 0 });
 const MAX_POINTS = 1000;
-const PICTURE_MS = 125;
-let plotlyPromise = null;
-
-function loadPlotly(url) {
-  plotlyPromise ??= new Promise((done, fail) => {
-    const script = document.createElement("script");
-    script.src = url;
-    script.onload = () => done(window.Plotly);
-    script.onerror = () => { plotlyPromise = null; script.remove(); fail(new Error("plotly.js did not load")); };
-    document.head.appendChild(script);
-  });
-  return plotlyPromise;
-}
+const PICTURE_MS = 100;
 
 const make = (parent, tag, cls, text) => {
   const node = document.createElement(tag);
@@ -24,28 +13,32 @@ const make = (parent, tag, cls, text) => {
   return node;
 };
 
-export default function ({ parentElement: root, data }) {
-  if (root.__live) { root.__live.update(data); return root.__live.dispose; }
+export default function ({ parentElement: root, data, setTriggerValue }) {
+  if (root.__live?.run === data.run) { root.__live.update(data); return root.__live.dispose; }
+  root.__live?.dispose();  // another run: Streamlit may keep the node
   const host = root.querySelector(".sz-live");
-  const page = new LivePage(host, data);
-  const dispose = () => { page.dispose(); delete root.__live; };
-  root.__live = { update: (next) => page.recolour(next), dispose };
+  const page = new LivePage(host, data, (value) => setTriggerValue("changed", value));
+  const dispose = () => { page.dispose(); if (root.__live?.dispose === dispose) delete root.__live; };
+  root.__live = { run: data.run, update: (next) => page.recolour(next), dispose };
   page.start();
   return dispose;
 }
 
 class LivePage {
-  constructor(host, data) {
-    this.host = host; this.data = data; this.dead = false; this.timers = {};
+  constructor(host, data, changed) {
+    this.host = host; this.data = data; this.dead = false; this.timers = {}; this.changed = changed; this.changedAt = 0;
     this.epoch = ""; this.since = 0; this.seen = 0; this.charts = new Map(); this.unit = { name: "s", by: 1 };
+    this.store = new Map(); this.pictureTag = "0"; this.pictureSeen = false;
     this.abort = new AbortController();
-    NS.made += 1; NS.live += 1;
+    NS.made += 1; NS.live += 1; NS.run = data.run;
     this.build();
   }
 
   // ---- building -------------------------------------------------------------------------------
   build() {
     this.host.replaceChildren();
+    this.progress = make(this.host, "pre", "sz-progress");
+    this.progress.style.display = "none";
     const tiles = make(this.host, "div", "sz-tiles");
     this.text = new Map();
     for (const tile of this.data.tiles) {
@@ -57,7 +50,6 @@ class LivePage {
       if (tile.unit) make(line, "span", "sz-unit", tile.unit);
     }
     this.note = make(this.host, "div", "sz-note", "Connecting ...");
-    this.pipeline(make(this.host, "div", "sz-pipe"));
     const top = make(this.host, "div", "sz-top");
     this.returnCard = this.card(top, { key: "return", title: "Return of greedy episodes", unit: "return", help: this.data.return_help });
     this.axisMenu(this.returnCard);
@@ -65,16 +57,19 @@ class LivePage {
     make(picture, "div", "sz-title", "The agent now");
     this.image = make(picture, "img", "");
     this.image.alt = "the newest picture of the agent";
+    this.image.decoding = "async";
+    this.image.style.visibility = "hidden";
     const age = make(picture, "div", "sz-caption");
     make(age, "span", "", "picture ");
     this.remember("picture", make(age, "span", "", "-"));
-    make(age, "span", "", " old (min:s)");
-    const grid = { };
+    make(age, "span", "", " old (min:s); drawn only while somebody looks");
+    this.pipeline(make(this.host, "div", "sz-pipe"));
+    const grid = {};
     for (const chart of this.data.charts) {
       if (!grid[chart.group]) {
         const box = make(this.host, "div", "sz-group");
         make(box, "div", "sz-group-title", chart.group);
-        if (chart.group === "Machine") this.cores = make(box, "div", "sz-cores");
+        if (chart.group === "Machine") { this.cores = make(box, "div", "sz-cores"); this.gpus = make(box, "div", "sz-gpus"); }
         grid[chart.group] = make(box, "div", "sz-grid");
       }
       this.card(grid[chart.group], chart);
@@ -110,7 +105,7 @@ class LivePage {
       option.value = value;
     }
     this.axis = "t";
-    menu.onchange = () => { this.axis = menu.value; this.redrawReturn(true); };
+    menu.onchange = () => this.switchAxis(menu.value);
   }
 
   card(parent, spec) {
@@ -119,87 +114,110 @@ class LivePage {
     const title = make(head, "div", "sz-title", spec.title);
     make(title, "span", "sz-unit", `[${spec.unit}]`);
     title.title = spec.help; title.tabIndex = 0;
+    const now = make(head, "span", "sz-now", "");
     const div = make(box, "div", "sz-plot");
     div.dataset.chart = spec.key;
-    const chart = { spec, box, head, div, names: [], pending: new Map(), visible: false, points: 0 };
+    div.setAttribute("role", "img");
+    div.setAttribute("aria-label", `${spec.title} [${spec.unit}] over time`);
+    const card = { spec, box, head, div, now, names: [], chart: null };
     if (spec.key !== "return") box.style.display = "none";
-    this.charts.set(spec.key, chart);
-    return chart;
+    this.charts.set(spec.key, card);
+    return card;
+  }
+
+  // The chart of a card; made when its first number comes.
+  chartOf(card) {
+    card.chart ??= new Chart(card.div, {
+      height: card.spec.key === "return" ? 330 : 170, xTitle: () => this.axisTitle(card),
+      yRange: card.spec.unit === "%" ? [0, 100] : null, colours: () => this.look,
+    });
+    card.box.style.display = "";
+    return card.chart;
   }
 
   // ---- life -----------------------------------------------------------------------------------
-  async start() {
-    try { this.Plotly = await loadPlotly(this.data.plotly); } catch (error) { return this.fail(error); }
-    if (this.dead) return;
-    this.sizes = new ResizeObserver((entries) => {
-      for (const { target } of entries) if (target.clientWidth > 0 && target._fullLayout) this.Plotly.Plots.resize(target);
-    });
+  start() {
+    this.look = this.colours();
+    this.chartOf(this.returnCard);
     this.sights = new IntersectionObserver((entries) => {
-      for (const { target, isIntersecting } of entries) {
-        const chart = this.charts.get(target.dataset.chart);
-        chart.visible = isIntersecting;
-        if (isIntersecting) this.flush(chart);
-      }
-    }, { rootMargin: "100px" });
-    const chart = this.returnCard;
-    this.Plotly.newPlot(chart.div, this.returnTraces(), this.layout(chart.spec), this.config());
-    this.watch(chart);
-    this.tick();
-    this.picture();
+      this.pictureSeen = entries.at(-1).isIntersecting;
+      if (this.pictureSeen) this.wakePicture();
+    });
+    this.sights.observe(this.image);
+    document.addEventListener("visibilitychange", () => { if (!document.hidden) { this.wake(); this.wakePicture(); } }, { signal: this.abort.signal });
+    this.wake();
   }
-
-  watch(chart) { chart.ready = true; this.sizes.observe(chart.div); this.sights.observe(chart.div); }
-
-  fail(error) { NS.errors.push(String(error)); this.note.textContent = `Charts cannot be drawn: ${error.message}`; }
 
   dispose() {
     if (this.dead) return;
     this.dead = true;
     clearTimeout(this.timers.tick); clearTimeout(this.timers.picture);
     this.abort.abort();
-    this.sizes?.disconnect(); this.sights?.disconnect();
+    this.sights?.disconnect();
     this.image.onload = this.image.onerror = null;
     this.image.removeAttribute("src");
-    for (const chart of this.charts.values()) if (chart.ready) this.Plotly.purge(chart.div);
+    if (this.pictureUrl) URL.revokeObjectURL(this.pictureUrl);
+    for (const card of this.charts.values()) card.chart?.dispose();
     NS.disposed += 1; NS.live -= 1;
   }
 
   // ---- each second ----------------------------------------------------------------------------
+  wake() {
+    if (this.busy || this.dead) return;
+    clearTimeout(this.timers.tick);
+    this.tick();
+  }
+
   async tick() {
-    if (this.dead) return;
+    if (this.dead || document.hidden) return;  // woken when the page is seen again
     let pause = this.data.period_ms;
-    if (!document.hidden) {
-      try {
-        const query = new URLSearchParams({ run: this.data.run, since: this.since, evals: this.seen, epoch: this.epoch });
-        const reply = await fetch(`${this.data.base}/api/live?${query}`, { signal: this.abort.signal, cache: "no-store" });
-        const news = await reply.json();
-        if (this.dead) return;
-        if (news.error) { this.note.textContent = news.error; pause *= 3; }
-        else { this.apply(news); if (!news.live) pause *= 5; }
-      } catch (error) {
-        if (this.dead || error.name === "AbortError") return;
-        this.note.textContent = "The dashboard's server does not answer; the run itself goes on.";
-        if (!(error instanceof TypeError)) NS.errors.push(String(error));
-      }
-    }
+    this.busy = true;
+    try {
+      const query = new URLSearchParams({ run: this.data.run, since: this.since, evals: this.seen, epoch: this.epoch });
+      NS.requests += 1;
+      const reply = await fetch(`${this.data.base}/api/live?${query}`, { signal: this.abort.signal, cache: "no-store" });
+      const news = await reply.json();
+      if (this.dead) return;
+      this.pageNews(news.page);
+      if (news.error) { this.note.textContent = news.error; pause *= 3; }
+      else { this.apply(news); if (!news.live && !news.page?.key) pause *= 5; }
+    } catch (error) {
+      if (this.dead || error.name === "AbortError") return;
+      this.note.textContent = "The dashboard's server does not answer; the run itself goes on.";
+      if (!(error instanceof TypeError)) NS.errors.push(String(error));
+    } finally { this.busy = false; }
     this.timers.tick = setTimeout(() => this.tick(), pause);
+  }
+
+  // What the machine is doing besides the shown run: starting, stopping. Another state needs other buttons.
+  pageNews(page) {
+    if (!page) return;
+    const text = page.lines.join("\n");
+    if (this.progress.textContent !== text) this.progress.textContent = text;
+    this.progress.style.display = text ? "" : "none";
+    if (page.key !== this.data.page && performance.now() - this.changedAt > 2000) {
+      this.changedAt = performance.now();
+      this.changed(page.key);
+    }
   }
 
   apply(news) {
     const begun = performance.now();
     if (news.epoch !== this.epoch) { this.clear(news); this.epoch = news.epoch; }
     this.live = news.live;
-    this.addEvaluations(news.evals);
-    for (const [name, points] of Object.entries(news.series)) this.add(name, points);
+    for (const key of Object.keys(this.evals)) this.evals[key].push(...news.evals[key]);
+    const changed = new Set(news.evals.t.length ? [this.returnCard] : []);
+    for (const [name, points] of Object.entries(news.series)) this.add(name, points, changed);
     this.since = news.next; this.seen = news.evals_next;
-    for (const chart of this.charts.values()) if (chart.visible || !chart.ready) this.flush(chart);
+    for (const card of changed) if (card === this.returnCard) this.showReturn(); else this.showSeries(card);
     for (const [id, value] of Object.entries(news.text)) for (const node of this.text.get(id) ?? []) if (node.textContent !== value) node.textContent = value;
-    this.note.textContent = news.note;
+    if (this.note.textContent !== news.note) this.note.textContent = news.note;
     this.bars(news.shares);
     this.coreStrip(news.cores);
+    this.gpuRows(news.gpus);
     this.eventList(news.events);
     NS.updates += 1; NS.ms = performance.now() - begun;
-    if ([...this.charts.values()].some((chart) => chart.points > MAX_POINTS)) this.reload();
+    if ([...this.store.values()].some((kept) => kept.t.length > MAX_POINTS) || this.evals.t.length > MAX_POINTS) this.reload();
   }
 
   // Everything again, thinned by the server: a trace never holds more than MAX_POINTS for long.
@@ -208,108 +226,77 @@ class LivePage {
   clear(news) {
     const end = news.next;
     const unit = end > 10800 ? { name: "h", by: 3600 } : end > 600 ? { name: "min", by: 60 } : { name: "s", by: 1 };
-    const changed = unit.name !== this.unit.name;
+    const factor = this.unit.by / unit.by;
+    for (const card of this.charts.values()) if (card.chart?.zoom && (card !== this.returnCard || this.axis === "t")) card.chart.zoom = card.chart.zoom.map((x) => x * factor);
     this.unit = unit;
     this.evals = { t: [], s: [], u: [], y: [], lo: [], hi: [] };
-    this.episodes = { t: [], s: [], y: [] };
-    for (const chart of this.charts.values()) {
-      chart.pending.clear(); chart.points = 0; chart.empty = true;
-      if (chart.ready && changed) this.Plotly.relayout(chart.div, { "xaxis.title.text": this.axisTitle(chart), "xaxis.autorange": true });
-    }
+    this.store.clear();
   }
 
-  add(name, points) {
-    if (name === "episode_return") {
-      for (const key of ["t", "s", "y"]) this.episodes[key].push(...points[key]);
-      this.noisyDirty = true;
-      return;
-    }
-    for (const chart of this.charts.values()) {
-      const hit = (chart.spec.series ?? []).some((entry) => entry === name || (entry.endsWith("*") && name.startsWith(entry.slice(0, -1))));
+  add(name, points, changed) {
+    const kept = this.store.get(name) ?? { t: [], s: [], x: [], y: [] };
+    this.store.set(name, kept);
+    kept.t.push(...points.t); kept.s.push(...points.s);
+    kept.x.push(...points.t.map((t) => t / this.unit.by));
+    if (name === "episode_return") { kept.y.push(...points.y); changed.add(this.returnCard); return; }
+    for (const card of this.charts.values()) {
+      const hit = (card.spec.series ?? []).some((entry) => entry === name || (entry.endsWith("*") && name.startsWith(entry.slice(0, -1))));
       if (!hit) continue;
-      const kept = chart.pending.get(name) ?? { x: [], y: [] };
-      const scale = chart.spec.scale;
-      kept.x.push(...points.t.map((t) => t / this.unit.by));
-      kept.y.push(...points.y.map((y) => y * scale));
-      if (kept.x.length > MAX_POINTS) chart.points = MAX_POINTS + 1;
-      chart.pending.set(name, kept);
+      kept.y.push(...points.y.map((y) => y * card.spec.scale));
+      if (!card.names.includes(name)) card.names.push(name);
+      changed.add(card);
     }
   }
 
-  addEvaluations(news) {
-    if (!news || !news.t.length) return;
-    for (const key of Object.keys(this.evals)) this.evals[key].push(...news[key]);
-    this.returnDirty = true;
-  }
-
-  flush(chart) {
-    if (chart.spec.key === "return") { 
-      // The samplers' line alone is drawn every fifth time: it is the dearest chart and changes each second.
-      if (chart.ready && (this.returnDirty || (this.noisyDirty && NS.updates % 5 === 0))) this.redrawReturn(false);
-      return;
-    }
-    if (!chart.pending.size) return;
-    const fresh = [...chart.pending.keys()].filter((name) => !chart.names.includes(name));
-    if (!chart.ready) {
-      chart.box.style.display = "";
-      chart.names = fresh;
-      this.Plotly.newPlot(chart.div, fresh.map((name, i) => this.trace(chart, name, i)), this.layout(chart.spec), this.config());
-      this.watch(chart);
-    } else {
-      if (fresh.length) { chart.names.push(...fresh); this.Plotly.addTraces(chart.div, fresh.map((name) => this.trace(chart, name, chart.names.indexOf(name), true))); }
-      const names = [...chart.pending.keys()];
-      const rows = names.map((name) => chart.pending.get(name));
-      const index = names.map((name) => chart.names.indexOf(name));
-      const change = { x: rows.map((row) => row.x), y: rows.map((row) => row.y) };
-      if (chart.empty) this.Plotly.restyle(chart.div, change, index);
-      else this.Plotly.extendTraces(chart.div, change, index);
-    }
-    chart.empty = false;
-    chart.pending.clear();
-    chart.points = Math.max(...chart.div.data.map((trace) => trace.x.length));
-  }
-
-  trace(chart, name, index, bare) {
-    const kept = chart.pending.get(name);
-    const part = name.split("/")[1];
-    const label = part === undefined ? name.replaceAll("_", " ") : `${chart.spec.title} ${part}`;
-    const colour = this.data.colours[index % this.data.colours.length];
-    return { x: bare ? [] : kept.x, y: bare ? [] : kept.y, name: label, mode: "lines", line: { width: 1.6, color: colour } };
+  showSeries(card) {
+    const traces = card.names.filter((name) => this.store.has(name)).map((name, i) => {
+      const part = name.split("/")[1], kept = this.store.get(name);
+      const label = part === undefined ? name.replaceAll("_", " ") : `${card.spec.title} ${part}`;
+      return { name: label, colour: this.data.colours[i % this.data.colours.length], x: kept.x, y: kept.y };
+    });
+    this.chartOf(card).show(traces);
+    const now = traces.map((trace) => shortText(trace.y.at(-1))).join(" / ");
+    if (card.now.textContent !== now) card.now.textContent = now;
   }
 
   // ---- the return chart -----------------------------------------------------------------------
-  returnTraces() {
-    const [blue, orange] = this.data.colours;
-    const line = { width: 0, color: blue };
-    const traces = [
-      { name: "95 % interval, upper", mode: "lines", line, showlegend: false, hoverinfo: "skip" },
-      { name: "95 % interval of the mean", mode: "lines", line, fill: "tonexty", fillcolor: "rgba(0,114,178,0.22)", hoverinfo: "skip" },
-      { name: "greedy episodes, mean", mode: "lines+markers", line: { width: 2.2, color: blue }, marker: { size: 4 } },
-      { name: "samplers' episodes (noisy)", mode: "lines", line: { width: 1, color: orange }, opacity: 0.75 },
-    ];
-    if (this.data.reference !== null) traces.push({ name: this.data.reference_label, mode: "lines", line: { width: 1.2, dash: "dash", color: "#888888" } });
-    return traces.map((trace) => ({ ...trace, x: [], y: [] }));
+  showReturn() {
+    const [blue, orange] = this.data.colours, by = this.axis === "t" ? this.unit.by : 1;
+    const x = this.evals[this.axis].map((value) => value / by), traces = [];
+    const episodes = this.store.get("episode_return");
+    if (episodes && this.axis !== "u") traces.push({ name: "samplers' episodes (noisy)", colour: orange, width: 1, faint: true, x: this.axis === "t" ? episodes.x : episodes.s, y: episodes.y });
+    traces.push({ name: "greedy episodes, mean (95 % interval)", colour: blue, width: 2.2, dots: x.length < 200, x, y: this.evals.y, low: this.evals.lo, high: this.evals.hi });
+    const all = traces.flatMap((trace) => (trace.x.length ? [trace.x[0], trace.x.at(-1)] : []));
+    const { reference } = this.data;
+    if (reference && all.length) traces.push({ name: reference.label, colour: "#8A8F98", width: 1.3, dash: [6, 4], x: [Math.min(...all), Math.max(...all)], y: [reference.value, reference.value] });
+    this.chartOf(this.returnCard).show(traces);
+    this.legend(traces);
   }
 
-  redrawReturn(axisChanged) {
-    const chart = this.returnCard;
-    if (!chart.ready || !this.evals) return;
-    const by = this.axis === "t" ? this.unit.by : 1;
-    const x = this.evals[this.axis].map((value) => value / by);
-    const noisy = this.axis === "u" ? { x: [], y: [] } : { x: this.episodes[this.axis].map((value) => value / by), y: this.episodes.y };
-    const xs = [x, x, x, noisy.x], ys = [this.evals.hi, this.evals.lo, this.evals.y, noisy.y];
-    if (this.data.reference !== null) {
-      const all = [...x, ...noisy.x];
-      xs.push(all.length ? [Math.min(...all), Math.max(...all)] : []); ys.push(all.length ? [this.data.reference, this.data.reference] : []);
+  legend(traces) {
+    const key = traces.map((trace) => trace.name).join();
+    if (key === this.legendKey) return;
+    this.legendKey = key;
+    this.legendBox ??= this.returnCard.box.insertBefore(document.createElement("div"), this.returnCard.div);
+    this.legendBox.className = "sz-keys";
+    this.legendBox.replaceChildren();
+    for (const trace of traces.toReversed()) {
+      const item = make(this.legendBox, "span", "");
+      make(item, "i", trace.dash ? "sz-dash" : "").style.background = trace.colour;
+      make(item, "span", "", trace.name);
+      if (trace.dash) item.title = this.data.reference.source;
     }
-    this.Plotly.restyle(chart.div, { x: xs, y: ys }, xs.map((_, i) => i));
-    if (axisChanged) this.Plotly.relayout(chart.div, { "xaxis.title.text": this.axisTitle(chart), "xaxis.autorange": true, "yaxis.autorange": true });
-    this.returnDirty = this.noisyDirty = false;
-    chart.points = Math.max(x.length, noisy.x.length);
   }
 
-  axisTitle(chart) {
-    if (chart.spec.key === "return" && this.axis !== "t") return this.axis === "s" ? "env steps" : "updates";
+  switchAxis(axis) {
+    this.axis = axis;
+    const { chart } = this.returnCard;
+    if (chart) chart.zoom = null;
+    if (this.evals) this.showReturn();
+  }
+
+  axisTitle(card) {
+    if (card.spec.key === "return" && this.axis !== "t") return this.axis === "s" ? "env steps" : "updates";
     return `wall time [${this.unit.name}]`;
   }
 
@@ -341,16 +328,21 @@ class LivePage {
   }
 
   coreStrip(cores) {
-    if (!this.cores) return;
-    if (this.cores.childElementCount !== cores.length) {
+    if (this.coreCells?.length !== cores.length) {
       this.cores.replaceChildren();
-      cores.forEach(() => make(make(this.cores, "div", "sz-core"), "div", ""));
+      if (cores.length) make(this.cores, "span", "sz-label", "cores");
+      this.coreCells = cores.map(() => { const cell = make(this.cores, "div", "sz-core"); make(cell, "div", ""); return cell; });
     }
     cores.forEach((use, i) => {
-      const cell = this.cores.children[i];
+      const cell = this.coreCells[i];
       cell.title = `core ${i}: ${Math.round(100 * use)} % busy`;
       cell.firstChild.style.height = `${100 * use}%`;
     });
+  }
+
+  gpuRows(rows) {
+    const text = rows.join("\n");
+    if (this.gpus.textContent !== text) this.gpus.textContent = text;
   }
 
   eventList(events) {
@@ -367,14 +359,34 @@ class LivePage {
     }
   }
 
-  picture() {
-    if (this.dead) return;
-    const again = (ms) => { if (!this.dead) this.timers.picture = setTimeout(() => this.picture(), ms); };
-    if (document.hidden) return again(1000);
+  // The server answers when there is a newer picture, or after a second that there is none.
+  wakePicture() {
+    if (this.pictureBusy || this.dead) return;
+    clearTimeout(this.timers.picture);
+    this.picture();
+  }
+
+  async picture() {
+    if (this.dead || document.hidden || !this.pictureSeen) return;  // woken when it is seen again
     const begun = performance.now();
-    this.image.onload = () => { this.image.style.visibility = "visible"; NS.frames += 1; again(this.live ? Math.max(20, PICTURE_MS - (performance.now() - begun)) : 5000); };
-    this.image.onerror = () => { this.image.style.visibility = "hidden"; again(2000); };
-    this.image.src = `${this.data.base}/live.jpg?${new URLSearchParams({ run: this.data.run, n: Math.round(begun) })}`;
+    let pause = 2000;
+    this.pictureBusy = true;
+    try {
+      const query = new URLSearchParams({ run: this.data.run, after: this.pictureTag });
+      NS.requests += 1;
+      const reply = await fetch(`${this.data.base}/live.jpg?${query}`, { signal: this.abort.signal, cache: "no-store" });
+      if (reply.status === 200) {
+        this.pictureTag = reply.headers.get("X-Picture") ?? "0";
+        const url = URL.createObjectURL(await reply.blob()), old = this.pictureUrl;
+        this.pictureUrl = url;
+        this.image.onload = () => { if (old) URL.revokeObjectURL(old); this.image.style.visibility = "visible"; NS.frames += 1; };
+        this.image.src = url;
+      }
+      if (this.live) pause = Math.max(10, PICTURE_MS - (performance.now() - begun));
+    } catch (error) {
+      if (this.dead || error.name === "AbortError") return;
+    } finally { this.pictureBusy = false; }
+    this.timers.picture = setTimeout(() => this.picture(), pause);
   }
 
   // ---- looks ----------------------------------------------------------------------------------
@@ -384,27 +396,12 @@ class LivePage {
     return { text: read("--st-text-color", "#333"), line: read("--st-border-color", "#ddd"), back: read("--st-secondary-background-color", "#fff"), font: read("--st-font", "sans-serif") };
   }
 
-  layout(spec) {
-    const look = this.colours();
-    const axis = { gridcolor: look.line, linecolor: look.line, zerolinecolor: look.line, automargin: true };
-    const many = spec.key === "return" || (spec.series ?? []).length > 1 || (spec.series ?? []).some((name) => name.endsWith("*"));
-    return {
-      autosize: true, height: spec.key === "return" ? 340 : 190, margin: { l: 48, r: 10, t: 6, b: 34 }, uirevision: "keep",
-      paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { color: look.text, family: look.font, size: 11 },
-      hovermode: "x unified", hoverlabel: { bgcolor: look.back, bordercolor: look.line, font: { color: look.text } },
-      showlegend: many, legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, font: { size: 10 } },
-      xaxis: { ...axis, title: { text: this.axisTitle({ spec }), standoff: 4 } }, yaxis: { ...axis, ...(spec.unit === "%" ? { range: [0, 101] } : {}) },
-    };
-  }
-
-  config() { return { displayModeBar: false, displaylogo: false, showTips: false, showSendToCloud: false, plotlyServerURL: "", responsive: false }; }
-
   recolour(data) {
-    this.data = { ...this.data, period_ms: data.period_ms };
-    if (!this.Plotly || this.dead) return;
-    const look = this.colours();
-    const change = { "font.color": look.text, "hoverlabel.bgcolor": look.back, "hoverlabel.bordercolor": look.line, "hoverlabel.font.color": look.text };
-    for (const axis of ["xaxis", "yaxis"]) for (const part of ["gridcolor", "linecolor", "zerolinecolor"]) change[`${axis}.${part}`] = look.line;
-    for (const chart of this.charts.values()) if (chart.ready) this.Plotly.relayout(chart.div, change);
+    const other = data.page !== this.data.page;
+    this.data = { ...this.data, period_ms: data.period_ms, page: data.page };
+    if (this.dead) return;
+    this.look = this.colours();
+    for (const card of this.charts.values()) card.chart?.touch();
+    if (other) this.wake();
   }
 }

@@ -10,7 +10,8 @@ from typing import Any
 import streamlit as st
 
 from spreeze.dashboard import charts, routes
-from spreeze.dashboard.data import REFERENCES, SAMPLE, SAMPLE_NAME, meaning, row
+from spreeze.dashboard.data import SAMPLE, SAMPLE_NAME, meaning, row
+from spreeze.dashboard.references import SOURCE, published
 
 PERIOD_MS = 1000
 _RETURN_HELP = "The band is the 95 % interval of that mean. Drag to zoom, double-click to see all."
@@ -19,7 +20,7 @@ _HTML = '<div class="sz-live"></div>'
 _STATE = "What the run is doing, from its directory: starting, running, stopping, finished, failed or crashed."
 _TILES: tuple[tuple[str, str, str, str], ...] = (
     ("state", "State", "", _STATE),
-    ("wall", "Wall time", "h:min:s", "Time that the run has trained, earlier sessions included."),
+    ("wall", "Wall time [h:min:s]", "", "Time that the run has trained, earlier sessions included."),
     ("env_steps", "Env steps", "", "env_steps"),
     ("updates", "Updates", "", "updates"),
     ("env_rate", "Sampling", "steps/s", "env_steps_per_s"),
@@ -36,7 +37,7 @@ _TILES: tuple[tuple[str, str, str, str], ...] = (
 """(id, label, unit, metric or sentence)."""
 _PIPELINE: tuple[tuple[str, str, tuple[tuple[str, str, str, str], ...]], ...] = (
     ("Samplers", "sampler", (
-        ("samplers", "processes", "", "Sampler processes that the run was given."),
+        ("samplers", "active", "", "Sampler processes that step now, of those that the run was given."),
         ("env_rate", "env steps", "/s", "env_steps_per_s"),
     )),
     ("Replay", "", (
@@ -51,33 +52,44 @@ _PIPELINE: tuple[tuple[str, str, tuple[tuple[str, str, str, str], ...]], ...] = 
 )
 
 
-def show(path: Path) -> None:
-    """Mounts the component for a run; another run is another instance."""
+def show(path: Path, page_key: str) -> None:
+    """Mounts the component for a run; another run is another instance.
+
+    Args:
+        path: the run.
+        page_key: ``Activity.key`` that this page was drawn for; the component asks for a rerun when it changes.
+    """
     facts = row(path)
-    reference = REFERENCES.get((facts.algo or "", facts.env_id or ""))
+    reference = published(facts.algo, facts.env_id)
     name = SAMPLE_NAME if path == SAMPLE else path.name
     component()(
         key=f"live-{name}",
         data={
-            "base": routes.prefix(), "plotly": routes.plotly_url(), "run": name, "period_ms": PERIOD_MS,
+            "base": routes.prefix(), "run": name, "period_ms": PERIOD_MS, "page": page_key,
             "charts": charts.as_json(), "colours": charts.COLOURS, "tiles": [_item(*tile) for tile in _TILES],
             "pipeline": [
                 {"title": title, "split": split, "items": [_item(*item) for item in items]}
                 for title, split, items in _PIPELINE
             ],
-            "reference": reference, "reference_label": "RL Baselines3 Zoo, 1 M env steps",
+            "reference": reference and {"value": reference.value, "label": reference.label, "source": SOURCE},
             "return_help": f"{meaning('eval_return')} {_RETURN_HELP}",
         },
+        on_changed_change=_nothing,
     )
+
+
+def _nothing() -> None:
+    """The rerun itself is what the component asked for."""
 
 
 @cache
 def component() -> Any:
-    """The registered component; styles are not isolated because Plotly puts its rules into the page's head."""
+    """The registered component; its style belongs to the page, where the theme's variables are."""
     files = resources.files("spreeze.dashboard")
+    script = "\n".join(files.joinpath(name).read_text(encoding="utf-8") for name in ("chart.js", "live.js"))
     return st.components.v2.component(
-        "spreeze_live", html=_HTML, css=files.joinpath("live.css").read_text(encoding="utf-8"),
-        js=files.joinpath("live.js").read_text(encoding="utf-8"), isolate_styles=False,
+        "spreeze_live", html=_HTML, css=files.joinpath("live.css").read_text(encoding="utf-8"), js=script,
+        isolate_styles=False,
     )
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import plotly.graph_objects as go
 import streamlit as st
 
 from spreeze.dashboard import choice, control, tuning_rows
@@ -14,6 +14,9 @@ from spreeze.dashboard.data import read_config, row, runs_dir
 from spreeze.dashboard.page_compare import CONFIG
 from spreeze.dashboard.tuning_rows import Tuning
 from spreeze.formats import DASH, clean, number
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
 
 _WORDS = {
     "learner.batch_size": ("Batch size", "transitions"), "learner.threads": ("Learner threads", "threads"),
@@ -153,6 +156,8 @@ def sampler_figure(tuning: Tuning) -> go.Figure:
 
 
 def _figure(x: str, y: str) -> go.Figure:
+    import plotly.graph_objects as go  # half a second that the Live page need not wait for
+
     chart = go.Figure()
     chart.update_layout(height=320, margin={"l": 50, "r": 50, "t": 10, "b": 40},
                         legend={"orientation": "h", "y": 1.02, "yanchor": "bottom"})

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import plotly.graph_objects as go
 import streamlit as st
 
 from spreeze.dashboard import choice, stats
 from spreeze.dashboard.charts import COLOURS
-from spreeze.dashboard.data import REFERENCES, RunRow, row, run_names, run_path, runs_dir
+from spreeze.dashboard.data import RunRow, row, run_names, run_path, runs_dir
+from spreeze.dashboard.references import published
 from spreeze.errors import RunError
 from spreeze.formats import DASH, duration, number
 from spreeze.store import Evaluation
 from spreeze.store_reader import MetricsReader
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
 
 _AXES = {"wall time [s]": "t", "env steps": "env_steps", "updates": "updates"}
 _MAX_RUNS = 20
@@ -59,6 +62,8 @@ def grouped(runs: list[tuple[RunRow, list[Evaluation]]]) -> dict[str, list[list[
 
 def figure(groups: dict[str, list[list[Evaluation]]], axis: str, title: str, robust: bool) -> go.Figure:
     """One curve with a band for each group."""
+    import plotly.graph_objects as go  # half a second that the Live page need not wait for
+
     chart = go.Figure()
     for i, (name, curves) in enumerate(groups.items()):
         colour = COLOURS[i % len(COLOURS)]
@@ -97,9 +102,9 @@ def _read(names: list[str]) -> list[tuple[RunRow, list[Evaluation]]]:
 def _target(runs: list[tuple[RunRow, list[Evaluation]]]) -> float:
     """The published return where there is one, else the best that all runs reached."""
     facts = runs[0][0]
-    published = REFERENCES.get((facts.algo or "", facts.env_id or ""))
+    listed = published(facts.algo, facts.env_id)
     best = min(max(record.return_mean for record in stats.smoothed(curve)) for _, curve in runs)
-    return published if published is not None and best >= published else math.floor(10.0 * best) / 10.0
+    return listed.value if listed is not None and best >= listed.value else math.floor(10.0 * best) / 10.0
 
 
 def _tables(runs: list[tuple[RunRow, list[Evaluation]]], target: float) -> None:

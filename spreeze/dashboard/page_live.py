@@ -2,41 +2,44 @@
 
 from __future__ import annotations
 
-import time
 import tomllib
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import streamlit as st
 
 from spreeze.config import EnvConfig, RunConfig
 from spreeze.dashboard import choice, control, live
-from spreeze.dashboard.data import SAMPLE, live_run, row, runs_dir, tail_lines
+from spreeze.dashboard.data import SAMPLE, row, runs_dir
 from spreeze.errors import SpreezeError
 from spreeze.formats import DASH, clean
 from spreeze.settings import PROFILE_DIR
-from spreeze.store_reader import MetricsReader
 
-_FORCE_AFTER_S = 30.0
 _ALGORITHMS = ("sac", "td3", "ddpg")
+PINS: tuple[tuple[str, str, int, str], ...] = (
+    ("batch_size", "Batch size [transitions]", 2**24, "Transitions in one update."),
+    ("samplers", "Samplers [processes]", 512, "Processes that step environments."),
+    ("envs_per_sampler", "Environments a sampler", 4096, "Environments that one sampler steps in turn."),
+    ("learner_threads", "Learner threads", 512, "Threads of one update's matrix products."),
+)
+"""(field of a request, label, most, sentence): what a person may set instead of the tuner."""
 
 
 def page() -> None:
     """The page."""
     folder = runs_dir()
-    busy = _busy(folder)
-    arrived = st.session_state.pop("launched", None)
-    if arrived is not None and (folder / arrived / "run.json").is_file():
-        choice.choose(arrived)
+    now = control.activity(folder)
+    if st.session_state.get("follow") and now.name is not None and (folder / now.name / "run.json").is_file():
+        del st.session_state["follow"]
+        choice.choose(now.name)
         st.rerun()
-    if arrived is not None and busy is not None:
-        st.session_state["launched"] = arrived
     if error := st.session_state.pop("control_error", None):
         st.error(error)
-    if busy is None:
+    if now.name is None:
         _start_box(folder)
     else:
-        _status(busy)
+        _stop_box(now, folder)
     path = choice.current()
     if path is None:
         st.info("No run to show yet: press Start, or type `python -m spreeze.train --auto`.")
@@ -45,7 +48,7 @@ def page() -> None:
     note = " \u00b7 a recording, to look around" if path == SAMPLE else ""
     st.subheader(f"{facts.env_id or DASH} \u00b7 {(facts.algo or DASH).upper()} \u00b7 seed {facts.seed}", anchor=False)
     st.caption(f"{facts.name}{note}")
-    live.show(path)
+    live.show(path, now.key)
 
 
 @cache
@@ -56,11 +59,6 @@ def tasks() -> list[str]:
         about = tomllib.loads(profile.read_text(encoding="utf-8")).get("about", {})
         found += [name for name in about.get("envs", []) if name not in found]
     return found
-
-
-def _busy(folder: Path) -> str | None:
-    waiting = control.launching(folder)
-    return live_run(folder) or (waiting.name if waiting else None)
 
 
 def _start_box(folder: Path) -> None:
@@ -74,79 +72,64 @@ def _start_box(folder: Path) -> None:
         auto = first[3].toggle("Autotune", value=True, key="start_auto",
                                help="Measures this machine for up to a minute and chooses batch size, learner "
                                     "threads and samplers; the result is kept for the next run.")
-        with st.expander("My own numbers"):
-            cells = st.columns(4)
-            batch = cells[0].number_input("Batch size [transitions]", 1, 2**24, None, key="start_batch",
-                                          placeholder="chosen", help="Transitions in one update.")
-            samplers = cells[1].number_input("Samplers [processes]", 1, 512, None, key="start_samplers",
-                                             placeholder="chosen", help="Processes that step environments.")
-            minutes = cells[2].number_input("Stop after [min]", 0.1, 1e5, None, key="start_minutes",
-                                            placeholder="never", help="Wall time of training.")
-            target = cells[3].number_input("Stop at return", value=None, key="start_target", placeholder="never",
-                                           help="Mean greedy return of one evaluation that ends the run.")
+        last = st.columns([1, 1.4, 5], vertical_alignment="center")
+        with last[1].popover("My own numbers", width="stretch"):
+            wanted = _own_numbers()
         try:
             request = control.Request(
-                env_id=str(env_id), algo=str(algo), seed=int(seed), auto=auto, batch_size=batch, samplers=samplers,
-                seconds=None if minutes is None else 60.0 * minutes, target_return=target,
+                env_id=str(env_id), algo=str(algo), seed=int(seed), auto=auto, **wanted
             )
         except SpreezeError as error:
             st.error(str(error))
             return
-        last = st.columns([1, 5], vertical_alignment="center")
         last[0].button("Start", type="primary", on_click=_start, args=(request, folder), key="start", width="stretch")
         command = control.shown("spreeze.train", *control.arguments(request), *control.place(folder))
-        last[1].code(command, language=None, wrap_lines=True)
+        last[2].code(command, language=None, wrap_lines=True)
+
+
+def _own_numbers() -> dict[str, Any]:
+    """Fields of a request that take the place of the tuner's choice, and when to stop."""
+    pins = st.session_state.get("pins", {})
+    values: dict[str, Any] = {
+        field: st.number_input(label, 1, top, pins.get(field), key=f"start_{field}", placeholder="chosen", help=text)
+        for field, label, top, text in PINS
+    }
+    minutes = st.number_input("Stop after [min]", 0.1, 1e5, None, key="start_minutes", placeholder="never",
+                              help="Wall time of training.")
+    values["seconds"] = None if minutes is None else 60.0 * minutes
+    values["target_return"] = st.number_input("Stop at return", value=None, key="start_target", placeholder="never",
+                                              help="Mean greedy return of one evaluation that ends the run.")
+    return values
 
 
 def _start(request: control.Request, folder: Path) -> None:
+    # Noted first, because another click may cut this short: the page then shows the run that goes on.
+    st.session_state["follow"] = True
     try:
-        st.session_state["launched"] = control.start(request, folder)
+        control.start(request, folder)
     except SpreezeError as error:
         st.session_state["control_error"] = str(error)
 
 
-@st.fragment(run_every=1.0)
-def _status(busy: str) -> None:
-    """What the run that is alive does, each second; the whole page again when that changes."""
-    folder = runs_dir()
-    waiting = control.launching(folder)
-    if _busy(folder) != busy or (st.session_state.get("launched") == busy and waiting is None):
-        st.rerun()
+def _stop_box(now: control.Activity, folder: Path) -> None:
+    """Stop, and force where that takes too long; the stages themselves are drawn by the component."""
+    name = now.name or ""
     with st.container(border=True):
         cells = st.columns([1, 5], vertical_alignment="center")
-        asked = st.session_state.get(f"stop_asked_{busy}")
-        cells[0].button("Stop", on_click=_stop, args=(busy, folder), disabled=asked is not None, key="stop",
-                        width="stretch", help="Ends as Ctrl-C would: writes a checkpoint and evaluates once more.")
-        command = control.shown("spreeze.runs", *control.place(folder), "stop", busy)
+        asked = now.phase in ("stopping", "late")
+        cells[0].button("Stopping" if asked else "Stop", on_click=_stop, args=(name, folder), disabled=asked,
+                        key="stop", width="stretch",
+                        help="Ends as Ctrl-C would: writes a checkpoint and evaluates once more.")
+        command = control.shown("spreeze.runs", *control.place(folder), "stop", name)
         cells[1].code(command, language=None, wrap_lines=True)
-        if asked is not None:
-            _stages(folder / busy, busy, time.monotonic() - asked[0], asked[1])
-        elif waiting is not None:
-            st.markdown("**Starting:** the environment is tried and the machine measured (up to a minute).")
-            lines = tail_lines(control.launch_log(busy, folder), 8)
-            st.code("\n".join(lines) or "the process has been started", language=None)
-
-
-def _stages(path: Path, name: str, waited_s: float, since_t: float) -> None:
-    """How far stopping is: what was asked, what the run reported since, and force if it does not end."""
-    lines = [f"\u2713 asked to stop, {waited_s:.0f} s ago"]
-    try:
-        events = MetricsReader(path / "metrics.db").events(20)
-        lines += [f"\u2713 {event.text}" for event in events if event.t > since_t]
-    except SpreezeError as error:
-        lines.append(str(error))
-    lines.append("\u2026 last checkpoint and last evaluation, then the processes end")
-    st.code("\n".join(lines), language=None)
-    if waited_s > _FORCE_AFTER_S and st.button(
-        "End it at once", key="kill", help="Kills its supervisor; the newest checkpoint stays."
-    ):
-        st.caption(control.kill(name, runs_dir()))
+        if now.phase == "late" and st.button(
+            "End it at once", key="kill", help="Kills its supervisor; the newest checkpoint stays."
+        ):
+            st.caption(control.kill(name, folder))
 
 
 def _stop(name: str, folder: Path) -> None:
-    wall_s = row(folder / name).wall_s or 0.0
     try:
         control.stop(name, folder)
-        st.session_state[f"stop_asked_{name}"] = (time.monotonic(), wall_s)
     except SpreezeError as error:
         st.session_state["control_error"] = clean(error)

@@ -1,10 +1,12 @@
-"""Routes beside the pages: live numbers, the agent's picture, Plotly's script. They only read."""
+"""Routes beside the pages: live numbers and the agent's picture. They only read."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
-from functools import cache
-from importlib import metadata, resources
+import os
+import time
 from pathlib import Path
 
 import streamlit as st
@@ -14,13 +16,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from spreeze.dashboard import feed
+from spreeze.dashboard import control, feed
 from spreeze.dashboard.data import run_path, runs_dir
 from spreeze.errors import RunError
 from spreeze.formats import clean
+from spreeze.rundir import is_alive
 
 SCRIPT = str(Path(__file__).with_name("main.py"))
 _MAX_PICTURE_BYTES = 2_000_000
+_PICTURE_WAIT_S = 1.0
+_PICTURE_POLL_S = 0.04
+_NO_STORE = {"Cache-Control": "no-store"}
 
 
 def prefix() -> str:
@@ -29,16 +35,10 @@ def prefix() -> str:
     return f"/{base}" if base else ""
 
 
-def plotly_url() -> str:
-    """Where the page loads Plotly from; a new version has a new address, so it may be kept for ever."""
-    return f"{prefix()}/x/plotly.js?v={metadata.version('plotly')}"
-
-
 def routes() -> list[Route]:
     """All routes, below the base path."""
     base = prefix()
     return [
-        Route(f"{base}/x/plotly.js", plotly),
         Route(f"{base}/api/live", live),
         Route(f"{base}/live.jpg", picture),
     ]
@@ -47,17 +47,6 @@ def routes() -> list[Route]:
 def middleware() -> list[Middleware]:
     """Only requests that name this machine: a foreign page cannot rebind its name to us."""
     return [Middleware(TrustedHostMiddleware, allowed_hosts=["localhost", "127.0.0.1"])]
-
-
-def plotly(request: Request) -> Response:
-    """The script of the installed Plotly package: nothing is loaded from elsewhere."""
-    headers = {"Cache-Control": "public, max-age=31536000, immutable"}
-    return Response(_plotly_script(), media_type="text/javascript", headers=headers)
-
-
-@cache
-def _plotly_script() -> bytes:
-    return resources.files("plotly").joinpath("package_data/plotly.min.js").read_bytes()
 
 
 def live(request: Request) -> Response:
@@ -69,19 +58,54 @@ def live(request: Request) -> Response:
         document = feed.answer(path, max(0.0, since), max(0, seen), query.get("epoch", ""))
     except (RunError, ValueError) as error:
         document = {"error": clean(error)}
+    activity = control.activity(runs_dir())
+    document["page"] = {"key": activity.key, "lines": activity.lines}
     return Response(
         json.dumps(document, separators=(",", ":"), allow_nan=False),
         media_type="application/json",
-        headers={"Cache-Control": "no-store"},
+        headers=_NO_STORE,
     )
 
 
-def picture(request: Request) -> Response:
-    """The newest picture of the agent."""
+async def picture(request: Request) -> Response:
+    """The newest picture of the agent, as soon as it is another one than ``after``; 204 where none comes in a second.
+
+    Asking for it is what tells the visualizer that somebody looks.
+    """
     try:
-        path = run_path(request.query_params.get("run", ""), runs_dir()) / "live.jpg"
+        path = run_path(request.query_params.get("run", ""), runs_dir())
+    except RunError:
+        return Response(status_code=204, headers=_NO_STORE)
+    await asyncio.to_thread(watched, path)
+    deadline_s = time.monotonic() + _PICTURE_WAIT_S
+    while True:
+        tag, data = read_picture(path / "live.jpg", request.query_params.get("after", ""))
+        if data is not None:
+            return Response(data, media_type="image/jpeg", headers={**_NO_STORE, "X-Picture": tag})
+        if time.monotonic() >= deadline_s or await request.is_disconnected():
+            return Response(status_code=204, headers=_NO_STORE)
+        await asyncio.sleep(_PICTURE_POLL_S)
+
+
+def read_picture(path: Path, known: str) -> tuple[str, bytes | None]:
+    """The picture's mark and its bytes; None where it is not there or is the known one."""
+    try:
+        tag = str(path.stat().st_mtime_ns)
+        if tag == known:
+            return tag, None
         with open(path, "rb") as file:
-            data = file.read(_MAX_PICTURE_BYTES)
-    except (RunError, OSError):
-        return Response(status_code=204, headers={"Cache-Control": "no-store"})  # none yet is no error
-    return Response(data, media_type="image/jpeg", headers={"Cache-Control": "no-store"})
+            return tag, file.read(_MAX_PICTURE_BYTES)
+    except OSError:
+        return "", None
+
+
+def watched(path: Path) -> None:
+    """Tells a live run's visualizer that somebody looks: touches ``control/viewer``, once a second at most."""
+    mark = path / "control" / "viewer"
+    with contextlib.suppress(OSError):
+        if mark.exists() and time.time() - mark.stat().st_mtime < 1.0:
+            return
+    if is_alive(path):
+        with contextlib.suppress(OSError):
+            os.close(os.open(mark, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+            os.utime(mark)

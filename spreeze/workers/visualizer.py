@@ -1,7 +1,7 @@
 """The visualizer: shows the current policy in an environment of its own, as ``live.jpg`` and as clips.
 
 It feeds nothing back, runs at low priority, and spends at most its share of a core: the cost
-of each frame is measured and slept off.
+of each frame is measured and slept off. Outside of clips it only draws while somebody looks.
 """
 
 from __future__ import annotations
@@ -28,6 +28,10 @@ _FIRST_CLIP_S = 5.0
 _NEW_WEIGHTS_S = 3.0
 _MAX_CLIPS = 300
 _MAX_FAILURES = 5
+_WATCHED_S = 3.0
+"""A viewer asks for pictures many times a second and touches ``control/viewer`` once a second."""
+_UNWATCHED_PICTURE_S = 30.0
+"""While nobody looks, ``live.jpg`` is at most this old: for the terminal's user and for the first look."""
 
 
 def run_visualizer(link: Link, job: VisualizerJob) -> None:
@@ -135,6 +139,8 @@ class _Show:
         self._policy: Policy | None = None
         self._clip: _Clip | None = None
         self._next_clip_s = float("inf")
+        self._next_picture_s = 0.0
+        self._viewer = self._run_dir / "control" / "viewer"
         self._new_weights_s = 0.0
         self._frames = 0
         self._clips = 0
@@ -146,6 +152,9 @@ class _Show:
         while not self._link.stopping:
             if self._link.visualizer_paused:
                 self._link.post(paused=1.0)
+                self._link.sleep(_POLL_S)
+                continue
+            if self._unneeded():
                 self._link.sleep(_POLL_S)
                 continue
             begin_s, cpu_s = time.monotonic(), time.process_time()
@@ -163,6 +172,16 @@ class _Show:
                 self._abandon(error)
             self._link.post(frames=self._frames, clips=self._clips, paused=0.0)
             self._rest(begin_s, time.process_time() - cpu_s)
+
+    def _unneeded(self) -> bool:
+        """True while no clip is due and nobody asked for a picture lately."""
+        now_s = time.monotonic()
+        if self._clip is not None or now_s >= min(self._next_clip_s, self._next_picture_s):
+            return False
+        try:
+            return time.time() - self._viewer.stat().st_mtime > _WATCHED_S
+        except OSError:
+            return True
 
     def _renew(self) -> None:
         """Takes newer weights at the start of an episode or every few seconds, but never inside of a clip."""
@@ -190,6 +209,7 @@ class _Show:
             self._player.advance(policy, self._live_stride if self._clip is None else self._clip_stride)
         picture = self._player.task.render()
         write_jpeg(self._run_dir / "live.jpg", picture)
+        self._next_picture_s = time.monotonic() + _UNWATCHED_PICTURE_S
         self._frames += 1
         if self._clip is not None:
             self._clip.writer.add(picture)
