@@ -18,6 +18,7 @@ TINY = (
     "--samplers", "1", "--envs-per-sampler", "4", "--batch-size", "32", "--replay-capacity", "20000",
     "--set", "sac.hidden_sizes=[32,32]", "--set", "replay.learning_starts=200", "--set", "evaluation.episodes=2",
     "--no-visualizer",
+    "--no-governor",  # what else the machine does is not part of a test
 )  # fmt: skip
 FAULT = ("--env", "spreeze/Fault-v0", "--import", "spreeze.envs.faults")
 PENDULUM = ("--env", "Pendulum-v1")

@@ -12,6 +12,7 @@ ISSUE_FLAGS = [
     "--replay-capacity", "--learner-threads", "--device", "--samples-per-insert", "--seconds", "--env-steps",
     "--updates", "--target-return", "--seed", "--runs-dir", "--name", "--resume", "--no-visualizer", "--json",
     "--set", "--save-replay", "--import", "--env-arg", "--objective", "--cpu-target", "--gpu-target", "--leave-free",
+    "--no-governor",
 ]  # fmt: skip
 
 
@@ -45,7 +46,7 @@ def test_flags_become_settings():
         "1.5", "--env-steps", "10", "--updates", "20", "--target-return", "-200", "--seed", "9", "--name", "n",
         "--import", "m", "--runs-dir", "r", "--samples-per-insert", "2:4", "--save-replay", "--no-visualizer",
         "--set", "td3.policy_delay=3", "--set", "td3.gamma=0.9", "--objective", "paper", "--cpu-target", "0.5",
-        "--gpu-target", "0.9", "--leave-free", "0.25",
+        "--gpu-target", "0.9", "--leave-free", "0.25", "--no-governor",
     )  # fmt: skip
     assert values == {
         "env": {"id": "A-v0", "import_module": "m"},
@@ -56,7 +57,7 @@ def test_flags_become_settings():
         "stop": {"seconds": 1.5, "env_steps": 10, "updates": 20, "target_return": -200.0},
         "visualizer": {"enabled": False},
         "td3": {"policy_delay": 3, "gamma": 0.9},
-        "tuning": {"objective": "paper", "cpu_target": 0.5, "gpu_target": 0.9, "leave_free": 0.25},
+        "tuning": {"objective": "paper", "cpu_target": 0.5, "gpu_target": 0.9, "leave_free": 0.25, "govern": False},
     }
     resolve([Layer("user", values)])
 

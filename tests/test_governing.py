@@ -1,5 +1,7 @@
 """The governor in a run: what it reads, what it posts, and real samplers that rest and come back."""
 
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -13,16 +15,17 @@ from spreeze.envs.probe import probe_env
 from spreeze.envs.task import open_task
 from spreeze.hardware import CoreFacts
 from spreeze.load import Load, LoadReader
-from spreeze.metrics import SLOTS
+from spreeze.metrics import SLOTS, Phase
 from spreeze.modes import spreeze as mode
-from spreeze.modes.spreeze import worker_specs
-from spreeze.rundir import RunDir
+from spreeze.modes.spreeze import open_memory, worker_specs
+from spreeze.rundir import SUBDIRECTORIES, RunDir
 from spreeze.settings import Layer, resolve
 from spreeze.store_reader import MetricsReader
 from spreeze.transport import board as words
 from spreeze.transport.board import Board
 from spreeze.transport.ring import Ring, ShardWriter
 from spreeze.workers import governor
+from spreeze.workers.crew import Crew
 from spreeze.workers.gauges import Reading
 from spreeze.workers.governing import Governing
 from spreeze.workers.interrupts import Interrupts
@@ -30,6 +33,7 @@ from spreeze.workers.link import Link
 from spreeze.workers.plan import RunPlan
 from spreeze.workers.sampler import SamplerJob, SamplerLoop
 from spreeze.workers.sampling import Sampling
+from spreeze.workers.spawn import Nest
 
 TWO_CORES = CoreFacts(ids=(0, 1), quota=None, usable=2.0, physical=2, reason="as told")
 
@@ -211,6 +215,35 @@ def test_a_slowed_sampler_works_its_share_of_the_time(one_sampler):
     slots = one_sampler.board.named_slots(0, "sampler")
     worked_s = slots["policy_s"] + slots["env_s"] + slots["write_s"]
     assert 0.0 < worked_s < 0.25  # an eighth of 0.6 s is 0.075 s
+
+
+def test_a_sampler_killed_while_it_rests_is_started_again_and_rests_on(tmp_path):
+    decided = plan(replay={"samples_per_insert_min": 0.0, "capacity": 20_000})
+    for sub in SUBDIRECTORIES:
+        (tmp_path / sub).mkdir()
+    with open_memory(decided, tmp_path, 4) as (board, ring):
+        crew = Crew(Nest(run_dir=tmp_path, board_fd=board.block.fd, board_rows=4, nonce="resting"), board,
+                    on_event=lambda level, text: None, takeover=lambda spec: ring.takeover(spec.index, 0))
+        board.header[words.ACTIVE_SAMPLERS] = 0
+
+        def resting():
+            crew.wait(0.02)
+            crew.watch()
+            return board.control(0)[words.PHASE] == Phase.WAIT
+
+        try:
+            crew.add(worker_specs(decided, tmp_path, ring, time.monotonic())["sampler-0"])
+            poll(resting, 60.0, "rest")
+            os.kill(crew.pids()["sampler-0"], signal.SIGKILL)
+            poll(lambda: resting() and crew.restarts == 1, 60.0, "rest of the second")
+            beat = int(board.control(0)[words.HEARTBEAT])
+            poll(lambda: resting() and board.control(0)[words.HEARTBEAT] > beat + 5, 60.0, "beats")
+            assert board.named_slots(0, "sampler")["env_steps"] == 0
+            board.header[words.ACTIVE_SAMPLERS] = 1
+            poll(lambda: (crew.watch(), board.named_slots(0, "sampler")["env_steps"] > 0)[1], 60.0, "work")
+            assert crew.restarts == 1
+        finally:
+            crew.stop(hurry=lambda: True, on_messages=lambda messages: None)
 
 
 class Told:
