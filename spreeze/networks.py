@@ -54,13 +54,13 @@ class Parameters:
         self.weights_t = [weight.transpose(1, 2) for weight in self.weights]
         self.head_rows = [self.head_weight[index, 0] for index in range(self.stack)]
 
-    def first(self) -> Parameters:
-        """The first network of the stack alone, sharing memory."""
-        one = object.__new__(Parameters)
+    def one(self, index: int) -> Parameters:
+        """One network of the stack alone, sharing memory."""
+        one, only = object.__new__(Parameters), slice(index, index + 1)
         one.flat, one.sizes, one.stack = self.flat, self.sizes, 1
-        one.weights = [weight[:1] for weight in self.weights]
-        one.biases = [bias[:1] for bias in self.biases]
-        one.head_weight, one.head_bias = self.head_weight[:1], self.head_bias[:1]
+        one.weights = [weight[only] for weight in self.weights]
+        one.biases = [bias[only] for bias in self.biases]
+        one.head_weight, one.head_bias = self.head_weight[only], self.head_bias[only]
         one._bind()
         return one
 
@@ -122,14 +122,14 @@ class Tape:
         grads = [torch.zeros_like(tensor) for tensor in hidden]
         return cls(hidden, grads, like.new_zeros(stack, outputs, rows), like.new_zeros(stack, outputs, rows))
 
-    def part(self, begin: int, end: int, stack: int | None = None) -> Tape:
-        """The same buffers, rows ``begin`` to ``end`` and the first ``stack`` networks only."""
-        keep = self.stack if stack is None else stack
+    def part(self, begin: int, end: int, network: int | None = None) -> Tape:
+        """The same buffers, rows ``begin`` to ``end``, of all networks or of one."""
+        kept = slice(None) if network is None else slice(network, network + 1)
         return Tape(
-            [tensor[:keep, begin:end] for tensor in self.hidden],
-            [tensor[:keep, begin:end] for tensor in self.grads],
-            self.out[:keep, :, begin:end],
-            self.grad_out[:keep, :, begin:end],
+            [tensor[kept, begin:end] for tensor in self.hidden],
+            [tensor[kept, begin:end] for tensor in self.grads],
+            self.out[kept, :, begin:end],
+            self.grad_out[kept, :, begin:end],
         )
 
 
@@ -174,23 +174,38 @@ def mlp_backward(parameters: Parameters, tape: Tape, x_t: Tensor | None, gradien
         [S, M, H_0] gradient to the first layer's pre-activation.
     """
     if gradient is not None:
-        torch.bmm(tape.grad_out, tape.hidden[-1], out=gradient.head_weight)
-        torch.sum(tape.grad_out, 2, keepdim=True, out=gradient.head_bias)
-    if parameters.sizes[-1] > 1:
-        torch.bmm(tape.grad_out_t, parameters.head_weight, out=tape.grads[-1])
-    else:
-        torch.mul(tape.grad_out_t, parameters.head_weight, out=tape.grads[-1])
-    for index in range(len(tape.hidden) - 1, -1, -1):
-        grad = tape.grads[index]
-        _relu_backward(grad, tape.hidden[index], 0.0, grad_input=grad)
+        head_weight_gradients(tape, gradient)
+    for index in range(len(tape.hidden), 0, -1):
+        input_gradients(parameters, tape, index)
         if gradient is not None:
-            inputs_t = tape.hidden_t[index - 1] if index else x_t
-            assert inputs_t is not None
-            torch.bmm(inputs_t, grad, out=gradient.weights[index])
-            torch.sum(grad, 1, keepdim=True, out=gradient.biases[index])
-        if index:
-            torch.bmm(grad, parameters.weights_t[index], out=tape.grads[index - 1])
+            weight_gradients(tape, x_t, gradient, index - 1)
     return tape.grads[0]
+
+
+def input_gradients(parameters: Parameters, tape: Tape, index: int) -> None:
+    """Carries the gradient through layer ``index`` (the head is the last) and the ReLU before it."""
+    below = tape.grads[index - 1]
+    if index < len(tape.hidden):
+        torch.bmm(tape.grads[index], parameters.weights_t[index], out=below)
+    elif parameters.sizes[-1] > 1:
+        torch.bmm(tape.grad_out_t, parameters.head_weight, out=below)
+    else:
+        torch.mul(tape.grad_out_t, parameters.head_weight, out=below)
+    _relu_backward(below, tape.hidden[index - 1], 0.0, grad_input=below)
+
+
+def weight_gradients(tape: Tape, x_t: Tensor | None, gradient: Parameters, index: int) -> None:
+    """Weight and bias gradients of hidden layer ``index``; ``x_t`` [S, I, M] is the input of the first."""
+    inputs_t = tape.hidden_t[index - 1] if index else x_t
+    assert inputs_t is not None
+    torch.bmm(inputs_t, tape.grads[index], out=gradient.weights[index])
+    torch.sum(tape.grads[index], 1, keepdim=True, out=gradient.biases[index])
+
+
+def head_weight_gradients(tape: Tape, gradient: Parameters) -> None:
+    """Weight and bias gradients of the head."""
+    torch.bmm(tape.grad_out, tape.hidden[-1], out=gradient.head_weight)
+    torch.sum(tape.grad_out, 2, keepdim=True, out=gradient.head_bias)
 
 
 def policy_arrays(parameters: Parameters) -> dict[str, Tensor]:

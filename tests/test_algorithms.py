@@ -187,7 +187,7 @@ def test_td3_moves_actor_and_targets_only_at_every_delayed_update():
 def test_td3_without_delay_noise_or_second_critic_is_ddpg():
     td3 = made("td3", policy_delay=1, target_noise=0.0)
     ddpg = made("ddpg")
-    one = ddpg.critics.online.first()
+    one = ddpg.critics.online.one(0)
     for (mine, _), (theirs, _) in zip(td3.critics.online.blocks(), one.blocks(), strict=True):
         mine.copy_(theirs.expand_as(mine))
     td3.critics.target.flat.copy_(td3.critics.online.flat)

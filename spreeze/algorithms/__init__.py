@@ -16,7 +16,7 @@ from spreeze.errors import ConfigError, did_you_mean
 
 Table = dict[str, Callable[..., OffPolicyAlgorithm]]
 REGISTRY: Table = {"sac": SAC, "td3": TD3, "ddpg": DDPG}
-"""For continuous actions."""
+"""For continuous actions; all of them can share an update between a pair of threads."""
 DISCRETE_REGISTRY: Table = {"dqn": DQN, "sac": DiscreteSAC}
 """For one of n actions."""
 

@@ -8,39 +8,63 @@ different devices.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from spreeze import ops
 from spreeze.algorithms.adam import FlatAdam
+from spreeze.algorithms.pair import Pair
 from spreeze.networks import Parameters, Tape, mlp_backward, mlp_forward, new_parameters
+
+
+class _Group:
+    """Networks whose passes run in one thread: all of them, or one critic in each thread of a pair."""
+
+    def __init__(self, networks: slice, online: Parameters, target: Parameters, gradient: Parameters) -> None:
+        self.networks, self.online, self.target, self.gradient = networks, online, target, gradient
+        self.stack = online.stack
+
+
+class _GroupBuffers:
+    """Views of the buffers for one group, made once: at small sizes each costs as much as an addition."""
+
+    def __init__(self, group: _Group, tape: Tape, x: Tensor, td_error: Tensor, action_gradients: Tensor) -> None:
+        self.tape, self.x = tape, x
+        self.td_error, self.action_gradients = td_error[group.networks], action_gradients[group.networks]
+        self.all_q, self.all_grad = tape.out[:, 0], tape.grad_out[:, 0]
 
 
 class _Buffers:
     """Everything whose size depends on the batch."""
 
-    def __init__(self, parameters: Parameters, rows: int, obs_dim: int, action_dim: int) -> None:
+    def __init__(self, groups: list[_Group], parameters: Parameters, rows: int, obs_dim: int, action_dim: int) -> None:
         like, stack = parameters.flat, parameters.stack
-        self.tape = Tape.allocate(parameters, rows)
-        self.first = self.tape.part(0, rows, stack=1)
+        tape = Tape.allocate(parameters, rows)
+        self.first = tape.part(0, rows, network=0)
+        self.halves = tape.part(0, rows // 2, network=0), tape.part(rows // 2, rows, network=0)
         self.td_error = like.new_zeros(stack, rows)
         self.target = like.new_zeros(rows)
         self.q_action = like.new_full((rows,), math.nan)
         self.action_gradients = like.new_zeros(stack, action_dim, rows)
         x = like.new_zeros(rows, obs_dim + action_dim)
         self.x_obs, self.x_action_t = x[:, :obs_dim], x[:, obs_dim:].t()
-        self.x = x.expand(stack, rows, obs_dim + action_dim)
         self.rows = rows
         self.per_row = like.new_full((), 1.0 / rows)
-        # Views made once: at small sizes each costs as much as an addition.
-        self.q = [self.tape.out[index, 0] for index in range(stack)]
-        self.all_q, self.all_grad = self.tape.out[:, 0], self.tape.grad_out[:, 0]
-        self.grad = [self.tape.grad_out[index, 0] for index in range(stack)]
+        self.q = [tape.out[index, 0] for index in range(stack)]
+        self.grad = [tape.grad_out[index, 0] for index in range(stack)]
+        self.groups = [
+            _GroupBuffers(
+                group, tape if group.stack == stack else tape.part(0, rows, network=group.networks.start),
+                x.expand(group.stack, rows, obs_dim + action_dim), self.td_error, self.action_gradients,
+            )
+            for group in groups
+        ]
 
 
 class Critics:
-    """S Q networks Q(s, a) as one stacked network."""
+    """S Q networks Q(s, a) as one stacked network, or one in each thread of a pair."""
 
     def __init__(
         self,
@@ -52,6 +76,7 @@ class Critics:
         generator: torch.Generator,
         device: torch.device,
         dtype: torch.dtype = torch.float32,
+        pair: Pair | None = None,
     ) -> None:
         sizes = (obs_dim + action_dim, *hidden_sizes, 1)
         self.online = new_parameters(sizes, stack, device, dtype)
@@ -62,8 +87,27 @@ class Critics:
         self.adam = FlatAdam(self.online.flat, self.gradient.flat, lr)
         self._obs_dim, self._action_dim = obs_dim, action_dim
         self._action_weights = self.online.weights[0][:, obs_dim:]
-        self._online_first = self.online.first()
+        self._online_first = self.online.one(0)
+        self._pair = pair
+        self._groups = self._grouped()
         self._buffers: _Buffers | None = None
+
+    def _grouped(self) -> list[_Group]:
+        if self._pair is None or self.online.stack == 1:
+            return [_Group(slice(None), self.online, self.target, self.gradient)]
+        return [
+            _Group(slice(index, index + 1), self.online.one(index), self.target.one(index), self.gradient.one(index))
+            for index in range(2)
+        ]
+
+    def _each(self, work: Callable[[_Group, _GroupBuffers], object], buffers: _Buffers) -> None:
+        """Does the work for every group, two groups at once."""
+        if self._pair is None or len(self._groups) == 1:
+            work(self._groups[0], buffers.groups[0])
+            return
+        self._pair.both(
+            lambda: work(self._groups[0], buffers.groups[0]), lambda: work(self._groups[1], buffers.groups[1])
+        )
 
     def next_value(self, next_obs: Tensor, next_action: Tensor) -> Tensor:
         """Least of the target networks' values (clipped double Q, arXiv 1802.09477, eq. 10).
@@ -78,7 +122,7 @@ class Critics:
         buffers = self._sized(next_obs.shape[0])
         buffers.x_obs.copy_(next_obs)
         buffers.x_action_t.copy_(next_action)
-        mlp_forward(self.target, buffers.x, buffers.tape)
+        self._each(lambda group, own: mlp_forward(group.target, own.x, own.tape), buffers)
         return buffers.q[0].clone() if self.online.stack == 1 else torch.minimum(*buffers.q)
 
     def step(self, obs_action: Tensor, target: Tensor) -> None:
@@ -89,12 +133,16 @@ class Critics:
             target: [B].
         """
         buffers = self._sized(obs_action.shape[0])
-        x = obs_action.expand(self.online.stack, -1, -1)
-        mlp_forward(self.online, x, buffers.tape)
-        torch.sub(buffers.all_q, target, out=buffers.td_error)
         buffers.target = target
-        torch.mul(buffers.td_error, buffers.per_row, out=buffers.all_grad)
-        mlp_backward(self.online, buffers.tape, x.transpose(1, 2), self.gradient)
+
+        def differentiate(group: _Group, own: _GroupBuffers) -> None:
+            x = obs_action.expand(group.stack, -1, -1)
+            mlp_forward(group.online, x, own.tape)
+            torch.sub(own.all_q, target, out=own.td_error)
+            torch.mul(own.td_error, buffers.per_row, out=own.all_grad)
+            mlp_backward(group.online, own.tape, x.transpose(1, 2), group.gradient)
+
+        self._each(differentiate, buffers)
         self.adam.step()
 
     def action_gradient(self, obs: Tensor, action: Tensor, *, least: bool) -> Tensor:
@@ -113,21 +161,36 @@ class Critics:
         buffers.x_action_t.copy_(action)
         gradients = buffers.action_gradients
         if not least or self.online.stack == 1:
-            tape = buffers.first
-            buffers.q_action.copy_(mlp_forward(self._online_first, buffers.x[:1], tape)[0, 0])
-            tape.grad_out.fill_(1.0)
-            mlp_backward(self._online_first, tape, None, None)
-            torch.bmm(self._action_weights[:1], tape.grads_t[0], out=gradients[:1])
+            self._first_gradient(buffers)
             return gradients[0]
-        mlp_forward(self.online, buffers.x, buffers.tape)
+        self._each(lambda group, own: mlp_forward(group.online, own.x, own.tape), buffers)
         first, second = buffers.q
         torch.minimum(first, second, out=buffers.q_action)
         # Only the lesser critic of a row has a gradient; a tie goes to the first.
         torch.le(first, second, out=buffers.grad[0])
         torch.gt(first, second, out=buffers.grad[1])
-        mlp_backward(self.online, buffers.tape, None, None)
-        torch.bmm(self._action_weights, buffers.tape.grads_t[0], out=gradients)
+
+        def descend(group: _Group, own: _GroupBuffers) -> None:
+            mlp_backward(group.online, own.tape, None, None)
+            torch.bmm(self._action_weights[group.networks], own.tape.grads_t[0], out=own.action_gradients)
+
+        self._each(descend, buffers)
         return gradients[0].add_(gradients[1])
+
+    def _first_gradient(self, buffers: _Buffers) -> None:
+        """Q and dQ/da of the first critic alone; no sum goes over rows, so each thread has half of them."""
+        def descend(rows: slice, tape: Tape) -> None:
+            buffers.q_action[rows] = mlp_forward(self._online_first, buffers.groups[0].x[:1, rows], tape)[0, 0]
+            tape.grad_out.fill_(1.0)
+            mlp_backward(self._online_first, tape, None, None)
+            torch.bmm(self._action_weights[:1], tape.grads_t[0], out=buffers.action_gradients[:1, :, rows])
+
+        if self._pair is None:
+            descend(slice(None), buffers.first)
+            return
+        middle = buffers.rows // 2
+        (upper, lower), pair = buffers.halves, self._pair
+        pair.both(lambda: descend(slice(0, middle), upper), lambda: descend(slice(middle, None), lower))
 
     def update_target(self, tau: float) -> None:
         """Moves the target networks toward the online ones."""
@@ -155,5 +218,5 @@ class Critics:
 
     def _sized(self, rows: int) -> _Buffers:
         if self._buffers is None or self._buffers.rows != rows:
-            self._buffers = _Buffers(self.online, rows, self._obs_dim, self._action_dim)
+            self._buffers = _Buffers(self._groups, self.online, rows, self._obs_dim, self._action_dim)
         return self._buffers

@@ -13,6 +13,7 @@ from spreeze import ops
 from spreeze.algorithms.base import Proposal
 from spreeze.algorithms.common import ActorCritic
 from spreeze.algorithms.deterministic import deterministic_parts
+from spreeze.algorithms.pair import Pair
 from spreeze.config import DDPGConfig
 from spreeze.types import TransitionBatch
 
@@ -30,9 +31,10 @@ class DDPG(ActorCritic):
         seed: int,
         device: str = "cpu",
         dtype: torch.dtype = torch.float32,
+        pair: Pair | None = None,
     ) -> None:
         self.actor, self.critics, noise, meta = deterministic_parts(
-            obs_dim, action_dim, config, seed, torch.device(device), dtype, num_critics=1
+            obs_dim, action_dim, config, seed, torch.device(device), dtype, num_critics=1, pair=pair
         )
         self._config = config
         super().__init__(self.actor, self.critics, noise, meta)

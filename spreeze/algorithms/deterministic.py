@@ -10,20 +10,23 @@ from torch import Tensor
 from spreeze import ops
 from spreeze.algorithms.adam import FlatAdam
 from spreeze.algorithms.critics import Critics
+from spreeze.algorithms.pair import Pair
+from spreeze.algorithms.passes import Passes, backward
 from spreeze.config import DDPGConfig, TD3Config
-from spreeze.networks import Parameters, Tape, mlp_backward, mlp_forward, new_parameters
+from spreeze.networks import Parameters, Tape, new_parameters
 
 
 class _Buffers:
     """Everything whose size depends on the batch."""
 
-    def __init__(self, parameters: Parameters, rows: int, action_dim: int) -> None:
-        like = parameters.flat
+    def __init__(self, online: Parameters, target: Parameters, rows: int, pair: Pair | None) -> None:
+        like, action_dim = online.flat, online.sizes[-1]
         self.rows = rows
-        self.tape = Tape.allocate(parameters, rows)
+        self.tape = Tape.allocate(online, rows)
+        self.online, self.target = Passes(online, self.tape, pair), Passes(target, self.tape, pair)
         self.noise = like.new_zeros(action_dim, rows)
         self.action = like.new_zeros(action_dim, rows)
-        self.x_obs_t = like.new_zeros(1, parameters.sizes[0], rows)
+        self.x_obs_t = like.new_zeros(1, online.sizes[0], rows)
         self.minus_per_row = like.new_full((), -1.0 / rows)
 
 
@@ -40,6 +43,7 @@ class DeterministicActor:
         noise: torch.Generator,
         device: torch.device,
         dtype: torch.dtype = torch.float32,
+        pair: Pair | None = None,
     ) -> None:
         sizes = (obs_dim, *hidden_sizes, action_dim)
         self.online = new_parameters(sizes, 1, device, dtype)
@@ -48,13 +52,13 @@ class DeterministicActor:
         self.target.flat.copy_(self.online.flat)
         self.gradient = new_parameters(sizes, 1, device, dtype)
         self.adam = FlatAdam(self.online.flat, self.gradient.flat, lr)
-        self._action_dim, self._noise = action_dim, noise
+        self._noise, self._pair = noise, pair
         self._buffers: _Buffers | None = None
 
     def target_action(self, next_obs: Tensor, deviation: float = 0.0, clip: float = 0.0) -> Tensor:
         """Target policy's action [A, B] at next_obs [B, O], with clipped noise if ``deviation`` > 0."""
         buffers = self._sized(next_obs.shape[0])
-        action = mlp_forward(self.target, next_obs.unsqueeze(0), buffers.tape)[0].tanh()
+        action = buffers.target.forward(next_obs.unsqueeze(0))[0].tanh()
         if deviation == 0.0:
             return action
         buffers.noise.normal_(generator=self._noise)
@@ -64,7 +68,7 @@ class DeterministicActor:
         """Policy's action [A, B] at obs [B, O]; its activations are kept for ``step``."""
         buffers = self._sized(obs.shape[0])
         buffers.x_obs_t = obs.t().unsqueeze(0)
-        buffers.action = mlp_forward(self.online, obs.unsqueeze(0), buffers.tape)[0].tanh()
+        buffers.action = buffers.online.forward(obs.unsqueeze(0))[0].tanh()
         return buffers.action
 
     def step(self, dq_da: Tensor) -> None:
@@ -72,7 +76,7 @@ class DeterministicActor:
         buffers = self._buffers
         assert buffers is not None
         buffers.tape.grad_out[0].copy_(ops.tanh_backward(buffers.action, dq_da * buffers.minus_per_row))
-        mlp_backward(self.online, buffers.tape, buffers.x_obs_t, self.gradient)
+        backward(self.online, buffers.tape, buffers.x_obs_t, self.gradient, self._pair)
         self.adam.step()
 
     def update_target(self, tau: float) -> None:
@@ -94,13 +98,13 @@ class DeterministicActor:
 
     def _sized(self, rows: int) -> _Buffers:
         if self._buffers is None or self._buffers.rows != rows:
-            self._buffers = _Buffers(self.online, rows, self._action_dim)
+            self._buffers = _Buffers(self.online, self.target, rows, self._pair)
         return self._buffers
 
 
 def deterministic_parts(
     obs_dim: int, action_dim: int, config: TD3Config | DDPGConfig, seed: int, place: torch.device, dtype: torch.dtype,
-    *, num_critics: int,
+    *, num_critics: int, pair: Pair | None = None,
 ) -> tuple[DeterministicActor, Critics, torch.Generator, dict[str, Any]]:
     """What TD3 and DDPG are made of: actor, critics, the generator of all noise, the policy's metadata.
 
@@ -109,8 +113,8 @@ def deterministic_parts(
     hidden = config.hidden_sizes
     init = torch.Generator().manual_seed(seed)
     noise = torch.Generator(place).manual_seed(seed + 1)
-    actor = DeterministicActor(obs_dim, action_dim, hidden, config.actor_lr, init, noise, place, dtype)
-    critics = Critics(obs_dim, action_dim, hidden, num_critics, config.critic_lr, init, place, dtype)
+    actor = DeterministicActor(obs_dim, action_dim, hidden, config.actor_lr, init, noise, place, dtype, pair)
+    critics = Critics(obs_dim, action_dim, hidden, num_critics, config.critic_lr, init, place, dtype, pair)
     meta = {
         "policy": "deterministic",
         "obs_dim": obs_dim,

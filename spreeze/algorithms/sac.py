@@ -18,12 +18,12 @@ from spreeze.algorithms.adam import FlatAdam
 from spreeze.algorithms.base import Proposal
 from spreeze.algorithms.common import ActorCritic
 from spreeze.algorithms.critics import Critics
+from spreeze.algorithms.pair import Pair
+from spreeze.algorithms.passes import Passes, backward
 from spreeze.config import SACConfig
 from spreeze.networks import (
     Parameters,
     Tape,
-    mlp_backward,
-    mlp_forward,
     new_parameters,
 )
 from spreeze.types import TransitionBatch
@@ -32,10 +32,11 @@ from spreeze.types import TransitionBatch
 class _Buffers:
     """Everything whose size depends on the batch: rows 0..B-1 are next_obs, B..2B-1 obs."""
 
-    def __init__(self, parameters: Parameters, rows: int, action_dim: int) -> None:
+    def __init__(self, parameters: Parameters, rows: int, action_dim: int, pair: Pair | None) -> None:
         like, obs_dim = parameters.flat, parameters.sizes[0]
         self.rows = rows
         self.tape = Tape.allocate(parameters, 2 * rows)
+        self.passes = Passes(parameters, self.tape, pair)
         self.fresh = self.tape.part(rows, 2 * rows)
         self.x = like.new_zeros(1, 2 * rows, obs_dim)
         self.x_next, self.x_obs = self.x[0, :rows], self.x[0, rows:]
@@ -64,6 +65,7 @@ class GaussianActor:
         noise: torch.Generator,
         device: torch.device,
         dtype: torch.dtype = torch.float32,
+        pair: Pair | None = None,
     ) -> None:
         sizes = (obs_dim, *config.hidden_sizes, 2 * action_dim)
         self.online = new_parameters(sizes, 1, device, dtype)
@@ -76,17 +78,18 @@ class GaussianActor:
         self._alpha_adam = FlatAdam(self.log_alpha, self._grad_log_alpha, config.alpha_lr)
         self._target_entropy = torch.full_like(self.log_alpha, config.target_entropy_per_action * action_dim)
         self._tune_alpha, self._action_dim, self._noise = config.tune_alpha, action_dim, noise
+        self._pair = pair
         self._buffers: _Buffers | None = None
 
     def propose(self, next_obs: Tensor, obs: Tensor) -> Proposal:
         """Actions and log-densities at ``next_obs`` and actions at ``obs``, both [B, O]."""
         rows = obs.shape[0]
         if self._buffers is None or self._buffers.rows != rows:
-            self._buffers = _Buffers(self.online, rows, self._action_dim)
+            self._buffers = _Buffers(self.online, rows, self._action_dim, self._pair)
         buffers = self._buffers
         buffers.x_next.copy_(next_obs)
         buffers.x_obs.copy_(obs)
-        mlp_forward(self.online, buffers.x, buffers.tape)
+        buffers.passes.forward(buffers.x)
         torch.clamp(buffers.raw_log_std, ops.LOG_STD_MIN, ops.LOG_STD_MAX, out=buffers.log_std)
         buffers.noise.normal_(generator=self._noise)
         action, log_prob, deviation = ops.squashed_gaussian(buffers.mean, buffers.log_std, buffers.noise)
@@ -105,7 +108,7 @@ class GaussianActor:
         # Outside of its range log_std is constant, so it gets no gradient there.
         torch.eq(buffers.fresh_log_std, buffers.fresh_raw_log_std, out=buffers.in_range)
         torch.mul(grad_log_std, buffers.in_range, out=buffers.grad_log_std)
-        mlp_backward(self.online, buffers.fresh, buffers.x_obs_t, self.gradient)
+        backward(self.online, buffers.fresh, buffers.x_obs_t, self.gradient, self._pair)
         self.adam.step()
         if self._tune_alpha:
             torch.sub(torch.dot(buffers.log_prob, buffers.minus_mean), self._target_entropy, out=self._grad_log_alpha)
@@ -149,12 +152,13 @@ class SAC(ActorCritic):
         seed: int,
         device: str = "cpu",
         dtype: torch.dtype = torch.float32,
+        pair: Pair | None = None,
     ) -> None:
         place, hidden = torch.device(device), config.hidden_sizes
         init = torch.Generator().manual_seed(seed)
         noise = torch.Generator(place).manual_seed(seed + 1)
-        self.actor = GaussianActor(obs_dim, action_dim, config, init, noise, place, dtype)
-        self.critics = Critics(obs_dim, action_dim, hidden, 2, config.critic_lr, init, place, dtype)
+        self.actor = GaussianActor(obs_dim, action_dim, config, init, noise, place, dtype, pair)
+        self.critics = Critics(obs_dim, action_dim, hidden, 2, config.critic_lr, init, place, dtype, pair)
         self._tau = config.tau
         meta = {
             "policy": "squashed_gaussian",

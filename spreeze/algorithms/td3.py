@@ -9,6 +9,7 @@ from spreeze import ops
 from spreeze.algorithms.base import Proposal
 from spreeze.algorithms.common import ActorCritic
 from spreeze.algorithms.deterministic import deterministic_parts
+from spreeze.algorithms.pair import Pair
 from spreeze.config import TD3Config
 from spreeze.types import TransitionBatch
 
@@ -26,9 +27,10 @@ class TD3(ActorCritic):
         seed: int,
         device: str = "cpu",
         dtype: torch.dtype = torch.float32,
+        pair: Pair | None = None,
     ) -> None:
         self.actor, self.critics, noise, meta = deterministic_parts(
-            obs_dim, action_dim, config, seed, torch.device(device), dtype, num_critics=2
+            obs_dim, action_dim, config, seed, torch.device(device), dtype, num_critics=2, pair=pair
         )
         self._config = config
         super().__init__(self.actor, self.critics, noise, meta)

@@ -18,7 +18,7 @@ Row = dict[str, Any]
 
 _LEARNER_UNITS = {
     "updates_per_s": "1/s", "update_frames_per_s": "1/s", "product_floor_share": "share", "matrix_flop_per_s": "flop/s",
-    "product_flop": "flop", "learner_critic_share": "share", "learner_actor_share": "share",
+    "over_one_thread": "ratio", "product_flop": "flop", "learner_critic_share": "share", "learner_actor_share": "share",
 }
 
 def main(argv: list[str] | None = None) -> int:
@@ -60,7 +60,8 @@ def _parser() -> argparse.ArgumentParser:
     learner = add("learner", "updates a second against the matrix products that an update needs")
     learner.add_argument("--batch-size", type=int, nargs="+", default=[256], help="batch sizes (default: 256)")
     learner.add_argument("--algo", choices=("sac", "td3", "ddpg"), default="sac", help="algorithm (default: sac)")
-    learner.add_argument("--threads", type=int, default=1, help="threads of a product (default: 1)")
+    learner.add_argument("--threads", type=int, nargs="+", choices=(1, 2), default=[1],
+                         help="1, or 2 for a pair of threads; both are measured in turn (default: 1)")
     add("together", "sampler and learner alone, together, and with evaluator and visualizer", task)
     add("rates", "env steps/s and updates/s of whole runs, batch 256, one sampler", task)
     target = add("target", "wall time to a return, asynchronous and serial mode in turn", task)
@@ -154,6 +155,8 @@ def _learner(args: argparse.Namespace) -> list[Row]:
         repeats = case.pop("repeats")
         more = {"batch_size": case["batch_size"], "algo": case["algo"], "learner_threads": case["learner_threads"]}
         for name, unit in _LEARNER_UNITS.items():
+            if name not in case:
+                continue
             target = ">= 0.85" if name == "product_floor_share" and case["batch_size"] == 256 else None
             rows.append({"metric": name, "value": case[name], "unit": unit, "repeats": repeats.get(name, []), **more,
                          **({"target": target} if target else {})})

@@ -9,6 +9,7 @@ step, of the input in the critic step) are not in the list.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import statistics
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from typing import Any, NamedTuple
 import torch
 
 from spreeze.algorithms import create
+from spreeze.algorithms.pair import Pair
 from spreeze.config import PARTS, AlgorithmConfig
 from spreeze.types import RowLayout, TransitionBatch
 
@@ -131,32 +133,40 @@ def learner_rows(
     obs_dim: int = 22,
     action_dim: int = 6,
     hidden: tuple[int, ...] = (256, 256),
-    threads: int = 1,
+    threads: tuple[int, ...] | list[int] = (1,),
     algo: str = "sac",
 ) -> list[dict[str, Any]]:
-    """Measures one row for each batch size; repeats of all sizes, updates and products are interleaved."""
+    """Measures one row for each batch size and number of threads; updates and products of all are interleaved.
+
+    The products are those of one thread throughout: the floor of one core.
+    """
     before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        cases = [_Case(algo, size, obs_dim, action_dim, hidden) for size in batch_sizes]
+    torch.set_num_threads(1)
+    with contextlib.ExitStack() as stack:
+        stack.callback(torch.set_num_threads, before)
+        pair = stack.enter_context(Pair()) if any(count > 1 for count in threads) else None
+        cases = [_Case(algo, size, obs_dim, action_dim, hidden, pair if count > 1 else None)
+                 for size in batch_sizes for count in threads]
         for _ in range(repeats):
             for case in cases:
                 case.measure()
-        return [case.row(threads) for case in cases]
-    finally:
-        torch.set_num_threads(before)
+        return [case.row(alone=next((c for c in cases if c.batch_size == case.batch_size and c.threads == 1), None))
+                for case in cases]
 
 
 class _Case:
     """One batch size: an algorithm, its product round, and what was measured."""
 
-    def __init__(self, algo: str, batch_size: int, obs_dim: int, action_dim: int, hidden: tuple[int, ...]) -> None:
+    def __init__(self, algo: str, batch_size: int, obs_dim: int, action_dim: int, hidden: tuple[int, ...],
+                 pair: Pair | None = None) -> None:
         part = PARTS[algo]
         assert issubclass(part, AlgorithmConfig)
         config = dataclasses.replace(part(), hidden_sizes=hidden)
         self.algo, self.batch_size, self.hidden = algo, batch_size, hidden
         self.obs_dim, self.action_dim = obs_dim, action_dim
-        self.algorithm = create(algo, obs_dim, action_dim, config, seed=0)
+        self.threads = 1 if pair is None else 2
+        options: dict[str, Any] = {} if pair is None else {"pair": pair}
+        self.algorithm = create(algo, obs_dim, action_dim, config, seed=0, **options)
         self.batch = synthetic_batch(RowLayout(obs_dim, action_dim), batch_size, config.gamma)
         delay = getattr(config, "policy_delay", 1)
         self.round = ProductRound(products(algo, batch_size, obs_dim, action_dim, hidden, delay))
@@ -191,8 +201,11 @@ class _Case:
             self.actor_s += actor_s
         return (perf_counter() - start_s) / self._block
 
-    def row(self, threads: int) -> dict[str, Any]:
-        """The measured row; medians beside all repeats."""
+    def row(self, alone: _Case | None = None) -> dict[str, Any]:
+        """The measured row; medians beside all repeats, and the ratio to the same updates on one core."""
+        over_one = None
+        if alone is not None and alone is not self:
+            over_one = statistics.median(one / two for one, two in zip(alone.update_s, self.update_s, strict=True))
         updates_per_s = [1.0 / value for value in self.update_s]
         shares = [product / update for product, update in zip(self.product_s, self.update_s, strict=True)]
         rates = [self.round.flop / value for value in self.product_s]
@@ -202,7 +215,8 @@ class _Case:
             "hidden_sizes": list(self.hidden),
             "obs_dim": self.obs_dim,
             "action_dim": self.action_dim,
-            "learner_threads": threads,
+            "learner_threads": self.threads,
+            **({} if over_one is None else {"over_one_thread": over_one}),
             "updates_per_s": statistics.median(updates_per_s),
             "update_frames_per_s": statistics.median(updates_per_s) * self.batch_size,
             "product_floor_share": statistics.median(shares),

@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 
 import numpy as np
-import torch
 
+from spreeze.algorithms.pair import Pair
 from spreeze.envs.stdout import stdout_to_stderr
 from spreeze.envs.task import open_task, uniform_actions, vector_maker
 from spreeze.errors import ResourceError
@@ -26,7 +26,7 @@ from spreeze.transport.weights import WeightsStore, encode
 from spreeze.workers.evaluator import Evaluation, EvaluatorJob
 from spreeze.workers.gauges import Reading
 from spreeze.workers.interrupts import Interrupts
-from spreeze.workers.learning import Learning, resolve_device
+from spreeze.workers.learning import Learning, learner_threads, resolve_device
 from spreeze.workers.plan import RunPlan
 from spreeze.workers.recorder import SAMPLE_S, Outcome, Recorder, View
 from spreeze.workers.sampling import Sampling
@@ -40,14 +40,15 @@ def run_mode(plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts)
     Raises:
         ResourceError: no room for replay.
     """
-    torch.set_num_threads(plan.config.learner.threads)
+    learner = plan.config.learner
     recorder = Recorder(plan, run_dir, view)
     try:
         with stdout_to_stderr():
             ring = Ring.create(plan.ring_spec())
             try:
                 load_saved_replay(plan, run_dir.path, ring)
-                _Serial(plan, run_dir.path, ring, recorder, interrupts).run()
+                with learner_threads(plan.spec, learner.threads, resolve_device(learner.device)) as pair:
+                    _Serial(plan, run_dir.path, ring, recorder, interrupts, pair).run()
             finally:
                 ring.close()
     finally:
@@ -56,7 +57,8 @@ def run_mode(plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts)
 
 
 class _Serial:
-    def __init__(self, plan: RunPlan, run_dir: Path, ring: Ring, recorder: Recorder, interrupts: Interrupts) -> None:
+    def __init__(self, plan: RunPlan, run_dir: Path, ring: Ring, recorder: Recorder, interrupts: Interrupts,
+                 pair: Pair | None) -> None:
         config, spec = plan.config, plan.spec
         self._plan, self._ring, self._recorder, self._interrupts = plan, ring, recorder, interrupts
         self._rng = np.random.default_rng([config.run.seed, plan.earlier.sessions])
@@ -71,7 +73,7 @@ class _Serial:
         self._learning = Learning(
             spec, config.run.algo, config.algorithm, plan.layout, RingReader(ring),
             batch_size=config.learner.batch_size, device=device, seed=config.run.seed,
-            normalize_obs=config.env.normalize_obs,
+            normalize_obs=config.env.normalize_obs, pair=pair,
         )
         recorder.outcome.device = device
         self._weights = WeightsStore(run_dir / "weights")

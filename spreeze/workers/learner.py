@@ -6,8 +6,7 @@ import time
 from pathlib import Path
 from time import perf_counter
 
-import torch
-
+from spreeze.algorithms.pair import Pair
 from spreeze.config import PARTS, AlgorithmConfig
 from spreeze.errors import ResourceError, WeightsError, WorkerError
 from spreeze.metrics import SLOTS, Phase
@@ -18,7 +17,7 @@ from spreeze.transport.ring import Ring, RingSpec
 from spreeze.transport.ring_reader import RingReader
 from spreeze.transport.weights import WeightsStore
 from spreeze.workers.jobs import LearnerJob
-from spreeze.workers.learning import Learning, resolve_device
+from spreeze.workers.learning import Learning, learner_threads, resolve_device
 from spreeze.workers.link import Link
 
 _POLL_S = 0.0005
@@ -32,22 +31,22 @@ _CUMULATIVE = ("wait_s", "gather_s", "critic_s", "actor_s", "publish_s", "rows_r
 
 def run_learner(link: Link, job: LearnerJob) -> None:
     """Learns until told to stop; leaves a final checkpoint and final weights."""
-    torch.set_num_threads(job.threads)
     ring = Ring.attach(job.ring_fd, RingSpec.from_json(job.ring))
     try:
-        _Learner(link, job, ring, RingReader(ring)).run()
+        with learner_threads(job.spec, job.threads, resolve_device(job.device)) as pair:
+            _Learner(link, job, ring, RingReader(ring), pair).run()
     finally:
         ring.close()
 
 
 class _Learner:
-    def __init__(self, link: Link, job: LearnerJob, ring: Ring, reader: RingReader) -> None:
+    def __init__(self, link: Link, job: LearnerJob, ring: Ring, reader: RingReader, pair: Pair | None) -> None:
         self._link, self._job, self._ring, self._reader = link, job, ring, reader
         config: AlgorithmConfig = PARTS[job.algo](**job.algorithm)  # type: ignore[assignment]
         self._device = resolve_device(job.device)
         self._learning = Learning(
             job.spec, job.algo, config, ring.spec.layout, reader, batch_size=job.batch_size, device=self._device,
-            seed=job.seed, normalize_obs=job.normalize_obs,
+            seed=job.seed, normalize_obs=job.normalize_obs, pair=pair,
         )
         self._weights = WeightsStore(Path(job.run_dir) / "weights")
         self._checkpoints = CheckpointStore(

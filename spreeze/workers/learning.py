@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+from collections.abc import Iterator
 from time import perf_counter
 from typing import Any
 
@@ -11,6 +13,7 @@ import torch
 
 from spreeze.algorithms import create
 from spreeze.algorithms.base import OffPolicyAlgorithm
+from spreeze.algorithms.pair import Pair, pair_for
 from spreeze.config import AlgorithmConfig
 from spreeze.metrics import SLOTS
 from spreeze.normalizer import Normalizer
@@ -28,10 +31,11 @@ class Learning:
 
     def __init__(
         self, spec: EnvSpec, algo: str, config: AlgorithmConfig, layout: RowLayout, reader: RingReader, *,
-        batch_size: int, device: str, seed: int, normalize_obs: bool,
+        batch_size: int, device: str, seed: int, normalize_obs: bool, pair: Pair | None = None,
     ) -> None:
         self.algorithm: OffPolicyAlgorithm = create(
-            algo, spec.obs_dim, spec.action_dim, config, seed, device, num_actions=spec.num_actions
+            algo, spec.obs_dim, spec.action_dim, config, seed, device, num_actions=spec.num_actions,
+            **({} if pair is None else {"pair": pair}),
         )
         self._reader, self._layout, self._gamma, self._device = reader, layout, config.gamma, torch.device(device)
         self._rng = np.random.default_rng([seed, 7])
@@ -139,6 +143,18 @@ class Learning:
         self._rng.bit_generator.state = state["draw_rng"]
         if self.normalizer is not None and state["normalizer"] is not None:
             self.normalizer.load_state(state["normalizer"])
+
+
+@contextlib.contextmanager
+def learner_threads(spec: EnvSpec, threads: int, device: str) -> Iterator[Pair | None]:
+    """Sets the threads of one product in this process and lends a second thread where the algorithms can use one."""
+    pair, of_a_product = pair_for(threads) if device == "cpu" and spec.num_actions is None else (None, threads)
+    torch.set_num_threads(of_a_product)
+    try:
+        yield pair
+    finally:
+        if pair is not None:
+            pair.close()
 
 
 def resolve_device(device: str) -> str:

@@ -1,0 +1,159 @@
+"""How many updates a return takes at each batch size and number of updates per env step.
+
+Training runs with the ratio held exactly, in one process: so the count of updates does not depend on
+how busy the machine is. Each run is one JSON line; runs already in the file are not repeated.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+
+from spreeze.envs.registry import make_env
+from spreeze.envs.task import Task, native_bounds
+from spreeze.policies import Policy
+from spreeze.transport.ring import Ring, ShardWriter
+from spreeze.transport.ring_reader import RingReader
+from spreeze.types import EnvSpec
+from spreeze.workers.learning import Learning
+from spreeze.workers.plan import RunPlan
+from spreeze.workers.sampling import Sampling
+
+Record = dict[str, Any]
+SETTINGS: tuple[tuple[int, float], ...] = (
+    (32, 0.25), (64, 0.25), (128, 0.25), (256, 0.25), (1024, 0.25), (128, 0.03), (128, 1.0), (128, 4.0),
+)  # fmt: skip
+"""(batch size, updates per env step): a row over the batch and a column over the ratio."""
+_EPISODES = 10
+_FIRST_EVALUATION, _EVALUATION_GROWTH = 100, 1.08
+_FIRST_SEED = 10_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Goal:
+    """The return that ends a run, and the updates after which it is given up."""
+
+    target_return: float
+    max_updates: int
+
+
+def run_all(plan: RunPlan, goal: Goal, settings: Iterable[tuple[int, float]], seeds: int, out: Path,
+            say: Callable[[str], None]) -> list[Record]:
+    """All settings, seed by seed, so that a stopped bench has each setting equally often."""
+    done = read_records(out)
+    known = {(r["env_id"], r["batch_size"], r["updates_per_env_step"], r["seed"]) for r in done}
+    for seed in range(1, seeds + 1):
+        for batch_size, ratio in settings:
+            if (plan.spec.env_id, batch_size, ratio, seed) in known:
+                continue
+            record = train_until(plan, goal, batch_size, ratio, seed)
+            with out.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(record) + "\n")
+            done.append(record)
+            reached = f"{record['updates']} updates" if record["reached"] else f"not in {record['updates']} updates"
+            say(f"  {plan.spec.env_id} batch {batch_size}, {ratio:g} updates per env step, seed {seed}: {reached}, "
+                f"{record['env_steps']} env steps, {record['learner_s']:.1f} s of updates")
+    return [record for record in done if record["env_id"] == plan.spec.env_id]
+
+
+def read_records(path: Path) -> list[Record]:
+    """The runs in a file, oldest first; empty where there is none."""
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+
+
+def train_until(plan: RunPlan, goal: Goal, batch_size: int, updates_per_env_step: float, seed: int) -> Record:
+    """One training run to the goal; counts of what it took."""
+    torch.set_num_threads(1)
+    config, spec = plan.config, plan.spec
+    ring = Ring.create(plan.ring_spec())
+    rng = np.random.default_rng([seed, batch_size])
+    num_envs = config.sampling.envs_per_sampler
+    sampling = Sampling(
+        lambda: Task(make_env(spec.env_id, spec.import_module, plain=spec.plain), spec), num_envs, spec,
+        ShardWriter(ring, 0), n_step=config.algorithm.n_step, gamma=config.algorithm.gamma,
+        seeds=[int(s) for s in rng.integers(2**31, size=num_envs)],
+    )
+    learning = Learning(spec, config.run.algo, config.algorithm, plan.layout, RingReader(ring), batch_size=batch_size,
+                        device="cpu", seed=seed, normalize_obs=config.env.normalize_obs)
+    judge = _Judge(plan)
+    try:
+        return _loop(plan, goal, sampling, learning, judge, updates_per_env_step, rng) | {
+            "env_id": spec.env_id, "algo": config.run.algo, "batch_size": batch_size, "seed": seed,
+            "updates_per_env_step": updates_per_env_step, "target_return": goal.target_return,
+        }
+    finally:
+        judge.close()
+        sampling.close()
+        ring.close()
+
+
+def _loop(plan: RunPlan, goal: Goal, sampling: Sampling, learning: Learning, judge: _Judge, ratio: float,
+          rng: np.random.Generator) -> Record:
+    spec, starts = plan.spec, max(plan.config.replay.learning_starts, 1)
+    policy: Policy | None = None
+    credit, next_evaluation, learner_s, best = 0.0, _FIRST_EVALUATION, 0.0, -np.inf
+    reached = False
+    while learning.updates < goal.max_updates and not reached:
+        if policy is None:
+            actions = rng.uniform(-1.0, 1.0, (sampling.num_envs, spec.action_dim)).astype(np.float32)
+        else:
+            actions = policy.act(sampling.obs, rng)
+        sampling.step(actions, learning.updates)
+        if sampling.counts.env_steps < starts:
+            continue
+        credit += ratio * sampling.num_envs
+        start = perf_counter()
+        while credit >= 1.0:
+            learning.refresh()
+            learning.update()
+            credit -= 1.0
+            policy = None
+        learner_s += perf_counter() - start
+        if policy is None:
+            policy = Policy.from_weights(*learning.policy(spec, plan.config.run.algo))
+        if learning.updates >= next_evaluation:
+            next_evaluation = max(learning.updates + 1, int(learning.updates * _EVALUATION_GROWTH))
+            found = judge.mean_return(policy)
+            best, reached = max(best, found), found >= goal.target_return
+    return {"reached": reached, "updates": learning.updates, "env_steps": sampling.counts.env_steps,
+            "learner_s": round(learner_s, 3), "best_return": round(float(best), 2)}
+
+
+class _Judge:
+    """Greedy episodes on a fixed seed list, all stepped together."""
+
+    def __init__(self, plan: RunPlan) -> None:
+        spec: EnvSpec = plan.spec
+        self._tasks = [Task(make_env(spec.env_id, spec.import_module, plain=spec.plain), spec)
+                       for _ in range(_EPISODES)]
+        low, high = native_bounds(spec)
+        self._half, self._middle = (high - low) / 2, (high + low) / 2
+
+    def mean_return(self, policy: Policy) -> float:
+        """Mean return of the episodes."""
+        obs = np.stack([task.reset(_FIRST_SEED + index) for index, task in enumerate(self._tasks)])
+        running, total = list(range(_EPISODES)), 0.0
+        while running:
+            actions = policy.act_greedy(obs[running]) * self._half + self._middle
+            left = []
+            for index, action in zip(running, actions.astype(np.float32), strict=True):
+                obs[index], reward, terminated, truncated = self._tasks[index].step(action)
+                total += reward
+                if not (terminated or truncated):
+                    left.append(index)
+            running = left
+        return total / _EPISODES
+
+    def close(self) -> None:
+        """Closes the environments."""
+        for task in self._tasks:
+            task.close()
