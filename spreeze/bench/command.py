@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,12 @@ def _parser() -> argparse.ArgumentParser:
     governor = add("governor", "updates/s of a run before, beside and after a process that keeps one core busy", task)
     governor.add_argument("--batch-size", type=int, default=256, help="transitions in one update (default: 256)")
     governor.add_argument("--no-governor", action="store_true", help="priorities alone (default: off)")
+    score = add("score", "updates that a return takes at each batch size; fits the tuner's constants", task)
+    score.add_argument("--target-return", type=float, default=-200.0,
+                       help="mean of 10 greedy episodes that ends a run (default: -200)")
+    score.add_argument("--max-updates", type=int, default=12_000, help="a run is given up after them (default: 12000)")
+    score.add_argument("--out", default="score.jsonl", help="file of runs, added to (default: score.jsonl)")
+    score.add_argument("--fit", action="store_true", help="no runs, only the fit to those in the file (default: off)")
     curve = add("curve", "picture of the return curves of finished runs")
     curve.add_argument("runs", nargs="+", help="run names or paths, or latest")
     curve.add_argument("--runs-dir", default="runs", help="where runs are (default: runs)")
@@ -190,6 +197,21 @@ def _governor(args: argparse.Namespace) -> list[Row]:
                          lambda text: say(text, as_json=args.json), extra)
 
 
+def _score(args: argparse.Namespace) -> list[Row]:
+    from spreeze.bench.score import SETTINGS, Goal, read_records, run_all
+    from spreeze.bench.score_fit import fit_rows
+
+    out = Path(args.out)
+    if not args.fit:
+        plan = _plan(args)
+        starts = resolve([profile]).config.replay.learning_starts if (profile := task_profile(args.env)) else 1000
+        plan = dataclasses.replace(plan, settings=plan.settings.with_layer(Layer("bench", {
+            "replay": {"learning_starts": starts}})))
+        run_all(plan, Goal(target_return=args.target_return, max_updates=args.max_updates), SETTINGS, args.repeats, out,
+                lambda text: say(text, as_json=args.json))
+    return fit_rows(read_records(out))
+
+
 def _extra(args: argparse.Namespace) -> list[str]:
     envs = ["--envs-per-sampler", str(args.envs_per_sampler)] if args.envs_per_sampler else []
     module = ["--import", args.import_module] if args.import_module else []
@@ -206,5 +228,5 @@ def _curve(args: argparse.Namespace) -> list[Row]:
 
 _BENCHES: dict[str, Callable[[argparse.Namespace], list[Row]]] = {
     "sampling": _sampling, "env": _env, "replay": _replay, "learner": _learner, "together": _together, "rates": _rates,
-    "target": _target, "governor": _governor, "curve": _curve,
+    "target": _target, "governor": _governor, "score": _score, "curve": _curve,
 }

@@ -16,12 +16,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from spreeze.envs.registry import make_env
-from spreeze.envs.task import Task, native_bounds
+from spreeze.envs.task import Task, open_task, uniform_actions
+from spreeze.evaluation import run_episodes, score, seed_list
 from spreeze.policies import Policy
 from spreeze.transport.ring import Ring, ShardWriter
 from spreeze.transport.ring_reader import RingReader
-from spreeze.types import EnvSpec
 from spreeze.workers.learning import Learning
 from spreeze.workers.plan import RunPlan
 from spreeze.workers.sampling import Sampling
@@ -78,35 +77,33 @@ def train_until(plan: RunPlan, goal: Goal, batch_size: int, updates_per_env_step
     rng = np.random.default_rng([seed, batch_size])
     num_envs = config.sampling.envs_per_sampler
     sampling = Sampling(
-        lambda: Task(make_env(spec.env_id, spec.import_module, plain=spec.plain), spec), num_envs, spec,
-        ShardWriter(ring, 0), n_step=config.algorithm.n_step, gamma=config.algorithm.gamma,
+        lambda: open_task(spec), num_envs, spec, ShardWriter(ring, 0),
+        n_step=config.algorithm.n_step, gamma=config.algorithm.gamma,
         seeds=[int(s) for s in rng.integers(2**31, size=num_envs)],
     )
     learning = Learning(spec, config.run.algo, config.algorithm, plan.layout, RingReader(ring), batch_size=batch_size,
                         device="cpu", seed=seed, normalize_obs=config.env.normalize_obs)
-    judge = _Judge(plan)
+    judges: list[Task] = []
     try:
-        return _loop(plan, goal, sampling, learning, judge, updates_per_env_step, rng) | {
+        return _loop(plan, goal, sampling, learning, judges, updates_per_env_step, rng) | {
             "env_id": spec.env_id, "algo": config.run.algo, "batch_size": batch_size, "seed": seed,
             "updates_per_env_step": updates_per_env_step, "target_return": goal.target_return,
         }
     finally:
-        judge.close()
+        for task in judges:
+            task.close()
         sampling.close()
         ring.close()
 
 
-def _loop(plan: RunPlan, goal: Goal, sampling: Sampling, learning: Learning, judge: _Judge, ratio: float,
+def _loop(plan: RunPlan, goal: Goal, sampling: Sampling, learning: Learning, judges: list[Task], ratio: float,
           rng: np.random.Generator) -> Record:
     spec, starts = plan.spec, max(plan.config.replay.learning_starts, 1)
     policy: Policy | None = None
     credit, next_evaluation, learner_s, best = 0.0, _FIRST_EVALUATION, 0.0, -np.inf
     reached = False
     while learning.updates < goal.max_updates and not reached:
-        if policy is None:
-            actions = rng.uniform(-1.0, 1.0, (sampling.num_envs, spec.action_dim)).astype(np.float32)
-        else:
-            actions = policy.act(sampling.obs, rng)
+        actions = uniform_actions(spec, sampling.num_envs, rng) if policy is None else policy.act(sampling.obs, rng)
         sampling.step(actions, learning.updates)
         if sampling.counts.env_steps < starts:
             continue
@@ -122,38 +119,9 @@ def _loop(plan: RunPlan, goal: Goal, sampling: Sampling, learning: Learning, jud
             policy = Policy.from_weights(*learning.policy(spec, plan.config.run.algo))
         if learning.updates >= next_evaluation:
             next_evaluation = max(learning.updates + 1, int(learning.updates * _EVALUATION_GROWTH))
-            found = judge.mean_return(policy)
+            episodes = run_episodes(lambda: open_task(spec), policy.act_greedy, seed_list(_FIRST_SEED, _EPISODES),
+                                    tasks=judges)
+            found = score(episodes).return_mean
             best, reached = max(best, found), found >= goal.target_return
     return {"reached": reached, "updates": learning.updates, "env_steps": sampling.counts.env_steps,
             "learner_s": round(learner_s, 3), "best_return": round(float(best), 2)}
-
-
-class _Judge:
-    """Greedy episodes on a fixed seed list, all stepped together."""
-
-    def __init__(self, plan: RunPlan) -> None:
-        spec: EnvSpec = plan.spec
-        self._tasks = [Task(make_env(spec.env_id, spec.import_module, plain=spec.plain), spec)
-                       for _ in range(_EPISODES)]
-        low, high = native_bounds(spec)
-        self._half, self._middle = (high - low) / 2, (high + low) / 2
-
-    def mean_return(self, policy: Policy) -> float:
-        """Mean return of the episodes."""
-        obs = np.stack([task.reset(_FIRST_SEED + index) for index, task in enumerate(self._tasks)])
-        running, total = list(range(_EPISODES)), 0.0
-        while running:
-            actions = policy.act_greedy(obs[running]) * self._half + self._middle
-            left = []
-            for index, action in zip(running, actions.astype(np.float32), strict=True):
-                obs[index], reward, terminated, truncated = self._tasks[index].step(action)
-                total += reward
-                if not (terminated or truncated):
-                    left.append(index)
-            running = left
-        return total / _EPISODES
-
-    def close(self) -> None:
-        """Closes the environments."""
-        for task in self._tasks:
-            task.close()
