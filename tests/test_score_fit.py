@@ -10,11 +10,11 @@ SETTINGS = list(itertools.product((32, 128, 1024), (0.03, 0.5, 4.0)))
 
 
 def counted(b0, r0, cap=float("inf")):
-    return [
-        Point(task, batch, ratio, min(scale * shape(batch, ratio, b0, r0), cap), scale * shape(batch, ratio, b0, r0) < cap)
-        for task, scale in (("easy", 500.0), ("hard", 4000.0))
-        for batch, ratio in SETTINGS
-    ]
+    found = []
+    for (task, scale), (batch, ratio) in itertools.product((("easy", 500.0), ("hard", 4000.0)), SETTINGS):
+        updates = scale * shape(batch, ratio, b0, r0)
+        found.append(Point(task, batch, ratio, min(updates, cap), updates < cap))
+    return found
 
 
 def test_constants_that_made_the_counts_are_found():
