@@ -263,7 +263,7 @@ class Measure(Protocol):
         """Seconds of the budget that are left; negative when it is overdrawn."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Choice:
     """One knob: its value, the reason in one sentence, and what came next."""
 

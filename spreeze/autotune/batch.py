@@ -1,0 +1,199 @@
+"""Stage 1: real updates of each kind of learner over the batch size, and what may be chosen of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from spreeze.autotune.capacity import HEADROOM, Room
+from spreeze.autotune.cost import Curve, Kind, fit_curve, kind_of, noise
+from spreeze.autotune.options import batch_sizes, learner_kinds
+from spreeze.autotune.pick import TIE
+from spreeze.autotune.records import Knobs, LearnerRate, LearnerSetting, Measure
+from spreeze.autotune.scores import learner_score, paper_batch
+from spreeze.errors import ConfigError, WorkerError
+
+MAX_UPDATE_S = 1.0
+"""A batch whose update takes longer is never chosen."""
+THREAD_GAIN = 0.03
+"""More threads are only tried while each doubling adds this share to the score."""
+_KIND_GAIN = 0.10
+"""``paper``: share of update frames/s that a less plain learner has to add."""
+_NEAR = (0, 1, 2)
+"""Batch sizes tried on further kinds of learner, as steps of the ladder from the best one so far."""
+_LADDER_SHARE = 0.6
+"""Share of the time that the first kind of learner on a device may take, where others come after it."""
+_LEAST_S = 4.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learners:
+    """What is known after stage 1."""
+
+    rates: tuple[LearnerRate, ...]
+    curves: Mapping[Kind, Curve]
+    sizes: Mapping[Kind, Sequence[int]]
+    """Batch sizes that may be chosen, by kind; kinds without any are left out."""
+    first: LearnerSetting
+    """The best of them while the samplers are not known."""
+    error: float
+    """Relative standard error of a median."""
+    limits: tuple[str, ...]
+
+
+def measure_learners(
+    knobs: Knobs, room: Room, measure: Measure, on_rate: Callable[[LearnerRate], None], until_s: float
+) -> Learners:
+    """Measures kind after kind and fits their curves; ``until_s`` of the budget have to be left afterwards.
+
+    Raises:
+        ConfigError: a pinned value cannot run.
+        WorkerError: nothing could.
+    """
+    ladder, kinds = batch_sizes(knobs, room), learner_kinds(knobs)
+    rates: list[LearnerRate] = []
+    limits = list(room.limits)
+    seen: set[str] = set()
+    later: list[Kind] = []
+    for kind in kinds:
+        if kind[0] in seen:
+            later.append(kind)
+            continue
+        seen.add(kind[0])
+        if not rates or measure.seconds_left() - until_s > _LEAST_S:
+            share = (measure.seconds_left() - until_s) * (1.0 if len(kinds) == 1 else _LADDER_SHARE)
+            rates += measure.learner(_settings(kind, ladder), within_s=max(share, _LEAST_S), on_rate=on_rate)
+    for threads in sorted({kind[2] for kind in later}):
+        left = measure.seconds_left() - until_s
+        wanted = [one for kind in later if kind[2] == threads and _threads_pay(knobs, rates, kind)
+                  for one in _settings(kind, _sizes_to_try(knobs, rates, kind, ladder))]
+        if wanted and left < _LEAST_S:
+            limits.append(f"time was up before {_kind_text(kind_of(wanted[0]))} could be tried")
+        elif wanted:
+            rates += measure.learner(wanted, within_s=left, on_rate=on_rate)
+    return _learners(knobs, ladder, rates, limits)
+
+
+def _settings(kind: Kind, sizes: Sequence[int]) -> list[LearnerSetting]:
+    device, precision, threads = kind
+    return [LearnerSetting(batch_size=batch, threads=threads, device=device, precision=precision) for batch in sizes]
+
+
+def _learners(
+    knobs: Knobs, ladder: Sequence[int], rates: Sequence[LearnerRate], limits: list[str]
+) -> Learners:
+    error = noise(rate.updates_per_s for rate in rates)
+    by_kind: dict[Kind, list[LearnerRate]] = {}
+    for rate in rates:
+        by_kind.setdefault(kind_of(rate.setting), []).append(rate)
+    fitted = {kind: fit_curve(found, error) for kind, found in by_kind.items()}
+    curves = {kind: curve for kind, curve in fitted.items() if curve is not None}
+    sizes: dict[Kind, Sequence[int]] = {}
+    for kind, curve in curves.items():
+        if ran := _allowed(knobs, curve, by_kind[kind], limits):
+            sizes[kind] = [batch for batch in ladder if ran[0] <= batch <= ran[-1]]
+    if not sizes:
+        raise _nothing_ran(knobs, rates)
+    quick = {kind: [b for b in found if curves[kind].update_s(b) <= MAX_UPDATE_S] for kind, found in sizes.items()}
+    if any(quick.values()):
+        sizes = {kind: found for kind, found in quick.items() if found}
+    else:
+        limits.append(f"every batch that could be tried takes longer than {MAX_UPDATE_S:g} s an update")
+        sizes = {kind: found[:1] for kind, found in sizes.items()}
+    if knobs.targets.objective == "paper":
+        sizes = _paper_sizes(knobs, curves, sizes, limits)
+    return Learners(rates=tuple(rates), curves=curves, sizes=sizes, first=_first(knobs, curves, sizes), error=error,
+                    limits=tuple(dict.fromkeys(limits)))
+
+
+def _kind_text(kind: Kind) -> str:
+    device, precision, threads = kind
+    return f"{threads} learner threads on {device} in {precision}"
+
+
+def _threads_pay(knobs: Knobs, rates: Sequence[LearnerRate], kind: Kind) -> bool:
+    """False if half of these threads were no better than a quarter of them."""
+    device, precision, threads = kind
+    half, quarter = (_best(knobs, rates, (device, precision, count)) for count in (threads // 2, threads // 4))
+    return half is None or quarter is None or half[0] >= quarter[0] * (1.0 + THREAD_GAIN)
+
+
+def _best(knobs: Knobs, rates: Sequence[LearnerRate], kind: Kind) -> tuple[float, int] | None:
+    """(score, batch) of the best rate of a kind."""
+    found = [(learner_score(knobs.targets.objective, rate.setting.batch_size, rate.median), rate.setting.batch_size)
+             for rate in rates if kind_of(rate.setting) == kind and rate.median > 0]
+    return max(found, default=None)
+
+
+def _sizes_to_try(knobs: Knobs, rates: Sequence[LearnerRate], kind: Kind, ladder: Sequence[int]) -> list[int]:
+    """The whole ladder on a device not seen yet, else what lies near its best batch."""
+    device = kind[0]
+    seen = [found for other in {kind_of(rate.setting) for rate in rates} if other[0] == device
+            if (found := _best(knobs, rates, other)) is not None]
+    if not seen:
+        return list(ladder)
+    if knobs.targets.objective == "paper":
+        return sorted({ladder[0], ladder[len(ladder) // 2], ladder[-1]} & {one.setting.batch_size for one in rates})
+    centre = ladder.index(max(seen)[1])
+    return [ladder[min(centre + step, len(ladder) - 1)] for step in _NEAR][: len(ladder) - centre]
+
+
+def _allowed(knobs: Knobs, curve: Curve, rates: Sequence[LearnerRate], limits: list[str]) -> list[int]:
+    """Batch sizes that ran, below the first that failed and within the device's memory."""
+    room = next((device.memory_bytes for device in knobs.devices if device.name == curve.kind[0]), None)
+    failed = [rate for rate in rates if rate.failure or rate.median <= 0]
+    bound = min((rate.setting.batch_size for rate in failed), default=None)
+    limits += [f"batch {rate.setting.batch_size} with {_kind_text(curve.kind)}: {rate.failure or 'no updates'}"
+               for rate in failed]
+    found = []
+    for rate in sorted(rates, key=lambda one: one.setting.batch_size):
+        batch = rate.setting.batch_size
+        if rate.median <= 0 or (bound is not None and batch >= bound):
+            continue
+        if room is not None and rate.memory_bytes is not None and rate.memory_bytes > room * HEADROOM:
+            limits.append(f"batch {batch} leaves no headroom in the memory of {curve.kind[0]}")
+            break
+        found.append(batch)
+    return found
+
+
+def _nothing_ran(knobs: Knobs, rates: Sequence[LearnerRate]) -> Exception:
+    reasons = "; ".join(sorted({rate.failure or "no updates" for rate in rates})) or "no time to measure"
+    pins = [f"{name} = {value}" for name, value in (
+        ("learner.batch_size", knobs.pins.batch_size), ("learner.threads", knobs.pins.threads),
+        ("learner.device", knobs.pins.device), ("learner.precision", knobs.pins.precision)) if value is not None]
+    if pins and rates:
+        return ConfigError(f"{', '.join(pins)} cannot work here: {reasons}; leave it to the tuner or set another")
+    return WorkerError(f"tuning failed: no batch size could be measured: {reasons}")
+
+
+def _paper_sizes(
+    knobs: Knobs, curves: Mapping[Kind, Curve], sizes: Mapping[Kind, Sequence[int]], limits: list[str]
+) -> dict[Kind, Sequence[int]]:
+    """The knee of the fastest kind of learner alone; the plainer one unless another is clearly faster."""
+    chosen: tuple[float, Kind, int] | None = None
+    for kind, allowed in sizes.items():
+        curve = curves[kind]
+        batch = allowed[-1]
+        if knobs.pins.batch_size is None and curve.fitted:
+            knee = paper_batch(curve.a, curve.b, knobs.targets.gpu_target)
+            batch = min((one for one in allowed if one >= knee and one & (one - 1) == 0), default=allowed[-1])
+            if knee > allowed[-1]:
+                limits.append(f"the paper's rule asks for batch {knee}, {batch} is the largest that may be taken")
+        frames = batch * curve.updates_per_s(batch)
+        if chosen is None or frames > chosen[0] * (1.0 + _KIND_GAIN):
+            chosen = frames, kind, batch
+    assert chosen is not None
+    return {chosen[1]: [chosen[2]]}
+
+
+def _first(knobs: Knobs, curves: Mapping[Kind, Curve], sizes: Mapping[Kind, Sequence[int]]) -> LearnerSetting:
+    """The best learner on its own score, ties to the configured batch, then to the smaller and plainer."""
+    scored = [
+        (learner_score(knobs.targets.objective, batch, curves[kind].updates_per_s(batch)), position,
+         curves[kind].setting(batch))
+        for position, (kind, found) in enumerate(sizes.items()) for batch in found
+    ]
+    best = max(score for score, _, _ in scored)
+    near = [entry for entry in scored if entry[0] >= best * (1.0 - TIE)]
+    return min(near, key=lambda one: (one[2].batch_size != knobs.configured.batch_size, one[2].batch_size, one[1]))[2]

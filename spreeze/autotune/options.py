@@ -1,0 +1,131 @@
+"""Everything that may be tried on a machine: the candidates of each knob, pins and bounds applied."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from spreeze.autotune.capacity import Room
+from spreeze.autotune.cost import Kind
+from spreeze.autotune.records import Device, Knobs
+from spreeze.autotune.scores import FORMULAS
+from spreeze.errors import ConfigError, did_you_mean
+
+MOST_BATCH = 2**15
+UPDATES_PER_STEP_BOUND = 8.0
+"""Samples per insert are never allowed above this many updates per env step (times the batch)."""
+_RATIO_STEP = 4.0
+_LADDER = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+_MOST_MEASURED = 8
+"""Numbers of samplers measured on one machine."""
+_KINDS = 6
+"""Kinds of learner (device, precision, threads) measured at most."""
+
+
+def check_pins(knobs: Knobs) -> None:
+    """Refuses a pin that no measurement is needed to refuse.
+
+    Raises:
+        ConfigError: with the limit that it breaks.
+    """
+    pins = knobs.pins
+    if knobs.targets.objective not in FORMULAS:
+        raise ConfigError(f"tuning.objective = {knobs.targets.objective!r}: choose from {', '.join(FORMULAS)}"
+                          f"{did_you_mean(knobs.targets.objective, FORMULAS)}")
+    names = [device.name for device in knobs.devices]
+    if pins.device is not None and pins.device not in names:
+        raise ConfigError(f"learner.device = {pins.device!r}: this machine offers {', '.join(names)}")
+    offered = {precision for device in _devices(knobs) for precision in device.precisions}
+    if pins.precision is not None and pins.precision not in offered:
+        raise ConfigError(f"learner.precision = {pins.precision!r}: {pins.device or 'this machine'} offers "
+                          f"{', '.join(sorted(offered))}")
+    low, high = pins.samples_per_insert_min, pins.samples_per_insert_max
+    if low is not None and high is not None and low > high:
+        raise ConfigError(f"samples_per_insert_min = {low:g} is above samples_per_insert_max = {high:g}: nobody "
+                          "could ever move")
+
+
+def _devices(knobs: Knobs) -> list[Device]:
+    return [device for device in knobs.devices if knobs.pins.device in (None, device.name)]
+
+
+def learner_kinds(knobs: Knobs) -> list[Kind]:
+    """Kinds of learner worth trying, the plainest of each device first.
+
+    Threads are only tried up to half of the cores: a matrix product whose threads wait for a busy core
+    stalls altogether (1.3 instead of 81 updates/s were seen on two cores).
+    """
+    plain: list[Kind] = []
+    others: list[Kind] = []
+    for device in _devices(knobs):
+        precisions = [one for one in device.precisions if knobs.pins.precision in (None, one)]
+        threads = [knobs.pins.threads] if knobs.pins.threads is not None else [
+            count for count in (1, 2, 4, 8)
+            if count == 1 or (device.name == "cpu" and count <= knobs.cores / 2)
+        ]
+        found = [(device.name, precision, count) for count in threads for precision in precisions]
+        plain += found[:1]
+        others += found[1:]
+    return [*plain, *others][:_KINDS]
+
+
+def batch_sizes(knobs: Knobs, room: Room) -> list[int]:
+    """Powers of two from 64 and the configured batch, as far as replay allows; or the pinned one."""
+    if knobs.pins.batch_size is not None:
+        return [knobs.pins.batch_size]
+    most = min(room.batch_size, MOST_BATCH)
+    configured = knobs.configured.batch_size
+    if knobs.targets.objective in ("sampling", "updates"):
+        return [min(configured, room.batch_size)]
+    ladder = {2**power for power in range(6, 16)} | {configured}
+    return sorted(batch for batch in ladder if batch <= most) or [most]
+
+
+def most_samplers(knobs: Knobs, room: Room, threads: int) -> int:
+    """Samplers beside a learner: each has a core, and one may share; none with a learner of several threads."""
+    spare = math.floor(knobs.cores + 1e-9) - threads + (1 if threads == 1 else 0)
+    return max(1, min(spare, room.samplers))
+
+
+def sampler_grid(knobs: Knobs, room: Room, threads: int) -> list[int]:
+    """Numbers of samplers to choose from."""
+    if knobs.pins.samplers is not None:
+        return [knobs.pins.samplers]
+    most = most_samplers(knobs, room, threads)
+    return sorted({count for count in range(1, 17) if count <= most}
+                  | {count for count in _LADDER if count <= most} | set(range(max(1, most - 2), most + 1)))
+
+
+def sampler_ladder(knobs: Knobs, room: Room, threads: int) -> list[int]:
+    """Numbers of samplers to measure: 1, 2, 3, 4, 6, 8 ... and those that just fill the cores."""
+    if knobs.pins.samplers is not None:
+        return [knobs.pins.samplers]
+    most = most_samplers(knobs, room, threads)
+    physical = int(knobs.physical_cores or knobs.usable_cores) - threads
+    steps = sorted({count for count in (*_LADDER, physical, most - 1, most) if 1 <= count <= most})
+    while len(steps) > _MOST_MEASURED:
+        # The neighbour that lies nearest, relatively, tells least; both ends stay.
+        gaps = [steps[i + 1] / steps[i - 1] for i in range(1, len(steps) - 1)]
+        steps.pop(1 + gaps.index(min(gaps)))
+    return steps
+
+
+def ratio_bound(knobs: Knobs, batch_size: int) -> float:
+    """Samples per insert above which the learner has to wait, at most."""
+    if knobs.pins.samples_per_insert_max is not None:
+        return knobs.pins.samples_per_insert_max
+    low = knobs.pins.samples_per_insert_min or 0.0
+    return max(knobs.configured.samples_per_insert_max, UPDATES_PER_STEP_BOUND * batch_size, low)
+
+
+def ratio_options(knobs: Knobs, batch_size: int) -> Sequence[float]:
+    """Samples per insert below which samplers wait: the configured value, and that in steps of four."""
+    if knobs.pins.samples_per_insert_min is not None:
+        return [knobs.pins.samples_per_insert_min]
+    bound = ratio_bound(knobs, batch_size)
+    start = min(knobs.configured.samples_per_insert_min, bound)
+    if knobs.targets.objective == "paper" or start <= 0.0:
+        return [start]
+    most = min(bound, UPDATES_PER_STEP_BOUND * batch_size) / 2.0
+    steps = [start * _RATIO_STEP**power for power in range(-2, 5)]
+    return [one for one in steps if one == start or 0.5 <= one <= most]
