@@ -24,6 +24,10 @@ _NEAR = (0, 1, 2)
 _LADDER_SHARE = 0.6
 """Share of the time that the first kind of learner on a device may take, where others come after it."""
 _LEAST_S = 4.0
+_CLIMB_S = 2.0
+"""Less time than this is not worth another call."""
+_FIRST_SIZES, _FURTHER_SIZES = 6, 2
+"""Steps of the ladder measured at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,27 +55,76 @@ def measure_learners(
         WorkerError: nothing could.
     """
     ladder, kinds = batch_sizes(knobs, room), learner_kinds(knobs)
-    rates: list[LearnerRate] = []
-    limits = list(room.limits)
-    seen: set[str] = set()
-    later: list[Kind] = []
+    trial = _Trial(knobs, measure, on_rate, until_s, ladder, list(room.limits))
+    plain = {kind[0]: kind for kind in reversed(kinds)}
+    for position, kind in enumerate(plain.values()):
+        trial.climb(kind, share=1.0 / (len(plain) - position) if len(kinds) == len(plain) else _LADDER_SHARE)
     for kind in kinds:
-        if kind[0] in seen:
-            later.append(kind)
-            continue
-        seen.add(kind[0])
-        if not rates or measure.seconds_left() - until_s > _LEAST_S:
-            share = (measure.seconds_left() - until_s) * (1.0 if len(kinds) == 1 else _LADDER_SHARE)
-            rates += measure.learner(_settings(kind, ladder), within_s=max(share, _LEAST_S), on_rate=on_rate)
-    for threads in sorted({kind[2] for kind in later}):
-        left = measure.seconds_left() - until_s
-        wanted = [one for kind in later if kind[2] == threads and _threads_pay(knobs, rates, kind)
-                  for one in _settings(kind, _sizes_to_try(knobs, rates, kind, ladder))]
-        if wanted and left < _LEAST_S:
-            limits.append(f"time was up before {_kind_text(kind_of(wanted[0]))} could be tried")
-        elif wanted:
-            rates += measure.learner(wanted, within_s=left, on_rate=on_rate)
-    return _learners(knobs, ladder, rates, limits)
+        if kind not in plain.values() and kind[1] == plain[kind[0]][1] and _threads_pay(knobs, trial.rates, kind):
+            trial.near(kind)
+    for kind in kinds:
+        # Another precision is only tried with the best number of threads.
+        if kind[1] != plain[kind[0]][1] and kind[2] == _best_threads(knobs, trial.rates, kind[0]):
+            trial.near(kind)
+    return _learners(knobs, ladder, trial.rates, trial.limits)
+
+
+class _Trial:
+    """Learners measured so far, and the time that they may take."""
+
+    def __init__(
+        self, knobs: Knobs, measure: Measure, on_rate: Callable[[LearnerRate], None], until_s: float,
+        ladder: Sequence[int], limits: list[str],
+    ) -> None:
+        self.knobs, self.measure, self.on_rate, self.until_s = knobs, measure, on_rate, until_s
+        self.ladder, self.limits = ladder, limits
+        self.rates: list[LearnerRate] = []
+
+    def climb(self, kind: Kind, share: float) -> None:
+        """Measures up the ladder until larger batches no longer pay, within a share of the time left."""
+        end_s = self.measure.seconds_left() - max(self._left_s() * share, _LEAST_S)
+        position, step = 0, _FIRST_SIZES
+        while position < len(self.ladder) and (position == 0 or self.measure.seconds_left() - end_s > _CLIMB_S):
+            wanted = self.ladder[position : position + step]
+            found = self._measured(kind, wanted, self.measure.seconds_left() - end_s)
+            position, step = position + step, _FURTHER_SIZES
+            if len(found) < len(wanted) or any(rate.failure for rate in found) or not self._rising(kind):
+                break
+
+    def near(self, kind: Kind) -> None:
+        """Measures a further kind of learner round the best batch of its device."""
+        if self._left_s() < _CLIMB_S:
+            self.limits.append(f"time was up before {_kind_text(kind)} could be tried")
+            return
+        self._measured(kind, _sizes_to_try(self.knobs, self.rates, kind, self.ladder), self._left_s())
+
+    def _left_s(self) -> float:
+        return self.measure.seconds_left() - self.until_s
+
+    def _measured(self, kind: Kind, sizes: Sequence[int], within_s: float) -> list[LearnerRate]:
+        found = self.measure.learner(_settings(kind, sizes), within_s=within_s, on_rate=self.on_rate)
+        self.rates += found
+        return found
+
+    def _rising(self, kind: Kind) -> bool:
+        """True while a larger batch may still be better."""
+        own = [rate for rate in self.rates if kind_of(rate.setting) == kind and rate.median > 0]
+        if self.knobs.targets.objective == "paper":
+            curve = fit_curve(own, 0.03)
+            top = own[-1].setting.batch_size if own else 0
+            knee = paper_batch(curve.a, curve.b, self.knobs.targets.gpu_target) if curve and curve.fitted else 2 * top
+            return knee * 2 > top
+        best = _best(self.knobs, self.rates, kind)
+        return best is not None and best[1] >= own[-1].setting.batch_size / 2
+
+
+def _best_threads(knobs: Knobs, rates: Sequence[LearnerRate], device: str) -> int:
+    """Threads of the best learner so far on a device; more only where they pay."""
+    found = [(best[0] / (1.0 + THREAD_GAIN) ** position, kind[2])
+             for position, kind in enumerate(sorted({kind_of(rate.setting) for rate in rates if
+                                                     rate.setting.device == device}))
+             if (best := _best(knobs, rates, kind)) is not None]
+    return max(found, default=(0.0, 1))[1]
 
 
 def _settings(kind: Kind, sizes: Sequence[int]) -> list[LearnerSetting]:
