@@ -69,6 +69,9 @@ def _parser() -> argparse.ArgumentParser:
     target.add_argument("--target-return", type=float, default=-200.0,
                         help="mean of 10 greedy episodes (default: -200)")
     target.add_argument("--limit", type=float, default=180.0, help="a run is given up after that [s] (default: 180)")
+    pick = add("pick", "wall time to a return: the tuner's pick and eight hand-made settings in turn", task)
+    pick.add_argument("--target-return", type=float, default=-200.0, help="mean of 10 greedy episodes (default: -200)")
+    pick.add_argument("--limit", type=float, default=180.0, help="a run is given up after that [s] (default: 180)")
     governor = add("governor", "updates/s of a run before, beside and after a process that keeps one core busy", task)
     governor.add_argument("--batch-size", type=int, default=256, help="transitions in one update (default: 256)")
     governor.add_argument("--no-governor", action="store_true", help="priorities alone (default: off)")
@@ -197,6 +200,13 @@ def _governor(args: argparse.Namespace) -> list[Row]:
                          lambda text: say(text, as_json=args.json), extra)
 
 
+def _pick(args: argparse.Namespace) -> list[Row]:
+    from spreeze.bench.runs import pick_rows
+
+    return pick_rows(args.env, args.target_return, args.repeats, args.runs_dir, args.limit, _extra(args),
+                     lambda text: say(text, as_json=args.json))
+
+
 def _score(args: argparse.Namespace) -> list[Row]:
     from spreeze.bench.score import SETTINGS, Goal, read_records, run_all
     from spreeze.bench.score_fit import fit_rows
@@ -228,5 +238,5 @@ def _curve(args: argparse.Namespace) -> list[Row]:
 
 _BENCHES: dict[str, Callable[[argparse.Namespace], list[Row]]] = {
     "sampling": _sampling, "env": _env, "replay": _replay, "learner": _learner, "together": _together, "rates": _rates,
-    "target": _target, "governor": _governor, "score": _score, "curve": _curve,
+    "target": _target, "governor": _governor, "score": _score, "pick": _pick, "curve": _curve,
 }

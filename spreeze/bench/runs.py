@@ -76,6 +76,37 @@ def time_to_target_rows(
     return rows
 
 
+HAND_MADE = tuple((batch, samplers) for batch in (64, 128, 256, 1024) for samplers in (1, 2))
+"""Batch sizes and sampler counts that a careful person would try on a small machine."""
+
+
+def pick_rows(
+    env_id: str, target: float, seeds: int, runs_dir: str, limit_s: float, extra: list[str], say: Callable[[str], None]
+) -> list[Row]:
+    """Wall time to a return with the tuner's (cached) pick and with each hand-made setting, seed by seed in turn."""
+    settings: dict[str, list[str]] = {"auto": ["--auto"]}
+    settings |= {f"batch {batch}, {samplers} samplers": ["--batch-size", str(batch), "--samplers", str(samplers)]
+                 for batch, samplers in HAND_MADE}
+    found: dict[str, list[float]] = {name: [] for name in settings}
+    reached: dict[str, int] = dict.fromkeys(settings, 0)
+    train(["--env", env_id, "--auto", "--updates", "1", "--runs-dir", runs_dir, *extra], 300.0)  # fills the cache
+    for seed in range(1, seeds + 1):
+        for name, flags in settings.items():
+            document = train(["--env", env_id, *flags, "--target-return", str(target), "--seed", str(seed),
+                              "--seconds", str(limit_s), "--runs-dir", runs_dir, *extra], limit_s + 120.0)
+            time_s = document["time_to_target_s"]
+            reached[name] += time_s is not None
+            found[name].append(time_s if time_s is not None else document["process_s"])
+            say(f"  seed {seed}, {name}: " + (f"{time_s:.1f} s" if time_s is not None else "not reached")
+                + f", {document['updates']} updates")
+    rows = [_row("time_to_target_s", times, unit="s", setting=name, env=env_id, reached=reached[name])
+            for name, times in found.items()]
+    best = min((row for row in rows if row["setting"] != "auto"), key=lambda row: float(row["value"]))
+    rows.append(_row("pick_over_best", [rows[0]["value"] / best["value"]], unit="ratio", env=env_id,
+                     best=best["setting"], target="<= 1.1"))
+    return rows
+
+
 def _row(name: str, values: list[Any], unit: str = "1/s", **more: Any) -> Row:
     known = [value for value in values if value is not None]
     return {"metric": name, "unit": unit, "value": statistics.median(known) if known else None, "repeats": values,
