@@ -288,6 +288,18 @@ def test_changes_are_posted_on_the_board_told_as_events_and_measured(board):
     assert len(events) == 2
 
 
+def test_a_system_that_does_not_tell_is_named_once_and_every_sampler_works(board, tmp_path):
+    events, now = [], iter(range(100))
+    governing = Governing(plan(), board, lambda level, text: events.append(text), clock=lambda: float(next(now)),
+                          reader=LoadReader(cores=TWO_CORES, root=tmp_path))
+    for _ in range(30):
+        numbers = governing.look(reading(), {"learner": 7})
+    assert numbers == {"samplers_active": 2.0, "foreign_cores": None}
+    assert shares(board) == [1.0, 1.0, 0.0]
+    [event] = events
+    assert "priority alone" in event
+
+
 class OnlyThese:
     """The real reader, but blind for all foreign programs except the given ones: neighbours of a test."""
 

@@ -18,6 +18,9 @@ _EVERY_S = 1.0
 _LONGEST_S = 3.0
 """A look later than this after the last one tells nothing: the machine slept, or was stuck."""
 
+_BLIND_TIMES = 5
+"""Looks in a row without a load, the first of all is always one, until that is said."""
+
 
 class Reader(Protocol):
     """Where the load comes from."""
@@ -47,6 +50,7 @@ class Governing:
         self._reader: Reader = LoadReader() if reader is None else reader
         self._before: tuple[float, int | None, float] | None = None
         self._foreign_cores: float | None = None
+        self._blind = 0
         self._post(self._governor.active)
 
     def look(self, reading: Reading, pids: Mapping[str, int]) -> dict[str, float | None]:
@@ -59,6 +63,7 @@ class Governing:
         now_s, learner, wait_s = self._clock(), pids.get("learner"), reading.learner["wait_s"]
         if self._before is None or now_s - self._before[0] >= _EVERY_S:
             load = self._reader.sample(pids)
+            self._note_blind(load is None)
             facts = None if load is None else self._facts(load, reading, now_s, learner)
             self._foreign_cores = None if load is None else load.foreign_cores
             self._before = (now_s, learner, wait_s)
@@ -66,6 +71,13 @@ class Governing:
             if change is not None:
                 self._apply(change)
         return {"samplers_active": self._governor.active, "foreign_cores": self._foreign_cores}
+
+    def _note_blind(self, blind: bool) -> None:
+        """Says once that there is nothing to govern by."""
+        self._blind = self._blind + 1 if blind else 0
+        if self._blind == _BLIND_TIMES:
+            self._on_event("info", "governor: this system does not tell how long threads wait for a core "
+                                   "(/proc/PID/schedstat), so samplers give way by their priority alone")
 
     def _facts(self, load: Load, reading: Reading, now_s: float, learner: int | None) -> Facts | None:
         """This second's facts; None while learning has not begun or the learner has just been started again."""
