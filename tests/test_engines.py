@@ -2,6 +2,7 @@
 
 import ctypes.util
 import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from harness import train
+from harness import train, verb
 from test_sampling import Rows
 
 from spreeze.envs.engines import VectorTask, engine_of
@@ -244,7 +245,9 @@ def test_a_mujoco_task_draws_without_a_display():
 
 
 @needs_envpool
-def test_a_run_steps_envpool_and_evaluates_in_it(tmp_path):
-    run, code, _ = train(tmp_path, "--env", "envpool:Pendulum-v1", "--updates", "40")
-    assert code == 0, run.stderr
-    assert (run.path / "eval.csv").read_text().splitlines()[-1].endswith(",200.0")
+@pytest.mark.slow
+def test_a_run_steps_envpool_and_is_evaluated_in_it(tmp_path):
+    run, code, document = train(tmp_path, "--env", "envpool:Pendulum-v1", "--updates", "40")
+    assert (code, document["updates"]) == (0, 40), run.stderr
+    done = verb("evaluate", run.path, "--checkpoint", "latest", "--episodes", 2, "--json")
+    assert json.loads(done.stdout)["length_mean"] == 200.0, done.stderr
