@@ -19,27 +19,25 @@ import sys
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from spreeze.check import CHILD_TIMEOUT_S, Check
 from spreeze.cli import emit, guarded
 from spreeze.config import EnvConfig, ReplayConfig, RunConfig
-from spreeze.envs.probe import Probe, probe_env
+from spreeze.env_report import check_env, speed
+from spreeze.envs.probe import probe_env
 from spreeze.errors import SpreezeError
-from spreeze.fitting import actions_text, fitting_algorithms
 from spreeze.formats import clean, size
 from spreeze.hardware import Machine, read_machine
 from spreeze.rundir import MIN_FREE_DISK_BYTES, is_alive, list_runs, versions
 from spreeze.types import RowLayout
 
-Status = Literal["ok", "warn", "fail"]
-CHILD_TIMEOUT_S = 30.0
 PROCESS_BYTES = 450 * 2**20
 """Rough resident memory of a learner with Torch; samplers and the others together take as much again."""
 _DEFAULT_LAYOUT = RowLayout(obs_dim=22, action_dim=6)
@@ -49,16 +47,6 @@ _TORCH = (
     "and torch.cuda.device_count()]))"
 )
 _ENCODER = "import av; av.codec.Codec('h264', 'w'); print(av.__version__)"
-
-
-@dataclass(frozen=True)
-class Check:
-    """One finding: ``fail`` means that the default command would not work."""
-
-    name: str
-    status: Status
-    text: str
-    remedy: str | None = None
 
 
 def check_python(version: tuple[int, ...] = sys.version_info[:3]) -> Check:
@@ -111,7 +99,7 @@ def check_bullet(timeout_s: float = CHILD_TIMEOUT_S) -> Check:
         probe = probe_env(env_id, deadline_s=timeout_s, steps=300)
     except SpreezeError as error:
         return Check("Bullet tasks", "fail", clean(error), "pip install --force-reinstall pybullet==3.2.7")
-    return Check("Bullet tasks", "ok", f"{env_id}: {_speed(probe)}")
+    return Check("Bullet tasks", "ok", f"{env_id}: {speed(probe)}")
 
 
 def check_encoder(timeout_s: float = CHILD_TIMEOUT_S) -> Check:
@@ -232,31 +220,15 @@ def check_other_runs(runs_dir: Path) -> Check:
     return Check("other runs", "ok", "none")
 
 
-def check_env(
-    env_id: str, import_module: str | None, timeout_s: float = CHILD_TIMEOUT_S
-) -> tuple[Check, dict[str, Any] | None]:
-    """A given environment: its spaces, its speed, and what can learn it."""
-    try:
-        probe = probe_env(env_id, import_module, deadline_s=timeout_s)
-    except SpreezeError as error:
-        return Check("environment", "fail", clean(error), "name another --env, or fix what the line says"), None
-    spec = probe.spec
-    text = (
-        f"{spec.env_id}: observation {spec.obs_dim}, {actions_text(spec)}, {_speed(probe)}, "
-        f"{size(probe.memory_bytes)}; {', '.join(fitting_algorithms(spec))} fit"
-    )
-    if spec.obs_layout:
-        text += f"; observation: {', '.join(spec.obs_layout)}"
-    return Check("environment", "ok", text), dataclasses.asdict(probe)
-
-
-def examine(env_id: str | None, import_module: str | None, runs_dir: Path) -> dict[str, Any]:
+def examine(
+    env_id: str | None, import_module: str | None, runs_dir: Path, env_args: tuple[str, ...] = ()
+) -> dict[str, Any]:
     """All checks, the slow ones at the same time; the JSON document of this verb."""
     replay = ReplayConfig()
     with ThreadPoolExecutor(max_workers=3) as pool:
         slow: list[Callable[[], Check]] = [check_torch, check_bullet, check_encoder]
         waiting = [pool.submit(check) for check in slow]
-        asked = pool.submit(check_env, env_id, import_module) if env_id else None
+        asked = pool.submit(check_env, env_id, import_module, env_args) if env_id else None
         machine = read_machine()
         quick = [
             check_cores(machine), check_memory(machine, replay), check_shared_memory(machine, replay),
@@ -267,7 +239,7 @@ def examine(env_id: str | None, import_module: str | None, runs_dir: Path) -> di
         environment = None
         if asked is not None:
             found, environment = asked.result()
-            checks.append(found)
+            checks += found
     return {
         "ok": all(check.status != "fail" for check in checks),
         "checks": [dataclasses.asdict(check) for check in checks],
@@ -288,13 +260,6 @@ def existing_parent(path: Path) -> Path:
     while not place.is_dir() and place != place.parent:
         place = place.parent
     return place
-
-
-def _speed(probe: Probe) -> str:
-    if probe.step_us_median is None:
-        return "speed unknown"
-    spread = "" if probe.step_cv is None else f" +- {100 * probe.step_cv:.0f} %"
-    return f"{probe.step_us_median:.0f} us a step{spread}"
 
 
 def _child(code: str, timeout_s: float) -> tuple[int | None, str]:
@@ -332,13 +297,15 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--import", dest="import_module", metavar="MODULE", help="module to import for it (default: none)"
     )
+    parser.add_argument("--env-arg", action="append", default=[], metavar="KEY=VALUE",
+                        help="for its constructor, as often as needed (default: none)")
     parser.add_argument("--runs-dir", type=Path, default=Path(RunConfig().runs_dir), metavar="DIR",
                         help="directory of the runs (default: %(default)s)")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="one JSON document on standard output (default: a table)")
     args = parser.parse_args(argv)
 
     def body() -> int:
-        document = examine(args.env, args.import_module, args.runs_dir)
+        document = examine(args.env, args.import_module, args.runs_dir, tuple(args.env_arg))
         if args.json:
             emit(document)
         else:

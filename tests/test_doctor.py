@@ -128,7 +128,7 @@ def test_missing_bullet_is_a_warning_that_names_another_task(monkeypatch):
 
 
 def test_unknown_environment_fails_with_one_line():
-    found, probe = doctor.check_env("Walker3DBulletEnv-v0", None)
+    (found,), probe = doctor.check_env("Walker3DBulletEnv-v0", None)
     assert (found.status, probe) == ("fail", None)
     assert "Walker3DBulletEnv-v0" in found.text
     assert "\n" not in found.text

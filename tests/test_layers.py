@@ -11,14 +11,14 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1] / "spreeze"
 FILES = sorted(ROOT.rglob("*.py"))
 LAYERS = (
-    {"types", "errors", "config", "settings", "metrics", "formats", "jsonable", "snapshot", "fitting"},
+    {"types", "errors", "config", "settings", "metrics", "check", "formats", "jsonable", "snapshot", "fitting"},
     {"ops", "networks", "policies", "heads", "envs", "hardware", "nvml", "returns", "normalizer", "bottleneck", "store",
      "strays", "load",
      "store_reader", "terminal", "video", "utilisation", "rundir", "cli", "arguments", "evaluation", "autotune"},
     {"algorithms", "transport"},
     {"workers", "lookup"},
     {"modes", "summary", "tuning"},
-    {"train", "tune", "evaluate", "play", "doctor", "runs", "bench", "dashboard", "__main__", "__init__"},
+    {"train", "tune", "evaluate", "play", "doctor", "env_report", "runs", "bench", "dashboard", "__main__", "__init__"},
 )  # fmt: skip
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 TORCH = ("ops.py", "networks.py", "algorithms/", "workers/learner.py", "workers/learning.py",

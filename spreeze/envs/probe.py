@@ -73,20 +73,23 @@ def probe_env(
     Raises:
         EnvironmentError_: it cannot be used, hangs, or took its process down.
     """  # fmt: skip
+    found = in_child("time", env_id, import_module, deadline_s=deadline_s, steps=steps, log=log, plain=plain, args=args)
+    return Probe(**{**found, "spec": spec_from_json(found["spec"])})
+
+
+def in_child(
+    what: str, env_id: str, import_module: str | None = None, *, deadline_s: float = 60.0, steps: int = 0,
+    log: Path | None = None, plain: bool = False, args: tuple[str, ...] = (),
+) -> dict[str, Any]:
+    """What the child found out: ``what`` is ``time`` (a probe), ``check`` (a ``Checkup``) or ``draw`` (a picture).
+
+    Raises:
+        EnvironmentError_: it cannot be used, hangs, or took its process down.
+    """
     with tempfile.TemporaryDirectory(prefix="spreeze-probe-") as folder:
         out = Path(folder) / "probe.json"
-        command = [
-            sys.executable,
-            "-m",
-            "spreeze.envs.probe",
-            "--env",
-            env_id,
-            "--out",
-            str(out),
-            "--steps",
-            str(steps),
-        ]
-        command += ["--deadline", str(deadline_s + _GRACE_S)]
+        command = [sys.executable, "-m", "spreeze.envs.probe", "--what", what, "--env", env_id, "--out", str(out)]
+        command += ["--steps", str(steps), "--deadline", str(deadline_s + _GRACE_S)]
         command += ["--import", import_module] if import_module else []
         command += ["--plain"] if plain else []
         command += [f"--env-arg={text}" for text in args]
@@ -99,7 +102,7 @@ def probe_env(
             raise EnvironmentError_(f"{env_id}: its process ended with {_ending(code)} before the first step") from None
     if "error" in found:
         raise EnvironmentError_(found["error"])
-    return Probe(**{**found, "spec": spec_from_json(found["spec"])})
+    return dict(found)
 
 
 def _run(command: list[str], deadline_s: float, log: Path | None) -> int | None:
@@ -171,6 +174,17 @@ def measure(
     )
 
 
+def _find_out(args: argparse.Namespace) -> dict[str, Any]:
+    given = (args.env, args.import_module)
+    if args.what == "time":
+        return dataclasses.asdict(measure(*given, args.steps, args.plain, tuple(args.env_arg)))
+    from spreeze.envs import checkup
+
+    if args.what == "draw":
+        return checkup.draw(*given, args.plain, tuple(args.env_arg))
+    return dataclasses.asdict(checkup.check_up(*given, args.plain, tuple(args.env_arg)))
+
+
 def main(argv: list[str] | None = None) -> int:
     """The child: one environment, one JSON file."""
     parser = argparse.ArgumentParser(prog="spreeze.envs.probe", description="Try an environment; write a JSON file.")
@@ -178,6 +192,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--import", dest="import_module", help="module to import first (default: none)")
     parser.add_argument("--plain", action="store_true", help="a Bullet task as its package has it (default: off)")
     parser.add_argument("--env-arg", action="append", default=[], help="key=value for its constructor (default: none)")
+    parser.add_argument("--what", choices=("time", "check", "draw"), default="time", help="what to do (default: time)")
     parser.add_argument("--out", required=True, type=Path, help="JSON file to write")
     parser.add_argument("--steps", type=int, default=2000, help="env steps to time (default: 2000, at most 1.5 s)")
     parser.add_argument("--deadline", type=float, help="end this process after so many s (default: never)")
@@ -185,7 +200,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.deadline:
         faulthandler.dump_traceback_later(args.deadline, exit=True)  # also when the caller was killed
     try:
-        found = dataclasses.asdict(measure(args.env, args.import_module, args.steps, args.plain, tuple(args.env_arg)))
+        found = _find_out(args)
     except Exception as error:
         text = " ".join(str(error).split())
         if not isinstance(error, EnvironmentError_):

@@ -41,6 +41,12 @@ BULLET_IDS = tuple(
 FALLBACK_ID = "Pendulum-v1"
 OWN_IDS = {"spreeze/Synthetic-v0": "spreeze.envs.synthetic"}
 """Our own environments that need no ``--import``, and the module that registers each."""
+PACKAGES = {
+    "MiniGrid-": ("minigrid", "minigrid"), "BabyAI-": ("minigrid", "minigrid"), "Fetch": ("gymnasium_robotics",
+    "gymnasium-robotics"), "highway-": ("highway_env", "highway-env"), "ALE/": ("ale_py", "ale-py"),
+    "PandaReach": ("panda_gym", "panda-gym"), "PandaPush": ("panda_gym", "panda-gym"),
+}  # fmt: skip
+"""Beginnings of well-known ids: the module that registers them and what to install."""
 _RESERVED_ARGS = ("id", "render_mode", "disable_env_checker", "vectorization_mode", "num_envs")
 _MAX_ACTIONS = 4096
 """Discrete actions at most: a policy has one output for each."""
@@ -118,7 +124,9 @@ def make_env(
                 _render_offscreen()
             if render_mode is not None:  # a constructor that draws nothing need not know the word
                 values["render_mode"] = render_mode
-            return gymnasium.make(made, disable_env_checker=True, **values)
+            return _drawing(gymnasium.make(made, disable_env_checker=True, **values), name, render_mode)
+    except EnvironmentError_:
+        raise
     except Exception as error:
         raise EnvironmentError_(f"{name} could not be made: {type(error).__name__}: {one_line(error)}") from error
 
@@ -187,6 +195,20 @@ def has_display() -> bool:
     return sys.platform != "linux" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 
 
+def _drawing(env: gymnasium.Env[Any, Any], name: str, render_mode: str | None) -> gymnasium.Env[Any, Any]:
+    """The environment, if it can draw as wanted.
+
+    Raises:
+        EnvironmentError_: a picture is wanted, and its author says that it draws only in a window, or not at all.
+    """
+    modes = (env.metadata or {}).get("render_modes")
+    if render_mode != "rgb_array" or modes is None or "rgb_array" in modes:
+        return env
+    env.close()
+    how = f"only as {', '.join(map(str, modes))}, which needs a display" if modes else "not at all"
+    raise EnvironmentError_(f"{name} draws {how}: no clips and no live picture; add 'rgb_array' to its render_modes")
+
+
 def _render_offscreen() -> None:
     """Tells MuJoCo, which else asks for a display, to draw without one; what the user has set stays."""
     if "MUJOCO_GL" not in os.environ and importlib.util.find_spec("mujoco") is not None:
@@ -221,6 +243,11 @@ def _import_user_module(module: str) -> None:
 def _unknown(name: str, registry: Any) -> EnvironmentError_:
     if name in BULLET_IDS:
         return EnvironmentError_(f"{name} needs pybullet; {bullet_missing() or 'its module does not register it'}")
+    package = next((entry for prefix, entry in PACKAGES.items() if name.startswith(prefix)), None)
+    if package is not None:
+        module, install = package
+        installed = "" if importlib.util.find_spec(module) else f"pip install {install}, then "
+        return EnvironmentError_(f"{name} comes from module '{module}': {installed}add --import {module}")
     hint = did_you_mean(name, [*registry, *BULLET_IDS, *OWN_IDS])
     return EnvironmentError_(f"unknown environment '{name}'{hint or '; add --import MODULE if a module registers it'}")
 
