@@ -1,0 +1,51 @@
+"""Discrete tasks through the verbs: train, evaluate, play, resume, serial; with real processes."""
+
+import json
+
+import pytest
+from harness import TINY, train, verb
+
+_CART = ("--env", "CartPole-v1")
+_SMALL = (*TINY, "--set", "dqn.hidden_sizes=[16,16]")
+
+
+@pytest.mark.timeout(150)
+def test_an_unnamed_algorithm_is_chosen_learns_is_evaluated_shown_and_resumed(tmp_path):
+    run, code, document = train(tmp_path, *_CART, "--updates", "150", tiny=_SMALL)
+    assert code == 0
+    assert (document["algo"], document["updates"], document["restarts"]) == ("dqn", 150, 0)
+    assert "algorithm dqn: the default for 2 discrete actions (sac fits too)" in run.stderr
+    assert 'algo = "dqn"  # action space' in (run.path / "config.toml").read_text()
+    scored = verb("evaluate", run.path, "--episodes", "3", "--json")
+    assert scored.returncode == 0, scored.stderr
+    assert json.loads(scored.stdout)["return_mean"] >= 8.0  # a pole cannot fall sooner
+    clip = tmp_path / "clip.mp4"
+    shown = verb("play", run.path, "--clip", clip)
+    assert shown.returncode == 0, shown.stderr
+    assert clip.stat().st_size > 0
+    _, code, second = train(tmp_path, "--resume", "run", "--updates", "250", tiny=())
+    assert code == 0
+    assert (second["algo"], second["updates"]) == ("dqn", 250)
+    assert second["env_steps"] > document["env_steps"]
+
+
+@pytest.mark.timeout(60)
+def test_soft_actor_critic_learns_discrete_actions_under_its_own_name(tmp_path):
+    _, code, document = train(tmp_path, *_CART, "--algo", "sac", "--updates", "150")
+    assert code == 0
+    assert (document["algo"], document["updates"]) == ("sac", 150)
+    assert document["eval_return_mean"] is not None
+
+
+@pytest.mark.timeout(90)
+@pytest.mark.parametrize("n_step", [1, 3])
+def test_serial_runs_of_one_seed_are_equal_bit_by_bit(tmp_path, n_step):
+    def sha(name):
+        _, code, document = train(
+            tmp_path, *_CART, "--mode", "serial", "--updates", "120", "--set", f"dqn.n_step={n_step}", tiny=_SMALL,
+            name=name,
+        )  # fmt: skip
+        assert code == 0
+        return document["parameters_sha256"]
+
+    assert sha("first") == sha("again")
