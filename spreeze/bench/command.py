@@ -12,7 +12,7 @@ from spreeze.cli import emit, guarded, say
 from spreeze.envs.probe import probe_env
 from spreeze.hardware import read_machine
 from spreeze.rundir import find_run, versions
-from spreeze.settings import Layer, resolve, task_profile
+from spreeze.settings import Layer, resolve, task_profile, with_algorithm
 from spreeze.workers.plan import RunPlan
 
 Row = dict[str, Any]
@@ -122,7 +122,7 @@ def _plan(args: argparse.Namespace) -> RunPlan:
     if args.envs_per_sampler:
         sampling["envs_per_sampler"] = args.envs_per_sampler
     profile = task_profile(args.env)
-    settings = resolve([
+    layers = [
         *([profile] if profile else []),
         Layer("bench", {
             "env": {"id": args.env, "import_module": args.import_module, "plain": args.plain_env,
@@ -130,8 +130,9 @@ def _plan(args: argparse.Namespace) -> RunPlan:
             "sampling": sampling,
             "replay": {"samples_per_insert_min": 0.0, "samples_per_insert_max": 1e9, "learning_starts": 2000},
         }),
-    ])
+    ]
     spec = probe_env(args.env, args.import_module, steps=0, plain=args.plain_env, args=tuple(args.env_arg)).spec
+    settings, _ = with_algorithm(layers, resolve(layers), spec)
     return RunPlan(settings=settings, spec=spec, samplers=args.samplers,
                    free_core=read_machine().cores.usable - args.samplers >= 2.0)
 

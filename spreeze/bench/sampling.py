@@ -131,15 +131,15 @@ class _Bare:
     """Plain environments stepped with given actions, reset by hand: what no sampler can beat."""
 
     def __init__(self, plan: RunPlan, seed: int) -> None:
-        spec, num_envs = plan.spec, plan.config.sampling.envs_per_sampler
-        self._bounds = native_bounds(spec)
-        self._envs = [open_task(spec).env for _ in range(num_envs)]
+        self._spec, num_envs = plan.spec, plan.config.sampling.envs_per_sampler
+        self._bounds = native_bounds(self._spec)
+        self._envs = [open_task(self._spec).env for _ in range(num_envs)]
         for env, env_seed in zip(self._envs, _seeds(seed, num_envs), strict=True):
             env.reset(seed=env_seed)
 
     def run(self, actions: np.ndarray) -> float:
         """Steps all environments with ``actions`` [T, N, A]; returns the seconds of the loop alone."""
-        native = to_native(actions.reshape(-1, actions.shape[-1]), *self._bounds).reshape(actions.shape)
+        native = self._native(actions)
         start = time.perf_counter()
         for row in native:
             for env, action in zip(self._envs, row, strict=True):
@@ -147,6 +147,12 @@ class _Bare:
                 if terminated or truncated:
                     env.reset()
         return time.perf_counter() - start
+
+    def _native(self, actions: np.ndarray) -> Any:
+        """The actions as the environments take them: vectors, or integers of discrete ones."""
+        if self._spec.num_actions is not None:
+            return (actions[:, :, 0].astype(np.int64) + self._spec.action_start).tolist()
+        return to_native(actions.reshape(-1, actions.shape[-1]), *self._bounds).reshape(actions.shape)
 
     def close(self) -> None:
         """Closes the environments."""
