@@ -51,6 +51,7 @@ SLOTS: dict[str, tuple[str, ...]] = {
         "updates", "policy_version", "wait_s", "gather_s", "critic_s", "actor_s", "publish_s",
         "critic_loss", "actor_loss", "q_mean", "alpha", "entropy", "critic_grad_norm", "actor_grad_norm",
         "policy_lag", "transition_age", "replay_fill", "rows_redrawn", "updates_skipped", "checkpoint_updates",
+        "batch_size",
     ),
     "evaluator": ("evaluations", "policy_version", "eval_return", "eval_length", "env_steps"),
     "visualizer": ("frames", "clips", "policy_version", "paused"),

@@ -13,7 +13,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 LAYERS = (
     {"types", "errors", "config", "settings", "metrics", "check", "formats", "jsonable", "snapshot", "fitting"},
     {"ops", "networks", "policies", "heads", "envs", "hardware", "nvml", "returns", "normalizer", "bottleneck", "store",
-     "strays", "load",
+     "strays", "load", "testing",
      "store_reader", "terminal", "video", "utilisation", "rundir", "cli", "arguments", "evaluation", "autotune"},
     {"algorithms", "transport"},
     {"workers", "lookup"},

@@ -1,7 +1,7 @@
-"""An environment with seeded faults, for tests of the supervision: ``spreeze/Fault-v0``.
+"""Environments with seeded faults: ``spreeze/Fault-v0``, a task of its own, and ``spreeze/Faulty-v0``, any other one.
 
-Importing this module registers it; use it as ``--env spreeze/Fault-v0 --import spreeze.envs.faults``.
-Each fault is set by a keyword or by an environment variable ``SPREEZE_FAULT_<NAME>``.
+Importing this module (or ``spreeze.testing``) registers both. Each fault is set by a keyword or by an environment
+variable ``SPREEZE_FAULT_<NAME>``; ``SPREEZE_FAULT_ENV`` names the task inside of ``spreeze/Faulty-v0``.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import os
+import signal
+import subprocess
 import time
 import typing
 from dataclasses import dataclass
@@ -20,7 +22,12 @@ import numpy as np
 from spreeze.types import flat_float32
 
 ENV_ID = "spreeze/Fault-v0"
+WRAPPED_ID = "spreeze/Faulty-v0"
 _PREFIX = "SPREEZE_FAULT_"
+_WORKER = "SPREEZE_WORKER"
+_INNER_ID = "Pendulum-v1"
+HUGE_REWARD = 1e38
+"""Finite as float32; its square is not."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +40,8 @@ class Faults:
     """reset raises."""
     p_nan: float = 0.0
     """observation or reward is NaN."""
+    p_huge: float = 0.0
+    """reward is 1e38."""
     p_shape: float = 0.0
     """observation is one component too long."""
     p_stall: float = 0.0
@@ -40,17 +49,25 @@ class Faults:
     stall_s: float = 0.0
     exit_at: int = 0
     """the process ends with code 0 at that step."""
+    kill_at: int = 0
+    """the process is killed (SIGKILL) at that step."""
     segfault_at: int = 0
     """the process reads address 0 at that step."""
     hang_at: int = 0
     """step never returns."""
+    leak_bytes: int = 0
+    """every step keeps that much memory for ever."""
+    grandchildren: int = 0
+    """processes that the constructor starts and nobody ends, every other one in a session of its own."""
     init_s: float = 0.0
     """the constructor takes that long."""
     step_s: float = 0.0
     """every step takes that long."""
     seed: int = 0
     once: str = ""
-    """a path: exit, segfault and hang happen only to the one process that can create it."""
+    """a path: exit, kill, segfault and hang happen only to the one process that can create it."""
+    workers: str = ""
+    """names such as ``sampler-0,sampler-1``: faults happen only there; everywhere if empty."""
 
     @classmethod
     def from_environment(cls, **given: Any) -> Faults:
@@ -61,7 +78,10 @@ class Faults:
             text = os.environ.get(_PREFIX + item.name.upper())
             if text is not None and item.name not in values:
                 values[item.name] = hints[item.name](text)
-        return cls(**values)
+        faults = cls(**values)
+        if faults.workers and os.environ.get(_WORKER, "") not in faults.workers.split(","):
+            return cls(seed=faults.seed, init_s=faults.init_s, step_s=faults.step_s)
+        return faults
 
 
 class Injector:
@@ -71,6 +91,12 @@ class Injector:
         self.faults = faults
         self._dice = np.random.default_rng(faults.seed)
         self._steps = 0
+        self._kept: list[bytearray] = []
+        for index in range(faults.grandchildren):
+            subprocess.Popen(
+                ["sleep", "1000"], start_new_session=index % 2 == 0, stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            )  # fmt: skip
         time.sleep(faults.init_s)
 
     def reset(self, seed: int | None) -> None:
@@ -83,31 +109,38 @@ class Injector:
     def begin(self) -> tuple[float, float]:
         """One step begins: ends the process, hangs, stalls, raises, or gives the dice for ``spoil``."""
         self._steps += 1
+        faults = self.faults
         self._fatal()
         crash, nan, shape, stall = self._dice.random(4).tolist()
-        if stall < self.faults.p_stall:
-            time.sleep(self.faults.stall_s)
-        if self.faults.step_s:
-            time.sleep(self.faults.step_s)
-        if crash < self.faults.p_crash:
+        if stall < faults.p_stall:
+            time.sleep(faults.stall_s)
+        if faults.step_s:
+            time.sleep(faults.step_s)
+        if faults.leak_bytes:
+            self._kept.append(bytearray(os.urandom(1)) * faults.leak_bytes)
+        if crash < faults.p_crash:
             raise RuntimeError(f"injected fault: step {self._steps} raises")
         return nan, shape
 
-    def spoil(self, dice: tuple[float, float], obs: np.ndarray, reward: float) -> tuple[np.ndarray, float]:
-        """Observation and reward, made NaN or ill-shaped where the dice of ``begin`` say so."""
+    def spoil(self, dice: tuple[float, float], obs: Any, reward: Any) -> tuple[Any, Any]:
+        """Observation and reward, made NaN, ill-shaped or huge where the dice say so."""
         nan, shape = dice
         if nan < self.faults.p_nan:
             obs, reward = (obs * np.float32(np.nan), reward) if self._steps % 2 else (obs, float("nan"))
         if shape < self.faults.p_shape:
             obs = np.append(obs, np.float32(0.0))
+        if self.faults.p_huge and self._dice.random() < self.faults.p_huge:
+            reward = HUGE_REWARD
         return obs, reward
 
     def _fatal(self) -> None:
         step, faults = self._steps, self.faults
-        if step not in (faults.exit_at, faults.segfault_at, faults.hang_at) or not self._first():
+        if step not in (faults.exit_at, faults.kill_at, faults.segfault_at, faults.hang_at) or not self._first():
             return
         if step == faults.exit_at:
             os._exit(0)
+        if step == faults.kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
         if step == faults.segfault_at:
             ctypes.string_at(0)
         while True:
@@ -129,10 +162,10 @@ class FaultEnv(gymnasium.Env[np.ndarray, np.ndarray]):
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array", "human"], "render_fps": 30}  # type: ignore[misc]
 
     def __init__(self, render_mode: str | None = None, **faults: Any) -> None:
-        self._injector = Injector(Faults.from_environment(**faults))
         self.render_mode = render_mode
         self.observation_space = gymnasium.spaces.Box(-10.0, 10.0, (3,), np.float32)
         self.action_space = gymnasium.spaces.Box(-2.0, 2.0, (1,), np.float32)
+        self._injector = Injector(Faults.from_environment(**faults))
         self._state = np.zeros(3, dtype=np.float32)
 
     def reset(
@@ -162,10 +195,37 @@ class FaultEnv(gymnasium.Env[np.ndarray, np.ndarray]):
         return frame
 
 
+class FaultWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Any environment, with faults."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any], **faults: Any) -> None:
+        super().__init__(env)
+        self._injector = Injector(Faults.from_environment(**faults))
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Resets the environment, or raises."""
+        self._injector.reset(seed)
+        return self.env.reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """One step of the environment, or a fault."""
+        dice = self._injector.begin()
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        return *self._injector.spoil(dice, obs, reward), terminated, truncated, info
+
+
+def make_faulty(render_mode: str | None = None, **faults: Any) -> gymnasium.Env[Any, Any]:
+    """The task that ``SPREEZE_FAULT_ENV`` names (``Pendulum-v1`` if none), with faults."""
+    inner = os.environ.get(_PREFIX + "ENV", _INNER_ID)
+    return FaultWrapper(gymnasium.make(inner, render_mode=render_mode), **faults)
+
+
 def register() -> None:
-    """Makes the id known to Gymnasium; harmless when it already is."""
+    """Makes the ids known to Gymnasium; harmless when they already are."""
     if ENV_ID not in gymnasium.registry:
         gymnasium.register(id=ENV_ID, entry_point=FaultEnv, max_episode_steps=50)
+    if WRAPPED_ID not in gymnasium.registry:
+        gymnasium.register(id=WRAPPED_ID, entry_point=make_faulty)
 
 
 register()

@@ -74,6 +74,8 @@ def _outcome(
     while True:
         try:
             output, errors = process.communicate(timeout=0.1)
+            if interrupts.asked:  # Ctrl-C reaches the whole group: that is no failure of the candidate
+                raise KeyboardInterrupt
             break
         except subprocess.TimeoutExpired:
             if interrupts.asked or time.monotonic() > end:

@@ -231,7 +231,7 @@ def append_row(path: Path, record: Record) -> None:
 def read_rows(path: Path) -> list[Record]:
     """The rows of ``eval.csv``; a damaged line is left out, a missing file is empty."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return []
     rows = []

@@ -113,7 +113,8 @@ def _rates(old: Reading, new: Reading, batch_size: int) -> dict[str, float | Non
     rates: dict[str, float | None] = {
         "env_steps_per_s": max(new.env_steps - old.env_steps, 0.0) / seconds,
         "updates_per_s": updates_per_s,
-        "update_frames_per_s": updates_per_s * batch_size,
+        # The learner halves its batch where the device has too little memory.
+        "update_frames_per_s": updates_per_s * (new.learner.get("batch_size") or batch_size),
     }
     for index, (before, after) in enumerate(zip(old.samplers, new.samplers, strict=True)):
         rates[f"sampler_env_steps_per_s/{index}"] = max(after["env_steps"] - before["env_steps"], 0.0) / seconds

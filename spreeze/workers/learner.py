@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from pathlib import Path
 from time import perf_counter
@@ -24,6 +25,7 @@ _POLL_S = 0.0005
 _POST_S = 0.25
 _FIRST_CHECKPOINT_S = 5.0
 _MAX_SKIPPED_IN_A_ROW = 20
+_LEAST_BATCH = 32
 _UPDATES = SLOTS["learner"].index("updates")
 _CUMULATIVE = ("wait_s", "gather_s", "critic_s", "actor_s", "publish_s", "rows_redrawn")
 """Slots that go on from where they were when this process is started again."""
@@ -83,8 +85,7 @@ class _Learner:
                 self._link.send("event", level="info", text=f"learning began after {inserted} transitions in replay")
             if started and self._limiter.may_sample(inserted, self._ring.baseline_inserted, self._ring.sampled):
                 self._link.beat(Phase.UPDATE)
-                self._learning.update()
-                self._ring.sampled += self._job.batch_size
+                self._update()
                 self._link.slots[_UPDATES] = self._learning.updates
             else:
                 self._wait()
@@ -93,6 +94,25 @@ class _Learner:
 
     def _finished(self) -> bool:
         return self._job.max_updates is not None and self._learning.updates >= self._job.max_updates
+
+    def _update(self) -> None:
+        """One update; where the device's memory does not suffice, with half of the batch from now on.
+
+        Only this error leaves the device usable: any other CUDA error ends the process, and a fresh one goes on.
+        """
+        try:
+            self._learning.update()
+            self._ring.sampled += self._learning.batch_size
+        except torch.OutOfMemoryError:
+            smaller = self._learning.batch_size // 2
+            if smaller < _LEAST_BATCH:
+                raise
+            self._link.send("event", level="warning", text=f"batch {self._learning.batch_size} does not fit into the "
+                            f"memory of {self._device}: goes on with {smaller}; set --batch-size {smaller}")
+            self._learning.set_batch_size(smaller)
+            self._limiter = dataclasses.replace(self._limiter, batch_size=smaller)
+            if self._device != "cpu":
+                torch.cuda.empty_cache()
 
     def _wait(self) -> None:
         start = perf_counter()
@@ -181,6 +201,7 @@ class _Learner:
             numbers[name] += base[name]
         numbers["policy_version"] = max(self._published_updates, 0)
         numbers["checkpoint_updates"] = self._checkpoint_updates
+        numbers["batch_size"] = learning.batch_size
         self._link.post(**numbers)
 
     def _finish(self) -> None:

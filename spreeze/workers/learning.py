@@ -40,18 +40,23 @@ class Learning:
         self._reader, self._layout, self._gamma, self._device = reader, layout, config.gamma, torch.device(device)
         self._rng = np.random.default_rng([seed, 7])
         pinned = self._device.type == "cuda"
-        self._rows = torch.empty((batch_size, layout.width), dtype=torch.float32, pin_memory=pinned)
-        self._rows_np = self._rows.numpy()
+        self.set_batch_size(batch_size)
         self._copied = torch.cuda.Event() if pinned else None  # type: ignore[no-untyped-call]
-        self._host_batch: TransitionBatch | None = None
         self.normalizer = Normalizer(spec.obs_dim) if normalize_obs else None
-        self.batch_size = batch_size
         self.updates = 0
         self.rows_redrawn = 0
         self.gather_s = 0.0
         self.critic_s = 0.0
         self.actor_s = 0.0
         self._refreshed_s = -1.0
+
+    def set_batch_size(self, batch_size: int) -> None:
+        """Draws that many rows at once from now on."""
+        pinned = self._device.type == "cuda"
+        self.batch_size = batch_size
+        self._rows = torch.empty((batch_size, self._layout.width), dtype=torch.float32, pin_memory=pinned)
+        self._rows_np = self._rows.numpy()
+        self._host_batch: TransitionBatch | None = None
 
     def refresh(self) -> None:
         """Renews the reader's windows now."""

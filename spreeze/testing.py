@@ -1,0 +1,15 @@
+"""For tests of your own set-up: environments that fail on purpose, seeded and counted.
+
+::
+
+    python -m spreeze.train --env spreeze/Faulty-v0 --import spreeze.testing      # SPREEZE_FAULT_ENV=MyRobot-v0
+
+    from spreeze.testing import FaultWrapper
+    env = FaultWrapper(MyRobot(), p_crash=1e-4, p_crash_reset=1e-3, p_stall=5e-4, stall_s=3.0)
+"""
+
+from __future__ import annotations
+
+from spreeze.envs.faults import ENV_ID, WRAPPED_ID, FaultEnv, Faults, FaultWrapper
+
+__all__ = ["ENV_ID", "WRAPPED_ID", "FaultEnv", "FaultWrapper", "Faults"]

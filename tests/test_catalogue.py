@@ -1,0 +1,187 @@
+"""The fault catalogue: 53 faults, each with the tests that hold its expected behaviour; all of them exist.
+
+``stub`` marks rows that need a GPU, root, another system or hours, and are held against something pretended.
+``adjusted`` says how and why a row's expectation differs from the catalogue's.
+"""
+
+import ast
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+TESTS = Path(__file__).resolve().parent
+
+
+class Row(NamedTuple):
+    fault: str
+    tests: tuple
+    stub: bool = False
+    adjusted: str = ""
+
+
+CATALOGUE = {
+    1: Row("sampler SIGKILLed while it writes a row", (
+        "fault_stubs::test_f01_a_writer_killed_before_any_of_its_lines_leaves_no_torn_row",
+        "ring::test_killed_writers_are_taken_over_and_nothing_is_torn")),
+    2: Row("SIGKILL at random times, a storm", (
+        "bench_storm::test_f02_a_short_storm_over_all_roles_keeps_every_promise",)),
+    3: Row("sampler stopped for long, then continued", (
+        "fault_runs::test_f03_a_stopped_sampler_is_killed_before_its_shard_is_given_away",)),
+    4: Row("env.step raises", (
+        "faults::test_errors_and_bad_transitions_are_counted_and_training_goes_on",
+        "sampling::test_too_many_errors_in_a_window_end_the_process_with_the_last_one")),
+    5: Row("env.reset always raises", (
+        "sampling::test_a_reset_that_always_raises_ends_the_process_instead_of_looping",
+        "faults::test_an_environment_that_never_works_is_refused_before_anything_starts",
+        "faults::test_an_environment_that_always_dies_ends_the_run_with_the_reason_at_the_top")),
+    6: Row("env.step hangs", ("faults::test_a_sampler_whose_environment_takes_it_down_is_started_again",)),
+    7: Row("the constructor takes 90 s", (
+        "crew::test_each_phase_has_its_own_deadline", "sampling::test_making_environments_keeps_the_heartbeat_going"),
+        stub=True),
+    8: Row("the environment segfaults", ("faults::test_a_sampler_whose_environment_takes_it_down_is_started_again",)),
+    9: Row("the environment ends the process", (
+        "crew::test_exit_0_without_being_done_is_a_failure",
+        "faults::test_a_sampler_whose_environment_takes_it_down_is_started_again")),
+    10: Row("the environment leaks memory", (
+        "fault_runs::test_f10_a_sampler_that_leaks_is_started_anew_and_is_offered_to_the_oom_killer_first",)),
+    11: Row("the environment starts grandchildren", (
+        "faults::test_processes_that_an_environment_started_end_with_it",
+        "fault_runs::test_f11_f38_what_an_environment_started_ends_with_a_killed_supervisor")),
+    12: Row("wrong shape, type or no observation at all", (
+        "envs::test_what_cannot_be_stored_is_refused_with_field_and_value",
+        "faults::test_errors_and_bad_transitions_are_counted_and_training_goes_on")),
+    13: Row("NaN or infinite observation or reward", (
+        "sampling::test_a_bad_transition_is_counted_refused_and_never_stored",
+        "sampling::test_the_first_bad_transition_ends_it_when_asked_so")),
+    14: Row("huge finite reward", ("fault_stubs::test_f14_a_huge_reward_is_stored_and_its_update_skipped",)),
+    15: Row("terminated and truncated", (
+        "ops::test_target_bootstraps_unless_terminated",
+        "sampling::test_an_ended_episode_keeps_its_true_last_observation_and_only_termination_is_stored",
+        "returns::test_truncation_finishes_the_rest_and_still_bootstraps")),
+    16: Row("NaN or infinite loss or gradient", (
+        "algorithms::test_non_finite_batch_is_refused_and_counted",
+        "fault_stubs::test_f16_many_skipped_updates_in_a_row_end_the_learner_which_then_goes_back_to_its_checkpoint",
+        "crew::test_a_learner_that_keeps_failing_ends_the_run_with_its_last_words")),
+    17: Row("weights with NaN about to be published", (
+        "weights::test_values_that_are_not_finite_are_never_published",)),
+    18: Row("learner SIGKILLed", ("kill::test_every_role_is_killed_in_turn_and_training_goes_on",)),
+    19: Row("CUDA out of memory in the middle of a run", (
+        "fault_stubs::test_f19_stub_where_the_device_is_too_small_half_of_the_batch_is_taken_and_said",
+        "fault_stubs::test_f19_stub_memory_that_never_suffices_is_no_endless_loop"), stub=True),
+    20: Row("sticky CUDA error", (
+        "fault_stubs::test_f20_stub_any_other_device_error_ends_the_process_and_is_never_caught",), stub=True),
+    21: Row("GPU lost, its monitor hangs", (
+        "hardware::test_hung_driver_does_not_hang_the_caller",
+        "utilisation::test_hung_driver_never_holds_a_sample_up_and_its_old_figures_expire",
+        "crew::test_a_learner_that_keeps_failing_ends_the_run_with_its_last_words"), stub=True,
+        adjusted="the run ends with the reason and its checkpoint instead of pausing: a lost GPU comes back with a "
+                 "reboot at best, and a resume continues from there"),
+    22: Row("a GPU gone at resume", (
+        "fault_stubs::test_f22_stub_a_device_that_is_gone_is_named_and_auto_takes_what_is_there",), stub=True,
+        adjusted="a device asked for by number is refused by name instead of replaced silently; auto looks"),
+    23: Row("memory, hang or crash inside the batch probe", (
+        "autotune::test_failed_candidates_are_left_out_and_a_crash_of_all_is_said",
+        "tuning_cache::test_a_failure_of_every_candidate_is_one_line_and_not_remembered"), stub=True),
+    24: Row("noise or another user while probing", ("autotune::test_measurement_noise_does_not_move_the_choice",),
+            stub=True),
+    25: Row("no GPU, one core, quota of half a core, cpuset", (
+        "hardware::test_quota_of_cgroup_v2", "hardware::test_cpuset_narrows_affinity",
+        "doctor::test_half_a_core_is_a_warning_with_its_reason"), stub=True),
+    26: Row("too little shared memory", (
+        "fault_stubs::test_f26_stub_shared_memory_that_is_full_is_refused_with_both_sizes_before_the_first_touch",
+        "memory::test_a_whole_machine_and_more_is_refused"), stub=True),
+    27: Row("too little memory (control group)", (
+        "memory::test_control_group_limit_counts_if_it_is_tighter",), stub=True),
+    28: Row("disk full while a checkpoint is written", (
+        "fault_runs::test_f28_a_full_disk_keeps_the_old_checkpoint_and_the_run_goes_on",
+        "store::test_full_disk_is_counted_and_made_good_later",
+        "weights::test_a_disk_that_fails_keeps_the_old_version")),
+    29: Row("SIGKILL at every step of a save", ("crash_points::test_f29_every_crash_point_of_every_save_loads",)),
+    30: Row("power loss: unsynced data gone, renames kept", (
+        "crash_points::test_f30_whatever_a_power_loss_leaves_the_newest_durable_checkpoint_loads",), stub=True),
+    31: Row("truncated, flipped or empty weights file", (
+        "weights::test_every_flipped_byte_and_every_truncation_is_refused_or_changes_nothing",
+        "weights::test_any_bytes_as_pointer_or_weights_end_in_a_refusal")),
+    32: Row("a reader opens what rotation deletes", (
+        "weights::test_readers_live_through_a_publisher_that_deletes_at_once",)),
+    33: Row("weights older than held", (
+        "weights::test_only_newer_versions_are_read_and_epoch_counts_more_than_version",)),
+    34: Row("checkpoint of another network or format", (
+        "algorithms::test_state_of_another_network_is_refused_and_nothing_is_changed",
+        "checkpoint::test_another_format_is_refused_by_name")),
+    35: Row("malicious pickle in the run folder", (
+        "fault_stubs::test_f35_a_pickle_in_place_of_any_file_is_refused_and_never_executed",
+        "layers::test_nothing_is_ever_unpickled")),
+    36: Row("Ctrl-C once, twice, in start-up, while tuning", (
+        "stop::test_ctrl_c_once_leaves_checkpoint_summary_and_evaluation_within_15_s",
+        "stop::test_ctrl_c_twice_ends_within_3_s",
+        "fault_runs::test_f36_ctrl_c_while_tuning_ends_all_children_without_a_traceback")),
+    37: Row("SIGTERM, closed terminal", (
+        "stop::test_other_ways_to_stop_are_as_one_ctrl_c", "stop::test_signals_are_counted_and_never_raise")),
+    38: Row("supervisor SIGKILLed", (
+        "kill::test_killed_supervisor_takes_all_workers_along_and_the_next_start_works",
+        "fault_runs::test_f11_f38_what_an_environment_started_ends_with_a_killed_supervisor",
+        "rundir::test_the_lock_ends_with_the_process_that_held_it")),
+    39: Row("the whole group SIGKILLed", ("kill::test_killed_group_leaves_nothing",)),
+    40: Row("dashboard killed, many clicks on Start", (
+        "dashboard_control::test_a_started_run_is_no_child_of_the_page",
+        "dashboard_control::test_many_clicks_at_once_start_one_run")),
+    41: Row("two runs at once, same or other name", (
+        "json::test_two_runs_at_once_do_not_meet", "resume::test_a_running_run_is_not_resumed",
+        "tuning_cache::test_one_tuner_at_a_time")),
+    42: Row("another process has the number of the one to stop", (
+        "rundir::test_no_stranger_is_killed_in_place_of_a_supervisor",), stub=True),
+    43: Row("the clock is set by a day", (
+        "fault_stubs::test_f43_a_clock_that_is_set_changes_no_duration_and_no_deadline",
+        "checkpoint::test_newest_by_epoch_and_updates_not_by_time"), stub=True),
+    44: Row("the laptop sleeps", ("crew::test_nobody_is_blamed_when_the_machine_slept",), stub=True),
+    45: Row("limits of descriptors, threads, processes", (
+        "fault_runs::test_f45_too_few_open_files_are_a_clear_error_and_nothing_is_left",
+        "crew::test_a_process_that_cannot_be_started_counts_as_a_failure")),
+    46: Row("evaluator or visualizer crashes, no display", (
+        "kill::test_every_role_is_killed_in_turn_and_training_goes_on",
+        "crew::test_evaluator_and_visualizer_are_given_up_without_harm",
+        "visualizer::test_an_environment_that_cannot_be_drawn_is_told_once_and_ends_quietly")),
+    47: Row("standard output closed, log disk full", (
+        "fault_runs::test_f47_a_reader_that_goes_away_and_a_full_log_disk_end_no_run",
+        "terminal::test_stream_that_broke_never_stops_a_run")),
+    48: Row("damaged or enormous metrics", (
+        "store::test_truncated_or_overwritten_file_never_gives_another_error",
+        "store::test_hostile_file_cannot_hang_the_reader", "evaluator::test_a_damaged_line_of_the_curve_is_left_out",
+        "dashboard_feed::test_a_first_answer_is_bounded_and_keeps_the_peak")),
+    49: Row("hostile profile", ("settings::test_hostile_profiles_are_refused_at_once",)),
+    50: Row("hostile run name, linked run directory", (
+        "rundir::test_no_name_leaves_the_runs_directory",
+        "config::test_a_name_that_is_taken_is_one_harmless_path_component",
+        "dashboard_control::test_nothing_outside_the_runs_directory_is_deleted")),
+    51: Row("hostile remote sampler", ("fault_runs::test_f51_there_is_no_remote_sampler_and_nothing_listens",),
+            adjusted="there are no remote samplers: the row holds that no process of a run opens a socket"),
+    52: Row("resume twice, of a running run, after another version", (
+        "resume::test_a_running_run_is_not_resumed", "checkpoint::test_another_format_is_refused_by_name",
+        "resume::test_another_algorithm_or_task_is_refused")),
+    53: Row("slow sampler in the repeatable mode", (
+        "fault_runs::test_f53_stalls_change_no_bit_of_the_serial_mode",),
+        adjusted="the repeatable mode is the serial one: it waits, and no stall changes a bit"),
+}  # fmt: skip
+
+
+def known_tests(folder):
+    """``file::name`` of every test function, without the prefix ``test_`` of the file."""
+    found = set()
+    for path in folder.glob("test_*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+                found.add(f"{path.stem.removeprefix('test_')}::{node.name}")
+    return found
+
+
+def test_all_53_faults_are_there():
+    assert list(CATALOGUE) == list(range(1, 54))
+    assert all(row.fault and row.tests for row in CATALOGUE.values())
+
+
+@pytest.mark.parametrize("number", CATALOGUE)
+def test_each_fault_has_tests_that_exist(number):
+    missing = [name for name in CATALOGUE[number].tests if name not in known_tests(TESTS)]
+    assert missing == []

@@ -1,0 +1,145 @@
+"""Faults of the machine in real runs: stopped processes, leaks, full disks, limits, closed pipes."""
+
+import contextlib
+import os
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from harness import FAULT, REPO, TINY, Run, poll, train
+
+from spreeze.rundir import read_run
+from spreeze.transport.checkpoint import CheckpointStore
+
+_QUICK = ("--set", "sampling.step_deadline_s=1", "--set", "learner.checkpoint_interval_s=0.5")
+
+
+def _gone(process):
+    with contextlib.suppress(psutil.Error):
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    return True
+
+
+@pytest.mark.timeout(60)
+def test_f03_a_stopped_sampler_is_killed_before_its_shard_is_given_away(tmp_path):
+    with Run(tmp_path, *FAULT, *_QUICK, faults={"step_s": 0.01}) as run:
+        run.until_updates(20)
+        old = run.children()["sampler-0"]
+        old.send_signal(signal.SIGSTOP)
+        run.wait_for(lambda: run.numbers().get("restarts") == 1, what="a restart")
+        assert _gone(old), "the old writer can never write again"
+        assert any("silent for" in event and "in phase STEP" in event for event in run.events())
+        run.until_progress()
+        run.process.kill()
+
+
+@pytest.mark.timeout(60)
+def test_f10_a_sampler_that_leaks_is_started_anew_and_is_offered_to_the_oom_killer_first(tmp_path):
+    limit = ("--set", "sampling.memory_limit_bytes=150000000")
+    with Run(tmp_path, *FAULT, *limit, faults={"leak_bytes": 500_000, "workers": "sampler-0"}) as run:
+        run.wait_for(lambda: "learner" in run.children() and "sampler-0" in run.children(), what="workers")
+
+        def score(name):
+            with contextlib.suppress(OSError, KeyError):
+                return int(Path(f"/proc/{run.children()[name].pid}/oom_score_adj").read_text())
+            return None
+
+        run.wait_for(lambda: score("sampler-0") == 500 and score("learner") == 0, what="the scores")
+        run.wait_for(lambda: any("of memory, its limit is 143.1 MiB" in event for event in run.events()), what="an end")
+        run.process.kill()
+
+
+@pytest.mark.timeout(60)
+def test_f11_f38_what_an_environment_started_ends_with_a_killed_supervisor(tmp_path):
+    with Run(tmp_path, *FAULT, faults={"grandchildren": 2}) as run:
+        run.wait_for(lambda: len(run.children()) == 3 and len(run.nonce_processes()) >= 6, what="grandchildren")
+        helpers = [process for process in run.nonce_processes() if process.name() == "sleep"]
+        assert helpers
+        run.process.kill()
+        run.process.wait()
+        poll(lambda: run.nonce_processes() == [], 5.0, run.nonce_processes)
+        assert all(_gone(process) for process in helpers)
+
+
+@pytest.mark.timeout(60)
+def test_f28_a_full_disk_keeps_the_old_checkpoint_and_the_run_goes_on(tmp_path):
+    with Run(tmp_path, *FAULT, *_QUICK) as run:
+        store = CheckpointStore(run.path / "checkpoints")
+        run.wait_for(store.paths, what="a first checkpoint")
+        learner = psutil.Process(run.children()["learner"].pid)
+        learner.rlimit(resource.RLIMIT_FSIZE, (500, -1))  # from here on no longer file can be written
+        run.wait_for(lambda: any("checkpoint not written, the last one stays" in e for e in run.events()), what="alarm")
+        kept = store.load_latest()
+        assert kept is not None
+        run.until_progress()
+        learner.rlimit(resource.RLIMIT_FSIZE, (-1, -1))
+        run.wait_for(lambda: store.load_latest().updates > kept.updates, what="another checkpoint")
+        assert run.numbers()["restarts"] == 0
+        run.process.kill()
+
+
+@pytest.mark.timeout(60)
+def test_f36_ctrl_c_while_tuning_ends_all_children_without_a_traceback(tmp_path):
+    with Run(tmp_path, *FAULT, "--auto", "--fresh", tiny=("--no-visualizer",)) as run:
+        run.wait_for(lambda: read_run(run.path).get("state") == "tuning" and psutil.Process(
+            run.process.pid).children(recursive=True), what="the tuner's children")  # fmt: skip
+        children = psutil.Process(run.process.pid).children(recursive=True)
+        run.interrupt()
+        poll(lambda: run.process.poll() is not None, 5.0, "the end")
+        assert run.process.returncode == 130, run.stderr
+        poll(lambda: all(_gone(child) for child in children), 5.0, "no child")
+        assert "Traceback" not in run.stderr
+
+
+@pytest.mark.timeout(60)
+def test_f45_too_few_open_files_are_a_clear_error_and_nothing_is_left(tmp_path):
+    command = [sys.executable, "-m", "spreeze.train", *TINY, *FAULT, "--samplers", "12", "--name", "run",
+               "--runs-dir", str(tmp_path / "runs")]  # fmt: skip
+    done = subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, cwd=REPO, timeout=50, check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (22, 22)),
+    )  # fmt: skip
+    assert done.returncode == 2, done.stderr[-2000:]
+    assert "could not be started" in done.stderr
+    assert "ulimit -n" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert read_run(tmp_path / "runs" / "run")["state"] == "failed"
+
+
+@pytest.mark.timeout(60)
+def test_f47_a_reader_that_goes_away_and_a_full_log_disk_end_no_run(tmp_path):
+    command = [sys.executable, "-m", "spreeze.train", *TINY, *FAULT, "--updates", "60", "--name", "run",
+               "--runs-dir", str(tmp_path / "runs")]  # fmt: skip
+    read_fd, write_fd = os.pipe()
+    os.close(read_fd)
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=write_fd, stderr=full, cwd=REPO, timeout=50,
+                              check=False)  # fmt: skip
+    os.close(write_fd)
+    assert done.returncode == 0
+    run = read_run(tmp_path / "runs" / "run")
+    assert (run["state"], run["updates"]) == ("finished", 60)
+
+
+@pytest.mark.timeout(60)
+def test_f51_there_is_no_remote_sampler_and_nothing_listens(tmp_path):
+    with Run(tmp_path, *FAULT) as run:
+        run.wait_for(lambda: len(run.children()) == 3, what="three workers")
+        for process in [psutil.Process(run.process.pid), *run.children().values()]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                assert process.net_connections() == []
+        run.process.kill()
+
+
+@pytest.mark.timeout(60)
+def test_f53_stalls_change_no_bit_of_the_serial_mode(tmp_path):
+    hashes = set()
+    for name, faults in (("smooth", {}), ("stalling", {"p_stall": 0.05, "stall_s": 0.02, "seed": 3})):
+        _, code, document = train(tmp_path, *FAULT, "--mode", "serial", "--updates", "60", name=name, faults=faults)
+        assert code == 0
+        hashes.add(document["parameters_sha256"])
+    assert len(hashes) == 1

@@ -1,0 +1,280 @@
+"""Faults that need no run: provoked in this process, or pretended where they need a GPU or a broken machine."""
+
+import errno
+import gc
+import os
+import pickle
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from spreeze.errors import CheckpointError, ConfigError, ResourceError, SpreezeError, WorkerError
+from spreeze.rundir import read_run
+from spreeze.store_reader import MetricsReader
+from spreeze.transport import memory
+from spreeze.transport.board import Board
+from spreeze.transport.checkpoint import CheckpointStore
+from spreeze.transport.ring import Ring, RingSpec, ShardWriter
+from spreeze.transport.ring_reader import RingReader
+from spreeze.transport.weights import WeightsStore, read_weights
+from spreeze.types import EnvSpec, RowLayout
+from spreeze.workers import learning, recorder
+from spreeze.workers.evaluator import read_rows
+from spreeze.workers.jobs import LearnerJob
+from spreeze.workers.learner import run_learner
+from spreeze.workers.learning import Learning, resolve_device
+from spreeze.workers.link import Link
+
+SPEC = EnvSpec(env_id="x", import_module=None, obs_dim=3, action_dim=1, action_low=(-1.0,), action_high=(1.0,),
+               max_episode_steps=None, reward_threshold=None)  # fmt: skip
+
+
+class Learner:
+    """The learner's body in this process, over a ring that is already filled."""
+
+    def __init__(self, tmp_path, reward=0.0, **changes):
+        self.ring = Ring.create(RingSpec(RowLayout(3, 1), 1, 2000))
+        rng = np.random.default_rng(0)
+        obs = rng.standard_normal((1000, 3), dtype=np.float32)
+        self._rows = obs, obs[:, :1] * 0, np.full(1000, reward), np.zeros(1000), obs
+        self._writer = ShardWriter(self.ring, 0)
+        self._writer.write(*self._rows)
+        self.board = Board.create(2)
+        self.read_fd, self._write_fd = os.pipe()
+        os.set_blocking(self.read_fd, False)
+        self.link = Link("learner", 0, self.board, 1, self._write_fd)
+        fields = {
+            "run_dir": str(tmp_path), "spec": SPEC, "algo": "sac", "algorithm": {"hidden_sizes": (8, 8)}, "seed": 1,
+            "batch_size": 256, "threads": 1, "device": "cpu", "normalize_obs": False, "publish_interval_s": 0.05,
+            "checkpoint_interval_s": 1e6, "save_replay": False, "max_updates": 60, "ring_fd": os.dup(self.ring.fd),
+            "ring": self.ring.spec.to_json(), "samples_per_insert_min": 0.0, "samples_per_insert_max": 1e9,
+            "learning_starts": 1, "num_samplers": 1, "rows_per_write": 1, "run_started_s": time.monotonic(),
+            "wall_base_s": 0.0, "env_steps_base": 0,
+        }  # fmt: skip
+        self.job = LearnerJob(**{**fields, **changes})
+
+    def run(self):
+        self.link.send = self._send
+        self.messages = []
+        run_learner(self.link, self.job)
+
+    def _send(self, kind, **fields):
+        self.messages.append({"kind": kind, **fields})
+        if "learning began" in fields.get("text", ""):
+            self._writer.write(*(column[:10] for column in self._rows))  # the band counts what comes after
+        if kind == "finished":
+            self.board.header[2] = 1
+
+    def events(self):
+        return [message["text"] for message in self.messages if message["kind"] == "event"]
+
+    def close(self):
+        self.link.close()
+        os.close(self.read_fd)
+        self._writer = None
+        self.ring.close()
+
+
+@pytest.fixture
+def learner(tmp_path):
+    made = []
+
+    def make(**options):
+        made.append(Learner(tmp_path, **options))
+        return made[-1]
+
+    yield make
+    while made:
+        made.pop().close()
+    gc.collect()  # the learner's views keep its mapping alive
+
+
+def _lines_of_a_write(ring, stop_at):
+    """Runs a write of three rows and ends it before its ``stop_at``-th line; returns the lines that ran."""
+    count = [0]
+    codes = {ShardWriter.write.__code__, ShardWriter._seal.__code__, ShardWriter._stamp.__code__}
+
+    class Killed(BaseException):
+        pass
+
+    def trace(frame, event, arg):
+        if frame.f_code not in codes:
+            return None
+        if event == "line":
+            count[0] += 1
+            if count[0] == stop_at:
+                raise Killed
+        return trace
+
+    writer = ShardWriter(ring, 0)
+    rows = np.full((3, 3), 7.0, dtype=np.float32)
+    old = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        writer.write(rows, rows[:, :1], rows[:, 0], rows[:, 0] * 0, rows, version=9)
+    except Killed:
+        pass
+    finally:
+        sys.settrace(old)
+    return count[0]
+
+
+def test_f01_a_writer_killed_before_any_of_its_lines_leaves_no_torn_row():
+    layout = RowLayout(3, 1, checksum=True)
+    lines, k = 10**9, 0
+    while k < lines:
+        k += 1
+        ring = Ring.create(RingSpec(layout, 1, 16))
+        try:
+            obs = np.arange(36, dtype=np.float32).reshape(12, 3)
+            ShardWriter(ring, 0).write(obs, obs[:, :1], obs[:, 0], obs[:, 0] * 0, obs)
+            before = int(ring.committed[0])
+            ran = _lines_of_a_write(ring, k)
+            lines = ran + 1 if ran < k else 10**9
+            reserved = int(ring.reserved[0])
+            assert ring.takeover(0, 4711) == 1
+            assert int(ring.reserved[0]) == reserved, "a takeover never lowers what was announced"
+            reader, out = RingReader(ring), np.empty((200, layout.width), dtype=np.float32)
+            for _ in range(3):  # as the dead one left it, and while the next one writes over it
+                reader.sample(np.random.default_rng(k), out)
+                assert reader.count_torn(out) == 0, f"torn after a death before line {k}"
+                ShardWriter(ring, 0).write(obs[:5], obs[:5, :1], obs[:5, 0], obs[:5, 0] * 0, obs[:5])
+            assert int(ring.committed[0]) in (before + 15, before + 18)
+        finally:
+            ring.close()
+    assert k > 20
+
+
+def test_f14_a_huge_reward_is_stored_and_its_update_skipped(learner):
+    one = learner(reward=1e38, max_updates=8)
+    one.run()
+    assert float(one.ring.rows[0, one.ring.spec.layout.reward]) == np.float32(1e38)
+    assert one.link.named(one.link.slots)["updates_skipped"] >= 8
+    stored = CheckpointStore(Path(one.job.run_dir) / "checkpoints").load_latest()
+    assert all(np.isfinite(array).all() for array in stored.tensors.values() if array.dtype.kind == "f")
+
+
+def test_f16_many_skipped_updates_in_a_row_end_the_learner_which_then_goes_back_to_its_checkpoint(learner):
+    with pytest.raises(WorkerError, match=r"updates in a row had a non-finite loss or gradient"):
+        learner(reward=1e38, max_updates=10**6).run()
+
+
+def test_f19_stub_where_the_device_is_too_small_half_of_the_batch_is_taken_and_said(learner, monkeypatch):
+    original, drawn = Learning.update, []
+
+    def update(self):
+        drawn.append(self.batch_size)
+        if self.batch_size > 64:
+            raise torch.OutOfMemoryError("CUDA out of memory (pretended)")
+        original(self)
+
+    monkeypatch.setattr(Learning, "update", update)
+    one = learner(max_updates=5)
+    one.run()
+    assert drawn == [256, 128, 64, 64, 64, 64, 64]
+    assert one.events()[1:] == [
+        "batch 256 does not fit into the memory of cpu: goes on with 128; set --batch-size 128",
+        "batch 128 does not fit into the memory of cpu: goes on with 64; set --batch-size 64",
+    ]
+    assert one.ring.sampled == 5 * 64
+    assert one.link.named(one.link.slots)["batch_size"] == 64
+
+
+def test_f19_stub_memory_that_never_suffices_is_no_endless_loop(learner, monkeypatch):
+    def update(self):
+        raise torch.OutOfMemoryError("CUDA out of memory (pretended)")
+
+    monkeypatch.setattr(Learning, "update", update)
+    with pytest.raises(torch.OutOfMemoryError):
+        learner().run()
+
+
+def test_f20_stub_any_other_device_error_ends_the_process_and_is_never_caught(learner, monkeypatch):
+    def update(self):
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered (pretended)")
+
+    monkeypatch.setattr(Learning, "update", update)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        learner().run()
+
+
+def test_f22_stub_a_device_that_is_gone_is_named_and_auto_takes_what_is_there(monkeypatch):
+    monkeypatch.setattr(learning.torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(learning.torch.cuda, "is_available", lambda: True)
+    assert resolve_device("auto") == "cuda:0"
+    with pytest.raises(ConfigError, match=r"learner.device = cuda:1: this machine has 1 CUDA devices"):
+        resolve_device("cuda:1")
+    monkeypatch.setattr(learning.torch.cuda, "is_available", lambda: False)
+    assert resolve_device("auto") == "cpu"
+
+
+def test_f26_stub_shared_memory_that_is_full_is_refused_with_both_sizes_before_the_first_touch(monkeypatch):
+    def full(fd, offset, length):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(memory.os, "posix_fallocate", full)
+    with pytest.raises(ResourceError, match=r"spreeze-replay needs \d+ bytes .* are available .*No space left"):
+        Ring.create(RingSpec(RowLayout(3, 1), 1, 1000))
+
+
+class Trap:
+    def __reduce__(self):
+        return open, (os.environ["SPREEZE_TEST_MARKER"], "w")
+
+
+def test_f35_a_pickle_in_place_of_any_file_is_refused_and_never_executed(tmp_path, monkeypatch):
+    marker = tmp_path / "executed"
+    monkeypatch.setenv("SPREEZE_TEST_MARKER", str(marker))
+    evil = pickle.dumps(Trap())
+    run = tmp_path / "run"
+    checkpoints, weights = CheckpointStore(run / "checkpoints"), WeightsStore(run / "weights")
+    saved = checkpoints.save({"a": np.zeros(3, np.float32)}, {"updates": 1}, epoch=1, updates=1)
+    for path in saved.iterdir():
+        good = path.read_bytes()
+        path.write_bytes(evil)
+        with pytest.raises(CheckpointError):
+            checkpoints.load_latest()
+        path.write_bytes(good)
+    published = weights.publish({"a": np.zeros(3, np.float32)}, {}, 1, 1)
+    published.write_bytes(evil)
+    assert weights.read_latest() is None
+    with pytest.raises(SpreezeError):
+        read_weights(published)
+    for name in ("run.json", "metrics.db", "eval.csv"):
+        (run / name).write_bytes(evil)
+    assert read_run(run) == {}
+    assert read_rows(run / "eval.csv") == []
+    with pytest.raises(SpreezeError):
+        MetricsReader(run / "metrics.db").latest()
+    assert not marker.exists()
+    pickle.loads(evil).close()
+    assert marker.exists(), "the trap would have worked"
+
+
+@pytest.mark.parametrize("jump_s", [-86_400.0, 86_400.0])
+def test_f43_a_clock_that_is_set_changes_no_duration_and_no_deadline(tmp_path, monkeypatch, jump_s):
+    """All deadlines are monotonic; wall time is read once, for the age of the process."""
+    now = time.time()
+    monkeypatch.setattr(recorder, "MetricsWriter", lambda path: SimpleNamespace(
+        event=lambda *a: None, write=lambda *a: None, evaluation=lambda *a: None, close=lambda: None))  # fmt: skip
+    plan = SimpleNamespace(
+        config=SimpleNamespace(
+            learner=SimpleNamespace(batch_size=1), evaluation=SimpleNamespace(episodes=1),
+            stop=SimpleNamespace(target_return=0.0),
+        ),
+        earlier=SimpleNamespace(best_return=None, wall_s=0.0),
+    )  # fmt: skip
+    made = recorder.Recorder(plan, SimpleNamespace(path=tmp_path), SimpleNamespace(note=lambda text: None))
+    try:
+        monkeypatch.setattr(recorder.time, "time", lambda: now + jump_s)
+        made.evaluation({"return_mean": 1.0, "episodes": 1})
+        age = now - recorder.process_start_time()
+        assert made.outcome.time_to_target_s == pytest.approx(age, abs=30.0)
+        assert 0.0 <= made.session_s < 30.0
+    finally:
+        made.close()
