@@ -85,6 +85,8 @@ class RunConfig(Part):
     seed: int = setting(1, "seed of networks, exploration and environments", low=0, high=2**31 - 1)
     runs_dir: str = setting("runs", "directory that holds the run directories")
     name: str | None = setting(None, "name of the run directory; built from time, env, algo and seed if not given")
+    forgiven_failures: int = setting(0, "failures of a worker that are mended at once and do not count; for storms",
+                                     low=0, high=10**9)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -176,6 +178,7 @@ class ReplayConfig(Part):
     samples_per_insert_min: float = setting(8.0, "below this ratio the samplers wait", low=0.0, high=1e6)
     samples_per_insert_max: float = setting(512.0, "above this ratio the learner waits", low=0.0, high=1e9)
     save: bool = setting(False, "store replay with every checkpoint")
+    checksum: bool = setting(False, "a checksum in every row, for storms and tests that look for torn rows")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -5,6 +5,7 @@
 """
 
 import ast
+import functools
 from pathlib import Path
 from typing import NamedTuple
 
@@ -166,6 +167,7 @@ CATALOGUE = {
 }  # fmt: skip
 
 
+@functools.cache
 def known_tests(folder):
     """``file::name`` of every test function, without the prefix ``test_`` of the file."""
     found = set()

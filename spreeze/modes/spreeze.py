@@ -48,7 +48,8 @@ def run_mode(plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts)
         watch.start()
         with open_memory(plan, run_dir.path, len(names)) as (board, ring):
             nest = Nest(run_dir=run_dir.path, board_fd=board.block.fd, board_rows=len(names), nonce=run_dir.nonce)
-            crew = Crew(nest, board, on_event=recorder.event, takeover=lambda spec: _take_over(ring, spec))
+            crew = Crew(nest, board, on_event=recorder.event, takeover=lambda spec: _take_over(ring, spec),
+                        forgiven=plan.config.run.forgiven_failures)
             rows = {"sampler": list(range(plan.samplers)), "learner": [plan.samplers]}
             governing = Governing(plan, board, recorder.event) if plan.config.tuning.govern else None
             supervisor = Supervisor(run_dir, board, ring, crew, rows, recorder, interrupts, governing)

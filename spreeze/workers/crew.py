@@ -56,9 +56,11 @@ class Crew:
         self, nest: Nest, board: Board, *, on_event: Callable[[str, str], None],
         takeover: Callable[[WorkerSpec], None] = lambda spec: None,
         start: Callable[[WorkerSpec, Nest], Child] = spawn, clock: Callable[[], float] = time.monotonic,
+        forgiven: int = 0,
     ) -> None:
         self._nest, self._board = nest, board
         self.on_event, self._takeover, self._start, self._clock = on_event, takeover, start, clock
+        self._forgiven = forgiven
         self.posts: dict[str, Post] = {}
         self.first_error: tuple[str, str] | None = None
         self._last_watch_s: float | None = None
@@ -70,7 +72,7 @@ class Crew:
         Raises:
             OSError: it could not be started (descriptor, process or memory limit).
         """
-        post = Post(spec=spec, restarts=Restarts(LIMITS[spec.role]))
+        post = Post(spec=spec, restarts=Restarts(LIMITS[spec.role], forgiven=self._forgiven))
         self.posts[spec.name] = post
         self._launch(post)
 

@@ -7,6 +7,8 @@ import time
 from pathlib import Path
 from time import perf_counter
 
+import torch
+
 from spreeze.algorithms.pair import Pair
 from spreeze.config import PARTS, AlgorithmConfig
 from spreeze.errors import ResourceError, WeightsError, WorkerError

@@ -61,7 +61,8 @@ class RunPlan:
     @property
     def layout(self) -> RowLayout:
         """Layout of a replay row."""
-        return RowLayout(self.spec.obs_dim, self.spec.action_dim, n_step=self.config.algorithm.n_step)
+        return RowLayout(self.spec.obs_dim, self.spec.action_dim, n_step=self.config.algorithm.n_step,
+                         checksum=self.config.replay.checksum)
 
     def ring_spec(self) -> RingSpec:
         """One shard a sampler, together the asked capacity."""

@@ -34,6 +34,8 @@ class Restarts:
     """The failures of one worker."""
 
     limit: RestartLimit
+    forgiven: int = 0
+    """Failures that are mended at once and do not count."""
     total: int = 0
     due_s: float | None = None
     """Monotonic time of the next start; None while it runs or after it was given up."""
@@ -46,6 +48,10 @@ class Restarts:
 
         The first failure in a window comes back at once; then 0.5 s, doubling up to 30 s.
         """
+        if self.forgiven > 0:
+            self.forgiven -= 1
+            self.due_s = now_s
+            return
         self._times.append(now_s)
         while self._times and self._times[0] < now_s - self.limit.window_s:
             self._times.popleft()
