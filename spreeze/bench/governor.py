@@ -30,7 +30,7 @@ Row = dict[str, Any]
 _START_S = 90.0
 _BEFORE_S, _AFTER_S = 12.0, 25.0
 """The governor settles for five seconds; it takes back ten seconds after the load has ended."""
-_TURN_S, _TURNS = 5.0, 3
+_TURN_S, _TURNS = 3.0, 7
 _SETTLE_S = 0.5
 _MARKS_S = (0.0, 5.0, 10.0, 20.0)
 _SPIN = "import os, sys\nos.sched_setaffinity(0, {int(sys.argv[1])})\nwhile True: pass"
