@@ -21,8 +21,6 @@ _KIND_GAIN = 0.10
 """``paper``: share of update frames/s that a less plain learner has to add."""
 _NEAR = (0, 1, 2)
 """Batch sizes tried on further kinds of learner, as steps of the ladder from the best one so far."""
-_LADDER_SHARE = 0.6
-"""Share of the time that the first kind of learner on a device may take, where others come after it."""
 _LEAST_S = 4.0
 _CLIMB_S = 2.0
 """Less time than this is not worth another call."""
@@ -58,7 +56,7 @@ def measure_learners(
     trial = _Trial(knobs, measure, on_rate, until_s, ladder, list(room.limits))
     plain = {kind[0]: kind for kind in reversed(kinds)}
     for position, kind in enumerate(plain.values()):
-        trial.climb(kind, share=1.0 / (len(plain) - position) if len(kinds) == len(plain) else _LADDER_SHARE)
+        trial.climb(kind, share=1.0 / (len(plain) - position + (len(kinds) > len(plain))))
     for kind in kinds:
         if kind not in plain.values() and kind[1] == plain[kind[0]][1] and _threads_pay(knobs, trial.rates, kind):
             trial.near(kind)
@@ -81,15 +79,25 @@ class _Trial:
         self.rates: list[LearnerRate] = []
 
     def climb(self, kind: Kind, share: float) -> None:
-        """Measures up the ladder until larger batches no longer pay, within a share of the time left."""
+        """Measures every second batch until larger ones no longer pay, then those beside the best."""
         end_s = self.measure.seconds_left() - max(self._left_s() * share, _LEAST_S)
-        position, step = 0, _FIRST_SIZES
-        while position < len(self.ladder) and (position == 0 or self.measure.seconds_left() - end_s > _CLIMB_S):
-            wanted = self.ladder[position : position + step]
+        # A line needs few points; more of them take off noise where there is time for them.
+        stride = 1 if share == 1.0 or len(self.knobs.devices) == 1 else 2
+        coarse = sorted({*self.ladder[::stride], self.ladder[-1]})
+        position, step = 0, _FIRST_SIZES // stride
+        while position < len(coarse) and (position == 0 or self.measure.seconds_left() - end_s > _CLIMB_S):
+            wanted = coarse[position : position + step]
             found = self._measured(kind, wanted, self.measure.seconds_left() - end_s)
             position, step = position + step, _FURTHER_SIZES
             if len(found) < len(wanted) or any(rate.failure for rate in found) or not self._rising(kind):
                 break
+        best = _best(self.knobs, self.rates, kind)
+        if best is not None and self.measure.seconds_left() - end_s > _CLIMB_S:
+            at = self.ladder.index(best[1])
+            seen = {rate.setting.batch_size for rate in self.rates if kind_of(rate.setting) == kind}
+            between = [one for one in self.ladder[max(0, at - 1) : at + 2] if one not in seen]
+            if between:
+                self._measured(kind, between, self.measure.seconds_left() - end_s)
 
     def near(self, kind: Kind) -> None:
         """Measures a further kind of learner round the best batch of its device."""
@@ -115,7 +123,7 @@ class _Trial:
             knee = paper_batch(curve.a, curve.b, self.knobs.targets.gpu_target) if curve and curve.fitted else 2 * top
             return knee * 2 > top
         best = _best(self.knobs, self.rates, kind)
-        return best is not None and best[1] >= own[-1].setting.batch_size / 2
+        return best is not None and best[1] >= own[-1].setting.batch_size / 4
 
 
 def _best_threads(knobs: Knobs, rates: Sequence[LearnerRate], device: str) -> int:
@@ -186,7 +194,9 @@ def _sizes_to_try(knobs: Knobs, rates: Sequence[LearnerRate], kind: Kind, ladder
     if not seen:
         return list(ladder)
     if knobs.targets.objective == "paper":
-        return sorted({ladder[0], ladder[len(ladder) // 2], ladder[-1]} & {one.setting.batch_size for one in rates})
+        own = [rate for rate in rates if rate.setting.device == kind[0] and rate.median > 0]
+        top = ladder.index(max(rate.setting.batch_size for rate in own))
+        return [ladder[at] for at in sorted({max(0, top - 3), max(0, top - 1), min(top + 1, len(ladder) - 1)})]
     centre = ladder.index(max(seen)[1])
     return [ladder[min(centre + step, len(ladder) - 1)] for step in _NEAR][: len(ladder) - centre]
 
@@ -225,6 +235,7 @@ def _paper_sizes(
 ) -> dict[Kind, Sequence[int]]:
     """The knee of the fastest kind of learner alone; the plainer one unless another is clearly faster."""
     chosen: tuple[float, Kind, int] | None = None
+    cut: dict[Kind, str] = {}
     for kind, allowed in sizes.items():
         curve = curves[kind]
         batch = allowed[-1]
@@ -232,11 +243,12 @@ def _paper_sizes(
             knee = paper_batch(curve.a, curve.b, knobs.targets.gpu_target)
             batch = min((one for one in allowed if one >= knee and one & (one - 1) == 0), default=allowed[-1])
             if knee > allowed[-1]:
-                limits.append(f"the paper's rule asks for batch {knee}, {batch} is the largest that may be taken")
+                cut[kind] = f"the paper's rule asks for batch {knee}, {batch} is the largest that may be taken"
         frames = batch * curve.updates_per_s(batch)
         if chosen is None or frames > chosen[0] * (1.0 + _KIND_GAIN):
             chosen = frames, kind, batch
     assert chosen is not None
+    limits += [cut[kind] for kind in cut if kind == chosen[1]]
     return {chosen[1]: [chosen[2]]}
 
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from spreeze.autotune.batch import Learners
 from spreeze.autotune.capacity import Room
-from spreeze.autotune.cost import Kind, noise
+from spreeze.autotune.cost import noise
 from spreeze.autotune.options import sampler_ladder
 from spreeze.autotune.pick import Scored, all_settings, expected_worth, measured_worth, pick
 from spreeze.autotune.records import JointRate, JointSetting, Knobs, Measure
@@ -67,15 +67,15 @@ def measure_joint(
         raise _nothing_ran(knobs, sweep)
     error = max(learners.error, noise(values for rate in good for values in (rate.updates_per_s, rate.env_steps_per_s)))
     sharing = fit_sharing(knobs, learners.curves, good, error)
-    settings = _without_failed(all_settings(knobs, room, sharing, _sizes(learners)), sweep)
+    # Never more busy threads than ran together.
+    busy = max((rate.setting.samplers for rate in good), default=1) + learners.first.threads
+    settings = [one for one in all_settings(knobs, room, sharing, learners.sizes)
+                if one.samplers + one.learner.threads <= busy or one.samplers in (1, knobs.pins.samplers)]
+    settings = _without_failed(settings, sweep)
     limits = [f"{rate.setting.samplers} samplers: {rate.failure}" for rate in sweep if rate.failure]
     if not sweep:
         limits.append("time was up before samplers could be measured: chosen from the facts")
     return _check(_Search(knobs, sharing, settings, list(sweep), limits), measure, on_rate)
-
-
-def _sizes(learners: Learners) -> dict[Kind, Sequence[int]]:
-    return dict(learners.sizes)
 
 
 def _nothing_ran(knobs: Knobs, rates: Sequence[JointRate]) -> Exception:
@@ -145,7 +145,9 @@ def _next(
     search.limits += [f"{_text(rate.setting)}: {rate.failure or 'no updates'}"
                       for rate in found if rate.setting in failed]
     if chosen.setting in failed:
-        left = [one for one in search.settings if _no_larger(one, chosen.setting)] or search.settings
+        ran = max((rate.setting.samplers for rate in search.rates if not rate.failure), default=1)
+        left = [one for one in search.settings if _no_larger(one, chosen.setting) and one.samplers <= ran]
+        left = left or search.settings
         return max(now.values(), key=lambda one: one.score, default=None) or pick(search.knobs, search.expected(left))
     if chosen.setting not in now:
         return chosen

@@ -88,26 +88,26 @@ def most_samplers(knobs: Knobs, room: Room, threads: int) -> int:
 
 
 def sampler_grid(knobs: Knobs, room: Room, threads: int) -> list[int]:
-    """Numbers of samplers to choose from."""
-    if knobs.pins.samplers is not None:
-        return [knobs.pins.samplers]
-    most = most_samplers(knobs, room, threads)
-    return sorted({count for count in range(1, 17) if count <= most}
-                  | {count for count in _LADDER if count <= most} | set(range(max(1, most - 2), most + 1)))
+    """Numbers of samplers to choose from: 1, 2, 3, 4, 6, 8 ... and those that just fill the cores.
 
-
-def sampler_ladder(knobs: Knobs, room: Room, threads: int) -> list[int]:
-    """Numbers of samplers to measure: 1, 2, 3, 4, 6, 8 ... and those that just fill the cores."""
+    Coarse on purpose: 14 or 15 samplers do the same, and noise would choose between them.
+    """
     if knobs.pins.samplers is not None:
         return [knobs.pins.samplers]
     most = most_samplers(knobs, room, threads)
     physical = int(knobs.physical_cores or knobs.usable_cores) - threads
-    steps = sorted({count for count in (*_LADDER, physical, most - 1, most) if 1 <= count <= most})
+    return sorted({count for count in (*_LADDER, physical, most) if 1 <= count <= most
+                   and not (most * 0.85 < count < most)})
+
+
+def sampler_ladder(knobs: Knobs, room: Room, threads: int) -> list[int]:
+    """Numbers of samplers to measure, at most eight: the fewest, the most, then what lies between."""
+    steps = sampler_grid(knobs, room, threads)
     while len(steps) > _MOST_MEASURED:
         # The neighbour that lies nearest, relatively, tells least; both ends stay.
         gaps = [steps[i + 1] / steps[i - 1] for i in range(1, len(steps) - 1)]
         steps.pop(1 + gaps.index(min(gaps)))
-    return steps
+    return [*steps[:1], *steps[1:][-1:], *steps[1:-1]]
 
 
 def ratio_bound(knobs: Knobs, batch_size: int) -> float:

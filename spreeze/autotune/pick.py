@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from spreeze.autotune.capacity import Room
+from spreeze.autotune.cost import Kind
 from spreeze.autotune.options import ratio_bound, ratio_options, sampler_grid
 from spreeze.autotune.records import JointRate, JointSetting, Knobs
 from spreeze.autotune.scores import joint_score
 from spreeze.autotune.sharing import Sharing
 
-TIE = 0.02
+TIE = 0.03
 """Scores this near to the best one count as equal to it."""
 _CPU_ERROR = 1e-6
 _OVER_TARGET = 1e-3
@@ -57,7 +58,7 @@ def expected_worth(knobs: Knobs, sharing: Sharing, setting: JointSetting) -> Sco
 
 
 def all_settings(
-    knobs: Knobs, room: Room, sharing: Sharing, sizes: dict[tuple[str, str, int], Sequence[int]]
+    knobs: Knobs, room: Room, sharing: Sharing, sizes: Mapping[Kind, Sequence[int]]
 ) -> list[JointSetting]:
     """Every setting that may be chosen: each kind of learner with its batch sizes, samplers and ratios."""
     return [

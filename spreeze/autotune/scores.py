@@ -35,7 +35,9 @@ def fresh_worth(updates_per_s: float, env_steps_per_s: float) -> float:
 
 
 def learner_score(objective: str, batch_size: int, updates_per_s: float) -> float:
-    """Worth of a learner before the samplers are known."""
+    """Worth of a learner before the samplers are known; all that run are equal where only env steps count."""
+    if objective == "sampling":
+        return float(updates_per_s > 0.0)
     return updates_per_s * (batch_worth(batch_size) if objective == "return" else 1.0)
 
 

@@ -8,14 +8,18 @@ and e env steps/s of one sampler at full speed: the share of the cores cancels o
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from spreeze.autotune.cost import Curve, Kind, beyond_noise, kind_of
-from spreeze.autotune.records import JointRate, JointSetting, Knobs, median
+from spreeze.autotune.records import JointRate, JointSetting, Knobs
 
 _SMT = 0.3
+_PER_THREAD, _CROWDED = 0.01, 0.2
+"""Sizes of the trends that are expected: log rate lost to each busy thread, and where threads outnumber cores."""
 _SHARE_ERROR = 0.05
 """A measured share of the cores this near to the model's is not told from it."""
 
@@ -38,50 +42,66 @@ class Forecast:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Trend:
+    """Log of a measured rate over the model's: ``level + per_thread k + crowded max(0, k / physical - 1)``.
+
+    ``rest`` is what single measurements leave beyond noise, (k, log) by k.
+    """
+
+    level: float = 0.0
+    per_thread: float = 0.0
+    crowded: float = 0.0
+    rest: tuple[tuple[float, float], ...] = ()
+
+    def factor(self, busy: float, physical: float) -> float:
+        """What to multiply the model's rate with."""
+        crowd = max(0.0, busy / physical - 1.0)
+        return math.exp(self.level + self.per_thread * busy + self.crowded * crowd + _between(self.rest, busy))
+
+
+@dataclass(frozen=True, kw_only=True)
 class Sharing:
     """The model with its measured constants."""
 
     cores: float
     physical: float
     curves: Mapping[Kind, Curve]
-    env_rate: float
-    """Env steps/s of one sampler that has a core."""
-    together: float
-    """Updates/s beside samplers that have cores of their own, over updates/s alone."""
-    excess: tuple[tuple[float, float, float, float], ...]
-    """(busy threads, log excess of updates/s, of env steps/s, excess share of the cores), by busy threads."""
+    learner: Trend
+    """Updates/s against those of the learner alone."""
+    sampler: Trend
+    """Env steps/s of one sampler."""
+    cpu_excess: tuple[tuple[float, float], ...] = ()
+    """(busy threads, measured share of the cores less the model's), by busy threads."""
 
     def forecast(self, setting: JointSetting) -> Forecast:
         """Rates of a setting whose learner was measured alone."""
-        learner = setting.learner
-        alone = self.together * self.curves[kind_of(learner)].updates_per_s(learner.batch_size)
-        full = setting.samplers * self.env_rate
+        learner, ratio = setting.learner, setting.samples_per_insert_min
+        alone = self.curves[kind_of(learner)].updates_per_s(learner.batch_size)
+        quiet = float(learner.threads)
+        full = setting.samplers * self.sampler.factor(quiet + 1.0, self.physical)
         duty = 1.0
-        if setting.samples_per_insert_min > 0.0 and full > 0.0:
-            duty = min(1.0, alone * learner.batch_size / (setting.samples_per_insert_min * full))
-        busy = setting.samplers * duty + learner.threads
+        if ratio > 0.0 and full > 0.0:
+            duty = min(1.0, alone * self.learner.factor(quiet, self.physical) * learner.batch_size / (ratio * full))
+        busy = setting.samplers * duty + quiet
         share = speed(busy, self.cores, self.physical)
-        updates, steps, cpu = self._excess_at(busy)
-        found = duty * full * share * math.exp(steps)
-        rate = alone * share * math.exp(updates)
-        if setting.samples_per_insert_min > 0.0:
-            found = min(found, rate * learner.batch_size / setting.samples_per_insert_min)
-        return Forecast(updates_per_s=rate, env_steps_per_s=found,
-                        cpu_share=min(1.0, max(0.0, busy / self.cores + cpu)))
+        updates = alone * share * self.learner.factor(busy, self.physical)
+        steps = setting.samplers * duty * share * self.sampler.factor(busy, self.physical)
+        if ratio > 0.0:
+            steps = min(steps, updates * learner.batch_size / ratio)
+        cpu = busy / self.cores + _between(self.cpu_excess, busy)
+        return Forecast(updates_per_s=updates, env_steps_per_s=steps, cpu_share=min(1.0, max(0.0, cpu)))
 
-    def _excess_at(self, busy: float) -> tuple[float, float, float]:
-        """Interpolated between the measured numbers of busy threads, held outside of them."""
-        if not self.excess:
-            return 0.0, 0.0, 0.0
-        if busy <= self.excess[0][0]:
-            # Fewer busy threads than ever measured: whatever they do to each other fades with them.
-            return self.excess[0][1], self.excess[0][2], self.excess[0][3]
-        for low, high in zip(self.excess, self.excess[1:], strict=False):
-            if busy <= high[0]:
-                part = (busy - low[0]) / (high[0] - low[0])
-                first, second, third = (low[i] + part * (high[i] - low[i]) for i in (1, 2, 3))
-                return first, second, third
-        return self.excess[-1][1], self.excess[-1][2], self.excess[-1][3]
+
+def _between(table: Sequence[tuple[float, float]], at: float) -> float:
+    """Linear interpolation, held outside of the table; 0 for an empty one."""
+    if not table:
+        return 0.0
+    if at <= table[0][0]:
+        return table[0][1]
+    for (low, first), (high, second) in pairwise(table):
+        if at <= high:
+            return first + (second - first) * (at - low) / (high - low)
+    return table[-1][1]
 
 
 def physical_cores(knobs: Knobs) -> float:
@@ -93,41 +113,55 @@ def fit_sharing(knobs: Knobs, curves: Mapping[Kind, Curve], rates: Sequence[Join
     """Constants of the model from samplers that ran unthrottled beside one learner.
 
     Args:
-        knobs: for the cores.
+        knobs: for the cores, and for the step time where nothing was measured.
         curves: the learners measured alone.
-        rates: joint rates, failures among them or not; at least one good.
+        rates: good joint rates; none if there was no time.
         error: relative standard error of a median.
     """
     cores, physical = knobs.cores, physical_cores(knobs)
-    good = sorted((rate for rate in rates if not rate.failure and rate.update_median > 0),
-                  key=lambda rate: rate.setting.samplers)
-    roomy = [rate for rate in good if _busy(rate) <= physical] or good[:1]
-    env_rate = median([rate.env_median / rate.setting.samplers / speed(_busy(rate), cores, physical)
-                       for rate in roomy])
-    together = median([rate.update_median / _alone(rate, curves) / speed(_busy(rate), cores, physical)
-                       for rate in roomy])
-    excess = []
+    good = sorted(rates, key=lambda rate: rate.setting.samplers)
+    if not good:
+        guess = Trend(level=math.log(1e6 / knobs.step_us if knobs.step_us else 1000.0))
+        return Sharing(cores=cores, physical=physical, curves=curves, learner=Trend(), sampler=guess)
+    learner, sampler, cpu = [], [], []
     for rate in good:
-        share = speed(_busy(rate), cores, physical)
-        updates = _log(rate.update_median, together * _alone(rate, curves) * share)
-        steps = _log(rate.env_median, rate.setting.samplers * env_rate * share)
-        cpu = 0.0
+        busy = float(rate.setting.samplers + rate.setting.learner.threads)
+        share = speed(busy, cores, physical)
+        setting = rate.setting.learner
+        alone = curves[kind_of(setting)].updates_per_s(setting.batch_size)
+        learner.append((busy, math.log(rate.update_median / (alone * share))))
+        sampler.append((busy, math.log(rate.env_median / (rate.setting.samplers * share))))
         if rate.cpu_median is not None:
-            off = rate.cpu_median - min(1.0, _busy(rate) / cores)
-            cpu = math.copysign(max(0.0, abs(off) - _SHARE_ERROR), off)
-        excess.append((_busy(rate), beyond_noise(updates, error), beyond_noise(steps, error), cpu))
-    return Sharing(cores=cores, physical=physical, curves=curves, env_rate=env_rate, together=together,
-                   excess=tuple(excess))
+            off = rate.cpu_median - min(1.0, busy / cores)
+            cpu.append((busy, math.copysign(max(0.0, abs(off) - _SHARE_ERROR), off)))
+    return Sharing(cores=cores, physical=physical, curves=curves, learner=fit_trend(learner, physical, error),
+                   sampler=fit_trend(sampler, physical, error), cpu_excess=tuple(cpu))
 
 
-def _busy(rate: JointRate) -> float:
-    return float(rate.setting.samplers + rate.setting.learner.threads)
+def fit_trend(points: Sequence[tuple[float, float]], physical: float, error: float) -> Trend:
+    """Ridge regression: the trend stays zero where few or noisy points do not ask for one.
+
+    Args:
+        points: (busy threads, log of measured over modelled rate), by busy threads, at least one.
+        physical: cores of their own.
+        error: standard error of each.
+    """
+    level = math.fsum(value for _, value in points) / len(points)
+    rows = [((1.0, busy, max(0.0, busy / physical - 1.0)), value - level) for busy, value in points]
+    ridge = [0.0, *((error / scale) ** 2 for scale in (_PER_THREAD, _CROWDED))]
+    matrix = [[math.fsum(x[i] * x[j] for x, _ in rows) + (ridge[i] if i == j else 0.0) for j in range(3)]
+              + [math.fsum(x[i] * y for x, y in rows)] for i in range(3)]
+    shift, per_thread, crowded = _solved(matrix)
+    found = Trend(level=level + shift, per_thread=per_thread, crowded=crowded)
+    rest = [(busy, beyond_noise(value - math.log(found.factor(busy, physical)), error)) for busy, value in points]
+    return dataclasses.replace(found, rest=tuple(rest) if any(value for _, value in rest) else ())
 
 
-def _alone(rate: JointRate, curves: Mapping[Kind, Curve]) -> float:
-    learner = rate.setting.learner
-    return curves[kind_of(learner)].updates_per_s(learner.batch_size)
-
-
-def _log(measured: float, expected: float) -> float:
-    return math.log(measured / expected) if measured > 0.0 and expected > 0.0 else 0.0
+def _solved(matrix: list[list[float]]) -> list[float]:
+    """Solution of three linear equations, positive definite, the right side as last column (Gauss)."""
+    for i in range(3):
+        matrix[i] = [value / matrix[i][i] for value in matrix[i]]
+        for j in range(3):
+            if j != i:
+                matrix[j] = [x - matrix[j][i] * y for x, y in zip(matrix[j], matrix[i], strict=True)]
+    return [row[3] for row in matrix]

@@ -1,0 +1,274 @@
+"""Machines that exist only as numbers: cores, update cost, environment, contention, noise; and their whole grid."""
+
+import math
+import random
+from dataclasses import dataclass, field, replace
+
+from spreeze.autotune.capacity import find_room
+from spreeze.autotune.options import batch_sizes, learner_kinds, most_samplers, ratio_options
+from spreeze.autotune.pick import worth
+from spreeze.autotune.records import (
+    Configured,
+    Device,
+    JointRate,
+    JointSetting,
+    Knobs,
+    LearnerRate,
+    LearnerSetting,
+    Pins,
+    Targets,
+)
+from spreeze.autotune.scores import paper_batch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """The truth that the tuner does not know."""
+
+    cores: float = 4.0
+    physical: int = 4
+    a: float = 4e-3
+    b: float = 3e-5
+    step_us: float = 400.0
+    step_cv: float = 0.1
+    inference_us: float = 12.0
+    thread_speedup: float = 0.7
+    """Share of each further thread that a matrix product makes use of."""
+    smt: float = 0.3
+    bandwidth: float = 0.01
+    """What each further busy thread costs all the others."""
+    favour: float = 1.0
+    """The learner's share of a crowded machine against a sampler's: 1 is fair."""
+    overhead: float = 0.03
+    """What reading replay costs the learner, as a share of its time."""
+    gpu: tuple[float, float] | None = None
+    """a and b of a GPU."""
+    bfloat16: float | None = None
+    """b in bfloat16 over b in float32, on the processor."""
+    memory_bytes: int = 16 * 2**30
+    shared_memory_bytes: int | None = None
+    gpu_bytes: int = 6 * 2**30
+    crash_from_batch: int | None = None
+    crash_from_samplers: int | None = None
+
+    def knobs(self, *, batch_size=256, pins=None, **targets):
+        devices = [Device(name="cpu", precisions=("float32", "bfloat16") if self.bfloat16 else ("float32",))]
+        if self.gpu:
+            devices.append(Device(name="cuda:0", memory_bytes=self.gpu_bytes))
+        return Knobs(
+            usable_cores=self.cores, physical_cores=self.physical, memory_bytes=self.memory_bytes,
+            shared_memory_bytes=self.shared_memory_bytes, step_us=self.step_us, step_cv=self.step_cv, row_bytes=240,
+            sampler_bytes=120_000_000, env_bytes=30_000_000, devices=tuple(devices),
+            configured=Configured(batch_size=batch_size, capacity=1_000_000, learning_starts=5000,
+                                  samples_per_insert_min=8.0, samples_per_insert_max=512.0),
+            pins=pins or Pins(), targets=Targets(**targets),
+        )  # fmt: skip
+
+    def update_s(self, setting: LearnerSetting) -> float:
+        """Seconds of an update that nobody disturbs."""
+        if setting.device != "cpu":
+            assert self.gpu
+            return self.gpu[0] + self.gpu[1] * setting.batch_size
+        row = self.b * (self.bfloat16 if setting.precision == "bfloat16" and self.bfloat16 else 1.0)
+        return self.a + row * setting.batch_size / (1.0 + self.thread_speedup * (setting.threads - 1))
+
+    def rates(self, setting: JointSetting) -> tuple[float, float, float]:
+        """(updates/s, env steps/s, share of the cores) without noise, by the fixed point of the waiting."""
+        learner, envs = setting.learner, setting.envs_per_sampler
+        alone = 1.0 / self.update_s(learner) / (1.0 + self.overhead)
+        one = envs / (envs * (self.step_us + 2.0) + self.inference_us) * 1e6
+        low, high = 0.0, 1.0
+        for _ in range(25):
+            duty = (low + high) / 2.0
+            updates, steps = self._shared(alone, one, setting, duty)
+            if setting.samples_per_insert_min * steps > updates * learner.batch_size:
+                high = duty
+            else:
+                low = duty
+        duty = high if high == 1.0 else low
+        updates, steps = self._shared(alone, one, setting, duty)
+        return updates, steps, min(1.0, (setting.samplers * duty + learner.threads) / self.cores)
+
+    def _shared(self, alone, one, setting, duty):
+        threads = setting.learner.threads
+        busy = threads + setting.samplers * duty
+        fast = min(busy, self.physical, self.cores)
+        speed = min(1.0, (fast + self.smt * (min(busy, self.cores) - fast)) / busy)
+        speed /= 1.0 + self.bandwidth * (busy - 1.0)
+        learner = speed
+        if busy > self.cores:
+            # What the scheduler gives the learner more than its share is taken from the samplers.
+            learner = min(1.0, speed * self.favour)
+            if threads > 1:
+                learner /= 20.0
+        others = speed if busy <= threads else max(0.0, (speed * busy - learner * threads) / (busy - threads))
+        if threads > 1 and busy > self.cores:
+            others = speed
+        return alone * learner, setting.samplers * duty * one * min(others, 1.0)
+
+
+@dataclass
+class Bench:
+    """Measures a machine: what it takes, how it fails, and how the figures scatter."""
+
+    machine: Machine
+    noise: float = 0.0
+    seed: int = 0
+    budget_s: float = 60.0
+    start_s: float = 3.0
+    crew_s: float = 5.0
+    hang: frozenset = frozenset()
+    left_s: float = field(init=False)
+    asked: list = field(default_factory=list)
+
+    def __post_init__(self):
+        self.left_s, self.dice = self.budget_s, random.Random(self.seed)
+
+    def seconds_left(self):
+        return self.left_s
+
+    def _noisy(self, value):
+        slowed = 0.75 if self.noise and self.dice.random() < 0.03 else 1.0
+        return value * slowed * math.exp(self.dice.gauss(0.0, self.noise))
+
+    def learner(self, settings, *, within_s, on_rate):
+        # One process loads what a learner loads; each measurement is a fork of it.
+        found, spent = [], 0.0 if self.asked else self.start_s
+        for one in settings:
+            cost = 0.4 + 3 * max(0.3, 2 * self.machine.update_s(one))
+            if spent + cost > within_s and found:
+                break
+            spent += cost
+            found.append(self._learner_rate(one))
+            on_rate(found[-1])
+            if self.machine.update_s(one) > 0.25:
+                break
+        self.left_s -= spent
+        self.asked += [one.setting for one in found]
+        return found
+
+    def _learner_rate(self, one):
+        crash = self.machine.crash_from_batch
+        if crash is not None and one.batch_size >= crash:
+            return LearnerRate(setting=one, updates_per_s=(), failure="out of memory")
+        rate = 1.0 / self.machine.update_s(one)
+        return LearnerRate(setting=one, updates_per_s=tuple(self._noisy(rate) for _ in range(3)))
+
+    def joint(self, settings, *, within_s, on_rate):
+        found, spent, crews = [], 0.0, set()
+        for one in settings:
+            crew = (one.learner, one.envs_per_sampler, one.samples_per_insert_min)
+            cost = (0.0 if crew in crews else self.crew_s) + 3 * 0.7
+            if spent + cost > within_s and found:
+                break
+            crews.add(crew)
+            spent += cost
+            found.append(self._joint_rate(one))
+            on_rate(found[-1])
+        self.left_s -= spent
+        self.asked += [one.setting for one in found]
+        return found
+
+    def _joint_rate(self, one):
+        crash = self.machine.crash_from_samplers
+        if one in self.hang or (crash is not None and one.samplers >= crash):
+            return JointRate(setting=one, env_steps_per_s=(), updates_per_s=(), failure="no env step within 30 s")
+        updates, steps, cpu = self.machine.rates(one)
+        return JointRate(
+            setting=one, updates_per_s=tuple(self._noisy(updates) for _ in range(3)),
+            env_steps_per_s=tuple(self._noisy(steps) for _ in range(3)), cpu_share=(cpu,) * 3,
+        )  # fmt: skip
+
+
+def chosen(tuning, *, envs=None) -> JointSetting:
+    """The choice as one setting."""
+    value = {name.split(".")[1]: choice.value for name, choice in tuning.choices.items()}
+    return JointSetting(
+        learner=LearnerSetting(batch_size=value["batch_size"], threads=value["threads"], device=value["device"],
+                               precision=value["precision"]),
+        samplers=value["samplers"], envs_per_sampler=envs or value["envs_per_sampler"],
+        samples_per_insert_min=value["samples_per_insert_min"],
+    )  # fmt: skip
+
+
+def true_score(machine: Machine, knobs: Knobs, setting: JointSetting) -> float:
+    """Score of a setting without noise, by the objective's own formula."""
+    return worth(knobs, setting, *machine.rates(setting)).score
+
+
+def grid(machine: Machine, knobs: Knobs) -> list[JointSetting]:
+    """Everything that may be chosen on a machine."""
+    room = find_room(knobs)
+    learners = [
+        LearnerSetting(batch_size=batch, threads=threads, device=device, precision=precision)
+        for device, precision, threads in learner_kinds(knobs)
+        for batch in _true_sizes(machine, knobs, batch_sizes(knobs, room), (device, precision, threads))
+    ]
+    learners = [one for one in learners if machine.update_s(one) <= 1.0 or one.batch_size == knobs.pins.batch_size]
+    if knobs.targets.objective == "paper":
+        learners = [_fastest(machine, learners)]
+    return [
+        JointSetting(learner=one, samplers=samplers, envs_per_sampler=room.envs_per_sampler.value,
+                     samples_per_insert_min=ratio)
+        for one in learners
+        for samplers in _every_number(knobs, room, one.threads) for ratio in ratio_options(knobs, one.batch_size)
+    ]  # fmt: skip
+
+
+def _fastest(machine, learners):
+    """The learner with the most update frames/s; a less plain one has to add a tenth."""
+    best = learners[0]
+    for one in learners[1:]:
+        if one.batch_size / machine.update_s(one) > 1.1 * best.batch_size / machine.update_s(best):
+            best = one
+    return best
+
+
+def _every_number(knobs, room, threads):
+    """All numbers of samplers up to 12, then about every eighth part more."""
+    if knobs.pins.samplers is not None:
+        return [knobs.pins.samplers]
+    most = most_samplers(knobs, room, threads)
+    return [count for count in range(1, most + 1) if count <= 12 or count % (1 + count // 8) == 0 or count == most]
+
+
+def _true_sizes(machine, knobs, sizes, kind):
+    """The batch of the paper's rule, for its objective; all sizes otherwise."""
+    if knobs.targets.objective != "paper" or knobs.pins.batch_size is not None:
+        return sizes
+    device, precision, threads = kind
+    small, large = (machine.update_s(LearnerSetting(batch_size=batch, device=device, precision=precision,
+                                                    threads=threads)) for batch in (1, 1001))
+    row = (large - small) / 1000.0
+    knee = paper_batch(small - row, row, knobs.targets.gpu_target)
+    return [batch for batch in sizes if batch >= knee][:1] or sizes[-1:]
+
+
+def best_score(machine: Machine, knobs: Knobs) -> float:
+    """The greatest true score on the whole grid."""
+    return max(true_score(machine, knobs, one) for one in grid(machine, knobs))
+
+
+def random_machine(dice: random.Random) -> Machine:
+    """A machine as they are: 0.5 to 32 cores, with or without SMT, quota, GPU; any environment."""
+    cores = dice.choice([0.5, 1.0, 1.5, 2.0, 2.0, 3.0, 4.0, 4.0, 6.0, 8.0, 8.0, 12.0, 16.0, 24.0, 32.0])
+    physical = max(1, math.ceil(cores / 2)) if dice.random() < 0.5 and cores >= 4 else math.ceil(cores)
+    gpu = None
+    if dice.random() < 0.3:
+        gpu = _log(dice, 3e-4, 4e-3), _log(dice, 1e-7, 3e-6)
+    return Machine(
+        cores=cores, physical=physical, a=_log(dice, 5e-4, 1e-2), b=_log(dice, 3e-6, 1e-4),
+        step_us=_log(dice, 8.0, 2e4), step_cv=_log(dice, 0.02, 3.0), inference_us=dice.uniform(8.0, 16.0),
+        thread_speedup=dice.uniform(0.2, 0.9), smt=dice.uniform(0.15, 0.45), bandwidth=_log(dice, 1e-3, 2e-2),
+        favour=dice.uniform(0.8, 1.3), overhead=dice.uniform(0.0, 0.1), gpu=gpu,
+        bfloat16=dice.uniform(0.5, 1.2) if dice.random() < 0.2 else None,
+    )  # fmt: skip
+
+
+def _log(dice: random.Random, low: float, high: float) -> float:
+    return math.exp(dice.uniform(math.log(low), math.log(high)))
+
+
+def changed(machine: Machine, **fields) -> Machine:
+    """The machine with some fields replaced."""
+    return replace(machine, **fields)
