@@ -14,6 +14,7 @@ import typing
 from dataclasses import dataclass, field
 from typing import Any
 
+from spreeze.convolution import CNNS
 from spreeze.errors import ConfigError, did_you_mean
 from spreeze.fitting import ALGORITHMS
 
@@ -106,6 +107,25 @@ class EnvConfig(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ImageConfig(Part):
+    """Frames of environments that observe images; the lines marked ALE hold for Atari games alone."""
+
+    stack: int = setting(4, "frames in one observation", unit="frames", low=1, high=16)
+    size: int = setting(84, "height and width of a frame", unit="pixels", low=36, high=512)
+    grey: bool = setting(True, "one grey channel instead of red, green and blue (ALE: always)")
+    frame_skip: int = setting(4, "ALE: emulator frames with one action", unit="frames", low=1, high=60)
+    sticky_actions: float = setting(0.25, "ALE: probability that a frame repeats the action before", low=0.0, high=1.0)
+    full_actions: bool = setting(False, "ALE: all 18 actions, not only those that the game reads")
+    episodic_life: bool = setting(False, "ALE: a lost life ends the episode, except in evaluation")
+    clip_rewards: bool = setting(True, "ALE: replay holds the sign of a reward; returns are counted in full")
+    noop_max: int = setting(30, "ALE: idle frames at the start, a random number up to this", unit="frames",
+                            low=0, high=1000)
+    fire_reset: bool = setting(False, "ALE: press FIRE after a reset where the game has that action")
+    max_episode_frames: int = setting(108_000, "ALE: emulator frames after which a game is truncated",
+                                      unit="frames", low=100, high=10**9)
+
+
+@dataclass(frozen=True, kw_only=True)
 class AlgorithmConfig(Part):
     """What all off-policy algorithms share."""
 
@@ -161,6 +181,7 @@ class DQNConfig(AlgorithmConfig):
     target_interval: int = setting(1, "updates between two moves of the target network by tau; tau = 1 copies",
                                    unit="updates", low=1, high=10**9)
     double: bool = setting(True, "the online network chooses the next action (arXiv 1509.06461)")
+    cnn: str = setting("nature", "convolutional layers for images; hidden_sizes follow them", choices=tuple(CNNS))
     duelling: bool = setting(False, "streams of state value and advantages (arXiv 1511.06581)")
     epsilon_start: float = setting(1.0, "share of random actions at the start", low=0.0, high=1.0)
     epsilon_end: float = setting(0.05, "share of random actions at the end of the schedule", low=0.0, high=1.0)
@@ -265,6 +286,7 @@ class Config:
 
     run: RunConfig = field(default_factory=RunConfig)
     env: EnvConfig = field(default_factory=EnvConfig)
+    image: ImageConfig = field(default_factory=ImageConfig)
     sac: SACConfig = field(default_factory=SACConfig)
     td3: TD3Config = field(default_factory=TD3Config)
     ddpg: DDPGConfig = field(default_factory=DDPGConfig)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from spreeze.envs.stdout import stdout_to_stderr
-from spreeze.envs.task import Task, make_task
+from spreeze.envs.task import Task, frame_options, make_task
 from spreeze.errors import ConfigError, SpreezeError
 from spreeze.evaluation import Episode, bootstrap_interval, run_episodes, score, seed_list
 from spreeze.lookup import CHECKPOINTS, check_fits, check_output, environment_errors, find_weights, spec_of
@@ -74,7 +74,8 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
     policy = Policy.from_weights(weights.arrays, weights.meta)
 
     def make() -> Task:
-        task = make_task(spec.env_id, args.import_module, "rgb_array" if args.video else None, args=spec.args)
+        task = make_task(spec.env_id, args.import_module, "rgb_array" if args.video else None, args=spec.args,
+                         image=frame_options(spec))
         check_fits(spec, task.spec, weights.path)
         return task
 

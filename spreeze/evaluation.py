@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from spreeze.envs.registry import is_bullet
-from spreeze.envs.task import Task
+from spreeze.envs.task import ObsRows, Task
 from spreeze.types import EnvSpec
 
 MAX_STEPS = 10_000
@@ -132,9 +132,12 @@ class _Lockstep:
         self._act, self._seeds, self._on_step = act, seeds, on_step
         self._next = 0
         self._done: dict[int, Episode] = {}
-        spec = tasks[0].spec if tasks else None
-        self._limit = MAX_STEPS if spec is None or spec.max_episode_steps is None else spec.max_episode_steps
-        self._obs = np.zeros((len(tasks), spec.obs_dim if spec else 0), dtype=np.float32)
+        if not tasks:
+            self._lanes: list[_Lane] = []
+            return
+        spec = tasks[0].spec
+        self._limit = MAX_STEPS if spec.max_episode_steps is None else spec.max_episode_steps
+        self._obs = ObsRows(len(tasks), spec)
         self._lanes = [lane for row, task in enumerate(tasks) if self._begin(lane := _Lane(row, task))]
 
     def run(self, should_stop: Callable[[], bool] | None) -> list[Episode]:
@@ -142,7 +145,7 @@ class _Lockstep:
         while self._lanes:
             if should_stop is not None and should_stop():
                 break
-            actions = self._lanes[0].task.to_native(self._act(self._obs))
+            actions = self._lanes[0].task.to_native(self._act(self._obs.array))
             self._lanes = [lane for lane in self._lanes if self._step(lane, actions[lane.row])]
         return [self._done[place] for place in sorted(self._done)]
 
@@ -152,7 +155,7 @@ class _Lockstep:
             return False
         lane.place, lane.total, lane.length = self._next, 0.0, 0
         self._next += 1
-        self._obs[lane.row] = lane.task.reset(seed=int(self._seeds[lane.place]))
+        self._obs.start(lane.row, lane.task.reset(seed=int(self._seeds[lane.place])))
         if self._on_step is not None:
             self._on_step(lane.place, lane.task)
         return True
@@ -160,7 +163,7 @@ class _Lockstep:
     def _step(self, lane: _Lane, action: np.ndarray) -> bool:
         """One env step; False when the lane has no episode any more."""
         obs, reward, terminated, truncated = lane.task.step(action)
-        self._obs[lane.row] = obs
+        self._obs.put(lane.row, obs)
         lane.total += reward
         lane.length += 1
         if self._on_step is not None:

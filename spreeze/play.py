@@ -8,11 +8,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-
 from spreeze.envs.registry import has_display, is_bullet
 from spreeze.envs.stdout import stdout_to_stderr
-from spreeze.envs.task import Task, make_task
+from spreeze.envs.task import ObsRows, Task, frame_options, make_task
 from spreeze.errors import ConfigError, SpreezeError, WeightsError
 from spreeze.evaluation import MAX_STEPS
 from spreeze.lookup import CHECKPOINTS, check_fits, check_output, environment_errors, find_weights, spec_of
@@ -78,7 +76,8 @@ def play(args: argparse.Namespace) -> str:
     source = _Source(args)
     window = args.clip is None and has_display()
     task = make_task(
-        source.spec.env_id, args.import_module, "human" if window else "rgb_array", args=source.spec.args
+        source.spec.env_id, args.import_module, "human" if window else "rgb_array", args=source.spec.args,
+        image=frame_options(source.spec),
     )
     try:
         check_fits(source.spec, task.spec, source.weights.path)
@@ -117,15 +116,16 @@ class _Episode:
 
     def __init__(self, source: _Source, task: Task, seed: int) -> None:
         self._policy, self._task = source.policy, task
-        self._obs = np.zeros((1, task.spec.obs_dim), dtype=np.float32)
-        self._obs[0] = task.reset(seed=seed)
+        self._obs = ObsRows(1, task.spec)
+        self._obs.start(0, task.reset(seed=seed))
         self.total, self.length = 0.0, 0
         self._limit = task.spec.max_episode_steps or MAX_STEPS
 
     def step(self) -> bool:
         """One env step; False at the end of the episode."""
-        action = self._task.to_native(self._policy.act_greedy(self._obs))
-        self._obs[0], reward, terminated, truncated = self._task.step(action[0])
+        action = self._task.to_native(self._policy.act_greedy(self._obs.array))
+        obs, reward, terminated, truncated = self._task.step(action[0])
+        self._obs.put(0, obs)
         self.total += reward
         self.length += 1
         return not (terminated or truncated or self.length >= self._limit)

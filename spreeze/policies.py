@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from spreeze.convolution import Trunk
 from spreeze.errors import WeightsError
 from spreeze.heads import Head, head_of
 
@@ -30,8 +31,9 @@ class Policy:
         layers: list[tuple[np.ndarray, np.ndarray]],
         head: Head,
         obs_scale: tuple[np.ndarray, np.ndarray] | None,
+        trunk: Trunk | None = None,
     ) -> None:
-        self._layers, self._head, self._obs_scale = layers, head, obs_scale
+        self._layers, self._head, self._obs_scale, self._trunk = layers, head, obs_scale, trunk
         self.obs_dim = layers[0][0].shape[0]
         self._rows = -1
         self._buffers: list[np.ndarray] = []
@@ -48,19 +50,20 @@ class Policy:
         head = head_of(meta)
         names = [(f"w{index}", f"b{index}") for index in range(len(meta.get("hidden_sizes", ())))]
         layers = [_layer(arrays, *pair) for pair in [*names, ("head_w", "head_b")]]
-        fan_ins = [int(meta["obs_dim"]), *(weight.shape[1] for weight, _ in layers)]
+        trunk = Trunk(arrays, meta) if "cnn" in meta else None
+        fan_ins = [trunk.features if trunk else int(meta["obs_dim"]), *(weight.shape[1] for weight, _ in layers)]
         for (weight, _), fan_in in zip(layers, fan_ins, strict=False):
             if weight.shape[0] != fan_in:
                 raise WeightsError(f"weights do not fit each other: a layer takes {weight.shape[0]}, gets {fan_in}")
         if layers[-1][0].shape[1] != head.outputs:
             raise WeightsError(f"weights give {layers[-1][0].shape[1]} outputs; {head.outputs} are needed")
-        return cls(layers, head, _obs_scale(arrays, fan_ins[0]))
+        return cls(layers, head, _obs_scale(arrays, fan_ins[0]), trunk)
 
     def act(self, obs: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Exploring actions: sampled, with noise, or sometimes random, by the kind of policy.
 
         Args:
-            obs: [N, O] float32.
+            obs: [N, O] float32, or images uint8 [N, k, C, H, W].
             rng: source of the noise.
 
         Returns:
@@ -77,7 +80,7 @@ class Policy:
         if len(obs) != self._rows:
             self._rows = len(obs)
             self._buffers = [np.empty((self._rows, weight.shape[1]), np.float32) for weight, _ in self._layers]
-        x = obs
+        x = obs if self._trunk is None else self._trunk(obs)
         if self._obs_scale is not None:
             mean, std = self._obs_scale
             x = np.subtract(obs, mean)

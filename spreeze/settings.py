@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import tomllib
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -146,12 +147,12 @@ def read_profile(name_or_path: str) -> Layer:
 
 
 def task_profile(env_id: str) -> Layer | None:
-    """The profile that names this environment in its ``about.envs``, if there is one."""
+    """The profile that names this environment in its ``about.envs`` (``ALE/*``: all that begin so), if any."""
     for name in profile_names():
         path = PROFILE_DIR / f"{name}.toml"
         if path.stat().st_size <= MAX_PROFILE_BYTES:
             about = tomllib.loads(path.read_text(encoding="utf-8")).get("about", {})
-            if env_id in about.get("envs", []):
+            if any(fnmatchcase(env_id, pattern) for pattern in about.get("envs", [])):
                 return read_profile(name)
     return None
 

@@ -60,7 +60,7 @@ def _train(args: argparse.Namespace) -> int:
         settings = resolve(base)
         part = settings.config.env
         probe = probe_env(part.id, part.import_module, steps=500 if args.auto else 0, plain=part.plain,
-                          args=part.args)
+                          args=part.args, image=dataclasses.asdict(settings.config.image))
         settings, why = with_algorithm(base, settings, probe.spec)
         if why is not None:
             say(why, as_json=args.json)

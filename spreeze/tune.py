@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
 from pathlib import Path
 
@@ -38,7 +39,8 @@ def _tune(args: argparse.Namespace) -> int:
         layers = [Layer("default", {"env": {"id": env_id}}), *([profile] if profile else []), user]
         settings = resolve(layers)
         part = settings.config.env
-        probe = probe_env(env_id, part.import_module, steps=2000, plain=part.plain, args=part.args)
+        probe = probe_env(env_id, part.import_module, steps=2000, plain=part.plain, args=part.args,
+                          image=dataclasses.asdict(settings.config.image))
         settings, why = with_algorithm(layers, settings, probe.spec)
         if why is not None:
             say(why, as_json=args.json)

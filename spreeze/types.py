@@ -14,6 +14,34 @@ import numpy as np
 
 
 @dataclass(frozen=True, kw_only=True)
+class FrameSpec:
+    """One frame of an image task, and how it was made."""
+
+    channels: int
+    """C: 1 grey, 3 red, green and blue."""
+    height: int
+    """H, in pixels."""
+    width: int
+    """W, in pixels."""
+    stack: int
+    """k: frames in one observation."""
+    sign_rewards: bool
+    """True where replay holds the sign of a reward."""
+    options: dict[str, Any]
+    """Values of the image part of the configuration: what makes the same environment again."""
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """[C, H, W] of one frame."""
+        return self.channels, self.height, self.width
+
+    @property
+    def frame_bytes(self) -> int:
+        """F: bytes of one frame."""
+        return self.channels * self.height * self.width
+
+
+@dataclass(frozen=True, kw_only=True)
 class EnvSpec:
     """What the rest of the system has to know about an environment."""
 
@@ -43,6 +71,8 @@ class EnvSpec:
     """K: number of discrete actions; None where actions are vectors."""
     action_start: int = 0
     """The environment's own number of discrete action 0."""
+    frames: FrameSpec | None = None
+    """The frames of an image task: a step gives one, uint8 [C, H, W], an observation is the last k. None: vectors."""
 
 
 class TransitionBatch(NamedTuple):
@@ -61,24 +91,43 @@ class TransitionBatch(NamedTuple):
 class RowLayout:
     """Where each field of a transition lies in a float32 replay row.
 
-    Order: obs | action | reward | terminated | next_obs [| num_steps] [| checksum]. ``num_steps``
-    is there only with n-step returns, ``checksum`` only in checked rings (tests, storms).
+    Order: obs | action | reward | terminated | next_obs [| num_steps] [| back | age] [| checksum].
+    ``num_steps`` is there only with n-step returns and images, ``checksum`` only in checked rings
+    (tests, storms).
+
+    Images: obs_dim is 0 and each row owns one uint8 frame in a table beside the rows, the newest
+    frame of its ``next_obs``. The older ones are those of the rows before it: ``back`` is the distance
+    to the row of the environment's step before, ``age`` how many such rows its episode has (the first
+    holds the frame of the reset and no transition: num_steps 0). So a frame is stored once, whatever
+    the stack.
     """
 
     obs_dim: int
     action_dim: int
     n_step: int = 1
     checksum: bool = False
+    frame_bytes: int = 0
+    """Bytes of one frame; 0 where observations are vectors."""
+    stack: int = 0
+    """k: frames in one observation; 0 where observations are vectors."""
+
+    @classmethod
+    def of(cls, spec: EnvSpec, n_step: int = 1, *, checksum: bool = False) -> RowLayout:
+        """The layout of a task's transitions."""
+        if spec.frames is None:
+            return cls(spec.obs_dim, spec.action_dim, n_step, checksum)
+        return cls(0, spec.action_dim, n_step, checksum, frame_bytes=spec.frames.frame_bytes, stack=spec.frames.stack)
 
     @property
     def width(self) -> int:
         """W: float32 values in a row."""
-        return 2 * self.obs_dim + self.action_dim + 2 + (self.n_step > 1) + self.checksum
+        links = 2 * (self.frame_bytes > 0)
+        return 2 * self.obs_dim + self.action_dim + 2 + (self.num_steps is not None) + links + self.checksum
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row: the sum of its fields, no padding."""
-        return 4 * self.width
+        """Bytes of one row and its frame: the sum of the fields, no padding."""
+        return 4 * self.width + self.frame_bytes
 
     @property
     def obs(self) -> slice:
@@ -113,7 +162,27 @@ class RowLayout:
     @property
     def num_steps(self) -> int | None:
         """Column of the number of env steps a row spans, or None with one-step transitions."""
-        return self.reward + 2 + self.obs_dim if self.n_step > 1 else None
+        return self.reward + 2 + self.obs_dim if self.n_step > 1 or self.frame_bytes else None
+
+    @property
+    def back(self) -> int:
+        """Column of the distance, in rows, to the environment's step before (images only)."""
+        return self.reward + 3 + self.obs_dim
+
+    @property
+    def age(self) -> int:
+        """Column of the number of rows that the episode has before this one, at most ``depth`` (images only)."""
+        return self.back + 1
+
+    @property
+    def depth(self) -> int:
+        """Rows back to the oldest frame of a transition's ``obs``; 0 where observations are vectors."""
+        return self.n_step + self.stack - 1 if self.frame_bytes else 0
+
+    @property
+    def window(self) -> int:
+        """T: frames that a drawn transition needs; one-step ones share all but two (images only)."""
+        return self.stack + 1 if self.n_step == 1 else 2 * self.stack
 
     @property
     def checksum_column(self) -> int | None:
@@ -122,7 +191,7 @@ class RowLayout:
 
     def split(self, rows: Any, gamma: float) -> TransitionBatch:
         """Views of ``rows`` ([B, W], array or tensor) as a batch; only ``discount`` is new."""
-        discount = gamma if self.num_steps is None else gamma ** rows[:, self.num_steps]
+        discount = gamma if self.n_step == 1 else gamma ** rows[:, self.num_steps]
         return TransitionBatch(
             obs=rows[:, self.obs],
             action=rows[:, self.action],
@@ -131,6 +200,16 @@ class RowLayout:
             terminated=rows[:, self.terminated],
             discount=discount,
             next_obs=rows[:, self.next_obs],
+        )
+
+    def split_frames(self, rows: Any, frames: Any, gamma: float) -> TransitionBatch:
+        """Views of ``rows`` [B, W] and ``frames`` [B, T, C, H, W] (uint8) as a batch of image transitions.
+
+        Its ``obs`` and ``next_obs`` are [B, k, C, H, W], oldest frame first.
+        """
+        batch = self.split(rows, gamma)
+        return batch._replace(
+            obs=frames[:, : self.stack], next_obs=frames[:, self.window - self.stack :], obs_action=None
         )
 
 

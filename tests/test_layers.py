@@ -11,7 +11,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1] / "spreeze"
 FILES = sorted(ROOT.rglob("*.py"))
 LAYERS = (
-    {"types", "errors", "config", "settings", "metrics", "check", "formats", "jsonable", "snapshot", "fitting"},
+    {"types", "errors", "config", "settings", "metrics", "check", "formats", "jsonable", "snapshot", "fitting",
+     "convolution"},
     {"ops", "networks", "policies", "heads", "envs", "hardware", "nvml", "returns", "normalizer", "bottleneck", "store",
      "strays", "load", "testing",
      "store_reader", "terminal", "video", "utilisation", "rundir", "cli", "arguments", "evaluation", "autotune"},

@@ -44,7 +44,7 @@ class ActionValues:
             sizes = (obs_dim, *hidden_sizes[:-1], 2 * hidden_sizes[-1], 1 + num_actions)
         self.online = new_parameters(sizes, stack, device, dtype)
         self.online.initialise(generator)
-        self._streams = _Streams(self.online, num_actions) if duelling else None
+        self._streams = Streams(self.online, num_actions) if duelling else None
         self.target = new_parameters(sizes, stack, device, dtype)
         self.target.flat.copy_(self.online.flat)
         self.gradient = new_parameters(sizes, stack, device, dtype)
@@ -130,7 +130,7 @@ class ActionValues:
         return self._buffers
 
 
-class _Streams:
+class Streams:
     """The linear map between a duelling head's outputs (V, A_1 .. A_K) and the action values."""
 
     def __init__(self, parameters: Parameters, num_actions: int) -> None:

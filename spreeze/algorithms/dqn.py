@@ -7,7 +7,7 @@ best action of the Q network, so ``propose`` only picks next actions and nothing
 
 from __future__ import annotations
 
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -18,9 +18,10 @@ from spreeze.algorithms.action_values import ActionValues
 from spreeze.algorithms.adam import FlatAdam
 from spreeze.algorithms.base import Proposal
 from spreeze.algorithms.common import ActorCritic
+from spreeze.algorithms.image_values import ImageValues
 from spreeze.config import DQNConfig
 from spreeze.networks import Parameters
-from spreeze.types import TransitionBatch
+from spreeze.types import FrameSpec, TransitionBatch
 
 
 class _NoActor:
@@ -55,13 +56,22 @@ class DQN(ActorCritic):
         seed: int,
         device: str = "cpu",
         dtype: torch.dtype = torch.float32,
+        frames: FrameSpec | None = None,
     ) -> None:
         place = torch.device(device)
         init = torch.Generator().manual_seed(seed)
         noise = torch.Generator(place).manual_seed(seed + 1)
-        self.critics = ActionValues(
-            obs_dim, num_actions, config.hidden_sizes, 1, config.lr, init, place, dtype, duelling=config.duelling
-        )
+        hidden, lr, duelling = config.hidden_sizes, config.lr, config.duelling
+        self.critics: ActionValues | ImageValues
+        image: dict[str, Any] = {}
+        if frames is None:
+            self.critics = ActionValues(obs_dim, num_actions, hidden, 1, lr, init, place, dtype, duelling=duelling)
+            online = self.critics.online
+        else:
+            self.critics = ImageValues(
+                frames, num_actions, config.cnn, hidden, lr, init, place, dtype, duelling=duelling
+            )
+            online, image = self.critics.online.mlp, {"cnn": config.cnn, "image": self.critics.image}
         self._config = config
         self._next_q: Tensor | None = None
         meta = {
@@ -72,8 +82,9 @@ class DQN(ActorCritic):
             "epsilon_start": config.epsilon_start,
             "epsilon_end": config.epsilon_end,
             "epsilon_env_steps": config.epsilon_env_steps,
+            **image,
         }
-        super().__init__(_NoActor(self.critics.online, self.critics.adam), self.critics, noise, meta)
+        super().__init__(_NoActor(online, self.critics.adam), self.critics, noise, meta)
 
     def propose(self, batch: TransitionBatch) -> Proposal:
         """Next actions [1, B], indices: the best of the online network (double) or of the target network."""
@@ -106,5 +117,7 @@ class DQN(ActorCritic):
     def policy_arrays(self) -> dict[str, np.ndarray]:
         """Copies of the Q network's weights; a duelling head as the one layer that it amounts to."""
         weight, bias = self.critics.policy_head()
-        head = {"head_w": weight.t().contiguous(), "head_b": bias}
-        return super().policy_arrays() | {name: tensor.cpu().numpy().copy() for name, tensor in head.items()}
+        own = {"head_w": weight.t().contiguous(), "head_b": bias}
+        if isinstance(self.critics, ImageValues):
+            own |= self.critics.trunk_arrays()
+        return super().policy_arrays() | {name: tensor.cpu().numpy().copy() for name, tensor in own.items()}

@@ -144,8 +144,10 @@ def _plan(args: argparse.Namespace) -> RunPlan:
             "replay": {"samples_per_insert_min": 0.0, "samples_per_insert_max": 1e9, "learning_starts": 2000},
         }),
     ]
-    spec = probe_env(args.env, args.import_module, steps=0, plain=args.plain_env, args=tuple(args.env_arg)).spec
-    settings, _ = with_algorithm(layers, resolve(layers), spec)
+    settings = resolve(layers)
+    spec = probe_env(args.env, args.import_module, steps=0, plain=args.plain_env, args=tuple(args.env_arg),
+                     image=dataclasses.asdict(settings.config.image)).spec
+    settings, _ = with_algorithm(layers, settings, spec)
     return RunPlan(settings=settings, spec=spec, samplers=args.samplers,
                    free_core=read_machine().cores.usable - args.samplers >= 2.0)
 

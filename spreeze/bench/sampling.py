@@ -64,11 +64,11 @@ def _row(metric: str, unit: str, repeats: list[float], **more: Any) -> Row:
 
 def _publish_policy(plan: RunPlan, run_dir: Path) -> None:
     """Weights of an untrained policy, published as the learner does."""
-    from spreeze.transport.ring_reader import RingReader
+    from spreeze.transport.frames import open_reader
 
     ring = Ring.create(plan.ring_spec())
     try:
-        learning = Learning(plan.spec, plan.config.run.algo, plan.config.algorithm, plan.layout, RingReader(ring),
+        learning = Learning(plan.spec, plan.config.run.algo, plan.config.algorithm, plan.layout, open_reader(ring),
                             batch_size=64, device="cpu", seed=1, normalize_obs=plan.config.env.normalize_obs)
         arrays, meta = learning.policy(plan.spec, plan.config.run.algo)
         WeightsStore(run_dir / "weights").publish(arrays, meta, 1, 1)

@@ -19,8 +19,8 @@ import torch
 from spreeze.envs.task import Task, open_task, uniform_actions
 from spreeze.evaluation import run_episodes, score, seed_list
 from spreeze.policies import Policy
+from spreeze.transport.frames import open_reader
 from spreeze.transport.ring import Ring, ShardWriter
-from spreeze.transport.ring_reader import RingReader
 from spreeze.workers.learning import Learning
 from spreeze.workers.plan import RunPlan
 from spreeze.workers.sampling import Sampling
@@ -81,7 +81,7 @@ def train_until(plan: RunPlan, goal: Goal, batch_size: int, updates_per_env_step
         n_step=config.algorithm.n_step, gamma=config.algorithm.gamma,
         seeds=[int(s) for s in rng.integers(2**31, size=num_envs)],
     )
-    learning = Learning(spec, config.run.algo, config.algorithm, plan.layout, RingReader(ring), batch_size=batch_size,
+    learning = Learning(spec, config.run.algo, config.algorithm, plan.layout, open_reader(ring), batch_size=batch_size,
                         device="cpu", seed=seed, normalize_obs=config.env.normalize_obs)
     judges: list[Task] = []
     try:

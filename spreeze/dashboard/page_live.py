@@ -57,7 +57,7 @@ def tasks() -> list[str]:
     found = ["Pendulum-v1", EnvConfig().id]
     for profile in sorted(PROFILE_DIR.glob("*.toml")):
         about = tomllib.loads(profile.read_text(encoding="utf-8")).get("about", {})
-        found += [name for name in about.get("envs", []) if name not in found]
+        found += [name for name in about.get("envs", []) if name not in found and "*" not in name]
     return found
 
 

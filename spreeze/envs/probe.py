@@ -58,6 +58,7 @@ def probe_env(
     log: Path | None = None,
     plain: bool = False,
     args: tuple[str, ...] = (),
+    image: dict[str, Any] | None = None,
 ) -> Probe:
     """Describes and times an environment in a child process.
 
@@ -69,17 +70,19 @@ def probe_env(
         log: where the child's own output goes; nowhere if None.
         plain: tries a Bullet task as its package has it.
         args: ``key=value`` texts for the environment's constructor.
+        image: values of the image part of the configuration; its defaults if None.
 
     Raises:
         EnvironmentError_: it cannot be used, hangs, or took its process down.
     """  # fmt: skip
-    found = in_child("time", env_id, import_module, deadline_s=deadline_s, steps=steps, log=log, plain=plain, args=args)
+    found = in_child("time", env_id, import_module, deadline_s=deadline_s, steps=steps, log=log, plain=plain, args=args,
+                     image=image)
     return Probe(**{**found, "spec": spec_from_json(found["spec"])})
 
 
 def in_child(
     what: str, env_id: str, import_module: str | None = None, *, deadline_s: float = 60.0, steps: int = 0,
-    log: Path | None = None, plain: bool = False, args: tuple[str, ...] = (),
+    log: Path | None = None, plain: bool = False, args: tuple[str, ...] = (), image: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """What the child found out: ``what`` is ``time`` (a probe), ``check`` (a ``Checkup``) or ``draw`` (a picture).
 
@@ -93,6 +96,7 @@ def in_child(
         command += ["--import", import_module] if import_module else []
         command += ["--plain"] if plain else []
         command += [f"--env-arg={text}" for text in args]
+        command += ["--image", json.dumps(image)] if image else []
         code = _run(command, deadline_s, log)
         if code is None:
             raise EnvironmentError_(f"{env_id}: no environment step within {deadline_s:g} s; the probe was ended")
@@ -134,7 +138,8 @@ def _ending(code: int) -> str:
 
 
 def measure(
-    env_id: str, import_module: str | None, steps: int, plain: bool = False, args: tuple[str, ...] = ()
+    env_id: str, import_module: str | None, steps: int, plain: bool = False, args: tuple[str, ...] = (),
+    image: dict[str, Any] | None = None,
 ) -> Probe:
     """Makes, checks and times an environment in this process."""
     import numpy as np
@@ -144,7 +149,7 @@ def measure(
 
     process = psutil.Process()
     memory = process.memory_info().rss
-    task = make_task(env_id, import_module, plain=plain, args=args)
+    task = make_task(env_id, import_module, plain=plain, args=args, image=image)
     try:
         start = time.perf_counter()
         task.reset(seed=0)
@@ -177,7 +182,7 @@ def measure(
 def _find_out(args: argparse.Namespace) -> dict[str, Any]:
     given = (args.env, args.import_module)
     if args.what == "time":
-        return dataclasses.asdict(measure(*given, args.steps, args.plain, tuple(args.env_arg)))
+        return dataclasses.asdict(measure(*given, args.steps, args.plain, tuple(args.env_arg), args.image))
     from spreeze.envs import checkup
 
     if args.what == "draw":
@@ -193,6 +198,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--plain", action="store_true", help="a Bullet task as its package has it (default: off)")
     parser.add_argument("--env-arg", action="append", default=[], help="key=value for its constructor (default: none)")
     parser.add_argument("--what", choices=("time", "check", "draw"), default="time", help="what to do (default: time)")
+    parser.add_argument("--image", type=json.loads, help="JSON object: how frames are made (default: as usual)")
     parser.add_argument("--out", required=True, type=Path, help="JSON file to write")
     parser.add_argument("--steps", type=int, default=2000, help="env steps to time (default: 2000, at most 1.5 s)")
     parser.add_argument("--deadline", type=float, help="end this process after so many s (default: never)")

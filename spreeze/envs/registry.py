@@ -19,10 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from spreeze.config import ImageConfig
 from spreeze.envs.engines import engine_of, single
+from spreeze.envs.images import is_image, made_with_frames, register_atari
 from spreeze.envs.layout import leaves_of
 from spreeze.errors import EnvironmentError_, did_you_mean
-from spreeze.types import EnvSpec, Reasoned
+from spreeze.types import EnvSpec, FrameSpec, Reasoned
 
 if TYPE_CHECKING:
     import gymnasium
@@ -79,7 +81,7 @@ def default_env_id() -> Reasoned:
 
 def make_env(
     env_id: str, import_module: str | None = None, render_mode: str | None = None, *, plain: bool = False,
-    args: tuple[str, ...] = (),
+    args: tuple[str, ...] = (), image: dict[str, Any] | None = None,
 ) -> gymnasium.Env[Any, Any]:
     """Makes one environment (time limit included, no autoreset, no checker).
 
@@ -93,6 +95,7 @@ def make_env(
         render_mode: ``rgb_array`` for pictures, ``human`` for a window, None for neither.
         plain: takes pybullet-envs-gymnasium's own environment for its ids.
         args: ``key=value`` texts, handed to the environment's constructor (``parse_args``).
+        image: values of the image part of the configuration, for tasks that observe images; its defaults if None.
 
     Raises:
         EnvironmentError_: unknown id, missing module, or the environment's constructor raised.
@@ -105,11 +108,7 @@ def make_env(
     if engine_of(env_id) is not None:
         return single(env_id, render_mode, values)
     name = _checked_id(env_id, import_module)
-    if name in OWN_IDS:
-        importlib.import_module(OWN_IDS[name]).register()
-    if name not in gymnasium.registry and bullet_missing() is None:
-        importlib.import_module(BULLET_MODULE)
-        importlib.import_module(_FAST_MODULE).register()
+    _register(name, gymnasium.registry)
     if name not in gymnasium.registry:
         raise _unknown(name, gymnasium.registry)
     if render_mode == "human" and not has_display():
@@ -124,11 +123,25 @@ def make_env(
                 _render_offscreen()
             if render_mode is not None:  # a constructor that draws nothing need not know the word
                 values["render_mode"] = render_mode
-            return _drawing(gymnasium.make(made, disable_env_checker=True, **values), name, render_mode)
+            return _drawing(made_with_frames(made, values, ImageConfig(**(image or {}))), name, render_mode)
     except EnvironmentError_:
         raise
     except Exception as error:
         raise EnvironmentError_(f"{name} could not be made: {type(error).__name__}: {one_line(error)}") from error
+
+
+def _register(name: str, registry: Any) -> None:
+    """Makes known what is ours, Atari's or Bullet's and needs no ``--import``.
+
+    Raises:
+        EnvironmentError_: an Atari game without ale-py.
+    """
+    register_atari(name)
+    if name in OWN_IDS:
+        importlib.import_module(OWN_IDS[name]).register()
+    if name not in registry and bullet_missing() is None:
+        importlib.import_module(BULLET_MODULE)
+        importlib.import_module(_FAST_MODULE).register()
 
 
 def is_bullet(env_id: str) -> bool:
@@ -291,18 +304,25 @@ def describe(env: gymnasium.Env[Any, Any], import_module: str | None = None) -> 
     """
     spec = env.spec
     env_id = spec.id if spec is not None else type(env.unwrapped).__name__
+    frames: FrameSpec | None = getattr(env, "frame_spec", None)
     num_actions, start = _discrete_actions(env_id, env.action_space)
+    if frames is not None and num_actions is None:
+        raise EnvironmentError_(
+            f"{env_id}: observation space is an image and action space {_text(env.action_space)} is not Discrete; dqn "
+            "learns from images and chooses one of n actions, sac, td3 and ddpg have no network for images"
+        )
     discrete_bounds = (float(start),), (float(start + (num_actions or 0) - 1),)
     low, high = discrete_bounds if num_actions is not None else _action_bounds(env_id, env.action_space)
     return EnvSpec(
         env_id=env_id,
         import_module=import_module,
-        obs_dim=_obs_dim(env_id, env.observation_space),
+        obs_dim=_obs_dim(env_id, env.observation_space) if frames is None else frames.stack * frames.frame_bytes,
         action_dim=len(low),
         action_low=low,
         action_high=high,
-        max_episode_steps=None if spec is None else spec.max_episode_steps,
+        max_episode_steps=None if spec is None else getattr(env, "max_steps", None) or spec.max_episode_steps,
         obs_layout=obs_layout(env.observation_space),
+        frames=frames,
         reward_threshold=None if spec is None or spec.reward_threshold is None else float(spec.reward_threshold),
         num_actions=num_actions,
         action_start=start,
@@ -370,6 +390,6 @@ def _obs_dim(env_id: str, space: Any) -> int:
         size = int(np.prod(space.shape))
     if not size:
         raise EnvironmentError_(f"{what} has no component: the policy would see nothing")
-    if space.dtype == np.uint8 and len(space.shape) > 1:
-        raise EnvironmentError_(f"{what} is an image; a CNN would fit and is not supported yet")
+    if is_image(space):
+        raise EnvironmentError_(f"{what} is an image, and no engine's: the CNN takes those of plain environments")
     return size

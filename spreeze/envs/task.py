@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 class Task:
     """The stepping used by samplers and evaluator; no autoreset: the caller resets.
 
-    Every observation is a fresh array, because some environments write into one of their own.
+    Every observation is a fresh array, because some environments write into one of their own. An image task
+    gives single frames, uint8 [C, H, W]; ``ObsRows`` stacks them.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any], spec: EnvSpec) -> None:
@@ -31,6 +32,7 @@ class Task:
         self._flatten = flattener(env.observation_space)
         self._shape = None if self._flatten else tuple(env.observation_space.shape or ())
         self._flat = self._shape is not None and len(self._shape) == 1
+        self._frame = None if spec.frames is None else spec.frames.shape
         self._finite = np.empty(spec.obs_dim, dtype=bool)
         self._action_shape = tuple(env.action_space.shape or ())
         self._action_dtype = env.action_space.dtype
@@ -39,7 +41,7 @@ class Task:
         self._bounds = native_bounds(spec)
 
     def reset(self, seed: int | None = None) -> np.ndarray:
-        """Starts an episode; returns the first observation, float32 [O].
+        """Starts an episode; returns the first observation, float32 [O] (or its frame).
 
         Raises:
             BadTransition: wrong shape or non-finite value.
@@ -89,6 +91,11 @@ class Task:
 
     def _checked_obs(self, obs: Any) -> np.ndarray:
         """A fresh float32 [O] vector, all of it finite."""
+        if self._frame is not None:
+            if type(obs) is not np.ndarray or obs.dtype != np.uint8 or obs.shape != self._frame:
+                found = f"{getattr(obs, 'dtype', type(obs).__name__)} {getattr(obs, 'shape', '')}"
+                raise self._bad("frame", f"{found}; expected uint8 {self._frame}")
+            return obs
         if type(obs) is np.ndarray and obs.dtype == np.float32 and obs.shape == self._shape:
             flat = obs.copy() if self._flat else obs.flatten()
         else:
@@ -145,10 +152,10 @@ def flattener(space: Any) -> Flattener | None:
 
 def make_task(
     env_id: str, import_module: str | None = None, render_mode: str | None = None, *, plain: bool = False,
-    args: tuple[str, ...] = (),
+    args: tuple[str, ...] = (), image: dict[str, Any] | None = None,
 ) -> Task:
     """Makes, describes and wraps an environment; arguments and errors as ``make_env``."""
-    env = make_env(env_id, import_module, render_mode, plain=plain, args=args)
+    env = make_env(env_id, import_module, render_mode, plain=plain, args=args, image=image)
     try:
         return Task(env, dataclasses.replace(describe(env, import_module), plain=plain, args=args))
     except BaseException:
@@ -163,10 +170,52 @@ def vector_maker(spec: EnvSpec) -> Callable[[int, int], VectorTask] | None:
     return lambda num_envs, seed: open_vector(spec, num_envs, seed, parse_args(spec.args))
 
 
-def open_task(spec: EnvSpec, render_mode: str | None = None) -> Task:
-    """One more environment of a known description; errors as ``make_env``."""
-    env = make_env(spec.env_id, spec.import_module, render_mode, plain=spec.plain, args=spec.args)
+def open_task(spec: EnvSpec, render_mode: str | None = None, *, whole_games: bool = False) -> Task:
+    """One more environment of a known description; errors as ``make_env``.
+
+    Args:
+        spec: of the environment.
+        render_mode: as for ``make_env``.
+        whole_games: an Atari episode is a game also where a lost life ends it for the samplers (evaluation).
+    """
+    image = frame_options(spec, whole_games=whole_games)
+    env = make_env(spec.env_id, spec.import_module, render_mode, plain=spec.plain, args=spec.args, image=image)
     return Task(env, spec)
+
+
+def frame_options(spec: EnvSpec, *, whole_games: bool = True) -> dict[str, Any] | None:
+    """How a known environment's frames are made, for ``make_env``; None where it observes vectors."""
+    if spec.frames is None:
+        return None
+    return spec.frames.options | ({"episodic_life": False} if whole_games else {})
+
+
+class ObsRows:
+    """The current observations of N environments: vectors float32 [N, O], or frames uint8 [N, k, C, H, W].
+
+    Frames are stacked oldest first; the first one of an episode stands for those before it.
+    """
+
+    def __init__(self, num_envs: int, spec: EnvSpec) -> None:
+        frames = spec.frames
+        if frames is None:
+            self.array = np.zeros((num_envs, spec.obs_dim), np.float32)
+        else:
+            self.array = np.zeros((num_envs, frames.stack, *frames.shape), np.uint8)
+        self._stacked = frames is not None
+
+    def start(self, row: int, obs: np.ndarray) -> None:
+        """Takes in what a reset gave."""
+        self.array[row] = obs
+
+    def put(self, row: int, obs: np.ndarray) -> None:
+        """Takes in what a step gave."""
+        if self._stacked:
+            stack = self.array[row]
+            stack[:-1] = stack[1:]  # one move within the cache: a thousandth of what the step takes
+            stack[-1] = obs
+        else:
+            self.array[row] = obs
 
 
 def to_native(actions: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:

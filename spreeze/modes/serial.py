@@ -20,8 +20,8 @@ from spreeze.modes.spreeze import load_saved_replay
 from spreeze.policies import Policy
 from spreeze.rundir import RunDir
 from spreeze.transport.checkpoint import CheckpointStore
+from spreeze.transport.frames import open_reader
 from spreeze.transport.ring import Ring, ShardWriter
-from spreeze.transport.ring_reader import RingReader
 from spreeze.transport.weights import WeightsStore, encode
 from spreeze.workers.evaluator import Evaluation, EvaluatorJob
 from spreeze.workers.gauges import Reading
@@ -71,7 +71,7 @@ class _Serial:
         )
         device = resolve_device(config.learner.device)
         self._learning = Learning(
-            spec, config.run.algo, config.algorithm, plan.layout, RingReader(ring),
+            spec, config.run.algo, config.algorithm, plan.layout, open_reader(ring),
             batch_size=config.learner.batch_size, device=device, seed=config.run.seed,
             normalize_obs=config.env.normalize_obs, pair=pair,
         )

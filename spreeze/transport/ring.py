@@ -17,7 +17,7 @@ import platform
 import sys
 import zlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,12 +25,20 @@ from spreeze.errors import TransportError
 from spreeze.transport.memory import Block, allocate, attach
 from spreeze.transport.ring_spec import FIRST_SHARD_WORD, LINE_WORDS, RingSpec
 
-__all__ = ["STRONGLY_ORDERED", "Ring", "RingSpec", "ShardWriter", "row_checksum"]
+__all__ = ["STRONGLY_ORDERED", "FrameColumns", "Ring", "RingSpec", "ShardWriter", "row_checksum"]
 
 _SAMPLED, _BASELINE = LINE_WORDS, 2 * LINE_WORDS
 _RESERVED, _COMMITTED, _EPOCH, _OWNER_PID = 0, 1, 2, 3
 STRONGLY_ORDERED = platform.machine().lower() in ("x86_64", "amd64")
 """True where plain stores and loads suffice."""
+
+
+class FrameColumns(NamedTuple):
+    """What N rows of images hold besides the fields of every row (see ``RowLayout``)."""
+
+    frame: np.ndarray  # [N, F] uint8
+    back: np.ndarray  # [N]
+    age: np.ndarray  # [N]
 
 
 class Ring:
@@ -49,8 +57,11 @@ class Ring:
         self.reserved = lines[:, _RESERVED]  # [S]
         self.committed = lines[:, _COMMITTED]  # [S]
         self.stamps = table[spec.stamps_word : spec.stamps_word + 2 * shards * blocks].reshape(shards, blocks, 2)
-        flat = np.frombuffer(used[spec.rows_offset_bytes :], dtype=np.float32)
-        self.rows = flat.reshape(shards * spec.stride_rows, spec.layout.width)
+        count = shards * spec.stride_rows
+        rows_end = spec.rows_offset_bytes + 4 * count * spec.layout.width
+        flat = np.frombuffer(used[spec.rows_offset_bytes : rows_end], dtype=np.float32)
+        self.rows = flat.reshape(count, spec.layout.width)
+        self.frames = np.frombuffer(used[spec.frames_offset_bytes :], np.uint8).reshape(count, spec.layout.frame_bytes)
         self._committed_words = [self.word(shard, _COMMITTED) for shard in range(shards)]
         if table.ctypes.data % 8 or flat.ctypes.data % 64:
             raise TransportError(f"replay memory at {table.ctypes.data:#x} is not aligned")
@@ -167,15 +178,18 @@ class Ring:
         """Drops the views and closes the descriptor; writers and readers of it must not be used any more."""
         if self.block.fd < 0:
             return
-        del self.rows, self.stamps, self.reserved, self.committed
+        del self.rows, self.frames, self.stamps, self.reserved, self.committed
         with contextlib.suppress(BufferError):
             self.words.release()
         self.block.close()
 
 
-def row_checksum(row: np.ndarray, logical: int) -> int:
-    """CRC-32 of a checked row ([W] float32) without its last column, with its logical index mixed in."""
-    return zlib.crc32(row[:-1].data, logical & 0xFFFFFFFF)
+def row_checksum(row: np.ndarray, frame: np.ndarray, logical: int) -> int:
+    """CRC-32 of a checked row ([W] float32) without its last column and of its frame ([F] uint8, F may be 0).
+
+    The logical index is mixed in.
+    """
+    return zlib.crc32(row[:-1].data, zlib.crc32(frame.data, logical & 0xFFFFFFFF))
 
 
 class ShardWriter:
@@ -198,6 +212,9 @@ class ShardWriter:
         self._values = rows.reshape(-1).data
         self._first_reward, self._width = layout.reward, layout.width
         self._num_steps = None if layout.num_steps is None else rows[:, layout.num_steps]
+        self._has_frames = layout.frame_bytes > 0
+        self._frames = ring.frames[first : first + spec.rows_per_shard]
+        self._links = rows[:, layout.back : layout.age + 1] if self._has_frames else rows[:, :0]
         self._checksum = rows.view(np.uint32)[:, -1] if layout.checksum else None
         self._capacity = spec.rows_per_shard
         self._max_rows = max(1, spec.rows_per_shard // 2)  # so that a write never empties the reader's window
@@ -208,6 +225,11 @@ class ShardWriter:
         self._stamp_position = -(-self._position // self._block_rows) * self._block_rows
         self._locked = ring.locked
 
+    @property
+    def next_logical(self) -> int:
+        """Logical index of the row that is written next."""
+        return self._committed
+
     def write(
         self,
         obs: Any,
@@ -217,6 +239,7 @@ class ShardWriter:
         next_obs: Any,
         num_steps: Any = None,
         version: int = 0,
+        frames: FrameColumns | None = None,
     ) -> None:
         """Appends N transitions; the arguments are cast to float32.
 
@@ -226,8 +249,9 @@ class ShardWriter:
             reward: [N].
             terminated: [N], 1 where the MDP ended.
             next_obs: [N, O].
-            num_steps: [N], only in rings with n-step returns.
+            num_steps: [N], only in rings with n-step returns or images.
             version: policy version that collected them.
+            frames: the rest of the row, only in rings of images.
 
         Raises:
             ValueError: a shape that does not fit; nothing was published.
@@ -236,7 +260,7 @@ class ShardWriter:
         position = self._position
         stop = position + count
         if stop > self._capacity or count > self._max_rows:
-            self._write_parts(obs, action, reward, terminated, next_obs, num_steps, version)
+            self._write_parts(obs, action, reward, terminated, next_obs, num_steps, version, frames)
             return
         if self._locked:
             self.ring.lock(self.shard, self.shard)
@@ -257,6 +281,8 @@ class ShardWriter:
                 if num_steps is None:
                     raise ValueError("this ring holds n-step transitions: num_steps is missing")
                 self._num_steps[position:stop] = num_steps
+            if self._has_frames:
+                self._write_frames(slice(position, stop), frames)
             if stop > self._stamp_position:
                 self._stamp(position, stop, version)
             if self._checksum is not None:
@@ -269,12 +295,17 @@ class ShardWriter:
             stop = self._stamp_position = 0
         self._position = stop
 
+    def _write_frames(self, at: slice, frames: FrameColumns | None) -> None:
+        if frames is None:
+            raise ValueError("this ring holds images: frames are missing")
+        self._frames[at], self._links[at, 0], self._links[at, 1] = frames
+
     def _seal(self, position: int, stop: int) -> None:
         """Writes the checksums of the rows in [position, stop)."""
         assert self._checksum is not None
         shift = self._committed - position
         for row in range(position, stop):
-            self._checksum[row] = row_checksum(self._rows[row], row + shift)
+            self._checksum[row] = row_checksum(self._rows[row], self._frames[row], row + shift)
 
     def _stamp(self, position: int, stop: int, version: int) -> None:
         """Stamps the blocks that begin in [position, stop): clock, policy version."""
@@ -286,7 +317,8 @@ class ShardWriter:
             self._stamp_position += self._block_rows
 
     def _write_parts(
-        self, obs: Any, action: Any, reward: Any, terminated: Any, next_obs: Any, num_steps: Any, version: int
+        self, obs: Any, action: Any, reward: Any, terminated: Any, next_obs: Any, num_steps: Any, version: int,
+        frames: FrameColumns | None,
     ) -> None:
         """Splits a write at the end of the shard and where it is longer than half a shard."""
         start, count = 0, len(reward)
@@ -294,5 +326,6 @@ class ShardWriter:
             stop = min(count, start + self._max_rows, start + self._capacity - self._position)
             part = slice(start, stop)
             steps = None if num_steps is None else num_steps[part]
-            self.write(obs[part], action[part], reward[part], terminated[part], next_obs[part], steps, version)
+            images = None if frames is None else FrameColumns(*(column[part] for column in frames))
+            self.write(obs[part], action[part], reward[part], terminated[part], next_obs[part], steps, version, images)
             start = stop

@@ -11,9 +11,10 @@ from spreeze.transport.ring import Ring, row_checksum
 
 _MAX_TRIES = 10_000
 _LAG_SAMPLE_ROWS = 2048
+_NO_FRAME = np.empty(0, np.uint8)
 
 
-class _Drawn(NamedTuple):
+class Drawn(NamedTuple):
     """Where n drawn rows lie."""
 
     shard: np.ndarray | None  # [n]; None where there is one shard
@@ -41,7 +42,7 @@ class RingReader:
         self._age_low = [0] * spec.num_shards
         self._age_block = [0] * spec.num_shards
         self._age_clock = 0
-        self._drawn: _Drawn | None = None
+        self._drawn: Drawn | None = None
         self.inserted = 0
         """Rows committed in all shards at the last refresh."""
         self.available = 0
@@ -113,7 +114,7 @@ class RingReader:
         self._drawn = drawn
         return 0 if overwritten is None else self._redraw(rng, out, drawn, overwritten)
 
-    def _redraw(self, rng: np.random.Generator, out: np.ndarray, drawn: _Drawn, overwritten: np.ndarray) -> int:
+    def _redraw(self, rng: np.random.Generator, out: np.ndarray, drawn: Drawn, overwritten: np.ndarray) -> int:
         """Draws the rows at these positions again until none of them was in danger during its copy."""
         redrawn = 0
         for _ in range(_MAX_TRIES):
@@ -132,7 +133,7 @@ class RingReader:
             overwritten = overwritten[bad]
         raise TransportError("replay rows are overwritten faster than they are copied: raise the replay capacity")
 
-    def _draw(self, rng: np.random.Generator, count: int) -> _Drawn:
+    def _draw(self, rng: np.random.Generator, count: int) -> Drawn:
         """Chooses rows uniformly over the windows of all shards."""
         if self.available < 1:
             raise TransportError(f"no replay row can be drawn: {self.inserted} were inserted")
@@ -143,7 +144,7 @@ class RingReader:
             logical += low
             row = logical - (low - low % capacity)
             row -= capacity * (row >= capacity)
-            return _Drawn(None, logical, row)
+            return Drawn(None, logical, row)
         lows = np.array([low for low, _ in self._windows])
         sizes = np.array([max(0, end - low) for low, end in self._windows])
         ends = sizes.cumsum()
@@ -152,9 +153,9 @@ class RingReader:
         row = logical - (lows - lows % capacity)[shard]
         row -= capacity * (row >= capacity)
         row += self._shard_start[shard]
-        return _Drawn(shard, logical, row)
+        return Drawn(shard, logical, row)
 
-    def _copy(self, drawn: _Drawn, out: np.ndarray) -> np.ndarray | None:
+    def _copy(self, drawn: Drawn, out: np.ndarray) -> np.ndarray | None:
         """Copies rows, then returns the positions of those that may have been overwritten meanwhile, if any."""
         ring = self.ring
         with ring.shard_locks(0, ring.spec.num_shards - 1):
@@ -190,4 +191,4 @@ class RingReader:
             return 0
         expected = out[:, -1].copy().view(np.uint32).tolist()
         logical = self._drawn.logical.tolist()
-        return sum(row_checksum(out[i], logical[i]) != expected[i] for i in range(len(out)))
+        return sum(row_checksum(out[i], _NO_FRAME, logical[i]) != expected[i] for i in range(len(out)))

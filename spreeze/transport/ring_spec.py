@@ -1,7 +1,8 @@
 """Shape of the replay ring and the place of everything in its memory.
 
 In int64 words: header | sampled | baseline_inserted | (free) | one line per shard | stamps
-``[S, blocks, 2]``; then, from a page of their own, float32 rows ``[S, stride, W]``.
+``[S, blocks, 2]``; then, from a page of their own, float32 rows ``[S, stride, W]``; then, for images, from
+a page of their own, uint8 frames ``[S, stride, F]``.
 """
 
 from __future__ import annotations
@@ -71,7 +72,13 @@ class RingSpec:
     @property
     def size_bytes(self) -> int:
         """Memory of the whole ring."""
-        return self.rows_offset_bytes + self.num_shards * self.stride_rows * self.layout.row_bytes
+        return self.frames_offset_bytes + self.num_shards * self.stride_rows * self.layout.frame_bytes
+
+    @property
+    def frames_offset_bytes(self) -> int:
+        """Where the frames start, if there are any."""
+        end = self.rows_offset_bytes + 4 * self.num_shards * self.stride_rows * self.layout.width
+        return -(-end // PAGE_BYTES) * PAGE_BYTES if self.layout.frame_bytes else end
 
     @property
     def schema_hash(self) -> int:
@@ -91,6 +98,8 @@ class RingSpec:
             "action_dim": layout.action_dim,
             "n_step": layout.n_step,
             "checksum": layout.checksum,
+            "frame_bytes": layout.frame_bytes,
+            "stack": layout.stack,
             "num_shards": self.num_shards,
             "rows_per_shard": self.rows_per_shard,
         }
@@ -98,5 +107,6 @@ class RingSpec:
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> RingSpec:
         """Reads back ``to_json``."""
-        layout = RowLayout(value["obs_dim"], value["action_dim"], value["n_step"], value["checksum"])
+        names = ("obs_dim", "action_dim", "n_step", "checksum", "frame_bytes", "stack")
+        layout = RowLayout(**{name: value[name] for name in names})
         return cls(layout, value["num_shards"], value["rows_per_shard"])

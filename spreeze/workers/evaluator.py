@@ -137,7 +137,7 @@ class Evaluation:
         self.evaluations = 0
 
     def _make_task(self) -> Task:
-        return open_task(self._job.spec)
+        return open_task(self._job.spec, whole_games=True)
 
     def prepare(self) -> None:
         """Makes the first environment."""

@@ -15,6 +15,7 @@ from spreeze.errors import ResourceError, WeightsError, WorkerError
 from spreeze.metrics import SLOTS, Phase
 from spreeze.transport import board as words
 from spreeze.transport.checkpoint import Checkpoint, CheckpointStore
+from spreeze.transport.frames import open_reader
 from spreeze.transport.limiter import SampleRatio
 from spreeze.transport.ring import Ring, RingSpec
 from spreeze.transport.ring_reader import RingReader
@@ -38,7 +39,7 @@ def run_learner(link: Link, job: LearnerJob) -> None:
     ring = Ring.attach(job.ring_fd, RingSpec.from_json(job.ring))
     try:
         with learner_threads(job.spec, job.threads, resolve_device(job.device)) as pair:
-            _Learner(link, job, ring, RingReader(ring), pair).run()
+            _Learner(link, job, ring, open_reader(ring), pair).run()
     finally:
         ring.close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 from collections.abc import Iterator
 from time import perf_counter
@@ -17,6 +18,7 @@ from spreeze.algorithms.pair import Pair, pair_for
 from spreeze.config import AlgorithmConfig
 from spreeze.metrics import SLOTS
 from spreeze.normalizer import Normalizer
+from spreeze.transport.frames import FrameReader
 from spreeze.transport.ring_reader import RingReader
 from spreeze.types import EnvSpec, RowLayout, TransitionBatch
 
@@ -35,11 +37,12 @@ class Learning:
     ) -> None:
         self.algorithm: OffPolicyAlgorithm = create(
             algo, spec.obs_dim, spec.action_dim, config, seed, device, num_actions=spec.num_actions,
-            **({} if pair is None else {"pair": pair}),
+            **({} if pair is None else {"pair": pair}), **({} if spec.frames is None else {"frames": spec.frames}),
         )
         self._reader, self._layout, self._gamma, self._device = reader, layout, config.gamma, torch.device(device)
         self._rng = np.random.default_rng([seed, 7])
         pinned = self._device.type == "cuda"
+        self._frame_shape = None if spec.frames is None else spec.frames.shape
         self.set_batch_size(batch_size)
         self._copied = torch.cuda.Event() if pinned else None  # type: ignore[no-untyped-call]
         self.normalizer = Normalizer(spec.obs_dim) if normalize_obs else None
@@ -56,6 +59,10 @@ class Learning:
         self.batch_size = batch_size
         self._rows = torch.empty((batch_size, self._layout.width), dtype=torch.float32, pin_memory=pinned)
         self._rows_np = self._rows.numpy()
+        self._frames: torch.Tensor | None = None
+        if self._frame_shape is not None:
+            shape = (batch_size, self._layout.window, *self._frame_shape)
+            self._frames = torch.empty(shape, dtype=torch.uint8, pin_memory=pinned)
         self._host_batch: TransitionBatch | None = None
 
     def refresh(self) -> None:
@@ -70,7 +77,7 @@ class Learning:
             self.refresh()
         if self._copied is not None:
             self._copied.synchronize()  # the pinned rows may still be on their way to the device
-        self.rows_redrawn += self._reader.sample(self._rng, self._rows_np)
+        self.rows_redrawn += self._draw()
         if self.normalizer is not None:
             self._normalize(self.normalizer)
         batch = self._batch()
@@ -79,6 +86,13 @@ class Learning:
         self.critic_s += critic_s
         self.actor_s += actor_s
         self.updates += 1
+
+    def _draw(self) -> int:
+        """Copies a batch out of replay; returns how many draws had to be repeated."""
+        if self._frames is None:
+            return self._reader.sample(self._rng, self._rows_np)
+        assert isinstance(self._reader, FrameReader)
+        return self._reader.sample_frames(self._rng, self._rows_np, self._frames.flatten(2).numpy())
 
     def _normalize(self, normalizer: Normalizer) -> None:
         obs, next_obs = self._rows_np[:, self._layout.obs], self._rows_np[:, self._layout.next_obs]
@@ -90,12 +104,18 @@ class Learning:
     def _batch(self) -> TransitionBatch:
         if self._copied is not None:
             rows = self._rows.to(self._device, non_blocking=True)
+            frames = None if self._frames is None else self._frames.to(self._device, non_blocking=True)
             self._copied.record()
-            return self._layout.split(rows, self._gamma)
-        if self._host_batch is None or self._layout.num_steps is not None:
+            return self._split(rows, frames)
+        if self._host_batch is None or self._layout.n_step > 1:
             # One-step batches are views of the same rows: made once, valid for every update.
-            self._host_batch = self._layout.split(self._rows, self._gamma)
+            self._host_batch = self._split(self._rows, self._frames)
         return self._host_batch
+
+    def _split(self, rows: torch.Tensor, frames: torch.Tensor | None) -> TransitionBatch:
+        if frames is None:
+            return self._layout.split(rows, self._gamma)
+        return self._layout.split_frames(rows, frames, self._gamma)
 
     def lag_and_age(self) -> tuple[float, float]:
         """Mean policy lag (updates) and transition age (env steps) of the last batch."""
@@ -117,7 +137,8 @@ class Learning:
         arrays = dict(self.algorithm.policy_arrays())
         if self.normalizer is not None:
             arrays.update(self.normalizer.arrays())
-        return arrays, {**self.algorithm.policy_meta(), "algo": algo, "env": vars(spec).copy(), "updates": self.updates}
+        env = dataclasses.asdict(spec)
+        return arrays, {**self.algorithm.policy_meta(), "algo": algo, "env": env, "updates": self.updates}
 
     def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """Everything that a resume needs, as tensors and JSON."""

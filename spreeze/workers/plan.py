@@ -41,7 +41,9 @@ class RunPlan:
 
     def __post_init__(self) -> None:
         config = self.config
-        smallest = self.samplers * max(config.sampling.envs_per_sampler, 1) * 2
+        if self.spec.frames is not None:
+            self._check_images()
+        smallest = self.samplers * max(config.sampling.envs_per_sampler, 1) * 2 * (1 + self.layout.depth)
         if config.replay.capacity < smallest:
             raise ConfigError(
                 f"replay.capacity = {config.replay.capacity}: {self.samplers} samplers with "
@@ -53,6 +55,20 @@ class RunPlan:
                 f"{config.replay.capacity}: learning would never begin"
             )
 
+    def _check_images(self) -> None:
+        """Refuses what does not go with images.
+
+        Raises:
+            ConfigError: a normaliser, or replay in checkpoints.
+        """
+        config, size = self.config, self.config.replay.capacity * self.layout.row_bytes
+        if config.env.normalize_obs:
+            raise ConfigError("env.normalize_obs = true: images are scaled by 1/255 already; leave it out")
+        if config.replay.save:
+            raise ConfigError(
+                f"replay.save = true: frames in replay take {size / 2**30:.1f} GiB and are not stored; leave it out"
+            )
+
     @property
     def config(self) -> Config:
         """The resolved configuration."""
@@ -61,8 +77,7 @@ class RunPlan:
     @property
     def layout(self) -> RowLayout:
         """Layout of a replay row."""
-        return RowLayout(self.spec.obs_dim, self.spec.action_dim, n_step=self.config.algorithm.n_step,
-                         checksum=self.config.replay.checksum)
+        return RowLayout.of(self.spec, self.config.algorithm.n_step, checksum=self.config.replay.checksum)
 
     def ring_spec(self) -> RingSpec:
         """One shard a sampler, together the asked capacity."""

@@ -7,25 +7,17 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Protocol
 
 import numpy as np
 
 from spreeze.envs.engines import VectorTask
 from spreeze.envs.task import Task, native_bounds
 from spreeze.errors import BadTransition, WorkerError
-from spreeze.returns import NStep
+from spreeze.transport.ring import ShardWriter
 from spreeze.types import EnvSpec
+from spreeze.workers.rows import RowWriter, StepBatch, rows_for
 
-
-class RowWriter(Protocol):
-    """Where rows go: a shard of the ring."""
-
-    def write(
-        self, obs: np.ndarray, action: np.ndarray, reward: np.ndarray, terminated: np.ndarray, next_obs: np.ndarray,
-        num_steps: np.ndarray | None = None, version: int = 0,
-    ) -> None:
-        """Appends N rows."""
+_ALL = slice(None)
 
 
 @dataclass
@@ -54,11 +46,12 @@ class Sampling:
     ERROR_WINDOW_STEPS = 1000
 
     def __init__(
-        self, make_task: Callable[[], Task], num_envs: int, spec: EnvSpec, writer: RowWriter, *, n_step: int,
-        gamma: float, seeds: list[int], nan_policy: str = "drop", on_wait: Callable[[], None] = lambda: None,
-        on_reset: Callable[[], None] = lambda: None, make_vector: Callable[[int, int], VectorTask] | None = None,
+        self, make_task: Callable[[], Task], num_envs: int, spec: EnvSpec, writer: ShardWriter | RowWriter, *,
+        n_step: int, gamma: float, seeds: list[int], nan_policy: str = "drop",
+        on_wait: Callable[[], None] = lambda: None, on_reset: Callable[[], None] = lambda: None,
+        make_vector: Callable[[int, int], VectorTask] | None = None,
     ) -> None:
-        self._make_task, self._spec, self._writer = make_task, spec, writer
+        self._make_task, self._spec = make_task, spec
         self._nan_policy, self._on_wait, self._on_reset = nan_policy, on_wait, on_reset
         self.counts = SamplingCounts()
         self._low, self._high = native_bounds(spec)
@@ -67,15 +60,13 @@ class Sampling:
         self._discrete = spec.num_actions is not None
         self._unit_bounds = bool(np.all(self._low == -1.0) and np.all(self._high == 1.0))
         self._native = np.zeros((num_envs, spec.action_dim), np.float32)
-        self.obs = np.zeros((num_envs, spec.obs_dim), np.float32)
-        self._next_obs = np.zeros_like(self.obs)
+        self._rows = rows_for(spec, num_envs, writer, n_step, gamma)
         self._reward = np.zeros(num_envs, np.float32)
         self._terminated = np.zeros(num_envs, np.float32)
         self._returns = [0.0] * num_envs
         self._lengths = [0] * num_envs
         self._recent: deque[tuple[float, int]] = deque(maxlen=10)
         self._error_steps: deque[int] = deque(maxlen=self.MAX_ERRORS_IN_WINDOW)
-        self._n_steps = [NStep(n_step, gamma) for _ in range(num_envs)] if n_step > 1 else None
         self.num_envs = num_envs
         self._tasks: list[Task] = []
         self._make_vector, self._seed = make_vector, seeds[0]
@@ -87,6 +78,11 @@ class Sampling:
             self._tasks.append(make_task())
             self._reset(index, seeds[index])
 
+    @property
+    def obs(self) -> np.ndarray:
+        """Current observations of all environments, as a policy takes them."""
+        return self._rows.obs
+
     def step(self, actions: np.ndarray, version: int) -> None:
         """Steps every environment once with a policy's ``actions`` [N, A] and stores the rows.
 
@@ -97,9 +93,8 @@ class Sampling:
         native = self._to_native(actions)
         ended, broken = self._step_tasks(native) if self._make_vector is None else self._step_vector(native)
         stepped = perf_counter()
-        self._store(actions, ended, broken, version)
+        self._rows.store(StepBatch(actions, self._reward, self._terminated, dict(ended), broken, version))
         written = perf_counter()
-        self.obs, self._next_obs = self._next_obs, self.obs
         self.counts.env_steps += self.num_envs - len(broken)
         for index, _ in ended:
             self._finish_episode(index)
@@ -111,7 +106,7 @@ class Sampling:
         """Steps the environments one by one; (ended, truncated) of those that did, and those without a row."""
         ended: list[tuple[int, bool]] = []
         broken: list[int] = []
-        next_obs, reward, terminated = self._next_obs, self._reward, self._terminated
+        take, reward, terminated = self._rows.take, self._reward, self._terminated
         for index, task in enumerate(self._tasks):
             try:
                 step_obs, step_reward, step_terminated, step_truncated = task.step(native[index])
@@ -119,7 +114,7 @@ class Sampling:
                 self._note_error(index, error)
                 broken.append(index)
                 continue
-            next_obs[index] = step_obs
+            take(index, step_obs)
             reward[index] = step_reward
             terminated[index] = step_terminated
             self._returns[index] += step_reward
@@ -138,7 +133,7 @@ class Sampling:
             self._vector.close()
             self._vector = None
             return [], list(range(self.num_envs))
-        self._next_obs[...] = done.next_obs
+        self._rows.take(_ALL, done.next_obs)
         self._reward[...], self._terminated[...] = done.reward, done.terminated
         for index in np.flatnonzero(done.valid).tolist():
             self._returns[index] += float(done.reward[index])
@@ -154,7 +149,7 @@ class Sampling:
         elif self._vector is None:
             self._renew_vector()
         else:
-            self.obs[...] = self._vector.obs
+            self._rows.start(_ALL, self._vector.obs)
 
     def _renew_vector(self) -> None:
         """Makes the vector environment and resets it, anew as long as that raises."""
@@ -163,7 +158,7 @@ class Sampling:
             self._on_wait()
             try:
                 self._vector = self._make_vector(self.num_envs, self._seed)
-                self.obs[...] = self._vector.reset(self._seed)
+                self._rows.start(_ALL, self._vector.reset(self._seed))
                 break
             except Exception as error:
                 self._note_error(0, error)
@@ -184,33 +179,6 @@ class Sampling:
         np.minimum(native, self._high, out=native)
         return native
 
-    def _store(self, actions: np.ndarray, ended: list[tuple[int, bool]], broken: list[int], version: int) -> None:
-        if self._n_steps is not None:
-            self._store_n_step(actions, dict(ended), broken, version)
-        elif not broken:
-            self._writer.write(self.obs, actions, self._reward, self._terminated, self._next_obs, version=version)
-        else:
-            keep = np.setdiff1d(np.arange(self.num_envs), broken)
-            if keep.size:
-                self._writer.write(self.obs[keep], actions[keep], self._reward[keep], self._terminated[keep],
-                                   self._next_obs[keep], version=version)
-
-    def _store_n_step(self, actions: np.ndarray, ended: dict[int, bool], broken: list[int], version: int) -> None:
-        assert self._n_steps is not None
-        rows = []
-        for index, window in enumerate(self._n_steps):
-            if index in broken:
-                self._n_steps[index] = NStep(window.n, window.gamma)
-                continue
-            rows += window.push(self.obs[index], actions[index], float(self._reward[index]),
-                                bool(self._terminated[index]), ended.get(index, False), self._next_obs[index])
-        if not rows:
-            return
-        obs, action, returns, terminated, next_obs, spans = zip(*rows, strict=True)
-        self._writer.write(np.stack(obs), np.stack(action), np.asarray(returns, np.float32),
-                           np.asarray(terminated, np.float32), np.stack(next_obs),
-                           num_steps=np.asarray(spans, np.float32), version=version)
-
     def _finish_episode(self, index: int) -> None:
         self._recent.append((self._returns[index], self._lengths[index]))
         self.counts.episodes += 1
@@ -223,7 +191,7 @@ class Sampling:
         while self._make_vector is None:
             self._on_reset()
             try:
-                self.obs[index] = self._tasks[index].reset(seed)
+                self._rows.start(index, self._tasks[index].reset(seed))
                 break
             except Exception as error:
                 self._note_error(index, error)

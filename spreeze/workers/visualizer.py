@@ -10,10 +10,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from spreeze.envs.registry import one_line
-from spreeze.envs.task import Task, open_task
+from spreeze.envs.task import ObsRows, Task, open_task
 from spreeze.metrics import Phase
 from spreeze.policies import Policy
 from spreeze.transport.files import replace_json
@@ -38,7 +36,7 @@ def run_visualizer(link: Link, job: VisualizerJob) -> None:
     """Shows the newest policy until the supervisor stops everybody; ends quietly where nothing can be drawn."""
     link.beat(Phase.INIT)
     try:
-        task = open_task(job.spec, "rgb_array")
+        task = open_task(job.spec, "rgb_array", whole_games=True)
     except Exception as error:
         _give_up(link, error)
         return
@@ -71,21 +69,21 @@ class _Player:
         self.episode_return = 0.0
         self.returns: list[float] = []
         self.at_start = True
-        self._obs = np.zeros((1, task.spec.obs_dim), dtype=np.float32)
+        self._obs = ObsRows(1, task.spec)
         self.restart()
 
     def restart(self) -> None:
         """Begins an episode."""
-        self._obs[0] = self.task.reset(seed=self._seed)
+        self._obs.start(0, self.task.reset(seed=self._seed))
         self._seed = (self._seed + 1) % 2**31
         self.episode_return, self.at_start = 0.0, True
 
     def advance(self, policy: Policy, steps: int) -> None:
         """Takes env steps up to a number or the end of the episode, whichever comes first."""
         for _ in range(steps):
-            action = self.task.to_native(policy.act_greedy(self._obs))
+            action = self.task.to_native(policy.act_greedy(self._obs.array))
             obs, reward, terminated, truncated = self.task.step(action[0])
-            self._obs[0] = obs
+            self._obs.put(0, obs)
             self.episode_return += reward
             self.at_start = False
             if terminated or truncated:

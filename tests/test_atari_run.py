@@ -1,0 +1,47 @@
+"""A real run on Atari: processes start, learn from pixels, score, stop and go on; the verbs around it work."""
+
+import json
+
+import pytest
+from harness import train, verb
+
+from spreeze.transport.weights import WeightsStore
+
+SMALL = ("--samplers", "1", "--envs-per-sampler", "2", "--batch-size", "8", "--replay-capacity", "2000",
+         "--set", "dqn.cnn=impala_small", "--set", "dqn.hidden_sizes=[32]", "--set", "replay.learning_starts=100",
+         "--set", "evaluation.episodes=1", "--set", "image.max_episode_frames=400", "--no-visualizer")  # fmt: skip
+
+
+@pytest.mark.timeout(180)
+def test_pong_is_trained_evaluated_stopped_and_resumed(tmp_path):
+    run, code, document = train(tmp_path, "--env", "ALE/Pong-v5", "--updates", "30", tiny=SMALL, timeout_s=90.0)
+    assert code == 0, run.stderr
+    assert (document["algo"], document["env"], document["updates"]) == ("dqn", "ALE/Pong-v5", 30)
+    assert document["eval_return_mean"] is not None
+    weights = WeightsStore(run.path / "weights").read_latest()
+    assert weights.version == 30
+    assert weights.meta["env"]["frames"]["options"]["max_episode_frames"] == 400
+    assert list((run.path / "errors").iterdir()) == []
+    again, code, document = train(tmp_path, "--resume", str(run.path), "--updates", "40", tiny=(), timeout_s=90.0)
+    assert code == 0, again.stderr
+    assert document["updates"] == 40
+    found = verb("evaluate", run.path, "--episodes", 1, "--json")
+    assert found.returncode == 0, found.stderr
+    assert json.loads(found.stdout)["length_mean"] <= 100
+    clip = tmp_path / "pong.mp4"
+    shown = verb("play", run.path, "--clip", clip)
+    assert shown.returncode == 0, shown.stderr
+    assert clip.stat().st_size > 1000
+
+
+@pytest.mark.timeout(90)
+def test_serial_mode_learns_from_images_and_repeats_bit_for_bit(tmp_path):
+    args = ("--mode", "serial", "--env", "ALE/Pong-v5", "--updates", "12")
+    first, second = (train(tmp_path, *args, tiny=SMALL, name=name)[2] for name in ("first", "second"))
+    assert first["parameters_sha256"] == second["parameters_sha256"] is not None
+
+
+def test_replay_of_images_is_not_stored_and_says_so(tmp_path):
+    run, code, _ = train(tmp_path, "--env", "ALE/Pong-v5", "--save-replay", tiny=SMALL)
+    assert code == 2
+    assert "frames in replay take" in run.stderr
