@@ -37,8 +37,8 @@ class Joint:
 
     rates: tuple[JointRate, ...]
     sharing: Sharing
-    settings: Sequence[JointSetting]
-    """Everything that could be chosen."""
+    expected: Mapping[JointSetting, Scored]
+    """The model's forecast of everything that could be chosen."""
     chosen: Scored
     measured: bool
     """False if the chosen setting itself was not measured."""
@@ -75,7 +75,8 @@ def measure_joint(
     limits = [f"{rate.setting.samplers} samplers: {rate.failure}" for rate in sweep if rate.failure]
     if not sweep:
         limits.append("time was up before samplers could be measured: chosen from the facts")
-    return _check(_Search(knobs, sharing, settings, list(sweep), limits), measure, on_rate)
+    expected = {one: expected_worth(knobs, sharing, one) for one in settings}
+    return _check(_Search(knobs, sharing, expected, list(sweep), limits), measure, on_rate)
 
 
 def _nothing_ran(knobs: Knobs, rates: Sequence[JointRate]) -> Exception:
@@ -98,18 +99,15 @@ class _Search:
 
     knobs: Knobs
     sharing: Sharing
-    settings: list[JointSetting]
+    expected: dict[JointSetting, Scored]
     rates: list[JointRate]
     limits: list[str]
-
-    def expected(self, settings: Sequence[JointSetting]) -> list[Scored]:
-        return [expected_worth(self.knobs, self.sharing, one) for one in settings]
 
 
 def _check(search: _Search, measure: Measure, on_rate: OnRate) -> Joint:
     """Hill-climbing from the expected best, by measured gains beyond the noise only."""
     known: dict[JointSetting, Scored] = {}
-    chosen = pick(search.knobs, search.expected(search.settings))
+    chosen = pick(search.knobs, search.expected.values())
     moved: list[str] = []
     cost_s = _LEAST_S
     for _ in range(_ROUNDS):
@@ -125,14 +123,14 @@ def _check(search: _Search, measure: Measure, on_rate: OnRate) -> Joint:
         cost_s = max(_LEAST_S, left - measure.seconds_left())
         search.rates += found
         failed = {rate.setting for rate in found if rate.failure or rate.update_median <= 0}
-        search.settings = [one for one in search.settings if one not in failed] or search.settings
+        search.expected = {one: score for one, score in search.expected.items() if one not in failed} or search.expected
         now = {rate.setting: measured_worth(search.knobs, rate) for rate in found if rate.setting not in failed}
         known.update(now)
         before, chosen = chosen, _next(search, chosen, found, now, failed)
         if chosen.setting == before.setting:
             break
         moved.append(_move_text(before, chosen))
-    return Joint(rates=tuple(search.rates), sharing=search.sharing, settings=search.settings,
+    return Joint(rates=tuple(search.rates), sharing=search.sharing, expected=search.expected,
                  chosen=known.get(chosen.setting, chosen), measured=chosen.setting in known, moved=tuple(moved),
                  limits=tuple(dict.fromkeys(search.limits)))
 
@@ -146,9 +144,9 @@ def _next(
                       for rate in found if rate.setting in failed]
     if chosen.setting in failed:
         ran = max((rate.setting.samplers for rate in search.rates if not rate.failure), default=1)
-        left = [one for one in search.settings if _no_larger(one, chosen.setting) and one.samplers <= ran]
-        left = left or search.settings
-        return max(now.values(), key=lambda one: one.score, default=None) or pick(search.knobs, search.expected(left))
+        left = [score for one, score in search.expected.items()
+                if _no_larger(one, chosen.setting) and one.samplers <= ran] or list(search.expected.values())
+        return max(now.values(), key=lambda one: one.score, default=None) or pick(search.knobs, left)
     if chosen.setting not in now:
         return chosen
     error = noise(values for rate in found for values in (rate.updates_per_s, rate.env_steps_per_s))
@@ -164,13 +162,10 @@ def _no_larger(one: JointSetting, other: JointSetting) -> bool:
 
 def _neighbours(search: _Search, centre: JointSetting, known: Mapping[JointSetting, Scored]) -> list[JointSetting]:
     """The most promising settings that differ in one knob by one step and were not measured yet."""
-    around = {
-        one for change in _changes(search.settings, centre)
-        for one in [dataclasses.replace(centre, **change)] if one in set(search.settings) and one not in known
-    }
-    least = expected_worth(search.knobs, search.sharing, centre).score * _PROMISING
-    promising = sorted((one for one in search.expected(sorted(around)) if one.score >= least),
-                       key=lambda one: -one.score)
+    around = {dataclasses.replace(centre, **change) for change in _changes(list(search.expected), centre)}
+    least = search.expected[centre].score * _PROMISING if centre in search.expected else 0.0
+    promising = sorted((search.expected[one] for one in around if one in search.expected and one not in known
+                        and search.expected[one].score >= least), key=lambda one: (-one.score, one.setting))
     return [one.setting for one in promising[:_MOST_NEIGHBOURS]]
 
 

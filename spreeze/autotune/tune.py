@@ -111,7 +111,7 @@ def _against(runners: tuple[tuple[str | int, float], ...]) -> str:
 def _learner_runners(knobs: Knobs, joint: Joint, name: str) -> tuple[tuple[str | int, float], ...]:
     """Other values of one field of the learner, each with its best expected score."""
     here = getattr(joint.chosen.setting.learner, name)
-    return _ranked(knobs, joint, [(getattr(one.learner, name), one) for one in joint.settings
+    return _ranked(knobs, joint, [(getattr(one.learner, name), one) for one in joint.expected
                                   if getattr(one.learner, name) != here])
 
 
@@ -119,8 +119,9 @@ def _runners_up(knobs: Knobs, joint: Joint, name: str) -> tuple[tuple[str | int,
     """Other values of one knob with all others as chosen."""
     chosen = joint.chosen.setting
     return _ranked(knobs, joint, [
-        (getattr(one, name), one) for one in joint.settings
-        if one != chosen and dataclasses.replace(one, **{name: getattr(chosen, name)}) == chosen
+        (getattr(one, name), one) for one in joint.expected
+        if one != chosen and one.learner == chosen.learner
+        and dataclasses.replace(one, **{name: getattr(chosen, name)}) == chosen
     ])
 
 
@@ -131,7 +132,7 @@ def _ranked(
     own = expected_worth(knobs, joint.sharing, joint.chosen.setting).score
     best: dict[str | int, float] = {}
     for value, setting in others:
-        share = expected_worth(knobs, joint.sharing, setting).score / own if own > 0 else 0.0
+        share = joint.expected[setting].score / own if own > 0 else 0.0
         best[value] = max(best.get(value, 0.0), share)
     return tuple(sorted(best.items(), key=lambda one: -one[1])[:_RUNNERS])
 
