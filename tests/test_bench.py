@@ -33,6 +33,10 @@ def test_sampling_bench_reports_the_share_of_the_bare_loop():
     assert len(share["repeats"]) == 2
     assert 0.0 < share["value"] < 2.0
     assert rows["sampler_env_steps_per_s"]["value"] > 100
+    assert rows["row_bytes"]["value"] == 4 * (3 + 1 + 1 + 1 + 3), "the sum of the fields"
+    assert 10e6 < rows["sampler_memory_bytes"]["value"] < 350e6
+    assert rows["two_samplers_env_steps_per_s"]["value"] > 100
+    assert len(rows["two_samplers_over_one"]["repeats"]) == 2
 
 
 def test_learner_bench_reports_updates_and_the_share_of_the_floor():

@@ -153,10 +153,12 @@ def _plan(args: argparse.Namespace) -> RunPlan:
 
 
 def _sampling(args: argparse.Namespace) -> list[Row]:
+    from spreeze.bench.samplers import samplers_rows
     from spreeze.bench.sampling import policy_rows, sampling_rows
 
     plan = _plan(args)
-    return sampling_rows(plan, args.repeats, args.seconds or 3.0) + policy_rows(plan, args.repeats)
+    rows = sampling_rows(plan, args.repeats, args.seconds or 3.0) + policy_rows(plan, args.repeats)
+    return rows + samplers_rows(plan, args.repeats, args.seconds or 3.0)
 
 
 def _env(args: argparse.Namespace) -> list[Row]:

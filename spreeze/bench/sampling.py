@@ -37,7 +37,7 @@ def sampling_rows(plan: RunPlan, repeats: int, seconds: float) -> list[Row]:
     with tempfile.TemporaryDirectory(prefix="spreeze-bench-") as folder, stdout_to_stderr():
         for sub in SUBDIRECTORIES:
             (Path(folder) / sub).mkdir()
-        _publish_policy(plan, Path(folder))
+        publish_policy(plan, Path(folder))
         found = [_measure(plan, Path(folder), 1000 + repeat, seconds) for repeat in range(repeats)]
     more = {"env": plan.spec.env_id, "envs_per_sampler": plan.config.sampling.envs_per_sampler}
     shares = [pair.shares for pair in found]
@@ -62,7 +62,7 @@ def _row(metric: str, unit: str, repeats: list[float], **more: Any) -> Row:
     return {"metric": metric, "unit": unit, "value": float(np.median(repeats)), "repeats": repeats, **more}
 
 
-def _publish_policy(plan: RunPlan, run_dir: Path) -> None:
+def publish_policy(plan: RunPlan, run_dir: Path) -> None:
     """Weights of an untrained policy, published as the learner does."""
     from spreeze.transport.frames import open_reader
 
@@ -164,7 +164,7 @@ def policy_rows(plan: RunPlan, repeats: int) -> list[Row]:
     """Microseconds of one batched inference, for 1 and 8 environments."""
     rows = []
     with tempfile.TemporaryDirectory(prefix="spreeze-bench-") as folder:
-        _publish_policy(plan, Path(folder))
+        publish_policy(plan, Path(folder))
         weights = WeightsStore(Path(folder) / "weights").read_latest(None)
         assert weights is not None
         policy, rng = Policy.from_weights(weights.arrays, weights.meta), np.random.default_rng(0)

@@ -7,6 +7,7 @@ and go on afterwards. The measurements take turns, so that drift of the machine 
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import statistics
 import tempfile
@@ -43,8 +44,8 @@ def together_rows(plan: RunPlan, repeats: int, seconds: float) -> list[dict[str,
             (Path(folder) / sub).mkdir()
         rows = plan.samplers + 3
         with open_memory(plan, Path(folder), rows) as (board, ring):
-            crew = Crew(Nest(run_dir=Path(folder), board_fd=board.block.fd, board_rows=rows, nonce="bench"), board,
-                        on_event=lambda level, text: None)
+            nest = Nest(run_dir=Path(folder), board_fd=board.block.fd, board_rows=rows, nonce=secrets.token_hex(8))
+            crew = Crew(nest, board, on_event=lambda level, text: None)
             try:
                 for spec in worker_specs(plan, Path(folder), ring, time.monotonic()).values():
                     crew.add(spec)

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     import gymnasium
 
 
+_FLOAT32 = np.dtype(np.float32)
+"""NumPy has one object for it: ``is`` takes a tenth of the time of a comparison."""
+
+
 class Task:
     """The stepping used by samplers and evaluator; no autoreset: the caller resets.
 
@@ -33,7 +37,7 @@ class Task:
         self._shape = None if self._flatten else tuple(env.observation_space.shape or ())
         self._flat = self._shape is not None and len(self._shape) == 1
         self._frame = None if spec.frames is None else spec.frames.shape
-        self._finite = np.empty(spec.obs_dim, dtype=bool)
+        self._zeros = np.zeros(spec.obs_dim, np.float32)
         self._action_shape = tuple(env.action_space.shape or ())
         self._action_dtype = env.action_space.dtype
         self._plain_action = len(self._action_shape) == 1 and self._action_dtype == np.float32
@@ -96,13 +100,12 @@ class Task:
                 found = f"{getattr(obs, 'dtype', type(obs).__name__)} {getattr(obs, 'shape', '')}"
                 raise self._bad("frame", f"{found}; expected uint8 {self._frame}")
             return obs
-        if type(obs) is np.ndarray and obs.dtype == np.float32 and obs.shape == self._shape:
+        if type(obs) is np.ndarray and obs.dtype is _FLOAT32 and obs.shape == self._shape:
             flat = obs.copy() if self._flat else obs.flatten()
         else:
             flat = self._converted(obs)
-        np.isfinite(flat, out=self._finite)
-        if b"\0" in self._finite.tobytes():  # 1.2 us; ndarray.all() would take 2 us more
-            index = int(np.flatnonzero(~self._finite)[0])
+        if flat.dot(self._zeros) != 0.0:  # NaN as soon as one is not finite: a third of what isfinite takes
+            index = int(np.flatnonzero(~np.isfinite(flat))[0])
             raise self._bad(f"observation[{index}]", str(flat[index]))
         return flat
 
