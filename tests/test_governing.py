@@ -276,13 +276,13 @@ def test_changes_are_posted_on_the_board_told_as_events_and_measured(board):
     assert shares(board) == [1.0, 1.0, 0.0]
     assert events == []
     numbers = seconds(6)
-    assert numbers == {"samplers_active": 0.25, "foreign_cores": 1.0}
-    assert shares(board) == [0.25, 0.0, 0.0]
-    assert events[0].startswith("governor: 2 -> 0.25 of 2 samplers active: other programs keep 1.00 of 2 usable cores")
+    assert numbers == {"samplers_active": 0.125, "foreign_cores": 1.0}
+    assert shares(board) == [0.125, 0.0, 0.0]
+    assert events[0].startswith("governor: 2 -> 0.12 of 2 samplers active: other programs keep 1.00 of 2 usable cores")
     told.foreign_cores = 0.0
     seconds(5)
     seconds(2, pid=8)  # the learner was started again: what it wants is not known for a while
-    assert seconds(3, pid=8)["samplers_active"] == 0.25
+    assert seconds(3, pid=8)["samplers_active"] == 0.125
     assert seconds(12, pid=8)["samplers_active"] == 2.0
     assert shares(board) == [1.0, 1.0, 0.0]
     assert len(events) == 2

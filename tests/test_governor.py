@@ -4,7 +4,6 @@ import dataclasses
 import math
 import random
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -38,8 +37,8 @@ def test_two_foreign_cores_of_four_leave_one_sampler_of_three_beside_the_learner
     feed(governor, 20)
     [(second, change)] = feed(governor, 60, foreign=2.0)
     assert second == 2  # two seconds in a row ask for it
-    # 4 cores - (2.0 - 0.15) of others - 1 of the learner = 1.15 samplers, in whole eighths.
-    assert change.active == governor.active == 1.125
+    # 4 cores - (2.0 - 0.15) of others - 1 of the learner - half the dead band = 1.025 samplers, in whole eighths.
+    assert change.active == governor.active == 1.0
     assert "other programs keep 2.00 of 4 usable cores busy" in change.reason
 
 
@@ -64,7 +63,7 @@ def test_a_little_load_left_behind_keeps_nobody_from_coming_back():
     governor = Governor(3)
     feed(governor, 20)
     feed(governor, 30, foreign=2.0)
-    [(_, change)] = feed(governor, 60, foreign=0.3)  # as much as would not have made anybody rest
+    [(_, change)] = feed(governor, 60, foreign=0.25)  # as much as would not have made anybody rest
     assert change.active == 3.0
 
 
@@ -85,7 +84,7 @@ def test_dead_band_a_quarter_of_a_core_beyond_what_always_runs_changes_nothing()
 def test_idle_cores_are_used_up_before_a_sampler_rests():
     governor = Governor(2)  # 1 learner + 2 samplers of 4 cores: one is idle
     assert feed(governor, 100, foreign=1.1) == []
-    assert feed(governor, 10, foreign=2.0)[0][1].active == 1.125
+    assert feed(governor, 10, foreign=2.0)[0][1].active == 1.0
 
 
 def test_one_sampler_on_two_cores_is_slowed_but_never_stopped():
@@ -101,7 +100,7 @@ def test_more_samplers_than_cores_is_the_user_s_choice_until_somebody_else_comes
     governor = Governor(6)
     assert feed(governor, 300, usable_cores=2.0) == []
     feed(governor, 10, foreign=1.0, usable_cores=2.0)
-    assert governor.active == pytest.approx(5.125)
+    assert governor.active == 5.0
 
 
 def test_samplers_held_by_the_limiter_cost_little_and_need_not_rest():
@@ -113,10 +112,10 @@ def test_samplers_held_by_the_limiter_cost_little_and_need_not_rest():
 def test_the_share_to_be_left_free_is_left_though_nobody_uses_it():
     governor = Governor(3, leave_free=0.25)
     [(second, change)] = feed(governor, 100)
-    assert (second, change.active) == (5, 2.0)  # 4 cores - 1 free - 1 learner
+    assert (second, change.active) == (5, 1.875)  # 4 cores - 1 free - 1 learner - half the dead band
     assert "1.00 are to stay free" in change.reason
     assert feed(governor, 60, foreign=1.0) == []  # that is what it was left for
-    assert feed(governor, 5, foreign=2.0)[0][1].active == 1.125
+    assert feed(governor, 5, foreign=2.0)[0][1].active == 1.0
 
 
 def test_a_learner_that_waits_for_rows_is_given_samplers_back_and_keeps_them():
@@ -212,7 +211,7 @@ def _shared(cores, wanted):
 
 MACHINES = st.builds(
     lambda cores, spare, noise, seed: Machine(float(cores), max(1, cores - 1 + spare), noise, seed),
-    st.integers(2, 32), st.integers(-3, 2), st.floats(0.0, 0.08), st.integers(0, 2**31),
+    st.integers(2, 32), st.integers(-3, 2), st.floats(0.0, 0.04), st.integers(0, 2**31),
 )  # fmt: skip
 
 LOADS = st.lists(st.tuples(st.integers(1, 40), st.floats(0.0, 8.0)), max_size=40)

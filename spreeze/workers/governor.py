@@ -9,9 +9,9 @@ of its time. The learner, evaluation and pictures are never touched.
   there are cores although nobody else is there, that is the tuner's or the user's choice and stays.
 * Dead band: nothing changes for less than a quarter of a core, from seven cores on 4 % of the usable ones; 0.15
   cores of other programs always run.
-* Gives up cores when two seconds in a row ask for it. Takes back when the last ten seconds allow it, by
-  all but their worst second; a load that returns within half a minute makes that wait longer, up to a
-  minute. Never more than six changes in a minute.
+* Gives up cores, and half a dead band more, when two seconds in a row ask for it. Takes back when the last ten
+  seconds allow it, by all but their worst second; a load that returns within two minutes makes that wait longer,
+  up to a minute. Never more than six changes in a minute.
 * An eighth of a sampler stays active, and more if the learner waits for rows: it must not starve.
 """
 
@@ -32,7 +32,7 @@ QUIET_CORES = 0.15
 """Other programs below this are what always runs, and count as none."""
 SETTLE_S = 5
 YIELD_S, RETURN_S, STARVED_S = 2, 10, 3
-LONGEST_RETURN_S, RELAPSE_S = 60, 30
+LONGEST_RETURN_S, RELAPSE_S = 60, 120
 CHANGES_PER_MINUTE = 6
 STARVED_SHARE = 0.10
 """Share of its time that the learner waits for rows, above which it starves."""
@@ -150,7 +150,9 @@ class Governor:
     def _give_up(self, facts: Facts) -> Change | None:
         latest = list(self._foreign)[-YIELD_S:]
         room = self._room(min(latest), facts.usable_cores)
-        fewer = self._fitting(self._room(sum(latest) / len(latest), facts.usable_cores))
+        # Half a dead band more than asked: what follows as noise then asks for nothing further.
+        margin = 0.5 * _dead_band(facts) / self._each
+        fewer = self._fitting(self._room(sum(latest) / len(latest), facts.usable_cores) - margin)
         starving = self._leave_free == 0.0 and facts.learner_wait_share >= STARVED_SHARE
         if (self.active - room) * self._each <= _dead_band(facts) or fewer >= self.active or starving:
             return None
@@ -168,10 +170,11 @@ class Governor:
             return None
         worst = sorted(latest)[-2]
         room = self._room(worst, facts.usable_cores)
-        # All may come back where they would not be asked to rest again: well inside the dead band.
-        all_back = (self._maximum - room) * self._each <= 0.75 * _dead_band(facts)
+        # All may come back where they would not be asked to rest again, well inside the dead band; some for more than
+        # the dead band and the half that was given up beyond it.
+        all_back = (self._maximum - room) * self._each <= 0.5 * _dead_band(facts)
         more = self._maximum if all_back else self._fitting(room)
-        if more <= self.active or (not all_back and (more - self.active) * self._each <= _dead_band(facts)):
+        if more <= self.active or (not all_back and (more - self.active) * self._each <= 1.5 * _dead_band(facts)):
             return None
         self._returned_s = self._now_s
         if more == self._maximum:
