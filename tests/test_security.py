@@ -1,0 +1,161 @@
+"""The security defaults, each with the tests that hold it; and fuzz: any bytes end in a typed error, quickly."""
+
+import json
+import stat
+import time
+import tracemalloc
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_catalogue import TESTS, known_tests
+
+from spreeze.config import check_name
+from spreeze.errors import SpreezeError
+from spreeze.rundir import RunDir, read_run, state_of
+from spreeze.settings import read_profile, resolve
+from spreeze.store_reader import MetricsReader
+from spreeze.transport.checkpoint import CheckpointStore
+from spreeze.transport.weights import LATEST, WeightsStore, read_weights
+from spreeze.workers.evaluator import read_rows
+
+DEFAULTS = {
+    1: ("checkpoints without pickle", (
+        "fault_stubs::test_f35_a_pickle_in_place_of_any_file_is_refused_and_never_executed",
+        "train::test_no_file_of_a_run_holds_objects_that_would_be_executed")),
+    2: ("no foreign .pt is ever loaded", ("layers::test_no_text_becomes_code_and_no_file_becomes_objects",)),
+    3: ("no NumPy file with objects", ("layers::test_no_text_becomes_code_and_no_file_becomes_objects",)),
+    4: ("profiles are data", ("settings::test_hostile_profiles_are_refused_at_once",
+                              "security::test_any_bytes_as_a_profile_are_settings_or_one_error")),
+    5: ("a module is imported only where the command line names it", (
+        "envs::test_a_prefix_names_a_module_only_together_with_import",
+        "play::test_a_weights_file_cannot_make_a_module_be_imported",
+        "dashboard_control::test_an_environment_that_the_command_line_would_not_trust_is_refused")),
+    6: ("names stay inside", ("rundir::test_no_name_leaves_the_runs_directory",
+                              "security::test_any_text_as_a_name_is_one_component_or_refused")),
+    7: ("no shell", ("layers::test_no_text_becomes_code_and_no_file_becomes_objects",)),
+    8: ("the dashboard listens here only", ("security::test_the_dashboard_is_bound_to_this_machine",)),
+    9: ("nothing of a run listens", ("fault_runs::test_f51_there_is_no_remote_sampler_and_nothing_listens",)),
+    10: ("pages show text as text", ("security::test_no_page_trusts_html_from_a_run",)),
+    11: ("private memory and directories", ("rundir::test_a_new_run_is_private_and_has_its_places",
+                                            "security::test_files_of_a_run_are_reached_by_its_owner_only")),
+    15: ("control characters are stripped", (
+        "store::test_events_and_evaluations_come_back_without_control_characters",
+        "terminal::test_first_error_stands_at_the_top_with_its_process_and_is_plain_text")),
+    16: ("no eval, no shell, no pickle in the source", (
+        "layers::test_nothing_is_ever_unpickled", "layers::test_no_text_becomes_code_and_no_file_becomes_objects")),
+    17: ("no privilege is asked for", ("security::test_nothing_changes_users_or_drivers",)),
+}  # fmt: skip
+"""Rows 12 to 14 are about remote samplers, which do not exist."""
+SOURCE = TESTS.parent / "spreeze"
+BYTES = st.one_of(
+    st.binary(max_size=400),
+    st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+                 lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=12), inner, max_size=4),
+                 max_leaves=12).map(lambda value: json.dumps(value).encode()),
+    st.integers(2, 3000).map(lambda depth: b"[" * depth),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("number", DEFAULTS)
+def test_each_default_has_tests_that_exist(number):
+    assert [name for name in DEFAULTS[number][1] if name not in known_tests(TESTS)] == []
+
+
+def bounded(action):
+    """Runs it: a result or an error raised on purpose, within 2 s and 50 MB."""
+    start = time.monotonic()
+    tracemalloc.start()
+    try:
+        return action()
+    except SpreezeError:
+        return None
+    finally:
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert time.monotonic() - start < 2.0
+        assert peak < 50e6
+
+
+@settings(max_examples=25, deadline=None)
+@given(data=BYTES)
+def test_any_bytes_as_a_manifest_are_refused(tmp_path_factory, data):
+    store = CheckpointStore(tmp_path_factory.mktemp("m"))
+    saved = store.save({"a": np.zeros(2, np.float32)}, {}, epoch=1, updates=1)
+    (saved / "MANIFEST.json").write_bytes(data)
+    assert bounded(store.load_latest) is None
+
+
+@settings(max_examples=25, deadline=None)
+@given(size=st.integers(0, 2**64 - 1), data=BYTES)
+def test_any_header_of_a_weights_file_is_refused(tmp_path_factory, size, data):
+    path = tmp_path_factory.mktemp("w") / "w-000001-000000000001.safetensors"
+    for header in (size, len(data)):
+        path.write_bytes(header.to_bytes(8, "little") + data)
+        assert bounded(lambda: read_weights(path)) is None
+
+
+@settings(max_examples=25, deadline=None)
+@given(data=BYTES)
+def test_any_bytes_as_pointer_run_file_or_curve_give_nothing(tmp_path_factory, data):
+    folder = tmp_path_factory.mktemp("r")
+    for name in (LATEST, "run.json", "eval.csv"):
+        (folder / name).write_bytes(data)
+    assert bounded(WeightsStore(folder).read_latest) is None
+    assert isinstance(bounded(lambda: read_run(folder)), dict)
+    assert isinstance(bounded(lambda: state_of(folder)), str)
+    assert isinstance(bounded(lambda: read_rows(folder / "eval.csv")), list)
+
+
+@settings(max_examples=25, deadline=None)
+@given(data=st.binary(max_size=300), start=st.sampled_from([b"", b"SQLite format 3\x00"]))
+def test_any_bytes_as_metrics_are_empty_or_one_error(tmp_path_factory, data, start):
+    path = tmp_path_factory.mktemp("s") / "metrics.db"
+    path.write_bytes(start + data)
+    bounded(MetricsReader(path).latest)
+
+
+@settings(max_examples=25, deadline=None)
+@given(data=st.one_of(BYTES, st.text(max_size=200).map(lambda text: f"[sac]\ngamma = {text}".encode(errors="replace"))))
+def test_any_bytes_as_a_profile_are_settings_or_one_error(tmp_path_factory, data):
+    path = tmp_path_factory.mktemp("p") / "profile.toml"
+    path.write_bytes(data)
+    bounded(lambda: resolve([read_profile(str(path))]))
+
+
+@settings(max_examples=200, deadline=None)
+@given(name=st.text(max_size=200))
+def test_any_text_as_a_name_is_one_component_or_refused(name):
+    checked = bounded(lambda: check_name(name))
+    assert checked is None or (checked == name and "/" not in name and name not in (".", "..") and len(name) <= 128)
+
+
+def test_the_dashboard_is_bound_to_this_machine():
+    text = (TESTS.parent / ".streamlit" / "config.toml").read_text(encoding="utf-8")
+    wanted = (
+        'address = "localhost"', "enableXsrfProtection = true", "enableCORS = true", "gatherUsageStats = false",
+        "enableStaticServing = false", 'fileWatcherType = "none"', 'showErrorDetails = "type"',
+    )  # fmt: skip
+    for line in wanted:
+        assert line in text
+
+
+def test_no_page_trusts_html_from_a_run():
+    users = [path.name for path in (SOURCE / "dashboard").glob("*.py") if "unsafe_allow_html=True" in path.read_text()]
+    assert users == []
+
+
+def test_files_of_a_run_are_reached_by_its_owner_only(tmp_path):
+    run = RunDir.create(tmp_path / "runs", "one")
+    run.write_state(state="running")
+    try:
+        assert stat.S_IMODE(run.path.stat().st_mode) == 0o700  # whatever the files inside allow
+        assert stat.S_IMODE((run.path / "run.lock").stat().st_mode) == 0o600
+    finally:
+        run.close()
+
+
+def test_nothing_changes_users_or_drivers():
+    words = ("setuid", "setgid", "sudo", "nvidia-smi -", "nvmlDeviceSet", "os.chown")
+    assert [(path.name, word) for path in SOURCE.rglob("*.py") for word in words if word in path.read_text()] == []
