@@ -28,15 +28,15 @@ def missing() -> str | None:
 
 
 @contextlib.contextmanager
-def server(runs: Path, log: Path):
-    """A dashboard on a free port; yields its address and its process."""
+def server(runs: Path, log: Path, cwd: Path = ROOT):
+    """A dashboard on a free port, started in ``cwd``; yields its address and its process."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     env = {**os.environ, "SPREEZE_RUNS_DIR": str(runs), "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "streamlit", "run", str(ROOT / "app.py"), "--server.port", str(port)]
     with open(log, "wb") as out:
-        process = subprocess.Popen(command, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+        process = subprocess.Popen(command, cwd=cwd, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
     address = f"http://localhost:{port}"
     try:
         wait(lambda: _answers(address), 60, lambda: f"server: {log.read_text()[-2000:]}")
@@ -91,20 +91,29 @@ def wait(condition, seconds, told=lambda: ""):
         time.sleep(0.1)
 
 
+def shown_as(driver, theme, width, height, scale=1):
+    """Light or dark, and the size of the window; a phone is 390 px wide."""
+    features = [{"name": "prefers-color-scheme", "value": theme}]
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+    size = {"width": width, "height": height, "deviceScaleFactor": scale, "mobile": width < 600}
+    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+
+
 def screenshots(address, driver, folder: Path) -> None:
-    """Takes a picture of each page, with its charts drawn, as ``dashboard-PAGE.png``."""
-    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme",
-                                                                        "value": "light"}]})
-    plots = {"": 7, "autotune": 2, "compare": 1}
-    count = "return document.querySelectorAll('.main-svg').length"
+    """A picture of each page, with its charts drawn, as ``dashboard-PAGE.png``; Live in dark and on a phone too."""
+    drawn = "return [...document.querySelectorAll('.sz-plot')].filter(d => d.__chart?.draws).length " \
+            "+ document.querySelectorAll('.main-svg').length"
     press = "const b = [...document.querySelectorAll('button')].find(b => b.innerText.includes('Examine')); " \
             "if (b) b.click(); return !!b"
-    for page in ("", "autotune", "runs", "compare", "watch", "logs", "about"):
-        driver.set_window_size(1280, 1450 if page == "" else 1000)
-        driver.get(f"{address}/{page}")
-        wait(lambda page=page: driver.execute_script(count) >= plots.get(page, 0), 40)
-        if page == "about":
+    least = {"live": 4, "live-dark": 4, "live-phone": 1, "autotune": 2, "compare": 1}
+    pictures = [(page, "light", 1280, 1000) for page in ("autotune", "runs", "compare", "watch", "logs", "about")]
+    pictures += [("live", "light", 1280, 1450), ("live-dark", "dark", 1280, 1450), ("live-phone", "light", 390, 1700)]
+    for name, theme, width, height in pictures:
+        shown_as(driver, theme, width, height)
+        driver.get(f"{address}/{'' if name.startswith('live') else name}")
+        wait(lambda name=name: driver.execute_script(drawn) >= least.get(name, 0), 60)
+        if name == "about":
             wait(lambda: driver.execute_script(press), 20)
-            wait(lambda: "Ready" in driver.execute_script("return document.body.innerText"), 60)
+            wait(lambda: "Ready" in driver.execute_script("return document.body.innerText"), 90)
         time.sleep(4)  # pictures, clips and tables come by requests of their own
-        driver.save_screenshot(str(folder / f"dashboard-{page or 'live'}.png"))
+        driver.save_screenshot(str(folder / f"dashboard-{name}.png"))

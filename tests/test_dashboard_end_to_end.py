@@ -5,12 +5,13 @@ import os
 import signal
 import urllib.error
 import urllib.request
+import zipfile
 
 import dashboard_browser as web
 import psutil
 import pytest
 
-from spreeze.rundir import list_runs, state_of
+from spreeze.rundir import is_alive, list_runs, read_run, state_of
 
 pytest.importorskip("streamlit")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300),
@@ -43,8 +44,8 @@ def world(tmp_path, monkeypatch):
 
 def click(driver, label):
     """Clicks the button of that name once it can be clicked (a rerun may replace it meanwhile)."""
-    script = "const b = [...document.querySelectorAll('button')].find(b => b.innerText.trim() === arguments[0] && " \
-             "!b.disabled); if (b) b.click(); return !!b"
+    script = "const b = [...document.querySelectorAll('button')].find(b => !b.disabled && " \
+             "b.innerText.trim().split('\\n')[0] === arguments[0]); if (b) b.click(); return !!b"
     web.wait(lambda: driver.execute_script(script, label), 20, lambda: label)
 
 
@@ -169,6 +170,8 @@ def picture_moves(driver):
 
 def test_a_run_is_started_watched_and_stopped_from_the_page(world):
     address, server, driver, runs = world
+    downloads = runs.parent / "downloads"
+    driver.execute_cdp_cmd("Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(downloads)})
     driver.get(address)
     web.wait(lambda: driver.execute_script(DRAWN) > 6, 60)
     assert "sample run" in text(driver)
@@ -182,10 +185,37 @@ def test_a_run_is_started_watched_and_stopped_from_the_page(world):
     web.wait(lambda: "asked to stop" in text(driver), 20)
     web.wait(lambda: state_of(run) == "finished", 60)
     web.wait(lambda: "finished" in text(driver) and "Start" in text(driver), 30, lambda: text(driver))
+    resumed_exported_and_deleted(driver, address, run, downloads)
     assert not complaints(driver)
     assert server.poll() is None
     for host, answer in (("evil.example", 400), ("localhost", 200)):
         assert status(address + "/api/live?run=x", host) == answer
+
+
+def resumed_exported_and_deleted(driver, address, run, downloads):
+    """What the page of runs does with a run that has ended."""
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.common.keys import Keys
+
+    steps = read_run(run)["env_steps"]
+    driver.get(f"{address}/runs?run={run.name}")
+    click(driver, "Resume")
+    web.wait(lambda: state_of(run) == "running" and read_run(run)["env_steps"] > steps, 60, lambda: text(driver))
+    driver.refresh()
+    click(driver, "Stop")
+    web.wait(lambda: state_of(run) == "finished" and not is_alive(run), 60)
+    driver.refresh()
+    click(driver, "Prepare export")
+    click(driver, "Download")
+    (file,) = web.wait(lambda: list(downloads.glob("*.zip")), 30)
+    web.wait(lambda: zipfile.is_zipfile(file), 10)
+    with zipfile.ZipFile(file) as archive:
+        assert f"{run.name}/checkpoints/best.safetensors" in archive.namelist()
+    click(driver, "Delete")
+    box = web.wait(lambda: driver.find_elements(By.CSS_SELECTOR, "[class*=st-key-sure] input"), 20)[0]
+    box.send_keys(run.name, Keys.ENTER)
+    click(driver, "Delete for good")
+    web.wait(lambda: not run.exists() and "was deleted" in text(driver), 20, lambda: text(driver))
 
 
 def complaints(driver):

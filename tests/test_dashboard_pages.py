@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+import long_run
 import pytest
 
 from spreeze.store import Evaluation, MetricsWriter
@@ -15,7 +16,7 @@ pytest.importorskip("streamlit")
 from streamlit.testing.v1 import AppTest
 
 PAGES = ("live", "autotune", "runs", "compare", "watch", "logs", "about")
-STATES = ("no run", "live", "finished", "damaged", "truncated", "no metrics", "many")
+STATES = ("no run", "live", "finished", "damaged", "truncated", "no metrics", "many", "ten million points")
 
 
 def script(name):
@@ -61,6 +62,9 @@ def world(tmp_path, monkeypatch):
 
     def build(state: str) -> Path:
         if state == "no run":
+            return tmp_path
+        if state == "ten million points":
+            assert long_run.make(tmp_path / "day") > 10_000_000
             return tmp_path
         path = make_run(tmp_path, "a1", "running" if state == "live" else "finished")
         if state == "live":
@@ -166,3 +170,12 @@ def test_pages_import_no_torch_and_no_environment_library():
     code = f"import spreeze.dashboard.main, sys; print([m for m in {names} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip().endswith("[]")
+
+
+def test_what_is_pinned_on_the_autotune_page_is_what_the_next_start_uses(world):
+    world("no run")
+    page = open_page("autotune")
+    page.number_input(key="pin_batch_size").set_value(512).run()
+    assert any(block.value.endswith("--auto --batch-size=512") for block in page.code)
+    page.button(key="pin").click().run()
+    assert page.session_state["pins"] == {"batch_size": 512}

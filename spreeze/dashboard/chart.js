@@ -31,7 +31,7 @@ function indexAt(xs, value) {
 }
 
 class Chart {
-  // div: where to draw. options: {height, xTitle, yRange, colours: () => {text, line, back, font}}.
+  // div: where to draw. options: {height, xTitle, yRange, colours: () => {text, line, font, paint}}.
   constructor(div, options) {
     this.div = div; this.options = options; this.traces = []; this.zoom = null; this.visible = false;
     this.dirty = true; this.drag = null; this.pointer = null; this.draws = 0;
@@ -97,7 +97,7 @@ class Chart {
     if (this.canvas.width !== Math.round(width * ratio) || this.canvas.height !== Math.round(height * ratio)) {
       this.canvas.width = Math.round(width * ratio); this.canvas.height = Math.round(height * ratio);
     }
-    const pen = this.canvas.getContext("2d"), look = this.options.colours();
+    const pen = this.canvas.getContext("2d"), look = (this.look = this.options.colours());
     pen.setTransform(ratio, 0, 0, ratio, 0, 0);
     pen.clearRect(0, 0, width, height);
     const [x0, x1] = this.xRange(), [y0, y1] = this.yRange(x0, x1);
@@ -126,7 +126,7 @@ class Chart {
       pen.fillText(shortText(value), left - 6, y);
     }
     pen.textAlign = "center"; pen.textBaseline = "top";
-    for (const value of ticksOf(x0, x1, (right - left) / 74)) {
+    for (const value of ticksOf(x0, x1, (right - left) / 45)) {
       const x = Math.round(atX(value)) + 0.5;
       pen.moveTo(x, top); pen.lineTo(x, bottom);
       pen.fillText(shortText(value), Math.min(x, right - 10), bottom + 5);
@@ -141,11 +141,11 @@ class Chart {
     pen.beginPath();
     for (let i = 0; i < x.length; i++) pen.lineTo(atX(x[i]), atY(high[i] ?? low[i]));
     for (let i = x.length - 1; i >= 0; i--) pen.lineTo(atX(x[i]), atY(low[i] ?? high[i]));
-    pen.fillStyle = colour; pen.globalAlpha = 0.22; pen.fill(); pen.globalAlpha = 1;
+    pen.fillStyle = this.look.paint(colour); pen.globalAlpha = 0.22; pen.fill(); pen.globalAlpha = 1;
   }
 
   line(pen, { x, y, colour, width = 1.6, dash = [], dots = false, faint = false }, atX, atY) {
-    pen.beginPath(); pen.strokeStyle = pen.fillStyle = colour; pen.lineWidth = width; pen.lineJoin = "round"; pen.setLineDash(dash);
+    pen.beginPath(); pen.strokeStyle = pen.fillStyle = this.look.paint(colour); pen.lineWidth = width; pen.lineJoin = "round"; pen.setLineDash(dash);
     pen.globalAlpha = faint ? 0.75 : 1;
     let joined = false;
     for (let i = 0; i < x.length; i++) {
@@ -184,7 +184,7 @@ class Chart {
     for (const [trace, i] of rows) {
       const between = trace.low ? ` (${shortText(trace.low[i])} .. ${shortText(trace.high[i])})` : "";
       lines.push(`${trace.name}: ${shortText(trace.y[i])}${between}`);
-      if (trace.y[i] !== null) { pen.fillStyle = trace.colour; pen.beginPath(); pen.arc(atX(trace.x[i]), atY(trace.y[i]), 3.2, 0, 6.3); pen.fill(); }
+      if (trace.y[i] !== null) { pen.fillStyle = look.paint(trace.colour); pen.beginPath(); pen.arc(atX(trace.x[i]), atY(trace.y[i]), 3.2, 0, 6.3); pen.fill(); }
     }
     const text = lines.join("\n");
     if (this.box.textContent !== text) this.box.textContent = text;

@@ -38,6 +38,15 @@ COMMAND = (sys.executable, "-m", "spreeze.train")
 """What starts a run; another one in tests."""
 
 
+PINS: tuple[tuple[str, str, int, str], ...] = (
+    ("batch_size", "Batch size [transitions]", 2**24, "Transitions in one update."),
+    ("samplers", "Samplers [processes]", 512, "Processes that step environments."),
+    ("envs_per_sampler", "Environments a sampler", 4096, "Environments that one sampler steps in turn."),
+    ("learner_threads", "Learner threads", 512, "Threads of one update's matrix products."),
+)
+"""(field of a request, label, most, sentence): what a person may set instead of the tuner."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Request:
     """What the page asks for; None leaves a value to profile, tuner or default."""
@@ -132,7 +141,8 @@ def shown(*parts: str) -> str:
 
 def place(folder: Path) -> tuple[str, ...]:
     """The flag that names the runs directory, where it is not the default one."""
-    return () if folder == Path("runs").absolute() else ("--runs-dir", str(folder))
+    named = os.path.relpath(folder) if folder.is_relative_to(Path.cwd()) else str(folder)
+    return () if named == "runs" else ("--runs-dir", named)
 
 
 def start(request: Request, folder: Path) -> str:

@@ -66,6 +66,14 @@ def run_path(name: str, folder: Path) -> Path:
     return path
 
 
+def short(path: Path) -> str:
+    """A path as one would type it: below the working directory, else below the checkout or home where it is there."""
+    for base, prefix in ((Path.cwd(), ""), (ROOT, ""), (Path.home(), "~/")):
+        if path.is_relative_to(base) and path != base:
+            return prefix + path.relative_to(base).as_posix()
+    return str(path)
+
+
 def row(path: Path) -> RunRow:
     """What ``run.json`` tells of a run."""
     run = read_run(path)

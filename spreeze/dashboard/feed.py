@@ -58,7 +58,8 @@ def answer(path: Path, since: float, evals_seen: int, epoch: str) -> dict[str, A
     shown = snapshot(run, read_config(path), fresh, state)
     return {
         "epoch": now, "state": state, "next": newest, "series": series, "evals_next": count,
-        "evals": _evaluations(news), "text": texts(shown, run, last, path), "shares": _shares(fresh),
+        "text": {**texts(shown, run, last, path), "restarts": number(fresh.get("restarts"))},
+        "evals": _evaluations(news), "shares": _shares(fresh),
         "cores": [round(use, 3) for use in shown.core_uses], "gpus": [_gpu(gpu) for gpu in shown.gpus],
         "note": _note(shown, state, latest), "live": state in LIVE_STATES,
         "events": [[duration(event.t), event.level, event.source, event.text] for event in events],
@@ -112,7 +113,7 @@ def texts(shown: Snapshot, run: Mapping[str, Any], last: Evaluation | None, path
         "interval": DASH if interval is None else f"\u00b1 {number(interval)}",
         "best": number(shown.eval_best), "ratio": number(shown.samples_per_insert), "fill": percent(shown.replay_fill),
         "lag": number(shown.policy_lag), "age": number(shown.transition_age), "cpu": percent(shown.cpu_use),
-        "memory": size(shown.memory_used_bytes), "restarts": number(shown.restarts),
+        "memory": size(shown.memory_used_bytes),
         "samplers": _samplers(shown), "picture": _picture_age(path),
         "heartbeat": _age(run.get("heartbeat")) if shown.state in LIVE_STATES else DASH,
     }

@@ -393,7 +393,9 @@ class LivePage {
   colours() {
     const style = getComputedStyle(this.host);
     const read = (name, other) => style.getPropertyValue(name).trim() || other;
-    return { text: read("--st-text-color", "#333"), line: read("--st-border-color", "#ddd"), back: read("--st-secondary-background-color", "#fff"), font: read("--st-font", "sans-serif") };
+    // The first colour is the theme's own: dark blue cannot be seen on a dark page.
+    const first = this.data.colours[0], primary = read("--st-primary-color", first);
+    return { text: read("--st-text-color", "#333"), line: read("--st-border-color", "#ddd"), font: read("--st-font", "sans-serif"), paint: (colour) => (colour === first ? primary : colour) };
   }
 
   recolour(data) {

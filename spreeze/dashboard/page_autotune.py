@@ -13,6 +13,7 @@ from spreeze.dashboard.charts import COLOURS
 from spreeze.dashboard.data import read_config, row, runs_dir
 from spreeze.dashboard.page_compare import CONFIG
 from spreeze.dashboard.tuning_rows import Tuning
+from spreeze.errors import SpreezeError
 from spreeze.formats import DASH, clean, number
 
 if TYPE_CHECKING:
@@ -41,8 +42,7 @@ def page() -> None:
     _choices(tuning)
     _measured(tuning)
     _settings(path)
-    st.caption("To pin a value yourself: give it on the Live page under 'My own numbers', or on the command line:")
-    st.code(control.shown("spreeze.train", "--auto", "--fresh", "--batch-size=512", "--samplers=2"), language=None)
+    _pins(path, tuning)
 
 
 @st.fragment(run_every=1.0)
@@ -73,6 +73,33 @@ def _choices(tuning: Tuning) -> None:
             f"{clean(record.get('score') or DASH)}. The Spreeze paper's rule (0.85 of the highest update frame rate) "
             f"would take batch {number(record.get('paper_batch_size'))}."
         )
+
+
+def _pins(path: Path, tuning: Tuning) -> None:
+    """Values of one's own for the next start; the tuner keeps them and chooses the rest around them."""
+    st.markdown("**Pin or override**: what you set here is taken over by the next start; the tuner chooses the rest.")
+    pins = st.session_state.get("pins", {})
+    chosen = {key.split(".")[-1]: value for key, value in tuning.choice.items()}
+    chosen["learner_threads"] = chosen.get("threads")
+    cells = st.columns(len(control.PINS))
+    wanted = {
+        field: cell.number_input(label, 1, top, pins.get(field), key=f"pin_{field}", help=text,
+                                 placeholder=f"tuner: {number(chosen.get(field))}")
+        for cell, (field, label, top, text) in zip(cells, control.PINS, strict=True)
+    }
+    wanted = {field: value for field, value in wanted.items() if value is not None}
+    facts = row(path)
+    try:
+        request = control.Request(env_id=facts.env_id or "", algo=facts.algo or "sac", seed=facts.seed or 1, **wanted)
+    except SpreezeError as error:
+        st.caption(str(error))
+        return
+    cells = st.columns([1.3, 5], vertical_alignment="center")
+    if cells[0].button("Use for the next start", key="pin", width="stretch"):
+        st.session_state["pins"] = wanted
+        st.toast("Taken over: see 'My own numbers' beside Start on the Live page.")
+    cells[1].code(control.shown("spreeze.train", *control.arguments(request), *control.place(runs_dir())),
+                  language=None, wrap_lines=True)
 
 
 def _measured(tuning: Tuning) -> None:

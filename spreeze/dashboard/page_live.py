@@ -13,17 +13,9 @@ from spreeze.config import EnvConfig, RunConfig
 from spreeze.dashboard import choice, control, live
 from spreeze.dashboard.data import SAMPLE, row, runs_dir
 from spreeze.errors import SpreezeError
+from spreeze.fitting import ALGORITHMS
 from spreeze.formats import DASH, clean
 from spreeze.settings import PROFILE_DIR
-
-_ALGORITHMS = ("sac", "td3", "ddpg")
-PINS: tuple[tuple[str, str, int, str], ...] = (
-    ("batch_size", "Batch size [transitions]", 2**24, "Transitions in one update."),
-    ("samplers", "Samplers [processes]", 512, "Processes that step environments."),
-    ("envs_per_sampler", "Environments a sampler", 4096, "Environments that one sampler steps in turn."),
-    ("learner_threads", "Learner threads", 512, "Threads of one update's matrix products."),
-)
-"""(field of a request, label, most, sentence): what a person may set instead of the tuner."""
 
 
 def page() -> None:
@@ -66,7 +58,8 @@ def _start_box(folder: Path) -> None:
         first = st.columns([2.6, 1, 1, 1], vertical_alignment="bottom")
         env_id = first[0].selectbox("Task", tasks(), index=1, accept_new_options=True, key="start_env",
                                     help="Any Gymnasium id with Box spaces. Pendulum-v1 learns in a few minutes.")
-        algo = first[1].selectbox("Algorithm", _ALGORITHMS, key="start_algo", help="SAC is the default of the paper.")
+        algo = first[1].selectbox("Algorithm", ALGORITHMS, key="start_algo",
+                                  help="SAC is the paper's; DQN is for discrete actions.")
         seed = first[2].number_input("Seed", 0, 2**31 - 1, RunConfig().seed, key="start_seed",
                                      help="Seed of networks, exploration and environments.")
         auto = first[3].toggle("Autotune", value=True, key="start_auto",
@@ -92,7 +85,7 @@ def _own_numbers() -> dict[str, Any]:
     pins = st.session_state.get("pins", {})
     values: dict[str, Any] = {
         field: st.number_input(label, 1, top, pins.get(field), key=f"start_{field}", placeholder="chosen", help=text)
-        for field, label, top, text in PINS
+        for field, label, top, text in control.PINS
     }
     minutes = st.number_input("Stop after [min]", 0.1, 1e5, None, key="start_minutes", placeholder="never",
                               help="Wall time of training.")

@@ -7,7 +7,7 @@ from pathlib import Path
 import streamlit as st
 
 from spreeze.dashboard import choice, control
-from spreeze.dashboard.data import runs_dir, tail_lines
+from spreeze.dashboard.data import row, runs_dir, short, tail_lines
 from spreeze.errors import RunError
 from spreeze.formats import duration
 from spreeze.store_reader import MetricsReader
@@ -16,7 +16,7 @@ from spreeze.store_reader import MetricsReader
 def page() -> None:
     """The page."""
     path = choice.need_run()
-    st.subheader(f"Logs of {path.name}", anchor=False)
+    st.subheader(f"Logs of {row(path).name}", anchor=False)
     _events(path)
     files = log_files(path)
     if not files:
@@ -26,7 +26,7 @@ def page() -> None:
     first = next((i for i, label in enumerate(labels) if files[label].stat().st_size > 0), 0)
     chosen = st.selectbox("File", labels, index=first, help="The last 200 lines are shown.")
     st.code("\n".join(tail_lines(files[chosen])) or "(empty)", language=None, height=420)
-    st.code(f"tail -n 200 -f {files[chosen]}", language=None)
+    st.code(f"tail -n 200 -f {short(files[chosen])}", language=None)
 
 
 def log_files(path: Path) -> dict[str, Path]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import streamlit as st
 
 from spreeze.dashboard import choice, control
-from spreeze.dashboard.data import LIVE_STATES, SAMPLE, meaning, row, rows, runs_dir
+from spreeze.dashboard.data import LIVE_STATES, SAMPLE, meaning, row, rows, runs_dir, short
 from spreeze.errors import SpreezeError
 from spreeze.formats import DASH, duration, number
 
@@ -51,7 +51,7 @@ def page() -> None:
             },
         )
     else:
-        st.info(f"No run in {folder} yet; start one on the Live page.")
+        st.info(f"No run in {short(folder)} yet; start one on the Live page.")
     st.code(control.shown("spreeze.runs", *control.place(folder), "list"), language=None)
     path = choice.current()
     if path is not None:
@@ -63,7 +63,7 @@ def _one(path: Path, folder: Path) -> None:
     alive = facts.state in LIVE_STATES
     recorded = path == SAMPLE
     st.subheader(facts.name, anchor=False)
-    st.caption(f"{facts.state} \u00b7 {path}")
+    st.caption(f"{facts.state} \u00b7 {short(path)}")
     cells = st.columns(4)
     cells[0].button("Resume", on_click=_resume, args=(path, folder), disabled=alive or recorded, width="stretch",
                     help="Continues with the networks, counters and replay of the newest checkpoint.")
@@ -75,11 +75,13 @@ def _one(path: Path, folder: Path) -> None:
         st.button("Delete for good", disabled=sure != path.name, on_click=_delete, args=(path, folder))
     if cells[3].button("Prepare export", width="stretch", help="Settings, metrics and the best networks as one file."):
         st.download_button("Download", export(path), f"{path.name}.zip", "application/zip")
+    if recorded:
+        return
     name = path.name
     st.code("\n".join((
         control.shown("spreeze.train", "--resume", name, *control.place(folder)),
         control.shown("spreeze.runs", *control.place(folder), "stop", name),
-        f"rm -r {path}",
+        f"rm -r {short(path)}",
     )), language=None)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import streamlit as st
 
 from spreeze.dashboard import choice, control
-from spreeze.dashboard.data import Clip, clips
+from spreeze.dashboard.data import Clip, clips, row, short
 from spreeze.formats import DASH, duration, number, size
 
 _MAX_CLIP_BYTES = 50_000_000
@@ -14,7 +14,7 @@ _MAX_CLIP_BYTES = 50_000_000
 def page() -> None:
     """The page."""
     path = choice.need_run()
-    st.subheader(f"Clips of {path.name}", anchor=False)
+    st.subheader(f"Clips of {row(path).name}", anchor=False)
     st.code(control.shown("spreeze.play", path.name), language=None)
     found = clips(path)
     if not found:
@@ -27,7 +27,7 @@ def page() -> None:
     clip = found[index]
     left, right = st.columns([3, 2])
     if clip.path.stat().st_size > _MAX_CLIP_BYTES:
-        left.info(f"This clip has {size(clip.path.stat().st_size)}: too large to show; open {clip.path}")
+        left.info(f"This clip has {size(clip.path.stat().st_size)}: too large to show; open {short(clip.path)}")
         return
     data = clip.path.read_bytes()
     left.video(data, autoplay=True, loop=True, muted=True)

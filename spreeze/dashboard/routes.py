@@ -18,6 +18,7 @@ from starlette.routing import Route
 
 from spreeze.dashboard import control, feed
 from spreeze.dashboard.data import run_path, runs_dir
+from spreeze.dashboard.guard import Guard, page_token
 from spreeze.errors import RunError
 from spreeze.formats import clean
 from spreeze.rundir import is_alive
@@ -45,8 +46,11 @@ def routes() -> list[Route]:
 
 
 def middleware() -> list[Middleware]:
-    """Only requests that name this machine: a foreign page cannot rebind its name to us."""
-    return [Middleware(TrustedHostMiddleware, allowed_hosts=["localhost", "127.0.0.1"])]
+    """Only requests that name this machine (a foreign page cannot rebind its name to us); no action without token."""
+    return [
+        Middleware(TrustedHostMiddleware, allowed_hosts=["localhost", "127.0.0.1"]),
+        Middleware(Guard, token=page_token(runs_dir())),
+    ]
 
 
 def live(request: Request) -> Response:

@@ -1,0 +1,96 @@
+"""Curves over runs and the tuner's rows, by hand-worked numbers."""
+
+import json
+
+import numpy as np
+import pytest
+
+pytest.importorskip("streamlit")
+from spreeze.dashboard import stats, tuning_rows
+from spreeze.store import Evaluation
+
+
+def curve(*points):
+    return [Evaluation(t, int(10 * t), int(t), 1, int(t), 5, value, 1.0, 10.0) for t, value in points]
+
+
+def test_the_interquartile_mean_drops_the_best_and_the_worst_quarter():
+    assert stats.iqm(np.array([0.0, 1.0, 3.0, 100.0])) == 2.0
+    assert stats.iqm(np.array([7.0])) == 7.0
+    assert stats.iqm(np.array([[1.0, 10.0], [3.0, 30.0]])).tolist() == [2.0, 20.0]
+
+
+def test_a_curve_is_a_step_unknown_before_its_first_and_after_its_last_point():
+    x, values = stats.on_grid([curve((1.0, 5.0), (3.0, 7.0)), curve((4.0, 1.0))], "t", points=5)
+    assert x.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
+    np.testing.assert_array_equal(values[0], [np.nan, 5.0, 5.0, 7.0, np.nan])
+    np.testing.assert_array_equal(values[1], [np.nan, np.nan, np.nan, np.nan, 1.0])
+
+
+def test_a_band_holds_the_centre_and_one_run_has_none():
+    values = np.array([[1.0, 2.0], [3.0, np.nan], [5.0, np.nan]])
+    band = stats.band(np.array([0.0, 1.0]), values, robust=False)
+    assert band.centre.tolist() == [3.0, 2.0]
+    assert 1.0 <= band.low[0] < 3.0 < band.high[0] <= 5.0
+    assert np.isnan(band.low[1])
+    assert band.runs.tolist() == [3, 1]
+
+
+def test_bands_of_many_runs_cover_the_true_mean_about_as_often_as_they_say():
+    rng = np.random.default_rng(1)
+    hits = 0
+    for trial in range(60):
+        band = stats.band(np.array([0.0]), rng.normal(size=(20, 1)), robust=False, seed=trial)
+        hits += band.low[0] <= 0.0 <= band.high[0]
+    assert hits >= 50
+
+
+def test_smoothing_averages_three_and_looks_back_only():
+    found = stats.smoothed(curve((1, 3.0), (2, 6.0), (3, 9.0), (4, 0.0)))
+    assert [e.return_mean for e in found] == [3.0, 4.5, 6.0, 5.0]
+
+
+def test_final_time_and_required_time_are_those_of_hts_rl():
+    run = curve((1.0, 0.0), (2.0, 3.0), (3.0, 6.0), (4.0, 9.0))
+    assert stats.final_return(run, 3.5) == 3.0
+    assert stats.final_return(run, 0.5) is None
+    assert stats.required_time(run, 6.0) == 4.0
+    assert stats.required_time(run, 6.1) is None
+
+
+def entry(**fields):
+    return {"batch_size": 64, "threads": 1, "updates_per_s": [90.0, 100.0, 120.0], **fields}
+
+
+def test_rows_of_a_tuner_at_work_are_read_and_unknown_fields_are_no_trouble(tmp_path):
+    lines = [entry(stage="update", setting={"x": 1}, new_field=[1]), {"samplers": 2, "env_steps_per_s": [10.0],
+             "updates_per_s": [5.0], "score": 1.5}, entry(updates_per_s=[], failure="out of memory"), ["no", "row"]]
+    text = "\n".join(json.dumps(line) for line in lines) + '\n{"batch_size": 1'  # the last line is being written
+    (tmp_path / tuning_rows.PROGRESS).write_text(text)
+    found = tuning_rows.read(tmp_path)
+    first, failed = found.updates
+    assert (first.updates_per_s, first.spread, first.frames_per_s) == (100.0, 30.0, 6400.0)
+    assert (failed.updates_per_s, failed.frames_per_s, failed.failure) == (None, None, "out of memory")
+    assert [(r.samplers, r.env_steps_per_s, r.updates_per_s) for r in found.joint] == [(2, 10.0, 5.0)]
+    assert found.choice == {}
+
+
+def test_the_result_takes_the_place_of_the_progress(tmp_path):
+    (tmp_path / tuning_rows.PROGRESS).write_text(json.dumps(entry()))
+    (tmp_path / "tune.json").write_text(json.dumps({"update_rates": [entry(batch_size=8)], "choice": {"a.b": 1}}))
+    found = tuning_rows.read(tmp_path)
+    assert [row.batch_size for row in found.updates] == [8]
+    assert found.choice == {"a.b": 1}
+
+
+def test_a_terminal_s_lines_are_rows_too():
+    found = tuning_rows.from_log(" batch    64, 1 threads:  93.5 updates/s\n batch  128, 2 threads: too slow\n"
+                                 "  2 samplers:  2500 env steps/s,  80.1 updates/s\nanything\n")
+    assert [(r.batch_size, r.threads, r.updates_per_s, r.failure) for r in found.updates] == [
+        (64, 1, 93.5, None), (128, 2, None, "too slow")]
+    assert [(r.samplers, r.env_steps_per_s) for r in found.joint] == [(2, 2500.0)]
+
+
+def test_damaged_rows_and_records_are_left_out(tmp_path):
+    (tmp_path / "tune.json").write_text('{"update_rates": [3, null, {"batch_size": "x"}], "choice": [], "reasons": 1}')
+    assert tuning_rows.read(tmp_path).updates == []
