@@ -176,6 +176,6 @@ def test_what_is_pinned_on_the_autotune_page_is_what_the_next_start_uses(world):
     world("no run")
     page = open_page("autotune")
     page.number_input(key="pin_batch_size").set_value(512).run()
-    assert any(block.value.endswith("--auto --batch-size=512") for block in page.code)
+    assert any("--auto --batch-size=512" in block.value for block in page.code)
     page.button(key="pin").click().run()
     assert page.session_state["pins"] == {"batch_size": 512}
