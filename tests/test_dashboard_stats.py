@@ -94,3 +94,19 @@ def test_a_terminal_s_lines_are_rows_too():
 def test_damaged_rows_and_records_are_left_out(tmp_path):
     (tmp_path / "tune.json").write_text('{"update_rates": [3, null, {"batch_size": "x"}], "choice": [], "reasons": 1}')
     assert tuning_rows.read(tmp_path).updates == []
+
+
+def test_rows_of_learner_and_joint_stage_hold_medians_spread_and_score(tmp_path):
+    from spreeze.autotune.records import JointSetting, LearnerSetting, Row
+
+    learner = LearnerSetting(batch_size=256, threads=1)
+    joint = JointSetting(samplers=2, envs_per_sampler=8, samples_per_insert_min=8.0, learner=learner)
+    rows = [Row(setting=learner, updates_per_s=100.0, spread=0.25, score=50.0),
+            Row(setting=joint, updates_per_s=80.0, env_steps_per_s=2000.0, score=40.0)]
+    (tmp_path / tuning_rows.PROGRESS).write_text("".join(json.dumps(row.as_json()) + "\n" for row in rows))
+    found = tuning_rows.read(tmp_path)
+    assert found.updates == [tuning_rows.UpdateRow(256, 1, 100.0, 25.0, None, 50.0)]
+    assert found.joint == [tuning_rows.JointRow(2, 2000.0, 80.0, 256, 8, 40.0, None)]
+    told = tuning_rows.from_log("\n".join(row.line() for row in rows))
+    assert [row.updates_per_s for row in told.updates] == [100.0]
+    assert [(row.samplers, row.env_steps_per_s, row.updates_per_s) for row in told.joint] == [(2, 2000.0, 80.0)]

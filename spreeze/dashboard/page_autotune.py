@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import streamlit as st
@@ -21,7 +21,11 @@ if TYPE_CHECKING:
 
 _WORDS = {
     "learner.batch_size": ("Batch size", "transitions"), "learner.threads": ("Learner threads", "threads"),
-    "sampling.samplers": ("Samplers", "processes"), "sampling.envs_per_sampler": ("Environments a sampler", "envs"),
+    "sampling.samplers": ("Samplers", "processes"), "sampling.envs_per_sampler": ("Envs a sampler", "envs"),
+    "learner.device": ("Device", ""), "learner.precision": ("Precision", ""),
+    "replay.capacity": ("Replay", "transitions"),
+    "replay.samples_per_insert_min": ("Samples per insert, least", "ratio"),
+    "replay.samples_per_insert_max": ("Samples per insert, most", "ratio"),
 }
 
 
@@ -59,18 +63,21 @@ def _measuring(name: str, folder: Path) -> None:
 
 
 def _choices(tuning: Tuning) -> None:
-    cells = st.columns(max(1, len(tuning.choice)))
-    for cell, (key, value) in zip(cells, tuning.choice.items(), strict=False):
-        title, unit = _WORDS.get(key, (key, ""))
+    cells: list[Any] = []
+    for key, value in tuning.choice.items():
+        cells = cells or list(st.columns(4))
+        title, unit = _WORDS.get(key, (key.replace("_", " ").replace(".", ": "), ""))
+        shown = number(value) if isinstance(value, int | float) else clean(value or DASH, 40)
         reason = clean(tuning.reasons.get(key) or DASH)
-        cell.metric(f"{title} [{unit}]", number(value), help=reason, border=True)
+        cells.pop(0).metric(f"{title} [{unit}]" if unit else title, shown, help=reason, border=True)
     for reason in tuning.reasons.values():
         st.markdown(f"- {clean(reason)}")
     record = tuning.record
     if record:
         st.caption(
-            f"Measured {clean(record.get('measured_at') or DASH)} in {number(record.get('seconds'))} s; score: "
-            f"{clean(record.get('score') or DASH)}. The Spreeze paper's rule (0.85 of the highest update frame rate) "
+            f"Measured {clean(record.get('measured_at') or DASH)} in {number(record.get('seconds'))} s; objective: "
+            f"{clean(record.get('objective') or DASH)}; score: "
+            f"{clean(record.get('formula') or record.get('score') or DASH)}. The Spreeze paper's rule (0.85 of the highest update frame rate) "
             f"would take batch {number(record.get('paper_batch_size'))}."
         )
 
@@ -113,12 +120,16 @@ def _measured(tuning: Tuning) -> None:
                     {
                         "batch size": r.batch_size, "threads": r.threads, "updates/s": number(r.updates_per_s),
                         "spread": number(r.spread), "update frames/s": number(r.frames_per_s),
+                        "score": number(r.score),
                         "note": clean(r.failure or ("chosen" if _chosen(tuning, r.batch_size, r.threads) else "")),
                     }
                     for r in tuning.updates
                 ],
                 hide_index=True,
-                column_config={"spread": st.column_config.TextColumn(help="Fastest less slowest repeat [1/s].")},
+                column_config={
+                    "spread": st.column_config.TextColumn(help="Fastest less slowest repeat [1/s]."),
+                    "score": st.column_config.TextColumn(help="What the tuner maximises; higher is better."),
+                },
             )
     with right:
         st.markdown("**Samplers against env steps a second**, the learner running beside them")
@@ -128,8 +139,10 @@ def _measured(tuning: Tuning) -> None:
             st.dataframe(
                 [
                     {
-                        "samplers": r.samplers, "env steps/s": number(r.env_steps_per_s),
-                        "updates/s": number(r.updates_per_s), "note": "chosen" if r.samplers == chosen else "",
+                        "samplers": r.samplers, "envs each": number(r.envs_per_sampler),
+                        "batch size": number(r.batch_size), "env steps/s": number(r.env_steps_per_s),
+                        "updates/s": number(r.updates_per_s), "score": number(r.score),
+                        "note": clean(r.failure or ("chosen" if r.samplers == chosen else "")),
                     }
                     for r in tuning.joint
                 ],

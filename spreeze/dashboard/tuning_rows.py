@@ -14,7 +14,7 @@ from spreeze.dashboard.data import read_json, tail_text
 PROGRESS = "tune-progress.jsonl"
 _UPDATE = re.compile(r"^\s*batch\s+(\d+), (\d+) threads:\s+([\d.]+) updates/s")
 _FAILED = re.compile(r"^\s*batch\s+(\d+), (\d+) threads: (.+)$")
-_JOINT = re.compile(r"^\s*(\d+) samplers:\s+([\d.]+) env steps/s,\s+([\d.]+) updates/s")
+_JOINT = re.compile(r"^\s*(\d+) samplers[^:]*:\s+([\d.]+) env steps/s,\s+([\d.]+) updates/s")
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,7 @@ class UpdateRow:
     updates_per_s: float | None
     spread: float | None
     failure: str | None
+    score: float | None = None
 
     @property
     def frames_per_s(self) -> float | None:
@@ -40,6 +41,10 @@ class JointRow:
     samplers: int
     env_steps_per_s: float | None
     updates_per_s: float | None
+    batch_size: int | None = None
+    envs_per_sampler: int | None = None
+    score: float | None = None
+    failure: str | None = None
 
 
 @dataclass(frozen=True)
@@ -90,17 +95,39 @@ def _rows(entries: list[Any]) -> tuple[list[UpdateRow], list[JointRow]]:
             continue
         rates = _rates(entry.get("updates_per_s"))
         middle = statistics.median(rates) if rates else None
-        if isinstance(entry.get("batch_size"), int) and isinstance(entry.get("threads"), int):
-            spread = max(rates) - min(rates) if len(rates) > 1 else None
-            updates.append(UpdateRow(entry["batch_size"], entry["threads"], middle, spread, entry.get("failure")))
-        elif isinstance(entry.get("samplers"), int):
-            steps = _rates(entry.get("env_steps_per_s"))
-            joint.append(JointRow(entry["samplers"], statistics.median(steps) if steps else None, middle))
+        failure = entry["failure"] if isinstance(entry.get("failure"), str) else None
+        if isinstance(entry.get("samplers"), int):
+            steps, learner = _rates(entry.get("env_steps_per_s")), _dict(entry.get("learner"))
+            joint.append(JointRow(
+                entry["samplers"], statistics.median(steps) if steps else None, middle,
+                _integer(learner.get("batch_size")), _integer(entry.get("envs_per_sampler")),
+                _number(entry.get("score")), failure,
+            ))
+        elif isinstance(entry.get("batch_size"), int) and isinstance(entry.get("threads"), int):
+            spread = max(rates) - min(rates) if len(rates) > 1 else _told_spread(entry, middle)
+            score = _number(entry.get("score"))
+            updates.append(UpdateRow(entry["batch_size"], entry["threads"], middle, spread, failure, score))
     return updates, joint
 
 
 def _rates(value: Any) -> list[float]:
-    return [float(x) for x in value if isinstance(x, int | float)] if isinstance(value, list) else []
+    """Repeats of a rate; a row of a tuner at work has their median alone."""
+    values = value if isinstance(value, list) else [value]
+    return [float(x) for x in values if _number(x) is not None]
+
+
+def _told_spread(entry: dict[str, Any], middle: float | None) -> float | None:
+    """Spread [1/s] of a row that tells it as a share of the rate."""
+    share = _number(entry.get("spread"))
+    return None if share is None or middle is None else share * middle
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _integer(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def _dict(value: Any) -> dict[str, Any]:
