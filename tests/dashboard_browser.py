@@ -115,5 +115,7 @@ def screenshots(address, driver, folder: Path) -> None:
         if name == "about":
             wait(lambda: driver.execute_script(press), 20)
             wait(lambda: "Ready" in driver.execute_script("return document.body.innerText"), 90)
-        time.sleep(4)  # pictures, clips and tables come by requests of their own
+        time.sleep(3)  # pictures, clips and tables come by requests of their own
+        wait(lambda: not driver.find_elements("css selector", "[data-testid=stSkeleton]"), 30)
+        time.sleep(1)
         driver.save_screenshot(str(folder / f"dashboard-{name}.png"))

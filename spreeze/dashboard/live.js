@@ -277,12 +277,13 @@ class LivePage {
     const key = traces.map((trace) => trace.name).join();
     if (key === this.legendKey) return;
     this.legendKey = key;
+    const blue = this.data.colours[0];
     this.legendBox ??= this.returnCard.box.insertBefore(document.createElement("div"), this.returnCard.div);
     this.legendBox.className = "sz-keys";
     this.legendBox.replaceChildren();
     for (const trace of traces.toReversed()) {
       const item = make(this.legendBox, "span", "");
-      make(item, "i", trace.dash ? "sz-dash" : "").style.background = trace.colour;
+      make(item, "i", trace.dash ? "sz-dash" : "").style.background = trace.colour === blue ? `var(--st-primary-color, ${blue})` : trace.colour;
       make(item, "span", "", trace.name);
       if (trace.dash) item.title = this.data.reference.source;
     }

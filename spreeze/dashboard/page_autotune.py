@@ -77,7 +77,8 @@ def _choices(tuning: Tuning) -> None:
         st.caption(
             f"Measured {clean(record.get('measured_at') or DASH)} in {number(record.get('seconds'))} s; objective: "
             f"{clean(record.get('objective') or DASH)}; score: "
-            f"{clean(record.get('formula') or record.get('score') or DASH)}. The Spreeze paper's rule (0.85 of the highest update frame rate) "
+            f"{clean(record.get('formula') or record.get('score') or DASH)}. The Spreeze "
+            "paper's rule (0.85 of the highest update frame rate) "
             f"would take batch {number(record.get('paper_batch_size'))}."
         )
 
