@@ -97,14 +97,17 @@ def _visible_devices(nvml: Any, visible: str | None) -> list[tuple[Any, bool]]:
     """(handle, is MIG) of the devices named by CUDA_VISIBLE_DEVICES; as in CUDA, the first bad name ends the list."""
     handles = [_ask(nvml.nvmlDeviceGetHandleByIndex, index) for index in range(int(nvml.nvmlDeviceGetCount()))]
     if visible is None:
-        return [_first_mig(nvml, handle) for handle in handles if handle is not None]
-    chosen: list[tuple[Any, bool]] = []
-    for name in (part.strip() for part in visible.split(",")):
-        device = _by_name(nvml, handles, name)
-        if device is None or device in chosen:
-            break
-        chosen.append(device)
-    return chosen
+        found = [_first_mig(nvml, handle) for handle in handles if handle is not None]
+    else:
+        found = []
+        for name in (part.strip() for part in visible.split(",")):
+            device = _by_name(nvml, handles, name)
+            if device is None or device in found:
+                break
+            found.append(device)
+    # A process sees one MIG slice at most, however many are named.
+    first = next((device for device in found if device[1]), None)
+    return [device for device in found if not device[1] or device is first]
 
 
 def _by_name(nvml: Any, handles: list[Any], name: str) -> tuple[Any, bool] | None:

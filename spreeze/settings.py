@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,8 @@ class Layer:
 
     source: str
     values: Values
+    about: dict[str, Any] = field(default_factory=dict)
+    """What a profile says of itself."""
 
 
 @dataclass(frozen=True)
@@ -139,11 +141,13 @@ def read_profile(name_or_path: str) -> Layer:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"profile {path} is not valid TOML: {error}") from None
-    values.pop("about", None)
+    about = values.pop("about", {})
+    if not isinstance(about, dict):
+        raise ConfigError(f"profile {path}: about = {about!r}: expected a table")
     for part, name in _COMMAND_LINE_ONLY:
         if isinstance(values.get(part), dict) and name in values[part]:
             raise ConfigError(f"profile {path}: {part}.{name} may only be set on the command line")
-    return Layer(source=f"profile {path.stem}", values=values)
+    return Layer(source=f"profile {path.stem}", values=values, about=about)
 
 
 def task_profile(env_id: str) -> Layer | None:
@@ -187,20 +191,21 @@ def to_toml(settings: Settings) -> str:
         for item in dataclasses.fields(PARTS[part]):
             value = getattr(getattr(settings.config, part), item.name)
             source = settings.sources.get(f"{part}.{item.name}", "default")
-            text = f"# {item.name} is not set" if value is None else f"{item.name} = {_toml_value(value)}"
+            text = f"# {item.name} is not set" if value is None else f"{item.name} = {toml_value(value)}"
             lines.append(f"{text}  # {source}")
         lines.append("")
     return "\n".join(lines)
 
 
-def _toml_value(value: Any) -> str:
+def toml_value(value: Any) -> str:
+    """A value as TOML writes it."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
         escaped = value.replace("\\", "\\\\").replace('"', '\\"')
         return '"' + "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in escaped) + '"'
     if isinstance(value, tuple):
-        return "[" + ", ".join(_toml_value(entry) for entry in value) + "]"
+        return "[" + ", ".join(toml_value(entry) for entry in value) + "]"
     return repr(value)
 
 

@@ -57,11 +57,11 @@ def open_view(
     if json_mode:
         return PlainView(sys.stderr, plan=plan)
     if stream.isatty() if is_tty is None else is_tty:
-        return TerminalView(_Screen(file=stream), plan)
+        return TerminalView(Screen(file=stream), plan)
     return PlainView(stream, plan=plan)
 
 
-class _Screen(Console):
+class Screen(Console):
     """A console that falls silent when its pipe breaks; rich's own would end the process."""
 
     def on_broken_pipe(self) -> None:

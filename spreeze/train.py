@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import json
 import os
 import shutil
 import sys
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from spreeze.arguments import build_parser, user_values
+from spreeze.autotune.records import Row
 from spreeze.cli import complain, emit, guarded, say
 from spreeze.config import PARTS
 from spreeze.envs.probe import Probe, probe_env
@@ -25,6 +27,7 @@ from spreeze.envs.registry import bullet_engine, default_env_id
 from spreeze.errors import ConfigError, ResourceError, RunError
 from spreeze.hardware import Machine, read_machine
 from spreeze.modes import load_mode
+from spreeze.portable import applicable
 from spreeze.rundir import RunDir, find_run, new_name, process_start_time, read_run, versions, write_json
 from spreeze.settings import (
     Layer,
@@ -40,7 +43,8 @@ from spreeze.settings import (
 from spreeze.summary import summary
 from spreeze.terminal import open_view
 from spreeze.transport.memory import check_room
-from spreeze.tuning import tuned_layer
+from spreeze.tuning import Listener, tuned_layer
+from spreeze.tuning_table import show
 from spreeze.workers.interrupts import Interrupts
 from spreeze.workers.plan import EarlierSessions, RunPlan
 
@@ -54,17 +58,17 @@ def main(argv: list[str] | None = None) -> int:
 def _train(args: argparse.Namespace) -> int:
     with Interrupts() as interrupts:
         resumed = find_run(args.resume, _runs_dir(args)) if args.resume else None
-        base, notes = _layers(args, resumed)
+        machine = read_machine()
+        base, notes = _layers(args, resumed, machine)
         for note in notes:
             say(note, as_json=args.json)
         settings = resolve(base)
         part = settings.config.env
-        probe = probe_env(part.id, part.import_module, steps=500 if args.auto else 0, plain=part.plain,
-                          args=part.args, image=dataclasses.asdict(settings.config.image))
+        probe = probe_env(part.id, part.import_module, steps=0, plain=part.plain, args=part.args,
+                          image=dataclasses.asdict(settings.config.image))
         settings, why = with_algorithm(base, settings, probe.spec)
         if why is not None:
             say(why, as_json=args.json)
-        machine = read_machine()
         say(machine.one_line(), as_json=args.json)
         engine = bullet_engine(part.id, plain=part.plain, args=part.args)
         if engine is not None:
@@ -81,8 +85,7 @@ def _train(args: argparse.Namespace) -> int:
             if args.auto:
                 run_dir.write_state(state="tuning")
                 interrupts.stop_file = run_dir.path / "control" / "stop"
-                tuned, record = tuned_layer(settings, probe, machine, interrupts, fresh=args.fresh,
-                                            say=lambda text: say(text, as_json=args.json))
+                tuned, record = _tuned(args, settings, probe, machine, interrupts, run_dir)
                 # run.json already counts this session, so what lies behind the run is taken from before.
                 plan = dataclasses.replace(
                     _plan(resolve([*base[:-1], tuned, base[-1]]), probe, machine, resumed, record["reasons"]),
@@ -97,11 +100,36 @@ def _train(args: argparse.Namespace) -> int:
             run_dir.close()
 
 
+def _tuned(
+    args: argparse.Namespace, settings: Settings, probe: Probe, machine: Machine, interrupts: Interrupts,
+    run_dir: RunDir,
+) -> tuple[Layer, dict[str, Any]]:
+    """The tuner's choice; its rows go to ``tune-progress.jsonl`` as they are measured."""
+    rows: list[Row] = []
+
+    def note(row: Row) -> None:
+        rows.append(row)
+        with contextlib.suppress(OSError), open(run_dir.path / "tune-progress.jsonl", "a", encoding="utf-8") as file:
+            file.write(json.dumps(row.as_json()) + "\n")
+
+    with contextlib.suppress(OSError):
+        (run_dir.path / "tune-progress.jsonl").unlink(missing_ok=True)  # of an earlier session
+    layer, record = tuned_layer(
+        settings, probe, machine, interrupts, Listener(say=lambda text: say(text, as_json=args.json), on_row=note),
+        fresh=args.fresh, spent_s=time.time() - process_start_time(),
+    )
+    if rows:
+        show(record, sys.stderr if args.json else sys.stdout, reasons=False)
+    return layer, record
+
+
 def _runs_dir(args: argparse.Namespace) -> Path:
     return Path(getattr(args, "run.runs_dir") or "runs")
 
 
-def _layers(args: argparse.Namespace, resumed: Path | None) -> tuple[list[Layer], list[str]]:
+def _layers(
+    args: argparse.Namespace, resumed: Path | None, machine: Machine
+) -> tuple[list[Layer], list[str]]:
     """Layers from weakest to strongest; the user's comes last. Also what there is to say about them."""
     user = Layer("user", user_values(args))
     if resumed is not None:
@@ -128,8 +156,10 @@ def _layers(args: argparse.Namespace, resumed: Path | None) -> tuple[list[Layer]
         notes.append(f"environment {env_id}: {choice.reason}")
     profile = read_profile(args.profile) if args.profile else task_profile(env_id)
     if profile is not None:
-        layers.append(profile)
         notes.append(f"settings from {profile.source}")
+        profile, unfit = applicable(profile, machine.identity())
+        layers.append(profile)
+        notes += unfit
     return [*layers, user], notes
 
 

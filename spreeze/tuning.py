@@ -2,168 +2,196 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import hashlib
-import json
-import os
+import dataclasses
+import sys
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
-from spreeze.autotune import sweep as autotune
-from spreeze.envs.probe import Probe
-from spreeze.errors import ConfigError, SpreezeError, WorkerError
-from spreeze.hardware import Machine
-from spreeze.modes.measure import measure_samplers, measure_updates
-from spreeze.rundir import versions, write_json
-from spreeze.settings import Layer, Settings, Values, resolve
+from spreeze.autotune.records import SCHEMA, Configured, Device, Knobs, Pins, Row, Targets
+from spreeze.autotune.tune import tune
+from spreeze.config import PARTS
+from spreeze.envs.probe import Probe, probe_env
+from spreeze.hardware import Machine, memory_limits
+from spreeze.modes.measure import Measuring
+from spreeze.rundir import versions
+from spreeze.settings import Layer, Settings
+from spreeze.tune_cache import keep, layer_of, only_tuner, question, recall
+from spreeze.utilisation import OthersLoad
 from spreeze.workers.interrupts import Interrupts
 from spreeze.workers.plan import RunPlan
 
-SCHEMA = 1
-_TUNABLE = ("learner.batch_size", "learner.threads", "sampling.samplers", "sampling.envs_per_sampler")
-_SAMPLER_BYTES, _ENV_BYTES = 120_000_000, 30_000_000
-"""Memory of a sampler process and of each further environment (measured on Bullet tasks)."""
-_LOCK_WAIT_S = 120.0
+BUDGET_S = 60.0
+"""All of a tuning, the start of this process included."""
+_CLOSING_S = 1.5
+"""Of it, what ending the last processes and writing the result take."""
+_SAMPLER_BYTES, _ENV_BYTES, _LEARNER_BYTES = 120_000_000, 30_000_000, 500_000_000
+"""Memory of a sampler with its first environment, of each further one (measured on Bullet tasks), of the learner."""
+_CAP_SHARE = 0.8
+"""A candidate may take this share of the memory that is free."""
+_PROBE_STEPS = 2000
+_BUSY_CORES = 0.1
+"""Load of other programs that is worth a word."""
+_PINS = {
+    "learner.batch_size": "batch_size", "learner.threads": "threads", "sampling.samplers": "samplers",
+    "sampling.envs_per_sampler": "envs_per_sampler", "replay.capacity": "capacity",
+    "replay.samples_per_insert_min": "samples_per_insert_min",
+    "replay.samples_per_insert_max": "samples_per_insert_max",
+}
 
 
-def cache_dir() -> Path:
-    """Where results are kept: ``$XDG_CACHE_HOME/spreeze`` or ``~/.cache/spreeze``."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "spreeze"
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Listener:
+    """Who is told what the tuner does, as it does it."""
+
+    say: Callable[[str], None]
+    on_row: Callable[[Row], None] = lambda row: None
 
 
 def tuned_layer(
-    settings: Settings, probe: Probe, machine: Machine, interrupts: Interrupts, *, fresh: bool,
-    say: Callable[[str], None],
+    settings: Settings, probe: Probe, machine: Machine, interrupts: Interrupts, listener: Listener, *, fresh: bool,
+    spent_s: float = 0.0,
 ) -> tuple[Layer, dict[str, Any]]:
     """The tuner's choice as a settings layer, and its record for ``tune.json``.
 
+    Args:
+        settings: what is set so far; values whose source is the user are pins.
+        probe: the environment as it was tried; its step is timed here if it was not yet.
+        machine: facts.
+        interrupts: the user's wish to stop.
+        listener: hears each line and each measured row.
+        fresh: measure even if the answer is known.
+        spent_s: age of this process, which counts against the budget.
+
     Raises:
-        SpreezeError: nothing could be measured.
+        SpreezeError: nothing could be measured, or a pinned value that cannot work.
+        KeyboardInterrupt: the user asked to stop.
     """
-    key = _key(settings, probe, machine)
-    path = cache_dir() / f"tune-{key}.json"
-    record = None if fresh else _read(path, say)
+    key = question(_facts(settings, probe, machine))
+    record = None if fresh else recall(key, SCHEMA, listener.say)
     if record is not None:
-        say(f"tuned before on this machine ({record['measured_at']}), reused; --fresh measures again")
-    else:
-        with _only_tuner(say, interrupts):
-            record = _measure(settings, probe, machine, interrupts, say)
-        with contextlib.suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_json(path, record)
-    for reason in record["reasons"].values():
-        say(f"  {reason}")
-    if record["paper_batch_size"]:
-        paper = record["paper_batch_size"]
-        say(f"  (the Spreeze paper's rule, 0.85 of the highest frame rate, would take batch {paper})")
-    return _layer(record), record
+        listener.say(f"tuned before on this machine ({record['measured_at']}), reused; --fresh measures again")
+        return layer_of(record), record
+    with only_tuner(listener.say, interrupts):
+        record = {**_measured(settings, probe, machine, interrupts, listener, spent_s), "key": key}
+    keep(key, record)
+    return layer_of(record), record
 
 
-def _layer(record: dict[str, Any]) -> Layer:
-    values: Values = {}
-    for name, value in record["choice"].items():
-        part, item = name.split(".")
-        values.setdefault(part, {})[item] = value
-    return Layer("tuner", values)
-
-
-def _pinned(settings: Settings, name: str) -> Any:
-    """The user's own value of a setting, or None where the tuner may choose."""
-    if settings.sources.get(name) != "user":
-        return None
-    part, item = name.split(".")
-    return getattr(getattr(settings.config, part), item)
-
-
-def _measure(
-    settings: Settings, probe: Probe, machine: Machine, interrupts: Interrupts, say: Callable[[str], None]
+def _measured(
+    settings: Settings, probe: Probe, machine: Machine, interrupts: Interrupts, listener: Listener, spent_s: float
 ) -> dict[str, Any]:
     start = time.monotonic()
-    say(f"tuning for {probe.spec.env_id} on this machine (under a minute):")
-    config, pinned = settings.config, {name: _pinned(settings, name) for name in _TUNABLE}
-    knobs = autotune.Knobs(
-        usable_cores=machine.cores.usable, configured_batch=config.learner.batch_size,
-        largest_batch=max(config.replay.capacity // 4, 1), step_us=probe.step_us_median,
-        memory_for_samplers=max(1, machine.memory.usable_bytes // 2 // (_SAMPLER_BYTES + 8 * _ENV_BYTES)),
-        batch_size=pinned["learner.batch_size"], threads=pinned["learner.threads"],
-        samplers=pinned["sampling.samplers"], envs_per_sampler=pinned["sampling.envs_per_sampler"],
-    )
+    listener.say(f"tuning for {probe.spec.env_id} on this machine (under a minute):")
+    load = OthersLoad(machine.cores.ids)
     plan = RunPlan(settings=settings, spec=probe.spec, samplers=1, free_core=False)
-    try:
-        tuning = autotune.tune(
-            knobs, lambda sizes, threads: measure_updates(plan, sizes, threads, interrupts),
-            lambda counts, envs, batch, threads: measure_samplers(plan, counts, envs, batch, threads, interrupts), say,
-        )
-    except ValueError as error:
-        raise WorkerError(f"tuning failed: {error}") from None
-    seconds = time.monotonic() - start
-    say(f"  measured in {seconds:.0f} s")
+    free_bytes = memory_limits().usable_bytes
+    with Measuring(
+        plan, usable_cores=machine.cores.usable, memory_cap_bytes=int(_CAP_SHARE * free_bytes),
+        crew_bytes=_LEARNER_BYTES + int(machine.cores.usable * (_SAMPLER_BYTES + _ENV_BYTES)),
+        ends_s=start + BUDGET_S - spent_s - _CLOSING_S, interrupts=interrupts,
+    ) as measuring:
+        if probe.step_us_median is None:
+            spec = probe.spec
+            probe = probe_env(spec.env_id, spec.import_module, steps=_PROBE_STEPS, plain=spec.plain, args=spec.args,
+                              image=dataclasses.asdict(settings.config.image))
+        measuring.step_us = probe.step_us_median
+        knobs = _knobs(settings, probe, machine, free_bytes, plan.layout.row_bytes, measuring.seconds_left())
+
+        def told(row: Row) -> None:
+            listener.say(row.line())
+            listener.on_row(row)
+
+        tuning = tune(knobs, measuring, told)
+    others = load.cores()
+    seconds = time.monotonic() - start + spent_s
+    listener.say(f"  measured in {seconds:.0f} s")
+    record = tuning.as_json()
+    known = {name for name in record["choice"] if _is_setting(name)}
     return {
-        "schema": SCHEMA, "measured_at": time.strftime("%Y-%m-%d %H:%M"), "seconds": seconds,
-        "machine": machine.to_json(), "env": probe.spec.env_id, "algo": config.run.algo,
-        "env_step_us_median": probe.step_us_median, "env_step_cv": probe.step_cv,
-        "pinned": {name: value for name, value in pinned.items() if value is not None},
-        "versions": versions(), **autotune.as_json(tuning),
+        **record, "notes": [*record["notes"], *_circumstances(machine, others)],
+        "settings": {name: value for name, value in record["choice"].items() if name in known},
+        "measured_at": time.strftime("%Y-%m-%d %H:%M"), "seconds": seconds, "machine": machine.to_json(),
+        "machine_id": machine.identity(), "env": probe.spec.env_id, "algo": settings.config.run.algo,
+        "env_step_us_median": probe.step_us_median, "env_step_cv": probe.step_cv, "other_programs_cores": others,
+        "targets": dataclasses.asdict(knobs.targets), "versions": versions(),
     }
 
 
-def _key(settings: Settings, probe: Probe, machine: Machine) -> str:
-    """What a result depends on, as 16 hexadecimal digits."""
+def _is_setting(name: str) -> bool:
+    part, item = name.split(".")
+    return part in PARTS and item in PARTS[part].__dataclass_fields__
+
+
+def _circumstances(machine: Machine, others: float | None) -> list[str]:
+    """What made this measurement other than one of an idle machine on mains."""
+    found = []
+    if others is not None and others >= _BUSY_CORES:
+        found.append(f"other programs kept {others:.1f} of {machine.cores.usable:g} cores busy meanwhile: "
+                     "with --fresh the tuner measures again once they are gone")
+    if machine.power_source == "battery":
+        found.append("measured on battery: on mains rates may be higher")
+    return found
+
+
+def _knobs(
+    settings: Settings, probe: Probe, machine: Machine, free_bytes: int, row_bytes: int, budget_s: float
+) -> Knobs:
     config = settings.config
-    facts = [
-        SCHEMA, machine.identity(), probe.spec.env_id, probe.spec.plain, probe.spec.args,
-        probe.spec.obs_dim, probe.spec.action_dim,
-        config.run.algo,
-        config.algorithm.hidden_sizes, config.algorithm.n_step, config.learner.batch_size, config.learner.device,
-        config.replay.capacity,
-        [_pinned(settings, name) for name in _TUNABLE], sorted((k, str(v)) for k, v in versions().items()),
-    ]
-    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+    return Knobs(
+        usable_cores=machine.cores.usable, physical_cores=machine.cores.physical, memory_bytes=free_bytes,
+        # On Linux replay lies in nameless memory, which only main memory bounds.
+        shared_memory_bytes=None if sys.platform == "linux" else machine.shared_memory_free_bytes,
+        step_us=probe.step_us_median, step_cv=probe.step_cv, row_bytes=row_bytes,
+        sampler_bytes=max(_SAMPLER_BYTES, probe.memory_bytes + _SAMPLER_BYTES // 2),
+        env_bytes=max(_ENV_BYTES, probe.memory_bytes // 2), learner_bytes=_LEARNER_BYTES,
+        devices=_devices(machine),
+        configured=Configured(
+            batch_size=config.learner.batch_size, capacity=config.replay.capacity,
+            learning_starts=config.replay.learning_starts,
+            samples_per_insert_min=config.replay.samples_per_insert_min,
+            samples_per_insert_max=config.replay.samples_per_insert_max,
+        ),
+        pins=_pins(settings),
+        targets=Targets(objective=config.tuning.objective, cpu_target=config.tuning.cpu_target,
+                        gpu_target=config.tuning.gpu_target, leave_free=config.tuning.leave_free),
+        budget_s=budget_s,
+    )
 
 
-def _read(path: Path, say: Callable[[str], None]) -> dict[str, Any] | None:
-    """A cached result, or None; a damaged one is said and measured anew."""
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-        if record["schema"] != SCHEMA or set(record["choice"]) != set(_TUNABLE):
-            raise ValueError("another schema")
-        _ = record["reasons"].values(), record["measured_at"], record["paper_batch_size"]
-        resolve([_layer(record)])  # impossible values are no reason to refuse the run
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
-        say(f"the cached tuning result is damaged ({error}); measuring again")
-        return None
-    return dict(record)
+def _devices(machine: Machine) -> tuple[Device, ...]:
+    """Where a learner may run: the processor, and every GPU that this process can see."""
+    gpus = (Device(name=f"cuda:{gpu.index}", memory_bytes=gpu.memory_free_bytes) for gpu in machine.gpus)
+    return (Device(name="cpu"), *gpus)
 
 
-@contextlib.contextmanager
-def _only_tuner(say: Callable[[str], None], interrupts: Interrupts) -> Iterator[None]:
-    """One tuner on this machine at a time: two would measure each other."""
-    try:
-        cache_dir().mkdir(parents=True, exist_ok=True)
-        fd = os.open(cache_dir() / "tune.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError:
-        yield
-        return
-    try:
-        deadline, told = time.monotonic() + _LOCK_WAIT_S, False
-        while True:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except OSError:
-                if not told:
-                    say("another tuner is measuring this machine; waiting for it")
-                    told = True
-                if time.monotonic() > deadline:
-                    raise SpreezeError(f"another tuner still measures after {_LOCK_WAIT_S:.0f} s; try again") from None
-                if interrupts.asked:
-                    raise KeyboardInterrupt from None
-                time.sleep(0.2)
-        yield
-    finally:
-        os.close(fd)
+def _pins(settings: Settings) -> Pins:
+    """The user's own values; a resumed run keeps the size of its replay."""
+    values: dict[str, Any] = {}
+    for name, pin in _PINS.items():
+        part, item = name.split(".")
+        source = settings.sources.get(name)
+        if source == "user" or (source == "resumed run" and name == "replay.capacity"):
+            values[pin] = getattr(getattr(settings.config, part), item)
+    device = settings.config.learner.device
+    if settings.sources.get("learner.device") == "user" and device != "auto":
+        values["device"] = "cuda:0" if device == "cuda" else device
+    return Pins(**values)
+
+
+def _facts(settings: Settings, probe: Probe, machine: Machine) -> dict[str, Any]:
+    """Everything that a result depends on."""
+    config = settings.config
+    # Step sizes, discounts and other floats do not change how long anything takes.
+    algorithm = {
+        name: value for name, value in dataclasses.asdict(config.algorithm).items() if not isinstance(value, float)
+    }
+    spec = {name: value for name, value in dataclasses.asdict(probe.spec).items() if name != "reward_threshold"}
+    return {
+        "schema": SCHEMA, "machine": machine.identity(), "env": spec, "normalize_obs": config.env.normalize_obs,
+        "algo": config.run.algo, "algorithm": algorithm, "tuning": dataclasses.asdict(config.tuning),
+        "learner": [config.learner.batch_size, config.learner.device],
+        "replay": [config.replay.capacity, config.replay.learning_starts, config.replay.samples_per_insert_min,
+                   config.replay.samples_per_insert_max],
+        "pins": dataclasses.asdict(_pins(settings)), "versions": versions(),
+    }

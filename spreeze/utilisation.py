@@ -5,9 +5,11 @@ A rate needs two samples, so the first sample has none; what cannot be read is l
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -91,7 +93,7 @@ class Utilisation:
             if core < len(times):
                 one = times[core]
                 total = sum(one) - getattr(one, "guest", 0.0) - getattr(one, "guest_nice", 0.0)
-                found[core] = (total - one.idle - getattr(one, "iowait", 0.0), total)
+                found[core] = (_core_busy_s(one), total)
         return found
 
     def _process_times(self, values: dict[str, float]) -> dict[str, _ProcessTimes]:
@@ -109,6 +111,12 @@ class Utilisation:
             except (psutil.Error, OSError):
                 values.pop(f"process_memory_bytes/{name}", None)
         return found
+
+
+def _core_busy_s(one: Any) -> float:
+    """Busy seconds of one core's times; guests' time is part of user time already."""
+    total = sum(one) - getattr(one, "guest", 0.0) - getattr(one, "guest_nice", 0.0)
+    return float(total - one.idle - getattr(one, "iowait", 0.0))
 
 
 def _written_bytes(process: psutil.Process) -> int | None:
@@ -143,3 +151,37 @@ def _process_rates(before: _Sample, now: _Sample) -> dict[str, float]:
     if written is not None:
         values["disk_write_bytes_per_s"] = written / elapsed_s
     return values
+
+
+class OthersLoad:
+    """How many cores other programs keep busy, from now until asked."""
+
+    def __init__(self, core_ids: tuple[int, ...], clock: Callable[[], float] = time.monotonic) -> None:
+        self._core_ids, self._clock = core_ids, clock
+        self._start_s, self._busy_s, self._own_s = clock(), _busy_s(core_ids), _own_s()
+
+    def cores(self) -> float | None:
+        """Cores that were busy with other things than this process and its children; None if not known."""
+        elapsed_s = self._clock() - self._start_s
+        busy_s = _busy_s(self._core_ids)
+        if elapsed_s < _MIN_INTERVAL_S or busy_s is None or self._busy_s is None:
+            return None
+        return max(0.0, (busy_s - self._busy_s) - (_own_s() - self._own_s)) / elapsed_s
+
+
+def _busy_s(core_ids: tuple[int, ...]) -> float | None:
+    """Seconds that these cores were busy since boot; None where a core is not shown."""
+    times = psutil.cpu_times(percpu=True)
+    if not core_ids or max(core_ids) >= len(times):
+        return None
+    return sum(_core_busy_s(times[core]) for core in core_ids)
+
+
+def _own_s() -> float:
+    """Processor time of this process, its living descendants, and its children that have ended."""
+    total = float(sum(os.times()[:4]))
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            times = child.cpu_times()
+            total += times.user + times.system + times.children_user + times.children_system
+    return total

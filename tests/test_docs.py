@@ -12,6 +12,7 @@ from spreeze.bench.command import _parser as bench_parser
 from spreeze.config import PARTS, Config
 from spreeze.metrics import METRICS, SLOTS
 from spreeze.settings import profile_names, read_profile, resolve
+from spreeze.tune import tune_parser
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -27,13 +28,13 @@ def test_every_verb_is_in_the_readme_and_has_an_entry_point(verb):
     assert callable(importlib.import_module(f"spreeze.{verb}").main)
 
 
-@pytest.mark.parametrize("flag", sorted(_flags(build_parser()) - {"--help"}))
+@pytest.mark.parametrize("flag", sorted(_flags(tune_parser()) - {"--help"}))
 def test_every_flag_of_train_is_in_the_readme(flag):
     assert flag in README
 
 
 def test_every_flag_in_the_readme_exists():
-    known = _flags(build_parser()) | {"--csv", "--video", "--help"}
+    known = _flags(tune_parser()) | {"--csv", "--video", "--help"}
     for action in bench_parser()._actions:
         for parser in (getattr(action, "choices", None) or {}).values():
             known |= _flags(parser)

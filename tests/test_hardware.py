@@ -245,6 +245,11 @@ class FakeNvml:
         ("GPU-bbbb", ["GPU-bbbb-2"]),
         ("MIG-cc", ["MIG-cc"]),
         ("GPU-", []),
+        ("MIG-nobody", []),
+        ("MIG-cc,MIG-cc", ["MIG-cc"]),
+        (" 1 , 0 ", ["GPU-bbbb-2", "GPU-aaaa-1"]),
+        ("-1", []),
+        ("NoDevFiles", []),
         ("0,-1,1", ["GPU-aaaa-1"]),
         ("", []),
         ("7", []),
@@ -265,6 +270,24 @@ def test_card_in_slices_shows_its_first_slice_and_unknown_is_none():
     assert (first.is_mig, first.memory_bytes, first.clock_max_hz) == (False, 8 * 2**30, 2e9)
     assert (second.is_mig, second.uuid) == (True, "MIG-cc")
     assert first.power_limit_w is None
+
+
+def test_of_two_cards_in_slices_only_one_slice_is_seen():
+    class BothCut(FakeNvml):
+        def nvmlDeviceGetMigMode(self, handle):
+            return [1, 0]
+
+        def nvmlDeviceGetMigDeviceHandleByIndex(self, handle, index):
+            return f"MIG-of-{handle}"
+
+    assert [gpu.uuid for gpu in read_gpus(BothCut(), "1,0").gpus] == ["MIG-of-GPU-bbbb-2"]
+
+
+def test_the_environment_s_own_cuda_visible_devices_counts(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-bbbb-2")
+    assert [gpu.uuid for gpu in read_gpus(FakeNvml()).gpus] == ["GPU-bbbb-2"]
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert len(read_gpus(FakeNvml()).gpus) == 2
 
 
 def test_no_driver_is_no_gpu_with_a_reason():

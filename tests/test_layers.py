@@ -18,7 +18,7 @@ LAYERS = (
      "store_reader", "terminal", "video", "utilisation", "rundir", "cli", "arguments", "evaluation", "autotune"},
     {"algorithms", "transport"},
     {"workers", "lookup"},
-    {"modes", "summary", "tuning"},
+    {"modes", "summary", "tuning", "tune_cache", "portable", "tuning_table"},
     {"train", "tune", "evaluate", "play", "doctor", "env_report", "runs", "bench", "dashboard", "__main__", "__init__"},
 )  # fmt: skip
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}

@@ -1,15 +1,17 @@
 """What the tuner remembers: reused on the same machine for the same question, measured anew otherwise."""
 
+import dataclasses
 import fcntl
 import json
 import os
+import tempfile
 
 import pytest
 
-from spreeze import tuning
-from spreeze.autotune.sweep import JointRate, UpdateRate
+from spreeze import hardware, tune_cache, tuning
+from spreeze.autotune.records import JointRate, LearnerRate
 from spreeze.envs.probe import Probe
-from spreeze.errors import SpreezeError, WorkerError
+from spreeze.errors import ConfigError, SpreezeError
 from spreeze.hardware import read_machine
 from spreeze.settings import Layer, resolve
 from spreeze.types import EnvSpec
@@ -20,30 +22,67 @@ SPEC = EnvSpec(
     max_episode_steps=200, reward_threshold=None,
 )  # fmt: skip
 PROBE = Probe(spec=SPEC, step_us_median=50.0, step_cv=0.1, first_reset_s=0.1, memory_bytes=10**6)
+MACHINE = read_machine()
+
+
+class FakeMeasuring:
+    """Stands in for the measurements on this machine: t(B) = 1 ms + 10 us B, samplers of 1000 env steps/s."""
+
+    def __init__(self, plan, **facts):
+        self.facts = facts
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc):
+        pass
+
+    def seconds_left(self):
+        return 50.0
+
+    def learner(self, settings, *, within_s, on_rate):
+        rates = [LearnerRate(setting=one, updates_per_s=(1 / (1e-3 + 1e-5 * one.batch_size),) * 3) for one in settings]
+        for rate in rates:
+            on_rate(rate)
+        return rates
+
+    def joint(self, settings, *, within_s, on_rate):
+        rates = [
+            JointRate(setting=one, env_steps_per_s=(1000.0 * one.samplers,) * 3,
+                      updates_per_s=(1 / (1e-3 + 1e-5 * one.learner.batch_size),) * 3, cpu_share=(0.5,) * 3)
+            for one in settings
+        ]  # fmt: skip
+        for rate in rates:
+            on_rate(rate)
+        return rates
 
 
 class Bench:
-    """Stands in for the measurements; says how often it was asked."""
+    """Runs the tuner over the stand-in; says how often it was asked to measure."""
 
-    def __init__(self, monkeypatch, cache):
-        self.measured, self.said, self.fail = 0, [], False
-        self.cache = cache / "spreeze"
-        monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
-        monkeypatch.setattr(tuning, "measure_updates", self._updates)
-        monkeypatch.setattr(tuning, "measure_samplers", self._samplers)
+    def __init__(self, monkeypatch, folder):
+        self.measured, self.said, self.rows, self.fail, self.machine = 0, [], [], False, MACHINE
+        self.cache = folder / "spreeze"
+        monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+        monkeypatch.setattr(tempfile, "tempdir", str(folder))
+        monkeypatch.setattr(tuning, "Measuring", self._measuring)
 
-    def _updates(self, plan, sizes, threads, interrupts):
+    def _measuring(self, plan, **facts):
         self.measured += 1
+        fake = FakeMeasuring(plan, **facts)
         if self.fail:
-            return [UpdateRate(batch_size=sizes[0], threads=threads, updates_per_s=(), failure="it crashed")]
-        return [UpdateRate(batch_size=s, threads=threads, updates_per_s=(1 / (1e-3 + 1e-5 * s),)) for s in sizes]
-
-    def _samplers(self, plan, counts, envs, batch, threads, interrupts):
-        return [JointRate(samplers=n, env_steps_per_s=(1000.0 * n,), updates_per_s=(100.0,)) for n in counts]
+            fake.learner = lambda settings, *, within_s, on_rate: [
+                LearnerRate(setting=one, updates_per_s=(), failure="it crashed") for one in settings
+            ]
+            fake.joint = lambda settings, *, within_s, on_rate: [
+                JointRate(setting=one, env_steps_per_s=(), updates_per_s=(), failure="it crashed") for one in settings
+            ]
+        return fake
 
     def tune(self, user=None, *, fresh=False, probe=PROBE):
         settings = resolve([Layer("user", {"env": {"id": "Pendulum-v1"}, **(user or {})})])
-        return tuning.tuned_layer(settings, probe, read_machine(), Interrupts(), fresh=fresh, say=self.said.append)
+        listener = tuning.Listener(say=self.said.append, on_row=self.rows.append)
+        return tuning.tuned_layer(settings, probe, self.machine, Interrupts(), listener, fresh=fresh)
 
     def records(self):
         return sorted(self.cache.glob("tune-*.json"))
@@ -86,7 +125,8 @@ def test_fresh_measures_again(bench):
 @pytest.mark.parametrize(
     "user",
     [{"run": {"algo": "td3"}}, {"sac": {"hidden_sizes": [64]}}, {"sac": {"n_step": 3}}, {"learner": {"batch_size": 64}},
-     {"sampling": {"samplers": 1}}, {"learner": {"device": "cpu"}}],
+     {"sampling": {"samplers": 1}}, {"learner": {"device": "cpu"}}, {"tuning": {"objective": "sampling"}},
+     {"tuning": {"leave_free": 0.25}}, {"replay": {"samples_per_insert_min": 16.0}}],
     ids=str,
 )  # fmt: skip
 def test_another_question_has_an_answer_of_its_own(bench, user):
@@ -109,15 +149,30 @@ def test_what_does_not_matter_to_speed_is_the_same_question(bench):
     assert bench.measured == asked
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"schema": 0}', '{"schema": 1, "choice": {}}'])
-def test_a_damaged_memory_is_said_and_measured_anew(bench, text):
+def _damages(path):
+    whole = path.read_text()
+    record = json.loads(whole)
+    without = {name: value for name, value in record.items() if name != "notes"}
+    return {
+        "empty": "", "truncated": whole[: len(whole) // 2], "brace": "{", "list": "[]", "null": "null",
+        "old schema": json.dumps(record | {"schema": 1}), "foreign": json.dumps(record | {"key": "0" * 16}),
+        "incomplete": json.dumps(without), "no settings": '{"schema": 2, "choice": {}}', "deep": "[" * 100_000,
+        "huge": whole + " " * 5_000_000,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", ["empty", "truncated", "brace", "list", "null", "old schema", "foreign",
+                                    "incomplete", "no settings", "deep", "huge"])  # fmt: skip
+def test_a_damaged_memory_is_said_and_measured_anew(bench, damage):
     bench.tune()
     asked, path = bench.measured, bench.records()[0]
-    path.write_text(text)
+    path.write_text(_damages(path)[damage])
     bench.tune()
     assert bench.measured == 2 * asked
     assert any("damaged" in line for line in bench.said)
-    assert json.loads(path.read_text())["schema"] == tuning.SCHEMA
+    assert json.loads(path.read_text())["schema"] == 2
+    bench.tune()
+    assert bench.measured == 2 * asked
 
 
 @pytest.mark.parametrize("choice", [-5, "many", None, 10**30])
@@ -125,7 +180,7 @@ def test_a_memory_with_impossible_values_is_measured_anew(bench, choice):
     bench.tune()
     asked, path = bench.measured, bench.records()[0]
     record = json.loads(path.read_text())
-    record["choice"]["learner.batch_size"] = choice
+    record["settings"]["learner.batch_size"] = choice
     path.write_text(json.dumps(record))
     layer, _ = bench.tune()
     resolve([layer])
@@ -134,7 +189,7 @@ def test_a_memory_with_impossible_values_is_measured_anew(bench, choice):
 
 def test_a_failure_of_every_candidate_is_one_line_and_not_remembered(bench):
     bench.fail = True
-    with pytest.raises(WorkerError, match="tuning failed: no batch size could be measured: it crashed"):
+    with pytest.raises(SpreezeError, match="it crashed"):
         bench.tune()
     assert bench.records() == []
 
@@ -147,9 +202,8 @@ def test_a_cache_that_cannot_be_written_only_costs_time(bench):
 
 
 def test_one_tuner_at_a_time(bench, monkeypatch):
-    monkeypatch.setattr(tuning, "_LOCK_WAIT_S", 0.1)
-    bench.cache.mkdir(parents=True)
-    fd = os.open(bench.cache / "tune.lock", os.O_RDWR | os.O_CREAT)
+    monkeypatch.setattr(tune_cache, "_LOCK_WAIT_S", 0.1)
+    fd = os.open(tune_cache.lock_path(), os.O_RDWR | os.O_CREAT)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
         with pytest.raises(SpreezeError, match=r"another tuner still measures after"):
@@ -158,3 +212,86 @@ def test_one_tuner_at_a_time(bench, monkeypatch):
     finally:
         os.close(fd)
     bench.tune()
+
+
+def test_a_tuner_that_waits_can_be_interrupted(bench):
+    fd = os.open(tune_cache.lock_path(), os.O_RDWR | os.O_CREAT)
+    interrupts = Interrupts()
+
+    def say(text):
+        if "another tuner" in text:
+            interrupts.count = 1
+
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        with pytest.raises(KeyboardInterrupt), tune_cache.only_tuner(say, interrupts):
+            pytest.fail("two tuners at once")
+    finally:
+        os.close(fd)
+
+
+def test_a_lock_file_of_somebody_who_is_gone_holds_nobody_up(bench):
+    tune_cache.lock_path().write_text("4242")
+    tune_cache.lock_path().chmod(0o444)
+    bench.tune()
+    assert not any("another tuner" in text for text in bench.said)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"cpu_model": "another processor"}, {"cores": dataclasses.replace(MACHINE.cores, usable=0.5, quota=0.5)},
+     {"memory": dataclasses.replace(MACHINE.memory, total_bytes=2**33, cgroup_limit_bytes=None)},
+     {"gpus": (hardware.GpuFacts(index=0, uuid="GPU-1", name="G", memory_bytes=1, memory_free_bytes=1,
+                                 power_limit_w=None, clock_max_hz=None, driver="600", is_mig=False),)}],
+    ids=lambda change: next(iter(change)),
+)  # fmt: skip
+def test_another_machine_is_another_question(bench, change):
+    bench.tune()
+    bench.machine = dataclasses.replace(MACHINE, **change)
+    bench.tune()
+    assert len(bench.records()) == 2
+
+
+def test_rows_are_told_as_they_are_measured_and_kept_in_the_record(bench):
+    _, record = bench.tune()
+    stages = [row.stage for row in bench.rows]
+    assert stages == sorted(stages, key=("learner", "joint").index)
+    assert {"learner", "joint"} == set(stages)
+    assert len(bench.rows) == len(record["update_rates"]) + len(record["joint_rates"])
+    assert all(len(rate["updates_per_s"]) == 3 for rate in record["update_rates"])
+
+
+@pytest.mark.parametrize(("usable", "memory_gb"), [(0.5, 8), (1.0, 8), (1.5, 2), (96.0, 512)])
+def test_odd_machines_get_an_answer(bench, usable, memory_gb):
+    cores = dataclasses.replace(MACHINE.cores, usable=usable, quota=usable)
+    bench.machine = dataclasses.replace(MACHINE, cores=cores)
+    layer, record = bench.tune()
+    settings = resolve([layer])
+    assert 1 <= settings.config.sampling.samplers <= usable + 1
+    assert record["machine"]["cores"]["usable"] == usable
+
+
+def test_a_pinned_device_that_is_not_there_is_refused_by_name(bench):
+    with pytest.raises(ConfigError, match=r"learner.device = 'cuda:0': this machine offers cpu"):
+        bench.tune({"learner": {"device": "cuda"}})
+
+
+def test_pinned_values_stay(bench):
+    layer, record = bench.tune({"sampling": {"samplers": 1}, "learner": {"batch_size": 96}})
+    assert layer.values["sampling"]["samplers"] == 1
+    assert layer.values["learner"]["batch_size"] == 96
+    assert {"sampling.samplers", "learner.batch_size"} <= set(record["pinned"])
+
+
+@pytest.mark.parametrize(("others", "told"), [(0.9, True), (0.02, False), (None, False)])
+def test_other_programs_that_kept_cores_busy_are_told(bench, monkeypatch, others, told):
+    monkeypatch.setattr(tuning.OthersLoad, "cores", lambda self: others)
+    _, record = bench.tune()
+    assert any("other programs kept 0.9" in note for note in record["notes"]) == told
+    assert record["other_programs_cores"] == others
+
+
+def test_a_battery_is_told(bench):
+    bench.machine = dataclasses.replace(MACHINE, power_source="battery")
+    _, record = bench.tune()
+    assert any("battery" in note for note in record["notes"])

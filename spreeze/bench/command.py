@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from spreeze.autotune.scores import FORMULAS
 from spreeze.cli import emit, guarded, say
 from spreeze.envs.probe import probe_env
 from spreeze.hardware import read_machine
@@ -82,6 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     score.add_argument("--out", default="score.jsonl", help="file of runs, added to (default: score.jsonl)")
     score.add_argument("--fit", action="store_true", help="no runs, only the fit to those in the file (default: off)")
     _add_long_benches(add)
+    _add_tune(add("tune", "the tuner's pick against the exhaustive grid of batch sizes and samplers"))
     curve = add("curve", "picture of the return curves of finished runs")
     curve.add_argument("runs", nargs="+", help="run names or paths, or latest")
     curve.add_argument("--runs-dir", default="runs", help="where runs are (default: runs)")
@@ -99,6 +101,18 @@ def _add_long_benches(add: Callable[..., argparse.ArgumentParser]) -> None:
     soak.add_argument("--env", default="Walker2DBulletEnv-v0", help="Gymnasium id (default: Walker2DBulletEnv-v0)")
     for parser in (storm, soak):
         parser.add_argument("--runs-dir", default="runs", help="where the run goes (default: runs)")
+
+
+def _add_tune(tune: argparse.ArgumentParser) -> None:
+    tune.add_argument("--env", default="Walker2DBulletEnv-v0", help="Gymnasium id (default: Walker2DBulletEnv-v0)")
+    tune.add_argument("--plain-env", action="store_true",
+                      help="Bullet tasks as their package has them, not the fast equal ones (default: off)")
+    tune.add_argument("--objective", choices=tuple(FORMULAS), default="return", help="score (default: return)")
+    tune.add_argument("--batch-size", type=int, nargs="+", default=[32, 64, 128, 256, 512, 1024],
+                      help="batch sizes of the grid, while an update takes at most 0.1 s (default: 32 to 1024)")
+    tune.add_argument("--rounds", type=int, default=2, help="rounds over the grid, of 3 measurements (default: 2)")
+    tune.add_argument("--busy", action="store_true", help="beside a busy process on one core (default: off)")
+    tune.add_argument("--cores", type=int, default=None, help="cores to use, by affinity (default: all)")
 
 
 def _bench(args: argparse.Namespace) -> int:
@@ -240,6 +254,14 @@ def _score(args: argparse.Namespace) -> list[Row]:
     return fit_rows(read_records(out))
 
 
+def _tune(args: argparse.Namespace) -> list[Row]:
+    from spreeze.bench.tune import Case, tune_rows
+
+    case = Case(env_id=args.env, plain=args.plain_env, objective=args.objective, runs=args.repeats,
+                batches=tuple(sorted(args.batch_size)), rounds=args.rounds, busy=args.busy, cores=args.cores)
+    return tune_rows(case, lambda text: say(text, as_json=args.json))
+
+
 def _extra(args: argparse.Namespace) -> list[str]:
     envs = ["--envs-per-sampler", str(args.envs_per_sampler)] if args.envs_per_sampler else []
     module = ["--import", args.import_module] if args.import_module else []
@@ -268,6 +290,6 @@ def _curve(args: argparse.Namespace) -> list[Row]:
 
 _BENCHES: dict[str, Callable[[argparse.Namespace], list[Row]]] = {
     "sampling": _sampling, "env": _env, "replay": _replay, "learner": _learner, "together": _together, "rates": _rates,
-    "target": _target, "governor": _governor, "score": _score, "pick": _pick, "curve": _curve,
+    "target": _target, "governor": _governor, "score": _score, "pick": _pick, "tune": _tune, "curve": _curve,
     "storm": _storm, "soak": _soak,
 }

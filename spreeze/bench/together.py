@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from spreeze.errors import WorkerError
-from spreeze.modes.measure import counters
+from spreeze.modes.ensemble import counters
 from spreeze.modes.spreeze import open_memory, worker_specs
 from spreeze.rundir import SUBDIRECTORIES
 from spreeze.transport.board import Board

@@ -1,191 +1,196 @@
-"""Measurements for the tuner: real updates in a child process, real samplers beside a real learner."""
+"""The tuner's measurements on this machine: updates alone, and samplers beside the real learner."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import secrets
-import subprocess
-import sys
-import tempfile
+import contextlib
+import functools
 import time
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Self
 
-from spreeze.autotune.sweep import JointRate, UpdateRate
-from spreeze.errors import WorkerError
-from spreeze.modes.spreeze import open_memory, worker_specs
-from spreeze.rundir import SUBDIRECTORIES
-from spreeze.settings import Layer
-from spreeze.transport import board as words
-from spreeze.transport.board import Board
-from spreeze.transport.ring import Ring
-from spreeze.workers.crew import Crew
+from spreeze.autotune.records import JointRate, JointSetting, LearnerRate, LearnerSetting
+from spreeze.modes.ensemble import Company, Ensemble, Unfit
+from spreeze.modes.nursery import REPEATS, Nursery
 from spreeze.workers.interrupts import Interrupts
-from spreeze.workers.jobs import UpdateProbeJob
 from spreeze.workers.plan import RunPlan
-from spreeze.workers.spawn import Nest, child_environment
 
-_REPEATS = 3
-_UPDATE_REPEAT_S = 0.3
-_JOINT_SETTLE_S, _JOINT_S = 0.4, 1.0
-_SWEEP_S = 20.0
-"""All of the joint measurement, however many candidates there are."""
-_START_S = 60.0
-
-
-def measure_updates(
-    plan: RunPlan, batch_sizes: Sequence[int], threads: int, interrupts: Interrupts, deadline_s: float = 40.0
-) -> list[UpdateRate]:
-    """Times updates at each batch size in a fresh process with a deadline; failures are results.
-
-    Raises:
-        KeyboardInterrupt: the user asked to stop.
-    """
-    config = plan.config
-    job = UpdateProbeJob(
-        spec=plan.spec, algo=config.run.algo, algorithm=plan.algorithm_fields(), batch_sizes=tuple(batch_sizes),
-        threads=threads, device=config.learner.device, repeats=_REPEATS, repeat_s=_UPDATE_REPEAT_S,
-        slowest_update_s=0.1,
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-m", "spreeze.workers.update_probe", json.dumps(job.to_json())],
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        env=child_environment(threads, "probe"),
-    )
-    output, failure = _outcome(process, interrupts, deadline_s)
-    found = [json.loads(line) for line in output.splitlines() if line.startswith(b"{")]
-    rates = [
-        UpdateRate(batch_size=entry["batch_size"], threads=threads, updates_per_s=tuple(entry["updates_per_s"]))
-        for entry in found
-    ]
-    if failure is not None:
-        done = {rate.batch_size for rate in rates}
-        failed = next((size for size in batch_sizes if size not in done), batch_sizes[-1])
-        rates.append(UpdateRate(batch_size=failed, threads=threads, updates_per_s=(), failure=failure))
-    return rates
+_SETTLE_S, _WINDOW_S = 0.3, 1.0
+_SHORTEST_SETTLE_S, _SHORTEST_WINDOW_S = 0.1, 0.3
+_TURNS_IN_WINDOW = 3
+"""Turns of a sampler (a step of each of its environments) that a window should hold, where that takes at most:"""
+_LONGEST_WINDOW_S = 3.0
+_EDGE_S = 0.1
+"""What aligning a window with updates takes, about."""
+_CREW_START_S = 5.0
+"""What starting a crew takes, about; what it may take, between these bounds:"""
+_SHORTEST_START_S, _LONGEST_START_S = 4.0, 25.0
+_MOST_CREWS = 4
 
 
-def _outcome(
-    process: subprocess.Popen[bytes], interrupts: Interrupts, deadline_s: float
-) -> tuple[bytes, str | None]:
-    """What the child wrote, and why it failed if it did; it has ended when this returns or raises."""
-    end = time.monotonic() + deadline_s
-    while True:
+@dataclass
+class _Candidate:
+    setting: JointSetting
+    env_steps_per_s: list[float] = field(default_factory=list)
+    updates_per_s: list[float] = field(default_factory=list)
+    cpu_share: list[float] = field(default_factory=list)
+    memory_bytes: int | None = None
+    failure: str | None = None
+
+    def result(self) -> JointRate:
+        kept = slice(0, 0 if self.failure else None)
+        return JointRate(
+            setting=self.setting, env_steps_per_s=tuple(self.env_steps_per_s[kept]),
+            updates_per_s=tuple(self.updates_per_s[kept]), cpu_share=tuple(self.cpu_share[kept]),
+            memory_bytes=self.memory_bytes, failure=self.failure,
+        )
+
+
+@dataclass
+class _Group:
+    """A crew and what is to be measured with it."""
+
+    ensemble: Ensemble
+    candidates: list[_Candidate]
+    """Those that are not finished yet."""
+    finish: Callable[[_Candidate], None]
+
+    def attempt(self, act: Callable[[], None]) -> None:
+        """Does something for all that are left; a failure becomes theirs and ends the crew."""
+        if not self.candidates:
+            return
         try:
-            output, errors = process.communicate(timeout=0.1)
-            if interrupts.asked:  # Ctrl-C reaches the whole group: that is no failure of the candidate
-                raise KeyboardInterrupt
-            break
-        except subprocess.TimeoutExpired:
-            if interrupts.asked or time.monotonic() > end:
-                process.kill()
-                output, errors = process.communicate()
-                if interrupts.asked:
-                    raise KeyboardInterrupt from None
-                return output, f"not done within {deadline_s:.0f} s"
-    return output, None if process.returncode == 0 else _last_line(errors) or f"exit code {process.returncode}"
+            act()
+        except Unfit as unfit:
+            self.ensemble.close()
+            for candidate in self.candidates:
+                candidate.failure = str(unfit)
+                self.finish(candidate)
+            self.candidates.clear()
 
 
-def _last_line(text: bytes) -> str:
-    lines = [line for line in text.decode(errors="replace").splitlines() if line.strip()]
-    return lines[-1][:300] if lines else ""
+class Measuring:
+    """Fulfils ``autotune.records.Measure``; every child process has ended when its ``with`` block has."""
 
+    def __init__(
+        self, plan: RunPlan, *, usable_cores: float, memory_cap_bytes: int, crew_bytes: int, ends_s: float,
+        interrupts: Interrupts,
+    ) -> None:
+        """Starts nothing yet.
 
-def measure_samplers(
-    plan: RunPlan, counts: Sequence[int], envs_per_sampler: int, batch_size: int, threads: int, interrupts: Interrupts
-) -> list[JointRate]:
-    """Runs the real learner and up to ``max(counts)`` samplers; sets how many are active and counts.
+        Args:
+            plan: the task and its settings.
+            usable_cores: what shares of processor time are shares of.
+            memory_cap_bytes: private memory that one candidate may take.
+            crew_bytes: about what learner and samplers of one candidate take.
+            ends_s: monotonic time at which all must be done.
+            interrupts: the user's wish to stop, which raises KeyboardInterrupt from any method.
+        """
+        self._plan, self._cores, self._cap_bytes = plan, usable_cores, memory_cap_bytes
+        self._crews = max(1, min(_MOST_CREWS, memory_cap_bytes // max(1, crew_bytes)))
+        self.step_us: float | None = None
+        """Time of one env step, None if not known; windows are long enough for some."""
+        self._ends_s, self._interrupts = ends_s, interrupts
+        self._nursery = Nursery(plan, memory_cap_bytes, interrupts)
 
-    Raises:
-        WorkerError: learning did not begin, or a worker keeps failing.
-    """
-    probe_plan = _probe_plan(plan, max(counts), envs_per_sampler, batch_size, threads)
-    with tempfile.TemporaryDirectory(prefix="spreeze-tune-") as folder:
-        run_dir = Path(folder)
-        for sub in SUBDIRECTORIES:
-            (run_dir / sub).mkdir()
-        rows = probe_plan.samplers + 3
-        with open_memory(probe_plan, run_dir, rows) as (board, ring):
-            nest = Nest(run_dir=run_dir, board_fd=board.block.fd, board_rows=rows, nonce=secrets.token_hex(8))
-            crew = Crew(nest, board, on_event=lambda level, text: None)
-            try:
-                specs = worker_specs(probe_plan, run_dir, ring, time.monotonic())
-                for spec in specs.values():
-                    if spec.role in ("learner", "sampler"):
-                        crew.add(spec)
-                _await_learning(crew, ring, interrupts)
-                return _sweep(crew, board, probe_plan.samplers, counts, interrupts)
-            finally:
-                crew.stop(hurry=lambda: True, on_messages=lambda messages: None)
+    def __enter__(self) -> Self:
+        self._nursery.start()
+        return self
 
+    def __exit__(self, *exc: object) -> None:
+        self._nursery.close()
 
-def _probe_plan(plan: RunPlan, samplers: int, envs_per_sampler: int, batch_size: int, threads: int) -> RunPlan:
-    """The same task with nobody throttled and a replay that is filled at once."""
-    settings = plan.settings.with_layer(Layer("tuner", {
-        "replay": {
-            "capacity": max(4 * batch_size, 100_000), "samples_per_insert_min": 0.0, "samples_per_insert_max": 1e9,
-            "learning_starts": min(max(batch_size, 500), plan.config.replay.learning_starts or 500), "save": False,
-        },
-        "learner": {"batch_size": batch_size, "threads": threads},
-        "sampling": {"envs_per_sampler": envs_per_sampler, "samplers": samplers},
-        "visualizer": {"enabled": False},
-    }))
-    return dataclasses.replace(plan, settings=settings, samplers=samplers)
+    def seconds_left(self) -> float:
+        """Seconds of the budget that are left; negative when it is overdrawn."""
+        return self._ends_s - time.monotonic()
 
+    def learner(
+        self, settings: Sequence[LearnerSetting], *, within_s: float, on_rate: Callable[[LearnerRate], None]
+    ) -> list[LearnerRate]:
+        """Updates alone, on synthetic rows; see ``Measure.learner``."""
+        return self._nursery.measure(settings, within_s, on_rate)
 
-def _await_learning(crew: Crew, ring: Ring, interrupts: Interrupts) -> None:
-    deadline = time.monotonic() + _START_S
-    while ring.sampled <= 0:
-        crew.wait(0.05)
-        crew.watch()
-        _check(crew, interrupts)
-        if time.monotonic() > deadline:
-            raise WorkerError(f"learning did not begin within {_START_S:.0f} s while tuning; {_why(crew)}")
+    def joint(
+        self, settings: Sequence[JointSetting], *, within_s: float, on_rate: Callable[[JointRate], None]
+    ) -> list[JointRate]:
+        """Real samplers beside the real learner; see ``Measure.joint``.
 
+        Settings that differ only in the number of samplers share one crew. Several crews are started
+        together and take turns, the others paused meanwhile, as far as memory allows.
+        """
+        self._nursery.close()  # what it loaded takes memory, and updates alone are known by now
+        groups: dict[Company, list[_Candidate]] = {}
+        for setting in dict.fromkeys(settings):
+            company = Company(setting.learner, setting.envs_per_sampler, setting.samples_per_insert_min)
+            groups.setdefault(company, []).append(_Candidate(setting))
+        pairs, end = list(groups.items()), time.monotonic() + within_s
+        found: list[JointRate] = []
+        while pairs and self.seconds_left() > _SHORTEST_START_S:
+            if found and time.monotonic() + _CREW_START_S > end:
+                break
+            now, pairs = pairs[: self._crews], pairs[self._crews :]
+            share = len(now) / (len(now) + len(pairs))
+            found += self._together(now, (end - time.monotonic()) * share, on_rate)
+        return found
 
-def _why(crew: Crew) -> str:
-    return ": ".join(crew.first_error) if crew.first_error else "no worker reported an error"
+    def _together(
+        self, groups: Sequence[tuple[Company, list[_Candidate]]], within_s: float, on_rate: Callable[[JointRate], None]
+    ) -> list[JointRate]:
+        """Measures some crews in turns."""
+        end = time.monotonic() + within_s
+        done: list[JointRate] = []
 
+        def finish(candidate: _Candidate) -> None:
+            done.append(candidate.result())
+            on_rate(done[-1])
 
-def _check(crew: Crew, interrupts: Interrupts) -> None:
-    if interrupts.asked:
-        raise KeyboardInterrupt
-    if len(crew.posts) and crew.restarts > 3:
-        raise WorkerError(f"workers keep failing while tuning; {_why(crew)}")
+        with contextlib.ExitStack() as stack:
+            running: list[_Group] = []
+            for company, candidates in groups:
+                most = max(candidate.setting.samplers for candidate in candidates)
+                ensemble = stack.enter_context(Ensemble(
+                    self._plan, company, most, usable_cores=self._cores, memory_cap_bytes=self._cap_bytes,
+                    interrupts=self._interrupts,
+                ))
+                running.append(_Group(ensemble, candidates, finish))
+            for group in running:
+                group.attempt(group.ensemble.start)
+            for group in running:
+                within_s = min(_LONGEST_START_S, max(_SHORTEST_START_S, self.seconds_left()))
+                group.attempt(functools.partial(group.ensemble.begin, within_s))
+            self._rounds([group for group in running if group.candidates], end)
+        return done
 
+    def _rounds(self, running: list[_Group], end: float) -> None:
+        """Every setting once a round, forward and backward in turn, so that drift meets all alike."""
+        count = sum(len(group.candidates) for group in running)
+        settle_s, window_s = self._lengths(end - time.monotonic(), REPEATS * max(1, count))
+        for number in range(REPEATS):
+            for group in running[:: 1 if number % 2 == 0 else -1]:
+                group.attempt(functools.partial(self._round, group, number, settle_s, window_s))
+            if self.seconds_left() < 0.0:
+                break
+        for group in running:
+            for candidate in group.candidates:  # the budget is overdrawn: what they have has to do
+                group.finish(candidate)
 
-def _sweep(
-    crew: Crew, board: Board, samplers: int, counts: Sequence[int], interrupts: Interrupts
-) -> list[JointRate]:
-    """Each number of samplers in turn, the whole round repeated, so that drift meets all alike."""
-    found: dict[int, tuple[list[float], list[float]]] = {count: ([], []) for count in counts}
-    settle_s = min(_JOINT_SETTLE_S, _SWEEP_S / _REPEATS / len(counts) * 0.3)
-    window_s = min(_JOINT_S, _SWEEP_S / _REPEATS / len(counts) * 0.7)
-    for _ in range(_REPEATS):
-        for count in counts:
-            board.header[words.ACTIVE_SAMPLERS] = count
-            _pass(crew, settle_s, interrupts)
-            before, start = counters(board, samplers), time.monotonic()
-            _pass(crew, window_s, interrupts)
-            after, seconds = counters(board, samplers), time.monotonic() - start
-            found[count][0].append((after[0] - before[0]) / seconds)
-            found[count][1].append((after[1] - before[1]) / seconds)
-    return [
-        JointRate(samplers=count, env_steps_per_s=tuple(steps), updates_per_s=tuple(updates))
-        for count, (steps, updates) in found.items()
-    ]
+    def _round(self, group: _Group, number: int, settle_s: float, window_s: float) -> None:
+        group.ensemble.resume()
+        for candidate in group.candidates[:: 1 if number % 2 == 0 else -1]:
+            turns_s = _TURNS_IN_WINDOW * candidate.setting.envs_per_sampler * (self.step_us or 0.0) / 1e6
+            window = group.ensemble.window(candidate.setting.samplers, settle_s,
+                                           max(window_s, min(turns_s, _LONGEST_WINDOW_S)))
+            candidate.env_steps_per_s.append(window.env_steps_per_s)
+            candidate.updates_per_s.append(window.updates_per_s)
+            candidate.cpu_share.append(window.cpu_share)
+            candidate.memory_bytes = group.ensemble.memory_bytes
+            if len(candidate.updates_per_s) == REPEATS:
+                group.candidates.remove(candidate)
+                group.finish(candidate)
+        group.ensemble.pause()
 
-
-def _pass(crew: Crew, seconds: float, interrupts: Interrupts) -> None:
-    end = time.monotonic() + seconds
-    while (left := end - time.monotonic()) > 0:
-        crew.wait(min(left, 0.05))
-        crew.watch()
-        _check(crew, interrupts)
-
-
-def counters(board: Board, samplers: int) -> tuple[float, float]:
-    """Env steps of the first ``samplers`` rows together, and the learner's updates."""
-    steps = sum(board.named_slots(row, "sampler")["env_steps"] for row in range(samplers))
-    return steps, board.named_slots(samplers, "learner")["updates"]
+    def _lengths(self, within_s: float, windows: int) -> tuple[float, float]:
+        """Settling time and window that fit, between their bounds."""
+        each = within_s / windows - _EDGE_S
+        settle_s = min(_SETTLE_S, max(_SHORTEST_SETTLE_S, 0.25 * each))
+        return settle_s, min(_WINDOW_S, max(_SHORTEST_WINDOW_S, each - settle_s))

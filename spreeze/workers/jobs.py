@@ -43,18 +43,29 @@ class LearnerJob(Jsonable):
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateProbeJob(Jsonable):
-    """What to time."""
+    """What the process that times updates is told once."""
 
     spec: EnvSpec
     algo: str
     algorithm: dict[str, Any]
-    batch_sizes: tuple[int, ...]
+    normalize_obs: bool
+    rows: int
+    """Synthetic rows to draw from."""
+    memory_cap_bytes: int
+    """A measurement that takes more private memory is ended."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateTurn(Jsonable):
+    """One measurement of updates."""
+
+    batch_size: int
     threads: int
     device: str
+    precision: str
     repeats: int
     repeat_s: float
-    slowest_update_s: float
-    """Larger batches are not tried after an update took longer than this."""
+    deadline_s: float
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -157,6 +157,7 @@ def child_environment(threads: int, nonce: str, name: str = "") -> dict[str, str
     package_root = str(Path(__file__).resolve().parents[2])
     paths = [package_root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     return {
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # cuda:1 is then the GPU that NVML and nvidia-smi call 1
         **os.environ,
         **dict.fromkeys(_THREAD_VARIABLES, str(threads)),
         # Waiting threads must not burn the core that a sampler needs.

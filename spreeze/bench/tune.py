@@ -1,0 +1,229 @@
+"""The tuner beside the exhaustive grid, on this machine: how much of the best score its pick reaches.
+
+The tuner runs first, some times and fresh. Then every batch size with every number of samplers, and what was
+picked, is measured with the real learner and real samplers, in rounds, and scored by the same formula.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import random
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from spreeze.autotune.records import JointRate, JointSetting, LearnerSetting
+from spreeze.autotune.scores import joint_score
+from spreeze.envs.probe import probe_env
+from spreeze.errors import ConfigError, SpreezeError
+from spreeze.hardware import read_machine
+from spreeze.modes.measure import Measuring
+from spreeze.settings import Layer, Settings, resolve, task_profile, with_algorithm
+from spreeze.tune_cache import only_tuner
+from spreeze.tuning import Listener, tuned_layer
+from spreeze.workers.interrupts import Interrupts
+from spreeze.workers.plan import RunPlan
+
+Row = dict[str, Any]
+Say = Callable[[str], None]
+_SLOWEST_UPDATE_S = 0.1
+"""Larger batches are left out of the grid once an update takes longer."""
+_WINDOW_S, _START_S = 1.6, 6.0
+"""One measurement of one grid point, and the start of a crew, about."""
+_BUSY = """
+import os, sys
+os.sched_setaffinity(0, {int(sys.argv[1])})
+while os.getppid() == int(sys.argv[2]):
+    sum(range(10000))
+"""
+
+
+@dataclass
+class _Point:
+    """Everything measured at one setting."""
+
+    env_steps_per_s: list[float] = field(default_factory=list)
+    updates_per_s: list[float] = field(default_factory=list)
+    failure: str | None = None
+
+    def score(self, objective: str, batch_size: int) -> float:
+        """By the medians; 0 where it could not run."""
+        if not self.updates_per_s:
+            return 0.0
+        return joint_score(objective, batch_size, statistics.median(self.updates_per_s),
+                           statistics.median(self.env_steps_per_s))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """What is compared."""
+
+    env_id: str
+    plain: bool
+    objective: str
+    runs: int
+    """Fresh runs of the tuner."""
+    batches: tuple[int, ...]
+    rounds: int
+    """Rounds over the whole grid, of three measurements each."""
+    busy: bool
+    """A busy process of another program on one core."""
+    cores: int | None
+    """Cores to use, by affinity; all if None."""
+
+
+def tune_rows(case: Case, say: Say) -> list[Row]:
+    """Score of each pick over the best of the grid, seconds used, and every grid point.
+
+    Raises:
+        SpreezeError: the tuner failed, or nothing of the grid could be measured.
+    """
+    if case.cores is not None:
+        _use_cores(case.cores)
+    with Interrupts() as interrupts, _neighbour() if case.busy else contextlib.nullcontext():
+        settings = _settings(case)
+        records = []
+        for number in range(case.runs):
+            records.append(_tuned(settings, interrupts))
+            say(f"  tuner {number + 1}: {_short(_setting_of(records[-1]))} in {records[-1]['seconds']:.0f} s")
+        points = _grid(case, settings, [_setting_of(record) for record in records], interrupts, say)
+    return _rows(case, records, points)
+
+
+def _use_cores(count: int) -> None:
+    own = sorted(os.sched_getaffinity(0))
+    if not 1 <= count <= len(own):
+        raise ConfigError(f"--cores {count}: this process may use {len(own)}")
+    os.sched_setaffinity(0, own[:count])
+
+
+@contextlib.contextmanager
+def _neighbour() -> Iterator[None]:
+    """Another program that keeps the last core busy."""
+    core = max(os.sched_getaffinity(0))
+    process = subprocess.Popen([sys.executable, "-c", _BUSY, str(core), str(os.getpid())])
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _settings(case: Case) -> Settings:
+    profile = task_profile(case.env_id)
+    layers = [*([profile] if profile else []), Layer("bench", {
+        "env": {"id": case.env_id, "plain": case.plain}, "tuning": {"objective": case.objective},
+    })]
+    settings = resolve(layers)
+    image = dataclasses.asdict(settings.config.image)
+    return with_algorithm(layers, settings, probe_env(case.env_id, steps=0, plain=case.plain, image=image).spec)[0]
+
+
+def _tuned(settings: Settings, interrupts: Interrupts) -> dict[str, Any]:
+    """A fresh tuning, its environment's probe included in its time."""
+    start = time.monotonic()
+    part = settings.config.env
+    probe = probe_env(part.id, steps=0, plain=part.plain, image=dataclasses.asdict(settings.config.image))
+    _, record = tuned_layer(settings, probe, read_machine(), interrupts, Listener(say=lambda text: None), fresh=True,
+                            spent_s=time.monotonic() - start)
+    return record
+
+
+def _setting_of(record: dict[str, Any]) -> JointSetting:
+    choice = record["choice"]
+    learner = LearnerSetting(batch_size=choice["learner.batch_size"], threads=choice["learner.threads"],
+                             device=choice["learner.device"], precision=choice["learner.precision"])
+    return JointSetting(learner=learner, samplers=choice["sampling.samplers"],
+                        envs_per_sampler=choice["sampling.envs_per_sampler"],
+                        samples_per_insert_min=choice["replay.samples_per_insert_min"])
+
+
+def _grid(
+    case: Case, settings: Settings, picks: Sequence[JointSetting], interrupts: Interrupts, say: Say
+) -> dict[JointSetting, _Point]:
+    """Every batch with every number of samplers, at the configured ratio and at the picks' own."""
+    machine = read_machine()
+    config = settings.config
+    most = int(machine.cores.usable) + 1
+    ratios = sorted({config.replay.samples_per_insert_min, *(pick.samples_per_insert_min for pick in picks)})
+    kinds = sorted({(pick.learner.threads, pick.learner.device, pick.learner.precision, pick.envs_per_sampler)
+                    for pick in picks})
+    grid = [
+        JointSetting(learner=LearnerSetting(batch_size=batch, threads=threads, device=device, precision=precision),
+                     samplers=samplers, envs_per_sampler=envs, samples_per_insert_min=ratio)
+        for batch in case.batches for threads, device, precision, envs in kinds
+        for ratio in ratios for samplers in range(1, most + 1)
+    ]
+    points = {setting: _Point() for setting in dict.fromkeys([*picks, *grid])}
+    probe = probe_env(case.env_id, steps=1000, plain=case.plain, image=dataclasses.asdict(config.image))
+    plan = RunPlan(settings=settings, spec=probe.spec, samplers=1, free_core=False)
+    order, shuffled = list(points), random.Random(0)
+    with only_tuner(say, interrupts):
+        for number in range(case.rounds):
+            shuffled.shuffle(order)
+            wanted = [setting for setting in order if not _too_slow(setting, points)]
+            within_s = 3 * _WINDOW_S * len(wanted) + _START_S * len({setting.learner for setting in wanted})
+            with Measuring(
+                plan, usable_cores=machine.cores.usable, memory_cap_bytes=machine.memory.usable_bytes,
+                crew_bytes=10**9, ends_s=time.monotonic() + within_s, interrupts=interrupts,
+            ) as measuring:
+                measuring.step_us = probe.step_us_median
+                for rate in measuring.joint(wanted, within_s=within_s, on_rate=lambda rate: None):
+                    _take(points[rate.setting], rate)
+            say(f"  grid: round {number + 1} of {case.rounds}, {len(wanted)} settings")
+    return points
+
+
+def _too_slow(setting: JointSetting, points: dict[JointSetting, _Point]) -> bool:
+    """True for a larger batch than one whose update already takes too long; never for the smallest."""
+    return any(
+        point.updates_per_s and statistics.median(point.updates_per_s) * _SLOWEST_UPDATE_S < 1.0
+        and setting.learner.batch_size > other.learner.batch_size
+        for other, point in points.items()
+    )
+
+
+def _take(point: _Point, rate: JointRate) -> None:
+    point.env_steps_per_s += rate.env_steps_per_s
+    point.updates_per_s += rate.updates_per_s
+    point.failure = rate.failure
+
+
+def _rows(case: Case, records: Sequence[dict[str, Any]], points: dict[JointSetting, _Point]) -> list[Row]:
+    scores = {setting: point.score(case.objective, setting.learner.batch_size) for setting, point in points.items()}
+    best = max(scores, key=lambda setting: scores[setting])
+    if scores[best] <= 0.0:
+        raise SpreezeError("nothing of the grid could be measured: "
+                           + "; ".join(sorted({str(point.failure) for point in points.values()})))
+    picks = [_setting_of(record) for record in records]
+    shares = [scores[pick] / scores[best] for pick in picks]
+    seconds = [record["seconds"] for record in records]
+    machine = {"busy": str(case.busy), "cores": len(os.sched_getaffinity(0)), "env": case.env_id}
+    quiet = not case.busy and case.cores is None
+    rows: list[Row] = [
+        {"metric": "score_of_pick_over_best_of_grid", "unit": "share", "value": min(shares), "repeats": shares,
+         "target": ">= 0.95" if quiet else ">= 0.90", "best": _short(best), **machine},
+        {"metric": "tuning_s", "unit": "s", "value": max(seconds), "repeats": seconds, "target": "<= 60"},
+    ]
+    for setting, point in sorted(points.items(), key=lambda item: -scores[item[0]]):
+        rows.append({
+            "metric": f"score {_short(setting)}", "unit": "score", "value": scores[setting],
+            "picked": picks.count(setting), "env_steps_per_s": point.env_steps_per_s,
+            "updates_per_s": point.updates_per_s, "batch_size": setting.learner.batch_size,
+            "samplers": setting.samplers, "samples_per_insert_min": setting.samples_per_insert_min,
+            **({"failure": point.failure} if point.failure else {}),
+        })
+    return rows
+
+
+def _short(setting: JointSetting) -> str:
+    learner = setting.learner
+    more = "" if learner.device == "cpu" else f" on {learner.device}"
+    return (f"batch {learner.batch_size} x {learner.threads} thr{more}, {setting.samplers} smp x "
+            f"{setting.envs_per_sampler}, spi >= {setting.samples_per_insert_min:g}")

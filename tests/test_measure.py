@@ -1,0 +1,250 @@
+"""The tuner's measurements in real processes: what is measured, what fails as data, and that nothing is left."""
+
+import concurrent.futures
+import contextlib
+import os
+import signal
+import time
+
+import psutil
+import pytest
+from harness import poll
+
+from spreeze.autotune.records import JointSetting, LearnerSetting
+from spreeze.envs.probe import probe_env
+from spreeze.modes import ensemble, measure, nursery
+from spreeze.modes.ensemble import remove_leftovers
+from spreeze.modes.measure import Measuring
+from spreeze.settings import Layer, resolve
+from spreeze.workers.interrupts import Interrupts
+from spreeze.workers.plan import RunPlan
+
+SMALL = LearnerSetting(batch_size=32)
+
+
+def _plan(env_id="Pendulum-v1", import_module=None, args=(), **parts):
+    settings = resolve([Layer("user", {
+        "env": {"id": env_id, "import_module": import_module, "args": list(args)}, "sac": {"hidden_sizes": [32, 32]},
+        **parts,
+    })])  # fmt: skip
+    return RunPlan(settings=settings, spec=probe_env(env_id, import_module, steps=0, args=args).spec, samplers=1,
+                   free_core=False)
+
+
+@pytest.fixture(scope="module")
+def pendulum():
+    return _plan()
+
+
+def _measuring(plan, *, seconds=150.0, cap_bytes=4 * 10**9, interrupts=None):
+    return Measuring(plan, usable_cores=2.0, memory_cap_bytes=cap_bytes, crew_bytes=10**8,
+                     ends_s=time.monotonic() + seconds, interrupts=interrupts or Interrupts())
+
+
+def _deaf(rate):
+    """Hears nothing."""
+
+
+def _descendants():
+    return psutil.Process().children(recursive=True)
+
+
+def _joint(learner=SMALL, samplers=1, ratio=0.0):
+    return JointSetting(learner=learner, samplers=samplers, envs_per_sampler=2, samples_per_insert_min=ratio)
+
+
+@pytest.fixture
+def short(monkeypatch):
+    monkeypatch.setattr(measure, "_WINDOW_S", 0.3)
+    monkeypatch.setattr(measure, "_SETTLE_S", 0.1)
+    monkeypatch.setattr(measure, "_LONGEST_START_S", 100.0)  # other tests may keep the machine busy
+    monkeypatch.setattr(nursery, "_LONGEST_REPEAT_S", 0.06)
+
+
+@pytest.mark.timeout(180)
+def test_updates_are_timed_three_times_in_rounds_and_told_as_they_are_known(pendulum, short):
+    told = []
+    settings = [LearnerSetting(batch_size=size) for size in (32, 2048)]
+    with _measuring(pendulum) as measuring:
+        rates = measuring.learner(settings, within_s=30.0, on_rate=told.append)
+        assert 0.0 < measuring.seconds_left() < 150.0
+    assert told == rates
+    assert [rate.setting for rate in rates] == settings
+    assert all(len(rate.updates_per_s) == 3 and rate.failure is None and rate.memory_bytes > 10**7 for rate in rates)
+    assert rates[0].median > 2 * rates[1].median
+    assert _descendants() == []
+
+
+@pytest.mark.timeout(180)
+def test_a_batch_beyond_the_memory_cap_fails_alone(pendulum, short):
+    settings = [LearnerSetting(batch_size=size) for size in (32, 2_000_000)]
+    with _measuring(pendulum, cap_bytes=200_000_000) as measuring:
+        small, large = sorted(measuring.learner(settings, within_s=30.0, on_rate=_deaf),
+                              key=lambda rate: rate.setting.batch_size)
+    assert small.failure is None
+    assert large.failure == "out of memory: more than the 0.2 GB that a candidate may take"
+    assert large.updates_per_s == ()
+
+
+@pytest.mark.timeout(180)
+def test_a_device_or_precision_that_is_not_there_is_data(pendulum, short):
+    gpu, half = LearnerSetting(batch_size=32, device="cuda:7"), LearnerSetting(batch_size=32, precision="bfloat16")
+    with _measuring(pendulum) as measuring:
+        rates = {rate.setting: rate for rate in measuring.learner([gpu, half, SMALL], within_s=30.0, on_rate=_deaf)}
+    assert "cuda:7" in rates[gpu].failure
+    assert "bfloat16" in rates[half].failure
+    assert rates[SMALL].failure is None
+
+
+def _fork_of_the_helper():
+    """The process that measures now: a child of the one child that loaded torch."""
+    for child in _descendants():
+        if child.ppid() != os.getpid() and "spreeze.workers.update_probe" in child.cmdline():
+            return child
+    return None
+
+
+@contextlib.contextmanager
+def _aside(act):
+    """Does something in a thread meanwhile; its exception fails the test."""
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        future = pool.submit(act)
+        yield
+        future.result(timeout=60)
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize(
+    ("number", "failure"), [(signal.SIGSEGV, "ended by SIGSEGV"), (signal.SIGSTOP, "not done within 2 s")]
+)
+def test_a_candidate_that_crashes_or_hangs_is_data_and_the_next_is_measured(pendulum, monkeypatch, number, failure):
+    monkeypatch.setattr(nursery, "_DEADLINE_S", 2.0)
+    monkeypatch.setattr(nursery, "_LONGEST_REPEAT_S", 0.5)
+    done = []
+    with _measuring(pendulum) as measuring:
+        with _aside(lambda: poll(_fork_of_the_helper, 60, "a measurement").send_signal(number)):
+            measuring.learner([LearnerSetting(batch_size=64)], within_s=30.0, on_rate=done.append)
+        measuring.learner([SMALL], within_s=3.0, on_rate=done.append)
+    assert done[0].failure == failure
+    assert done[1].failure is None
+
+
+@pytest.mark.timeout(180)
+def test_a_helper_that_is_killed_costs_one_candidate(pendulum, short):
+    done = []
+    with _measuring(pendulum) as measuring:
+        measuring.learner([SMALL], within_s=10.0, on_rate=done.append)
+        helper = next(child for child in _descendants() if child.ppid() == os.getpid())
+        helper.kill()
+        measuring.learner([SMALL, LearnerSetting(batch_size=64)], within_s=20.0, on_rate=done.append)
+    assert [rate.failure is None for rate in done] == [True, False, True]
+    assert "its process ended with -9" in done[1].failure
+
+
+def test_a_helper_that_cannot_start_is_told_once_for_all(pendulum, monkeypatch):
+    monkeypatch.setattr(nursery, "child_environment", lambda threads, nonce: {"PATH": "/nowhere"})
+    monkeypatch.setattr(nursery.sys, "executable", "/bin/false")
+    with _measuring(pendulum) as measuring:
+        rates = measuring.learner([SMALL, LearnerSetting(batch_size=64)], within_s=5.0, on_rate=_deaf)
+    assert [rate.failure for rate in rates] == ["its process ended with 1"] * 2
+
+
+@pytest.mark.timeout(180)
+def test_settings_that_differ_in_samplers_share_one_crew(pendulum, short):
+    told, learners = [], set()
+
+    def hear(rate):
+        told.append(rate)
+        for child in _descendants():
+            if '"role": "learner"' in " ".join(child.cmdline()):
+                learners.add(child.pid)
+
+    settings = [_joint(samplers=1), _joint(samplers=2), _joint(learner=LearnerSetting(batch_size=256))]
+    with _measuring(pendulum) as measuring:
+        rates = measuring.joint(settings, within_s=30.0, on_rate=hear)
+    assert told == rates
+    assert {rate.setting for rate in rates} == set(settings)
+    for rate in rates:
+        assert rate.failure is None
+        assert len(rate.env_steps_per_s) == len(rate.updates_per_s) == len(rate.cpu_share) == 3
+        assert rate.env_median > 0
+        assert rate.update_median > 0
+        assert 0 < rate.cpu_median < 1.6
+        assert rate.memory_bytes > 10**7
+    assert len(learners) == 2
+    assert _descendants() == []
+
+
+@pytest.mark.timeout(180)
+def test_samplers_wait_at_the_asked_ratio(pendulum, short):
+    free, held = _joint(ratio=0.0), _joint(ratio=64.0)
+    with _measuring(pendulum) as measuring:
+        rates = {r.setting: r for r in measuring.joint([free, held], within_s=30.0, on_rate=_deaf)}
+    assert rates[held].update_median * 32 / rates[held].env_median == pytest.approx(64.0, rel=0.15)
+    assert rates[free].update_median * 32 < 60.0 * rates[free].env_median
+
+
+@pytest.mark.timeout(180)
+def test_samplers_that_keep_failing_are_data(short):
+    plan = _plan("spreeze/Fault-v0", "spreeze.envs.faults")
+    os.environ["SPREEZE_FAULT_EXIT_AT"] = "3"
+    try:
+        with _measuring(plan) as measuring:
+            (rate,) = measuring.joint([_joint()], within_s=20.0, on_rate=_deaf)
+    finally:
+        del os.environ["SPREEZE_FAULT_EXIT_AT"]
+    assert rate.env_steps_per_s == ()
+    assert "sampler-0" in rate.failure
+
+
+@pytest.mark.timeout(180)
+def test_an_environment_without_a_step_within_the_deadline_is_data(short, monkeypatch):
+    monkeypatch.setattr(measure, "_LONGEST_START_S", 6.0)
+    plan = _plan("spreeze/Fault-v0", "spreeze.envs.faults")
+    os.environ["SPREEZE_FAULT_HANG_AT"] = "1"
+    try:
+        with _measuring(plan) as measuring:
+            (rate,) = measuring.joint([_joint()], within_s=10.0, on_rate=_deaf)
+    finally:
+        del os.environ["SPREEZE_FAULT_HANG_AT"]
+    assert "sampler-0 took no env step within 6 s" in rate.failure
+
+
+def test_no_room_in_shared_memory_is_data(pendulum, monkeypatch, short):
+    from spreeze.transport import memory
+
+    monkeypatch.setattr(memory, "available_bytes", lambda: 1000)
+    with _measuring(pendulum) as measuring:
+        (rate,) = measuring.joint([_joint()], within_s=10.0, on_rate=_deaf)
+    assert "1000 are available" in rate.failure
+
+
+@pytest.mark.timeout(180)
+def test_a_crew_beyond_the_memory_cap_is_ended(pendulum, short):
+    with _measuring(pendulum, cap_bytes=30_000_000) as measuring:
+        (rate,) = measuring.joint([_joint()], within_s=20.0, on_rate=_deaf)
+    assert rate.failure.startswith("out of memory")
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("stage", ["learner", "joint"])
+def test_a_wish_to_stop_ends_everything_at_once(pendulum, stage):
+    interrupts = Interrupts()
+
+    def stop(rate=None):
+        interrupts.count = 1
+
+    settings = {"learner": [SMALL, LearnerSetting(batch_size=64)], "joint": [_joint(), _joint(samplers=2)]}[stage]
+    with pytest.raises(KeyboardInterrupt), _measuring(pendulum, interrupts=interrupts) as measuring:
+        getattr(measuring, stage)(settings, within_s=20.0, on_rate=stop)
+    assert _descendants() == []
+
+
+def test_what_a_killed_tuner_left_is_removed_and_what_a_living_one_uses_is_not(tmp_path, monkeypatch):
+    monkeypatch.setattr(ensemble.tempfile, "tempdir", str(tmp_path))
+    gone = next(pid for pid in range(400_000, 500_000) if not psutil.pid_exists(pid))
+    for pid in (gone, os.getpid()):
+        (tmp_path / f"spreeze-tune-{pid}-abc" / "weights").mkdir(parents=True)
+    (tmp_path / "spreeze-tune-mine").mkdir()
+    remove_leftovers()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"spreeze-tune-{os.getpid()}-abc", "spreeze-tune-mine"]

@@ -1,0 +1,87 @@
+"""``python -m spreeze.tune`` as a process: ended at any point, it leaves nothing."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import psutil
+import pytest
+from harness import REPO, poll
+
+PINNED = (
+    "--env", "Pendulum-v1", "--samplers", "1", "--envs-per-sampler", "2", "--batch-size", "32",
+    "--learner-threads", "1", "--samples-per-insert", "0:1000", "--replay-capacity", "20000",
+    "--set", "sac.hidden_sizes=[32,32]",
+)  # fmt: skip
+
+
+@contextlib.contextmanager
+def _tuner(folder, *more):
+    environment = os.environ | {"XDG_CACHE_HOME": str(folder / "cache"), "TMPDIR": str(folder)}
+    with open(folder / "out.txt", "wb") as out:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "spreeze.tune", *PINNED, *more], cwd=REPO, env=environment, stdout=out, stderr=out,
+            stdin=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _family(process):
+    with contextlib.suppress(psutil.Error):
+        return psutil.Process(process.pid).children(recursive=True)
+    return []
+
+
+def _command(process):
+    with contextlib.suppress(psutil.Error):
+        return " ".join(process.cmdline())
+    return ""
+
+
+def _at_work(process, word, folder):
+    def look():
+        assert process.poll() is None, (folder / "out.txt").read_text()
+        family = _family(process)
+        return family if any(word in _command(one) for one in family) else None
+
+    return poll(look, 100, word)
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("stage", ["spreeze.workers.update_probe", '"role": "learner"'])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["ctrl-c", "killed"])
+def test_a_tuner_that_is_ended_leaves_no_process_and_keeps_no_answer(tmp_path, stage, number):
+    with _tuner(tmp_path) as process:
+        family = _at_work(process, stage, tmp_path)
+        if number == signal.SIGINT:
+            os.killpg(process.pid, number)
+            assert process.wait(30) == 130
+            assert "interrupted" in (tmp_path / "out.txt").read_text()
+            assert [path.name for path in tmp_path.glob("spreeze-tune-*")] == []
+        else:
+            process.kill()
+            process.wait()
+        poll(lambda: not any(one.is_running() and one.status() != "zombie" for one in family), 20, family)
+    assert list((tmp_path / "cache" / "spreeze").glob("tune-*.json")) == []
+
+
+@pytest.mark.timeout(180)
+def test_a_tuning_is_told_kept_exported_and_reused(tmp_path):
+    profile, record = tmp_path / "mine.toml", tmp_path / "record.json"
+    with _tuner(tmp_path, "--export", str(profile), "--out", str(record)) as process:
+        assert process.wait(120) == 0, (tmp_path / "out.txt").read_text()
+    said, kept = (tmp_path / "out.txt").read_text(), json.loads(record.read_text())
+    assert "learner.batch_size = 32" in said
+    assert kept["schema"] == 2
+    assert kept["choice"]["sampling.samplers"] == 1
+    assert "machine_id" in profile.read_text()
+    with _tuner(tmp_path) as process:
+        assert process.wait(60) == 0
+    assert "tuned before on this machine" in (tmp_path / "out.txt").read_text()
