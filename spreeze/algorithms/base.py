@@ -8,7 +8,8 @@ and results and nowhere else::
                            -- fresh actions              -->  action_gradient(batch, action)
     actor_step(dq_da)      <-- dQ/da                     --
 
-``update`` runs them in this order on one device; a split over two devices runs the same four.
+``update`` runs them in this order on one device or over two (``placement``); with ``overlap`` dQ/da is
+taken before the critics' step, so that two devices work at once and the actor follows one update late.
 Action-side tensors are component-first, [A, B].
 """
 
@@ -58,11 +59,16 @@ class OffPolicyAlgorithm(Protocol):
         """Moves the target networks; ends the update."""
         ...
 
-    def update(self, batch: TransitionBatch) -> None:
-        """One whole update. A step whose gradient is not finite is not applied, and counted."""
+    def update(self, batch: TransitionBatch, actor_batch: TransitionBatch | None = None) -> None:
+        """One whole update. A step whose gradient is not finite is not applied, and counted.
+
+        Args:
+            batch: on the critics' device.
+            actor_batch: obs and next_obs on the actor's device, where that is another one.
+        """
         ...
 
-    def update_timed(self, batch: TransitionBatch) -> tuple[float, float]:
+    def update_timed(self, batch: TransitionBatch, actor_batch: TransitionBatch | None = None) -> tuple[float, float]:
         """``update``; returns the seconds of the critic step (with proposals) and of the actor step.
 
         On a GPU these are the times to enqueue the work, not to do it.

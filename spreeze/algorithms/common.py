@@ -13,6 +13,7 @@ from torch import Tensor
 
 from spreeze.algorithms.adam import FlatAdam
 from spreeze.algorithms.base import Proposal
+from spreeze.algorithms.placement import Placement
 from spreeze.algorithms.state import load_arrays, to_arrays
 from spreeze.errors import CheckpointError
 from spreeze.networks import Parameters, policy_arrays
@@ -61,8 +62,13 @@ class ActorCritic(ABC):
 
     name: str
 
-    def __init__(self, actor: ActorSide, critics: CriticSide, noise: torch.Generator, meta: dict[str, Any]) -> None:
+    def __init__(
+        self, actor: ActorSide, critics: CriticSide, noise: torch.Generator, meta: dict[str, Any],
+        placement: Placement | None = None, *, overlap: bool = False,
+    ) -> None:
         self.updates = 0
+        self._placement = placement or Placement(noise.device, noise.device, split=False)
+        self._overlap = overlap
         self._actor_side, self._critic_side, self._noise = actor, critics, noise
         self._meta = {"algo": self.name, **meta}
 
@@ -86,21 +92,33 @@ class ActorCritic(ABC):
     def update_targets(self) -> None:
         """Moves the target networks; ends the update."""
 
-    def update(self, batch: TransitionBatch) -> None:
+    def update(self, batch: TransitionBatch, actor_batch: TransitionBatch | None = None) -> None:
         """One whole update."""
-        self.update_timed(batch)
+        self.update_timed(batch, actor_batch)
 
-    def update_timed(self, batch: TransitionBatch) -> tuple[float, float]:
+    def update_timed(self, batch: TransitionBatch, actor_batch: TransitionBatch | None = None) -> tuple[float, float]:
         """One whole update and its (critic_s, actor_s)."""
+        placement = self._placement
         with torch.inference_mode():
             start_s = perf_counter()
-            proposal = self.propose(batch)
+            proposal = placement.send(self.propose(batch if actor_batch is None else actor_batch))
+            dq_da: Tensor | None = None
+            if self._overlap and proposal.action is not None:
+                # By the critics of before this update: the actor's device need not wait for their step.
+                dq_da = placement.to_actor(self.action_gradient(batch, proposal.action).clone())
             self.critic_step(batch, proposal.next_action, proposal.next_log_prob)
             critic_done_s = perf_counter()
             if proposal.action is not None:
-                self.actor_step(self.action_gradient(batch, proposal.action))
+                if dq_da is None:
+                    dq_da = placement.to_actor(self.action_gradient(batch, proposal.action))
+                self.actor_step(dq_da)
             self.update_targets()
             return critic_done_s - start_s, perf_counter() - critic_done_s
+
+    @property
+    def crossed_bytes(self) -> int:
+        """Bytes that went from one side to the other so far; 0 on one device."""
+        return self._placement.crossed_bytes
 
     def metrics(self) -> dict[str, float]:
         """Metrics of the latest update; one that is not finite is left out, never shown as a number."""

@@ -12,6 +12,7 @@ from spreeze.algorithms.adam import FlatAdam
 from spreeze.algorithms.critics import Critics
 from spreeze.algorithms.pair import Pair
 from spreeze.algorithms.passes import Passes, backward
+from spreeze.algorithms.placement import Placement
 from spreeze.config import DDPGConfig, TD3Config
 from spreeze.networks import Parameters, Tape, new_parameters
 
@@ -103,7 +104,7 @@ class DeterministicActor:
 
 
 def deterministic_parts(
-    obs_dim: int, action_dim: int, config: TD3Config | DDPGConfig, seed: int, place: torch.device, dtype: torch.dtype,
+    obs_dim: int, action_dim: int, config: TD3Config | DDPGConfig, seed: int, placement: Placement, dtype: torch.dtype,
     *, num_critics: int, pair: Pair | None = None,
 ) -> tuple[DeterministicActor, Critics, torch.Generator, dict[str, Any]]:
     """What TD3 and DDPG are made of: actor, critics, the generator of all noise, the policy's metadata.
@@ -112,9 +113,9 @@ def deterministic_parts(
     """
     hidden = config.hidden_sizes
     init = torch.Generator().manual_seed(seed)
-    noise = torch.Generator(place).manual_seed(seed + 1)
-    actor = DeterministicActor(obs_dim, action_dim, hidden, config.actor_lr, init, noise, place, dtype, pair)
-    critics = Critics(obs_dim, action_dim, hidden, num_critics, config.critic_lr, init, place, dtype, pair)
+    noise = torch.Generator(placement.actor).manual_seed(seed + 1)
+    actor = DeterministicActor(obs_dim, action_dim, hidden, config.actor_lr, init, noise, placement.actor, dtype, pair)
+    critics = Critics(obs_dim, action_dim, hidden, num_critics, config.critic_lr, init, placement.critics, dtype, pair)
     meta = {
         "policy": "deterministic",
         "obs_dim": obs_dim,

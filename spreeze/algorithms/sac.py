@@ -20,6 +20,7 @@ from spreeze.algorithms.common import ActorCritic
 from spreeze.algorithms.critics import Critics
 from spreeze.algorithms.pair import Pair
 from spreeze.algorithms.passes import Passes, backward
+from spreeze.algorithms.placement import Placement
 from spreeze.config import SACConfig
 from spreeze.networks import (
     Parameters,
@@ -153,12 +154,14 @@ class SAC(ActorCritic):
         device: str = "cpu",
         dtype: torch.dtype = torch.float32,
         pair: Pair | None = None,
+        *,
+        overlap: bool = False,
     ) -> None:
-        place, hidden = torch.device(device), config.hidden_sizes
+        placement, hidden = Placement.parse(device), config.hidden_sizes
         init = torch.Generator().manual_seed(seed)
-        noise = torch.Generator(place).manual_seed(seed + 1)
-        self.actor = GaussianActor(obs_dim, action_dim, config, init, noise, place, dtype, pair)
-        self.critics = Critics(obs_dim, action_dim, hidden, 2, config.critic_lr, init, place, dtype, pair)
+        noise = torch.Generator(placement.actor).manual_seed(seed + 1)
+        self.actor = GaussianActor(obs_dim, action_dim, config, init, noise, placement.actor, dtype, pair)
+        self.critics = Critics(obs_dim, action_dim, hidden, 2, config.critic_lr, init, placement.critics, dtype, pair)
         self._tau = config.tau
         meta = {
             "policy": "squashed_gaussian",
@@ -166,7 +169,7 @@ class SAC(ActorCritic):
             "action_dim": action_dim,
             "hidden_sizes": list(hidden),
         }
-        super().__init__(self.actor, self.critics, noise, meta)
+        super().__init__(self.actor, self.critics, noise, meta, placement, overlap=overlap)
 
     def propose(self, batch: TransitionBatch) -> Proposal:
         """Actor side: one pass over next_obs and obs together."""
@@ -176,7 +179,7 @@ class SAC(ActorCritic):
         """Critic side: target ``r + discount (min Q'(s', a') - alpha log pi(a'|s'))`` (eq. 5 to 7)."""
         assert next_log_prob is not None
         value = self.critics.next_value(batch.next_obs, next_action)
-        value.addcmul_(next_log_prob, self.actor.alpha, value=-1.0)
+        value.addcmul_(next_log_prob, self._placement.to_critics(self.actor.alpha), value=-1.0)
         self.critics.step(batch.obs_action, ops.td_target(batch.reward, batch.terminated, batch.discount, value))
 
     def action_gradient(self, batch: TransitionBatch, action: Tensor) -> Tensor:

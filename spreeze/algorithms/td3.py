@@ -10,6 +10,7 @@ from spreeze.algorithms.base import Proposal
 from spreeze.algorithms.common import ActorCritic
 from spreeze.algorithms.deterministic import deterministic_parts
 from spreeze.algorithms.pair import Pair
+from spreeze.algorithms.placement import Placement
 from spreeze.config import TD3Config
 from spreeze.types import TransitionBatch
 
@@ -28,12 +29,15 @@ class TD3(ActorCritic):
         device: str = "cpu",
         dtype: torch.dtype = torch.float32,
         pair: Pair | None = None,
+        *,
+        overlap: bool = False,
     ) -> None:
+        placement = Placement.parse(device)
         self.actor, self.critics, noise, meta = deterministic_parts(
-            obs_dim, action_dim, config, seed, torch.device(device), dtype, num_critics=2, pair=pair
+            obs_dim, action_dim, config, seed, placement, dtype, num_critics=2, pair=pair
         )
         self._config = config
-        super().__init__(self.actor, self.critics, noise, meta)
+        super().__init__(self.actor, self.critics, noise, meta, placement, overlap=overlap)
 
     def propose(self, batch: TransitionBatch) -> Proposal:
         """Actor side: smoothed target actions; fresh ones at every ``policy_delay``-th update."""
