@@ -206,14 +206,22 @@ def _check_machine(plan: RunPlan, machine: Machine) -> None:
     """Refuses before anything is written what this machine cannot do."""
     check_room("replay", plan.ring_spec().size_bytes)
     device = plan.config.learner.device
-    index = device.removeprefix("cuda").removeprefix(":") or "0"
-    if device.startswith("cuda") and (not index.isdigit() or int(index) >= len(machine.gpus)):
+    parts = ["cuda:0", "cuda:1"] if device == "split" else device.split("+")
+    for part in parts:
+        index = part.removeprefix("cuda").removeprefix(":") or "0"
+        if part.startswith("cuda") and (not index.isdigit() or int(index) >= len(machine.gpus)):
+            raise ConfigError(
+                f"learner.device = {device}: this machine has {len(machine.gpus)} usable GPUs "
+                f"({machine.gpu_reason}); use auto or cpu"
+            )
+        if not part.startswith("cuda") and part not in ("auto", "cpu"):
+            raise ConfigError(
+                f"learner.device = {device}: allowed is auto, cpu, cuda, cuda:N, split, or two as ACTOR+CRITICS"
+            )
+    if len(parts) > 2 or (len(parts) == 2 and (plan.spec.num_actions is not None or "auto" in parts)):
         raise ConfigError(
-            f"learner.device = {device}: this machine has {len(machine.gpus)} usable GPUs "
-            f"({machine.gpu_reason}); use auto or cpu"
+            f"learner.device = {device}: two devices are the actor's and the critics'; discrete actions take one device"
         )
-    if not device.startswith("cuda") and device not in ("auto", "cpu"):
-        raise ConfigError(f"learner.device = {device}: allowed is auto, cpu, cuda or cuda:N")
 
 
 def _describe(plan: RunPlan, run_dir: RunDir, machine: Machine) -> None:

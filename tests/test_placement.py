@@ -1,9 +1,11 @@
 """The actor on one device and the critics on another: the same numbers, few bytes, no reward on the actor's side."""
 
 import dataclasses
+import json
 
 import pytest
 import torch
+from harness import verb
 from test_algorithms import ACT, OBS, batches, same
 
 from spreeze.algorithms import create
@@ -72,6 +74,17 @@ def test_overlapped_the_actor_follows_the_critics_of_before_the_update(name):
                 parts.actor_step(dq_da)
             parts.update_targets()
     assert same(overlapped.state_arrays(), parts.state_arrays())
+
+
+def test_a_split_run_ends_with_the_very_parameters_of_one_device(tmp_path):
+    hashes = {
+        json.loads(
+            verb("train", "--env", "Pendulum-v1", "--mode", "serial", "--updates", "60", "--device", device,
+                 "--runs-dir", str(tmp_path / device), "--set", "sac.hidden_sizes=[16,16]", "--json").stdout
+        )["parameters_sha256"]
+        for device in ("cpu", "cpu+cpu")
+    }
+    assert len(hashes) == 1
 
 
 @pytest.mark.parametrize("text", ["cpu+cpu+cpu", "gpu", "cpu+", "cuda:x+cpu"])

@@ -140,7 +140,7 @@ class Nursery:
 
     def _turn(self, candidate: _Candidate, repeat_s: float) -> None:
         setting = candidate.setting
-        on_gpu = setting.device != "cpu"
+        on_gpu = "cuda" in setting.device
         turn = UpdateTurn(
             batch_size=setting.batch_size, threads=setting.threads, device=setting.device, precision=setting.precision,
             # A GPU's start costs more than drift: all repeats in one process.

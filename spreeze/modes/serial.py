@@ -23,10 +23,11 @@ from spreeze.transport.checkpoint import CheckpointStore
 from spreeze.transport.frames import open_reader
 from spreeze.transport.ring import Ring, ShardWriter
 from spreeze.transport.weights import WeightsStore, encode
+from spreeze.workers.devices import learner_threads, resolve_device
 from spreeze.workers.evaluator import Evaluation, EvaluatorJob
 from spreeze.workers.gauges import Reading
 from spreeze.workers.interrupts import Interrupts
-from spreeze.workers.learning import Learning, learner_threads, resolve_device
+from spreeze.workers.learning import Learning
 from spreeze.workers.plan import RunPlan
 from spreeze.workers.recorder import SAMPLE_S, Outcome, Recorder, View
 from spreeze.workers.sampling import Sampling
@@ -73,7 +74,7 @@ class _Serial:
         self._learning = Learning(
             spec, config.run.algo, config.algorithm, plan.layout, open_reader(ring),
             batch_size=config.learner.batch_size, device=device, seed=config.run.seed,
-            normalize_obs=config.env.normalize_obs, pair=pair,
+            normalize_obs=config.env.normalize_obs, pair=pair, overlap=config.learner.overlap,
         )
         recorder.outcome.device = device
         self._weights = WeightsStore(run_dir / "weights")

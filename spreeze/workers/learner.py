@@ -20,8 +20,9 @@ from spreeze.transport.limiter import SampleRatio
 from spreeze.transport.ring import Ring, RingSpec
 from spreeze.transport.ring_reader import RingReader
 from spreeze.transport.weights import WeightsStore
+from spreeze.workers.devices import gpus_of, learner_threads, resolve_device
 from spreeze.workers.jobs import LearnerJob
-from spreeze.workers.learning import Learning, learner_threads, resolve_device
+from spreeze.workers.learning import Learning
 from spreeze.workers.link import Link
 
 _POLL_S = 0.0005
@@ -51,7 +52,7 @@ class _Learner:
         self._device = resolve_device(job.device)
         self._learning = Learning(
             job.spec, job.algo, config, ring.spec.layout, reader, batch_size=job.batch_size, device=self._device,
-            seed=job.seed, normalize_obs=job.normalize_obs, pair=pair,
+            seed=job.seed, normalize_obs=job.normalize_obs, pair=pair, overlap=job.overlap,
         )
         self._weights = WeightsStore(Path(job.run_dir) / "weights")
         self._checkpoints = CheckpointStore(
@@ -114,7 +115,7 @@ class _Learner:
                             f"memory of {self._device}: goes on with {smaller}; set --batch-size {smaller}")
             self._learning.set_batch_size(smaller)
             self._limiter = dataclasses.replace(self._limiter, batch_size=smaller)
-            if self._device != "cpu":
+            if gpus_of(self._device):
                 torch.cuda.empty_cache()
 
     def _wait(self) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
-from collections.abc import Iterator
 from time import perf_counter
 from typing import Any
 
@@ -14,7 +12,8 @@ import torch
 
 from spreeze.algorithms import create
 from spreeze.algorithms.base import OffPolicyAlgorithm
-from spreeze.algorithms.pair import Pair, pair_for
+from spreeze.algorithms.pair import Pair
+from spreeze.algorithms.placement import Placement
 from spreeze.config import AlgorithmConfig
 from spreeze.metrics import SLOTS
 from spreeze.normalizer import Normalizer
@@ -34,17 +33,24 @@ class Learning:
     def __init__(
         self, spec: EnvSpec, algo: str, config: AlgorithmConfig, layout: RowLayout, reader: RingReader, *,
         batch_size: int, device: str, seed: int, normalize_obs: bool, pair: Pair | None = None,
+        overlap: bool = False,
     ) -> None:
+        options: dict[str, Any] = {} if pair is None else {"pair": pair}
+        options |= {} if spec.frames is None else {"frames": spec.frames}
+        options |= {"overlap": True} if overlap else {}
+
         self.algorithm: OffPolicyAlgorithm = create(
             algo, spec.obs_dim, spec.action_dim, config, seed, device, num_actions=spec.num_actions,
-            **({} if pair is None else {"pair": pair}), **({} if spec.frames is None else {"frames": spec.frames}),
+            **options,
         )
-        self._reader, self._layout, self._gamma, self._device = reader, layout, config.gamma, torch.device(device)
+        self._reader, self._layout, self._gamma = reader, layout, config.gamma
+        placement = Placement.parse(device)
+        self._device, self._actor_device = placement.critics, placement.actor
         self._rng = np.random.default_rng([seed, 7])
-        pinned = self._device.type == "cuda"
         self._frame_shape = None if spec.frames is None else spec.frames.shape
         self.set_batch_size(batch_size)
-        self._copied = torch.cuda.Event() if pinned else None  # type: ignore[no-untyped-call]
+        gpus = {place for place in (self._device, self._actor_device) if place.type == "cuda"}
+        self._copied = {place: torch.cuda.Event() for place in gpus}  # type: ignore[no-untyped-call]
         self.normalizer = Normalizer(spec.obs_dim) if normalize_obs else None
         self.updates = 0
         self.rows_redrawn = 0
@@ -55,7 +61,7 @@ class Learning:
 
     def set_batch_size(self, batch_size: int) -> None:
         """Draws that many rows at once from now on."""
-        pinned = self._device.type == "cuda"
+        pinned = "cuda" in (self._device.type, self._actor_device.type)
         self.batch_size = batch_size
         self._rows = torch.empty((batch_size, self._layout.width), dtype=torch.float32, pin_memory=pinned)
         self._rows_np = self._rows.numpy()
@@ -64,6 +70,7 @@ class Learning:
             shape = (batch_size, self._layout.window, *self._frame_shape)
             self._frames = torch.empty(shape, dtype=torch.uint8, pin_memory=pinned)
         self._host_batch: TransitionBatch | None = None
+        self._seen = torch.empty((2, batch_size, self._layout.obs_dim), pin_memory=pinned)
 
     def refresh(self) -> None:
         """Renews the reader's windows now."""
@@ -75,14 +82,14 @@ class Learning:
         start = perf_counter()
         if start - self._refreshed_s > _REFRESH_S:
             self.refresh()
-        if self._copied is not None:
-            self._copied.synchronize()  # the pinned rows may still be on their way to the device
+        for copied in self._copied.values():
+            copied.synchronize()  # the pinned rows may still be on their way to the device
         self.rows_redrawn += self._draw()
         if self.normalizer is not None:
             self._normalize(self.normalizer)
-        batch = self._batch()
+        batch, actor_batch = self._batch(), self._actor_batch()
         self.gather_s += perf_counter() - start
-        critic_s, actor_s = self.algorithm.update_timed(batch)
+        critic_s, actor_s = self.algorithm.update_timed(batch, actor_batch)
         self.critic_s += critic_s
         self.actor_s += actor_s
         self.updates += 1
@@ -102,15 +109,25 @@ class Learning:
         normalizer.apply(next_obs)
 
     def _batch(self) -> TransitionBatch:
-        if self._copied is not None:
+        if self._device in self._copied:
             rows = self._rows.to(self._device, non_blocking=True)
             frames = None if self._frames is None else self._frames.to(self._device, non_blocking=True)
-            self._copied.record()
+            self._copied[self._device].record(torch.cuda.current_stream(self._device))
             return self._split(rows, frames)
         if self._host_batch is None or self._layout.n_step > 1:
             # One-step batches are views of the same rows: made once, valid for every update.
             self._host_batch = self._split(self._rows, self._frames)
         return self._host_batch
+
+    def _actor_batch(self) -> TransitionBatch | None:
+        """What the actor sees of the batch, on its own device; None where it shares the critics'."""
+        if self._actor_device == self._device:
+            return None
+        torch.stack((self._rows[:, self._layout.obs], self._rows[:, self._layout.next_obs]), out=self._seen)
+        there = self._seen.to(self._actor_device, non_blocking=True)
+        if self._actor_device in self._copied:
+            self._copied[self._actor_device].record(torch.cuda.current_stream(self._actor_device))
+        return TransitionBatch(there[0], None, None, None, None, None, there[1])
 
     def _split(self, rows: torch.Tensor, frames: torch.Tensor | None) -> TransitionBatch:
         if frames is None:
@@ -169,36 +186,3 @@ class Learning:
         self._rng.bit_generator.state = state["draw_rng"]
         if self.normalizer is not None and state["normalizer"] is not None:
             self.normalizer.load_state(state["normalizer"])
-
-
-@contextlib.contextmanager
-def learner_threads(spec: EnvSpec, threads: int, device: str) -> Iterator[Pair | None]:
-    """Sets the threads of one product in this process and lends a second thread where the algorithms can use one."""
-    pair, of_a_product = pair_for(threads) if device == "cpu" and spec.num_actions is None else (None, threads)
-    torch.set_num_threads(of_a_product)
-    try:
-        yield pair
-    finally:
-        if pair is not None:
-            pair.close()
-
-
-def resolve_device(device: str) -> str:
-    """"auto" as the device to use on this machine.
-
-    Raises:
-        ConfigError: a CUDA device that does not exist.
-    """
-    from spreeze.errors import ConfigError
-
-    if device == "auto":
-        return "cuda:0" if torch.cuda.is_available() else "cpu"
-    if device == "cuda":
-        device = "cuda:0"
-    if device.startswith("cuda:"):
-        index, count = device.removeprefix("cuda:"), torch.cuda.device_count()
-        if not index.isdigit() or int(index) >= count:
-            raise ConfigError(f"learner.device = {device}: this machine has {count} CUDA devices; use auto or cpu")
-    elif device != "cpu":
-        raise ConfigError(f"learner.device = {device}: allowed is auto, cpu, cuda or cuda:N")
-    return device

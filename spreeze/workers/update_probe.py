@@ -18,17 +18,16 @@ import time
 from pathlib import Path
 from typing import Any, NoReturn
 
-import torch
-
 from spreeze.config import PARTS
 from spreeze.errors import ConfigError
 from spreeze.transport.frames import open_reader
 from spreeze.transport.ring import Ring, RingSpec
 from spreeze.types import RowLayout
 from spreeze.workers.child import end_with_parent
+from spreeze.workers.devices import gpus_of, learner_threads, peak_bytes, resolve_device, synchronise
 from spreeze.workers.filling import fill
 from spreeze.workers.jobs import UpdateProbeJob, UpdateTurn
-from spreeze.workers.learning import Learning, learner_threads, resolve_device
+from spreeze.workers.learning import Learning
 
 _LOOK_S = 0.02
 """Time between two looks at the memory of a measurement."""
@@ -136,7 +135,7 @@ def _updates(job: UpdateProbeJob, ring: Ring, turn: UpdateTurn) -> dict[str, Any
     """Updates a second, each repeat; the first updates (allocation, caches) are left out."""
     if turn.precision != "float32":
         raise ConfigError(f"precision {turn.precision}: the learner computes in float32")
-    if turn.device == "cpu":
+    if not gpus_of(resolve_device(turn.device)):
         _limit_data(job.memory_cap_bytes)
     config: Any = PARTS[job.algo](**job.algorithm)
     device = resolve_device(turn.device)
@@ -144,7 +143,7 @@ def _updates(job: UpdateProbeJob, ring: Ring, turn: UpdateTurn) -> dict[str, Any
         learning = Learning(job.spec, job.algo, config, ring.spec.layout, open_reader(ring), batch_size=turn.batch_size,
                             device=device, seed=0, normalize_obs=job.normalize_obs, pair=pair)
         rates = _rates(learning, turn, device)
-    return {"updates_per_s": rates, "memory_bytes": _peak_bytes(device)}
+    return {"updates_per_s": rates, "memory_bytes": peak_bytes(device)}
 
 
 def _rates(learning: Learning, turn: UpdateTurn, device: str) -> list[float]:
@@ -154,12 +153,12 @@ def _rates(learning: Learning, turn: UpdateTurn, device: str) -> list[float]:
         warm += 1
     rates = []
     for _ in range(turn.repeats):
-        _synchronise(device)
+        synchronise(device)
         start, count = time.perf_counter(), 0
         while time.perf_counter() - start < turn.repeat_s:
             learning.update()
             count += 1
-        _synchronise(device)
+        synchronise(device)
         rates.append(count / (time.perf_counter() - start))
     return rates
 
@@ -172,18 +171,6 @@ def _limit_data(cap_bytes: int) -> None:
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         limit = now + cap_bytes if hard == resource.RLIM_INFINITY else min(now + cap_bytes, hard)
         resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
-
-
-def _synchronise(device: str) -> None:
-    if device != "cpu":
-        torch.cuda.synchronize(device)
-
-
-def _peak_bytes(device: str) -> int:
-    """Most memory that was taken on the device: of a GPU what was reserved, else of this whole process."""
-    if device != "cpu":
-        return int(torch.cuda.max_memory_reserved(device))
-    return 1024 * int(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,78 @@
+"""Where the learner computes: from a setting's text to devices that exist here, and threads of this process."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+from collections.abc import Iterator
+
+import torch
+
+from spreeze.algorithms.pair import Pair, pair_for
+from spreeze.errors import ConfigError
+from spreeze.types import EnvSpec
+
+
+def resolve_device(device: str) -> str:
+    """"auto" and "split" as what they mean on this machine; ``ACTOR+CRITICS`` names two devices.
+
+    Raises:
+        ConfigError: a CUDA device that does not exist, or too few for a split.
+    """
+    count = torch.cuda.device_count()
+    if device == "auto":
+        return "cuda:0" if torch.cuda.is_available() else "cpu"
+    if device == "split":
+        if count < 2:
+            raise ConfigError(f"learner.device = split: needs two GPUs, this machine has {count}; use auto")
+        return "cuda:0+cuda:1"
+    parts = device.split("+")
+    if len(parts) > 2:
+        raise ConfigError(f"learner.device = {device}: expected one device, or two as ACTOR+CRITICS")
+    return "+".join(_existing(part, device, count) for part in parts)
+
+
+def _existing(part: str, device: str, count: int) -> str:
+    if part == "cpu":
+        return part
+    if part == "cuda":
+        part = "cuda:0"
+    index = part.removeprefix("cuda:")
+    if not part.startswith("cuda:") or not index.isdigit():
+        raise ConfigError(
+            f"learner.device = {device}: allowed is auto, cpu, cuda, cuda:N, split, or two as ACTOR+CRITICS"
+        )
+    if int(index) >= count:
+        raise ConfigError(f"learner.device = {device}: this machine has {count} CUDA devices; use auto or cpu")
+    return part
+
+
+def gpus_of(device: str) -> list[str]:
+    """The GPUs among the resolved devices, each once."""
+    return sorted({part for part in device.split("+") if part != "cpu"})
+
+
+def synchronise(device: str) -> None:
+    """Waits until the GPUs have done what they were given."""
+    for gpu in gpus_of(device):
+        torch.cuda.synchronize(gpu)
+
+
+def peak_bytes(device: str) -> int:
+    """Most memory that was taken on the devices: of GPUs what was reserved, else of this whole process."""
+    found = gpus_of(device)
+    if found:
+        return sum(int(torch.cuda.max_memory_reserved(gpu)) for gpu in found)
+    return 1024 * int(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+
+
+@contextlib.contextmanager
+def learner_threads(spec: EnvSpec, threads: int, device: str) -> Iterator[Pair | None]:
+    """Sets the threads of one product in this process and lends a second thread where the algorithms can use one."""
+    pair, of_a_product = pair_for(threads) if device == "cpu" and spec.num_actions is None else (None, threads)
+    torch.set_num_threads(of_a_product)
+    try:
+        yield pair
+    finally:
+        if pair is not None:
+            pair.close()
