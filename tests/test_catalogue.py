@@ -82,9 +82,10 @@ CATALOGUE = {
         "fault_stubs::test_f22_stub_a_device_that_is_gone_is_named_and_auto_takes_what_is_there",), stub=True,
         adjusted="a device asked for by number is refused by name instead of replaced silently; auto looks"),
     23: Row("memory, hang or crash inside the batch probe", (
-        "autotune::test_failed_candidates_are_left_out_and_a_crash_of_all_is_said",
-        "tuning_cache::test_a_failure_of_every_candidate_is_one_line_and_not_remembered"), stub=True),
-    24: Row("noise or another user while probing", ("autotune::test_measurement_noise_does_not_move_the_choice",),
+        "measure::test_a_candidate_that_crashes_or_hangs_is_data_and_the_next_is_measured",
+        "measure::test_a_batch_beyond_the_memory_cap_fails_alone",
+        "tuning_cache::test_a_failure_of_every_candidate_is_one_line_and_not_remembered")),
+    24: Row("noise or another user while probing", ("tune_machines::test_noise_of_three_per_cent_does_not_change_the_answer",),
             stub=True),
     25: Row("no GPU, one core, quota of half a core, cpuset", (
         "hardware::test_quota_of_cgroup_v2", "hardware::test_cpuset_narrows_affinity",

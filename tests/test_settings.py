@@ -132,7 +132,7 @@ def test_hostile_profiles_are_refused_at_once(tmp_path, text, pattern):
 
 def test_a_profile_is_a_layer_that_names_itself(tmp_path):
     layer = read_profile(_profile(tmp_path, "[about]\nenvs = ['A-v0']\n[sac]\ngamma = 0.5"))
-    assert layer == Layer("profile p", {"sac": {"gamma": 0.5}})
+    assert layer == Layer("profile p", {"sac": {"gamma": 0.5}}, about={"envs": ["A-v0"]})
 
 
 def test_an_unknown_profile_lists_the_known(tmp_path, monkeypatch):
@@ -151,5 +151,7 @@ def test_the_profiles_that_come_along_are_valid_and_found_by_their_task(name):
     layer = read_profile(name)
     resolve([layer])
     path = settings.PROFILE_DIR / f"{name}.toml"
-    for env_id in settings.tomllib.loads(path.read_text())["about"]["envs"]:
+    about = settings.tomllib.loads(path.read_text())["about"]
+    assert "envs" in about or "machine_id" in about, "found by its task, or an example of a machine"
+    for env_id in about.get("envs", []):
         assert task_profile(env_id) is not None

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import math
 
-BATCH_HALF_WORTH = 128.0
-"""B0 (transitions): the batch at which an update has half of its greatest worth."""
-UPDATES_PER_STEP = 4.0
-"""R (updates per env step): the ratio at which an update has half of the worth it has on fresh data."""
+BATCH_HALF_WORTH = 16.0
+"""B0 (transitions): the batch at which an update has half of its greatest worth; fitted (``bench score --fit``)."""
+UPDATES_PER_STEP = 2.0
+"""R (updates per env step): the ratio at which an update has half of the worth it has on fresh data; fitted too."""
 
 FORMULAS = {
     "return": f"U * B / (B + {BATCH_HALF_WORTH:g}) * E / (E + U / {UPDATES_PER_STEP:g})",

@@ -33,11 +33,11 @@ class Task:
     def __init__(self, env: gymnasium.Env[Any, Any], spec: EnvSpec) -> None:
         self.env = env
         self.spec = spec
+        self._zeros = np.zeros(spec.obs_dim, np.float32)
         self._flatten = flattener(env.observation_space)
         self._shape = None if self._flatten else tuple(env.observation_space.shape or ())
         self._flat = self._shape is not None and len(self._shape) == 1
         self._frame = None if spec.frames is None else spec.frames.shape
-        self._zeros = np.zeros(spec.obs_dim, np.float32)
         self._action_shape = tuple(env.action_space.shape or ())
         self._action_dtype = env.action_space.dtype
         self._plain_action = len(self._action_shape) == 1 and self._action_dtype == np.float32
@@ -107,7 +107,7 @@ class Task:
             flat = obs.copy() if self._flat else obs.flatten()
         else:
             flat = self._converted(obs)
-        if flat.dot(self._zeros) != 0.0:  # NaN as soon as one is not finite: a third of what isfinite takes
+        if np.vdot(flat, self._zeros) != 0.0:  # NaN as soon as one is not finite: half of what isfinite takes
             index = int(np.flatnonzero(~np.isfinite(flat))[0])
             raise self._bad(f"observation[{index}]", str(flat[index]))
         return flat
