@@ -85,8 +85,8 @@ CATALOGUE = {
         "measure::test_a_candidate_that_crashes_or_hangs_is_data_and_the_next_is_measured",
         "measure::test_a_batch_beyond_the_memory_cap_fails_alone",
         "tuning_cache::test_a_failure_of_every_candidate_is_one_line_and_not_remembered")),
-    24: Row("noise or another user while probing", ("tune_machines::test_noise_of_three_per_cent_does_not_change_the_answer",),
-            stub=True),
+    24: Row("noise or another user while probing", (
+        "tune_machines::test_noise_of_three_per_cent_does_not_change_the_answer",), stub=True),
     25: Row("no GPU, one core, quota of half a core, cpuset", (
         "hardware::test_quota_of_cgroup_v2", "hardware::test_cpuset_narrows_affinity",
         "doctor::test_half_a_core_is_a_warning_with_its_reason"), stub=True),
