@@ -145,7 +145,7 @@ def _knobs(
         step_us=probe.step_us_median, step_cv=probe.step_cv, row_bytes=row_bytes,
         sampler_bytes=max(_SAMPLER_BYTES, probe.memory_bytes + _SAMPLER_BYTES // 2),
         env_bytes=max(_ENV_BYTES, probe.memory_bytes // 2), learner_bytes=_LEARNER_BYTES,
-        devices=_devices(machine),
+        devices=_devices(machine, probe.spec.num_actions is None, _pins(settings).device),
         configured=Configured(
             batch_size=config.learner.batch_size, capacity=config.replay.capacity,
             learning_starts=config.replay.learning_starts,
@@ -159,10 +159,16 @@ def _knobs(
     )
 
 
-def _devices(machine: Machine) -> tuple[Device, ...]:
-    """Where a learner may run: the processor, and every GPU that this process can see."""
-    gpus = (Device(name=f"cuda:{gpu.index}", memory_bytes=gpu.memory_free_bytes) for gpu in machine.gpus)
-    return (Device(name="cpu"), *gpus)
+def _devices(machine: Machine, can_split: bool, asked: str | None) -> tuple[Device, ...]:
+    """Where a learner may run: the processor, every GPU that this process can see, the first two as a split."""
+    found = [Device(name="cpu")]
+    found += [Device(name=f"cuda:{gpu.index}", memory_bytes=gpu.memory_free_bytes) for gpu in machine.gpus]
+    if can_split and len(machine.gpus) >= 2:
+        free = [gpu.memory_free_bytes for gpu in machine.gpus[:2] if gpu.memory_free_bytes is not None]
+        found.append(Device(name="cuda:0+cuda:1", memory_bytes=min(free, default=None)))
+    if asked is not None and "+" in asked and asked not in {device.name for device in found}:
+        found.append(Device(name=asked))
+    return tuple(found)
 
 
 def _pins(settings: Settings) -> Pins:
@@ -175,7 +181,7 @@ def _pins(settings: Settings) -> Pins:
             values[pin] = getattr(getattr(settings.config, part), item)
     device = settings.config.learner.device
     if settings.sources.get("learner.device") == "user" and device != "auto":
-        values["device"] = "cuda:0" if device == "cuda" else device
+        values["device"] = {"cuda": "cuda:0", "split": "cuda:0+cuda:1"}.get(device, device)
     return Pins(**values)
 
 

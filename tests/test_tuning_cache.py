@@ -276,6 +276,32 @@ def test_a_pinned_device_that_is_not_there_is_refused_by_name(bench):
         bench.tune({"learner": {"device": "cuda"}})
 
 
+def _gpus(count):
+    return tuple(
+        hardware.GpuFacts(index=index, uuid=f"GPU-{index}", name="G", memory_bytes=2**34, memory_free_bytes=2**33,
+                          power_limit_w=None, clock_max_hz=None, driver="600", is_mig=False)
+        for index in range(count)
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("gpus", "actions", "offered"),
+    [(0, None, {"cpu"}), (1, None, {"cpu", "cuda:0"}), (2, None, {"cpu", "cuda:0", "cuda:1", "cuda:0+cuda:1"}),
+     (2, 4, {"cpu", "cuda:0", "cuda:1"})],
+)  # fmt: skip
+def test_two_gpus_are_also_tried_as_actor_and_critics(bench, gpus, actions, offered):
+    bench.machine = dataclasses.replace(MACHINE, gpus=_gpus(gpus))
+    probe = dataclasses.replace(PROBE, spec=dataclasses.replace(SPEC, num_actions=actions))
+    _, record = bench.tune(probe=probe)
+    assert {rate["device"] for rate in record["update_rates"]} == offered
+
+
+def test_two_devices_asked_for_are_tuned_around(bench):
+    layer, record = bench.tune({"learner": {"device": "cpu+cpu"}})
+    assert layer.values.get("learner", {}).get("device", "cpu+cpu") == "cpu+cpu"
+    assert {rate["device"] for rate in record["update_rates"]} == {"cpu+cpu"}
+
+
 def test_pinned_values_stay(bench):
     layer, record = bench.tune({"sampling": {"samplers": 1}, "learner": {"batch_size": 96}})
     assert layer.values["sampling"]["samplers"] == 1

@@ -70,14 +70,14 @@ def learner_kinds(knobs: Knobs) -> list[Kind]:
 
 
 def batch_sizes(knobs: Knobs, room: Room) -> list[int]:
-    """Powers of two from 64 and the configured batch, as far as replay allows; or the pinned one."""
+    """Powers of two from 32, the least that the score was fitted to, and the configured batch, as far as replay allows; or the pinned one."""
     if knobs.pins.batch_size is not None:
         return [knobs.pins.batch_size]
     most = min(room.batch_size, MOST_BATCH)
     configured = knobs.configured.batch_size
     if knobs.targets.objective in ("sampling", "updates"):
         return [min(configured, room.batch_size)]
-    ladder = {2**power for power in range(6, 16)} | {configured}
+    ladder = {2**power for power in range(5, 16)} | {configured}
     return sorted(batch for batch in ladder if batch <= most) or [most]
 
 

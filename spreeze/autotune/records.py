@@ -30,7 +30,7 @@ class LearnerSetting:
     batch_size: int
     threads: int = 1
     device: str = "cpu"
-    """A name from ``Knobs.devices``: ``cpu``, ``cuda:0``, ``cuda:0,cuda:1`` ..."""
+    """A name from ``Knobs.devices``: ``cpu``, ``cuda:0``, ``cuda:0+cuda:1`` (actor, critics) ..."""
     precision: str = "float32"
 
 

@@ -76,7 +76,7 @@ def time_to_target_rows(
     return rows
 
 
-HAND_MADE = tuple((batch, samplers) for batch in (64, 128, 256, 1024) for samplers in (1, 2))
+HAND_MADE = tuple((batch, samplers) for batch in (32, 64, 128, 256) for samplers in (1, 2))
 """Batch sizes and sampler counts that a careful person would try on a small machine."""
 
 
