@@ -70,7 +70,7 @@ def learner_kinds(knobs: Knobs) -> list[Kind]:
 
 
 def batch_sizes(knobs: Knobs, room: Room) -> list[int]:
-    """Powers of two from 32, the least that the score was fitted to, and the configured batch, as far as replay allows; or the pinned one."""
+    """Powers of two from 32, the least of the fit, and the configured batch, as far as replay allows; or the pin."""
     if knobs.pins.batch_size is not None:
         return [knobs.pins.batch_size]
     most = min(room.batch_size, MOST_BATCH)
@@ -82,9 +82,12 @@ def batch_sizes(knobs: Knobs, room: Room) -> list[int]:
 
 
 def most_samplers(knobs: Knobs, room: Room, threads: int) -> int:
-    """Samplers beside a learner: each has a core, and one may share; none with a learner of several threads."""
+    """Samplers beside a learner: each has a core, and one may share; none with a learner of several threads.
+
+    Two even on one core: samplers run at a low priority, so their number sets the share that they get of it.
+    """
     spare = math.floor(knobs.cores + 1e-9) - threads + (1 if threads == 1 else 0)
-    return max(1, min(spare, room.samplers))
+    return max(1, min(max(spare, 2), room.samplers))
 
 
 def sampler_grid(knobs: Knobs, room: Room, threads: int) -> list[int]:
