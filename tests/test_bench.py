@@ -1,10 +1,13 @@
 """The benches run and report; no test judges a speed."""
 
 import json
+import signal
 import subprocess
 import sys
 
+import psutil
 import pytest
+from harness import poll
 
 from spreeze.bench import governor
 from spreeze.bench.command import _line
@@ -95,3 +98,21 @@ def test_governor_bench_reports_the_learner_before_beside_and_after_a_busy_proce
     assert values["share_of_possible"] > 0
     assert values["samplers_active_before"] <= 1.0
     assert told
+
+
+@pytest.mark.timeout(60)
+def test_a_bench_that_is_terminated_takes_its_runs_along(tmp_path):
+    command = [sys.executable, "-m", "spreeze.bench", "target", "--env", "Pendulum-v1", "--repeats", "1",
+               "--limit", "60", "--target-return", "1e9", "--runs-dir", str(tmp_path)]  # fmt: skip
+    bench = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        children = psutil.Process(bench.pid).children
+        poll(lambda: len(children(recursive=True)) >= 3, 30.0, "a run with its workers")
+        family = children(recursive=True)
+        bench.terminate()
+        assert bench.wait(20.0) == 128 + signal.SIGTERM
+        _, left = psutil.wait_procs(family, timeout=10.0)
+        assert not left
+    finally:
+        bench.kill()
+        bench.wait()

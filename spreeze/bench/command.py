@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,16 @@ _LEARNER_UNITS = {
 def main(argv: list[str] | None = None) -> int:
     """Runs one bench; returns the exit code."""
     args = _parser().parse_args(argv)
-    return guarded(lambda: _bench(args), as_json=args.json)
+    before = signal.signal(signal.SIGTERM, _end)
+    try:
+        return guarded(lambda: _bench(args), as_json=args.json)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _end(number: int, frame: object) -> None:
+    """Ends by an exception, so that the runs and processes that a bench started are ended too."""
+    raise SystemExit(128 + number)
 
 
 def _parser() -> argparse.ArgumentParser:

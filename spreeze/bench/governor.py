@@ -33,7 +33,12 @@ _BEFORE_S, _AFTER_S = 12.0, 25.0
 _TURN_S, _TURNS = 3.0, 7
 _SETTLE_S = 0.5
 _MARKS_S = (0.0, 5.0, 10.0, 20.0)
-_SPIN = "import os, sys\nos.sched_setaffinity(0, {int(sys.argv[1])})\nwhile True: pass"
+_SPIN = """
+import os, sys
+os.sched_setaffinity(0, {int(sys.argv[1])})
+while os.getppid() == int(sys.argv[2]):
+    sum(range(10000))
+"""
 
 
 class Counters(NamedTuple):
@@ -210,7 +215,7 @@ def _turn(run: _Run) -> tuple[float, float]:
 @contextlib.contextmanager
 def _busy(core: int) -> Iterator[None]:
     """A process that keeps one core busy, in a session of its own like any other program's."""
-    process = subprocess.Popen([sys.executable, "-c", _SPIN, str(core)], stdin=subprocess.DEVNULL,
+    process = subprocess.Popen([sys.executable, "-c", _SPIN, str(core), str(os.getpid())], stdin=subprocess.DEVNULL,
                                start_new_session=True, env={"PATH": os.defpath})
     try:
         yield
