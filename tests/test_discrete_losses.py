@@ -197,7 +197,7 @@ def test_sac_actor_and_temperature_gradients_are_those_of_the_expected_losses():
     np.testing.assert_allclose(sac.actor.gradient.flat.numpy()[indices], expected, rtol=1e-5, atol=1e-8)
     # d/d log_alpha of log_alpha (entropy - target), target 0.98 of log K: eq. 11.
     entropy = -(prob * log_prob).sum(1).mean()
-    assert sac.actor._grad_log_alpha.item() == pytest.approx(entropy - 0.98 * math.log(K))
+    assert sac.actor.temperature.gradient.item() == pytest.approx(entropy - 0.98 * math.log(K))
     metrics = sac.metrics()
     assert metrics["entropy"] == pytest.approx(entropy)
     assert sac.critics.mean_action_value() == pytest.approx(value)

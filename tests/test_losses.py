@@ -126,7 +126,7 @@ def test_sac_actor_gradient_is_that_of_alpha_log_prob_minus_least_q(raise_log_st
     algorithm.actor_step(algorithm.action_gradient(batch, proposal.action))
     np.testing.assert_allclose(algorithm.actor.gradient.flat.numpy()[indices], expected, rtol=1e-5, atol=1e-8)
     # Temperature: d/d log_alpha of -log_alpha (mean log_prob + target entropy), target entropy -ACT.
-    assert algorithm.actor._grad_log_alpha.item() == pytest.approx(-(log_prob.mean() - ACT))
+    assert algorithm.actor.temperature.gradient.item() == pytest.approx(-(log_prob.mean() - ACT))
 
 
 @pytest.mark.parametrize("name", ["td3", "ddpg"])

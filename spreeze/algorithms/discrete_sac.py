@@ -17,6 +17,7 @@ from spreeze.algorithms.action_values import ActionValues
 from spreeze.algorithms.adam import FlatAdam
 from spreeze.algorithms.base import Proposal
 from spreeze.algorithms.common import ActorCritic
+from spreeze.algorithms.temperature import Temperature
 from spreeze.config import SACConfig
 from spreeze.networks import Parameters, Tape, mlp_backward, mlp_forward, new_parameters
 from spreeze.types import TransitionBatch
@@ -49,12 +50,8 @@ class CategoricalActor:
         self.online.initialise(init)
         self.gradient = new_parameters(sizes, 1, device, dtype)
         self.adam = FlatAdam(self.online.flat, self.gradient.flat, config.actor_lr)
-        self.log_alpha = torch.full((1,), math.log(config.initial_alpha), device=device, dtype=dtype)
-        self.alpha = self.log_alpha.exp()
-        self._grad_log_alpha = torch.zeros_like(self.log_alpha)
-        self._alpha_adam = FlatAdam(self.log_alpha, self._grad_log_alpha, config.alpha_lr)
+        self.temperature = Temperature(config, device, dtype)
         self._target_entropy = config.target_entropy_ratio * math.log(num_actions)
-        self._tune_alpha = config.tune_alpha
         self._buffers: _Buffers | None = None
 
     def propose(self, next_obs: Tensor, obs: Tensor) -> Proposal:
@@ -78,38 +75,27 @@ class CategoricalActor:
         """
         buffers = self._buffers
         assert buffers is not None
-        grad, mean_log_prob = ops.soft_policy_gradient(buffers.prob, buffers.log_prob, values, self.alpha)
+        grad, mean_log_prob = ops.soft_policy_gradient(buffers.prob, buffers.log_prob, values, self.temperature.alpha)
         buffers.entropy = mean_log_prob.neg_()
         torch.mul(grad, 1.0 / buffers.rows, out=buffers.fresh.grad_out[0])
         mlp_backward(self.online, buffers.fresh, buffers.x_obs_t, self.gradient)
         self.adam.step()
-        if self._tune_alpha:
-            self._grad_log_alpha.copy_(buffers.entropy.mean()).sub_(self._target_entropy)
-            self._alpha_adam.step()
-            torch.exp(self.log_alpha, out=self.alpha)
+        if self.temperature.tuned:
+            self.temperature.gradient.copy_(buffers.entropy.mean()).sub_(self._target_entropy)
+            self.temperature.step()
 
     def metrics(self, mean_action_value: float) -> dict[str, float]:
         """alpha, entropy, actor_loss and actor_grad_norm of the latest step (reads the device)."""
-        alpha = self.log_alpha.exp().item()
-        if self._buffers is None:
-            return {"alpha": alpha}
-        entropy = self._buffers.entropy.mean().item()
-        return {
-            "alpha": alpha,
-            "entropy": entropy,
-            "actor_loss": -alpha * entropy - mean_action_value,
-            "actor_grad_norm": self.adam.gradient_norm,
-        }
+        entropy = None if self._buffers is None else self._buffers.entropy
+        return self.temperature.metrics(self.adam, entropy, mean_action_value)
 
     def refused(self) -> int:
         """Steps of actor and temperature that were not applied (reads the device)."""
-        return max(self.adam.refused, self._alpha_adam.refused)
+        return self.temperature.refused(self.adam)
 
     def tensors(self) -> dict[str, Tensor]:
         """The state that a checkpoint stores."""
-        own = {"online": self.online.flat, "log_alpha": self.log_alpha}
-        own |= {f"adam.{name}": tensor for name, tensor in self.adam.tensors().items()}
-        return own | {f"alpha_adam.{name}": tensor for name, tensor in self._alpha_adam.tensors().items()}
+        return self.temperature.tensors(self.online.flat, self.adam)
 
 
 class DiscreteSAC(ActorCritic):
@@ -143,7 +129,7 @@ class DiscreteSAC(ActorCritic):
         """Critic side: target ``r + discount E_pi(min Q'(s', a') - alpha log pi(a'|s'))`` (eq. 10)."""
         assert next_log_prob is not None
         soft = self.critics.least(batch.next_obs, target=True)
-        soft.addcmul_(next_log_prob, self.actor.alpha, value=-1.0)
+        soft.addcmul_(next_log_prob, self.actor.temperature.alpha, value=-1.0)
         value = soft.mul_(next_action).sum(0)
         target = ops.td_target(batch.reward, batch.terminated, batch.discount, value)
         self.critics.step(batch.obs, batch.action[:, 0].long(), target)
@@ -166,4 +152,4 @@ class DiscreteSAC(ActorCritic):
     def load_state_arrays(self, arrays: dict[str, np.ndarray]) -> None:
         """Takes over what ``state_arrays`` gave."""
         super().load_state_arrays(arrays)
-        torch.exp(self.actor.log_alpha, out=self.actor.alpha)
+        self.actor.temperature.derive()

@@ -7,8 +7,6 @@ temperature, targets; the temperature's step is on log alpha; both of an update'
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -21,6 +19,7 @@ from spreeze.algorithms.critics import Critics
 from spreeze.algorithms.pair import Pair
 from spreeze.algorithms.passes import Passes, backward
 from spreeze.algorithms.placement import Placement
+from spreeze.algorithms.temperature import Temperature
 from spreeze.config import SACConfig
 from spreeze.networks import (
     Parameters,
@@ -73,12 +72,9 @@ class GaussianActor:
         self.online.initialise(init)
         self.gradient = new_parameters(sizes, 1, device, dtype)
         self.adam = FlatAdam(self.online.flat, self.gradient.flat, config.actor_lr)
-        self.log_alpha = torch.full((1,), math.log(config.initial_alpha), device=device, dtype=dtype)
-        self.alpha = self.log_alpha.exp()
-        self._grad_log_alpha = torch.zeros_like(self.log_alpha)
-        self._alpha_adam = FlatAdam(self.log_alpha, self._grad_log_alpha, config.alpha_lr)
-        self._target_entropy = torch.full_like(self.log_alpha, config.target_entropy_per_action * action_dim)
-        self._tune_alpha, self._action_dim, self._noise = config.tune_alpha, action_dim, noise
+        self.temperature = Temperature(config, device, dtype)
+        self._target_entropy = torch.full_like(self.temperature.alpha, config.target_entropy_per_action * action_dim)
+        self._action_dim, self._noise = action_dim, noise
         self._pair = pair
         self._buffers: _Buffers | None = None
 
@@ -102,7 +98,7 @@ class GaussianActor:
         """Gradient step on ``mean(alpha log pi(a|s) - Q(s, a))`` (eq. 9), then on the temperature (eq. 18)."""
         buffers = self._buffers
         assert buffers is not None
-        weight = self.alpha * buffers.per_row
+        weight = self.temperature.alpha * buffers.per_row
         grad_action = dq_da * buffers.minus_per_row
         grad_mean, grad_log_std = ops.squashed_gaussian_backward(buffers.action, buffers.deviation, grad_action, weight)
         buffers.grad_mean.copy_(grad_mean)
@@ -111,33 +107,23 @@ class GaussianActor:
         torch.mul(grad_log_std, buffers.in_range, out=buffers.grad_log_std)
         backward(self.online, buffers.fresh, buffers.x_obs_t, self.gradient, self._pair)
         self.adam.step()
-        if self._tune_alpha:
-            torch.sub(torch.dot(buffers.log_prob, buffers.minus_mean), self._target_entropy, out=self._grad_log_alpha)
-            self._alpha_adam.step()
-            torch.exp(self.log_alpha, out=self.alpha)
+        if self.temperature.tuned:
+            gradient = self.temperature.gradient
+            torch.sub(torch.dot(buffers.log_prob, buffers.minus_mean), self._target_entropy, out=gradient)
+            self.temperature.step()
 
     def metrics(self, mean_action_value: float) -> dict[str, float]:
         """alpha, entropy, actor_loss and actor_grad_norm of the latest step (reads the device)."""
-        alpha = self.log_alpha.exp().item()
-        if self._buffers is None:
-            return {"alpha": alpha}
-        entropy = -self._buffers.log_prob.mean().item()
-        return {
-            "alpha": alpha,
-            "entropy": entropy,
-            "actor_loss": -alpha * entropy - mean_action_value,
-            "actor_grad_norm": self.adam.gradient_norm,
-        }
+        entropy = None if self._buffers is None else -self._buffers.log_prob
+        return self.temperature.metrics(self.adam, entropy, mean_action_value)
 
     def refused(self) -> int:
         """Steps of actor and temperature that were not applied (reads the device)."""
-        return max(self.adam.refused, self._alpha_adam.refused)
+        return self.temperature.refused(self.adam)
 
     def tensors(self) -> dict[str, Tensor]:
         """The state that a checkpoint stores."""
-        own = {"online": self.online.flat, "log_alpha": self.log_alpha}
-        own |= {f"adam.{name}": tensor for name, tensor in self.adam.tensors().items()}
-        return own | {f"alpha_adam.{name}": tensor for name, tensor in self._alpha_adam.tensors().items()}
+        return self.temperature.tensors(self.online.flat, self.adam)
 
 
 class SAC(ActorCritic):
@@ -179,7 +165,7 @@ class SAC(ActorCritic):
         """Critic side: target ``r + discount (min Q'(s', a') - alpha log pi(a'|s'))`` (eq. 5 to 7)."""
         assert next_log_prob is not None
         value = self.critics.next_value(batch.next_obs, next_action)
-        value.addcmul_(next_log_prob, self._placement.to_critics(self.actor.alpha), value=-1.0)
+        value.addcmul_(next_log_prob, self._placement.to_critics(self.actor.temperature.alpha), value=-1.0)
         self.critics.step(batch.obs_action, ops.td_target(batch.reward, batch.terminated, batch.discount, value))
 
     def action_gradient(self, batch: TransitionBatch, action: Tensor) -> Tensor:
@@ -198,4 +184,4 @@ class SAC(ActorCritic):
     def load_state_arrays(self, arrays: dict[str, np.ndarray]) -> None:
         """Takes over what ``state_arrays`` gave."""
         super().load_state_arrays(arrays)
-        torch.exp(self.actor.log_alpha, out=self.actor.alpha)
+        self.actor.temperature.derive()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import os
 import signal
 import statistics
 import subprocess
@@ -22,6 +21,7 @@ from typing import Any, NamedTuple
 
 import psutil
 
+from spreeze.bench.busy import busy_core
 from spreeze.errors import RunError, SpreezeError
 from spreeze.hardware import core_facts
 from spreeze.store_reader import MetricsReader
@@ -33,12 +33,6 @@ _BEFORE_S, _AFTER_S = 12.0, 25.0
 _TURN_S, _TURNS = 3.0, 7
 _SETTLE_S = 0.5
 _MARKS_S = (0.0, 5.0, 10.0, 20.0)
-_SPIN = """
-import os, sys
-os.sched_setaffinity(0, {int(sys.argv[1])})
-while os.getppid() == int(sys.argv[2]):
-    sum(range(10000))
-"""
 
 
 class Counters(NamedTuple):
@@ -167,7 +161,7 @@ def _measure(run: _Run, load_s: float, say: Callable[[str], None]) -> dict[str, 
     before = run.watch(_BEFORE_S)
     values["updates_per_s_before"], values["env_steps_per_s_before"] = _rates(before)
     values |= run.governed("before")
-    with _busy(core_facts().ids[0]):
+    with busy_core(core_facts().ids[0]):
         began_s = before[1].t_s
         for start_s, end_s in itertools.pairwise(_MARKS_S):
             window = run.watch(end_s - start_s)
@@ -210,18 +204,6 @@ def _turn(run: _Run) -> tuple[float, float]:
     if possible <= 0:
         raise SpreezeError("no update in a whole turn: raise --samples-per-insert's upper bound, or lower the batch")
     return governed, possible
-
-
-@contextlib.contextmanager
-def _busy(core: int) -> Iterator[None]:
-    """A process that keeps one core busy, in a session of its own like any other program's."""
-    process = subprocess.Popen([sys.executable, "-c", _SPIN, str(core), str(os.getpid())], stdin=subprocess.DEVNULL,
-                               start_new_session=True, env={"PATH": os.defpath})
-    try:
-        yield
-    finally:
-        process.kill()
-        process.wait()
 
 
 def _rates(window: tuple[Counters, Counters]) -> tuple[float, float]:

@@ -11,15 +11,14 @@ import dataclasses
 import os
 import random
 import statistics
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from spreeze.autotune.records import JointRate, JointSetting, LearnerSetting
 from spreeze.autotune.scores import joint_score
+from spreeze.bench.busy import busy_core
 from spreeze.envs.probe import probe_env
 from spreeze.errors import ConfigError, SpreezeError
 from spreeze.hardware import read_machine
@@ -36,12 +35,6 @@ _SLOWEST_UPDATE_S = 0.1
 """Larger batches are left out of the grid once an update takes longer."""
 _WINDOW_S, _START_S = 1.6, 6.0
 """One measurement of one grid point, and the start of a crew, about."""
-_BUSY = """
-import os, sys
-os.sched_setaffinity(0, {int(sys.argv[1])})
-while os.getppid() == int(sys.argv[2]):
-    sum(range(10000))
-"""
 
 
 @dataclass
@@ -86,7 +79,7 @@ def tune_rows(case: Case, say: Say) -> list[Row]:
     """
     if case.cores is not None:
         _use_cores(case.cores)
-    with Interrupts() as interrupts, _neighbour() if case.busy else contextlib.nullcontext():
+    with Interrupts() as interrupts, busy_core(max(os.sched_getaffinity(0))) if case.busy else contextlib.nullcontext():
         settings = _settings(case)
         records = []
         for number in range(case.runs):
@@ -101,18 +94,6 @@ def _use_cores(count: int) -> None:
     if not 1 <= count <= len(own):
         raise ConfigError(f"--cores {count}: this process may use {len(own)}")
     os.sched_setaffinity(0, own[:count])
-
-
-@contextlib.contextmanager
-def _neighbour() -> Iterator[None]:
-    """Another program that keeps the last core busy."""
-    core = max(os.sched_getaffinity(0))
-    process = subprocess.Popen([sys.executable, "-c", _BUSY, str(core), str(os.getpid())])
-    try:
-        yield
-    finally:
-        process.kill()
-        process.wait()
 
 
 def _settings(case: Case) -> Settings:

@@ -70,7 +70,9 @@ class Learning:
             shape = (batch_size, self._layout.window, *self._frame_shape)
             self._frames = torch.empty(shape, dtype=torch.uint8, pin_memory=pinned)
         self._host_batch: TransitionBatch | None = None
-        self._seen = torch.empty((2, batch_size, self._layout.obs_dim), pin_memory=pinned)
+        self._seen: torch.Tensor | None = None
+        if self._actor_device != self._device:
+            self._seen = torch.empty((2, batch_size, self._layout.obs_dim), pin_memory=pinned)
 
     def refresh(self) -> None:
         """Renews the reader's windows now."""
@@ -121,7 +123,7 @@ class Learning:
 
     def _actor_batch(self) -> TransitionBatch | None:
         """What the actor sees of the batch, on its own device; None where it shares the critics'."""
-        if self._actor_device == self._device:
+        if self._seen is None:
             return None
         torch.stack((self._rows[:, self._layout.obs], self._rows[:, self._layout.next_obs]), out=self._seen)
         there = self._seen.to(self._actor_device, non_blocking=True)
