@@ -16,7 +16,7 @@ from typing import Any
 
 from spreeze.convolution import CNNS
 from spreeze.errors import ConfigError, did_you_mean
-from spreeze.fitting import ALGORITHMS
+from spreeze.fitting import ALGORITHMS, MODES
 
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
@@ -82,7 +82,7 @@ class RunConfig(Part):
     """What is run and where its files go."""
 
     algo: str = setting("sac", "algorithm; not set: by the action space", choices=ALGORITHMS)
-    mode: str = setting("spreeze", "how the parts are wired together", choices=("spreeze", "serial"))
+    mode: str = setting("spreeze", "how the parts are wired together", choices=tuple(MODES))
     seed: int = setting(1, "seed of networks, exploration and environments", low=0, high=2**31 - 1)
     runs_dir: str = setting("runs", "directory that holds the run directories")
     name: str | None = setting(None, "name of the run directory; built from time, env, algo and seed if not given")
@@ -190,6 +190,52 @@ class DQNConfig(AlgorithmConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class OnPolicyConfig(Part):
+    """What the on-policy algorithms share."""
+
+    hidden_sizes: tuple[int, ...] = setting((64, 64), "width of each hidden layer, of policy and value network each",
+                                            unit="units", low=1, high=4096)
+    cnn: str = setting("nature", "convolutional layers for images, which policy and value share; hidden_sizes follow",
+                       choices=tuple(CNNS))
+    gamma: float = setting(0.99, "discount of one env step", low=0.0, high=1.0)
+    gae_lambda: float = setting(0.95, "lambda of the advantage estimate; 1: returns alone (arXiv 1506.02438)",
+                                low=0.0, high=1.0)
+    lr: float = setting(3e-4, "step size", low=0.0, high=1.0)
+    lr_schedule: str = setting("linear", "linear: the step size falls to 0 at stop.env_steps, if that is set",
+                               choices=("linear", "constant"))
+    value_coef: float = setting(0.5, "weight of the value loss", low=0.0, high=1e3)
+    entropy_coef: float = setting(0.0, "weight of the policy's entropy", low=0.0, high=1e3)
+    max_grad_norm: float = setting(0.5, "a gradient with a larger norm is scaled down to it", low=1e-6, high=1e9)
+    normalize_advantage: bool = setting(True, "shift and scale the advantages of an interval to mean 0, deviation 1")
+    normalize_returns: bool = setting(False, "divide rewards by the running deviation of discounted returns")
+    initial_log_std: float = setting(0.0, "log deviation of continuous actions at the start", low=-20.0, high=2.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PPOConfig(OnPolicyConfig):
+    """Proximal policy optimisation (Schulman et al. 2017, arXiv 1707.06347)."""
+
+    clip: float = setting(0.2, "range of the probability ratio around 1", low=1e-3, high=10.0)
+    clip_value: bool = setting(False, "keep new values within clip of the old ones")
+    epochs: int = setting(10, "passes over the data of an interval", low=1, high=1000)
+    minibatches: int = setting(4, "parts of an interval's data, one update each", low=1, high=2**20)
+    adam_eps: float = setting(1e-5, "epsilon of Adam", low=1e-12, high=1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class A2CConfig(OnPolicyConfig):
+    """Advantage actor-critic (Mnih et al. 2016, arXiv 1602.01783), synchronous, with RMSProp."""
+
+    gae_lambda: float = setting(1.0, "lambda of the advantage estimate; 1: returns alone (arXiv 1506.02438)",
+                                low=0.0, high=1.0)
+    lr: float = setting(7e-4, "step size", low=0.0, high=1.0)
+    entropy_coef: float = setting(0.01, "weight of the policy's entropy", low=0.0, high=1e3)
+    normalize_advantage: bool = setting(False, "shift and scale the advantages of an interval to mean 0, deviation 1")
+    rmsprop_alpha: float = setting(0.99, "decay of the mean squared gradient", low=0.0, high=1.0)
+    rmsprop_eps: float = setting(1e-5, "epsilon of RMSProp", low=1e-12, high=1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
 class ReplayConfig(Part):
     """Shared-memory replay and the balance between its two sides."""
 
@@ -293,6 +339,8 @@ class Config:
     td3: TD3Config = field(default_factory=TD3Config)
     ddpg: DDPGConfig = field(default_factory=DDPGConfig)
     dqn: DQNConfig = field(default_factory=DQNConfig)
+    ppo: PPOConfig = field(default_factory=PPOConfig)
+    a2c: A2CConfig = field(default_factory=A2CConfig)
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)
@@ -310,9 +358,21 @@ class Config:
 
     @property
     def algorithm(self) -> AlgorithmConfig:
-        """The part of the chosen algorithm."""
-        part: AlgorithmConfig = getattr(self, self.run.algo)
+        """The part of the chosen off-policy algorithm.
+
+        Raises:
+            ConfigError: the chosen one learns on policy.
+        """
+        part = getattr(self, self.run.algo)
+        if not isinstance(part, AlgorithmConfig):
+            raise ConfigError(f"--algo {self.run.algo}: it learns on policy, without replay; use --mode hts or serial")
         return part
+
+    @property
+    def on_policy(self) -> OnPolicyConfig | None:
+        """The part of the chosen on-policy algorithm; None where it learns off policy."""
+        part = getattr(self, self.run.algo)
+        return part if isinstance(part, OnPolicyConfig) else None
 
 
 PARTS: dict[str, type[Part]] = {

@@ -1,4 +1,4 @@
-"""Which algorithm fits which action space: one table, the check and the default that follow from it."""
+"""Which algorithm fits which action space and mode: the tables, the checks and the default that follow from them."""
 
 from __future__ import annotations
 
@@ -6,38 +6,53 @@ from spreeze.errors import ConfigError
 from spreeze.types import EnvSpec, Reasoned
 
 CONTINUOUS = ("sac", "td3", "ddpg")
-"""Algorithms for actions that are vectors of real numbers, the default first."""
+"""Off-policy algorithms for actions that are vectors of real numbers, the default first."""
 DISCRETE = ("dqn", "sac")
-"""Algorithms for one of n actions, the default first."""
+"""Off-policy algorithms for one of n actions, the default first."""
 IMAGES = ("dqn",)
-"""Algorithms with a network for images; their actions are one of n."""
-ALGORITHMS = tuple(dict.fromkeys(CONTINUOUS + DISCRETE))
+"""Off-policy algorithms with a network for images; their actions are one of n."""
+ON_POLICY = ("ppo", "a2c")
+"""Algorithms that learn from what their own policy has just collected; they fit every task."""
+OFF_POLICY = tuple(dict.fromkeys(CONTINUOUS + DISCRETE))
+"""Algorithms that learn from replay."""
+ALGORITHMS = OFF_POLICY + ON_POLICY
 """Every algorithm's name."""
+MODES: dict[str, tuple[str, ...]] = {"spreeze": OFF_POLICY, "serial": ALGORITHMS, "hts": ON_POLICY}
+"""mode -> the algorithms that it runs."""
 
 
-def fitting_algorithms(spec: EnvSpec) -> tuple[str, ...]:
-    """The algorithms that can learn this environment, the default first."""
+def fitting_algorithms(spec: EnvSpec, mode: str = "serial") -> tuple[str, ...]:
+    """The algorithms that can learn this environment and that the mode runs (serial: any), the default first."""
     if spec.frames is not None:
-        return IMAGES
-    return CONTINUOUS if spec.num_actions is None else DISCRETE
+        off_policy: tuple[str, ...] = IMAGES
+    else:
+        off_policy = CONTINUOUS if spec.num_actions is None else DISCRETE
+    return tuple(name for name in off_policy + ON_POLICY if name in MODES[mode])
 
 
-def default_algorithm(spec: EnvSpec) -> Reasoned:
+def default_algorithm(spec: EnvSpec, mode: str) -> Reasoned:
     """The algorithm that is taken when none is named."""
-    name, *others = fitting_algorithms(spec)
+    name, *others = fitting_algorithms(spec, mode)
     too = f" ({_listed(others, 'fit')} too)" if others else ""
     return Reasoned(name, f"algorithm {name}: the default for {task_text(spec)}{too}")
 
 
-def check_algorithm(name: str, spec: EnvSpec) -> None:
-    """Refuses an algorithm that cannot learn this environment's actions.
+def check_algorithm(name: str, spec: EnvSpec, mode: str) -> None:
+    """Refuses an algorithm that cannot learn this environment's actions, or that the mode does not run.
 
     Raises:
         ConfigError: it does not fit; the message says what would.
     """
-    fitting = fitting_algorithms(spec)
-    if name not in fitting:
+    fitting = fitting_algorithms(spec, mode)
+    if name not in fitting_algorithms(spec):
         raise ConfigError(f"--algo {name}: {spec.env_id} has {task_text(spec)}; {_listed(fitting, 'fit')}")
+    if name not in fitting:
+        needs = "what its own policy has just collected" if name in ON_POLICY else "replay"
+        modes = [f"--mode {other}" for other, runs in MODES.items() if name in runs]
+        raise ConfigError(
+            f"--algo {name}: it learns from {needs}, which mode {mode} does not have; use {' or '.join(modes)}, "
+            f"or --algo {' or '.join(fitting)}"
+        )
 
 
 def task_text(spec: EnvSpec) -> str:

@@ -2,11 +2,16 @@
 
 Each has ``explore(out, rng)`` and ``greedy(out)``: [N, outputs] to a new array [N, A], ``out`` may be
 overwritten. Actions of the continuous kinds lie in [-1, 1]; a discrete action is its index.
+
+The kinds that on-policy algorithms train have ``draw(out, noise)`` too: the action and its log-probability
+as a pure function of one row of each. Its continuous actions are not bounded: the log-probability is that of the
+action as drawn, and whoever steps the environment clips it to [-1, 1].
 """
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+import math
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -18,7 +23,12 @@ LOG_STD_MIN, LOG_STD_MAX = -20.0, 2.0
 # As float32 arrays: a ufunc spends a microsecond on finding the type of a Python number.
 _ONE, _MINUS_ONE = np.array(1.0, np.float32), np.array(-1.0, np.float32)
 _LOG_STD_MIN, _LOG_STD_MAX = np.array(LOG_STD_MIN, np.float32), np.array(LOG_STD_MAX, np.float32)
+_MINUS_HALF = np.array(-0.5, np.float32)
 _TINY = np.array(np.finfo(np.float32).tiny, np.float32)
+
+
+Arrays = dict[str, np.ndarray]
+_HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 
 
 class Head(Protocol):
@@ -35,10 +45,22 @@ class Head(Protocol):
         ...
 
 
+@runtime_checkable
+class DrawingHead(Protocol):
+    """A head whose noise comes from outside."""
+
+    noise_dim: int
+    """Z: values of noise for one action."""
+
+    def draw(self, out: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Actions [N, A] and their log-probabilities [N] in nat, of noise [N, Z]; ``out`` may be overwritten."""
+        ...
+
+
 class SquashedGaussian:
     """``tanh(mean + exp(log_std) noise)``; outputs are means, then log deviations."""
 
-    def __init__(self, meta: dict[str, Any]) -> None:
+    def __init__(self, meta: dict[str, Any], arrays: Arrays) -> None:
         self._actions = int(meta["action_dim"])
         self.outputs = 2 * self._actions
 
@@ -63,7 +85,7 @@ class SquashedGaussian:
 class Deterministic:
     """``tanh(out)``; explores with clipped Gaussian noise."""
 
-    def __init__(self, meta: dict[str, Any]) -> None:
+    def __init__(self, meta: dict[str, Any], arrays: Arrays) -> None:
         self.outputs = int(meta["action_dim"])
         self._noise = np.array(float(meta.get("exploration_noise", 0.0)), np.float32)
 
@@ -89,7 +111,7 @@ class EpsilonGreedy:
     Env steps are those of the whole run when the weights were published, and those taken here since.
     """
 
-    def __init__(self, meta: dict[str, Any]) -> None:
+    def __init__(self, meta: dict[str, Any], arrays: Arrays) -> None:
         self.outputs = int(meta["num_actions"])
         self._start, self._end = float(meta["epsilon_start"]), float(meta["epsilon_end"])
         self._span = int(meta["epsilon_env_steps"])
@@ -118,11 +140,53 @@ class EpsilonGreedy:
         return _column(out.argmax(1))
 
 
+class Gaussian:
+    """``mean + exp(log_std) noise``; outputs are means, the log deviations [A] are parameters of their own."""
+
+    def __init__(self, meta: dict[str, Any], arrays: Arrays) -> None:
+        self.outputs = self.noise_dim = int(meta["action_dim"])
+        log_std = np.ascontiguousarray(arrays["log_std"], np.float32)
+        if log_std.shape != (self.outputs,):
+            raise WeightsError(f"weights 'log_std' have shape {log_std.shape}; ({self.outputs},) is needed")
+        self._std = np.exp(log_std)
+        self._constant = np.float32(-np.sum(log_std, dtype=np.float64) - self.outputs * _HALF_LOG_2PI)
+
+    def draw(self, out: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Samples by standard normal noise [N, A], not bounded."""
+        action = noise * self._std
+        action += out
+        log_prob = np.square(noise).sum(1)
+        log_prob *= _MINUS_HALF
+        log_prob += self._constant
+        return action, log_prob
+
+    def explore(self, out: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """A sample, clipped to [-1, 1]."""
+        return self.greedy(self.draw(out, rng.standard_normal(out.shape, np.float32))[0])
+
+    def greedy(self, out: np.ndarray) -> np.ndarray:
+        """The mean, clipped to [-1, 1]."""
+        action: np.ndarray = np.minimum(np.maximum(out, _MINUS_ONE), _ONE)
+        return action
+
+
 class Categorical:
     """Samples from ``softmax(out)``."""
 
-    def __init__(self, meta: dict[str, Any]) -> None:
+    noise_dim = 1
+
+    def __init__(self, meta: dict[str, Any], arrays: Arrays) -> None:
         self.outputs = int(meta["num_actions"])
+
+    def draw(self, out: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Samples by uniform noise [N, 1] in [0, 1): the first action whose cumulative probability is above it."""
+        out -= out.max(1, keepdims=True)
+        cumulative = np.cumsum(np.exp(out), axis=1)
+        total = cumulative[:, -1:]
+        # Rounding can make noise * total the total itself, so the last action is the bound.
+        index = (cumulative[:, :-1] <= noise * total).sum(1, keepdims=True)
+        log_prob: np.ndarray = (np.take_along_axis(out, index, 1) - np.log(total))[:, 0]
+        return index.astype(np.float32), log_prob
 
     def explore(self, out: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """A sample: the greatest of ``out - log E``, E standard exponential (Gumbel 1954)."""
@@ -142,16 +206,17 @@ def _column(index: np.ndarray) -> np.ndarray:
     return action.reshape(-1, 1)
 
 
-_HEADS: dict[str, type[SquashedGaussian | Deterministic | EpsilonGreedy | Categorical]] = {
+_HEADS: dict[str, type[SquashedGaussian | Gaussian | Deterministic | EpsilonGreedy | Categorical]] = {
     "squashed_gaussian": SquashedGaussian,
+    "gaussian": Gaussian,
     "deterministic": Deterministic,
     "q_values": EpsilonGreedy,
     "categorical": Categorical,
 }
 
 
-def head_of(meta: dict[str, Any]) -> Head:
-    """The head that an algorithm's ``policy_meta`` describes.
+def head_of(meta: dict[str, Any], arrays: Arrays) -> Head:
+    """The head that an algorithm's ``policy_meta`` describes; ``arrays`` hold its own parameters, if it has any.
 
     Raises:
         WeightsError: a kind that is not known here, or a value is missing.
@@ -160,6 +225,6 @@ def head_of(meta: dict[str, Any]) -> Head:
     if kind not in _HEADS:
         raise WeightsError(f"weights hold a policy of kind {kind!r}; known are {', '.join(_HEADS)}")
     try:
-        return _HEADS[kind](meta)
+        return _HEADS[kind](meta, arrays)
     except KeyError as error:
         raise WeightsError(f"weights of a {kind} policy have no {error}; publish them again") from None

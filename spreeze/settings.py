@@ -110,14 +110,14 @@ def with_algorithm(layers: list[Layer], settings: Settings, spec: EnvSpec) -> tu
         spec: the environment.
 
     Raises:
-        ConfigError: the algorithm that was named does not fit.
+        ConfigError: the algorithm that was named does not fit the actions or the mode.
     """
     reason = None
     if "run.algo" not in settings.sources:
-        choice = default_algorithm(spec)
+        choice = default_algorithm(spec, settings.config.run.mode)
         layers.insert(0, Layer("action space", {"run": {"algo": choice.value}}))
         settings, reason = resolve(layers), choice.reason
-    check_algorithm(settings.config.run.algo, spec)
+    check_algorithm(settings.config.run.algo, spec, settings.config.run.mode)
     return settings, reason
 
 

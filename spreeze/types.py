@@ -1,6 +1,6 @@
 """The shapes and records that every part shares.
 
-Shape legend, used in all docstrings: B batch, N environments stepped together, O observation
+Shape legend, used in all docstrings: B batch, T time, N environments stepped together, O observation
 size, A action size, K number of discrete actions, W row width. A discrete action travels as one
 float32 component (A = 1), its index 0 .. K-1. Torch is not imported here: samplers never load it.
 """
@@ -85,6 +85,21 @@ class TransitionBatch(NamedTuple):
     terminated: Any  # [B]: 1.0 where the MDP ended; a truncated transition has 0.0
     discount: Any  # [B] or float: gamma^k, k the number of env steps the transition spans
     next_obs: Any  # [B, O]: the true last observation where the episode ended
+
+
+class RolloutBatch(NamedTuple):
+    """T env steps of N environments, collected by one policy; NumPy views, valid only during one update.
+
+    Unless its episode ends at t, an environment's ``obs[t + 1]`` is its ``next_obs[t]``.
+    """
+
+    obs: np.ndarray  # [T, N, O] float32; of images uint8 [T, N, k, C, H, W]
+    action: np.ndarray  # [T, N, A] float32, as drawn, not clipped; of discrete actions the index, [T, N, 1]
+    log_prob: np.ndarray  # [T, N] float32 in nat, of the policy that drew the action
+    reward: np.ndarray  # [T, N] float32
+    terminated: np.ndarray  # [T, N]: true where the MDP ended
+    truncated: np.ndarray  # [T, N]: true where time ran out
+    next_obs: np.ndarray  # as obs: the true next observation, the last one where the episode ended
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ def test_lists_become_tuples_and_each_entry_is_checked():
 
 
 def test_choices_suggest_the_near_one():
-    with pytest.raises(ConfigError, match=r"allowed is sac, td3, ddpg, dqn; did you mean 'sac'"):
+    with pytest.raises(ConfigError, match=r"allowed is sac, td3, ddpg, dqn, ppo, a2c; did you mean 'sac'"):
         RunConfig(algo="sacc")
 
 

@@ -88,17 +88,17 @@ def test_uniform_actions_are_indices_each_as_likely():
 
 def test_epsilon_falls_in_a_straight_line_with_the_env_steps():
     def epsilon(steps):
-        return head_of(Q_META | {"env_steps": steps}).epsilon
+        return head_of(Q_META | {"env_steps": steps}, {}).epsilon
 
     assert [epsilon(steps) for steps in (0, 50, 100, 10**9)] == [1.0, 0.625, 0.25, 0.25]
-    head, rng = head_of(Q_META | {"env_steps": 20}), np.random.default_rng(0)
+    head, rng = head_of(Q_META | {"env_steps": 20}, {}), np.random.default_rng(0)
     for _ in range(5):
         head.explore(np.zeros((6, 3), np.float32), rng)
     assert head.epsilon == 0.625  # 20 published and 30 taken since
 
 
 def test_epsilon_greedy_takes_the_best_action_or_any():
-    head = head_of(Q_META | {"env_steps": 100})
+    head = head_of(Q_META | {"env_steps": 100}, {})
     out = np.tile(np.array([1.0, 3.0, 2.0], np.float32), (12_000, 1))
     action = head.explore(out, np.random.default_rng(1))
     assert (action.shape, action.dtype) == ((12_000, 1), np.float32)
@@ -106,12 +106,12 @@ def test_epsilon_greedy_takes_the_best_action_or_any():
     share = np.bincount(action[:, 0].astype(int), minlength=3) / len(action)
     np.testing.assert_allclose(share, [1 / 12, 10 / 12, 1 / 12], atol=0.01)
     assert head.greedy(out[:2]).tolist() == [[1.0], [1.0]]
-    never = head_of(Q_META | {"epsilon_start": 0.0, "epsilon_end": 0.0})
+    never = head_of(Q_META | {"epsilon_start": 0.0, "epsilon_end": 0.0}, {})
     np.testing.assert_array_equal(never.explore(out, np.random.default_rng(2)), never.greedy(out))
 
 
 def test_a_categorical_policy_samples_its_softmax():
-    head = head_of({"policy": "categorical", "num_actions": 3})
+    head = head_of({"policy": "categorical", "num_actions": 3}, {})
     probabilities = np.array([0.2, 0.7, 0.1])
     out = np.tile(np.log(probabilities).astype(np.float32), (20_000, 1))
     assert head.greedy(out[:1]).tolist() == [[1.0]]
@@ -121,17 +121,31 @@ def test_a_categorical_policy_samples_its_softmax():
 
 def test_weights_without_their_schedule_are_refused_by_name():
     with pytest.raises(WeightsError, match="'epsilon_end'"):
-        head_of({key: value for key, value in Q_META.items() if key != "epsilon_end"})
+        head_of({key: value for key, value in Q_META.items() if key != "epsilon_end"}, {})
 
 
 def test_the_default_algorithm_follows_the_actions_and_what_does_not_fit_is_refused():
     spec = task().spec
-    assert fitting_algorithms(spec) == ("dqn", "sac")
-    assert default_algorithm(spec).value == "dqn"
-    assert default_algorithm(spec).reason == "algorithm dqn: the default for 3 discrete actions (sac fits too)"
+    assert fitting_algorithms(spec) == ("dqn", "sac", "ppo", "a2c")
+    choice = default_algorithm(spec, "spreeze")
+    assert choice.value == "dqn"
+    assert choice.reason == "algorithm dqn: the default for 3 discrete actions (sac fits too)"
     with pytest.raises(ConfigError, match=r"--algo td3: Steps has 3 discrete actions; dqn and sac fit"):
-        check_algorithm("td3", spec)
-    check_algorithm("sac", spec)
+        check_algorithm("td3", spec, "spreeze")
+    check_algorithm("sac", spec, "spreeze")
+
+
+def test_a_mode_takes_only_the_algorithms_that_it_runs_and_has_a_default_among_them():
+    spec = task().spec
+    assert default_algorithm(spec, "hts") == ("ppo", "algorithm ppo: the default for 3 discrete actions (a2c fits too)")
+    assert default_algorithm(spec, "serial").value == "dqn"
+    with pytest.raises(ConfigError, match=r"--algo ppo: .* its own policy has just collected, which mode spreeze does "
+                                          r"not have; use --mode serial or --mode hts, or --algo dqn or sac"):
+        check_algorithm("ppo", spec, "spreeze")
+    with pytest.raises(ConfigError, match=r"--algo dqn: it learns from replay, which mode hts does not have"):
+        check_algorithm("dqn", spec, "hts")
+    for mode in ("serial", "hts"):
+        check_algorithm("a2c", spec, mode)
 
 
 def test_a_named_algorithm_stays_and_an_unnamed_one_is_chosen_below_all_layers():

@@ -71,9 +71,9 @@ def test_images_with_continuous_actions_and_odd_images_are_refused_with_the_reas
 def test_only_dqn_fits_images():
     task = counter()
     task.close()
-    assert default_algorithm(task.spec).value == "dqn"
+    assert default_algorithm(task.spec, "spreeze").value == "dqn"
     with pytest.raises(ConfigError, match="images and 3 discrete actions; dqn fits"):
-        check_algorithm("sac", task.spec)
+        check_algorithm("sac", task.spec, "spreeze")
 
 
 def test_stacks_repeat_the_first_frame_and_move_on():

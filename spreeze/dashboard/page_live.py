@@ -13,7 +13,7 @@ from spreeze.config import EnvConfig, RunConfig
 from spreeze.dashboard import choice, control, live
 from spreeze.dashboard.data import SAMPLE, row, runs_dir
 from spreeze.errors import SpreezeError
-from spreeze.fitting import ALGORITHMS
+from spreeze.fitting import OFF_POLICY
 from spreeze.formats import DASH, clean
 from spreeze.settings import PROFILE_DIR
 
@@ -58,7 +58,7 @@ def _start_box(folder: Path) -> None:
         first = st.columns([2.6, 1, 1, 1], vertical_alignment="bottom")
         env_id = first[0].selectbox("Task", tasks(), index=1, accept_new_options=True, key="start_env",
                                     help="Any Gymnasium id with Box spaces. Pendulum-v1 learns in a few minutes.")
-        algo = first[1].selectbox("Algorithm", ALGORITHMS, key="start_algo",
+        algo = first[1].selectbox("Algorithm", OFF_POLICY, key="start_algo",
                                   help="SAC is the paper's; DQN is for discrete actions.")
         seed = first[2].number_input("Seed", 0, 2**31 - 1, RunConfig().seed, key="start_seed",
                                      help="Seed of networks, exploration and environments.")
