@@ -11,12 +11,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from spreeze import protocol_table
 from spreeze.envs.stdout import stdout_to_stderr
 from spreeze.envs.task import Task, frame_options, make_task
 from spreeze.errors import ConfigError, SpreezeError
-from spreeze.evaluation import Episode, bootstrap_interval, run_episodes, score, seed_list
+from spreeze.evaluation import Episode, run_episodes, score, seed_list
 from spreeze.lookup import CHECKPOINTS, check_fits, check_output, environment_errors, find_weights, spec_of
 from spreeze.policies import Policy
+from spreeze.protocol import POLICIES, RESAMPLES, bootstrap_interval
+from spreeze.rundir import find_run
 from spreeze.transport.weights import Weights, read_weights
 
 
@@ -25,7 +28,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="spreeze evaluate", description="Run greedy episodes of trained weights and report mean and uncertainty."
     )
-    parser.add_argument("run", metavar="RUN", help="name or path of a run, 'latest', or a .safetensors file")
+    parser.add_argument("runs", metavar="RUN", nargs="+",
+                        help="name or path of a run, 'latest', or a .safetensors file; several with --protocol")
     parser.add_argument("--runs-dir", default="runs", help="directory of the runs (default: runs)")
     parser.add_argument("--episodes", type=int, default=10, help="episodes to run (default: 10)")
     parser.add_argument("--seed", type=int, default=10_000, help="seed of the first episode (default: 10000)")
@@ -36,6 +40,18 @@ def build_parser() -> argparse.ArgumentParser:
         "--import", dest="import_module", metavar="MODULE", help="module to import first (default: none)"
     )
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout (default: a summary)")
+    protocol = parser.add_argument_group("recorded evaluations of runs, compared; nothing is run")
+    protocol.add_argument("--protocol", choices=("hts",), help="protocol of HTS-RL: final, final-time and "
+                          "required-time metric with bootstrap intervals over seeds (default: none)")
+    protocol.add_argument("--target", type=float, action="append", default=[], metavar="SCORE",
+                          help="score of the required-time metric, as often as needed (default: none)")
+    protocol.add_argument("--limit-s", type=float, default=None, help="wall time of the final-time metric [s] "
+                          "(default: for each task, the end of its fastest run)")
+    protocol.add_argument("--policies", type=int, default=POLICIES, help="policies in a metric (default: 10)")
+    protocol.add_argument("--resamples", type=int, default=RESAMPLES, help="bootstrap resamples (default: 10000)")
+    protocol.add_argument("--by", action="append", default=[], metavar="PART.FIELD",
+                          help="setting that also parts runs into groups where they differ (default: correction and "
+                          "synchrony of rollouts)")
     return parser
 
 
@@ -43,6 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code: 0, or 2 when the request cannot work."""
     args = build_parser().parse_args(argv)
     try:
+        if args.protocol:
+            return _compare(args)
         with stdout_to_stderr():
             document = evaluate(args)
     except SpreezeError as error:
@@ -56,6 +74,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _compare(args: argparse.Namespace) -> int:
+    rules = protocol_table.rules_of(policies=args.policies, targets=args.target, limit_s=args.limit_s,
+                                    resamples=args.resamples)
+    paths = [find_run(run, Path(args.runs_dir)) for run in args.runs]
+    found = protocol_table.report_of(paths, args.by, rules)
+    sys.stdout.write((json.dumps(protocol_table.document(found)) if args.json else protocol_table.text(found)) + "\n")
+    return 0
+
+
 def evaluate(args: argparse.Namespace) -> dict[str, Any]:
     """Runs the episodes and returns the document.
 
@@ -63,13 +90,15 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
         UsageError: no such run, no such environment, or a number out of range.
         WeightsError: the weights are damaged.
     """
+    if len(args.runs) > 1:
+        raise ConfigError(f"{len(args.runs)} runs: episodes are run of one only; --protocol hts compares runs")
     if args.episodes < 1:
         raise ConfigError(f"--episodes {args.episodes}: at least 1")
     if args.seed < 0:
         raise ConfigError(f"--seed {args.seed}: at least 0")
     check_output(args.csv)
     check_output(args.video)
-    weights = read_weights(find_weights(args.run, Path(args.runs_dir), args.checkpoint))
+    weights = read_weights(find_weights(args.runs[0], Path(args.runs_dir), args.checkpoint))
     spec = spec_of(weights, args.import_module)
     policy = Policy.from_weights(weights.arrays, weights.meta)
 

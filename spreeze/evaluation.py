@@ -175,26 +175,3 @@ class _Lockstep:
             seed=seed, episode_return=lane.total, length=lane.length, terminated=terminated
         )
         return self._begin(lane)
-
-
-def bootstrap_interval(
-    values: Sequence[float], level: float = 0.95, resamples: int = 10_000, seed: int = 0
-) -> tuple[float, float]:
-    """Percentile bootstrap interval of the mean (Efron 1979): quantiles of the means of resamples.
-
-    Args:
-        values: at least one number.
-        level: share of the resampled means inside of the interval.
-        resamples: draws with replacement, each as large as ``values``.
-        seed: of the draws, so that the interval repeats.
-    """
-    data = np.asarray(values, dtype=np.float64)
-    rng = np.random.default_rng(seed)
-    means = np.empty(resamples)
-    chunk = max(1, 1_000_000 // data.size)
-    for start in range(0, resamples, chunk):
-        count = min(chunk, resamples - start)
-        means[start : start + count] = data[rng.integers(0, data.size, (count, data.size))].mean(axis=1)
-    tail = (1.0 - level) / 2.0
-    low, high = np.quantile(means, [tail, 1.0 - tail])
-    return float(low), float(high)

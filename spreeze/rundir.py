@@ -14,6 +14,7 @@ import secrets
 import shutil
 import sys
 import time
+import tomllib
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -145,6 +146,16 @@ def read_run(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError):
         return {}
     return data if isinstance(data, dict) else {}
+
+
+def read_config(path: Path) -> dict[str, dict[str, Any]]:
+    """``config.toml`` of a run as part -> field -> value; empty when missing or damaged."""
+    try:
+        with open(path / "config.toml", "rb") as file:
+            values = tomllib.loads(file.read(1_000_000).decode("utf-8", "replace"))
+    except (OSError, tomllib.TOMLDecodeError, RecursionError):
+        return {}
+    return {part: fields for part, fields in values.items() if isinstance(fields, dict)}
 
 
 def state_of(path: Path) -> str:

@@ -117,6 +117,15 @@ def test_a_damaged_store_is_told_in_one_line(world):
         assert any("metrics" in text for text in told), name
 
 
+def test_compare_shows_the_three_metrics_of_the_protocol(world):
+    world("finished")
+    groups, runs = (table.value.iloc[0] for table in open_page("compare").dataframe)
+    # Ten evaluations of -1000, -920 .. -280, the last at 36.6 s.
+    assert (groups["final metric"], groups["final-time metric"], groups["reached"]) == ("-640", "-640", "1 of 1")
+    assert (groups["required time"], groups["runs"]) == ("0:37", 1)
+    assert (runs["final metric"], runs["best return"], runs["policies"]) == ("-640", "-280", 10)
+
+
 def test_start_gives_way_to_stop_while_a_run_is_alive(world):
     world("live")
     keys = [button.key for button in open_page("live").button]

@@ -50,14 +50,6 @@ def test_smoothing_averages_three_and_looks_back_only():
     assert [e.return_mean for e in found] == [3.0, 4.5, 6.0, 5.0]
 
 
-def test_final_time_and_required_time_are_those_of_hts_rl():
-    run = curve((1.0, 0.0), (2.0, 3.0), (3.0, 6.0), (4.0, 9.0))
-    assert stats.final_return(run, 3.5) == 3.0
-    assert stats.final_return(run, 0.5) is None
-    assert stats.required_time(run, 6.0) == 4.0
-    assert stats.required_time(run, 6.1) is None
-
-
 def entry(**fields):
     return {"batch_size": 64, "threads": 1, "updates_per_s": [90.0, 100.0, 120.0], **fields}
 

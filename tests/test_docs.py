@@ -10,6 +10,7 @@ from spreeze.__main__ import VERBS
 from spreeze.arguments import build_parser
 from spreeze.bench.command import _parser as bench_parser
 from spreeze.config import PARTS, Config
+from spreeze.evaluate import build_parser as evaluate_parser
 from spreeze.metrics import METRICS, SLOTS
 from spreeze.settings import profile_names, read_profile, resolve
 from spreeze.tune import tune_parser
@@ -34,7 +35,7 @@ def test_every_flag_of_train_is_in_the_readme(flag):
 
 
 def test_every_flag_in_the_readme_exists():
-    known = _flags(tune_parser()) | {"--csv", "--video", "--help"}
+    known = _flags(tune_parser()) | _flags(evaluate_parser()) | {"--help"}
     for action in bench_parser()._actions:
         for parser in (getattr(action, "choices", None) or {}).values():
             known |= _flags(parser)

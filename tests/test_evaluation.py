@@ -4,7 +4,7 @@ import pytest
 
 from spreeze.envs.registry import bullet_missing, describe
 from spreeze.envs.task import Task, make_task
-from spreeze.evaluation import Episode, bootstrap_interval, lanes_for, run_episodes, score, seed_list
+from spreeze.evaluation import Episode, lanes_for, run_episodes, score, seed_list
 
 
 class Countdown(gymnasium.Env):
@@ -128,25 +128,6 @@ def test_an_episode_of_bullet_depends_on_its_seed_and_not_on_what_came_before():
 
 def test_the_score_by_hand():
     assert score([episode(1.0, 10), episode(3.0, 20)]) == (2, 2.0, 1.0, 15.0)
-
-
-def test_the_interval_of_two_values_by_hand():
-    # Means of two draws from {0, 1}: 0 (1/4), 1/2 (1/2), 1 (1/4); the 50 % interval ends inside of the middle.
-    assert bootstrap_interval([0.0, 1.0], level=0.95) == (0.0, 1.0)
-    assert bootstrap_interval([0.0, 1.0], level=0.4) == (0.5, 0.5)
-
-
-def test_the_interval_of_one_value_is_that_value():
-    assert bootstrap_interval([5.0]) == (5.0, 5.0)
-
-
-def test_the_interval_agrees_with_the_normal_one_for_many_values():
-    values = np.random.default_rng(1).normal(10.0, 2.0, 400)
-    low, high = bootstrap_interval(values.tolist())
-    expected = 1.96 * values.std() / 20.0
-    assert low == pytest.approx(values.mean() - expected, abs=0.02)
-    assert high == pytest.approx(values.mean() + expected, abs=0.02)
-    assert (low, high) == bootstrap_interval(values.tolist())
 
 
 def test_bullet_environments_are_few_because_they_are_large():

@@ -15,10 +15,11 @@ LAYERS = (
      "convolution"},
     {"ops", "networks", "policies", "heads", "envs", "hardware", "nvml", "returns", "normalizer", "bottleneck", "store",
      "strays", "load", "testing",
-     "store_reader", "terminal", "video", "utilisation", "rundir", "cli", "arguments", "evaluation", "autotune"},
+     "store_reader", "terminal", "video", "utilisation", "rundir", "cli", "arguments", "evaluation", "autotune",
+     "protocol"},
     {"algorithms", "transport"},
     {"workers", "lookup"},
-    {"modes", "summary", "tuning", "tune_cache", "portable", "tuning_table"},
+    {"modes", "summary", "tuning", "tune_cache", "portable", "tuning_table", "protocol_table"},
     {"train", "tune", "evaluate", "play", "doctor", "env_report", "runs", "bench", "dashboard", "__main__", "__init__"},
 )  # fmt: skip
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -109,15 +108,6 @@ def read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError):
         return {}
     return data if isinstance(data, dict) else {}
-
-
-def read_config(path: Path) -> dict[str, dict[str, Any]]:
-    """``config.toml`` of a run as part -> field -> value; empty when missing or damaged."""
-    try:
-        values = tomllib.loads(tail_text(path / "config.toml", _MAX_BYTES))
-    except tomllib.TOMLDecodeError:
-        return {}
-    return {part: fields for part, fields in values.items() if isinstance(fields, dict)}
 
 
 def tail_text(path: Path, limit_bytes: int = 64_000) -> str:

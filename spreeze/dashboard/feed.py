@@ -12,9 +12,9 @@ import numpy as np
 
 from spreeze.bottleneck import bottleneck
 from spreeze.dashboard import charts
-from spreeze.dashboard.data import LIVE_STATES, read_config, read_json
+from spreeze.dashboard.data import LIVE_STATES, read_json
 from spreeze.formats import DASH, clean, duration, number, percent, size
-from spreeze.rundir import read_run, state_of
+from spreeze.rundir import read_config, read_run, state_of
 from spreeze.snapshot import GpuSnapshot, Snapshot
 from spreeze.store import Evaluation
 from spreeze.store_reader import MetricsReader, Point, Series

@@ -10,11 +10,12 @@ import streamlit as st
 
 from spreeze.dashboard import choice, control, tuning_rows
 from spreeze.dashboard.charts import COLOURS
-from spreeze.dashboard.data import read_config, row, runs_dir
+from spreeze.dashboard.data import row, runs_dir
 from spreeze.dashboard.page_compare import CONFIG
 from spreeze.dashboard.tuning_rows import Tuning
 from spreeze.errors import SpreezeError
 from spreeze.formats import DASH, clean, number
+from spreeze.rundir import read_config
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

@@ -1,8 +1,10 @@
-"""Compare: several runs and seeds against wall time, with the tables of final and required time."""
+"""Compare: several runs and seeds against wall time, with the three metrics of the HTS-RL protocol."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,12 +12,13 @@ import streamlit as st
 
 from spreeze.dashboard import choice, stats
 from spreeze.dashboard.charts import COLOURS
-from spreeze.dashboard.data import RunRow, row, run_names, run_path, runs_dir
+from spreeze.dashboard.data import row, run_names, run_path, runs_dir
 from spreeze.dashboard.references import published
 from spreeze.errors import RunError
-from spreeze.formats import DASH, duration, number
+from spreeze.formats import duration, number
+from spreeze.protocol import POLICIES, RESAMPLES, Curve, Report, Rules, parted, report, running_mean
+from spreeze.protocol_table import read_curve, spread_text
 from spreeze.store import Evaluation
-from spreeze.store_reader import MetricsReader
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -40,27 +43,31 @@ def page() -> None:
     axis = cells[0].selectbox("Horizontal axis", list(_AXES), help="Wall time is what a user waits for.")
     centre = cells[1].selectbox("Centre", ["mean", "interquartile mean"],
                                 help="Over runs; the interquartile mean drops the best and worst quarter.")
-    runs = _read(chosen)
-    if not runs:
+    curves = _read(chosen)
+    if not curves:
         st.info("Nothing to compare: choose runs that have at least one evaluation.")
         return
-    groups = grouped(runs)
-    target = cells[2].number_input("Target return", value=_target(runs), help="For the required-time table.")
-    st.plotly_chart(figure(groups, _AXES[axis], axis, centre != "mean"), config=CONFIG, key="compare_chart")
+    target = cells[2].number_input("Target return", value=_target(curves), help="For the required-time metric.")
+    st.plotly_chart(figure(grouped(curves), _AXES[axis], axis, centre != "mean"), config=CONFIG, key="compare_chart")
     st.caption("Band: 95 % bootstrap interval over runs (1,000 resamples). A single run has no band: one seed says "
                "nothing about the spread.")
-    _tables(runs, float(target))
+    found = report(curves, Rules(targets=(float(target),)))
+    _group_table(found)
+    _run_table(found, curves)
+    st.caption(f"Metrics of the HTS-RL paper, from all episodes of the last {found.rules.policies} evaluated policies; "
+               f"[95 % bootstrap interval over seeds, {RESAMPLES:,} resamples]. `python -m spreeze.evaluate --protocol "
+               "hts RUN ...` gives the same.")
 
 
-def grouped(runs: list[tuple[RunRow, list[Evaluation]]]) -> dict[str, list[list[Evaluation]]]:
-    """Curves by task and algorithm."""
-    found: dict[str, list[list[Evaluation]]] = {}
-    for facts, curve in runs:
-        found.setdefault(f"{facts.env_id} {facts.algo}", []).append(curve)
+def grouped(curves: list[Curve]) -> dict[str, list[Sequence[Evaluation]]]:
+    """Curves by task, algorithm, mode and the settings in which these differ."""
+    found: dict[str, list[Sequence[Evaluation]]] = {}
+    for curve in curves:
+        found.setdefault(f"{curve.group.env} {curve.group.label}", []).append(curve.evaluations)
     return found
 
 
-def figure(groups: dict[str, list[list[Evaluation]]], axis: str, title: str, robust: bool) -> go.Figure:
+def figure(groups: Mapping[str, Sequence[Sequence[Evaluation]]], axis: str, title: str, robust: bool) -> go.Figure:
     """One curve with a band for each group."""
     import plotly.graph_objects as go  # half a second that the Live page need not wait for
 
@@ -85,46 +92,58 @@ def figure(groups: dict[str, list[list[Evaluation]]], axis: str, title: str, rob
     return chart
 
 
-def _read(names: list[str]) -> list[tuple[RunRow, list[Evaluation]]]:
+def _read(names: list[str]) -> list[Curve]:
     found = []
     for name in names:
         try:
-            path = run_path(name, runs_dir())
-            curve = MetricsReader(path / "metrics.db").evaluations()
+            curve = read_curve(run_path(name, runs_dir()))
         except RunError as error:
             st.warning(str(error))
             continue
-        if curve:
-            found.append((row(path), curve))
-    return found
+        if curve is not None:
+            found.append(dataclasses.replace(curve, name=name))
+    return parted(found)
 
 
-def _target(runs: list[tuple[RunRow, list[Evaluation]]]) -> float:
+def _target(curves: list[Curve]) -> float:
     """The published return where there is one, else the best that all runs reached."""
-    facts = runs[0][0]
-    listed = published(facts.algo, facts.env_id)
-    best = min(max(record.return_mean for record in stats.smoothed(curve)) for _, curve in runs)
+    listed = published(curves[0].group.algo, curves[0].group.env)
+    best = min(max(running_mean(curve.evaluations, POLICIES)) for curve in curves)
     return listed.value if listed is not None and best >= listed.value else math.floor(10.0 * best) / 10.0
 
 
-def _tables(runs: list[tuple[RunRow, list[Evaluation]]], target: float) -> None:
-    limit_s = min(curve[-1].t for _, curve in runs)
+def _group_table(found: Report) -> None:
     st.dataframe(
         [
             {
-                "run": facts.name, "task": facts.env_id or DASH, "algorithm": facts.algo or DASH,
-                "seed": number(facts.seed), "final-time return": number(stats.final_return(curve, limit_s)),
-                "required time": duration(stats.required_time(curve, target)),
-                "best return": number(max(record.return_mean for record in curve)),
-                "env steps": number(curve[-1].env_steps),
+                "task": group.group.env, "group": group.group.label, "runs": group.runs,
+                "final metric": spread_text(group.final), "final-time metric": spread_text(group.final_time),
+                "required time": spread_text(group.required_s[0], duration),
+                "reached": f"{group.reached[0]} of {group.runs}",
             }
-            for facts, curve in runs
+            for group in found.groups
         ],
-        hide_index=True,
+        hide_index=True, key="compare_groups",
         column_config={
-            "final-time return": st.column_config.TextColumn(
-                help=f"Mean of the last three evaluations up to {duration(limit_s)}, the wall time all runs reached."),
+            "final-time metric": st.column_config.TextColumn(
+                help="Up to the wall time that all runs of the task reached."),
             "required time": st.column_config.TextColumn(
-                help=f"Wall time at which the mean of three evaluations first reached {number(target)} [h:min:s]."),
+                help=f"Wall time to {number(found.rules.targets[0])} [h:min:s]; a dash until all seeds reached it."),
         },
+    )
+
+
+def _run_table(found: Report, curves: list[Curve]) -> None:
+    st.dataframe(
+        [
+            {
+                "run": run.name, "task": run.group.env, "group": run.group.label, "seed": number(run.seed),
+                "final metric": number(run.final), "final-time metric": number(run.final_time),
+                "time limit": duration(run.limit_s), "required time": duration(run.required_s[0]),
+                "best return": number(max(record.return_mean for record in curve.evaluations)),
+                "env steps": number(curve.evaluations[-1].env_steps), "policies": run.policies,
+            }
+            for run, curve in zip(found.runs, curves, strict=True)
+        ],
+        hide_index=True, key="compare_runs_table",
     )

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from spreeze.protocol import bootstrap_interval, running_mean
 from spreeze.store import Evaluation
 
 RESAMPLES = 1000
@@ -62,33 +63,16 @@ def band(x: np.ndarray, values: np.ndarray, robust: bool, seed: int = 0) -> Band
     centre = np.full(len(x), np.nan)
     low, high = centre.copy(), centre.copy()
     counts = np.isfinite(values).sum(axis=0)
-    rng = np.random.default_rng(seed)
     for k in np.flatnonzero(counts):
         column = values[np.isfinite(values[:, k]), k]
         centre[k] = iqm(column) if robust else column.mean()
         if len(column) > 1:
-            drawn = column[rng.integers(0, len(column), (len(column), RESAMPLES))]
-            means = iqm(drawn) if robust else drawn.mean(axis=0)
-            low[k], high[k] = np.percentile(means, (2.5, 97.5))
+            drawn = (lambda rows: iqm(rows.T)) if robust else None
+            low[k], high[k] = bootstrap_interval(column, resamples=RESAMPLES, seed=seed, centre=drawn)
     return Band(x, centre, low, high, counts)
 
 
 def smoothed(curve: Sequence[Evaluation]) -> list[Evaluation]:
     """Each return replaced by the mean of it and the evaluations just before (``SMOOTHING`` in all)."""
-    returns = [record.return_mean for record in curve]
-    return [
-        record._replace(return_mean=sum(part) / len(part))
-        for i, record in enumerate(curve)
-        for part in [returns[max(0, i + 1 - SMOOTHING) : i + 1]]
-    ]
-
-
-def final_return(curve: Sequence[Evaluation], limit_s: float) -> float | None:
-    """Mean of the last evaluations up to ``limit_s`` of wall time (final-time metric of HTS-RL)."""
-    known = [record.return_mean for record in curve if record.t <= limit_s][-SMOOTHING:]
-    return sum(known) / len(known) if known else None
-
-
-def required_time(curve: Sequence[Evaluation], target: float) -> float | None:
-    """Wall time [s] at which the smoothed return first reaches ``target`` (required-time metric of HTS-RL)."""
-    return next((record.t for record in smoothed(curve) if record.return_mean >= target), None)
+    means = running_mean(curve, SMOOTHING)
+    return [record._replace(return_mean=mean) for record, mean in zip(curve, means, strict=True)]
