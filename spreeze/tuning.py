@@ -146,6 +146,7 @@ def _knobs(
         sampler_bytes=max(_SAMPLER_BYTES, probe.memory_bytes + _SAMPLER_BYTES // 2),
         env_bytes=max(_ENV_BYTES, probe.memory_bytes // 2), learner_bytes=_LEARNER_BYTES,
         devices=_devices(machine, probe.spec.num_actions is None, _pins(settings).device),
+        paired=probe.spec.num_actions is None,
         configured=Configured(
             batch_size=config.learner.batch_size, capacity=config.replay.capacity,
             learning_starts=config.replay.learning_starts,

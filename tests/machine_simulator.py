@@ -99,10 +99,10 @@ class Machine:
         if busy > self.cores:
             # What the scheduler gives the learner more than its share is taken from the samplers.
             learner = min(1.0, speed * self.favour)
-            if threads > 1:
+            if threads > 2:  # a pair shares whole passes, more threads each product
                 learner /= 20.0
         others = speed if busy <= threads else max(0.0, (speed * busy - learner * threads) / (busy - threads))
-        if threads > 1 and busy > self.cores:
+        if threads > 2 and busy > self.cores:
             others = speed
         return alone * learner, setting.samplers * duty * one * min(others, 1.0)
 

@@ -79,7 +79,7 @@ def test_a_tuning_is_told_kept_exported_and_reused(tmp_path):
         assert process.wait(120) == 0, (tmp_path / "out.txt").read_text()
     said, kept = (tmp_path / "out.txt").read_text(), json.loads(record.read_text())
     assert "learner.batch_size = 32" in said
-    assert kept["schema"] == 2
+    assert kept["schema"] == 3
     assert kept["choice"]["sampling.samplers"] == 1
     assert "machine_id" in profile.read_text()
     with _tuner(tmp_path) as process:

@@ -27,7 +27,7 @@ def _tuned(machine, *, noise=0.0, seed=0, budget_s=60.0, knobs=None, **targets):
 def _feasible(machine, knobs, setting, tuning):
     cores = max(1, int(knobs.cores))
     assert setting.samplers <= max(2, cores - setting.learner.threads + 1)
-    assert setting.learner.threads <= max(1, cores // 2)
+    assert setting.learner.threads <= max(1, min(cores, 2), cores // 2)
     assert setting.learner.batch_size * 4 <= tuning.choices["replay.capacity"].value
     assert machine.update_s(setting.learner) <= 1.1
     memory = setting.samplers * (knobs.sampler_bytes + (setting.envs_per_sampler - 1) * knobs.env_bytes)
@@ -55,6 +55,13 @@ def test_the_answer_is_feasible_and_within_the_budget(
     assert bench.left_s >= -8.0
     assert crash is None or setting.learner.batch_size < crash
     assert crowd is None or setting.samplers < crowd
+
+
+@pytest.mark.parametrize(("paired", "threads"), [(True, 2), (False, 1)])
+def test_a_cheap_task_gets_a_pair_of_threads_on_two_cores_where_there_are_pairs(paired, threads):
+    machine = Machine(cores=2.0, physical=2, a=1e-3, b=5e-5, step_us=20.0, thread_speedup=0.8)
+    tuning, _, _ = _tuned(machine, knobs=replace(machine.knobs(), paired=paired))
+    assert chosen(tuning).learner.threads == threads
 
 
 @pytest.mark.parametrize(("objective", "share"), [("return", 0.98), ("sampling", 0.95), ("updates", 0.98)])
@@ -232,7 +239,7 @@ def test_every_row_is_told_as_it_is_measured_and_all_is_kept():
     assert len(rows) == len(bench.asked) == len(record["update_rates"]) + len(record["joint_rates"])
     assert {row.stage for row in rows} == {"learner", "joint"}
     assert all(row.line() and json.dumps(row.as_json()) for row in rows)
-    assert record["schema"] == 2
+    assert record["schema"] == 3
     assert set(record["choice"]) == set(record["reasons"])
     assert record["formula"] == FORMULAS["return"]
     assert record["cost_a_s"] == pytest.approx(machine.a, rel=0.2)

@@ -156,7 +156,7 @@ def _damages(path):
     return {
         "empty": "", "truncated": whole[: len(whole) // 2], "brace": "{", "list": "[]", "null": "null",
         "old schema": json.dumps(record | {"schema": 1}), "foreign": json.dumps(record | {"key": "0" * 16}),
-        "incomplete": json.dumps(without), "no settings": '{"schema": 2, "choice": {}}', "deep": "[" * 100_000,
+        "incomplete": json.dumps(without), "no settings": '{"schema": 3, "choice": {}}', "deep": "[" * 100_000,
         "huge": whole + " " * 5_000_000,
     }  # fmt: skip
 
@@ -170,7 +170,7 @@ def test_a_damaged_memory_is_said_and_measured_anew(bench, damage):
     bench.tune()
     assert bench.measured == 2 * asked
     assert any("damaged" in line for line in bench.said)
-    assert json.loads(path.read_text())["schema"] == 2
+    assert json.loads(path.read_text())["schema"] == 3
     bench.tune()
     assert bench.measured == 2 * asked
 

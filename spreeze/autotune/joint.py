@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from spreeze.autotune.batch import Learners
 from spreeze.autotune.capacity import Room
-from spreeze.autotune.cost import noise
+from spreeze.autotune.cost import Kind, kind_of, noise
 from spreeze.autotune.options import sampler_ladder
 from spreeze.autotune.pick import Scored, all_settings, expected_worth, measured_worth, pick
 from spreeze.autotune.records import JointRate, JointSetting, Knobs, Measure
@@ -19,8 +19,9 @@ from spreeze.errors import ConfigError, WorkerError
 
 _MOST_NEIGHBOURS = 4
 _LEAST_GAIN = 0.03
-_SURE = 2.5
-"""A move needs a gain of this many standard errors of a difference."""
+_SURE, _AGREED = 2.5, 1.0
+"""A move needs a gain of this many standard errors of a difference; where the learner stays and the model expected
+it, of the second."""
 _PROMISING = 0.85
 """Neighbours expected below this share of the choice are not measured."""
 _ROUNDS = 3
@@ -150,10 +151,21 @@ def _next(
     if chosen.setting not in now:
         return chosen
     error = noise(values for rate in found for values in (rate.updates_per_s, rate.env_steps_per_s))
-    needed = 1.0 + max(_LEAST_GAIN, _SURE * math.sqrt(2.0) * error)
-    best = max(now.values(), key=lambda one: one.score)
     here = now[chosen.setting]
-    return best if best.score > here.score * needed else here
+
+    def needed(one: Scored) -> float:
+        sure = _SURE
+        if one.setting.learner == here.setting.learner and _expects(search, one, here):
+            sure = _AGREED
+        return here.score * (1.0 + max(_LEAST_GAIN, sure * math.sqrt(2.0) * error))
+
+    better = [one for one in now.values() if one.score > needed(one)]
+    return max(better, key=lambda one: one.score, default=here)
+
+
+def _expects(search: _Search, one: Scored, other: Scored) -> bool:
+    """Whether the model, too, holds the first for better."""
+    return search.expected[one.setting].score > search.expected[other.setting].score
 
 
 def _no_larger(one: JointSetting, other: JointSetting) -> bool:
@@ -161,12 +173,26 @@ def _no_larger(one: JointSetting, other: JointSetting) -> bool:
 
 
 def _neighbours(search: _Search, centre: JointSetting, known: Mapping[JointSetting, Scored]) -> list[JointSetting]:
-    """The most promising settings that differ in one knob by one step and were not measured yet."""
+    """The most promising settings that differ in one knob by one step and were not measured yet.
+
+    Of each other kind of learner it is the one expected to be the best: the model knows kinds apart least well.
+    """
     around = {dataclasses.replace(centre, **change) for change in _changes(list(search.expected), centre)}
+    around |= _rivals(search, centre)
     least = search.expected[centre].score * _PROMISING if centre in search.expected else 0.0
     promising = sorted((search.expected[one] for one in around if one in search.expected and one not in known
                         and search.expected[one].score >= least), key=lambda one: (-one.score, one.setting))
     return [one.setting for one in promising[:_MOST_NEIGHBOURS]]
+
+
+def _rivals(search: _Search, centre: JointSetting) -> set[JointSetting]:
+    """The best expected setting of each other kind of learner."""
+    best: dict[Kind, Scored] = {}
+    for score in search.expected.values():
+        kind = kind_of(score.setting.learner)
+        if kind != kind_of(centre.learner) and (kind not in best or score.score > best[kind].score):
+            best[kind] = score
+    return {score.setting for score in best.values()}
 
 
 def _changes(settings: Sequence[JointSetting], centre: JointSetting) -> list[dict[str, Any]]:

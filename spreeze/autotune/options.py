@@ -52,8 +52,9 @@ def _devices(knobs: Knobs) -> list[Device]:
 def learner_kinds(knobs: Knobs) -> list[Kind]:
     """Kinds of learner worth trying, the plainest of each device first.
 
-    Threads are only tried up to half of the cores: a matrix product whose threads wait for a busy core
-    stalls altogether (1.3 instead of 81 updates/s were seen on two cores).
+    Two threads share an update as a pair, which a busy core slows by its share only. More also share each
+    product, and are only tried up to half of the cores: a product whose threads wait for a busy core stalls
+    altogether (1.3 instead of 81 updates/s were seen on two cores).
     """
     plain: list[Kind] = []
     others: list[Kind] = []
@@ -61,12 +62,16 @@ def learner_kinds(knobs: Knobs) -> list[Kind]:
         precisions = [one for one in device.precisions if knobs.pins.precision in (None, one)]
         threads = [knobs.pins.threads] if knobs.pins.threads is not None else [
             count for count in (1, 2, 4, 8)
-            if count == 1 or (device.name == "cpu" and count <= knobs.cores / 2)
+            if count == 1 or (device.name == "cpu" and count <= _most_threads(knobs, count))
         ]
         found = [(device.name, precision, count) for count in threads for precision in precisions]
         plain += found[:1]
         others += found[1:]
     return [*plain, *others][:_KINDS]
+
+
+def _most_threads(knobs: Knobs, count: int) -> float:
+    return knobs.cores if count == 2 and knobs.paired else knobs.cores / 2
 
 
 def batch_sizes(knobs: Knobs, room: Room) -> list[int]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-SCHEMA = 2
+SCHEMA = 3
 """Version of what ``Tuning.as_json`` gives."""
 
 
@@ -227,6 +227,8 @@ class Knobs:
     learner_bytes: int = 500_000_000
     """The learner process."""
     devices: tuple[Device, ...] = (Device(name="cpu"),)
+    paired: bool = True
+    """Whether two threads on the processor share an update as a pair; if not, each product."""
     configured: Configured
     pins: Pins = Pins()
     targets: Targets = Targets()

@@ -68,7 +68,7 @@ def _answer(knobs: Knobs, room: Room, learners: Learners, joint: Joint) -> Tunin
                                     all(len(device.precisions) == 1 for device in knobs.devices)),
         "learner.batch_size": _batch(knobs, joint),
         "learner.threads": _plain(learner.threads, f"{learner.threads} learner thread{_s(learner.threads)}",
-                                  knobs.pins.threads, _learner_runners(knobs, joint, "threads"), knobs.cores < 4),
+                                  knobs.pins.threads, _learner_runners(knobs, joint, "threads"), knobs.cores < 2),
         "sampling.samplers": _samplers(knobs, joint),
         "sampling.envs_per_sampler": room.envs_per_sampler,
         "replay.capacity": room.capacity,

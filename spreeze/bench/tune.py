@@ -128,21 +128,23 @@ def _setting_of(record: dict[str, Any]) -> JointSetting:
 def _grid(
     case: Case, settings: Settings, picks: Sequence[JointSetting], interrupts: Interrupts, say: Say
 ) -> dict[JointSetting, _Point]:
-    """Every batch with every number of samplers, at the configured ratio and at the picks' own."""
+    """Every batch, one thread and a pair, with every number of samplers, at the configured and the picks' ratios."""
     machine = read_machine()
     config = settings.config
     most = int(machine.cores.usable) + 1
     ratios = sorted({config.replay.samples_per_insert_min, *(pick.samples_per_insert_min for pick in picks)})
-    kinds = sorted({(pick.learner.threads, pick.learner.device, pick.learner.precision, pick.envs_per_sampler)
-                    for pick in picks})
+    kinds = {(pick.learner.threads, pick.learner.device, pick.learner.precision, pick.envs_per_sampler)
+             for pick in picks}
+    probe = probe_env(case.env_id, steps=1000, plain=case.plain, image=dataclasses.asdict(config.image))
+    if probe.spec.num_actions is None and machine.cores.usable >= 2.0:
+        kinds |= {(threads, *kind[1:]) for kind in kinds for threads in (1, 2)}
     grid = [
         JointSetting(learner=LearnerSetting(batch_size=batch, threads=threads, device=device, precision=precision),
                      samplers=samplers, envs_per_sampler=envs, samples_per_insert_min=ratio)
-        for batch in case.batches for threads, device, precision, envs in kinds
-        for ratio in ratios for samplers in range(1, most + 1)
+        for batch in case.batches for threads, device, precision, envs in sorted(kinds)
+        for ratio in ratios for samplers in range(1, most + 2 - threads)
     ]
     points = {setting: _Point() for setting in dict.fromkeys([*picks, *grid])}
-    probe = probe_env(case.env_id, steps=1000, plain=case.plain, image=dataclasses.asdict(config.image))
     plan = RunPlan(settings=settings, spec=probe.spec, samplers=1, free_core=False)
     order, shuffled = list(points), random.Random(0)
     with only_tuner(say, interrupts):
