@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import signal
 import sys
 
 from spreeze import __version__
@@ -34,7 +35,9 @@ def main(argv: list[str] | None = None) -> int:
     if verb not in VERBS:
         sys.stderr.write(f"error: no verb '{verb}'{did_you_mean(verb, VERBS)} (verbs: {', '.join(VERBS)})\n")
         return 2
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C while it imports is no traceback
     module = importlib.import_module(f"spreeze.{verb}")
+    signal.signal(signal.SIGINT, before)
     code: int = module.main(rest)
     return code
 

@@ -13,10 +13,14 @@ import dataclasses
 import json
 import os
 import shutil
+import signal
 import sys
 import time
 from pathlib import Path
 from typing import Any
+
+if __name__ == "__main__":  # Ctrl-C during the imports below, when nothing has begun, is no traceback
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 from spreeze.arguments import build_parser, user_values
 from spreeze.autotune.records import Row

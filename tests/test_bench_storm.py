@@ -1,9 +1,11 @@
-"""A storm of a few seconds; the long one is ``python -m spreeze.bench storm``."""
+"""The lasting benches in short: a storm of seconds, a stop of each kind, a killed supervisor."""
 
 import sys
 
 import pytest
 
+from spreeze.bench.endings import orphans_rows, stops_rows
+from spreeze.bench.recovery import SamplerPace
 from spreeze.bench.soak import soak_rows
 from spreeze.bench.storm import SAMPLERS, storm_rows
 
@@ -12,15 +14,50 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into the 
 
 @pytest.mark.timeout(110)
 def test_f02_a_short_storm_over_all_roles_keeps_every_promise(tmp_path):
-    rows = {row["metric"]: row for row in storm_rows(0.25, 60.0, str(tmp_path / "runs"), seed=3)}
-    assert rows["kills"]["value"] >= 2
+    rows = {row["metric"]: row for row in storm_rows(0.15, 60.0, 2, str(tmp_path / "runs"), seed=3)}
+    assert rows["kills"]["value"] >= 4
     assert rows["rows_torn"]["value"] == 0
     assert rows["rows_torn"]["rows_checked"] > 50_000
+    assert rows["rows_torn"]["rows_written"] > 500
     unaccounted, allowed = rows["rows_unaccounted"]["value"], int(rows["rows_unaccounted"]["target"].split()[-1])
     assert 0 <= unaccounted <= allowed
-    for name in ("versions_going_back", "exit_code", "orphans_after_5_s", "shared_memory_left"):
+    for name in ("hangs", "replay_rows_lost", "versions_going_back", "exit_code", "orphans_after_5_s",
+                 "shared_memory_left"):  # fmt: skip
         assert rows[name]["value"] == 0, name
     assert sum(rows["kills"][f"sampler-{index}"] for index in range(SAMPLERS)) >= 1
+    assert rows["sampler_recovery_s_p95"]["value"] > 0
+    assert rows["learner_recovery_s_p95"]["value"] > 0
+    assert rows["learner_updates_lost_p100"]["value"] >= 0
+
+
+def test_a_sampler_is_back_at_nine_tenths_of_its_median_rate():
+    pace = SamplerPace()
+    steps = [0.0, 100.0, 200.0, 300.0]  # 400 a second
+    assert [pace.look(0.25 * i, count, recovering=False) for i, count in enumerate(steps)] == [False, True, True, True]
+    pace.restart()
+    assert not pace.look(2.0, 300.0, recovering=True), "a window begins"
+    assert not pace.look(2.1, 300.0, recovering=True), "it is too short"
+    assert not pace.look(2.25, 389.0, recovering=True), "356 a second"
+    assert pace.look(2.5, 479.0, recovering=True), "360 a second"
+
+
+@pytest.mark.timeout(110)
+def test_runs_stopped_once_and_twice_end_in_order(tmp_path):
+    said = []
+    rows = {row["metric"]: row for row in stops_rows(2, 1, 2, str(tmp_path / "runs"), 1, said.append)}
+    assert said == []
+    assert rows["stops_in_order"]["value"] == 2
+    assert rows["stops_in_order"]["after_learning_began"] >= 1
+    assert rows["hurried_stops_in_order"]["value"] == 1
+    assert rows["stop_s_p99"]["repeats"] != rows["second_interrupt_s_p99"]["repeats"]
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+@pytest.mark.timeout(60)
+def test_a_killed_supervisor_leaves_nobody(tmp_path):
+    rows = {row["metric"]: row for row in orphans_rows(1, 1, str(tmp_path / "runs"), 1, print)}
+    assert rows["all_gone_within_5_s"]["value"] == 1
+    assert rows["shared_memory_left"]["value"] == 0
 
 
 @pytest.mark.timeout(60)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from spreeze.autotune.scores import FORMULAS
+from spreeze.bench.endurance import LASTING, add_lasting_benches
 from spreeze.cli import emit, guarded, say
 from spreeze.envs.probe import probe_env
 from spreeze.hardware import read_machine
@@ -92,25 +93,13 @@ def _parser() -> argparse.ArgumentParser:
     score.add_argument("--max-updates", type=int, default=12_000, help="a run is given up after them (default: 12000)")
     score.add_argument("--out", default="score.jsonl", help="file of runs, added to (default: score.jsonl)")
     score.add_argument("--fit", action="store_true", help="no runs, only the fit to those in the file (default: off)")
-    _add_long_benches(add)
+    add_lasting_benches(add)
     _add_tune(add("tune", "the tuner's pick against the exhaustive grid of batch sizes and samplers"))
     curve = add("curve", "picture of the return curves of finished runs")
     curve.add_argument("runs", nargs="+", help="run names or paths, or latest")
     curve.add_argument("--runs-dir", default="runs", help="where runs are (default: runs)")
     curve.add_argument("--out", default="curve.png", help="picture to write (default: curve.png)")
     return parser
-
-
-def _add_long_benches(add: Callable[..., argparse.ArgumentParser]) -> None:
-    storm = add("storm", "SIGKILL to all roles of a real run at random, and what must hold afterwards (Linux)")
-    storm.add_argument("--minutes", type=float, default=10.0, help="length of the storm [min] (default: 10)")
-    storm.add_argument("--kills-per-minute", type=float, default=12.0, help="at most so many [1/min] (default: 12)")
-    storm.add_argument("--seed", type=int, default=1, help="seed of the storm (default: 1)")
-    soak = add("soak", "slopes of memory, descriptors, threads, disk and throughput over a long run (Linux)")
-    soak.add_argument("--hours", type=float, default=1.0, help="length of the run [h] (default: 1)")
-    soak.add_argument("--env", default="Walker2DBulletEnv-v0", help="Gymnasium id (default: Walker2DBulletEnv-v0)")
-    for parser in (storm, soak):
-        parser.add_argument("--runs-dir", default="runs", help="where the run goes (default: runs)")
 
 
 def _add_tune(tune: argparse.ArgumentParser) -> None:
@@ -279,18 +268,6 @@ def _extra(args: argparse.Namespace) -> list[str]:
             *(f"--env-arg={text}" for text in args.env_arg)]
 
 
-def _storm(args: argparse.Namespace) -> list[Row]:
-    from spreeze.bench.storm import storm_rows
-
-    return storm_rows(args.minutes, args.kills_per_minute, args.runs_dir, args.seed)
-
-
-def _soak(args: argparse.Namespace) -> list[Row]:
-    from spreeze.bench.soak import soak_rows
-
-    return soak_rows(args.hours, args.env, args.runs_dir, [])
-
-
 def _curve(args: argparse.Namespace) -> list[Row]:
     from spreeze.bench.curve import draw_curve
 
@@ -301,5 +278,5 @@ def _curve(args: argparse.Namespace) -> list[Row]:
 _BENCHES: dict[str, Callable[[argparse.Namespace], list[Row]]] = {
     "sampling": _sampling, "env": _env, "replay": _replay, "learner": _learner, "together": _together, "rates": _rates,
     "target": _target, "governor": _governor, "score": _score, "pick": _pick, "tune": _tune, "curve": _curve,
-    "storm": _storm, "soak": _soak,
+    **LASTING,
 }

@@ -94,10 +94,15 @@ class LiveRun:
                 raise SpreezeError(f"waited {seconds:.0f} s in vain for {what}")
             time.sleep(0.02)
 
+    def output(self) -> str:
+        """What the run wrote so far, at most the last megabyte."""
+        size_bytes = os.fstat(self._output.fileno()).st_size
+        start = max(0, size_bytes - 1_000_000)
+        return os.pread(self._output.fileno(), size_bytes - start, start).decode(errors="replace")
+
     def last_output(self) -> str:
         """The last line that the run wrote."""
-        self._output.seek(0)
-        lines = self._output.read()[-4000:].decode(errors="replace").strip().splitlines()
+        lines = self.output().strip().splitlines()
         return lines[-1] if lines else "no output"
 
     def version(self) -> tuple[int, int]:
@@ -122,11 +127,16 @@ class LiveRun:
     def orphans(self) -> int:
         """Processes that still carry the run's mark 5 s after its end."""
         nonce, end = read_run(self.path).get("nonce"), time.monotonic() + _ORPHAN_S
-        while True:
-            left = 0
-            for process in psutil.process_iter():
-                with contextlib.suppress(psutil.Error, OSError):
-                    left += process.environ().get(MARK) == nonce and process.status() != psutil.STATUS_ZOMBIE
-            if left == 0 or time.monotonic() > end:
-                return left
+        while (left := len(marked(MARK, str(nonce)))) and time.monotonic() < end:
             time.sleep(0.1)
+        return left
+
+
+def marked(variable: str, value: str) -> list[int]:
+    """Ids of the living processes with this in their environment."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.environ().get(variable) == value and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process.pid)
+    return found

@@ -6,29 +6,31 @@ import os
 import random
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from spreeze.bench.live_run import LiveRun
+from spreeze.bench.recovery import LIMIT_S, Recoveries, RecoveryWatch
 from spreeze.errors import SpreezeError
 from spreeze.testing import ENV_ID
-from spreeze.transport import board as words
 from spreeze.transport.ring_reader import RingReader
 
 Row = dict[str, Any]
 SAMPLERS, ENVS = 2, 4
 _SHARES = {"sampler-0": 0.33, "sampler-1": 0.33, "learner": 0.1, "evaluator": 0.14, "visualizer": 0.1}
-_RECOVERY_LIMIT_S = 60.0
-_RATE_S = 0.25
-_CHECK_ROWS = 20_000
+CHECKPOINT_S = 2.0
+_LOOK_S = 0.05
+_CHECK_ROWS = 10_000
+_SAY_S = 60.0
 _COMMAND = [
     "--env", ENV_ID, "--import", "spreeze.testing", "--samplers", str(SAMPLERS), "--envs-per-sampler", str(ENVS),
     "--samples-per-insert", ":", "--batch-size", "32", "--replay-capacity", "50000",
     "--set", "replay.learning_starts=500", "--set", "sac.hidden_sizes=[32,32]", "--set", "evaluation.episodes=2",
     "--set", "replay.checksum=true", "--no-governor",
-    "--set", "learner.checkpoint_interval_s=2", "--set", "run.forgiven_failures=1000000",
+    "--set", f"learner.checkpoint_interval_s={CHECKPOINT_S:g}", "--set", "run.forgiven_failures=1000000",
 ]
 
 
@@ -37,30 +39,32 @@ class Tally:
     """What the storm saw."""
 
     kills: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_SHARES, 0))
-    sampler_s: list[float] = field(default_factory=list)
-    learner_s: list[float] = field(default_factory=list)
-    updates_lost: list[float] = field(default_factory=list)
+    kills_per_minute: float = 0.0
     rows_checked: int = 0
     rows_torn: int = 0
+    rows_written: int = 0
+    unaccounted: float = 0.0
     versions_back: int = 0
     version: tuple[int, int] = (0, 0)
+    exit_code: int = -1
+    orphans: int = -1
 
 
 class Storm:
-    """Kills at random and measures how the run comes back."""
+    """Kills at random, whoever is at work; others may die while one comes back."""
 
-    def __init__(self, run: LiveRun, seed: int) -> None:
-        if run.board is None or run.ring is None:
+    def __init__(self, run: LiveRun, seed: int, say: Callable[[str], None]) -> None:
+        if run.ring is None:
             raise SpreezeError("the storm needs a run that was attached to")
-        self._run, self._board, self._ring = run, run.board, run.ring
+        self._run, self._ring, self._say = run, run.ring, say
         self._dice, self._rng = random.Random(seed), np.random.default_rng(seed)
         self._reader = RingReader(run.ring)
         self._rows = np.empty((_CHECK_ROWS, run.ring.spec.layout.width), dtype=np.float32)
+        self.watch = RecoveryWatch(run, SAMPLERS)
         self.tally = Tally()
-        self._usual: dict[int, float] = {}
 
     def look(self) -> None:
-        """Draws checked rows and reads the newest version."""
+        """Draws rows, checks each one's checksum, and reads the newest version and all counters."""
         tally = self.tally
         self._reader.sample(self._rng, self._rows)
         tally.rows_torn += self._reader.count_torn(self._rows)
@@ -68,146 +72,146 @@ class Storm:
         version = self._run.version()
         tally.versions_back += version < tally.version
         tally.version = max(tally.version, version)
+        self.watch.look()
+        if self._run.process.poll() is not None:
+            raise SpreezeError(f"the run ended after {tally.kills}: {self._run.last_output()}")
 
-    def measure_usual(self, seconds: float = 2.0) -> None:
-        """The samplers' usual rates, to which they have to come back."""
-        before, start = [self._steps(i) for i in range(SAMPLERS)], time.monotonic()
-        time.sleep(seconds)
-        passed = time.monotonic() - start
-        self._usual = {i: (self._steps(i) - before[i]) / passed for i in range(SAMPLERS)}
+    def calm(self, seconds: float) -> None:
+        """Looks without killing anybody."""
+        end_s = time.monotonic() + seconds
+        while time.monotonic() < end_s:
+            self.look()
+            time.sleep(_LOOK_S)
 
-    def blow(self, until_s: float, kills_per_minute: float) -> None:
-        """Kills until a monotonic time; each victim's recovery is measured before the next dies."""
-        while time.monotonic() < until_s:
-            begin = time.monotonic()
-            workers = self._run.workers()
-            present = [name for name in _SHARES if name in workers]
-            if present:
-                name = self._dice.choices(present, [_SHARES[name] for name in present])[0]
-                self._kill(name, workers[name][0])
-            pause = self._dice.expovariate(kills_per_minute / 60.0)
-            while time.monotonic() < min(begin + pause, until_s):
-                self.look()
-                self._check_alive()
+    def blow(self, minutes: float, kills_per_minute: float) -> None:
+        """Kills at random moments; who is on the way back is spared until then."""
+        begin_s = next_kill_s = time.monotonic()
+        end_s, next_word_s = begin_s + 60.0 * minutes, begin_s + _SAY_S
+        while (now_s := time.monotonic()) < end_s:
+            if now_s >= next_kill_s and self._kill():
+                next_kill_s += self._dice.expovariate(kills_per_minute / 60.0)
+            if now_s >= next_word_s:
+                next_word_s += _SAY_S
+                self._say(f"  {(now_s - begin_s) / 60.0:.0f} min: {sum(self.tally.kills.values())} kills, "
+                          f"{self.tally.rows_checked:.3g} rows checked, {self.tally.rows_torn} torn")
+            self.look()
+            time.sleep(_LOOK_S)
+        self.tally.kills_per_minute = 60.0 * sum(self.tally.kills.values()) / (time.monotonic() - begin_s)
 
-    def _kill(self, name: str, pid: int) -> None:
-        role, _, index = name.partition("-")
-        updates = self._updates()
+    def kill_singly(self, kills: int) -> Recoveries:
+        """Kills one sampler or the learner at a time and waits until it is back; returns what that took."""
+        self.await_all()
+        before, self.watch.seen = self.watch.seen, Recoveries()
+        for number in range(kills):
+            self.calm(1.0 + self._dice.random())
+            self._kill(("sampler-0", "learner", "sampler-1")[number % 3])
+            self.await_all()
+        found, self.watch.seen = self.watch.seen, before
+        before.hung += found.hung
+        before.rows_lost += found.rows_lost
+        return found
+
+    def await_all(self) -> None:
+        """Until everybody is back, or counts as hung."""
+        while self.watch.recovering():
+            self.calm(_LOOK_S)
+
+    def _kill(self, *names: str) -> bool:
+        """Kills one of these, of all roles if none is named; False if nobody was there."""
+        workers = self._run.workers()
+        present = [name for name in names or _SHARES if name in workers and name not in self.watch.recovering()]
+        if not present:
+            return False
+        name = self._dice.choices(present, [_SHARES[name] for name in present])[0]
+        pid = workers[name][0]
+        now_s = time.monotonic()
         try:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
-            return
+            return False
         self.tally.kills[name] += 1
-        start = time.monotonic()
-        if role == "sampler":
-            self._await_sampler(int(index))
-            self.tally.sampler_s.append(time.monotonic() - start)
-        elif role == "learner":
-            self._await_learner(pid)
-            self.tally.learner_s.append(time.monotonic() - start)
-            self.tally.updates_lost.append(max(0.0, updates - self._updates()))
+        self.watch.killed(name, pid, now_s)
+        return True
 
-    def _await_sampler(self, index: int) -> None:
-        """Until it samples at 90 % of its usual rate again, or of its neighbour's where the machine is slower now.
+    def settle(self) -> None:
+        """Everybody comes back, learning goes on, and rows are counted.
 
         Raises:
-            SpreezeError: not within a minute.
+            SpreezeError: no progress within a minute.
         """
-        others = [other for other in range(SAMPLERS) if other != index]
-        end = time.monotonic() + _RECOVERY_LIMIT_S
-        while time.monotonic() < end:
-            before, start = [self._steps(i) for i in range(SAMPLERS)], time.monotonic()
-            self._wait_a_little(start)
-            passed = time.monotonic() - start
-            rates = [(self._steps(i) - before[i]) / passed for i in range(SAMPLERS)]
-            if rates[index] >= 0.9 * min(self._usual.get(index, 0.0), *(rates[i] for i in others)) > 0.0:
-                return
-        raise SpreezeError(f"sampler-{index} was not back at its rate within {_RECOVERY_LIMIT_S:.0f} s")
-
-    def _await_learner(self, old_pid: int) -> None:
-        """Until another process takes updates."""
-        control = self._board.control(SAMPLERS)
-        self._run.wait(lambda: int(control[words.PID]) != old_pid, _RECOVERY_LIMIT_S, "another learner")
-        sampled = self._ring.sampled
-        self._run.wait(lambda: self._ring.sampled != sampled, _RECOVERY_LIMIT_S, "updates of the new learner")
-        time.sleep(0.05)  # the counter of updates follows within one of them
-
-    def _wait_a_little(self, start: float) -> None:
-        while time.monotonic() < start + _RATE_S:
-            self.look()
-        self._check_alive()
-
-    def _check_alive(self) -> None:
-        if self._run.process.poll() is not None:
-            raise SpreezeError(f"the run ended in the storm: {self._run.last_output()}")
-
-    def _steps(self, index: int) -> float:
-        return float(self._board.slots(index)[0])
-
-    def _updates(self) -> float:
-        return self._board.named_slots(SAMPLERS, "learner")["updates"]
-
-    def unaccounted_rows(self) -> float:
-        """Rows committed beyond those counted: of each killed sampler at most one step of its environments."""
-        counted = sum(self._steps(index) for index in range(SAMPLERS))
-        return self._ring.total_committed() - counted
-
-    def await_progress(self) -> None:
-        """Learning goes on after the last kill."""
-        steps, updates = self._ring.total_committed(), self._updates()
-        self._run.wait(lambda: self._ring.total_committed() > steps and self._updates() > updates, _RECOVERY_LIMIT_S,
+        self.await_all()
+        steps, updates = self._ring.total_committed(), self.watch.updates()
+        self._run.wait(lambda: self._ring.total_committed() > steps and self.watch.updates() > updates, LIMIT_S,
                        "env steps and updates after the storm")
+        self.look()
+        self.tally.rows_written = self._ring.total_committed()
+        counted = sum(self.watch.env_steps(index) for index in range(SAMPLERS))
+        self.tally.unaccounted = self.tally.rows_written - counted
 
 
-def storm_rows(minutes: float, kills_per_minute: float, runs_dir: str, seed: int = 1) -> list[Row]:
-    """One storm; every promise is a row with its target.
+def storm_rows(
+    minutes: float, kills_per_minute: float, single_kills: int, runs_dir: str, seed: int = 1,
+    say: Callable[[str], None] = lambda text: None,
+) -> list[Row]:
+    """One storm, and kills one at a time after it; every promise is a row with its target.
 
     Raises:
-        SpreezeError: the run ended, or something did not come back within a minute.
+        SpreezeError: the run ended, or learning did not go on.
     """
     shared = set(os.listdir("/dev/shm"))
     name = f"storm-{os.getpid()}-{int(time.time())}"
     with LiveRun(_COMMAND, runs_dir, name, {"SPREEZE_FAULT_STEP_S": "0.0005"}) as run:
         run.attach()
-        storm = Storm(run, seed)
-        run.wait(lambda: run.ring is not None and run.ring.sampled > 0, _RECOVERY_LIMIT_S, "the first update")
-        run.wait(lambda: "visualizer" in run.workers(), _RECOVERY_LIMIT_S, "the visualizer")
-        storm.measure_usual()
-        storm.blow(time.monotonic() + 60.0 * minutes, kills_per_minute)
-        storm.await_progress()
-        storm.look()
-        unaccounted = storm.unaccounted_rows()
-        allowed = ENVS * (1 + sum(storm.tally.kills[f"sampler-{i}"] for i in range(SAMPLERS)))
-        code = run.stop()
-        orphans = run.orphans()
-    return _rows(storm.tally, unaccounted, allowed, code, orphans, sorted(set(os.listdir("/dev/shm")) - shared))
+        run.wait(lambda: run.ring is not None and run.ring.sampled > 0, LIMIT_S, "the first update")
+        run.wait(lambda: "visualizer" in run.workers() and "evaluator" in run.workers(), LIMIT_S, "the visualizer")
+        storm = Storm(run, seed, say)
+        storm.calm(2.0)  # the samplers' usual rates
+        storm.blow(minutes, kills_per_minute)
+        singly = storm.kill_singly(single_kills)
+        storm.settle()
+        storm.tally.exit_code = run.stop()
+        storm.tally.orphans = run.orphans()
+    leaked = sorted(set(os.listdir("/dev/shm")) - shared)
+    return [*_promises(storm.tally, storm.watch.seen, len(leaked)), *_recoveries(singly),
+            *_recoveries(storm.watch.seen, "_in_storm")]
 
 
-def _rows(
-    tally: Tally, unaccounted: float, allowed: int, code: int, orphans: int, leaked: list[str]
-) -> list[Row]:
-    def row(name: str, value: Any, unit: str, target: str | None = None, more: dict[str, int] | None = None) -> Row:
-        return {"metric": name, "value": value, "unit": unit, **({"target": target} if target else {}), **(more or {})}
+def _promises(tally: Tally, seen: Recoveries, leaked: int) -> list[Row]:
+    def row(name: str, value: Any, unit: str, target: str | None = None, **more: Any) -> Row:
+        return {"metric": name, "value": value, "unit": unit, **({"target": target} if target else {}), **more}
 
+    # Of each killed sampler at most one step of its environments is in replay and not counted; of each living one too.
+    allowed = ENVS * (SAMPLERS + sum(tally.kills[f"sampler-{index}"] for index in range(SAMPLERS)))
+    kills = sum(tally.kills.values())
     return [
-        row("kills", sum(tally.kills.values()), "kills", more=tally.kills),
-        row("rows_torn", tally.rows_torn, "rows", "0", {"rows_checked": tally.rows_checked}),
-        row("rows_unaccounted", unaccounted, "rows", f"0 .. {allowed}"),
+        row("kills", kills, "kills", ">= 1000", **tally.kills),
+        row("kills_per_minute", tally.kills_per_minute, "1/min", ">= 10"),
+        row("hangs", len(seen.hung), "workers", "0"),
+        row("rows_torn", tally.rows_torn, "rows", "0 of >= 1e8", rows_checked=tally.rows_checked,
+            rows_written=tally.rows_written),
+        row("rows_unaccounted", tally.unaccounted, "rows", f"0 .. {allowed}"),
+        row("replay_rows_lost", seen.rows_lost, "rows", "0"),
         row("versions_going_back", tally.versions_back, "versions", "0"),
-        row("exit_code", code, "code", "0"),
-        row("orphans_after_5_s", orphans, "processes", "0"),
-        row("shared_memory_left", len(leaked), "names", "0"),
-        *_percentiles("sampler_recovery_s", tally.sampler_s, "p95 <= 3 s + start"),
-        *_percentiles("learner_recovery_s", tally.learner_s, "<= 15 s"),
-        *_percentiles("learner_updates_lost", tally.updates_lost, "one checkpoint interval", "updates"),
+        row("exit_code", tally.exit_code, "code", "0"),
+        row("orphans_after_5_s", tally.orphans, "processes", "0"),
+        row("shared_memory_left", leaked, "names", "0"),
     ]
 
 
-def _percentiles(name: str, values: list[float], target: str, unit: str = "s") -> list[Row]:
-    if not values:
-        return [{"metric": name, "value": None, "unit": unit, "target": target}]
+def _recoveries(seen: Recoveries, when: str = "") -> list[Row]:
+    """With targets for kills one at a time; in the storm the starts of the others take the processor."""
+    targets = [None] * 3 if when else ["p95 <= 3 s + environment start", "<= 15 s", f"<= {CHECKPOINT_S:g} s and a save"]
     return [
-        {"metric": f"{name}_p{q}", "value": float(np.percentile(values, q)), "unit": unit, "target": target,
-         "repeats": values}
-        for q in (50, 95, 100)
+        *_percentiles(f"sampler_recovery{when}_s", seen.sampler_s, targets[0]),
+        *_percentiles(f"learner_recovery{when}_s", seen.learner_s, targets[1]),
+        *_percentiles(f"learner_work_lost{when}_s", seen.work_lost_s, targets[2]),
+        *_percentiles(f"learner_updates_lost{when}", seen.updates_lost, None, "updates"),
     ]
+
+
+def _percentiles(name: str, values: list[float], target: str | None, unit: str = "s") -> list[Row]:
+    more = {"target": target} if target else {}
+    if not values:
+        return [{"metric": name, "value": None, "unit": unit, **more}]
+    return [{"metric": f"{name}_p{q}", "value": float(np.percentile(values, q)), "unit": unit, **more,
+             "repeats": values} for q in (50, 95, 100)]

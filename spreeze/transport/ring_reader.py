@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+import zlib
 from typing import NamedTuple
 
 import numpy as np
 
 from spreeze.errors import TransportError
-from spreeze.transport.ring import Ring, row_checksum
+from spreeze.transport.ring import Ring
 
 _MAX_TRIES = 10_000
 _LAG_SAMPLE_ROWS = 2048
-_NO_FRAME = np.empty(0, np.uint8)
 
 
 class Drawn(NamedTuple):
@@ -189,6 +190,19 @@ class RingReader:
         """Rows of the last batch, in a ring with checksums, that are not the row that was drawn."""
         if self._drawn is None or not self.ring.spec.layout.checksum:
             return 0
-        expected = out[:, -1].copy().view(np.uint32).tolist()
-        logical = self._drawn.logical.tolist()
-        return sum(row_checksum(out[i], _NO_FRAME, logical[i]) != expected[i] for i in range(len(out)))
+        expected = out[:, -1].copy().view(np.uint32)
+        return int(np.count_nonzero(row_checksums(out, self._drawn.logical) != expected))
+
+
+@functools.cache
+def _crc_table() -> np.ndarray:
+    """[256] uint32: what one byte does to a CRC-32, with the inversions at both ends taken out."""
+    return np.array([zlib.crc32(bytes([byte]), 0xFFFFFFFF) ^ 0xFFFFFFFF for byte in range(256)], np.uint32)
+
+
+def row_checksums(rows: np.ndarray, logical: np.ndarray) -> np.ndarray:
+    """``row_checksum`` of N rows [N, W] float32 without frames, byte by byte over all rows at once: [N] uint32."""
+    table, crc = _crc_table(), ~logical.astype(np.uint32)
+    for column in np.ascontiguousarray(rows[:, :-1]).view(np.uint8).T.copy():
+        crc = table[(crc ^ column) & 0xFF] ^ (crc >> 8)
+    return ~crc

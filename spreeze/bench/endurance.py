@@ -1,0 +1,67 @@
+"""The command line of the benches that last: storm, stops, orphans, faults, checks, soak (Linux)."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+from spreeze.cli import say
+
+Row = dict[str, Any]
+
+
+def add_lasting_benches(add: Callable[..., argparse.ArgumentParser]) -> None:
+    """Adds their flags; ``add(name, text)`` makes a parser."""
+    storm = add("storm", "SIGKILL to all roles of a real run at random, and what must hold afterwards (Linux)")
+    storm.add_argument("--minutes", type=float, default=10.0, help="length of the storm [min] (default: 10)")
+    storm.add_argument("--kills-per-minute", type=float, default=12.0, help="on average [1/min] (default: 12)")
+    storm.add_argument("--single-kills", type=int, default=60,
+                       help="after it, of samplers and learner, one at a time, to time their recovery (default: 60)")
+    stops = add("stops", "Ctrl-C, once and twice, at random moments of real runs (Linux)")
+    stops.add_argument("--twice", type=int, default=None, help="runs with two (default: a fourth of --runs)")
+    orphans = add("orphans", "SIGKILL to the supervisor at random moments of real runs (Linux)")
+    for parser, runs in ((stops, 200), (orphans, 100)):
+        parser.add_argument("--runs", type=int, default=runs, help=f"runs (default: {runs})")
+        parser.add_argument("--together", type=int, default=1, help="runs at a time (default: 1)")
+    soak = add("soak", "slopes of memory, descriptors, threads, disk and throughput over a long run (Linux)")
+    soak.add_argument("--hours", type=float, default=1.0, help="length of the run [h] (default: 1)")
+    soak.add_argument("--env", default="Walker2DBulletEnv-v0", help="Gymnasium id (default: Walker2DBulletEnv-v0)")
+    for parser in (storm, stops, orphans):
+        parser.add_argument("--seed", type=int, default=1, help="seed of the moments (default: 1)")
+    for parser in (storm, stops, orphans, soak):
+        parser.add_argument("--runs-dir", default="runs", help="where runs go (default: runs)")
+
+
+def _say(args: argparse.Namespace) -> Callable[[str], None]:
+    return lambda text: say(text, as_json=args.json)
+
+
+def _storm(args: argparse.Namespace) -> list[Row]:
+    from spreeze.bench.storm import storm_rows
+
+    return storm_rows(args.minutes, args.kills_per_minute, args.single_kills, args.runs_dir, args.seed, _say(args))
+
+
+def _stops(args: argparse.Namespace) -> list[Row]:
+    from spreeze.bench.endings import stops_rows
+
+    twice = args.runs // 4 if args.twice is None else args.twice
+    return stops_rows(args.runs, twice, args.together, args.runs_dir, args.seed, _say(args))
+
+
+def _orphans(args: argparse.Namespace) -> list[Row]:
+    from spreeze.bench.endings import orphans_rows
+
+    return orphans_rows(args.runs, args.together, args.runs_dir, args.seed, _say(args))
+
+
+def _soak(args: argparse.Namespace) -> list[Row]:
+    from spreeze.bench.soak import soak_rows
+
+    return soak_rows(args.hours, args.env, args.runs_dir, [])
+
+
+LASTING: dict[str, Callable[[argparse.Namespace], list[Row]]] = {
+    "storm": _storm, "stops": _stops, "orphans": _orphans, "soak": _soak,
+}
