@@ -16,7 +16,7 @@ LAYERS = (
     {"ops", "networks", "policies", "heads", "envs", "hardware", "nvml", "returns", "normalizer", "bottleneck", "store",
      "strays", "load", "testing",
      "store_reader", "terminal", "video", "utilisation", "rundir", "cli", "arguments", "evaluation", "autotune",
-     "protocol"},
+     "protocol", "synchrony"},
     {"algorithms", "transport"},
     {"workers", "lookup"},
     {"modes", "summary", "tuning", "tune_cache", "portable", "tuning_table", "protocol_table"},
