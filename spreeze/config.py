@@ -278,6 +278,9 @@ class LearnerConfig(Part):
     threads: int = setting(1, "threads of the learner: two share an update as a pair, more share each product",
                            low=1, high=256)
     device: str = setting("auto", "auto, cpu, cuda, cuda:N, split (actor on cuda:0, critics on cuda:1), ACTOR+CRITICS")
+    precision: str = setting("float32", "what products round their inputs to: tf32 on GPUs, bfloat16 on processors "
+                             "that have it; weights, sums and optimisers are always float32",
+                             choices=("float32", "tf32", "bfloat16"))
     overlap: bool = setting(False, "the actor follows the critics of one update before: two devices work at once")
     publish_interval_s: float = setting(0.25, "time between two published weights", unit="s", low=0.01, high=3600)
     checkpoint_interval_s: float = setting(30.0, "time between two checkpoints", unit="s", low=0.5, high=1e6)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,6 +22,12 @@ _ALIGN = 16
 """Float32 values in a cache line: each block of the flat vector begins on one."""
 
 _relu_backward = torch.ops.aten.threshold_backward.grad_input
+
+
+def products_round() -> bool:
+    """Whether float32 products of this process round their inputs to bfloat16."""
+    mkldnn: Any = torch.backends.mkldnn
+    return bool(mkldnn.matmul.fp32_precision == "bf16")
 
 
 class Parameters:
@@ -53,6 +60,9 @@ class Parameters:
         """Derived views, made once: at small sizes each view costs as much as an addition."""
         self.weights_t = [weight.transpose(1, 2) for weight in self.weights]
         self.head_rows = [self.head_weight[index, 0] for index in range(self.stack)]
+        # A product with one output column is ten times faster as a matrix-vector product, but where products
+        # round to bfloat16 that takes longer than the product: there a float32 sum is taken.
+        self.head_product = torch.linalg.vecdot if products_round() else torch.mv
 
     def one(self, index: int) -> Parameters:
         """One network of the stack alone, sharing memory."""
@@ -124,12 +134,18 @@ class Tape:
 
     def part(self, begin: int, end: int, network: int | None = None) -> Tape:
         """The same buffers, rows ``begin`` to ``end``, of all networks or of one."""
-        kept = slice(None) if network is None else slice(network, network + 1)
+        if network is None and self.stack == 1:
+            network = 0
+
+        def kept(tensor: Tensor) -> Tensor:
+            # A stack of one is made anew: oneDNN copies matrices whose distance is not their size.
+            return tensor if network is None else tensor[network].unsqueeze(0)
+
         return Tape(
-            [tensor[kept, begin:end] for tensor in self.hidden],
-            [tensor[kept, begin:end] for tensor in self.grads],
-            self.out[kept, :, begin:end],
-            self.grad_out[kept, :, begin:end],
+            [kept(tensor[:, begin:end]) for tensor in self.hidden],
+            [kept(tensor[:, begin:end]) for tensor in self.grads],
+            kept(self.out[:, :, begin:end]),
+            kept(self.grad_out[:, :, begin:end]),
         )
 
 
@@ -148,9 +164,8 @@ def mlp_forward(parameters: Parameters, x: Tensor, tape: Tape) -> Tensor:
         x = _add_relu_(torch.bmm(x, weight, out=hidden), bias)
     if parameters.sizes[-1] > 1:
         return torch.baddbmm(parameters.head_bias, parameters.head_weight, tape.hidden_t[-1], out=tape.out)
-    # A product with one output column is ten times faster as a matrix-vector product.
     for rows, weight, out in zip(tape.last_rows, parameters.head_rows, tape.out_rows, strict=True):
-        torch.mv(rows, weight, out=out)
+        parameters.head_product(rows, weight, out=out)
     return tape.out.add_(parameters.head_bias)
 
 

@@ -10,8 +10,8 @@ from spreeze.config import PARTS, check_name
 from spreeze.errors import ConfigError, ResourceError
 from spreeze.settings import PROFILE_DIR, Layer, Settings, Values, iterate, toml_value
 
-MACHINE_FIELDS = ("learner.device", "learner.threads", "sampling.samplers", "sampling.envs_per_sampler",
-                  "replay.capacity")  # fmt: skip
+MACHINE_FIELDS = ("learner.device", "learner.threads", "learner.precision", "sampling.samplers",
+                  "sampling.envs_per_sampler", "replay.capacity")  # fmt: skip
 """Settings that hold only on the machine that they were chosen on."""
 _LEFT_OUT = {"stop", "visualizer", "evaluation"}
 _KEPT = {"run": ("algo",), "env": ("normalize_obs",)}

@@ -32,6 +32,7 @@ from spreeze.errors import ConfigError, ResourceError, RunError
 from spreeze.hardware import Machine, read_machine
 from spreeze.modes import load_mode
 from spreeze.portable import applicable
+from spreeze.precision import check_precision
 from spreeze.rundir import RunDir, find_run, new_name, process_start_time, read_run, versions, write_json
 from spreeze.settings import (
     Layer,
@@ -222,6 +223,8 @@ def _check_machine(plan: RunPlan, machine: Machine) -> None:
             raise ConfigError(
                 f"learner.device = {device}: allowed is auto, cpu, cuda, cuda:N, split, or two as ACTOR+CRITICS"
             )
+    on_gpu = "cuda" in device or device == "split" or (device == "auto" and bool(machine.gpus))
+    check_precision(plan.config.learner.precision, on_gpu=on_gpu)
     if len(parts) > 2 or (len(parts) == 2 and (plan.spec.num_actions is not None or "auto" in parts)):
         raise ConfigError(
             f"learner.device = {device}: two devices are the actor's and the critics'; discrete actions take one device"

@@ -33,7 +33,8 @@ _PROBE_STEPS = 2000
 _BUSY_CORES = 0.1
 """Load of other programs that is worth a word."""
 _PINS = {
-    "learner.batch_size": "batch_size", "learner.threads": "threads", "sampling.samplers": "samplers",
+    "learner.batch_size": "batch_size", "learner.threads": "threads", "learner.precision": "precision",
+    "sampling.samplers": "samplers",
     "sampling.envs_per_sampler": "envs_per_sampler", "replay.capacity": "capacity",
     "replay.samples_per_insert_min": "samples_per_insert_min",
     "replay.samples_per_insert_max": "samples_per_insert_max",
@@ -145,7 +146,7 @@ def _knobs(
         step_us=probe.step_us_median, step_cv=probe.step_cv, row_bytes=row_bytes,
         sampler_bytes=max(_SAMPLER_BYTES, probe.memory_bytes + _SAMPLER_BYTES // 2),
         env_bytes=max(_ENV_BYTES, probe.memory_bytes // 2), learner_bytes=_LEARNER_BYTES,
-        devices=_devices(machine, probe.spec.num_actions is None, _pins(settings).device),
+        devices=_devices(machine, probe.spec.num_actions is None, _pins(settings)),
         paired=probe.spec.num_actions is None,
         configured=Configured(
             batch_size=config.learner.batch_size, capacity=config.replay.capacity,
@@ -160,15 +161,21 @@ def _knobs(
     )
 
 
-def _devices(machine: Machine, can_split: bool, asked: str | None) -> tuple[Device, ...]:
-    """Where a learner may run: the processor, every GPU that this process can see, the first two as a split."""
-    found = [Device(name="cpu")]
-    found += [Device(name=f"cuda:{gpu.index}", memory_bytes=gpu.memory_free_bytes) for gpu in machine.gpus]
+def _devices(machine: Machine, can_split: bool, pins: Pins) -> tuple[Device, ...]:
+    """Where a learner may run: the processor, every GPU that this process can see, the first two as a split.
+
+    In float32; another precision only where the user asks for it, since it changes what is learned.
+    """
+    on_cpu = ("bfloat16",) if pins.precision == "bfloat16" else ("float32",)
+    on_gpu = ("tf32",) if pins.precision == "tf32" else ("float32",)
+    found = [Device(name="cpu", precisions=on_cpu)]
+    found += [Device(name=f"cuda:{gpu.index}", memory_bytes=gpu.memory_free_bytes, precisions=on_gpu)
+              for gpu in machine.gpus]
     if can_split and len(machine.gpus) >= 2:
         free = [gpu.memory_free_bytes for gpu in machine.gpus[:2] if gpu.memory_free_bytes is not None]
-        found.append(Device(name="cuda:0+cuda:1", memory_bytes=min(free, default=None)))
-    if asked is not None and "+" in asked and asked not in {device.name for device in found}:
-        found.append(Device(name=asked))
+        found.append(Device(name="cuda:0+cuda:1", memory_bytes=min(free, default=None), precisions=on_gpu))
+    if pins.device is not None and "+" in pins.device and pins.device not in {device.name for device in found}:
+        found.append(Device(name=pins.device, precisions=on_gpu if "cuda" in pins.device else on_cpu))
     return tuple(found)
 
 

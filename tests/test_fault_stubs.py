@@ -51,8 +51,8 @@ class Learner:
         self.link = Link("learner", 0, self.board, 1, self._write_fd)
         fields = {
             "run_dir": str(tmp_path), "spec": SPEC, "algo": "sac", "algorithm": {"hidden_sizes": (8, 8)}, "seed": 1,
-            "batch_size": 256, "threads": 1, "device": "cpu", "overlap": False, "normalize_obs": False,
-            "publish_interval_s": 0.05,
+            "batch_size": 256, "threads": 1, "device": "cpu", "precision": "float32", "overlap": False,
+            "normalize_obs": False, "publish_interval_s": 0.05,
             "checkpoint_interval_s": 1e6, "save_replay": False, "max_updates": 60, "ring_fd": os.dup(self.ring.fd),
             "ring": self.ring.spec.to_json(), "samples_per_insert_min": 0.0, "samples_per_insert_max": 1e9,
             "learning_starts": 1, "num_samplers": 1, "rows_per_write": 1, "run_started_s": time.monotonic(),

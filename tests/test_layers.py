@@ -14,7 +14,7 @@ LAYERS = (
     {"types", "errors", "config", "settings", "metrics", "check", "formats", "jsonable", "snapshot", "fitting",
      "convolution"},
     {"ops", "networks", "policies", "heads", "envs", "hardware", "nvml", "returns", "normalizer", "bottleneck", "store",
-     "strays", "load", "testing",
+     "strays", "load", "testing", "precision",
      "store_reader", "terminal", "video", "utilisation", "rundir", "cli", "arguments", "evaluation", "autotune",
      "protocol", "synchrony"},
     {"algorithms", "transport"},

@@ -33,7 +33,7 @@ class _Buffers:
         self.fresh = self.tape.part(rows, 2 * rows)
         self.x = like.new_zeros(1, 2 * rows, obs_dim)
         self.x_next, self.x_obs = self.x[0, :rows], self.x[0, rows:]
-        self.x_obs_t = self.x[:, rows:].transpose(1, 2)
+        self.x_obs_t = self.x[0, rows:].t().unsqueeze(0)
         self.log_prob = self.prob = like.new_zeros(actions, rows)
         self.entropy = like.new_zeros(rows)
 

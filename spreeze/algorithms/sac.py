@@ -40,7 +40,7 @@ class _Buffers:
         self.fresh = self.tape.part(rows, 2 * rows)
         self.x = like.new_zeros(1, 2 * rows, obs_dim)
         self.x_next, self.x_obs = self.x[0, :rows], self.x[0, rows:]
-        self.x_obs_t = self.x[:, rows:].transpose(1, 2)
+        self.x_obs_t = self.x[0, rows:].t().unsqueeze(0)
         self.noise = like.new_zeros(action_dim, 2 * rows)
         self.mean, self.raw_log_std = self.tape.out[0, :action_dim], self.tape.out[0, action_dim:]
         self.grad_mean, self.grad_log_std = self.fresh.grad_out[0, :action_dim], self.fresh.grad_out[0, action_dim:]

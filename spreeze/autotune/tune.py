@@ -97,7 +97,7 @@ def _plain(
     if pin is not None:
         return Choice(value, f"{what}: set by you", pinned=True, runners_up=runners)
     if not runners:
-        return Choice(value, f"{what}: {'this machine offers no other' if only else 'no other was better alone'}")
+        return Choice(value, f"{what}: {'no other is offered' if only else 'no other was better alone'}")
     return Choice(value, f"{what}: {_against(runners)}", runners_up=runners)
 
 

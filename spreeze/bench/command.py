@@ -22,7 +22,8 @@ Row = dict[str, Any]
 
 _LEARNER_UNITS = {
     "updates_per_s": "1/s", "update_frames_per_s": "1/s", "product_floor_share": "share", "matrix_flop_per_s": "flop/s",
-    "over_one_thread": "ratio", "product_flop": "flop", "learner_critic_share": "share", "learner_actor_share": "share",
+    "over_one_thread": "ratio", "over_float32": "ratio", "product_flop": "flop", "learner_critic_share": "share",
+    "learner_actor_share": "share",
 }
 
 def main(argv: list[str] | None = None) -> int:
@@ -75,6 +76,8 @@ def _parser() -> argparse.ArgumentParser:
     learner.add_argument("--algo", choices=("sac", "td3", "ddpg"), default="sac", help="algorithm (default: sac)")
     learner.add_argument("--threads", type=int, nargs="+", choices=(1, 2), default=[1],
                          help="1, or 2 for a pair of threads; both are measured in turn (default: 1)")
+    learner.add_argument("--precision", nargs="+", choices=("float32", "bfloat16"), default=["float32"],
+                         help="of the products; all are measured in turn (default: float32)")
     add("together", "sampler and learner alone, together, and with evaluator and visualizer", task)
     add("rates", "env steps/s and updates/s of whole runs, batch 256, one sampler", task)
     target = add("target", "wall time to a return, asynchronous and serial mode in turn", task)
@@ -192,9 +195,10 @@ def _learner(args: argparse.Namespace) -> list[Row]:
     from spreeze.bench.learner import learner_rows
 
     rows: list[Row] = []
-    for case in learner_rows(args.batch_size, args.repeats, threads=args.threads, algo=args.algo):
+    for case in learner_rows(args.batch_size, args.repeats, threads=args.threads, algo=args.algo,
+                             precisions=args.precision):
         repeats = case.pop("repeats")
-        more = {"batch_size": case["batch_size"], "algo": case["algo"], "learner_threads": case["learner_threads"]}
+        more = {name: case[name] for name in ("batch_size", "algo", "learner_threads", "precision")}
         for name, unit in _LEARNER_UNITS.items():
             if name not in case:
                 continue

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import statistics
 from collections.abc import Callable
 from itertools import pairwise
@@ -22,7 +23,9 @@ import torch
 from spreeze.algorithms import create
 from spreeze.algorithms.pair import Pair
 from spreeze.config import PARTS, AlgorithmConfig
+from spreeze.networks import products_round
 from spreeze.types import RowLayout, TransitionBatch
+from spreeze.workers.devices import products_in
 
 _BLOCK_S = 0.25
 """Length of one timed block; updates and products take turns block by block."""
@@ -105,10 +108,11 @@ def _product_call(stack: int, m: int, k: int, n: int) -> Callable[[], Any]:
     """One product, written the way that is fastest for its shape."""
     a, b = torch.randn(stack, m, k), torch.randn(stack, k, n)
     if n == 1:
+        product = torch.linalg.vecdot if products_round() else torch.mv
         rows = [(a[index], b[index, :, 0].contiguous(), torch.empty(m)) for index in range(stack)]
         if m < k:
             rows = [(matrix.t().contiguous().t(), vector, out) for matrix, vector, out in rows]
-        return lambda: [torch.mv(matrix, vector, out=out) for matrix, vector, out in rows]
+        return lambda: [product(matrix, vector, out=out) for matrix, vector, out in rows]
     if n < 64 <= m:
         out, a_t, b_t = torch.empty(stack, n, m), a.transpose(1, 2), b.transpose(1, 2).contiguous()
         return lambda: torch.bmm(b_t, a_t, out=out)
@@ -135,36 +139,39 @@ def learner_rows(
     hidden: tuple[int, ...] = (256, 256),
     threads: tuple[int, ...] | list[int] = (1,),
     algo: str = "sac",
+    precisions: tuple[str, ...] | list[str] = ("float32",),
 ) -> list[dict[str, Any]]:
-    """Measures one row for each batch size and number of threads; updates and products of all are interleaved.
+    """Measures one row for each batch size, precision and number of threads; all take turns, products too.
 
-    The products are those of one thread throughout: the floor of one core.
+    The products are those of one thread throughout: the floor of one core, in the row's precision.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     with contextlib.ExitStack() as stack:
         stack.callback(torch.set_num_threads, before)
         pair = stack.enter_context(Pair()) if any(count > 1 for count in threads) else None
-        cases = [_Case(algo, size, obs_dim, action_dim, hidden, pair if count > 1 else None)
-                 for size in batch_sizes for count in threads]
+        cases: list[_Case] = []
+        for size, precision, count in itertools.product(batch_sizes, precisions, threads):
+            with products_in(precision, "cpu"):
+                cases.append(_Case(algo, size, obs_dim, action_dim, hidden, pair if count > 1 else None, precision))
         for _ in range(repeats):
             for case in cases:
-                case.measure()
-        return [case.row(alone=next((c for c in cases if c.batch_size == case.batch_size and c.threads == 1), None))
-                for case in cases]
+                with products_in(case.precision, "cpu"):
+                    case.measure()
+        return [case.row(cases) for case in cases]
 
 
 class _Case:
     """One batch size: an algorithm, its product round, and what was measured."""
 
     def __init__(self, algo: str, batch_size: int, obs_dim: int, action_dim: int, hidden: tuple[int, ...],
-                 pair: Pair | None = None) -> None:
+                 pair: Pair | None = None, precision: str = "float32") -> None:
         part = PARTS[algo]
         assert issubclass(part, AlgorithmConfig)
         config = dataclasses.replace(part(), hidden_sizes=hidden)
         self.algo, self.batch_size, self.hidden = algo, batch_size, hidden
         self.obs_dim, self.action_dim = obs_dim, action_dim
-        self.threads = 1 if pair is None else 2
+        self.threads, self.precision = 1 if pair is None else 2, precision
         options: dict[str, Any] = {} if pair is None else {"pair": pair}
         self.algorithm = create(algo, obs_dim, action_dim, config, seed=0, **options)
         self.batch = synthetic_batch(RowLayout(obs_dim, action_dim), batch_size, config.gamma)
@@ -201,11 +208,17 @@ class _Case:
             self.actor_s += actor_s
         return (perf_counter() - start_s) / self._block
 
-    def row(self, alone: _Case | None = None) -> dict[str, Any]:
-        """The measured row; medians beside all repeats, and the ratio to the same updates on one core."""
-        over_one = None
-        if alone is not None and alone is not self:
-            over_one = statistics.median(one / two for one, two in zip(alone.update_s, self.update_s, strict=True))
+    def _over(self, others: list[_Case], name: str, **plain: Any) -> dict[str, float]:
+        """Ratio of this rate to that of the same case with ``plain`` values, repeat by repeat; empty without one."""
+        wanted = {"batch_size": self.batch_size, "threads": self.threads, "precision": self.precision, **plain}
+        for other in others:
+            if other is not self and all(getattr(other, key) == value for key, value in wanted.items()):
+                ratios = [slow / fast for slow, fast in zip(other.update_s, self.update_s, strict=True)]
+                return {name: statistics.median(ratios)}
+        return {}
+
+    def row(self, cases: list[_Case]) -> dict[str, Any]:
+        """The measured row; medians beside all repeats, and the ratio to the same updates on one core, in float32."""
         updates_per_s = [1.0 / value for value in self.update_s]
         shares = [product / update for product, update in zip(self.product_s, self.update_s, strict=True)]
         rates = [self.round.flop / value for value in self.product_s]
@@ -216,7 +229,9 @@ class _Case:
             "obs_dim": self.obs_dim,
             "action_dim": self.action_dim,
             "learner_threads": self.threads,
-            **({} if over_one is None else {"over_one_thread": over_one}),
+            "precision": self.precision,
+            **self._over(cases, "over_one_thread", threads=1),
+            **self._over(cases, "over_float32", precision="float32"),
             "updates_per_s": statistics.median(updates_per_s),
             "update_frames_per_s": statistics.median(updates_per_s) * self.batch_size,
             "product_floor_share": statistics.median(shares),

@@ -23,7 +23,7 @@ from spreeze.transport.checkpoint import CheckpointStore
 from spreeze.transport.frames import open_reader
 from spreeze.transport.ring import Ring, ShardWriter
 from spreeze.transport.weights import WeightsStore, encode
-from spreeze.workers.devices import learner_threads, resolve_device
+from spreeze.workers.devices import learner_threads, products_in, resolve_device
 from spreeze.workers.evaluator import Evaluation, EvaluatorJob
 from spreeze.workers.gauges import Reading
 from spreeze.workers.interrupts import Interrupts
@@ -48,7 +48,9 @@ def run_mode(plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts)
             ring = Ring.create(plan.ring_spec())
             try:
                 load_saved_replay(plan, run_dir.path, ring)
-                with learner_threads(plan.spec, learner.threads, resolve_device(learner.device)) as pair:
+                device = resolve_device(learner.device)
+                with products_in(learner.precision, device), \
+                        learner_threads(plan.spec, learner.threads, device) as pair:
                     _Serial(plan, run_dir.path, ring, recorder, interrupts, pair).run()
             finally:
                 ring.close()

@@ -169,7 +169,8 @@ def _learner_job(plan: RunPlan, run_dir: Path, ring: Ring, run_started_s: float)
     return LearnerJob(
         run_dir=str(run_dir), spec=plan.spec, algo=config.run.algo, algorithm=plan.algorithm_fields(),
         seed=config.run.seed, batch_size=config.learner.batch_size, threads=config.learner.threads,
-        device=config.learner.device, overlap=config.learner.overlap, normalize_obs=config.env.normalize_obs,
+        device=config.learner.device, precision=config.learner.precision, overlap=config.learner.overlap,
+        normalize_obs=config.env.normalize_obs,
         publish_interval_s=config.learner.publish_interval_s,
         checkpoint_interval_s=config.learner.checkpoint_interval_s, save_replay=config.replay.save,
         max_updates=config.stop.updates, ring_fd=ring.block.fd, ring=ring.spec.to_json(),

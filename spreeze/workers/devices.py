@@ -5,12 +5,17 @@ from __future__ import annotations
 import contextlib
 import resource
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
 from spreeze.algorithms.pair import Pair, pair_for
 from spreeze.errors import ConfigError
+from spreeze.precision import check_precision
 from spreeze.types import EnvSpec
+
+_TF32_CAPABILITY = 8
+"""Ampere: first compute capability with TF32."""
 
 
 def resolve_device(device: str) -> str:
@@ -76,3 +81,31 @@ def learner_threads(spec: EnvSpec, threads: int, device: str) -> Iterator[Pair |
     finally:
         if pair is not None:
             pair.close()
+
+
+@contextlib.contextmanager
+def products_in(precision: str, device: str) -> Iterator[None]:
+    """All float32 products of this process round their inputs so; sums and results stay float32.
+
+    Networks have to be made inside of it (see ``Parameters``).
+
+    Raises:
+        ConfigError: a precision that these devices do not have.
+    """
+    gpus = gpus_of(device)
+    check_precision(precision, on_gpu=bool(gpus))
+    old = [gpu for gpu in gpus if torch.cuda.get_device_capability(gpu)[0] < _TF32_CAPABILITY]
+    if precision == "tf32" and old:
+        raise ConfigError(f"learner.precision = tf32: {old[0]} is older than compute capability {_TF32_CAPABILITY}.0 "
+                          "and has none; use float32")
+    on_gpu, on_cpu = "tf32" if precision == "tf32" else "ieee", "bf16" if precision == "bfloat16" else "ieee"
+    backends: Any = torch.backends
+    places = [backends.cuda.matmul, backends.cudnn.conv, backends.mkldnn.matmul, backends.mkldnn.conv]
+    before = [place.fp32_precision for place in places]
+    try:
+        for place, wanted in zip(places, (on_gpu, on_gpu, on_cpu, on_cpu), strict=True):
+            place.fp32_precision = wanted
+        yield
+    finally:
+        for place, value in zip(places, before, strict=True):
+            place.fp32_precision = value

@@ -22,6 +22,7 @@ class LearnerJob(Jsonable):
     batch_size: int
     threads: int
     device: str
+    precision: str
     overlap: bool
     normalize_obs: bool
     publish_interval_s: float

@@ -20,7 +20,7 @@ from spreeze.transport.limiter import SampleRatio
 from spreeze.transport.ring import Ring, RingSpec
 from spreeze.transport.ring_reader import RingReader
 from spreeze.transport.weights import WeightsStore
-from spreeze.workers.devices import gpus_of, learner_threads, resolve_device
+from spreeze.workers.devices import gpus_of, learner_threads, products_in, resolve_device
 from spreeze.workers.jobs import LearnerJob
 from spreeze.workers.learning import Learning
 from spreeze.workers.link import Link
@@ -39,7 +39,8 @@ def run_learner(link: Link, job: LearnerJob) -> None:
     """Learns until told to stop; leaves a final checkpoint and final weights."""
     ring = Ring.attach(job.ring_fd, RingSpec.from_json(job.ring))
     try:
-        with learner_threads(job.spec, job.threads, resolve_device(job.device)) as pair:
+        device = resolve_device(job.device)
+        with products_in(job.precision, device), learner_threads(job.spec, job.threads, device) as pair:
             _Learner(link, job, ring, open_reader(ring), pair).run()
     finally:
         ring.close()

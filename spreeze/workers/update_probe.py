@@ -19,12 +19,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from spreeze.config import PARTS
-from spreeze.errors import ConfigError
 from spreeze.transport.frames import open_reader
 from spreeze.transport.ring import Ring, RingSpec
 from spreeze.types import RowLayout
 from spreeze.workers.child import end_with_parent
-from spreeze.workers.devices import gpus_of, learner_threads, peak_bytes, resolve_device, synchronise
+from spreeze.workers.devices import gpus_of, learner_threads, peak_bytes, products_in, resolve_device, synchronise
 from spreeze.workers.filling import fill
 from spreeze.workers.jobs import UpdateProbeJob, UpdateTurn
 from spreeze.workers.learning import Learning
@@ -133,13 +132,11 @@ def _in_child(job: UpdateProbeJob, ring: Ring, turn: UpdateTurn, writing: int, p
 
 def _updates(job: UpdateProbeJob, ring: Ring, turn: UpdateTurn) -> dict[str, Any]:
     """Updates a second, each repeat; the first updates (allocation, caches) are left out."""
-    if turn.precision != "float32":
-        raise ConfigError(f"precision {turn.precision}: the learner computes in float32")
-    if not gpus_of(resolve_device(turn.device)):
+    device = resolve_device(turn.device)
+    if not gpus_of(device):
         _limit_data(job.memory_cap_bytes)
     config: Any = PARTS[job.algo](**job.algorithm)
-    device = resolve_device(turn.device)
-    with learner_threads(job.spec, turn.threads, device) as pair:
+    with products_in(turn.precision, device), learner_threads(job.spec, turn.threads, device) as pair:
         learning = Learning(job.spec, job.algo, config, ring.spec.layout, open_reader(ring), batch_size=turn.batch_size,
                             device=device, seed=0, normalize_obs=job.normalize_obs, pair=pair)
         rates = _rates(learning, turn, device)
