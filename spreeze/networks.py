@@ -22,6 +22,7 @@ _ALIGN = 16
 """Float32 values in a cache line: each block of the flat vector begins on one."""
 
 _relu_backward = torch.ops.aten.threshold_backward.grad_input
+_tanh_backward = torch.ops.aten.tanh_backward.grad_input
 
 
 def products_round() -> bool:
@@ -112,11 +113,13 @@ class Tape:
     """Buffers of one forward and backward pass over M rows: activations saved, gradients handed back.
 
     ``out`` [S, K, M] is the output, ``grad_out`` [S, K, M] what the caller fills before
-    ``mlp_backward``, ``hidden[i]`` [S, M, H_i] the activations after the ReLU.
+    ``mlp_backward``, ``hidden[i]`` [S, M, H_i] the activations after the ReLU, or with ``tanh`` after that.
     """
 
-    def __init__(self, hidden: list[Tensor], grads: list[Tensor], out: Tensor, grad_out: Tensor) -> None:
-        self.hidden, self.grads, self.out, self.grad_out = hidden, grads, out, grad_out
+    def __init__(
+        self, hidden: list[Tensor], grads: list[Tensor], out: Tensor, grad_out: Tensor, *, tanh: bool = False
+    ) -> None:
+        self.hidden, self.grads, self.out, self.grad_out, self.tanh = hidden, grads, out, grad_out, tanh
         self.stack = out.shape[0]
         self.hidden_t = [tensor.transpose(1, 2) for tensor in hidden]
         self.grads_t = [tensor.transpose(1, 2) for tensor in grads]
@@ -125,12 +128,13 @@ class Tape:
         self.out_rows = [out[index, 0] for index in range(self.stack)]
 
     @classmethod
-    def allocate(cls, parameters: Parameters, rows: int) -> Tape:
+    def allocate(cls, parameters: Parameters, rows: int, *, tanh: bool = False) -> Tape:
         """Buffers for M = ``rows`` rows of these networks."""
         like, stack, outputs = parameters.flat, parameters.stack, parameters.sizes[-1]
         hidden = [like.new_zeros(stack, rows, size) for size in parameters.sizes[1:-1]]
         grads = [torch.zeros_like(tensor) for tensor in hidden]
-        return cls(hidden, grads, like.new_zeros(stack, outputs, rows), like.new_zeros(stack, outputs, rows))
+        out, grad_out = like.new_zeros(stack, outputs, rows), like.new_zeros(stack, outputs, rows)
+        return cls(hidden, grads, out, grad_out, tanh=tanh)
 
     def part(self, begin: int, end: int, network: int | None = None) -> Tape:
         """The same buffers, rows ``begin`` to ``end``, of all networks or of one."""
@@ -146,11 +150,12 @@ class Tape:
             [kept(tensor[:, begin:end]) for tensor in self.grads],
             kept(self.out[:, :, begin:end]),
             kept(self.grad_out[:, :, begin:end]),
+            tanh=self.tanh,
         )
 
 
 def mlp_forward(parameters: Parameters, x: Tensor, tape: Tape) -> Tensor:
-    """S perceptrons with ReLU between layers and a linear head, on the same rows.
+    """S perceptrons with ReLU (or tanh) between layers and a linear head, on the same rows.
 
     Args:
         parameters: of the networks.
@@ -161,7 +166,10 @@ def mlp_forward(parameters: Parameters, x: Tensor, tape: Tape) -> Tensor:
         ``tape.out`` [S, K, M].
     """
     for weight, bias, hidden in zip(parameters.weights, parameters.biases, tape.hidden, strict=True):
-        x = _add_relu_(torch.bmm(x, weight, out=hidden), bias)
+        if tape.tanh:
+            x = torch.baddbmm(bias, x, weight, out=hidden).tanh_()
+        else:
+            x = _add_relu_(torch.bmm(x, weight, out=hidden), bias)
     if parameters.sizes[-1] > 1:
         return torch.baddbmm(parameters.head_bias, parameters.head_weight, tape.hidden_t[-1], out=tape.out)
     for rows, weight, out in zip(tape.last_rows, parameters.head_rows, tape.out_rows, strict=True):
@@ -198,7 +206,7 @@ def mlp_backward(parameters: Parameters, tape: Tape, x_t: Tensor | None, gradien
 
 
 def input_gradients(parameters: Parameters, tape: Tape, index: int) -> None:
-    """Carries the gradient through layer ``index`` (the head is the last) and the ReLU before it."""
+    """Carries the gradient through layer ``index`` (the head is the last) and the activation before it."""
     below = tape.grads[index - 1]
     if index < len(tape.hidden):
         torch.bmm(tape.grads[index], parameters.weights_t[index], out=below)
@@ -206,7 +214,10 @@ def input_gradients(parameters: Parameters, tape: Tape, index: int) -> None:
         torch.bmm(tape.grad_out_t, parameters.head_weight, out=below)
     else:
         torch.mul(tape.grad_out_t, parameters.head_weight, out=below)
-    _relu_backward(below, tape.hidden[index - 1], 0.0, grad_input=below)
+    if tape.tanh:
+        _tanh_backward(below, tape.hidden[index - 1], grad_input=below)
+    else:
+        _relu_backward(below, tape.hidden[index - 1], 0.0, grad_input=below)
 
 
 def weight_gradients(tape: Tape, x_t: Tensor | None, gradient: Parameters, index: int) -> None:

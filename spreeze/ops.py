@@ -134,3 +134,80 @@ def smoothed_action(action: Tensor, noise: Tensor, deviation: float, clip: float
         clip: bound of the noise.
     """
     return (noise * deviation).clamp_(-clip, clip).add_(action).clamp_(-1.0, 1.0)
+
+
+def categorical(logits: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+    """Log-probabilities of a softmax policy: of all actions [K, B] and of those taken [B], in nat.
+
+    Args:
+        logits: [K, B].
+        index: [1, B], the actions taken, int64.
+    """
+    log_pi = torch.log_softmax(logits, 0)
+    return log_pi, log_pi.gather(0, index)[0]
+
+
+def categorical_backward(
+    log_pi: Tensor, index: Tensor, grad_log_prob: Tensor, entropy_weight: float
+) -> Tensor:
+    """Gradient of ``sum(grad_log_prob log pi(a)) - entropy_weight sum H`` to the logits [K, B].
+
+    With ``d log pi(a) / d logits = onehot(a) - pi`` and ``dH / d logits = -pi (log pi + H)``.
+    """
+    prob = log_pi.exp()
+    if entropy_weight:
+        negative_entropy = (prob * log_pi).sum(0)
+        grad = torch.sub(log_pi, negative_entropy).mul_(entropy_weight).sub_(grad_log_prob).mul_(prob)
+    else:
+        grad = prob.mul_(grad_log_prob).neg_()
+    return grad.scatter_add_(0, index, grad_log_prob.unsqueeze(0))
+
+
+def gaussian(mean: Tensor, log_std: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+    """Log-density [B] in nat of actions under independent Gaussians, and ``(action - mean) / std`` [A, B].
+
+    Args:
+        mean: [A, B].
+        log_std: [A], the same for all rows.
+        action: [A, B].
+    """
+    z = torch.sub(action, mean).mul_(log_std.neg().exp_().unsqueeze(1))
+    constant = log_std.sum().add_(len(mean) * _HALF_LOG_2PI).neg_()
+    return z, torch.add(constant, z.square().sum(0), alpha=-0.5)
+
+
+def gaussian_backward(
+    z: Tensor, log_std: Tensor, grad_log_prob: Tensor, entropy_weight: float
+) -> tuple[Tensor, Tensor]:
+    """Gradient of ``sum(grad_log_prob log pi(a)) - entropy_weight sum H`` to mean [A, B] and log_std [A].
+
+    ``H = sum(log_std) + A (1 + log 2 pi) / 2`` does not depend on the row.
+    """
+    weighted = z * grad_log_prob
+    grad_log_std = (z * weighted).sum(1).sub_(grad_log_prob.sum()).sub_(entropy_weight * z.shape[1])
+    return weighted.mul_(log_std.neg().exp_().unsqueeze(1)), grad_log_std
+
+
+def gaussian_entropy(log_std: Tensor) -> Tensor:
+    """Entropy in nat of independent Gaussians with log deviations [A]."""
+    return log_std.sum() + len(log_std) * (0.5 + _HALF_LOG_2PI)
+
+
+def clipped_surrogate(ratio: Tensor, advantage: Tensor, clip: float) -> tuple[Tensor, Tensor]:
+    """PPO's objective ``min(r A, clamp(r, 1 - clip, 1 + clip) A)`` [B] (arXiv 1707.06347, eq. 7), and its slope [B].
+
+    The slope is the derivative by log pi: ``r A`` where the minimum is the first term, else 0.
+    """
+    plain = ratio * advantage
+    clipped = ratio.clamp(1.0 - clip, 1.0 + clip).mul_(advantage)
+    return torch.minimum(plain, clipped), plain * (plain <= clipped)
+
+
+def clipped_value_error(value: Tensor, target: Tensor, old_value: Tensor, clip: float) -> Tensor:
+    """Derivative [B] by the value of ``max((v - R)^2, (v_c - R)^2) / 2``, ``v_c`` kept within ``clip`` of the old one.
+
+    The option that OpenAI's baselines have beside arXiv 1707.06347; where the second term is greater it is constant.
+    """
+    error = value - target
+    near = torch.sub(value, old_value).clamp_(-clip, clip).add_(old_value).sub_(target)
+    return error * (error.square() >= near.square())

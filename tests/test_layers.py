@@ -13,7 +13,8 @@ FILES = sorted(ROOT.rglob("*.py"))
 LAYERS = (
     {"types", "errors", "config", "settings", "metrics", "check", "formats", "jsonable", "snapshot", "fitting",
      "convolution"},
-    {"ops", "networks", "policies", "heads", "envs", "hardware", "nvml", "returns", "normalizer", "bottleneck", "store",
+    {"ops", "advantages",
+     "networks", "policies", "heads", "envs", "hardware", "nvml", "returns", "normalizer", "bottleneck", "store",
      "strays", "load", "testing", "precision",
      "store_reader", "terminal", "video", "utilisation", "rundir", "cli", "arguments", "evaluation", "autotune",
      "protocol", "synchrony"},

@@ -1,24 +1,30 @@
-"""Off-policy algorithms by name. One file, one line here and one test make a new one."""
+"""Algorithms by name. One file, one line here and one test make a new one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+from spreeze.algorithms.a2c import A2C
 from spreeze.algorithms.base import OffPolicyAlgorithm
 from spreeze.algorithms.ddpg import DDPG
 from spreeze.algorithms.discrete_sac import DiscreteSAC
 from spreeze.algorithms.dqn import DQN
+from spreeze.algorithms.on_policy import OnPolicyAlgorithm
+from spreeze.algorithms.ppo import PPO
 from spreeze.algorithms.sac import SAC
 from spreeze.algorithms.td3 import TD3
-from spreeze.config import AlgorithmConfig
+from spreeze.config import AlgorithmConfig, OnPolicyConfig
 from spreeze.errors import ConfigError, did_you_mean
+from spreeze.types import EnvSpec
 
 Table = dict[str, Callable[..., OffPolicyAlgorithm]]
 REGISTRY: Table = {"sac": SAC, "td3": TD3, "ddpg": DDPG}
 """For continuous actions; all of them can share an update between a pair of threads."""
 DISCRETE_REGISTRY: Table = {"dqn": DQN, "sac": DiscreteSAC}
 """For one of n actions."""
+ON_POLICY_REGISTRY: dict[str, Callable[..., OnPolicyAlgorithm]] = {"ppo": PPO, "a2c": A2C}
+"""For any task."""
 
 
 def create(
@@ -47,3 +53,30 @@ def create(
             f"no algorithm '{name}' for {kind} actions{did_you_mean(name, table)} (known: {', '.join(table)})"
         )
     return table[name](obs_dim, size, config, seed, device, **options)
+
+
+def create_on_policy(
+    name: str, spec: EnvSpec, config: OnPolicyConfig, seed: int, device: str = "cpu", *, correction: str,
+    normalize_obs: bool = False, **options: Any,
+) -> OnPolicyAlgorithm:
+    """A new on-policy algorithm with its networks; everything random in it follows from ``seed``.
+
+    Args:
+        name: as in ``spreeze.fitting``.
+        spec: the task; decides about networks and kind of policy.
+        config: the algorithm's part.
+        seed: of networks and shuffling.
+        device: where its tensors live.
+        correction: one of ``on_policy.CORRECTIONS``.
+        normalize_obs: whether observations are scaled by their running statistics.
+        options: handed on, such as ``dtype``.
+
+    Raises:
+        ConfigError: no algorithm or correction of that name.
+    """
+    if name not in ON_POLICY_REGISTRY:
+        known = ", ".join(ON_POLICY_REGISTRY)
+        raise ConfigError(f"no on-policy algorithm '{name}'{did_you_mean(name, ON_POLICY_REGISTRY)} (known: {known})")
+    return ON_POLICY_REGISTRY[name](
+        spec, config, seed, device, correction, normalize_obs=normalize_obs, **options
+    )

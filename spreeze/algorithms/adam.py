@@ -1,4 +1,4 @@
-"""Adam on one flat vector: one fused call for a whole network, and the guard against non-finite updates."""
+"""Adam and RMSProp on one flat vector: a whole network at once, and the guard against non-finite updates."""
 
 from __future__ import annotations
 
@@ -14,11 +14,15 @@ class FlatAdam:
     """Adam (Kingma and Ba 2015, arXiv 1412.6980) that refuses a gradient with a non-finite norm.
 
     The norm is needed for the metrics anyway and is non-finite if any component is. On a
-    CPU it is read at once; on a GPU the fused kernel takes the flag itself, so nothing waits.
+    CPU it is read at once; on a GPU the fused kernel takes the flag itself, so nothing waits. A gradient
+    whose norm is above ``max_norm`` is scaled down to it (Pascanu et al. 2013, arXiv 1211.5063).
     """
 
-    def __init__(self, parameters: Tensor, gradient: Tensor, lr: float) -> None:
-        self._parameters, self._gradient, self._lr = parameters, gradient, lr
+    def __init__(
+        self, parameters: Tensor, gradient: Tensor, lr: float, eps: float = _EPSILON, max_norm: float | None = None
+    ) -> None:
+        self._parameters, self._gradient, self.lr, self._eps = parameters, gradient, lr, eps
+        self._max_norm = max_norm
         self._m = torch.zeros_like(parameters)
         self._v = torch.zeros_like(parameters)
         self._steps = torch.zeros((), device=parameters.device)
@@ -41,6 +45,8 @@ class FlatAdam:
             bad = torch.isfinite(self._norm).logical_not_().to(self._steps.dtype)
             self._refused.add_(bad)
             self._steps.add_(self._one - bad)
+        if self._max_norm is not None:
+            _scale_down_(self._gradient, self._norm, self._max_norm)
         torch._fused_adam_(
             [self._parameters],
             [self._gradient],
@@ -48,11 +54,11 @@ class FlatAdam:
             [self._v],
             [],
             [self._steps],
-            lr=self._lr,
+            lr=self.lr,
             beta1=_BETA_1,
             beta2=_BETA_2,
             weight_decay=0.0,
-            eps=_EPSILON,
+            eps=self._eps,
             amsgrad=False,
             maximize=False,
             grad_scale=None,
@@ -61,7 +67,7 @@ class FlatAdam:
 
     @property
     def gradient_norm(self) -> float:
-        """Euclidean norm of the latest gradient, refused or not (reads the device)."""
+        """Euclidean norm of the latest gradient before it was scaled, refused or not (reads the device)."""
         return self._norm.item()
 
     @property
@@ -72,3 +78,44 @@ class FlatAdam:
     def tensors(self) -> dict[str, Tensor]:
         """The state that a checkpoint stores."""
         return {"m": self._m, "v": self._v, "steps": self._steps, "refused": self._refused}
+
+
+class FlatRMSProp:
+    """RMSProp (Tieleman and Hinton 2012, lecture 6.5), the root before epsilon; refuses and scales as ``FlatAdam``."""
+
+    def __init__(
+        self, parameters: Tensor, gradient: Tensor, lr: float, alpha: float, eps: float, max_norm: float
+    ) -> None:
+        self._parameters, self._gradient, self.lr = parameters, gradient, lr
+        self._alpha, self._eps, self._max_norm = alpha, eps, max_norm
+        self._v = torch.zeros_like(parameters)
+        self._refused = torch.zeros((), device=parameters.device)
+        self._norm = torch.zeros((), device=parameters.device, dtype=parameters.dtype)
+
+    def step(self) -> None:
+        """Applies the gradient, or counts it as refused if its norm is not finite (reads the device)."""
+        torch.linalg.vector_norm(self._gradient, out=self._norm)
+        if not math.isfinite(self._norm.item()):
+            self._refused.add_(1.0)
+            return
+        _scale_down_(self._gradient, self._norm, self._max_norm)
+        self._v.mul_(self._alpha).addcmul_(self._gradient, self._gradient, value=1.0 - self._alpha)
+        self._parameters.addcdiv_(self._gradient, self._v.sqrt().add_(self._eps), value=-self.lr)
+
+    @property
+    def gradient_norm(self) -> float:
+        """Euclidean norm of the latest gradient before it was scaled, refused or not (reads the device)."""
+        return self._norm.item()
+
+    @property
+    def refused(self) -> int:
+        """Gradients that were not applied (reads the device)."""
+        return int(self._refused.item())
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The state that a checkpoint stores."""
+        return {"v": self._v, "refused": self._refused}
+
+
+def _scale_down_(gradient: Tensor, norm: Tensor, max_norm: float) -> None:
+    gradient.mul_(norm.reciprocal().mul_(max_norm).clamp_(max=1.0))

@@ -1,0 +1,46 @@
+"""Advantage actor-critic (Mnih et al. 2016, arXiv 1602.01783), synchronous: one gradient step an interval.
+
+One interval behind, with correction "delayed", that step is eq. 6 of HTS-RL (arXiv 2012.09849):
+``theta(j + 1) = theta(j) + step(gradient at theta(j - 1))``, values and advantages of theta(j - 1) too. With
+"none" the gradient is taken at theta(j), with "truncated-is" too and each term times
+``min(1, pi_theta(j) / pi_theta(j - 1))``, advantages and targets by V-trace with the same weights.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from spreeze.algorithms.adam import FlatRMSProp
+from spreeze.algorithms.rollout_learning import RolloutLearning, Samples
+from spreeze.config import A2CConfig
+from spreeze.types import EnvSpec
+
+
+class A2C(RolloutLearning):
+    """A2C with RMSProp; see ``OnPolicyAlgorithm`` for what each member does."""
+
+    name = "a2c"
+
+    def __init__(
+        self, spec: EnvSpec, config: A2CConfig, seed: int, device: str, correction: str, *, normalize_obs: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(spec, config, seed, device, correction, normalize_obs=normalize_obs, **options)
+        self.optimiser: FlatRMSProp = FlatRMSProp(
+            self.net.flat, self.net.gradient, config.lr, config.rmsprop_alpha, config.rmsprop_eps, config.max_grad_norm
+        )
+
+    def _update(self, samples: Samples, theta: Tensor | None) -> None:
+        self._gradient(samples)
+        if theta is not None:
+            self.net.flat.copy_(theta)
+        self.optimiser.step()
+        self.updates += 1
+
+    def _policy_slope(self, log_prob: Tensor, log_ratio: Tensor, advantage: Tensor) -> tuple[Tensor, Tensor]:
+        return log_prob * advantage, advantage.clone()
+
+    def _value_error(self, value: Tensor, samples: Samples) -> Tensor:
+        return value - samples.target

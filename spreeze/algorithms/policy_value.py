@@ -1,0 +1,174 @@
+"""Networks with a policy and a value, for on-policy algorithms; all parameters in one flat vector.
+
+``out`` [K, M] are a policy's raw outputs (logits, or means), ``value`` [M] the values of M rows. A
+continuous policy's log deviations [A] stand at the end of the vector. Both networks start orthogonal (Saxe et al. 2014,
+arXiv 1312.6120) with a gain of sqrt 2, the policy's last layer with 0.01, the value's with 1: Andrychowicz
+et al. 2021 (arXiv 2006.05990) found the small policy head to matter most of such choices.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from spreeze.algorithms.image_values import ConvParameters
+from spreeze.convolution import features, place
+from spreeze.networks import Parameters, Tape, mlp_backward, mlp_forward, parameter_count, policy_arrays
+from spreeze.types import FrameSpec
+
+_HIDDEN_GAIN, _POLICY_GAIN, _VALUE_GAIN = math.sqrt(2.0), 0.01, 1.0
+
+
+class PolicyValue(Protocol):
+    """A policy and a value network, their gradient, and what of them is published."""
+
+    flat: Tensor
+    """All parameters."""
+    gradient: Tensor
+    """As ``flat``; filled by ``backward``, but for ``grad_log_std``."""
+    log_std: Tensor
+    """View [A] of ``flat``; empty where actions are discrete."""
+    grad_log_std: Tensor
+    """View [A] of ``gradient``, which the caller fills."""
+    hidden_sizes: tuple[int, ...]
+    activation: str
+
+    def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        """Outputs [K, M] and values [M] at M rows, in buffers that the next call overwrites."""
+        ...
+
+    def backward(self, grad_out: Tensor, grad_value: Tensor) -> None:
+        """Fills ``gradient`` from those to outputs [K, M] and values [M] of the latest ``forward``."""
+        ...
+
+    def values(self, obs: Tensor) -> Tensor:
+        """Values [M] alone."""
+        ...
+
+    def policy_arrays(self) -> dict[str, Tensor]:
+        """Copies of the policy by layer, as ``Policy.from_weights`` reads them, without the log deviations."""
+        ...
+
+
+class VectorPolicyValue:
+    """Two perceptrons with tanh, stacked into one batched product; the value is the second one's first output."""
+
+    activation = "tanh"
+
+    def __init__(
+        self, obs_dim: int, outputs: int, num_log_std: int, hidden_sizes: tuple[int, ...], generator: torch.Generator,
+        device: torch.device, dtype: torch.dtype = torch.float32,
+    ) -> None:
+        sizes = (obs_dim, *hidden_sizes, outputs)
+        count = parameter_count(sizes, 2)
+        self.hidden_sizes = hidden_sizes
+        self.flat = torch.zeros(count + num_log_std, device=device, dtype=dtype)
+        self.gradient = torch.zeros_like(self.flat)
+        self.log_std, self.grad_log_std = self.flat[count:], self.gradient[count:]
+        self._parameters = Parameters(self.flat[:count], sizes, 2)
+        self._policy, self._value = self._parameters.one(0), self._parameters.one(1)
+        self._gradients = Parameters(self.gradient[:count], sizes, 2)
+        self._tape = Tape.allocate(self._parameters, 1, tanh=True)
+        self._x_t = self.flat[:0]
+        for weight in self._parameters.weights:
+            for network in weight:
+                _orthogonal_(network.t(), _HIDDEN_GAIN, generator)
+        _orthogonal_(self._parameters.head_weight[0], _POLICY_GAIN, generator)
+        _orthogonal_(self._parameters.head_weight[1, :1], _VALUE_GAIN, generator)
+
+    def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        """One pass of both networks."""
+        rows = obs.shape[0]
+        if self._tape.out.shape[2] != rows:
+            self._tape = Tape.allocate(self._parameters, rows, tanh=True)
+        self._x_t = obs.t().expand(2, -1, -1)
+        out = mlp_forward(self._parameters, obs.expand(2, -1, -1), self._tape)
+        return out[0], out[1, 0]
+
+    def backward(self, grad_out: Tensor, grad_value: Tensor) -> None:
+        """One pass back; the value network's other outputs have no gradient and stay as they began."""
+        self._tape.grad_out[0].copy_(grad_out)
+        self._tape.grad_out[1, 0].copy_(grad_value)
+        mlp_backward(self._parameters, self._tape, self._x_t, self._gradients)
+
+    def values(self, obs: Tensor) -> Tensor:
+        """One pass of the value network."""
+        tape = Tape.allocate(self._value, obs.shape[0], tanh=True)
+        return mlp_forward(self._value, obs.unsqueeze(0), tape)[0, 0]
+
+    def policy_arrays(self) -> dict[str, Tensor]:
+        """The first network's layers."""
+        return policy_arrays(self._policy)
+
+
+class ImagePolicyValue:
+    """A convolutional trunk and a perceptron with ReLU, shared; the head's last output is the value. By autograd."""
+
+    activation = "relu"
+
+    def __init__(
+        self, frames: FrameSpec, outputs: int, num_log_std: int, cnn: str, hidden_sizes: tuple[int, ...],
+        generator: torch.Generator, device: torch.device, dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self.image = [frames.stack * frames.channels, frames.height, frames.width]
+        placed = place(cnn, *self.image)
+        sizes = (features(placed), *hidden_sizes, outputs + 1)
+        count = ConvParameters.count(placed, sizes)
+        self.hidden_sizes, self._outputs = hidden_sizes, outputs
+        self.flat = torch.zeros(count + num_log_std, device=device, dtype=dtype)
+        self.gradient = torch.zeros_like(self.flat)
+        self.log_std, self.grad_log_std = self.flat[count:], self.gradient[count:]
+        self._parameters = ConvParameters(self.flat[:count], placed, sizes)
+        self._gradients = ConvParameters(self.gradient[:count], placed, sizes)
+        # Leaves that share the parameters' memory: what autograd differentiates by.
+        self._leaves = [
+            (weight.detach().requires_grad_(), bias.detach().requires_grad_())
+            for weight, bias in self._parameters.tensors()
+        ]
+        self._out: Tensor | None = None
+        for weight, _ in self._parameters.convolutions:
+            _orthogonal_(weight.flatten(1), _HIDDEN_GAIN, generator)
+        for weight in self._parameters.mlp.weights:
+            _orthogonal_(weight[0].t(), _HIDDEN_GAIN, generator)
+        _orthogonal_(self._parameters.mlp.head_weight[0, :outputs], _POLICY_GAIN, generator)
+        _orthogonal_(self._parameters.mlp.head_weight[0, outputs:], _VALUE_GAIN, generator)
+
+    def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        """One pass at images uint8 [M, k, C, H, W]; keeps the graph."""
+        with torch.enable_grad():
+            self._out = self._parameters.forward(obs, self._leaves)
+        out = self._out.detach().t()
+        return out[: self._outputs], out[self._outputs]
+
+    def backward(self, grad_out: Tensor, grad_value: Tensor) -> None:
+        """One pass back."""
+        assert self._out is not None
+        leaves = [tensor for pair in self._leaves for tensor in pair]
+        grad = torch.cat((grad_out, grad_value.unsqueeze(0))).t()
+        found = torch.autograd.grad(self._out, leaves, grad)
+        self._out = None
+        own = [tensor for pair in self._gradients.tensors() for tensor in pair]
+        for tensor, value in zip(own, found, strict=True):
+            tensor.copy_(value)
+
+    def values(self, obs: Tensor) -> Tensor:
+        """One pass without a graph."""
+        return self._parameters.forward(obs, self._parameters.tensors())[:, self._outputs]
+
+    def policy_arrays(self) -> dict[str, Tensor]:
+        """Trunk and perceptron, of the head only the policy's part."""
+        arrays = policy_arrays(self._parameters.mlp)
+        arrays["head_w"] = arrays["head_w"][:, : self._outputs].contiguous()
+        arrays["head_b"] = arrays["head_b"][: self._outputs].contiguous()
+        for index, (weight, bias) in enumerate(self._parameters.convolutions):
+            arrays |= {f"conv{index}_w": weight.to("cpu", copy=True), f"conv{index}_b": bias.to("cpu", copy=True)}
+        return arrays
+
+
+def _orthogonal_(matrix: Tensor, gain: float, generator: torch.Generator) -> None:
+    """Fills a matrix [out, in], which may be a view, with orthonormal rows or columns times ``gain``."""
+    values = torch.empty(matrix.shape, dtype=matrix.dtype)
+    matrix.copy_(torch.nn.init.orthogonal_(values, gain, generator=generator))

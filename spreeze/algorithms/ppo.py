@@ -1,0 +1,125 @@
+"""Proximal policy optimisation (Schulman et al. 2017, arXiv 1707.06347), also one interval behind.
+
+An update is an inner loop of K = epochs x minibatches steps phi_0, phi_1 ... phi_K on one interval. What it means
+one interval behind:
+
+- delayed: the loop starts at phi_0 = theta(j - 1), which collected the data, with ratios to pi_theta(j - 1), values,
+  advantages and normaliser of theta(j - 1): it is exactly the update that serial PPO would have made there.
+  Its displacement is applied to theta(j): ``theta(j + 1) = theta(j) + phi_K - theta(j - 1)``. With one epoch
+  and one minibatch that is eq. 6 of HTS-RL (arXiv 2012.09849): one optimiser step with the gradient at theta(j - 1).
+  Adam's moments go on from update to update, so they too see gradients in the order in which they are taken.
+- none: phi_0 = theta(j), values of theta(j), ratios to the log-probabilities stored with the data; this is what the
+  authors' release does, and by the ratio it is PPO on data of one policy earlier.
+- truncated-is: phi_0 = theta(j), ratios to pi_theta(j), each advantage times ``min(1, pi_theta(j) / pi_theta(j - 1))``,
+  which no gradient goes through, advantages and targets by V-trace with the same weights.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from spreeze import ops
+from spreeze.algorithms.adam import FlatAdam
+from spreeze.algorithms.rollout_learning import RolloutLearning, Samples
+from spreeze.config import PPOConfig
+from spreeze.errors import ConfigError
+from spreeze.types import EnvSpec
+
+
+class PPO(RolloutLearning):
+    """PPO with Adam; see ``OnPolicyAlgorithm`` for what each member does."""
+
+    name = "ppo"
+
+    def __init__(
+        self, spec: EnvSpec, config: PPOConfig, seed: int, device: str, correction: str, *, normalize_obs: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(spec, config, seed, device, correction, normalize_obs=normalize_obs, **options)
+        self._config = config
+        self.optimiser: FlatAdam = FlatAdam(
+            self.net.flat, self.net.gradient, config.lr, config.adam_eps, config.max_grad_norm
+        )
+        self._blocks: _Blocks | None = None
+
+    def metrics(self) -> dict[str, float]:
+        """Of the latest minibatch and interval, the share of clipped ratios too."""
+        found = super().metrics()
+        if self._latest is not None:
+            outside = self._latest.log_ratio.expm1().abs_() > self._config.clip
+            found["clip_share"] = outside.float().mean().item()
+        return found
+
+    def _update(self, samples: Samples, theta: Tensor | None) -> None:
+        config, rows = self._config, len(samples.target)
+        if rows % config.minibatches:
+            raise ConfigError(f"ppo.minibatches = {config.minibatches}: {rows} env steps of an interval cannot be cut "
+                              "into that many equal parts")
+        if self._blocks is None or not self._blocks.fits(samples):
+            self._blocks = _Blocks(samples, config.minibatches)
+        start = self.net.flat.clone() if theta is not None else None
+        self._blocks.fill(samples)
+        for _ in range(config.epochs):
+            for part in self._blocks.shuffled(self._shuffle):
+                self._gradient(part)
+                self.optimiser.step()
+                self.updates += 1
+        if theta is not None and start is not None:
+            self.net.flat.sub_(start).add_(theta)
+
+    def _policy_slope(self, log_prob: Tensor, log_ratio: Tensor, advantage: Tensor) -> tuple[Tensor, Tensor]:
+        return ops.clipped_surrogate(log_ratio.exp(), advantage, self._config.clip)
+
+    def _value_error(self, value: Tensor, samples: Samples) -> Tensor:
+        if self._config.clip_value:
+            return ops.clipped_value_error(value, samples.target, samples.value, self._config.clip)
+        return value - samples.target
+
+
+class _Blocks:
+    """An interval's samples side by side in one block of rows, a shuffled copy of it, and its parts.
+
+    One gather shuffles all columns, and the parts are views that are made once.
+    """
+
+    def __init__(self, samples: Samples, parts: int) -> None:
+        rows, columns = len(samples.target), samples.action.shape[1] + 4
+        self._images = samples.obs.dim() > 2
+        self._wide = 0 if self._images else samples.obs.shape[1]
+        self._rows = samples.target.new_zeros(rows, self._wide + columns)
+        self._copy = torch.zeros_like(self._rows)
+        self._frames = torch.zeros_like(samples.obs) if self._images else samples.obs
+        self._source = samples.obs
+        whole = self._views(self._copy, self._frames, samples.action.shape[1])
+        self._own = self._views(self._rows, self._frames, samples.action.shape[1])
+        size = rows // parts
+        self._parts = [Samples(*(column[at : at + size] for column in whole)) for at in range(0, rows, size)]
+        self._order = torch.empty(rows, dtype=torch.int64)
+
+    def _views(self, rows: Tensor, frames: Tensor, actions: int) -> Samples:
+        wide = self._wide
+        obs = frames if self._images else rows[:, :wide]
+        last = (rows[:, wide + actions + index] for index in range(4))
+        return Samples(obs, rows[:, wide : wide + actions], *last)
+
+    def fits(self, samples: Samples) -> bool:
+        """Whether samples have the shapes of these buffers."""
+        return self._source.shape == samples.obs.shape
+
+    def fill(self, samples: Samples) -> None:
+        """Takes in an interval."""
+        for own, new in zip(self._own[self._images :], samples[self._images :], strict=True):
+            own.copy_(new)
+        self._source = samples.obs
+
+    def shuffled(self, generator: torch.Generator) -> list[Samples]:
+        """The parts of a new random order of all rows."""
+        torch.randperm(len(self._order), generator=generator, out=self._order)
+        order = self._order.to(self._rows.device)
+        torch.index_select(self._rows, 0, order, out=self._copy)
+        if self._images:
+            torch.index_select(self._source, 0, order, out=self._frames)
+        return self._parts

@@ -1,0 +1,49 @@
+"""Rollouts for on-policy algorithms: random ones, and ones drawn by the algorithm's own published policy."""
+
+import numpy as np
+
+from spreeze.algorithms import create_on_policy
+from spreeze.config import A2CConfig, PPOConfig
+from spreeze.policies import Policy
+from spreeze.types import EnvSpec, FrameSpec, RolloutBatch
+
+CONFIGS = {"ppo": PPOConfig, "a2c": A2CConfig}
+
+
+def task(*, obs_dim=3, actions=2, discrete=False, frames=None):
+    low = (0.0,) if discrete else (-1.0,) * actions
+    return EnvSpec(
+        env_id="Task-v0", import_module=None, obs_dim=obs_dim, action_dim=len(low), action_low=low,
+        action_high=(actions - 1.0,) if discrete else (1.0,) * actions, max_episode_steps=None, reward_threshold=None,
+        num_actions=actions if discrete else None, frames=frames,
+    )  # fmt: skip
+
+
+FRAMES = FrameSpec(channels=1, height=36, width=36, stack=2, sign_rewards=False, options={})
+
+
+def learner(name, spec, correction="on-policy", seed=1, *, normalize_obs=False, dtype=None, **settings):
+    options = {} if dtype is None else {"dtype": dtype}
+    config = CONFIGS[name](**settings)
+    return create_on_policy(name, spec, config, seed, correction=correction, normalize_obs=normalize_obs, **options)
+
+
+def rollout(algorithm, spec, rng, steps=8, envs=4):
+    """An interval as the algorithm's present policy would draw it, with random observations and rewards."""
+    policy = Policy.from_weights(algorithm.policy_arrays(), algorithm.policy_meta())
+    if spec.frames is None:
+        obs = rng.standard_normal((steps + 1, envs, spec.obs_dim)).astype(np.float32)
+    else:
+        shape = (steps + 1, envs, spec.frames.stack, *spec.frames.shape)
+        obs = rng.integers(0, 256, shape).astype(np.uint8)
+    ended = rng.random((steps, envs))
+    terminated, truncated = ended < 0.1, ended > 0.9
+    next_obs = obs[1:].copy()
+    next_obs[truncated] = obs[0, 0]
+    flat, rows = obs[:-1].reshape(steps * envs, *obs.shape[2:]), steps * envs
+    noise = rng.random((rows, 1)) if spec.num_actions else rng.standard_normal((rows, spec.action_dim))
+    action, log_prob = policy.draw(flat, noise.astype(np.float32))
+    return RolloutBatch(
+        obs[:-1], action.reshape(steps, envs, -1), log_prob.reshape(steps, envs),
+        rng.standard_normal((steps, envs)).astype(np.float32), terminated, truncated, next_obs,
+    )  # fmt: skip
