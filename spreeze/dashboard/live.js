@@ -267,7 +267,7 @@ class LivePage {
     if (episodes && this.axis !== "u") traces.push({ name: "samplers' episodes (noisy)", colour: orange, width: 1, faint: true, x: this.axis === "t" ? episodes.x : episodes.s, y: episodes.y });
     traces.push({ name: "greedy episodes, mean (95 % interval)", colour: blue, width: 2.2, dots: x.length < 200, x, y: this.evals.y, low: this.evals.lo, high: this.evals.hi });
     const all = traces.flatMap((trace) => (trace.x.length ? [trace.x[0], trace.x.at(-1)] : []));
-    const { reference } = this.data;
+    const reference = this.data.references?.[0];
     if (reference && all.length) traces.push({ name: reference.label, colour: "#8A8F98", width: 1.3, dash: [6, 4], x: [Math.min(...all), Math.max(...all)], y: [reference.value, reference.value] });
     this.chartOf(this.returnCard).show(traces);
     this.legend(traces);
@@ -285,7 +285,7 @@ class LivePage {
       const item = make(this.legendBox, "span", "");
       make(item, "i", trace.dash ? "sz-dash" : "").style.background = trace.colour === blue ? `var(--st-primary-color, ${blue})` : trace.colour;
       make(item, "span", "", trace.name);
-      if (trace.dash) item.title = this.data.reference.source;
+      if (trace.dash) item.title = this.data.references[0].source;
     }
   }
 
