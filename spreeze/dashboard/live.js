@@ -1,7 +1,7 @@
 // One component for the whole Live page: built once, then fed each second. Streamlit calls the default
 // function again, without the earlier cleanup, when data or theme change: the instance on the root decides.
 // A hidden page asks for nothing; charts and picture out of sight are not drawn.
-const NS = (window.__spreeze ??= { made: 0, disposed: 0, live: 0, updates: 0, errors: [], frames: 0, ms: 0, requests: 0 });
+const NS = (window.__spreeze ??= { made: 0, disposed: 0, live: 0, updates: 0, errors: [], frames: 0, ms: 0, requests: 0, shown_s: 0 });
 const MAX_POINTS = 1000;
 const PICTURE_MS = 100;
 
@@ -170,6 +170,7 @@ class LivePage {
 
   async tick() {
     if (this.dead || document.hidden) return;  // woken when the page is seen again
+    const begun = performance.now();
     let pause = this.data.period_ms;
     this.busy = true;
     try {
@@ -186,7 +187,7 @@ class LivePage {
       this.note.textContent = "The dashboard's server does not answer; the run itself goes on.";
       if (!(error instanceof TypeError)) NS.errors.push(String(error));
     } finally { this.busy = false; }
-    this.timers.tick = setTimeout(() => this.tick(), pause);
+    this.timers.tick = setTimeout(() => this.tick(), Math.max(200, pause - (performance.now() - begun)));
   }
 
   // What the machine is doing besides the shown run: starting, stopping. Another state needs other buttons.
@@ -216,7 +217,7 @@ class LivePage {
     this.coreStrip(news.cores);
     this.gpuRows(news.gpus);
     this.eventList(news.events);
-    NS.updates += 1; NS.ms = performance.now() - begun;
+    NS.shown_s = news.next; NS.updates += 1; NS.ms = performance.now() - begun;
     if ([...this.store.values()].some((kept) => kept.t.length > MAX_POINTS) || this.evals.t.length > MAX_POINTS) this.reload();
   }
 
