@@ -29,11 +29,11 @@ def test_an_open_page_costs_little_and_a_hidden_one_nothing(tmp_path):
     with long_run.alive(tmp_path / "now"), page.visit(tmp_path / "now") as seen:
         seen.open()
         time.sleep(3)
-        told["main thread, top in sight [ms/s]"] = seen.busy_ms_per_s(6)
+        busy = {"top in sight": seen.busy_ms_per_s(6)}
         told["age of the data on the screen, worst [s]"] = max(seen.ages(5))
         seen.driver.execute_script("document.querySelector('[data-chart=cpu]').scrollIntoView({block: 'center'})")
         time.sleep(1)
-        told["main thread, six charts in sight [ms/s]"] = seen.busy_ms_per_s(6)
+        busy["six charts in sight"] = seen.busy_ms_per_s(6)
         seen.hide(True)
         time.sleep(1.5)
         told["requests of a hidden page in 5 s"] = seen.requests(5)
@@ -51,8 +51,8 @@ def test_an_open_page_costs_little_and_a_hidden_one_nothing(tmp_path):
         seen.server.wait(20)
         told["stop with five tabs [s]"] = time.monotonic() - begun
     print("\n" + "\n".join(f"{name}: {value:.2f}" for name, value in told.items()))
-    assert told["main thread, top in sight [ms/s]"] < 300
-    assert told["main thread, six charts in sight [ms/s]"] < 300
+    print("main thread, tasks and processor time [ms/s]:", busy)
+    assert max(processor for _, processor in busy.values()) < 200
     assert told["age of the data on the screen, worst [s]"] < 6
     assert told["requests of a hidden page in 5 s"] == 0
     assert told["connections after 20 reloads"] <= 3
