@@ -1,4 +1,8 @@
-"""Adam and RMSProp on one flat vector: a whole network at once, and the guard against non-finite updates."""
+"""Adam and RMSProp on one flat vector: a whole network at once, and the guard against non-finite updates.
+
+Losses are not scaled: that keeps small gradients from vanishing in the few exponents of float16, and what is
+computed in here, float32, TF32 and bfloat16, all has the eight bits of exponent of float32.
+"""
 
 from __future__ import annotations
 
@@ -35,16 +39,20 @@ class FlatAdam:
         """Applies the gradient, or counts it as refused if its norm is not finite."""
         # Not torch.dot: where products round to bfloat16, it does too, at ten times the time.
         torch.linalg.vector_norm(self._gradient, out=self._norm)
-        bad: Tensor | None = None
         if self._on_cpu:
-            if not math.isfinite(self._norm.item()):
+            if math.isfinite(self._norm.item()):
+                self.apply()
+            else:
                 self._refused.add_(self._one)
-                return
-            self._steps.add_(self._one)
-        else:
-            bad = torch.isfinite(self._norm).logical_not_().to(self._steps.dtype)
-            self._refused.add_(bad)
-            self._steps.add_(self._one - bad)
+            return
+        bad = torch.isfinite(self._norm).logical_not_().to(self._steps.dtype)
+        self._refused.add_(bad)
+        self._steps.sub_(bad)
+        self.apply(bad)
+
+    def apply(self, bad: Tensor | None = None) -> None:
+        """Applies the gradient, but where ``bad`` (one number) is not 0; counts the step in any case."""
+        self._steps.add_(self._one)
         if self._max_norm is not None:
             _scale_down_(self._gradient, self._norm, self._max_norm)
         torch._fused_adam_(

@@ -134,6 +134,10 @@ class ActorCritic(ABC):
         norms = self._critic_side.adam.gradient_norm, self._actor_side.adam.gradient_norm
         return all(math.isfinite(norm) for norm in norms)
 
+    def optimisers(self) -> list[FlatAdam]:
+        """Those of the critics and of the actor."""
+        return [self._critic_side.adam, self._actor_side.adam]
+
     def policy_arrays(self) -> dict[str, np.ndarray]:
         """Copies of the actor's weights by layer."""
         return {name: tensor.numpy() for name, tensor in policy_arrays(self._actor_side.online).items()}

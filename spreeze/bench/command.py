@@ -71,13 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     replay = add("replay", "writes, gathers and torn rows of the replay ring")
     replay.add_argument("--against", choices=("queue",), default=None, help="compare with a multiprocessing queue")
     replay.add_argument("--checked-rows", type=int, default=10_000_000, help="rows checked for tearing (default: 1e7)")
-    learner = add("learner", "updates a second against the matrix products that an update needs")
-    learner.add_argument("--batch-size", type=int, nargs="+", default=[256], help="batch sizes (default: 256)")
-    learner.add_argument("--algo", choices=("sac", "td3", "ddpg"), default="sac", help="algorithm (default: sac)")
-    learner.add_argument("--threads", type=int, nargs="+", choices=(1, 2), default=[1],
-                         help="1, or 2 for a pair of threads; both are measured in turn (default: 1)")
-    learner.add_argument("--precision", nargs="+", choices=("float32", "bfloat16"), default=["float32"],
-                         help="of the products; all are measured in turn (default: float32)")
+    _add_learner(add("learner", "updates a second against the matrix products that an update needs"))
     add("together", "sampler and learner alone, together, and with evaluator and visualizer", task)
     add("rates", "env steps/s and updates/s of whole runs, batch 256, one sampler", task)
     target = add("target", "wall time to a return, asynchronous and serial mode in turn", task)
@@ -192,8 +186,13 @@ def _replay(args: argparse.Namespace) -> list[Row]:
 
 
 def _learner(args: argparse.Namespace) -> list[Row]:
+    from spreeze.bench.costs import guard_rows, publication_rows
     from spreeze.bench.learner import learner_rows
 
+    if args.publish:
+        return [row for size in args.batch_size for row in publication_rows(size, args.algo, args.repeats)]
+    if args.guard:
+        return [row for size in args.batch_size for row in guard_rows(size, args.algo, args.repeats)]
     rows: list[Row] = []
     for case in learner_rows(args.batch_size, args.repeats, threads=args.threads, algo=args.algo,
                              precisions=args.precision):

@@ -131,6 +131,13 @@ def synthetic_batch(layout: RowLayout, batch_size: int, gamma: float, seed: int 
     return layout.split(rows, gamma)
 
 
+def algorithm_config(algo: str, hidden: tuple[int, ...]) -> AlgorithmConfig:
+    """Defaults of an algorithm with hidden layers of these sizes."""
+    part = PARTS[algo]
+    assert issubclass(part, AlgorithmConfig)
+    return dataclasses.replace(part(), hidden_sizes=hidden)
+
+
 def learner_rows(
     batch_sizes: tuple[int, ...] | list[int],
     repeats: int = 5,
@@ -166,9 +173,7 @@ class _Case:
 
     def __init__(self, algo: str, batch_size: int, obs_dim: int, action_dim: int, hidden: tuple[int, ...],
                  pair: Pair | None = None, precision: str = "float32") -> None:
-        part = PARTS[algo]
-        assert issubclass(part, AlgorithmConfig)
-        config = dataclasses.replace(part(), hidden_sizes=hidden)
+        config = algorithm_config(algo, hidden)
         self.algo, self.batch_size, self.hidden = algo, batch_size, hidden
         self.obs_dim, self.action_dim = obs_dim, action_dim
         self.threads, self.precision = 1 if pair is None else 2, precision

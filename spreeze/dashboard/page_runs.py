@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import io
-import shlex
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
 import streamlit as st
 
-from spreeze.dashboard import choice, command, control
+from spreeze.dashboard import choice, control
 from spreeze.dashboard.data import LIVE_STATES, SAMPLE, meaning, row, rows, runs_dir, short
 from spreeze.errors import SpreezeError
 from spreeze.formats import DASH, duration, number
@@ -53,7 +52,7 @@ def page() -> None:
         )
     else:
         st.info(f"No run in {short(folder)} yet; start one on the Live page.")
-    command.show("list", control.shown("spreeze.runs", *control.place(folder), "list"))
+    st.code(control.shown("spreeze.runs", *control.place(folder), "list"), language=None)
     path = choice.current()
     if path is not None:
         _one(path, folder)
@@ -79,12 +78,11 @@ def _one(path: Path, folder: Path) -> None:
     if recorded:
         return
     name = path.name
-    command.show(
-        "one",
+    st.code("\n".join((
         control.shown("spreeze.train", "--resume", name, *control.place(folder)),
         control.shown("spreeze.runs", *control.place(folder), "stop", name),
-        shlex.join(("rm", "-r", short(path))),
-    )
+        f"rm -r {short(path)}",
+    )), language=None)
 
 
 def export(path: Path) -> bytes:

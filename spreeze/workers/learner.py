@@ -11,7 +11,7 @@ import torch
 
 from spreeze.algorithms.pair import Pair
 from spreeze.config import PARTS, AlgorithmConfig
-from spreeze.errors import ResourceError, WeightsError, WorkerError
+from spreeze.errors import ResourceError, WorkerError
 from spreeze.metrics import SLOTS, Phase
 from spreeze.transport import board as words
 from spreeze.transport.checkpoint import Checkpoint, CheckpointStore
@@ -24,10 +24,13 @@ from spreeze.workers.devices import gpus_of, learner_threads, products_in, resol
 from spreeze.workers.jobs import LearnerJob
 from spreeze.workers.learning import Learning
 from spreeze.workers.link import Link
+from spreeze.workers.publisher import Publisher
 
 _POLL_S = 0.0005
 _POST_S = 0.25
 _FIRST_CHECKPOINT_S = 5.0
+_LAST_PUBLICATION_S = 5.0
+"""Patience with the disk for the last weights of a run."""
 _MAX_SKIPPED_IN_A_ROW = 20
 _LEAST_BATCH = 32
 _UPDATES = SLOTS["learner"].index("updates")
@@ -41,7 +44,11 @@ def run_learner(link: Link, job: LearnerJob) -> None:
     try:
         device = resolve_device(job.device)
         with products_in(job.precision, device), learner_threads(job.spec, job.threads, device) as pair:
-            _Learner(link, job, ring, open_reader(ring), pair).run()
+            learner = _Learner(link, job, ring, open_reader(ring), pair)
+            try:
+                learner.run()
+            finally:
+                learner.close()
     finally:
         ring.close()
 
@@ -56,6 +63,7 @@ class _Learner:
             seed=job.seed, normalize_obs=job.normalize_obs, pair=pair, overlap=job.overlap,
         )
         self._weights = WeightsStore(Path(job.run_dir) / "weights")
+        self._publisher = Publisher(self._weights, self._tell_readers)
         self._checkpoints = CheckpointStore(
             Path(job.run_dir) / "checkpoints", on_progress=lambda: link.beat(Phase.CHECKPOINT)
         )
@@ -67,7 +75,7 @@ class _Learner:
         self._base = link.slots.copy()
         self._wait_s = self._publish_s = 0.0
         self._published_s = self._checkpoint_s = self._posted_s = 0.0
-        self._published_updates = -1
+        self._offered_updates = -1
         self._checkpoint_updates = 0
         self._skipped_before = self._updates_before = self._skipped_in_a_row = 0
 
@@ -129,9 +137,10 @@ class _Learner:
         now = perf_counter()
         if now - self._posted_s >= _POST_S:
             self._post()
+            self._report_unpublished()
             self._posted_s = now
         if now - self._published_s >= self._job.publish_interval_s:
-            if self._learning.updates != self._published_updates:
+            if self._learning.updates != self._offered_updates:
                 self._publish()
             self._published_s = now
         if now - self._checkpoint_s >= self._job.checkpoint_interval_s:
@@ -159,19 +168,26 @@ class _Learner:
         return self._job.env_steps_base + int(steps)
 
     def _publish(self) -> None:
+        """Hands a copy of the policy to the publisher's thread."""
         start = perf_counter()
         self._link.beat(Phase.PUBLISH)
         arrays, meta = self._learning.policy(self._job.spec, self._job.algo)
         meta |= {"env_steps": self._env_steps(), "wall_s": self._wall_s()}
-        version = self._learning.updates
-        try:
-            self._weights.publish(arrays, meta, self._epoch, version)
-            self._link.board.header[words.WEIGHTS_HINT] += 1
-        except (WeightsError, OSError) as error:
-            self._link.send("event", level="warning", text=f"weights not published, the last good ones stay: {error}")
-        self._published_updates = version
+        self._offered_updates = self._learning.updates
+        self._publisher.offer(arrays, meta, self._epoch, self._offered_updates)
         self._published_s = perf_counter()
         self._publish_s += self._published_s - start
+
+    def _tell_readers(self) -> None:
+        self._link.board.header[words.WEIGHTS_HINT] += 1
+
+    def _report_unpublished(self) -> None:
+        for text in self._publisher.failures():
+            self._link.send("event", level="warning", text=f"weights not published, the last good ones stay: {text}")
+
+    def close(self) -> None:
+        """Ends the publisher's thread."""
+        self._publisher.close(_LAST_PUBLICATION_S)
 
     def _checkpoint(self, *, with_replay: bool) -> None:
         start = perf_counter()
@@ -204,16 +220,18 @@ class _Learner:
         numbers = learning.numbers(wait_s=self._wait_s, publish_s=self._publish_s)
         for name in _CUMULATIVE:
             numbers[name] += base[name]
-        numbers["policy_version"] = max(self._published_updates, 0)
+        numbers["policy_version"] = max(self._publisher.version, 0)
         numbers["checkpoint_updates"] = self._checkpoint_updates
         numbers["batch_size"] = learning.batch_size
         self._link.post(**numbers)
 
     def _finish(self) -> None:
         self._post()
-        if self._learning.updates != self._published_updates:
+        if self._learning.updates != self._offered_updates:
             self._publish()
         self._checkpoint(with_replay=self._job.save_replay)
+        self._publisher.flush(_LAST_PUBLICATION_S)
+        self._report_unpublished()
         self._link.send("finished", updates=self._learning.updates,
                         parameters_sha256=self._learning.parameters_sha256())
         while not self._link.stopping:
