@@ -87,8 +87,13 @@ def alive(path: Path):
 def _live(path: Path, over: threading.Event) -> None:
     writer, begun_s, tick = MetricsWriter(path / "metrics.db"), time.monotonic() - 300.0, 0
     names = [m.name for m in METRICS if m.name not in PARTED] + [f"{name}/{i}" for name in PARTED for i in range(2)]
+
+    def write(t: float) -> None:
+        writer.write(t, int(100 * t), {**{name: 0.5 + 0.3 * math.sin(t / 10) for name in names},
+                                       "env_steps": 100.0 * t, "updates": 10.0 * t})
+
     for i in range(600):
-        writer.write(0.5 * i, 100 * i, {name: 0.5 + 0.3 * math.sin(i / 20) for name in names})
+        write(0.5 * i)
     while not over.wait(0.125):
         tick += 1
         t = time.monotonic() - begun_s
@@ -97,7 +102,7 @@ def _live(path: Path, over: threading.Event) -> None:
         (path / "live.tmp").write_bytes(picture.getvalue())
         os.replace(path / "live.tmp", path / "live.jpg")
         if tick % 4 == 0:
-            writer.write(t, int(100 * t), {name: 0.5 + 0.3 * math.sin(t / 10) for name in names})
+            write(t)
             tell(path, state="running", wall_s=t)
         if tick % 40 == 0:
             writer.evaluation(Evaluation(t, int(100 * t), int(10 * t), 1, int(10 * t), 10, t, 5.0, 200.0))

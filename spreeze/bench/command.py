@@ -99,6 +99,19 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _add_learner(learner: argparse.ArgumentParser) -> None:
+    learner.add_argument("--batch-size", type=int, nargs="+", default=[256], help="batch sizes (default: 256)")
+    learner.add_argument("--algo", choices=("sac", "td3", "ddpg"), default="sac", help="algorithm (default: sac)")
+    learner.add_argument("--threads", type=int, nargs="+", choices=(1, 2), default=[1],
+                         help="1, or 2 for a pair of threads; both are measured in turn (default: 1)")
+    learner.add_argument("--precision", nargs="+", choices=("float32", "bfloat16"), default=["float32"],
+                         help="of the products; all are measured in turn (default: float32)")
+    learner.add_argument("--publish", action="store_true",
+                         help="instead: what 10 publications/s of the weights cost (default: off)")
+    learner.add_argument("--guard", action="store_true",
+                         help="instead: what the guard against non-finite gradients costs (default: off)")
+
+
 def _add_tune(tune: argparse.ArgumentParser) -> None:
     tune.add_argument("--env", default="Walker2DBulletEnv-v0", help="Gymnasium id (default: Walker2DBulletEnv-v0)")
     tune.add_argument("--plain-env", action="store_true",

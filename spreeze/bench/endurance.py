@@ -1,12 +1,14 @@
-"""The command line of the benches that last: storm, stops, orphans, faults, checks, soak (Linux)."""
+"""The command line of the benches that last: storm, stops, orphans, soak, page (Linux)."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from spreeze.cli import say
+from spreeze.rundir import find_run
 
 Row = dict[str, Any]
 
@@ -27,9 +29,16 @@ def add_lasting_benches(add: Callable[..., argparse.ArgumentParser]) -> None:
     soak = add("soak", "slopes of memory, descriptors, threads, disk and throughput over a long run (Linux)")
     soak.add_argument("--hours", type=float, default=1.0, help="length of the run [h] (default: 1)")
     soak.add_argument("--env", default="Walker2DBulletEnv-v0", help="Gymnasium id (default: Walker2DBulletEnv-v0)")
+    page = add("page", "the Live page in a real browser beside a run: what it costs the run, whether it grows (Linux)")
+    page.add_argument("--minutes", type=float, default=60.0, help="how long it is watched [min] (default: 60)")
+    page.add_argument("--seconds", type=float, default=20.0,
+                      help="length of a window with the page open or closed [s] (default: 20)")
+    page.add_argument("--run", default=None, help="a run that is alive (default: one is started)")
+    page.add_argument("--env", default="Walker2DBulletEnv-v0",
+                      help="task of the run that is started (default: Walker2DBulletEnv-v0)")
     for parser in (storm, stops, orphans):
         parser.add_argument("--seed", type=int, default=1, help="seed of the moments (default: 1)")
-    for parser in (storm, stops, orphans, soak):
+    for parser in (storm, stops, orphans, soak, page):
         parser.add_argument("--runs-dir", default="runs", help="where runs go (default: runs)")
 
 
@@ -62,6 +71,13 @@ def _soak(args: argparse.Namespace) -> list[Row]:
     return soak_rows(args.hours, args.env, args.runs_dir, [])
 
 
+def _page(args: argparse.Namespace) -> list[Row]:
+    from spreeze.bench.page import page_rows
+
+    run = None if args.run is None else find_run(args.run, Path(args.runs_dir))
+    return page_rows(args.minutes, args.repeats, args.seconds, run, args.env, args.runs_dir)
+
+
 LASTING: dict[str, Callable[[argparse.Namespace], list[Row]]] = {
-    "storm": _storm, "stops": _stops, "orphans": _orphans, "soak": _soak,
+    "storm": _storm, "stops": _stops, "orphans": _orphans, "soak": _soak, "page": _page,
 }

@@ -16,7 +16,7 @@ from spreeze.errors import SpreezeError
 
 Row = dict[str, Any]
 _LOOK_S = 10.0
-_SETTLE_SHARE = 0.2
+SETTLE_SHARE = 0.2
 """Share of the time that is left out: caches fill, replay fills."""
 _TARGETS = {
     "memory_bytes": "< 0.5 %/h", "descriptors": "flat", "threads": "flat", "env_steps_per_s": "drift < 2 %",
@@ -60,12 +60,14 @@ def soak_rows(hours: float, env_id: str, runs_dir: str, extra: list[str], look_s
             run.wait(lambda: time.monotonic() >= looks[-1].t_s + look_s, look_s + 60.0, "the next look")
         code = run.stop()
         orphans = run.orphans()
-    kept = looks[int(_SETTLE_SHARE * len(looks)) :]
+    kept = looks[int(SETTLE_SHARE * len(looks)) :]
     if len(kept) < 4:
         raise SpreezeError(f"{len(kept)} looks give no slope: take at least {10 * look_s / 3600:.3f} hours")
+    times = [look.t_s for look in kept]
     return [
-        *(_slope_row(name, kept) for name in ("memory_bytes", "descriptors", "threads", "disk_bytes")),
-        *(_drift_row(f"{name}_per_s", [getattr(look, name) for look in kept], [look.t_s for look in kept])
+        *(slope_row(name, times, [getattr(look, name) for look in kept], _TARGETS.get(name))
+          for name in ("memory_bytes", "descriptors", "threads", "disk_bytes")),
+        *(_drift_row(f"{name}_per_s", [getattr(look, name) for look in kept], times)
           for name in ("env_steps", "updates")),
         {"metric": "exit_code", "value": code, "unit": "code", "target": "0"},
         {"metric": "orphans_after_5_s", "value": orphans, "unit": "processes", "target": "0"},
@@ -100,14 +102,13 @@ def _disk_bytes(folder: Path) -> float:
     return float(total)
 
 
-def _slope_row(name: str, looks: list[Look]) -> Row:
-    """Least-squares slope in per cent of the mean an hour."""
-    hours = np.array([look.t_s for look in looks]) / 3600.0
-    values = np.array([getattr(look, name) for look in looks])
-    slope = float(np.polyfit(hours - hours[0], values, 1)[0])
+def slope_row(name: str, times: list[float], values: list[float], target: str | None) -> Row:
+    """Least-squares slope in per cent of the mean an hour; ``times`` in seconds."""
+    hours, seen = np.array(times) / 3600.0, np.array(values)
+    slope = float(np.polyfit(hours - hours[0], seen, 1)[0])
     return {
-        "metric": f"{name}_slope", "value": 100.0 * slope / float(values.mean()), "unit": "%/h",
-        "target": _TARGETS.get(name), "first": float(values[0]), "last": float(values[-1]),
+        "metric": f"{name}_slope", "value": 100.0 * slope / float(seen.mean()), "unit": "%/h",
+        "target": target, "first": values[0], "last": values[-1],
     }
 
 

@@ -1,7 +1,7 @@
 // One component for the whole Live page: built once, then fed each second. Streamlit calls the default
 // function again, without the earlier cleanup, when data or theme change: the instance on the root decides.
 // A hidden page asks for nothing; charts and picture out of sight are not drawn.
-const NS = (window.__spreeze ??= { made: 0, disposed: 0, live: 0, updates: 0, errors: [], frames: 0, ms: 0, requests: 0 });
+const NS = (window.__spreeze ??= { made: 0, disposed: 0, live: 0, updates: 0, errors: [], frames: 0, ms: 0, requests: 0, shown_s: 0 });
 const MAX_POINTS = 1000;
 const PICTURE_MS = 100;
 
@@ -170,6 +170,7 @@ class LivePage {
 
   async tick() {
     if (this.dead || document.hidden) return;  // woken when the page is seen again
+    const begun = performance.now();
     let pause = this.data.period_ms;
     this.busy = true;
     try {
@@ -186,7 +187,7 @@ class LivePage {
       this.note.textContent = "The dashboard's server does not answer; the run itself goes on.";
       if (!(error instanceof TypeError)) NS.errors.push(String(error));
     } finally { this.busy = false; }
-    this.timers.tick = setTimeout(() => this.tick(), pause);
+    this.timers.tick = setTimeout(() => this.tick(), Math.max(200, pause - (performance.now() - begun)));
   }
 
   // What the machine is doing besides the shown run: starting, stopping. Another state needs other buttons.
@@ -216,7 +217,7 @@ class LivePage {
     this.coreStrip(news.cores);
     this.gpuRows(news.gpus);
     this.eventList(news.events);
-    NS.updates += 1; NS.ms = performance.now() - begun;
+    NS.shown_s = news.next; NS.updates += 1; NS.ms = performance.now() - begun;
     if ([...this.store.values()].some((kept) => kept.t.length > MAX_POINTS) || this.evals.t.length > MAX_POINTS) this.reload();
   }
 
@@ -267,7 +268,7 @@ class LivePage {
     if (episodes && this.axis !== "u") traces.push({ name: "samplers' episodes (noisy)", colour: orange, width: 1, faint: true, x: this.axis === "t" ? episodes.x : episodes.s, y: episodes.y });
     traces.push({ name: "greedy episodes, mean (95 % interval)", colour: blue, width: 2.2, dots: x.length < 200, x, y: this.evals.y, low: this.evals.lo, high: this.evals.hi });
     const all = traces.flatMap((trace) => (trace.x.length ? [trace.x[0], trace.x.at(-1)] : []));
-    const { reference } = this.data;
+    const reference = this.data.references?.[0];
     if (reference && all.length) traces.push({ name: reference.label, colour: "#8A8F98", width: 1.3, dash: [6, 4], x: [Math.min(...all), Math.max(...all)], y: [reference.value, reference.value] });
     this.chartOf(this.returnCard).show(traces);
     this.legend(traces);
@@ -285,7 +286,7 @@ class LivePage {
       const item = make(this.legendBox, "span", "");
       make(item, "i", trace.dash ? "sz-dash" : "").style.background = trace.colour === blue ? `var(--st-primary-color, ${blue})` : trace.colour;
       make(item, "span", "", trace.name);
-      if (trace.dash) item.title = this.data.reference.source;
+      if (trace.dash) item.title = this.data.references[0].source;
     }
   }
 

@@ -61,17 +61,19 @@ def show(path: Path, page_key: str) -> None:
     """
     facts = row(path)
     reference = published(facts.algo, facts.env_id)
+    # Tuples, not lists: Streamlit asks whether a list is a table, and loads pandas for that.
     name = SAMPLE_NAME if path == SAMPLE else path.name
     component()(
         key=f"live-{name}",
         data={
             "base": routes.prefix(), "run": name, "period_ms": PERIOD_MS, "page": page_key,
-            "charts": charts.as_json(), "colours": charts.COLOURS, "tiles": [_item(*tile) for tile in _TILES],
-            "pipeline": [
+            "charts": tuple(charts.as_json()), "colours": charts.COLOURS,
+            "tiles": tuple(_item(*tile) for tile in _TILES),
+            "pipeline": tuple(
                 {"title": title, "split": split, "items": [_item(*item) for item in items]}
                 for title, split, items in _PIPELINE
-            ],
-            "reference": reference and {"value": reference.value, "label": reference.label, "source": SOURCE},
+            ),
+            "references": reference and ({"value": reference.value, "label": reference.label, "source": SOURCE},),
             "return_help": f"{meaning('eval_return')} {_RETURN_HELP}",
         },
         on_changed_change=_nothing,

@@ -9,7 +9,7 @@ from typing import Any
 
 import streamlit as st
 
-from spreeze.dashboard import choice, control
+from spreeze.dashboard import choice, command, control
 from spreeze.dashboard.data import runs_dir
 from spreeze.formats import DASH, clean
 from spreeze.rundir import read_run
@@ -22,7 +22,7 @@ def page() -> None:
     """The page."""
     st.subheader("About this machine", anchor=False)
     st.caption("The doctor tries PyTorch, the Bullet tasks and the encoder in processes of their own (a few seconds).")
-    st.code(control.shown("spreeze.doctor"), language=None)
+    command.show("doctor", control.shown("spreeze.doctor"))
     if st.button("Examine this machine", type="primary", key="doctor"):
         with st.spinner("Examining ..."):
             st.session_state["doctor_report"] = examine()

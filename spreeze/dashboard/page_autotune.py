@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import streamlit as st
 
-from spreeze.dashboard import choice, control, tuning_rows
+from spreeze.dashboard import choice, command, control, tuning_rows
 from spreeze.dashboard.charts import COLOURS
 from spreeze.dashboard.data import row, runs_dir
 from spreeze.dashboard.page_compare import CONFIG
@@ -107,8 +107,8 @@ def _pins(path: Path, tuning: Tuning) -> None:
     if cells[0].button("Use for the next start", key="pin", width="stretch"):
         st.session_state["pins"] = wanted
         st.toast("Taken over: see 'My own numbers' beside Start on the Live page.")
-    cells[1].code(control.shown("spreeze.train", *control.arguments(request), *control.place(runs_dir())),
-                  language=None, wrap_lines=True)
+    with cells[1]:
+        command.show("pins", control.shown("spreeze.train", *control.arguments(request), *control.place(runs_dir())))
 
 
 def _measured(tuning: Tuning) -> None:

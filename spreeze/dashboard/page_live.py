@@ -10,7 +10,7 @@ from typing import Any
 import streamlit as st
 
 from spreeze.config import EnvConfig, RunConfig
-from spreeze.dashboard import choice, control, live
+from spreeze.dashboard import choice, command, control, live
 from spreeze.dashboard.data import SAMPLE, row, runs_dir
 from spreeze.errors import SpreezeError
 from spreeze.fitting import OFF_POLICY
@@ -28,10 +28,17 @@ def page() -> None:
         st.rerun()
     if error := st.session_state.pop("control_error", None):
         st.error(error)
-    if now.name is None:
-        _start_box(folder)
-    else:
-        _stop_box(now, folder)
+    box = st.container()
+    _shown(now)
+    with box:  # sent after the charts: a browser loads the parts of a page in that order
+        if now.name is None:
+            _start_box(folder)
+        else:
+            _stop_box(now, folder)
+
+
+def _shown(now: control.Activity) -> None:
+    """The chosen run."""
     path = choice.current()
     if path is None:
         st.info("No run to show yet: press Start, or type `python -m spreeze.train --auto`.")
@@ -76,8 +83,8 @@ def _start_box(folder: Path) -> None:
             st.error(str(error))
             return
         last[0].button("Start", type="primary", on_click=_start, args=(request, folder), key="start", width="stretch")
-        command = control.shown("spreeze.train", *control.arguments(request), *control.place(folder))
-        last[2].code(command, language=None, wrap_lines=True)
+        with last[2]:
+            command.show("start", control.shown("spreeze.train", *control.arguments(request), *control.place(folder)))
 
 
 def _own_numbers() -> dict[str, Any]:
@@ -113,8 +120,8 @@ def _stop_box(now: control.Activity, folder: Path) -> None:
         cells[0].button("Stopping" if asked else "Stop", on_click=_stop, args=(name, folder), disabled=asked,
                         key="stop", width="stretch",
                         help="Ends as Ctrl-C would: writes a checkpoint and evaluates once more.")
-        command = control.shown("spreeze.runs", *control.place(folder), "stop", name)
-        cells[1].code(command, language=None, wrap_lines=True)
+        with cells[1]:
+            command.show("stop", control.shown("spreeze.runs", *control.place(folder), "stop", name))
         if now.phase == "late" and st.button(
             "End it at once", key="kill", help="Kills its supervisor; the newest checkpoint stays."
         ):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import streamlit as st
 
-from spreeze.dashboard import choice, control
+from spreeze.dashboard import choice, command, control
 from spreeze.dashboard.data import row, runs_dir, short, tail_lines
 from spreeze.errors import RunError
 from spreeze.formats import duration
@@ -26,7 +27,7 @@ def page() -> None:
     first = next((i for i, label in enumerate(labels) if files[label].stat().st_size > 0), 0)
     chosen = st.selectbox("File", labels, index=first, help="The last 200 lines are shown.")
     st.code("\n".join(tail_lines(files[chosen])) or "(empty)", language=None, height=420)
-    st.code(f"tail -n 200 -f {short(files[chosen])}", language=None)
+    command.show("tail", shlex.join(("tail", "-n", "200", "-f", short(files[chosen]))))
 
 
 def log_files(path: Path) -> dict[str, Path]:

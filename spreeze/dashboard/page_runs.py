@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import io
+import shlex
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
 import streamlit as st
 
-from spreeze.dashboard import choice, control
+from spreeze.dashboard import choice, command, control
 from spreeze.dashboard.data import LIVE_STATES, SAMPLE, meaning, row, rows, runs_dir, short
 from spreeze.errors import SpreezeError
 from spreeze.formats import DASH, duration, number
@@ -52,7 +53,7 @@ def page() -> None:
         )
     else:
         st.info(f"No run in {short(folder)} yet; start one on the Live page.")
-    st.code(control.shown("spreeze.runs", *control.place(folder), "list"), language=None)
+    command.show("list", control.shown("spreeze.runs", *control.place(folder), "list"))
     path = choice.current()
     if path is not None:
         _one(path, folder)
@@ -78,11 +79,12 @@ def _one(path: Path, folder: Path) -> None:
     if recorded:
         return
     name = path.name
-    st.code("\n".join((
+    command.show(
+        "one",
         control.shown("spreeze.train", "--resume", name, *control.place(folder)),
         control.shown("spreeze.runs", *control.place(folder), "stop", name),
-        f"rm -r {short(path)}",
-    )), language=None)
+        shlex.join(("rm", "-r", short(path))),
+    )
 
 
 def export(path: Path) -> bytes:

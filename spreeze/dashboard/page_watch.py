@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
-from spreeze.dashboard import choice, control
+from spreeze.dashboard import choice, command, control
 from spreeze.dashboard.data import Clip, clips, row, short
 from spreeze.formats import DASH, duration, number, size
 
@@ -15,7 +15,7 @@ def page() -> None:
     """The page."""
     path = choice.need_run()
     st.subheader(f"Clips of {row(path).name}", anchor=False)
-    st.code(control.shown("spreeze.play", path.name), language=None)
+    command.show("play", control.shown("spreeze.play", path.name))
     found = clips(path)
     if not found:
         st.info("No clip yet: the first one comes after the visualizer's clip interval (two minutes by default).")
