@@ -271,6 +271,25 @@ class SamplingConfig(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RolloutConfig(Part):
+    """Collection of the on-policy algorithms (PPO, A2C) in modes hts and serial."""
+
+    executors: int | None = setting(None, "processes that step environments; not set: hts one a usable core, serial "
+                                    "1, which steps in the run's own process", low=1, high=512)
+    envs_per_executor: int = setting(8, "environments of one executor", low=1, high=1024)
+    actors: int | None = setting(None, "hts: processes that infer actions in batches; not set: 1; 0: executors infer "
+                                 "for themselves, the same bits", low=0, high=512)
+    sync_interval: int = setting(64, "env steps of each environment that one interval of learning is made of (alpha)",
+                                 unit="env steps", low=1, high=65_536)
+    correction: str = setting("delayed", "hts: what is done about data that is one interval old",
+                              choices=("delayed", "none", "truncated-is"))
+    synchrony: str = setting("batch", "serial: environments wait for each other at every step, or once an interval",
+                             choices=("step", "batch"))
+    fingerprint: bool = setting(False, "hashes of trajectories, parameters and optimiser at each swap, in "
+                                "fingerprints.jsonl of the run")
+
+
+@dataclass(frozen=True, kw_only=True)
 class LearnerConfig(Part):
     """The learner process."""
 
@@ -346,6 +365,7 @@ class Config:
     a2c: A2CConfig = field(default_factory=A2CConfig)
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     visualizer: VisualizerConfig = field(default_factory=VisualizerConfig)

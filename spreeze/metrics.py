@@ -42,17 +42,22 @@ DEADLINE_S: dict[Phase, float] = {
 }
 """Seconds without a heartbeat after which a worker in that phase counts as hung."""
 
+_STEPPING = (
+    "env_steps", "episodes", "episode_return", "episode_length", "rows_refused", "env_errors",
+    "policy_version", "policy_s", "env_s", "write_s", "wait_s",
+)
+
 SLOTS: dict[str, tuple[str, ...]] = {
-    "sampler": (
-        "env_steps", "episodes", "episode_return", "episode_length", "rows_refused", "env_errors",
-        "policy_version", "policy_s", "env_s", "write_s", "wait_s",
-    ),
+    "sampler": _STEPPING,
+    "executor": _STEPPING,
     "learner": (
         "updates", "policy_version", "wait_s", "gather_s", "critic_s", "actor_s", "publish_s",
         "critic_loss", "actor_loss", "q_mean", "alpha", "entropy", "critic_grad_norm", "actor_grad_norm",
         "policy_lag", "transition_age", "replay_fill", "rows_redrawn", "updates_skipped", "checkpoint_updates",
-        "batch_size",
+        "batch_size", "learn_s", "policy_loss", "value_loss", "approx_kl", "clip_share", "explained_variance",
+        "learning_rate", "grad_norm",
     ),
+    "actor": ("rows", "batches", "policy_version", "policy_s", "wait_s"),
     "evaluator": ("evaluations", "policy_version", "eval_return", "eval_length", "env_steps"),
     "visualizer": ("frames", "clips", "policy_version", "paused"),
 }
@@ -66,7 +71,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("updates_per_s", "1/s", "gradient steps of the critics a second", "supervisor"),
     Metric("update_frames_per_s", "1/s", "updates a second times batch size (headline of the Spreeze paper)", "supervisor"),
     Metric("samples_per_insert", "ratio", "transitions drawn / transitions inserted since learning began", "supervisor"),
-    Metric("policy_lag", "updates", "mean updates between the policy that collected a drawn row and the learner's", "learner"),
+    Metric("policy_lag", "updates", "mean updates (PPO, A2C: intervals) between the policy that collected and the learner's", "learner"),
     Metric("transition_age", "env steps", "mean env steps since a drawn row was written", "learner"),
     Metric("replay_fill", "share", "rows that may be drawn / capacity", "learner"),
     Metric("rows_redrawn", "rows", "drawn rows that were overwritten during the copy and drawn again", "learner"),
@@ -84,10 +89,14 @@ METRICS: tuple[Metric, ...] = (
     Metric("sampler_env_share", "share", "sampler time spent in the environments", "supervisor"),
     Metric("sampler_write_share", "share", "sampler time spent writing rows", "supervisor"),
     Metric("sampler_wait_share", "share", "sampler time spent waiting for the limiter", "supervisor"),
+    Metric("actor_rows_per_batch", "rows", "mean rows that an actor process infers at once (hts)", "supervisor"),
+    Metric("actor_policy_share", "share", "time of the actor processes spent in inference (hts)", "supervisor"),
+    Metric("actor_wait_share", "share", "time of the actor processes spent waiting to be asked (hts)", "supervisor"),
     Metric("learner_wait_share", "share", "learner time spent waiting for rows or the limiter", "supervisor"),
     Metric("learner_gather_share", "share", "learner time spent gathering batches", "supervisor"),
     Metric("learner_critic_share", "share", "learner time spent in critic steps", "supervisor"),
     Metric("learner_actor_share", "share", "learner time spent in actor steps", "supervisor"),
+    Metric("learner_learn_share", "share", "learner time spent learning intervals (PPO, A2C)", "supervisor"),
     Metric("learner_publish_share", "share", "learner time spent publishing weights and checkpoints", "supervisor"),
     Metric("critic_loss", "loss", "mean squared temporal-difference error, both critics", "learner"),
     Metric("actor_loss", "loss", "objective of the actor", "learner"),

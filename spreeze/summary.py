@@ -11,6 +11,19 @@ from spreeze.workers.plan import RunPlan
 from spreeze.workers.recorder import Outcome
 
 
+def _rollout(plan: RunPlan) -> dict[str, Any]:
+    """What an on-policy run has besides."""
+    part = plan.config.rollout
+    if plan.config.on_policy is None:
+        return {}
+    return {
+        "executors": plan.samplers, "envs_per_executor": part.envs_per_executor, "actors": plan.actors,
+        "sync_interval": part.sync_interval,
+        "correction": part.correction if plan.config.run.mode == "hts" else None,
+        "synchrony": part.synchrony if plan.config.run.mode == "serial" else None,
+    }
+
+
 def summary(plan: RunPlan, outcome: Outcome, run_dir: Path, machine: Machine) -> dict[str, Any]:
     """Everything that a script or a comparison needs to know of a run; None is unknown."""
     config, rates = plan.config, outcome.rates
@@ -23,7 +36,8 @@ def summary(plan: RunPlan, outcome: Outcome, run_dir: Path, machine: Machine) ->
         "device": outcome.device,
         "samplers": plan.samplers,
         "envs_per_sampler": config.sampling.envs_per_sampler,
-        "batch_size": config.learner.batch_size,
+        "batch_size": plan.batch_size,
+        **_rollout(plan),
         "learner_threads": config.learner.threads,
         "wall_s": outcome.wall_s,
         "process_s": outcome.wall_s - plan.earlier.wall_s + plan.process_age_s,

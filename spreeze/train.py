@@ -145,7 +145,10 @@ def _layers(
         for part, name, value in iterate(old.config):
             if part != "stop":
                 values[part][name] = value
-        for key in ("env.id", "env.args", "run.algo", "env.normalize_obs", f"{old.config.run.algo}.hidden_sizes"):
+        fixed = ["env.id", "env.args", "run.algo", "env.normalize_obs", f"{old.config.run.algo}.hidden_sizes"]
+        if old.config.on_policy is not None:
+            fixed += ["run.mode", "rollout.sync_interval", "rollout.correction"]
+        for key in fixed:
             part, name = key.split(".")
             asked = user.values.get(part, {}).get(name)
             asked = tuple(asked) if isinstance(asked, list) else asked
@@ -189,14 +192,20 @@ def _plan(
     config = settings.config
     usable = machine.cores.usable
     samplers, reasons = config.sampling.samplers, dict(tuned or {})
-    if config.run.mode == "serial":
+    part, actors = config.rollout, 0
+    if config.on_policy is not None:
+        samplers = part.executors or (1 if config.run.mode == "serial" else max(1, int(usable)))
+        actors = (1 if part.actors is None else part.actors) if config.run.mode == "hts" else 0
+        if part.executors is None and config.run.mode == "hts":
+            reasons["rollout.executors"] = f"{usable:g} usable cores"
+    elif config.run.mode == "serial":
         samplers = 1
     elif samplers is None:
         samplers = max(1, min(int(usable) - config.learner.threads, 16))
         reasons["sampling.samplers"] = f"{usable:g} usable cores less {config.learner.threads} for the learner"
     run = read_run(resumed) if resumed else {}
     return RunPlan(
-        settings=settings, spec=probe.spec, samplers=samplers, reasons=reasons,
+        settings=settings, spec=probe.spec, samplers=samplers, actors=actors, reasons=reasons,
         free_core=usable - samplers - config.learner.threads >= 1.0,
         earlier=EarlierSessions(
             env_steps=int(run.get("env_steps") or 0), wall_s=float(run.get("wall_s") or 0.0),
@@ -209,7 +218,7 @@ def _plan(
 
 def _check_machine(plan: RunPlan, machine: Machine) -> None:
     """Refuses before anything is written what this machine cannot do."""
-    check_room("replay", plan.ring_spec().size_bytes)
+    check_room(*plan.shared_bytes())
     device = plan.config.learner.device
     parts = ["cuda:0", "cuda:1"] if device == "split" else device.split("+")
     for part in parts:
@@ -283,7 +292,7 @@ def _run(
 
 def _check_disk(plan: RunPlan, run_dir: RunDir) -> None:
     """Refuses to promise saved replays that the disk cannot hold (twice: old and new)."""
-    if not plan.config.replay.save:
+    if not plan.config.replay.save or plan.config.on_policy is not None:
         return
     needed, free = 2 * plan.ring_spec().size_bytes, shutil.disk_usage(run_dir.path).free
     if needed > free:

@@ -13,6 +13,7 @@ from spreeze.workers.recorder import Outcome, View
 MODES: dict[str, str] = {
     "spreeze": "spreeze.modes.spreeze",
     "serial": "spreeze.modes.serial",
+    "hts": "spreeze.modes.hts",
 }
 """mode -> module with ``run_mode``; imported when used, so that torch loads only where it is needed."""
 

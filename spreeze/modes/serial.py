@@ -16,6 +16,7 @@ from spreeze.algorithms.pair import Pair
 from spreeze.envs.stdout import stdout_to_stderr
 from spreeze.envs.task import open_task, uniform_actions, vector_maker
 from spreeze.errors import ResourceError
+from spreeze.modes import synchronous
 from spreeze.modes.spreeze import load_saved_replay
 from spreeze.policies import Policy
 from spreeze.rundir import RunDir
@@ -41,6 +42,8 @@ def run_mode(plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts)
     Raises:
         ResourceError: no room for replay.
     """
+    if plan.config.on_policy is not None:
+        return synchronous.run_mode(plan, run_dir, view, interrupts)
     learner = plan.config.learner
     recorder = Recorder(plan, run_dir, view)
     try:

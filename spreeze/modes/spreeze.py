@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from spreeze.errors import ResourceError
+from spreeze.modes.beside import last_evaluation, supervise, watcher_specs
 from spreeze.rundir import RunDir
 from spreeze.strays import StrayWatch
 from spreeze.transport.board import Board
@@ -16,21 +16,16 @@ from spreeze.transport.memory import available_bytes
 from spreeze.transport.replay_file import load as load_replay
 from spreeze.transport.ring import Ring
 from spreeze.workers.crew import Crew
-from spreeze.workers.evaluator import EvaluatorJob
-from spreeze.workers.final import final_evaluation
+from spreeze.workers.gauges import Reading
 from spreeze.workers.governing import Governing
 from spreeze.workers.interrupts import Interrupts
-from spreeze.workers.jobs import LearnerJob, VisualizerJob
+from spreeze.workers.jobs import LearnerJob
 from spreeze.workers.plan import RunPlan
 from spreeze.workers.recorder import Outcome, Recorder, View
 from spreeze.workers.sampler import SamplerJob
 from spreeze.workers.spawn import Nest, WorkerSpec
 from spreeze.workers.supervisor import Supervisor
 
-_FINAL_EVALUATION_S = 6.0
-_EXIT_S = 12.0
-"""From the wish to stop to the end of the final evaluation; the rest of 15 s is for closing."""
-_VISUALIZER_AFTER_S = 4.0
 _LEAST_LIMIT_BYTES = 2**30
 """What a sampler may always have; beyond it, its share of half of the memory that was free at the start."""
 
@@ -50,51 +45,25 @@ def run_mode(plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts)
             nest = Nest(run_dir=run_dir.path, board_fd=board.block.fd, board_rows=len(names), nonce=run_dir.nonce)
             crew = Crew(nest, board, on_event=recorder.event, takeover=lambda spec: _take_over(ring, spec),
                         forgiven=plan.config.run.forgiven_failures)
-            rows = {"sampler": list(range(plan.samplers)), "learner": [plan.samplers]}
             governing = Governing(plan, board, recorder.event) if plan.config.tuning.govern else None
-            supervisor = Supervisor(run_dir, board, ring, crew, rows, recorder, interrupts, governing)
-            _supervise(supervisor, crew, ring, worker_specs(plan, run_dir.path, ring, recorder.started_s))
-        budget_s = min(_FINAL_EVALUATION_S, _EXIT_S - supervisor.stopping_s)
-        if not interrupts.urgent and recorder.outcome.updates > 0 and budget_s >= 1.0:
-            record = final_evaluation(run_dir, plan, budget_s, interrupts)
-            if record is not None:
-                recorder.evaluation(record, final=True)
+            supervisor = Supervisor(run_dir, board, crew, lambda: _read(board, ring, plan.samplers), recorder,
+                                    interrupts, governing)
+            supervise(supervisor, crew, worker_specs(plan, run_dir.path, ring, recorder.started_s),
+                      lambda: ring.baseline_inserted >= 0)
+        last_evaluation(plan, run_dir, recorder, supervisor, interrupts)
     finally:
         watch.end()
         recorder.close()
     return recorder.outcome
 
 
-def _supervise(supervisor: Supervisor, crew: Crew, ring: Ring, specs: dict[str, WorkerSpec]) -> None:
-    visualizer = specs.pop("visualizer", None)
-
-    began_s: float | None = None
-
-    def start_visualizer() -> None:
-        # Not before learning is well under way: its imports would only delay the first updates.
-        nonlocal visualizer, began_s
-        if began_s is None and ring.baseline_inserted >= 0:
-            began_s = time.monotonic()
-        if visualizer is not None and began_s is not None and time.monotonic() - began_s > _VISUALIZER_AFTER_S:
-            chosen = visualizer
-            visualizer = None
-            try:
-                crew.add(chosen)
-            except OSError as error:  # never a reason to end the run
-                crew.on_event("warning", f"no pictures: the visualizer could not be started: {error}")
-
-    try:
-        for spec in specs.values():
-            try:
-                crew.add(spec)
-            except OSError as error:
-                raise ResourceError(
-                    f"{spec.name} could not be started: {error}; use fewer samplers, or raise the limit of processes "
-                    "and open files (ulimit -u, ulimit -n)"
-                ) from None
-        supervisor.run(on_sample=start_visualizer)
-    finally:
-        supervisor.stop()
+def _read(board: Board, ring: Ring, samplers: int) -> Reading:
+    """All counters of this moment."""
+    return Reading(
+        t_s=time.monotonic(), samplers=tuple(board.named_slots(row, "sampler") for row in range(samplers)),
+        learner=board.named_slots(samplers, "learner"),
+        inserted=ring.total_committed(), baseline_inserted=ring.baseline_inserted, sampled=ring.sampled,
+    )
 
 
 def _take_over(ring: Ring, spec: WorkerSpec) -> None:
@@ -148,20 +117,7 @@ def worker_specs(plan: RunPlan, run_dir: Path, ring: Ring, run_started_s: float)
         specs[f"sampler-{index}"] = WorkerSpec(role="sampler", index=index, row=index, job=job.to_json(),
                                                step_deadline_s=config.sampling.step_deadline_s, inherited_fds=fds,
                                                memory_limit_bytes=limit)
-    evaluator = EvaluatorJob(
-        run_dir=str(run_dir), spec=plan.spec, episodes=config.evaluation.episodes,
-        first_seed=config.evaluation.seed, cpu_share=config.evaluation.cpu_share, has_free_core=plan.free_core,
-    )
-    specs["evaluator"] = WorkerSpec(role="evaluator", index=0, row=samplers + 1, job=evaluator.to_json())
-    if config.visualizer.enabled:
-        part = config.visualizer
-        visualizer = VisualizerJob(
-            run_dir=str(run_dir), spec=plan.spec, frames_per_s=part.frames_per_s,
-            clip_interval_s=part.clip_interval_s, clip_length_s=part.clip_length_s,
-            cpu_share=part.cpu_share, has_free_core=plan.free_core, seed=config.run.seed,
-        )
-        specs["visualizer"] = WorkerSpec(role="visualizer", index=0, row=samplers + 2, job=visualizer.to_json())
-    return specs
+    return specs | watcher_specs(plan, run_dir, samplers + 1)
 
 
 def _learner_job(plan: RunPlan, run_dir: Path, ring: Ring, run_started_s: float) -> LearnerJob:

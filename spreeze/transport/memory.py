@@ -60,7 +60,7 @@ def allocate(name: str, size_bytes: int) -> Block:
     """
     size_bytes = -(-max(size_bytes, 1) // PAGE_BYTES) * PAGE_BYTES
     available = check_room(name, size_bytes)
-    fd = _nameless_file(name)
+    fd = nameless_file(name)
     try:
         _reserve(fd, size_bytes)
         return Block(fd, size_bytes)
@@ -88,7 +88,12 @@ def _no_room(name: str, size_bytes: int, available: int) -> str:
     )
 
 
-def _nameless_file(name: str) -> int:
+def nameless_file(name: str) -> int:
+    """The descriptor of an empty file in memory that no other process can find.
+
+    Raises:
+        OSError: no descriptor left.
+    """
     if sys.platform == "linux":
         return os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     else:

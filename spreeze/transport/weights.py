@@ -81,8 +81,13 @@ def encode(arrays: dict[str, np.ndarray], meta: dict[str, Json], epoch: int, ver
     return safetensors_numpy.save(arrays, {"spreeze": f"{_checksum(arrays, text)} {text}"})
 
 
-def _decode(data: bytes, path: Path) -> Weights:
-    """Reads back ``encode``; raises one of ``_DAMAGE``."""
+def decode(data: bytes, path: Path) -> Weights:
+    """Reads back ``encode``.
+
+    Raises:
+        WeightsError: the checksum differs, or a value is not finite.
+        ValueError: and others of ``DAMAGE``; these bytes are none of ``encode``.
+    """
     arrays = safetensors_numpy.load(data)
     header_bytes = int.from_bytes(data[:8], "little")
     entry = json.loads(data[8 : 8 + header_bytes])["__metadata__"]["spreeze"]
@@ -94,7 +99,7 @@ def _decode(data: bytes, path: Path) -> Weights:
     return Weights(arrays, dict(facts["meta"]), int(facts["epoch"]), int(facts["version"]), path)
 
 
-_DAMAGE = (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, SafetensorError)
+DAMAGE = (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, SafetensorError)
 """What reading arbitrary bytes as a weights file or pointer can raise (UnicodeError and JSON's are ValueErrors)."""
 
 
@@ -105,8 +110,8 @@ def read_weights(path: Path) -> Weights:
         WeightsError: missing, damaged, or holding values that are not finite.
     """
     try:
-        return _decode(files.read_bytes(path, _MAX_BYTES), path)
-    except _DAMAGE as error:
+        return decode(files.read_bytes(path, _MAX_BYTES), path)
+    except DAMAGE as error:
         raise WeightsError(f"weights {path} cannot be read: {type(error).__name__}: {error}") from None
 
 
@@ -159,7 +164,7 @@ class WeightsStore:
         try:
             pointer = self._pointer()
             return int(pointer["epoch"]), int(pointer["version"])
-        except _DAMAGE:
+        except DAMAGE:
             return None
 
     def _pointer(self) -> dict[str, Json]:
@@ -203,7 +208,7 @@ class WeightsStore:
             # No pointer yet is no doubt; a pointer to a file that is gone is.
             self.refused += (self.directory / LATEST).exists()
             return None
-        except (*_DAMAGE, WeightsError):
+        except (*DAMAGE, WeightsError):
             self.refused += 1
             return None
 
@@ -216,7 +221,7 @@ class WeightsStore:
         data = files.read_bytes(path, _MAX_BYTES)
         if len(data) != pointer["bytes"] or hashlib.sha256(data).hexdigest() != pointer["sha256"]:
             raise WeightsError(f"{path} is not what was published")
-        weights = _decode(data, path)
+        weights = decode(data, path)
         if weights.order != order or schema_of(weights.arrays) != pointer["schema"]:
             raise WeightsError(f"{path} is not version {order[0]}-{order[1]}")
         return weights

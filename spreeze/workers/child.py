@@ -25,15 +25,18 @@ from spreeze.workers.link import Link
 
 BODIES = {
     "sampler": ("spreeze.workers.sampler", "run_sampler", "SamplerJob"),
+    "executor": ("spreeze.workers.executor", "run_executor", "ExecutorJob"),
+    "actor": ("spreeze.workers.inference", "run_actor", "ActorJob"),
     "learner": ("spreeze.workers.learner", "run_learner", "LearnerJob"),
+    "rollout-learner": ("spreeze.workers.rollout_learner", "run_rollout_learner", "RolloutLearnerJob"),
     "evaluator": ("spreeze.workers.evaluator", "run_evaluator", "EvaluatorJob"),
     "visualizer": ("spreeze.workers.visualizer", "run_visualizer", "VisualizerJob"),
 }
-"""role -> (module, body, type of its job); imported only in the process that runs it."""
+"""body, mostly the role -> (module, function, type of its job); imported only in the process that runs it."""
 
 _PR_SET_PDEATHSIG = 1
-_OOM_SCORE = {"sampler": 500, "evaluator": 300, "visualizer": 300}
-_NICE = {"sampler": 10, "evaluator": 5, "visualizer": 15}
+_OOM_SCORE = {"sampler": 500, "executor": 500, "actor": 300, "evaluator": 300, "visualizer": 300}
+_NICE = {"sampler": 10, "executor": 10, "actor": 5, "evaluator": 5, "visualizer": 15}
 """At nice 10 a process gets about a tenth of a core that another one wants; at 15 a third of that.
 
 The evaluator keeps to its share of a core by pausing, so once at work it goes before the samplers: at 15 a
@@ -54,7 +57,7 @@ def main(argv: list[str]) -> int:
     link = Link(spec["role"], spec["index"], board, spec["row"], spec["message_fd"])
     link.beat(Phase.INIT)
     try:
-        module, body, job_type = BODIES[spec["role"]]
+        module, body, job_type = BODIES[spec["body"]]
         loaded = importlib.import_module(module)
         getattr(loaded, body)(link, getattr(loaded, job_type).from_json(spec["job"]))
     except BaseException as error:

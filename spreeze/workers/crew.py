@@ -129,7 +129,7 @@ class Crew:
         """Reaps, checks deadlines, restarts. Returns last messages of workers that ended.
 
         Raises:
-            WorkerError: the learner was given up, or more than half of the samplers.
+            WorkerError: the learner, an executor or an actor was given up, or more than half of the samplers.
         """
         now = self._clock()
         if self._last_watch_s is not None and now - self._last_watch_s > _ASLEEP_S:
@@ -221,6 +221,9 @@ class Crew:
         for post in self._of("learner"):
             if post.restarts.given_up:
                 raise WorkerError(f"the learner failed {len(post.failures)} times; the last: {post.failures[-1]}")
+        for post in self._of("executor") + self._of("actor"):  # all wait for each of them: there is no going on without
+            if post.restarts.given_up:
+                raise WorkerError(f"{post.spec.name} failed {len(post.failures)} times; the last: {post.failures[-1]}")
         samplers = self._of("sampler")
         lost = [post for post in samplers if post.restarts.quarantined and post.child is None]
         if samplers and 2 * len(lost) > len(samplers):

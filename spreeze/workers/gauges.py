@@ -15,6 +15,7 @@ class Reading:
 
     t_s: float
     samplers: tuple[dict[str, float], ...]
+    """Of on-policy modes: the executors."""
     learner: dict[str, float]
     inserted: int
     """Transitions in replay since the ring was made."""
@@ -22,6 +23,8 @@ class Reading:
     """Transitions at the moment learning began; -1 before."""
     sampled: int
     """Transitions drawn since learning began."""
+    actors: tuple[dict[str, float], ...] = ()
+    """Processes that infer for executors (hts)."""
 
     @property
     def env_steps(self) -> float:
@@ -88,12 +91,19 @@ def samples_per_insert(reading: Reading) -> float | None:
 def _counts(reading: Reading) -> dict[str, float | None]:
     learner = reading.learner
     learned = learner["updates"] > 0 and reading.sampled > 0
+    on_policy = learner.get("learn_s", 0.0) > 0.0
     counts: dict[str, float | None] = {
         "updates": learner["updates"],
         "policy_version": learner["policy_version"],
         **{name: learner[name] if learned else None for name in (
-            "policy_lag", "transition_age", "replay_fill", "critic_loss", "actor_loss", "q_mean",
-            "critic_grad_norm", "actor_grad_norm", "rows_redrawn", "updates_skipped",
+            "policy_lag", "updates_skipped",
+        )},
+        **{name: learner[name] if learned and not on_policy else None for name in (
+            "transition_age", "replay_fill", "critic_loss", "actor_loss", "q_mean",
+            "critic_grad_norm", "actor_grad_norm", "rows_redrawn",
+        )},
+        **{name: learner[name] if learned and on_policy else None for name in (
+            "policy_loss", "value_loss", "approx_kl", "clip_share", "explained_variance", "learning_rate", "grad_norm",
         )},
         **{name: learner[name] if learned and learner[name] != 0.0 else None for name in ("alpha", "entropy")},
     }
@@ -128,9 +138,19 @@ def _shares(old: Reading, new: Reading) -> dict[str, float | None]:
     }
     learner_times = {
         f"learner_{name}_share": new.learner[f"{name}_s"] - old.learner[f"{name}_s"]
-        for name in ("wait", "gather", "critic", "actor", "publish")
+        for name in ("wait", "gather", "critic", "actor", "learn", "publish") if f"{name}_s" in new.learner
     }
-    return {**_normalised(sampler_times), **_normalised(learner_times)}
+    return {**_normalised(sampler_times), **_normalised(learner_times), **_actors(old, new)}
+
+
+def _actors(old: Reading, new: Reading) -> dict[str, float | None]:
+    """What the actor processes did; nothing where there are none."""
+    if not new.actors:
+        return {}
+    done = {name: sum(a[name] for a in new.actors) - sum(a[name] for a in old.actors) for name in new.actors[0]}
+    times = {f"actor_{name}_share": done[f"{name}_s"] for name in ("policy", "wait")}
+    return {"actor_rows_per_batch": done["rows"] / done["batches"] if done["batches"] > 0 else None,
+            **_normalised(times)}
 
 
 def _normalised(times: dict[str, float]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from spreeze.jsonable import Jsonable
+from spreeze.transport.rollouts import RolloutSpec
 from spreeze.types import EnvSpec
 
 
@@ -41,6 +42,42 @@ class LearnerJob(Jsonable):
     wall_base_s: float
     env_steps_base: int
     """Env steps of earlier sessions of this run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutLearnerJob(Jsonable):
+    """All that the learner process of an on-policy mode has to know."""
+
+    run_dir: str
+    spec: EnvSpec
+    algo: str
+    algorithm: dict[str, Any]
+    """Fields of the algorithm's part of the configuration."""
+    correction: str
+    lag: int
+    """Intervals between the policy that collects and the one that is learned from its data."""
+    seed: int
+    threads: int
+    device: str
+    normalize_obs: bool
+    batch_size: int
+    """Rows of one update, for the metrics."""
+    publish_interval_s: float
+    checkpoint_interval_s: float
+    fingerprint: bool
+    max_updates: int | None
+    max_env_steps: int | None
+    """Of the whole run; rounded up to whole intervals."""
+    rollouts: RolloutSpec
+    rollouts_fd: int
+    policy_fds: tuple[int, ...]
+    state_fds: tuple[int, ...]
+    executor_bell_fds: tuple[int, ...]
+    bell_fds: tuple[int, ...]
+    """Its own."""
+    run_started_s: float
+    """Monotonic time at which wall time of the run is 0 (before earlier sessions' time is added)."""
+    wall_base_s: float
 
 
 @dataclass(frozen=True, kw_only=True)

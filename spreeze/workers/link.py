@@ -18,6 +18,15 @@ _MAX_MESSAGE_BYTES = 4096
 """A pipe write of at most PIPE_BUF bytes is atomic: a message arrives whole or not at all."""
 
 
+_NUMBERED = ("sampler", "executor", "actor")
+"""Roles of which a run can have several workers."""
+
+
+def worker_name(role: str, index: int) -> str:
+    """Name of a worker in logs and messages, for example ``sampler-0``."""
+    return f"{role}-{index}" if role in _NUMBERED else role
+
+
 class Link:
     """What a worker body may know of the outside; it never waits for anybody."""
 
@@ -35,7 +44,7 @@ class Link:
     @property
     def name(self) -> str:
         """Name used in logs and messages, for example ``sampler-0``."""
-        return f"{self.role}-{self.index}" if self.role == "sampler" else self.role
+        return worker_name(self.role, self.index)
 
     def beat(self, phase: Phase) -> None:
         """Says "alive, now in this phase"; costs two stores."""

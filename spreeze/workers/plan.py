@@ -10,6 +10,7 @@ from spreeze.config import Config
 from spreeze.errors import ConfigError
 from spreeze.settings import Settings
 from spreeze.transport.ring import RingSpec
+from spreeze.transport.rollouts import RolloutSpec
 from spreeze.types import EnvSpec, RowLayout
 
 
@@ -31,6 +32,7 @@ class RunPlan:
     settings: Settings
     spec: EnvSpec
     samplers: int
+    """Sampler processes; of the on-policy algorithms: executors."""
     free_core: bool
     """True when a core is left for evaluator and visualizer besides samplers and learner."""
     reasons: dict[str, str] = field(default_factory=dict)
@@ -38,9 +40,14 @@ class RunPlan:
     earlier: EarlierSessions = EarlierSessions()
     process_age_s: float = 0.0
     """Age of this process, imports and tuning included, when the mode began."""
+    actors: int = 0
+    """Processes that infer for executors."""
 
     def __post_init__(self) -> None:
         config = self.config
+        if config.on_policy is not None:
+            self._check_rollout()
+            return
         if self.spec.frames is not None:
             self._check_images()
         smallest = self.samplers * max(config.sampling.envs_per_sampler, 1) * 2 * (1 + self.layout.depth)
@@ -69,6 +76,56 @@ class RunPlan:
                 f"replay.save = true: frames in replay take {size / 2**30:.1f} GiB and are not stored; leave it out"
             )
 
+    def _check_rollout(self) -> None:
+        """Refuses sizes of an on-policy run that do not go together.
+
+        Raises:
+            ConfigError: says which.
+        """
+        part, minibatches = self.config.rollout, self.minibatches
+        if self.actors > self.samplers:
+            raise ConfigError(
+                f"rollout.actors = {self.actors}: more than the {self.samplers} executors that they infer for; "
+                "use at most as many"
+            )
+        rows = self.rollout_spec().rows
+        if rows % minibatches:
+            raise ConfigError(
+                f"an interval has {rows} rows (sync_interval {part.sync_interval} x {self.samplers} executors x "
+                f"{part.envs_per_executor} environments), which {self.config.run.algo}.minibatches = {minibatches} "
+                "does not divide; change one of them"
+            )
+        if self.config.env.normalize_obs and self.spec.frames is not None:
+            raise ConfigError("env.normalize_obs = true: images are scaled by 1/255 already; leave it out")
+        if self.config.learner.overlap or "+" in self.config.learner.device or self.config.learner.device == "split":
+            raise ConfigError(
+                f"learner.device = {self.config.learner.device}, learner.overlap = "
+                f"{str(self.config.learner.overlap).lower()}: {self.config.run.algo} has one network on one device"
+            )
+
+    @property
+    def minibatches(self) -> int:
+        """Parts that an interval's rows are learned in (on-policy)."""
+        return int(getattr(self.config.on_policy, "minibatches", 1))
+
+    @property
+    def batch_size(self) -> int:
+        """Rows of one update."""
+        if self.config.on_policy is None:
+            return self.config.learner.batch_size
+        return self.rollout_spec().rows // self.minibatches
+
+    def rollout_spec(self) -> RolloutSpec:
+        """The storages of an on-policy run."""
+        part = self.config.rollout
+        return RolloutSpec.of(self.spec, part.sync_interval, self.samplers * part.envs_per_executor)
+
+    def shared_bytes(self) -> tuple[str, int]:
+        """The largest block of shared memory that the run needs: its name and size."""
+        if self.config.on_policy is None:
+            return "replay", self.ring_spec().size_bytes
+        return "rollout storages", self.rollout_spec().size_bytes
+
     @property
     def config(self) -> Config:
         """The resolved configuration."""
@@ -85,4 +142,4 @@ class RunPlan:
 
     def algorithm_fields(self) -> dict[str, Any]:
         """The algorithm's part as a dictionary."""
-        return dataclasses.asdict(self.config.algorithm)
+        return dataclasses.asdict(self.config.on_policy or self.config.algorithm)

@@ -64,7 +64,7 @@ class Recorder:
     def __init__(self, plan: RunPlan, run_dir: RunDir, view: View) -> None:
         self._plan, self._run_dir, self._view = plan, run_dir, view
         self._store = MetricsWriter(run_dir.path / "metrics.db")
-        self._gauges = Gauges(plan.config.learner.batch_size)
+        self._gauges = Gauges(plan.batch_size)
         self._utilisation = Utilisation({})
         self._memory_total_bytes = memory_limits().total_bytes
         self._events: deque[str] = deque(maxlen=6)
@@ -174,6 +174,8 @@ class Recorder:
             return "seconds"
         if reading is None:
             return None
+        if self._plan.config.on_policy is not None:
+            return None  # it stops at swaps, which its learner sees
         if stop.updates is not None and reading.learner["updates"] >= stop.updates:
             return "updates"
         steps = reading.env_steps + self._plan.earlier.env_steps

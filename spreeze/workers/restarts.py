@@ -22,6 +22,8 @@ class RestartLimit:
 
 LIMITS: dict[str, RestartLimit] = {
     "sampler": RestartLimit(failures=5, window_s=60.0, quarantine_s=300.0),
+    "executor": RestartLimit(failures=5, window_s=60.0, quarantine_s=None),
+    "actor": RestartLimit(failures=5, window_s=60.0, quarantine_s=None),
     "learner": RestartLimit(failures=3, window_s=600.0, quarantine_s=None),
     "evaluator": RestartLimit(failures=3, window_s=600.0, quarantine_s=None, first_delay_s=1.0),
     "visualizer": RestartLimit(failures=3, window_s=600.0, quarantine_s=None, first_delay_s=1.0),

@@ -14,6 +14,7 @@ from typing import IO, Any
 
 from spreeze.metrics import DEADLINE_S, Phase
 from spreeze.strays import MARK
+from spreeze.workers.link import worker_name
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 _NAME = "SPREEZE_WORKER"
@@ -30,6 +31,8 @@ class WorkerSpec:
     """Row of the board."""
     job: dict[str, Any]
     """JSON form of the body's job."""
+    body: str = ""
+    """Key of ``child.BODIES``; the role if empty."""
     threads: int = 1
     """Threads of numerical libraries, set before any import."""
     step_deadline_s: float = DEADLINE_S[Phase.STEP]
@@ -42,7 +45,7 @@ class WorkerSpec:
     @property
     def name(self) -> str:
         """``sampler-3``, ``learner``, ..."""
-        return f"{self.role}-{self.index}" if self.role == "sampler" else self.role
+        return worker_name(self.role, self.index)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +125,7 @@ def spawn(spec: WorkerSpec, nest: Nest) -> Child:
         os.set_blocking(message_read, False)
         os.set_blocking(message_write, False)
         argument = json.dumps({
-            "role": spec.role, "index": spec.index, "row": spec.row, "job": spec.job,
+            "role": spec.role, "body": spec.body or spec.role, "index": spec.index, "row": spec.row, "job": spec.job,
             "board_fd": nest.board_fd, "board_rows": nest.board_rows, "message_fd": message_write,
             "lifeline_fd": lifeline_read, "supervisor_pid": os.getpid(),
             "errors_dir": str(nest.run_dir / "errors"),

@@ -11,7 +11,6 @@ from spreeze.errors import WorkerError
 from spreeze.rundir import RunDir
 from spreeze.transport import board as words
 from spreeze.transport.board import Board
-from spreeze.transport.ring import Ring
 from spreeze.workers.crew import Crew
 from spreeze.workers.gauges import Reading
 from spreeze.workers.governing import Governing
@@ -25,13 +24,14 @@ class Supervisor:
     """Watches one run of processes from the first start to the last one's end."""
 
     def __init__(
-        self, run_dir: RunDir, board: Board, ring: Ring, crew: Crew, rows: dict[str, list[int]], recorder: Recorder,
+        self, run_dir: RunDir, board: Board, crew: Crew, read: Callable[[], Reading], recorder: Recorder,
         interrupts: Interrupts, governing: Governing | None = None,
     ) -> None:
-        self._run_dir, self._board, self._ring, self._crew = run_dir, board, ring, crew
-        self._rows, self._recorder, self._interrupts = rows, recorder, interrupts
+        """Args: ``read`` gives all counters of this moment; the board's stop word is set once they are the last."""
+        self._run_dir, self._board, self._crew = run_dir, board, crew
+        self._reading, self._recorder, self._interrupts = read, recorder, interrupts
         self._governing = governing
-        self._learner_finished = False
+        self._learner_finished: str | None = None
         self._next_sample_s = 0.0
         self.stopping_s = 0.0
         """How long stopping the crew took."""
@@ -77,7 +77,7 @@ class Supervisor:
     def _stop_reason(self) -> str | None:
         if self._interrupts.count:
             return f"interrupt ({self._interrupts.cause})"
-        return "updates" if self._learner_finished else self._recorder.stop_reason()
+        return self._learner_finished or self._recorder.stop_reason()
 
     def _hear(self, messages: list[dict[str, Any]]) -> None:
         outcome = self._recorder.outcome
@@ -94,22 +94,14 @@ class Supervisor:
             elif kind == "finished":
                 outcome.parameters_sha256 = message.get("parameters_sha256")
                 outcome.updates = int(message.get("updates", 0))
-                self._learner_finished = True
-
-    def _reading(self) -> Reading:
-        ring, board = self._ring, self._board
-        return Reading(
-            t_s=time.monotonic(),
-            samplers=tuple(board.named_slots(row, "sampler") for row in self._rows["sampler"]),
-            learner=board.named_slots(self._rows["learner"][0], "learner"),
-            inserted=ring.total_committed(), baseline_inserted=ring.baseline_inserted, sampled=ring.sampled,
-        )
+                self._learner_finished = str(message.get("reason") or "updates")
 
     def _sample(self) -> None:
         self._recorder.first_error = self._crew.first_error
         reading, pids = self._reading(), self._crew.pids()
         governed = self._governing.look(reading, {**pids, "supervisor": os.getpid()}) if self._governing else {}
         self._recorder.sample(reading, pids=pids, restarts=self._crew.restarts,
-                              samplers_alive=self._crew.alive("sampler"), governed=governed)
+                              samplers_alive=self._crew.alive("sampler") + self._crew.alive("executor"),
+                              governed=governed)
         paused = (self._run_dir.path / "control" / "pause-visualizer").exists()
         self._board.header[words.VISUALIZER_PAUSED] = int(paused)

@@ -1,0 +1,237 @@
+"""The HTS-RL mode: executors and actors fill one rollout storage while the learner learns from the other.
+
+The synchronous baseline with several executors is the same wiring with a lag of 0: rollout and learning take turns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from spreeze.errors import CheckpointError, ConfigError, ResourceError
+from spreeze.modes.beside import last_evaluation, supervise, watcher_specs
+from spreeze.rundir import RunDir
+from spreeze.strays import StrayWatch
+from spreeze.transport import board as words
+from spreeze.transport.board import Board
+from spreeze.transport.checkpoint import CheckpointStore
+from spreeze.transport.exchange import Exchange
+from spreeze.transport.parameters import Handover, Parameters, put_back
+from spreeze.transport.rollouts import Rollouts
+from spreeze.transport.wake import Bell
+from spreeze.workers.crew import Crew
+from spreeze.workers.executor import ExecutorJob
+from spreeze.workers.gauges import Reading
+from spreeze.workers.inference import ActorJob
+from spreeze.workers.interrupts import Interrupts
+from spreeze.workers.jobs import RolloutLearnerJob
+from spreeze.workers.plan import RunPlan
+from spreeze.workers.recorder import Outcome, Recorder, View
+from spreeze.workers.spawn import Nest, WorkerSpec
+from spreeze.workers.supervisor import Supervisor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """What the workers of an on-policy run share; it belongs to this process."""
+
+    rollouts: Rollouts
+    exchange: Exchange
+    handover: Handover
+
+    @property
+    def updates(self) -> int:
+        """Updates behind a resumed run's interval."""
+        state = self.handover.states.read(self.rollouts.interval)
+        return 0 if state is None else int(state.meta["updates"])
+
+
+def run_mode(plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts) -> Outcome:
+    """Trains until a stop condition or an interrupt.
+
+    Raises:
+        ResourceError: no room for the storages; nothing was started.
+        ConfigError: a resumed run's checkpoint does not fit.
+    """
+    first_watcher = plan.samplers + plan.actors + 1
+    recorder = Recorder(plan, run_dir, view)
+    watch = StrayWatch(run_dir.nonce)
+    try:
+        watch.start()
+        with open_memory(plan, run_dir.path) as memory, _bells(plan) as bells:
+            board = Board.create(first_watcher + 2)
+            try:
+                nest = Nest(run_dir=run_dir.path, board_fd=board.block.fd, board_rows=first_watcher + 2,
+                            nonce=run_dir.nonce)
+                crew = Crew(nest, board, on_event=recorder.event, forgiven=plan.config.run.forgiven_failures)
+                read = Readings(plan, board, memory.rollouts, memory.updates)
+                supervisor = Supervisor(run_dir, board, crew, read, recorder, interrupts)
+                specs = worker_specs(plan, run_dir.path, memory, bells, recorder.started_s)
+                specs |= watcher_specs(plan, run_dir.path, first_watcher)
+                supervise(supervisor, crew, specs, lambda: memory.rollouts.interval > read.first_interval)
+            finally:
+                board.close()
+        last_evaluation(plan, run_dir, recorder, supervisor, interrupts)
+    finally:
+        watch.end()
+        recorder.close()
+    return recorder.outcome
+
+
+class Readings:
+    """All counters of a moment; at the end only whole intervals count."""
+
+    def __init__(self, plan: RunPlan, board: Board, rollouts: Rollouts, updates: int) -> None:
+        self._plan, self._board, self._rollouts = plan, board, rollouts
+        self._rows = rollouts.spec.rows
+        self._first_updates = updates
+        self.first_interval = rollouts.interval
+        """Interval at which this session began."""
+
+    def __call__(self) -> Reading:
+        """The reading."""
+        plan, board, executors = self._plan, self._board, self._plan.samplers
+        collected = (self._rollouts.interval - self.first_interval) * self._rows
+        samplers = [board.named_slots(row, "executor") for row in range(executors)]
+        if board.header[words.STOP]:
+            for sampler in samplers:  # what belongs to no whole interval is collected again by a resume
+                sampler["env_steps"] = collected / executors
+        learner = board.named_slots(executors + plan.actors, "learner")
+        return Reading(
+            t_s=time.monotonic(), samplers=tuple(samplers), learner=learner, inserted=collected, baseline_inserted=0,
+            sampled=int(max(0.0, learner["updates"] - self._first_updates)) * plan.batch_size,
+            actors=tuple(board.named_slots(executors + index, "actor") for index in range(plan.actors)),
+        )
+
+
+def lag_of(plan: RunPlan) -> int:
+    """Intervals between the policy that collects and the one that is learned from its data."""
+    return 1 if plan.config.run.mode == "hts" else 0
+
+
+@contextlib.contextmanager
+def open_memory(plan: RunPlan, run_dir: Path) -> Iterator[Memory]:
+    """Storages and buffers, as the last checkpoint has them if there is one.
+
+    Raises:
+        ResourceError: no room.
+        ConfigError: the checkpoint does not fit the settings.
+    """
+    spec = plan.rollout_spec()
+    with contextlib.ExitStack() as stack:
+        rollouts = Rollouts.create(spec)
+        stack.callback(rollouts.close)
+        exchange = Exchange.create(spec)
+        stack.callback(exchange.close)
+        policies = Parameters.create()
+        stack.callback(policies.close)
+        states = Parameters.create()
+        stack.callback(states.close)
+        memory = Memory(rollouts=rollouts, exchange=exchange, handover=Handover(policies=policies, states=states))
+        if plan.earlier.sessions:
+            restore(plan, run_dir, memory)
+        yield memory
+
+
+def restore(plan: RunPlan, run_dir: Path, memory: Memory) -> None:
+    """Puts the newest checkpoint back, if there is one.
+
+    Raises:
+        ConfigError: it does not fit the settings.
+    """
+    checkpoint = CheckpointStore(run_dir / "checkpoints").load_latest()
+    if checkpoint is not None:
+        try:
+            put_back(checkpoint.tensors, checkpoint.state, memory.rollouts, memory.handover)
+        except (CheckpointError, KeyError) as error:
+            raise ConfigError(f"{run_dir.name} cannot be continued with these settings: {error}") from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bells:
+    """One for each worker that sleeps."""
+
+    executors: tuple[Bell, ...]
+    actors: tuple[Bell, ...]
+    learner: Bell
+
+
+@contextlib.contextmanager
+def _bells(plan: RunPlan) -> Iterator[Bells]:
+    with contextlib.ExitStack() as stack:
+        def made(count: int) -> tuple[Bell, ...]:
+            bells = []
+            for _ in range(count):
+                bells.append(Bell.create())
+                stack.callback(bells[-1].close)
+            return tuple(bells)
+
+        try:
+            bells = Bells(executors=made(plan.samplers), actors=made(plan.actors), learner=made(1)[0])
+        except OSError as error:
+            raise ResourceError(f"no descriptors for {plan.samplers} executors: {error}; raise ulimit -n") from None
+        yield bells
+
+
+def _fds(*bells: Bell) -> tuple[int, ...]:
+    return tuple(fd for bell in bells for fd in bell.fds)
+
+
+def worker_specs(
+    plan: RunPlan, run_dir: Path, memory: Memory, bells: Bells, run_started_s: float
+) -> dict[str, WorkerSpec]:
+    """Learner, executors and actors, in starting order: what takes longest to import comes first."""
+    job = learner_job(plan, run_dir, memory, run_started_s, bells)
+    shared = (memory.rollouts.fd, memory.exchange.fd, *memory.handover.policies.fds,
+              *_fds(*bells.executors, *bells.actors, bells.learner))
+    found = [WorkerSpec(role="learner", body="rollout-learner", index=0, row=plan.samplers + plan.actors,
+                        job=job.to_json(), threads=job.threads, inherited_fds=(*shared, *memory.handover.states.fds))]
+    found += [
+        WorkerSpec(role="executor", index=index, row=index, job=executor_job(plan, memory, bells, index).to_json(),
+                   step_deadline_s=plan.config.sampling.step_deadline_s, inherited_fds=shared,
+                   memory_limit_bytes=plan.config.sampling.memory_limit_bytes)
+        for index in range(plan.samplers)
+    ]
+    for index in range(plan.actors):
+        actor = ActorJob(
+            index=index, num_actors=plan.actors, envs_per_executor=plan.config.rollout.envs_per_executor,
+            rollouts=memory.rollouts.spec, rollouts_fd=memory.rollouts.fd, exchange_fd=memory.exchange.fd,
+            policy_fds=memory.handover.policies.fds, bell_fds=_fds(bells.actors[index]),
+            executor_bell_fds=_fds(*bells.executors),
+        )
+        found.append(WorkerSpec(role="actor", index=index, row=plan.samplers + index, job=actor.to_json(),
+                                inherited_fds=shared))
+    return {spec.name: spec for spec in found}
+
+
+def executor_job(plan: RunPlan, memory: Memory, bells: Bells, index: int) -> ExecutorJob:
+    """What one executor is told."""
+    part = plan.config.rollout
+    return ExecutorJob(
+        spec=plan.spec, index=index, seed=plan.config.run.seed, num_envs=part.envs_per_executor,
+        step_synchronous=lag_of(plan) == 0 and part.synchrony == "step", num_actors=plan.actors,
+        rollouts=memory.rollouts.spec, rollouts_fd=memory.rollouts.fd, exchange_fd=memory.exchange.fd,
+        policy_fds=memory.handover.policies.fds, executor_bell_fds=_fds(*bells.executors),
+        actor_bell_fds=_fds(*bells.actors), learner_bell_fds=_fds(bells.learner),
+    )
+
+
+def learner_job(
+    plan: RunPlan, run_dir: Path, memory: Memory, run_started_s: float, bells: Bells | None = None
+) -> RolloutLearnerJob:
+    """What the learner is told; without bells: in this process."""
+    config, lag = plan.config, lag_of(plan)
+    return RolloutLearnerJob(
+        run_dir=str(run_dir), spec=plan.spec, algo=config.run.algo, algorithm=plan.algorithm_fields(),
+        correction=config.rollout.correction if lag else "on-policy", lag=lag, seed=config.run.seed,
+        threads=config.learner.threads, device=config.learner.device, normalize_obs=config.env.normalize_obs,
+        batch_size=plan.batch_size, publish_interval_s=config.learner.publish_interval_s,
+        checkpoint_interval_s=config.learner.checkpoint_interval_s, fingerprint=config.rollout.fingerprint,
+        max_updates=config.stop.updates, max_env_steps=config.stop.env_steps, rollouts=memory.rollouts.spec,
+        rollouts_fd=memory.rollouts.fd, policy_fds=memory.handover.policies.fds, state_fds=memory.handover.states.fds,
+        executor_bell_fds=_fds(*bells.executors) if bells else (), bell_fds=_fds(bells.learner) if bells else (),
+        run_started_s=run_started_s, wall_base_s=plan.earlier.wall_s,
+    )

@@ -1,0 +1,176 @@
+"""The synchronous baseline of the on-policy algorithms: rollout, then learning, in turns; nothing is ever old.
+
+One executor steps in this process, so that everything happens in one place and one order; several are the
+executor processes of the HTS-RL mode, with a lag of 0.
+"""
+
+from __future__ import annotations
+
+import time
+
+from spreeze.envs.stdout import stdout_to_stderr
+from spreeze.envs.task import open_task
+from spreeze.errors import ResourceError, WeightsError
+from spreeze.modes import hts
+from spreeze.rundir import RunDir
+from spreeze.transport.checkpoint import CheckpointStore
+from spreeze.transport.weights import encode
+from spreeze.workers.devices import learner_threads, resolve_device
+from spreeze.workers.evaluator import Evaluation, EvaluatorJob
+from spreeze.workers.gauges import Reading
+from spreeze.workers.inference import Inference
+from spreeze.workers.interrupts import Interrupts
+from spreeze.workers.plan import RunPlan
+from spreeze.workers.recorder import SAMPLE_S, Outcome, Recorder, View
+from spreeze.workers.rollout import RolloutEnvs
+from spreeze.workers.rollout_learner import Publisher, open_learning
+
+_FINAL_EVALUATION_S = 6.0
+
+
+def run_mode(plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts) -> Outcome:
+    """Trains until a stop condition or an interrupt.
+
+    Raises:
+        ResourceError: no room for the storage.
+        ConfigError: a resumed run's checkpoint does not fit.
+    """
+    if plan.samplers > 1:
+        return hts.run_mode(plan, run_dir, view, interrupts)
+    recorder = Recorder(plan, run_dir, view)
+    config = plan.config
+    try:
+        with (
+            stdout_to_stderr(), hts.open_memory(plan, run_dir.path) as memory,
+            learner_threads(plan.spec, config.learner.threads, resolve_device(config.learner.device)),
+        ):
+            _Synchronous(plan, run_dir, memory, recorder, interrupts).run()
+    finally:
+        recorder.close()
+    return recorder.outcome
+
+
+class _Synchronous:
+    def __init__(
+        self, plan: RunPlan, run_dir: RunDir, memory: hts.Memory, recorder: Recorder, interrupts: Interrupts
+    ) -> None:
+        config, spec = plan.config, plan.spec
+        self._plan, self._memory, self._recorder, self._interrupts = plan, memory, recorder, interrupts
+        job = hts.learner_job(plan, run_dir.path, memory, recorder.started_s)
+        recorder.outcome.device = resolve_device(config.learner.device)
+        self._first_interval, self._first_updates = memory.rollouts.interval, memory.updates
+        self._learning = open_learning(job, memory.rollouts)
+        self._publisher = Publisher(job, self._learning, CheckpointStore(run_dir.path / "checkpoints"))
+        self._envs = RolloutEnvs(
+            lambda: open_task(spec), spec, memory.rollouts, memory.exchange, first=0,
+            num_envs=config.rollout.envs_per_executor, seed=config.run.seed,
+            step_synchronous=config.rollout.synchrony == "step",
+        )
+        self._inference = Inference(memory.rollouts, memory.exchange, memory.handover.policies, self._envs.mine)
+        self._evaluation = Evaluation(EvaluatorJob(
+            run_dir=str(run_dir.path), spec=spec, episodes=config.evaluation.episodes,
+            first_seed=config.evaluation.seed, cpu_share=config.evaluation.cpu_share, has_free_core=False,
+        ))
+        self._publish_s = self._next_sample_s = self._next_evaluation_s = 0.0
+        self._next_checkpoint_s = time.monotonic() + config.learner.checkpoint_interval_s
+
+    def run(self) -> None:
+        """The loop; everything is written out in the order in which it happens."""
+        try:
+            while (reason := self._stop_reason()) is None:
+                self._collect()
+                self._learning.learn()
+                self._learning.swap()
+                self._chores()
+            self._recorder.outcome.stopped_by = reason
+            self._finish()
+        finally:
+            self._envs.close()
+            self._evaluation.drop_environments()
+
+    def _collect(self) -> None:
+        """Steps until the interval is full, or the run is interrupted: then what was collected counts for nothing."""
+        while not self._memory.rollouts.full and not self._interrupts.asked:
+            start = time.perf_counter()
+            self._envs.ask()
+            self._inference.answer()
+            self._envs.counts.policy_s += time.perf_counter() - start
+            self._envs.step()
+            if time.monotonic() >= self._next_sample_s:
+                self._sample()
+
+    def _stop_reason(self) -> str | None:
+        if self._interrupts.count:
+            return f"interrupt ({self._interrupts.cause})"
+        stop = self._plan.config.stop
+        if stop.updates is not None and self._learning.updates >= stop.updates:
+            return "updates"
+        if stop.env_steps is not None and self._learning.env_steps >= stop.env_steps:
+            return "env_steps"
+        return self._recorder.stop_reason()
+
+    def _chores(self) -> None:
+        now = time.monotonic()
+        if now >= self._next_sample_s:
+            self._sample()
+        if self._learning.updates != self._publisher.version and now >= self._next_evaluation_s:
+            self._evaluate()
+        if now >= self._next_checkpoint_s:
+            self._checkpoint()
+
+    def _sample(self) -> None:
+        self._next_sample_s = time.monotonic() + SAMPLE_S
+        self._recorder.sample(self._reading(), pids={})
+
+    def _evaluate(self, *, final: bool = False) -> None:
+        """Greedy episodes in line with training, at most ``evaluation.cpu_share`` of the time."""
+        start = time.monotonic()
+        patience = 2 if final else 1
+
+        def should_stop() -> bool:
+            return self._interrupts.count >= patience or (final and time.monotonic() - start > _FINAL_EVALUATION_S)
+
+        try:
+            weights = self._publisher.publish()
+        except (OSError, WeightsError) as error:
+            weights = None
+            self._recorder.event("warning", f"weights not published, the last good ones stay: {error}")
+        if weights is not None:
+            data = encode(weights.arrays, weights.meta, weights.epoch, weights.version)
+            record = self._evaluation.evaluate(weights, data, should_stop=should_stop)
+            if record is not None:
+                self._recorder.evaluation(record, final=final)
+        took_s = time.monotonic() - start
+        self._publish_s += took_s
+        self._next_evaluation_s = time.monotonic() + took_s / self._plan.config.evaluation.cpu_share
+
+    def _checkpoint(self) -> None:
+        try:
+            self._publisher.checkpoint()
+        except (OSError, ResourceError) as error:
+            self._recorder.event("warning", f"checkpoint not written, the last one stays: {error}")
+        self._next_checkpoint_s = time.monotonic() + self._plan.config.learner.checkpoint_interval_s
+
+    def _finish(self) -> None:
+        self._recorder.sample(self._reading(whole=True), pids=None, state="stopping")
+        self._recorder.finish()
+        self._recorder.outcome.parameters_sha256 = self._learning.parameters_sha256()
+        self._checkpoint()
+        if self._learning.updates != self._publisher.version and not self._interrupts.urgent:
+            self._evaluate(final=True)
+
+    def _reading(self, *, whole: bool = False) -> Reading:
+        """All counters; at the end only whole intervals count."""
+        counts, learning, rollouts = self._envs.counts, self._learning, self._memory.rollouts
+        collected = (rollouts.interval - self._first_interval) * rollouts.spec.rows
+        executor = {
+            "env_steps": collected if whole else counts.env_steps, "episodes": counts.episodes, "rows_refused": 0.0,
+            "episode_return": counts.episode_return or 0.0, "episode_length": counts.episode_length or 0.0,
+            "env_errors": 0.0, "policy_version": learning.updates, "policy_s": counts.policy_s,
+            "env_s": counts.env_s, "write_s": counts.write_s, "wait_s": 0.0,
+        }
+        numbers = learning.numbers(wait_s=0.0, publish_s=self._publish_s)
+        return Reading(
+            t_s=time.monotonic(), samplers=(executor,), learner=numbers, inserted=collected, baseline_inserted=0,
+            sampled=(learning.updates - self._first_updates) * self._plan.batch_size,
+        )

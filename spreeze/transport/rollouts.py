@@ -1,0 +1,264 @@
+"""Two rollout storages in shared memory, and what a dead executor or a resumed run needs to go on with the same bits.
+
+Executors fill the storage of interval j (side j mod 2), each environment its own column, while the learner reads
+the one of interval j - 1 (HTS-RL, arXiv 2012.09849, section 3). ``steps`` counts the rows of each environment
+since the run began and is stored last: whatever is behind it is whole, whoever is killed. ``interval`` is
+raised by the learner alone, when the write side is full and the read side used up.
+
+For replay the actions of each environment's current episode are kept. An episode's begin is announced
+(``next_*``) before the row that ends the one before it is committed, so that one store decides.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from spreeze.errors import CheckpointError
+from spreeze.jsonable import Jsonable
+from spreeze.transport.fields import Field, Fields
+from spreeze.types import EnvSpec, RolloutBatch
+
+MAX_LOGGED_STEPS = 32_768
+"""Actions of one episode that are kept; a longer episode cannot be replayed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutSpec(Jsonable):
+    """Sizes of the storages."""
+
+    sync_interval: int
+    """T: env steps of each environment between two swaps."""
+    num_envs: int
+    """N: all environments of all executors."""
+    obs_shape: tuple[int, ...]
+    """[O], or [k, C, H, W] of images."""
+    images: bool
+    action_dim: int
+    noise_dim: int
+    log_steps: int
+    """L: actions kept of an episode."""
+
+    @classmethod
+    def of(cls, spec: EnvSpec, sync_interval: int, num_envs: int) -> RolloutSpec:
+        """The storages of an environment."""
+        frames = spec.frames
+        return cls(
+            sync_interval=sync_interval, num_envs=num_envs, images=frames is not None, action_dim=spec.action_dim,
+            obs_shape=(spec.obs_dim,) if frames is None else (frames.stack, *frames.shape),
+            noise_dim=1 if spec.num_actions is not None else spec.action_dim,
+            log_steps=min(spec.max_episode_steps or MAX_LOGGED_STEPS, MAX_LOGGED_STEPS),
+        )
+
+    @property
+    def rows(self) -> int:
+        """Rows of one interval: T * N."""
+        return self.sync_interval * self.num_envs
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the block."""
+        return Fields.size_bytes(self.fields())
+
+    @property
+    def obs_dtype(self) -> str:
+        """Type of an observation's values."""
+        return "uint8" if self.images else "float32"
+
+    def fields(self) -> tuple[Field, ...]:
+        """The arrays of the block; those that begin with 2 have one half for each parity of the interval."""
+        count, side = self.num_envs, (2, self.sync_interval, self.num_envs)
+        log, obs = (count, self.log_steps, self.action_dim), (*side, *self.obs_shape)
+        return (
+            Field("interval", (1,), "int64"), Field("steps", (count,), "int64"),
+            Field("start", (count,), "int64"), Field("episode", (count,), "int64"),
+            Field("next_start", (count,), "int64"), Field("next_episode", (count,), "int64"),
+            Field("log", log, "float32"), Field("marked_log", (2, *log), "float32"),
+            Field("marked_start", (2, count), "int64"), Field("marked_episode", (2, count), "int64"),
+            Field("obs", obs, self.obs_dtype), Field("action", (*side, self.action_dim), "float32"),
+            Field("log_prob", side, "float32"), Field("version", side, "int64"), Field("reward", side, "float32"),
+            Field("terminated", side, "uint8"), Field("truncated", side, "uint8"),
+            Field("next_obs", obs, self.obs_dtype),
+        )
+
+
+_SIDE = ("obs", "action", "log_prob", "version", "reward", "terminated", "truncated", "next_obs")
+
+
+class StepRows(NamedTuple):
+    """One env step of some environments, in the order of their numbers."""
+
+    obs: np.ndarray  # [n, O] or [n, k, C, H, W]
+    action: np.ndarray  # [n, A] as drawn
+    log_prob: np.ndarray  # [n]
+    version: np.ndarray  # [n] interval of the parameters that drew it
+    reward: np.ndarray  # [n]
+    terminated: np.ndarray  # [n]
+    truncated: np.ndarray  # [n]
+    next_obs: np.ndarray  # as obs
+
+
+class Rollouts:
+    """Typed view of the block; the supervisor creates it, executors and learner attach by descriptor."""
+
+    def __init__(self, spec: RolloutSpec, fields: Fields) -> None:
+        self.spec, self._fields = spec, fields
+        self.steps = fields["steps"]
+        self._interval = fields["interval"]
+
+    @classmethod
+    def create(cls, spec: RolloutSpec) -> Rollouts:
+        """Allocates empty storages.
+
+        Raises:
+            ResourceError: no room in shared memory.
+        """
+        return cls(spec, Fields.create("spreeze-rollouts", spec.fields()))
+
+    @classmethod
+    def attach(cls, fd: int, spec: RolloutSpec) -> Rollouts:
+        """Attaches to an inherited descriptor.
+
+        Raises:
+            TransportError: it holds something else.
+        """
+        return cls(spec, Fields.attach(fd, spec.fields()))
+
+    @property
+    def fd(self) -> int:
+        """The descriptor that children inherit."""
+        return self._fields.block.fd
+
+    @property
+    def interval(self) -> int:
+        """j: the interval that is being collected."""
+        return int(self._interval[0])
+
+    @property
+    def full(self) -> bool:
+        """True once every environment has taken its T steps of this interval."""
+        is_full = int(self.steps.min()) >= self.spec.sync_interval * (self.interval + 1)
+        self._fields.in_order()
+        return is_full
+
+    def write(self, envs: np.ndarray, rows: StepRows) -> None:
+        """Commits one env step of each of ``envs`` [n]; only their executor may call this."""
+        steps = self.steps[envs]
+        interval, at = np.divmod(steps, self.spec.sync_interval)
+        side = interval % 2
+        for name, values in zip(_SIDE, rows, strict=True):
+            self._fields[name][side, at, envs] = values
+        start, episode = self.episode_of(envs)
+        played = steps - start
+        kept = played < self.spec.log_steps
+        self._fields["log"][envs[kept], played[kept]] = rows.action[kept]
+        ended = np.flatnonzero(rows.terminated | rows.truncated)
+        if ended.size:
+            self._announce(envs[ended], steps[ended] + 1, start[ended], episode[ended])
+        self._fields.in_order()
+        self.steps[envs] = steps + 1
+
+    def _announce(self, envs: np.ndarray, begin: np.ndarray, start: np.ndarray, episode: np.ndarray) -> None:
+        """An episode will begin at step ``begin``: in force as soon as ``steps`` has come to it."""
+        fields = self._fields
+        fields["start"][envs], fields["episode"][envs] = start, episode
+        self._fields.in_order()
+        fields["next_start"][envs] = begin
+        fields["next_episode"][envs] = episode + 1
+
+    def episode_of(self, envs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Of each environment's current episode the step at which it began and its number, [n] each."""
+        fields = self._fields
+        begun = fields["next_start"][envs] <= self.steps[envs]
+        start = np.where(begun, fields["next_start"][envs], fields["start"][envs])
+        return start, np.where(begun, fields["next_episode"][envs], fields["episode"][envs])
+
+    def played(self, env: int) -> np.ndarray | None:
+        """The actions [n, A] of an environment's current episode; None where they are too many to be kept."""
+        start, _ = self.episode_of(np.array([env]))
+        count = int(self.steps[env]) - int(start[0])
+        return None if count > self.spec.log_steps else self._fields["log"][env, :count].copy()
+
+    def last_obs(self, env: int) -> np.ndarray | None:
+        """The observation that an environment's last row led to; None before its first row."""
+        last = int(self.steps[env]) - 1
+        if last < 0:
+            return None
+        interval, at = divmod(last, self.spec.sync_interval)
+        obs: np.ndarray = self._fields["next_obs"][interval % 2, at, env]
+        return obs
+
+    def batch(self, interval: int) -> RolloutBatch:
+        """Views of the storage of an interval; valid until the swap after the next."""
+        side = {name: self._fields[name][interval % 2] for name in _SIDE if name != "version"}
+        return RolloutBatch(**side)
+
+    def versions(self, interval: int) -> np.ndarray:
+        """[T, N] interval of the parameters that drew each action."""
+        versions: np.ndarray = self._fields["version"][interval % 2]
+        return versions
+
+    def mark(self) -> None:
+        """Keeps where every episode stands for the swap that follows; the write side must be full."""
+        fields, parity = self._fields, (self.interval + 1) % 2
+        start, episode = self.episode_of(np.arange(self.spec.num_envs))
+        for env, count in enumerate(np.minimum(self.steps - start, self.spec.log_steps).tolist()):
+            fields["marked_log"][parity, env, :count] = fields["log"][env, :count]
+        fields["marked_start"][parity], fields["marked_episode"][parity] = start, episode
+
+    def swap(self) -> None:
+        """The next interval begins: write and read side change places."""
+        self._fields.in_order()
+        self._interval[0] += 1
+
+    def trajectories_sha256(self, interval: int) -> str:
+        """Hash of everything collected in an interval."""
+        digest = hashlib.sha256()
+        for name in _SIDE:
+            digest.update(name.encode() + np.ascontiguousarray(self._fields[name][interval % 2]).data)
+        return digest.hexdigest()
+
+    def state_arrays(self, *, with_batch: bool) -> dict[str, np.ndarray]:
+        """Copies of what a resume needs to begin this interval again: episodes, and the storage to learn from."""
+        fields, parity = self._fields, self.interval % 2
+        start, episode = fields["marked_start"][parity], fields["marked_episode"][parity]
+        longest = int(np.minimum(self.interval * self.spec.sync_interval - start, self.spec.log_steps).max())
+        arrays = {"start": start, "episode": episode, "log": fields["marked_log"][parity, :, :longest]}
+        if with_batch and self.interval > 0:
+            arrays |= {f"side_{name}": fields[name][(self.interval - 1) % 2] for name in _SIDE}
+        return {name: array.copy() for name, array in arrays.items()}
+
+    def restore(self, arrays: dict[str, np.ndarray], interval: int) -> None:
+        """Takes over what ``state_arrays`` gave at the beginning of that interval; nobody else may be there yet.
+
+        Raises:
+            CheckpointError: it was saved with other sizes.
+        """
+        fields, count = self._fields, self.spec.num_envs
+        side = {name: arrays.get(f"side_{name}") for name in _SIDE}
+        sizes = [array.shape == fields[name].shape[1:] for name, array in side.items() if array is not None]
+        if len(arrays["start"]) != count or not all(sizes) or arrays["log"].shape[1] > self.spec.log_steps:
+            raise CheckpointError(
+                f"the checkpoint has {len(arrays['start'])} environments, now it is {count} (executors x "
+                "envs_per_executor); and sync_interval must be as it was"
+            )
+        fields["log"][:, : arrays["log"].shape[1]] = arrays["log"]
+        for name in ("start", "next_start"):
+            fields[name][:] = arrays["start"]
+        for name in ("episode", "next_episode"):
+            fields[name][:] = arrays["episode"]
+        for name, array in side.items():
+            if array is not None:
+                fields[name][(interval - 1) % 2] = array
+        self.steps[:] = interval * self.spec.sync_interval
+        self._interval[0] = interval - 1
+        self.mark()
+        self._interval[0] = interval
+
+    def close(self) -> None:
+        """Drops the views and the mapping."""
+        del self.steps, self._interval
+        self._fields.close()

@@ -1,0 +1,116 @@
+"""The executor process: steps its environments with the actions that actors answer, or that it infers itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from time import perf_counter
+
+import numpy as np
+
+from spreeze.envs.task import open_task
+from spreeze.jsonable import Jsonable
+from spreeze.metrics import Phase
+from spreeze.transport.exchange import Exchange
+from spreeze.transport.parameters import Parameters
+from spreeze.transport.rollouts import Rollouts, RolloutSpec
+from spreeze.types import EnvSpec
+from spreeze.workers.inference import WAIT_S, Inference, bells_of
+from spreeze.workers.link import Link
+from spreeze.workers.rollout import RolloutEnvs
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExecutorJob(Jsonable):
+    """All that an executor process has to know."""
+
+    spec: EnvSpec
+    index: int
+    seed: int
+    num_envs: int
+    """M: environments of this executor."""
+    step_synchronous: bool
+    num_actors: int
+    """A: 0 means that the executor infers for itself."""
+    rollouts: RolloutSpec
+    rollouts_fd: int
+    exchange_fd: int
+    policy_fds: tuple[int, ...]
+    executor_bell_fds: tuple[int, ...]
+    """Of all executors, its own among them; two each."""
+    actor_bell_fds: tuple[int, ...]
+    learner_bell_fds: tuple[int, ...]
+
+
+def run_executor(link: Link, job: ExecutorJob) -> None:
+    """Steps until told to stop; a dead one's successor begins where that one was."""
+    rollouts = Rollouts.attach(job.rollouts_fd, job.rollouts)
+    exchange = Exchange.attach(job.exchange_fd, job.rollouts)
+    try:
+        envs = RolloutEnvs(
+            lambda: open_task(job.spec), job.spec, rollouts, exchange, first=job.index * job.num_envs,
+            num_envs=job.num_envs, seed=job.seed, step_synchronous=job.step_synchronous,
+            on_progress=lambda: link.beat(Phase.RESET),
+        )
+        try:
+            loop = _Executor(link, job, rollouts, exchange, envs)
+            while not link.stopping:
+                loop.turn()
+        finally:
+            envs.close()
+    finally:
+        rollouts.close()
+        exchange.close()
+
+
+class _Executor:
+    def __init__(self, link: Link, job: ExecutorJob, rollouts: Rollouts, exchange: Exchange, envs: RolloutEnvs) -> None:
+        self._link, self._job, self._envs = link, job, envs
+        executors = bells_of(job.executor_bell_fds)
+        self._bell = executors[job.index]
+        # In step synchrony one executor's step is what the others wait for.
+        self._others = [bell for bell in executors if bell is not self._bell] if job.step_synchronous else []
+        self._actors, (self._learner,) = bells_of(job.actor_bell_fds), bells_of(job.learner_bell_fds)
+        first_fd, second_fd = job.policy_fds
+        self._inference = None
+        if not job.num_actors:
+            policies = Parameters((first_fd, second_fd))
+            self._inference = Inference(rollouts, exchange, policies, envs.mine)
+        self._wait_s = 0.0
+        # Slots outlive a restart of this process, so counters go on from where they were.
+        self._base = link.slots.copy()
+
+    def turn(self) -> None:
+        """One round over the environments, or one sleep."""
+        start = perf_counter()
+        self._link.beat(Phase.STEP)
+        asked = self._envs.ask()
+        if self._inference is not None:
+            self._inference.answer()
+        elif asked.size:
+            for actor in np.unique(asked % self._job.num_actors).tolist():
+                self._actors[actor].ring()
+        self._envs.counts.policy_s += perf_counter() - start
+        stepped = self._envs.step()
+        if stepped.size:
+            for bell in self._others:
+                bell.ring()
+            if self._envs.filled:
+                self._learner.ring()
+        else:
+            self._link.beat(Phase.WAIT)
+            self._bell.wait(WAIT_S)
+            self._wait_s += perf_counter() - start
+        self._post()
+
+    def _post(self) -> None:
+        counts, base = self._envs.counts, self._base
+        slots = self._link.slots
+        slots[0] = base[0] + counts.env_steps
+        slots[1] = base[1] + counts.episodes
+        if counts.episode_return is not None and counts.episode_length is not None:
+            slots[2] = counts.episode_return
+            slots[3] = counts.episode_length
+        slots[7] = base[7] + counts.policy_s
+        slots[8] = base[8] + counts.env_s
+        slots[9] = base[9] + counts.write_s
+        slots[10] = base[10] + self._wait_s

@@ -1,0 +1,170 @@
+"""Two storages, the exchange and the handover: rows land where they belong, and every prefix of a commit is whole."""
+
+import numpy as np
+import pytest
+
+from spreeze.errors import CheckpointError, TransportError
+from spreeze.transport.exchange import Answers, Exchange
+from spreeze.transport.parameters import Parameters
+from spreeze.transport.rollouts import Rollouts, RolloutSpec, StepRows
+
+SPEC = RolloutSpec(sync_interval=3, num_envs=2, obs_shape=(2,), images=False, action_dim=1, noise_dim=1, log_steps=4)
+
+
+@pytest.fixture
+def rollouts():
+    made = Rollouts.create(SPEC)
+    yield made
+    made.close()
+
+
+def rows(value, ended=(False, False)):
+    """A step of both environments, all its numbers made of ``value``."""
+    count = len(ended)
+    return StepRows(
+        obs=np.full((count, 2), value, np.float32), action=np.arange(count, dtype=np.float32).reshape(-1, 1) + value,
+        log_prob=np.full(count, -value, np.float32), version=np.zeros(count, np.int64),
+        reward=np.full(count, value, np.float32), terminated=np.array(ended), truncated=np.zeros(count, bool),
+        next_obs=np.full((count, 2), value + 1, np.float32),
+    )  # fmt: skip
+
+
+BOTH = np.arange(2)
+
+
+def fill(rollouts, first, ended=(False, False)):
+    for step in range(3):
+        rollouts.write(BOTH, rows(first + step, ended))
+
+
+def test_intervals_alternate_between_the_sides_and_each_is_read_while_the_other_is_written(rollouts):
+    assert not rollouts.full
+    fill(rollouts, 10)
+    assert rollouts.full
+    rollouts.swap()
+    assert (rollouts.interval, rollouts.full) == (1, False)
+    rollouts.write(np.array([1]), rows(20, (False,)))
+    batch = rollouts.batch(0)
+    assert batch.reward.tolist() == [[10, 10], [11, 11], [12, 12]]
+    assert batch.action[:, :, 0].tolist() == [[10, 11], [11, 12], [12, 13]]
+    assert batch.next_obs[2, 1].tolist() == [13, 13]
+    assert rollouts.batch(1).reward[0].tolist() == [0, 20]
+    assert rollouts.steps.tolist() == [3, 4]
+    assert not rollouts.full
+
+
+def test_an_episode_is_counted_from_the_row_after_the_one_that_ended(rollouts):
+    rollouts.write(BOTH, rows(1, (True, False)))
+    start, episode = rollouts.episode_of(BOTH)
+    assert (start.tolist(), episode.tolist()) == ([1, 0], [1, 0])
+    rollouts.write(BOTH, rows(2))
+    assert rollouts.played(0).tolist() == [[2]]
+    assert rollouts.played(1).tolist() == [[2], [3]]
+    assert rollouts.last_obs(0).tolist() == [3, 3]
+
+
+def test_an_episode_that_was_announced_but_whose_last_row_was_not_committed_goes_on(rollouts):
+    rollouts.write(BOTH, rows(1))
+    before = rollouts.steps.copy()
+    rollouts.write(BOTH, rows(2, (True, True)))
+    rollouts.steps[:] = before  # as if the executor had been killed just before the last store
+    start, episode = rollouts.episode_of(BOTH)
+    assert (start.tolist(), episode.tolist()) == ([0, 0], [0, 0])
+    assert rollouts.played(1).tolist() == [[2]]
+    rollouts.write(BOTH, rows(2, (True, True)))
+    assert [part.tolist() for part in rollouts.episode_of(BOTH)] == [[2, 2], [1, 1]]
+
+
+def test_a_longer_episode_than_is_kept_can_be_collected_but_not_replayed(rollouts):
+    for step in range(5):
+        if rollouts.full:
+            rollouts.swap()
+        assert rollouts.played(0) is not None
+        rollouts.write(BOTH, rows(step))
+    assert rollouts.played(0) is None
+
+
+def test_a_checkpoint_begins_the_interval_again_whatever_was_written_since(rollouts):
+    fill(rollouts, 1, ended=(False, True))
+    rollouts.mark()
+    rollouts.swap()
+    saved = rollouts.state_arrays(with_batch=True)
+    trajectories = rollouts.trajectories_sha256(0)
+    rollouts.write(BOTH, rows(9, (True, True)))
+    assert {name: array.tolist() for name, array in rollouts.state_arrays(with_batch=True).items()} == {
+        name: array.tolist() for name, array in saved.items()
+    }
+    other = Rollouts.create(SPEC)
+    try:
+        other.restore(saved, 1)
+        assert (other.interval, other.steps.tolist()) == (1, [3, 3])
+        assert [part.tolist() for part in other.episode_of(BOTH)] == [[0, 3], [0, 3]]
+        assert other.played(0).tolist() == [[1], [2], [3]]
+        assert other.played(1).tolist() == []
+        assert other.trajectories_sha256(0) == trajectories
+        assert other.last_obs(1).tolist() == [4, 4]
+    finally:
+        other.close()
+
+
+@pytest.mark.parametrize("changed", [{"num_envs": 3}, {"sync_interval": 4}])
+def test_a_checkpoint_of_other_sizes_is_refused(rollouts, changed):
+    fill(rollouts, 1)
+    rollouts.mark()
+    rollouts.swap()
+    other = Rollouts.create(RolloutSpec(**(SPEC.to_json() | {"obs_shape": (2,)} | changed)))
+    try:
+        with pytest.raises(CheckpointError, match="has 2 environments, now it is"):
+            other.restore(rollouts.state_arrays(with_batch=True), 1)
+    finally:
+        other.close()
+
+
+def test_blocks_of_other_sizes_are_not_attached(rollouts):
+    smaller = RolloutSpec(**(SPEC.to_json() | {"obs_shape": (2,), "sync_interval": 2}))
+    with pytest.raises(TransportError, match="bytes of arrays"):
+        Rollouts.attach(__import__("os").dup(rollouts.fd), smaller)
+
+
+def test_questions_are_pending_until_answered_and_answers_come_back_to_their_environment():
+    exchange = Exchange.create(SPEC)
+    try:
+        every, odd = slice(0, None, 1), slice(1, None, 2)
+        assert exchange.pending(every).size == 0
+        exchange.ask(np.array([1]), np.array([[5, 6]]), np.array([[0.5]]), np.array([1]))
+        assert exchange.pending(every).tolist() == exchange.pending(odd).tolist() == [1]
+        exchange.answer(np.array([1]), Answers(np.array([[7.0]]), np.array([-2.0]), np.array([4])))
+        assert exchange.pending(every).size == 0
+        assert exchange.answered.tolist() == [0, 1]
+        action, log_prob, version = exchange.answers(np.array([1]))
+        assert (action.tolist(), log_prob.tolist(), version.tolist()) == ([[7.0]], [-2.0], [4])
+    finally:
+        exchange.close()
+
+
+def test_two_versions_of_parameters_are_kept_and_older_ones_are_gone():
+    parameters = Parameters.create()
+    try:
+        assert parameters.read(0) is None
+        for interval in range(3):
+            parameters.write(interval, {"w": np.full(3, interval, np.float32)}, {"updates": interval})
+        assert parameters.read(0) is None
+        assert [parameters.read(i).arrays["w"][0] for i in (1, 2)] == [1, 2]
+        assert parameters.read(2).meta == {"updates": 2}
+        parameters.write(2, {"w": np.zeros(3, np.float32)}, {})  # there already: somebody may be reading it
+        assert parameters.read(2).arrays["w"][0] == 2
+    finally:
+        parameters.close()
+
+
+def test_parameters_that_are_being_written_are_not_there(monkeypatch):
+    parameters = Parameters.create()
+    try:
+        parameters.write(0, {"w": np.ones(1000, np.float32)}, {})
+        import os
+
+        data = os.pread(parameters.fds[0], 64, 2000)
+        os.pwrite(parameters.fds[0], bytes(byte ^ 1 for byte in data), 2000)
+        assert parameters.read(0) is None
+    finally:
+        parameters.close()
