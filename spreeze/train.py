@@ -80,6 +80,8 @@ def _train(args: argparse.Namespace) -> int:
             say(f"{part.id}: {engine.reason}", as_json=args.json)
         plan = _plan(settings, probe, machine, resumed)
         _check_machine(plan, machine)
+        if args.auto and plan.config.on_policy is not None:
+            raise ConfigError(f"--auto: the tuner measures modes with replay, not {plan.config.run.algo}; leave it out")
         run = plan.config.run
         run_dir = RunDir.open(resumed) if resumed else RunDir.create(
             Path(run.runs_dir), run.name or new_name(plan.spec.env_id, run.algo, run.seed)

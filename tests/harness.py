@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 
 from spreeze.store_reader import MetricsReader
+from spreeze.workers.link import worker_name
 
 REPO = Path(__file__).resolve().parents[1]
 TINY = (
@@ -89,8 +90,7 @@ class Run:
                     line = child.cmdline()
                     if line[1:3] == ["-m", "spreeze.workers.child"]:
                         spec = json.loads(line[3])
-                        name = f"sampler-{spec['index']}" if spec["role"] == "sampler" else spec["role"]
-                        found[name] = child
+                        found[worker_name(spec["role"], spec["index"])] = child
         return found
 
     def wait_for(self, condition, timeout_s=40.0, what=None):

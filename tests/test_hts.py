@@ -1,0 +1,169 @@
+"""The HTS-RL mode and its baseline with real processes: the same bits, whoever dies, and refusals with a reason."""
+
+import hashlib
+import json
+import os
+import signal
+
+import pytest
+from harness import Run, shared_memory, train
+
+SMALL = (
+    "--mode", "hts", "--algo", "ppo", "--envs-per-executor", "2", "--sync-interval", "16", "--executors", "2",
+    "--set", "ppo.hidden_sizes=[8,8]", "--set", "ppo.epochs=2", "--set", "ppo.minibatches=2",
+    "--set", "ppo.lr_schedule=constant",
+    "--set", "rollout.fingerprint=true", "--set", "evaluation.episodes=1", "--no-visualizer",
+)  # fmt: skip
+SYNTHETIC = ("--env", "spreeze/Synthetic-v0", "--import", "spreeze.envs.synthetic", "--env-arg", "episode_steps=25",
+             "--env-arg", "p_terminated=0.02", "--env-arg", "obs_dim=3")  # fmt: skip
+ROWS = 16 * 4
+"""Env steps of one interval."""
+
+
+def fingerprints(run):
+    """interval -> line; one that a restarted learner wrote again must be the same."""
+    found = {}
+    for text in (run.path / "fingerprints.jsonl").read_text().splitlines():
+        line = json.loads(text)
+        assert found.setdefault(line["interval"], line) == line
+    return [found[interval] for interval in sorted(found)]
+
+
+def digest(lines):
+    return hashlib.sha256(json.dumps(lines).encode()).hexdigest()
+
+
+def played(tmp_path, name, *args, intervals=20, task=SYNTHETIC):
+    run, code, document = train(tmp_path, *task, "--env-steps", str(ROWS * intervals), *args, name=name, tiny=SMALL)
+    assert code == 0, run.stderr[-3000:]
+    assert document["env_steps"] == ROWS * intervals
+    assert document["stopped_by"] == "env_steps"
+    return run, document
+
+
+def slow(schedule):
+    """Environment variables are for all; arguments of the task make executors differ in time alone."""
+    laws = ((), ("law=exponential", "mean_s=0.002"), ("law=gamma", "mean_s=0.001", "cv=3"))
+    return [part for text in laws[schedule] for part in ("--env-arg", text)]
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory):
+    run, document = played(tmp_path_factory.mktemp("reference"), "reference")
+    lines = fingerprints(run)
+    assert len(lines) == 20
+    assert document["policy_lag_mean"] in (1.0, None)
+    assert (document["executors"], document["actors"], document["updates"]) == (2, 1, 19 * 4)
+    return lines, document["parameters_sha256"]
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(("actors", "schedule"), [(0, 2), (2, 1)])
+def test_actor_counts_and_slow_executors_change_no_bit(reference, tmp_path, actors, schedule):
+    run, document = played(tmp_path, "run", "--actors", str(actors), *slow(schedule))
+    assert (digest(fingerprints(run)), document["parameters_sha256"]) == (digest(reference[0]), reference[1])
+
+
+@pytest.mark.timeout(150)
+def test_a_resumed_run_with_other_actors_gives_the_bits_of_one_that_never_stopped(reference, tmp_path):
+    first, _ = played(tmp_path, "run", "--actors", "2", intervals=7)
+    _, code, document = train(tmp_path, "--resume", "run", "--actors", "1", "--env-steps", str(ROWS * 20), tiny=())
+    assert code == 0
+    assert (document["env_steps"], document["parameters_sha256"]) == (ROWS * 20, reference[1])
+    assert fingerprints(first) == reference[0]
+
+
+@pytest.mark.timeout(60)
+def test_another_seed_gives_other_bits(reference, tmp_path):
+    run, _ = played(tmp_path, "run", "--seed", "2", intervals=2)
+    for mine, theirs in zip(fingerprints(run), reference[0], strict=False):
+        assert mine["trajectories"] != theirs["trajectories"]
+
+
+@pytest.mark.timeout(200)
+def test_every_role_is_killed_in_turn_and_no_bit_changes(tmp_path):
+    """Slow steps keep the run going long enough; the law of the time is no part of the trajectories."""
+    shared = shared_memory()
+    calm, _ = played(tmp_path, "calm", intervals=60)
+    args = (*SYNTHETIC, "--env-arg", "law=exponential", "--env-arg", "mean_s=0.02")
+    with Run(tmp_path, *args, "--env-steps", str(ROWS * 60), name="killed", tiny=SMALL) as run:
+        for count, name in enumerate(("executor-1", "actor-0", "learner", "executor-0"), 1):
+            run.until_progress()
+            victim = run.wait_for(lambda name=name: run.children().get(name), 40.0, f"{name} to be there")
+            os.kill(victim.pid, signal.SIGKILL)
+            run.wait_for(lambda count=count: run.numbers().get("restarts", 0) >= count, 40.0, f"another {name}")
+        code, document = run.end(120.0)
+        assert (code, document["error"], document["restarts"]) == (0, None, 4)
+        assert any("learner continues from update" in event for event in run.events())
+        assert fingerprints(run) == fingerprints(calm)
+        assert run.nonce_processes() == []
+    assert shared_memory() == shared
+
+
+@pytest.mark.timeout(90)
+def test_an_executor_that_keeps_failing_ends_the_run_with_its_name(tmp_path):
+    faults = {"p_crash": "1.0", "workers": "executor-1"}
+    run, code, document = train(tmp_path, "--env", "spreeze/Fault-v0", "--import", "spreeze.envs.faults",
+                                tiny=SMALL, faults=faults)  # fmt: skip
+    assert code == 1
+    assert "executor-1 failed 5 times" in document["error"]
+    assert "environment 2, episode 0, step 1: RuntimeError: injected fault" in document["error"]
+    assert run.nonce_processes() == []
+
+
+@pytest.mark.timeout(90)
+def test_ctrl_c_leaves_whole_intervals_and_waiting_processes_use_no_core(tmp_path):
+    slow_task = (*SYNTHETIC, "--env-arg", "mean_s=0.5")
+    with Run(tmp_path, *slow_task, tiny=SMALL) as run:
+        run.wait_for(lambda: run.numbers().get("env_steps", 0) > 0, what="env steps")
+        watched = {name: child for name, child in run.children().items() if name.startswith(("executor", "actor"))}
+        assert sorted(watched) == ["actor-0", "executor-0", "executor-1"]
+        before = {name: sum(child.cpu_times()[:2]) for name, child in watched.items()}
+        steps = run.numbers()["env_steps"]
+        run.wait_for(lambda: run.numbers()["env_steps"] >= steps + 8, what="eight more env steps, a second and more")
+        for name, child in watched.items():
+            assert sum(child.cpu_times()[:2]) - before[name] < 0.3, f"{name} spins"
+        run.interrupt()
+        code, document = run.end()
+        assert code == 0
+        assert document["env_steps"] % ROWS == 0
+        assert document["stopped_by"] == "interrupt (Ctrl-C)"
+
+
+@pytest.mark.timeout(90)
+def test_the_baseline_gives_the_same_bits_in_one_process_and_in_several(tmp_path):
+    serial = ("--mode", "serial", "--actors", "1")
+    several, document = played(tmp_path, "several", *serial, "--synchrony", "step", intervals=5)
+    assert document["updates"] == 5 * 4, "no interval is behind"
+    assert document["policy_lag_mean"] in (0.0, None)
+    alone, _ = played(tmp_path, "alone", *serial, "--executors", "1", "--envs-per-executor", "4", intervals=5)
+    assert fingerprints(alone) == fingerprints(several)
+    _, code, document = train(tmp_path, "--resume", "alone", "--env-steps", str(ROWS * 6), tiny=())
+    assert (code, document["env_steps"]) == (0, ROWS * 6)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(("args", "words"), [
+    (("--actors", "3"), "rollout.actors = 3: more than the 2 executors"),
+    (("--set", "ppo.minibatches=7"), "an interval has 64 rows (sync_interval 16 x 2 executors x 2 environments)"),
+    (("--algo", "sac"), "--algo sac: it learns from replay, which mode hts does not have"),
+    (("--mode", "spreeze"), "--algo ppo: it learns from what its own policy has just collected"),
+    (("--device", "cpu+cpu"), "ppo has one network on one device"),
+    (("--auto",), "--auto"),
+])  # fmt: skip
+def test_what_cannot_work_is_refused_at_once_with_the_reason(tmp_path, args, words):
+    _, code, document = train(tmp_path, *SYNTHETIC, *args, tiny=SMALL)
+    assert code == 2
+    assert words in document["error"]
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.timeout(90)
+def test_a_resume_with_other_sizes_is_refused(tmp_path):
+    played(tmp_path, "run", intervals=2)
+    for args, words in ((("--sync-interval", "8"), "rollout.sync_interval = 8 cannot change on resume"),
+                        (("--executors", "1", "--set", "ppo.minibatches=1"), "has 4 environments, now it is 2"),
+                        (("--correction", "none"), "rollout.correction = none cannot change")):  # fmt: skip
+        _, code, document = train(tmp_path, "--resume", "run", *args, tiny=())
+        assert code == 2
+        assert words in document["error"]
