@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from spreeze.autotune.scores import FORMULAS
+from spreeze.bench import hts_command
 from spreeze.bench.endurance import LASTING, add_lasting_benches
 from spreeze.cli import emit, guarded, say
 from spreeze.envs.probe import probe_env
@@ -92,6 +93,7 @@ def _parser() -> argparse.ArgumentParser:
     score.add_argument("--fit", action="store_true", help="no runs, only the fit to those in the file (default: off)")
     add_lasting_benches(add)
     _add_tune(add("tune", "the tuner's pick against the exhaustive grid of batch sizes and samplers"))
+    hts_command.add_flags(add("hts", "HTS-RL against its synchronous baselines, on step times as given and on tasks"))
     curve = add("curve", "picture of the return curves of finished runs")
     curve.add_argument("runs", nargs="+", help="run names or paths, or latest")
     curve.add_argument("--runs-dir", default="runs", help="where runs are (default: runs)")
@@ -277,6 +279,10 @@ def _tune(args: argparse.Namespace) -> list[Row]:
     return tune_rows(case, lambda text: say(text, as_json=args.json))
 
 
+def _hts(args: argparse.Namespace) -> list[Row]:
+    return hts_command.hts_rows(args, lambda text: say(text, as_json=args.json))
+
+
 def _extra(args: argparse.Namespace) -> list[str]:
     envs = ["--envs-per-sampler", str(args.envs_per_sampler)] if args.envs_per_sampler else []
     module = ["--import", args.import_module] if args.import_module else []
@@ -294,5 +300,5 @@ def _curve(args: argparse.Namespace) -> list[Row]:
 _BENCHES: dict[str, Callable[[argparse.Namespace], list[Row]]] = {
     "sampling": _sampling, "env": _env, "replay": _replay, "learner": _learner, "together": _together, "rates": _rates,
     "target": _target, "governor": _governor, "score": _score, "pick": _pick, "tune": _tune, "curve": _curve,
-    **LASTING,
+    "hts": _hts, **LASTING,
 }

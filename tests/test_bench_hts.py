@@ -1,0 +1,218 @@
+"""The bench of HTS-RL: what it starts, and what it makes of rates that are known; no test judges a speed."""
+
+import json
+
+import numpy as np
+import pytest
+
+from spreeze.bench import hts, hts_tasks
+from spreeze.bench.command import _BENCHES, _line
+from spreeze.bench.command import _parser as bench_parser
+from spreeze.bench.hts_command import LAWS, hts_rows
+from spreeze.bench.hts_picture import draw_hts
+from spreeze.errors import ConfigError, SpreezeError
+from spreeze.store import Evaluation, MetricsWriter
+from spreeze.synchrony import simulated_run_time, step_times
+
+
+def flags(arguments):
+    """``--name value`` of a command line; ``--set`` and ``--env-arg`` by their keys."""
+    found, rest = {}, list(arguments)
+    while rest:
+        word = rest.pop(0)
+        if word.startswith("--env-arg="):
+            key, value = word.removeprefix("--env-arg=").split("=")
+        elif word == "--set":
+            key, value = rest.pop(0).split("=")
+        else:
+            key, value = word, rest.pop(0) if rest and not rest[0].startswith("--") else ""
+        found[key] = value
+    return found
+
+
+class Ideal:
+    """Runs that take what simulation says, and ``step_s`` and ``swap_s`` more."""
+
+    def __init__(self, step_s=0.0, swap_s=0.0, epoch_s=0.0):
+        self.step_s, self.swap_s, self.epoch_s, self.commands = step_s, swap_s, epoch_s, []
+
+    def __call__(self, arguments, timeout_s):
+        self.commands.append(told := flags(arguments))
+        n, interval = int(told["--executors"]), int(told["--sync-interval"])
+        draw = step_times(told["law"], float(told["mean_s"]), float(told["cv"]))
+        rng, states = np.random.default_rng(int(told["--seed"])), n * interval * max(1, 100_000 // (n * interval))
+        hidden = told["--mode"] == "hts"
+        learn_s = self.epoch_s * int(told.get("ppo.epochs", 0))
+        wait = 1 if told.get("--synchrony") == "step" else interval
+        took_s = simulated_run_time(rng, draw, states, n, wait) + states / n * self.step_s
+        round_s = took_s * n * interval / states + self.swap_s
+        whole_s = max(round_s, learn_s) if hidden else round_s + learn_s
+        return {"run_dir": "r", "env_steps_per_s": n * interval / whole_s, "rates_measured_s": 5.0,
+                "time_split": {"learner_learn_share": learn_s / whole_s}}
+
+
+def bench(run, **fields):
+    told = []
+    return hts.HtsBench(runs_dir="r", seconds=5.0, repeats=2, say=told.append, run=run, **fields)
+
+
+def by_metric(rows, metric):
+    return [row for row in rows if row["metric"] == metric]
+
+
+def test_steps_compare_with_what_simulation_says_modes_in_turn():
+    run = Ideal()
+    rows = hts.steps_rows(bench(run, laws=("constant", "gamma 3")))
+    constant, gamma = by_metric(rows, "hts_over_step")
+    assert constant["value"] == pytest.approx(1.0)
+    assert gamma["simulated"] == pytest.approx(3.5, abs=0.15)
+    for share in by_metric(rows, "share_of_simulated_speedup"):
+        assert share["value"] == pytest.approx(1.0, abs=0.05)
+        assert len(share["repeats"]) == 2
+    assert [command["--mode"] for command in run.commands[:3]] == ["hts", "serial", "serial"]
+    assert [command.get("--synchrony") for command in run.commands[:3]] == [None, "step", "batch"]
+    names = ("--executors", "--envs-per-executor", "--sync-interval", "--algo")
+    assert {tuple(command[name] for name in names) for command in run.commands} == {("8", "1", "64", "a2c")}
+
+
+def test_the_learner_is_made_as_slow_as_rollout_before_it_is_hidden():
+    run = Ideal(epoch_s=0.004)
+    rows = hts.learner_rows(bench(run, laws=("exponential", "gamma 0.5")))
+    (balance,) = by_metric(rows, "learning_over_rollout")
+    (gain,) = by_metric(rows, "hts_over_alternating")
+    assert balance["value"] == pytest.approx(1.0, abs=0.02)
+    assert 30 < balance["epochs"] < 40, "64 steps of 2 ms and some waiting, 4 ms an epoch"
+    # This run's rounds are all alike, those of the simulation are not: it gains a little less.
+    assert gain["value"] == pytest.approx(2.0, abs=0.03)
+    assert 1.9 < gain["simulated"] < 2.0
+
+
+def test_overhead_is_measured_apart_and_claim_one_holds_with_it():
+    run = Ideal(step_s=0.0002, swap_s=0.001)
+    rows = hts.sweep_rows(bench(run), intervals=(4, 64), executors=(1, 8))
+    assert [row["value"] for row in by_metric(rows, "overhead_of_a_step")] == pytest.approx([0.0002] * 2, rel=0.01)
+    assert [row["value"] for row in by_metric(rows, "overhead_of_a_swap")] == pytest.approx([0.001] * 2, rel=0.01)
+    (largest,) = by_metric(rows, "largest_deviation_from_claim_1")
+    assert largest["value"] < 0.02
+    for row in by_metric(rows, "time_for_a_state"):
+        assert row["simulated_without_overhead_s"] < row["simulated_s"]
+        if row["executors"] == 8:
+            assert row["formula_s"] == pytest.approx(row["simulated_without_overhead_s"] + 0.0002 / 8, rel=0.02)
+
+
+def test_a_run_whose_start_took_too_long_is_repeated_longer_and_then_refused():
+    lengths = []
+
+    def slow(arguments, timeout_s):
+        lengths.append(float(flags(arguments)["--seconds"]))
+        known = len(lengths) == 2
+        return {"run_dir": "r", "env_steps_per_s": 100.0 if known else None, "rates_measured_s": 2.5 if known else None}
+
+    assert bench(slow).synthetic("hts", "constant", 1)["env_steps_per_s"] == 100.0
+    assert lengths == [11.0, 22.0]
+    with pytest.raises(SpreezeError, match="take more --seconds"):
+        bench(slow).synthetic("hts", "constant", 1)
+
+
+def test_the_picture_is_drawn_from_rows_or_from_none(tmp_path):
+    rows = hts.steps_rows(bench(Ideal(), laws=("constant", "gamma 1")))
+    rows += hts.sweep_rows(bench(Ideal()), intervals=(4, 64), executors=(2,))
+    draw_hts(rows, tmp_path / "some.png", "a machine")
+    draw_hts([], tmp_path / "none.png", "a machine")
+    assert (tmp_path / "some.png").stat().st_size > (tmp_path / "none.png").stat().st_size > 5000
+
+
+# --- tasks ---
+
+
+class Trained:
+    """Runs with evaluations of their own: HTS-RL twice as fast, the data's age costing ``none`` some return."""
+
+    def __init__(self, folder):
+        self.folder, self.commands = folder, []
+
+    def __call__(self, arguments, timeout_s):
+        self.commands.append(told := flags(arguments))
+        seed, mode, correction = int(told["--seed"]), told["--mode"], told.get("--correction", "delayed")
+        path = self.folder / f"run-{len(self.commands)}"
+        path.mkdir()
+        (path / "run.json").write_text(json.dumps({
+            "env_id": told["--env"], "algo": told["--algo"], "mode": mode, "seed": seed, "wall_s": 10.0}))
+        (path / "config.toml").write_text(f'[rollout]\ncorrection = "{correction}"\n')
+        score = 10.0 * seed + (5.0 if mode == "hts" else 0.0) - (2.0 if correction == "none" else 0.0)
+        writer = MetricsWriter(path / "metrics.db")
+        writer.evaluation(Evaluation(1.0, 10, 1, 1, 1, 10, score, 0.0, 5.0))
+        writer.close()
+        reached = seed == 1 or mode == "hts"
+        return {"run_dir": str(path), "env_steps": 1000, "updates": 100, "eval_return_best": score, "process_s": 60.0,
+                "env_steps_per_s": 300.0 if mode == "hts" else 200.0,
+                "time_to_target_s": (10.0 if mode == "hts" else 20.0) if reached else None}
+
+
+def tasks(folder, **fields):
+    fields = {"env_ids": ("T-v0",), "algo": "ppo", "seeds": 2, "seconds": 9.0, "target_return": 475.0, **fields}
+    return hts_tasks.TasksBench(runs_dir="r", say=lambda text: None, run=Trained(folder), **fields)
+
+
+def test_modes_get_the_same_number_of_environments_seed_by_seed(tmp_path):
+    found = tasks(tmp_path, extra=("--set", "ppo.epochs=4"))
+    rows = hts_tasks.target_rows(found)
+    hts_row, serial_row = by_metric(rows, "time_to_target_s")
+    assert (hts_row["repeats"], hts_row["reached"]) == ([10.0, 10.0], 2)
+    assert (serial_row["repeats"], serial_row["reached"]) == ([20.0, 60.0], 1), "not reached: all of its time"
+    assert by_metric(rows, "time_over_serial")[0]["repeats"] == [0.5, 10.0 / 60.0]
+    told = [(c["--mode"], c["--seed"], c["--executors"], c["--envs-per-executor"]) for c in found.run.commands]
+    assert told[:2] == [("hts", "1", "2", "8"), ("serial", "1", "1", "16")]
+    assert [seed for _, seed, *_ in told] == ["1", "1", "2", "2"]
+    assert {c["ppo.epochs"] for c in found.run.commands} == {"4"}
+
+
+def test_pairs_are_scored_by_the_protocol(tmp_path):
+    rows = hts_tasks.paired_rows(tasks(tmp_path))
+    scores = by_metric(rows, "final_metric")
+    assert [(row["group"], row["value"], row["repeats"]) for row in scores] == [
+        ("ppo hts", 20.0, [15.0, 25.0]), ("ppo serial", 15.0, [10.0, 20.0])]
+    (difference,) = by_metric(rows, "final_metric_difference")
+    assert (difference["value"], difference["low"], difference["high"]) == (5.0, 5.0, 5.0)
+    assert by_metric(rows, "rate_over_serial")[0]["value"] == 1.5
+    assert "low 5" in _line(difference)
+
+
+def test_corrections_are_told_apart(tmp_path):
+    rows = hts_tasks.correction_rows(tasks(tmp_path))
+    scores = {row["group"].split("=")[1]: row["value"] for row in by_metric(rows, "final_metric")}
+    assert scores == {"delayed": 20.0, "none": 18.0, "truncated-is": 20.0}
+    assert [row["value"] for row in by_metric(rows, "final_metric_difference")] == [2.0, 0.0, -2.0]
+
+
+# --- the command ---
+
+
+def parsed(*arguments):
+    return bench_parser().parse_args(["hts", *arguments])
+
+
+def test_every_bench_of_the_command_line_is_there():
+    choices = next(action.choices for action in bench_parser()._actions if action.dest == "bench")
+    assert set(choices) == set(_BENCHES)
+
+
+def test_rows_of_an_earlier_document_are_drawn_without_measuring(tmp_path):
+    rows = hts.steps_rows(bench(Ideal(), laws=("constant",)))
+    (tmp_path / "rows.json").write_text(json.dumps({"machine": "a machine", "rows": rows}))
+    args = parsed("--rows", str(tmp_path / "rows.json"), "--picture", str(tmp_path / "out.png"))
+    assert hts_rows(args, print) == json.loads(json.dumps(rows))
+    assert (tmp_path / "out.png").stat().st_size > 5000
+
+
+def test_what_cannot_be_measured_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="not divisible by --executors 3"):
+        hts_rows(parsed("--executors", "3"), print)
+    with pytest.raises(ConfigError, match="no document of bench hts"):
+        hts_rows(parsed("--rows", str(tmp_path / "none.json")), print)
+
+
+def test_all_laws_are_known():
+    assert len(LAWS) == 5
+    for law in LAWS:
+        assert hts._draw(law)(np.random.default_rng(1), (3,)).shape == (3,)
