@@ -301,6 +301,9 @@ class LearnerConfig(Part):
                              "that have it; weights, sums and optimisers are always float32",
                              choices=("float32", "tf32", "bfloat16"))
     overlap: bool = setting(False, "the actor follows the critics of one update before: two devices work at once")
+    mirror: bool = setting(True, "keep a copy of replay on the learner's GPU, as far as its memory allows")
+    updates_per_launch: int = setting(1, "updates in one launch on a GPU with such a copy (a CUDA graph); 0: every "
+                                      "kernel by itself", unit="updates", low=0, high=64)
     publish_interval_s: float = setting(0.25, "time between two published weights", unit="s", low=0.01, high=3600)
     checkpoint_interval_s: float = setting(30.0, "time between two checkpoints", unit="s", low=0.5, high=1e6)
 

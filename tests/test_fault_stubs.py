@@ -52,6 +52,7 @@ class Learner:
         fields = {
             "run_dir": str(tmp_path), "spec": SPEC, "algo": "sac", "algorithm": {"hidden_sizes": (8, 8)}, "seed": 1,
             "batch_size": 256, "threads": 1, "device": "cpu", "precision": "float32", "overlap": False,
+            "mirror": True, "updates_per_launch": 1,
             "normalize_obs": False, "publish_interval_s": 0.05,
             "checkpoint_interval_s": 1e6, "save_replay": False, "max_updates": 60, "ring_fd": os.dup(self.ring.fd),
             "ring": self.ring.spec.to_json(), "samples_per_insert_min": 0.0, "samples_per_insert_max": 1e9,
@@ -169,11 +170,11 @@ def test_f16_many_skipped_updates_in_a_row_end_the_learner_which_then_goes_back_
 def test_f19_stub_where_the_device_is_too_small_half_of_the_batch_is_taken_and_said(learner, monkeypatch):
     original, drawn = Learning.update, []
 
-    def update(self):
+    def update(self, most=None):
         drawn.append(self.batch_size)
         if self.batch_size > 64:
             raise torch.OutOfMemoryError("CUDA out of memory (pretended)")
-        original(self)
+        return original(self, most)
 
     monkeypatch.setattr(Learning, "update", update)
     one = learner(max_updates=5)
@@ -187,8 +188,28 @@ def test_f19_stub_where_the_device_is_too_small_half_of_the_batch_is_taken_and_s
     assert one.link.named(one.link.slots)["batch_size"] == 64
 
 
+def test_f19_stub_a_mirror_of_replay_gives_its_memory_back_before_the_batch_gets_smaller(learner, monkeypatch):
+    original, drawn, mirrors = Learning.update, [], [True]
+
+    def update(self, most=None):
+        drawn.append(self.batch_size)
+        if mirrors or self.batch_size > 128:
+            raise torch.OutOfMemoryError("CUDA out of memory (pretended)")
+        return original(self, most)
+
+    monkeypatch.setattr(Learning, "update", update)
+    monkeypatch.setattr(Learning, "drop_mirror", lambda self: bool(mirrors) and mirrors.pop())
+    one = learner(max_updates=2)
+    one.run()
+    assert drawn == [256, 256, 128, 128]
+    assert one.events()[1:] == [
+        "the mirror of replay gives back the memory that updates need on cpu: batches come from the host",
+        "batch 256 does not fit into the memory of cpu: goes on with 128; set --batch-size 128",
+    ]
+
+
 def test_f19_stub_memory_that_never_suffices_is_no_endless_loop(learner, monkeypatch):
-    def update(self):
+    def update(self, most=None):
         raise torch.OutOfMemoryError("CUDA out of memory (pretended)")
 
     monkeypatch.setattr(Learning, "update", update)
@@ -197,7 +218,7 @@ def test_f19_stub_memory_that_never_suffices_is_no_endless_loop(learner, monkeyp
 
 
 def test_f20_stub_any_other_device_error_ends_the_process_and_is_never_caught(learner, monkeypatch):
-    def update(self):
+    def update(self, most=None):
         raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered (pretended)")
 
     monkeypatch.setattr(Learning, "update", update)

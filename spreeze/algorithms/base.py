@@ -18,6 +18,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from spreeze.types import TransitionBatch
@@ -38,6 +39,18 @@ class OffPolicyAlgorithm(Protocol):
     """Networks, losses and update step of one off-policy algorithm."""
 
     name: str
+    updates: int
+    """Updates so far; whoever repeats recorded updates counts them here."""
+
+    @property
+    def period(self) -> int:
+        """Updates after which the same steps are taken again: what an update does follows from its number."""
+        ...
+
+    @property
+    def noise(self) -> torch.Generator:
+        """Of all noise that updates draw."""
+        ...
 
     def propose(self, batch: TransitionBatch) -> Proposal:
         """Actor side: actions at ``next_obs`` and fresh actions at ``obs``; draws all noise of the update."""

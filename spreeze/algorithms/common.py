@@ -92,6 +92,16 @@ class ActorCritic(ABC):
     def update_targets(self) -> None:
         """Moves the target networks; ends the update."""
 
+    @property
+    def period(self) -> int:
+        """Updates after which the same steps are taken again."""
+        return 1
+
+    @property
+    def noise(self) -> torch.Generator:
+        """Of all noise that updates draw."""
+        return self._noise
+
     def update(self, batch: TransitionBatch, actor_batch: TransitionBatch | None = None) -> None:
         """One whole update."""
         self.update_timed(batch, actor_batch)

@@ -86,6 +86,11 @@ class DQN(ActorCritic):
         }
         super().__init__(_NoActor(online, self.critics.adam), self.critics, noise, meta)
 
+    @property
+    def period(self) -> int:
+        """The target network moves at every ``target_interval``-th update."""
+        return self._config.target_interval
+
     def propose(self, batch: TransitionBatch) -> Proposal:
         """Next actions [1, B], indices: the best of the online network (double) or of the target network."""
         # Without double estimation these values are also the ones that critic_step needs.

@@ -61,4 +61,5 @@ class Placement:
         if not self.split:
             return tensor
         self.crossed_bytes += tensor.element_size() * tensor.nelement()
-        return tensor if tensor.device == device else tensor.to(device, non_blocking=True)
+        # A copy to the processor is waited for: without that its numbers may be read before they are there.
+        return tensor if tensor.device == device else tensor.to(device, non_blocking=device.type != "cpu")

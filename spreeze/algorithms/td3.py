@@ -39,6 +39,11 @@ class TD3(ActorCritic):
         self._config = config
         super().__init__(self.actor, self.critics, noise, meta, placement, overlap=overlap)
 
+    @property
+    def period(self) -> int:
+        """The actor moves at every ``policy_delay``-th update."""
+        return self._config.policy_delay
+
     def propose(self, batch: TransitionBatch) -> Proposal:
         """Actor side: smoothed target actions; fresh ones at every ``policy_delay``-th update."""
         config = self._config

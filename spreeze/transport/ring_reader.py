@@ -39,7 +39,7 @@ class RingReader:
         # Rows next to the writer are left out: they would be overwritten during the copy. Only a matter of speed.
         self._guard = min(1024, spec.rows_per_shard // 64)
         self._shard_start = np.arange(spec.num_shards) * spec.stride_rows
-        self._windows: list[tuple[int, int]] = []
+        self._windows: list[tuple[int, int]] = []  # of logical indices, end excluded
         self._age_low = [0] * spec.num_shards
         self._age_block = [0] * spec.num_shards
         self._age_clock = 0
@@ -64,6 +64,11 @@ class RingReader:
             for (reserved, committed), oldest in zip(counters, self._age_low, strict=True)
         ]
         self.available = sum([max(0, end - low) for low, end in self._windows])
+
+    @property
+    def windows(self) -> list[tuple[int, int]]:
+        """Logical rows [low, end) of each shard that could be drawn at the last refresh; end is ``committed``."""
+        return list(self._windows)
 
     def _advance_age_bound(self, counters: list[tuple[int, int]]) -> None:
         """Moves each shard's first young enough block forward; cost is one step per 256 rows written."""
@@ -171,15 +176,17 @@ class RingReader:
         return bad if bad.size else None
 
     def last_lag_age(self, version_now: int) -> tuple[float, float]:
-        """Mean policy lag (updates) and mean age (env steps of all samplers) of the last drawn batch.
+        """``lag_age`` of the last drawn batch."""
+        return (0.0, 0.0) if self._drawn is None else self.lag_age(self._drawn.row, version_now)
 
-        From the stamps of at most 2,048 of its rows. A stamp covers 256 rows of a shard, so the age is
+    def lag_age(self, row: np.ndarray, version_now: int) -> tuple[float, float]:
+        """Mean policy lag (updates) and mean age (env steps of all samplers) of rows [n] of ``ring.rows``.
+
+        From the stamps of at most 2,048 of them. A stamp covers 256 rows of a shard, so the age is
         at most 256 x (shards - 1) too high.
         """
-        if self._drawn is None:
-            return 0.0, 0.0
         spec = self.ring.spec
-        row = self._drawn.row[:_LAG_SAMPLE_ROWS]
+        row = row[:_LAG_SAMPLE_ROWS]
         shard, position = np.divmod(row, spec.stride_rows)
         block, offset = np.divmod(position, spec.block_rows)
         stamps = self.ring.stamps[shard, block]  # [n, 2]

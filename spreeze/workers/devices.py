@@ -63,6 +63,19 @@ def synchronise(device: str) -> None:
         torch.cuda.synchronize(gpu)
 
 
+def free_bytes(device: torch.device) -> int:
+    """Memory of a GPU that nobody has taken."""
+    return int(torch.cuda.mem_get_info(device)[0])
+
+
+def staged_copies(device: str) -> str | None:
+    """What to say of a split whose two GPUs cannot read each other's memory; None where there is nothing to say."""
+    first, *others = gpus_of(device)[:2] or [""]
+    if not others or torch.cuda.can_device_access_peer(first, others[0]):
+        return None
+    return f"{first} and {others[0]} have no peer access: what crosses between them goes through host memory"
+
+
 def peak_bytes(device: str) -> int:
     """Most memory that was taken on the devices: of GPUs what was reserved, else of this whole process."""
     found = gpus_of(device)

@@ -25,6 +25,8 @@ class LearnerJob(Jsonable):
     device: str
     precision: str
     overlap: bool
+    mirror: bool
+    updates_per_launch: int
     normalize_obs: bool
     publish_interval_s: float
     checkpoint_interval_s: float

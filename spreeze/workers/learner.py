@@ -20,7 +20,7 @@ from spreeze.transport.limiter import SampleRatio
 from spreeze.transport.ring import Ring, RingSpec
 from spreeze.transport.ring_reader import RingReader
 from spreeze.transport.weights import WeightsStore
-from spreeze.workers.devices import gpus_of, learner_threads, products_in, resolve_device
+from spreeze.workers.devices import gpus_of, learner_threads, products_in, resolve_device, staged_copies
 from spreeze.workers.jobs import LearnerJob
 from spreeze.workers.learning import Learning
 from spreeze.workers.link import Link
@@ -61,6 +61,7 @@ class _Learner:
         self._learning = Learning(
             job.spec, job.algo, config, ring.spec.layout, reader, batch_size=job.batch_size, device=self._device,
             seed=job.seed, normalize_obs=job.normalize_obs, pair=pair, overlap=job.overlap,
+            mirror=job.mirror, updates_per_launch=job.updates_per_launch,
         )
         self._weights = WeightsStore(Path(job.run_dir) / "weights")
         self._publisher = Publisher(self._weights, self._tell_readers)
@@ -81,6 +82,8 @@ class _Learner:
 
     def run(self) -> None:
         self._link.send("started", device=self._device)
+        staged = staged_copies(self._device)
+        self._tell([staged] if staged else [])
         self._restore()
         self._publish()
         self._checkpoint_s = perf_counter()
@@ -114,9 +117,14 @@ class _Learner:
         Only this error leaves the device usable: any other CUDA error ends the process, and a fresh one goes on.
         """
         try:
-            self._learning.update()
-            self._ring.sampled += self._learning.batch_size
+            most = None if self._job.max_updates is None else self._job.max_updates - self._learning.updates
+            self._ring.sampled += self._learning.update(most) * self._learning.batch_size
         except torch.OutOfMemoryError:
+            if self._learning.drop_mirror():
+                self._tell([f"the mirror of replay gives back the memory that updates need on {self._device}: "
+                            "batches come from the host"], level="warning")
+                torch.cuda.empty_cache()
+                return
             smaller = self._learning.batch_size // 2
             if smaller < _LEAST_BATCH:
                 raise
@@ -126,6 +134,11 @@ class _Learner:
             self._limiter = dataclasses.replace(self._limiter, batch_size=smaller)
             if gpus_of(self._device):
                 torch.cuda.empty_cache()
+
+    def _tell(self, notes: list[str], level: str = "info") -> None:
+        """Sends notes as events, once."""
+        while notes:
+            self._link.send("event", level=level, text=notes.pop(0))
 
     def _wait(self) -> None:
         start = perf_counter()
@@ -217,6 +230,7 @@ class _Learner:
                 "going back to the last checkpoint (lower the step size, or look at the rewards' size)"
             )
         self._skipped_before, self._updates_before = skipped, learning.updates
+        self._tell(learning.notes)
         numbers = learning.numbers(wait_s=self._wait_s, publish_s=self._publish_s)
         for name in _CUMULATIVE:
             numbers[name] += base[name]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
@@ -20,6 +21,10 @@ from spreeze.normalizer import Normalizer
 from spreeze.transport.frames import FrameReader
 from spreeze.transport.ring_reader import RingReader
 from spreeze.types import EnvSpec, RowLayout, TransitionBatch
+from spreeze.workers.devices import free_bytes
+from spreeze.workers.launches import CudaGraph, Graph, Launches, reason_against
+from spreeze.workers.mirror import Mirror, fitted_mirror
+from spreeze.workers.streams import DeviceLane
 
 _REFRESH_S = 0.005
 """Age at which the reader's windows are renewed; older windows only miss the newest rows."""
@@ -33,7 +38,7 @@ class Learning:
     def __init__(
         self, spec: EnvSpec, algo: str, config: AlgorithmConfig, layout: RowLayout, reader: RingReader, *,
         batch_size: int, device: str, seed: int, normalize_obs: bool, pair: Pair | None = None,
-        overlap: bool = False,
+        overlap: bool = False, mirror: bool = False, updates_per_launch: int = 0,
     ) -> None:
         options: dict[str, Any] = {} if pair is None else {"pair": pair}
         options |= {} if spec.frames is None else {"frames": spec.frames}
@@ -46,18 +51,55 @@ class Learning:
         self._reader, self._layout, self._gamma = reader, layout, config.gamma
         placement = Placement.parse(device)
         self._device, self._actor_device = placement.critics, placement.actor
-        self._rng = np.random.default_rng([seed, 7])
+        self._rng, self._seed = np.random.default_rng([seed, 7]), seed
         self._frame_shape = None if spec.frames is None else spec.frames.shape
+        self.notes: list[str] = []
+        """What was decided about replay and launches, to be told once."""
+        self._updates_per_launch = updates_per_launch
+        self._launches: Launches | None = None
         self.set_batch_size(batch_size)
         gpus = {place for place in (self._device, self._actor_device) if place.type == "cuda"}
         self._copied = {place: torch.cuda.Event() for place in gpus}  # type: ignore[no-untyped-call]
         self.normalizer = Normalizer(spec.obs_dim) if normalize_obs else None
         self.updates = 0
+        if mirror and self._device.type == "cuda":
+            self._open_mirror()
         self.rows_redrawn = 0
         self.gather_s = 0.0
         self.critic_s = 0.0
         self.actor_s = 0.0
         self._refreshed_s = -1.0
+
+    def _open_mirror(self) -> None:
+        if self._frame_shape is not None or self.normalizer is not None:
+            why = "frames are followed" if self.normalizer is None else "observations are normalised"
+            self.notes.append(f"batches come from the host: {why} there")
+            return
+        mirror, note = fitted_mirror(
+            self._reader, self.batch_size, self._device, self._seed, free_bytes(self._device)
+        )
+        self.notes.append(note)
+        if mirror is not None:
+            self.use_mirror(mirror, lambda: CudaGraph(self._device))
+
+    def use_mirror(self, mirror: Mirror, make_graph: Callable[[], Graph]) -> None:
+        """Draws from a mirror of replay from now on, several updates in one launch where that is possible."""
+        period = self.algorithm.period
+        against = None if self._updates_per_launch == 0 else reason_against(
+            split=self._actor_device != self._device, period=period
+        )
+        if against is not None:
+            self.notes.append(f"kernels are launched one by one: {against}")
+        graphs = self._updates_per_launch > 0 and against is None
+        self._launches = Launches(
+            self.algorithm, mirror, self._update_with, DeviceLane(self._device), wanted=self._updates_per_launch,
+            make_graph=make_graph if graphs else None, tell=self.notes.append,
+        )
+
+    def drop_mirror(self) -> bool:
+        """Gives the mirror's memory back: batches come from the host from now on. False where there is none."""
+        had, self._launches = self._launches is not None, None
+        return had
 
     def set_batch_size(self, batch_size: int) -> None:
         """Draws that many rows at once from now on."""
@@ -73,17 +115,24 @@ class Learning:
         self._seen: torch.Tensor | None = None
         if self._actor_device != self._device:
             self._seen = torch.empty((2, batch_size, self._layout.obs_dim), pin_memory=pinned)
+        if self._launches is not None:
+            self._launches.set_batch_size(batch_size)
 
     def refresh(self) -> None:
-        """Renews the reader's windows now."""
-        self._reader.refresh()
+        """Renews the reader's windows now, and brings what is new to the mirror."""
+        if self._launches is None:
+            self._reader.refresh()
+        else:
+            self._launches.mirror.pull()
         self._refreshed_s = perf_counter()
 
-    def update(self) -> None:
-        """One batch, one gradient step."""
+    def update(self, most: int | None = None) -> int:
+        """One batch, one gradient step; of a graph, several. Returns how many, at most ``most`` (None: no limit)."""
         start = perf_counter()
         if start - self._refreshed_s > _REFRESH_S:
             self.refresh()
+        if self._launches is not None:
+            return self._launched(self._launches, start, most)
         for copied in self._copied.values():
             copied.synchronize()  # the pinned rows may still be on their way to the device
         self.rows_redrawn += self._draw()
@@ -95,6 +144,27 @@ class Learning:
         self.critic_s += critic_s
         self.actor_s += actor_s
         self.updates += 1
+        return 1
+
+    def _launched(self, launches: Launches, start: float, most: int | None) -> int:
+        launched, told = perf_counter(), self.critic_s + self.actor_s
+        self.gather_s += launched - start
+        done = launches.run(most)
+        # A graph is one piece; its time, and that of waiting for the device, is counted as the critics'.
+        self.critic_s += perf_counter() - launched - (self.critic_s + self.actor_s - told)
+        self.updates += done
+        return done
+
+    def _update_with(self, rows: torch.Tensor) -> None:
+        """One update with rows of the mirror; asks nothing of the host."""
+        actor_batch = None
+        if self._seen is not None:
+            layout = self._layout
+            there = torch.stack((rows[:, layout.obs], rows[:, layout.next_obs])).to(self._actor_device)
+            actor_batch = TransitionBatch(there[0], None, None, None, None, None, there[1])
+        critic_s, actor_s = self.algorithm.update_timed(self._split(rows, None), actor_batch)
+        self.critic_s += critic_s
+        self.actor_s += actor_s
 
     def _draw(self) -> int:
         """Copies a batch out of replay; returns how many draws had to be repeated."""
@@ -138,6 +208,8 @@ class Learning:
 
     def lag_and_age(self) -> tuple[float, float]:
         """Mean policy lag (updates) and transition age (env steps) of the last batch."""
+        if self._launches is not None:
+            return self._launches.mirror.lag_and_age(self.updates)
         return self._reader.last_lag_age(self.updates)
 
     def numbers(self, *, wait_s: float, publish_s: float) -> dict[str, float]:
@@ -186,5 +258,7 @@ class Learning:
         self.algorithm.load_state_json(state["algorithm"])
         self.updates = int(state["updates"])
         self._rng.bit_generator.state = state["draw_rng"]
+        if self._launches is not None:
+            self._launches.mirror.generator.manual_seed(self._seed + self.updates)  # not the draws of before again
         if self.normalizer is not None and state["normalizer"] is not None:
             self.normalizer.load_state(state["normalizer"])

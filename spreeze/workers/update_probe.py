@@ -31,6 +31,8 @@ from spreeze.workers.learning import Learning
 _LOOK_S = 0.02
 """Time between two looks at the memory of a measurement."""
 _WARM_UPDATES, _WARM_S = 3, 0.5
+_WARM_UPDATES_GPU = 8
+"""Until a graph of updates is recorded."""
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _MEMORY_WORDS = ("can't allocate memory", "out of memory", "MemoryError", "std::bad_alloc")
 
@@ -138,23 +140,23 @@ def _updates(job: UpdateProbeJob, ring: Ring, turn: UpdateTurn) -> dict[str, Any
     config: Any = PARTS[job.algo](**job.algorithm)
     with products_in(turn.precision, device), learner_threads(job.spec, turn.threads, device) as pair:
         learning = Learning(job.spec, job.algo, config, ring.spec.layout, open_reader(ring), batch_size=turn.batch_size,
-                            device=device, seed=0, normalize_obs=job.normalize_obs, pair=pair)
+                            device=device, seed=0, normalize_obs=job.normalize_obs, pair=pair,
+                            mirror=True, updates_per_launch=1)
         rates = _rates(learning, turn, device)
     return {"updates_per_s": rates, "memory_bytes": peak_bytes(device)}
 
 
 def _rates(learning: Learning, turn: UpdateTurn, device: str) -> list[float]:
     start, warm = time.perf_counter(), 0
-    while warm < _WARM_UPDATES and time.perf_counter() - start < _WARM_S:
-        learning.update()
-        warm += 1
+    enough = _WARM_UPDATES_GPU if gpus_of(device) else _WARM_UPDATES
+    while warm < enough and time.perf_counter() - start < _WARM_S:
+        warm += learning.update()
     rates = []
     for _ in range(turn.repeats):
         synchronise(device)
         start, count = time.perf_counter(), 0
         while time.perf_counter() - start < turn.repeat_s:
-            learning.update()
-            count += 1
+            count += learning.update()
         synchronise(device)
         rates.append(count / (time.perf_counter() - start))
     return rates

@@ -1,0 +1,72 @@
+"""Orders of work on a device: the learner's own stream and one beside it for copies.
+
+On a GPU a lane is a CUDA stream and a moment an event in it: nothing is waited for by the host unless
+``Moment.wait`` is called. On the processor everything is done when the call returns, in the order of
+the calls, so moments are over as soon as they are made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class Moment:
+    """A point in the work of a lane."""
+
+    def __init__(self, event: torch.cuda.Event | None = None) -> None:
+        self.event = event
+
+    def wait(self) -> None:
+        """Returns when all work before this point is done; the host waits."""
+        if self.event is not None:
+            self.event.synchronize()
+
+
+class Lane(Protocol):
+    """Work that is done in the order in which it was given."""
+
+    def copy(self, to: Tensor, source: Tensor) -> None:
+        """Copies ``source`` into ``to``; ``source`` must stay as it is until a later moment is over."""
+        ...
+
+    def mark(self) -> Moment:
+        """The point behind all work given so far."""
+        ...
+
+    def follow(self, moment: Moment) -> None:
+        """Work given from now on begins after that moment of another lane."""
+        ...
+
+
+class DeviceLane:
+    """A lane of a device: its current stream, or a stream beside it."""
+
+    def __init__(self, device: torch.device, *, beside: bool = False) -> None:
+        self._device = device
+        self._on_gpu = device.type == "cuda"
+        self._beside = torch.cuda.Stream(device) if beside and self._on_gpu else None  # type: ignore[no-untyped-call]
+
+    def _stream(self) -> torch.cuda.Stream:
+        return torch.cuda.current_stream(self._device) if self._beside is None else self._beside
+
+    def copy(self, to: Tensor, source: Tensor) -> None:
+        """Copies, without waiting where ``source`` is pinned or on the device."""
+        with contextlib.nullcontext() if self._beside is None else torch.cuda.stream(self._beside):
+            to.copy_(source, non_blocking=True)
+
+    def mark(self) -> Moment:
+        """The point behind all work given so far."""
+        if not self._on_gpu:
+            return Moment()
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(self._stream())
+        return Moment(event)
+
+    def follow(self, moment: Moment) -> None:
+        """Work given from now on begins after that moment."""
+        if moment.event is not None:
+            self._stream().wait_event(moment.event)

@@ -1,0 +1,283 @@
+"""Updates from a mirror, singly and as graphs: the same parameters, the same counts, and what is said where it fails.
+
+A graph is played by a stand-in that does what it recorded, without Python's own counting, as a GPU would.
+"""
+
+import contextlib
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from test_algorithms import same
+from test_ring import ring_of
+
+from spreeze.algorithms import create
+from spreeze.config import PARTS
+from spreeze.transport.ring import ShardWriter
+from spreeze.transport.ring_reader import RingReader
+from spreeze.types import EnvSpec, RowLayout
+from spreeze.workers import launches as module
+from spreeze.workers import mirror as mirror_module
+from spreeze.workers.devices import staged_copies
+from spreeze.workers.launches import CudaGraph, Launches, NotRecorded, reason_against, updates_in_graph
+from spreeze.workers.learning import Learning
+from spreeze.workers.mirror import Mirror, fitted_mirror
+from spreeze.workers.streams import DeviceLane, Moment
+
+CPU, LAYOUT, BATCH = torch.device("cpu"), RowLayout(3, 1), 16
+SPEC = EnvSpec(env_id="x", import_module=None, obs_dim=3, action_dim=1, action_low=(-1.0,), action_high=(1.0,),
+               max_episode_steps=None, reward_threshold=None)  # fmt: skip
+CASES = [("sac", {}), ("ddpg", {}), ("td3", {"policy_delay": 3}), ("dqn", {"target_interval": 2})]
+
+
+class PlayedGraph:
+    """Does again what was recorded; recording leaves everything on the device as it was."""
+
+    def __init__(self, algorithm):
+        self.algorithm, self.replays = algorithm, 0
+
+    def record(self, work, generators):
+        assert all(isinstance(generator, torch.Generator) for generator in generators)
+        assert len(generators) == 2
+        before, states = self.algorithm.state_arrays(), [generator.get_state() for generator in generators]
+        work()
+        self.algorithm.load_state_arrays(before)
+        for generator, state in zip(generators, states, strict=True):
+            generator.set_state(state)
+        self.work = work
+
+    def replay(self):
+        before = self.algorithm.updates
+        self.work()
+        self.algorithm.updates = before
+        self.replays += 1
+
+
+@contextlib.contextmanager
+def filled(rows=400, discrete=False):
+    with ring_of(LAYOUT, rows=512) as ring:
+        rng = np.random.default_rng(0)
+        obs = rng.standard_normal((rows, 3), np.float32)
+        action = rng.integers(0, 2, (rows, 1)) if discrete else np.tanh(rng.standard_normal((rows, 1)))
+        ShardWriter(ring, 0).write(obs, action, obs[:, 0], obs[:, 1] > 1.5, obs + 0.1)
+        yield ring
+
+
+def launches_of(ring, name, changes=None, **options):
+    discrete = 2 if name == "dqn" else None
+    config = dataclasses.replace(PARTS[name](), hidden_sizes=(8, 8), **(changes or {}))
+    algorithm = create(name, 3, 1, config, 1, num_actions=discrete)
+    mirror = Mirror(RingReader(ring), BATCH, CPU, 5)
+    mirror.pull()
+    graphs = options.pop("graphs", None)
+    if graphs is not None:
+        options["make_graph"] = lambda: graphs.append(PlayedGraph(algorithm)) or graphs[-1]
+    told = options.pop("told", [])
+    found = Launches(algorithm, mirror, lambda rows: algorithm.update(LAYOUT.split(rows, 0.99)),
+                     options.pop("lane", DeviceLane(CPU)), tell=told.append, **options)  # fmt: skip
+    return algorithm, found
+
+
+@pytest.mark.parametrize(("name", "changes"), CASES)
+def test_graphs_give_the_very_parameters_of_single_updates(name, changes):
+    with filled(discrete=name == "dqn") as ring:
+        graphs = []
+        one, single = launches_of(ring, name, changes)
+        other, several = launches_of(ring, name, changes, graphs=graphs, wanted=2)
+        while one.updates < 31:
+            assert single.run() == 1
+        while other.updates < 31:
+            several.run(31 - other.updates)
+        assert other.updates == one.updates == 31
+        assert graphs[0].replays >= 3
+        assert same(one.state_arrays(), other.state_arrays())
+
+
+def test_no_launch_makes_more_updates_than_asked():
+    with filled() as ring:
+        algorithm, launches = launches_of(ring, "td3", graphs=[], wanted=8)
+        for most in (1, 1, 1, 1, 8, 7, 3):
+            before = algorithm.updates
+            done = launches.run(most)
+            assert done == algorithm.updates - before <= most
+        assert algorithm.updates == 4 + 8 + 1 + 1
+
+
+def test_another_batch_size_is_recorded_anew():
+    with filled() as ring:
+        graphs = []
+        algorithm, launches = launches_of(ring, "sac", graphs=graphs)
+        for size in (BATCH, 2 * BATCH):
+            launches.set_batch_size(size)
+            for _ in range(6):
+                launches.run()
+        assert [graph.replays for graph in graphs] == [3, 3]
+        assert algorithm.updates == 12
+
+
+def test_work_that_cannot_be_recorded_goes_on_singly_and_says_why_once():
+    class Refusing(PlayedGraph):
+        def record(self, work, generators):
+            super().record(work, generators)
+            raise NotRecorded("operation not permitted when stream is capturing")
+
+    with filled() as ring:
+        told = []
+        algorithm, launches = launches_of(ring, "sac", told=told, make_graph=lambda: Refusing(algorithm))
+        plain, single = launches_of(ring, "sac")
+        for _ in range(10):
+            assert launches.run() == single.run() == 1
+        assert same(plain.state_arrays(), algorithm.state_arrays())
+        assert told == [
+            "kernels are launched one by one: no graph could be recorded: operation not permitted when stream is "
+            "capturing"
+        ]
+
+
+class Counting(DeviceLane):
+    """Counts the launches that were not waited for."""
+
+    def __init__(self):
+        super().__init__(CPU)
+        self.under_way = self.most = 0
+
+    def mark(self):
+        lane = self
+        lane.under_way += 1
+        lane.most = max(lane.most, lane.under_way)
+
+        class Counted(Moment):
+            def wait(self):
+                lane.under_way -= 1
+
+        return Counted()
+
+
+def test_the_host_is_never_more_than_two_launches_ahead():
+    with filled() as ring:
+        lane = Counting()
+        _, launches = launches_of(ring, "ddpg", graphs=[], lane=lane)
+        for _ in range(12):
+            launches.run()
+        assert lane.most == 2
+
+
+def test_a_graph_holds_whole_periods():
+    assert [updates_in_graph(wanted, 3) for wanted in (0, 1, 3, 4)] == [3, 3, 3, 6]
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [({"split": True, "period": 1}, "two devices"), ({"split": False, "period": 1000}, "every 1000 updates"),
+     ({"split": False, "period": 2}, None)],
+)  # fmt: skip
+def test_what_cannot_be_a_graph_is_known_before(facts, words):
+    reason = reason_against(**facts)
+    assert reason is None if words is None else words in reason
+
+
+class FailingCapture:
+    def __init__(self, graph):
+        pass
+
+    def __enter__(self):
+        pass
+
+    def __exit__(self, *exc):
+        raise RuntimeError("CUDA error:  operation not permitted when\n stream is capturing")
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_failed_recording_is_an_answer_but_a_lost_device_ends_the_process(monkeypatch, lost):
+    calls = []
+
+    def synchronize(device):
+        calls.append(device)
+        if lost and len(calls) > 1:
+            raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered (pretended)")
+
+    monkeypatch.setattr(module.torch.cuda, "CUDAGraph", lambda: None)
+    monkeypatch.setattr(module.torch.cuda, "device", contextlib.nullcontext)
+    monkeypatch.setattr(module.torch.cuda, "graph", FailingCapture)
+    monkeypatch.setattr(module.torch.cuda, "synchronize", synchronize)
+    graph = CudaGraph(torch.device("cuda:0"))
+    expected = (torch.AcceleratorError, "illegal memory access") if lost else (NotRecorded, "when stream is capturing")
+    with pytest.raises(expected[0], match=expected[1]):
+        graph.record(lambda: None, [])
+
+
+@pytest.mark.parametrize(
+    ("free_rows", "held", "words"),
+    [(10_000, 512, "is mirrored on cpu"), (500, 400, "only the newest 400 of 512 rows"), (200, None, "from the host")],
+)
+def test_a_mirror_is_as_large_as_the_devices_free_memory_allows(free_rows, held, words):
+    with filled() as ring:
+        mirror, note = fitted_mirror(RingReader(ring), BATCH, CPU, 1, free_rows * 4 * LAYOUT.width)
+        assert words in note
+        assert (None if mirror is None else mirror.rows_per_shard) == held
+
+
+def test_memory_that_is_gone_when_the_mirror_is_made_gives_a_smaller_one(monkeypatch):
+    class Crowded(Mirror):
+        def __init__(self, reader, batch_size, device, seed, rows):
+            if rows > 300:
+                raise torch.OutOfMemoryError("CUDA out of memory (pretended)")
+            super().__init__(reader, batch_size, device, seed, rows)
+
+    monkeypatch.setattr(mirror_module, "Mirror", Crowded)
+    with filled() as ring:
+        mirror, note = fitted_mirror(RingReader(ring), BATCH, CPU, 1, 10**9)
+        assert mirror.rows_per_shard == 256
+        assert "only the newest 256 of 512 rows" in note
+
+
+def learning_of(ring, **options):
+    config = dataclasses.replace(PARTS["sac"](), hidden_sizes=(8, 8))
+    options = {"device": "cpu", **options}
+    return Learning(SPEC, "sac", config, LAYOUT, RingReader(ring), batch_size=BATCH, seed=1, normalize_obs=False,
+                    **options)  # fmt: skip
+
+
+@pytest.mark.parametrize("device", ["cpu", "cpu+cpu"])
+def test_a_learner_with_a_mirror_counts_its_updates_and_tells_lag_and_age(device):
+    with filled() as ring:
+        learning = learning_of(ring, updates_per_launch=4, device=device)
+        learning.use_mirror(Mirror(RingReader(ring), BATCH, CPU, 5), lambda: PlayedGraph(learning.algorithm))
+        done = [learning.update(20 - learning.updates) for _ in range(8)]
+        assert done == [1, 1, 1, 4, 4, 4, 4, 1]
+        assert learning.updates == learning.algorithm.updates == 20
+        numbers = learning.numbers(wait_s=0.0, publish_s=0.0)
+        assert numbers["policy_lag"] == 20
+        assert numbers["transition_age"] == pytest.approx(200, rel=0.4)
+        assert numbers["critic_s"] > 0
+        assert learning.notes == []
+
+
+def test_a_mirror_that_is_given_back_leaves_batches_from_the_host():
+    with filled() as ring:
+        learning = learning_of(ring)
+        learning.use_mirror(Mirror(RingReader(ring), BATCH, CPU, 5), lambda: PlayedGraph(learning.algorithm))
+        learning.update()
+        assert learning.drop_mirror()
+        assert not learning.drop_mirror()
+        assert learning.update() == 1
+        assert learning.lag_and_age()[0] == 2
+
+
+def test_a_smaller_batch_is_also_drawn_from_the_mirror():
+    with filled() as ring:
+        learning = learning_of(ring)
+        mirror = Mirror(RingReader(ring), BATCH, CPU, 5)
+        learning.use_mirror(mirror, lambda: PlayedGraph(learning.algorithm))
+        learning.set_batch_size(4)
+        learning.update()
+        assert mirror.batch.shape == (4, LAYOUT.width)
+
+
+def test_copies_between_gpus_without_peer_access_are_said(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda first, second: False)
+    assert "cuda:0 and cuda:1 have no peer access" in staged_copies("cuda:0+cuda:1")
+    assert staged_copies("cuda:0") is staged_copies("cpu") is None
+    monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda first, second: True)
+    assert staged_copies("cuda:0+cuda:1") is None
