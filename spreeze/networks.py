@@ -113,7 +113,9 @@ class Tape:
     """Buffers of one forward and backward pass over M rows: activations saved, gradients handed back.
 
     ``out`` [S, K, M] is the output, ``grad_out`` [S, K, M] what the caller fills before
-    ``mlp_backward``, ``hidden[i]`` [S, M, H_i] the activations after the ReLU, or with ``tanh`` after that.
+    ``mlp_backward``, ``hidden[i]`` [S, M, H_i] the activations after the ReLU, or with ``tanh`` after that. The
+    gradient at a layer overwrites the activations of the layer above, which nothing needs any more by then: the
+    less memory a pass goes through, the more of it stays in the core's cache.
     """
 
     def __init__(
@@ -132,26 +134,27 @@ class Tape:
         """Buffers for M = ``rows`` rows of these networks."""
         like, stack, outputs = parameters.flat, parameters.stack, parameters.sizes[-1]
         hidden = [like.new_zeros(stack, rows, size) for size in parameters.sizes[1:-1]]
-        grads = [torch.zeros_like(tensor) for tensor in hidden]
+        grads = [above if above.shape == own.shape else torch.zeros_like(own) for own, above in pairwise(hidden)]
+        grads.append(torch.zeros_like(hidden[-1]))
         out, grad_out = like.new_zeros(stack, outputs, rows), like.new_zeros(stack, outputs, rows)
         return cls(hidden, grads, out, grad_out, tanh=tanh)
 
-    def part(self, begin: int, end: int, network: int | None = None) -> Tape:
-        """The same buffers, rows ``begin`` to ``end``, of all networks or of one."""
-        if network is None and self.stack == 1:
-            network = 0
+    def part(self, begin: int, end: int) -> Tape:
+        """The same buffers, rows ``begin`` to ``end``."""
+        hidden, grads = ([_closed(tensor[:, begin:end]) for tensor in some] for some in (self.hidden, self.grads))
+        out, grad_out = (_closed(tensor[:, :, begin:end]) for tensor in (self.out, self.grad_out))
+        return Tape(hidden, grads, out, grad_out, tanh=self.tanh)
 
-        def kept(tensor: Tensor) -> Tensor:
-            # A stack of one is made anew: oneDNN copies matrices whose distance is not their size.
-            return tensor if network is None else tensor[network].unsqueeze(0)
+    def under(self, out: Tensor, grad_out: Tensor) -> Tape:
+        """The same memory for activations and gradients, under other outputs [S, K, M]: no more of S and M."""
+        stack, rows = out.shape[0], out.shape[2]
+        hidden, grads = ([_closed(tensor[:stack, :rows]) for tensor in some] for some in (self.hidden, self.grads))
+        return Tape(hidden, grads, _closed(out), _closed(grad_out), tanh=self.tanh)
 
-        return Tape(
-            [kept(tensor[:, begin:end]) for tensor in self.hidden],
-            [kept(tensor[:, begin:end]) for tensor in self.grads],
-            kept(self.out[:, :, begin:end]),
-            kept(self.grad_out[:, :, begin:end]),
-            tanh=self.tanh,
-        )
+
+def _closed(tensor: Tensor) -> Tensor:
+    """A stack of one is made anew: oneDNN copies matrices whose distance is not their size."""
+    return tensor[0].unsqueeze(0) if tensor.shape[0] == 1 else tensor
 
 
 def mlp_forward(parameters: Parameters, x: Tensor, tape: Tape) -> Tensor:
@@ -184,7 +187,9 @@ def _add_relu_(hidden: Tensor, bias: Tensor) -> Tensor:
     return torch.relu_(hidden.add_(bias))
 
 
-def mlp_backward(parameters: Parameters, tape: Tape, x_t: Tensor | None, gradient: Parameters | None) -> Tensor:
+def mlp_backward(
+    parameters: Parameters, tape: Tape, x_t: Tensor | None, gradient: Parameters | None, *, add: bool = False
+) -> Tensor:
     """Back-propagates ``tape.grad_out`` to the first layer's pre-activation, and to the weights if asked.
 
     Args:
@@ -192,16 +197,28 @@ def mlp_backward(parameters: Parameters, tape: Tape, x_t: Tensor | None, gradien
         tape: of the forward pass, with ``grad_out`` filled in.
         x_t: [S, I, M], the input transposed; only needed for weight gradients.
         gradient: receives (overwrites) the weight gradients; None computes none.
+        add: to what ``gradient`` holds, instead of overwriting it.
 
     Returns:
         [S, M, H_0] gradient to the first layer's pre-activation.
     """
     if gradient is not None:
-        head_weight_gradients(tape, gradient)
+        head_weight_gradients(tape, gradient, add=add)
     for index in range(len(tape.hidden), 0, -1):
         input_gradients(parameters, tape, index)
         if gradient is not None:
-            weight_gradients(tape, x_t, gradient, index - 1)
+            weight_gradients(tape, x_t, gradient, index - 1, add=add)
+    return tape.grads[0]
+
+
+def mlp_slopes(parameters: Parameters, tape: Tape) -> Tensor:
+    """Derivative of each row's output, of networks with one, to the first layer's pre-activation [S, M, H_0].
+
+    After ``mlp_forward``; what ``mlp_backward`` gives for a ``grad_out`` of ones, without multiplying by them.
+    """
+    _relu_backward(parameters.head_weight, tape.hidden[-1], 0.0, grad_input=tape.grads[-1])
+    for index in range(len(tape.hidden) - 1, 0, -1):
+        input_gradients(parameters, tape, index)
     return tape.grads[0]
 
 
@@ -220,18 +237,32 @@ def input_gradients(parameters: Parameters, tape: Tape, index: int) -> None:
         _relu_backward(below, tape.hidden[index - 1], 0.0, grad_input=below)
 
 
-def weight_gradients(tape: Tape, x_t: Tensor | None, gradient: Parameters, index: int) -> None:
+def weight_gradients(tape: Tape, x_t: Tensor | None, gradient: Parameters, index: int, *, add: bool = False) -> None:
     """Weight and bias gradients of hidden layer ``index``; ``x_t`` [S, I, M] is the input of the first."""
     inputs_t = tape.hidden_t[index - 1] if index else x_t
     assert inputs_t is not None
-    torch.bmm(inputs_t, tape.grads[index], out=gradient.weights[index])
-    torch.sum(tape.grads[index], 1, keepdim=True, out=gradient.biases[index])
+    _product(inputs_t, tape.grads[index], gradient.weights[index], add=add)
+    _sum(tape.grads[index], 1, gradient.biases[index], add=add)
 
 
-def head_weight_gradients(tape: Tape, gradient: Parameters) -> None:
+def head_weight_gradients(tape: Tape, gradient: Parameters, *, add: bool = False) -> None:
     """Weight and bias gradients of the head."""
-    torch.bmm(tape.grad_out, tape.hidden[-1], out=gradient.head_weight)
-    torch.sum(tape.grad_out, 2, keepdim=True, out=gradient.head_bias)
+    _product(tape.grad_out, tape.hidden[-1], gradient.head_weight, add=add)
+    _sum(tape.grad_out, 2, gradient.head_bias, add=add)
+
+
+def _product(a: Tensor, b: Tensor, out: Tensor, *, add: bool) -> None:
+    if add:
+        torch.baddbmm(out, a, b, out=out)
+    else:
+        torch.bmm(a, b, out=out)
+
+
+def _sum(values: Tensor, dim: int, out: Tensor, *, add: bool) -> None:
+    if add:
+        out.add_(values.sum(dim, keepdim=True))
+    else:
+        torch.sum(values, dim, keepdim=True, out=out)
 
 
 def policy_arrays(parameters: Parameters) -> dict[str, Tensor]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -16,51 +17,58 @@ from torch import Tensor
 from spreeze import ops
 from spreeze.algorithms.adam import FlatAdam
 from spreeze.algorithms.pair import Pair
-from spreeze.networks import Parameters, Tape, mlp_backward, mlp_forward, new_parameters
+from spreeze.networks import Parameters, Tape, mlp_backward, mlp_forward, mlp_slopes, new_parameters
+
+_CHUNK_ROWS = 256
+"""Rows that go up and down through the networks at once on a CPU, so that activations stay in the core's own cache.
+
+Larger batches go through one critic after the other, in chunks of rows whose gradients are summed.
+"""
 
 
 class _Group:
-    """Networks whose passes run in one thread: all of them, or one critic in each thread of a pair."""
+    """Networks whose passes are made together: the whole stack, or one critic."""
 
-    def __init__(self, networks: slice, online: Parameters, target: Parameters, gradient: Parameters) -> None:
+    def __init__(
+        self, networks: slice, obs_dim: int, online: Parameters, target: Parameters, gradient: Parameters
+    ) -> None:
         self.networks, self.online, self.target, self.gradient = networks, online, target, gradient
-        self.stack = online.stack
+        self.stack, self.action_weights = online.stack, online.weights[0][:, obs_dim:]
 
 
-class _GroupBuffers:
-    """Views of the buffers for one group, made once: at small sizes each costs as much as an addition."""
+class _Chunk:
+    """Views of the buffers for some rows of one group, made once: at small sizes each costs as much as an addition."""
 
-    def __init__(self, group: _Group, tape: Tape, x: Tensor, td_error: Tensor, action_gradients: Tensor) -> None:
-        self.tape, self.x = tape, x
-        self.td_error, self.action_gradients = td_error[group.networks], action_gradients[group.networks]
-        self.all_q, self.all_grad = tape.out[:, 0], tape.grad_out[:, 0]
+    def __init__(self, group: _Group, buffers: _Buffers, scratch: Tape, rows: slice) -> None:
+        own = group.networks
+        self.rows, self.is_first = rows, rows.start == 0
+        self.tape = scratch.under(buffers.out[own, :, rows], buffers.grad_out[own, :, rows])
+        self.all_q, self.all_grad = self.tape.out[:, 0], self.tape.grad_out[:, 0]
+        self.x = buffers.x[rows].expand(group.stack, -1, -1)
+        self.td_error, self.action_gradients = buffers.td_error[own, rows], buffers.action_gradients[own, :, rows]
 
 
 class _Buffers:
     """Everything whose size depends on the batch."""
 
-    def __init__(self, groups: list[_Group], parameters: Parameters, rows: int, obs_dim: int, action_dim: int) -> None:
+    def __init__(self, parameters: Parameters, rows: int, obs_dim: int, action_dim: int) -> None:
         like, stack = parameters.flat, parameters.stack
-        tape = Tape.allocate(parameters, rows)
-        self.first = tape.part(0, rows, network=0)
-        self.halves = tape.part(0, rows // 2, network=0), tape.part(rows // 2, rows, network=0)
+        self.out, self.grad_out = like.new_zeros(stack, 1, rows), like.new_zeros(stack, 1, rows)
         self.td_error = like.new_zeros(stack, rows)
         self.target = like.new_zeros(rows)
         self.q_action = like.new_full((rows,), math.nan)
         self.action_gradients = like.new_zeros(stack, action_dim, rows)
-        x = like.new_zeros(rows, obs_dim + action_dim)
-        self.x_obs, self.x_action_t = x[:, :obs_dim], x[:, obs_dim:].t()
+        self.gradients: list[Tensor] = list(self.action_gradients)
+        self.is_first = torch.zeros(rows, dtype=torch.bool, device=like.device)
+        self.least = torch.zeros_like(self.gradients[0])
+        self.x = like.new_zeros(rows, obs_dim + action_dim)
+        self.x_obs, self.x_action_t = self.x[:, :obs_dim], self.x[:, obs_dim:].t()
         self.rows = rows
         self.per_row = like.new_full((), 1.0 / rows)
-        self.q = [tape.out[index, 0] for index in range(stack)]
-        self.grad = [tape.grad_out[index, 0] for index in range(stack)]
-        self.groups = [
-            _GroupBuffers(
-                group, tape if group.stack == stack else tape.part(0, rows, network=group.networks.start),
-                x.expand(group.stack, rows, obs_dim + action_dim), self.td_error, self.action_gradients,
-            )
-            for group in groups
-        ]
+        self.q = [self.out[index, 0] for index in range(stack)]
+        self.groups: list[tuple[_Group, list[_Chunk]]] = []
+        self.first: list[list[_Chunk]] = []
+        """Of the first critic alone; with a pair of threads half of the rows for each."""
 
 
 class Critics:
@@ -86,28 +94,23 @@ class Critics:
         self.gradient = new_parameters(sizes, stack, device, dtype)
         self.adam = FlatAdam(self.online.flat, self.gradient.flat, lr)
         self._obs_dim, self._action_dim = obs_dim, action_dim
-        self._action_weights = self.online.weights[0][:, obs_dim:]
-        self._online_first = self.online.one(0)
         self._pair = pair
-        self._groups = self._grouped()
+        networks = (self.online, self.target, self.gradient)
+        self._whole = _Group(slice(0, stack), obs_dim, *networks)
+        self._each_critic = [
+            _Group(slice(index, index + 1), obs_dim, *(network.one(index) for network in networks))
+            for index in range(stack)
+        ]
         self._buffers: _Buffers | None = None
 
-    def _grouped(self) -> list[_Group]:
-        if self._pair is None or self.online.stack == 1:
-            return [_Group(slice(None), self.online, self.target, self.gradient)]
-        return [
-            _Group(slice(index, index + 1), self.online.one(index), self.target.one(index), self.gradient.one(index))
-            for index in range(2)
-        ]
-
-    def _each(self, work: Callable[[_Group, _GroupBuffers], object], buffers: _Buffers) -> None:
+    def _each(self, work: Callable[[_Group, list[_Chunk]], object], buffers: _Buffers) -> None:
         """Does the work for every group, two groups at once."""
-        if self._pair is None or len(self._groups) == 1:
-            work(self._groups[0], buffers.groups[0])
+        if self._pair is None or len(buffers.groups) == 1:
+            for group, chunks in buffers.groups:
+                work(group, chunks)
             return
-        self._pair.both(
-            lambda: work(self._groups[0], buffers.groups[0]), lambda: work(self._groups[1], buffers.groups[1])
-        )
+        here, there = buffers.groups
+        self._pair.both(lambda: work(*here), lambda: work(*there))
 
     def next_value(self, next_obs: Tensor, next_action: Tensor) -> Tensor:
         """Least of the target networks' values (clipped double Q, arXiv 1802.09477, eq. 10).
@@ -122,7 +125,12 @@ class Critics:
         buffers = self._sized(next_obs.shape[0])
         buffers.x_obs.copy_(next_obs)
         buffers.x_action_t.copy_(next_action)
-        self._each(lambda group, own: mlp_forward(group.target, own.x, own.tape), buffers)
+
+        def evaluate(group: _Group, chunks: list[_Chunk]) -> None:
+            for chunk in chunks:
+                mlp_forward(group.target, chunk.x, chunk.tape)
+
+        self._each(evaluate, buffers)
         return buffers.q[0].clone() if self.online.stack == 1 else torch.minimum(*buffers.q)
 
     def step(self, obs_action: Tensor, target: Tensor) -> None:
@@ -135,12 +143,13 @@ class Critics:
         buffers = self._sized(obs_action.shape[0])
         buffers.target = target
 
-        def differentiate(group: _Group, own: _GroupBuffers) -> None:
-            x = obs_action.expand(group.stack, -1, -1)
-            mlp_forward(group.online, x, own.tape)
-            torch.sub(own.all_q, target, out=own.td_error)
-            torch.mul(own.td_error, buffers.per_row, out=own.all_grad)
-            mlp_backward(group.online, own.tape, x.transpose(1, 2), group.gradient)
+        def differentiate(group: _Group, chunks: list[_Chunk]) -> None:
+            for chunk in chunks:
+                x = obs_action[chunk.rows].expand(group.stack, -1, -1)
+                mlp_forward(group.online, x, chunk.tape)
+                torch.sub(chunk.all_q, target[chunk.rows], out=chunk.td_error)
+                torch.mul(chunk.td_error, buffers.per_row, out=chunk.all_grad)
+                mlp_backward(group.online, chunk.tape, x.transpose(1, 2), group.gradient, add=not chunk.is_first)
 
         self._each(differentiate, buffers)
         self.adam.step()
@@ -159,38 +168,30 @@ class Critics:
         buffers = self._sized(obs.shape[0])
         buffers.x_obs.copy_(obs)
         buffers.x_action_t.copy_(action)
-        gradients = buffers.action_gradients
         if not least or self.online.stack == 1:
-            self._first_gradient(buffers)
-            return gradients[0]
-        self._each(lambda group, own: mlp_forward(group.online, own.x, own.tape), buffers)
+            return self._first_gradient(buffers)
+        self._each(self._descend, buffers)
         first, second = buffers.q
         torch.minimum(first, second, out=buffers.q_action)
-        # Only the lesser critic of a row has a gradient; a tie goes to the first.
-        torch.le(first, second, out=buffers.grad[0])
-        torch.gt(first, second, out=buffers.grad[1])
+        # Of a row only the lesser critic counts; a tie goes to the first.
+        torch.le(first, second, out=buffers.is_first)
+        return torch.where(buffers.is_first, buffers.gradients[0], buffers.gradients[1], out=buffers.least)
 
-        def descend(group: _Group, own: _GroupBuffers) -> None:
-            mlp_backward(group.online, own.tape, None, None)
-            torch.bmm(self._action_weights[group.networks], own.tape.grads_t[0], out=own.action_gradients)
-
-        self._each(descend, buffers)
-        return gradients[0].add_(gradients[1])
-
-    def _first_gradient(self, buffers: _Buffers) -> None:
-        """Q and dQ/da of the first critic alone; no sum goes over rows, so each thread has half of them."""
-        def descend(rows: slice, tape: Tape) -> None:
-            buffers.q_action[rows] = mlp_forward(self._online_first, buffers.groups[0].x[:1, rows], tape)[0, 0]
-            tape.grad_out.fill_(1.0)
-            mlp_backward(self._online_first, tape, None, None)
-            torch.bmm(self._action_weights[:1], tape.grads_t[0], out=buffers.action_gradients[:1, :, rows])
-
+    def _first_gradient(self, buffers: _Buffers) -> Tensor:
+        first, lanes = self._each_critic[0], buffers.first
         if self._pair is None:
-            descend(slice(None), buffers.first)
-            return
-        middle = buffers.rows // 2
-        (upper, lower), pair = buffers.halves, self._pair
-        pair.both(lambda: descend(slice(0, middle), upper), lambda: descend(slice(middle, None), lower))
+            self._descend(first, lanes[0])
+        else:
+            self._pair.both(lambda: self._descend(first, lanes[0]), lambda: self._descend(first, lanes[1]))
+        buffers.q_action.copy_(buffers.q[0])
+        return buffers.gradients[0]
+
+    def _descend(self, group: _Group, chunks: list[_Chunk]) -> None:
+        """Q and dQ/da of each network of the group; no sum goes over rows."""
+        for chunk in chunks:
+            mlp_forward(group.online, chunk.x, chunk.tape)
+            mlp_slopes(group.online, chunk.tape)
+            torch.bmm(group.action_weights, chunk.tape.grads_t[0], out=chunk.action_gradients)
 
     def update_target(self, tau: float) -> None:
         """Moves the target networks toward the online ones."""
@@ -218,5 +219,21 @@ class Critics:
 
     def _sized(self, rows: int) -> _Buffers:
         if self._buffers is None or self._buffers.rows != rows:
-            self._buffers = _Buffers(self._groups, self.online, rows, self._obs_dim, self._action_dim)
+            self._buffers = self._allocated(rows)
         return self._buffers
+
+    def _allocated(self, rows: int) -> _Buffers:
+        buffers = _Buffers(self.online, rows, self._obs_dim, self._action_dim)
+        step = _CHUNK_ROWS if self.online.flat.device.type == "cpu" else rows
+        groups = [self._whole] if self._pair is None and rows <= step else self._each_critic
+        lanes = 1 if self._pair is None else 2
+        scratch = [Tape.allocate(groups[0].online, min(step, rows)) for _ in range(lanes)]
+
+        def cut(group: _Group, lane: int, begin: int, end: int) -> list[_Chunk]:
+            return [_Chunk(group, buffers, scratch[lane], slice(start, min(start + step, end)))
+                    for start in range(begin, end, step)]
+
+        buffers.groups = [(group, cut(group, lane % lanes, 0, rows)) for lane, group in enumerate(groups)]
+        bounds = pairwise(rows * lane // lanes for lane in range(lanes + 1))
+        buffers.first = [cut(self._each_critic[0], lane, *ends) for lane, ends in enumerate(bounds)]
+        return buffers

@@ -47,19 +47,13 @@ def backward(parameters: Parameters, tape: Tape, x_t: Tensor, gradient: Paramete
     if pair is None or len(tape.hidden) < 2:
         mlp_backward(parameters, tape, x_t, gradient)
         return
-    last = len(tape.hidden) - 1
-    input_gradients(parameters, tape, last + 1)
-    for index in range(last, 0, -1):
+    head_weight_gradients(tape, gradient)
+    input_gradients(parameters, tape, len(tape.hidden))
+    for index in range(len(tape.hidden) - 1, 0, -1):
         pair.both(
-            lambda index=index: _weights_here(tape, x_t, gradient, index, last),  # type: ignore[misc]
+            lambda index=index: weight_gradients(tape, x_t, gradient, index),  # type: ignore[misc]
             lambda index=index: _way_down(parameters, tape, x_t, gradient, index),  # type: ignore[misc]
         )
-
-
-def _weights_here(tape: Tape, x_t: Tensor, gradient: Parameters, index: int, last: int) -> None:
-    weight_gradients(tape, x_t, gradient, index)
-    if index == last:
-        head_weight_gradients(tape, gradient)
 
 
 def _way_down(parameters: Parameters, tape: Tape, x_t: Tensor, gradient: Parameters, index: int) -> None:
