@@ -112,6 +112,10 @@ def _add_learner(learner: argparse.ArgumentParser) -> None:
                          help="instead: what 10 publications/s of the weights cost (default: off)")
     learner.add_argument("--guard", action="store_true",
                          help="instead: what the guard against non-finite gradients costs (default: off)")
+    learner.add_argument("--against", choices=("sb3",), default=None,
+                         help="instead: our SAC update against that of stable-baselines3 (default: none)")
+    learner.add_argument("--env", default="Walker2DBulletEnv-v0",
+                         help="task whose sizes --against and --beside take (default: Walker2DBulletEnv-v0)")
 
 
 def _add_tune(tune: argparse.ArgumentParser) -> None:
@@ -204,6 +208,10 @@ def _learner(args: argparse.Namespace) -> list[Row]:
     from spreeze.bench.costs import guard_rows, publication_rows
     from spreeze.bench.learner import learner_rows
 
+    if args.against:
+        from spreeze.bench.peers import against_rows
+
+        return [row for size in args.batch_size for row in against_rows(args.env, size, args.repeats)]
     if args.publish:
         return [row for size in args.batch_size for row in publication_rows(size, args.algo, args.repeats)]
     if args.guard:
