@@ -170,7 +170,7 @@ def mlp_forward(parameters: Parameters, x: Tensor, tape: Tape) -> Tensor:
     """
     for weight, bias, hidden in zip(parameters.weights, parameters.biases, tape.hidden, strict=True):
         if tape.tanh:
-            x = torch.baddbmm(bias, x, weight, out=hidden).tanh_()
+            x = torch.bmm(x, weight, out=hidden).add_(bias).tanh_()
         else:
             x = _add_relu_(torch.bmm(x, weight, out=hidden), bias)
     if parameters.sizes[-1] > 1:
