@@ -228,7 +228,7 @@ def _check_machine(plan: RunPlan, machine: Machine) -> None:
         if part.startswith("cuda") and (not index.isdigit() or int(index) >= len(machine.gpus)):
             raise ConfigError(
                 f"learner.device = {device}: this machine has {len(machine.gpus)} usable GPUs "
-                f"({machine.gpu_reason}); use auto or cpu"
+                f"({machine.gpu_reason}); use --device auto or cpu"
             )
         if not part.startswith("cuda") and part not in ("auto", "cpu"):
             raise ConfigError(

@@ -106,3 +106,18 @@ def test_with_a_gpu_the_split_is_close_to_one_device(name, device):
     theirs = split.policy_arrays()
     for key, value in one.policy_arrays().items():
         assert abs(theirs[key] - value).max() <= 1e-3, key
+
+
+def test_a_run_whose_gpu_is_gone_says_so_at_resume_and_goes_on_where_it_is_told_to(tmp_path):
+    common = ("--runs-dir", str(tmp_path), "--json", "--name", "x")
+    first = verb("train", "--env", "Pendulum-v1", "--mode", "serial", "--updates", "5", "--device", "cpu",
+                 "--set", "sac.hidden_sizes=[8,8]", "--set", "replay.learning_starts=300", *common)
+    assert json.loads(first.stdout)["updates"] == 5
+    settings = tmp_path / "x" / "config.toml"
+    settings.write_text(settings.read_text().replace('device = "cpu"', 'device = "cuda:7"'))
+    resume = ("train", "--resume", "x", "--runs-dir", str(tmp_path), "--json", "--updates", "8")
+    refused = verb(*resume)
+    assert refused.returncode == 2
+    assert "learner.device = cuda:7: this machine has" in json.loads(refused.stdout)["error"]
+    assert "use --device auto or cpu" in json.loads(refused.stdout)["error"]
+    assert json.loads(verb(*resume, "--device", "cpu").stdout)["updates"] == 8

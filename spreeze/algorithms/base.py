@@ -43,6 +43,11 @@ class OffPolicyAlgorithm(Protocol):
     """Updates so far; whoever repeats recorded updates counts them here."""
 
     @property
+    def crossed_bytes(self) -> int:
+        """Bytes that went from one side to the other so far; 0 on one device. Recorded updates count once."""
+        ...
+
+    @property
     def period(self) -> int:
         """Updates after which the same steps are taken again: what an update does follows from its number."""
         ...

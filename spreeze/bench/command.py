@@ -108,6 +108,11 @@ def _add_learner(learner: argparse.ArgumentParser) -> None:
                          help="1, or 2 for a pair of threads; both are measured in turn (default: 1)")
     learner.add_argument("--precision", nargs="+", choices=("float32", "bfloat16"), default=["float32"],
                          help="of the products; all are measured in turn (default: float32)")
+    learner.add_argument("--device", default=None, help="instead: the whole learner with draws from replay on this "
+                         "device or split, such as cuda:0, split or cpu+cpu (default: off)")
+    learner.add_argument("--overlap", action="store_true", help="with --device: the actor one update late")
+    learner.add_argument("--updates-per-launch", type=int, default=1,
+                         help="with --device: updates in one graph of a GPU, 0 for no graph (default: 1)")
     learner.add_argument("--publish", action="store_true",
                          help="instead: what 10 publications/s of the weights cost (default: off)")
     learner.add_argument("--guard", action="store_true",
@@ -207,6 +212,7 @@ def _replay(args: argparse.Namespace) -> list[Row]:
 def _learner(args: argparse.Namespace) -> list[Row]:
     from spreeze.bench.costs import guard_rows, publication_rows
     from spreeze.bench.learner import learner_rows
+    from spreeze.bench.placed import placed_rows
 
     if args.against:
         from spreeze.bench.peers import against_rows
@@ -216,6 +222,9 @@ def _learner(args: argparse.Namespace) -> list[Row]:
         return [row for size in args.batch_size for row in publication_rows(size, args.algo, args.repeats)]
     if args.guard:
         return [row for size in args.batch_size for row in guard_rows(size, args.algo, args.repeats)]
+    if args.device is not None:
+        return placed_rows(args.batch_size, args.repeats, args.device, args.algo, precision=args.precision[0],
+                           overlap=args.overlap, updates_per_launch=args.updates_per_launch)
     rows: list[Row] = []
     for case in learner_rows(args.batch_size, args.repeats, threads=args.threads, algo=args.algo,
                              precisions=args.precision):

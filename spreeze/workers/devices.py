@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import resource
+import warnings
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -61,6 +62,33 @@ def synchronise(device: str) -> None:
     """Waits until the GPUs have done what they were given."""
     for gpu in gpus_of(device):
         torch.cuda.synchronize(gpu)
+
+
+class HostWaits:
+    """Counts how often an operation made the host wait for a GPU while this context lasted.
+
+    A wait that is asked for (``synchronise``, an event's) is not counted. On the processor nothing waits.
+    """
+
+    def __init__(self, device: str) -> None:
+        self.count = 0
+        self._on_gpu = bool(gpus_of(device))
+        self._catching = warnings.catch_warnings(record=True)
+        self._caught: list[warnings.WarningMessage] = []
+
+    def __enter__(self) -> Self:
+        if self._on_gpu:
+            caught = self._catching.__enter__()
+            self._caught = [] if caught is None else caught
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._on_gpu:
+            torch.cuda.set_sync_debug_mode("default")
+            self.count = sum("synchroniz" in str(warning.message) for warning in self._caught)
+            self._catching.__exit__(None, None, None)
 
 
 def free_bytes(device: torch.device) -> int:
