@@ -60,7 +60,7 @@ def against_rows(env_id: str, batch_size: int, repeats: int) -> list[Row]:
     return _rows(pairs, batch_size, f"stable-baselines3 {peer.__version__}")
 
 
-def _ours(spec: EnvSpec, batch_size: int, stack: contextlib.ExitStack) -> Callable[[], None]:
+def _ours(spec: EnvSpec, batch_size: int, stack: contextlib.ExitStack) -> Callable[[], object]:
     ring = Ring.create(RingSpec(RowLayout.of(spec), 1, _ROWS))
     stack.callback(ring.close)
     fill(ring, spec)
