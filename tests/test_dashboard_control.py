@@ -71,10 +71,10 @@ def test_many_clicks_at_once_start_one_run(sleepers):
 
 def test_stop_interrupts_a_launch_that_has_no_run_directory_yet(sleepers):
     name = control.start(control.Request(env_id="Pendulum-v1"), sleepers)
-    until(lambda: "up" in data.tail_text(control.launch_log(name, sleepers)))
+    until(lambda: "up" in data.tail_text(data.launch_log(name, sleepers)))
     control.stop(name, sleepers)
     until(lambda: control.launching(sleepers) is None)
-    assert "KeyboardInterrupt" in data.tail_text(control.launch_log(name, sleepers))
+    assert "KeyboardInterrupt" in data.tail_text(data.launch_log(name, sleepers))
 
 
 @pytest.mark.parametrize("env_id", ["os:Pendulum-v1", "../x", "-v1", "", "a b", "x" * 101])

@@ -6,8 +6,10 @@ import signal
 import urllib.error
 import urllib.request
 import zipfile
+from urllib.parse import urlsplit
 
 import dashboard_browser as web
+import long_run
 import psutil
 import pytest
 
@@ -120,13 +122,22 @@ def started_from_the_page(driver, runs):
                   "if (b) { b.click(); b.click(); }"
     driver.execute_script(click_again)
     web.wait(lambda: "measured" in text(driver), 30, lambda: text(driver))
-    web.wait(lambda: "updates/s" in text(driver) or list_runs(runs), 60, lambda: text(driver))
+    rows_of_the_tuner(driver)
     web.wait(lambda: list_runs(runs), 120, lambda: text(driver))
     web.wait(lambda: driver.execute_script(COUNTS)["run"] == list_runs(runs)[0].name, 30, lambda: text(driver))
     points = "const c = document.querySelector('[data-chart=return]')?.__chart; " \
              "return c?.traces.find(t => t.low)?.x.length ?? 0"
     web.wait(lambda: "running" in text(driver) and driver.execute_script(points) > 0, 90, lambda: text(driver))
     assert len(list_runs(runs)) == 1, "a double click started two"
+
+
+def rows_of_the_tuner(driver):
+    """The Autotune page draws what was measured, while the tuner goes on."""
+    visit = "document.querySelector(`[data-testid=stSidebarNavLink][href$='${arguments[0]}']`).click()"
+    driver.execute_script(visit, "/autotune")
+    points = "return document.querySelectorAll('.js-plotly-plot .points path').length"
+    web.wait(lambda: driver.execute_script(points) > 0, 90, lambda: text(driver))
+    driver.execute_script(visit, "/")
 
 
 def rerun(driver):
@@ -190,6 +201,21 @@ def test_a_run_is_started_watched_and_stopped_from_the_page(world):
     assert server.poll() is None
     for host, answer in (("evil.example", 400), ("localhost", 200)):
         assert status(address + "/api/live?run=x", host) == answer
+
+
+def test_charts_and_zoom_outlive_a_restart_of_the_server(tmp_path):
+    runs = tmp_path / "runs"
+    with long_run.alive(runs / "now"), web.browser() as driver:
+        with web.server(runs, tmp_path / "server.log") as (address, _):
+            driver.get(f"{address}/?run=now")
+            web.wait(lambda: driver.execute_script(DRAWN) > 6, 60)
+            count, zoom = driver.execute_script(MARK), drag(driver)
+        web.wait(lambda: "server does not answer" in text(driver), 30)
+        with web.server(runs, tmp_path / "again.log", port=urlsplit(address).port):
+            seen = updates(driver)
+            web.wait(lambda: updates(driver) >= seen + 5, 60)
+            assert driver.execute_script(SAME) == count
+            assert driver.execute_script(ZOOM) == zoom
 
 
 def resumed_exported_and_deleted(driver, address, run, downloads):

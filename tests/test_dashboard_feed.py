@@ -93,6 +93,23 @@ def test_evaluations_carry_the_interval_of_their_mean(run):
     assert feed.answer(run, 1.0, 1, "n:1")["evals"]["y"] == []
 
 
+def test_one_episode_has_no_interval():
+    sent = feed._evaluations([Evaluation(1.0, 100, 10, 1, 10, 1, -100.0, 0.0, 200.0)])
+    assert (sent["lo"], sent["y"], sent["hi"]) == ([None], [-100.0], [None])
+
+
+def test_the_end_of_the_log_that_was_written_last_is_sent(run):
+    assert feed.answer(run, 0.0, 0, "")["log"] == ("", [])
+    for at, (name, text) in enumerate((("logs/learner.log", "old"), ("errors/sampler-0.txt", "a\nboom\x1b[31m"))):
+        (run / name).parent.mkdir()
+        (run / name).write_text(text)
+        os.utime(run / name, (at, at))
+    (run / "logs" / "empty.log").touch()
+    label, lines = feed.answer(run, 0.0, 0, "")["log"]
+    assert (label, lines[0]) == ("errors/sampler-0.txt", "a")
+    assert "\x1b" not in lines[1]
+
+
 def test_many_evaluations_are_thinned_with_best_and_worst_kept():
     records = [Evaluation(float(i), i, i, 1, i, 10, float(i % 101), 1.0, 1.0) for i in range(5000)]
     records[3000] = records[3000]._replace(return_mean=7777.0)

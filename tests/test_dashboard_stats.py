@@ -83,6 +83,14 @@ def test_a_terminal_s_lines_are_rows_too():
     assert [(r.samplers, r.env_steps_per_s) for r in found.joint] == [(2, 2500.0)]
 
 
+def test_the_chosen_row_is_the_one_that_has_all_that_was_chosen():
+    choice = {"sampling.samplers": 2, "learner.batch_size": 256, "replay.samples_per_insert_min": 64.0, "x.y": 1}
+    rows = [tuning_rows.JointRow(2, 1.0, 1.0, 256, 8, samples_per_insert_min=m) for m in (8.0, 64.0)]
+    rows += [tuning_rows.JointRow(1, 1.0, 1.0, 256, 8, samples_per_insert_min=64.0), tuning_rows.JointRow(2, 1.0, 1.0)]
+    assert [row.is_choice(choice) for row in rows] == [False, True, False, True]
+    assert not rows[0].is_choice({})
+
+
 def test_damaged_rows_and_records_are_left_out(tmp_path):
     (tmp_path / "tune.json").write_text('{"update_rates": [3, null, {"batch_size": "x"}], "choice": [], "reasons": 1}')
     assert tuning_rows.read(tmp_path).updates == []
@@ -98,7 +106,7 @@ def test_rows_of_learner_and_joint_stage_hold_medians_spread_and_score(tmp_path)
     (tmp_path / tuning_rows.PROGRESS).write_text("".join(json.dumps(row.as_json()) + "\n" for row in rows))
     found = tuning_rows.read(tmp_path)
     assert found.updates == [tuning_rows.UpdateRow(256, 1, 100.0, 25.0, None, 50.0)]
-    assert found.joint == [tuning_rows.JointRow(2, 2000.0, 80.0, 256, 8, 40.0, None)]
+    assert found.joint == [tuning_rows.JointRow(2, 2000.0, 80.0, 256, 8, 40.0, None, 8.0, 1)]
     told = tuning_rows.from_log("\n".join(row.line() for row in rows))
     assert [row.updates_per_s for row in told.updates] == [100.0]
     assert [(row.samplers, row.env_steps_per_s, row.updates_per_s) for row in told.joint] == [(2, 2000.0, 80.0)]

@@ -42,8 +42,10 @@ def _chromium() -> str | None:
 
 
 @contextlib.contextmanager
-def server(runs: Path, log: Path, cwd: Path = ROOT) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """A dashboard on a free port, started in ``cwd``; yields its address and its process.
+def server(
+    runs: Path, log: Path, cwd: Path = ROOT, port: int | None = None
+) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """A dashboard on a free port, if none is named, started in ``cwd``; yields its address and its process.
 
     Raises:
         ResourceError: there is no ``app.py`` beside the package.
@@ -51,9 +53,10 @@ def server(runs: Path, log: Path, cwd: Path = ROOT) -> Iterator[tuple[str, subpr
     """
     if not (ROOT / "app.py").is_file():
         raise ResourceError(f"no app.py in {ROOT}: run this from a checkout")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    if port is None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     env = {**os.environ, "SPREEZE_RUNS_DIR": str(runs), "PYTHONPATH": os.pathsep.join(paths)}
     command = [sys.executable, "-m", "streamlit", "run", str(ROOT / "app.py"), "--server.port", str(port)]

@@ -137,10 +137,11 @@ class Chart {
     pen.globalAlpha = 1;
   }
 
-  band(pen, { x, low, high, colour }, atX, atY) {
+  // An unknown interval has no width.
+  band(pen, { x, y, low, high, colour }, atX, atY) {
     pen.beginPath();
-    for (let i = 0; i < x.length; i++) pen.lineTo(atX(x[i]), atY(high[i] ?? low[i]));
-    for (let i = x.length - 1; i >= 0; i--) pen.lineTo(atX(x[i]), atY(low[i] ?? high[i]));
+    for (let i = 0; i < x.length; i++) if (y[i] !== null) pen.lineTo(atX(x[i]), atY(high[i] ?? y[i]));
+    for (let i = x.length - 1; i >= 0; i--) if (y[i] !== null) pen.lineTo(atX(x[i]), atY(low[i] ?? y[i]));
     pen.fillStyle = this.look.paint(colour); pen.globalAlpha = 0.22; pen.fill(); pen.globalAlpha = 1;
   }
 
@@ -182,7 +183,7 @@ class Chart {
     pen.strokeStyle = look.text; pen.globalAlpha = 0.5; pen.beginPath(); pen.moveTo(x, top); pen.lineTo(x, bottom); pen.stroke(); pen.globalAlpha = 1;
     const lines = [`${shortText(nearest)} ${this.options.xTitle()}`];
     for (const [trace, i] of rows) {
-      const between = trace.low ? ` (${shortText(trace.low[i])} .. ${shortText(trace.high[i])})` : "";
+      const between = trace.low && trace.low[i] !== null ? ` (${shortText(trace.low[i])} .. ${shortText(trace.high[i])})` : "";
       lines.push(`${trace.name}: ${shortText(trace.y[i])}${between}`);
       if (trace.y[i] !== null) { pen.fillStyle = look.paint(trace.colour); pen.beginPath(); pen.arc(atX(trace.x[i]), atY(trace.y[i]), 3.2, 0, 6.3); pen.fill(); }
     }

@@ -24,7 +24,7 @@ from typing import Any
 import psutil
 
 from spreeze.config import RunConfig
-from spreeze.dashboard.data import ROOT, SAMPLE, live_run, read_json, tail_lines
+from spreeze.dashboard.data import ROOT, SAMPLE, launch_log, live_run, read_json, tail_lines
 from spreeze.errors import ConfigError, ResourceError, RunError
 from spreeze.formats import clean
 from spreeze.rundir import find_run, is_alive, new_name, read_run, state_of, write_json
@@ -192,11 +192,6 @@ def _begun(path: Path, record: dict[str, Any]) -> bool:
     return isinstance(heartbeat, int | float) and isinstance(started, int | float) and heartbeat >= started
 
 
-def launch_log(name: str, folder: Path) -> Path:
-    """What a run wrote to its terminal, had it one."""
-    return folder / ".launches" / f"{name}.log"
-
-
 def stop(name: str, folder: Path) -> None:
     """Asks a run, or a launch that still tunes, to end as Ctrl-C would.
 
@@ -212,6 +207,14 @@ def stop(name: str, folder: Path) -> None:
     if not is_alive(path):
         raise RunError(f"{name} is not running (state: {state_of(path)})")
     (path / "control" / "stop").touch()
+
+
+def stop_command(name: str, folder: Path) -> str:
+    """The command that does what ``stop`` does."""
+    waiting = launching(folder)
+    if waiting is not None and waiting.name == name:
+        return shlex.join(("kill", "-INT", str(waiting.pid)))
+    return shown("spreeze.runs", *place(folder), "stop", name)
 
 
 def kill(name: str, folder: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from dataclasses import dataclass
@@ -124,6 +125,36 @@ def tail_text(path: Path, limit_bytes: int = 64_000) -> str:
 def tail_lines(path: Path, count: int = 200) -> list[str]:
     """The last lines of a log, without control characters."""
     return [clean(line, 1000) for line in tail_text(path).splitlines()[-count:]]
+
+
+def log_files(path: Path) -> dict[str, Path]:
+    """Label -> file: errors, logs of the processes, and what the run wrote to its terminal, had it one."""
+    found = {
+        f"{folder}/{file.name}": file
+        for folder in ("errors", "logs")
+        for file in sorted((path / folder).glob("*"))
+        if file.is_file() and not file.is_symlink()
+    }
+    terminal = launch_log(path.name, path.parent)
+    return {**found, "terminal": terminal} if terminal.is_file() else found
+
+
+def launch_log(name: str, folder: Path) -> Path:
+    """What a run that a page started writes to its terminal."""
+    return folder / ".launches" / f"{name}.log"
+
+
+def newest_log(path: Path, count: int) -> tuple[str, list[str]]:
+    """Label and last lines of the log that was written last; empty where nothing was written."""
+    written = []
+    for label, file in log_files(path).items():
+        with contextlib.suppress(OSError):
+            status = file.stat()
+            written += [(status.st_mtime, label, file)] if status.st_size > 0 else []
+    if not written:
+        return "", []
+    _, label, file = max(written)
+    return label, tail_lines(file, count)
 
 
 @dataclass(frozen=True)

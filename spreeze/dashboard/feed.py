@@ -12,7 +12,7 @@ import numpy as np
 
 from spreeze.bottleneck import bottleneck
 from spreeze.dashboard import charts
-from spreeze.dashboard.data import LIVE_STATES, read_json
+from spreeze.dashboard.data import LIVE_STATES, newest_log, read_json
 from spreeze.formats import DASH, clean, duration, number, percent, size
 from spreeze.rundir import read_config, read_run, state_of
 from spreeze.snapshot import GpuSnapshot, Snapshot
@@ -22,6 +22,7 @@ from spreeze.store_reader import MetricsReader, Point, Series
 MAX_BUCKETS = 350
 """Buckets of a first answer: two points each (lowest, highest), so at most 700 a trace."""
 _TAIL_ROWS = 600
+_LOG_LINES = 8
 STALE_S = 3.0
 _SHARES = {
     "sampler": ("policy", "env", "write", "wait"),
@@ -61,7 +62,7 @@ def answer(path: Path, since: float, evals_seen: int, epoch: str) -> dict[str, A
         "text": {**texts(shown, run, last, path), "restarts": number(fresh.get("restarts"))},
         "evals": _evaluations(news), "shares": _shares(fresh),
         "cores": [round(use, 3) for use in shown.core_uses], "gpus": [_gpu(gpu) for gpu in shown.gpus],
-        "note": _note(shown, state, latest), "live": state in LIVE_STATES,
+        "log": newest_log(path, _LOG_LINES), "note": _note(shown, state, latest), "live": state in LIVE_STATES,
         "events": [[duration(event.t), event.level, event.source, event.text] for event in events],
     }
 
@@ -162,13 +163,20 @@ def _evaluations(chosen: list[Evaluation]) -> dict[str, list[float | int | None]
             for group in groups
             for record in sorted({min(group, key=_mean), max(group, key=_mean)}, key=lambda record: record.t)
         ]
-    half = [half_width(record) or 0.0 for record in chosen]
+    bounds = [_interval(record) for record in chosen]
     return {
         "t": [round(record.t, 3) for record in chosen], "s": [record.env_steps for record in chosen],
         "u": [record.updates for record in chosen], "y": [_finite(record.return_mean) for record in chosen],
-        "lo": [_finite(r.return_mean - h) for r, h in zip(chosen, half, strict=True)],
-        "hi": [_finite(r.return_mean + h) for r, h in zip(chosen, half, strict=True)],
+        "lo": [low for low, _ in bounds], "hi": [high for _, high in bounds],
     }
+
+
+def _interval(record: Evaluation) -> tuple[float | None, float | None]:
+    """Ends of the 95 % interval; one episode has none."""
+    half = half_width(record)
+    if half is None:
+        return None, None
+    return _finite(record.return_mean - half), _finite(record.return_mean + half)
 
 
 def _mean(record: Evaluation) -> float:

@@ -62,7 +62,7 @@ class LivePage {
     const age = make(picture, "div", "sz-caption");
     make(age, "span", "", "picture ");
     this.remember("picture", make(age, "span", "", "-"));
-    make(age, "span", "", " old (min:s); drawn only while somebody looks");
+    make(age, "span", "", " old [h:min:s]; drawn only while somebody looks");
     this.pipeline(make(this.host, "div", "sz-pipe"));
     const grid = {};
     for (const chart of this.data.charts) {
@@ -77,6 +77,9 @@ class LivePage {
     const log = make(this.host, "div", "sz-card");
     make(log, "div", "sz-title", "Events");
     this.events = make(log, "div", "sz-events");
+    const tail = make(this.host, "div", "sz-card");
+    this.logTitle = make(tail, "div", "sz-title", "Newest log");
+    this.log = make(tail, "pre", "sz-log", "nothing has been written yet");
   }
 
   remember(id, node) { this.text.set(id, [...(this.text.get(id) ?? []), node]); }
@@ -217,6 +220,7 @@ class LivePage {
     this.coreStrip(news.cores);
     this.gpuRows(news.gpus);
     this.eventList(news.events);
+    this.logTail(...news.log);
     NS.shown_s = news.next; NS.updates += 1; NS.ms = performance.now() - begun;
     if ([...this.store.values()].some((kept) => kept.t.length > MAX_POINTS) || this.evals.t.length > MAX_POINTS) this.reload();
   }
@@ -359,6 +363,13 @@ class LivePage {
       make(line, "b", "", level === "info" ? source : `${level}: ${source}`);
       make(line, "span", "", text);
     }
+  }
+
+  logTail(file, lines) {
+    if (!lines.length) return;
+    const title = `Newest log: ${file}`, text = lines.join("\n");
+    if (this.logTitle.textContent !== title) this.logTitle.textContent = title;
+    if (this.log.textContent !== text) this.log.textContent = text;
   }
 
   // The server answers when there is a newer picture, or after a second that there is none.

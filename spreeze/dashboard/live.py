@@ -32,7 +32,8 @@ _TILES: tuple[tuple[str, str, str, str], ...] = (
     ("cpu", "Processor", "", "cpu_use"),
     ("memory", "Memory", "", "memory_used_bytes"),
     ("restarts", "Restarts", "", "restarts"),
-    ("heartbeat", "Heartbeat", "", "Time since the run last wrote its state (min:s); it does so every two seconds."),
+    ("heartbeat", "Heartbeat [min:s]", "",
+     "Time since the run last wrote its state; it does so every two seconds."),
 )
 """(id, label, unit, metric or sentence)."""
 _PIPELINE: tuple[tuple[str, str, tuple[tuple[str, str, str, str], ...]], ...] = (

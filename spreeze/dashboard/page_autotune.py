@@ -10,11 +10,11 @@ import streamlit as st
 
 from spreeze.dashboard import choice, command, control, tuning_rows
 from spreeze.dashboard.charts import COLOURS
-from spreeze.dashboard.data import row, runs_dir
+from spreeze.dashboard.data import launch_log, row, runs_dir
 from spreeze.dashboard.page_compare import CONFIG
 from spreeze.dashboard.tuning_rows import Tuning
 from spreeze.errors import SpreezeError
-from spreeze.formats import DASH, clean, number
+from spreeze.formats import DASH, clean, number, percent
 from spreeze.rundir import read_config
 
 if TYPE_CHECKING:
@@ -29,6 +29,15 @@ _WORDS = {
     "replay.samples_per_insert_max": ("Samples per insert, most", "ratio"),
 }
 
+_HELP = {
+    "spread": st.column_config.TextColumn(help="Fastest less slowest repeat [1/s]."),
+    "score": st.column_config.TextColumn(help="What the tuner maximises; higher is better."),
+    "samples/insert": st.column_config.TextColumn(help="Below it the samplers wait for the learner."),
+    "processor": st.column_config.TextColumn(help="Share of the usable cores that was busy."),
+    "note": st.column_config.TextColumn(width="large"),
+}
+_SYMBOLS = ("circle", "square", "diamond", "cross", "x", "triangle-up")
+
 
 def page() -> None:
     """The page."""
@@ -39,7 +48,7 @@ def page() -> None:
         return
     path = choice.need_run()
     st.subheader(f"Autotune of {row(path).name}", anchor=False)
-    tuning = tuning_rows.read(path, control.launch_log(path.name, folder))
+    tuning = tuning_rows.read(path, launch_log(path.name, folder))
     if not tuning.updates and not tuning.joint:
         st.info("This run was not tuned (it was started without --auto). What it ran with is below.")
         _settings(path)
@@ -57,7 +66,7 @@ def _measuring(name: str, folder: Path) -> None:
     if waiting is None or waiting.name != name or (folder / name / "tune.json").is_file():
         st.rerun()
     st.subheader("Autotune is measuring this machine", anchor=False)
-    tuning = tuning_rows.read(folder / name, control.launch_log(name, folder))
+    tuning = tuning_rows.read(folder / name, launch_log(name, folder))
     if not tuning.updates and not tuning.joint:
         st.info("The environment is being tried; the first rows come in a few seconds.")
     _measured(tuning)
@@ -73,15 +82,23 @@ def _choices(tuning: Tuning) -> None:
         cells.pop(0).metric(f"{title} [{unit}]" if unit else title, shown, help=reason, border=True)
     for reason in tuning.reasons.values():
         st.markdown(f"- {clean(reason)}")
+    for text in (*_texts(tuning, "notes"), *_texts(tuning, "limits")):
+        st.markdown(f"- {text}")
     record = tuning.record
     if record:
+        paper = _paper_batch(tuning)
+        rule = "lies far beyond what was measured" if paper is None else f"would take batch {number(paper)}"
         st.caption(
             f"Measured {clean(record.get('measured_at') or DASH)} in {number(record.get('seconds'))} s; objective: "
             f"{clean(record.get('objective') or DASH)}; score: "
             f"{clean(record.get('formula') or record.get('score') or DASH)}. The Spreeze "
-            "paper's rule (0.85 of the highest update frame rate) "
-            f"would take batch {number(record.get('paper_batch_size'))}."
+            f"paper's rule (0.85 of the highest update frame rate) {rule}."
         )
+
+
+def _texts(tuning: Tuning, key: str) -> list[str]:
+    found = tuning.record.get(key)
+    return [clean(text, 500) for text in found if isinstance(text, str)] if isinstance(found, list) else []
 
 
 def _pins(path: Path, tuning: Tuning) -> None:
@@ -117,39 +134,42 @@ def _measured(tuning: Tuning) -> None:
         st.markdown("**Batch size against update frames a second** (updates/s times batch size)")
         if tuning.updates:
             st.plotly_chart(batch_figure(tuning), config=CONFIG, key="tune_batch")
-            st.dataframe(
-                [
-                    {
-                        "batch size": r.batch_size, "threads": r.threads, "updates/s": number(r.updates_per_s),
-                        "spread": number(r.spread), "update frames/s": number(r.frames_per_s),
-                        "score": number(r.score),
-                        "note": clean(r.failure or ("chosen" if _chosen(tuning, r.batch_size, r.threads) else "")),
-                    }
-                    for r in tuning.updates
-                ],
-                hide_index=True,
-                column_config={
-                    "spread": st.column_config.TextColumn(help="Fastest less slowest repeat [1/s]."),
-                    "score": st.column_config.TextColumn(help="What the tuner maximises; higher is better."),
-                },
-            )
     with right:
         st.markdown("**Samplers against env steps a second**, the learner running beside them")
         if tuning.joint:
             st.plotly_chart(sampler_figure(tuning), config=CONFIG, key="tune_samplers")
-            chosen = tuning.choice.get("sampling.samplers")
-            st.dataframe(
-                [
-                    {
-                        "samplers": r.samplers, "envs each": number(r.envs_per_sampler),
-                        "batch size": number(r.batch_size), "env steps/s": number(r.env_steps_per_s),
-                        "updates/s": number(r.updates_per_s), "score": number(r.score),
-                        "note": clean(r.failure or ("chosen" if r.samplers == chosen else "")),
-                    }
-                    for r in tuning.joint
-                ],
-                hide_index=True,
-            )
+    if tuning.updates:
+        st.markdown("**The learner alone**")
+        st.dataframe(_update_table(tuning), hide_index=True, column_config=_HELP)
+    if tuning.joint:
+        st.markdown("**Samplers beside the learner**")
+        st.dataframe(_joint_table(tuning), hide_index=True, column_config=_HELP)
+
+
+def _update_table(tuning: Tuning) -> list[dict[str, Any]]:
+    return [
+        {
+            "batch size": number(r.batch_size), "threads": number(r.threads), "updates/s": number(r.updates_per_s),
+            "spread": number(r.spread), "update frames/s": number(r.frames_per_s), "score": number(r.score),
+            "note": clean(r.failure or ("chosen" if _chosen(tuning, r.batch_size, r.threads) else "")),
+        }
+        for r in tuning.updates
+    ]
+
+
+def _joint_table(tuning: Tuning) -> list[dict[str, Any]]:
+    return [
+        {
+            "samplers": number(r.samplers), "envs each": number(r.envs_per_sampler),
+            "samples/insert": DASH if r.samples_per_insert_min is None
+            else f"at least {number(r.samples_per_insert_min)}",
+            "batch size": number(r.batch_size), "threads": number(r.threads),
+            "env steps/s": number(r.env_steps_per_s), "updates/s": number(r.updates_per_s),
+            "processor": percent(r.cpu_share), "score": number(r.score),
+            "note": clean(r.failure or ("chosen" if r.is_choice(tuning.choice) else "")),
+        }
+        for r in tuning.joint
+    ]
 
 
 def batch_figure(tuning: Tuning) -> go.Figure:
@@ -161,39 +181,54 @@ def batch_figure(tuning: Tuning) -> go.Figure:
                           name=f"{threads} thread" + ("s" if threads > 1 else ""),
                           marker={"size": 9, "color": COLOURS[i % len(COLOURS)]})
     a, b = tuning.record.get("cost_a_s"), tuning.record.get("cost_b_s_per_row")
+    measured = sorted({r.batch_size for r in tuning.updates})
     if isinstance(a, float) and isinstance(b, float):
-        measured = [r.batch_size for r in tuning.updates]
-        sizes = np.geomspace(min(measured), max(measured), 100)
+        sizes = np.geomspace(measured[0], measured[-1], 100)
         chart.add_scatter(x=sizes.tolist(), y=(sizes / (a + b * sizes)).tolist(), mode="lines",
                           name="fit B / (a + b B)", line={"color": "#888888", "width": 1.5})
-        paper = tuning.record.get("paper_batch_size")
-        if isinstance(paper, int):
-            chart.add_vline(x=paper, line={"dash": "dot", "color": "#888888"}, annotation_text="paper's knee")
+        paper = _paper_batch(tuning)
+        if paper is not None:
+            chart.add_vline(x=paper, line={"dash": "dot", "color": "#888888"})
+            chart.add_scatter(x=[None], y=[None], mode="lines", name="knee of the paper's rule",
+                              line={"dash": "dot", "color": "#888888"})
     chosen = [r for r in tuning.updates if _chosen(tuning, r.batch_size, r.threads)]
     if chosen:
         chart.add_scatter(x=[r.batch_size for r in chosen], y=[r.frames_per_s for r in chosen], mode="markers",
                           name="chosen", marker={"size": 16, "symbol": "circle-open", "color": "#D55E00",
                                                  "line": {"width": 3}})
-    chart.update_xaxes(type="log")
+    chart.update_xaxes(type="log", tickvals=measured, ticktext=[number(size) for size in measured])
     return chart
+
+
+def _paper_batch(tuning: Tuning) -> int | None:
+    """What the paper's rule would take; None where the fit puts it far beyond what was measured."""
+    paper, largest = tuning.record.get("paper_batch_size"), max((r.batch_size for r in tuning.updates), default=0)
+    return paper if isinstance(paper, int) and paper <= 4 * largest else None
 
 
 def sampler_figure(tuning: Tuning) -> go.Figure:
     """Env steps/s and, on the right axis, updates/s."""
     chart = _figure("samplers [processes]", "env steps/s")
-    x = [r.samplers for r in tuning.joint]
-    chart.add_scatter(x=x, y=[r.env_steps_per_s for r in tuning.joint], mode="lines+markers", name="env steps/s",
-                      line={"color": COLOURS[0]})
-    chart.add_scatter(x=x, y=[r.updates_per_s for r in tuning.joint], mode="lines+markers", name="updates/s (right)",
-                      yaxis="y2", line={"color": COLOURS[1]})
-    chosen = [r for r in tuning.joint if r.samplers == tuning.choice.get("sampling.samplers")]
+    kinds = sorted({r.kind for r in tuning.joint})
+    for i, kind in enumerate(kinds):
+        rows = sorted((r for r in tuning.joint if r.kind == kind), key=lambda r: r.samplers)
+        label = f", batch {kind[1]}, {kind[0]:g} samples/insert" if len(kinds) > 1 else ""
+        for name, axis, colour, dash, y in (
+            ("env steps/s", "y", COLOURS[0], "solid", [r.env_steps_per_s for r in rows]),
+            ("updates/s (right)", "y2", COLOURS[1], "dot", [r.updates_per_s for r in rows]),
+        ):
+            chart.add_scatter(x=[r.samplers for r in rows], y=y, mode="lines+markers", name=name + label, yaxis=axis,
+                              line={"color": colour, "dash": dash}, showlegend=i == 0 or axis == "y",
+                              marker={"size": 9, "symbol": _SYMBOLS[i % len(_SYMBOLS)]})
+    chosen = [r for r in tuning.joint if r.is_choice(tuning.choice)]
     if chosen:
         chart.add_scatter(x=[r.samplers for r in chosen], y=[r.env_steps_per_s for r in chosen], mode="markers",
-                          name="chosen", marker={"size": 16, "symbol": "circle-open", "color": "#D55E00",
+                          name="chosen", marker={"size": 18, "symbol": "circle-open", "color": "#D55E00",
                                                  "line": {"width": 3}})
     chart.update_layout(yaxis2={"title": "updates/s", "overlaying": "y", "side": "right", "rangemode": "tozero",
-                                "showgrid": False})
-    chart.update_xaxes(dtick=1 if len(x) < 10 else None)
+                                "showgrid": False, "tickmode": "auto", "nticks": 5})
+    counts = {r.samplers for r in tuning.joint}
+    chart.update_xaxes(dtick=1 if max(counts) < 10 else None, range=[min(counts) - 0.5, max(counts) + 0.5])
     return chart
 
 

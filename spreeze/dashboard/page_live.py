@@ -121,11 +121,13 @@ def _stop_box(now: control.Activity, folder: Path) -> None:
                         key="stop", width="stretch",
                         help="Ends as Ctrl-C would: writes a checkpoint and evaluates once more.")
         with cells[1]:
-            command.show("stop", control.shown("spreeze.runs", *control.place(folder), "stop", name))
-        if now.phase == "late" and st.button(
-            "End it at once", key="kill", help="Kills its supervisor; the newest checkpoint stays."
-        ):
-            st.caption(control.kill(name, folder))
+            command.show("stop", control.stop_command(name, folder))
+        if now.phase == "late":
+            if cells[0].button("End it at once", key="kill", width="stretch",
+                               help="Kills its supervisor; the newest checkpoint stays."):
+                st.caption(control.kill(name, folder))
+            with cells[1]:
+                command.show("kill", control.shown("spreeze.runs", *control.place(folder), "stop", "--force", name))
 
 
 def _stop(name: str, folder: Path) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import streamlit as st
 
-from spreeze.dashboard import choice, command, control
-from spreeze.dashboard.data import row, runs_dir, short, tail_lines
+from spreeze.dashboard import choice, command
+from spreeze.dashboard.data import log_files, row, short, tail_lines
 from spreeze.errors import RunError
 from spreeze.formats import duration
 from spreeze.store_reader import MetricsReader
@@ -28,18 +28,6 @@ def page() -> None:
     chosen = st.selectbox("File", labels, index=first, help="The last 200 lines are shown.")
     st.code("\n".join(tail_lines(files[chosen])) or "(empty)", language=None, height=420)
     command.show("tail", shlex.join(("tail", "-n", "200", "-f", short(files[chosen]))))
-
-
-def log_files(path: Path) -> dict[str, Path]:
-    """Label -> file: errors, logs of the processes, and what the run wrote to its terminal."""
-    found = {
-        f"{folder}/{file.name}": file
-        for folder in ("errors", "logs")
-        for file in sorted((path / folder).glob("*"))
-        if file.is_file() and not file.is_symlink()
-    }
-    terminal = control.launch_log(path.name, runs_dir())
-    return {**found, "terminal": terminal} if terminal.is_file() else found
 
 
 def _events(path: Path) -> None:

@@ -31,6 +31,9 @@ def page() -> None:
     if told := st.session_state.pop("control_note", None):
         st.success(told)
     found = rows(folder)
+    if not found:
+        st.info(f"No run in {short(folder)} yet: start one on the Live page. What you see here is a recording.")
+        found = [row(SAMPLE)] if (SAMPLE / "run.json").is_file() else []
     if found:
         st.dataframe(
             [
@@ -51,8 +54,6 @@ def page() -> None:
                 "state": st.column_config.TextColumn(help="crashed: it says running, but nobody holds its lock."),
             },
         )
-    else:
-        st.info(f"No run in {short(folder)} yet; start one on the Live page.")
     command.show("list", control.shown("spreeze.runs", *control.place(folder), "list"))
     path = choice.current()
     if path is not None:
@@ -76,26 +77,33 @@ def _one(path: Path, folder: Path) -> None:
         st.button("Delete for good", disabled=sure != path.name, on_click=_delete, args=(path, folder))
     if cells[3].button("Prepare export", width="stretch", help="Settings, metrics and the best networks as one file."):
         st.download_button("Download", export(path), f"{path.name}.zip", "application/zip")
-    if recorded:
-        return
     name = path.name
-    command.show(
-        "one",
+    packed = shlex.join(("python", "-m", "zipfile", "-c", f"{name}.zip", *(short(part) for part in exported(path))))
+    acts = () if recorded else (
         control.shown("spreeze.train", "--resume", name, *control.place(folder)),
         control.shown("spreeze.runs", *control.place(folder), "stop", name),
         shlex.join(("rm", "-r", short(path))),
     )
+    command.show("one", *acts, packed)
+
+
+def exported(path: Path) -> list[Path]:
+    """The files that are needed to understand and to use a run, as long as they are not too large together."""
+    found, total = [], 0
+    for name in _EXPORTED:
+        part = path / name
+        if part.is_file() and not part.is_symlink() and total + part.stat().st_size < _MAX_EXPORT_BYTES:
+            total += part.stat().st_size
+            found.append(part)
+    return found
 
 
 def export(path: Path) -> bytes:
-    """A ZIP file with what is needed to understand and to use a run."""
-    buffer, total = io.BytesIO(), 0
+    """A ZIP file of these, below the run's name."""
+    buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name in _EXPORTED:
-            part = path / name
-            if part.is_file() and not part.is_symlink() and total + part.stat().st_size < _MAX_EXPORT_BYTES:
-                total += part.stat().st_size
-                archive.write(part, f"{path.name}/{name}")
+        for part in exported(path):
+            archive.write(part, f"{path.name}/{part.relative_to(path)}")
     return buffer.getvalue()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import streamlit as st
 
 from spreeze.dashboard import choice, command, control
-from spreeze.dashboard.data import Clip, clips, row, short
+from spreeze.dashboard.data import SAMPLE, Clip, clips, row, short
 from spreeze.formats import DASH, duration, number, size
 
 _MAX_CLIP_BYTES = 50_000_000
@@ -15,7 +15,8 @@ def page() -> None:
     """The page."""
     path = choice.need_run()
     st.subheader(f"Clips of {row(path).name}", anchor=False)
-    command.show("play", control.shown("spreeze.play", path.name))
+    if path != SAMPLE:  # its networks were not kept
+        command.show("play", control.shown("spreeze.play", short(path)))
     found = clips(path)
     if not found:
         st.info("No clip yet: the first one comes after the visualizer's clip interval (two minutes by default).")

@@ -45,6 +45,25 @@ class JointRow:
     envs_per_sampler: int | None = None
     score: float | None = None
     failure: str | None = None
+    samples_per_insert_min: float | None = None
+    threads: int | None = None
+    cpu_share: float | None = None
+    """Share of the usable cores that the run kept busy."""
+
+    @property
+    def kind(self) -> tuple[float, int, int, int]:
+        """What but the number of samplers tells it from others; they are one curve."""
+        return (self.samples_per_insert_min or 0.0, self.batch_size or 0, self.threads or 0, self.envs_per_sampler or 0)
+
+    def is_choice(self, choice: dict[str, Any]) -> bool:
+        """True where it has all that was chosen."""
+        own = {
+            "sampling.samplers": self.samplers, "sampling.envs_per_sampler": self.envs_per_sampler,
+            "learner.batch_size": self.batch_size, "learner.threads": self.threads,
+            "replay.samples_per_insert_min": self.samples_per_insert_min,
+        }
+        known = {key: value for key, value in own.items() if value is not None and key in choice}
+        return bool(known) and all(choice[key] == value for key, value in known.items())
 
 
 @dataclass(frozen=True)
@@ -101,7 +120,8 @@ def _rows(entries: list[Any]) -> tuple[list[UpdateRow], list[JointRow]]:
             joint.append(JointRow(
                 entry["samplers"], statistics.median(steps) if steps else None, middle,
                 _integer(learner.get("batch_size")), _integer(entry.get("envs_per_sampler")),
-                _number(entry.get("score")), failure,
+                _number(entry.get("score")), failure, _number(entry.get("samples_per_insert_min")),
+                _integer(learner.get("threads")), _middle(entry.get("cpu_share")),
             ))
         elif isinstance(entry.get("batch_size"), int) and isinstance(entry.get("threads"), int):
             spread = max(rates) - min(rates) if len(rates) > 1 else _told_spread(entry, middle)
@@ -114,6 +134,11 @@ def _rates(value: Any) -> list[float]:
     """Repeats of a rate; a row of a tuner at work has their median alone."""
     values = value if isinstance(value, list) else [value]
     return [float(x) for x in values if _number(x) is not None]
+
+
+def _middle(value: Any) -> float | None:
+    rates = _rates(value)
+    return statistics.median(rates) if rates else None
 
 
 def _told_spread(entry: dict[str, Any], middle: float | None) -> float | None:
