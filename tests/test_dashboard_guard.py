@@ -6,6 +6,7 @@ import pytest
 
 pytest.importorskip("streamlit")
 from spreeze.dashboard.guard import Guard, page_token
+from spreeze.dashboard.page_compare import CONFIG
 
 TOKEN = "t" * 43
 
@@ -69,6 +70,11 @@ def test_the_token_of_a_folder_is_private_and_stays(tmp_path):
     assert place.stat().st_mode & 0o077 == 0
     place.write_text("short")
     assert len(page_token(tmp_path / "runs")) >= 43
+
+
+def test_no_chart_offers_to_send_itself_away():
+    assert CONFIG["showSendToCloud"] is False
+    assert CONFIG["plotlyServerURL"] == ""
 
 
 def test_a_folder_that_cannot_be_written_gives_a_token_all_the_same(tmp_path):

@@ -100,7 +100,7 @@ def components(page, name):
 
 
 def commands(page):
-    return [line for told in components(page, "spreeze_command") for line in told["text"].splitlines()]
+    return [line for told in components(page, "spreeze_command") for line in told["lines"]]
 
 
 @pytest.mark.parametrize("state", STATES)

@@ -1,10 +1,18 @@
-// Called again on the same root when the text changes.
+// One row a command, each with its own key. Called again on the same root when the commands change.
+const COPIED_MS = 1500;
+
 export default function ({ parentElement: root, data }) {
-  root.querySelector("code").textContent = data.text;
-  const button = root.querySelector("button");
-  button.setAttribute("aria-label", `copy ${data.text}`);
-  button.onclick = async () => {
-    try { await navigator.clipboard.writeText(data.text); button.textContent = "copied"; } catch { button.textContent = "select it by hand"; }
-    setTimeout(() => { button.textContent = "copy"; }, 1500);
-  };
+  const rows = data.lines.map((line) => {
+    const row = document.createElement("div"), code = document.createElement("code"), button = document.createElement("button");
+    row.className = "sz-command";
+    code.textContent = line;
+    button.type = "button"; button.textContent = "copy"; button.setAttribute("aria-label", `copy ${line}`);
+    button.onclick = async () => {
+      try { await navigator.clipboard.writeText(line); button.textContent = "copied"; } catch { button.textContent = "select it by hand"; }
+      setTimeout(() => { button.textContent = "copy"; }, COPIED_MS);
+    };
+    row.append(code, button);
+    return row;
+  });
+  root.querySelector(".sz-commands").replaceChildren(...rows);
 }

@@ -1,4 +1,4 @@
-"""A command line beside its button, with a key that copies it.
+"""Command lines beside their buttons, with a key that copies them.
 
 ``st.code`` would do, but it loads 1.5 MB of syntax colours into a browser that waits for its first chart.
 """
@@ -11,17 +11,17 @@ from typing import Any
 
 import streamlit as st
 
-_HTML = '<div class="sz-command"><code></code><button type="button">copy</button></div>'
+_HTML = '<div class="sz-commands"></div>'
 
 
 def show(place: str, *lines: str) -> None:
-    """Draws the command.
+    """Draws the commands, each with its own key: who copies one has not copied the one that deletes.
 
     Args:
         place: what tells it from other commands of the page; the same place is changed, not made anew.
         lines: one command a line.
     """
-    component()(key=f"command_{place}", data={"text": "\n".join(lines)})
+    component()(key=f"command_{place}", data={"lines": lines})
 
 
 @cache

@@ -36,6 +36,7 @@ _HELP = {
     "processor": st.column_config.TextColumn(help="Share of the usable cores that was busy."),
     "note": st.column_config.TextColumn(width="large"),
 }
+_MAIN = ("learner.batch_size", "learner.threads", "sampling.samplers", "sampling.envs_per_sampler")
 _SYMBOLS = ("circle", "square", "diamond", "cross", "x", "triangle-up")
 
 
@@ -55,8 +56,9 @@ def page() -> None:
         return
     _choices(tuning)
     _measured(tuning)
-    _settings(path)
+    _reasons(tuning)
     _pins(path, tuning)
+    _settings(path)
 
 
 @st.fragment(run_every=1.0)
@@ -73,17 +75,10 @@ def _measuring(name: str, folder: Path) -> None:
 
 
 def _choices(tuning: Tuning) -> None:
-    cells: list[Any] = []
-    for key, value in tuning.choice.items():
-        cells = cells or list(st.columns(4))
-        title, unit = _WORDS.get(key, (key.replace("_", " ").replace(".", ": "), ""))
-        shown = number(value) if isinstance(value, int | float) else clean(value or DASH, 40)
-        reason = clean(tuning.reasons.get(key) or DASH)
-        cells.pop(0).metric(f"{title} [{unit}]" if unit else title, shown, help=reason, border=True)
-    for reason in tuning.reasons.values():
-        st.markdown(f"- {clean(reason)}")
-    for text in (*_texts(tuning, "notes"), *_texts(tuning, "limits")):
-        st.markdown(f"- {text}")
+    """The four numbers that matter most; all of them, with reasons, come after the charts."""
+    main = [key for key in _MAIN if key in tuning.choice]
+    for cell, key in zip(st.columns(len(_MAIN)), main, strict=False):
+        cell.metric(_title(key), _value(tuning, key), help=clean(tuning.reasons.get(key) or DASH), border=True)
     record = tuning.record
     if record:
         paper = _paper_batch(tuning)
@@ -94,6 +89,33 @@ def _choices(tuning: Tuning) -> None:
             f"{clean(record.get('formula') or record.get('score') or DASH)}. The Spreeze "
             f"paper's rule (0.85 of the highest update frame rate) {rule}."
         )
+
+
+def _title(key: str) -> str:
+    title, unit = _WORDS.get(key, (key.replace("_", " ").replace(".", ": "), ""))
+    return f"{title} [{unit}]" if unit else title
+
+
+def _value(tuning: Tuning, key: str) -> str:
+    value = tuning.choice.get(key)
+    return number(value) if isinstance(value, int | float) else clean(value or DASH, 40)
+
+
+def _reasons(tuning: Tuning) -> None:
+    """Every choice with its reason, and what else the tuner has to say."""
+    if tuning.choice:
+        st.markdown("**What was chosen, and why**")
+        lines = ["| setting | chosen | why |", "|---|---|---|"]
+        lines += [f"| {_title(key)} | **{_value(tuning, key)}** | {_cell(tuning.reasons.get(key))} |"
+                  for key in tuning.choice]
+        st.markdown("\n".join(lines))
+    told = (*_texts(tuning, "notes"), *_texts(tuning, "limits"))
+    if told:
+        st.markdown("\n".join(f"- {text}" for text in told))
+
+
+def _cell(reason: Any) -> str:
+    return clean(reason or DASH).replace("|", "\\|")
 
 
 def _texts(tuning: Tuning, key: str) -> list[str]:
@@ -140,10 +162,16 @@ def _measured(tuning: Tuning) -> None:
             st.plotly_chart(sampler_figure(tuning), config=CONFIG, key="tune_samplers")
     if tuning.updates:
         st.markdown("**The learner alone**")
-        st.dataframe(_update_table(tuning), hide_index=True, column_config=_HELP)
+        _table(_update_table(tuning), any(r.score is not None for r in tuning.updates))
     if tuning.joint:
         st.markdown("**Samplers beside the learner**")
-        st.dataframe(_joint_table(tuning), hide_index=True, column_config=_HELP)
+        _table(_joint_table(tuning), any(r.score is not None for r in tuning.joint))
+
+
+def _table(rows: list[dict[str, Any]], scored: bool) -> None:
+    """Without the column of scores where none was told: a finished record has them for its choice alone."""
+    shown = rows if scored else [{name: value for name, value in row.items() if name != "score"} for row in rows]
+    st.dataframe(shown, hide_index=True, column_config=_HELP)
 
 
 def _update_table(tuning: Tuning) -> list[dict[str, Any]]:
@@ -209,10 +237,10 @@ def _paper_batch(tuning: Tuning) -> int | None:
 def sampler_figure(tuning: Tuning) -> go.Figure:
     """Env steps/s and, on the right axis, updates/s."""
     chart = _figure("samplers [processes]", "env steps/s")
-    kinds = sorted({r.kind for r in tuning.joint})
+    kinds = sorted({r.kind for r in tuning.joint if r.env_steps_per_s is not None})
     for i, kind in enumerate(kinds):
         rows = sorted((r for r in tuning.joint if r.kind == kind), key=lambda r: r.samplers)
-        label = f", batch {kind[1]}, {kind[0]:g} samples/insert" if len(kinds) > 1 else ""
+        label = f", batch {kind[1]}, at least {kind[0]:g} samples/insert" if len(kinds) > 1 else ""
         for name, axis, colour, dash, y in (
             ("env steps/s", "y", COLOURS[0], "solid", [r.env_steps_per_s for r in rows]),
             ("updates/s (right)", "y2", COLOURS[1], "dot", [r.updates_per_s for r in rows]),
@@ -236,8 +264,8 @@ def _figure(x: str, y: str) -> go.Figure:
     import plotly.graph_objects as go  # half a second that the Live page need not wait for
 
     chart = go.Figure()
-    chart.update_layout(height=320, margin={"l": 50, "r": 50, "t": 10, "b": 40},
-                        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom"})
+    chart.update_layout(height=380, margin={"l": 50, "r": 50, "t": 10, "b": 40},
+                        legend={"orientation": "h", "y": -0.22, "yanchor": "top"})
     chart.update_xaxes(title=x)
     chart.update_yaxes(title=y, rangemode="tozero")
     return chart

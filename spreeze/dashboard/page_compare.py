@@ -86,7 +86,7 @@ def figure(groups: Mapping[str, Sequence[Sequence[Evaluation]]], axis: str, titl
         chart.add_scatter(x=band.x[known].tolist(), y=band.centre[known].tolist(), name=f"{name} ({seeds})",
                           mode="lines", line={"color": colour, "width": 2})
     chart.update_layout(height=420, margin={"l": 50, "r": 10, "t": 10, "b": 40}, hovermode="x unified",
-                        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom"})
+                        showlegend=True, legend={"orientation": "h", "y": 1.02, "yanchor": "bottom"})
     chart.update_xaxes(title=title)
     chart.update_yaxes(title="return of greedy episodes, mean of 3 evaluations")
     return chart

@@ -14,7 +14,7 @@ from spreeze.dashboard import choice, command, control, live
 from spreeze.dashboard.data import SAMPLE, row, runs_dir
 from spreeze.errors import SpreezeError
 from spreeze.fitting import OFF_POLICY
-from spreeze.formats import DASH, clean
+from spreeze.formats import DASH, clean, number
 from spreeze.settings import PROFILE_DIR
 
 
@@ -45,7 +45,8 @@ def _shown(now: control.Activity) -> None:
         return
     facts = row(path)
     note = " \u00b7 a recording, to look around" if path == SAMPLE else ""
-    st.subheader(f"{facts.env_id or DASH} \u00b7 {(facts.algo or DASH).upper()} \u00b7 seed {facts.seed}", anchor=False)
+    title = (facts.env_id or DASH, (facts.algo or DASH).upper(), f"seed {number(facts.seed)}")
+    st.subheader(" \u00b7 ".join(title), anchor=False)
     st.caption(f"{facts.name}{note}")
     live.show(path, now.key)
 
@@ -64,7 +65,7 @@ def _start_box(folder: Path) -> None:
     with st.container(border=True):
         first = st.columns([2.6, 1, 1, 1], vertical_alignment="bottom")
         env_id = first[0].selectbox("Task", tasks(), index=1, accept_new_options=True, key="start_env",
-                                    help="Any Gymnasium id with Box spaces. Pendulum-v1 learns in a few minutes.")
+                                    help="Any installed Gymnasium id. Pendulum-v1 learns in about a minute.")
         algo = first[1].selectbox("Algorithm", OFF_POLICY, key="start_algo",
                                   help="SAC is the paper's; DQN is for discrete actions.")
         seed = first[2].number_input("Seed", 0, 2**31 - 1, RunConfig().seed, key="start_seed",

@@ -43,7 +43,7 @@ def page() -> None:
         f"**Return of the episode that goes on** {number(facts.get('return_so_far'))}"
     )
     right.caption("A return is the undiscounted sum of an episode's rewards, here of the greedy policy.")
-    right.download_button("Download MP4", data, clip.path.name, "video/mp4")
+    right.download_button("Download MP4", data, clip.path.name, "video/mp4", help=f"It lies in {short(clip.path)}")
 
 
 def label(clip: Clip) -> str:
