@@ -1,8 +1,13 @@
-"""The learner bench: its count of operations by hand, and the shape of its rows."""
+"""The learner bench: its count of operations by hand, and the shape of its rows; a crew beside; a picture."""
 
 import pytest
 
+from spreeze.bench.beside import beside_rows
 from spreeze.bench.learner import ProductRound, learner_rows, products
+from spreeze.bench.learner_plot import draw_learner
+from spreeze.envs.probe import probe_env
+from spreeze.settings import Layer, resolve
+from spreeze.workers.plan import RunPlan
 
 
 def test_operations_of_one_sac_update_counted_by_hand():
@@ -34,3 +39,18 @@ def test_rows_hold_every_repeat_and_consistent_figures(algo):
     assert row["update_frames_per_s"] == pytest.approx(16 * row["updates_per_s"])
     assert 0 < row["product_floor_share"] < 1
     assert row["learner_critic_share"] + row["learner_actor_share"] == pytest.approx(1.0)
+
+
+def test_a_picture_is_drawn_of_all_batch_sizes_and_threads(tmp_path):
+    cases = learner_rows([8, 16], repeats=2, obs_dim=3, action_dim=1, hidden=(16,), threads=(1, 2))
+    draw_learner(cases, "a machine", tmp_path / "learner.png")
+    assert (tmp_path / "learner.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_beside_a_sampler_that_is_held_back_both_kinds_of_learner_are_measured():
+    settings = resolve([Layer("user", {"env": {"id": "Pendulum-v1"}, "sac": {"hidden_sizes": [16, 16]}})])
+    plan = RunPlan(settings=settings, spec=probe_env("Pendulum-v1", steps=0).spec, samplers=1, free_core=False)
+    rows = beside_rows(plan, 32, repeats=2, window_s=0.3)
+    assert [row["learner_threads"] for row in rows if row["metric"] == "updates_per_s"] == [1, 2]
+    assert all(rate > 0 for row in rows for rate in row["repeats"] if row["metric"] == "updates_per_s")
+    assert len(rows[-1]["repeats"]) == 2

@@ -27,6 +27,13 @@ _LEARNER_UNITS = {
     "learner_actor_share": "share",
 }
 
+_FLOOR_TARGETS = {256: ">= 0.85", 1024: ">= 0.92", 8192: ">= 0.92"}
+_BESIDE: dict[str, Any] = {
+    "samplers": 1, "envs_per_sampler": None, "import_module": None, "plain_env": False, "env_arg": [],
+}
+"""A task's options that the learner's bench does not have."""
+
+
 def main(argv: list[str] | None = None) -> int:
     """Runs one bench; returns the exit code."""
     args = _parser().parse_args(argv)
@@ -113,12 +120,15 @@ def _add_learner(learner: argparse.ArgumentParser) -> None:
     learner.add_argument("--overlap", action="store_true", help="with --device: the actor one update late")
     learner.add_argument("--updates-per-launch", type=int, default=1,
                          help="with --device: updates in one graph of a GPU, 0 for no graph (default: 1)")
+    learner.add_argument("--plot", default=None, metavar="FILE", help="picture to write besides (default: none)")
     learner.add_argument("--publish", action="store_true",
                          help="instead: what 10 publications/s of the weights cost (default: off)")
     learner.add_argument("--guard", action="store_true",
                          help="instead: what the guard against non-finite gradients costs (default: off)")
     learner.add_argument("--against", choices=("sb3",), default=None,
                          help="instead: our SAC update against that of stable-baselines3 (default: none)")
+    learner.add_argument("--beside", action="store_true",
+                         help="instead: two threads over one, each with a sampler held back beside it (default: off)")
     learner.add_argument("--env", default="Walker2DBulletEnv-v0",
                          help="task whose sizes --against and --beside take (default: Walker2DBulletEnv-v0)")
 
@@ -210,33 +220,50 @@ def _replay(args: argparse.Namespace) -> list[Row]:
 
 
 def _learner(args: argparse.Namespace) -> list[Row]:
-    from spreeze.bench.costs import guard_rows, publication_rows
     from spreeze.bench.learner import learner_rows
     from spreeze.bench.placed import placed_rows
 
-    if args.against:
-        from spreeze.bench.peers import against_rows
-
-        return [row for size in args.batch_size for row in against_rows(args.env, size, args.repeats)]
-    if args.publish:
-        return [row for size in args.batch_size for row in publication_rows(size, args.algo, args.repeats)]
-    if args.guard:
-        return [row for size in args.batch_size for row in guard_rows(size, args.algo, args.repeats)]
+    measure = _instead(args)
+    if measure is not None:
+        return [row for size in args.batch_size for row in measure(size)]
     if args.device is not None:
         return placed_rows(args.batch_size, args.repeats, args.device, args.algo, precision=args.precision[0],
                            overlap=args.overlap, updates_per_launch=args.updates_per_launch)
+    cases = learner_rows(args.batch_size, args.repeats, threads=args.threads, algo=args.algo,
+                         precisions=args.precision)
     rows: list[Row] = []
-    for case in learner_rows(args.batch_size, args.repeats, threads=args.threads, algo=args.algo,
-                             precisions=args.precision):
-        repeats = case.pop("repeats")
+    for case in cases:
         more = {name: case[name] for name in ("batch_size", "algo", "learner_threads", "precision")}
         for name, unit in _LEARNER_UNITS.items():
             if name not in case:
                 continue
-            target = ">= 0.85" if name == "product_floor_share" and case["batch_size"] == 256 else None
-            rows.append({"metric": name, "value": case[name], "unit": unit, "repeats": repeats.get(name, []), **more,
-                         **({"target": target} if target else {})})
+            target = _FLOOR_TARGETS.get(case["batch_size"]) if name == "product_floor_share" else None
+            rows.append({"metric": name, "value": case[name], "unit": unit, "repeats": case["repeats"].get(name, []),
+                         **more, **({"target": target} if target else {})})
+    if args.plot:
+        from spreeze.bench.learner_plot import draw_learner
+
+        draw_learner(cases, read_machine().one_line(), Path(args.plot))
+        rows.append({"metric": "picture", "value": args.plot, "unit": "file"})
     return rows
+
+
+def _instead(args: argparse.Namespace) -> Callable[[int], list[Row]] | None:
+    """What else the learner's bench was asked to measure at a batch size, None for updates over products."""
+    from spreeze.bench.beside import beside_rows
+    from spreeze.bench.costs import guard_rows, publication_rows
+    from spreeze.bench.peers import against_rows
+
+    if args.against:
+        return lambda size: against_rows(args.env, size, args.repeats)
+    if args.beside:
+        plan = _plan(argparse.Namespace(**vars(args), **_BESIDE))
+        return lambda size: beside_rows(plan, size, args.repeats, 3.0)
+    if args.publish:
+        return lambda size: publication_rows(size, args.algo, args.repeats)
+    if args.guard:
+        return lambda size: guard_rows(size, args.algo, args.repeats)
+    return None
 
 
 def _together(args: argparse.Namespace) -> list[Row]:
