@@ -52,6 +52,8 @@ def bottleneck(snapshot: Snapshot) -> Bottleneck:
     if learner_wait is None or sampler_wait is None:
         missing = "learner" if learner_wait is None else "samplers"
         return Bottleneck(f"Bottleneck not known yet: no time split of the {missing}.", Side.UNKNOWN)
+    if snapshot.lag is not None:
+        return _in_intervals(snapshot, learner_wait, sampler_wait)
     if learner_wait >= WAITS and sampler_wait >= WAITS:
         return _limiter_bound(snapshot, learner_wait, sampler_wait)
     if learner_wait >= WAITS:
@@ -59,6 +61,21 @@ def bottleneck(snapshot: Snapshot) -> Bottleneck:
     if sampler_wait >= WAITS:
         return _learner_bound(snapshot, learner_wait, sampler_wait)
     return _balanced(snapshot, learner_wait, sampler_wait)
+
+
+def _in_intervals(snapshot: Snapshot, learner_wait: float, executor_wait: float) -> Bottleneck:
+    """On-policy: who is done with an interval waits for the other; executors wait for the actors' answers too."""
+    waits = f"learner waits {percent(learner_wait)}, executors {percent(executor_wait)}"
+    if snapshot.lag == 0:
+        return Bottleneck(f"Rollout and learning take turns: {waits}; --mode hts does both at once.", Side.BALANCED)
+    if learner_wait >= WAITS:
+        busy = snapshot.cpu_use is not None and snapshot.cpu_use >= CPU_FULL
+        remedy = "more cores, more epochs" if busy else "more executors, more environments each"
+        return Bottleneck(f"Rollout is the limit: {waits}; {remedy} or a faster environment would help.", Side.SAMPLER)
+    if executor_wait >= WAITS:
+        return Bottleneck(f"Learner is the limit: {waits}; fewer epochs, a smaller network or a GPU would help.",
+                          Side.LEARNER)
+    return Bottleneck(f"Balanced: {waits}.", Side.BALANCED)
 
 
 def _resting(snapshot: Snapshot, learner_wait: float) -> Bottleneck:

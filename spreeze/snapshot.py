@@ -23,6 +23,8 @@ class Snapshot:
 
     env_id: str
     algo: str
+    lag: int | None = None
+    """On-policy algorithms: intervals between the policy that collects and the one that learns; None: off-policy."""
     state: str = "starting"
     wall_s: float | None = None
 

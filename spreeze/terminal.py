@@ -23,7 +23,8 @@ from spreeze.snapshot import Snapshot
 
 _SAMPLER_PARTS = (("policy", "cyan"), ("env", "green"), ("write", "yellow"), ("wait", "bright_black"))
 _LEARNER_PARTS = (
-    ("gather", "yellow"), ("critic", "green"), ("actor", "cyan"), ("publish", "magenta"), ("wait", "bright_black"),
+    ("gather", "yellow"), ("critic", "green"), ("actor", "cyan"), ("learn", "green"), ("publish", "magenta"),
+    ("wait", "bright_black"),
 )  # fmt: skip
 _SPARKS = "▁▂▃▄▅▆▇█"
 _ASCII_SPARKS = "_.-=+*#@"
@@ -194,7 +195,7 @@ def panel(snapshot: Snapshot, width: int, ascii_only: bool = False) -> Panel:
     rows += [
         _health(snapshot),
         _rates(snapshot, inner),
-        _split("samplers", snapshot.sampler_shares, _SAMPLER_PARTS, inner, ascii_only),
+        _split(_steppers(snapshot), snapshot.sampler_shares, _SAMPLER_PARTS, inner, ascii_only),
         _split("learner", snapshot.learner_shares, _LEARNER_PARTS, inner, ascii_only),
         *_machine(snapshot, inner, ascii_only),
         _returns(snapshot, inner, ascii_only),
@@ -211,7 +212,7 @@ def panel(snapshot: Snapshot, width: int, ascii_only: bool = False) -> Panel:
 
 
 def _health(snapshot: Snapshot) -> Text:
-    samplers = f"samplers {_count(snapshot.samplers_alive)}/{_count(snapshot.samplers_wanted)}"
+    samplers = f"{_steppers(snapshot)} {_count(snapshot.samplers_alive)}/{_count(snapshot.samplers_wanted)}"
     restarts = f"restarts {snapshot.restarts}"
     line = Text.assemble(
         (clean(snapshot.state, 40), "bold green" if snapshot.first_error is None else "bold red"),
@@ -221,6 +222,11 @@ def _health(snapshot: Snapshot) -> Text:
         (f"  {_active(snapshot)}" if snapshot.samplers_rest else "", "yellow"),
     )  # fmt: skip
     return line
+
+
+def _steppers(snapshot: Snapshot) -> str:
+    """What the processes that step environments are called."""
+    return "samplers" if snapshot.lag is None else "executors"
 
 
 def _active(snapshot: Snapshot) -> str:
@@ -282,7 +288,8 @@ def _machine(snapshot: Snapshot, inner: int, ascii_only: bool) -> list[Text]:
     if snapshot.memory_used_bytes is not None and snapshot.memory_total_bytes:
         share = snapshot.memory_used_bytes / snapshot.memory_total_bytes
     lines.append(_use_line("memory", share, f"  {size(snapshot.memory_used_bytes)}", inner, ascii_only))
-    lines.append(_use_line("replay", snapshot.replay_fill, "", inner, ascii_only))
+    if snapshot.lag is None:
+        lines.append(_use_line("replay", snapshot.replay_fill, "", inner, ascii_only))
     for gpu in snapshot.gpus[:4]:
         power = DASH if gpu.power_w is None else f"{gpu.power_w:.0f} W"
         limit = "" if gpu.power_limit_w is None else f" of {gpu.power_limit_w:.0f}"
@@ -311,7 +318,7 @@ def _bar(share: float | None, width: int, style: str, ascii_only: bool) -> Text:
 def _returns(snapshot: Snapshot, inner: int, ascii_only: bool) -> Text:
     line = Text.assemble(
         ("return    ", "dim"), (number(snapshot.eval_return), "bold"), f"  best {number(snapshot.eval_best)}"
-        f"  samplers' {number(snapshot.episode_return)}  "
+        f"  {_steppers(snapshot)}' {number(snapshot.episode_return)}  "
     )  # fmt: skip
     return line.append(sparkline(snapshot.eval_returns, max(0, min(30, inner - len(line))), ascii_only), style="cyan")
 

@@ -1,3 +1,5 @@
+import dataclasses
+
 import pytest
 
 from spreeze.metrics import SLOTS
@@ -116,3 +118,28 @@ def test_episode_means_leave_out_samplers_without_an_episode():
     metrics = Gauges(1).read(reading)
     assert metrics["episodes"] == 2.0
     assert metrics["episode_return"] == -10.0
+
+
+def test_an_on_policy_learner_has_numbers_of_its_own_and_none_of_replay():
+    learner = {"learn_s": 3.0, "wait_s": 1.0, "policy_lag": 1.0, "clip_share": 0.0, "grad_norm": 0.5}
+    gauges = Gauges(32)
+    gauges.read(_reading(0.0, sampled=32, baseline=0))
+    metrics = gauges.read(_reading(1.0, (64,), 2, inserted=64, baseline=0, sampled=64, learner=learner))
+    assert (metrics["learner_learn_share"], metrics["learner_wait_share"]) == (0.75, 0.25)
+    assert (metrics["policy_lag"], metrics["clip_share"], metrics["grad_norm"]) == (1.0, 0.0, 0.5)
+    assert metrics["samples_per_insert"] == 1.0
+    for name in ("critic_loss", "replay_fill", "transition_age", "rows_redrawn"):
+        assert metrics[name] is None
+    assert "learner_critic_share" not in metrics
+
+
+def test_actors_rows_are_counted_by_the_batch():
+    def reading(t_s, rows, batches, policy_s, wait_s):
+        numbers = {"rows": rows, "batches": batches, "policy_s": policy_s, "wait_s": wait_s, "policy_version": 0.0}
+        return dataclasses.replace(_reading(t_s), actors=(numbers, numbers))
+
+    gauges = Gauges(32)
+    assert gauges.read(reading(0.0, 0.0, 0.0, 0.0, 0.0))["actor_rows_per_batch"] is None
+    metrics = gauges.read(reading(1.0, 12.0, 4.0, 0.25, 0.75))
+    assert metrics["actor_rows_per_batch"] == 3.0
+    assert (metrics["actor_policy_share"], metrics["actor_wait_share"]) == (0.25, 0.75)

@@ -142,6 +142,15 @@ def test_resume_points_change_no_bit(spec, reference, tmp_path, point):
     assert fingerprints(tmp_path / "f") == reference
 
 
+@pytest.mark.parametrize("point", [2, 4])
+def test_the_baseline_resumes_without_the_rows_it_has_learned_from(spec, tmp_path, point):
+    play(spec, tmp_path / "whole", actors=0, lag=0)
+    tensors, state = play(spec, tmp_path / "f", point, actors=0, lag=0, schedule=11)
+    assert not [name for name in tensors if "side_" in name]
+    play(spec, tmp_path / "f", actors=0, lag=0, schedule=12, saved=(tensors, state))
+    assert fingerprints(tmp_path / "f") == fingerprints(tmp_path / "whole")
+
+
 def test_the_resume_point_may_be_the_very_beginning(spec, reference, tmp_path):
     saved = play(spec, tmp_path / "f", 0, actors=1)
     play(spec, tmp_path / "f", actors=1, saved=saved)

@@ -13,6 +13,7 @@ import numpy as np
 from spreeze.bottleneck import bottleneck
 from spreeze.dashboard import charts
 from spreeze.dashboard.data import LIVE_STATES, newest_log, read_json
+from spreeze.fitting import ON_POLICY
 from spreeze.formats import DASH, clean, duration, number, percent, size
 from spreeze.rundir import read_config, read_run, state_of
 from spreeze.snapshot import GpuSnapshot, Snapshot
@@ -26,7 +27,7 @@ _LOG_LINES = 8
 STALE_S = 3.0
 _SHARES = {
     "sampler": ("policy", "env", "write", "wait"),
-    "learner": ("gather", "critic", "actor", "publish", "wait"),
+    "learner": ("gather", "critic", "actor", "learn", "publish", "wait"),
 }
 
 
@@ -81,13 +82,19 @@ def snapshot(
         "foreign_cores",
     )
     device = str(learner.get("device", ""))
+    lag = {"hts": 1, "serial": 0}.get(str(run.get("mode"))) if run.get("algo") in ON_POLICY else None
+    if lag is not None:
+        replay, wanted = {}, config.get("rollout", {}).get("executors")
+    else:
+        wanted = config.get("sampling", {}).get("samplers")
     return Snapshot(
+        lag=lag,
         env_id=clean(run.get("env_id"), 80), algo=clean(run.get("algo"), 20), state=state, wall_s=run.get("wall_s"),
         env_steps=_integer(values.get("env_steps", run.get("env_steps"))),
         updates=_integer(values.get("updates", run.get("updates"))),
         learning_starts=replay.get("learning_starts"), samples_per_insert_min=replay.get("samples_per_insert_min"),
         samples_per_insert_max=replay.get("samples_per_insert_max"), core_uses=tuple(use for _, use in cores),
-        samplers_wanted=config.get("sampling", {}).get("samplers"), eval_best=run.get("eval_best"),
+        samplers_wanted=wanted, eval_best=run.get("eval_best"),
         learner_device=device if device != "auto" else ("cuda:0" if gpus else "cpu"),
         gpus=tuple(
             GpuSnapshot(
@@ -204,7 +211,9 @@ def _columns(points: Sequence[Point]) -> dict[str, list[float]]:
 
 
 def _split(values: Mapping[str, float], role: str) -> dict[str, float]:
-    names = {part: values.get(f"{role}_{part}_share") for part in _SHARES[role]}
+    # An on-policy learner has one step instead of three.
+    absent = ("gather", "critic", "actor") if values.get("learner_learn_share") else ("learn",)
+    names = {part: values.get(f"{role}_{part}_share") for part in _SHARES[role] if part not in absent}
     return {part: value for part, value in names.items() if value is not None}
 
 

@@ -107,11 +107,6 @@ class Readings:
         )
 
 
-def lag_of(plan: RunPlan) -> int:
-    """Intervals between the policy that collects and the one that is learned from its data."""
-    return 1 if plan.config.run.mode == "hts" else 0
-
-
 @contextlib.contextmanager
 def open_memory(plan: RunPlan, run_dir: Path) -> Iterator[Memory]:
     """Storages and buffers, as the last checkpoint has them if there is one.
@@ -212,7 +207,7 @@ def executor_job(plan: RunPlan, memory: Memory, bells: Bells, index: int) -> Exe
     part = plan.config.rollout
     return ExecutorJob(
         spec=plan.spec, index=index, seed=plan.config.run.seed, num_envs=part.envs_per_executor,
-        step_synchronous=lag_of(plan) == 0 and part.synchrony == "step", num_actors=plan.actors,
+        step_synchronous=plan.lag == 0 and part.synchrony == "step", num_actors=plan.actors,
         rollouts=memory.rollouts.spec, rollouts_fd=memory.rollouts.fd, exchange_fd=memory.exchange.fd,
         policy_fds=memory.handover.policies.fds, executor_bell_fds=_fds(*bells.executors),
         actor_bell_fds=_fds(*bells.actors), learner_bell_fds=_fds(bells.learner),
@@ -223,7 +218,7 @@ def learner_job(
     plan: RunPlan, run_dir: Path, memory: Memory, run_started_s: float, bells: Bells | None = None
 ) -> RolloutLearnerJob:
     """What the learner is told; without bells: in this process."""
-    config, lag = plan.config, lag_of(plan)
+    config, lag = plan.config, plan.lag or 0
     return RolloutLearnerJob(
         run_dir=str(run_dir), spec=plan.spec, algo=config.run.algo, algorithm=plan.algorithm_fields(),
         correction=config.rollout.correction if lag else "on-policy", lag=lag, seed=config.run.seed,

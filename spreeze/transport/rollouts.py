@@ -222,13 +222,18 @@ class Rollouts:
         return digest.hexdigest()
 
     def state_arrays(self, *, with_batch: bool) -> dict[str, np.ndarray]:
-        """Copies of what a resume needs to begin this interval again: episodes, and the storage to learn from."""
+        """Copies of what a resume needs to begin this interval again: episodes, and the storage to learn from.
+
+        Args: ``with_batch`` where the last interval has not been learned from yet.
+        """
         fields, parity = self._fields, self.interval % 2
         start, episode = fields["marked_start"][parity], fields["marked_episode"][parity]
         longest = int(np.minimum(self.interval * self.spec.sync_interval - start, self.spec.log_steps).max())
         arrays = {"start": start, "episode": episode, "log": fields["marked_log"][parity, :, :longest]}
-        if with_batch and self.interval > 0:
-            arrays |= {f"side_{name}": fields[name][(self.interval - 1) % 2] for name in _SIDE}
+        if self.interval > 0:
+            before = (self.interval - 1) % 2
+            arrays["last_obs"] = fields["next_obs"][before, -1]
+            arrays |= {f"side_{name}": fields[name][before] for name in _SIDE if with_batch}
         return {name: array.copy() for name, array in arrays.items()}
 
     def restore(self, arrays: dict[str, np.ndarray], interval: int) -> None:
@@ -253,6 +258,8 @@ class Rollouts:
         for name, array in side.items():
             if array is not None:
                 fields[name][(interval - 1) % 2] = array
+        if "last_obs" in arrays:
+            fields["next_obs"][(interval - 1) % 2, -1] = arrays["last_obs"]
         self.steps[:] = interval * self.spec.sync_interval
         self._interval[0] = interval - 1
         self.mark()

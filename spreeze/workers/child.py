@@ -36,8 +36,10 @@ BODIES = {
 
 _PR_SET_PDEATHSIG = 1
 _OOM_SCORE = {"sampler": 500, "executor": 500, "actor": 300, "evaluator": 300, "visualizer": 300}
-_NICE = {"sampler": 10, "executor": 10, "actor": 5, "evaluator": 5, "visualizer": 15}
+_NICE = {"sampler": 10, "executor": 5, "actor": 2, "evaluator": 5, "visualizer": 15}
 """At nice 10 a process gets about a tenth of a core that another one wants; at 15 a third of that.
+
+Executors are waited for like the learner, which then has nothing to do: what counts is that both are always busy.
 
 The evaluator keeps to its share of a core by pausing, so once at work it goes before the samplers: at 15 a
 score of Pendulum came seconds after the policy it was about.

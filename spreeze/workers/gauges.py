@@ -136,9 +136,11 @@ def _shares(old: Reading, new: Reading) -> dict[str, float | None]:
         f"sampler_{name}_share": sum(s[f"{name}_s"] for s in new.samplers) - sum(s[f"{name}_s"] for s in old.samplers)
         for name in ("policy", "env", "write", "wait")
     }
+    # An on-policy learner has one step instead of three.
+    parts = ("learn",) if new.learner.get("learn_s") else ("gather", "critic", "actor")
     learner_times = {
         f"learner_{name}_share": new.learner[f"{name}_s"] - old.learner[f"{name}_s"]
-        for name in ("wait", "gather", "critic", "actor", "learn", "publish") if f"{name}_s" in new.learner
+        for name in ("wait", *parts, "publish")
     }
     return {**_normalised(sampler_times), **_normalised(learner_times), **_actors(old, new)}
 

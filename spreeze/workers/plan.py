@@ -104,6 +104,13 @@ class RunPlan:
             )
 
     @property
+    def lag(self) -> int | None:
+        """Intervals between the policy that collects and the one that is learned from its data; None: off-policy."""
+        if self.config.on_policy is None:
+            return None
+        return 1 if self.config.run.mode == "hts" else 0
+
+    @property
     def minibatches(self) -> int:
         """Parts that an interval's rows are learned in (on-policy)."""
         return int(getattr(self.config.on_policy, "minibatches", 1))

@@ -12,6 +12,7 @@ from spreeze.workers.plan import RunPlan
 _SHARES = {
     "sampler": ("policy", "env", "write", "wait"),
     "learner": ("wait", "gather", "critic", "actor", "publish"),
+    "rollout learner": ("wait", "learn", "publish"),
 }
 _PLAIN = (
     "env_steps_per_s", "updates_per_s", "update_frames_per_s", "samples_per_insert", "policy_lag", "transition_age",
@@ -32,11 +33,14 @@ def take_snapshot(plan: RunPlan, metrics: Mapping[str, float | None], session_s:
     replay = plan.config.replay
     progress, eta_s = _progress(plan, metrics, session_s)
     return Snapshot(
-        env_id=plan.spec.env_id, algo=plan.config.run.algo, env_steps=_integer(metrics.get("env_steps")),
-        updates=_integer(metrics.get("updates")), learning_starts=replay.learning_starts,
-        samples_per_insert_min=replay.samples_per_insert_min, samples_per_insert_max=replay.samples_per_insert_max,
+        env_id=plan.spec.env_id, algo=plan.config.run.algo, lag=plan.lag, env_steps=_integer(metrics.get("env_steps")),
+        updates=_integer(metrics.get("updates")),
+        learning_starts=replay.learning_starts if plan.lag is None else None,
+        samples_per_insert_min=replay.samples_per_insert_min if plan.lag is None else None,
+        samples_per_insert_max=replay.samples_per_insert_max if plan.lag is None else None,
         samplers_wanted=plan.samplers, restarts=_integer(metrics.get("restarts")) or 0,
-        sampler_shares=_shares(metrics, "sampler"), learner_shares=_shares(metrics, "learner"),
+        sampler_shares=_shares(metrics, "sampler"),
+        learner_shares=_shares(metrics, "learner" if plan.lag is None else "rollout learner"),
         core_uses=_parts(metrics, "cpu_core_use"), gpus=_gpus(metrics), progress=progress, eta_s=eta_s,
         **{name: metrics.get(name) for name in _PLAIN}, **known,  # type: ignore[arg-type]
     )
@@ -47,7 +51,7 @@ def _integer(value: float | None) -> int | None:
 
 
 def _shares(metrics: Mapping[str, float | None], role: str) -> dict[str, float]:
-    found = {name: metrics.get(f"{role}_{name}_share") for name in _SHARES[role]}
+    found = {name: metrics.get(f"{role.removeprefix('rollout ')}_{name}_share") for name in _SHARES[role]}
     return {name: value for name, value in found.items() if value is not None}
 
 

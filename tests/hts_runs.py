@@ -1,0 +1,41 @@
+"""Small runs of the HTS-RL mode with real processes, and their fingerprints."""
+
+import json
+
+from harness import train
+
+SMALL = (
+    "--mode", "hts", "--algo", "ppo", "--envs-per-executor", "2", "--sync-interval", "16", "--executors", "2",
+    "--set", "ppo.hidden_sizes=[8,8]", "--set", "ppo.epochs=2", "--set", "ppo.minibatches=2",
+    "--set", "ppo.lr_schedule=constant",
+    "--set", "rollout.fingerprint=true", "--set", "evaluation.episodes=1", "--no-visualizer",
+)  # fmt: skip
+SYNTHETIC = ("--env", "spreeze/Synthetic-v0", "--import", "spreeze.envs.synthetic", "--env-arg", "episode_steps=25",
+             "--env-arg", "p_terminated=0.02", "--env-arg", "obs_dim=3")  # fmt: skip
+ROWS = 16 * 4
+"""Env steps of one interval."""
+
+
+def fingerprints(run):
+    """interval -> line; one that a restarted learner wrote again must be the same."""
+    found = {}
+    for text in (run.path / "fingerprints.jsonl").read_text().splitlines():
+        line = json.loads(text)
+        assert found.setdefault(line["interval"], line) == line
+    return [found[interval] for interval in sorted(found)]
+
+
+def played(tmp_path, name, *args, intervals=20, rows=ROWS):
+    """A run of so many intervals of ``rows`` env steps, its document checked."""
+    steps = ("--env-steps", str(rows * intervals))
+    run, code, document = train(tmp_path, *SYNTHETIC, *steps, *args, name=name, tiny=SMALL, timeout_s=100.0)
+    assert code == 0, run.stderr[-3000:]
+    assert document["env_steps"] == rows * intervals
+    assert document["stopped_by"] == "env_steps"
+    return run, document
+
+
+def slow(schedule):
+    """Arguments of the task that change when its steps are done, and nothing else."""
+    laws = ((), ("law=exponential", "mean_s=0.002"), ("law=gamma", "mean_s=0.001", "cv=3"))
+    return [part for text in laws[schedule] for part in ("--env-arg", text)]
