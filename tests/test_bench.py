@@ -42,6 +42,14 @@ def test_sampling_bench_reports_the_share_of_the_bare_loop():
     assert len(rows["two_samplers_over_one"]["repeats"]) == 2
 
 
+def test_checks_bench_reports_shares_of_sampler_and_learner():
+    rows = _metrics(_bench("checks", "--env", "Pendulum-v1", "--repeats", "1"))
+    assert rows["sampler_turn_us"]["value"] > 10
+    assert -0.1 < rows["ring_protocol_share_of_sampling"]["value"] < 1.0
+    assert 0.0 < rows["checksums_share_of_sampling"]["value"] < 1.0
+    assert rows["publish_share_of_learner"]["value"] > 0.0
+
+
 def test_learner_bench_reports_updates_and_the_share_of_the_floor():
     rows = _metrics(_bench("learner", "--batch-size", "64", "--repeats", "1"))
     assert rows["updates_per_s"]["value"] > 1

@@ -5,6 +5,7 @@ import sys
 import pytest
 
 from spreeze.bench.endings import orphans_rows, stops_rows
+from spreeze.bench.faults import Goal, faults_rows
 from spreeze.bench.recovery import SamplerPace
 from spreeze.bench.soak import soak_rows
 from spreeze.bench.storm import SAMPLERS, storm_rows
@@ -60,12 +61,26 @@ def test_a_killed_supervisor_leaves_nobody(tmp_path):
     assert rows["shared_memory_left"]["value"] == 0
 
 
+@pytest.mark.timeout(110)
+def test_time_to_a_return_is_taken_clean_and_with_faults_in_turn(tmp_path):
+    goal, said = Goal("Pendulum-v1", "pendulum", -1900.0), []
+    rows = {row["metric"]: row for row in faults_rows((goal,), 1, 40.0, str(tmp_path / "runs"), said.append)}
+    assert ["clean" in said[0], "faults" in said[1], len(said)] == [True, True, 2]
+    clean, faulty = rows["time_to_target_s_clean"], rows["time_to_target_s_faults"]
+    assert (clean["reached"], faulty["reached"]) == (1, 1)
+    assert rows["faults_over_clean"]["value"] == faulty["value"] / clean["value"]
+
+
 @pytest.mark.timeout(60)
 def test_a_short_soak_gives_slopes_and_drifts(tmp_path):
     extra = ["--samplers", "1", "--batch-size", "32", "--replay-capacity", "20000", "--no-visualizer", "--set",
              "sac.hidden_sizes=[32,32]"]  # fmt: skip
     rows = {row["metric"]: row for row in soak_rows(5 / 3600, "Pendulum-v1", str(tmp_path / "runs"), extra, 0.5)}
     assert rows["memory_bytes_slope"]["first"] > 20e6
+    roles = ("supervisor", "learner", "sampler", "evaluator")
+    assert sum(rows[f"memory_bytes_of_{role}_slope"]["first"] for role in roles) == rows["memory_bytes_slope"]["first"]
+    assert 1.0 < 60.0 * rows["measured_minutes"]["value"] < 4.0, "the first half is left out"
+    assert rows["redrawn_per_million"]["value"] >= 0
     assert rows["descriptors_slope"]["first"] > 10
     assert rows["updates_per_s_drift"]["first"] > 0
     assert (rows["exit_code"]["value"], rows["orphans_after_5_s"]["value"]) == (0, 0)

@@ -73,6 +73,7 @@ def _parser() -> argparse.ArgumentParser:
         return benches.add_parser(name, help=text, description=text, parents=[common, *parents])
 
     add("sampling", "the real sampler against a bare environment loop with the same actions", task)
+    add("checks", "what the ring's protocol, checksums and publication take of sampler and learner", task)
     env = add("env", "the fast Bullet tasks against their package, the same actions in turn")
     env.add_argument("--tasks", nargs="+", default=None, help="names such as Walker2D (default: all)")
     env.add_argument("--seconds", type=float, default=2.0, help="length of one repeat [s] (default: 2)")
@@ -203,6 +204,12 @@ def _sampling(args: argparse.Namespace) -> list[Row]:
     plan = _plan(args)
     rows = sampling_rows(plan, args.repeats, args.seconds or 3.0) + policy_rows(plan, args.repeats)
     return rows + samplers_rows(plan, args.repeats, args.seconds or 3.0)
+
+
+def _checks(args: argparse.Namespace) -> list[Row]:
+    from spreeze.bench.checks import checks_rows
+
+    return checks_rows(_plan(args), args.repeats)
 
 
 def _env(args: argparse.Namespace) -> list[Row]:
@@ -342,7 +349,8 @@ def _curve(args: argparse.Namespace) -> list[Row]:
 
 
 _BENCHES: dict[str, Callable[[argparse.Namespace], list[Row]]] = {
-    "sampling": _sampling, "env": _env, "replay": _replay, "learner": _learner, "together": _together, "rates": _rates,
+    "sampling": _sampling, "checks": _checks,
+    "env": _env, "replay": _replay, "learner": _learner, "together": _together, "rates": _rates,
     "target": _target, "governor": _governor, "score": _score, "pick": _pick, "tune": _tune, "curve": _curve,
     "hts": _hts, **LASTING,
 }

@@ -1,4 +1,4 @@
-"""The command line of the benches that last: storm, stops, orphans, soak, page (Linux)."""
+"""The command line of the benches that last: storm, stops, orphans, faults, soak, page (Linux)."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from spreeze.cli import say
 from spreeze.rundir import find_run
 
 Row = dict[str, Any]
+_TASKS = ("Pendulum-v1", "CartPole-v1")
 
 
 def add_lasting_benches(add: Callable[..., argparse.ArgumentParser]) -> None:
@@ -26,9 +27,14 @@ def add_lasting_benches(add: Callable[..., argparse.ArgumentParser]) -> None:
     for parser, runs in ((stops, 200), (orphans, 100)):
         parser.add_argument("--runs", type=int, default=runs, help=f"runs (default: {runs})")
         parser.add_argument("--together", type=int, default=1, help="runs at a time (default: 1)")
+    faults = add("faults", "wall time to a return, clean and with environments that raise and stall in one of two "
+                 "samplers, in turn; --repeats: seeds (Linux)")
+    faults.add_argument("--env", choices=_TASKS, default=None, help="one of its two tasks (default: both)")
+    faults.add_argument("--limit", type=float, default=180.0, help="a run is given up after that [s] (default: 180)")
     soak = add("soak", "slopes of memory, descriptors, threads, disk and throughput over a long run (Linux)")
     soak.add_argument("--hours", type=float, default=1.0, help="length of the run [h] (default: 1)")
     soak.add_argument("--env", default="Walker2DBulletEnv-v0", help="Gymnasium id (default: Walker2DBulletEnv-v0)")
+    soak.add_argument("--samplers", type=int, default=None, help="sampler processes (default: as train chooses)")
     page = add("page", "the Live page in a real browser beside a run: what it costs the run, whether it grows (Linux)")
     page.add_argument("--minutes", type=float, default=60.0, help="how long it is watched [min] (default: 60)")
     page.add_argument("--seconds", type=float, default=20.0,
@@ -38,7 +44,7 @@ def add_lasting_benches(add: Callable[..., argparse.ArgumentParser]) -> None:
                       help="task of the run that is started (default: Walker2DBulletEnv-v0)")
     for parser in (storm, stops, orphans):
         parser.add_argument("--seed", type=int, default=1, help="seed of the moments (default: 1)")
-    for parser in (storm, stops, orphans, soak, page):
+    for parser in (storm, stops, orphans, faults, soak, page):
         parser.add_argument("--runs-dir", default="runs", help="where runs go (default: runs)")
 
 
@@ -65,10 +71,18 @@ def _orphans(args: argparse.Namespace) -> list[Row]:
     return orphans_rows(args.runs, args.together, args.runs_dir, args.seed, _say(args))
 
 
+def _faults(args: argparse.Namespace) -> list[Row]:
+    from spreeze.bench.faults import GOALS, faults_rows
+
+    goals = tuple(goal for goal in GOALS if args.env in (None, goal.env_id))
+    return faults_rows(goals, args.repeats, args.limit, args.runs_dir, _say(args))
+
+
 def _soak(args: argparse.Namespace) -> list[Row]:
     from spreeze.bench.soak import soak_rows
 
-    return soak_rows(args.hours, args.env, args.runs_dir, [])
+    extra = [f"--samplers={args.samplers}"] if args.samplers else []
+    return soak_rows(args.hours, args.env, args.runs_dir, extra, say=_say(args))
 
 
 def _page(args: argparse.Namespace) -> list[Row]:
@@ -79,5 +93,5 @@ def _page(args: argparse.Namespace) -> list[Row]:
 
 
 LASTING: dict[str, Callable[[argparse.Namespace], list[Row]]] = {
-    "storm": _storm, "stops": _stops, "orphans": _orphans, "soak": _soak, "page": _page,
+    "storm": _storm, "stops": _stops, "orphans": _orphans, "faults": _faults, "soak": _soak, "page": _page,
 }

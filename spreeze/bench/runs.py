@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from spreeze.errors import SpreezeError
@@ -18,15 +19,16 @@ _RATES = {
 }
 
 
-def train(arguments: list[str], timeout_s: float) -> dict[str, Any]:
-    """One ``python -m spreeze.train ... --json``; returns its document.
+def train(arguments: list[str], timeout_s: float, environment: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """One ``python -m spreeze.train ... --json`` with these variables added; returns its document.
 
     Raises:
         SpreezeError: it failed or took too long.
     """
     command = [sys.executable, "-m", "spreeze.train", *arguments, "--json"]
     try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s, check=False)
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s, check=False,
+                              env={**os.environ, **(environment or {})})
     except subprocess.TimeoutExpired:
         raise SpreezeError(f"not done within {timeout_s:.0f} s: {' '.join(command)}") from None
     if done.returncode != 0:

@@ -84,7 +84,7 @@ def _measure(plan: RunPlan, run_dir: Path, seed: int, seconds: float) -> _Pair:
     """The real loop (limiter, weights look-up, policy, ring, numbers) and the bare one, in turns of 50 ms."""
     ring, board = Ring.create(plan.ring_spec()), Board.create(1)
     try:
-        loop, sampling = _sampler(plan, run_dir, ring, board, seed)
+        loop, sampling = real_sampler(plan, run_dir, ring, board, seed)
         bare = _Bare(plan, seed)
         sampler_s = bare_s = 0.0
         end = time.perf_counter() + seconds
@@ -109,7 +109,8 @@ def _measure(plan: RunPlan, run_dir: Path, seed: int, seconds: float) -> _Pair:
         ring.close()
 
 
-def _sampler(plan: RunPlan, run_dir: Path, ring: Ring, board: Board, seed: int) -> tuple[SamplerLoop, Sampling]:
+def real_sampler(plan: RunPlan, run_dir: Path, ring: Ring, board: Board, seed: int) -> tuple[SamplerLoop, Sampling]:
+    """The loop of a sampler process, in this one, and the environments that it steps."""
     config, num_envs = plan.config, plan.config.sampling.envs_per_sampler
     board.header[words.WEIGHTS_HINT] = 1
     ring.begin_learning()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +19,10 @@ Row = dict[str, Any]
 _LOOK_S = 10.0
 SETTLE_SHARE = 0.2
 """Share of the time that is left out: caches fill, replay fills."""
+_SETTLE_S = 1800.0
+"""Left out of a soak, but at most half of the time: caches and replay fill."""
+_SAY_S = 600.0
+_ROLES = ("supervisor", "learner", "sampler", "evaluator", "visualizer")
 _TARGETS = {
     "memory_bytes": "< 0.5 %/h", "descriptors": "flat", "threads": "flat", "env_steps_per_s": "drift < 2 %",
     "updates_per_s": "drift < 2 %",
@@ -28,17 +33,27 @@ class Look(NamedTuple):
     """One look at all processes of the run."""
 
     t_s: float
-    memory_bytes: float
-    """Private memory of all processes; shared replay is allocated at the start."""
+    memory_of: dict[str, float]
+    """Private memory [bytes] of all processes of a role; shared replay is allocated at the start."""
     descriptors: float
     threads: float
     disk_bytes: float
     env_steps: float
     updates: float
+    rows_drawn: float
+    rows_redrawn: float
+
+    @property
+    def memory_bytes(self) -> float:
+        """Private memory of all processes."""
+        return sum(self.memory_of.values())
 
 
-def soak_rows(hours: float, env_id: str, runs_dir: str, extra: list[str], look_s: float = _LOOK_S) -> list[Row]:
-    """Slopes over the last four fifths of a run.
+def soak_rows(
+    hours: float, env_id: str, runs_dir: str, extra: list[str], look_s: float = _LOOK_S,
+    say: Callable[[str], None] = lambda text: None,
+) -> list[Row]:
+    """Slopes over a run, its first 30 minutes (at most half of it) left out.
 
     Args:
         hours: length of the run.
@@ -46,6 +61,7 @@ def soak_rows(hours: float, env_id: str, runs_dir: str, extra: list[str], look_s
         runs_dir: where it goes.
         extra: further arguments of ``train``.
         look_s: time between two looks.
+        say: told every ten minutes how it stands.
 
     Raises:
         SpreezeError: the run ended by itself, or it was too short for a slope.
@@ -54,43 +70,65 @@ def soak_rows(hours: float, env_id: str, runs_dir: str, extra: list[str], look_s
     with LiveRun(["--env", env_id, *extra], runs_dir, f"soak-{os.getpid()}-{int(time.time())}", {}) as run:
         run.attach()
         run.wait(lambda: run.ring is not None and run.ring.sampled > 0, 120.0, "the first update")
-        end = time.monotonic() + 3600.0 * hours
-        while time.monotonic() < end:
+        begin_s = next_word_s = time.monotonic()
+        while time.monotonic() < begin_s + 3600.0 * hours:
             looks.append(_look(run))
+            if looks[-1].t_s >= next_word_s + _SAY_S:
+                next_word_s += _SAY_S
+                say(f"  {(looks[-1].t_s - begin_s) / 60.0:.0f} min: {looks[-1].memory_bytes / 1e6:.0f} MB, "
+                    f"{looks[-1].env_steps:.0f} env steps, {looks[-1].updates:.0f} updates")
             run.wait(lambda: time.monotonic() >= looks[-1].t_s + look_s, look_s + 60.0, "the next look")
         code = run.stop()
         orphans = run.orphans()
-    kept = looks[int(SETTLE_SHARE * len(looks)) :]
+    settled_s = looks[0].t_s + min(_SETTLE_S, 1800.0 * hours)
+    kept = [look for look in looks if look.t_s >= settled_s]
     if len(kept) < 4:
         raise SpreezeError(f"{len(kept)} looks give no slope: take at least {10 * look_s / 3600:.3f} hours")
-    times = [look.t_s for look in kept]
     return [
-        *(slope_row(name, times, [getattr(look, name) for look in kept], _TARGETS.get(name))
-          for name in ("memory_bytes", "descriptors", "threads", "disk_bytes")),
-        *(_drift_row(f"{name}_per_s", [getattr(look, name) for look in kept], times)
-          for name in ("env_steps", "updates")),
+        *_kept_rows(kept),
         {"metric": "exit_code", "value": code, "unit": "code", "target": "0"},
         {"metric": "orphans_after_5_s", "value": orphans, "unit": "processes", "target": "0"},
     ]
 
 
+def _kept_rows(kept: list[Look]) -> list[Row]:
+    times = [look.t_s for look in kept]
+    roles = [role for role in _ROLES if all(role in look.memory_of for look in kept)]
+    redrawn = [1e6 * (b.rows_redrawn - a.rows_redrawn) / max(1.0, b.rows_drawn - a.rows_drawn)
+               for a, b in ((kept[0], kept[len(kept) // 2]), (kept[len(kept) // 2], kept[-1]))]
+    return [
+        {"metric": "measured_minutes", "value": (times[-1] - times[0]) / 60.0, "unit": "min"},
+        *(slope_row(name, times, [getattr(look, name) for look in kept], _TARGETS.get(name))
+          for name in ("memory_bytes", "descriptors", "threads", "disk_bytes")),
+        *(slope_row(f"memory_bytes_of_{role}", times, [look.memory_of[role] for look in kept], None) for role in roles),
+        {"metric": "redrawn_per_million", "value": redrawn[1], "unit": "rows", "target": "no rise",
+         "first": redrawn[0], "last": redrawn[1]},
+        *(_drift_row(f"{name}_per_s", [getattr(look, name) for look in kept], times)
+          for name in ("env_steps", "updates")),
+    ]
+
+
 def _look(run: LiveRun) -> Look:
     assert run.board is not None
-    memory = descriptors = threads = 0.0
+    assert run.ring is not None
+    memory: dict[str, float] = {}
+    descriptors = threads = 0.0
     workers = run.workers()
     samplers = [spec["row"] for name, (_, spec) in workers.items() if name.startswith("sampler")]
-    for pid in [run.process.pid, *(pid for pid, _ in workers.values())]:
+    pids = {"supervisor": run.process.pid, **{name: pid for name, (pid, _) in workers.items()}}
+    for name, pid in pids.items():
         with contextlib.suppress(psutil.Error):
             process = psutil.Process(pid)
-            held = process.memory_info()
-            memory += held.rss - getattr(held, "shared", 0)
+            held, role = process.memory_info(), name.partition("-")[0]
+            memory[role] = memory.get(role, 0.0) + held.rss - getattr(held, "shared", 0)
             descriptors += process.num_fds()
             threads += process.num_threads()
-    updates = run.board.named_slots(workers["learner"][1]["row"], "learner")["updates"] if "learner" in workers else 0.0
+    learner = run.board.named_slots(workers["learner"][1]["row"], "learner") if "learner" in workers else {}
     return Look(
-        t_s=time.monotonic(), memory_bytes=memory, descriptors=descriptors, threads=threads,
+        t_s=time.monotonic(), memory_of=memory, descriptors=descriptors, threads=threads,
         disk_bytes=_disk_bytes(run.path), env_steps=sum(float(run.board.slots(row)[0]) for row in samplers),
-        updates=updates,
+        updates=learner.get("updates", 0.0), rows_drawn=float(run.ring.sampled),
+        rows_redrawn=learner.get("rows_redrawn", 0.0),
     )
 
 

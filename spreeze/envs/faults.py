@@ -47,6 +47,8 @@ class Faults:
     p_stall: float = 0.0
     """step sleeps for stall_s."""
     stall_s: float = 0.0
+    stall_max_s: float = 0.0
+    """above stall_s: each sleep is drawn between both."""
     exit_at: int = 0
     """the process ends with code 0 at that step."""
     kill_at: int = 0
@@ -113,7 +115,7 @@ class Injector:
         self._fatal()
         crash, nan, shape, stall = self._dice.random(4).tolist()
         if stall < faults.p_stall:
-            time.sleep(faults.stall_s)
+            time.sleep(self._dice.uniform(faults.stall_s, max(faults.stall_s, faults.stall_max_s)))
         if faults.step_s:
             time.sleep(faults.step_s)
         if faults.leak_bytes:
