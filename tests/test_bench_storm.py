@@ -31,15 +31,17 @@ def test_f02_a_short_storm_over_all_roles_keeps_every_promise(tmp_path):
     assert rows["learner_updates_lost_p100"]["value"] >= 0
 
 
-def test_a_sampler_is_back_at_nine_tenths_of_its_median_rate():
+def test_a_sampler_s_usual_rate_is_the_median_of_the_windows_before_it_was_killed():
     pace = SamplerPace()
-    steps = [0.0, 100.0, 200.0, 300.0]  # 400 a second
+    steps = [0.0, 100.0, 200.0, 260.0]
     assert [pace.look(0.25 * i, count, recovering=False) for i, count in enumerate(steps)] == [False, True, True, True]
+    assert (pace.usual, pace.rate) == (400.0, 240.0)
     pace.restart()
-    assert not pace.look(2.0, 300.0, recovering=True), "a window begins"
-    assert not pace.look(2.1, 300.0, recovering=True), "it is too short"
-    assert not pace.look(2.25, 389.0, recovering=True), "356 a second"
-    assert pace.look(2.5, 479.0, recovering=True), "360 a second"
+    assert pace.rate == 0.0
+    assert not pace.look(2.0, 260.0, recovering=True), "a window begins"
+    assert not pace.look(2.1, 260.0, recovering=True), "it is too short"
+    assert pace.look(2.25, 349.0, recovering=True)
+    assert (pace.usual, pace.rate) == (400.0, 356.0), "what it does on its way back is not usual"
 
 
 @pytest.mark.timeout(110)

@@ -13,7 +13,7 @@ from spreeze.transport import board as words
 from spreeze.transport.checkpoint import CheckpointStore
 
 LIMIT_S = 60.0
-"""Who is not back by then counts as hung."""
+"""Who does nothing until then counts as hung."""
 _RATE_S = 0.25
 _USUAL_WINDOWS = 40
 
@@ -29,7 +29,10 @@ class Recoveries:
     """Learner time between the checkpoint that it goes on from and its death."""
     rows_lost: int = 0
     """Replay rows that were committed once and are not any more."""
+    slow: int = 0
+    """Samplers that worked again, but not at their rate within the limit."""
     hung: list[str] = field(default_factory=list)
+    """Who did nothing at all within the limit."""
 
 
 class SamplerPace:
@@ -38,25 +41,31 @@ class SamplerPace:
     def __init__(self) -> None:
         self._good: deque[float] = deque(maxlen=_USUAL_WINDOWS)
         self._start: tuple[float, float] | None = None
+        self.rate = 0.0
+        """Env steps/s of the last window."""
+
+    @property
+    def usual(self) -> float:
+        """Env steps/s when nobody had killed it."""
+        return statistics.median(self._good) if self._good else 0.0
 
     def restart(self) -> None:
-        """Begins a new window: the sampler was killed, or is another process now."""
-        self._start = None
+        """Begins a new window: the sampler was killed."""
+        self._start, self.rate = None, 0.0
 
     def look(self, now_s: float, env_steps: float, *, recovering: bool) -> bool:
-        """Takes a reading; True when a window ended in which the sampler had at least 90 % of its usual rate."""
+        """Takes a reading; True when a window ended with it."""
         if self._start is None:
             self._start = now_s, env_steps
             return False
         passed_s = now_s - self._start[0]
         if passed_s < _RATE_S:
             return False
-        rate = (env_steps - self._start[1]) / passed_s
+        self.rate = (env_steps - self._start[1]) / passed_s
         self._start = now_s, env_steps
-        back = rate >= 0.9 * (statistics.median(self._good) if self._good else 0.0) and rate > 0.0
         if not recovering:
-            self._good.append(rate)
-        return back
+            self._good.append(self.rate)
+        return True
 
 
 class RecoveryWatch:
@@ -103,12 +112,8 @@ class RecoveryWatch:
     def look(self) -> None:
         """Reads all counters once."""
         now_s, seen = time.monotonic(), self.seen
-        for index, pace in enumerate(self._paces):
-            name = f"sampler-{index}"
-            if name in self._killed and not self._is_new(name):
-                continue
-            if pace.look(now_s, self.env_steps(index), recovering=name in self._killed) and name in self._killed:
-                seen.sampler_s.append(now_s - self._killed.pop(name)[0])
+        for index in range(self._samplers):
+            self._look_at_sampler(index, now_s)
         committed = [committed for _, committed in self._ring.counters()]
         seen.rows_lost += sum(max(0, old - new) for old, new in zip(self._committed, committed, strict=True))
         self._committed = committed
@@ -116,12 +121,29 @@ class RecoveryWatch:
         for name in [name for name in self._killed if name in ("evaluator", "visualizer") and self._is_new(name)]:
             del self._killed[name]
         for name in [name for name, (killed_s, _) in self._killed.items() if now_s - killed_s > LIMIT_S]:
-            seen.hung.append(name)
+            if name.startswith("sampler") and self._is_new(name) and self._paces[self._rows[name]].rate > 0.0:
+                seen.slow += 1
+                seen.sampler_s.append(now_s - self._killed[name][0])
+            else:
+                seen.hung.append(name)
             del self._killed[name]
 
     def _is_new(self, name: str) -> bool:
         """Another process has the place of the killed one."""
         return int(self._board.control(self._rows[name])[words.PID]) != self._killed[name][1]
+
+    def _look_at_sampler(self, index: int, now_s: float) -> None:
+        """Back is who has 90 % of his usual rate, or of his neighbours' where the machine is slower now."""
+        name, pace = f"sampler-{index}", self._paces[index]
+        recovering = name in self._killed
+        if recovering and not self._is_new(name):
+            return
+        if not pace.look(now_s, self.env_steps(index), recovering=recovering) or not recovering:
+            return
+        others = [other.rate for at, other in enumerate(self._paces)
+                  if at != index and f"sampler-{at}" not in self._killed]
+        if pace.rate >= 0.9 * min(pace.usual, *others, float("inf")) and pace.rate > 0.0:
+            self.seen.sampler_s.append(now_s - self._killed.pop(name)[0])
 
     def _look_at_learner(self, now_s: float) -> None:
         updates = self.updates()
