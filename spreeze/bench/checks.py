@@ -1,7 +1,8 @@
 """What safety costs: the ring's protocol in a sampler's turn, checksums, the reader's second look, publication.
 
 Each is the time of the real call less that of a bare one which only copies, taken in turns, over the time of what it
-is part of. In the rate of a whole run these differences would drown in noise.
+is part of. In the rate of a whole run these differences would drown in noise. A helper thread publishes, so what that
+takes from the learner is at most its processor time.
 """
 
 from __future__ import annotations
@@ -68,6 +69,7 @@ def checks_rows(plan: RunPlan, repeats: int) -> list[Row]:
         publish_policy(plan, folder)
         found = [_measure(plan, folder, repeat) for repeat in range(repeats)]
     env, count = plan.spec.env_id, plan.config.sampling.envs_per_sampler
+    interval_us = 1e6 * plan.config.learner.publish_interval_s
 
     def row(metric: str, unit: str, values: list[float], **more: Any) -> Row:
         return {"metric": metric, "unit": unit, "value": statistics.median(values), "repeats": values, "env": env,
@@ -85,8 +87,8 @@ def checks_rows(plan: RunPlan, repeats: int) -> list[Row]:
                                                       for one in found]),
         row("publish_us", "us", [one["publish"] for one in found]),
         row("publish_processor_us", "us", [one["publish_processor"] for one in found]),
-        row("publish_share_of_learner", "share", [
-            one["publish"] / (1e6 * plan.config.learner.publish_interval_s) for one in found], target="< 0.01"),
+        row("publish_share_of_learner", "share", [one["publish_processor"] / interval_us for one in found],
+            target="< 0.01"),
     ]
 
 

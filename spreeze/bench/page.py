@@ -16,7 +16,7 @@ import psutil
 
 from spreeze.bench import browser as web
 from spreeze.bench.live_run import LiveRun
-from spreeze.bench.soak import SETTLE_SHARE, slope_row
+from spreeze.bench.soak import slope_row
 from spreeze.errors import SpreezeError
 from spreeze.hardware import read_machine
 from spreeze.rundir import read_run, state_of
@@ -32,6 +32,8 @@ HIDE = "Object.defineProperty(document, 'hidden', {configurable: true, value: ar
 _OPEN_S = 60.0
 _SETTLE_S = 6.0
 """After a page was opened or closed: the visualizer goes on for some seconds when nobody looks any more."""
+_LEFT_OUT = 0.2
+"""Share of the time for which slopes do not count: caches fill, replay fills."""
 _BUSY_S = 6.0
 _AGES_S = 3.0
 _AGE_PERIOD_S = 0.2
@@ -221,7 +223,7 @@ def watched_rows(seen: Visit, seconds: float, busy_s: float = _BUSY_S, ages_s: f
     while time.monotonic() < end:
         looks.append(seen.look(busy_s, ages_s))
         _alive(seen.run)
-    kept = looks[int(SETTLE_SHARE * len(looks)) :]
+    kept = looks[int(_LEFT_OUT * len(looks)) :]
     if len(kept) < 4:
         raise SpreezeError(f"{len(kept)} looks give no slope: take at least {7 * (busy_s + ages_s) / 60:.1f} min")
     seen.hide(True)

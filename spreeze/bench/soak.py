@@ -17,10 +17,8 @@ from spreeze.errors import SpreezeError
 
 Row = dict[str, Any]
 _LOOK_S = 10.0
-SETTLE_SHARE = 0.2
-"""Share of the time that is left out: caches fill, replay fills."""
 _SETTLE_S = 1800.0
-"""Left out of a soak, but at most half of the time: caches and replay fill."""
+"""Left out, but at most half of the time: caches and replay fill."""
 _SAY_S = 600.0
 _ROLES = ("supervisor", "learner", "sampler", "evaluator", "visualizer")
 _TARGETS = {
