@@ -18,8 +18,9 @@ from spreeze.transport.ring import ShardWriter
 from spreeze.transport.ring_reader import RingReader
 from spreeze.types import EnvSpec, RowLayout
 from spreeze.workers import launches as module
+from spreeze.workers import learning as learning_module
 from spreeze.workers import mirror as mirror_module
-from spreeze.workers.devices import staged_copies
+from spreeze.workers.devices import HostWaits, staged_copies
 from spreeze.workers.launches import CudaGraph, Launches, NotRecorded, reason_against, updates_in_graph
 from spreeze.workers.learning import Learning
 from spreeze.workers.mirror import Mirror, fitted_mirror
@@ -178,8 +179,8 @@ def test_what_cannot_be_a_graph_is_known_before(facts, words):
 
 
 class FailingCapture:
-    def __init__(self, graph):
-        pass
+    def __init__(self, graph, capture_error_mode):
+        assert capture_error_mode == "thread_local"
 
     def __enter__(self):
         pass
@@ -234,9 +235,8 @@ def test_memory_that_is_gone_when_the_mirror_is_made_gives_a_smaller_one(monkeyp
 
 def learning_of(ring, **options):
     config = dataclasses.replace(PARTS["sac"](), hidden_sizes=(8, 8))
-    options = {"device": "cpu", **options}
-    return Learning(SPEC, "sac", config, LAYOUT, RingReader(ring), batch_size=BATCH, seed=1, normalize_obs=False,
-                    **options)  # fmt: skip
+    options = {"device": "cpu", "normalize_obs": False, **options}
+    return Learning(SPEC, "sac", config, LAYOUT, RingReader(ring), batch_size=BATCH, seed=1, **options)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cpu+cpu"])
@@ -263,6 +263,48 @@ def test_a_mirror_that_is_given_back_leaves_batches_from_the_host():
         assert not learning.drop_mirror()
         assert learning.update() == 1
         assert learning.lag_and_age()[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("free", "normalize", "words"),
+    [(10**9, False, "replay is mirrored on cpu"), (10, False, "batches come from the host: a mirror of replay needs"),
+     (10**9, True, "batches come from the host: observations are normalised there")],
+)  # fmt: skip
+def test_a_learner_says_where_its_batches_come_from(monkeypatch, free, normalize, words):
+    monkeypatch.setattr(learning_module, "free_bytes", lambda device: free)
+    with filled() as ring:
+        learning = learning_of(ring, normalize_obs=normalize)
+        learning._open_mirror()
+        assert len(learning.notes) == 1
+        assert words in learning.notes[0]
+        assert learning.drop_mirror() == ("mirrored" in words)
+
+
+def test_a_split_with_a_mirror_launches_kernels_one_by_one_and_says_so():
+    with filled() as ring:
+        learning = learning_of(ring, updates_per_launch=1, device="cpu+cpu")
+        learning._actor_device = torch.device("meta")  # stands in for a second device
+        learning.use_mirror(Mirror(RingReader(ring), BATCH, CPU, 5), lambda: pytest.fail("recorded"))
+        assert learning.notes == ["kernels are launched one by one: actor and critics are on two devices"]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+@pytest.mark.parametrize("name", ["sac", "td3"])
+def test_on_a_gpu_graphs_give_the_parameters_of_single_updates_and_never_wait(name):
+    device, config = torch.device("cuda:0"), dataclasses.replace(PARTS[name](), hidden_sizes=(32, 32))
+    with filled() as ring:
+        found = []
+        for per_launch in (0, 4):
+            learning = Learning(SPEC, name, config, LAYOUT, RingReader(ring), batch_size=BATCH, device="cuda:0", seed=1,
+                                normalize_obs=False, mirror=True, updates_per_launch=per_launch)  # fmt: skip
+            while learning.updates < 40:
+                learning.update(40 - learning.updates)
+            with HostWaits(str(device)) as waits:
+                learning.update()
+            assert waits.count == 0
+            found.append(learning.policy(SPEC, name)[0])
+        for key, value in found[0].items():
+            assert np.allclose(value, found[1][key], atol=1e-2), key
 
 
 def test_a_smaller_batch_is_also_drawn_from_the_mirror():

@@ -64,7 +64,8 @@ class CudaGraph:
             self._graph.register_generator_state(generator)
         torch.cuda.synchronize(self._device)
         try:
-            with torch.cuda.device(self._device), torch.cuda.graph(self._graph):
+            # Only this thread's own waits spoil a recording: another one may well use the device meanwhile.
+            with torch.cuda.device(self._device), torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
                 work()
         except torch.OutOfMemoryError:
             raise

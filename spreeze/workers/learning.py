@@ -98,8 +98,11 @@ class Learning:
 
     def drop_mirror(self) -> bool:
         """Gives the mirror's memory back: batches come from the host from now on. False where there is none."""
-        had, self._launches = self._launches is not None, None
-        return had
+        launches, self._launches = self._launches, None
+        if launches is None:
+            return False
+        launches.mirror.settle()
+        return True
 
     def set_batch_size(self, batch_size: int) -> None:
         """Draws that many rows at once from now on."""

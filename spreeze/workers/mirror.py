@@ -181,8 +181,15 @@ class Mirror:
         place = torch.remainder(self.logical, self.rows_per_shard).add_(self._starts[self._shard])
         return torch.index_select(self._rows, 0, place, out=self.batch)
 
+    def settle(self) -> None:
+        """Returns when no copy and no draw is under way: its memory may then be given back."""
+        self._beside.mark().wait()
+        self._main.mark().wait()
+
     def lag_and_age(self, version_now: int) -> tuple[float, float]:
-        """Mean policy lag and age of the latest draw (reads the device)."""
+        """Mean policy lag and age of the latest draw (reads the device); 0 before anything was pulled."""
+        if self.available < 1:
+            return 0.0, 0.0
         shard, logical = self._shard.cpu().numpy(), self.logical.cpu().numpy()
         spec = self._reader.ring.spec
         return self._reader.lag_age(shard * spec.stride_rows + logical % spec.rows_per_shard, version_now)

@@ -62,7 +62,7 @@ class DeviceLane:
         """The point behind all work given so far."""
         if not self._on_gpu:
             return Moment()
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # a host that waits leaves its core
         event.record(self._stream())
         return Moment(event)
 
