@@ -166,7 +166,7 @@ def test_settings_that_differ_in_samplers_share_one_crew(pendulum, short):
     assert {rate.setting for rate in rates} == set(settings)
     for rate in rates:
         assert rate.failure is None
-        assert len(rate.env_steps_per_s) == len(rate.updates_per_s) == len(rate.cpu_share) == 3
+        assert len(rate.env_steps_per_s) == len(rate.updates_per_s) == len(rate.cpu_share) == measure.REPEATS
         assert rate.env_median > 0
         assert rate.update_median > 0
         assert 0 < rate.cpu_median < 1.6

@@ -24,8 +24,8 @@ _NEAR = (0, 1, 2)
 _LEAST_S = 4.0
 _CLIMB_S = 2.0
 """Less time than this is not worth another call."""
-_FIRST_SIZES, _FURTHER_SIZES = 6, 2
-"""Steps of the ladder measured at once."""
+_FIRST_SIZES, _FURTHER_SIZES, _BESIDE_SIZES = 6, 2, 3
+"""Steps of the ladder measured at once; of a pair of threads, beside one thread."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,9 @@ def measure_learners(
     trial = _Trial(knobs, measure, on_rate, until_s, ladder, list(room.limits))
     plain = {kind[0]: kind for kind in reversed(kinds)}
     for position, kind in enumerate(plain.values()):
-        trial.climb(kind, share=1.0 / (len(plain) - position + (len(kinds) > len(plain))))
+        pair = (*kind[:2], 2)
+        beside = pair if pair in kinds and len(kinds) == 2 else None
+        trial.climb(kind, share=1.0 / (len(plain) - position + (len(kinds) > len(plain))), beside=beside)
     for kind in kinds:
         if kind not in plain.values() and kind[1] == plain[kind[0]][1] and _threads_pay(knobs, trial.rates, kind):
             trial.near(kind)
@@ -78,16 +80,25 @@ class _Trial:
         self.ladder, self.limits = ladder, limits
         self.rates: list[LearnerRate] = []
 
-    def climb(self, kind: Kind, share: float) -> None:
-        """Measures every second batch until larger ones no longer pay, then those beside the best."""
+    def climb(self, kind: Kind, share: float, beside: Kind | None = None) -> None:
+        """Measures every second batch until larger ones no longer pay, then those beside the best.
+
+        Args:
+            kind: of learner.
+            share: of the time that is left.
+            beside: a kind to compare it with, measured in the same turns: a machine whose speed changes from second
+                to second tells nothing of two learners that were measured one after the other.
+        """
         end_s = self.measure.seconds_left() - max(self._left_s() * share, _LEAST_S)
         # A line needs few points; more of them take off noise where there is time for them.
         stride = 1 if share == 1.0 or len(self.knobs.devices) == 1 else 2
         coarse = sorted({*self.ladder[::stride], self.ladder[-1]})
         position, step = 0, _FIRST_SIZES // stride
         while position < len(coarse) and (position == 0 or self.measure.seconds_left() - end_s > _CLIMB_S):
-            wanted = coarse[position : position + step]
-            found = self._measured(kind, wanted, self.measure.seconds_left() - end_s)
+            wanted = _settings(kind, coarse[position : position + step])
+            if beside is not None and position == 0:
+                wanted += _settings(beside, coarse[:_BESIDE_SIZES])
+            found = self._measured(wanted, self.measure.seconds_left() - end_s)
             position, step = position + step, _FURTHER_SIZES
             if len(found) < len(wanted) or any(rate.failure for rate in found) or not self._rising(kind):
                 break
@@ -97,20 +108,23 @@ class _Trial:
             seen = {rate.setting.batch_size for rate in self.rates if kind_of(rate.setting) == kind}
             between = [one for one in self.ladder[max(0, at - 1) : at + 2] if one not in seen]
             if between:
-                self._measured(kind, between, self.measure.seconds_left() - end_s)
+                self._measured(_settings(kind, between), self.measure.seconds_left() - end_s)
 
     def near(self, kind: Kind) -> None:
         """Measures a further kind of learner round the best batch of its device."""
         if self._left_s() < _CLIMB_S:
             self.limits.append(f"time was up before {_kind_text(kind)} could be tried")
             return
-        self._measured(kind, _sizes_to_try(self.knobs, self.rates, kind, self.ladder), self._left_s())
+        known = {rate.setting for rate in self.rates}
+        wanted = _settings(kind, _sizes_to_try(self.knobs, self.rates, kind, self.ladder))
+        if new := [setting for setting in wanted if setting not in known]:
+            self._measured(new, self._left_s())
 
     def _left_s(self) -> float:
         return self.measure.seconds_left() - self.until_s
 
-    def _measured(self, kind: Kind, sizes: Sequence[int], within_s: float) -> list[LearnerRate]:
-        found = self.measure.learner(_settings(kind, sizes), within_s=within_s, on_rate=self.on_rate)
+    def _measured(self, settings: Sequence[LearnerSetting], within_s: float) -> list[LearnerRate]:
+        found = self.measure.learner(settings, within_s=within_s, on_rate=self.on_rate)
         self.rates += found
         return found
 

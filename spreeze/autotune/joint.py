@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from spreeze.autotune.batch import Learners
 from spreeze.autotune.capacity import Room
 from spreeze.autotune.cost import Kind, kind_of, noise
+from spreeze.autotune.evidence import log_gains
 from spreeze.autotune.options import sampler_ladder
 from spreeze.autotune.pick import Scored, all_settings, expected_worth, measured_worth, pick
 from spreeze.autotune.records import JointRate, JointSetting, Knobs, Measure
@@ -18,12 +19,11 @@ from spreeze.autotune.sharing import Sharing, fit_sharing
 from spreeze.errors import ConfigError, WorkerError
 
 _MOST_NEIGHBOURS = 4
-_LEAST_GAIN = 0.03
-_SURE, _AGREED = 2.5, 1.0
-"""A move needs a gain of this many standard errors of a difference; where the learner stays and the model expected
-it, of the second."""
-_PROMISING = 0.85
-"""Neighbours expected below this share of the choice are not measured."""
+_LEAST_GAIN = 0.05
+_PROMISING, _PROMISING_RIVAL = 0.85, 0.6
+"""Neighbours expected below this share of the choice are not measured; other kinds of learner, below the second."""
+_SAME = 0.002
+"""Settings whose expected rates differ by less are one and the same: a bound that does not bind."""
 _ROUNDS = 3
 _LEAST_S = 4.0
 """A round of joint measurements is not begun with less time than this."""
@@ -77,7 +77,7 @@ def measure_joint(
     if not sweep:
         limits.append("time was up before samplers could be measured: chosen from the facts")
     expected = {one: expected_worth(knobs, sharing, one) for one in settings}
-    return _check(_Search(knobs, sharing, expected, list(sweep), limits), measure, on_rate)
+    return _check(_Search(knobs, sharing, expected, list(sweep), limits, error), measure, on_rate)
 
 
 def _nothing_ran(knobs: Knobs, rates: Sequence[JointRate]) -> Exception:
@@ -103,10 +103,12 @@ class _Search:
     expected: dict[JointSetting, Scored]
     rates: list[JointRate]
     limits: list[str]
+    error: float
+    """Relative standard error of a median."""
 
 
 def _check(search: _Search, measure: Measure, on_rate: OnRate) -> Joint:
-    """Hill-climbing from the expected best, by measured gains beyond the noise only."""
+    """Hill-climbing from the expected best, by gains as model and measurement together tell them."""
     known: dict[JointSetting, Scored] = {}
     chosen = pick(search.knobs, search.expected.values())
     moved: list[str] = []
@@ -150,22 +152,11 @@ def _next(
         return max(now.values(), key=lambda one: one.score, default=None) or pick(search.knobs, left)
     if chosen.setting not in now:
         return chosen
-    error = noise(values for rate in found for values in (rate.updates_per_s, rate.env_steps_per_s))
-    here = now[chosen.setting]
-
-    def needed(one: Scored) -> float:
-        sure = _SURE
-        if one.setting.learner == here.setting.learner and _expects(search, one, here):
-            sure = _AGREED
-        return here.score * (1.0 + max(_LEAST_GAIN, sure * math.sqrt(2.0) * error))
-
-    better = [one for one in now.values() if one.score > needed(one)]
-    return max(better, key=lambda one: one.score, default=here)
-
-
-def _expects(search: _Search, one: Scored, other: Scored) -> bool:
-    """Whether the model, too, holds the first for better."""
-    return search.expected[one.setting].score > search.expected[other.setting].score
+    good = [rate for rate in found if rate.setting in now]
+    here = next(rate for rate in good if rate.setting == chosen.setting)
+    gains = log_gains(search.knobs, good, here, search.expected, search.error)
+    best = max(gains, key=lambda one: gains[one], default=chosen.setting)
+    return now[best] if gains.get(best, 0.0) > math.log1p(_LEAST_GAIN) else now[chosen.setting]
 
 
 def _no_larger(one: JointSetting, other: JointSetting) -> bool:
@@ -177,12 +168,20 @@ def _neighbours(search: _Search, centre: JointSetting, known: Mapping[JointSetti
 
     Of each other kind of learner it is the one expected to be the best: the model knows kinds apart least well.
     """
-    around = {dataclasses.replace(centre, **change) for change in _changes(list(search.expected), centre)}
-    around |= _rivals(search, centre)
-    least = search.expected[centre].score * _PROMISING if centre in search.expected else 0.0
-    promising = sorted((search.expected[one] for one in around if one in search.expected and one not in known
-                        and search.expected[one].score >= least), key=lambda one: (-one.score, one.setting))
+    here = search.expected.get(centre)
+    around = {dataclasses.replace(centre, **change): _PROMISING for change in _changes(list(search.expected), centre)}
+    around |= dict.fromkeys(_rivals(search, centre), _PROMISING_RIVAL)
+    promising = [search.expected[one] for one, share in around.items() if one in search.expected and one not in known
+                 and (here is None or _differs(search.expected[one], here, share))]
+    promising.sort(key=lambda one: (-one.score, one.setting))
     return [one.setting for one in promising[:_MOST_NEIGHBOURS]]
+
+
+def _differs(one: Scored, here: Scored, share: float) -> bool:
+    """Whether a setting is promising and not the same as the choice in all but name."""
+    rates = (one.updates_per_s, here.updates_per_s), (one.env_steps_per_s, here.env_steps_per_s)
+    same = all(abs(a - b) <= _SAME * b for a, b in rates) and one.setting.learner == here.setting.learner
+    return one.score >= share * here.score and not same
 
 
 def _rivals(search: _Search, centre: JointSetting) -> set[JointSetting]:

@@ -1,7 +1,8 @@
 """The tuner beside the exhaustive grid, on this machine: how much of the best score its pick reaches.
 
 The tuner runs first, some times and fresh. Then every batch size with every number of samplers, and what was
-picked, is measured with the real learner and real samplers, in rounds, and scored by the same formula.
+picked, is measured with the real learner and real samplers in turns with the most frequent pick, and scored by the
+same formula.
 """
 
 from __future__ import annotations
@@ -9,16 +10,15 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from spreeze.autotune.records import JointRate, JointSetting, LearnerSetting
-from spreeze.autotune.scores import joint_score
+from spreeze.autotune.records import JointSetting, LearnerSetting
 from spreeze.bench.busy import busy_core
+from spreeze.bench.grid import Point, measure_grid
 from spreeze.envs.probe import probe_env
 from spreeze.errors import ConfigError, SpreezeError
 from spreeze.hardware import read_machine
@@ -31,26 +31,6 @@ from spreeze.workers.plan import RunPlan
 
 Row = dict[str, Any]
 Say = Callable[[str], None]
-_SLOWEST_UPDATE_S = 0.1
-"""Larger batches are left out of the grid once an update takes longer."""
-_WINDOW_S, _START_S = 1.6, 6.0
-"""One measurement of one grid point, and the start of a crew, about."""
-
-
-@dataclass
-class _Point:
-    """Everything measured at one setting."""
-
-    env_steps_per_s: list[float] = field(default_factory=list)
-    updates_per_s: list[float] = field(default_factory=list)
-    failure: str | None = None
-
-    def score(self, objective: str, batch_size: int) -> float:
-        """By the medians; 0 where it could not run."""
-        if not self.updates_per_s:
-            return 0.0
-        return joint_score(objective, batch_size, statistics.median(self.updates_per_s),
-                           statistics.median(self.env_steps_per_s))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +107,7 @@ def _setting_of(record: dict[str, Any]) -> JointSetting:
 
 def _grid(
     case: Case, settings: Settings, picks: Sequence[JointSetting], interrupts: Interrupts, say: Say
-) -> dict[JointSetting, _Point]:
+) -> dict[JointSetting, Point]:
     """Every batch, one thread and a pair, with every number of samplers, at the configured and the picks' ratios."""
     machine = read_machine()
     config = settings.config
@@ -144,42 +124,22 @@ def _grid(
         for batch in case.batches for threads, device, precision, envs in sorted(kinds)
         for ratio in ratios for samplers in range(1, most + 2 - threads)
     ]
-    points = {setting: _Point() for setting in dict.fromkeys([*picks, *grid])}
     plan = RunPlan(settings=settings, spec=probe.spec, samplers=1, free_core=False)
-    order, shuffled = list(points), random.Random(0)
+
+    def open_measuring(within_s: float) -> Measuring:
+        measuring = Measuring(
+            plan, usable_cores=machine.cores.usable, memory_cap_bytes=machine.memory.usable_bytes,
+            crew_bytes=10**9, ends_s=time.monotonic() + within_s, interrupts=interrupts,
+        )
+        measuring.step_us = probe.step_us_median
+        return measuring
+
     with only_tuner(say, interrupts):
-        for number in range(case.rounds):
-            shuffled.shuffle(order)
-            wanted = [setting for setting in order if not _too_slow(setting, points)]
-            within_s = 3 * _WINDOW_S * len(wanted) + _START_S * len({setting.learner for setting in wanted})
-            with Measuring(
-                plan, usable_cores=machine.cores.usable, memory_cap_bytes=machine.memory.usable_bytes,
-                crew_bytes=10**9, ends_s=time.monotonic() + within_s, interrupts=interrupts,
-            ) as measuring:
-                measuring.step_us = probe.step_us_median
-                for rate in measuring.joint(wanted, within_s=within_s, on_rate=lambda rate: None):
-                    _take(points[rate.setting], rate)
-            say(f"  grid: round {number + 1} of {case.rounds}, {len(wanted)} settings")
-    return points
+        return measure_grid([*picks, *grid], statistics.mode(picks), case.rounds, case.objective, open_measuring, say)
 
 
-def _too_slow(setting: JointSetting, points: dict[JointSetting, _Point]) -> bool:
-    """True for a larger batch than one whose update already takes too long; never for the smallest."""
-    return any(
-        point.updates_per_s and statistics.median(point.updates_per_s) * _SLOWEST_UPDATE_S < 1.0
-        and setting.learner.batch_size > other.learner.batch_size
-        for other, point in points.items()
-    )
-
-
-def _take(point: _Point, rate: JointRate) -> None:
-    point.env_steps_per_s += rate.env_steps_per_s
-    point.updates_per_s += rate.updates_per_s
-    point.failure = rate.failure
-
-
-def _rows(case: Case, records: Sequence[dict[str, Any]], points: dict[JointSetting, _Point]) -> list[Row]:
-    scores = {setting: point.score(case.objective, setting.learner.batch_size) for setting, point in points.items()}
+def _rows(case: Case, records: Sequence[dict[str, Any]], points: dict[JointSetting, Point]) -> list[Row]:
+    scores = {setting: point.score for setting, point in points.items()}
     best = max(scores, key=lambda setting: scores[setting])
     if scores[best] <= 0.0:
         raise SpreezeError("nothing of the grid could be measured: "
@@ -196,7 +156,7 @@ def _rows(case: Case, records: Sequence[dict[str, Any]], points: dict[JointSetti
     ]
     for setting, point in sorted(points.items(), key=lambda item: -scores[item[0]]):
         rows.append({
-            "metric": f"score {_short(setting)}", "unit": "score", "value": scores[setting],
+            "metric": f"score over the reference's {_short(setting)}", "unit": "ratio", "value": scores[setting],
             "picked": picks.count(setting), "env_steps_per_s": point.env_steps_per_s,
             "updates_per_s": point.updates_per_s, "batch_size": setting.learner.batch_size,
             "samplers": setting.samplers, "samples_per_insert_min": setting.samples_per_insert_min,

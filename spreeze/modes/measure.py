@@ -11,11 +11,13 @@ from typing import Self
 
 from spreeze.autotune.records import JointRate, JointSetting, LearnerRate, LearnerSetting
 from spreeze.modes.ensemble import Company, Ensemble, Unfit
-from spreeze.modes.nursery import REPEATS, Nursery
+from spreeze.modes.nursery import Nursery
 from spreeze.workers.interrupts import Interrupts
 from spreeze.workers.plan import RunPlan
 
-_SETTLE_S, _WINDOW_S = 0.3, 1.0
+REPEATS = 5
+"""Windows of each setting: short ones in many turns, since the speed of a shared machine changes within seconds."""
+_SETTLE_S, _WINDOW_S = 0.25, 0.5
 _SHORTEST_SETTLE_S, _SHORTEST_WINDOW_S = 0.1, 0.3
 _TURNS_IN_WINDOW = 3
 """Turns of a sampler (a step of each of its environments) that a window should hold, where that takes at most:"""

@@ -1,0 +1,72 @@
+"""The tuner's bench: a grid measured beside a reference."""
+
+import contextlib
+import itertools
+
+import pytest
+
+from spreeze.autotune.records import JointRate, JointSetting, LearnerSetting
+from spreeze.bench.grid import measure_grid
+from spreeze.errors import SpreezeError
+
+REFERENCE = JointSetting(learner=LearnerSetting(batch_size=64), samplers=1, envs_per_sampler=8,
+                         samples_per_insert_min=8.0)  # fmt: skip
+
+
+def _setting(batch_size, samplers=1):
+    return JointSetting(learner=LearnerSetting(batch_size=batch_size), samplers=samplers, envs_per_sampler=8,
+                        samples_per_insert_min=8.0)  # fmt: skip
+
+
+class _Machine:
+    """A machine that is slower with each group; updates fall with the batch."""
+
+    def __init__(self, failing=()):
+        self.failing, self.groups = failing, []
+        self._speeds = itertools.accumulate(itertools.repeat(0.8), lambda a, b: a * b)
+
+    @contextlib.contextmanager
+    def open(self, within_s):
+        assert within_s > 4.0
+        yield self
+
+    def joint(self, settings, *, within_s, on_rate):
+        self.groups.append(list(settings))
+        speed = next(self._speeds)
+        return [self._rate(one, speed) for one in settings]
+
+    def _rate(self, one, speed):
+        if one.learner.batch_size in self.failing:
+            return JointRate(setting=one, env_steps_per_s=(), updates_per_s=(), failure="out of memory")
+        turns = [speed * turn * 100.0 * 64 / one.learner.batch_size for turn in (1.0, 0.5, 2.0)]
+        return JointRate(setting=one, env_steps_per_s=(1e9,) * 3, updates_per_s=tuple(turns))
+
+
+def test_a_machine_that_grows_slower_does_not_change_the_order():
+    machine = _Machine()
+    sizes = [16, 32, 64, 128, 256, 512]
+    points = measure_grid([_setting(size) for size in sizes], REFERENCE, 2, "updates", machine.open, lambda text: None)
+    assert {one.learner.batch_size: point.score for one, point in points.items()} == pytest.approx(
+        {size: 64 / size for size in sizes}
+    )
+    assert all(group[0] == REFERENCE and group.count(REFERENCE) == 1 for group in machine.groups)
+    assert len(points[_setting(32)].ratios) == 2 * 3
+
+
+def test_settings_of_one_crew_stay_together():
+    machine = _Machine()
+    settings = [_setting(size, samplers) for size in (32, 128, 256) for samplers in (1, 2, 3)]
+    measure_grid(settings, REFERENCE, 1, "updates", machine.open, lambda text: None)
+    assert [len(group) for group in machine.groups] == [10]
+
+
+def test_what_cannot_run_has_no_score_and_says_why():
+    machine = _Machine(failing={256})
+    points = measure_grid([_setting(256)], REFERENCE, 1, "return", machine.open, lambda text: None)
+    assert points[_setting(256)].score == 0.0
+    assert points[_setting(256)].failure == "out of memory"
+
+
+def test_a_reference_that_cannot_run_is_an_error():
+    with pytest.raises(SpreezeError, match="reference could not be measured: out of memory"):
+        measure_grid([_setting(32)], REFERENCE, 1, "return", _Machine(failing={64}).open, lambda text: None)
