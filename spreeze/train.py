@@ -196,7 +196,7 @@ def _plan(
     samplers, reasons = config.sampling.samplers, dict(tuned or {})
     part, actors = config.rollout, 0
     if config.on_policy is not None:
-        samplers = part.executors or (1 if config.run.mode == "serial" else max(1, int(usable)))
+        samplers = part.executors or (1 if config.run.mode == "serial" else max(1, min(int(usable), 16)))
         actors = (1 if part.actors is None else part.actors) if config.run.mode == "hts" else 0
         if part.executors is None and config.run.mode == "hts":
             reasons["rollout.executors"] = f"{usable:g} usable cores"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from spreeze.errors import ResourceError
 from spreeze.rundir import RunDir
+from spreeze.transport.memory import available_bytes
 from spreeze.workers.crew import Crew
 from spreeze.workers.evaluator import EvaluatorJob
 from spreeze.workers.final import final_evaluation
@@ -22,6 +23,14 @@ _FINAL_EVALUATION_S = 6.0
 _EXIT_S = 12.0
 """From the wish to stop to the end of the final evaluation; the rest of 15 s is for closing."""
 _VISUALIZER_AFTER_S = 4.0
+_LEAST_LIMIT_BYTES = 2**30
+"""What who steps environments may always have; beyond it, its share of half of the memory that is free."""
+
+
+def memory_limit_bytes(plan: RunPlan) -> int:
+    """Memory above which a sampler or executor is started anew."""
+    asked = plan.config.sampling.memory_limit_bytes
+    return asked or max(_LEAST_LIMIT_BYTES, available_bytes() // (2 * plan.samplers))
 
 
 def supervise(

@@ -6,13 +6,14 @@ The synchronous baseline with several executors is the same wiring with a lag of
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from spreeze.errors import CheckpointError, ConfigError, ResourceError
-from spreeze.modes.beside import last_evaluation, supervise, watcher_specs
+from spreeze.modes.beside import last_evaluation, memory_limit_bytes, supervise, watcher_specs
 from spreeze.rundir import RunDir
 from spreeze.strays import StrayWatch
 from spreeze.transport import board as words
@@ -56,29 +57,44 @@ def run_mode(plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts)
         ResourceError: no room for the storages; nothing was started.
         ConfigError: a resumed run's checkpoint does not fit.
     """
-    first_watcher = plan.samplers + plan.actors + 1
-    recorder = Recorder(plan, run_dir, view)
-    watch = StrayWatch(run_dir.nonce)
-    try:
-        watch.start()
-        with open_memory(plan, run_dir.path) as memory, _bells(plan) as bells:
-            board = Board.create(first_watcher + 2)
-            try:
-                nest = Nest(run_dir=run_dir.path, board_fd=board.block.fd, board_rows=first_watcher + 2,
-                            nonce=run_dir.nonce)
-                crew = Crew(nest, board, on_event=recorder.event, forgiven=plan.config.run.forgiven_failures)
-                read = Readings(plan, board, memory.rollouts, memory.updates)
-                supervisor = Supervisor(run_dir, board, crew, read, recorder, interrupts)
-                specs = worker_specs(plan, run_dir.path, memory, bells, recorder.started_s)
-                specs |= watcher_specs(plan, run_dir.path, first_watcher)
-                supervise(supervisor, crew, specs, lambda: memory.rollouts.interval > read.first_interval)
-            finally:
-                board.close()
-        last_evaluation(plan, run_dir, recorder, supervisor, interrupts)
-    finally:
-        watch.end()
-        recorder.close()
+    with open_memory(plan, run_dir.path) as memory:
+        plan = from_interval(plan, memory.rollouts)
+        recorder = Recorder(plan, run_dir, view)
+        watch = StrayWatch(run_dir.nonce)
+        try:
+            watch.start()
+            supervisor = _trained(plan, run_dir, memory, recorder, interrupts)
+            last_evaluation(plan, run_dir, recorder, supervisor, interrupts)
+        finally:
+            watch.end()
+            recorder.close()
     return recorder.outcome
+
+
+def _trained(
+    plan: RunPlan, run_dir: RunDir, memory: Memory, recorder: Recorder, interrupts: Interrupts
+) -> Supervisor:
+    """Starts everybody and watches to the end; nobody is left when it returns."""
+    first_watcher = plan.samplers + plan.actors + 1
+    with _bells(plan) as bells:
+        board = Board.create(first_watcher + 2)
+        try:
+            nest = Nest(run_dir=run_dir.path, board_fd=board.block.fd, board_rows=board.num_rows, nonce=run_dir.nonce)
+            crew = Crew(nest, board, on_event=recorder.event, forgiven=plan.config.run.forgiven_failures)
+            read = Readings(plan, board, memory.rollouts, memory.updates)
+            supervisor = Supervisor(run_dir, board, crew, read, recorder, interrupts)
+            specs = worker_specs(plan, run_dir.path, memory, bells, recorder.started_s)
+            specs |= watcher_specs(plan, run_dir.path, first_watcher)
+            supervise(supervisor, crew, specs, lambda: memory.rollouts.interval > read.first_interval)
+        finally:
+            board.close()
+    return supervisor
+
+
+def from_interval(plan: RunPlan, rollouts: Rollouts) -> RunPlan:
+    """The plan with the env steps that are behind it: those of whole intervals, the rest is collected again."""
+    env_steps = rollouts.interval * rollouts.spec.rows
+    return dataclasses.replace(plan, earlier=dataclasses.replace(plan.earlier, env_steps=env_steps))
 
 
 class Readings:
@@ -179,7 +195,7 @@ def worker_specs(
     plan: RunPlan, run_dir: Path, memory: Memory, bells: Bells, run_started_s: float
 ) -> dict[str, WorkerSpec]:
     """Learner, executors and actors, in starting order: what takes longest to import comes first."""
-    job = learner_job(plan, run_dir, memory, run_started_s, bells)
+    job, limit = learner_job(plan, run_dir, memory, run_started_s, bells), memory_limit_bytes(plan)
     shared = (memory.rollouts.fd, memory.exchange.fd, *memory.handover.policies.fds,
               *_fds(*bells.executors, *bells.actors, bells.learner))
     found = [WorkerSpec(role="learner", body="rollout-learner", index=0, row=plan.samplers + plan.actors,
@@ -187,7 +203,7 @@ def worker_specs(
     found += [
         WorkerSpec(role="executor", index=index, row=index, job=executor_job(plan, memory, bells, index).to_json(),
                    step_deadline_s=plan.config.sampling.step_deadline_s, inherited_fds=shared,
-                   memory_limit_bytes=plan.config.sampling.memory_limit_bytes)
+                   memory_limit_bytes=limit)
         for index in range(plan.samplers)
     ]
     for index in range(plan.actors):

@@ -7,12 +7,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from spreeze.modes.beside import last_evaluation, supervise, watcher_specs
+from spreeze.modes.beside import last_evaluation, memory_limit_bytes, supervise, watcher_specs
 from spreeze.rundir import RunDir
 from spreeze.strays import StrayWatch
 from spreeze.transport.board import Board
 from spreeze.transport.checkpoint import CheckpointStore
-from spreeze.transport.memory import available_bytes
 from spreeze.transport.replay_file import load as load_replay
 from spreeze.transport.ring import Ring
 from spreeze.workers.crew import Crew
@@ -25,9 +24,6 @@ from spreeze.workers.recorder import Outcome, Recorder, View
 from spreeze.workers.sampler import SamplerJob
 from spreeze.workers.spawn import Nest, WorkerSpec
 from spreeze.workers.supervisor import Supervisor
-
-_LEAST_LIMIT_BYTES = 2**30
-"""What a sampler may always have; beyond it, its share of half of the memory that was free at the start."""
 
 
 def run_mode(plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts) -> Outcome:
@@ -97,7 +93,7 @@ def open_memory(plan: RunPlan, run_dir: Path, num_rows: int) -> Iterator[tuple[B
 def worker_specs(plan: RunPlan, run_dir: Path, ring: Ring, run_started_s: float) -> dict[str, WorkerSpec]:
     """Worker specifications in starting order: what takes longest to import comes first."""
     config, samplers = plan.config, plan.samplers
-    limit = config.sampling.memory_limit_bytes or max(_LEAST_LIMIT_BYTES, available_bytes() // (2 * samplers))
+    limit = memory_limit_bytes(plan)
     fds = (ring.block.fd,)
     specs = {
         "learner": WorkerSpec(

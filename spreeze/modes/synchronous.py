@@ -37,16 +37,15 @@ def run_mode(plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts)
     """
     if plan.samplers > 1:
         return hts.run_mode(plan, run_dir, view, interrupts)
-    recorder = Recorder(plan, run_dir, view)
-    config = plan.config
-    try:
-        with (
-            stdout_to_stderr(), hts.open_memory(plan, run_dir.path) as memory,
-            learner_threads(plan.spec, config.learner.threads, resolve_device(config.learner.device)),
-        ):
-            _Synchronous(plan, run_dir, memory, recorder, interrupts).run()
-    finally:
-        recorder.close()
+    part = plan.config.learner
+    with hts.open_memory(plan, run_dir.path) as memory:
+        plan = hts.from_interval(plan, memory.rollouts)
+        recorder = Recorder(plan, run_dir, view)
+        try:
+            with stdout_to_stderr(), learner_threads(plan.spec, part.threads, resolve_device(part.device)):
+                _Synchronous(plan, run_dir, memory, recorder, interrupts).run()
+        finally:
+            recorder.close()
     return recorder.outcome
 
 
@@ -89,7 +88,7 @@ class _Synchronous:
             self._evaluation.drop_environments()
 
     def _collect(self) -> None:
-        """Steps until the interval is full, or the run is interrupted: then what was collected counts for nothing."""
+        """Steps until the interval is full, or the run is to end: then what was collected counts for nothing."""
         while not self._memory.rollouts.full and not self._interrupts.asked:
             start = time.perf_counter()
             self._envs.ask()
@@ -98,6 +97,8 @@ class _Synchronous:
             self._envs.step()
             if time.monotonic() >= self._next_sample_s:
                 self._sample()
+                if self._recorder.stop_reason() is not None:
+                    return
 
     def _stop_reason(self) -> str | None:
         if self._interrupts.count:

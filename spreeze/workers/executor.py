@@ -67,7 +67,7 @@ class _Executor:
         self._link, self._job, self._envs = link, job, envs
         executors = bells_of(job.executor_bell_fds)
         self._bell = executors[job.index]
-        # In step synchrony one executor's step is what the others wait for.
+        # In step synchrony the last one to take a step is what the others wait for.
         self._others = [bell for bell in executors if bell is not self._bell] if job.step_synchronous else []
         self._actors, (self._learner,) = bells_of(job.actor_bell_fds), bells_of(job.learner_bell_fds)
         first_fd, second_fd = job.policy_fds
@@ -92,8 +92,9 @@ class _Executor:
         self._envs.counts.policy_s += perf_counter() - start
         stepped = self._envs.step()
         if stepped.size:
-            for bell in self._others:
-                bell.ring()
+            if self._envs.last_of_step:
+                for bell in self._others:
+                    bell.ring()
             if self._envs.filled:
                 self._learner.ring()
         else:

@@ -168,6 +168,12 @@ class RolloutEnvs:
         self._reset(index)
 
     @property
+    def last_of_step(self) -> bool:
+        """True where all environments have come as far as these: who was ahead may go on."""
+        steps = self._rollouts.steps
+        return int(steps.min()) >= int(steps[self.mine].max())
+
+    @property
     def filled(self) -> bool:
         """True while there is nothing left to step in this interval."""
         return int(self._rollouts.steps[self.mine].min()) >= self._rollouts.spec.sync_interval * (
