@@ -11,7 +11,7 @@ from spreeze.bench.runs import Row
 from spreeze.errors import ConfigError
 from spreeze.hardware import read_machine
 
-PARTS = ("steps", "learner", "sweep", "target", "paired", "correction")
+PARTS = ("steps", "learner", "sweep", "waiting", "target", "paired", "correction")
 LAWS = ("constant", "exponential", "gamma 0.5", "gamma 1", "gamma 3")
 
 
@@ -19,7 +19,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     """The flags of the bench."""
     add = parser.add_argument
     add("--parts", nargs="+", choices=PARTS, default=list(PARTS[:3]),
-        help="steps, learner, sweep: step times as given; target, paired, correction: tasks (default: the first three)")
+        help="steps, learner, sweep: step times as given; waiting: what it costs; target, paired, correction: tasks "
+             "(default: the first three)")
     add("--seconds", type=float, default=10.0,
         help="what a rate is measured over where step times are given [s] (default: 10)")
     add("--laws", nargs="+", choices=LAWS, default=list(LAWS), help="step times of steps and learner (default: all)")
@@ -57,7 +58,7 @@ def hts_rows(args: argparse.Namespace, say: Callable[[str], None]) -> list[Row]:
 
 
 def _measured(args: argparse.Namespace, say: Callable[[str], None]) -> list[Row]:
-    from spreeze.bench import hts, hts_tasks
+    from spreeze.bench import hts, hts_tasks, hts_waiting
 
     if args.envs % args.executors:
         raise ConfigError(f"--envs {args.envs}: not divisible by --executors {args.executors}")
@@ -70,7 +71,9 @@ def _measured(args: argparse.Namespace, say: Callable[[str], None]) -> list[Row]
     )
     parts: dict[str, Callable[[], list[Row]]] = {
         "steps": lambda: hts.steps_rows(given), "learner": lambda: hts.learner_rows(given),
-        "sweep": lambda: hts.sweep_rows(given), "target": lambda: hts_tasks.target_rows(tasks),
+        "sweep": lambda: hts.sweep_rows(given),
+        "waiting": lambda: hts_waiting.waiting_rows(args.seconds, args.repeats, say),
+        "target": lambda: hts_tasks.target_rows(tasks),
         "paired": lambda: hts_tasks.paired_rows(tasks), "correction": lambda: hts_tasks.correction_rows(tasks),
     }
     rows = []

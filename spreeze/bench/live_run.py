@@ -20,6 +20,7 @@ from spreeze.rundir import read_run
 from spreeze.strays import MARK
 from spreeze.transport.board import Board
 from spreeze.transport.ring import Ring, RingSpec
+from spreeze.workers.link import worker_name
 
 _START_S = 60.0
 _END_S = 60.0
@@ -61,8 +62,7 @@ class LiveRun:
                     line = child.cmdline()
                     if line[1:3] == ["-m", "spreeze.workers.child"] and child.status() != psutil.STATUS_ZOMBIE:
                         spec = json.loads(line[3])
-                        name = f"sampler-{spec['index']}" if spec["role"] == "sampler" else spec["role"]
-                        found[name] = child.pid, spec
+                        found[worker_name(spec["role"], spec["index"])] = child.pid, spec
         return found
 
     def attach(self) -> None:

@@ -76,7 +76,7 @@ def _trained(
 ) -> Supervisor:
     """Starts everybody and watches to the end; nobody is left when it returns."""
     first_watcher = plan.samplers + plan.actors + 1
-    with _bells(plan) as bells:
+    with open_bells(plan) as bells:
         board = Board.create(first_watcher + 2)
         try:
             nest = Nest(run_dir=run_dir.path, board_fd=board.block.fd, board_rows=board.num_rows, nonce=run_dir.nonce)
@@ -171,7 +171,12 @@ class Bells:
 
 
 @contextlib.contextmanager
-def _bells(plan: RunPlan) -> Iterator[Bells]:
+def open_bells(plan: RunPlan) -> Iterator[Bells]:
+    """A bell for each worker of the plan.
+
+    Raises:
+        ResourceError: too few descriptors.
+    """
     with contextlib.ExitStack() as stack:
         def made(count: int) -> tuple[Bell, ...]:
             bells = []
