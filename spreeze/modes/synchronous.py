@@ -23,7 +23,7 @@ from spreeze.workers.interrupts import Interrupts
 from spreeze.workers.plan import RunPlan
 from spreeze.workers.recorder import SAMPLE_S, Outcome, Recorder, View
 from spreeze.workers.rollout import RolloutEnvs
-from spreeze.workers.rollout_learner import Publisher, open_learning
+from spreeze.workers.rollout_learner import RunFiles, open_learning
 
 _FINAL_EVALUATION_S = 6.0
 
@@ -59,7 +59,7 @@ class _Synchronous:
         recorder.outcome.device = resolve_device(config.learner.device)
         self._first_interval, self._first_updates = memory.rollouts.interval, memory.updates
         self._learning = open_learning(job, memory.rollouts)
-        self._publisher = Publisher(job, self._learning, CheckpointStore(run_dir.path / "checkpoints"))
+        self._files = RunFiles(job, self._learning, CheckpointStore(run_dir.path / "checkpoints"))
         self._envs = RolloutEnvs(
             lambda: open_task(spec), spec, memory.rollouts, memory.exchange, first=0,
             num_envs=config.rollout.envs_per_executor, seed=config.run.seed,
@@ -114,7 +114,7 @@ class _Synchronous:
         now = time.monotonic()
         if now >= self._next_sample_s:
             self._sample()
-        if self._learning.updates != self._publisher.version and now >= self._next_evaluation_s:
+        if self._learning.updates != self._files.version and now >= self._next_evaluation_s:
             self._evaluate()
         if now >= self._next_checkpoint_s:
             self._checkpoint()
@@ -132,7 +132,7 @@ class _Synchronous:
             return self._interrupts.count >= patience or (final and time.monotonic() - start > _FINAL_EVALUATION_S)
 
         try:
-            weights = self._publisher.publish()
+            weights = self._files.publish()
         except (OSError, WeightsError) as error:
             weights = None
             self._recorder.event("warning", f"weights not published, the last good ones stay: {error}")
@@ -147,7 +147,7 @@ class _Synchronous:
 
     def _checkpoint(self) -> None:
         try:
-            self._publisher.checkpoint()
+            self._files.checkpoint()
         except (OSError, ResourceError) as error:
             self._recorder.event("warning", f"checkpoint not written, the last one stays: {error}")
         self._next_checkpoint_s = time.monotonic() + self._plan.config.learner.checkpoint_interval_s
@@ -157,7 +157,7 @@ class _Synchronous:
         self._recorder.finish()
         self._recorder.outcome.parameters_sha256 = self._learning.parameters_sha256()
         self._checkpoint()
-        if self._learning.updates != self._publisher.version and not self._interrupts.urgent:
+        if self._learning.updates != self._files.version and not self._interrupts.urgent:
             self._evaluate(final=True)
 
     def _reading(self, *, whole: bool = False) -> Reading:

@@ -53,7 +53,7 @@ def open_learning(job: RolloutLearnerJob, rollouts: Rollouts) -> RolloutLearning
     )
 
 
-class Publisher:
+class RunFiles:
     """Where policies and checkpoints of an on-policy run go: the files that evaluation, play and resume read."""
 
     def __init__(self, job: RolloutLearnerJob, learning: RolloutLearning, store: CheckpointStore) -> None:
@@ -104,7 +104,7 @@ class _RolloutLearner:
     def __init__(self, link: Link, job: RolloutLearnerJob, learning: RolloutLearning) -> None:
         self._link, self._job, self._learning = link, job, learning
         store = CheckpointStore(Path(job.run_dir) / "checkpoints", on_progress=lambda: link.beat(Phase.CHECKPOINT))
-        self._publisher = Publisher(job, learning, store)
+        self._files = RunFiles(job, learning, store)
         self._executors, (self._bell,) = bells_of(job.executor_bell_fds), bells_of(job.bell_fds)
         self._base = link.named(link.slots)
         self._wait_s = self._publish_s = self._posted_s = self._published_s = 0.0
@@ -159,7 +159,7 @@ class _RolloutLearner:
         start = perf_counter()
         self._link.beat(Phase.PUBLISH)
         try:
-            if self._publisher.publish() is not None:
+            if self._files.publish() is not None:
                 self._link.board.header[words.WEIGHTS_HINT] += 1
         except (WeightsError, OSError) as error:
             self._link.send("event", level="warning", text=f"weights not published, the last good ones stay: {error}")
@@ -170,7 +170,7 @@ class _RolloutLearner:
         start = perf_counter()
         self._link.beat(Phase.CHECKPOINT)
         try:
-            self._checkpoint_updates = self._publisher.checkpoint()
+            self._checkpoint_updates = self._files.checkpoint()
         except (OSError, ResourceError) as error:
             self._link.send("event", level="warning", text=f"checkpoint not written, the last one stays: {error}")
         self._checkpoint_s = perf_counter()
@@ -184,7 +184,7 @@ class _RolloutLearner:
         numbers = self._learning.numbers(wait_s=self._wait_s, publish_s=self._publish_s)
         for name in _CUMULATIVE:
             numbers[name] += self._base[name]
-        numbers["policy_version"] = max(self._publisher.version, 0)
+        numbers["policy_version"] = max(self._files.version, 0)
         numbers["checkpoint_updates"] = self._checkpoint_updates
         self._link.post(**numbers)
 
