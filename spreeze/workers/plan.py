@@ -102,6 +102,11 @@ class RunPlan:
                 f"learner.device = {self.config.learner.device}, learner.overlap = "
                 f"{str(self.config.learner.overlap).lower()}: {self.config.run.algo} has one network on one device"
             )
+        if self.config.learner.precision != "float32":
+            raise ConfigError(
+                f"learner.precision = {self.config.learner.precision}: {self.config.run.algo} learns in float32, which "
+                "its equal results rest on; leave it out"
+            )
 
     @property
     def lag(self) -> int | None:
