@@ -198,14 +198,42 @@ def test_a_failed_recording_is_an_answer_but_a_lost_device_ends_the_process(monk
         if lost and len(calls) > 1:
             raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered (pretended)")
 
-    monkeypatch.setattr(module.torch.cuda, "CUDAGraph", lambda: None)
+    class Noise:
+        state = "before"
+
+        def __init__(self, device=None):
+            pass
+
+        def get_state(self):
+            return self.state
+
+        def set_state(self, state):
+            self.state = f"fresh, {state}"
+            return self
+
+        def graphsafe_set_state(self, other):
+            self.state = other.state
+
+    class Recording:
+        def register_generator_state(self, generator):
+            generator.state = "recording"
+
+    streams = []
+    monkeypatch.setattr(module.torch, "Generator", Noise)
+    monkeypatch.setattr(module.torch.cuda, "current_stream", lambda device: "main")
+    monkeypatch.setattr(module.torch.cuda, "set_stream", streams.append)
+    monkeypatch.setattr(module.torch.cuda, "CUDAGraph", Recording)
     monkeypatch.setattr(module.torch.cuda, "device", contextlib.nullcontext)
     monkeypatch.setattr(module.torch.cuda, "graph", FailingCapture)
     monkeypatch.setattr(module.torch.cuda, "synchronize", synchronize)
     graph = CudaGraph(torch.device("cuda:0"))
     expected = (torch.AcceleratorError, "illegal memory access") if lost else (NotRecorded, "when stream is capturing")
+    noise = Noise()
     with pytest.raises(expected[0], match=expected[1]):
-        graph.record(lambda: None, [])
+        graph.record(lambda: None, [noise])
+    if not lost:
+        assert noise.state == "fresh, before", "single updates go on with the noise where it was"
+        assert streams == ["main"]
 
 
 @pytest.mark.parametrize(
@@ -266,18 +294,36 @@ def test_a_mirror_that_is_given_back_leaves_batches_from_the_host():
 
 
 @pytest.mark.parametrize(
-    ("free", "normalize", "words"),
-    [(10**9, False, "replay is mirrored on cpu"), (10, False, "batches come from the host: a mirror of replay needs"),
-     (10**9, True, "batches come from the host: observations are normalised there")],
-)  # fmt: skip
-def test_a_learner_says_where_its_batches_come_from(monkeypatch, free, normalize, words):
+    ("free", "words"),
+    [(10**9, "replay is mirrored on cpu"), (10, "batches come from the host: a mirror of replay needs")],
+)
+def test_a_learner_says_where_its_batches_come_from(monkeypatch, free, words):
     monkeypatch.setattr(learning_module, "free_bytes", lambda device: free)
     with filled() as ring:
-        learning = learning_of(ring, normalize_obs=normalize)
+        learning = learning_of(ring)
         learning._open_mirror()
         assert len(learning.notes) == 1
         assert words in learning.notes[0]
         assert learning.drop_mirror() == ("mirrored" in words)
+
+
+def test_batches_of_a_mirror_are_normalised_as_those_of_the_host(monkeypatch):
+    taken = []
+    with filled() as ring:
+        learning = learning_of(ring, normalize_obs=True)
+        mirror = Mirror(RingReader(ring), BATCH, CPU, 5)
+        learning.use_mirror(mirror, lambda: PlayedGraph(learning.algorithm))
+        monkeypatch.setattr(learning.algorithm, "update_timed", lambda batch, _: taken.append(batch) or (0.0, 0.0))
+        for _ in range(30):
+            learning.refresh()
+            learning.update()
+            raw = ring.rows[mirror.logical.numpy()]
+            for columns, found in ((LAYOUT.obs, taken[-1].obs), (LAYOUT.next_obs, taken[-1].next_obs)):
+                expected = raw[:, columns].copy()
+                learning.normalizer.apply(expected)
+                np.testing.assert_allclose(found.numpy(), expected, rtol=1e-5, atol=1e-6)
+            assert np.array_equal(taken[-1].reward.numpy(), raw[:, LAYOUT.reward])
+        assert learning.normalizer.count == 3 * BATCH, "a batch every ten updates"
 
 
 def test_a_split_with_a_mirror_launches_kernels_one_by_one_and_says_so():

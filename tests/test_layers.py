@@ -26,7 +26,7 @@ LAYERS = (
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 TORCH = ("ops.py", "networks.py", "algorithms/", "workers/learner.py", "workers/learning.py", "workers/devices.py",
          "workers/update_probe.py", "workers/streams.py", "workers/mirror.py", "workers/launches.py",
-         "modes/serial.py", "bench/")  # fmt: skip
+         "workers/scaling.py", "modes/serial.py", "bench/")  # fmt: skip
 TORCH_FREE = ("workers.child", "workers.sampler", "workers.evaluator", "workers.visualizer", "workers.supervisor",
               "workers.final", "modes.spreeze", "train", "tune", "evaluate", "play", "runs", "__main__")  # fmt: skip
 

@@ -57,9 +57,9 @@ class CudaGraph:
         """Records; the work must have been done before, so that its buffers exist.
 
         Raises:
-            NotRecorded: it asks for something that waits for the host.
-            torch.OutOfMemoryError: no room for the graph's own memory.
+            NotRecorded: it asks for something that waits for the host, or there is no room for the graph's memory.
         """
+        states, stream = [generator.get_state() for generator in generators], torch.cuda.current_stream(self._device)
         for generator in generators:
             self._graph.register_generator_state(generator)
         torch.cuda.synchronize(self._device)
@@ -67,10 +67,12 @@ class CudaGraph:
             # Only this thread's own waits spoil a recording: another one may well use the device meanwhile.
             with torch.cuda.device(self._device), torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
                 work()
-        except torch.OutOfMemoryError:
-            raise
         except RuntimeError as error:
             torch.cuda.synchronize(self._device)  # a device that is lost says so again here, and that is not caught
+            # A recording that failed leaves its stream in force and its generators waiting for the end of it.
+            torch.cuda.set_stream(stream)
+            for generator, state in zip(generators, states, strict=True):
+                generator.graphsafe_set_state(torch.Generator(self._device).set_state(state))
             raise NotRecorded(" ".join(str(error).split())[:200]) from None
 
     def replay(self) -> None:

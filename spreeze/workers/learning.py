@@ -24,6 +24,7 @@ from spreeze.types import EnvSpec, RowLayout, TransitionBatch
 from spreeze.workers.devices import free_bytes
 from spreeze.workers.launches import CudaGraph, Graph, Launches, reason_against
 from spreeze.workers.mirror import Mirror, fitted_mirror
+from spreeze.workers.scaling import DeviceScale
 from spreeze.workers.streams import DeviceLane
 
 _REFRESH_S = 0.005
@@ -57,11 +58,13 @@ class Learning:
         """What was decided about replay and launches, to be told once."""
         self._updates_per_launch = updates_per_launch
         self._launches: Launches | None = None
+        self._scale: DeviceScale | None = None
         self.set_batch_size(batch_size)
         gpus = {place for place in (self._device, self._actor_device) if place.type == "cuda"}
         self._copied = {place: torch.cuda.Event() for place in gpus}  # type: ignore[no-untyped-call]
         self.normalizer = Normalizer(spec.obs_dim) if normalize_obs else None
         self.updates = 0
+        self._scaled_updates = 0
         if mirror and self._device.type == "cuda":
             self._open_mirror()
         self.rows_redrawn = 0
@@ -71,9 +74,8 @@ class Learning:
         self._refreshed_s = -1.0
 
     def _open_mirror(self) -> None:
-        if self._frame_shape is not None or self.normalizer is not None:
-            why = "frames are followed" if self.normalizer is None else "observations are normalised"
-            self.notes.append(f"batches come from the host: {why} there")
+        if self._frame_shape is not None:
+            self.notes.append("batches come from the host: frames are followed there")
             return
         mirror, note = fitted_mirror(
             self._reader, self.batch_size, self._device, self._seed, free_bytes(self._device)
@@ -95,10 +97,12 @@ class Learning:
             self.algorithm, mirror, self._update_with, DeviceLane(self._device), wanted=self._updates_per_launch,
             make_graph=make_graph if graphs else None, tell=self.notes.append,
         )
+        if self.normalizer is not None:
+            self._scale = DeviceScale(self.normalizer, self._layout, self._device, DeviceLane(self._device))
 
     def drop_mirror(self) -> bool:
         """Gives the mirror's memory back: batches come from the host from now on. False where there is none."""
-        launches, self._launches = self._launches, None
+        launches, self._launches, self._scale = self._launches, None, None
         if launches is None:
             return False
         launches.mirror.settle()
@@ -127,7 +131,17 @@ class Learning:
             self._reader.refresh()
         else:
             self._launches.mirror.pull()
+            self._renew_scale()
         self._refreshed_s = perf_counter()
+
+    def _renew_scale(self) -> None:
+        """Lets the normaliser take in a batch on the host every so many updates, for batches that never come here."""
+        if self._scale is None or self.normalizer is None or self.updates < self._scaled_updates:
+            return
+        self._scaled_updates = self.updates + _NORMALIZER_EVERY
+        self.rows_redrawn += self._draw()
+        self.normalizer.update(self._rows_np[:, self._layout.obs])
+        self._scale.renew()
 
     def update(self, most: int | None = None) -> int:
         """One batch, one gradient step; of a graph, several. Returns how many, at most ``most`` (None: no limit)."""
@@ -161,6 +175,8 @@ class Learning:
     def _update_with(self, rows: torch.Tensor) -> None:
         """One update with rows of the mirror; asks nothing of the host."""
         actor_batch = None
+        if self._scale is not None:
+            self._scale.apply(rows)
         if self._seen is not None:
             layout = self._layout
             there = torch.stack((rows[:, layout.obs], rows[:, layout.next_obs])).to(self._actor_device)
@@ -265,3 +281,5 @@ class Learning:
             self._launches.mirror.generator.manual_seed(self._seed + self.updates)  # not the draws of before again
         if self.normalizer is not None and state["normalizer"] is not None:
             self.normalizer.load_state(state["normalizer"])
+            if self._scale is not None:
+                self._scale.renew()

@@ -19,7 +19,7 @@ from spreeze.errors import TransportError
 from spreeze.formats import size
 from spreeze.transport.ring_reader import RingReader
 from spreeze.types import RowLayout
-from spreeze.workers.streams import DeviceLane, Lane, Moment
+from spreeze.workers.streams import DeviceLane, Lane, Moment, Staging
 
 _CHUNK_ROWS = 4096
 _SHARE = 0.8
@@ -31,25 +31,6 @@ _LEAST_BATCHES = 16
 def mirror_bytes(layout: RowLayout, num_shards: int, rows_per_shard: int) -> int:
     """What a mirror of that size takes of the device's memory; pinned buffers are the host's."""
     return num_shards * rows_per_shard * 4 * layout.width
-
-
-class _Staging:
-    """Two buffers of the host in turn: one is filled while the other may still be on its way."""
-
-    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, *, pinned: bool) -> None:
-        self._buffers = [torch.zeros(shape, dtype=dtype, pin_memory=pinned) for _ in range(2)]
-        self._sent = [Moment(), Moment()]
-        self._turn = 0
-
-    def next(self) -> Tensor:
-        """The buffer whose last copy is over."""
-        self._turn = 1 - self._turn
-        self._sent[self._turn].wait()
-        return self._buffers[self._turn]
-
-    def sent(self, moment: Moment) -> None:
-        """The copy of that buffer is over then."""
-        self._sent[self._turn] = moment
 
 
 class Mirror:
@@ -79,11 +60,11 @@ class Mirror:
         self._chunk = max(1, min(_CHUNK_ROWS, self.rows_per_shard // 16))
         self._main, self._beside = main or DeviceLane(device), beside or DeviceLane(device, beside=True)
         self._rows = torch.zeros((spec.num_shards * self.rows_per_shard, spec.layout.width), device=device)
-        self._staging = _Staging((self._chunk, spec.layout.width), torch.float32, pinned=pinned)
+        self._staging = Staging((self._chunk, spec.layout.width), torch.float32, pinned=pinned)
         self._end = [0] * spec.num_shards
         self._floor = [0] * spec.num_shards
         self._starts = torch.arange(spec.num_shards, device=device) * self.rows_per_shard
-        self._staged_windows = _Staging((2, spec.num_shards), torch.int64, pinned=pinned)
+        self._staged_windows = Staging((2, spec.num_shards), torch.int64, pinned=pinned)
         self._windows = torch.zeros((2, spec.num_shards), dtype=torch.int64, device=device)
         self._draws_before = Moment()
         self.generator = torch.Generator(device).manual_seed(seed)

@@ -70,3 +70,22 @@ class DeviceLane:
         """Work given from now on begins after that moment."""
         if moment.event is not None:
             self._stream().wait_event(moment.event)
+
+
+class Staging:
+    """Two buffers of the host in turn: one is filled while the other may still be on its way."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, *, pinned: bool) -> None:
+        self._buffers = [torch.zeros(shape, dtype=dtype, pin_memory=pinned) for _ in range(2)]
+        self._sent = [Moment(), Moment()]
+        self._turn = 0
+
+    def next(self) -> Tensor:
+        """The buffer whose last copy is over."""
+        self._turn = 1 - self._turn
+        self._sent[self._turn].wait()
+        return self._buffers[self._turn]
+
+    def sent(self, moment: Moment) -> None:
+        """The copy of that buffer is over then."""
+        self._sent[self._turn] = moment
