@@ -42,8 +42,8 @@ CHARTS: tuple[Chart, ...] = (
     Chart(key="q", title="Mean value", unit="return", series=("q_mean",), group="Learning"),
     Chart(key="alpha", title="Temperature", unit="ratio", series=("alpha",), group="Learning"),
     Chart(key="entropy", title="Entropy", unit="nat", series=("entropy",), group="Learning"),
-    Chart(key="grad", title="Gradient norms", unit="norm", series=("critic_grad_norm", "actor_grad_norm"),
-          group="Learning"),
+    Chart(key="critic_grad", title="Critic's gradient", unit="norm", series=("critic_grad_norm",), group="Learning"),
+    Chart(key="actor_grad", title="Actor's gradient", unit="norm", series=("actor_grad_norm",), group="Learning"),
 )
 
 SERIES = ("episode_return", *(name for chart in CHARTS for name in chart.series))

@@ -260,6 +260,7 @@ class LivePage {
       return { name: label, colour: this.data.colours[i % this.data.colours.length], x: kept.x, y: kept.y };
     });
     this.chartOf(card).show(traces);
+    if (traces.length > 1) this.legend(card, traces);
     const now = traces.map((trace) => shortText(trace.y.at(-1))).join(" / ");
     if (card.now.textContent !== now) card.now.textContent = now;
   }
@@ -275,19 +276,19 @@ class LivePage {
     const reference = this.data.references?.[0];
     if (reference && all.length) traces.push({ name: reference.label, colour: "#8A8F98", width: 1.3, dash: [6, 4], x: [Math.min(...all), Math.max(...all)], y: [reference.value, reference.value] });
     this.chartOf(this.returnCard).show(traces);
-    this.legend(traces);
+    this.legend(this.returnCard, traces);
   }
 
-  legend(traces) {
+  legend(card, traces) {
     const key = traces.map((trace) => trace.name).join();
-    if (key === this.legendKey) return;
-    this.legendKey = key;
+    if (key === card.legendKey) return;
+    card.legendKey = key;
     const blue = this.data.colours[0];
-    this.legendBox ??= this.returnCard.box.insertBefore(document.createElement("div"), this.returnCard.div);
-    this.legendBox.className = "sz-keys";
-    this.legendBox.replaceChildren();
+    card.legendBox ??= card.box.insertBefore(document.createElement("div"), card.div);
+    card.legendBox.className = "sz-keys";
+    card.legendBox.replaceChildren();
     for (const trace of traces.toReversed()) {
-      const item = make(this.legendBox, "span", "");
+      const item = make(card.legendBox, "span", "");
       make(item, "i", trace.dash ? "sz-dash" : "").style.background = trace.colour === blue ? `var(--st-primary-color, ${blue})` : trace.colour;
       make(item, "span", "", trace.name);
       if (trace.dash) item.title = this.data.references[0].source;
