@@ -118,6 +118,17 @@ def test_a_live_run_is_not_deleted_and_not_resumed(tmp_path):
     assert not path.exists()
 
 
+@pytest.mark.parametrize("settings", ['id = "E-v0"\nimport_module = "evil"', 'id = "os:E-v0"', 'id = "../x"'])
+def test_a_run_that_imports_code_is_not_resumed_from_a_page(sleepers, settings):
+    path = sleepers / "r1"
+    path.mkdir(parents=True)
+    (path / "run.json").write_text('{"state": "finished"}')
+    (path / "config.toml").write_text(f"[env]\n{settings}\n")
+    with pytest.raises(RunError, match="from the command line"):
+        control.resume(path, sleepers)
+    assert control.launching(sleepers) is None
+
+
 def test_nothing_outside_the_runs_directory_is_deleted(tmp_path):
     outside = tmp_path / "outside"
     outside.mkdir()

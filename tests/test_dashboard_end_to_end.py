@@ -126,7 +126,7 @@ def started_from_the_page(driver, runs):
     web.wait(lambda: list_runs(runs), 120, lambda: text(driver))
     web.wait(lambda: driver.execute_script(COUNTS)["run"] == list_runs(runs)[0].name, 30, lambda: text(driver))
     points = "const c = document.querySelector('[data-chart=return]')?.__chart; " \
-             "return c?.traces.find(t => t.low)?.x.length ?? 0"
+             "return c?.traces.find(t => t.name.startsWith('greedy'))?.x.length ?? 0"
     web.wait(lambda: "running" in text(driver) and driver.execute_script(points) > 0, 90, lambda: text(driver))
     assert len(list_runs(runs)) == 1, "a double click started two"
 

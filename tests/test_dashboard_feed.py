@@ -55,9 +55,20 @@ def test_a_first_answer_is_bounded_and_keeps_the_peak(run):
     fill(run, 3000)
     points = feed.answer(run, 0.0, 0, "")["series"]["env_steps_per_s"]
     assert len(points["t"]) <= 1000
-    assert max(points["y"]) == 999.0
-    assert min(points["y"]) == 5.0
+    assert max(points["hi"]) == 999.0
+    assert min(points["lo"]) == 5.0
     assert points["t"] == sorted(points["t"])
+    assert {len(column) for column in points.values()} == {len(points["t"])}
+
+
+def test_the_last_value_of_a_thinned_series_is_the_newest_one(run):
+    fill(run, 3000)
+    writer = MetricsWriter(run / "metrics.db")
+    writer.write(1500.0, 3000, {"env_steps_per_s": 123.0})
+    writer.close()
+    points = feed.answer(run, 0.0, 0, "")["series"]["env_steps_per_s"]
+    assert (points["t"][-1], points["s"][-1], points["y"][-1]) == (1500.0, 3000, 123.0)
+    assert points["lo"][-2] <= points["y"][-2] <= points["hi"][-2]
 
 
 def test_the_next_answer_holds_only_news(run):

@@ -27,7 +27,7 @@ from spreeze.config import RunConfig
 from spreeze.dashboard.data import ROOT, SAMPLE, launch_log, live_run, read_json, tail_lines
 from spreeze.errors import ConfigError, ResourceError, RunError
 from spreeze.formats import clean
-from spreeze.rundir import find_run, is_alive, new_name, read_run, state_of, write_json
+from spreeze.rundir import find_run, is_alive, new_name, read_config, read_run, state_of, write_json
 from spreeze.store_reader import MetricsReader
 
 _ENV_ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_./-]{0,99}$")
@@ -64,10 +64,14 @@ class Request:
 
     def __post_init__(self) -> None:
         # A colon would make Gymnasium import a module: only the command line may ask for that.
-        if not _ENV_ID.match(self.env_id) or ".." in self.env_id:
+        if not _plain_id(self.env_id):
             raise ConfigError(f"environment {clean(self.env_id, 80)!r}: a Gymnasium id such as Pendulum-v1 is needed; "
                               "one that needs an import is started from the command line")
         RunConfig(algo=self.algo, seed=self.seed)
+
+
+def _plain_id(env_id: object) -> bool:
+    return isinstance(env_id, str) and _ENV_ID.match(env_id) is not None and ".." not in env_id
 
 
 @dataclass(frozen=True)
@@ -167,12 +171,13 @@ def resume(path: Path, folder: Path) -> None:
     """Continues a run that has ended.
 
     Raises:
-        RunError: a run is alive, or this is the recorded sample.
+        RunError: a run is alive, this is the recorded sample, or its settings name code to import.
     """
     if path == SAMPLE:
         raise RunError("the sample run is a recording: start a run of your own")
     with _one_at_a_time(folder):
         _refuse_second(folder)
+        _refuse_imports(path)
         _launch(["--resume", path.name, "--runs-dir", str(folder)], folder, path.name)
 
 
@@ -245,6 +250,15 @@ def _refuse_second(folder: Path) -> None:
     busy = activity(folder).name
     if busy is not None:
         raise RunError(f"{busy} is running: stop it first; the command line starts a second one beside it")
+
+
+def _refuse_imports(path: Path) -> None:
+    """A directory may come from anywhere: what it names is not imported because of a click."""
+    env = read_config(path).get("env", {})
+    env_id, module = env.get("id"), env.get("import_module")
+    if module is not None or (env_id is not None and not _plain_id(env_id)):
+        told = clean(env_id if module is None else module, 80)
+        raise RunError(f"{path.name} imports code ({told}): if you trust it, resume it from the command line")
 
 
 def _launch(options: list[str], folder: Path, name: str) -> None:

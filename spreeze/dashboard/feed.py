@@ -8,8 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from spreeze.bottleneck import bottleneck
 from spreeze.dashboard import charts
 from spreeze.dashboard.data import LIVE_STATES, newest_log, read_json
@@ -21,7 +19,7 @@ from spreeze.store import Evaluation
 from spreeze.store_reader import MetricsReader, Point, Series
 
 MAX_BUCKETS = 350
-"""Buckets of a first answer: two points each (lowest, highest), so at most 700 a trace."""
+"""Buckets of a first answer: mean, lowest and highest each."""
 _TAIL_ROWS = 600
 _LOG_LINES = 8
 STALE_S = 3.0
@@ -50,7 +48,7 @@ def answer(path: Path, since: float, evals_seen: int, epoch: str) -> dict[str, A
             tail = reader.tail(wanted, since, _TAIL_ROWS) if newest > since else {}
             series = {name: _columns(points) for name, points in tail.items()}
         else:
-            series = {name: _flat(reader.series(name, 0.0, MAX_BUCKETS)) for name in wanted}
+            series = {name: _thinned(reader.series(name, 0.0, MAX_BUCKETS), latest[name]) for name in wanted}
         count, last = reader.last_evaluation()
         news = reader.evaluations(evals_seen) if count > evals_seen else []
         events = reader.events(12)
@@ -190,14 +188,20 @@ def _mean(record: Evaluation) -> float:
     return record.return_mean
 
 
-def _flat(series: Series) -> dict[str, list[float]]:
-    """A bucketed series as one line through every bucket's lowest and highest value."""
-    same = series.low == series.high
-    columns = []
-    for first, second in ((series.t, series.t), (series.step, series.step), (series.low, series.high)):
-        both = np.column_stack([first, second]).ravel()
-        columns.append(both[np.column_stack([np.ones_like(same), ~same]).ravel()].tolist())
-    return {"t": [round(t, 2) for t in columns[0]], "s": [int(s) for s in columns[1]], "y": _rounded(columns[2])}
+def _thinned(series: Series, newest: Point) -> dict[str, list[Any]]:
+    """Columns of a bucketed series: its means, with the extremes where a bucket has several values.
+
+    The newest value itself comes last: a page shows it as what is true now.
+    """
+    columns: dict[str, list[Any]] = {
+        "t": [round(t, 2) for t in series.t.tolist()], "s": [int(step) for step in series.step.tolist()],
+        "y": _rounded(series.mean),
+    }
+    if (series.low == series.high).all():
+        return columns
+    last = {"t": round(newest.t, 2), "s": newest.step, "y": _rounded([newest.value])[0]}
+    columns |= {"lo": _rounded(series.low), "hi": _rounded(series.high)}
+    return {name: [*values, last.get(name, last["y"])] for name, values in columns.items()}
 
 
 def _rounded(values: Iterable[float]) -> list[float]:

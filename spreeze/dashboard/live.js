@@ -13,6 +13,9 @@ const make = (parent, tag, cls, text) => {
   return node;
 };
 
+// Lowest and highest of a thinned series; one that has never been thinned has no band to draw.
+const bandOf = (kept) => (kept.banded ? { low: kept.low, high: kept.high } : {});
+
 export default function ({ parentElement: root, data, setTriggerValue }) {
   if (root.__live?.run === data.run) { root.__live.update(data); return root.__live.dispose; }
   root.__live?.dispose();  // another run: Streamlit may keep the node
@@ -239,15 +242,20 @@ class LivePage {
   }
 
   add(name, points, changed) {
-    const kept = this.store.get(name) ?? { t: [], s: [], x: [], y: [] };
+    const kept = this.store.get(name) ?? { t: [], s: [], x: [], y: [], low: [], high: [] };
     this.store.set(name, kept);
     kept.t.push(...points.t); kept.s.push(...points.s);
     kept.x.push(...points.t.map((t) => t / this.unit.by));
-    if (name === "episode_return") { kept.y.push(...points.y); changed.add(this.returnCard); return; }
+    const push = (scale) => {
+      kept.banded ||= !!points.lo;
+      kept.y.push(...points.y.map((y) => y * scale));
+      for (const [side, values] of [[kept.low, points.lo], [kept.high, points.hi]]) side.push(...points.y.map((_, i) => (values ? values[i] * scale : null)));
+    };
+    if (name === "episode_return") { push(1); changed.add(this.returnCard); return; }
     for (const card of this.charts.values()) {
       const hit = (card.spec.series ?? []).some((entry) => entry === name || (entry.endsWith("*") && name.startsWith(entry.slice(0, -1))));
       if (!hit) continue;
-      kept.y.push(...points.y.map((y) => y * card.spec.scale));
+      push(card.spec.scale);
       if (!card.names.includes(name)) card.names.push(name);
       changed.add(card);
     }
@@ -256,8 +264,8 @@ class LivePage {
   showSeries(card) {
     const traces = card.names.filter((name) => this.store.has(name)).map((name, i) => {
       const part = name.split("/")[1], kept = this.store.get(name);
-      const label = part === undefined ? name.replaceAll("_", " ") : `${card.spec.title} ${part}`;
-      return { name: label, colour: this.data.colours[i % this.data.colours.length], x: kept.x, y: kept.y };
+      const label = part === undefined ? name.replaceAll("_", " ") : `GPU ${part}`;
+      return { name: label, colour: this.data.colours[i % this.data.colours.length], x: kept.x, y: kept.y, ...bandOf(kept) };
     });
     this.chartOf(card).show(traces);
     if (traces.length > 1) this.legend(card, traces);
@@ -270,13 +278,13 @@ class LivePage {
     const [blue, orange] = this.data.colours, by = this.axis === "t" ? this.unit.by : 1;
     const x = this.evals[this.axis].map((value) => value / by), traces = [];
     const episodes = this.store.get("episode_return");
-    if (episodes && this.axis !== "u") traces.push({ name: "samplers' episodes (noisy)", colour: orange, width: 1, faint: true, x: this.axis === "t" ? episodes.x : episodes.s, y: episodes.y });
+    if (episodes && this.axis !== "u") traces.push({ name: "samplers' episodes (noisy)", colour: orange, width: 1, faint: true, x: this.axis === "t" ? episodes.x : episodes.s, y: episodes.y, ...bandOf(episodes) });
     traces.push({ name: "greedy episodes, mean (95 % interval)", colour: blue, width: 2.2, dots: x.length < 200, x, y: this.evals.y, low: this.evals.lo, high: this.evals.hi });
     const all = traces.flatMap((trace) => (trace.x.length ? [trace.x[0], trace.x.at(-1)] : []));
     const reference = this.data.references?.[0];
     if (reference && all.length) traces.push({ name: reference.label, colour: "#8A8F98", width: 1.3, dash: [6, 4], x: [Math.min(...all), Math.max(...all)], y: [reference.value, reference.value] });
     this.chartOf(this.returnCard).show(traces);
-    this.legend(this.returnCard, traces);
+    this.legend(this.returnCard, traces.toReversed());
   }
 
   legend(card, traces) {
@@ -287,7 +295,7 @@ class LivePage {
     card.legendBox ??= card.box.insertBefore(document.createElement("div"), card.div);
     card.legendBox.className = "sz-keys";
     card.legendBox.replaceChildren();
-    for (const trace of traces.toReversed()) {
+    for (const trace of traces) {
       const item = make(card.legendBox, "span", "");
       make(item, "i", trace.dash ? "sz-dash" : "").style.background = trace.colour === blue ? `var(--st-primary-color, ${blue})` : trace.colour;
       make(item, "span", "", trace.name);
