@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip("streamlit")
-from spreeze.dashboard import stats, tuning_rows
+from spreeze.dashboard import data, prose, stats, tuning_rows
 from spreeze.store import Evaluation
 
 
@@ -110,3 +110,21 @@ def test_rows_of_learner_and_joint_stage_hold_medians_spread_and_score(tmp_path)
     told = tuning_rows.from_log("\n".join(row.line() for row in rows))
     assert [row.updates_per_s for row in told.updates] == [100.0]
     assert [(row.samplers, row.env_steps_per_s, row.updates_per_s) for row in told.joint] == [(2, 2000.0, 80.0)]
+
+
+def test_text_of_a_file_is_no_markdown():
+    assert prose.plain("![x](http://evil/y) a|b $x$ <b>") == r"\!\[x\](http\://evil/y) a\|b \$x\$ \<b\>"
+    assert prose.plain(None) == "-"
+    table = prose.table(("a", "b"), [(1, None), ("x|y", "z\nw")])
+    assert table.splitlines()[:3] == ["| a | b |", "| --- | --- |", "| 1 | - |"]
+    assert len(table.splitlines()) == 4
+    assert prose.bullets(["a", "b*"]) == "- a\n- b\\*"
+
+
+def test_odd_facts_of_a_clip_are_left_out(tmp_path):
+    (tmp_path / "videos").mkdir()
+    (tmp_path / "videos" / "clip-0001-v1.mp4").touch()
+    facts = {"version": 3, "wall_s": "x", "env_steps": None, "episode_returns": [1.0, "y", None]}
+    (tmp_path / "videos" / "clip-0001-v1.json").write_text(json.dumps(facts))
+    (clip,) = data.clips(tmp_path)
+    assert (clip.facts, clip.episode_returns) == ({"version": 3.0}, [1.0])

@@ -159,16 +159,25 @@ def newest_log(path: Path, count: int) -> tuple[str, list[str]]:
 
 @dataclass(frozen=True)
 class Clip:
-    """A recorded clip and what is known of it."""
+    """A recorded clip and the numbers that are known of it."""
 
     path: Path
-    facts: dict[str, Any]
+    facts: dict[str, float]
+    episode_returns: list[float]
 
 
 def clips(path: Path) -> list[Clip]:
     """Clips of a run, oldest first."""
     found = sorted((path / "videos").glob("clip-*.mp4"), key=lambda clip: clip.name)
-    return [Clip(clip, read_json(clip.with_suffix(".json"))) for clip in found if not clip.is_symlink()]
+    return [_clip(path, read_json(path.with_suffix(".json"))) for path in found if not path.is_symlink()]
+
+
+def _clip(path: Path, told: dict[str, Any]) -> Clip:
+    returns = told.get("episode_returns")
+    known = [_number(value) for value in returns] if isinstance(returns, list) else []
+    numbers = {name: _number(value) for name, value in told.items()}
+    return Clip(path, {name: value for name, value in numbers.items() if value is not None},
+                [value for value in known if value is not None])
 
 
 def meaning(name: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import streamlit as st
 
-from spreeze.dashboard import choice, command, control
+from spreeze.dashboard import choice, command, control, prose
 from spreeze.dashboard.data import runs_dir
 from spreeze.formats import DASH, clean
 from spreeze.rundir import read_run
@@ -33,7 +33,7 @@ def page() -> None:
     if path is not None:
         run = read_run(path)
         st.subheader("The chosen run ran on", anchor=False)
-        st.write(clean(run.get("machine") or DASH))
+        st.write(prose.plain(run.get("machine")))
         versions = run.get("versions")
         if isinstance(versions, dict):
             st.dataframe(
@@ -62,13 +62,8 @@ def show(document: dict[str, Any]) -> None:
         st.success("Ready: the default command works here.")
     else:
         st.error(document.get("error") or "Not ready: see the lines marked \u2717.")
-    st.dataframe(
-        [
-            {
-                "": _SIGNS.get(check.get("status"), "?"), "what": clean(check.get("name")),
-                "finding": clean(check.get("text")), "remedy": clean(check.get("remedy") or DASH),
-            }
-            for check in document.get("checks", [])
-        ],
-        hide_index=True,
-    )
+    rows = [
+        (_SIGNS.get(check.get("status"), "?"), check.get("name"), check.get("text"), check.get("remedy"))
+        for check in document.get("checks", [])
+    ]
+    st.markdown(prose.table(("", "what", "finding", "remedy"), rows))

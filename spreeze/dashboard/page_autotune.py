@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import streamlit as st
 
-from spreeze.dashboard import choice, command, control, tuning_rows
+from spreeze.dashboard import choice, command, control, prose, tuning_rows
 from spreeze.dashboard.charts import COLOURS
 from spreeze.dashboard.data import launch_log, row, runs_dir
 from spreeze.dashboard.page_compare import CONFIG
@@ -78,15 +78,15 @@ def _choices(tuning: Tuning) -> None:
     """The four numbers that matter most; all of them, with reasons, come after the charts."""
     main = [key for key in _MAIN if key in tuning.choice]
     for cell, key in zip(st.columns(len(_MAIN)), main, strict=False):
-        cell.metric(_title(key), _value(tuning, key), help=clean(tuning.reasons.get(key) or DASH), border=True)
+        cell.metric(_title(key), _value(tuning, key), help=prose.plain(tuning.reasons.get(key)), border=True)
     record = tuning.record
     if record:
         paper = _paper_batch(tuning)
         rule = "lies far beyond what was measured" if paper is None else f"would take batch {number(paper)}"
         st.caption(
-            f"Measured {clean(record.get('measured_at') or DASH)} in {number(record.get('seconds'))} s; objective: "
-            f"{clean(record.get('objective') or DASH)}; score: "
-            f"{clean(record.get('formula') or record.get('score') or DASH)}. The Spreeze "
+            f"Measured {prose.plain(record.get('measured_at'))} in {number(record.get('seconds'))} s; objective: "
+            f"{prose.plain(record.get('objective'))}; score: "
+            f"{prose.plain(record.get('formula') or record.get('score'))}. The Spreeze "
             f"paper's rule (0.85 of the highest update frame rate) {rule}."
         )
 
@@ -105,22 +105,16 @@ def _reasons(tuning: Tuning) -> None:
     """Every choice with its reason, and what else the tuner has to say."""
     if tuning.choice:
         st.markdown("**What was chosen, and why**")
-        lines = ["| setting | chosen | why |", "|---|---|---|"]
-        lines += [f"| {_title(key)} | **{_value(tuning, key)}** | {_cell(tuning.reasons.get(key))} |"
-                  for key in tuning.choice]
-        st.markdown("\n".join(lines))
+        rows = [(_title(key), _value(tuning, key), tuning.reasons.get(key)) for key in tuning.choice]
+        st.markdown(prose.table(("setting", "chosen", "why"), rows))
     told = (*_texts(tuning, "notes"), *_texts(tuning, "limits"))
     if told:
-        st.markdown("\n".join(f"- {text}" for text in told))
-
-
-def _cell(reason: Any) -> str:
-    return clean(reason or DASH).replace("|", "\\|")
+        st.markdown(prose.bullets(told))
 
 
 def _texts(tuning: Tuning, key: str) -> list[str]:
     found = tuning.record.get(key)
-    return [clean(text, 500) for text in found if isinstance(text, str)] if isinstance(found, list) else []
+    return [text for text in found if isinstance(text, str)] if isinstance(found, list) else []
 
 
 def _pins(path: Path, tuning: Tuning) -> None:
@@ -140,7 +134,7 @@ def _pins(path: Path, tuning: Tuning) -> None:
     try:
         request = control.Request(env_id=facts.env_id or "", algo=facts.algo or "sac", seed=facts.seed or 1, **wanted)
     except SpreezeError as error:
-        st.caption(str(error))
+        st.caption(prose.plain(error))
         return
     cells = st.columns([1.3, 5], vertical_alignment="center")
     if cells[0].button("Use for the next start", key="pin", width="stretch"):

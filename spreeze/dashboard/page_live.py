@@ -10,7 +10,7 @@ from typing import Any
 import streamlit as st
 
 from spreeze.config import EnvConfig, RunConfig
-from spreeze.dashboard import choice, command, control, live
+from spreeze.dashboard import choice, command, control, live, prose
 from spreeze.dashboard.data import SAMPLE, row, runs_dir
 from spreeze.errors import SpreezeError
 from spreeze.fitting import OFF_POLICY
@@ -27,7 +27,7 @@ def page() -> None:
         choice.choose(now.name)
         st.rerun()
     if error := st.session_state.pop("control_error", None):
-        st.error(error)
+        st.error(prose.plain(error))
     box = st.container()
     _shown(now)
     with box:  # sent after the charts: a browser loads the parts of a page in that order
@@ -46,7 +46,7 @@ def _shown(now: control.Activity) -> None:
     facts = row(path)
     note = " \u00b7 a recording, to look around" if path == SAMPLE else ""
     title = (facts.env_id or DASH, (facts.algo or DASH).upper(), f"seed {number(facts.seed)}")
-    st.subheader(" \u00b7 ".join(title), anchor=False)
+    st.subheader(prose.plain(" \u00b7 ".join(title)), anchor=False)
     st.caption(f"{facts.name}{note}")
     live.show(path, now.key)
 
@@ -81,7 +81,7 @@ def _start_box(folder: Path) -> None:
                 env_id=str(env_id), algo=str(algo), seed=int(seed), auto=auto, **wanted
             )
         except SpreezeError as error:
-            st.error(str(error))
+            st.error(prose.plain(error))
             return
         last[0].button("Start", type="primary", on_click=_start, args=(request, folder), key="start", width="stretch")
         with last[2]:

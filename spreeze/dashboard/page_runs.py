@@ -10,7 +10,7 @@ from pathlib import Path
 
 import streamlit as st
 
-from spreeze.dashboard import choice, command, control
+from spreeze.dashboard import choice, command, control, prose
 from spreeze.dashboard.data import LIVE_STATES, SAMPLE, meaning, row, rows, runs_dir, short
 from spreeze.errors import SpreezeError
 from spreeze.formats import DASH, duration, number
@@ -27,9 +27,9 @@ def page() -> None:
     folder = runs_dir()
     st.subheader("Runs", anchor=False)
     if error := st.session_state.pop("control_error", None):
-        st.error(error)
+        st.error(prose.plain(error))
     if told := st.session_state.pop("control_note", None):
-        st.success(told)
+        st.success(prose.plain(told))
     found = rows(folder)
     if not found:
         st.info(f"No run in {short(folder)} yet: start one on the Live page. What you see here is a recording.")
@@ -65,7 +65,7 @@ def _one(path: Path, folder: Path) -> None:
     alive = facts.state in LIVE_STATES
     recorded = path == SAMPLE
     st.subheader(facts.name, anchor=False)
-    st.caption(f"{facts.state} \u00b7 {short(path)}")
+    st.caption(prose.plain(f"{facts.state} \u00b7 {short(path)}"))
     cells = st.columns(4)
     cells[0].button("Resume", on_click=_resume, args=(path, folder), disabled=alive or recorded, width="stretch",
                     help="Continues with the networks, counters and replay of the newest checkpoint.")

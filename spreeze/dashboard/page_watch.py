@@ -33,8 +33,7 @@ def page() -> None:
     data = clip.path.read_bytes()
     left.video(data, autoplay=True, loop=True, muted=True)
     facts = clip.facts
-    returns = facts.get("episode_returns")
-    shown = ", ".join(number(value) for value in returns) if isinstance(returns, list) and returns else DASH
+    shown = ", ".join(number(value) for value in clip.episode_returns) or DASH
     right.markdown(
         f"**Policy version** {number(facts.get('version'))} updates\n\n"
         f"**Recorded at** {duration(facts.get('wall_s'))} (h:min:s of training), "
