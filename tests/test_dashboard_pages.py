@@ -197,3 +197,34 @@ def test_what_is_pinned_on_the_autotune_page_is_what_the_next_start_uses(world):
     assert any("--auto --batch-size=512" in line for line in commands(page))
     page.button(key="pin").click().run()
     assert page.session_state["pins"] == {"batch_size": 512}
+
+
+TUNED = {
+    "objective": "return", "formula": "U * B", "measured_at": "2026-11-21 12:00", "seconds": 30.0,
+    "choice": {"learner.batch_size": 256, "learner.threads": 1, "sampling.samplers": 2,
+               "replay.samples_per_insert_min": 8.0, "learner.device": "cpu"},
+    "reasons": {"learner.batch_size": "best ![x](http://evil/y) of | all"}, "notes": ["checked"], "limits": [],
+    "cost_a_s": 0.002, "cost_b_s_per_row": 1e-12, "paper_batch_size": 2**34,
+    "update_rates": [{"batch_size": b, "threads": 1, "updates_per_s": [r], "failure": None}
+                     for b, r in ((128, 90.0), (256, 80.0))],
+    "joint_rates": [{"learner": {"batch_size": 256, "threads": 1}, "samplers": n, "envs_per_sampler": 8,
+                     "samples_per_insert_min": m, "env_steps_per_s": r, "updates_per_s": r, "failure": f}
+                    for n, m, r, f in ((1, 8.0, [10.0], None), (2, 8.0, [20.0], None), (2, 0.0, [], "took no step"))],
+}
+
+
+def test_the_autotune_page_shows_rows_the_choice_and_its_reasons(world):
+    folder = world("finished")
+    (folder / "a1" / "tune.json").write_text(json.dumps(TUNED))
+    page = open_page("autotune")
+    assert not page.exception
+    assert [metric.value for metric in page.metric] == ["256", "1", "2"]
+    updates, joint = (table.value for table in page.dataframe[:2])
+    assert updates["note"].tolist() == ["", "chosen"]
+    assert joint["note"].tolist() == ["", "chosen", "took no step"]
+    assert joint["env steps/s"].tolist() == ["10", "20", "-"]
+    assert len(page.get("plotly_chart")) == 2
+    told = "\n".join(block.value for block in page.markdown)
+    assert "best" in told
+    assert "![x]" not in told
+    assert "far beyond what was measured" in page.caption[0].value
