@@ -70,7 +70,7 @@ def _train(args: argparse.Namespace) -> int:
         settings = resolve(base)
         part = settings.config.env
         probe = probe_env(part.id, part.import_module, steps=0, plain=part.plain, args=part.args,
-                          image=dataclasses.asdict(settings.config.image))
+                          image=dataclasses.asdict(settings.config.image), interrupted=lambda: interrupts.asked)
         settings, why = with_algorithm(base, settings, probe.spec)
         if why is not None:
             say(why, as_json=args.json)

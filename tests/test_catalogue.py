@@ -117,13 +117,17 @@ CATALOGUE = {
         "layers::test_nothing_is_ever_unpickled")),
     36: Row("Ctrl-C once, twice, in start-up, while tuning", (
         "stop::test_ctrl_c_once_leaves_checkpoint_summary_and_evaluation_within_15_s",
-        "stop::test_ctrl_c_twice_ends_within_3_s",
+        "stop::test_ctrl_c_twice_ends_within_3_s", "stop::test_ctrl_c_while_python_imports_is_no_traceback",
+        "stop::test_ctrl_c_while_a_slow_environment_is_tried_ends_it_before_a_run_exists",
+        "stop::test_ctrl_c_while_starting_leaves_nothing_behind",
+        "bench_storm::test_runs_stopped_once_and_twice_end_in_order",
         "fault_runs::test_f36_ctrl_c_while_tuning_ends_all_children_without_a_traceback")),
     37: Row("SIGTERM, closed terminal", (
         "stop::test_other_ways_to_stop_are_as_one_ctrl_c", "stop::test_signals_are_counted_and_never_raise")),
     38: Row("supervisor SIGKILLed", (
         "kill::test_killed_supervisor_takes_all_workers_along_and_the_next_start_works",
         "fault_runs::test_f11_f38_what_an_environment_started_ends_with_a_killed_supervisor",
+        "bench_storm::test_a_killed_supervisor_leaves_nobody",
         "rundir::test_the_lock_ends_with_the_process_that_held_it")),
     39: Row("the whole group SIGKILLed", ("kill::test_killed_group_leaves_nothing",)),
     40: Row("dashboard killed, many clicks on Start", (
@@ -162,9 +166,10 @@ CATALOGUE = {
     52: Row("resume twice, of a running run, after another version", (
         "resume::test_a_running_run_is_not_resumed", "checkpoint::test_another_format_is_refused_by_name",
         "resume::test_another_algorithm_or_task_is_refused")),
-    53: Row("slow sampler in the repeatable mode", (
-        "fault_runs::test_f53_stalls_change_no_bit_of_the_serial_mode",),
-        adjusted="the repeatable mode is the serial one: it waits, and no stall changes a bit"),
+    53: Row("slow sampler in the repeatable modes", (
+        "hts::test_another_number_of_actors_and_slow_steps_change_no_bit", "hts_matrix::test_no_bit_differs",
+        "hts::test_an_executor_that_keeps_failing_ends_the_run_with_its_name",
+        "fault_runs::test_f53_stalls_change_no_bit_of_the_serial_mode")),
 }  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from unittest import mock
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -22,8 +23,10 @@ from spreeze.transport.ring import Ring, RingSpec, ShardWriter
 from spreeze.transport.ring_reader import RingReader
 from spreeze.types import RowLayout
 
-_SETTINGS = settings(max_examples=10, stateful_step_count=15, deadline=None,
+LONG = "SPREEZE_LONG_TESTS" in os.environ
+_SETTINGS = settings(max_examples=500 if LONG else 10, stateful_step_count=50 if LONG else 15, deadline=None,
                      suppress_health_check=[HealthCheck.too_slow])  # fmt: skip
+pytestmark = pytest.mark.timeout(1800 if LONG else 120)
 
 
 class CheckpointMachine(RuleBasedStateMachine):

@@ -1,16 +1,19 @@
 """The security defaults, each with the tests that hold it; and fuzz: any bytes end in a typed error, quickly."""
 
 import json
+import os
 import stat
 import time
 import tracemalloc
 
 import numpy as np
+import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_catalogue import TESTS, known_tests
 
+from spreeze.bench.browser import server
 from spreeze.config import check_name
 from spreeze.errors import SpreezeError
 from spreeze.rundir import RunDir, read_run, state_of
@@ -35,8 +38,15 @@ DEFAULTS = {
     6: ("names stay inside", ("rundir::test_no_name_leaves_the_runs_directory",
                               "security::test_any_text_as_a_name_is_one_component_or_refused")),
     7: ("no shell", ("layers::test_no_text_becomes_code_and_no_file_becomes_objects",)),
-    8: ("the dashboard listens here only", ("security::test_the_dashboard_is_bound_to_this_machine",)),
-    9: ("nothing of a run listens", ("fault_runs::test_f51_there_is_no_remote_sampler_and_nothing_listens",)),
+    8: ("everything listens here only, or not at all", (
+        "security::test_the_dashboard_is_bound_to_this_machine",
+        "security::test_the_dashboard_s_processes_listen_on_this_machine_only",
+        "fault_runs::test_f51_there_is_no_remote_sampler_and_nothing_listens")),
+    9: ("no action without the page's token", (
+        "dashboard_guard::test_the_websocket_opens_with_the_token_and_the_whole_origin",
+        "dashboard_guard::test_anybody_else_is_refused",
+        "dashboard_guard::test_the_token_of_a_folder_is_private_and_stays",
+        "dashboard_guard::test_a_page_hands_the_token_out_and_data_do_not")),
     10: ("pages show text as text", ("security::test_no_page_trusts_html_from_a_run",)),
     11: ("private memory and directories", ("rundir::test_a_new_run_is_private_and_has_its_places",
                                             "security::test_files_of_a_run_are_reached_by_its_owner_only")),
@@ -49,6 +59,8 @@ DEFAULTS = {
 }  # fmt: skip
 """Rows 12 to 14 are about remote samplers, which do not exist."""
 SOURCE = TESTS.parent / "spreeze"
+EXAMPLES = 1000 if "SPREEZE_LONG_TESTS" in os.environ else 25
+"""Of each fuzz test; the long form takes minutes."""
 BYTES = st.one_of(
     st.binary(max_size=400),
     st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
@@ -78,7 +90,7 @@ def bounded(action):
         assert peak < 50e6
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 @given(data=BYTES)
 def test_any_bytes_as_a_manifest_are_refused(tmp_path_factory, data):
     store = CheckpointStore(tmp_path_factory.mktemp("m"))
@@ -87,7 +99,7 @@ def test_any_bytes_as_a_manifest_are_refused(tmp_path_factory, data):
     assert bounded(store.load_latest) is None
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 @given(size=st.integers(0, 2**64 - 1), data=BYTES)
 def test_any_header_of_a_weights_file_is_refused(tmp_path_factory, size, data):
     path = tmp_path_factory.mktemp("w") / "w-000001-000000000001.safetensors"
@@ -96,7 +108,7 @@ def test_any_header_of_a_weights_file_is_refused(tmp_path_factory, size, data):
         assert bounded(lambda: read_weights(path)) is None
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 @given(data=BYTES)
 def test_any_bytes_as_pointer_run_file_or_curve_give_nothing(tmp_path_factory, data):
     folder = tmp_path_factory.mktemp("r")
@@ -108,7 +120,7 @@ def test_any_bytes_as_pointer_run_file_or_curve_give_nothing(tmp_path_factory, d
     assert isinstance(bounded(lambda: read_rows(folder / "eval.csv")), list)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 @given(data=st.binary(max_size=300), start=st.sampled_from([b"", b"SQLite format 3\x00"]))
 def test_any_bytes_as_metrics_are_empty_or_one_error(tmp_path_factory, data, start):
     path = tmp_path_factory.mktemp("s") / "metrics.db"
@@ -116,7 +128,7 @@ def test_any_bytes_as_metrics_are_empty_or_one_error(tmp_path_factory, data, sta
     bounded(MetricsReader(path).latest)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 @given(data=st.one_of(BYTES, st.text(max_size=200).map(lambda text: f"[sac]\ngamma = {text}".encode(errors="replace"))))
 def test_any_bytes_as_a_profile_are_settings_or_one_error(tmp_path_factory, data):
     path = tmp_path_factory.mktemp("p") / "profile.toml"
@@ -139,6 +151,16 @@ def test_the_dashboard_is_bound_to_this_machine():
     )  # fmt: skip
     for line in wanted:
         assert line in text
+
+
+@pytest.mark.timeout(90)
+def test_the_dashboard_s_processes_listen_on_this_machine_only(tmp_path):
+    with server(tmp_path, tmp_path / "log") as (_, process):
+        tree = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+        sockets = [socket for each in tree for socket in each.net_connections("inet")]
+    listening = {socket.laddr.ip for socket in sockets if socket.status == psutil.CONN_LISTEN}
+    assert listening
+    assert listening <= {"127.0.0.1", "::1"}
 
 
 def test_no_page_trusts_html_from_a_run():

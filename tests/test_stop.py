@@ -3,10 +3,13 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 
+import psutil
 import pytest
-from harness import FAULT, PENDULUM, Run, train, verb
+from harness import FAULT, PENDULUM, REPO, Run, poll, train, verb
 
 from spreeze.transport.checkpoint import CheckpointStore
 from spreeze.workers.interrupts import Interrupts
@@ -61,6 +64,34 @@ def test_ctrl_c_while_starting_leaves_nothing_behind(tmp_path):
         code, _ = run.end(15.0)
         assert code in (0, 130)
         assert "Traceback" not in run.stderr
+
+
+@pytest.mark.timeout(60)
+def test_ctrl_c_while_a_slow_environment_is_tried_ends_it_before_a_run_exists(tmp_path):
+    with Run(tmp_path, *FAULT, faults={"init_s": 600}) as run:
+        run.wait_for(lambda: psutil.Process(run.process.pid).children(), what="the probe")
+        run.interrupt()
+        code, _ = run.end(15.0)
+    assert code == 130
+    assert run.stderr.splitlines()[-1] == "interrupted"
+    assert "Traceback" not in run.stderr
+    assert not run.path.exists()
+
+
+@pytest.mark.timeout(20)
+def test_ctrl_c_while_python_imports_is_no_traceback(tmp_path):
+    # A package of the same name in front of ours, that never comes back from its import.
+    package = tmp_path / "numpy"
+    package.mkdir()
+    (package / "__init__.py").write_text("open('importing', 'w').close()\nimport time\ntime.sleep(600)\n")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "spreeze.train"], cwd=tmp_path, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{REPO}"},
+    )  # fmt: skip
+    poll((tmp_path / "importing").exists, 15.0, "the import")
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=5.0)[1] == b""
+    assert process.returncode == -signal.SIGINT
 
 
 @pytest.mark.timeout(90)

@@ -7,6 +7,7 @@ prints from C or takes the process down cannot harm the caller.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import faulthandler
 import json
@@ -17,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,7 @@ from spreeze.types import EnvSpec
 
 _TIMING_S = 1.5
 _GRACE_S = 5.0
+_LOOK_S = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +62,7 @@ def probe_env(
     plain: bool = False,
     args: tuple[str, ...] = (),
     image: dict[str, Any] | None = None,
+    interrupted: Callable[[], bool] = lambda: False,
 ) -> Probe:
     """Describes and times an environment in a child process.
 
@@ -71,23 +75,27 @@ def probe_env(
         plain: tries a Bullet task as its package has it.
         args: ``key=value`` texts for the environment's constructor.
         image: values of the image part of the configuration; its defaults if None.
+        interrupted: asked ten times a second whether to give up.
 
     Raises:
         EnvironmentError_: it cannot be used, hangs, or took its process down.
+        KeyboardInterrupt: ``interrupted`` said so; the child is gone.
     """  # fmt: skip
     found = in_child("time", env_id, import_module, deadline_s=deadline_s, steps=steps, log=log, plain=plain, args=args,
-                     image=image)
+                     image=image, interrupted=interrupted)
     return Probe(**{**found, "spec": spec_from_json(found["spec"])})
 
 
 def in_child(
     what: str, env_id: str, import_module: str | None = None, *, deadline_s: float = 60.0, steps: int = 0,
     log: Path | None = None, plain: bool = False, args: tuple[str, ...] = (), image: dict[str, Any] | None = None,
+    interrupted: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any]:
     """What the child found out: ``what`` is ``time`` (a probe), ``check`` (a ``Checkup``) or ``draw`` (a picture).
 
     Raises:
         EnvironmentError_: it cannot be used, hangs, or took its process down.
+        KeyboardInterrupt: ``interrupted`` said so; the child is gone.
     """
     with tempfile.TemporaryDirectory(prefix="spreeze-probe-") as folder:
         out = Path(folder) / "probe.json"
@@ -97,7 +105,7 @@ def in_child(
         command += ["--plain"] if plain else []
         command += [f"--env-arg={text}" for text in args]
         command += ["--image", json.dumps(image)] if image else []
-        code = _run(command, deadline_s, log)
+        code = _run(command, deadline_s, log, interrupted)
         if code is None:
             raise EnvironmentError_(f"{env_id}: no environment step within {deadline_s:g} s; the probe was ended")
         try:
@@ -109,7 +117,7 @@ def in_child(
     return dict(found)
 
 
-def _run(command: list[str], deadline_s: float, log: Path | None) -> int | None:
+def _run(command: list[str], deadline_s: float, log: Path | None, interrupted: Callable[[], bool]) -> int | None:
     """Exit code of the child, or None if it had to be killed (with all that it started)."""
     nonce = secrets.token_hex(8)
     environment = {
@@ -123,8 +131,12 @@ def _run(command: list[str], deadline_s: float, log: Path | None) -> int | None:
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment, start_new_session=True
         )
     try:
-        return child.wait(deadline_s)
-    except subprocess.TimeoutExpired:
+        end_s = time.monotonic() + deadline_s
+        while (left_s := end_s - time.monotonic()) > 0:
+            if interrupted():
+                raise KeyboardInterrupt
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return child.wait(min(left_s, _LOOK_S))
         return None
     finally:
         if child.poll() is None:
