@@ -59,7 +59,7 @@ def test_ctrl_c_twice_ends_within_3_s(tmp_path):
 @pytest.mark.timeout(60)
 def test_ctrl_c_while_starting_leaves_nothing_behind(tmp_path):
     with Run(tmp_path, *PENDULUM) as run:
-        run.wait_for(lambda: "usable cores" in run.stderr, what="the start")
+        run.wait_for(lambda: "usable core" in run.stderr, what="the start")
         run.interrupt()
         code, _ = run.end(15.0)
         assert code in (0, 130)
