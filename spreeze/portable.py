@@ -11,7 +11,8 @@ from spreeze.errors import ConfigError, ResourceError
 from spreeze.settings import PROFILE_DIR, Layer, Settings, Values, iterate, toml_value
 
 MACHINE_FIELDS = ("learner.device", "learner.threads", "learner.precision", "sampling.samplers",
-                  "sampling.envs_per_sampler", "replay.capacity")  # fmt: skip
+                  "sampling.envs_per_sampler", "replay.capacity", "rollout.executors", "rollout.envs_per_executor",
+                  "rollout.actors", "rollout.sync_interval")  # fmt: skip
 """Settings that hold only on the machine that they were chosen on."""
 _LEFT_OUT = {"stop", "visualizer", "evaluation"}
 _KEPT = {"run": ("algo",), "env": ("normalize_obs",)}

@@ -23,7 +23,7 @@ if __name__ == "__main__":  # Ctrl-C during the imports below, when nothing has 
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 from spreeze.arguments import build_parser, user_values
-from spreeze.autotune.records import Row
+from spreeze.autotune.records import Told
 from spreeze.cli import complain, emit, guarded, say
 from spreeze.config import PARTS
 from spreeze.envs.probe import Probe, probe_env
@@ -33,6 +33,7 @@ from spreeze.hardware import Machine, read_machine
 from spreeze.modes import load_mode
 from spreeze.portable import applicable
 from spreeze.precision import check_precision
+from spreeze.rollout_tuning import check_tunable
 from spreeze.rundir import RunDir, find_run, new_name, process_start_time, read_run, versions, write_json
 from spreeze.settings import (
     Layer,
@@ -80,8 +81,8 @@ def _train(args: argparse.Namespace) -> int:
             say(f"{part.id}: {engine.reason}", as_json=args.json)
         plan = _plan(settings, probe, machine, resumed)
         _check_machine(plan, machine)
-        if args.auto and plan.config.on_policy is not None:
-            raise ConfigError(f"--auto: the tuner measures modes with replay, not {plan.config.run.algo}; leave it out")
+        if args.auto:
+            check_tunable(plan.config)
         run = plan.config.run
         run_dir = RunDir.open(resumed) if resumed else RunDir.create(
             Path(run.runs_dir), run.name or new_name(plan.spec.env_id, run.algo, run.seed)
@@ -112,9 +113,9 @@ def _tuned(
     run_dir: RunDir,
 ) -> tuple[Layer, dict[str, Any]]:
     """The tuner's choice; its rows go to ``tune-progress.jsonl`` as they are measured."""
-    rows: list[Row] = []
+    rows: list[Told] = []
 
-    def note(row: Row) -> None:
+    def note(row: Told) -> None:
         rows.append(row)
         with contextlib.suppress(OSError), open(run_dir.path / "tune-progress.jsonl", "a", encoding="utf-8") as file:
             file.write(json.dumps(row.as_json()) + "\n")

@@ -8,12 +8,15 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from spreeze.autotune.records import SCHEMA, Configured, Device, Knobs, Pins, Row, Targets
+from spreeze.autotune.records import SCHEMA, Configured, Device, Knobs, Pins, Targets, Told
+from spreeze.autotune.rollouts import tune_rollouts
 from spreeze.autotune.tune import tune
 from spreeze.config import PARTS
 from spreeze.envs.probe import Probe, probe_env
 from spreeze.hardware import Machine, memory_limits
 from spreeze.modes.measure import Measuring
+from spreeze.modes.rollout_measure import RolloutMeasuring
+from spreeze.rollout_tuning import check_tunable, rollout_facts, rollout_knobs, setting_names
 from spreeze.rundir import versions
 from spreeze.settings import Layer, Settings
 from spreeze.tune_cache import keep, layer_of, only_tuner, question, recall
@@ -46,7 +49,7 @@ class Listener:
     """Who is told what the tuner does, as it does it."""
 
     say: Callable[[str], None]
-    on_row: Callable[[Row], None] = lambda row: None
+    on_row: Callable[[Told], None] = lambda row: None
 
 
 def tuned_layer(
@@ -65,9 +68,10 @@ def tuned_layer(
         spent_s: age of this process, which counts against the budget.
 
     Raises:
-        SpreezeError: nothing could be measured, or a pinned value that cannot work.
+        SpreezeError: nothing could be measured, nothing is to choose, or a pinned value that cannot work.
         KeyboardInterrupt: the user asked to stop.
     """
+    check_tunable(settings.config)
     key = question(_facts(settings, probe, machine))
     record = None if fresh else recall(key, SCHEMA, listener.say)
     if record is not None:
@@ -85,12 +89,38 @@ def _measured(
     start = time.monotonic()
     listener.say(f"tuning for {probe.spec.env_id} on this machine (under a minute):")
     load = OthersLoad(machine.cores.ids)
+
+    def told(row: Told) -> None:
+        listener.say(row.line())
+        listener.on_row(row)
+
+    search = _replay_search if settings.config.on_policy is None else _rollout_search
+    found, probe = search(settings, probe, machine, interrupts, told, start + BUDGET_S - spent_s - _CLOSING_S)
+    others = load.cores()
+    seconds = time.monotonic() - start + spent_s
+    listener.say(f"  measured in {seconds:.0f} s")
+    known = {name for name in found["choice"] if _is_setting(name)}
+    return {
+        **found, "notes": [*found["notes"], *_circumstances(machine, others)],
+        "settings": {name: value for name, value in found["choice"].items() if name in known},
+        "measured_at": time.strftime("%Y-%m-%d %H:%M"), "seconds": seconds, "machine": machine.to_json(),
+        "machine_id": machine.identity(), "env": probe.spec.env_id, "algo": settings.config.run.algo,
+        "env_step_us_median": probe.step_us_median, "env_step_cv": probe.step_cv, "other_programs_cores": others,
+        "targets": dataclasses.asdict(_targets(settings)), "versions": versions(),
+    }
+
+
+def _replay_search(
+    settings: Settings, probe: Probe, machine: Machine, interrupts: Interrupts, told: Callable[[Told], None],
+    ends_s: float,
+) -> tuple[dict[str, Any], Probe]:
+    """Batch, learner and samplers of a mode with replay; the environment's step is timed where it was not yet."""
     plan = RunPlan(settings=settings, spec=probe.spec, samplers=1, free_core=False)
     free_bytes = memory_limits().usable_bytes
     with Measuring(
         plan, usable_cores=machine.cores.usable, memory_cap_bytes=int(_CAP_SHARE * free_bytes),
         crew_bytes=_LEARNER_BYTES + int(machine.cores.usable * (_SAMPLER_BYTES + _ENV_BYTES)),
-        ends_s=start + BUDGET_S - spent_s - _CLOSING_S, interrupts=interrupts,
+        ends_s=ends_s, interrupts=interrupts,
     ) as measuring:
         if probe.step_us_median is None:
             spec = probe.spec
@@ -98,25 +128,23 @@ def _measured(
                               image=dataclasses.asdict(settings.config.image))
         measuring.step_us = probe.step_us_median
         knobs = _knobs(settings, probe, machine, free_bytes, plan.layout.row_bytes, measuring.seconds_left())
+        return tune(knobs, measuring, told).as_json(), probe
 
-        def told(row: Row) -> None:
-            listener.say(row.line())
-            listener.on_row(row)
 
-        tuning = tune(knobs, measuring, told)
-    others = load.cores()
-    seconds = time.monotonic() - start + spent_s
-    listener.say(f"  measured in {seconds:.0f} s")
-    record = tuning.as_json()
-    known = {name for name in record["choice"] if _is_setting(name)}
-    return {
-        **record, "notes": [*record["notes"], *_circumstances(machine, others)],
-        "settings": {name: value for name, value in record["choice"].items() if name in known},
-        "measured_at": time.strftime("%Y-%m-%d %H:%M"), "seconds": seconds, "machine": machine.to_json(),
-        "machine_id": machine.identity(), "env": probe.spec.env_id, "algo": settings.config.run.algo,
-        "env_step_us_median": probe.step_us_median, "env_step_cv": probe.step_cv, "other_programs_cores": others,
-        "targets": dataclasses.asdict(knobs.targets), "versions": versions(),
-    }
+def _rollout_search(
+    settings: Settings, probe: Probe, machine: Machine, interrupts: Interrupts, told: Callable[[Told], None],
+    ends_s: float,
+) -> tuple[dict[str, Any], Probe]:
+    """Executors, environments, actors and interval of the HTS-RL mode."""
+    free_bytes = memory_limits().usable_bytes
+    knobs = rollout_knobs(
+        settings, machine.cores.usable, free_bytes, executor_bytes=max(_SAMPLER_BYTES, probe.memory_bytes
+        + _SAMPLER_BYTES // 2), env_bytes=max(_ENV_BYTES, probe.memory_bytes // 2), learner_bytes=_LEARNER_BYTES,
+    )
+    plan = RunPlan(settings=settings, spec=probe.spec, samplers=knobs.configured.executors, free_core=False)
+    measuring = RolloutMeasuring(plan, usable_cores=machine.cores.usable, memory_cap_bytes=int(_CAP_SHARE * free_bytes),
+                                 ends_s=ends_s, interrupts=interrupts)
+    return tune_rollouts(knobs, measuring, told).as_json(setting_names(settings.config)), probe
 
 
 def _is_setting(name: str) -> bool:
@@ -155,10 +183,15 @@ def _knobs(
             samples_per_insert_max=config.replay.samples_per_insert_max,
         ),
         pins=_pins(settings),
-        targets=Targets(objective=config.tuning.objective, cpu_target=config.tuning.cpu_target,
-                        gpu_target=config.tuning.gpu_target, leave_free=config.tuning.leave_free),
+        targets=_targets(settings),
         budget_s=budget_s,
     )
+
+
+def _targets(settings: Settings) -> Targets:
+    part = settings.config.tuning
+    return Targets(objective=part.objective, cpu_target=part.cpu_target, gpu_target=part.gpu_target,
+                   leave_free=part.leave_free)
 
 
 def _devices(machine: Machine, can_split: bool, pins: Pins) -> tuple[Device, ...]:
@@ -197,9 +230,8 @@ def _facts(settings: Settings, probe: Probe, machine: Machine) -> dict[str, Any]
     """Everything that a result depends on."""
     config = settings.config
     # Step sizes, discounts and other floats do not change how long anything takes.
-    algorithm = {
-        name: value for name, value in dataclasses.asdict(config.algorithm).items() if not isinstance(value, float)
-    }
+    part = dataclasses.asdict(config.on_policy or config.algorithm)
+    algorithm = {name: value for name, value in part.items() if not isinstance(value, float)}
     spec = {name: value for name, value in dataclasses.asdict(probe.spec).items() if name != "reward_threshold"}
     return {
         "schema": SCHEMA, "machine": machine.identity(), "env": spec, "normalize_obs": config.env.normalize_obs,
@@ -208,4 +240,5 @@ def _facts(settings: Settings, probe: Probe, machine: Machine) -> dict[str, Any]
         "replay": [config.replay.capacity, config.replay.learning_starts, config.replay.samples_per_insert_min,
                    config.replay.samples_per_insert_max],
         "pins": dataclasses.asdict(_pins(settings)), "versions": versions(),
+        "rollout": rollout_facts(settings, machine.cores.usable) if config.on_policy is not None else None,
     }

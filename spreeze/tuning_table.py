@@ -18,7 +18,10 @@ def show(record: dict[str, Any], stream: TextIO, *, reasons: bool) -> None:
     """Prints every candidate, then what bounds the choice; with ``reasons`` also the choice itself."""
     screen = Screen(file=stream, width=None if stream.isatty() else _PLAIN_WIDTH, highlight=False)
     choice = record["choice"]
-    screen.print(_learner_table(record["update_rates"], choice))
+    if record["update_rates"]:
+        screen.print(_learner_table(record["update_rates"], choice))
+    if record.get("rollout_rates"):
+        screen.print(_rollout_table(record["rollout_rates"], choice))
     if record["joint_rates"]:
         screen.print(_joint_table(record["joint_rates"], choice))
     lines = [f"objective {record['objective']}: {record['formula']}"]
@@ -65,6 +68,21 @@ def _joint_table(rates: list[dict[str, Any]], choice: dict[str, Any]) -> Table:
             str(rate["samplers"]), str(rate["envs_per_sampler"]), f">= {rate['samples_per_insert_min']:g}",
             str(learner["batch_size"]), str(learner["threads"]), _place(learner), *(number(value) for value in shown),
             percent(max(spreads, default=None)), percent(median(rate["cpu_share"]) if rate["cpu_share"] else None),
+            _remark(rate, same),
+        )
+    return table
+
+
+def _rollout_table(rates: list[dict[str, Any]], choice: dict[str, Any]) -> Table:
+    table = _table("executors and actors beside the learner", (
+        "executors", "envs", "actors", "interval", "minibatches", "env steps/s", "spread", "cpu", ""))
+    for rate in rates:
+        same = all(rate[name] == choice[f"rollout.{name}"] for name in ("executors", "envs_per_executor", "actors",
+                                                                         "sync_interval"))
+        table.add_row(
+            *(str(rate[name]) for name in ("executors", "envs_per_executor", "actors", "sync_interval", "minibatches")),
+            number(median(rate["env_steps_per_s"]) if rate["env_steps_per_s"] else None),
+            percent(spread(rate["env_steps_per_s"])), percent(median(rate["cpu_share"]) if rate["cpu_share"] else None),
             _remark(rate, same),
         )
     return table

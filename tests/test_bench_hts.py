@@ -62,7 +62,7 @@ def by_metric(rows, metric):
 
 def test_steps_compare_with_what_simulation_says_modes_in_turn():
     run = Ideal()
-    rows = hts.steps_rows(bench(run, laws=("constant", "gamma 3")))
+    rows = hts.steps_rows(bench(run, laws=("constant", "gamma 3"), actors=0))
     constant, gamma = by_metric(rows, "hts_over_step")
     assert constant["value"] == pytest.approx(1.0)
     assert gamma["simulated"] == pytest.approx(3.5, abs=0.15)
@@ -71,6 +71,7 @@ def test_steps_compare_with_what_simulation_says_modes_in_turn():
         assert len(share["repeats"]) == 2
     assert [command["--mode"] for command in run.commands[:3]] == ["hts", "serial", "serial"]
     assert [command.get("--synchrony") for command in run.commands[:3]] == [None, "step", "batch"]
+    assert [command.get("--actors") for command in run.commands[:3]] == ["0", None, None]
     names = ("--executors", "--envs-per-executor", "--sync-interval", "--algo")
     assert {tuple(command[name] for name in names) for command in run.commands} == {("8", "1", "64", "a2c")}
 

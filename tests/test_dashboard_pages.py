@@ -228,3 +228,20 @@ def test_the_autotune_page_shows_rows_the_choice_and_its_reasons(world):
     assert "best" in told
     assert "![x]" not in told
     assert "far beyond what was measured" in page.caption[0].value
+
+
+def test_autotune_shows_executors_and_actors_of_an_on_policy_run(world):
+    folder = world("finished")
+    rate = {"executors": 2, "envs_per_executor": 8, "actors": 1, "sync_interval": 64, "minibatches": 4,
+            "env_steps_per_s": [900.0, 1000.0], "cpu_share": [0.5], "failure": None}
+    names = ("executors", "envs_per_executor", "actors", "sync_interval")
+    (folder / "a1" / "tune.json").write_text(json.dumps({
+        "rollout_rates": [rate], "update_rates": [], "joint_rates": [], "objective": "rollout", "formula": "a rate",
+        "choice": {f"rollout.{name}": rate[name] for name in names}, "reasons": {"rollout.executors": "best"},
+    }))
+    page = open_page("autotune")
+    assert not page.exception
+    shown = page.dataframe[0].value.iloc[0]
+    assert (shown["executors"], shown["env steps/s"], shown["note"]) == ("2", "950", "chosen")
+    assert [metric.value for metric in page.metric] == ["2", "8", "1", "64"]
+    assert "pin" not in [button.key for button in page.button], "what can be pinned there is of the modes with replay"

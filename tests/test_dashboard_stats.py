@@ -128,3 +128,22 @@ def test_odd_facts_of_a_clip_are_left_out(tmp_path):
     (tmp_path / "videos" / "clip-0001-v1.json").write_text(json.dumps(facts))
     (clip,) = data.clips(tmp_path)
     assert (clip.facts, clip.episode_returns) == ({"version": 3.0}, [1.0])
+
+
+def test_rows_of_the_on_policy_tuner_are_read_at_work_and_when_it_is_done(tmp_path):
+    from spreeze.autotune.rollouts import RolloutRate, RolloutSetting
+
+    setting = RolloutSetting(executors=2, envs_per_executor=8, actors=0, sync_interval=64, minibatches=4)
+    rates = [RolloutRate(setting=setting, env_steps_per_s=(90.0, 100.0, 120.0), cpu_share=(0.5,)),
+             RolloutRate(setting=setting, failure="out of memory")]
+    (tmp_path / tuning_rows.PROGRESS).write_text("".join(json.dumps(rate.as_json()) + "\n" for rate in rates))
+    first, failed = tuning_rows.read(tmp_path).rollouts
+    assert first == tuning_rows.RolloutRow(2, 8, 0, 64, 4, 100.0, 0.5, None)
+    assert (failed.env_steps_per_s, failed.failure) == (None, "out of memory")
+    choice = {"rollout.executors": 2, "rollout.envs_per_executor": 8, "rollout.actors": 0, "rollout.sync_interval": 64}
+    (tmp_path / "tune.json").write_text(json.dumps({
+        "rollout_rates": [rate.as_json() for rate in rates], "choice": choice, "reasons": {}, "update_rates": []}))
+    found = tuning_rows.read(tmp_path)
+    assert found.measured
+    assert found.rollouts[0].is_choice(found.choice)
+    assert not found.rollouts[0].is_choice({**choice, "rollout.actors": 1})

@@ -20,7 +20,7 @@ LAYERS = (
      "protocol", "synchrony"},
     {"algorithms", "transport"},
     {"workers", "lookup"},
-    {"modes", "summary", "tuning", "tune_cache", "portable", "tuning_table", "protocol_table"},
+    {"modes", "summary", "tuning", "rollout_tuning", "tune_cache", "portable", "tuning_table", "protocol_table"},
     {"train", "tune", "evaluate", "play", "doctor", "env_report", "runs", "bench", "dashboard", "__main__", "__init__"},
 )  # fmt: skip
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}

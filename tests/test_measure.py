@@ -12,9 +12,9 @@ from harness import poll
 
 from spreeze.autotune.records import JointSetting, LearnerSetting
 from spreeze.envs.probe import probe_env
-from spreeze.modes import ensemble, measure, nursery
-from spreeze.modes.ensemble import remove_leftovers
+from spreeze.modes import measure, nursery, troupe
 from spreeze.modes.measure import Measuring
+from spreeze.modes.troupe import remove_leftovers
 from spreeze.settings import Layer, resolve
 from spreeze.workers.interrupts import Interrupts
 from spreeze.workers.plan import RunPlan
@@ -241,7 +241,7 @@ def test_a_wish_to_stop_ends_everything_at_once(pendulum, stage):
 
 
 def test_what_a_killed_tuner_left_is_removed_and_what_a_living_one_uses_is_not(tmp_path, monkeypatch):
-    monkeypatch.setattr(ensemble.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(troupe.tempfile, "tempdir", str(tmp_path))
     gone = next(pid for pid in range(400_000, 500_000) if not psutil.pid_exists(pid))
     for pid in (gone, os.getpid()):
         (tmp_path / f"spreeze-tune-{pid}-abc" / "weights").mkdir(parents=True)

@@ -241,6 +241,16 @@ class Knobs:
         return self.usable_cores * (1.0 - self.targets.leave_free)
 
 
+class Told(Protocol):
+    """One measured candidate of any search, told as soon as it is known."""
+
+    def as_json(self) -> dict[str, Any]:
+        """One line of ``tune-progress.jsonl``."""
+
+    def line(self) -> str:
+        """One line for a terminal."""
+
+
 class Measure(Protocol):
     """The measuring side. Candidates come in the order of their importance.
 

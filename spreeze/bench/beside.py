@@ -13,7 +13,8 @@ from typing import Any
 from spreeze.autotune.records import LearnerSetting
 from spreeze.errors import WorkerError
 from spreeze.hardware import read_machine
-from spreeze.modes.ensemble import Company, Ensemble, Unfit, Window
+from spreeze.modes.ensemble import Company, Ensemble
+from spreeze.modes.troupe import Unfit, Window
 from spreeze.workers.interrupts import Interrupts
 from spreeze.workers.plan import RunPlan
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from spreeze.bench.hts_command import LAWS
-from spreeze.bench.runs import Row, train
+from spreeze.bench.runs import Row, row, train
 from spreeze.envs.synthetic import ENV_ID
 from spreeze.errors import SpreezeError
 from spreeze.synchrony import (
@@ -53,6 +53,8 @@ class HtsBench:
     repeats: int
     say: Callable[[str], None]
     laws: tuple[str, ...] = LAWS
+    actors: int = 1
+    """Actor processes of HTS-RL; the baselines have none."""
     run: Callable[[list[str], float], dict[str, Any]] = train
 
     def synthetic(self, mode: str, law: str, seed: int, *more: str, executors: int = EXECUTORS,
@@ -64,11 +66,12 @@ class HtsBench:
         """
         name, cv = _law(law)
         algo = [] if "--algo" in more else ["--algo", "a2c"]
+        actors = ["--actors", str(self.actors)] if mode == "hts" else []
         arguments = [
             "--env", ENV_ID, f"--env-arg=law={name}", f"--env-arg=mean_s={MEAN_S}", f"--env-arg=cv={cv}", *algo,
-            *MODES[mode], "--executors", str(executors), "--envs-per-executor", "1", "--sync-interval", str(interval),
-            "--seed", str(seed), "--runs-dir", self.runs_dir, "--no-visualizer", "--set", "evaluation.episodes=1",
-            "--set", "learner.publish_interval_s=60", *more,
+            *MODES[mode], *actors, "--executors", str(executors), "--envs-per-executor", "1",
+            "--sync-interval", str(interval), "--seed", str(seed), "--runs-dir", self.runs_dir, "--no-visualizer",
+            "--set", "evaluation.episodes=1", "--set", "learner.publish_interval_s=60", *more,
         ]  # fmt: skip
         length_s = self.seconds + _START_S
         for _ in range(_TRIES):
@@ -91,11 +94,12 @@ def steps_rows(bench: HtsBench) -> list[Row]:
         simulated = simulated_speedup(np.random.default_rng(1), _draw(law), EXECUTORS, INTERVAL,
                                       states=_states(EXECUTORS, INTERVAL))
         over = {mode: _ratios(rates["hts"], rates[mode]) for mode in ("step", "batch")}
-        rows += [_row("env_steps_per_s", "1/s", found, law=law, mode=mode) for mode, found in rates.items()]
-        rows.append(_row("hts_over_step", "ratio", over["step"], law=law, simulated=simulated))
-        rows.append(_row("hts_over_batch", "ratio", over["batch"], law=law))
-        rows.append(_row("share_of_simulated_speedup", "share", [ratio / simulated for ratio in over["step"]], law=law,
-                         target=">= 0.9" if law.startswith("gamma") else None))
+        rows += [row("env_steps_per_s", unit="1/s", values=found, law=law, mode=mode) for mode, found in rates.items()]
+        rows.append(row("hts_over_step", unit="ratio", values=over["step"], law=law, simulated=simulated))
+        rows.append(row("hts_over_batch", unit="ratio", values=over["batch"], law=law))
+        shares = [ratio / simulated for ratio in over["step"]]
+        rows.append(row("share_of_simulated_speedup", unit="share", values=shares, law=law,
+                        target=">= 0.9" if law.startswith("gamma") else None))
     return rows
 
 
@@ -117,11 +121,11 @@ def learner_rows(bench: HtsBench) -> list[Row]:
                     rollout.append(rollout_s)
             bench.say(f"  {law}, {epochs} epochs, seed {seed}: learning / rollout {balance[-1]:.2f}, "
                       f"{_last(rates)}")
-        rows += [_row("env_steps_per_s", "1/s", found, law=law, mode=mode, learner="as long as rollout")
+        rows += [row("env_steps_per_s", unit="1/s", values=found, law=law, mode=mode, learner="as long as rollout")
                  for mode, found in rates.items()]
-        rows.append(_row("learning_over_rollout", "ratio", balance, law=law, epochs=epochs))
+        rows.append(row("learning_over_rollout", unit="ratio", values=balance, law=law, epochs=epochs))
         simulated = _overlap(law, statistics.median(balance), statistics.median(rollout))
-        rows.append(_row("hts_over_alternating", "ratio", _ratios(rates["hts"], rates["batch"]), law=law,
+        rows.append(row("hts_over_alternating", unit="ratio", values=_ratios(rates["hts"], rates["batch"]), law=law,
                          simulated=simulated, target=">= 1.8"))
     return rows
 
@@ -180,11 +184,11 @@ def sweep_rows(bench: HtsBench, intervals: Sequence[int] = SWEEP_INTERVALS,
         for interval in intervals:
             found = [1.0 / float(bench.synthetic("hts", "exponential", seed, executors=n, interval=interval)
                                  ["env_steps_per_s"]) for seed in range(1, bench.repeats + 1)]
-            row = _sweep_row(found, n, interval, step_s, swap_s)
-            rows.append(row)
-            deviations.append(row["deviation"])
-            bench.say(f"  {n} executors, alpha {interval}: {1e6 * row['value']:.0f} us a state, simulated "
-                      f"{1e6 * row['simulated_s']:.0f} ({100 * row['deviation']:+.1f} %)")
+            one = _sweep_row(found, n, interval, step_s, swap_s)
+            rows.append(one)
+            deviations.append(one["deviation"])
+            bench.say(f"  {n} executors, alpha {interval}: {1e6 * one['value']:.0f} us a state, simulated "
+                      f"{1e6 * one['simulated_s']:.0f} ({100 * one['deviation']:+.1f} %)")
     rows.append({"metric": "largest_deviation_from_claim_1", "unit": "share", "value": max(map(abs, deviations)),
                  "repeats": deviations, "target": "<= 0.10"})
     return rows
@@ -198,7 +202,7 @@ def _sweep_row(found: list[float], n: int, interval: int, step_s: float, swap_s:
     bare = simulated_run_time(np.random.default_rng(1), draw, states, n, interval) / states
     simulated = bare + step_s / n + swap_s / (n * interval)
     value = statistics.median(found)
-    return _row("time_for_a_state", "s", found, law="exponential", executors=n, interval=interval,
+    return row("time_for_a_state", unit="s", values=found, law="exponential", executors=n, interval=interval,
                 simulated_s=simulated, simulated_without_overhead_s=bare, deviation=value / simulated - 1.0,
                 formula_s=expected_run_time(states, n, interval, shape, rate, step_s) / states)
 
@@ -236,8 +240,3 @@ def _last(rates: dict[str, list[float]]) -> str:
 
 def _ratios(one: Sequence[float], other: Sequence[float]) -> list[float]:
     return [a / b for a, b in zip(one, other, strict=True)]
-
-
-def _row(metric: str, unit: str, repeats: list[float], **more: Any) -> Row:
-    return {"metric": metric, "unit": unit, "value": statistics.median(repeats), "repeats": repeats,
-            **{key: value for key, value in more.items() if value is not None}}

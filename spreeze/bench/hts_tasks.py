@@ -5,13 +5,12 @@ Whole runs, one at a time, modes or corrections in turn and seed by seed; scored
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from spreeze.bench.runs import Row, train
+from spreeze.bench.runs import Row, row, times_to_target, train
 from spreeze.protocol import Report, Rules, Spread
 from spreeze.protocol_table import report_of
 
@@ -72,15 +71,13 @@ def target_rows(bench: TasksBench) -> list[Row]:
         found = bench.in_turn(env_id, {name: [*flags, *target] for name, flags in bench.modes().items()})
         times = {}
         for mode, documents in found.items():
-            # A run that did not get there counts with all of its time: never better than it was.
-            times[mode] = [d["time_to_target_s"] if d["time_to_target_s"] is not None else d["process_s"]
-                           for d in documents]
-            reached = sum(d["time_to_target_s"] is not None for d in documents)
-            rows.append(_row("time_to_target_s", "s", times[mode], env=env_id, mode=mode, reached=reached,
-                             target="<= 60 s, all seeds" if mode == "hts" and env_id == "CartPole-v1" else None))
-            rows.append(_row("env_steps", "env steps", [d["env_steps"] for d in documents], env=env_id, mode=mode))
-        rows.append(_row("time_over_serial", "ratio", [a / b for a, b in zip(*times.values(), strict=True)], env=env_id,
-                         target="<= 0.7"))
+            times[mode], reached = times_to_target(documents)
+            rows.append(row("time_to_target_s", unit="s", values=times[mode], env=env_id, mode=mode, reached=reached,
+                            target="<= 60 s, all seeds" if mode == "hts" and env_id == "CartPole-v1" else None))
+            env_steps = [document["env_steps"] for document in documents]
+            rows.append(row("env_steps", unit="env steps", values=env_steps, env=env_id, mode=mode))
+        ratios = [a / b for a, b in zip(*times.values(), strict=True)]
+        rows.append(row("time_over_serial", unit="ratio", values=ratios, env=env_id, target="<= 0.7"))
     return rows
 
 
@@ -90,9 +87,9 @@ def paired_rows(bench: TasksBench) -> list[Row]:
     for env_id in bench.env_ids:
         found = bench.in_turn(env_id, bench.modes())
         rates = {mode: [d["env_steps_per_s"] for d in documents] for mode, documents in found.items()}
-        rows += [_row("env_steps_per_s", "1/s", values, env=env_id, mode=mode) for mode, values in rates.items()]
-        rows.append(_row("rate_over_serial", "ratio", [
-            a / b if a and b else None for a, b in zip(rates["hts"], rates["serial"], strict=True)], env=env_id))
+        rows += [row("env_steps_per_s", values=values, env=env_id, mode=mode) for mode, values in rates.items()]
+        ratios = [a / b if a and b else None for a, b in zip(rates["hts"], rates["serial"], strict=True)]
+        rows.append(row("rate_over_serial", unit="ratio", values=ratios, env=env_id))
         rows += _scores(_report(found), env_id)
     return rows
 
@@ -127,9 +124,3 @@ def _scores(report: Report, env_id: str) -> list[Row]:
 def _spread_row(metric: str, spread: Spread | None, repeats: list[float | None], **more: Any) -> Row:
     mean, low, high = (None, None, None) if spread is None else (spread.mean, spread.low, spread.high)
     return {"metric": metric, "unit": "return", "value": mean, "low": low, "high": high, "repeats": repeats, **more}
-
-
-def _row(metric: str, unit: str, repeats: list[Any], **more: Any) -> Row:
-    known = [value for value in repeats if value is not None]
-    return {"metric": metric, "unit": unit, "value": statistics.median(known) if known else None, "repeats": repeats,
-            **{key: value for key, value in more.items() if value is not None}}

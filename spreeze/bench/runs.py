@@ -46,7 +46,7 @@ def rates_rows(env_id: str, seconds: float, repeats: int, runs_dir: str, extra: 
         for seed in range(repeats)
     ]
     targets = {"env_steps_per_s": ">= 1900", "updates_per_s": ">= 75"} if env_id.startswith("Walker2D") else {}
-    return [_row(name, [document[name] for document in found], unit=unit, env=env_id, target=targets.get(name))
+    return [row(name, [document[name] for document in found], unit=unit, env=env_id, target=targets.get(name))
             for name, unit in _RATES.items()]
 
 
@@ -65,17 +65,25 @@ def time_to_target_rows(
                 + f", {document['updates']} updates, {document['env_steps']} env steps")
     rows = []
     for mode, documents in found.items():
-        # A run that did not get there counts with all of its time: never better than it was.
-        times = [d["time_to_target_s"] if d["time_to_target_s"] is not None else d["process_s"] for d in documents]
-        reached_count = sum(d["time_to_target_s"] is not None for d in documents)
-        rows.append(_row("time_to_target_s", times, unit="s", mode=mode, env=env_id, reached=reached_count,
+        times, reached_count = times_to_target(documents)
+        rows.append(row("time_to_target_s", times, unit="s", mode=mode, env=env_id, reached=reached_count,
                          target="<= 20 s" if mode == "spreeze" and env_id == "Pendulum-v1" else None))
-        rows.append(_row("updates", [d["updates"] for d in documents], unit="updates", mode=mode))
-        rows.append(_row("updates_per_s", [d["updates_per_s"] for d in documents], mode=mode))
-        rows.append(_row("env_steps", [d["env_steps"] for d in documents], unit="env steps", mode=mode))
+        rows.append(row("updates", [d["updates"] for d in documents], unit="updates", mode=mode))
+        rows.append(row("updates_per_s", [d["updates_per_s"] for d in documents], mode=mode))
+        rows.append(row("env_steps", [d["env_steps"] for d in documents], unit="env steps", mode=mode))
     ratios = [a / b for a, b in zip(rows[0]["repeats"], rows[4]["repeats"], strict=True)]
-    rows.append(_row("time_over_serial", ratios, unit="ratio", env=env_id, target="<= 0.6"))
+    rows.append(row("time_over_serial", ratios, unit="ratio", env=env_id, target="<= 0.6"))
     return rows
+
+
+def times_to_target(documents: list[dict[str, Any]]) -> tuple[list[float], int]:
+    """Wall times [s] to the target return, and how many runs reached it.
+
+    A run that did not get there counts with all of its time: never better than it was.
+    """
+    known = [document["time_to_target_s"] for document in documents]
+    times = [document["process_s"] if at_s is None else at_s for document, at_s in zip(documents, known, strict=True)]
+    return times, sum(at_s is not None for at_s in known)
 
 
 HAND_MADE = tuple((batch, samplers) for batch in (32, 64, 128, 256) for samplers in (1, 2))
@@ -101,15 +109,16 @@ def pick_rows(
             found[name].append(time_s if time_s is not None else document["process_s"])
             say(f"  seed {seed}, {name}: " + (f"{time_s:.1f} s" if time_s is not None else "not reached")
                 + f", {document['updates']} updates")
-    rows = [_row("time_to_target_s", times, unit="s", setting=name, env=env_id, reached=reached[name])
+    rows = [row("time_to_target_s", times, unit="s", setting=name, env=env_id, reached=reached[name])
             for name, times in found.items()]
     best = min((row for row in rows if row["setting"] != "auto"), key=lambda row: float(row["value"]))
-    rows.append(_row("pick_over_best", [rows[0]["value"] / best["value"]], unit="ratio", env=env_id,
+    rows.append(row("pick_over_best", [rows[0]["value"] / best["value"]], unit="ratio", env=env_id,
                      best=best["setting"], target="<= 1.1"))
     return rows
 
 
-def _row(name: str, values: list[Any], unit: str = "1/s", **more: Any) -> Row:
+def row(name: str, values: list[Any], unit: str = "1/s", **more: Any) -> Row:
+    """A reported figure: median of the known repeats, and what else is known of it."""
     known = [value for value in values if value is not None]
     return {"metric": name, "unit": unit, "value": statistics.median(known) if known else None, "repeats": values,
             **{key: value for key, value in more.items() if value is not None}}

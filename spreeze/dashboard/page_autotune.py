@@ -25,6 +25,8 @@ _WORDS = {
     "sampling.samplers": ("Samplers", "processes"), "sampling.envs_per_sampler": ("Envs a sampler", "envs"),
     "learner.device": ("Device", ""), "learner.precision": ("Precision", ""),
     "replay.capacity": ("Replay", "transitions"),
+    "rollout.executors": ("Executors", "processes"), "rollout.envs_per_executor": ("Envs an executor", "envs"),
+    "rollout.actors": ("Actors", "processes"), "rollout.sync_interval": ("Interval", "env steps"),
     "replay.samples_per_insert_min": ("Samples per insert, least", "ratio"),
     "replay.samples_per_insert_max": ("Samples per insert, most", "ratio"),
 }
@@ -37,6 +39,7 @@ _HELP = {
     "note": st.column_config.TextColumn(width="large"),
 }
 _MAIN = ("learner.batch_size", "learner.threads", "sampling.samplers", "sampling.envs_per_sampler")
+_MAIN_ROLLOUT = ("rollout.executors", "rollout.envs_per_executor", "rollout.actors", "rollout.sync_interval")
 _SYMBOLS = ("circle", "square", "diamond", "cross", "x", "triangle-up")
 
 
@@ -50,14 +53,15 @@ def page() -> None:
     path = choice.need_run()
     st.subheader(f"Autotune of {row(path).name}", anchor=False)
     tuning = tuning_rows.read(path, launch_log(path.name, folder))
-    if not tuning.updates and not tuning.joint:
+    if not tuning.measured:
         st.info("This run was not tuned (it was started without --auto). What it ran with is below.")
         _settings(path)
         return
     _choices(tuning)
     _measured(tuning)
     _reasons(tuning)
-    _pins(path, tuning)
+    if not tuning.rollouts:
+        _pins(path, tuning)
     _settings(path)
 
 
@@ -69,14 +73,14 @@ def _measuring(name: str, folder: Path) -> None:
         st.rerun()
     st.subheader("Autotune is measuring this machine", anchor=False)
     tuning = tuning_rows.read(folder / name, launch_log(name, folder))
-    if not tuning.updates and not tuning.joint:
+    if not tuning.measured:
         st.info("The environment is being tried; the first rows come in a few seconds.")
     _measured(tuning)
 
 
 def _choices(tuning: Tuning) -> None:
     """The four numbers that matter most; all of them, with reasons, come after the charts."""
-    main = [key for key in _MAIN if key in tuning.choice]
+    main = [key for key in (*_MAIN, *_MAIN_ROLLOUT) if key in tuning.choice][: len(_MAIN)]
     for cell, key in zip(st.columns(len(_MAIN)), main, strict=False):
         cell.metric(_title(key), _value(tuning, key), help=prose.plain(tuning.reasons.get(key)), border=True)
     record = tuning.record
@@ -86,8 +90,8 @@ def _choices(tuning: Tuning) -> None:
         st.caption(
             f"Measured {prose.plain(record.get('measured_at'))} in {number(record.get('seconds'))} s; objective: "
             f"{prose.plain(record.get('objective'))}; score: "
-            f"{prose.plain(record.get('formula') or record.get('score'))}. The Spreeze "
-            f"paper's rule (0.85 of the highest update frame rate) {rule}."
+            f"{prose.plain(record.get('formula') or record.get('score'))}."
+            + ("" if tuning.rollouts else f" The Spreeze paper's rule (0.85 of the highest update frame rate) {rule}.")
         )
 
 
@@ -145,6 +149,10 @@ def _pins(path: Path, tuning: Tuning) -> None:
 
 
 def _measured(tuning: Tuning) -> None:
+    if tuning.rollouts:
+        st.markdown("**Executors and actors beside the learner**")
+        st.dataframe(_rollout_table(tuning), hide_index=True, column_config=_HELP)
+        return
     left, right = st.columns(2)
     with left:
         st.markdown("**Batch size against update frames a second** (updates/s times batch size)")
@@ -191,6 +199,18 @@ def _joint_table(tuning: Tuning) -> list[dict[str, Any]]:
             "note": clean(r.failure or ("chosen" if r.is_choice(tuning.choice) else "")),
         }
         for r in tuning.joint
+    ]
+
+
+def _rollout_table(tuning: Tuning) -> list[dict[str, Any]]:
+    return [
+        {
+            "executors": number(r.executors), "envs each": number(r.envs_per_executor), "actors": number(r.actors),
+            "interval": number(r.sync_interval), "minibatches": number(r.minibatches),
+            "env steps/s": number(r.env_steps_per_s), "processor": percent(r.cpu_share),
+            "note": clean(r.failure or ("chosen" if r.is_choice(tuning.choice) else "")),
+        }
+        for r in tuning.rollouts
     ]
 
 

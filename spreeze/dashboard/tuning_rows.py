@@ -67,6 +67,25 @@ class JointRow:
 
 
 @dataclass(frozen=True)
+class RolloutRow:
+    """One way to collect for an on-policy algorithm, measured beside the learner."""
+
+    executors: int
+    envs_per_executor: int | None
+    actors: int | None
+    sync_interval: int | None
+    minibatches: int | None
+    env_steps_per_s: float | None
+    cpu_share: float | None
+    failure: str | None
+
+    def is_choice(self, choice: dict[str, Any]) -> bool:
+        """True where it has all that was chosen."""
+        return bool(choice) and all(getattr(self, name) == choice.get(f"rollout.{name}") for name in (
+            "executors", "envs_per_executor", "actors", "sync_interval"))
+
+
+@dataclass(frozen=True)
 class Tuning:
     """All that is known; ``choice`` is empty while the tuner is still at work."""
 
@@ -75,6 +94,12 @@ class Tuning:
     choice: dict[str, Any] = field(default_factory=dict)
     reasons: dict[str, Any] = field(default_factory=dict)
     record: dict[str, Any] = field(default_factory=dict)
+    rollouts: list[RolloutRow] = field(default_factory=list)
+
+    @property
+    def measured(self) -> bool:
+        """Whether there is any row."""
+        return bool(self.updates or self.joint or self.rollouts)
 
 
 def read(path: Path, log: Path | None = None) -> Tuning:
@@ -82,7 +107,8 @@ def read(path: Path, log: Path | None = None) -> Tuning:
     record = read_json(path / "tune.json")
     if record:
         entries = [*record.get("update_rates", []), *record.get("joint_rates", [])]
-        return Tuning(*_rows(entries), _dict(record.get("choice")), _dict(record.get("reasons")), record)
+        return Tuning(*_rows(entries), _dict(record.get("choice")), _dict(record.get("reasons")), record,
+                      _rollouts(record.get("rollout_rates")))
     entries = []
     for line in tail_text(path / PROGRESS).splitlines():
         try:
@@ -90,7 +116,7 @@ def read(path: Path, log: Path | None = None) -> Tuning:
         except ValueError:
             continue
     if entries or log is None:
-        return Tuning(*_rows(entries))
+        return Tuning(*_rows(entries), rollouts=_rollouts(entries))
     return from_log(tail_text(log))
 
 
@@ -128,6 +154,20 @@ def _rows(entries: list[Any]) -> tuple[list[UpdateRow], list[JointRow]]:
             score = _number(entry.get("score"))
             updates.append(UpdateRow(entry["batch_size"], entry["threads"], middle, spread, failure, score))
     return updates, joint
+
+
+def _rollouts(entries: Any) -> list[RolloutRow]:
+    rows = [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
+    return [
+        RolloutRow(
+            executors=entry["executors"], envs_per_executor=_integer(entry.get("envs_per_executor")),
+            actors=_integer(entry.get("actors")), sync_interval=_integer(entry.get("sync_interval")),
+            minibatches=_integer(entry.get("minibatches")), env_steps_per_s=_middle(entry.get("env_steps_per_s")),
+            cpu_share=_middle(entry.get("cpu_share")),
+            failure=entry["failure"] if isinstance(entry.get("failure"), str) else None,
+        )
+        for entry in rows if _integer(entry.get("executors")) is not None
+    ]
 
 
 def _rates(value: Any) -> list[float]:

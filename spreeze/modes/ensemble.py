@@ -4,39 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
-import secrets
-import shutil
-import signal
-import tempfile
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple, Self
 
-import psutil
-
 from spreeze.autotune.records import LearnerSetting
-from spreeze.errors import ConfigError, ResourceError, WorkerError
+from spreeze.errors import ConfigError, ResourceError
 from spreeze.modes.spreeze import open_memory, worker_specs
-from spreeze.rundir import SUBDIRECTORIES
+from spreeze.modes.troupe import Troupe, Unfit, Window, folder
 from spreeze.settings import Layer
-from spreeze.strays import StrayWatch
 from spreeze.transport import board as words
 from spreeze.transport.board import Board
-from spreeze.workers.crew import Crew, private_memory_bytes
 from spreeze.workers.filling import fill
 from spreeze.workers.interrupts import Interrupts
 from spreeze.workers.plan import RunPlan
-from spreeze.workers.spawn import Nest
 
-_MOST_SAMPLER_FAILURES = 1
 _ROWS, _ROWS_BYTES = 100_000, 128_000_000
-_LOOK_S = 0.05
-_MEMORY_EVERY_S = 0.25
 _TICK_S = 0.2
 """A window begins and ends with an update, where one comes within this time: few updates are counted exactly."""
-_PREFIX = "spreeze-tune-"
 
 
 class Company(NamedTuple):
@@ -45,19 +29,6 @@ class Company(NamedTuple):
     learner: LearnerSetting
     envs_per_sampler: int
     samples_per_insert_min: float
-
-
-class Window(NamedTuple):
-    """What was counted in one window."""
-
-    env_steps_per_s: float
-    updates_per_s: float
-    cpu_share: float
-    """Processor time of all workers over that of the usable cores."""
-
-
-class Unfit(Exception):
-    """These settings cannot run here; the text says why. Data for the tuner, not an error."""
 
 
 class Ensemble:
@@ -71,9 +42,6 @@ class Ensemble:
         self._interrupts, self._cores, self._cap_bytes = interrupts, usable_cores, memory_cap_bytes
         self._plan = plan
         self._stack = contextlib.ExitStack()
-        self.memory_bytes: int | None = None
-        """Most that all of it took: private memory of the processes, and replay."""
-        self._looked_s = 0.0
 
     def start(self) -> None:
         """Starts all processes and returns at once.
@@ -83,19 +51,16 @@ class Ensemble:
         """
         try:
             plan = _measured_plan(self._plan, self.company, self.samplers, self._cap_bytes)
-            run_dir = self._stack.enter_context(_folder())
+            run_dir = self._stack.enter_context(folder())
             self._board, self._ring = self._stack.enter_context(open_memory(plan, run_dir, self.samplers + 1))
             fill(self._ring, plan.spec)
-            nonce = secrets.token_hex(8)
-            watch = StrayWatch(nonce)
-            self._stack.callback(watch.end)
-            watch.start()
-            nest = Nest(run_dir=run_dir, board_fd=self._board.block.fd, board_rows=self.samplers + 1, nonce=nonce)
-            self._crew = Crew(nest, self._board, on_event=lambda level, text: None)
-            self._stack.callback(self._crew.stop, hurry=lambda: True, on_messages=lambda messages: None)
+            self._troupe = Troupe(
+                self._stack, run_dir, self._board, self.samplers + 1, shared_bytes=self._ring.spec.size_bytes,
+                memory_cap_bytes=self._cap_bytes, interrupts=self._interrupts,
+            )
             for spec in worker_specs(plan, run_dir, self._ring, time.monotonic()).values():
                 if spec.role in ("learner", "sampler"):
-                    self._crew.add(spec)
+                    self._troupe.add(spec)
         except (ResourceError, ConfigError, OSError) as error:
             raise Unfit(str(error)) from None
 
@@ -108,9 +73,9 @@ class Ensemble:
         """
         end = time.monotonic() + within_s
         while (late := self._idle()) is not None:
-            self._look(_LOOK_S)
+            self._troupe.look()
             if time.monotonic() > end:
-                raise Unfit(f"{late} within {within_s:.0f} s; {self._why()}")
+                raise Unfit(f"{late} within {within_s:.0f} s; {self._troupe.why()}")
         self.pause()
 
     def _idle(self) -> str | None:
@@ -119,21 +84,18 @@ class Ensemble:
         idle += [f"sampler-{row} took no env step" for row in range(self.samplers) if self._board.slots(row)[0] <= 0]
         return ", ".join(idle) or None
 
-    def _why(self) -> str:
-        return ": ".join(self._crew.first_error) if self._crew.first_error else "no worker reported an error"
-
     def pause(self) -> None:
         """Stops all processes where they are."""
-        self._signal(signal.SIGSTOP)
+        self._troupe.pause()
 
     def resume(self) -> None:
         """Lets them go on."""
-        self._signal(signal.SIGCONT)
+        self._troupe.resume()
 
-    def _signal(self, number: signal.Signals) -> None:
-        for post in self._crew.posts.values():
-            if post.child is not None:
-                post.child.signal_group(number)
+    @property
+    def memory_bytes(self) -> int | None:
+        """Most that all of it took: private memory of the processes, and replay."""
+        return self._troupe.memory_bytes
 
     def window(self, samplers: int, settle_s: float, window_s: float) -> Window:
         """Rates with that many samplers at work, after a while to settle.
@@ -145,13 +107,13 @@ class Ensemble:
         self._board.header[words.ACTIVE_SAMPLERS] = samplers
         # The limiter's count starts anew: what another number of samplers saved up must not be spent here.
         self._ring.begin_learning()
-        self._pass(settle_s)
+        self._troupe.pass_time(settle_s)
         first_s, first = self._edge()
-        cpu_s = self._cpu_s()
-        self._pass(window_s)
+        cpu_s = self._troupe.cpu_s()
+        self._troupe.pass_time(window_s)
         last_s, last = self._edge()
         took_s = last_s - first_s
-        used_s = self._cpu_s() - cpu_s
+        used_s = self._troupe.cpu_s() - cpu_s
         return Window((last[0] - first[0]) / took_s, (last[1] - first[1]) / took_s,
                       max(0.0, used_s) / (took_s * self._cores))
 
@@ -164,47 +126,6 @@ class Ensemble:
             if found[1] != before[1] or now_s >= end:
                 return now_s, found
             time.sleep(0.001)
-
-    def _cpu_s(self) -> float:
-        total = 0.0
-        for pid in self._crew.pids().values():
-            with contextlib.suppress(psutil.Error):
-                times = psutil.Process(pid).cpu_times()
-                total += times.user + times.system
-        return total
-
-    def _pass(self, seconds: float) -> None:
-        end = time.monotonic() + seconds
-        while (left := end - time.monotonic()) > 0:
-            self._look(min(left, _LOOK_S))
-
-    def _look(self, seconds: float) -> None:
-        """Waits, then sees to workers, memory and the user's wish to stop."""
-        self._crew.wait(seconds)
-        if self._interrupts.asked:
-            raise KeyboardInterrupt
-        try:
-            self._crew.watch()
-        except WorkerError as error:
-            raise Unfit(str(error)) from None
-        failures = [len(post.failures) for post in self._crew.posts.values() if post.spec.role == "sampler"]
-        if self._crew.posts["learner"].failures or sum(failures) > _MOST_SAMPLER_FAILURES:
-            raise Unfit(self._why())
-        now = time.monotonic()
-        if now - self._looked_s >= _MEMORY_EVERY_S:
-            self._looked_s = now
-            taken = self._taken_bytes()
-            self.memory_bytes = max(taken, self.memory_bytes or 0)
-            if taken > self._cap_bytes:
-                raise Unfit(f"out of memory: more than the {self._cap_bytes / 1e9:.1f} GB that a candidate may take")
-
-    def _taken_bytes(self) -> int:
-        total = self._ring.spec.size_bytes
-        for pid in self._crew.pids().values():
-            with contextlib.suppress(psutil.Error):
-                process = psutil.Process(pid)
-                total += sum(private_memory_bytes(one.pid) or 0 for one in (process, *process.children(recursive=True)))
-        return total
 
     def close(self) -> None:
         """Ends the processes, frees memory, removes files."""
@@ -239,22 +160,3 @@ def counters(board: Board, samplers: int) -> tuple[float, float]:
     """Env steps of the first ``samplers`` rows together, and the learner's updates."""
     steps = sum(float(board.slots(row)[0]) for row in range(samplers))
     return steps, board.named_slots(samplers, "learner")["updates"]
-
-
-@contextlib.contextmanager
-def _folder() -> Iterator[Path]:
-    """A run directory that is removed afterwards; also removes those that a killed tuner left."""
-    remove_leftovers()
-    with tempfile.TemporaryDirectory(prefix=f"{_PREFIX}{os.getpid()}-", ignore_cleanup_errors=True) as folder:
-        for sub in SUBDIRECTORIES:
-            (Path(folder) / sub).mkdir()
-        yield Path(folder)
-
-
-def remove_leftovers() -> None:
-    """Removes what tuners left behind that were killed."""
-    for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        pid = path.name.removeprefix(_PREFIX).split("-")[0]
-        with contextlib.suppress(OSError):
-            if pid.isdigit() and not psutil.pid_exists(int(pid)) and path.stat().st_uid == os.getuid():
-                shutil.rmtree(path, ignore_errors=True)

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from spreeze.autotune.records import JointRate, JointSetting, LearnerRate, LearnerSetting
-from spreeze.modes.ensemble import Company, Ensemble, Unfit
+from spreeze.modes.ensemble import Company, Ensemble
 from spreeze.modes.nursery import Nursery
+from spreeze.modes.troupe import Unfit
 from spreeze.workers.interrupts import Interrupts
 from spreeze.workers.plan import RunPlan
 
