@@ -6,6 +6,7 @@ round trip between this process and a child (``python -m spreeze.bench.hts_waiti
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -19,12 +20,16 @@ import psutil
 from spreeze.bench.live_run import LiveRun
 from spreeze.bench.runs import Row
 from spreeze.errors import SpreezeError
+from spreeze.store_reader import MetricsReader
 from spreeze.transport.wake import Bell
 
 _TASK = (
     "--env", "spreeze/Fault-v0", "--import", "spreeze.envs.faults", "--mode", "hts", "--algo", "a2c",
-    "--executors", "2", "--actors", "1", "--no-visualizer", "--set", "sampling.step_deadline_s=100000",
+    "--executors", "2", "--actors", "1", "--envs-per-executor", "8", "--sync-interval", "64", "--no-visualizer",
+    "--set", "sampling.step_deadline_s=100000",
 )  # fmt: skip
+_ROWS = 8 * 64
+"""Of an executor in one interval."""
 _HANGS = {"SPREEZE_FAULT_HANG_AT": "1", "SPREEZE_FAULT_WORKERS": "executor-0"}
 _WAITING = ("executor-1", "actor-0", "learner")
 _START_S, _SETTLE_S = 120.0, 3.0
@@ -61,16 +66,16 @@ def _idle_shares(seconds: float) -> dict[str, float]:
         tempfile.TemporaryDirectory(prefix="spreeze-bench-", ignore_cleanup_errors=True) as folder,
         LiveRun(list(_TASK), folder, "waiting", _HANGS) as run,
     ):
-        run.wait(lambda: set(_WAITING) <= set(run.workers()), _START_S, "all workers")
+        def all_wait() -> bool:
+            """The executor that does not hang has filled its half, with the learner's first policy."""
+            with contextlib.suppress(SpreezeError, OSError):
+                found = MetricsReader(run.path / "metrics.db").latest().get("env_steps")
+                return found is not None and found.value >= _ROWS
+            return False
+
+        run.wait(all_wait, _START_S, "half an interval")
+        time.sleep(_SETTLE_S)
         processes = {name: psutil.Process(run.workers()[name][0]) for name in _WAITING}
-
-        def settled() -> bool:
-            before = {name: _cpu_s(process) for name, process in processes.items()}
-            time.sleep(_SETTLE_S)
-            # Imports and the rows that can still be collected are over once nobody takes a tenth of a core.
-            return all(_cpu_s(process) - before[name] < 0.1 * _SETTLE_S for name, process in processes.items())
-
-        run.wait(settled, _START_S, "all to wait")
         start_s, before = time.monotonic(), {name: _cpu_s(process) for name, process in processes.items()}
         time.sleep(seconds)
         took_s = time.monotonic() - start_s
