@@ -118,13 +118,12 @@ def test_sizes_that_do_not_go_together_are_refused_with_the_reason(values, actor
         RunPlan(settings=settings, spec=SPEC, samplers=2, actors=actors, free_core=False)
 
 
-@pytest.mark.timeout(120)
-def test_refusals_leave_nothing_behind(tmp_path):
-    for args, words in ((("--actors", "3"), "more than the 2 executors"), (("--auto",), "--auto: the tuner measures")):
-        _, code, document = train(tmp_path, *SYNTHETIC, *args, tiny=SMALL)
-        assert code == 2
-        assert words in document["error"]
-        assert not (tmp_path / "runs").exists()
+@pytest.mark.timeout(60)
+def test_a_refusal_leaves_nothing_behind(tmp_path):
+    _, code, document = train(tmp_path, *SYNTHETIC, "--actors", "3", tiny=SMALL)
+    assert code == 2
+    assert "more than the 2 executors" in document["error"]
+    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.timeout(90)

@@ -86,22 +86,32 @@ class _Executor:
         asked = self._envs.ask()
         if self._inference is not None:
             self._inference.answer()
-        elif asked.size:
+        inferred = perf_counter()
+        self._envs.counts.policy_s += inferred - start
+        if self._inference is None and asked.size:
+            # Whoever is woken may take this core at once: that is waiting, too.
             for actor in np.unique(asked % self._job.num_actors).tolist():
                 self._actors[actor].ring()
-        self._envs.counts.policy_s += perf_counter() - start
-        stepped = self._envs.step()
-        if stepped.size:
-            if self._envs.last_of_step:
-                for bell in self._others:
-                    bell.ring()
-            if self._envs.filled:
-                self._learner.ring()
+            self._wait_s += perf_counter() - inferred
+        if self._envs.step().size:
+            self._tell()
         else:
-            self._link.beat(Phase.WAIT)
-            self._bell.wait(WAIT_S)
-            self._wait_s += perf_counter() - start
+            self._sleep()
         self._post()
+
+    def _tell(self) -> None:
+        """Wakes those who may have waited for the steps that were just taken."""
+        if self._others and self._envs.last_of_step:
+            for bell in self._others:
+                bell.ring()
+        if self._envs.filled:
+            self._learner.ring()
+
+    def _sleep(self) -> None:
+        start = perf_counter()
+        self._link.beat(Phase.WAIT)
+        self._bell.wait(WAIT_S)
+        self._wait_s += perf_counter() - start
 
     def _post(self) -> None:
         counts, base = self._envs.counts, self._base
