@@ -20,7 +20,7 @@ from spreeze.workers.plan import RunPlan
 
 REPEATS = 3
 _CREWS = 3
-"""Crews that are started together and take turns: their start is mostly imports."""
+"""Crews that are started together and take turns, at most one a core: their start is mostly imports."""
 _SETTLE_S = 0.1
 _WINDOW_S, _SHORTEST_WINDOW_S = 1.2, 0.4
 _INTERVALS_IN_WINDOW, _LONGEST_WINDOW_S = 2.0, 4.0
@@ -42,7 +42,7 @@ class RolloutEnsemble:
         self._plan, self._setting, self._cores = plan, setting, usable_cores
         self._cap_bytes, self._interrupts = memory_cap_bytes, interrupts
         self._stack = contextlib.ExitStack()
-        self._interval_s = 0.0
+        self._interval_s = self._started_s = 0.0
 
     def start(self) -> None:
         """Starts all processes and returns at once.
@@ -50,6 +50,7 @@ class RolloutEnsemble:
         Raises:
             Unfit: no room, or settings that contradict each other.
         """
+        self._started_s = time.monotonic()
         try:
             plan = measured_plan(self._plan, self._setting)
             run_dir = self._stack.enter_context(folder())
@@ -68,14 +69,14 @@ class RolloutEnsemble:
         except (ResourceError, ConfigError, OSError) as error:
             raise Unfit(str(error)) from None
 
-    def begin(self, within_s: float) -> None:
-        """Waits until two intervals have been collected, then pauses all.
+    def begin(self, end_s: float) -> None:
+        """Waits until two intervals have been collected, at most to that monotonic time, then pauses all.
 
         Raises:
             Unfit: that takes too long, or a worker keeps failing.
             KeyboardInterrupt: the user asked to stop.
         """
-        swap_s, end = time.monotonic(), time.monotonic() + within_s
+        swap_s = time.monotonic()
         while self._rollouts.interval < _INTERVALS:
             before = self._rollouts.interval
             self._troupe.look()
@@ -83,8 +84,9 @@ class RolloutEnsemble:
                 self._interval_s = time.monotonic() - swap_s
             if before == 0:  # the first interval holds the imports as well
                 swap_s = time.monotonic()
-            if time.monotonic() > end:
-                raise Unfit(f"{self._rollouts.interval} intervals within {within_s:.0f} s; {self._troupe.why()}")
+            if time.monotonic() > end_s:
+                age_s = time.monotonic() - self._started_s
+                raise Unfit(f"{self._rollouts.interval} intervals within {age_s:.0f} s; {self._troupe.why()}")
         self._troupe.pause()
 
     def window(self, window_s: float) -> Window:
@@ -185,6 +187,7 @@ class RolloutMeasuring:
             interrupts: the user's wish to stop, which raises KeyboardInterrupt.
         """
         self._plan, self._cores, self._cap_bytes = plan, usable_cores, memory_cap_bytes
+        self._crews = max(1, min(_CREWS, int(usable_cores)))
         self._ends_s, self._interrupts = ends_s, interrupts
 
     def seconds_left(self) -> float:
@@ -198,7 +201,7 @@ class RolloutMeasuring:
         end, left = time.monotonic() + within_s, list(dict.fromkeys(settings))
         found: list[RolloutRate] = []
         while left and self.seconds_left() > _START_S and (not found or time.monotonic() + _START_S < end):
-            now, left = left[:_CREWS], left[_CREWS:]
+            now, left = left[: self._crews], left[self._crews :]
             share = len(now) / (len(now) + len(left))
             for rate in self._together(now, (end - time.monotonic()) * share):
                 found.append(rate)
@@ -216,9 +219,9 @@ class RolloutMeasuring:
                 candidates.append(_Candidate(setting, ensemble))
             for one in candidates:
                 one.attempt(one.ensemble.start)
-            begun_s = time.monotonic() + min(_LONGEST_START_S, max(_START_S, self.seconds_left()))
+            limit_s = time.monotonic() + min(_LONGEST_START_S, max(_START_S, self.seconds_left()))
             for one in candidates:
-                one.attempt(functools.partial(one.ensemble.begin, max(1.0, begun_s - time.monotonic())))
+                one.attempt(functools.partial(one.ensemble.begin, limit_s))
             each_s = (end - time.monotonic()) / (REPEATS * len(candidates)) - _SETTLE_S
             window_s = min(_WINDOW_S, max(_SHORTEST_WINDOW_S, each_s))
             for number in range(REPEATS):
