@@ -301,6 +301,9 @@ class LearnerConfig(Part):
                              "that have it; weights, sums and optimisers are always float32",
                              choices=("float32", "tf32", "bfloat16"))
     overlap: bool = setting(False, "the actor follows the critics of one update before: two devices work at once")
+    copy_interval: int = setting(0, "updates between two copies of the weights, where actor and critics train at once "
+                                 "beside copies of each other: on two devices, or in a pair of threads; 0: they share "
+                                 "every update", unit="updates", low=0, high=10_000)
     mirror: bool = setting(True, "keep a copy of replay on the learner's GPU, as far as its memory allows")
     updates_per_launch: int = setting(1, "updates in one launch on a GPU with such a copy (a CUDA graph); 0: every "
                                       "kernel by itself", unit="updates", low=0, high=64)

@@ -265,6 +265,26 @@ def _sum(values: Tensor, dim: int, out: Tensor, *, add: bool) -> None:
         torch.sum(values, dim, keepdim=True, out=out)
 
 
+class ParameterCopy:
+    """A network's weights as they are now, on their way to the host: who reads them waits, not who takes them."""
+
+    def __init__(self, parameters: Parameters) -> None:
+        source = parameters.flat
+        self._sizes, self._stack = parameters.sizes, parameters.stack
+        self._flat = torch.empty(source.shape, dtype=source.dtype, pin_memory=source.is_cuda)
+        self._flat.copy_(source, non_blocking=True)
+        self._there: torch.cuda.Event | None = None
+        if source.is_cuda:
+            self._there = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._there.record(torch.cuda.current_stream(source.device))
+
+    def policy_arrays(self) -> dict[str, Tensor]:
+        """``policy_arrays`` of the weights as they were; may be called in another thread."""
+        if self._there is not None:
+            self._there.synchronize()
+        return policy_arrays(Parameters(self._flat, self._sizes, self._stack))
+
+
 def policy_arrays(parameters: Parameters) -> dict[str, Tensor]:
     """Copies on the CPU of a single network by layer: ``w0`` [in, out], ``b0`` [out] ..., ``head_w`` [H, K]."""
     arrays: dict[str, Tensor] = {}

@@ -220,3 +220,13 @@ def test_flat_adam_equals_torch_adam():
         reference.step()
     torch.testing.assert_close(parameters, twin.detach(), rtol=1e-5, atol=1e-6)
     assert adam.gradient_norm == pytest.approx(gradient.norm().item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_snapshot_of_the_policy_is_that_of_when_it_was_taken(name):
+    algorithm = made(name)
+    before, snapshot = algorithm.policy_arrays(), algorithm.policy_snapshot()
+    for batch in batches(4):
+        algorithm.update(batch)
+    assert same(snapshot(), before)
+    assert not same(algorithm.policy_arrays(), before)

@@ -9,7 +9,11 @@ from spreeze.errors import WeightsError
 from spreeze.transport.weights import WeightsStore
 from spreeze.workers.publisher import Publisher
 
-ARRAYS = {"w0": np.ones((2, 3), np.float32)}
+WEIGHTS = np.ones((2, 3), np.float32)
+
+
+def arrays():
+    return {"w0": WEIGHTS}
 
 
 class Gate:
@@ -43,20 +47,20 @@ def publisher_of():
 def test_what_is_offered_is_read_back_and_its_readers_are_told(tmp_path, publisher_of):
     store, told = WeightsStore(tmp_path), []
     publisher = publisher_of(store, lambda: told.append(store.read_latest().version))
-    publisher.offer(ARRAYS, {"algo": "sac"}, 1, 7)
+    publisher.offer(arrays, {"algo": "sac"}, 1, 7)
     assert publisher.flush(10.0)
     latest = store.read_latest()
     assert (latest.order, latest.meta, publisher.version, told) == ((1, 7), {"algo": "sac"}, 7, [7])
-    np.testing.assert_array_equal(latest.arrays["w0"], ARRAYS["w0"])
+    np.testing.assert_array_equal(latest.arrays["w0"], WEIGHTS)
 
 
 def test_while_one_is_written_the_newest_of_several_offers_wins(publisher_of):
     gate = Gate()
     publisher = publisher_of(gate)
-    publisher.offer(ARRAYS, {}, 1, 1)
+    publisher.offer(arrays, {}, 1, 1)
     assert gate.begun.wait(10.0)
     for version in (2, 3, 4):
-        publisher.offer(ARRAYS, {}, 1, version)
+        publisher.offer(arrays, {}, 1, version)
     assert not publisher.flush(0.01)
     gate.open.set()
     assert publisher.flush(10.0)
@@ -69,14 +73,14 @@ def test_a_failure_is_told_once_and_the_next_version_is_published(failure, publi
     gate = Gate(failure)
     gate.open.set()
     publisher = publisher_of(gate)
-    publisher.offer(ARRAYS, {}, 1, 1)
+    publisher.offer(arrays, {}, 1, 1)
     assert publisher.flush(10.0)
     (text,) = publisher.failures()
     assert str(failure) in text
     assert publisher.failures() == []
     assert publisher.version == -1
     gate.failure = None
-    publisher.offer(ARRAYS, {}, 1, 2)
+    publisher.offer(arrays, {}, 1, 2)
     assert publisher.flush(10.0)
     assert (publisher.version, gate.written) == (2, [2])
 
@@ -84,9 +88,9 @@ def test_a_failure_is_told_once_and_the_next_version_is_published(failure, publi
 def test_weights_that_are_not_finite_leave_the_last_good_ones(tmp_path, publisher_of):
     store = WeightsStore(tmp_path)
     publisher = publisher_of(store)
-    publisher.offer(ARRAYS, {}, 1, 1)
+    publisher.offer(arrays, {}, 1, 1)
     assert publisher.flush(10.0)
-    publisher.offer({"w0": np.full(3, np.nan, np.float32)}, {}, 1, 2)
+    publisher.offer(lambda: {"w0": np.full(3, np.nan, np.float32)}, {}, 1, 2)
     assert publisher.flush(10.0)
     assert "not finite" in publisher.failures()[0]
     assert store.read_latest().version == 1
@@ -95,7 +99,7 @@ def test_weights_that_are_not_finite_leave_the_last_good_ones(tmp_path, publishe
 def test_closing_writes_what_waits_and_ends_the_thread(tmp_path):
     before = threading.active_count()
     publisher = Publisher(WeightsStore(tmp_path))
-    publisher.offer(ARRAYS, {}, 1, 5)
+    publisher.offer(arrays, {}, 1, 5)
     publisher.close()
     publisher.close()
     assert WeightsStore(tmp_path).read_latest().version == 5
@@ -105,7 +109,7 @@ def test_closing_writes_what_waits_and_ends_the_thread(tmp_path):
 def test_a_disk_that_hangs_holds_nobody_up():
     gate = Gate()
     publisher = Publisher(gate)
-    publisher.offer(ARRAYS, {}, 1, 1)
+    publisher.offer(arrays, {}, 1, 1)
     assert gate.begun.wait(10.0)
     publisher.close(0.01)
     assert publisher._thread.is_alive()

@@ -7,10 +7,13 @@ from typing import Any
 
 from spreeze.algorithms.a2c import A2C
 from spreeze.algorithms.base import OffPolicyAlgorithm
+from spreeze.algorithms.common import ActorCritic
+from spreeze.algorithms.copies import CopiedSides
 from spreeze.algorithms.ddpg import DDPG
 from spreeze.algorithms.discrete_sac import DiscreteSAC
 from spreeze.algorithms.dqn import DQN
 from spreeze.algorithms.on_policy import OnPolicyAlgorithm
+from spreeze.algorithms.pair import Pair
 from spreeze.algorithms.ppo import PPO
 from spreeze.algorithms.sac import SAC
 from spreeze.algorithms.td3 import TD3
@@ -29,7 +32,7 @@ ON_POLICY_REGISTRY: dict[str, Callable[..., OnPolicyAlgorithm]] = {"ppo": PPO, "
 
 def create(
     name: str, obs_dim: int, action_dim: int, config: AlgorithmConfig, seed: int, device: str = "cpu", *,
-    num_actions: int | None = None, **options: Any,
+    num_actions: int | None = None, copy_interval: int = 0, **options: Any,
 ) -> OffPolicyAlgorithm:
     """A new algorithm with its networks; everything random in it follows from ``seed``.
 
@@ -41,6 +44,8 @@ def create(
         seed: of networks and noise.
         device: where its tensors live.
         num_actions: K where actions are discrete, else None.
+        copy_interval: updates between two copies of the weights where actor and critics train at once, each
+            beside a copy of the other; 0 where they share every update.
         options: handed on, such as ``dtype``.
 
     Raises:
@@ -52,7 +57,25 @@ def create(
         raise ConfigError(
             f"no algorithm '{name}' for {kind} actions{did_you_mean(name, table)} (known: {', '.join(table)})"
         )
+    if copy_interval:
+        return _copied(table[name], obs_dim, size, config, seed, device, copy_interval, **options)
     return table[name](obs_dim, size, config, seed, device, **options)
+
+
+def _copied(
+    kind: Callable[..., OffPolicyAlgorithm], obs_dim: int, action_dim: int, config: AlgorithmConfig, seed: int,
+    device: str, interval: int, pair: Pair | None = None, **options: Any,
+) -> CopiedSides:
+    """Two algorithms of one seed, and so of one beginning: the actor's on the first device, the critics' on the last.
+
+    Raises:
+        ConfigError: the algorithm has no actor beside its critics.
+    """
+    names = device.split("+")
+    sides = [kind(obs_dim, action_dim, config, seed, name, **options) for name in (names[0], names[-1])]
+    if not isinstance(sides[0], ActorCritic) or not isinstance(sides[1], ActorCritic):
+        raise ConfigError(f"learner.copy_interval = {interval}: {sides[0].name} has no actor beside its critics; use 0")
+    return CopiedSides(sides[0], sides[1], interval, pair)
 
 
 def create_on_policy(

@@ -15,6 +15,7 @@ Action-side tensors are component-first, [A, B].
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -107,6 +108,13 @@ class OffPolicyAlgorithm(Protocol):
 
     def policy_arrays(self) -> dict[str, np.ndarray]:
         """Copies of the actor's weights, as ``spreeze.policies`` reads them."""
+        ...
+
+    def policy_snapshot(self) -> Callable[[], dict[str, np.ndarray]]:
+        """Copies the actor's weights without waiting for the device; what is returned gives them as ``policy_arrays``.
+
+        It may be called in another thread, and waits there.
+        """
         ...
 
     def policy_meta(self) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -16,7 +17,7 @@ from spreeze.algorithms.base import Proposal
 from spreeze.algorithms.placement import Placement
 from spreeze.algorithms.state import load_arrays, to_arrays
 from spreeze.errors import CheckpointError
-from spreeze.networks import Parameters, policy_arrays
+from spreeze.networks import ParameterCopy, Parameters, policy_arrays
 from spreeze.types import TransitionBatch
 
 
@@ -132,8 +133,33 @@ class ActorCritic(ABC):
 
     def metrics(self) -> dict[str, float]:
         """Metrics of the latest update; one that is not finite is left out, never shown as a number."""
-        found = self._critic_side.metrics() | self._actor_side.metrics(self._critic_side.mean_action_value())
-        return {name: value for name, value in found.items() if math.isfinite(value)}
+        return self.critic_metrics() | self.actor_metrics()
+
+    def critic_metrics(self) -> dict[str, float]:
+        """Those of the critics' latest step (reads the device)."""
+        return _finite(self._critic_side.metrics())
+
+    def actor_metrics(self) -> dict[str, float]:
+        """Those of the actor's latest step (reads the device)."""
+        return _finite(self._actor_side.metrics(self._critic_side.mean_action_value()))
+
+    def take_actor(self, other: ActorCritic) -> None:
+        """Copies the actor of an algorithm of the same kind, maybe on another device."""
+        self._actor_side.online.flat.copy_(other._actor_side.online.flat, non_blocking=True)
+
+    def take_critics(self, other: ActorCritic) -> None:
+        """Copies the critics of an algorithm of the same kind, maybe on another device."""
+        self._critic_side.tensors()["online"].copy_(other._critic_side.tensors()["online"], non_blocking=True)
+
+    @property
+    def actor_bytes(self) -> int:
+        """Bytes that ``take_actor`` copies."""
+        return _bytes(self._actor_side.online.flat)
+
+    @property
+    def critic_bytes(self) -> int:
+        """Bytes that ``take_critics`` copies."""
+        return _bytes(self._critic_side.tensors()["online"])
 
     def updates_skipped(self) -> int:
         """Updates of which a step was refused: the critics' or the actor's, whichever is more."""
@@ -151,6 +177,11 @@ class ActorCritic(ABC):
     def policy_arrays(self) -> dict[str, np.ndarray]:
         """Copies of the actor's weights by layer."""
         return {name: tensor.numpy() for name, tensor in policy_arrays(self._actor_side.online).items()}
+
+    def policy_snapshot(self) -> Callable[[], dict[str, np.ndarray]]:
+        """A copy of the actor's weights, to be had later."""
+        copy = ParameterCopy(self._actor_side.online)
+        return lambda: {name: tensor.numpy() for name, tensor in copy.policy_arrays().items()}
 
     def policy_meta(self) -> dict[str, Any]:
         """What the policy is."""
@@ -179,3 +210,11 @@ class ActorCritic(ABC):
     def _tensors(self) -> dict[str, Tensor]:
         sides = {"actor": self._actor_side.tensors(), "critics": self._critic_side.tensors()}
         return {f"{side}.{name}": tensor for side, own in sides.items() for name, tensor in own.items()}
+
+
+def _finite(values: dict[str, float]) -> dict[str, float]:
+    return {name: value for name, value in values.items() if math.isfinite(value)}
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.element_size() * tensor.nelement()

@@ -11,7 +11,7 @@ from spreeze import ops
 from spreeze.algorithms.adam import FlatAdam
 from spreeze.algorithms.critics import Critics
 from spreeze.algorithms.pair import Pair
-from spreeze.algorithms.passes import Passes, backward
+from spreeze.algorithms.passes import Passes
 from spreeze.algorithms.placement import Placement
 from spreeze.config import DDPGConfig, TD3Config
 from spreeze.networks import Parameters, Tape, new_parameters
@@ -77,7 +77,7 @@ class DeterministicActor:
         buffers = self._buffers
         assert buffers is not None
         buffers.tape.grad_out[0].copy_(ops.tanh_backward(buffers.action, dq_da * buffers.minus_per_row))
-        backward(self.online, buffers.tape, buffers.x_obs_t, self.gradient, self._pair)
+        buffers.online.backward(buffers.x_obs_t, self.gradient)
         self.adam.step()
 
     def update_target(self, tau: float) -> None:

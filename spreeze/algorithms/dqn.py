@@ -7,6 +7,7 @@ best action of the Q network, so ``propose`` only picks next actions and nothing
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import numpy as np
@@ -126,3 +127,8 @@ class DQN(ActorCritic):
         if isinstance(self.critics, ImageValues):
             own |= self.critics.trunk_arrays()
         return super().policy_arrays() | {name: tensor.cpu().numpy().copy() for name, tensor in own.items()}
+
+    def policy_snapshot(self) -> Callable[[], dict[str, np.ndarray]]:
+        """A copy of the Q network's weights; waits for the device."""
+        arrays = self.policy_arrays()
+        return lambda: arrays

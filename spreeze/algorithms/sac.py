@@ -17,7 +17,7 @@ from spreeze.algorithms.base import Proposal
 from spreeze.algorithms.common import ActorCritic
 from spreeze.algorithms.critics import Critics
 from spreeze.algorithms.pair import Pair
-from spreeze.algorithms.passes import Passes, backward
+from spreeze.algorithms.passes import Passes
 from spreeze.algorithms.placement import Placement
 from spreeze.algorithms.temperature import Temperature
 from spreeze.config import SACConfig
@@ -38,6 +38,7 @@ class _Buffers:
         self.tape = Tape.allocate(parameters, 2 * rows)
         self.passes = Passes(parameters, self.tape, pair)
         self.fresh = self.tape.part(rows, 2 * rows)
+        self.fresh_passes = Passes(parameters, self.fresh, pair)
         self.x = like.new_zeros(1, 2 * rows, obs_dim)
         self.x_next, self.x_obs = self.x[0, :rows], self.x[0, rows:]
         self.x_obs_t = self.x[0, rows:].t().unsqueeze(0)
@@ -105,7 +106,7 @@ class GaussianActor:
         # Outside of its range log_std is constant, so it gets no gradient there.
         torch.eq(buffers.fresh_log_std, buffers.fresh_raw_log_std, out=buffers.in_range)
         torch.mul(grad_log_std, buffers.in_range, out=buffers.grad_log_std)
-        backward(self.online, buffers.fresh, buffers.x_obs_t, self.gradient, self._pair)
+        buffers.fresh_passes.backward(buffers.x_obs_t, self.gradient)
         self.adam.step()
         if self.temperature.tuned:
             gradient = self.temperature.gradient
@@ -180,6 +181,19 @@ class SAC(ActorCritic):
         """Moves the target critics."""
         self.critics.update_target(self._tau)
         self.updates += 1
+
+    def take_actor(self, other: ActorCritic) -> None:
+        """Copies the actor and its temperature."""
+        super().take_actor(other)
+        assert isinstance(other, SAC)
+        self.actor.temperature.log_alpha.copy_(other.actor.temperature.log_alpha, non_blocking=True)
+        self.actor.temperature.derive()
+
+    @property
+    def actor_bytes(self) -> int:
+        """Bytes that ``take_actor`` copies."""
+        alpha = self.actor.temperature.alpha
+        return super().actor_bytes + alpha.element_size()
 
     def load_state_arrays(self, arrays: dict[str, np.ndarray]) -> None:
         """Takes over what ``state_arrays`` gave."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from spreeze.autotune.scores import FORMULAS
-from spreeze.bench import hts_command
+from spreeze.bench import hts_command, learner_command
 from spreeze.bench.endurance import LASTING, add_lasting_benches
 from spreeze.cli import emit, guarded, say
 from spreeze.envs.probe import probe_env
@@ -20,18 +20,6 @@ from spreeze.settings import Layer, resolve, task_profile, with_algorithm
 from spreeze.workers.plan import RunPlan
 
 Row = dict[str, Any]
-
-_LEARNER_UNITS = {
-    "updates_per_s": "1/s", "update_frames_per_s": "1/s", "product_floor_share": "share", "matrix_flop_per_s": "flop/s",
-    "over_one_thread": "ratio", "over_float32": "ratio", "product_flop": "flop", "learner_critic_share": "share",
-    "learner_actor_share": "share",
-}
-
-_FLOOR_TARGETS = {256: ">= 0.85", 1024: ">= 0.92", 8192: ">= 0.92"}
-_BESIDE: dict[str, Any] = {
-    "samplers": 1, "envs_per_sampler": None, "import_module": None, "plain_env": False, "env_arg": [],
-}
-"""A task's options that the learner's bench does not have."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -80,7 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     replay = add("replay", "writes, gathers and torn rows of the replay ring")
     replay.add_argument("--against", choices=("queue",), default=None, help="compare with a multiprocessing queue")
     replay.add_argument("--checked-rows", type=int, default=10_000_000, help="rows checked for tearing (default: 1e7)")
-    _add_learner(add("learner", "updates a second against the matrix products that an update needs"))
+    learner_command.add_flags(add("learner", "updates a second against the matrix products that an update needs"))
     add("together", "sampler and learner alone, together, and with evaluator and visualizer", task)
     add("rates", "env steps/s and updates/s of whole runs, batch 256, one sampler", task)
     target = add("target", "wall time to a return, asynchronous and serial mode in turn", task)
@@ -107,31 +95,6 @@ def _parser() -> argparse.ArgumentParser:
     curve.add_argument("--runs-dir", default="runs", help="where runs are (default: runs)")
     curve.add_argument("--out", default="curve.png", help="picture to write (default: curve.png)")
     return parser
-
-
-def _add_learner(learner: argparse.ArgumentParser) -> None:
-    learner.add_argument("--batch-size", type=int, nargs="+", default=[256], help="batch sizes (default: 256)")
-    learner.add_argument("--algo", choices=("sac", "td3", "ddpg"), default="sac", help="algorithm (default: sac)")
-    learner.add_argument("--threads", type=int, nargs="+", choices=(1, 2), default=[1],
-                         help="1, or 2 for a pair of threads; both are measured in turn (default: 1)")
-    learner.add_argument("--precision", nargs="+", choices=("float32", "bfloat16"), default=["float32"],
-                         help="of the products; all are measured in turn (default: float32)")
-    learner.add_argument("--device", default=None, help="instead: the whole learner with draws from replay on this "
-                         "device or split, such as cuda:0, split or cpu+cpu (default: off)")
-    learner.add_argument("--overlap", action="store_true", help="with --device: the actor one update late")
-    learner.add_argument("--updates-per-launch", type=int, default=1,
-                         help="with --device: updates in one graph of a GPU, 0 for no graph (default: 1)")
-    learner.add_argument("--plot", default=None, metavar="FILE", help="picture to write besides (default: none)")
-    learner.add_argument("--publish", action="store_true",
-                         help="instead: what 10 publications/s of the weights cost (default: off)")
-    learner.add_argument("--guard", action="store_true",
-                         help="instead: what the guard against non-finite gradients costs (default: off)")
-    learner.add_argument("--against", choices=("sb3",), default=None,
-                         help="instead: our SAC update against that of stable-baselines3 (default: none)")
-    learner.add_argument("--beside", action="store_true",
-                         help="instead: two threads over one, each with a sampler held back beside it (default: off)")
-    learner.add_argument("--env", default="Walker2DBulletEnv-v0",
-                         help="task whose sizes --against and --beside take (default: Walker2DBulletEnv-v0)")
 
 
 def _add_tune(tune: argparse.ArgumentParser) -> None:
@@ -227,50 +190,7 @@ def _replay(args: argparse.Namespace) -> list[Row]:
 
 
 def _learner(args: argparse.Namespace) -> list[Row]:
-    from spreeze.bench.learner import learner_rows
-    from spreeze.bench.placed import placed_rows
-
-    measure = _instead(args)
-    if measure is not None:
-        return [row for size in args.batch_size for row in measure(size)]
-    if args.device is not None:
-        return placed_rows(args.batch_size, args.repeats, args.device, args.algo, precision=args.precision[0],
-                           overlap=args.overlap, updates_per_launch=args.updates_per_launch)
-    cases = learner_rows(args.batch_size, args.repeats, threads=args.threads, algo=args.algo,
-                         precisions=args.precision)
-    rows: list[Row] = []
-    for case in cases:
-        more = {name: case[name] for name in ("batch_size", "algo", "learner_threads", "precision")}
-        for name, unit in _LEARNER_UNITS.items():
-            if name not in case:
-                continue
-            target = _FLOOR_TARGETS.get(case["batch_size"]) if name == "product_floor_share" else None
-            rows.append({"metric": name, "value": case[name], "unit": unit, "repeats": case["repeats"].get(name, []),
-                         **more, **({"target": target} if target else {})})
-    if args.plot:
-        from spreeze.bench.learner_plot import draw_learner
-
-        draw_learner(cases, read_machine().one_line(), Path(args.plot))
-        rows.append({"metric": "picture", "value": args.plot, "unit": "file"})
-    return rows
-
-
-def _instead(args: argparse.Namespace) -> Callable[[int], list[Row]] | None:
-    """What else the learner's bench was asked to measure at a batch size, None for updates over products."""
-    from spreeze.bench.beside import beside_rows
-    from spreeze.bench.costs import guard_rows, publication_rows
-    from spreeze.bench.peers import against_rows
-
-    if args.against:
-        return lambda size: against_rows(args.env, size, args.repeats)
-    if args.beside:
-        plan = _plan(argparse.Namespace(**vars(args), **_BESIDE))
-        return lambda size: beside_rows(plan, size, args.repeats, 3.0)
-    if args.publish:
-        return lambda size: publication_rows(size, args.algo, args.repeats)
-    if args.guard:
-        return lambda size: guard_rows(size, args.algo, args.repeats)
-    return None
+    return learner_command.learner_rows(args, _plan)
 
 
 def _together(args: argparse.Namespace) -> list[Row]:

@@ -74,7 +74,7 @@ def publication_rows(batch_size: int, algo: str, repeats: int, per_s: float = 10
             nonlocal due_s
             algorithm.update(batch)
             if (now_s := perf_counter()) >= due_s:
-                publisher.offer(algorithm.policy_arrays(), algorithm.policy_meta(), 1, next(versions))
+                publisher.offer(algorithm.policy_snapshot(), algorithm.policy_meta(), 1, next(versions))
                 due_s = now_s + 1.0 / per_s
 
         def with_publications() -> float:

@@ -147,20 +147,24 @@ def learner_rows(
     threads: tuple[int, ...] | list[int] = (1,),
     algo: str = "sac",
     precisions: tuple[str, ...] | list[str] = ("float32",),
+    copy_interval: int = 0,
 ) -> list[dict[str, Any]]:
     """Measures one row for each batch size, precision and number of threads; all take turns, products too.
 
+    With ``copy_interval`` a pair is also measured with actor and critics beside copies of each other.
     The products are those of one thread throughout: the floor of one core, in the row's precision.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     with contextlib.ExitStack() as stack:
         stack.callback(torch.set_num_threads, before)
-        pair = stack.enter_context(Pair()) if any(count > 1 for count in threads) else None
+        pair = stack.enter_context(Pair()) if copy_interval or any(count > 1 for count in threads) else None
+        ways = [(count, 0) for count in threads] + ([(2, copy_interval)] if copy_interval else [])
         cases: list[_Case] = []
-        for size, precision, count in itertools.product(batch_sizes, precisions, threads):
+        for size, precision, (count, interval) in itertools.product(batch_sizes, precisions, ways):
             with products_in(precision, "cpu"):
-                cases.append(_Case(algo, size, obs_dim, action_dim, hidden, pair if count > 1 else None, precision))
+                cases.append(_Case(algo, size, obs_dim, action_dim, hidden, pair if count > 1 else None, precision,
+                                   interval))
         for _ in range(repeats):
             for case in cases:
                 with products_in(case.precision, "cpu"):
@@ -172,13 +176,13 @@ class _Case:
     """One batch size: an algorithm, its product round, and what was measured."""
 
     def __init__(self, algo: str, batch_size: int, obs_dim: int, action_dim: int, hidden: tuple[int, ...],
-                 pair: Pair | None = None, precision: str = "float32") -> None:
+                 pair: Pair | None = None, precision: str = "float32", copy_interval: int = 0) -> None:
         config = algorithm_config(algo, hidden)
         self.algo, self.batch_size, self.hidden = algo, batch_size, hidden
         self.obs_dim, self.action_dim = obs_dim, action_dim
-        self.threads, self.precision = 1 if pair is None else 2, precision
+        self.threads, self.precision, self.copy_interval = 1 if pair is None else 2, precision, copy_interval
         options: dict[str, Any] = {} if pair is None else {"pair": pair}
-        self.algorithm = create(algo, obs_dim, action_dim, config, seed=0, **options)
+        self.algorithm = create(algo, obs_dim, action_dim, config, seed=0, copy_interval=copy_interval, **options)
         self.batch = synthetic_batch(RowLayout(obs_dim, action_dim), batch_size, config.gamma)
         delay = getattr(config, "policy_delay", 1)
         self.round = ProductRound(products(algo, batch_size, obs_dim, action_dim, hidden, delay))
@@ -215,7 +219,8 @@ class _Case:
 
     def _over(self, others: list[_Case], name: str, **plain: Any) -> dict[str, float]:
         """Ratio of this rate to that of the same case with ``plain`` values, repeat by repeat; empty without one."""
-        wanted = {"batch_size": self.batch_size, "threads": self.threads, "precision": self.precision, **plain}
+        wanted = {"batch_size": self.batch_size, "threads": self.threads, "precision": self.precision,
+                  "copy_interval": self.copy_interval, **plain}
         for other in others:
             if other is not self and all(getattr(other, key) == value for key, value in wanted.items()):
                 ratios = [slow / fast for slow, fast in zip(other.update_s, self.update_s, strict=True)]
@@ -235,7 +240,8 @@ class _Case:
             "action_dim": self.action_dim,
             "learner_threads": self.threads,
             "precision": self.precision,
-            **self._over(cases, "over_one_thread", threads=1),
+            "copy_interval": self.copy_interval,
+            **self._over(cases, "over_one_thread", threads=1, copy_interval=0),
             **self._over(cases, "over_float32", precision="float32"),
             "updates_per_s": statistics.median(updates_per_s),
             "update_frames_per_s": statistics.median(updates_per_s) * self.batch_size,

@@ -14,7 +14,7 @@ _PANELS = (
 
 
 def draw_learner(cases: list[dict[str, Any]], machine: str, out: Path) -> None:
-    """Draws one line for each number of threads and precision, with all repeats as a band.
+    """Draws one line for each kind of learner, with all repeats as a band.
 
     Args:
         cases: what ``learner_rows`` measured.
@@ -32,12 +32,9 @@ def draw_learner(cases: list[dict[str, Any]], machine: str, out: Path) -> None:
     except ImportError:
         raise UsageError("a picture needs matplotlib: pip install matplotlib") from None
     figure, axes = pyplot.subplots(1, 3, figsize=(12, 3.6), constrained_layout=True)
-    kinds = dict.fromkeys((case["learner_threads"], case["precision"]) for case in cases)
-    for threads, precision in kinds:
-        lines = sorted((case for case in cases if (case["learner_threads"], case["precision"]) == (threads, precision)),
-                       key=lambda case: int(case["batch_size"]))
+    for label in dict.fromkeys(_label(case) for case in cases):
+        lines = sorted((case for case in cases if _label(case) == label), key=lambda case: int(case["batch_size"]))
         sizes = [case["batch_size"] for case in lines]
-        label = f"{threads} thread{'s' * (threads > 1)}, {precision}"
         for axis, (name, _, _) in zip(axes, _PANELS, strict=True):
             axis.plot(sizes, [case[name] for case in lines], marker="o", markersize=3, linewidth=1.6, label=label)
             repeats = [_repeats(case, name) for case in lines]
@@ -56,6 +53,11 @@ def draw_learner(cases: list[dict[str, Any]], machine: str, out: Path) -> None:
     figure.suptitle(f"{cases[0]['algo']}, 2x256 networks, synthetic rows: {machine}", fontsize=10)
     figure.savefig(out, dpi=110)
     pyplot.close(figure)
+
+
+def _label(case: dict[str, Any]) -> str:
+    threads = f"{case['learner_threads']} thread{'s' * (case['learner_threads'] > 1)}, {case['precision']}"
+    return f"{threads}, copies every {case['copy_interval']} updates" if case["copy_interval"] else threads
 
 
 def _repeats(case: dict[str, Any], name: str) -> list[float]:

@@ -80,6 +80,7 @@ class _Serial:
             spec, config.run.algo, config.algorithm, plan.layout, open_reader(ring),
             batch_size=config.learner.batch_size, device=device, seed=config.run.seed,
             normalize_obs=config.env.normalize_obs, pair=pair, overlap=config.learner.overlap,
+            copy_interval=config.learner.copy_interval,
         )
         recorder.outcome.device = device
         self._weights = WeightsStore(run_dir / "weights")

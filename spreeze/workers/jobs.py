@@ -25,6 +25,7 @@ class LearnerJob(Jsonable):
     device: str
     precision: str
     overlap: bool
+    copy_interval: int
     mirror: bool
     updates_per_launch: int
     normalize_obs: bool

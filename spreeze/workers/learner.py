@@ -61,7 +61,7 @@ class _Learner:
         self._learning = Learning(
             job.spec, job.algo, config, ring.spec.layout, reader, batch_size=job.batch_size, device=self._device,
             seed=job.seed, normalize_obs=job.normalize_obs, pair=pair, overlap=job.overlap,
-            mirror=job.mirror, updates_per_launch=job.updates_per_launch,
+            copy_interval=job.copy_interval, mirror=job.mirror, updates_per_launch=job.updates_per_launch,
         )
         self._weights = WeightsStore(Path(job.run_dir) / "weights")
         self._publisher = Publisher(self._weights, self._tell_readers)
@@ -184,7 +184,7 @@ class _Learner:
         """Hands a copy of the policy to the publisher's thread."""
         start = perf_counter()
         self._link.beat(Phase.PUBLISH)
-        arrays, meta = self._learning.policy(self._job.spec, self._job.algo)
+        arrays, meta = self._learning.policy_snapshot(self._job.spec, self._job.algo)
         meta |= {"env_steps": self._env_steps(), "wall_s": self._wall_s()}
         self._offered_updates = self._learning.updates
         self._publisher.offer(arrays, meta, self._epoch, self._offered_updates)

@@ -39,15 +39,14 @@ class Learning:
     def __init__(
         self, spec: EnvSpec, algo: str, config: AlgorithmConfig, layout: RowLayout, reader: RingReader, *,
         batch_size: int, device: str, seed: int, normalize_obs: bool, pair: Pair | None = None,
-        overlap: bool = False, mirror: bool = False, updates_per_launch: int = 0,
+        overlap: bool = False, copy_interval: int = 0, mirror: bool = False, updates_per_launch: int = 0,
     ) -> None:
         options: dict[str, Any] = {} if pair is None else {"pair": pair}
         options |= {} if spec.frames is None else {"frames": spec.frames}
         options |= {"overlap": True} if overlap else {}
-
         self.algorithm: OffPolicyAlgorithm = create(
             algo, spec.obs_dim, spec.action_dim, config, seed, device, num_actions=spec.num_actions,
-            **options,
+            copy_interval=copy_interval, **options,
         )
         self._reader, self._layout, self._gamma = reader, layout, config.gamma
         placement = Placement.parse(device)
@@ -244,11 +243,18 @@ class Learning:
 
     def policy(self, spec: EnvSpec, algo: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """Arrays and metadata of the current policy, ready to publish."""
-        arrays = dict(self.algorithm.policy_arrays())
-        if self.normalizer is not None:
-            arrays.update(self.normalizer.arrays())
+        arrays, meta = self.policy_snapshot(spec, algo)
+        return arrays(), meta
+
+    def policy_snapshot(
+        self, spec: EnvSpec, algo: str
+    ) -> tuple[Callable[[], dict[str, np.ndarray]], dict[str, Any]]:
+        """``policy`` without waiting for the device: the arrays are had later, maybe in another thread."""
+        arrays = self.algorithm.policy_snapshot()
+        scales = {} if self.normalizer is None else self.normalizer.arrays()
         env = dataclasses.asdict(spec)
-        return arrays, {**self.algorithm.policy_meta(), "algo": algo, "env": env, "updates": self.updates}
+        meta = {**self.algorithm.policy_meta(), "algo": algo, "env": env, "updates": self.updates}
+        return lambda: arrays() | scales, meta
 
     def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """Everything that a resume needs, as tensors and JSON."""

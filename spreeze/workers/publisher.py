@@ -15,8 +15,11 @@ from spreeze.transport.weights import WeightsStore
 _POLL_S = 0.1
 
 
+Arrays = Callable[[], dict[str, np.ndarray]]
+
+
 class _Offer(NamedTuple):
-    arrays: dict[str, np.ndarray]
+    arrays: Arrays
     meta: dict[str, Any]
     epoch: int
     version: int
@@ -37,11 +40,11 @@ class Publisher:
         self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
         self._thread.start()
 
-    def offer(self, arrays: dict[str, np.ndarray], meta: dict[str, Any], epoch: int, version: int) -> None:
+    def offer(self, arrays: Arrays, meta: dict[str, Any], epoch: int, version: int) -> None:
         """Hands over a version and returns at once.
 
         Args:
-            arrays: copies that nobody changes any more.
+            arrays: gives copies that nobody changes any more; called in the helper thread.
             meta: JSON values.
             epoch: of the learner.
             version: updates taken.
@@ -74,7 +77,7 @@ class Publisher:
         while (offer := self._next()) is not None:
             failure: str | None = None
             try:
-                self._store.publish(*offer)
+                self._store.publish(offer.arrays(), offer.meta, offer.epoch, offer.version)
                 self.version = offer.version
                 self._on_published()
             except (WeightsError, OSError) as error:
