@@ -25,10 +25,10 @@ def fingerprints(run):
     return [found[interval] for interval in sorted(found)]
 
 
-def played(tmp_path, name, *args, intervals=20, rows=ROWS):
+def played(tmp_path, name, *args, intervals=20, rows=ROWS, timeout_s=100.0):
     """A run of so many intervals of ``rows`` env steps, its document checked."""
     steps = ("--env-steps", str(rows * intervals))
-    run, code, document = train(tmp_path, *SYNTHETIC, *steps, *args, name=name, tiny=SMALL, timeout_s=100.0)
+    run, code, document = train(tmp_path, *SYNTHETIC, *steps, *args, name=name, tiny=SMALL, timeout_s=timeout_s)
     assert code == 0, run.stderr[-3000:]
     assert document["env_steps"] == rows * intervals
     assert document["stopped_by"] == "env_steps"
