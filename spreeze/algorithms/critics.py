@@ -19,7 +19,7 @@ from spreeze.algorithms.adam import FlatAdam
 from spreeze.algorithms.pair import Pair
 from spreeze.networks import Parameters, Tape, mlp_backward, mlp_forward, mlp_slopes, new_parameters
 
-_CHUNK_ROWS = 256
+_CHUNK_ROWS = 512
 """Rows that go up and down through the networks at once on a CPU, so that activations stay in the core's own cache.
 
 Larger batches go through one critic after the other, in chunks of rows whose gradients are summed.
