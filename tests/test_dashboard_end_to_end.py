@@ -174,7 +174,7 @@ def picture_moves(driver):
     from selenium.webdriver.common.by import By
 
     driver.execute_script("arguments[0].scrollIntoView({block: 'center'})",
-                          driver.find_element(By.CSS_SELECTOR, ".sz-picture img"))
+                          driver.find_element(By.CSS_SELECTOR, ".sz-picture canvas"))
     first = driver.execute_script(COUNTS)["frames"]
     web.wait(lambda: driver.execute_script(COUNTS)["frames"] >= first + 5, 30, lambda: driver.execute_script(COUNTS))
 

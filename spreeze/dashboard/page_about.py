@@ -22,7 +22,7 @@ def page() -> None:
     """The page."""
     st.subheader("About this machine", anchor=False)
     st.caption("The doctor tries PyTorch, the Bullet tasks and the encoder in processes of their own (a few seconds).")
-    command.show("doctor", control.shown("spreeze.doctor"))
+    command.show("doctor", control.shown("spreeze.doctor", *control.place(runs_dir())))
     if st.button("Examine this machine", type="primary", key="doctor"):
         with st.spinner("Examining ..."):
             st.session_state["doctor_report"] = examine()
@@ -46,7 +46,7 @@ def examine() -> dict[str, Any]:
     """The doctor's document, from a process of its own: it loads Torch, the dashboard never does."""
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "spreeze.doctor", "--json", "--runs-dir", str(runs_dir())],
+            [sys.executable, "-m", "spreeze.doctor", "--json", *control.place(runs_dir())],
             capture_output=True, text=True, timeout=_TIMEOUT_S, check=False, stdin=subprocess.DEVNULL,
             env=control.environment(),
         )
