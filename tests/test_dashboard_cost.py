@@ -66,6 +66,8 @@ def test_a_watched_page_and_its_cost_to_the_run_are_rows(tmp_path):
     assert rows["requests_hidden_in_10_s"]["value"] == 0
     assert 0 < rows["data_age_worst"]["value"] < 6
     assert rows["browser_bytes_slope"]["first"] > 50e6
+    grown = rows["browser_bytes_slope"]["last"] - rows["browser_bytes_slope"]["first"]
+    assert grown < 15e6, "a hundred pictures that are kept are 30 MB"
     assert rows["server_bytes_slope"]["first"] > 20e6
     assert rows["js_heap_bytes_slope"]["last"] < 60e6
     assert 1 <= rows["connections"]["value"] <= 4
