@@ -71,7 +71,7 @@ def test_a_refusal_is_one_document_one_line_and_code_2(tmp_path, args, words):
     assert not run.path.exists(), "nothing was started, nothing is left"
 
 
-@pytest.mark.parametrize("argv", [["--batch-size", "many"], ["--algo", "ppo"], ["--nonsense"]])
+@pytest.mark.parametrize("argv", [["--batch-size", "many"], ["--algo", "ppoo"], ["--nonsense"]])
 def test_arguments_that_cannot_be_read_are_refused_in_the_same_way(tmp_path, argv):
     done = verb("train", "--json", *argv)
     assert done.returncode == 2
