@@ -42,13 +42,13 @@ def test_errors_and_bad_transitions_are_counted_and_training_goes_on(tmp_path, f
 def test_a_sampler_whose_environment_takes_it_down_is_started_again(tmp_path, fault, words):
     # At step 30 of the first sampler: before anybody else has stepped an environment as often.
     run, code, document = train(
-        tmp_path, *FAULT, "--updates", "300", "--set", "sampling.step_deadline_s=1",
+        tmp_path, *FAULT, "--updates", "1000", "--set", "sampling.step_deadline_s=1",
         faults={fault: 30, "once": tmp_path / "it-happened"},
     )  # fmt: skip
     assert code == 0
     assert (tmp_path / "it-happened").exists()
     assert document["restarts"] == 1
-    assert document["updates"] == 300
+    assert document["updates"] == 1000
     assert any(words in event for event in run.events()), run.events()
     assert 7.6 <= document["samples_per_insert"] <= 64.0, "held from below; from above only on a busy machine"
     if fault != "exit_at":
