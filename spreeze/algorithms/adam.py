@@ -14,7 +14,25 @@ from torch import Tensor
 _BETA_1, _BETA_2, _EPSILON = 0.9, 0.999, 1e-8
 
 
-class FlatAdam:
+class _Guarded:
+    """What an optimiser knows of the gradients that it was given: their norm, and how many it refused."""
+
+    def __init__(self, parameters: Tensor) -> None:
+        self._refused = torch.zeros((), device=parameters.device)
+        self._norm = torch.zeros((), device=parameters.device, dtype=parameters.dtype)
+
+    @property
+    def gradient_norm(self) -> float:
+        """Euclidean norm of the latest gradient before it was scaled, refused or not (reads the device)."""
+        return self._norm.item()
+
+    @property
+    def refused(self) -> int:
+        """Gradients that were not applied (reads the device)."""
+        return int(self._refused.item())
+
+
+class FlatAdam(_Guarded):
     """Adam (Kingma and Ba 2015, arXiv 1412.6980) that refuses a gradient with a non-finite norm.
 
     The norm is needed for the metrics anyway and is non-finite if any component is. On a
@@ -25,14 +43,13 @@ class FlatAdam:
     def __init__(
         self, parameters: Tensor, gradient: Tensor, lr: float, eps: float = _EPSILON, max_norm: float | None = None
     ) -> None:
+        super().__init__(parameters)
         self._parameters, self._gradient, self.lr, self._eps = parameters, gradient, lr, eps
         self._max_norm = max_norm
         self._m = torch.zeros_like(parameters)
         self._v = torch.zeros_like(parameters)
         self._steps = torch.zeros((), device=parameters.device)
         self._one = torch.ones((), device=parameters.device)
-        self._refused = torch.zeros((), device=parameters.device)
-        self._norm = torch.zeros((), device=parameters.device, dtype=parameters.dtype)
         self._on_cpu = parameters.device.type == "cpu"
 
     def step(self) -> None:
@@ -73,32 +90,21 @@ class FlatAdam:
             found_inf=bad,
         )
 
-    @property
-    def gradient_norm(self) -> float:
-        """Euclidean norm of the latest gradient before it was scaled, refused or not (reads the device)."""
-        return self._norm.item()
-
-    @property
-    def refused(self) -> int:
-        """Gradients that were not applied (reads the device)."""
-        return int(self._refused.item())
-
     def tensors(self) -> dict[str, Tensor]:
         """The state that a checkpoint stores."""
         return {"m": self._m, "v": self._v, "steps": self._steps, "refused": self._refused}
 
 
-class FlatRMSProp:
+class FlatRMSProp(_Guarded):
     """RMSProp (Tieleman and Hinton 2012, lecture 6.5), the root before epsilon; refuses and scales as ``FlatAdam``."""
 
     def __init__(
         self, parameters: Tensor, gradient: Tensor, lr: float, alpha: float, eps: float, max_norm: float
     ) -> None:
+        super().__init__(parameters)
         self._parameters, self._gradient, self.lr = parameters, gradient, lr
         self._alpha, self._eps, self._max_norm = alpha, eps, max_norm
         self._v = torch.zeros_like(parameters)
-        self._refused = torch.zeros((), device=parameters.device)
-        self._norm = torch.zeros((), device=parameters.device, dtype=parameters.dtype)
 
     def step(self) -> None:
         """Applies the gradient, or counts it as refused if its norm is not finite (reads the device)."""
@@ -109,16 +115,6 @@ class FlatRMSProp:
         _scale_down_(self._gradient, self._norm, self._max_norm)
         self._v.mul_(self._alpha).addcmul_(self._gradient, self._gradient, value=1.0 - self._alpha)
         self._parameters.addcdiv_(self._gradient, self._v.sqrt().add_(self._eps), value=-self.lr)
-
-    @property
-    def gradient_norm(self) -> float:
-        """Euclidean norm of the latest gradient before it was scaled, refused or not (reads the device)."""
-        return self._norm.item()
-
-    @property
-    def refused(self) -> int:
-        """Gradients that were not applied (reads the device)."""
-        return int(self._refused.item())
 
     def tensors(self) -> dict[str, Tensor]:
         """The state that a checkpoint stores."""

@@ -97,7 +97,7 @@ class _Executor:
             self._tell()
         else:
             self._sleep()
-        self._post()
+        self._envs.counts.post(self._link.slots, self._base, self._wait_s)
 
     def _tell(self) -> None:
         """Wakes those who may have waited for the steps that were just taken."""
@@ -112,16 +112,3 @@ class _Executor:
         self._link.beat(Phase.WAIT)
         self._bell.wait(WAIT_S)
         self._wait_s += perf_counter() - start
-
-    def _post(self) -> None:
-        counts, base = self._envs.counts, self._base
-        slots = self._link.slots
-        slots[0] = base[0] + counts.env_steps
-        slots[1] = base[1] + counts.episodes
-        if counts.episode_return is not None and counts.episode_length is not None:
-            slots[2] = counts.episode_return
-            slots[3] = counts.episode_length
-        slots[7] = base[7] + counts.policy_s
-        slots[8] = base[8] + counts.env_s
-        slots[9] = base[9] + counts.write_s
-        slots[10] = base[10] + self._wait_s

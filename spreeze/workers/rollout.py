@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from time import perf_counter
 
 import numpy as np
@@ -15,20 +14,8 @@ from spreeze.errors import WorkerError
 from spreeze.transport.exchange import Exchange
 from spreeze.transport.rollouts import Rollouts, StepRows
 from spreeze.types import EnvSpec
+from spreeze.workers.counts import Counts
 from spreeze.workers.randomness import ActionNoise, reset_seed
-
-
-@dataclass
-class RolloutCounts:
-    """What one executor has done so far; times are cumulative seconds."""
-
-    env_steps: int = 0
-    episodes: int = 0
-    episode_return: float | None = None
-    episode_length: float | None = None
-    policy_s: float = 0.0
-    env_s: float = 0.0
-    write_s: float = 0.0
 
 
 class RolloutEnvs:
@@ -53,7 +40,7 @@ class RolloutEnvs:
         self._noise = [ActionNoise(seed, int(env), noise_dim, uniform=uniform) for env in self.envs]
         self._returns, self._lengths, self._episodes = [0.0] * num_envs, [0] * num_envs, [0] * num_envs
         self._recent: deque[tuple[float, int]] = deque(maxlen=10)
-        self.counts = RolloutCounts()
+        self.counts = Counts()
         self._tasks: list[Task] = []
         try:
             for index in range(num_envs):

@@ -84,7 +84,6 @@ class SamplerLoop:
         self._held: tuple[int, int] | None = None
         self._policy: Policy | None = None
         self._hint = -1
-        self._policy_s = 0.0
         self._wait_s = 0.0
         self._rest_until_s = 0.0
         # Slots outlive a restart of this process, so counters go on from where they were.
@@ -102,7 +101,7 @@ class SamplerLoop:
             self._link.beat(Phase.STEP)
             self._refresh_policy()
             actions = self._actions()
-            self._policy_s += perf_counter() - start
+            self._sampling.counts.policy_s += perf_counter() - start
             self._sampling.step(actions, self._held[1] if self._held else 0)
             if 0.0 < share < 1.0:
                 end = perf_counter()
@@ -140,17 +139,6 @@ class SamplerLoop:
         return self._policy.act(self._sampling.obs, self._rng)
 
     def _post(self) -> None:
-        counts, base = self._sampling.counts, self._base
         slots = self._link.slots
-        slots[0] = base[0] + counts.env_steps
-        slots[1] = base[1] + counts.episodes
-        if counts.episode_return is not None and counts.episode_length is not None:
-            slots[2] = counts.episode_return
-            slots[3] = counts.episode_length
-        slots[4] = base[4] + counts.rows_refused
-        slots[5] = base[5] + counts.env_errors
+        self._sampling.counts.post(slots, self._base, self._wait_s)
         slots[6] = self._held[1] if self._held else 0
-        slots[7] = base[7] + self._policy_s
-        slots[8] = base[8] + counts.env_s
-        slots[9] = base[9] + counts.write_s
-        slots[10] = base[10] + self._wait_s

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from time import perf_counter
 
 import numpy as np
@@ -15,23 +14,10 @@ from spreeze.envs.task import Task, native_bounds
 from spreeze.errors import BadTransition, WorkerError
 from spreeze.transport.ring import ShardWriter
 from spreeze.types import EnvSpec
+from spreeze.workers.counts import Counts
 from spreeze.workers.rows import RowWriter, StepBatch, rows_for
 
 _ALL = slice(None)
-
-
-@dataclass
-class SamplingCounts:
-    """What one sampler has done so far; times are cumulative seconds."""
-
-    env_steps: int = 0
-    episodes: int = 0
-    episode_return: float | None = None
-    episode_length: float | None = None
-    rows_refused: int = 0
-    env_errors: int = 0
-    env_s: float = 0.0
-    write_s: float = 0.0
 
 
 class Sampling:
@@ -53,7 +39,7 @@ class Sampling:
     ) -> None:
         self._make_task, self._spec = make_task, spec
         self._nan_policy, self._on_wait, self._on_reset = nan_policy, on_wait, on_reset
-        self.counts = SamplingCounts()
+        self.counts = Counts()
         self._low, self._high = native_bounds(spec)
         self._half = (self._high - self._low) * np.float32(0.5)
         self._middle = self._low + self._half
