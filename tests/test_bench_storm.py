@@ -85,4 +85,5 @@ def test_a_short_soak_gives_slopes_and_drifts(tmp_path):
     assert rows["redrawn_per_million"]["value"] >= 0
     assert rows["descriptors_slope"]["first"] > 10
     assert rows["updates_per_s_drift"]["first"] > 0
+    assert rows["core_speed_drift"]["first"] > 0
     assert (rows["exit_code"]["value"], rows["orphans_after_5_s"]["value"]) == (0, 0)

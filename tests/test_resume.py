@@ -1,5 +1,7 @@
 """Resume: counters, networks and settings go on; no burst of updates; what cannot be continued is refused."""
 
+import shutil
+
 import pytest
 from harness import FAULT, Run, train
 
@@ -59,6 +61,26 @@ def test_another_algorithm_or_task_is_refused(finished):
         assert code == 2
         assert words in document["error"]
         assert run.stderr.count("\n") == 1
+
+
+@pytest.mark.timeout(60)
+def test_what_a_run_imports_is_imported_again_only_where_the_command_says_so(finished, tmp_path):
+    folder, _ = finished
+    copy = shutil.copytree(folder / "runs" / "run", tmp_path / "runs" / "run")
+    settings = (copy / "config.toml").read_text()
+    assert 'import_module = "spreeze.envs.faults"' in settings
+    for changed in (settings.replace("spreeze.envs.faults", "someones_module"),
+                    settings.replace("spreeze/Fault-v0", "someones_module:Fault-v0")
+                    .replace('import_module = "spreeze.envs.faults"', "")):  # fmt: skip
+        (copy / "config.toml").write_text(changed)
+        for allowed in ((), ("--import", "spreeze.testing")):
+            run, code, document = train(tmp_path, "--resume", "run", *allowed, tiny=_BARE)
+            assert code == 2
+            assert "if you trust it, add --import someones_module" in document["error"]
+            assert run.stderr.count("\n") == 1
+    _, code, document = train(tmp_path, "--resume", "run", "--import", "someones_module", tiny=_BARE)
+    assert code == 2
+    assert "No module named 'someones_module'" in document["error"]
 
 
 @pytest.mark.timeout(60)

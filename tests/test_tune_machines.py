@@ -130,6 +130,12 @@ def test_the_papers_own_figures_give_the_papers_own_batch(rates, batch):
     assert tuning.paper_batch == batch
 
 
+def test_the_papers_rule_has_no_answer_where_rows_cost_nothing_that_can_be_measured():
+    tuning, _, _ = _tuned(Machine(b=1e-12), noise=0.03)
+    assert tuning.paper_batch is None
+    assert tuning.as_json()["paper_batch_size"] is None
+
+
 def test_dearer_rows_never_ask_for_a_larger_batch():
     dice = random.Random(21)
     for _ in range(25):

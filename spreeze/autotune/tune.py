@@ -8,7 +8,7 @@ from collections.abc import Callable
 from spreeze.autotune import band
 from spreeze.autotune.batch import Learners, measure_learners
 from spreeze.autotune.capacity import Room, find_room
-from spreeze.autotune.cost import kind_of
+from spreeze.autotune.cost import Curve, kind_of
 from spreeze.autotune.joint import Joint, measure_joint
 from spreeze.autotune.options import check_pins
 from spreeze.autotune.pick import expected_worth, measured_worth
@@ -81,9 +81,17 @@ def _answer(knobs: Knobs, room: Room, learners: Learners, joint: Joint) -> Tunin
     return Tuning(
         choices=choices, objective=knobs.targets.objective, formula=FORMULAS[knobs.targets.objective],
         learner_rates=learners.rates, joint_rates=joint.rates, cost=(curve.a, curve.b) if curve.fitted else None,
-        paper_batch=paper_batch(curve.a, curve.b, knobs.targets.gpu_target) if curve.fitted else None,
+        paper_batch=_paper_batch(curve, learners, knobs.targets.gpu_target),
         limits=tuple(dict.fromkeys(limits)), notes=tuple(notes),
     )
+
+
+def _paper_batch(curve: Curve, learners: Learners, gpu_target: float) -> int | None:
+    """The paper's rule, or None where the cost of a row is lost in the noise: the rule divides by it."""
+    largest = max((one.setting.batch_size for one in learners.rates if kind_of(one.setting) == curve.kind), default=0)
+    if not curve.fitted or curve.b * largest < learners.error * curve.a:
+        return None
+    return paper_batch(curve.a, curve.b, gpu_target)
 
 
 def _s(count: int) -> str:

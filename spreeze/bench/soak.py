@@ -20,6 +20,7 @@ _LOOK_S = 10.0
 _SETTLE_S = 1800.0
 """Left out, but at most half of the time: caches and replay fill."""
 _SAY_S = 600.0
+_WORK_VALUES, _WORK_PASSES = 32_768, 200
 _ROLES = ("supervisor", "learner", "sampler", "evaluator", "visualizer")
 _TARGETS = {
     "memory_bytes": "< 0.5 %/h", "descriptors": "flat", "threads": "flat", "env_steps_per_s": "drift < 2 %",
@@ -40,6 +41,8 @@ class Look(NamedTuple):
     updates: float
     rows_drawn: float
     rows_redrawn: float
+    core_speed: float
+    """Passes over a fixed piece of work a second of processor time: what this core can do at the moment."""
 
     @property
     def memory_bytes(self) -> float:
@@ -103,6 +106,7 @@ def _kept_rows(kept: list[Look]) -> list[Row]:
          "first": redrawn[0], "last": redrawn[1]},
         *(_drift_row(f"{name}_per_s", [getattr(look, name) for look in kept], times)
           for name in ("env_steps", "updates")),
+        _core_row([look.core_speed for look in kept]),
     ]
 
 
@@ -126,8 +130,17 @@ def _look(run: LiveRun) -> Look:
         t_s=time.monotonic(), memory_of=memory, descriptors=descriptors, threads=threads,
         disk_bytes=_disk_bytes(run.path), env_steps=sum(float(run.board.slots(row)[0]) for row in samplers),
         updates=learner.get("updates", 0.0), rows_drawn=float(run.ring.sampled),
-        rows_redrawn=learner.get("rows_redrawn", 0.0),
+        rows_redrawn=learner.get("rows_redrawn", 0.0), core_speed=_core_speed(),
     )
+
+
+def _core_speed() -> float:
+    """Counted in processor time, so that who else wants the core does not matter, only how fast it is."""
+    values = np.linspace(0.0, 1.0, _WORK_VALUES)
+    start_s = time.thread_time()
+    for _ in range(_WORK_PASSES):
+        values = np.sqrt(values * 0.5 + 0.25)
+    return _WORK_PASSES / max(time.thread_time() - start_s, 1e-9)
 
 
 def _disk_bytes(folder: Path) -> float:
@@ -147,6 +160,14 @@ def slope_row(name: str, times: list[float], values: list[float], target: str | 
         "metric": f"{name}_slope", "value": percent * float(slope), "unit": "%/h", "target": target,
         "standard_error": percent * float(np.sqrt(covariance[0, 0])), "first": values[0], "last": values[-1],
     }
+
+
+def _core_row(speeds: list[float]) -> Row:
+    """How much faster the core itself was in the last third: no part of the run's own drift."""
+    third = max(1, len(speeds) // 3)
+    first, last = (float(np.median(part)) for part in (speeds[:third], speeds[-third:]))
+    return {"metric": "core_speed_drift", "value": 100.0 * (last / first - 1.0), "unit": "%", "first": first,
+            "last": last}
 
 
 def _drift_row(name: str, counts: list[float], times: list[float]) -> Row:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -135,12 +134,12 @@ def _grid(
         return measuring
 
     with only_tuner(say, interrupts):
-        return measure_grid([*picks, *grid], statistics.mode(picks), case.rounds, case.objective, open_measuring, say)
+        return measure_grid(grid, picks, case.rounds, case.objective, open_measuring, say)
 
 
 def _rows(case: Case, records: Sequence[dict[str, Any]], points: dict[JointSetting, Point]) -> list[Row]:
     scores = {setting: point.score for setting, point in points.items()}
-    best = max(scores, key=lambda setting: scores[setting])
+    best = max((setting for setting, point in points.items() if point.final), key=lambda setting: scores[setting])
     if scores[best] <= 0.0:
         raise SpreezeError("nothing of the grid could be measured: "
                            + "; ".join(sorted({str(point.failure) for point in points.values()})))

@@ -15,25 +15,22 @@ import numpy as np
 from spreeze.algorithms.pair import Pair
 from spreeze.envs.stdout import stdout_to_stderr
 from spreeze.envs.task import open_task, uniform_actions, vector_maker
-from spreeze.errors import ResourceError
 from spreeze.modes import synchronous
+from spreeze.modes.inline import Inline
 from spreeze.modes.spreeze import load_saved_replay
 from spreeze.policies import Policy
 from spreeze.rundir import RunDir
 from spreeze.transport.checkpoint import CheckpointStore
 from spreeze.transport.frames import open_reader
 from spreeze.transport.ring import Ring, ShardWriter
-from spreeze.transport.weights import WeightsStore, encode
+from spreeze.transport.weights import Weights, WeightsStore
 from spreeze.workers.devices import learner_threads, products_in, resolve_device
-from spreeze.workers.evaluator import Evaluation, EvaluatorJob
 from spreeze.workers.gauges import Reading
 from spreeze.workers.interrupts import Interrupts
 from spreeze.workers.learning import Learning
 from spreeze.workers.plan import RunPlan
-from spreeze.workers.recorder import SAMPLE_S, Outcome, Recorder, View
+from spreeze.workers.recorder import Outcome, Recorder, View
 from spreeze.workers.sampling import Sampling
-
-_FINAL_EVALUATION_S = 6.0
 
 
 def run_mode(plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts) -> Outcome:
@@ -85,32 +82,28 @@ class _Serial:
         recorder.outcome.device = device
         self._weights = WeightsStore(run_dir / "weights")
         self._checkpoints = CheckpointStore(run_dir / "checkpoints")
-        self._evaluation = Evaluation(EvaluatorJob(
-            run_dir=str(run_dir), spec=spec, episodes=config.evaluation.episodes, first_seed=config.evaluation.seed,
-            cpu_share=config.evaluation.cpu_share, has_free_core=False,
-        ))
+        self._inline = Inline(plan, run_dir, recorder, interrupts, reading=self._reading, publish=self._publish,
+                              checkpoint=self._checkpoint)
         self._ratio = min(max(float(config.learner.batch_size), config.replay.samples_per_insert_min),
                           config.replay.samples_per_insert_max)
         self._epoch = 1
-        self._evaluated_updates = 0
+        self._published_updates = 0
         self._policy: Policy | None = None
-        self._policy_s = self._publish_s = 0.0
-        self._next_sample_s = self._next_checkpoint_s = self._next_evaluation_s = 0.0
+        self._policy_s = self._refresh_s = 0.0
 
     def run(self) -> None:
         """The loop; everything is written out in the order in which it happens."""
         self._restore()
-        self._next_checkpoint_s = time.monotonic() + self._plan.config.learner.checkpoint_interval_s
         try:
             while (reason := self._stop_reason()) is None:
                 self._sampling.step(self._actions(), self._learning.updates)
                 self._learn()
-                self._chores()
+                self._inline.chores(is_new=self._is_new)
             self._recorder.outcome.stopped_by = reason
-            self._finish()
+            self._inline.finish(self._reading(), self._learning.parameters_sha256(), is_new=self._is_new)
         finally:
             self._sampling.close()
-            self._evaluation.drop_environments()
+            self._inline.close()
 
     def _restore(self) -> None:
         checkpoint = self._checkpoints.load_latest()
@@ -163,40 +156,19 @@ class _Serial:
         start = time.perf_counter()
         arrays, meta = self._learning.policy(self._plan.spec, self._plan.config.run.algo)
         self._policy = Policy.from_weights(arrays, meta | {"env_steps": self._env_steps()})
-        self._publish_s += time.perf_counter() - start
+        self._refresh_s += time.perf_counter() - start
 
-    def _chores(self) -> None:
-        now = time.monotonic()
-        if now >= self._next_sample_s:
-            self._next_sample_s = now + SAMPLE_S
-            self._recorder.sample(self._reading(), pids={})
-        # A version is published and evaluated once: after a resume it stays the same until replay is filled.
-        if self._learning.updates != self._evaluated_updates and now >= self._next_evaluation_s:
-            self._evaluate()
-        if now >= self._next_checkpoint_s:
-            self._checkpoint()
+    @property
+    def _is_new(self) -> bool:
+        """A version is published and evaluated once: after a resume it stays the same until replay is filled."""
+        return self._learning.updates != self._published_updates
 
-    def _evaluate(self, *, final: bool = False) -> None:
-        """Greedy episodes in line with training, at most ``evaluation.cpu_share`` of the time."""
-        start = time.monotonic()
-        patience = 2 if final else 1
-
-        def should_stop() -> bool:
-            return self._interrupts.count >= patience or (final and time.monotonic() - start > _FINAL_EVALUATION_S)
-
+    def _publish(self) -> Weights | None:
         arrays, meta = self._learning.policy(self._plan.spec, self._plan.config.run.algo)
         meta |= {"env_steps": self._env_steps(), "wall_s": self._recorder.wall_s}
-        version = self._evaluated_updates = self._learning.updates
-        self._weights.publish(arrays, meta, self._epoch, version)
-        weights = self._weights.read_latest(None)
-        if weights is not None:
-            record = self._evaluation.evaluate(weights, encode(arrays, meta, self._epoch, version),
-                                               should_stop=should_stop)
-            if record is not None:
-                self._recorder.evaluation(record, final=final)
-        took_s = time.monotonic() - start
-        self._publish_s += took_s
-        self._next_evaluation_s = time.monotonic() + took_s / self._plan.config.evaluation.cpu_share
+        self._published_updates = self._learning.updates
+        self._weights.publish(arrays, meta, self._epoch, self._published_updates)
+        return self._weights.read_latest(None)
 
     def _env_steps(self) -> int:
         return self._plan.earlier.env_steps + self._sampling.counts.env_steps
@@ -205,21 +177,8 @@ class _Serial:
         tensors, state = self._learning.state()
         state |= {"algo": self._plan.config.run.algo, "env_id": self._plan.spec.env_id,
                   "env_steps": self._env_steps(), "wall_s": self._recorder.wall_s}
-        save = self._plan.config.replay.save
-        try:
-            self._checkpoints.save(tensors, state, epoch=self._epoch, updates=self._learning.updates,
-                                   ring=self._ring if save else None)
-        except (OSError, ResourceError) as error:
-            self._recorder.event("warning", f"checkpoint not written, the last one stays: {error}")
-        self._next_checkpoint_s = time.monotonic() + self._plan.config.learner.checkpoint_interval_s
-
-    def _finish(self) -> None:
-        self._recorder.sample(self._reading(), pids=None, state="stopping")
-        self._recorder.finish()
-        self._recorder.outcome.parameters_sha256 = self._learning.parameters_sha256()
-        self._checkpoint()
-        if self._learning.updates != self._evaluated_updates and not self._interrupts.urgent:
-            self._evaluate(final=True)
+        self._checkpoints.save(tensors, state, epoch=self._epoch, updates=self._learning.updates,
+                               ring=self._ring if self._plan.config.replay.save else None)
 
     def _reading(self) -> Reading:
         counts, learning, ring = self._sampling.counts, self._learning, self._ring
@@ -230,6 +189,7 @@ class _Serial:
             "env_s": counts.env_s, "write_s": counts.write_s, "wait_s": 0.0,
         }
         return Reading(
-            t_s=time.monotonic(), samplers=(sampler,), learner=learning.numbers(wait_s=0.0, publish_s=self._publish_s),
+            t_s=time.monotonic(), samplers=(sampler,),
+            learner=learning.numbers(wait_s=0.0, publish_s=self._refresh_s + self._inline.spent_s),
             inserted=ring.total_committed(), baseline_inserted=ring.baseline_inserted, sampled=ring.sampled,
         )

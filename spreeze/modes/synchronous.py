@@ -10,22 +10,18 @@ import time
 
 from spreeze.envs.stdout import stdout_to_stderr
 from spreeze.envs.task import open_task
-from spreeze.errors import ResourceError, WeightsError
 from spreeze.modes import hts
+from spreeze.modes.inline import Inline
 from spreeze.rundir import RunDir
 from spreeze.transport.checkpoint import CheckpointStore
-from spreeze.transport.weights import encode
 from spreeze.workers.devices import learner_threads, resolve_device
-from spreeze.workers.evaluator import Evaluation, EvaluatorJob
 from spreeze.workers.gauges import Reading
 from spreeze.workers.inference import Inference
 from spreeze.workers.interrupts import Interrupts
 from spreeze.workers.plan import RunPlan
-from spreeze.workers.recorder import SAMPLE_S, Outcome, Recorder, View
+from spreeze.workers.recorder import Outcome, Recorder, View
 from spreeze.workers.rollout import RolloutEnvs
 from spreeze.workers.rollout_learner import RunFiles, open_learning
-
-_FINAL_EVALUATION_S = 6.0
 
 
 def run_mode(plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts) -> Outcome:
@@ -66,12 +62,8 @@ class _Synchronous:
             step_synchronous=config.rollout.synchrony == "step",
         )
         self._inference = Inference(memory.rollouts, memory.exchange, memory.handover.policies, self._envs.mine)
-        self._evaluation = Evaluation(EvaluatorJob(
-            run_dir=str(run_dir.path), spec=spec, episodes=config.evaluation.episodes,
-            first_seed=config.evaluation.seed, cpu_share=config.evaluation.cpu_share, has_free_core=False,
-        ))
-        self._publish_s = self._next_sample_s = self._next_evaluation_s = 0.0
-        self._next_checkpoint_s = time.monotonic() + config.learner.checkpoint_interval_s
+        self._inline = Inline(plan, run_dir.path, recorder, interrupts, reading=self._reading,
+                              publish=self._files.publish, checkpoint=self._files.checkpoint)
 
     def run(self) -> None:
         """The loop; everything is written out in the order in which it happens."""
@@ -80,12 +72,16 @@ class _Synchronous:
                 self._collect()
                 self._learning.learn()
                 self._learning.swap()
-                self._chores()
+                self._inline.chores(is_new=self._is_new)
             self._recorder.outcome.stopped_by = reason
-            self._finish()
+            self._inline.finish(self._reading(whole=True), self._learning.parameters_sha256(), is_new=self._is_new)
         finally:
             self._envs.close()
-            self._evaluation.drop_environments()
+            self._inline.close()
+
+    @property
+    def _is_new(self) -> bool:
+        return self._learning.updates != self._files.version
 
     def _collect(self) -> None:
         """Steps until the interval is full, or the run is to end: then what was collected counts for nothing."""
@@ -95,10 +91,8 @@ class _Synchronous:
             self._inference.answer()
             self._envs.counts.policy_s += time.perf_counter() - start
             self._envs.step()
-            if time.monotonic() >= self._next_sample_s:
-                self._sample()
-                if self._recorder.stop_reason() is not None:
-                    return
+            if self._inline.sample() and self._recorder.stop_reason() is not None:
+                return
 
     def _stop_reason(self) -> str | None:
         if self._interrupts.count:
@@ -110,56 +104,6 @@ class _Synchronous:
             return "env_steps"
         return self._recorder.stop_reason()
 
-    def _chores(self) -> None:
-        now = time.monotonic()
-        if now >= self._next_sample_s:
-            self._sample()
-        if self._learning.updates != self._files.version and now >= self._next_evaluation_s:
-            self._evaluate()
-        if now >= self._next_checkpoint_s:
-            self._checkpoint()
-
-    def _sample(self) -> None:
-        self._next_sample_s = time.monotonic() + SAMPLE_S
-        self._recorder.sample(self._reading(), pids={})
-
-    def _evaluate(self, *, final: bool = False) -> None:
-        """Greedy episodes in line with training, at most ``evaluation.cpu_share`` of the time."""
-        start = time.monotonic()
-        patience = 2 if final else 1
-
-        def should_stop() -> bool:
-            return self._interrupts.count >= patience or (final and time.monotonic() - start > _FINAL_EVALUATION_S)
-
-        try:
-            weights = self._files.publish()
-        except (OSError, WeightsError) as error:
-            weights = None
-            self._recorder.event("warning", f"weights not published, the last good ones stay: {error}")
-        if weights is not None:
-            data = encode(weights.arrays, weights.meta, weights.epoch, weights.version)
-            record = self._evaluation.evaluate(weights, data, should_stop=should_stop)
-            if record is not None:
-                self._recorder.evaluation(record, final=final)
-        took_s = time.monotonic() - start
-        self._publish_s += took_s
-        self._next_evaluation_s = time.monotonic() + took_s / self._plan.config.evaluation.cpu_share
-
-    def _checkpoint(self) -> None:
-        try:
-            self._files.checkpoint()
-        except (OSError, ResourceError) as error:
-            self._recorder.event("warning", f"checkpoint not written, the last one stays: {error}")
-        self._next_checkpoint_s = time.monotonic() + self._plan.config.learner.checkpoint_interval_s
-
-    def _finish(self) -> None:
-        self._recorder.sample(self._reading(whole=True), pids=None, state="stopping")
-        self._recorder.finish()
-        self._recorder.outcome.parameters_sha256 = self._learning.parameters_sha256()
-        self._checkpoint()
-        if self._learning.updates != self._files.version and not self._interrupts.urgent:
-            self._evaluate(final=True)
-
     def _reading(self, *, whole: bool = False) -> Reading:
         """All counters; at the end only whole intervals count."""
         counts, learning, rollouts = self._envs.counts, self._learning, self._memory.rollouts
@@ -170,7 +114,7 @@ class _Synchronous:
             "env_errors": 0.0, "policy_version": learning.updates, "policy_s": counts.policy_s,
             "env_s": counts.env_s, "write_s": counts.write_s, "wait_s": 0.0,
         }
-        numbers = learning.numbers(wait_s=0.0, publish_s=self._publish_s)
+        numbers = learning.numbers(wait_s=0.0, publish_s=self._inline.spent_s)
         return Reading(
             t_s=time.monotonic(), samplers=(executor,), learner=numbers, inserted=collected, baseline_inserted=0,
             sampled=(learning.updates - self._first_updates) * self._plan.batch_size,
