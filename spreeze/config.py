@@ -281,8 +281,8 @@ class RolloutConfig(Part):
                                  "for themselves, the same bits", low=0, high=512)
     sync_interval: int = setting(64, "env steps of each environment that one interval of learning is made of (alpha)",
                                  unit="env steps", low=1, high=65_536)
-    correction: str = setting("delayed", "hts: what is done about data that is one interval old",
-                              choices=("delayed", "none", "truncated-is"))
+    correction: str = setting("delayed", "hts: what is done about data that is one interval old; with ppo none unless "
+                              "it is set", choices=("delayed", "none", "truncated-is"))
     synchrony: str = setting("batch", "serial: environments wait for each other at every step, or once an interval",
                              choices=("step", "batch"))
     fingerprint: bool = setting(False, "hashes of trajectories, parameters and optimiser at each swap, in "

@@ -20,6 +20,9 @@ from spreeze.types import EnvSpec
 
 PROFILE_DIR = Path(__file__).resolve().parent.parent / "profiles"
 MAX_PROFILE_BYTES = 1_000_000
+_CORRECTIONS = {"ppo": "none"}
+"""Where an algorithm does better with another one than the default. PPO's clip already bounds how far data of an
+earlier policy leads; a delayed displacement of a whole loop of updates is made twice before its effect is seen."""
 _COMMAND_LINE_ONLY = {("env", "import_module"), ("env", "args"), ("run", "runs_dir"), ("run", "name")}
 
 Values = dict[str, dict[str, Any]]
@@ -118,6 +121,10 @@ def with_algorithm(layers: list[Layer], settings: Settings, spec: EnvSpec) -> tu
         layers.insert(0, Layer("action space", {"run": {"algo": choice.value}}))
         settings, reason = resolve(layers), choice.reason
     check_algorithm(settings.config.run.algo, spec, settings.config.run.mode)
+    correction = _CORRECTIONS.get(settings.config.run.algo)
+    if correction is not None and "rollout.correction" not in settings.sources:
+        layers.insert(0, Layer(f"default of {settings.config.run.algo}", {"rollout": {"correction": correction}}))
+        settings = resolve(layers)
     return settings, reason
 
 

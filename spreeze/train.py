@@ -26,6 +26,7 @@ from spreeze.arguments import build_parser, user_values
 from spreeze.autotune.records import Told
 from spreeze.cli import complain, emit, guarded, say
 from spreeze.config import PARTS
+from spreeze.device_names import named_devices
 from spreeze.envs.probe import Probe, probe_env
 from spreeze.envs.registry import bullet_engine, default_env_id
 from spreeze.errors import ConfigError, ResourceError, RunError
@@ -238,25 +239,12 @@ def _plan(
 def _check_machine(plan: RunPlan, machine: Machine) -> None:
     """Refuses before anything is written what this machine cannot do."""
     check_room(*plan.shared_bytes())
-    device = plan.config.learner.device
-    parts = ["cuda:0", "cuda:1"] if device == "split" else device.split("+")
-    for part in parts:
-        index = part.removeprefix("cuda").removeprefix(":") or "0"
-        if part.startswith("cuda") and (not index.isdigit() or int(index) >= len(machine.gpus)):
-            raise ConfigError(
-                f"learner.device = {device}: this machine has {len(machine.gpus)} usable GPUs "
-                f"({machine.gpu_reason}); use --device auto or cpu"
-            )
-        if not part.startswith("cuda") and part not in ("auto", "cpu"):
-            raise ConfigError(
-                f"learner.device = {device}: allowed is auto, cpu, cuda, cuda:N, split, or two as ACTOR+CRITICS"
-            )
-    on_gpu = "cuda" in device or device == "split" or (device == "auto" and bool(machine.gpus))
-    check_precision(plan.config.learner.precision, on_gpu=on_gpu)
-    if len(parts) > 2 or (len(parts) == 2 and (plan.spec.num_actions is not None or "auto" in parts)):
-        raise ConfigError(
-            f"learner.device = {device}: two devices are the actor's and the critics'; discrete actions take one device"
-        )
+    learner = plan.config.learner
+    devices = named_devices(learner.device, len(machine.gpus), machine.gpu_reason)
+    check_precision(learner.precision, on_gpu=any(device != "cpu" for device in devices))
+    if len(devices) == 2 and plan.spec.num_actions is not None:
+        raise ConfigError(f"learner.device = {learner.device}: two devices are the actor's and the critics'; discrete "
+                          "actions take one device")
 
 
 def _describe(plan: RunPlan, run_dir: RunDir, machine: Machine) -> None:

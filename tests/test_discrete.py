@@ -158,3 +158,13 @@ def test_a_named_algorithm_stays_and_an_unnamed_one_is_chosen_below_all_layers()
     named = [Layer("user", {"run": {"algo": "sac"}})]
     settings, reason = with_algorithm(named, resolve(named), spec)
     assert (settings.config.run.algo, reason) == ("sac", None)
+
+
+@pytest.mark.parametrize(("algo", "asked", "correction"), [("ppo", None, "none"), ("ppo", "delayed", "delayed"),
+                                                           ("a2c", None, "delayed")])
+def test_each_on_policy_algorithm_has_its_own_correction_unless_one_is_set(algo, asked, correction):
+    rollout = {"rollout": {"correction": asked}} if asked else {}
+    layers = [Layer("user", {"run": {"algo": algo, "mode": "hts"}, **rollout})]
+    settings, _ = with_algorithm(layers, resolve(layers), task().spec)
+    assert settings.config.rollout.correction == correction
+    assert resolve(layers).config == settings.config, "the layers that later ones are put on hold it too"

@@ -230,7 +230,7 @@ def test_f22_stub_a_device_that_is_gone_is_named_and_auto_takes_what_is_there(mo
     monkeypatch.setattr(learning.torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(learning.torch.cuda, "is_available", lambda: True)
     assert resolve_device("auto") == "cuda:0"
-    with pytest.raises(ConfigError, match=r"learner.device = cuda:1: this machine has 1 CUDA devices"):
+    with pytest.raises(ConfigError, match=r"learner.device = cuda:1: this machine has 1 usable GPUs"):
         resolve_device("cuda:1")
     monkeypatch.setattr(learning.torch.cuda, "is_available", lambda: False)
     assert resolve_device("auto") == "cpu"

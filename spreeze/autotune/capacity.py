@@ -15,7 +15,7 @@ REPLAY_SHARE = 0.5
 BATCHES_IN_REPLAY = 4
 """Replay has to hold this many batches, or a batch draws the same rows again and again."""
 SMALLEST_BATCH = 64
-INFERENCE_US, INFERENCE_SHARE = 15.0, 0.06
+INFERENCE_US, INFERENCE_SHARE = 15.0, 0.04
 """Time of one batched inference of a sampler, and the share of the env steps it may take."""
 SLOW_STEP_US = 5000.0
 MOST_SAMPLERS = 512

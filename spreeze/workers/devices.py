@@ -11,6 +11,7 @@ from typing import Any, Self
 import torch
 
 from spreeze.algorithms.pair import Pair, pair_for
+from spreeze.device_names import named_devices
 from spreeze.errors import ConfigError
 from spreeze.precision import check_precision
 from spreeze.types import EnvSpec
@@ -25,32 +26,7 @@ def resolve_device(device: str) -> str:
     Raises:
         ConfigError: a CUDA device that does not exist, or too few for a split.
     """
-    count = torch.cuda.device_count()
-    if device == "auto":
-        return "cuda:0" if torch.cuda.is_available() else "cpu"
-    if device == "split":
-        if count < 2:
-            raise ConfigError(f"learner.device = split: needs two GPUs, this machine has {count}; use auto")
-        return "cuda:0+cuda:1"
-    parts = device.split("+")
-    if len(parts) > 2:
-        raise ConfigError(f"learner.device = {device}: expected one device, or two as ACTOR+CRITICS")
-    return "+".join(_existing(part, device, count) for part in parts)
-
-
-def _existing(part: str, device: str, count: int) -> str:
-    if part == "cpu":
-        return part
-    if part == "cuda":
-        part = "cuda:0"
-    index = part.removeprefix("cuda:")
-    if not part.startswith("cuda:") or not index.isdigit():
-        raise ConfigError(
-            f"learner.device = {device}: allowed is auto, cpu, cuda, cuda:N, split, or two as ACTOR+CRITICS"
-        )
-    if int(index) >= count:
-        raise ConfigError(f"learner.device = {device}: this machine has {count} CUDA devices; use auto or cpu")
-    return part
+    return "+".join(named_devices(device, torch.cuda.device_count() if torch.cuda.is_available() else 0))
 
 
 def gpus_of(device: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import math
 from typing import Any, ClassVar
 
@@ -12,7 +13,7 @@ from gymnasium.utils import seeding
 from spreeze.envs.bullet.client import Client, Physics
 
 
-class BulletTask(gymnasium.Env[np.ndarray, np.ndarray]):
+class BulletTask(gymnasium.Env[np.ndarray, np.ndarray], abc.ABC):
     """A task on a Bullet server of its own, made at the first reset.
 
     Subclasses give ``_load`` (once), ``_place`` (each reset) and ``step``. The order of calls into
@@ -57,13 +58,13 @@ class BulletTask(gymnasium.Env[np.ndarray, np.ndarray]):
         """The physics of one env step: what no task can do without."""
         self._api.stepSimulation(self._id)
 
+    @abc.abstractmethod
     def _load(self, client: Client) -> None:
         """Loads the models into a fresh server."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def _place(self, client: Client) -> np.ndarray:
         """Starts an episode; returns its first observation, float32 [O]."""
-        raise NotImplementedError
 
     def close(self) -> None:
         """Ends the server; a later reset starts another."""

@@ -5,6 +5,7 @@ Roundings and their order are those of pybullet-envs-gymnasium 0.6.0.
 
 from __future__ import annotations
 
+import abc
 from typing import Any
 
 import numpy as np
@@ -58,8 +59,9 @@ class _Cart(BulletTask):
         self.simulate()
         return self._observe()
 
+    @abc.abstractmethod
     def _observe(self) -> np.ndarray:
-        raise NotImplementedError
+        """The observation of this moment, float32 [O]."""
 
 
 class InvertedPendulum(_Cart):
