@@ -59,7 +59,7 @@ def _tune(args: argparse.Namespace) -> int:
         settings = resolve(layers)
         part = settings.config.env
         probe = probe_env(env_id, part.import_module, steps=0, plain=part.plain, args=part.args,
-                          image=dataclasses.asdict(settings.config.image))
+                          image=dataclasses.asdict(settings.config.image), interrupted=lambda: interrupts.asked)
         settings, why = with_algorithm(layers, settings, probe.spec)
         if why is not None:
             say(why, as_json=args.json)

@@ -125,7 +125,7 @@ def _replay_search(
         if probe.step_us_median is None:
             spec = probe.spec
             probe = probe_env(spec.env_id, spec.import_module, steps=_PROBE_STEPS, plain=spec.plain, args=spec.args,
-                              image=dataclasses.asdict(settings.config.image))
+                              image=dataclasses.asdict(settings.config.image), interrupted=lambda: interrupts.asked)
         measuring.step_us = probe.step_us_median
         knobs = _knobs(settings, probe, machine, free_bytes, plan.layout.row_bytes, measuring.seconds_left())
         return tune(knobs, measuring, told).as_json(), probe

@@ -1,5 +1,6 @@
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -8,7 +9,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from spreeze.envs import faults
+from spreeze.envs import faults, probe
 from spreeze.envs.probe import probe_env
 from spreeze.envs.registry import BULLET_IDS, bullet_missing, default_env_id, describe, make_env
 from spreeze.envs.stdout import stdout_to_stderr
@@ -347,6 +348,14 @@ def test_a_fatal_fault_can_be_limited_to_one_process(monkeypatch, tmp_path):
     with pytest.raises(EnvironmentError_, match="exit code 0"):
         probe_env(FAULT, FAULT_MODULE, steps=0)
     assert probe_env(FAULT, FAULT_MODULE, steps=0).spec.obs_dim == 3
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(("interrupted", "error"), [(True, KeyboardInterrupt), (False, EnvironmentError_)])
+def test_a_probe_that_a_ctrl_c_ended_is_an_interrupt_and_no_fault_of_the_environment(monkeypatch, interrupted, error):
+    monkeypatch.setattr(probe, "_run", lambda *args: -signal.SIGINT)
+    with pytest.raises(error):
+        probe_env("Pendulum-v1", steps=0, interrupted=lambda: interrupted)
 
 
 # --- standard output ---

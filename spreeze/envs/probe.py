@@ -111,6 +111,8 @@ def in_child(
         try:
             found = json.loads(out.read_text(encoding="utf-8"))
         except (OSError, ValueError):
+            if interrupted():  # a Ctrl-C meets the child too while it is so young that it has no session of its own
+                raise KeyboardInterrupt from None
             raise EnvironmentError_(f"{env_id}: its process ended with {_ending(code)} before the first step") from None
     if "error" in found:
         raise EnvironmentError_(found["error"])
