@@ -64,6 +64,7 @@ def test_a_watched_page_and_its_cost_to_the_run_are_rows(tmp_path):
         rows = {row["metric"]: row for row in page.watched_rows(seen, 20.0, busy_s=1.0, ages_s=1.0)}
         rows |= {row["metric"]: row for row in page.effect_rows(seen, 2, 2.0, settle_s=1.0)}
     assert rows["requests_hidden_in_10_s"]["value"] == 0
+    assert 0 < rows["watched"]["value"] < 1
     assert 0 < rows["data_age_worst"]["value"] < 6
     assert rows["browser_bytes_slope"]["first"] > 50e6
     grown = rows["browser_bytes_slope"]["last"] - rows["browser_bytes_slope"]["first"]

@@ -15,7 +15,7 @@ EXECUTORS = ("--executors", "8", "--envs-per-executor", "1")
 
 @pytest.fixture(scope="module", params=[1, 2, 3], ids=lambda seed: f"seed {seed}")
 def reference(request, tmp_path_factory):
-    """Fingerprints of a run of one actor that never stops, and the seed."""
+    """Fingerprints of a run without actors that never stops, and the seed."""
     folder = tmp_path_factory.mktemp("reference")
     run, document = played(folder, "run", *EXECUTORS, "--seed", str(request.param), intervals=INTERVALS, rows=2 * ROWS,
                            timeout_s=_LIMIT_S)

@@ -82,7 +82,7 @@ def test_a_measured_plan_has_the_setting_and_no_stop_condition(plan):
 def test_facts_come_from_settings_and_machine():
     settings = settings_of(rollout={"executors": 3, "sync_interval": 32})
     found = configured(settings.config, 6.0)
-    assert (found.executors, found.envs_per_executor, found.actors, found.sync_interval) == (3, 8, 1, 32)
+    assert (found.executors, found.envs_per_executor, found.actors, found.sync_interval) == (3, 8, 0, 32)
     assert configured(settings_of().config, 6.0).executors == 6
     assert pins(settings) == {"executors", "sync_interval"}
     knobs = rollout_knobs(settings, 6.0, 8 * 10**9, **SIZES)

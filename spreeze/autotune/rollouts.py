@@ -170,7 +170,7 @@ def variations(knobs: RolloutKnobs, here: RolloutSetting, name: str) -> list[Rol
     cores = max(1, math.floor(knobs.cores + 1e-9))
     envs = here.envs_per_executor
     options = {
-        "executors": (cores, cores - 1, cores + 1, 2 * cores, cores // 2), "actors": (1, 0, 2),
+        "executors": (cores, cores - 1, cores + 1, 2 * cores, cores // 2), "actors": (0, 1, 2),
         "envs_per_executor": (2 * envs, envs // 2, 4 * envs, 1),
     }[name]
     found = [_halved(knobs, dataclasses.replace(here, **{name: value})) for value in options if value >= 0]

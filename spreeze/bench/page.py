@@ -213,7 +213,7 @@ def effect_rows(seen: Visit, pairs: int, window_s: float, settle_s: float = _SET
 
 
 def watched_rows(seen: Visit, seconds: float, busy_s: float = _BUSY_S, ages_s: float = _AGES_S) -> list[Row]:
-    """Looks at an open page for that long, then at a hidden one.
+    """Looks at an open page for that long, or until the run ends, then at a hidden one.
 
     Raises:
         SpreezeError: too short for a slope.
@@ -221,8 +221,10 @@ def watched_rows(seen: Visit, seconds: float, busy_s: float = _BUSY_S, ages_s: f
     seen.open()
     looks, end = [], time.monotonic() + seconds
     while time.monotonic() < end:
-        looks.append(seen.look(busy_s, ages_s))
-        _alive(seen.run)
+        look = seen.look(busy_s, ages_s)
+        if state_of(seen.run) != "running":
+            break
+        looks.append(look)
     kept = looks[int(_LEFT_OUT * len(looks)) :]
     if len(kept) < 4:
         raise SpreezeError(f"{len(kept)} looks give no slope: take at least {7 * (busy_s + ages_s) / 60:.1f} min")
@@ -232,6 +234,7 @@ def watched_rows(seen: Visit, seconds: float, busy_s: float = _BUSY_S, ages_s: f
     times = [look.t_s for look in kept]
     names = ("browser_bytes", "js_heap_bytes", "dom_nodes", "listeners", "server_bytes")
     return [
+        _row("watched", "min", [(kept[-1].t_s - looks[0].t_s) / 60.0], "60"),
         _row("main_thread_tasks", "ms/s", [look.tasks_ms_per_s for look in kept], "<= 150"),
         _row("main_thread_processor_time", "ms/s", [look.processor_ms_per_s for look in kept], "<= 150"),
         _row("data_age_worst", "s", [look.age_s for look in kept], "<= 2"),

@@ -21,6 +21,7 @@ from spreeze.transport.ring import Ring, RingSpec
 from spreeze.transport.ring_reader import RingReader
 from spreeze.transport.weights import WeightsStore
 from spreeze.workers.devices import gpus_of, learner_threads, products_in, resolve_device, staged_copies
+from spreeze.workers.heap import give_back
 from spreeze.workers.jobs import LearnerJob
 from spreeze.workers.learning import Learning
 from spreeze.workers.link import Link
@@ -216,6 +217,7 @@ class _Learner:
             self._checkpoint_updates = self._learning.updates
         except (OSError, ResourceError) as error:
             self._link.send("event", level="warning", text=f"checkpoint not written, the last one stays: {error}")
+        give_back()
         self._checkpoint_s = perf_counter()
         self._publish_s += self._checkpoint_s - start
 
