@@ -277,8 +277,8 @@ class RolloutConfig(Part):
     executors: int | None = setting(None, "processes that step environments; not set: hts one a usable core, serial "
                                     "1, which steps in the run's own process", low=1, high=512)
     envs_per_executor: int = setting(8, "environments of one executor", low=1, high=1024)
-    actors: int | None = setting(None, "hts: processes that infer actions in batches; 0 or not set: executors infer "
-                                 "for themselves, the same bits", low=0, high=512)
+    actors: int = setting(0, "hts: processes that infer actions in batches; 0: executors infer for themselves, the "
+                          "same bits", low=0, high=512)
     sync_interval: int = setting(64, "env steps of each environment that one interval of learning is made of (alpha)",
                                  unit="env steps", low=1, high=65_536)
     correction: str = setting("delayed", "hts: what is done about data that is one interval old; with ppo none unless "

@@ -32,7 +32,7 @@ def configured(config: Config, usable_cores: float) -> RolloutSetting:
     part = config.rollout
     return RolloutSetting(
         executors=part.executors or max(1, int(usable_cores)), envs_per_executor=part.envs_per_executor,
-        actors=part.actors or 0, sync_interval=part.sync_interval,
+        actors=part.actors, sync_interval=part.sync_interval,
         minibatches=int(getattr(config.on_policy, "minibatches", 1)),
     )
 

@@ -215,10 +215,10 @@ def _plan(
     part, actors = config.rollout, 0
     if config.on_policy is not None:
         samplers = part.executors or (1 if config.run.mode == "serial" else max(1, min(int(usable), 16)))
-        actors = (part.actors or 0) if config.run.mode == "hts" else 0
+        actors = part.actors if config.run.mode == "hts" else 0
         if part.executors is None and config.run.mode == "hts":
             reasons["rollout.executors"] = f"{usable:g} usable cores"
-        if part.actors is None and config.run.mode == "hts":
+        if "rollout.actors" not in settings.sources and config.run.mode == "hts":
             reasons["rollout.actors"] = "none: executors infer for themselves, which saves a hand-over"
     elif config.run.mode == "serial":
         samplers = 1
