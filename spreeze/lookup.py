@@ -10,6 +10,7 @@ from typing import Any
 
 from spreeze.envs.probe import spec_from_json
 from spreeze.envs.registry import one_line
+from spreeze.envs.trust import refuse_foreign
 from spreeze.errors import EnvironmentError_, RunError, SpreezeError
 from spreeze.fitting import actions_text
 from spreeze.rundir import find_run
@@ -81,10 +82,7 @@ def spec_of(weights: Weights, import_module: str | None) -> EnvSpec:
         spec = spec_from_json(fields)
     except (TypeError, AttributeError):
         raise EnvironmentError_(f"{weights.path} does not say which environment it was trained on") from None
-    if spec.import_module is not None and spec.import_module != import_module:
-        raise EnvironmentError_(
-            f"{spec.env_id} comes from module '{spec.import_module}': add --import {spec.import_module} to allow it"
-        )
+    refuse_foreign(spec.env_id, spec.import_module, import_module)
     return spec
 
 

@@ -29,6 +29,7 @@ from spreeze.config import PARTS
 from spreeze.device_names import named_devices
 from spreeze.envs.probe import Probe, probe_env
 from spreeze.envs.registry import bullet_engine, default_env_id
+from spreeze.envs.trust import refuse_foreign
 from spreeze.errors import ConfigError, ResourceError, RunError
 from spreeze.hardware import Machine, read_machine
 from spreeze.modes import load_mode
@@ -158,7 +159,8 @@ def _layers(
             asked = tuple(asked) if isinstance(asked, list) else asked
             if asked is not None and asked != values[part][name]:
                 raise ConfigError(f"{key} = {asked} cannot change on resume: the run has {values[part][name]}")
-        _refuse_imports(values["env"], user.values.get("env", {}).get("import_module"))
+        env, allowed = values["env"], user.values.get("env", {}).get("import_module")
+        refuse_foreign(str(env["id"]), env["import_module"], allowed)
         return [Layer("resumed run", values), user], [f"continuing {resumed.name}"]
     notes, layers = [], []
     env_id = user.values.get("env", {}).get("id")
@@ -174,21 +176,6 @@ def _layers(
         layers.append(profile)
         notes += unfit
     return [*layers, user], notes
-
-
-def _refuse_imports(env: dict[str, Any], allowed: str | None) -> None:
-    """A run's directory may come from anywhere: what it names is imported only if this command names it too.
-
-    Raises:
-        ConfigError: it names a module that was not allowed.
-    """
-    before, colon, _ = str(env["id"]).partition(":")
-    module = env["import_module"] or (before if colon else None)
-    own = module is not None and module.partition(".")[0] == "spreeze"
-    if module is not None and module != allowed and not own:
-        raise ConfigError(
-            f"the run's environment {env['id']} comes from module '{module}': if you trust it, add --import {module}"
-        )
 
 
 def _settings_of(run: Path) -> Settings:

@@ -17,7 +17,7 @@ from spreeze.lookup import find_weights, spec_of
 from spreeze.transport.weights import WeightsStore, encode, read_weights
 
 
-def make_run(runs_dir, name, started, best=None):
+def make_run(runs_dir, name, started, best=None, module=FAULT_MODULE):
     run = runs_dir / name
     (run / "checkpoints").mkdir(parents=True)
     (run / "videos").mkdir()
@@ -25,7 +25,9 @@ def make_run(runs_dir, name, started, best=None):
     publish(WeightsStore(run / "weights"), IDLE, 1)
     publish(WeightsStore(run / "weights"), BAD, 2)
     if best is not None:
-        (run / "checkpoints" / "best.safetensors").write_bytes(encode(arrays(best), meta(1), 1, 1))
+        told = meta(1)
+        told["env"]["import_module"] = module
+        (run / "checkpoints" / "best.safetensors").write_bytes(encode(arrays(best), told, 1, 1))
     return run
 
 
@@ -33,6 +35,7 @@ def make_run(runs_dir, name, started, best=None):
 def runs_dir(tmp_path):
     make_run(tmp_path / "r", "second", "2026-02", best=GOOD)
     make_run(tmp_path / "r", "first", "2026-01")
+    make_run(tmp_path / "r", "foreign", "2025-12", best=GOOD, module="someones_module")
     return tmp_path / "r"
 
 
@@ -96,11 +99,21 @@ def test_a_run_without_weights_is_named(tmp_path):
         find_weights("new", tmp_path, "latest")
 
 
-def test_a_weights_file_cannot_make_a_module_be_imported(runs_dir):
+@pytest.mark.parametrize("named", [{"import_module": "someones_module"}, {"env_id": "someones_module:Fault-v0"}])
+def test_a_weights_file_cannot_make_a_module_be_imported(runs_dir, named):
     weights = read_weights(find_weights("second", runs_dir, "best"))
-    with pytest.raises(EnvironmentError_, match=f"add --import {FAULT_MODULE}"):
-        spec_of(weights, None)
-    assert spec_of(weights, FAULT_MODULE).env_id == FAULT
+    assert spec_of(weights, None).env_id == FAULT, "the package's own modules need no leave"
+    weights.meta["env"].update(named)
+    for other in (None, FAULT_MODULE):
+        with pytest.raises(EnvironmentError_, match="if you trust it, add --import someones_module"):
+            spec_of(weights, other)
+    assert spec_of(weights, "someones_module").import_module == weights.meta["env"]["import_module"]
+
+
+def test_engines_of_the_package_need_no_leave(runs_dir):
+    weights = read_weights(find_weights("second", runs_dir, "best"))
+    weights.meta["env"].update(env_id="envpool:CartPole-v1", import_module=None)
+    assert spec_of(weights, None).env_id == "envpool:CartPole-v1"
 
 
 # --- evaluate ---
@@ -137,7 +150,7 @@ def test_evaluate_takes_the_latest_weights_on_request_and_writes_csv_and_clip(ru
         (["secnd"], "did you mean"),
         (["latest", "--episodes", "0"], "at least 1"),
         (["latest", "--seed", "-1"], "at least 0"),
-        (["latest"], "add --import"),
+        (["foreign"], "add --import"),
         (["latest", "--csv", "/no/such/folder/x.csv"], "no folder"),
         (["latest", "--video", "/no/such/folder/x.mp4"], "no folder"),
     ],

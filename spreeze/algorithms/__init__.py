@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from spreeze.algorithms.a2c import A2C
+from spreeze.algorithms.actor_critic import ActorCritic
 from spreeze.algorithms.base import OffPolicyAlgorithm
-from spreeze.algorithms.common import ActorCritic
 from spreeze.algorithms.copies import CopiedSides
 from spreeze.algorithms.ddpg import DDPG
 from spreeze.algorithms.discrete_sac import DiscreteSAC

@@ -10,7 +10,8 @@ and results and nowhere else::
 
 ``update`` runs them in this order on one device or over two (``placement``); with ``overlap`` dQ/da is
 taken before the critics' step, so that two devices work at once and the actor follows one update late.
-Action-side tensors are component-first, [A, B].
+Action-side tensors are component-first, [A, B]. An algorithm without an actor (DQN) has no ``action_gradient`` and
+no ``actor_step``, and nothing crosses back.
 """
 
 from __future__ import annotations
@@ -64,14 +65,6 @@ class OffPolicyAlgorithm(Protocol):
 
     def critic_step(self, batch: TransitionBatch, next_action: Tensor, next_log_prob: Tensor | None) -> None:
         """Critic side: one gradient step of the critics toward the target."""
-        ...
-
-    def action_gradient(self, batch: TransitionBatch, action: Tensor) -> Tensor:
-        """Critic side: dQ/da [A, B] at fresh actions [A, B], after the critic step."""
-        ...
-
-    def actor_step(self, dq_da: Tensor) -> None:
-        """Actor side: one gradient step of the actor (and temperature), for the actions of ``propose``."""
         ...
 
     def update_targets(self) -> None:

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from spreeze.algorithms.actor_critic import ActorCritic
 from spreeze.algorithms.base import Proposal
-from spreeze.algorithms.common import ActorCritic
 from spreeze.algorithms.pair import Pair
 from spreeze.types import TransitionBatch
 

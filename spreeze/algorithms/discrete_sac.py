@@ -14,9 +14,9 @@ from torch import Tensor
 
 from spreeze import ops
 from spreeze.algorithms.action_values import ActionValues
+from spreeze.algorithms.actor_critic import ActorCritic
 from spreeze.algorithms.adam import FlatAdam
 from spreeze.algorithms.base import Proposal
-from spreeze.algorithms.common import ActorCritic
 from spreeze.algorithms.temperature import Temperature
 from spreeze.config import SACConfig
 from spreeze.networks import Parameters, Tape, mlp_backward, mlp_forward, new_parameters

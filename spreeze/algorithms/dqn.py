@@ -8,7 +8,7 @@ best action of the Q network, so ``propose`` only picks next actions and nothing
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,35 +16,14 @@ from torch import Tensor
 
 from spreeze import ops
 from spreeze.algorithms.action_values import ActionValues
-from spreeze.algorithms.adam import FlatAdam
 from spreeze.algorithms.base import Proposal
-from spreeze.algorithms.common import ActorCritic
+from spreeze.algorithms.common import OffPolicy
 from spreeze.algorithms.image_values import ImageValues
 from spreeze.config import DQNConfig
-from spreeze.networks import Parameters
 from spreeze.types import FrameSpec, TransitionBatch
 
 
-class _NoActor:
-    """The actor side of an algorithm whose policy is its Q network."""
-
-    def __init__(self, online: Parameters, adam: FlatAdam) -> None:
-        self.online, self.adam = online, adam
-
-    def metrics(self, mean_action_value: float) -> dict[str, float]:
-        """None of its own."""
-        return {}
-
-    def refused(self) -> int:
-        """No step, none refused."""
-        return 0
-
-    def tensors(self) -> dict[str, Tensor]:
-        """No state."""
-        return {}
-
-
-class DQN(ActorCritic):
+class DQN(OffPolicy):
     """DQN; see ``OffPolicyAlgorithm`` for what each member does."""
 
     name = "dqn"
@@ -85,7 +64,7 @@ class DQN(ActorCritic):
             "epsilon_env_steps": config.epsilon_env_steps,
             **image,
         }
-        super().__init__(_NoActor(online, self.critics.adam), self.critics, noise, meta)
+        super().__init__(online, self.critics, noise, meta)
 
     @property
     def period(self) -> int:
@@ -105,14 +84,6 @@ class DQN(ActorCritic):
         value = next_q[0].gather(0, next_action)[0]
         target = ops.td_target(batch.reward, batch.terminated, batch.discount, value)
         self.critics.step(batch.obs, batch.action[:, 0].long(), target, ops.huber_gradient)
-
-    def action_gradient(self, batch: TransitionBatch, action: Tensor) -> NoReturn:
-        """Never asked for: ``propose`` gives no fresh actions."""
-        raise NotImplementedError("dqn moves no actor")
-
-    def actor_step(self, dq_da: Tensor) -> NoReturn:
-        """Never asked for: ``propose`` gives no fresh actions."""
-        raise NotImplementedError("dqn moves no actor")
 
     def update_targets(self) -> None:
         """Moves the target network at every ``target_interval``-th update."""

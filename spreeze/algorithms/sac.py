@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from spreeze import ops
+from spreeze.algorithms.actor_critic import ActorCritic
 from spreeze.algorithms.adam import FlatAdam
 from spreeze.algorithms.base import Proposal
-from spreeze.algorithms.common import ActorCritic
 from spreeze.algorithms.critics import Critics
 from spreeze.algorithms.pair import Pair
 from spreeze.algorithms.passes import Passes

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from spreeze import ops
+from spreeze.algorithms.actor_critic import ActorCritic
 from spreeze.algorithms.base import Proposal
-from spreeze.algorithms.common import ActorCritic
 from spreeze.algorithms.deterministic import deterministic_parts
 from spreeze.algorithms.pair import Pair
 from spreeze.algorithms.placement import Placement

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from spreeze.algorithms import create
+from spreeze.algorithms.actor_critic import ActorCritic
 from spreeze.algorithms.adam import FlatAdam
-from spreeze.algorithms.common import ActorCritic
 from spreeze.bench.learner import algorithm_config, synthetic_batch
 from spreeze.transport.weights import WeightsStore
 from spreeze.types import RowLayout, TransitionBatch
