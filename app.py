@@ -2,6 +2,8 @@
 
 import streamlit as st
 
-from spreeze.dashboard import routes
+from spreeze.dashboard import routes, startup
 
-app = st.App(routes.SCRIPT, routes=routes.routes(), middleware=routes.middleware())
+app = st.App(
+    routes.SCRIPT, routes=routes.routes(), middleware=routes.middleware(), lifespan=startup.startup
+)

@@ -32,7 +32,7 @@ _WORDS = {
 }
 
 _HELP = {
-    "spread": st.column_config.TextColumn(help="Fastest less slowest repeat [1/s]."),
+    "spread": st.column_config.TextColumn(help="Fastest less slowest repeat, as a share of the median."),
     "score": st.column_config.TextColumn(help="What the tuner maximises; higher is better."),
     "samples/insert": st.column_config.TextColumn(help="Below it the samplers wait for the learner."),
     "processor": st.column_config.TextColumn(help="Share of the usable cores that was busy."),
@@ -180,7 +180,7 @@ def _update_table(tuning: Tuning) -> list[dict[str, Any]]:
     return [
         {
             "batch size": number(r.batch_size), "threads": number(r.threads), "updates/s": number(r.updates_per_s),
-            "spread": number(r.spread), "update frames/s": number(r.frames_per_s), "score": number(r.score),
+            "spread": percent(r.spread), "update frames/s": number(r.frames_per_s), "score": number(r.score),
             "note": clean(r.failure or ("chosen" if _chosen(tuning, r.batch_size, r.threads) else "")),
         }
         for r in tuning.updates
@@ -239,7 +239,7 @@ def batch_figure(tuning: Tuning) -> go.Figure:
                           name="chosen", marker={"size": 16, "symbol": "circle-open", "color": "#D55E00",
                                                  "line": {"width": 3}})
     chart.update_xaxes(type="log", tickvals=measured, ticktext=[number(size) for size in measured])
-    return chart
+    return _with_room_for_legend(chart)
 
 
 def _paper_batch(tuning: Tuning) -> int | None:
@@ -271,18 +271,24 @@ def sampler_figure(tuning: Tuning) -> go.Figure:
                                 "showgrid": False, "tickmode": "auto", "nticks": 5})
     counts = {r.samplers for r in tuning.joint}
     chart.update_xaxes(dtick=1 if max(counts) < 10 else None, range=[min(counts) - 0.5, max(counts) + 0.5])
-    return chart
+    return _with_room_for_legend(chart)
 
 
 def _figure(x: str, y: str) -> go.Figure:
     import plotly.graph_objects as go  # half a second that the Live page need not wait for
 
     chart = go.Figure()
-    chart.update_layout(height=380, margin={"l": 50, "r": 50, "t": 10, "b": 40},
-                        legend={"orientation": "h", "y": -0.22, "yanchor": "top"})
-    chart.update_xaxes(title=x)
+    chart.update_layout(margin={"l": 50, "r": 50, "t": 10, "b": 40},
+                        legend={"yref": "container", "y": 0, "yanchor": "bottom", "x": 0, "xanchor": "left"})
+    chart.update_xaxes(title=x, automargin=True)
     chart.update_yaxes(title=y, rangemode="tozero")
     return chart
+
+
+def _with_room_for_legend(chart: go.Figure) -> go.Figure:
+    """However many entries there are, the axes keep their height and the legend starts below their title."""
+    entries = sum(trace.showlegend is not False for trace in chart.data)
+    return chart.update_layout(height=290 + 20 * entries)
 
 
 def _chosen(tuning: Tuning, batch_size: int, threads: int) -> bool:

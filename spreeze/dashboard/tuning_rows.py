@@ -150,7 +150,7 @@ def _rows(entries: list[Any]) -> tuple[list[UpdateRow], list[JointRow]]:
                 _integer(learner.get("threads")), _middle(entry.get("cpu_share")),
             ))
         elif isinstance(entry.get("batch_size"), int) and isinstance(entry.get("threads"), int):
-            spread = max(rates) - min(rates) if len(rates) > 1 else _told_spread(entry, middle)
+            spread = (max(rates) - min(rates)) / middle if middle and len(rates) > 1 else _number(entry.get("spread"))
             score = _number(entry.get("score"))
             updates.append(UpdateRow(entry["batch_size"], entry["threads"], middle, spread, failure, score))
     return updates, joint
@@ -179,12 +179,6 @@ def _rates(value: Any) -> list[float]:
 def _middle(value: Any) -> float | None:
     rates = _rates(value)
     return statistics.median(rates) if rates else None
-
-
-def _told_spread(entry: dict[str, Any], middle: float | None) -> float | None:
-    """Spread [1/s] of a row that tells it as a share of the rate."""
-    share = _number(entry.get("spread"))
-    return None if share is None or middle is None else share * middle
 
 
 def _number(value: Any) -> float | None:

@@ -1,0 +1,63 @@
+"""What the dashboard's server does before its first visitor comes."""
+
+import asyncio
+import socket
+import sys
+import threading
+
+import pytest
+
+pytest.importorskip("streamlit")
+
+from spreeze.dashboard import startup
+
+NO_DELAY = (socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+@pytest.fixture
+def listener():
+    """A socket as Streamlit makes it: its protocol is not named."""
+    with socket.socket(socket.AF_INET) as made:
+        made.bind(("127.0.0.1", 0))
+        made.listen()
+        yield made
+
+
+def test_answers_of_a_listening_socket_are_sent_at_once(listener):
+    assert startup.send_at_once() >= 1
+    assert listener.getsockopt(*NO_DELAY) == 1
+    with socket.create_connection(listener.getsockname(), timeout=10) as caller, listener.accept()[0] as answering:
+        assert answering.getsockopt(*NO_DELAY) == 1, "connections inherit it"
+        answering.sendall(b"x")
+        assert caller.recv(1) == b"x", "the descriptor is still open and its owner's"
+
+
+def test_other_sockets_stay_as_they_are(listener):
+    with socket.socket(socket.AF_INET) as plain, socket.socket(socket.AF_UNIX) as local, \
+            socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams:
+        startup.send_at_once()
+        assert plain.getsockopt(*NO_DELAY) == 0
+        assert all(one.fileno() >= 0 for one in (plain, local, datagrams))
+
+
+@pytest.mark.timeout(60)
+def test_the_first_visitor_finds_the_pages_loaded(listener):
+    async def live():
+        async with startup.startup(None) as state:
+            assert state is None
+
+    asyncio.run(live())
+    for thread in threading.enumerate():
+        if thread.name == "load pages":
+            thread.join(30)
+            assert not thread.is_alive()
+    assert listener.getsockopt(*NO_DELAY) == 1
+    assert {f"spreeze.dashboard.{name}" for name in startup._PAGES} <= set(sys.modules)
+
+
+def test_every_page_is_loaded_early():
+    main = (startup.__file__).replace("startup.py", "main.py")
+    with open(main, encoding="utf-8") as file:
+        text = file.read()
+    assert all(f"    {name},\n" in text for name in startup._PAGES)
+    assert text.count("st.Page(") == len(startup._PAGES)
