@@ -118,6 +118,18 @@ class MetricsReader:
             fields = ", ".join(Evaluation._fields)
             return [_evaluation(row) for row in query(f"SELECT {fields} FROM evaluations WHERE rowid > ?", int(after))]
 
+    def extreme_evaluations(self, after: int, last: int, groups: int) -> list[Evaluation]:
+        """Worst and best of each of at most ``groups`` equal parts of those numbered ``after + 1`` to ``last``."""
+        width = max(1, math.ceil((last - after) / max(1, groups)))
+        fields = ", ".join(Evaluation._fields)
+        # SQLite takes the other columns from the row that has the minimum or maximum.
+        ask = " UNION ".join(
+            f"SELECT {fields} FROM (SELECT {fields}, {which}(return_mean) FROM evaluations WHERE rowid > ? "
+            f"AND rowid <= ? GROUP BY (rowid - 1 - ?) / ?)" for which in ("min", "max")
+        )
+        with self._session() as query:
+            return [_evaluation(row) for row in query(f"{ask} ORDER BY t", *(2 * (after, last, after, width)))]
+
     def last_evaluation(self) -> tuple[int, Evaluation | None]:
         """How many evaluations there are, and the newest of them."""
         with self._session() as query:

@@ -121,12 +121,33 @@ def test_the_end_of_the_log_that_was_written_last_is_sent(run):
     assert "\x1b" not in lines[1]
 
 
-def test_many_evaluations_are_thinned_with_best_and_worst_kept():
-    records = [Evaluation(float(i), i, i, 1, i, 10, float(i % 101), 1.0, 1.0) for i in range(5000)]
-    records[3000] = records[3000]._replace(return_mean=7777.0)
-    sent = feed._evaluations(records)
-    assert len(sent["y"]) <= 1000
-    assert max(sent["y"]) == 7777.0
+@pytest.mark.parametrize("seen", [0, 100])
+def test_many_evaluations_are_thinned_with_best_and_worst_kept(run, seen):
+    writer = MetricsWriter(run / "metrics.db")
+    writer.write(1.0, 1, {"cpu_use": 0.5})
+    returns = [float(i % 101) for i in range(5000)]
+    returns[3000], returns[3001], returns[4999] = 7777.0, -5.0, 55.0
+    for i, value in enumerate(returns):
+        writer.evaluation(Evaluation(float(i), i, 2 * i, 1, i, 10, value, 1.0, 1.0))
+    writer.close()
+    document = feed.answer(run, 0.0, seen, "n:1")
+    sent = document["evals"]
+    assert document["evals_next"] == 5000
+    assert 600 < len(sent["y"]) <= 2 * feed.MAX_BUCKETS
+    at = sent["y"].index(7777.0)
+    assert (sent["t"][at], sent["s"][at], sent["u"][at]) == (3000.0, 3000, 6000), "all of it is one evaluation's"
+    assert min(sent["y"]) == -5.0
+    assert sent["t"] == sorted(sent["t"])
+    assert sent["t"][0] >= seen
+    assert set(sent["y"]) <= set(returns)
+
+
+def test_numbers_are_sent_with_six_digits():
+    values = [0.0, -0.0, 1.0, 0.1234567, -1234567.8, 3.14159265e-9, 2.0**80, 99999.96, 5e-324, 1.5]
+    sent = feed._rounded(values)
+    assert sent == pytest.approx([float(f"{value:.6g}") for value in values], rel=1e-12, abs=1e-300)
+    assert [repr(value) for value in sent[2:5]] == ["1.0", "0.123457", "-1234570.0"]
+    assert feed._rounded([]) == []
 
 
 def test_a_damaged_store_is_an_answer_with_one_line(run):

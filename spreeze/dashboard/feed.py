@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from spreeze.bottleneck import bottleneck
 from spreeze.dashboard import charts
@@ -50,7 +52,7 @@ def answer(path: Path, since: float, evals_seen: int, epoch: str) -> dict[str, A
         else:
             series = {name: _thinned(reader.series(name, 0.0, MAX_BUCKETS), latest[name]) for name in wanted}
         count, last = reader.last_evaluation()
-        news = reader.evaluations(evals_seen) if count > evals_seen else []
+        news = _news(reader, evals_seen, count)
         events = reader.events(12)
     fresh = {name: point.value for name, point in latest.items() if point.t > newest - STALE_S}
     if state not in LIVE_STATES:
@@ -158,16 +160,15 @@ def _gpu(gpu: GpuSnapshot) -> str:
     return f"GPU {gpu.index}: busy {percent(gpu.use)}, {power}, {size(gpu.memory_used_bytes)} of its memory in use"
 
 
+def _news(reader: MetricsReader, seen: int, count: int) -> list[Evaluation]:
+    """Evaluations not yet sent; of very many the best and worst of each of 350 parts."""
+    if count - seen > 2 * MAX_BUCKETS:
+        return reader.extreme_evaluations(seen, count, MAX_BUCKETS)
+    return reader.evaluations(seen) if count > seen else []
+
+
 def _evaluations(chosen: list[Evaluation]) -> dict[str, list[float | int | None]]:
-    """Columns of those not yet sent; thinned to 700 where there are more, best and worst of each bucket kept."""
-    if len(chosen) > 2 * MAX_BUCKETS:
-        width = math.ceil(len(chosen) / MAX_BUCKETS)
-        groups = [chosen[i : i + width] for i in range(0, len(chosen), width)]
-        chosen = [
-            record
-            for group in groups
-            for record in sorted({min(group, key=_mean), max(group, key=_mean)}, key=lambda record: record.t)
-        ]
+    """Columns of evaluations."""
     bounds = [_interval(record) for record in chosen]
     return {
         "t": [round(record.t, 3) for record in chosen], "s": [record.env_steps for record in chosen],
@@ -184,8 +185,6 @@ def _interval(record: Evaluation) -> tuple[float | None, float | None]:
     return _finite(record.return_mean - half), _finite(record.return_mean + half)
 
 
-def _mean(record: Evaluation) -> float:
-    return record.return_mean
 
 
 def _thinned(series: Series, newest: Point) -> dict[str, list[Any]]:
@@ -204,9 +203,13 @@ def _thinned(series: Series, newest: Point) -> dict[str, list[Any]]:
     return {name: [*values, last.get(name, last["y"])] for name, values in columns.items()}
 
 
-def _rounded(values: Iterable[float]) -> list[float]:
+def _rounded(values: Sequence[float] | np.ndarray) -> list[float]:
     """Six digits: more cannot be seen, and the answer is half as long."""
-    return [float(f"{value:.6g}") for value in values]
+    array = np.asarray(values, np.float64)
+    magnitudes = np.abs(array)
+    digits = 5.0 - np.floor(np.log10(magnitudes, out=np.zeros_like(array), where=magnitudes > 0.0))
+    up, down = 10.0 ** np.clip(digits, 0.0, 300.0), 10.0 ** np.clip(-digits, 0.0, 300.0)
+    return list((np.rint(array * up / down) / up * down).tolist())
 
 
 def _columns(points: Sequence[Point]) -> dict[str, list[float]]:
