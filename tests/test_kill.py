@@ -73,6 +73,7 @@ def test_killed_group_leaves_nothing(tmp_path):
     shared = shared_memory()
     with Run(tmp_path, *FAULT) as run:
         run.wait_for(lambda: len(run.children()) == 3, what="three workers")
+        run.wait_for(lambda: all(process.name() == name for name, process in run.children().items()), what="names")
         workers = list(run.children().values())
         for pid in [worker.pid for worker in workers] + [run.process.pid]:
             os.kill(pid, signal.SIGKILL)
