@@ -264,10 +264,10 @@ def test_f35_a_pickle_in_place_of_any_file_is_refused_and_never_executed(tmp_pat
             checkpoints.load_latest()
         path.write_bytes(good)
     published = weights.publish({"a": np.zeros(3, np.float32)}, {}, 1, 1)
-    published.write_bytes(evil)
+    Path(published).write_bytes(evil)
     assert weights.read_latest() is None
     with pytest.raises(SpreezeError):
-        read_weights(published)
+        read_weights(Path(published))
     for name in ("run.json", "metrics.db", "eval.csv"):
         (run / name).write_bytes(evil)
     assert read_run(run) == {}

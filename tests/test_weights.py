@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -31,7 +32,7 @@ def store(tmp_path):
 
 
 def test_what_is_published_comes_back(store):
-    path = store.publish(arrays(2.5), {"algo": "sac", "sizes": [4, 3], "gamma": 0.99}, 1, 20)
+    path = Path(store.publish(arrays(2.5), {"algo": "sac", "sizes": [4, 3], "gamma": 0.99}, 1, 20))
     assert path.name == "w-000001-000000000020.safetensors"
     for weights in (store.read_latest(), read_weights(path)):
         assert weights.order == (1, 20)
@@ -41,6 +42,12 @@ def test_what_is_published_comes_back(store):
         np.testing.assert_array_equal(weights.arrays["actor.0.weight"], arrays(2.5)["actor.0.weight"])
         assert weights.arrays["count"].shape == ()
     assert store.refused == 0
+
+
+def test_the_name_of_a_version_does_not_stay_in_the_interpreter_s_table(store):
+    path = store.publish(arrays(), {}, 1, 20)
+    name = os.path.basename(path)
+    assert sys.intern(name) is name, "an equal string was there before: a Path was made of it"
 
 
 def test_views_that_are_not_contiguous_are_stored_as_seen(store):
@@ -151,7 +158,7 @@ def test_any_bytes_as_pointer_or_weights_end_in_a_refusal(tmp_path_factory, data
 
 
 def test_every_flipped_byte_and_every_truncation_is_refused_or_changes_nothing(store):
-    path = store.publish(arrays(), {"algo": "sac"}, 1, 1)
+    path = Path(store.publish(arrays(), {"algo": "sac"}, 1, 1))
     good = path.read_bytes()
     header = 8 + int.from_bytes(good[:8], "little")
     other = WeightsStore(store.directory)

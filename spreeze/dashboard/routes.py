@@ -27,7 +27,8 @@ SCRIPT = str(Path(__file__).with_name("main.py"))
 _MAX_PICTURE_BYTES = 2_000_000
 _PICTURE_WAIT_S = 1.0
 _PICTURE_POLL_S = 0.04
-_NO_STORE = {"Cache-Control": "no-store"}
+_HEADERS = {"Cache-Control": "no-store", "Content-Encoding": "identity"}
+"""On one machine packing an answer takes longer than sending it: Streamlit would pack even pictures."""
 
 
 def prefix() -> str:
@@ -67,7 +68,7 @@ def live(request: Request) -> Response:
     return Response(
         json.dumps(document, separators=(",", ":"), allow_nan=False),
         media_type="application/json",
-        headers=_NO_STORE,
+        headers=_HEADERS,
     )
 
 
@@ -79,15 +80,15 @@ async def picture(request: Request) -> Response:
     try:
         path = run_path(request.query_params.get("run", ""), runs_dir())
     except RunError:
-        return Response(status_code=204, headers=_NO_STORE)
+        return Response(status_code=204, headers=_HEADERS)
     await asyncio.to_thread(watched, path)
     deadline_s = time.monotonic() + _PICTURE_WAIT_S
     while True:
         tag, data = read_picture(path / "live.jpg", request.query_params.get("after", ""))
         if data is not None:
-            return Response(data, media_type="image/jpeg", headers={**_NO_STORE, "X-Picture": tag})
+            return Response(data, media_type="image/jpeg", headers={**_HEADERS, "X-Picture": tag})
         if time.monotonic() >= deadline_s or await request.is_disconnected():
-            return Response(status_code=204, headers=_NO_STORE)
+            return Response(status_code=204, headers=_HEADERS)
         await asyncio.sleep(_PICTURE_POLL_S)
 
 

@@ -129,10 +129,10 @@ class WeightsStore:
         """Times that ``read_latest`` doubted what it found."""
         self._clock = clock
         self._last: tuple[int, int] | None = None
-        self._present: deque[tuple[float, Path]] | None = None
+        self._present: deque[tuple[float, str]] | None = None
 
-    def publish(self, arrays: dict[str, np.ndarray], meta: dict[str, Json], epoch: int, version: int) -> Path:
-        """Makes a new version visible: file first, pointer second.
+    def publish(self, arrays: dict[str, np.ndarray], meta: dict[str, Json], epoch: int, version: int) -> str:
+        """Makes a new version visible, file first, pointer second; returns the file's path.
 
         Raises:
             WeightsError: a value is not finite, or the version is not newer; nothing was published.
@@ -144,12 +144,13 @@ class WeightsStore:
         if last is not None and (epoch, version) <= last:
             raise WeightsError(f"version {epoch}-{version} is not published: {last[0]}-{last[1]} is already there")
         data = encode(arrays, meta, epoch, version)
-        path = self.directory / f"w-{epoch:06d}-{version:012d}.safetensors"
+        name = f"w-{epoch:06d}-{version:012d}.safetensors"
+        path = os.path.join(self.directory, name)  # see files.replace_bytes
         files.replace_bytes(path, data)
         pointer = {
             "epoch": epoch,
             "version": version,
-            "file": path.name,
+            "file": name,
             "bytes": len(data),
             "sha256": hashlib.sha256(data).hexdigest(),
             "schema": schema_of(arrays),
@@ -178,11 +179,11 @@ class WeightsStore:
         matches = [match for entry in os.listdir(self.directory) if (match := _NAME.match(entry))]
         return sorted(((int(match[1]), int(match[2])), self.directory / match[0]) for match in matches)
 
-    def _prune(self, published: Path) -> None:
+    def _prune(self, published: str) -> None:
         """Deletes old versions; the directory is listed once, since it may hold hundreds of young files."""
         now = self._clock()
         if self._present is None:
-            self._present = deque((now, path) for _, path in self.versions() if path != published)
+            self._present = deque((now, str(path)) for _, path in self.versions() if str(path) != published)
             for left in self.directory.glob(f"{files.TEMP_PREFIX}*"):  # of a publisher that was killed
                 with contextlib.suppress(OSError):
                     left.unlink()
@@ -190,7 +191,7 @@ class WeightsStore:
         while len(self._present) > self.keep and now - self._present[0][0] > self.min_age_s:
             _, path = self._present.popleft()
             with contextlib.suppress(OSError):
-                path.unlink()
+                os.unlink(path)
 
     def read_latest(self, newer_than: tuple[int, int] | None = None) -> Weights | None:
         """The newest version, or None: nothing there, nothing newer, or doubtful (then ``refused`` rises).

@@ -69,7 +69,7 @@ class Recorder:
         self._memory_total_bytes = memory_limits().total_bytes
         self._events: deque[str] = deque(maxlen=6)
         self._eval_returns: deque[float] = deque(maxlen=60)
-        self._lags: list[float] = []
+        self._lag_sum, self._lag_count = 0.0, 0
         self._metrics: dict[str, float | None] = {}
         # Taken once: a clock that is set while the run goes on must not change a duration.
         self._age_at_start_s = max(time.time() - process_start_time(), 0.0)
@@ -139,7 +139,7 @@ class Recorder:
         if pids is not None:
             metrics.update(self._utilisation.sample(pids))
         if (lag := metrics.get("policy_lag")) is not None:
-            self._lags.append(lag)
+            self._lag_sum, self._lag_count = self._lag_sum + lag, self._lag_count + 1
         self._metrics = {**metrics, "eval_return": self._metrics.get("eval_return")}
         snapshot = self.snapshot(state)
         self.outcome.bottleneck = snapshot.bottleneck
@@ -193,7 +193,7 @@ class Recorder:
         outcome.updates = max(outcome.updates, int(metrics.get("updates") or 0))
         outcome.rates, outcome.warmup_s = self._gauges.steady(), self._gauges.warmup_s
         outcome.samples_per_insert = metrics.get("samples_per_insert")
-        outcome.policy_lag_mean = sum(self._lags) / len(self._lags) if self._lags else None
+        outcome.policy_lag_mean = self._lag_sum / self._lag_count if self._lag_count else None
         outcome.episodes = int(metrics.get("episodes") or 0)
         outcome.restarts = restarts
         if outcome.error and self.first_error:

@@ -83,7 +83,7 @@ class RunFiles:
         policy = self._learning.policy()
         meta = policy.meta | {"env_steps": self._learning.env_steps, "wall_s": self.wall_s}
         path = self._weights.publish(policy.arrays, meta, self.epoch, updates)
-        return Weights(policy.arrays, meta, self.epoch, updates, path)
+        return Weights(policy.arrays, meta, self.epoch, updates, Path(path))
 
     def checkpoint(self) -> int:
         """Writes a checkpoint of this interval's beginning; returns its updates.
