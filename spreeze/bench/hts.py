@@ -53,7 +53,7 @@ class HtsBench:
     repeats: int
     say: Callable[[str], None]
     laws: tuple[str, ...] = LAWS
-    actors: int = 1
+    actors: int = 0
     """Actor processes of HTS-RL; the baselines have none."""
     run: Callable[[list[str], float], dict[str, Any]] = train
 

@@ -24,8 +24,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--seconds", type=float, default=10.0,
         help="what a rate is measured over where step times are given [s] (default: 10)")
     add("--laws", nargs="+", choices=LAWS, default=list(LAWS), help="step times of steps and learner (default: all)")
-    add("--actors", type=int, default=1,
-        help="actor processes of HTS-RL where step times are given; 0: executors infer for themselves (default: 1)")
+    add("--actors", type=int, default=0,
+        help="actor processes of HTS-RL where step times are given; 0: executors infer for themselves (default: 0)")
     add("--env", nargs="+", default=["CartPole-v1"], help="tasks (default: CartPole-v1)")
     add("--algo", choices=("ppo", "a2c"), default="ppo", help="algorithm on tasks (default: ppo)")
     add("--task-seconds", type=float, default=120.0, help="training of one run on a task [s] (default: 120)")
