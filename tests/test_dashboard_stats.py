@@ -61,7 +61,7 @@ def test_rows_of_a_tuner_at_work_are_read_and_unknown_fields_are_no_trouble(tmp_
     (tmp_path / tuning_rows.PROGRESS).write_text(text)
     found = tuning_rows.read(tmp_path)
     first, failed = found.updates
-    assert (first.updates_per_s, first.spread, first.frames_per_s) == (100.0, 30.0, 6400.0)
+    assert (first.updates_per_s, first.spread, first.frames_per_s) == (100.0, 0.3, 6400.0)
     assert (failed.updates_per_s, failed.frames_per_s, failed.failure) == (None, None, "out of memory")
     assert [(r.samplers, r.env_steps_per_s, r.updates_per_s) for r in found.joint] == [(2, 10.0, 5.0)]
     assert found.choice == {}
@@ -105,7 +105,7 @@ def test_rows_of_learner_and_joint_stage_hold_medians_spread_and_score(tmp_path)
             Row(setting=joint, updates_per_s=80.0, env_steps_per_s=2000.0, score=40.0)]
     (tmp_path / tuning_rows.PROGRESS).write_text("".join(json.dumps(row.as_json()) + "\n" for row in rows))
     found = tuning_rows.read(tmp_path)
-    assert found.updates == [tuning_rows.UpdateRow(256, 1, 100.0, 25.0, None, 50.0)]
+    assert found.updates == [tuning_rows.UpdateRow(256, 1, 100.0, 0.25, None, 50.0)]
     assert found.joint == [tuning_rows.JointRow(2, 2000.0, 80.0, 256, 8, 40.0, None, 8.0, 1)]
     told = tuning_rows.from_log("\n".join(row.line() for row in rows))
     assert [row.updates_per_s for row in told.updates] == [100.0]

@@ -19,7 +19,7 @@ PROMISED = (
 
 @pytest.mark.timeout(90)
 def test_a_finished_run_answers_with_one_complete_document(tmp_path):
-    run, code, document = train(tmp_path, *PENDULUM, "--seconds", "9", "--target-return", "1000")
+    run, code, document = train(tmp_path, *PENDULUM, "--seconds", "14", "--target-return", "1000")
     assert code == 0
     assert json.loads(run.stdout) == document, "nothing but the document is on standard output"
     assert [key for key in PROMISED if key not in document] == []

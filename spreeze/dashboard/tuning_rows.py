@@ -25,6 +25,7 @@ class UpdateRow:
     threads: int
     updates_per_s: float | None
     spread: float | None
+    """Fastest less slowest repeat, as a share of the median."""
     failure: str | None
     score: float | None = None
 
