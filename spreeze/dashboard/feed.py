@@ -185,8 +185,6 @@ def _interval(record: Evaluation) -> tuple[float | None, float | None]:
     return _finite(record.return_mean - half), _finite(record.return_mean + half)
 
 
-
-
 def _thinned(series: Series, newest: Point) -> dict[str, list[Any]]:
     """Columns of a bucketed series: its means, with the extremes where a bucket has several values.
 

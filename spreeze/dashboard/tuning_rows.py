@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from spreeze.autotune.records import spread
 from spreeze.dashboard.data import read_json, tail_text
 
 PROGRESS = "tune-progress.jsonl"
@@ -151,9 +152,9 @@ def _rows(entries: list[Any]) -> tuple[list[UpdateRow], list[JointRow]]:
                 _integer(learner.get("threads")), _middle(entry.get("cpu_share")),
             ))
         elif isinstance(entry.get("batch_size"), int) and isinstance(entry.get("threads"), int):
-            spread = (max(rates) - min(rates)) / middle if middle and len(rates) > 1 else _number(entry.get("spread"))
+            told = spread(rates) if len(rates) > 1 else _number(entry.get("spread"))
             score = _number(entry.get("score"))
-            updates.append(UpdateRow(entry["batch_size"], entry["threads"], middle, spread, failure, score))
+            updates.append(UpdateRow(entry["batch_size"], entry["threads"], middle, told, failure, score))
     return updates, joint
 
 
