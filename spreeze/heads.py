@@ -155,7 +155,7 @@ class Gaussian:
         """Samples by standard normal noise [N, A], not bounded."""
         action = noise * self._std
         action += out
-        log_prob = np.square(noise).sum(1)
+        log_prob: np.ndarray = np.add.reduce(np.square(noise), 1)
         log_prob *= _MINUS_HALF
         log_prob += self._constant
         return action, log_prob

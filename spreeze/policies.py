@@ -110,17 +110,19 @@ class Policy:
         Raises:
             WeightsError: a policy of a kind that draws its own noise.
         """
+        rows = len(obs)
+        if rows <= TILE:
+            return self._draw_tile(obs, noise)
+        tiles = [self._draw_tile(obs[begin : begin + TILE], noise[begin : begin + TILE])
+                 for begin in range(0, rows, TILE)]
+        return np.concatenate([tile[0] for tile in tiles]), np.concatenate([tile[1] for tile in tiles])
+
+    def _draw_tile(self, obs: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """``draw`` of at most ``TILE`` rows."""
         head, tile, rows = self._drawing_head(), self._tile, len(obs)
-        actions = np.empty((rows, head.noise_dim), np.float32)
-        log_probs = np.empty(rows, np.float32)
-        for begin in range(0, rows, TILE):
-            part = slice(begin, min(begin + TILE, rows))
-            features = obs[part] if self._trunk is None else self._trunk(obs[part])
-            tile.fill(features, noise[part])
-            x = self._scaled(tile.features)
-            action, log_prob = head.draw(self._run(x, tile.buffers, tile.row_by_row), tile.noise)
-            actions[part], log_probs[part] = action[: tile.rows], log_prob[: tile.rows]
-        return actions, log_probs
+        tile.fill(obs if self._trunk is None else self._trunk(obs), noise)
+        action, log_prob = head.draw(self._run(self._scaled(tile.features), tile.buffers, tile.row_by_row), tile.noise)
+        return action[:rows], log_prob[:rows]
 
     def _drawing_head(self) -> DrawingHead:
         if self._drawing is None:
@@ -173,13 +175,15 @@ class _Tile:
         self.noise = np.zeros((TILE, noise_dim), np.float32)
         self.buffers = [np.zeros((TILE, weight.shape[1]), np.float32) for weight, _ in layers]
         self.row_by_row = not all(places_agree(*weight.shape) for weight, _ in layers)
-        self.rows = 0
+        self._used = 0
 
     def fill(self, features: np.ndarray, noise: np.ndarray) -> None:
         """Takes in the first ``len(features)`` rows."""
-        self.rows = len(features)
-        self.features[: self.rows], self.noise[: self.rows] = features, noise
-        self.features[self.rows :], self.noise[self.rows :] = 0.0, 0.0
+        rows = len(features)
+        self.features[:rows], self.noise[:rows] = features, noise
+        if rows < self._used:
+            self.features[rows : self._used], self.noise[rows : self._used] = 0.0, 0.0
+        self._used = rows
 
 
 @cache

@@ -16,7 +16,8 @@ from spreeze.errors import WorkerError
 from spreeze.transport.exchange import Exchange
 from spreeze.transport.parameters import Handover, Parameters, put_back
 from spreeze.transport.rollouts import Rollouts, RolloutSpec
-from spreeze.workers.inference import Inference
+from spreeze.workers.executor import Asking
+from spreeze.workers.inference import Inference, IntervalPolicy
 from spreeze.workers.rollout import RolloutEnvs
 from spreeze.workers.rollout_learning import RolloutLearning
 
@@ -36,10 +37,10 @@ def spec():
 class Troupe:
     """A run's parts, moved by hand."""
 
-    def __init__(self, spec, path, *, actors, lag=1, step_synchronous=False, seed=1, saved=None, make_envs=None):
+    def __init__(self, spec, path, *, actors, lag=1, step_synchronous=False, seed=1, saved=None, make_asking=Asking):
         self.spec, self.lag, self.path, self.actors = spec, lag, path, actors
         self.step_synchronous, self.seed = step_synchronous, seed
-        self._make_envs = make_envs or RolloutEnvs
+        self._make_asking = make_asking
         rollout_spec = RolloutSpec.of(spec, T, EXECUTORS * ENVS)
         self.rollouts, self.exchange = Rollouts.create(rollout_spec), Exchange.create(rollout_spec)
         self.handover = Handover(policies=Parameters.create(), states=Parameters.create())
@@ -47,7 +48,9 @@ class Troupe:
             put_back(*saved, self.rollouts, self.handover)
         self.learning = self.new_learning()
         self.executors = [self.new_executor(index) for index in range(EXECUTORS)]
-        self.inferences = [self.new_inference(index) for index in range(actors or EXECUTORS)]
+        self.asking = [self.new_asking(index) for index in range(EXECUTORS)]
+        self.policies = [self.new_policies() for _ in range(EXECUTORS)]
+        self.inferences = [self.new_inference(index) for index in range(actors)]
 
     def new_learning(self):
         return RolloutLearning(
@@ -56,14 +59,19 @@ class Troupe:
         )  # fmt: skip
 
     def new_executor(self, index):
-        return self._make_envs(
-            lambda: open_task(self.spec), self.spec, self.rollouts, self.exchange, first=index * ENVS, num_envs=ENVS,
-            seed=self.seed, step_synchronous=self.step_synchronous,
+        return RolloutEnvs(
+            lambda: open_task(self.spec), self.spec, self.rollouts, first=index * ENVS, num_envs=ENVS, seed=self.seed,
+            step_synchronous=self.step_synchronous,
         )  # fmt: skip
 
     def new_inference(self, index):
-        mine = slice(index, None, self.actors) if self.actors else slice(index * ENVS, (index + 1) * ENVS)
-        return Inference(self.rollouts, self.exchange, self.handover.policies, mine)
+        return Inference(self.new_policies(), self.exchange, slice(index, None, self.actors))
+
+    def new_asking(self, index):
+        return self._make_asking(self.executors[index], self.exchange, index * ENVS, ENVS)
+
+    def new_policies(self):
+        return IntervalPolicy(self.rollouts, self.handover.policies)
 
     def move(self, dice, deaths):
         """One of them does one thing, or dies and comes back."""
@@ -77,8 +85,14 @@ class Troupe:
             if dies:
                 self.executors[index].close()
                 self.executors[index] = self.new_executor(index)
-            self.executors[index].ask() if dice.random() < 0.5 else self.executors[index].step()
-        else:
+                self.asking[index], self.policies[index] = self.new_asking(index), self.new_policies()
+            if not self.actors:
+                self.executors[index].advance(self.policies[index])
+            elif dice.random() < 0.5:
+                self.asking[index].ask()
+            else:
+                self.asking[index].step()
+        elif self.actors:
             index = int(dice.integers(len(self.inferences)))
             self.inferences[index] = self.new_inference(index) if dies else self.inferences[index]
             self.inferences[index].answer()
@@ -163,7 +177,7 @@ def test_another_seed_gives_other_bits(spec, reference, tmp_path):
         assert mine["trajectories"] != theirs["trajectories"]
 
 
-class ArrivalOrder(RolloutEnvs):
+class ArrivalOrder(Asking):
     """A mutant: noise is drawn from one stream in the order in which environments ask."""
 
     stream = np.random.default_rng(0)
@@ -177,7 +191,7 @@ class ArrivalOrder(RolloutEnvs):
 def test_noise_in_order_of_arrival_would_be_seen(spec, tmp_path):
     for schedule in (1, 2):
         ArrivalOrder.stream = np.random.default_rng(0)
-        play(spec, tmp_path / str(schedule), actors=1, schedule=schedule, make_envs=ArrivalOrder)
+        play(spec, tmp_path / str(schedule), actors=1, schedule=schedule, make_asking=ArrivalOrder)
     assert fingerprints(tmp_path / "1") != fingerprints(tmp_path / "2")
 
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from spreeze.errors import CheckpointError, TransportError
+from spreeze.transport.columns import Columns
 from spreeze.transport.exchange import Answers, Exchange
 from spreeze.transport.parameters import Parameters
 from spreeze.transport.rollouts import Rollouts, RolloutSpec, StepRows
@@ -14,6 +15,13 @@ SPEC = RolloutSpec(sync_interval=3, num_envs=2, obs_shape=(2,), images=False, ac
 @pytest.fixture
 def rollouts():
     made = Rollouts.create(SPEC)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def columns(rollouts):
+    made = Columns(rollouts, 0, 2)
     yield made
     made.close()
 
@@ -32,18 +40,18 @@ def rows(value, ended=(False, False)):
 BOTH = np.arange(2)
 
 
-def fill(rollouts, first, ended=(False, False)):
+def fill(columns, first, ended=(False, False)):
     for step in range(3):
-        rollouts.write(BOTH, rows(first + step, ended))
+        columns.commit((0, 1), rows(first + step, ended))
 
 
-def test_intervals_alternate_between_the_sides_and_each_is_read_while_the_other_is_written(rollouts):
+def test_intervals_alternate_between_the_sides_and_each_is_read_while_the_other_is_written(rollouts, columns):
     assert not rollouts.full
-    fill(rollouts, 10)
+    fill(columns, 10)
     assert rollouts.full
     rollouts.swap()
     assert (rollouts.interval, rollouts.full) == (1, False)
-    rollouts.write(np.array([1]), rows(20, (False,)))
+    columns.commit((1,), rows(20, (False,)))
     batch = rollouts.batch(0)
     assert batch.reward.tolist() == [[10, 10], [11, 11], [12, 12]]
     assert batch.action[:, :, 0].tolist() == [[10, 11], [11, 12], [12, 13]]
@@ -53,44 +61,46 @@ def test_intervals_alternate_between_the_sides_and_each_is_read_while_the_other_
     assert not rollouts.full
 
 
-def test_an_episode_is_counted_from_the_row_after_the_one_that_ended(rollouts):
-    rollouts.write(BOTH, rows(1, (True, False)))
+def test_an_episode_is_counted_from_the_row_after_the_one_that_ended(rollouts, columns):
+    columns.commit((0, 1), rows(1, (True, False)))
     start, episode = rollouts.episode_of(BOTH)
     assert (start.tolist(), episode.tolist()) == ([1, 0], [1, 0])
-    rollouts.write(BOTH, rows(2))
+    columns.commit((0, 1), rows(2))
     assert rollouts.played(0).tolist() == [[2]]
     assert rollouts.played(1).tolist() == [[2], [3]]
     assert rollouts.last_obs(0).tolist() == [3, 3]
 
 
-def test_an_episode_that_was_announced_but_whose_last_row_was_not_committed_goes_on(rollouts):
-    rollouts.write(BOTH, rows(1))
+def test_an_episode_that_was_announced_but_whose_last_row_was_not_committed_goes_on(rollouts, columns):
+    columns.commit((0, 1), rows(1))
     before = rollouts.steps.copy()
-    rollouts.write(BOTH, rows(2, (True, True)))
+    columns.commit((0, 1), rows(2, (True, True)))
     rollouts.steps[:] = before  # as if the executor had been killed just before the last store
+    successor = Columns(rollouts, 0, 2)
     start, episode = rollouts.episode_of(BOTH)
     assert (start.tolist(), episode.tolist()) == ([0, 0], [0, 0])
     assert rollouts.played(1).tolist() == [[2]]
-    rollouts.write(BOTH, rows(2, (True, True)))
+    successor.commit((0, 1), rows(2, (True, True)))
     assert [part.tolist() for part in rollouts.episode_of(BOTH)] == [[2, 2], [1, 1]]
+    successor.close()
 
 
-def test_a_longer_episode_than_is_kept_can_be_collected_but_not_replayed(rollouts):
+def test_a_longer_episode_than_is_kept_can_be_collected_but_not_replayed(rollouts, columns):
     for step in range(5):
         if rollouts.full:
             rollouts.swap()
         assert rollouts.played(0) is not None
-        rollouts.write(BOTH, rows(step))
+        columns.commit((0, 1), rows(step))
     assert rollouts.played(0) is None
 
 
-def test_a_checkpoint_begins_the_interval_again_whatever_was_written_since(rollouts):
-    fill(rollouts, 1, ended=(False, True))
+def test_a_checkpoint_begins_the_interval_again_whatever_was_written_since(rollouts, columns):
+    fill(columns, 1, ended=(False, True))
     rollouts.mark()
     rollouts.swap()
     saved = rollouts.state_arrays(with_batch=True)
     trajectories = rollouts.trajectories_sha256(0)
-    rollouts.write(BOTH, rows(9, (True, True)))
+    columns.commit((0, 1), rows(9, (True, True)))
     assert {name: array.tolist() for name, array in rollouts.state_arrays(with_batch=True).items()} == {
         name: array.tolist() for name, array in saved.items()
     }
@@ -108,8 +118,8 @@ def test_a_checkpoint_begins_the_interval_again_whatever_was_written_since(rollo
 
 
 @pytest.mark.parametrize("changed", [{"num_envs": 3}, {"sync_interval": 4}])
-def test_a_checkpoint_of_other_sizes_is_refused(rollouts, changed):
-    fill(rollouts, 1)
+def test_a_checkpoint_of_other_sizes_is_refused(rollouts, columns, changed):
+    fill(columns, 1)
     rollouts.mark()
     rollouts.swap()
     other = Rollouts.create(RolloutSpec(**(SPEC.to_json() | {"obs_shape": (2,)} | changed)))

@@ -16,7 +16,7 @@ from spreeze.rundir import RunDir
 from spreeze.transport.checkpoint import CheckpointStore
 from spreeze.workers.devices import learner_threads, resolve_device
 from spreeze.workers.gauges import Reading
-from spreeze.workers.inference import Inference
+from spreeze.workers.inference import IntervalPolicy
 from spreeze.workers.interrupts import Interrupts
 from spreeze.workers.plan import RunPlan
 from spreeze.workers.recorder import Outcome, Recorder, View
@@ -57,11 +57,10 @@ class _Synchronous:
         self._learning = open_learning(job, memory.rollouts)
         self._files = RunFiles(job, self._learning, CheckpointStore(run_dir.path / "checkpoints"))
         self._envs = RolloutEnvs(
-            lambda: open_task(spec), spec, memory.rollouts, memory.exchange, first=0,
-            num_envs=config.rollout.envs_per_executor, seed=config.run.seed,
-            step_synchronous=config.rollout.synchrony == "step",
+            lambda: open_task(spec), spec, memory.rollouts, first=0, num_envs=config.rollout.envs_per_executor,
+            seed=config.run.seed, step_synchronous=config.rollout.synchrony == "step",
         )
-        self._inference = Inference(memory.rollouts, memory.exchange, memory.handover.policies, self._envs.mine)
+        self._policies = IntervalPolicy(memory.rollouts, memory.handover.policies)
         self._inline = Inline(plan, run_dir.path, recorder, interrupts, reading=self._reading,
                               publish=self._files.publish, checkpoint=self._files.checkpoint)
 
@@ -86,11 +85,7 @@ class _Synchronous:
     def _collect(self) -> None:
         """Steps until the interval is full, or the run is to end: then what was collected counts for nothing."""
         while not self._memory.rollouts.full and not self._interrupts.asked:
-            start = time.perf_counter()
-            self._envs.ask()
-            self._inference.answer()
-            self._envs.counts.policy_s += time.perf_counter() - start
-            self._envs.step()
+            self._envs.advance(self._policies)
             if self._inline.sample() and self._recorder.stop_reason() is not None:
                 return
 

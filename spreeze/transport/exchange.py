@@ -20,7 +20,7 @@ class Answers(NamedTuple):
 
     action: np.ndarray  # [n, A]
     log_prob: np.ndarray  # [n]
-    version: np.ndarray  # [n] interval of the parameters
+    version: np.ndarray | int  # [n] interval of the parameters
 
 
 class Exchange:

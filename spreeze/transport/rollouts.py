@@ -12,8 +12,9 @@ For replay the actions of each environment's current episode are kept. An episod
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -85,19 +86,20 @@ class RolloutSpec(Jsonable):
         )
 
 
-_SIDE = ("obs", "action", "log_prob", "version", "reward", "terminated", "truncated", "next_obs")
+SIDE = ("obs", "action", "log_prob", "version", "reward", "terminated", "truncated", "next_obs")
+"""The arrays of a storage, in the order of ``StepRows``."""
 
 
 class StepRows(NamedTuple):
-    """One env step of some environments, in the order of their numbers."""
+    """One env step of some environments, in the order of their numbers; columns of n."""
 
     obs: np.ndarray  # [n, O] or [n, k, C, H, W]
     action: np.ndarray  # [n, A] as drawn
     log_prob: np.ndarray  # [n]
-    version: np.ndarray  # [n] interval of the parameters that drew it
-    reward: np.ndarray  # [n]
-    terminated: np.ndarray  # [n]
-    truncated: np.ndarray  # [n]
+    version: np.ndarray | int  # [n] interval of the parameters that drew it
+    reward: Sequence[float]  # [n]
+    terminated: Sequence[bool]  # [n]
+    truncated: Sequence[bool]  # [n]
     next_obs: np.ndarray  # as obs
 
 
@@ -105,10 +107,9 @@ class Rollouts:
     """Typed view of the block; the supervisor creates it, executors and learner attach by descriptor."""
 
     def __init__(self, spec: RolloutSpec, fields: Fields) -> None:
-        self.spec, self._fields = spec, fields
+        self.spec, self.fields = spec, fields
         self.steps = fields["steps"]
         self._interval = fields["interval"]
-        self._sides = [fields[name] for name in _SIDE]
 
     @classmethod
     def create(cls, spec: RolloutSpec) -> Rollouts:
@@ -131,7 +132,7 @@ class Rollouts:
     @property
     def fd(self) -> int:
         """The descriptor that children inherit."""
-        return self._fields.block.fd
+        return self.fields.block.fd
 
     @property
     def interval(self) -> int:
@@ -142,45 +143,12 @@ class Rollouts:
     def full(self) -> bool:
         """True once every environment has taken its T steps of this interval."""
         is_full = int(self.steps.min()) >= self.spec.sync_interval * (self.interval + 1)
-        self._fields.in_order()
+        self.fields.in_order()
         return is_full
-
-    def write(self, envs: np.ndarray, rows: StepRows) -> None:
-        """Commits one env step of each of ``envs`` [n]; only their executor may call this."""
-        steps = self.steps[envs]
-        place = self._place(envs, steps)
-        for array, values in zip(self._sides, rows, strict=True):
-            array[place] = values
-        start, episode = self.episode_of(envs)
-        played = steps - start
-        kept = played < self.spec.log_steps
-        self._fields["log"][envs[kept], played[kept]] = rows.action[kept]
-        ended = np.flatnonzero(rows.terminated | rows.truncated)
-        if ended.size:
-            self._announce(envs[ended], steps[ended] + 1, start[ended], episode[ended])
-        self._fields.in_order()
-        self.steps[envs] = steps + 1
-
-    def _place(self, envs: np.ndarray, steps: np.ndarray) -> tuple[Any, ...]:
-        """Where the next rows of ``envs`` go; neighbours at the same step are a slice, which takes less time."""
-        first, last = int(envs[0]), int(envs[-1])
-        if last - first == len(envs) - 1 and (steps == steps[0]).all():
-            interval, at = divmod(int(steps[0]), self.spec.sync_interval)
-            return interval % 2, at, slice(first, last + 1)
-        intervals, ats = np.divmod(steps, self.spec.sync_interval)
-        return intervals % 2, ats, envs
-
-    def _announce(self, envs: np.ndarray, begin: np.ndarray, start: np.ndarray, episode: np.ndarray) -> None:
-        """An episode will begin at step ``begin``: in force as soon as ``steps`` has come to it."""
-        fields = self._fields
-        fields["start"][envs], fields["episode"][envs] = start, episode
-        self._fields.in_order()
-        fields["next_start"][envs] = begin
-        fields["next_episode"][envs] = episode + 1
 
     def episode_of(self, envs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Of each environment's current episode the step at which it began and its number, [n] each."""
-        fields = self._fields
+        fields = self.fields
         begun = fields["next_start"][envs] <= self.steps[envs]
         start = np.where(begun, fields["next_start"][envs], fields["start"][envs])
         return start, np.where(begun, fields["next_episode"][envs], fields["episode"][envs])
@@ -189,7 +157,7 @@ class Rollouts:
         """The actions [n, A] of an environment's current episode; None where they are too many to be kept."""
         start, _ = self.episode_of(np.array([env]))
         count = int(self.steps[env]) - int(start[0])
-        return None if count > self.spec.log_steps else self._fields["log"][env, :count].copy()
+        return None if count > self.spec.log_steps else self.fields["log"][env, :count].copy()
 
     def last_obs(self, env: int) -> np.ndarray | None:
         """The observation that an environment's last row led to; None before its first row."""
@@ -197,22 +165,22 @@ class Rollouts:
         if last < 0:
             return None
         interval, at = divmod(last, self.spec.sync_interval)
-        obs: np.ndarray = self._fields["next_obs"][interval % 2, at, env]
+        obs: np.ndarray = self.fields["next_obs"][interval % 2, at, env]
         return obs
 
     def batch(self, interval: int) -> RolloutBatch:
         """Views of the storage of an interval; valid until the swap after the next."""
-        side = {name: self._fields[name][interval % 2] for name in _SIDE if name != "version"}
+        side = {name: self.fields[name][interval % 2] for name in SIDE if name != "version"}
         return RolloutBatch(**side)
 
     def versions(self, interval: int) -> np.ndarray:
         """[T, N] interval of the parameters that drew each action."""
-        versions: np.ndarray = self._fields["version"][interval % 2]
+        versions: np.ndarray = self.fields["version"][interval % 2]
         return versions
 
     def mark(self) -> None:
         """Keeps where every episode stands for the swap that follows; the write side must be full."""
-        fields, parity = self._fields, (self.interval + 1) % 2
+        fields, parity = self.fields, (self.interval + 1) % 2
         start, episode = self.episode_of(np.arange(self.spec.num_envs))
         for env, count in enumerate(np.minimum(self.steps - start, self.spec.log_steps).tolist()):
             fields["marked_log"][parity, env, :count] = fields["log"][env, :count]
@@ -220,14 +188,14 @@ class Rollouts:
 
     def swap(self) -> None:
         """The next interval begins: write and read side change places."""
-        self._fields.in_order()
+        self.fields.in_order()
         self._interval[0] += 1
 
     def trajectories_sha256(self, interval: int) -> str:
         """Hash of everything collected in an interval."""
         digest = hashlib.sha256()
-        for name in _SIDE:
-            digest.update(name.encode() + np.ascontiguousarray(self._fields[name][interval % 2]).data)
+        for name in SIDE:
+            digest.update(name.encode() + np.ascontiguousarray(self.fields[name][interval % 2]).data)
         return digest.hexdigest()
 
     def state_arrays(self, *, with_batch: bool) -> dict[str, np.ndarray]:
@@ -235,14 +203,14 @@ class Rollouts:
 
         Args: ``with_batch`` where the last interval has not been learned from yet.
         """
-        fields, parity = self._fields, self.interval % 2
+        fields, parity = self.fields, self.interval % 2
         start, episode = fields["marked_start"][parity], fields["marked_episode"][parity]
         longest = int(np.minimum(self.interval * self.spec.sync_interval - start, self.spec.log_steps).max())
         arrays = {"start": start, "episode": episode, "log": fields["marked_log"][parity, :, :longest]}
         if self.interval > 0:
             before = (self.interval - 1) % 2
             arrays["last_obs"] = fields["next_obs"][before, -1]
-            arrays |= {f"side_{name}": fields[name][before] for name in _SIDE if with_batch}
+            arrays |= {f"side_{name}": fields[name][before] for name in SIDE if with_batch}
         return {name: array.copy() for name, array in arrays.items()}
 
     def restore(self, arrays: dict[str, np.ndarray], interval: int) -> None:
@@ -251,8 +219,8 @@ class Rollouts:
         Raises:
             CheckpointError: it was saved with other sizes.
         """
-        fields, count = self._fields, self.spec.num_envs
-        side = {name: arrays.get(f"side_{name}") for name in _SIDE}
+        fields, count = self.fields, self.spec.num_envs
+        side = {name: arrays.get(f"side_{name}") for name in SIDE}
         sizes = [array.shape == fields[name].shape[1:] for name, array in side.items() if array is not None]
         if len(arrays["start"]) != count or not all(sizes) or arrays["log"].shape[1] > self.spec.log_steps:
             raise CheckpointError(
@@ -276,5 +244,5 @@ class Rollouts:
 
     def close(self) -> None:
         """Drops the views and the mapping."""
-        del self.steps, self._interval, self._sides
-        self._fields.close()
+        del self.steps, self._interval
+        self.fields.close()

@@ -14,7 +14,7 @@ from spreeze.transport.exchange import Exchange
 from spreeze.transport.parameters import Parameters
 from spreeze.transport.rollouts import Rollouts, RolloutSpec
 from spreeze.types import EnvSpec
-from spreeze.workers.inference import WAIT_S, Inference, bells_of
+from spreeze.workers.inference import WAIT_S, IntervalPolicy, bells_of
 from spreeze.workers.link import Link
 from spreeze.workers.rollout import RolloutEnvs
 
@@ -47,9 +47,8 @@ def run_executor(link: Link, job: ExecutorJob) -> None:
     exchange = Exchange.attach(job.exchange_fd, job.rollouts)
     try:
         envs = RolloutEnvs(
-            lambda: open_task(job.spec), job.spec, rollouts, exchange, first=job.index * job.num_envs,
-            num_envs=job.num_envs, seed=job.seed, step_synchronous=job.step_synchronous,
-            on_progress=lambda: link.beat(Phase.RESET),
+            lambda: open_task(job.spec), job.spec, rollouts, first=job.index * job.num_envs, num_envs=job.num_envs,
+            seed=job.seed, step_synchronous=job.step_synchronous, on_progress=lambda: link.beat(Phase.RESET),
         )
         try:
             loop = _Executor(link, job, rollouts, exchange, envs)
@@ -62,6 +61,31 @@ def run_executor(link: Link, job: ExecutorJob) -> None:
         exchange.close()
 
 
+class Asking:
+    """An executor's questions to actors."""
+
+    def __init__(self, envs: RolloutEnvs, exchange: Exchange, first: int, num_envs: int) -> None:
+        self._envs, self._exchange, self._first = envs, exchange, first
+        self._mine = slice(first, first + num_envs)
+
+    def ask(self) -> np.ndarray:
+        """Asks for the actions that may be taken now; returns the environments asked about."""
+        steps, asked = self._envs.columns.steps, self._exchange.asked[self._mine].tolist()
+        indices = [index for index in self._envs.open() if asked[index] != steps[index] + 1]
+        envs = np.array(indices, np.int64) + self._first
+        if indices:
+            self._exchange.ask(envs, *self._envs.questions(indices), np.array([steps[i] + 1 for i in indices]))
+        return envs
+
+    def step(self) -> bool:
+        """Steps the environments whose question is answered; False if there is none."""
+        steps, answered = self._envs.columns.steps, self._exchange.answered[self._mine].tolist()
+        indices = [index for index in self._envs.open() if answered[index] == steps[index] + 1]
+        if indices:
+            self._envs.step(indices, self._exchange.answers(np.array(indices) + self._first))
+        return bool(indices)
+
+
 class _Executor:
     def __init__(self, link: Link, job: ExecutorJob, rollouts: Rollouts, exchange: Exchange, envs: RolloutEnvs) -> None:
         self._link, self._job, self._envs = link, job, envs
@@ -71,40 +95,43 @@ class _Executor:
         self._others = [bell for bell in executors if bell is not self._bell] if job.step_synchronous else []
         self._actors, (self._learner,) = bells_of(job.actor_bell_fds), bells_of(job.learner_bell_fds)
         first_fd, second_fd = job.policy_fds
-        self._inference = None
-        if not job.num_actors:
-            policies = Parameters((first_fd, second_fd))
-            self._inference = Inference(rollouts, exchange, policies, envs.mine)
+        self._policies = IntervalPolicy(rollouts, Parameters((first_fd, second_fd)))
+        self._asking = Asking(envs, exchange, job.index * job.num_envs, job.num_envs) if job.num_actors else None
         self._wait_s = 0.0
         # Slots outlive a restart of this process, so counters go on from where they were.
         self._base = link.slots.copy()
 
     def turn(self) -> None:
         """One round over the environments, or one sleep."""
-        start = perf_counter()
         self._link.beat(Phase.STEP)
-        asked = self._envs.ask()
-        if self._inference is not None:
-            self._inference.answer()
-        inferred = perf_counter()
-        self._envs.counts.policy_s += inferred - start
-        if self._inference is None and asked.size:
-            # Whoever is woken may take this core at once: that is waiting, too.
-            for actor in np.unique(asked % self._job.num_actors).tolist():
-                self._actors[actor].ring()
-            self._wait_s += perf_counter() - inferred
-        if self._envs.step().size:
+        if self._asking is None:
+            stepped = self._envs.advance(self._policies)
+        else:
+            self._ask(self._asking)
+            stepped = self._asking.step()
+        if stepped:
             self._tell()
         else:
             self._sleep()
         self._envs.counts.post(self._link.slots, self._base, self._wait_s)
 
+    def _ask(self, asking: Asking) -> None:
+        start = perf_counter()
+        asked = asking.ask()
+        ringing = perf_counter()
+        for actor in np.unique(asked % self._job.num_actors).tolist():
+            self._actors[actor].ring()
+        # Whoever is woken may take this core at once: that is waiting, too.
+        self._wait_s += perf_counter() - ringing
+        self._envs.counts.policy_s += ringing - start
+
     def _tell(self) -> None:
         """Wakes those who may have waited for the steps that were just taken."""
-        if self._others and self._envs.last_of_step:
+        columns = self._envs.columns
+        if self._others and columns.last_of_step:
             for bell in self._others:
                 bell.ring()
-        if self._envs.filled:
+        if columns.filled:
             self._learner.ring()
 
     def _sleep(self) -> None:

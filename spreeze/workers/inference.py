@@ -21,37 +21,41 @@ WAIT_S = 0.1
 """Sleep without being rung: only a lost ring, the heartbeat and a stop need an end to it."""
 
 
+class IntervalPolicy:
+    """The policy of the interval at hand, taken over when a new one has begun."""
+
+    def __init__(self, rollouts: Rollouts, policies: Parameters) -> None:
+        self._rollouts, self._policies = rollouts, policies
+        self._policy: Policy | None = None
+        self.interval = -1
+        """Interval of the policy that was given last."""
+
+    def current(self) -> Policy | None:
+        """The policy, None while it is not there yet; an interval lasts until nobody needs its policy any more."""
+        interval = self._rollouts.interval
+        if interval != self.interval:
+            weights = self._policies.read(interval)
+            if weights is None:
+                return None
+            self._policy, self.interval = Policy.from_weights(weights.arrays, weights.meta), interval
+        return self._policy
+
+
 class Inference:
     """Answers the questions of some environments with the interval's policy."""
 
-    def __init__(self, rollouts: Rollouts, exchange: Exchange, policies: Parameters, envs: slice) -> None:
-        self._rollouts, self._exchange, self._policies = rollouts, exchange, policies
-        self._envs = envs
-        self._policy: Policy | None = None
-        self.interval = -1
-        """Interval of the policy at hand."""
+    def __init__(self, policies: IntervalPolicy, exchange: Exchange, envs: slice) -> None:
+        self._policies, self._exchange, self._envs = policies, exchange, envs
 
     def answer(self) -> np.ndarray:
         """Answers what is asked now; returns the environments answered, none while the policy is not there yet."""
         envs = self._exchange.pending(self._envs)
-        if envs.size and self._refresh():
-            assert self._policy is not None
-            action, log_prob = self._policy.draw(self._exchange.obs[envs], self._exchange.noise[envs])
-            version = np.full(len(envs), self.interval, np.int64)
-            self._exchange.answer(envs, Answers(action, log_prob, version))
-            return envs
-        return envs[:0]
-
-    def _refresh(self) -> bool:
-        """Takes the interval's policy: a question belongs to this interval, which lasts until all are answered."""
-        interval = self._rollouts.interval
-        if interval == self.interval:
-            return True
-        weights = self._policies.read(interval)
-        if weights is None:
-            return False
-        self._policy, self.interval = Policy.from_weights(weights.arrays, weights.meta), interval
-        return True
+        policy = self._policies.current() if envs.size else None
+        if policy is None:
+            return envs[:0]
+        action, log_prob = policy.draw(self._exchange.obs[envs], self._exchange.noise[envs])
+        self._exchange.answer(envs, Answers(action, log_prob, self._policies.interval))
+        return envs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +86,8 @@ def run_actor(link: Link, job: ActorJob) -> None:
     exchange = Exchange.attach(job.exchange_fd, job.rollouts)
     first_fd, second_fd = job.policy_fds
     mine = slice(job.index, None, job.num_actors)
-    inference = Inference(rollouts, exchange, Parameters((first_fd, second_fd)), mine)
+    policies = IntervalPolicy(rollouts, Parameters((first_fd, second_fd)))
+    inference = Inference(policies, exchange, mine)
     (bell,) = bells_of(job.bell_fds)
     executors = bells_of(job.executor_bell_fds)
     numbers: dict[str, Any] = link.named(link.slots)
@@ -101,7 +106,7 @@ def run_actor(link: Link, job: ActorJob) -> None:
             link.beat(Phase.WAIT)
             bell.wait(WAIT_S)
             numbers["wait_s"] += perf_counter() - start
-        numbers["policy_version"] = max(inference.interval, 0)
+        numbers["policy_version"] = max(policies.interval, 0)
         link.post(**numbers)
     rollouts.close()
     exchange.close()

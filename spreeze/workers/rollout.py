@@ -1,20 +1,22 @@
-"""Stepping the environments of one executor: ask, step what is answered, store; and replay after a death."""
+"""Stepping one executor's environments, with actions drawn here or as answered; storing; replay after a death."""
 
 from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import perf_counter
 
 import numpy as np
 
 from spreeze.envs.task import ObsRows, Task
 from spreeze.errors import WorkerError
-from spreeze.transport.exchange import Exchange
+from spreeze.transport.columns import Columns
+from spreeze.transport.exchange import Answers
 from spreeze.transport.rollouts import Rollouts, StepRows
 from spreeze.types import EnvSpec
 from spreeze.workers.counts import Counts
+from spreeze.workers.inference import IntervalPolicy
 from spreeze.workers.randomness import ActionNoise, reset_seed
 
 
@@ -22,23 +24,24 @@ class RolloutEnvs:
     """M environments, ``first`` to ``first + M - 1`` of all, each at its own pace within an interval."""
 
     def __init__(
-        self, make_task: Callable[[], Task], spec: EnvSpec, rollouts: Rollouts, exchange: Exchange, *, first: int,
-        num_envs: int, seed: int, step_synchronous: bool = False, on_progress: Callable[[], None] = lambda: None,
+        self, make_task: Callable[[], Task], spec: EnvSpec, rollouts: Rollouts, *, first: int, num_envs: int,
+        seed: int, step_synchronous: bool = False, on_progress: Callable[[], None] = lambda: None,
     ) -> None:
         """Makes the environments and brings each to where the storages say it is.
 
         Raises:
             WorkerError: an environment does not repeat, or its episode is too long to be replayed.
         """
-        self._spec, self._rollouts, self._exchange, self._seed = spec, rollouts, exchange, seed
+        self._spec, self._rollouts, self._seed, self._first = spec, rollouts, seed, first
         self._step_synchronous, self._on_progress = step_synchronous, on_progress
-        self.envs = np.arange(first, first + num_envs)
-        self.mine = slice(first, first + num_envs)
+        self.columns = Columns(rollouts, first, num_envs)
         self._rows = ObsRows(num_envs, spec)
         self._sign = spec.frames is not None and spec.frames.sign_rewards
         noise_dim, uniform = rollouts.spec.noise_dim, spec.num_actions is not None
-        self._noise = [ActionNoise(seed, int(env), noise_dim, uniform=uniform) for env in self.envs]
-        self._returns, self._lengths, self._episodes = [0.0] * num_envs, [0] * num_envs, [0] * num_envs
+        envs = range(first, first + num_envs)
+        self._noise = [ActionNoise(seed, env, noise_dim, uniform=uniform) for env in envs]
+        self._noise_rows = np.zeros((num_envs, noise_dim), np.float32)
+        self._returns, self._lengths = [0.0] * num_envs, [0] * num_envs
         self._recent: deque[tuple[float, int]] = deque(maxlen=10)
         self.counts = Counts()
         self._tasks: list[Task] = []
@@ -53,8 +56,7 @@ class RolloutEnvs:
 
     def _go_back(self, index: int) -> None:
         """Begins the current episode of an environment and applies its actions again."""
-        env = int(self.envs[index])
-        self._episodes[index] = int(self._rollouts.episode_of(self.envs[index : index + 1])[1][0])
+        env = self._first + index
         actions = self._rollouts.played(env)
         if actions is None:
             raise WorkerError(
@@ -80,7 +82,7 @@ class RolloutEnvs:
         )
 
     def _reset(self, index: int) -> None:
-        seed = reset_seed(self._seed, int(self.envs[index]), self._episodes[index])
+        seed = reset_seed(self._seed, self._first + index, self.columns.episode[index])
         self._rows.start(index, self._tasks[index].reset(seed))
         self._returns[index], self._lengths[index] = 0.0, 0
 
@@ -89,59 +91,62 @@ class RolloutEnvs:
         self._returns[index] += reward
         self._lengths[index] += 1
 
-    def ask(self) -> np.ndarray:
-        """Asks for the actions that may be taken now; returns the environments asked about."""
-        steps = self._rollouts.steps[self.mine]
-        indices = np.flatnonzero(self._open(steps) & (self._exchange.asked[self.mine] != steps + 1))
-        if indices.size:
-            noise = np.stack([self._noise[i].at(self._episodes[i], self._lengths[i]) for i in indices])
-            self._exchange.ask(self.envs[indices], self._rows.array[indices], noise, steps[indices] + 1)
-        return self.envs[indices]
+    def open(self) -> list[int]:
+        """Indices of the environments that may take a step now."""
+        return self.columns.open(step_synchronous=self._step_synchronous)
 
-    def _open(self, steps: np.ndarray) -> np.ndarray:
-        """Which environments may take a step: those that have not filled their column of the storage."""
-        rollouts = self._rollouts
-        open_ = steps < rollouts.spec.sync_interval * (rollouts.interval + 1)
-        if self._step_synchronous:
-            open_ &= steps <= rollouts.steps.min()
-        return open_
+    def questions(self, indices: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+        """What their next actions depend on: observations [n, O] and noise [n, Z]; valid until they step."""
+        episode, lengths = self.columns.episode, self._lengths
+        for index in indices:
+            self._noise_rows[index] = self._noise[index].at(episode[index], lengths[index])
+        rows = self.columns.rows(indices)
+        return self._rows.array[rows], self._noise_rows[rows]
 
-    def step(self) -> np.ndarray:
-        """Steps the environments whose question is answered and commits their rows; returns them."""
-        steps = self._rollouts.steps[self.mine]
-        indices = np.flatnonzero(self._open(steps) & (self._exchange.answered[self.mine] == steps + 1))
-        if not indices.size:
-            return indices
+    def advance(self, policies: IntervalPolicy) -> bool:
+        """Steps all that may be stepped with actions drawn here; False if there are none, or no policy yet."""
         start = perf_counter()
-        envs = self.envs[indices]
-        answers = self._exchange.answers(envs)
+        indices = self.open()
+        policy = policies.current() if indices else None
+        if policy is not None:
+            action, log_prob = policy.draw(*self.questions(indices))
+        self.counts.policy_s += perf_counter() - start
+        if policy is not None:
+            self.step(indices, Answers(action, log_prob, policies.interval))
+        return policy is not None
+
+    def step(self, indices: Sequence[int], answers: Answers) -> None:
+        """Steps environments and commits their rows."""
+        start = perf_counter()
+        obs = self._rows.array[self.columns.rows(indices)].copy()
         native = self._tasks[0].to_native(answers.action)
-        obs = self._rows.array[indices]
-        reward = np.zeros(len(indices), np.float32)
-        ends = np.zeros((2, len(indices)), np.bool_)
-        for row, index in enumerate(indices.tolist()):
-            step_obs, reward[row], ends[0, row], ends[1, row] = self._stepped(index, native[row])
-            self._take(index, step_obs, float(reward[row]))
+        rewards, terminated, truncated = [], [], []
+        for row, index in enumerate(indices):
+            step_obs, reward, is_terminated, is_truncated = self._stepped(index, native[row])
+            self._take(index, step_obs, reward)
+            rewards.append(reward)
+            terminated.append(is_terminated)
+            truncated.append(is_truncated)
         stepped = perf_counter()
         if self._sign:
-            reward = np.sign(reward)
-        self._rollouts.write(envs, StepRows(obs, answers.action, answers.log_prob, answers.version, reward,
-                                            ends[0], ends[1], self._rows.array[indices]))
+            rewards = np.sign(rewards).tolist()
+        self.columns.commit(indices, StepRows(obs, *answers, rewards, terminated, truncated,
+                                              self._rows.array[self.columns.rows(indices)]))
         written = perf_counter()
         self.counts.env_steps += len(indices)
-        for index in indices[ends.any(axis=0)].tolist():
-            self._finish(index)
+        for row, index in enumerate(indices):
+            if terminated[row] or truncated[row]:
+                self._finish(index)
         self.counts.env_s += stepped - start + perf_counter() - written
         self.counts.write_s += written - stepped
-        return envs
 
     def _stepped(self, index: int, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool]:
         try:
             return self._tasks[index].step(action)
         except Exception as error:
             raise WorkerError(
-                f"environment {self.envs[index]}, episode {self._episodes[index]}, step {self._lengths[index] + 1}: "
-                f"{type(error).__name__}: {error}"
+                f"environment {self._first + index}, episode {self.columns.episode[index]}, step "
+                f"{self._lengths[index] + 1}: {type(error).__name__}: {error}"
             ) from error
 
     def _finish(self, index: int) -> None:
@@ -150,25 +155,12 @@ class RolloutEnvs:
         counts.episodes += 1
         counts.episode_return = sum(entry[0] for entry in self._recent) / len(self._recent)
         counts.episode_length = sum(entry[1] for entry in self._recent) / len(self._recent)
-        self._episodes[index] += 1
         self._on_progress()
         self._reset(index)
 
-    @property
-    def last_of_step(self) -> bool:
-        """True where all environments have come as far as these: who was ahead may go on."""
-        steps = self._rollouts.steps
-        return int(steps.min()) >= int(steps[self.mine].max())
-
-    @property
-    def filled(self) -> bool:
-        """True while there is nothing left to step in this interval."""
-        return int(self._rollouts.steps[self.mine].min()) >= self._rollouts.spec.sync_interval * (
-            self._rollouts.interval + 1
-        )
-
     def close(self) -> None:
         """Closes the environments; one that raises hides no earlier error."""
+        self.columns.close()
         for task in self._tasks:
             with contextlib.suppress(Exception):
                 task.close()
