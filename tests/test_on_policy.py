@@ -199,7 +199,7 @@ def test_with_one_step_delayed_ppo_and_delayed_a2c_take_the_same_gradient():
         theta, ppo_before = ppo.net.flat.clone(), before
         old = learner("ppo", spec, dtype=torch.float64)
         old.net.flat.copy_(ppo_before)
-        samples = old._samples(batch)
+        samples, _ = old._samples(batch)
         with torch.no_grad():
             samples = samples._replace(log_prob=old._kind.log_prob(old.net.forward(samples.obs)[0], samples.action))
         batch = batch._replace(log_prob=samples.log_prob.numpy().reshape(batch.reward.shape))
@@ -221,7 +221,7 @@ def test_a_published_policy_draws_with_the_log_probabilities_of_the_network(name
         algorithm.learn(rollout(algorithm, spec, rng), None)
     batch = rollout(algorithm, spec, rng)
     with torch.no_grad():
-        samples = algorithm._samples(batch)
+        samples, _ = algorithm._samples(batch)
         out, value = algorithm.net.forward(samples.obs)
         log_prob = algorithm._kind.log_prob(out, samples.action)
     np.testing.assert_allclose(log_prob.numpy(), batch.log_prob.reshape(-1), atol=2e-5)
@@ -230,14 +230,15 @@ def test_a_published_policy_draws_with_the_log_probabilities_of_the_network(name
     assert greedy.shape == (4, spec.action_dim)
 
 
-def test_the_gradient_over_images_is_that_of_autograd_over_the_whole_loss():
+@pytest.mark.parametrize("at_once", [True, False])
+def test_the_gradient_over_images_is_that_of_autograd_over_the_whole_loss(at_once):
     spec = task(discrete=True, actions=3, frames=FRAMES)
     algorithm = learner("a2c", spec, hidden_sizes=(8,), dtype=torch.float64, entropy_coef=0.2, max_grad_norm=1e6)
     rng = np.random.default_rng(0)
-    batch = rollout(algorithm, spec, rng, steps=3, envs=2)
+    batch = rollout(algorithm, spec, rng, steps=50, envs=3)  # more rows than go through the trunk at once
     with torch.no_grad():
-        samples = algorithm._samples(batch)
-        algorithm._gradient(samples)
+        samples, passed = algorithm._samples(batch)
+        algorithm._gradient(samples, passed if at_once else None)
     leaves = [tensor for pair in algorithm.net._leaves for tensor in pair]
     out = algorithm.net._parameters.forward(samples.obs, algorithm.net._leaves)
     log_pi = torch.log_softmax(out[:, :3], 1)

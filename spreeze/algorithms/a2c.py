@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from spreeze.algorithms.adam import FlatRMSProp
-from spreeze.algorithms.rollout_learning import RolloutLearning, Samples
+from spreeze.algorithms.rollout_learning import Passed, RolloutLearning, Samples
 from spreeze.config import A2CConfig
 from spreeze.types import EnvSpec
 
@@ -22,6 +22,7 @@ class A2C(RolloutLearning):
     """A2C with RMSProp; see ``OnPolicyAlgorithm`` for what each member does."""
 
     name = "a2c"
+    single_step = True
 
     def __init__(
         self, spec: EnvSpec, config: A2CConfig, seed: int, device: str, correction: str, *, normalize_obs: bool = False,
@@ -32,8 +33,8 @@ class A2C(RolloutLearning):
             self.net.flat, self.net.gradient, config.lr, config.rmsprop_alpha, config.rmsprop_eps, config.max_grad_norm
         )
 
-    def _update(self, samples: Samples, theta: Tensor | None) -> None:
-        self._gradient(samples)
+    def _update(self, samples: Samples, passed: Passed | None, theta: Tensor | None) -> None:
+        self._gradient(samples, passed)
         if theta is not None:
             self.net.flat.copy_(theta)
         self.optimiser.step()

@@ -20,6 +20,8 @@ from spreeze.networks import Parameters, Tape, mlp_backward, mlp_forward, parame
 from spreeze.types import FrameSpec
 
 _HIDDEN_GAIN, _POLICY_GAIN, _VALUE_GAIN = math.sqrt(2.0), 0.01, 1.0
+_CHUNK_ROWS = 128
+"""Images that go through a trunk at once on a CPU: what a layer gives is still in the cache for the next."""
 
 
 class PolicyValue(Protocol):
@@ -122,13 +124,15 @@ class ImagePolicyValue:
         self.gradient = torch.zeros_like(self.flat)
         self.log_std, self.grad_log_std = self.flat[count:], self.gradient[count:]
         self._parameters = ConvParameters(self.flat[:count], placed, sizes)
-        self._gradients = ConvParameters(self.gradient[:count], placed, sizes)
+        self._net_gradient = self.gradient[:count]
+        self._gradients = ConvParameters(self._net_gradient, placed, sizes)
         # Leaves that share the parameters' memory: what autograd differentiates by.
         self._leaves = [
             (weight.detach().requires_grad_(), bias.detach().requires_grad_())
             for weight, bias in self._parameters.tensors()
         ]
-        self._out: Tensor | None = None
+        self._outs: tuple[Tensor, ...] = ()
+        self._chunk_rows = _CHUNK_ROWS if device.type == "cpu" else None
         for weight, _ in self._parameters.convolutions:
             _orthogonal_(weight.flatten(1), _HIDDEN_GAIN, generator)
         for weight in self._parameters.mlp.weights:
@@ -137,26 +141,30 @@ class ImagePolicyValue:
         _orthogonal_(self._parameters.mlp.head_weight[0, outputs:], _VALUE_GAIN, generator)
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
-        """One pass at images uint8 [M, k, C, H, W]; keeps the graph."""
+        """One pass at images uint8 [M, k, C, H, W]; keeps the graphs."""
         with torch.enable_grad():
-            self._out = self._parameters.forward(obs, self._leaves)
-        out = self._out.detach().t()
+            self._outs = tuple(self._parameters.forward(part, self._leaves) for part in self._chunks(obs))
+        out = torch.cat([part.detach() for part in self._outs]).t()
         return out[: self._outputs], out[self._outputs]
 
     def backward(self, grad_out: Tensor, grad_value: Tensor) -> None:
         """One pass back."""
-        assert self._out is not None
         leaves = [tensor for pair in self._leaves for tensor in pair]
-        grad = torch.cat((grad_out, grad_value.unsqueeze(0))).t()
-        found = torch.autograd.grad(self._out, leaves, grad)
-        self._out = None
         own = [tensor for pair in self._gradients.tensors() for tensor in pair]
-        for tensor, value in zip(own, found, strict=True):
-            tensor.copy_(value)
+        grad = torch.cat((grad_out, grad_value.unsqueeze(0))).t()
+        outs, self._outs = self._outs, ()
+        self._net_gradient.zero_()
+        for out, part in zip(outs, self._chunks(grad), strict=True):
+            for tensor, found in zip(own, torch.autograd.grad(out, leaves, part), strict=True):
+                tensor.add_(found)
 
     def values(self, obs: Tensor) -> Tensor:
         """One pass without a graph."""
-        return self._parameters.forward(obs, self._parameters.tensors())[:, self._outputs]
+        layers = self._parameters.tensors()
+        return torch.cat([self._parameters.forward(part, layers)[:, self._outputs] for part in self._chunks(obs)])
+
+    def _chunks(self, rows: Tensor) -> tuple[Tensor, ...]:
+        return torch.split(rows, self._chunk_rows or len(rows))
 
     def policy_arrays(self) -> dict[str, Tensor]:
         """Trunk and perceptron, of the head only the policy's part."""

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from spreeze import ops
 from spreeze.algorithms.adam import FlatAdam
-from spreeze.algorithms.rollout_learning import RolloutLearning, Samples
+from spreeze.algorithms.rollout_learning import Passed, RolloutLearning, Samples
 from spreeze.config import PPOConfig
 from spreeze.errors import ConfigError
 from spreeze.types import EnvSpec
@@ -33,6 +33,7 @@ class PPO(RolloutLearning):
     """PPO with Adam; see ``OnPolicyAlgorithm`` for what each member does."""
 
     name = "ppo"
+    single_step = False
 
     def __init__(
         self, spec: EnvSpec, config: PPOConfig, seed: int, device: str, correction: str, *, normalize_obs: bool = False,
@@ -53,7 +54,7 @@ class PPO(RolloutLearning):
             found["clip_share"] = outside.float().mean().item()
         return found
 
-    def _update(self, samples: Samples, theta: Tensor | None) -> None:
+    def _update(self, samples: Samples, passed: Passed | None, theta: Tensor | None) -> None:
         config, rows = self._config, len(samples.target)
         if rows % config.minibatches:
             raise ConfigError(f"ppo.minibatches = {config.minibatches}: {rows} env steps of an interval cannot be cut "

@@ -37,6 +37,10 @@ class Samples(NamedTuple):
     value: Tensor  # [M], before the first gradient step
 
 
+Passed = tuple[Tensor, Tensor]
+"""Outputs [K, M] and values [M] of the network's latest forward pass, over all samples."""
+
+
 class _Latest(NamedTuple):
     """Of the latest gradient, for metrics; no view of an interval's data, which is valid only during ``learn``."""
 
@@ -50,6 +54,8 @@ class RolloutLearning(ABC):
     """An ``OnPolicyAlgorithm`` but for the update itself."""
 
     name: str
+    single_step: bool
+    """True where an interval gives one gradient step, on all of it: values and gradient take one pass together."""
     optimiser: FlatAdam | FlatRMSProp
 
     def __init__(
@@ -84,11 +90,12 @@ class RolloutLearning(ABC):
         self._explained_variance = math.nan
 
     @abstractmethod
-    def _update(self, samples: Samples, theta: Tensor | None) -> None:
+    def _update(self, samples: Samples, passed: Passed | None, theta: Tensor | None) -> None:
         """All gradient steps on an interval's samples.
 
         Args:
             samples: of the interval.
+            passed: where ``single_step`` is set, the pass that they come from.
             theta: theta(j), where the network holds theta(j - 1); at the end it has to hold theta(j + 1).
         """
 
@@ -110,12 +117,12 @@ class RolloutLearning(ABC):
             if self._before is not None:
                 theta = self.net.flat.clone()
                 self.net.flat.copy_(self._before)
-            self._update(self._samples(batch), theta)
+            self._update(*self._samples(batch), theta)
             if self._before is not None and theta is not None:
                 self._before.copy_(theta)
         self._take_statistics(batch)
 
-    def _samples(self, batch: RolloutBatch) -> Samples:
+    def _samples(self, batch: RolloutBatch) -> tuple[Samples, Passed | None]:
         """The interval with advantages and targets by the parameters that the network holds now."""
         steps, envs = batch.reward.shape
         rows = steps * envs
@@ -123,14 +130,14 @@ class RolloutLearning(ABC):
         obs = self._tensor(_normalised(batch.obs.reshape(rows, *batch.obs.shape[2:]), normalizer))
         action = self._tensor(np.array(batch.action).reshape(rows, -1))
         log_prob = self._tensor(np.array(batch.log_prob).reshape(rows))
+        weighs = self.correction == "truncated-is"
+        passed = self.net.forward(obs) if weighs or self.single_step else None
+        value = self.net.values(obs) if passed is None else passed[1].clone()
         weight = None
-        if self.correction == "truncated-is":
-            out, found = self.net.forward(obs)
-            now, value = self._kind.log_prob(out, action), found.clone()
+        if weighs and passed is not None:
+            now = self._kind.log_prob(passed[0], action)
             weight = (now - log_prob).clamp_(max=0.0).exp_()
             log_prob = now
-        else:
-            value = self.net.values(obs)
         old = value.cpu().numpy().reshape(steps, envs)
         advantage, target = self._advantages(batch, old, self._next_values(batch, old, normalizer), weight)
         self._explained_variance = explained_variance(old, target)
@@ -138,7 +145,8 @@ class RolloutLearning(ABC):
             advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
         columns = self._tensor(np.stack((advantage.reshape(rows), target.reshape(rows)), 1))
         weighted = columns[:, 0] if weight is None else columns[:, 0] * weight
-        return Samples(obs, action, log_prob, weighted, columns[:, 1], value)
+        samples = Samples(obs, action, log_prob, weighted, columns[:, 1], value)
+        return samples, passed if self.single_step else None
 
     def _next_values(self, batch: RolloutBatch, value: np.ndarray, normalizer: Normalizer | None) -> np.ndarray:
         """Values [T, N] of the states after each step; where the MDP ended, any number."""
@@ -164,10 +172,10 @@ class RolloutLearning(ABC):
         target, advantage = vtrace(reward, value, next_value, *ended, weights, config.gamma, config.gae_lambda)
         return advantage, target
 
-    def _gradient(self, samples: Samples) -> None:
+    def _gradient(self, samples: Samples, passed: Passed | None = None) -> None:
         """The gradient of policy loss + value_coef value loss - entropy_coef entropy, all means over M."""
         config, rows = self._shared, len(samples.target)
-        out, value = self.net.forward(samples.obs)
+        out, value = self.net.forward(samples.obs) if passed is None else passed
         log_prob = self._kind.log_prob(out, samples.action)
         log_ratio = log_prob - samples.log_prob
         objective, slope = self._policy_slope(log_prob, log_ratio, samples.advantage)
