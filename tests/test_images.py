@@ -99,6 +99,43 @@ def test_atari_frames_are_small_grey_and_repeat_with_the_seed():
     assert len({frame.tobytes() for frame in frames[0]}) > 20
 
 
+@pytest.mark.parametrize("game", ["Pong", "Qbert"])  # begun from a snapshot, and loaded anew each time
+def test_a_game_of_a_seed_is_the_same_whatever_was_played_before(game):
+    task = make_task(f"ALE/{game}-v5", image={"sticky_actions": 0.25, "noop_max": 30})
+
+    def play(seed):
+        seen = [task.reset(seed=seed)]
+        seen += [task.step(np.array([float(step % 6)], np.float32))[0] for step in range(40)]
+        return np.stack(seen)
+
+    try:
+        first, other, again = play(3), play(4), play(3)
+    finally:
+        task.close()
+    assert np.array_equal(first, again)
+    assert not np.array_equal(first, other)
+
+
+def test_an_action_that_sticks_goes_on_for_a_frame_with_the_given_probability():
+    task = pong(sticky_actions=0.25, max_episode_frames=20_000)
+    env, taken = task.env, []
+    task.reset(seed=0)
+
+    class Ale:
+        def act(self, action):
+            taken.append(action)
+            return 0
+
+    env._ale = Ale()
+    asked = [env._actions[frame % 2] for frame in range(20_000)]
+    for action in asked:
+        env._act(action)
+    task.close()
+    # Two actions in turn: a stuck one differs from the one asked for unless the one before was stuck, too.
+    stuck = np.mean([a != b for a, b in zip(asked, taken, strict=True)])
+    assert stuck == pytest.approx(0.25 / 1.25, abs=0.02)
+
+
 def test_atari_takes_four_frames_a_step_and_truncates_at_the_frame_limit():
     task = pong()
     task.reset(seed=0)
