@@ -48,7 +48,7 @@ class Ideal:
         round_s = took_s * n * interval / states + self.swap_s
         whole_s = max(round_s, learn_s) if hidden else round_s + learn_s
         return {"run_dir": "r", "env_steps_per_s": n * interval / whole_s, "rates_measured_s": 5.0,
-                "time_split": {"learner_learn_share": learn_s / whole_s}}
+                "policy_lag_mean": 1.0, "time_split": {"learner_learn_share": learn_s / whole_s}}
 
 
 def bench(run, **fields):
@@ -69,6 +69,7 @@ def test_steps_compare_with_what_simulation_says_modes_in_turn():
     for share in by_metric(rows, "share_of_simulated_speedup"):
         assert share["value"] == pytest.approx(1.0, abs=0.05)
         assert len(share["repeats"]) == 2
+    assert [lag["repeats"] for lag in by_metric(rows, "policy_lag")] == [[1.0, 1.0]] * 2
     assert [command["--mode"] for command in run.commands[:3]] == ["hts", "serial", "serial"]
     assert [command.get("--synchrony") for command in run.commands[:3]] == [None, "step", "batch"]
     assert [command.get("--actors") for command in run.commands[:3]] == ["0", None, None]

@@ -1,5 +1,7 @@
 """Two storages, the exchange and the handover: rows land where they belong, and every prefix of a commit is whole."""
 
+import os
+
 import numpy as np
 import pytest
 
@@ -169,12 +171,44 @@ def test_two_versions_of_parameters_are_kept_and_older_ones_are_gone():
 
 def test_parameters_that_are_being_written_are_not_there(monkeypatch):
     parameters = Parameters.create()
+    write = os.pwrite
     try:
         parameters.write(0, {"w": np.ones(1000, np.float32)}, {})
-        import os
 
-        data = os.pread(parameters.fds[0], 64, 2000)
-        os.pwrite(parameters.fds[0], bytes(byte ^ 1 for byte in data), 2000)
+        def killed_in_the_array(fd, data, offset):
+            if len(data) > 1000:
+                write(fd, data[:500], offset)
+                raise KeyboardInterrupt
+            return write(fd, data, offset)
+
+        monkeypatch.setattr(os, "pwrite", killed_in_the_array)
+        with pytest.raises(KeyboardInterrupt):
+            parameters.write(2, {"w": np.zeros(1000, np.float32)}, {})
+        monkeypatch.setattr(os, "pwrite", write)
         assert parameters.read(0) is None
+        assert parameters.read(2) is None
+        parameters.write(2, {"w": np.zeros(1000, np.float32)}, {})
+        assert parameters.read(2).arrays["w"].sum() == 0
+    finally:
+        parameters.close()
+
+
+@pytest.mark.parametrize("call", [1, 2])
+def test_parameters_that_are_overwritten_while_they_are_read_are_not_there(monkeypatch, call):
+    parameters, calls = Parameters.create(), []
+    try:
+        parameters.write(0, {"w": np.ones(1000, np.float32), "v": np.zeros((2, 3), np.uint8)}, {})
+        read = os.preadv
+
+        def slow(fd, buffers, offset):
+            calls.append(offset)
+            if len(calls) == call:  # of the description, or of the first array
+                parameters.write(2, {"w": np.zeros(1000, np.float32), "v": np.ones((2, 3), np.uint8)}, {})
+            return read(fd, buffers, offset)
+
+        monkeypatch.setattr(os, "preadv", slow)
+        assert parameters.read(0) is None
+        found = parameters.read(2).arrays
+        assert (found["w"].sum(), found["v"].tolist()) == (0, [[1] * 3] * 2)
     finally:
         parameters.close()

@@ -87,9 +87,13 @@ def steps_rows(bench: HtsBench) -> list[Row]:
     rows = []
     for law in bench.laws:
         rates: dict[str, list[float]] = {mode: [] for mode in MODES}
+        lags: list[float] = []
         for seed in range(1, bench.repeats + 1):
             for mode, found in rates.items():
-                found.append(float(bench.synthetic(mode, law, seed)["env_steps_per_s"]))
+                document = bench.synthetic(mode, law, seed)
+                found.append(float(document["env_steps_per_s"]))
+                if mode == "hts":
+                    lags.append(document["policy_lag_mean"])
             bench.say(f"  {law}, seed {seed}: {_last(rates)}")
         simulated = simulated_speedup(np.random.default_rng(1), _draw(law), EXECUTORS, INTERVAL,
                                       states=_states(EXECUTORS, INTERVAL))
@@ -97,6 +101,7 @@ def steps_rows(bench: HtsBench) -> list[Row]:
         rows += [row("env_steps_per_s", unit="1/s", values=found, law=law, mode=mode) for mode, found in rates.items()]
         rows.append(row("hts_over_step", unit="ratio", values=over["step"], law=law, simulated=simulated))
         rows.append(row("hts_over_batch", unit="ratio", values=over["batch"], law=law))
+        rows.append(row("policy_lag", unit="intervals", values=lags, law=law, target="exactly 1"))
         shares = [ratio / simulated for ratio in over["step"]]
         rows.append(row("share_of_simulated_speedup", unit="share", values=shares, law=law,
                         target=">= 0.9" if law.startswith("gamma") else None))

@@ -3,26 +3,37 @@
 One such pair holds the policies of two intervals for actors and executors, another one the learner's whole
 state, from which a learner that was killed goes on with the same bits. The sizes are the learner's own
 affair; the files belong to the supervisor, so they outlive every worker.
+
+A file begins with its interval, stored last by the writer and looked at again by the reader; what a writer that was
+killed has left unfinished counts as nothing. There are no checksums: nobody else has these files.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
+import math
 import os
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from spreeze.errors import WeightsError
 from spreeze.transport.memory import nameless_file
 from spreeze.transport.rollouts import Rollouts
-from spreeze.transport.weights import DAMAGE, Weights, decode, encode
 
 ROLLOUTS, LEARNER = "rollouts/", "learner/"
 """Whose a checkpoint's tensors are."""
 _HEADER_BYTES = 16
+_NOTHING = -1
+"""In place of an interval while something is being written."""
+
+
+class Held(NamedTuple):
+    """What holds for an interval."""
+
+    arrays: dict[str, np.ndarray]
+    meta: dict[str, Any]
 
 
 class Parameters:
@@ -51,30 +62,41 @@ class Parameters:
         Raises:
             OSError: no memory left.
         """
-        if self._size_bytes(interval) is not None:
+        if self._facts_bytes(interval) is not None:
             return
         fd = self.fds[interval % 2]
-        data = encode(arrays, meta, 0, interval)
-        _pwrite(fd, (-1).to_bytes(8, "little", signed=True), 0)
-        _pwrite(fd, data, _HEADER_BYTES)
-        _pwrite(fd, interval.to_bytes(8, "little") + len(data).to_bytes(8, "little"), 0)
+        own = {name: np.asarray(array, order="C") for name, array in arrays.items()}
+        facts = json.dumps({"meta": meta, "arrays": [[name, array.dtype.str, array.shape]
+                                                     for name, array in own.items()]}).encode()
+        parts: list[bytes | memoryview] = [facts, *(array.reshape(-1).view(np.uint8).data for array in own.values())]
+        _pwrite(fd, _header(_NOTHING, 0), 0)
+        offset = _HEADER_BYTES
+        for data in parts:
+            _pwrite(fd, data, offset)
+            offset += len(data)
+        _pwrite(fd, _header(interval, len(facts)), 0)
 
-    def read(self, interval: int) -> Weights | None:
-        """What holds for an interval, or None: it is not there (yet), or being written."""
-        size_bytes = self._size_bytes(interval)
-        if size_bytes is None:
+    def read(self, interval: int) -> Held | None:
+        """What holds for an interval, in arrays of its own, or None: it is not there (yet), or being written."""
+        facts_bytes = self._facts_bytes(interval)
+        if facts_bytes is None:
             return None
-        with contextlib.suppress(*DAMAGE, WeightsError):  # torn: the writer has gone on meanwhile
-            found = decode(_pread(self.fds[interval % 2], size_bytes, _HEADER_BYTES), Path("parameters"))
-            return found if found.version == interval else None
-        return None
+        fd = self.fds[interval % 2]
+        facts = _pread(fd, facts_bytes, _HEADER_BYTES)
+        if self._facts_bytes(interval) is None:  # the writer has gone on meanwhile
+            return None
+        described = json.loads(facts)
+        arrays, offset = {}, _HEADER_BYTES + facts_bytes
+        for name, dtype, shape in described["arrays"]:
+            data = _pread(fd, math.prod(shape) * np.dtype(dtype).itemsize, offset)
+            arrays[name] = np.frombuffer(data, dtype).reshape(shape)
+            offset += len(data)
+        return None if self._facts_bytes(interval) is None else Held(arrays, described["meta"])
 
-    def _size_bytes(self, interval: int) -> int | None:
-        """Bytes of what is there for an interval, None if there is nothing."""
+    def _facts_bytes(self, interval: int) -> int | None:
+        """Length of the description of what is there for an interval, None if there is nothing."""
         header = os.pread(self.fds[interval % 2], _HEADER_BYTES, 0)
-        if len(header) < _HEADER_BYTES or int.from_bytes(header[:8], "little", signed=True) != interval:
-            return None
-        return int.from_bytes(header[8:], "little")
+        return None if header[:8] != _header(interval, 0)[:8] else int.from_bytes(header[8:], "little")
 
     def close(self) -> None:
         """Closes the files; the last one to do so frees them."""
@@ -108,15 +130,21 @@ def put_back(tensors: dict[str, np.ndarray], state: dict[str, Any], rollouts: Ro
     handover.states.write(interval, part(LEARNER), state["learner"])
 
 
-def _pwrite(fd: int, data: bytes, offset: int) -> None:
+def _header(interval: int, facts_bytes: int) -> bytes:
+    return interval.to_bytes(8, "little", signed=True) + facts_bytes.to_bytes(8, "little")
+
+
+def _pwrite(fd: int, data: bytes | memoryview, offset: int) -> None:
     view = memoryview(data)
     while view:
         written = os.pwrite(fd, view, offset)
         view, offset = view[written:], offset + written
 
 
-def _pread(fd: int, size_bytes: int, offset: int) -> bytes:
-    data = bytearray()
-    while len(data) < size_bytes and (part := os.pread(fd, size_bytes - len(data), offset + len(data))):
-        data += part
-    return bytes(data)
+def _pread(fd: int, size_bytes: int, offset: int) -> bytearray:
+    """That many bytes, or zeros where the file ends."""
+    data = bytearray(size_bytes)
+    view = memoryview(data)
+    while view and (count := os.preadv(fd, [view], offset)):
+        view, offset = view[count:], offset + count
+    return data

@@ -21,9 +21,8 @@ import numpy as np
 from spreeze.algorithms.on_policy import OnPolicyAlgorithm
 from spreeze.errors import WorkerError
 from spreeze.metrics import SLOTS
-from spreeze.transport.parameters import LEARNER, ROLLOUTS, Handover, Parameters
+from spreeze.transport.parameters import LEARNER, ROLLOUTS, Handover, Held, Parameters
 from spreeze.transport.rollouts import Rollouts
-from spreeze.transport.weights import Weights
 
 Arrays = dict[str, np.ndarray]
 FINGERPRINTS = "fingerprints.jsonl"
@@ -148,7 +147,7 @@ class RolloutLearning:
         """Env steps of all finished intervals since the run began."""
         return self._rollouts.interval * self._rollouts.spec.rows
 
-    def policy(self) -> Weights:
+    def policy(self) -> Held:
         """Policy of this interval, theta(j), as it was handed over.
 
         Raises:
@@ -179,11 +178,11 @@ class RolloutLearning:
         }
 
 
-def _found(parameters: Parameters, interval: int) -> Weights:
-    weights = parameters.read(interval)
-    if weights is None:
+def _found(parameters: Parameters, interval: int) -> Held:
+    held = parameters.read(interval)
+    if held is None:
         raise WorkerError(f"what was handed over for interval {interval} is gone")
-    return weights
+    return held
 
 
 def sha256_of(arrays: Arrays, more: bytes = b"") -> str:
