@@ -54,7 +54,8 @@ def _bars(axis: Axes, rows: list[Row], metric: str, title: str) -> None:
     axis.set_title(title, fontsize=9)
     axis.set_ylabel("env steps/s, ratio")
     if found:
-        axis.legend(fontsize=7)
+        axis.set_ylim(top=1.3 * max(*values, *(row["simulated"] for row in found)))  # room for the legend
+        axis.legend(fontsize=7, loc="upper left")
 
 
 def _sweep(axis: Axes, rows: list[Row]) -> None:
@@ -64,7 +65,7 @@ def _sweep(axis: Axes, rows: list[Row]) -> None:
         own = sorted((row for row in found if row["executors"] == n), key=lambda row: int(row["interval"]))
         x = [row["interval"] for row in own]
         colour = f"C{place}"
-        axis.plot(x, [1e3 * n * row["value"] for row in own], "o", color=colour, markersize=4, label=f"{n} executors")
+        axis.plot(x, [1e3 * n * row["value"] for row in own], "o", color=colour, markersize=4, label=f"executors: {n}")
         axis.plot(x, [1e3 * n * row["simulated_s"] for row in own], "-", color=colour, linewidth=1.2)
         axis.plot(x, [1e3 * n * row["formula_s"] for row in own], ":", color=colour, linewidth=1.2)
     axis.set_xscale("log", base=2)
