@@ -13,7 +13,7 @@ from spreeze.store import Evaluation, MetricsWriter
 pytest.importorskip("streamlit")
 from starlette.requests import Request
 
-from spreeze.dashboard import charts, feed, routes
+from spreeze.dashboard import charts, feed, live, routes
 from spreeze.errors import RunError
 from spreeze.metrics import by_name
 
@@ -196,3 +196,12 @@ def test_a_long_run_is_answered_quickly(run):
     begun = time.perf_counter()
     feed.answer(run, 0.0, 0, "")
     assert time.perf_counter() - begun < 2.0
+
+
+@pytest.mark.parametrize(("algo", "titles"), [("sac", ["Samplers", "Replay", "Learner"]),
+                                              ("ppo", ["Executors", "Storages", "Learner"])])  # fmt: skip
+def test_the_way_to_the_learner_is_named_as_the_algorithm_s_mode_has_it(tmp_path, algo, titles):
+    stages = live.pipeline(algo)
+    assert [stage["title"] for stage in stages] == titles
+    known = feed.texts(feed.snapshot({}, {}, {}, "running"), {}, None, tmp_path)
+    assert {item["id"] for stage in stages for item in stage["items"]} <= set(known)

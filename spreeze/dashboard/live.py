@@ -12,6 +12,7 @@ import streamlit as st
 from spreeze.dashboard import charts, routes
 from spreeze.dashboard.data import SAMPLE, SAMPLE_NAME, meaning, row
 from spreeze.dashboard.references import SOURCE, published
+from spreeze.fitting import ON_POLICY
 
 PERIOD_MS = 1000
 _RETURN_HELP = "The band is the 95 % interval of that mean. Drag to zoom, double-click to see all."
@@ -36,7 +37,8 @@ _TILES: tuple[tuple[str, str, str, str], ...] = (
      "Time since the run last wrote its state; it does so every two seconds."),
 )
 """(id, label, unit, metric or sentence)."""
-_PIPELINE: tuple[tuple[str, str, tuple[tuple[str, str, str, str], ...]], ...] = (
+_Pipeline = tuple[tuple[str, str, tuple[tuple[str, str, str, str], ...]], ...]
+_PIPELINE: _Pipeline = (
     ("Samplers", "sampler", (
         ("samplers", "active", "", "Sampler processes that step now, of those that the run was given."),
         ("env_rate", "env steps", "/s", "env_steps_per_s"),
@@ -51,6 +53,21 @@ _PIPELINE: tuple[tuple[str, str, tuple[tuple[str, str, str, str], ...]], ...] = 
         ("lag", "policy lag", "updates", "policy_lag"),
     )),
 )
+_ON_POLICY_PIPELINE: _Pipeline = (
+    ("Executors", "sampler", (
+        ("samplers", "active", "", "Executor processes that step now, of those that the run was given."),
+        ("env_rate", "env steps", "/s", "env_steps_per_s"),
+    )),
+    ("Storages", "", (
+        ("ratio", "samples per insert", "", "samples_per_insert"),
+        ("lag", "policy lag", "intervals", "policy_lag"),
+    )),
+    ("Learner", "learner", (
+        ("update_rate", "updates", "/s", "updates_per_s"),
+        ("frame_rate", "update frames", "/s", "update_frames_per_s"),
+    )),
+)
+"""Of algorithms that have no replay."""
 
 
 def show(path: Path, page_key: str) -> None:
@@ -70,15 +87,18 @@ def show(path: Path, page_key: str) -> None:
             "base": routes.prefix(), "run": name, "period_ms": PERIOD_MS, "page": page_key,
             "charts": tuple(charts.as_json()), "colours": charts.COLOURS,
             "tiles": tuple(_item(*tile) for tile in _TILES),
-            "pipeline": tuple(
-                {"title": title, "split": split, "items": [_item(*item) for item in items]}
-                for title, split, items in _PIPELINE
-            ),
+            "pipeline": pipeline(facts.algo),
             "references": reference and ({"value": reference.value, "label": reference.label, "source": SOURCE},),
             "return_help": f"{meaning('eval_return')} {_RETURN_HELP}",
         },
         on_changed_change=_nothing,
     )
+
+
+def pipeline(algo: str) -> tuple[dict[str, Any], ...]:
+    """What data passes through on its way to the learner, with the figures of each part."""
+    return tuple({"title": title, "split": split, "items": [_item(*item) for item in items]}
+                 for title, split, items in (_ON_POLICY_PIPELINE if algo in ON_POLICY else _PIPELINE))
 
 
 def _nothing() -> None:
