@@ -95,7 +95,7 @@ def show(path: Path, page_key: str) -> None:
     )
 
 
-def pipeline(algo: str) -> tuple[dict[str, Any], ...]:
+def pipeline(algo: str | None) -> tuple[dict[str, Any], ...]:
     """What data passes through on its way to the learner, with the figures of each part."""
     return tuple({"title": title, "split": split, "items": [_item(*item) for item in items]}
                  for title, split, items in (_ON_POLICY_PIPELINE if algo in ON_POLICY else _PIPELINE))

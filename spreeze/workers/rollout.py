@@ -118,7 +118,8 @@ class RolloutEnvs:
     def step(self, indices: Sequence[int], answers: Answers) -> None:
         """Steps environments and commits their rows."""
         start = perf_counter()
-        obs = self._rows.array[self.columns.rows(indices)].copy()
+        rows = self.columns.rows(indices)
+        obs = self._rows.array[rows].copy()
         native = self._tasks[0].to_native(answers.action)
         rewards, terminated, truncated = [], [], []
         for row, index in enumerate(indices):
@@ -130,8 +131,7 @@ class RolloutEnvs:
         stepped = perf_counter()
         if self._sign:
             rewards = np.sign(rewards).tolist()
-        self.columns.commit(indices, StepRows(obs, *answers, rewards, terminated, truncated,
-                                              self._rows.array[self.columns.rows(indices)]))
+        self.columns.commit(indices, StepRows(obs, *answers, rewards, terminated, truncated, self._rows.array[rows]))
         written = perf_counter()
         self.counts.env_steps += len(indices)
         for row, index in enumerate(indices):
