@@ -29,6 +29,8 @@ SUBDIRECTORIES = ("logs", "weights", "checkpoints", "videos", "errors", "control
 _PACKAGES = ("numpy", "torch", "gymnasium", "pybullet", "pybullet-envs-gymnasium", "safetensors")
 MIN_FREE_DISK_BYTES = 200_000_000
 _LOCK_S = 0.2
+_START_FIELD = 19
+"""Of ``/proc/PID/stat`` after the name: ticks from boot to the beginning of the process."""
 
 
 def new_name(env_id: str, algo: str, seed: int) -> str:
@@ -37,17 +39,22 @@ def new_name(env_id: str, algo: str, seed: int) -> str:
     return f"{time.strftime('%Y%m%d-%H%M%S')}_{env}_{algo}_s{seed}"
 
 
+def new_nonce() -> str:
+    """What marks all processes of one session of a run."""
+    return secrets.token_hex(8)
+
+
 class RunDir:
     """One run directory and its lock."""
 
-    def __init__(self, path: Path, lock_fd: int) -> None:
+    def __init__(self, path: Path, lock_fd: int, nonce: str | None = None) -> None:
         self.path = path
         self._lock_fd = lock_fd
-        self.nonce = secrets.token_hex(8)
+        self.nonce = nonce or new_nonce()
 
     @classmethod
-    def create(cls, runs_dir: Path, name: str) -> RunDir:
-        """Makes a new run directory; its mkdir decides who owns the name.
+    def create(cls, runs_dir: Path, name: str, nonce: str | None = None) -> RunDir:
+        """Makes a new run directory; its mkdir decides who owns the name. ``nonce``: a new one if None.
 
         Raises:
             RunError: the name is taken.
@@ -70,11 +77,11 @@ class RunDir:
             raise RunError(f"{runs_dir / name} exists; choose another --name, or --resume {name}") from None
         except OSError as error:
             raise ResourceError(f"cannot write below {runs_dir}: {error}") from None
-        return cls(path, _lock(path))
+        return cls(path, _lock(path), nonce)
 
     @classmethod
-    def open(cls, path: Path) -> RunDir:
-        """Takes over a run directory to continue it.
+    def open(cls, path: Path, nonce: str | None = None) -> RunDir:
+        """Takes over a run directory to continue it. ``nonce``: a new one if None.
 
         Raises:
             RunError: not a run, or its supervisor is alive.
@@ -83,7 +90,7 @@ class RunDir:
             raise RunError(f"{path} is no run directory: it has no run.json")
         for sub in SUBDIRECTORIES:
             (path / sub).mkdir(mode=0o700, exist_ok=True)
-        run = cls(path, _lock(path))
+        run = cls(path, _lock(path), nonce)
         # A request to stop was for the session that has ended.
         (path / "control" / "stop").unlink(missing_ok=True)
         return run
@@ -213,6 +220,19 @@ def write_json(path: Path, data: Any) -> None:
 def process_start_time() -> float:
     """Wall-clock time at which this process began, imports included."""
     return float(psutil.Process().create_time())
+
+
+def process_age_s() -> float:
+    """Seconds since this process began, imports included.
+
+    Linux counts a process's beginning from boot on; as wall-clock time it is off by what the boot time is rounded by,
+    which is up to a second.
+    """
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        after_name = Path("/proc/self/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2]
+        ticks = int(after_name.split()[_START_FIELD])
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    return max(0.0, time.time() - process_start_time())
 
 
 def versions() -> dict[str, str | None]:

@@ -16,6 +16,7 @@ import shutil
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,16 @@ from spreeze.modes import load_mode
 from spreeze.portable import applicable
 from spreeze.precision import check_precision
 from spreeze.rollout_tuning import check_tunable
-from spreeze.rundir import RunDir, find_run, new_name, process_start_time, read_run, versions, write_json
+from spreeze.rundir import (
+    RunDir,
+    find_run,
+    new_name,
+    process_age_s,
+    process_start_time,
+    read_run,
+    versions,
+    write_json,
+)
 from spreeze.settings import (
     Layer,
     Settings,
@@ -53,8 +63,10 @@ from spreeze.terminal import open_view
 from spreeze.transport.memory import check_room
 from spreeze.tuning import Listener, tuned_layer
 from spreeze.tuning_table import show
+from spreeze.workers.head_start import HeadStart
 from spreeze.workers.interrupts import Interrupts
 from spreeze.workers.plan import EarlierSessions, RunPlan
+from spreeze.workers.spawn import Start
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -64,7 +76,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _train(args: argparse.Namespace) -> int:
-    with Interrupts() as interrupts:
+    with Interrupts() as interrupts, contextlib.ExitStack() as stack:
         resumed = find_run(args.resume, _runs_dir(args)) if args.resume else None
         machine = read_machine()
         base, notes = _layers(args, resumed, machine)
@@ -72,6 +84,9 @@ def _train(args: argparse.Namespace) -> int:
             say(note, as_json=args.json)
         settings = resolve(base)
         part = settings.config.env
+        head_start = stack.enter_context(
+            HeadStart(settings.config.learner.threads, wanted=_gains(args, settings, machine))
+        )
         probe = probe_env(part.id, part.import_module, steps=0, plain=part.plain, args=part.args,
                           image=dataclasses.asdict(settings.config.image), interrupted=lambda: interrupts.asked)
         settings, why = with_algorithm(base, settings, probe.spec)
@@ -86,8 +101,8 @@ def _train(args: argparse.Namespace) -> int:
         if args.auto:
             check_tunable(plan.config)
         run = plan.config.run
-        run_dir = RunDir.open(resumed) if resumed else RunDir.create(
-            Path(run.runs_dir), run.name or new_name(plan.spec.env_id, run.algo, run.seed)
+        run_dir = RunDir.open(resumed, head_start.nonce) if resumed else RunDir.create(
+            Path(run.runs_dir), run.name or new_name(plan.spec.env_id, run.algo, run.seed), head_start.nonce
         )
         try:
             _describe(plan, run_dir, machine)
@@ -95,14 +110,14 @@ def _train(args: argparse.Namespace) -> int:
             if args.auto:
                 run_dir.write_state(state="tuning")
                 interrupts.stop_file = run_dir.path / "control" / "stop"
-                tuned, record = _tuned(args, settings, probe, machine, interrupts, run_dir)
+                tuned, record = _tuned(args, settings, probe, machine, interrupts, run_dir, head_start.close)
                 # run.json already counts this session, so what lies behind the run is taken from before.
                 plan = dataclasses.replace(
                     _plan(resolve([*base[:-1], tuned, base[-1]]), probe, machine, resumed, record["reasons"]),
                     earlier=plan.earlier,
                 )
                 _check_machine(plan, machine)
-            return _run(args, plan, run_dir, machine, record, interrupts)
+            return _run(args, plan, run_dir, machine, record, interrupts, head_start.start)
         except BaseException:
             run_dir.write_state(state="failed")
             raise
@@ -110,11 +125,16 @@ def _train(args: argparse.Namespace) -> int:
             run_dir.close()
 
 
+def _gains(args: argparse.Namespace, settings: Settings, machine: Machine) -> bool:
+    """Whether a learner's process can load meanwhile: on a core of its own, and where there will be one."""
+    return settings.config.run.mode != "serial" and machine.cores.usable >= 2 and not args.fresh
+
+
 def _tuned(
     args: argparse.Namespace, settings: Settings, probe: Probe, machine: Machine, interrupts: Interrupts,
-    run_dir: RunDir,
+    run_dir: RunDir, before: Callable[[], None],
 ) -> tuple[Layer, dict[str, Any]]:
-    """The tuner's choice; its rows go to ``tune-progress.jsonl`` as they are measured."""
+    """The tuner's choice; its rows go to ``tune-progress.jsonl`` as they are measured, ``before`` is called first."""
     rows: list[Told] = []
 
     def note(row: Told) -> None:
@@ -125,8 +145,9 @@ def _tuned(
     with contextlib.suppress(OSError):
         (run_dir.path / "tune-progress.jsonl").unlink(missing_ok=True)  # of an earlier session
     layer, record = tuned_layer(
-        settings, probe, machine, interrupts, Listener(say=lambda text: say(text, as_json=args.json), on_row=note),
-        fresh=args.fresh, spent_s=time.time() - process_start_time(),
+        settings, probe, machine, interrupts,
+        Listener(say=lambda text: say(text, as_json=args.json), on_row=note, before=before),
+        fresh=args.fresh, spent_s=process_age_s(),
     )
     if rows:
         show(record, sys.stderr if args.json else sys.stdout, reasons=False)
@@ -221,7 +242,7 @@ def _plan(
             episodes=int(run.get("episodes") or 0),
             sessions=int(run.get("sessions") or 1) if resumed else 0, best_return=run.get("eval_best"),
         ),
-        process_age_s=time.time() - process_start_time(),
+        process_age_s=process_age_s(),
     )
 
 
@@ -250,7 +271,7 @@ def _describe(plan: RunPlan, run_dir: RunDir, machine: Machine) -> None:
 
 def _run(
     args: argparse.Namespace, plan: RunPlan, run_dir: RunDir, machine: Machine, tune_record: dict[str, Any] | None,
-    interrupts: Interrupts,
+    interrupts: Interrupts, start: Start,
 ) -> int:
     _check_disk(plan, run_dir)
     try:
@@ -266,7 +287,7 @@ def _run(
             view.note(f"run directory {run_dir.path}")
             for key, reason in plan.reasons.items():
                 view.note(f"{key}: {reason}")
-            outcome = load_mode(plan.config.run.mode).run_mode(plan, run_dir, view, interrupts)
+            outcome = load_mode(plan.config.run.mode).run_mode(plan, run_dir, view, interrupts, start)
         document = summary(plan, outcome, run_dir.path, machine)
         try:
             write_json(run_dir.path / "summary.json", document)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
-import time
 from pathlib import Path
 
 from spreeze.arguments import build_parser, user_values
@@ -15,7 +14,7 @@ from spreeze.envs.registry import default_env_id
 from spreeze.hardware import read_machine
 from spreeze.lookup import check_output
 from spreeze.portable import applicable, export_path, write_profile
-from spreeze.rundir import process_start_time, write_json
+from spreeze.rundir import process_age_s, write_json
 from spreeze.settings import Layer, read_profile, resolve, task_profile, with_algorithm
 from spreeze.tuning import Listener, tuned_layer
 from spreeze.tuning_table import show
@@ -65,7 +64,7 @@ def _tune(args: argparse.Namespace) -> int:
             say(why, as_json=args.json)
         tuned, record = tuned_layer(
             settings, probe, machine, interrupts, Listener(say=lambda text: say(text, as_json=args.json)),
-            fresh=args.fresh, spent_s=time.time() - process_start_time(),
+            fresh=args.fresh, spent_s=process_age_s(),
         )
     show(record, sys.stderr if args.json else sys.stdout, reasons=True)
     if export is not None:

@@ -50,6 +50,8 @@ class Listener:
 
     say: Callable[[str], None]
     on_row: Callable[[Told], None] = lambda row: None
+    before: Callable[[], None] = lambda: None
+    """Called once, before anything is measured; not where the answer is known."""
 
 
 def tuned_layer(
@@ -77,6 +79,7 @@ def tuned_layer(
     if record is not None:
         listener.say(f"tuned before on this machine ({record['measured_at']}), reused; --fresh measures again")
         return layer_of(record), record
+    listener.before()
     with only_tuner(listener.say, interrupts):
         record = {**_measured(settings, probe, machine, interrupts, listener, spent_s), "key": key}
     keep(key, record)

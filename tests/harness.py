@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 
 from spreeze.store_reader import MetricsReader
-from spreeze.workers.link import worker_name
+from spreeze.workers.link import is_worker
 
 REPO = Path(__file__).resolve().parents[1]
 TINY = (
@@ -81,16 +81,15 @@ class Run:
         return self._err.read_text()
 
     def children(self):
-        """Name -> psutil process of the living workers, found by the role in their argument."""
+        """Name -> psutil process of the living workers, found by the name that they take with their job."""
         found = {}
         with contextlib.suppress(psutil.Error):
             for child in psutil.Process(self.process.pid).children(recursive=True):
-                with contextlib.suppress(psutil.Error, ValueError, IndexError):
+                with contextlib.suppress(psutil.Error):
                     self._seen[child.pid] = child.create_time()
-                    line = child.cmdline()
-                    if line[1:3] == ["-m", "spreeze.workers.child"]:
-                        spec = json.loads(line[3])
-                        found[worker_name(spec["role"], spec["index"])] = child
+                    living = child.ppid() == self.process.pid and child.status() != psutil.STATUS_ZOMBIE
+                    if living and is_worker(child.name()):
+                        found[child.name()] = child
         return found
 
     def wait_for(self, condition, timeout_s=40.0, what=None):

@@ -296,7 +296,7 @@ def test_f43_a_clock_that_is_set_changes_no_duration_and_no_deadline(tmp_path, m
     try:
         monkeypatch.setattr(recorder.time, "time", lambda: now + jump_s)
         made.evaluation({"return_mean": 1.0, "episodes": 1})
-        age = now - recorder.process_start_time()
+        age = recorder.process_age_s()
         assert made.outcome.time_to_target_s == pytest.approx(age, abs=30.0)
         assert 0.0 <= made.session_s < 30.0
     finally:

@@ -181,3 +181,19 @@ def test_the_visualizer_is_told_by_a_file(run):
     for what, there in (("pause", True), ("resume", False), ("resume", False)):
         assert runs_main(["--runs-dir", str(run.path.parent), "visualizer", "one", what]) == 0
         assert flag.exists() == there
+
+
+def test_a_process_is_never_older_than_it_can_be():
+    code = "from spreeze.rundir import process_age_s; print(process_age_s())"
+    before_s = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=40, check=True)
+    most_s = time.monotonic() - before_s
+    assert 0.0 < float(done.stdout) <= most_s + 0.01, "the kernel counts in hundredths"
+
+
+def test_without_proc_the_age_comes_from_the_wall_clock(monkeypatch):
+    monkeypatch.setattr(rundir.Path, "read_text", lambda *args, **kwargs: "")
+    monkeypatch.setattr(rundir, "process_start_time", lambda: time.time() - 6.0)
+    assert 5.0 <= rundir.process_age_s() < 60.0
+    monkeypatch.setattr(rundir, "process_start_time", lambda: time.time() + 5.0)
+    assert rundir.process_age_s() == 0.0

@@ -62,6 +62,7 @@ class Bench:
 
     def __init__(self, monkeypatch, folder):
         self.measured, self.said, self.rows, self.fail, self.machine = 0, [], [], False, MACHINE
+        self.before = []
         self.cache = folder / "spreeze"
         monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
         monkeypatch.setattr(tempfile, "tempdir", str(folder))
@@ -81,7 +82,8 @@ class Bench:
 
     def tune(self, user=None, *, fresh=False, probe=PROBE):
         settings = resolve([Layer("user", {"env": {"id": "Pendulum-v1"}, **(user or {})})])
-        listener = tuning.Listener(say=self.said.append, on_row=self.rows.append)
+        listener = tuning.Listener(say=self.said.append, on_row=self.rows.append,
+                                   before=lambda: self.before.append(len(self.rows)))
         return tuning.tuned_layer(settings, probe, self.machine, Interrupts(), listener, fresh=fresh)
 
     def records(self):
@@ -112,6 +114,13 @@ def test_the_same_question_is_measured_once(bench):
     assert remembered == json.loads(json.dumps(record))
     assert bench.measured == asked
     assert any("tuned before on this machine" in text and "--fresh" in text for text in bench.said)
+
+
+def test_room_is_made_before_the_first_measurement_and_not_for_a_known_answer(bench):
+    bench.tune()
+    assert bench.before == [0]
+    bench.tune()
+    assert bench.before == [0]
 
 
 def test_fresh_measures_again(bench):

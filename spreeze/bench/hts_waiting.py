@@ -75,7 +75,7 @@ def _idle_shares(seconds: float) -> dict[str, float]:
 
         run.wait(all_wait, _START_S, "half an interval")
         time.sleep(_SETTLE_S)
-        processes = {name: psutil.Process(run.workers()[name][0]) for name in _WAITING}
+        processes = {name: psutil.Process(run.workers()[name]) for name in _WAITING}
         start_s, before = time.monotonic(), {name: _cpu_s(process) for name, process in processes.items()}
         time.sleep(seconds)
         took_s = time.monotonic() - start_s

@@ -11,16 +11,17 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import psutil
 
 from spreeze.errors import SpreezeError
+from spreeze.modes.spreeze import board_rows
 from spreeze.rundir import read_run
 from spreeze.strays import MARK
 from spreeze.transport.board import Board
 from spreeze.transport.ring import Ring, RingSpec
-from spreeze.workers.link import worker_name
+from spreeze.workers.link import is_worker
 
 _START_S = 60.0
 _END_S = 60.0
@@ -40,6 +41,8 @@ class LiveRun:
         )
         self.board: Board | None = None
         self.ring: Ring | None = None
+        self.rows: dict[str, int] = {}
+        """Name of a worker -> its row of the board, once that is mapped."""
 
     def __enter__(self) -> Self:
         return self
@@ -53,28 +56,30 @@ class LiveRun:
             self.process.wait()
         self._output.close()
 
-    def workers(self) -> dict[str, tuple[int, dict[str, Any]]]:
-        """Name -> (process id, argument) of the living workers."""
-        found: dict[str, tuple[int, dict[str, Any]]] = {}
+    def workers(self) -> dict[str, int]:
+        """Name -> process id of the living workers."""
+        return {name: child.pid for name, child in self._children().items()}
+
+    def _children(self) -> dict[str, psutil.Process]:
+        found: dict[str, psutil.Process] = {}
         with contextlib.suppress(psutil.Error):
             for child in psutil.Process(self.process.pid).children():
-                with contextlib.suppress(psutil.Error, ValueError, IndexError):
-                    line = child.cmdline()
-                    if line[1:3] == ["-m", "spreeze.workers.child"] and child.status() != psutil.STATUS_ZOMBIE:
-                        spec = json.loads(line[3])
-                        found[worker_name(spec["role"], spec["index"])] = child.pid, spec
+                with contextlib.suppress(psutil.Error):
+                    if is_worker(child.name()) and child.status() != psutil.STATUS_ZOMBIE:
+                        found[child.name()] = child
         return found
 
     def attach(self) -> None:
-        """Maps the run's board and ring.
+        """Maps the run's board and ring, as a sampler's argument has them.
 
         Raises:
             SpreezeError: the run ended or did not start in time.
         """
-        self.wait(lambda: "learner" in self.workers(), _START_S, "the learner's start")
-        _, spec = self.workers()["learner"]
+        self.wait(lambda: "sampler-0" in self.workers(), _START_S, "the first sampler's start")
+        spec = json.loads(self._children()["sampler-0"].cmdline()[3])
         self.board = Board.attach(self._descriptor(spec["board_fd"]), spec["board_rows"])
         self.ring = Ring.attach(self._descriptor(spec["job"]["ring_fd"]), RingSpec.from_json(spec["job"]["ring"]))
+        self.rows = board_rows(self.ring.spec.num_shards)
 
     def _descriptor(self, number: int) -> int:
         """A descriptor of our own for what the supervisor has open."""

@@ -77,8 +77,7 @@ class RecoveryWatch:
         self._board, self._ring, self._samplers = run.board, run.ring, samplers
         self._checkpoints = CheckpointStore(run.path / "checkpoints")
         self._paces = [SamplerPace() for _ in range(samplers)]
-        self._rows = {f"sampler-{index}": index for index in range(samplers)} | {
-            name: spec["row"] for name, (_, spec) in run.workers().items()}
+        self._rows = run.rows
         self._killed: dict[str, tuple[float, int]] = {}
         self._lost_from: tuple[float, float] = (0.0, 0.0)
         self._life: deque[tuple[float, float]] = deque(maxlen=100_000)

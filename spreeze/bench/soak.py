@@ -116,8 +116,8 @@ def _look(run: LiveRun) -> Look:
     memory: dict[str, float] = {}
     descriptors = threads = 0.0
     workers = run.workers()
-    samplers = [spec["row"] for name, (_, spec) in workers.items() if name.startswith("sampler")]
-    pids = {"supervisor": run.process.pid, **{name: pid for name, (pid, _) in workers.items()}}
+    samplers = [run.rows[name] for name in workers if name.startswith("sampler")]
+    pids = {"supervisor": run.process.pid, **workers}
     for name, pid in pids.items():
         with contextlib.suppress(psutil.Error):
             process = psutil.Process(pid)
@@ -125,7 +125,7 @@ def _look(run: LiveRun) -> Look:
             memory[role] = memory.get(role, 0.0) + held.rss - getattr(held, "shared", 0)
             descriptors += process.num_fds()
             threads += process.num_threads()
-    learner = run.board.named_slots(workers["learner"][1]["row"], "learner") if "learner" in workers else {}
+    learner = run.board.named_slots(run.rows["learner"], "learner") if "learner" in workers else {}
     return Look(
         t_s=time.monotonic(), memory_of=memory, descriptors=descriptors, threads=threads,
         disk_bytes=_disk_bytes(run.path), env_steps=sum(float(run.board.slots(row)[0]) for row in samplers),

@@ -124,7 +124,7 @@ class Storm:
         if not present:
             return False
         name = self._dice.choices(present, [_SHARES[name] for name in present])[0]
-        pid = workers[name][0]
+        pid = workers[name]
         now_s = time.monotonic()
         try:
             os.kill(pid, signal.SIGKILL)

@@ -9,6 +9,7 @@ from spreeze.rundir import RunDir
 from spreeze.workers.interrupts import Interrupts
 from spreeze.workers.plan import RunPlan
 from spreeze.workers.recorder import Outcome, View
+from spreeze.workers.spawn import Start, spawn
 
 MODES: dict[str, str] = {
     "spreeze": "spreeze.modes.spreeze",
@@ -21,8 +22,10 @@ MODES: dict[str, str] = {
 class Mode(Protocol):
     """What a mode's module offers."""
 
-    def run_mode(self, plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts) -> Outcome:
-        """Runs to the end, leaves nothing behind."""
+    def run_mode(
+        self, plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts, start: Start = spawn
+    ) -> Outcome:
+        """Runs to the end, leaves nothing behind; ``start`` begins its workers, where it has any."""
 
 
 def load_mode(name: str) -> Mode:

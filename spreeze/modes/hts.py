@@ -31,7 +31,7 @@ from spreeze.workers.interrupts import Interrupts
 from spreeze.workers.jobs import RolloutLearnerJob
 from spreeze.workers.plan import RunPlan
 from spreeze.workers.recorder import Outcome, Recorder, View
-from spreeze.workers.spawn import Nest, WorkerSpec
+from spreeze.workers.spawn import Nest, Start, WorkerSpec, spawn
 from spreeze.workers.supervisor import Supervisor
 
 
@@ -50,7 +50,9 @@ class Memory:
         return 0 if state is None else int(state.meta["updates"])
 
 
-def run_mode(plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts) -> Outcome:
+def run_mode(
+    plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts, start: Start = spawn
+) -> Outcome:
     """Trains until a stop condition or an interrupt.
 
     Raises:
@@ -63,7 +65,7 @@ def run_mode(plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts)
         watch = StrayWatch(run_dir.nonce)
         try:
             watch.start()
-            supervisor = _trained(plan, run_dir, memory, recorder, interrupts)
+            supervisor = _trained(plan, run_dir, memory, recorder, interrupts, start)
             last_evaluation(plan, run_dir, recorder, supervisor, interrupts)
         finally:
             watch.end()
@@ -72,7 +74,7 @@ def run_mode(plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts)
 
 
 def _trained(
-    plan: RunPlan, run_dir: RunDir, memory: Memory, recorder: Recorder, interrupts: Interrupts
+    plan: RunPlan, run_dir: RunDir, memory: Memory, recorder: Recorder, interrupts: Interrupts, start: Start
 ) -> Supervisor:
     """Starts everybody and watches to the end; nobody is left when it returns."""
     first_watcher = plan.samplers + plan.actors + 1
@@ -80,7 +82,7 @@ def _trained(
         board = Board.create(first_watcher + 2)
         try:
             nest = Nest(run_dir=run_dir.path, board_fd=board.block.fd, board_rows=board.num_rows, nonce=run_dir.nonce)
-            crew = Crew(nest, board, on_event=recorder.event, forgiven=plan.config.run.forgiven_failures)
+            crew = Crew(nest, board, on_event=recorder.event, start=start, forgiven=plan.config.run.forgiven_failures)
             read = Readings(plan, board, memory.rollouts, memory.updates)
             supervisor = Supervisor(run_dir, board, crew, read, recorder, interrupts)
             specs = worker_specs(plan, run_dir.path, memory, bells, recorder.started_s)

@@ -31,16 +31,19 @@ from spreeze.workers.learning import Learning
 from spreeze.workers.plan import RunPlan
 from spreeze.workers.recorder import Outcome, Recorder, View
 from spreeze.workers.sampling import Sampling
+from spreeze.workers.spawn import Start, spawn
 
 
-def run_mode(plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts) -> Outcome:
+def run_mode(
+    plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts, start: Start = spawn
+) -> Outcome:
     """Trains in this process until a stop condition or an interrupt.
 
     Raises:
         ResourceError: no room for replay.
     """
     if plan.config.on_policy is not None:
-        return synchronous.run_mode(plan, run_dir, view, interrupts)
+        return synchronous.run_mode(plan, run_dir, view, interrupts, start)
     learner = plan.config.learner
     recorder = Recorder(plan, run_dir, view)
     try:

@@ -22,17 +22,19 @@ from spreeze.workers.jobs import LearnerJob
 from spreeze.workers.plan import RunPlan
 from spreeze.workers.recorder import Outcome, Recorder, View
 from spreeze.workers.sampler import SamplerJob
-from spreeze.workers.spawn import Nest, WorkerSpec
+from spreeze.workers.spawn import Nest, Start, WorkerSpec, spawn
 from spreeze.workers.supervisor import Supervisor
 
 
-def run_mode(plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts) -> Outcome:
+def run_mode(
+    plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts, start: Start = spawn
+) -> Outcome:
     """Trains until a stop condition or an interrupt.
 
     Raises:
         ResourceError: no room for replay; nothing was started.
     """
-    names = [*(f"sampler-{i}" for i in range(plan.samplers)), "learner", "evaluator", "visualizer"]
+    names = board_rows(plan.samplers)
     recorder = Recorder(plan, run_dir, view)
     watch = StrayWatch(run_dir.nonce)
     try:
@@ -40,7 +42,7 @@ def run_mode(plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts)
         with open_memory(plan, run_dir.path, len(names)) as (board, ring):
             nest = Nest(run_dir=run_dir.path, board_fd=board.block.fd, board_rows=len(names), nonce=run_dir.nonce)
             crew = Crew(nest, board, on_event=recorder.event, takeover=lambda spec: _take_over(ring, spec),
-                        forgiven=plan.config.run.forgiven_failures)
+                        start=start, forgiven=plan.config.run.forgiven_failures)
             governing = Governing(plan, board, recorder.event) if plan.config.tuning.govern else None
             supervisor = Supervisor(run_dir, board, crew, lambda: _read(board, ring, plan.samplers), recorder,
                                     interrupts, governing)
@@ -51,6 +53,12 @@ def run_mode(plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts)
         watch.end()
         recorder.close()
     return recorder.outcome
+
+
+def board_rows(samplers: int) -> dict[str, int]:
+    """Name of a worker -> its row of the board."""
+    names = (*(f"sampler-{index}" for index in range(samplers)), "learner", "evaluator", "visualizer")
+    return {name: row for row, name in enumerate(names)}
 
 
 def _read(board: Board, ring: Ring, samplers: int) -> Reading:

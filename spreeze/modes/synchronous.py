@@ -22,9 +22,12 @@ from spreeze.workers.plan import RunPlan
 from spreeze.workers.recorder import Outcome, Recorder, View
 from spreeze.workers.rollout import RolloutEnvs
 from spreeze.workers.rollout_learner import RunFiles, open_learning
+from spreeze.workers.spawn import Start, spawn
 
 
-def run_mode(plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts) -> Outcome:
+def run_mode(
+    plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts, start: Start = spawn
+) -> Outcome:
     """Trains until a stop condition or an interrupt.
 
     Raises:
@@ -32,7 +35,7 @@ def run_mode(plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts)
         ConfigError: a resumed run's checkpoint does not fit.
     """
     if plan.samplers > 1:
-        return hts.run_mode(plan, run_dir, view, interrupts)
+        return hts.run_mode(plan, run_dir, view, interrupts, start)
     part = plan.config.learner
     with hts.open_memory(plan, run_dir.path) as memory:
         plan = hts.from_interval(plan, memory.rollouts)

@@ -19,7 +19,7 @@ from spreeze.strays import end_strays
 from spreeze.transport import board as words
 from spreeze.transport.board import Board
 from spreeze.workers.restarts import LIMITS, Restarts
-from spreeze.workers.spawn import Child, Nest, WorkerSpec, spawn
+from spreeze.workers.spawn import Child, Nest, Start, WorkerSpec, spawn
 
 _ASLEEP_S = 5.0
 """A gap this long between two looks means that this process slept: nobody else is to blame."""
@@ -55,7 +55,7 @@ class Crew:
     def __init__(
         self, nest: Nest, board: Board, *, on_event: Callable[[str, str], None],
         takeover: Callable[[WorkerSpec], None] = lambda spec: None,
-        start: Callable[[WorkerSpec, Nest], Child] = spawn, clock: Callable[[], float] = time.monotonic,
+        start: Start = spawn, clock: Callable[[], float] = time.monotonic,
         forgiven: int = 0,
     ) -> None:
         self._nest, self._board = nest, board

@@ -27,6 +27,11 @@ def worker_name(role: str, index: int) -> str:
     return f"{role}-{index}" if role in _NUMBERED else role
 
 
+def is_worker(process_name: str) -> bool:
+    """Whether a process of this name (Linux: as ``top`` shows it) is a worker that has its job."""
+    return process_name.partition("-")[0] in SLOTS
+
+
 class Link:
     """What a worker body may know of the outside; it never waits for anybody."""
 

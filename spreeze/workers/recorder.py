@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from spreeze.bottleneck import bottleneck
 from spreeze.hardware import memory_limits
-from spreeze.rundir import RunDir, process_start_time
+from spreeze.rundir import RunDir, process_age_s
 from spreeze.snapshot import Snapshot
 from spreeze.store import Evaluation, MetricsWriter
 from spreeze.utilisation import Utilisation
@@ -72,7 +72,7 @@ class Recorder:
         self._lag_sum, self._lag_count = 0.0, 0
         self._metrics: dict[str, float | None] = {}
         # Taken once: a clock that is set while the run goes on must not change a duration.
-        self._age_at_start_s = max(time.time() - process_start_time(), 0.0)
+        self._age_at_start_s = process_age_s()
         self._next_state_s = 0.0
         self._evaluated: tuple[Any, Any] = (None, None)
         self._samplers_alive = 0

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -113,8 +114,14 @@ class Child:
                 os.close(fd)
 
 
-def spawn(spec: WorkerSpec, nest: Nest) -> Child:
-    """Starts a worker in a fresh interpreter and a process group of its own.
+Start = Callable[[WorkerSpec, Nest], Child]
+"""Starts a worker: ``spawn``, or what has something ready for it."""
+Begin = Callable[[str, WorkerSpec, Nest, tuple[int, ...]], "subprocess.Popen[bytes]"]
+"""Begins a worker's process: its argument, what and where it is, and the descriptors that it gets."""
+
+
+def spawn(spec: WorkerSpec, nest: Nest, begin: Begin | None = None) -> Child:
+    """Starts a worker in a fresh interpreter, or in what ``begin`` has, and in a process group of its own.
 
     Raises:
         OSError: no process, descriptor or log file could be made.
@@ -130,13 +137,8 @@ def spawn(spec: WorkerSpec, nest: Nest) -> Child:
             "lifeline_fd": lifeline_read, "supervisor_pid": os.getpid(),
             "errors_dir": str(nest.run_dir / "errors"),
         })
-        with log_file(nest.run_dir, spec.name) as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "spreeze.workers.child", argument],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, close_fds=True, process_group=0,
-                pass_fds=(nest.board_fd, message_write, lifeline_read, *spec.inherited_fds),
-                env=child_environment(spec.threads, nest.nonce, spec.name),
-            )
+        fds = (nest.board_fd, message_write, lifeline_read, *spec.inherited_fds)
+        process = (begin or fresh_process)(argument, spec, nest, fds)
     except BaseException:
         os.close(message_read)
         os.close(lifeline_write)
@@ -145,6 +147,22 @@ def spawn(spec: WorkerSpec, nest: Nest) -> Child:
         os.close(message_write)
         os.close(lifeline_read)
     return Child(spec=spec, process=process, message_fd=message_read, lifeline=lifeline_write)
+
+
+def fresh_process(
+    argument: str, spec: WorkerSpec, nest: Nest, fds: tuple[int, ...]
+) -> subprocess.Popen[bytes]:
+    """A fresh interpreter for a worker; the descriptors keep their numbers.
+
+    Raises:
+        OSError: it could not be started.
+    """
+    with log_file(nest.run_dir, spec.name) as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "spreeze.workers.child", argument],
+            stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, close_fds=True, process_group=0,
+            pass_fds=fds, env=child_environment(spec.threads, nest.nonce, spec.name),
+        )
 
 
 def log_file(run_dir: Path, name: str) -> IO[bytes]:
