@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import signal
 import statistics
 import subprocess
@@ -25,6 +24,7 @@ from spreeze.bench.busy import busy_core
 from spreeze.errors import RunError, SpreezeError
 from spreeze.hardware import core_facts
 from spreeze.store_reader import MetricsReader
+from spreeze.workers.link import is_worker
 
 Row = dict[str, Any]
 _START_S = 90.0
@@ -81,9 +81,8 @@ class _Run:
         """The sampler processes."""
         found = []
         for child in psutil.Process(self.process.pid).children(recursive=True):
-            with contextlib.suppress(psutil.Error, ValueError, IndexError, KeyError):
-                line = child.cmdline()
-                if line[1:3] == ["-m", "spreeze.workers.child"] and json.loads(line[3])["role"] == "sampler":
+            with contextlib.suppress(psutil.Error):
+                if is_worker(child.name(), "sampler"):
                     found.append(child)
         return found
 
