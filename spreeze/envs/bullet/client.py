@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from spreeze.envs.bullet.heap import zeroed_links
+
 _SOLVER_ITERATIONS = 5
 _CONTACT_ERP = 0.9
 _GAIN = 0.1
@@ -109,7 +111,8 @@ class Client:
         """
         flags = self.api.URDF_USE_SELF_COLLISION | self.api.URDF_USE_SELF_COLLISION_EXCLUDE_ALL_PARENTS
         flags |= self.api.URDF_GOOGLEY_UNDEFINED_COLORS
-        bodies = self.api.loadMJCF(data_file("mjcf", file), flags=flags, physicsClientId=self.id)
+        with zeroed_links():
+            bodies = self.api.loadMJCF(data_file("mjcf", file), flags=flags, physicsClientId=self.id)
         joints: dict[str, Joint] = {}
         parts: dict[str, Part] = {}
         root: Part | None = None
