@@ -4,12 +4,13 @@ import asyncio
 import socket
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("streamlit")
 
-from spreeze.dashboard import startup
+from spreeze.dashboard import pages, startup
 
 NO_DELAY = (socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
@@ -52,12 +53,10 @@ def test_the_first_visitor_finds_the_pages_loaded(listener):
             thread.join(30)
             assert not thread.is_alive()
     assert listener.getsockopt(*NO_DELAY) == 1
-    assert {f"spreeze.dashboard.{name}" for name in startup._PAGES} <= set(sys.modules)
+    assert {f"spreeze.dashboard.page_{name}" for name in pages.TITLES} <= set(sys.modules)
 
 
-def test_every_page_is_loaded_early():
-    main = (startup.__file__).replace("startup.py", "main.py")
-    with open(main, encoding="utf-8") as file:
-        text = file.read()
-    assert all(f"    {name},\n" in text for name in startup._PAGES)
-    assert text.count("st.Page(") == len(startup._PAGES)
+def test_every_file_of_a_page_is_in_the_navigation():
+    files = Path(pages.__file__).parent.glob("page_*.py")
+    assert {file.stem.removeprefix("page_") for file in files} == set(pages.TITLES)
+    assert all(callable(pages.load(name).page) for name in pages.TITLES)

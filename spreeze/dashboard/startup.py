@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 import socket
 import stat
@@ -12,7 +11,8 @@ from collections.abc import AsyncIterator
 
 import streamlit as st
 
-_PAGES = ("page_live", "page_autotune", "page_runs", "page_compare", "page_watch", "page_logs", "page_about")
+from spreeze.dashboard import pages
+
 _TCP = (socket.AF_INET, socket.AF_INET6)
 
 
@@ -51,5 +51,5 @@ def _without_delay(shared: socket.socket) -> bool:
 
 
 def _load_pages() -> None:
-    for name in _PAGES:
-        importlib.import_module(f"spreeze.dashboard.{name}")
+    for name in pages.TITLES:
+        pages.load(name)

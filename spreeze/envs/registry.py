@@ -269,14 +269,15 @@ def _force_direct(entry_point: Any) -> None:
     """Gives Bullet environments a client of their own.
 
     ``BulletClient()`` without a mode joins any Bullet server that has shared memory open on this
-    machine. The replacement also keeps each bound function it looked up, which saves about a
-    sixth of a Walker2D step.
+    machine. The replacement also loads models from zeroed memory, and keeps each bound function it
+    looked up, which saves about a sixth of a Walker2D step.
     """
     if not isinstance(entry_point, str) or not entry_point.startswith((BULLET_MODULE, _FAST_MODULE)):
         return
     bases: Any = importlib.import_module(f"{BULLET_MODULE}.env_bases")
     if isinstance(bases.bullet_client, types.SimpleNamespace):
         return
+    heap: Any = importlib.import_module(f"{_FAST_MODULE}.heap")
     original: Any = bases.bullet_client.BulletClient
     direct: int = bases.pybullet.DIRECT
 
@@ -288,6 +289,8 @@ def _force_direct(entry_point: Any) -> None:
 
         def __getattr__(self, name: str) -> Any:
             found = super().__getattr__(name)
+            if name == "loadMJCF":
+                found = heap.from_zeroed_memory(found)
             if name != "disconnect":
                 self.__dict__[name] = found
             return found

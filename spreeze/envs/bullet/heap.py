@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 _LINK_BYTES = 768
@@ -49,6 +50,17 @@ def zeroed_links() -> Iterator[None]:
     finally:
         for chunk in apart:
             libc.free(chunk)
+
+
+def from_zeroed_memory(load: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that loads models, the same but for the memory that it finds."""
+
+    @functools.wraps(load)
+    def loaded(*args: Any, **options: Any) -> Any:
+        with zeroed_links():
+            return load(*args, **options)
+
+    return loaded
 
 
 def _free_chunks(libc: Any) -> int:
