@@ -220,6 +220,8 @@ class PPOConfig(OnPolicyConfig):
     epochs: int = setting(10, "passes over the data of an interval", low=1, high=1000)
     minibatches: int = setting(4, "parts of an interval's data, one update each", low=1, high=2**20)
     adam_eps: float = setting(1e-5, "epsilon of Adam", low=1e-12, high=1.0)
+    target_kl: float | None = setting(None, "divergence within an interval's update that the step size aims at: lr is "
+                                      "its upper bound then", unit="nat", low=1e-6, high=10.0)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ import torch
 from rollouts import FRAMES, learner, rollout, task
 
 from spreeze.algorithms import create_on_policy
+from spreeze.algorithms.ppo import adapted_share
 from spreeze.algorithms.rollout_learning import Samples
 from spreeze.config import A2CConfig, PPOConfig
 from spreeze.errors import CheckpointError, ConfigError
@@ -350,6 +351,38 @@ def test_ppo_reports_clipping_divergence_and_explained_variance_of_what_it_learn
     assert found["approx_kl"] == pytest.approx(0.25 * (math.exp(-1) - 1 + 1), abs=1e-4)
     assert found["entropy"] == pytest.approx(math.log(2), abs=1e-3)
     assert found["explained_variance"] < 1.0
+
+
+def test_the_step_size_follows_the_divergence_within_its_bounds():
+    assert adapted_share(0.9, 0.021, 0.01) == pytest.approx(0.6)
+    assert [adapted_share(0.6, divergence, 0.01) for divergence in (0.02, 0.01, 0.005)] == [0.6] * 3
+    assert adapted_share(0.4, 0.0049, 0.01) == pytest.approx(0.6)
+    assert adapted_share(0.9, 0.0, 0.01) == 1.0
+    assert adapted_share(0.012, 1.0, 0.01) == 0.01
+    assert adapted_share(0.9, math.nan, 0.01) == adapted_share(0.9, math.inf, 0.01) == pytest.approx(0.6)
+
+
+@pytest.mark.parametrize("correction", ["on-policy", "delayed", "none", "truncated-is"])
+def test_a_target_for_the_divergence_keeps_an_interval_s_policies_together_and_outlives_a_checkpoint(correction):
+    spec, rng = task(), np.random.default_rng(0)
+    settings = {"hidden_sizes": (16, 16), "lr": 0.03, "lr_schedule": "constant"}
+    free, bound = (learner("ppo", spec, correction, target_kl=target, **settings) for target in (None, 0.02))
+    for _ in range(12):
+        batch = rollout(free, spec, rng)
+        free.learn(batch, None)
+        bound.learn(rollout(bound, spec, rng), None)
+    assert free.metrics()["learning_rate"] == 0.03
+    assert bound.metrics()["learning_rate"] < 0.01
+    assert bound.metrics()["approx_kl"] < free.metrics()["approx_kl"]
+    other = learner("ppo", spec, correction, seed=5, target_kl=0.02, **settings)
+    other.load_state_arrays(bound.state_arrays())
+    other.load_state_json(bound.state_json())
+    batch = rollout(bound, spec, rng)
+    for each in (bound, other):
+        each.learn(batch, None)
+    assert bound.metrics() == other.metrics()
+    assert bound.state_json() == other.state_json()
+    assert "step_share" not in free.state_json()
 
 
 def test_the_interval_s_memory_is_free_after_learning():

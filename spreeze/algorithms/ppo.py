@@ -28,6 +28,10 @@ from spreeze.config import PPOConfig
 from spreeze.errors import ConfigError
 from spreeze.types import EnvSpec
 
+_STEP_FACTOR = 1.5
+"""What the step size is divided or multiplied by where an interval's divergence was too great or small."""
+_LEAST_STEP_SHARE = 0.01
+
 
 class PPO(RolloutLearning):
     """PPO with Adam; see ``OnPolicyAlgorithm`` for what each member does."""
@@ -45,6 +49,8 @@ class PPO(RolloutLearning):
             self.net.flat, self.net.gradient, config.lr, config.adam_eps, config.max_grad_norm
         )
         self._blocks: _Blocks | None = None
+        self._step_share = 1.0
+        """Of the schedule's step size, what the divergence so far allows."""
 
     def metrics(self) -> dict[str, float]:
         """Of the latest minibatch and interval, the share of clipped ratios too."""
@@ -63,11 +69,17 @@ class PPO(RolloutLearning):
             self._blocks = _Blocks(samples, config.minibatches)
         start = self.net.flat.clone() if theta is not None else None
         self._blocks.fill(samples)
-        for _ in range(config.epochs):
+        self.optimiser.lr *= self._step_share
+        divergences: list[Tensor] = []
+        for epoch in range(config.epochs):
             for part in self._blocks.shuffled(self._shuffle):
                 self._gradient(part)
+                if config.target_kl is not None and epoch == config.epochs - 1:
+                    divergences.append(self._divergence())
                 self.optimiser.step()
                 self.updates += 1
+        if config.target_kl is not None:
+            self._step_share = adapted_share(self._step_share, torch.stack(divergences).mean().item(), config.target_kl)
         if theta is not None and start is not None:
             self.net.flat.sub_(start).add_(theta)
 
@@ -78,6 +90,32 @@ class PPO(RolloutLearning):
         if self._config.clip_value:
             return ops.clipped_value_error(value, samples.target, samples.value, self._config.clip)
         return value - samples.target
+
+
+    def state_json(self) -> dict[str, Any]:
+        """The same, and the share of the step size."""
+        share = {} if self._config.target_kl is None else {"step_share": self._step_share}
+        return super().state_json() | share
+
+    def load_state_json(self, state: dict[str, Any]) -> None:
+        """Takes over what ``state_json`` gave; a run that had no ``target_kl`` yet begins with the whole step size."""
+        super().load_state_json(state)
+        self._step_share = float(state.get("step_share", 1.0))
+
+
+def adapted_share(share: float, divergence: float, target: float) -> float:
+    """The share of the step size for the next interval; the whole one is the greatest.
+
+    The rule of Schulman et al. 2017, section 4 (factors 1.5 and 2), for the step size instead of a penalty.
+
+    Args:
+        share: of the interval at hand, 0.01 to 1.
+        divergence: of its policies, in nat; one that is not finite counts as too great.
+        target: what is aimed at, in nat; up to twice of it and down to half of it nothing changes.
+    """
+    if not divergence <= 2.0 * target:
+        return max(_LEAST_STEP_SHARE, share / _STEP_FACTOR)
+    return min(1.0, share * _STEP_FACTOR) if divergence < 0.5 * target else share
 
 
 class _Blocks:

@@ -201,18 +201,23 @@ class RolloutLearning(ABC):
         """Of the latest minibatch and interval."""
         if self._latest is None:
             return {}
-        objective, log_ratio, value, target = self._latest
+        objective, _, value, target = self._latest
         found = {
             "policy_loss": -objective.mean().item(),
             "value_loss": 0.5 * (value - target).square().mean().item(),
             "entropy": self._kind.entropy(),
-            # The estimator k3 of Schulman, "Approximating KL divergence", 2020: never negative.
-            "approx_kl": (log_ratio.exp() - 1.0 - log_ratio).mean().item(),
+            "approx_kl": self._divergence().item(),
             "explained_variance": self._explained_variance,
             "learning_rate": self.optimiser.lr,
             "grad_norm": self.optimiser.gradient_norm,
         }
         return {name: value for name, value in found.items() if math.isfinite(value)}
+
+    def _divergence(self) -> Tensor:
+        """Of the latest minibatch's policies, in nat: the estimator k3 of Schulman 2020, never negative."""
+        assert self._latest is not None
+        log_ratio = self._latest.log_ratio
+        return (log_ratio.exp() - 1.0 - log_ratio).mean()
 
     def updates_skipped(self) -> int:
         """Gradients that were refused."""
