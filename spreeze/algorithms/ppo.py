@@ -106,7 +106,7 @@ class PPO(RolloutLearning):
 def adapted_share(share: float, divergence: float, target: float) -> float:
     """The share of the step size for the next interval; the whole one is the greatest.
 
-    The rule of Schulman et al. 2017, section 4 (factors 1.5 and 2), for the step size instead of a penalty.
+    The rule and factors of Rudin et al. 2021 (arXiv 2109.11978), who aim at 0.01 and let it grow beyond.
 
     Args:
         share: of the interval at hand, 0.01 to 1.
