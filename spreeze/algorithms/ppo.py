@@ -91,7 +91,6 @@ class PPO(RolloutLearning):
             return ops.clipped_value_error(value, samples.target, samples.value, self._config.clip)
         return value - samples.target
 
-
     def state_json(self) -> dict[str, Any]:
         """The same, and the share of the step size."""
         share = {} if self._config.target_kl is None else {"step_share": self._step_share}

@@ -290,7 +290,7 @@ def _force_direct(entry_point: Any) -> None:
         def __getattr__(self, name: str) -> Any:
             found = super().__getattr__(name)
             if name == "loadMJCF":
-                found = heap.from_zeroed_memory(found)
+                found = heap.zeroed_links()(found)
             if name != "disconnect":
                 self.__dict__[name] = found
             return found

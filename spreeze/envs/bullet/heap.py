@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 _LINK_BYTES = 768
@@ -29,7 +28,7 @@ def zeroed_links() -> Iterator[None]:
     """Within it a new link of Bullet gets zeroed memory, as the first one of a fresh process does.
 
     The heap gives out free chunks of the exact size before it cuts larger ones: all of them are taken,
-    zeroed and given back. Does nothing where the C library is not glibc.
+    zeroed and given back. Does nothing where the C library is not glibc. Also decorates a function that loads.
     """
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "malloc_info"):
@@ -50,17 +49,6 @@ def zeroed_links() -> Iterator[None]:
     finally:
         for chunk in apart:
             libc.free(chunk)
-
-
-def from_zeroed_memory(load: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that loads models, the same but for the memory that it finds."""
-
-    @functools.wraps(load)
-    def loaded(*args: Any, **options: Any) -> Any:
-        with zeroed_links():
-            return load(*args, **options)
-
-    return loaded
 
 
 def _free_chunks(libc: Any) -> int:
