@@ -383,6 +383,9 @@ def test_a_target_for_the_divergence_keeps_an_interval_s_policies_together_and_o
     assert bound.metrics() == other.metrics()
     assert bound.state_json() == other.state_json()
     assert "step_share" not in free.state_json()
+    free.load_state_json(bound.state_json())
+    free.learn(batch, None)
+    assert free.metrics()["learning_rate"] == 0.03
 
 
 def test_the_interval_s_memory_is_free_after_learning():

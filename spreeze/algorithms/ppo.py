@@ -97,9 +97,9 @@ class PPO(RolloutLearning):
         return super().state_json() | share
 
     def load_state_json(self, state: dict[str, Any]) -> None:
-        """Takes over what ``state_json`` gave; a run that had no ``target_kl`` yet begins with the whole step size."""
+        """Takes over what ``state_json`` gave; without ``target_kl``, then or now, the step size is the whole one."""
         super().load_state_json(state)
-        self._step_share = float(state.get("step_share", 1.0))
+        self._step_share = 1.0 if self._config.target_kl is None else float(state.get("step_share", 1.0))
 
 
 def adapted_share(share: float, divergence: float, target: float) -> float:
