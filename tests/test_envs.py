@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 
 from spreeze.envs import faults, probe
+from spreeze.envs.native import NativeActions
 from spreeze.envs.probe import probe_env
 from spreeze.envs.registry import BULLET_IDS, bullet_missing, default_env_id, describe, make_env
 from spreeze.envs.stdout import stdout_to_stderr
-from spreeze.envs.task import BadTransition, Task, make_task, native_bounds, to_native
+from spreeze.envs.task import BadTransition, Task, make_task
 from spreeze.errors import EnvironmentError_
+from spreeze.types import EnvSpec
 
 needs_bullet = pytest.mark.skipif(bullet_missing() is not None, reason="pybullet has no wheel here")
 FAULT = faults.ENV_ID
@@ -242,11 +244,23 @@ def test_a_reset_of_the_old_api_is_refused():
         scripted_task(None, first=np.zeros(1, np.float32)).reset()
 
 
-def test_actions_are_mapped_in_place_and_clipped():
+def natives(low, high):
+    low, high = (tuple(map(float, bound)) for bound in (low, high))
+    return NativeActions(EnvSpec(env_id="x", import_module=None, obs_dim=1, action_dim=len(low), action_low=low,
+                                 action_high=high, max_episode_steps=None, reward_threshold=None))
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_actions_are_mapped_and_clipped_into_another_array(in_place):
     actions = np.array([[-1.0, -1.0], [0.0, 0.0], [1.0, 1.0], [3.0, -3.0]], np.float32)
-    low, high = np.array([-2.0, 0.0], np.float32), np.array([2.0, 10.0], np.float32)
-    assert to_native(actions, low, high) is actions
-    np.testing.assert_allclose(actions, [[-2, 0], [0, 5], [2, 10], [2, 0]])
+    given, out = actions.copy(), np.empty_like(actions) if in_place else None
+    native = natives([-2.0, 0.0], [2.0, 10.0])(actions, out)
+    assert native.dtype == np.float32
+    assert native is out or not in_place
+    np.testing.assert_allclose(native, [[-2, 0], [0, 5], [2, 10], [2, 0]])
+    unit = natives([-1.0, -1.0], [1.0, 1.0])(actions, out)
+    np.testing.assert_array_equal(unit, [[-1, -1], [0, 0], [1, 1], [1, -1]])
+    np.testing.assert_array_equal(actions, given)
 
 
 def test_mapped_actions_never_leave_the_bounds_by_rounding():
@@ -254,7 +268,7 @@ def test_mapped_actions_never_leave_the_bounds_by_rounding():
     low = rng.uniform(-3.0, 0.0, 50).astype(np.float32)
     high = rng.uniform(0.1, 3.0, 50).astype(np.float32)
     for edge in (-1.0, 1.0):
-        actions = to_native(np.full((4, 50), edge, np.float32), low, high)
+        actions = natives(low, high)(np.full((4, 50), edge, np.float32))
         assert (actions >= low).all()
         assert (actions <= high).all()
 
@@ -385,6 +399,5 @@ def test_standard_output_is_given_back_after_an_exception(capfd):
 
 def test_native_bounds_are_float32():
     task = make_task("Pendulum-v1")
-    low, high = native_bounds(task.spec)
-    assert low.dtype == high.dtype == np.float32
+    assert task.to_native.low.dtype == task.to_native.high.dtype == np.float32
     task.close()

@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from spreeze.envs.native import NativeActions
 from spreeze.envs.stdout import stdout_to_stderr
-from spreeze.envs.task import native_bounds, open_task, to_native, vector_maker
+from spreeze.envs.task import open_task, vector_maker
 from spreeze.policies import Policy
 from spreeze.rundir import SUBDIRECTORIES
 from spreeze.transport import board as words
@@ -133,7 +134,7 @@ class _Bare:
 
     def __init__(self, plan: RunPlan, seed: int) -> None:
         self._spec, num_envs = plan.spec, plan.config.sampling.envs_per_sampler
-        self._bounds = native_bounds(self._spec)
+        self._to_native = NativeActions(self._spec)
         self._envs = [open_task(self._spec).env for _ in range(num_envs)]
         for env, env_seed in zip(self._envs, _seeds(seed, num_envs), strict=True):
             env.reset(seed=env_seed)
@@ -153,7 +154,7 @@ class _Bare:
         """The actions as the environments take them: vectors, or integers of discrete ones."""
         if self._spec.num_actions is not None:
             return (actions[:, :, 0].astype(np.int64) + self._spec.action_start).tolist()
-        return to_native(actions.reshape(-1, actions.shape[-1]), *self._bounds).reshape(actions.shape)
+        return self._to_native(actions)
 
     def close(self) -> None:
         """Closes the environments."""

@@ -11,6 +11,7 @@ import numpy as np
 
 from spreeze.envs.engines import VectorTask, engine_of, open_vector
 from spreeze.envs.layout import Flattener, LeafError, leaves_of
+from spreeze.envs.native import NativeActions
 from spreeze.envs.registry import describe, make_env, parse_args
 from spreeze.errors import BadTransition
 from spreeze.types import EnvSpec
@@ -45,7 +46,8 @@ class Task:
         # Numbers of the space's own type, made once: Gymnasium checks a Python integer at a third more cost.
         kind = getattr(self._action_dtype, "type", np.int64)
         self._numbers = [kind(spec.action_start + index) for index in range(spec.num_actions or 0)]
-        self._bounds = native_bounds(spec)
+        self.to_native = NativeActions(spec)
+        """From a policy's actions [N, A] to those that ``step`` takes."""
 
     def reset(self, seed: int | None = None) -> np.ndarray:
         """Starts an episode; returns the first observation, float32 [O] (or its frame).
@@ -90,11 +92,6 @@ class Task:
 
     def _bad(self, field: str, value: str) -> BadTransition:
         return BadTransition(field, value, self.spec.env_id)
-
-    def to_native(self, actions: np.ndarray) -> np.ndarray:
-        """A policy's actions [N, A] as ``step`` takes them, a new array; discrete ones are what they were."""
-        native = np.array(actions, dtype=np.float32)
-        return native if self._discrete else to_native(native, *self._bounds)
 
     def _checked_obs(self, obs: Any) -> np.ndarray:
         """A fresh float32 [O] vector, all of it finite."""
@@ -224,23 +221,8 @@ class ObsRows:
             self.array[row] = obs
 
 
-def to_native(actions: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """Maps actions [N, A] from [-1, 1] to the environment's bounds [A], in place, clipped."""
-    half = (high - low) * np.float32(0.5)
-    np.multiply(actions, half, out=actions)
-    np.add(actions, low + half, out=actions)
-    np.maximum(actions, low, out=actions)
-    np.minimum(actions, high, out=actions)
-    return actions
-
-
 def uniform_actions(spec: EnvSpec, rows: int, rng: np.random.Generator) -> np.ndarray:
     """Actions float32 [rows, A] as a policy gives them, each as likely as any other."""
     if spec.num_actions is not None:
         return rng.integers(spec.num_actions, size=(rows, 1)).astype(np.float32)
     return rng.uniform(-1.0, 1.0, (rows, spec.action_dim)).astype(np.float32)
-
-
-def native_bounds(spec: EnvSpec) -> tuple[np.ndarray, np.ndarray]:
-    """Lower and upper action bounds, float32 [A] each."""
-    return np.array(spec.action_low, dtype=np.float32), np.array(spec.action_high, dtype=np.float32)

@@ -10,7 +10,8 @@ from time import perf_counter
 import numpy as np
 
 from spreeze.envs.engines import VectorTask
-from spreeze.envs.task import Task, native_bounds
+from spreeze.envs.native import NativeActions
+from spreeze.envs.task import Task
 from spreeze.errors import BadTransition, WorkerError
 from spreeze.transport.ring import ShardWriter
 from spreeze.types import EnvSpec
@@ -40,11 +41,7 @@ class Sampling:
         self._make_task, self._spec = make_task, spec
         self._nan_policy, self._on_wait, self._on_reset = nan_policy, on_wait, on_reset
         self.counts = Counts()
-        self._low, self._high = native_bounds(spec)
-        self._half = (self._high - self._low) * np.float32(0.5)
-        self._middle = self._low + self._half
-        self._discrete = spec.num_actions is not None
-        self._unit_bounds = bool(np.all(self._low == -1.0) and np.all(self._high == 1.0))
+        self._to_native = NativeActions(spec)
         self._native = np.zeros((num_envs, spec.action_dim), np.float32)
         self._rows = rows_for(spec, num_envs, writer, n_step, gamma)
         self._reward = np.zeros(num_envs, np.float32)
@@ -76,7 +73,7 @@ class Sampling:
             WorkerError: errors beyond what the window allows, or the first one under nan_policy "fail".
         """
         start = perf_counter()
-        native = self._to_native(actions)
+        native = self._to_native(actions, self._native)
         ended, broken = self._step_tasks(native) if self._make_vector is None else self._step_vector(native)
         stepped = perf_counter()
         self._rows.store(StepBatch(actions, self._reward, self._terminated, dict(ended), broken, version))
@@ -150,20 +147,6 @@ class Sampling:
                 self._note_error(0, error)
         self._seed += self.num_envs  # after an error other episodes than those before
         self._returns, self._lengths = [0.0] * self.num_envs, [0] * self.num_envs
-
-    def _to_native(self, actions: np.ndarray) -> np.ndarray:
-        """Actions [N, A] in the environment's own unit, in a buffer that environments may write to."""
-        if self._discrete:
-            return actions
-        native = self._native
-        if self._unit_bounds:
-            native[...] = actions
-            return native
-        np.multiply(actions, self._half, out=native)
-        np.add(native, self._middle, out=native)
-        np.maximum(native, self._low, out=native)
-        np.minimum(native, self._high, out=native)
-        return native
 
     def _finish_episode(self, index: int) -> None:
         self._recent.append((self._returns[index], self._lengths[index]))
