@@ -244,10 +244,10 @@ def test_a_reset_of_the_old_api_is_refused():
         scripted_task(None, first=np.zeros(1, np.float32)).reset()
 
 
-def natives(low, high):
+def natives(low, high, **options):
     low, high = (tuple(map(float, bound)) for bound in (low, high))
     return NativeActions(EnvSpec(env_id="x", import_module=None, obs_dim=1, action_dim=len(low), action_low=low,
-                                 action_high=high, max_episode_steps=None, reward_threshold=None))
+                                 action_high=high, max_episode_steps=None, reward_threshold=None), **options)
 
 
 @pytest.mark.parametrize("in_place", [False, True])
@@ -261,6 +261,13 @@ def test_actions_are_mapped_and_clipped_into_another_array(in_place):
     unit = natives([-1.0, -1.0], [1.0, 1.0])(actions, out)
     np.testing.assert_array_equal(unit, [[-1, -1], [0, 0], [1, 1], [1, -1]])
     np.testing.assert_array_equal(actions, given)
+
+
+def test_actions_within_unit_bounds_are_copied_as_they_are():
+    actions, out = np.array([[-1.0, 0.5], [1.0, -0.0]], np.float32), np.empty((2, 2), np.float32)
+    assert natives([-1.0, -1.0], [1.0, 1.0], bounded=True)(actions, out) is out
+    assert out.tobytes() == actions.tobytes()
+    assert not np.shares_memory(natives([-1.0, -1.0], [1.0, 1.0], bounded=True)(actions), actions)
 
 
 def test_mapped_actions_never_leave_the_bounds_by_rounding():

@@ -14,18 +14,20 @@ class NativeActions:
     microseconds.
     """
 
-    def __init__(self, spec: EnvSpec) -> None:
+    def __init__(self, spec: EnvSpec, *, bounded: bool = False) -> None:
+        """Args: ``bounded`` where the policy's actions lie in [-1, 1]: such bounds then need no clipping."""
         self.low, self.high = np.array(spec.action_low, np.float32), np.array(spec.action_high, np.float32)
         self._half = (self.high - self.low) * np.float32(0.5)
         self._middle = self.low + self._half
         self._discrete = spec.num_actions is not None
         self._unit = bool(np.all(self.low == -1.0) and np.all(self.high == 1.0))
+        self._as_given = self._unit and bounded
 
     def __call__(self, actions: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         """Actions [N, A] as ``Task.step`` takes them.
 
         Args:
-            actions: as a policy gives them, of any size.
+            actions: as a policy gives them, float32.
             out: where they go, float32 [N, A]; environments may write into it. None makes a new array.
 
         Returns:
@@ -33,6 +35,9 @@ class NativeActions:
         """
         if self._discrete:
             return actions
+        if self._as_given and out is not None:
+            np.copyto(out, actions)
+            return out
         if self._unit:
             native: np.ndarray = np.maximum(actions, self.low, out=out)
         else:

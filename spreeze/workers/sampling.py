@@ -41,7 +41,7 @@ class Sampling:
         self._make_task, self._spec = make_task, spec
         self._nan_policy, self._on_wait, self._on_reset = nan_policy, on_wait, on_reset
         self.counts = Counts()
-        self._to_native = NativeActions(spec)
+        self._to_native = NativeActions(spec, bounded=True)
         self._native = np.zeros((num_envs, spec.action_dim), np.float32)
         self._rows = rows_for(spec, num_envs, writer, n_step, gamma)
         self._reward = np.zeros(num_envs, np.float32)
