@@ -15,7 +15,7 @@ from starlette.requests import Request
 
 from spreeze.dashboard import charts, feed, live, routes
 from spreeze.errors import RunError
-from spreeze.metrics import by_name
+from spreeze.metrics import SLOTS, by_name
 
 
 @pytest.fixture
@@ -188,6 +188,17 @@ def test_asking_for_the_picture_of_a_live_run_tells_its_visualizer(run):
 def test_every_series_of_the_charts_is_in_the_table_of_metrics():
     for name in charts.SERIES:
         by_name(name.removesuffix("/*"))
+
+
+def test_what_ppo_and_a2c_tell_of_their_learning_is_drawn():
+    names = SLOTS["learner"][SLOTS["learner"].index("policy_loss") :]
+    assert {"approx_kl", "learning_rate", "grad_norm"} < set(names)
+    assert set(charts.wanted(list(names))) == set(names)
+
+
+def test_the_policy_s_lag_is_counted_in_what_its_algorithm_waits_for():
+    for unit in ("updates", "intervals"):
+        assert [chart["unit"] for chart in charts.as_json(unit) if chart["key"] == "lag"] == [unit]
 
 
 def test_a_long_run_is_answered_quickly(run):

@@ -42,6 +42,13 @@ CHARTS: tuple[Chart, ...] = (
     Chart(key="q", title="Mean value", unit="return", series=("q_mean",), group="Learning"),
     Chart(key="alpha", title="Temperature", unit="ratio", series=("alpha",), group="Learning"),
     Chart(key="entropy", title="Entropy", unit="nat", series=("entropy",), group="Learning"),
+    Chart(key="policy_loss", title="Policy loss", unit="loss", series=("policy_loss",), group="Learning"),
+    Chart(key="value_loss", title="Value loss", unit="loss", series=("value_loss",), group="Learning"),
+    Chart(key="variance", title="Explained variance", unit="share", series=("explained_variance",), group="Learning"),
+    Chart(key="kl", title="Divergence in an update", unit="nat", series=("approx_kl",), group="Learning"),
+    Chart(key="rate", title="Learning rate", unit="1e-4", series=("learning_rate",), group="Learning", scale=1e4),
+    Chart(key="clipped", title="Clipped ratios", unit="%", series=("clip_share",), group="Learning", scale=100.0),
+    Chart(key="grad", title="Gradient before scaling", unit="norm", series=("grad_norm",), group="Learning"),
     Chart(key="critic_grad", title="Critic's gradient", unit="norm", series=("critic_grad_norm",), group="Learning"),
     Chart(key="actor_grad", title="Actor's gradient", unit="norm", series=("actor_grad_norm",), group="Learning"),
 )
@@ -50,10 +57,14 @@ SERIES = ("episode_return", *(name for chart in CHARTS for name in chart.series)
 """All series that the Live page may ask for."""
 
 
-def as_json() -> list[dict[str, Any]]:
-    """The table with a sentence for each chart, for the page's script."""
+def as_json(lag_unit: str) -> list[dict[str, Any]]:
+    """The table with a sentence for each chart, for the page's script.
+
+    Args: ``lag_unit``, which depends on the algorithm: updates, or intervals of those without replay.
+    """
     return [
-        {**asdict(chart), "help": " ".join(meaning(name.removesuffix("/*")) for name in chart.series)}
+        {**asdict(chart), "unit": lag_unit if chart.key == "lag" else chart.unit,
+         "help": " ".join(meaning(name.removesuffix("/*")) for name in chart.series)}
         for chart in CHARTS
     ]
 

@@ -85,7 +85,8 @@ def show(path: Path, page_key: str) -> None:
         key=f"live-{name}",
         data={
             "base": routes.prefix(), "run": name, "period_ms": PERIOD_MS, "page": page_key,
-            "charts": tuple(charts.as_json()), "colours": charts.COLOURS,
+            "charts": tuple(charts.as_json("intervals" if facts.algo in ON_POLICY else "updates")),
+            "colours": charts.COLOURS,
             "tiles": tuple(_item(*tile) for tile in _TILES),
             "pipeline": pipeline(facts.algo),
             "references": reference and ({"value": reference.value, "label": reference.label, "source": SOURCE},),
