@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import os
 import signal
@@ -8,6 +9,7 @@ import time
 import gymnasium
 import numpy as np
 import pytest
+from linear_policy import SPEC
 
 from spreeze.envs import faults, probe
 from spreeze.envs.native import NativeActions
@@ -16,7 +18,6 @@ from spreeze.envs.registry import BULLET_IDS, bullet_missing, default_env_id, de
 from spreeze.envs.stdout import stdout_to_stderr
 from spreeze.envs.task import BadTransition, Task, make_task
 from spreeze.errors import EnvironmentError_
-from spreeze.types import EnvSpec
 
 needs_bullet = pytest.mark.skipif(bullet_missing() is not None, reason="pybullet has no wheel here")
 FAULT = faults.ENV_ID
@@ -246,8 +247,8 @@ def test_a_reset_of_the_old_api_is_refused():
 
 def natives(low, high, **options):
     low, high = (tuple(map(float, bound)) for bound in (low, high))
-    return NativeActions(EnvSpec(env_id="x", import_module=None, obs_dim=1, action_dim=len(low), action_low=low,
-                                 action_high=high, max_episode_steps=None, reward_threshold=None), **options)
+    spec = dataclasses.replace(SPEC, action_dim=len(low), action_low=low, action_high=high)
+    return NativeActions(spec, **options)
 
 
 @pytest.mark.parametrize("in_place", [False, True])
