@@ -1,7 +1,12 @@
-"""Who wants the cores: this run's processes, and all others. Linux, read from ``/proc``.
+"""Who wants the cores: this run's processes, its siblings, and all others. Linux, read from ``/proc``.
 
 The kernel keeps for every thread how long it ran and how long it was ready but had to wait for a
 core (``schedstat``). Both together are what a process wants, however little it is given.
+
+Siblings are this user's other runs, tuners and the dashboard page (``spreeze.siblings``). They are not
+foreign: two runs that took each other for strangers would both rest, for as long as both are there.
+What a process did in the fraction of a second before it ended is nobody's any more and counts as
+foreign, once. Of a sibling that may use other cores too, the share counts that our cores are of its own.
 """
 
 from __future__ import annotations
@@ -15,6 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from spreeze.hardware import CoreFacts, core_facts
+from spreeze.siblings import Siblings
 
 _TICKS_PER_S = 100.0
 """Unit of ``/proc/stat`` (USER_HZ), the same on every architecture that this runs on."""
@@ -30,18 +36,25 @@ class Load:
 
     usable_cores: float
     foreign_cores: float
-    """Of the usable cores, what programs keep busy that do not belong to this run."""
+    """Of the usable cores, what programs keep busy that belong neither to this run nor to a sibling."""
+    sibling_cores: float = 0.0
+    """What this user's other runs, tuners and the page keep busy."""
     ran: dict[str, float]
     """Per worker, what it was given."""
     wanted: dict[str, float]
     """Per worker, what it was given and what it waited for; its own children and threads included."""
 
 
+_Threads = dict[int, tuple[float, float]]
+"""thread id -> seconds (ran, waited)."""
+
+
 class _Sample(NamedTuple):
     t_s: float
     busy_s: float
-    threads: dict[str, dict[int, tuple[float, float]]]
-    """worker -> thread id -> seconds (ran, waited)."""
+    threads: dict[str, _Threads]
+    """By worker."""
+    siblings: _Threads
 
 
 class LoadReader:
@@ -60,6 +73,7 @@ class LoadReader:
         self._cores = core_facts(root) if cores is None else cores
         self._proc = Path(root) / "proc"
         self._clock = clock
+        self._siblings = Siblings(self._proc)
         self._before: _Sample | None = None
 
     def sample(self, pids: Mapping[str, int]) -> Load | None:
@@ -71,7 +85,7 @@ class LoadReader:
         """
         before = self._before
         try:
-            self._before = now = _Sample(self._clock(), self._busy_s(), self._threads(pids))
+            self._before = now = self._now(pids)
         except (OSError, ValueError, IndexError):
             self._before = None
             return None
@@ -83,17 +97,23 @@ class LoadReader:
         elapsed_s = now.t_s - before.t_s
         ran, wanted = {}, {}
         for name, threads in now.threads.items():
-            old = before.threads.get(name, {})
-            gained = [(run - old.get(tid, (0.0, 0.0))[0], wait - old.get(tid, (0.0, 0.0))[1])
-                      for tid, (run, wait) in threads.items()]
-            ran[name] = max(0.0, sum(run for run, _ in gained)) / elapsed_s
-            wanted[name] = ran[name] + max(0.0, sum(wait for _, wait in gained)) / elapsed_s
+            ran_s, waited_s = _gained(before.threads.get(name, {}), threads)
+            ran[name] = ran_s / elapsed_s
+            wanted[name] = ran[name] + waited_s / elapsed_s
         ours, usable = sum(ran.values()), self._cores.usable
+        busy = (now.busy_s - before.busy_s) / elapsed_s
+        # What a sibling did before it had its name is in its sum as well: never more than there was.
+        siblings = min(_gained(before.siblings, now.siblings)[0] / elapsed_s, max(0.0, busy - ours))
         beyond_quota = len(self._cores.ids) - usable
-        foreign = (now.busy_s - before.busy_s) / elapsed_s - ours - beyond_quota
+        foreign = busy - ours - siblings - beyond_quota
         if beyond_quota > 0 and sum(wanted.values()) - ours > _WAITING_CORES:
-            foreign = max(foreign, usable - ours)  # somebody else lives on the same quota
-        return Load(usable_cores=usable, foreign_cores=min(max(0.0, foreign), usable), ran=ran, wanted=wanted)
+            foreign = max(foreign, usable - ours - siblings)  # somebody else lives on the same quota
+        return Load(usable_cores=usable, foreign_cores=min(max(0.0, foreign), usable), sibling_cores=siblings, ran=ran,
+                    wanted=wanted)
+
+    def _now(self, pids: Mapping[str, int]) -> _Sample:
+        t_s, busy_s, threads = self._clock(), self._busy_s(), self._threads(pids)
+        return _Sample(t_s, busy_s, threads, self._sibling_threads({tid for own in threads.values() for tid in own}))
 
     def _busy_s(self) -> float:
         wanted = {f"cpu{core}" for core in self._cores.ids}
@@ -109,17 +129,59 @@ class LoadReader:
         named = set(pids.values())
         return {name: self._tree(pid, named) for name, pid in pids.items()}
 
-    def _tree(self, pid: int, named: set[int]) -> dict[int, tuple[float, float]]:
+    def _sibling_threads(self, ours: set[int]) -> _Threads:
+        """Threads of all siblings, each once; ``ours`` are our own, whose processes are no siblings."""
+        roots, parents = self._siblings.find(ours)
+        found: _Threads = {}
+        waiting = [*parents, *roots]
+        while waiting:
+            pid = waiting.pop()
+            if pid in found:
+                continue
+            threads, children = self._process(pid)
+            share = self._share_here(pid)
+            found |= {tid: (share * ran_s, share * waited_s) for tid, (ran_s, waited_s) in threads.items()}
+            if pid not in parents:
+                waiting += [child for child in children if child not in ours and child not in parents]
+        return found
+
+    def _share_here(self, pid: int) -> float:
+        """How many of the cores that a process may use are among ours, as a share; 1 where that is not told."""
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            for line in (self._proc / str(pid) / "status").read_text(errors="replace").splitlines():
+                if line.startswith("Cpus_allowed:"):
+                    allowed = int(line.split()[1].replace(",", ""), 16)
+                    ours = sum(1 << core for core in self._cores.ids)
+                    return (allowed & ours).bit_count() / max(1, allowed.bit_count())
+        return 1.0
+
+    def _tree(self, pid: int, named: set[int]) -> _Threads:
         """Threads of a process and its nameless descendants; what ends meanwhile is left out."""
-        found: dict[int, tuple[float, float]] = {}
+        found: _Threads = {}
         waiting = [pid]
         while waiting:
-            tasks = self._proc / str(waiting.pop()) / "task"
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                for tid in os.listdir(tasks):
-                    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                        ran_ns, waited_ns, _ = (tasks / tid / "schedstat").read_text().split()
-                        found[int(tid)] = (int(ran_ns) / 1e9, int(waited_ns) / 1e9)
-                        children = (tasks / tid / "children").read_text().split()
-                        waiting += [child for child in map(int, children) if child not in named]
+            threads, children = self._process(waiting.pop())
+            found |= threads
+            waiting += [child for child in children if child not in named]
         return found
+
+    def _process(self, pid: int) -> tuple[_Threads, list[int]]:
+        """Threads and children of a process."""
+        tasks = self._proc / str(pid) / "task"
+        threads: _Threads = {}
+        children: list[int] = []
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            for tid in os.listdir(tasks):
+                with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                    ran_ns, waited_ns, _ = (tasks / tid / "schedstat").read_text().split()
+                    threads[int(tid)] = (int(ran_ns) / 1e9, int(waited_ns) / 1e9)
+                    children += map(int, (tasks / tid / "children").read_text().split())
+        return threads, children
+
+
+def _gained(before: _Threads, now: _Threads) -> tuple[float, float]:
+    """Seconds (ran, waited) of the threads that there are now, since the sample before."""
+    old = [before.get(tid, (0.0, 0.0)) for tid in now]
+    ran_s = sum(ran for ran, _ in now.values()) - sum(ran for ran, _ in old)
+    waited_s = sum(waited for _, waited in now.values()) - sum(waited for _, waited in old)
+    return max(0.0, ran_s), max(0.0, waited_s)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import psutil
 
+from spreeze.siblings import is_worker
 from spreeze.store_reader import MetricsReader
-from spreeze.workers.link import is_worker
 
 REPO = Path(__file__).resolve().parents[1]
 TINY = (
@@ -42,11 +42,11 @@ def shared_memory():
 class Run:
     """One training process, with its output in files beside its runs directory."""
 
-    def __init__(self, tmp_path, *args, name="run", tiny=TINY, faults=None):
+    def __init__(self, tmp_path, *args, name="run", tiny=TINY, faults=None, program=("-m", "spreeze.train")):
         self.runs_dir = tmp_path / "runs"
         self.path = self.runs_dir / name
         self._out, self._err = tmp_path / f"{name}.out", tmp_path / f"{name}.err"
-        command = [sys.executable, "-m", "spreeze.train", *tiny, "--runs-dir", str(self.runs_dir), "--json", *args]
+        command = [sys.executable, *program, *tiny, "--runs-dir", str(self.runs_dir), "--json", *args]
         if not {"--resume", "--name"} & set(args):
             command += ["--name", name]
         environment = {key: value for key, value in os.environ.items() if not key.startswith("SPREEZE_")}

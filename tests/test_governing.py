@@ -71,6 +71,11 @@ class Proc:
         (folder / "schedstat").write_text(f"{int(ran_s * 1e9)} {int(waited_s * 1e9)} 17\n")
         (folder / "children").write_text("".join(f"{child} " for child in children))
 
+    def named(self, pid, name, parent=1, allowed="3"):
+        """What tells a sibling: its name, its parent, the cores that it may use (as bits); it leads its group."""
+        (self.root / str(pid) / "stat").write_text(f"{pid} ({name}) R {parent} {pid} {pid} 0 -1 0 0\n")
+        (self.root / str(pid) / "status").write_text(f"Name:\t{name}\nCpus_allowed:\t{allowed}\n")
+
 
 @pytest.fixture
 def proc(tmp_path):
@@ -115,6 +120,55 @@ def test_under_a_quota_cores_beyond_it_hide_foreign_load_until_our_own_threads_w
     proc.stat()
     proc.thread(100, 1.5, 0.5)  # half a core where 1.5 are allowed, and waiting: somebody else has the rest
     assert reader.sample({"learner": 100}).foreign_cores == pytest.approx(1.0)
+
+
+def test_another_run_with_its_supervisor_and_what_it_started_is_no_stranger(proc, tmp_path):
+    seconds = iter((10.0, 11.0))
+    reader = LoadReader(cores=TWO_CORES, root=tmp_path, clock=lambda: next(seconds))
+
+    def second(busy_s, ran_s):
+        proc.ticks = {0: [int(100 * busy_s)] + [0] * 9, 1: [0] * 10}
+        proc.stat()
+        proc.thread(100, ran_s["ours"], 0.0, children=(200,))
+        proc.thread(200, 0.0, 0.0)
+        proc.named(200, "learner", parent=100)  # of ours
+        proc.thread(300, ran_s["supervisor"], 0.0, children=(310, 320, 340))
+        proc.named(300, "python")
+        proc.thread(310, ran_s["learner"], 9.0, children=(311,))
+        proc.named(310, "learner", parent=300)
+        proc.thread(311, ran_s["its child"], 0.0)
+        proc.named(311, "bash", parent=310)
+        proc.thread(320, ran_s["half here"], 0.0)
+        proc.named(320, "sampler-0", parent=300, allowed="00000000,00000006")  # cores 1 and 2; ours are 0 and 1
+        proc.thread(330, ran_s["elsewhere"], 0.0)
+        proc.named(330, "sampler-1", parent=1, allowed="f0")
+        proc.thread(340, ran_s["stranger"], 0.0)
+        proc.named(340, "python", parent=300)  # a supervisor may be a notebook: what else it starts is not of the run
+        return reader.sample({"supervisor": 100, "learner": 200})
+
+    names = ("ours", "supervisor", "learner", "its child", "half here", "elsewhere", "stranger")
+    assert second(50.0, dict.fromkeys(names, 7.0)) is None
+    ran_s = {"ours": 0.3, "supervisor": 0.05, "learner": 0.4, "its child": 0.1, "half here": 0.3, "elsewhere": 1.0,
+             "stranger": 0.2}
+    load = second(51.2, {name: 7.0 + gained_s for name, gained_s in ran_s.items()})
+    assert load.ran == pytest.approx({"supervisor": 0.3, "learner": 0.0})
+    assert load.sibling_cores == pytest.approx(0.05 + 0.4 + 0.1 + 0.5 * 0.3)
+    assert load.foreign_cores == pytest.approx(1.2 - 0.3 - 0.7)
+
+
+def test_under_a_quota_another_run_that_uses_it_up_is_no_stranger_either(proc, tmp_path):
+    seconds = iter((0.0, 1.0))
+    quota = CoreFacts(ids=(0, 1, 7), quota=1.5, usable=1.5, physical=3, reason="as told")
+    reader = LoadReader(cores=quota, root=tmp_path, clock=lambda: next(seconds))
+    for passed_s in (0, 1):
+        proc.ticks = {0: [150 * passed_s] + [0] * 9, 1: [0] * 10, 7: [0] * 10}
+        proc.stat()
+        proc.thread(100, 0.5 * passed_s, 0.8 * passed_s)  # it waits although 1.5 cores are allowed
+        proc.thread(300, 1.0 * passed_s, 0.0)
+        proc.named(300, "learner", allowed="83")
+        load = reader.sample({"learner": 100})
+    assert load.sibling_cores == pytest.approx(1.0)
+    assert load.foreign_cores == 0.0
 
 
 def test_where_the_kernel_does_not_tell_there_is_no_load(tmp_path):

@@ -262,3 +262,78 @@ def test_the_share_to_be_left_free_is_reached_and_held(cores, leave_free, noise,
     assert used <= max((1.0 - leave_free) * cores + max(0.45, 0.04 * cores) + noise * cores, 1.2 + STEP)
     assert len(machine.run(600, 0.0)) <= 2
     assert not math.isclose(machine.governor.active, 0.0)
+
+
+def test_nobody_rests_because_of_another_run_of_the_same_user():
+    assert feed(Governor(3), 600, sibling_cores=4.0) == []
+    governor = Governor(3)
+    feed(governor, 20, sibling_cores=2.0)
+    feed(governor, 30, foreign=2.0, sibling_cores=2.0)
+    feed(governor, 60, sibling_cores=2.0)
+    assert governor.active == 3.0, "what was given to others comes back, whatever the other run does"
+
+
+def test_what_another_run_keeps_busy_is_room_that_this_one_does_not_have_for_others():
+    governor = Governor(5)
+    sixteen = {"usable_cores": 16.0, "sibling_cores": 6.0}
+    feed(governor, 30, **sixteen)
+    assert feed(governor, 30, foreign=3.0, **sixteen) == []  # 6 + 6 + 3 = 15
+    sixteen["sibling_cores"] = 5.0  # the kernel gives 16 - 6 to the two runs
+    changes = feed(governor, 120, foreign=6.0, **sixteen)
+    # 16 - 5 of the other run - (6 - 0.15) of others - 1 of the learner - half the dead band of 0.64 = 3.83 samplers.
+    assert [change.active for _, change in changes] == [3.75]
+    assert "your other runs 5.00" in changes[0][1].reason
+
+
+class TwoRuns:
+    """Two runs with their governors on one machine, which gives to each by weight as above."""
+
+    def __init__(self, cores, samplers, noise, seed):
+        self.cores, self.noise, self.rng = cores, noise, random.Random(seed)
+        self.governors = [Governor(count) for count in samplers]
+        self.changes = []
+
+    def run(self, seconds, foreign):
+        """So many seconds beside programs that want so many cores; returns the changes in them."""
+        before = len(self.changes)
+        for _ in range(seconds):
+            active = [governor.active for governor in self.governors]
+            wanted = {"foreign": (foreign, max(foreign, 1e-9))}
+            for run, count in enumerate(active):
+                wanted |= {f"learner {run}": (1.2, 1.0), f"samplers {run}": (count, 0.1 * count)}
+            given_cores = _shared(self.cores, wanted)
+            for run, governor in enumerate(self.governors):
+                other = given_cores[f"learner {1 - run}"] + given_cores[f"samplers {1 - run}"]
+                change = governor.feed(Facts(
+                    usable_cores=self.cores, foreign_cores=max(0.0, given_cores["foreign"] + self._noise()),
+                    sibling_cores=max(0.0, other + self._noise()), learner_cores=1.2 + self._noise(), other_cores=0.0,
+                    sampler_cores=active[run] * (1.0 + self._noise()), learner_wait_share=0.0,
+                ))  # fmt: skip
+                if change is not None:
+                    self.changes.append((run, change.active))
+        return self.changes[before:]
+
+    def wanted_cores(self):
+        return sum(1.2 + governor.active for governor in self.governors)
+
+    def _noise(self):
+        return self.rng.uniform(-self.noise, self.noise)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(4, 32), st.integers(1, 16), st.integers(1, 16), st.floats(0.0, 0.04), st.floats(0.5, 8.0),
+       st.integers(0, 2**31))
+def test_two_runs_rest_for_others_only_hold_still_under_a_constant_load_and_take_all_back(
+    cores, first, second, noise, foreign, seed
+):
+    machine = TwoRuns(float(cores), (first, second), noise, seed)
+    assert machine.run(60, 0.0) == [], "not for each other, however many samplers there are"
+    fitted = machine.wanted_cores() <= cores
+    machine.run(120, foreign)
+    assert len(machine.run(300, foreign)) <= 2
+    if fitted and min(governor.active for governor in machine.governors) > STEP:
+        # A dead band of what neither has to see, and the 0.15 cores that always run, for each.
+        slack = 2 * (max(0.25, 0.04 * cores) + 0.15 + STEP) + 4 * noise + noise * (first + second)
+        assert machine.wanted_cores() + foreign <= cores + slack
+    machine.run(90, 0.0)
+    assert [governor.active for governor in machine.governors] == [first, second]

@@ -23,8 +23,8 @@ import psutil
 from spreeze.bench.busy import busy_core
 from spreeze.errors import RunError, SpreezeError
 from spreeze.hardware import core_facts
+from spreeze.siblings import is_worker
 from spreeze.store_reader import MetricsReader
-from spreeze.workers.link import is_worker
 
 Row = dict[str, Any]
 _START_S = 90.0

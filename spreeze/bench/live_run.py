@@ -18,10 +18,10 @@ import psutil
 from spreeze.errors import SpreezeError
 from spreeze.modes.spreeze import board_rows
 from spreeze.rundir import read_run
+from spreeze.siblings import is_worker
 from spreeze.strays import MARK
 from spreeze.transport.board import Board
 from spreeze.transport.ring import Ring, RingSpec
-from spreeze.workers.link import is_worker
 
 _START_S = 60.0
 _END_S = 60.0

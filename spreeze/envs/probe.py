@@ -25,6 +25,7 @@ from typing import Any
 
 from spreeze.errors import EnvironmentError_
 from spreeze.jsonable import rebuild
+from spreeze.siblings import PROBE, take_name
 from spreeze.strays import MARK, end_strays
 from spreeze.types import EnvSpec
 
@@ -235,4 +236,5 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    take_name(PROBE)
     sys.exit(main())

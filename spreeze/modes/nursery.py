@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import IO, Any, Self
 
 from spreeze.autotune.records import LearnerRate, LearnerSetting
+from spreeze.siblings import PROBE
 from spreeze.workers.interrupts import Interrupts
 from spreeze.workers.jobs import UpdateProbeJob, UpdateTurn
 from spreeze.workers.plan import RunPlan
@@ -81,7 +82,8 @@ class Nursery:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the helper lives)
         self._pending, self._ready = b"", False
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "spreeze.workers.update_probe", json.dumps(self._job.to_json())],
+            [sys.executable, "-m", "spreeze.siblings", PROBE, "spreeze.workers.update_probe",
+             json.dumps(self._job.to_json())],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, process_group=0,
             env=child_environment(1, "probe"),
         )

@@ -22,6 +22,7 @@ from types import ModuleType
 from typing import Any
 
 from spreeze.metrics import Phase
+from spreeze.siblings import take_name
 from spreeze.transport.board import Board
 from spreeze.workers.link import Link, worker_name
 
@@ -36,7 +37,7 @@ BODIES = {
 }
 """body, mostly the role -> (module, function, type of its job); imported only in the process that runs it."""
 
-_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
+_PR_SET_PDEATHSIG = 1
 _OOM_SCORE = {"sampler": 500, "executor": 500, "actor": 300, "evaluator": 300, "visualizer": 300}
 _NICE = {"sampler": 10, "executor": 5, "actor": 2, "evaluator": 5, "visualizer": 15}
 """At nice 10 a process gets about a tenth of a core that another one wants; at 15 a third of that.
@@ -53,7 +54,7 @@ def main(argv: list[str]) -> int:
     spec: dict[str, Any] = json.loads(argv[0])
     _die_with_supervisor(spec["lifeline_fd"], spec["supervisor_pid"])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _take_name(worker_name(spec["role"], spec["index"]))
+    take_name(worker_name(spec["role"], spec["index"]))
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     _lower_priority(spec["role"])
@@ -84,12 +85,6 @@ def load(module: str) -> ModuleType:
     finally:
         gc.freeze()
         gc.enable()
-
-
-def _take_name(name: str) -> None:
-    """What ``top`` shows instead of python (Linux; at most 15 letters of it)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_NAME, name.encode("ascii"))
 
 
 def _lower_priority(role: str) -> None:

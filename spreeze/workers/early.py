@@ -14,6 +14,7 @@ import socket
 import sys
 from collections.abc import Sequence
 
+from spreeze.siblings import EARLY, take_name
 from spreeze.workers import child
 
 _BODIES = ("learner", "rollout-learner")
@@ -24,6 +25,7 @@ MOST_FDS = 250
 def main(argv: list[str]) -> int:
     """Loads, waits, then runs the worker body; returns its exit code."""
     child.end_with_parent()
+    take_name(EARLY)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with socket.socket(fileno=int(argv[0])) as line:
         for body in _BODIES:

@@ -89,6 +89,7 @@ class Governing:
         samplers = sum(cores for name, cores in load.wanted.items() if name.startswith("sampler"))
         return Facts(
             usable_cores=load.usable_cores, foreign_cores=load.foreign_cores,
+            sibling_cores=load.sibling_cores,
             learner_cores=load.wanted.get("learner", 0.0), sampler_cores=samplers,
             other_cores=sum(load.wanted.values()) - samplers - load.wanted.get("learner", 0.0),
             learner_wait_share=min(max(0.0, reading.learner["wait_s"] - self._before[2]) / elapsed_s, 1.0),

@@ -7,6 +7,10 @@ of its time. The learner, evaluation and pictures are never touched.
 * What samplers may have is what the usable cores leave beside the other programs (or the share that
   the user keeps free, if that is more), the learner, and evaluation and pictures. Where more is run than
   there are cores although nobody else is there, that is the tuner's or the user's choice and stays.
+* So do several runs at once: they are the user's choice, the kernel shares the cores among them, and none rests because
+  of another. When another program comes, what they keep busy is room that this run does not have: each sees the same
+  lack and gives way. On 16 cores two runs that want 6 each let 3 cores of others be (6 + 6 + 3 = 15); 6 cores of others
+  leave the other run 5, so 16 - 5 - (6 - 0.15) = 5.15 for each. A share to be left free is kept by each run for itself.
 * Dead band: nothing changes for less than a quarter of a core, from seven cores on 4 % of the usable ones; 0.15
   cores of other programs always run.
 * Gives up cores, and half a dead band more, when two seconds in a row ask for it. Takes back when the last ten
@@ -46,7 +50,9 @@ class Facts:
 
     usable_cores: float
     foreign_cores: float
-    """What other programs keep busy of the usable cores."""
+    """What other programs keep busy of the usable cores; the user's other runs, tuners and page are not among them."""
+    sibling_cores: float = 0.0
+    """What those keep busy."""
     learner_cores: float
     """What the learner is given and waits for."""
     other_cores: float
@@ -56,6 +62,13 @@ class Facts:
     learner_wait_share: float
     """Share of its time that the learner waits for rows or the limiter."""
     samples_per_insert: float | None = None
+
+
+class _Others(NamedTuple):
+    """One second of those who are not of this run."""
+
+    foreign_cores: float
+    sibling_cores: float
 
 
 class Change(NamedTuple):
@@ -77,7 +90,7 @@ class Governor:
         """
         self._maximum, self._leave_free = float(maximum), leave_free
         self.active = self._maximum
-        self._foreign: deque[float] = deque(maxlen=LONGEST_RETURN_S)
+        self._others: deque[_Others] = deque(maxlen=LONGEST_RETURN_S)
         self._fixed, self._each = 0.0, 0.0
         self._known = False
         self._starved_s = 0
@@ -97,14 +110,14 @@ class Governor:
         """
         self._now_s += 1
         if facts is None:
-            self._foreign.clear()
+            self._others.clear()
             self._starved_s = 0
             return None
-        self._foreign.append(facts.foreign_cores)
+        self._others.append(_Others(facts.foreign_cores, facts.sibling_cores))
         self._smooth(facts)
         starved = facts.learner_wait_share >= STARVED_SHARE and self.active < self._maximum
         self._starved_s = self._starved_s + 1 if starved else 0
-        if len(self._foreign) < SETTLE_S or self._changes_in_a_minute() >= CHANGES_PER_MINUTE:
+        if len(self._others) < SETTLE_S or self._changes_in_a_minute() >= CHANGES_PER_MINUTE:
             return None
         return self._feed_learner(facts) or self._give_up(facts) or self._take_back(facts)
 
@@ -123,13 +136,13 @@ class Governor:
     def _unchanged_s(self) -> float:
         return self._now_s - self._changed_s[-1] if self._changed_s else math.inf
 
-    def _room(self, foreign_cores: float, usable_cores: float) -> float:
-        """Samplers that fit beside so much foreign load; may be negative, or more than there are."""
-        foreign = max(0.0, foreign_cores - QUIET_CORES)
+    def _room(self, others: _Others, usable_cores: float) -> float:
+        """Samplers that fit beside so much of others; may be negative, or more than there are."""
+        foreign = max(0.0, others.foreign_cores - QUIET_CORES)
         if self._leave_free > 0.0:
             free = usable_cores - max(foreign, self._leave_free * usable_cores)
         else:
-            free = max(usable_cores, self._fixed + self._maximum * self._each) - foreign
+            free = max(usable_cores - others.sibling_cores, self._fixed + self._maximum * self._each) - foreign
         return (free - self._fixed) / self._each
 
     def _fitting(self, room: float) -> float:
@@ -140,7 +153,7 @@ class Governor:
     def _feed_learner(self, facts: Facts) -> Change | None:
         """One step more when the learner waits for rows; a share to be left free goes before that."""
         more = min(self.active + STEP, self._maximum)
-        blocked = self._leave_free > 0.0 and self._room(facts.foreign_cores, facts.usable_cores) < more
+        blocked = self._leave_free > 0.0 and self._room(self._others[-1], facts.usable_cores) < more
         if self._starved_s < STARVED_S or self._unchanged_s() < STARVED_S or blocked:
             return None
         self._least = more
@@ -148,11 +161,12 @@ class Governor:
                                   f"{number(facts.samples_per_insert)} samples per insert")
 
     def _give_up(self, facts: Facts) -> Change | None:
-        latest = list(self._foreign)[-YIELD_S:]
-        room = self._room(min(latest), facts.usable_cores)
+        latest = list(self._others)[-YIELD_S:]
+        room = max(self._room(others, facts.usable_cores) for others in latest)
+        mean = _Others(*(sum(column) / len(latest) for column in zip(*latest, strict=True)))
         # Half a dead band more than asked: what follows as noise then asks for nothing further.
         margin = 0.5 * _dead_band(facts) / self._each
-        fewer = self._fitting(self._room(sum(latest) / len(latest), facts.usable_cores) - margin)
+        fewer = self._fitting(self._room(mean, facts.usable_cores) - margin)
         starving = self._leave_free == 0.0 and facts.learner_wait_share >= STARVED_SHARE
         if (self.active - room) * self._each <= _dead_band(facts) or fewer >= self.active or starving:
             return None
@@ -161,14 +175,14 @@ class Governor:
         relapse = self._returned_s is not None and self._now_s - self._returned_s < RELAPSE_S
         self._hold_s = min(2 * self._hold_s, LONGEST_RETURN_S) if relapse else RETURN_S
         self._returned_s, self._gave_up_s = None, self._now_s
-        return self._change(fewer, self._reason(sum(latest) / len(latest), facts))
+        return self._change(fewer, self._reason(mean, facts))
 
     def _take_back(self, facts: Facts) -> Change | None:
-        latest = list(self._foreign)[-self._hold_s:]
+        latest = list(self._others)[-self._hold_s:]
         gave_up_s = math.inf if self._gave_up_s is None else self._now_s - self._gave_up_s
         if self.active >= self._maximum or len(latest) < self._hold_s or gave_up_s < self._hold_s:
             return None
-        worst = sorted(latest)[-2]
+        worst = sorted(latest, key=lambda others: self._room(others, facts.usable_cores))[1]
         room = self._room(worst, facts.usable_cores)
         # All may come back where they would not be asked to rest again, well inside the dead band; some for more than
         # the dead band and the half that was given up beyond it.
@@ -186,11 +200,12 @@ class Governor:
         self._changed_s.append(self._now_s)
         return Change(active, reason)
 
-    def _reason(self, foreign_cores: float, facts: Facts) -> str:
-        kept = f", {self._leave_free * facts.usable_cores:.2f} are to stay free" if self._leave_free else ""
+    def _reason(self, others: _Others, facts: Facts) -> str:
+        kept = f", your other runs {others.sibling_cores:.2f}" if others.sibling_cores >= QUIET_CORES else ""
+        kept += f", {self._leave_free * facts.usable_cores:.2f} are to stay free" if self._leave_free else ""
         return (
-            f"other programs keep {foreign_cores:.2f} of {facts.usable_cores:g} usable cores busy{kept}; the learner "
-            f"and the rest want {self._fixed:.2f}, a sampler {self._each:.2f}"
+            f"other programs keep {others.foreign_cores:.2f} of {facts.usable_cores:g} usable cores busy{kept}; the "
+            f"learner and the rest want {self._fixed:.2f}, a sampler {self._each:.2f}"
         )
 
 

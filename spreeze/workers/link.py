@@ -27,11 +27,6 @@ def worker_name(role: str, index: int) -> str:
     return f"{role}-{index}" if role in _NUMBERED else role
 
 
-def is_worker(process_name: str, role: str | None = None) -> bool:
-    """Whether a process of this name (Linux: as ``top`` shows it) is a worker with its job, of this role if any."""
-    return process_name.partition("-")[0] in (SLOTS if role is None else (role,))
-
-
 class Link:
     """What a worker body may know of the outside; it never waits for anybody."""
 
