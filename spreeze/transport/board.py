@@ -18,10 +18,11 @@ _CONTROL_WORDS = 16
 _SLOT_WORDS = 48
 _ROW_WORDS = _CONTROL_WORDS + _SLOT_WORDS
 
-STOP, VISUALIZER_PAUSED, WEIGHTS_HINT, ACTIVE_SAMPLERS, SLOWED_SHARE = 2, 3, 4, 5, 6
+STOP, VISUALIZER_PAUSED, WEIGHTS_HINT, ACTIVE_SAMPLERS, SLOWED_SHARE, FIRST_SAMPLER, SAMPLERS = 2, 3, 4, 5, 6, 7, 8
 """Words of the header, written by the supervisor (the hint: by the learner).
 
-Samplers below ``ACTIVE_SAMPLERS`` work all of their time, the next one ``SLOWED_SHARE`` thousandths of it.
+Of ``SAMPLERS`` samplers, counted from ``FIRST_SAMPLER`` on and round, ``ACTIVE_SAMPLERS`` work all of their time, the
+next one ``SLOWED_SHARE`` thousandths of it, and the others rest.
 """
 HEARTBEAT, PHASE, PID = 0, 1, 2
 """Control words of a row, written by its worker."""
@@ -51,7 +52,7 @@ class Board:
         """
         board = cls(allocate("spreeze-board", board_bytes(num_rows)), num_rows)
         board.header[1] = num_rows
-        board.header[ACTIVE_SAMPLERS] = 2**31
+        board.header[ACTIVE_SAMPLERS] = board.header[SAMPLERS] = 2**31
         board.header[0] = _MAGIC
         return board
 

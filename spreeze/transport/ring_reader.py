@@ -28,6 +28,17 @@ class RingReader:
 
     Rows older than the capacity of the whole ring are out, as they would be in one common ring: a
     sampler that was retired leaves a shard that fades away instead of being drawn for ever.
+
+    So what can be drawn are the newest C rows of all, as far as the shards still hold them: S shards
+    hold the newest c = C / S of their own. Where samplers write equally much, that is all C. Where one
+    writes alone it is less, for its rows have one shard's room: S = 4, c = 1,024, all full; after 2,048
+    rows of one sampler alone a common ring would hold these and the newest 2,048 of the others and its
+    own before. Of those 512 each lie in the three other shards, but its own holds 1,024:
+    3 x 512 + 1,024 = 2,560 of 4,096. After 4,096 rows it is 1,024.
+
+    That is why samplers rest in turn, not always the same (``workers.governing``). Where they write r
+    rows a turn, a shard holds its last c / r turns, and S shards the last S x c / r = C / r of all: C
+    rows. Where r does not divide c, the C newest rows have at most c + r of one shard: up to r are missing.
     """
 
     def __init__(self, ring: Ring, max_age_rows: int | None = None) -> None:

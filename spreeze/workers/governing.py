@@ -1,4 +1,9 @@
-"""The governor at work in a run: feeds it once a second and puts what it decides on the board."""
+"""The governor at work in a run: feeds it once a second and puts what it decides on the board.
+
+Samplers rest in turn. Each has a shard of the replay of its own: were it always the same ones that rest, their rows
+would grow too old to be drawn, and one of four samplers at work would leave a quarter of the replay. In turn all write
+equally much, and the shards together hold the newest rows as one common ring would (``RingReader`` has the arithmetic).
+"""
 
 from __future__ import annotations
 
@@ -17,6 +22,11 @@ from spreeze.workers.plan import RunPlan
 _EVERY_S = 1.0
 _LONGEST_S = 3.0
 """A look later than this after the last one tells nothing: the machine slept, or was stuck."""
+
+_TURN_SHARE = 1 / 32
+"""A turn is over when each active sampler has written this share of its shard, about; looks come twice a second."""
+_LONGEST_TURN_S = 10.0
+"""Nor does it wait longer for a sampler that is slow, or just dead."""
 
 _BLIND_TIMES = 5
 """Looks in a row without a load, the first of all is always one, until that is said."""
@@ -51,6 +61,9 @@ class Governing:
         self._before: tuple[float, int | None, float] | None = None
         self._foreign_cores: float | None = None
         self._blind = 0
+        self._turn_rows = _TURN_SHARE * plan.ring_spec().rows_per_shard
+        self._turn_began = (0.0, 0)  # seconds, rows inserted
+        self._board.header[words.SAMPLERS] = self._maximum
         self._post(self._governor.active)
 
     def look(self, reading: Reading, pids: Mapping[str, int]) -> dict[str, float | None]:
@@ -70,7 +83,18 @@ class Governing:
             change = self._governor.feed(facts)
             if change is not None:
                 self._apply(change)
+        self._pass_turn(now_s, reading.inserted)
         return {"samplers_active": self._governor.active, "foreign_cores": self._foreign_cores}
+
+    def _pass_turn(self, now_s: float, inserted: int) -> None:
+        """Lets the next sampler be the first, while some rest, when those at work have written enough."""
+        began_s, before = self._turn_began
+        active, header = self._governor.active, self._board.header
+        enough = inserted - before >= self._turn_rows * max(1.0, active) or now_s - began_s >= _LONGEST_TURN_S
+        if enough:
+            self._turn_began = now_s, inserted
+            if active < self._maximum:
+                header[words.FIRST_SAMPLER] = (int(header[words.FIRST_SAMPLER]) + 1) % self._maximum
 
     def _note_blind(self, blind: bool) -> None:
         """Says once that there is nothing to govern by."""

@@ -69,8 +69,12 @@ class Link:
     @property
     def sampler_share(self) -> float:
         """Share of its time that this sampler may work: 1, 0, or between for the last one that is wanted."""
-        beyond = self.index - int(self.board.header[words.ACTIVE_SAMPLERS])
-        return 1.0 if beyond < 0 else 0.0 if beyond > 0 else int(self.board.header[words.SLOWED_SHARE]) / 1000
+        header = self.board.header
+        active, samplers = int(header[words.ACTIVE_SAMPLERS]), int(header[words.SAMPLERS])
+        if active >= samplers:
+            return 1.0
+        beyond = (self.index - int(header[words.FIRST_SAMPLER])) % samplers - active
+        return 1.0 if beyond < 0 else 0.0 if beyond > 0 else int(header[words.SLOWED_SHARE]) / 1000
 
     def post(self, **values: float) -> None:
         """Stores numbers into slots by name (see ``metrics.SLOTS``)."""
