@@ -135,7 +135,8 @@ CATALOGUE = {
         "dashboard_control::test_many_clicks_at_once_start_one_run")),
     41: Row("two runs at once, same or other name", (
         "json::test_two_runs_at_once_do_not_meet", "resume::test_a_running_run_is_not_resumed",
-        "tuning_cache::test_one_tuner_at_a_time")),
+        "tuning_cache::test_one_tuner_at_a_time",
+        "siblings::test_two_runs_at_once_are_no_strangers_to_each_other_and_a_busy_process_is_one_to_both")),
     42: Row("another process has the number of the one to stop", (
         "rundir::test_no_stranger_is_killed_in_place_of_a_supervisor",), stub=True),
     43: Row("the clock is set by a day", (
