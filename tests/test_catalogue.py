@@ -79,7 +79,8 @@ CATALOGUE = {
         adjusted="the run ends with the reason and its checkpoint instead of pausing: a lost GPU comes back with a "
                  "reboot at best, and a resume continues from there"),
     22: Row("a GPU gone at resume", (
-        "fault_stubs::test_f22_stub_a_device_that_is_gone_is_named_and_auto_takes_what_is_there",), stub=True,
+        "fault_stubs::test_f22_stub_a_device_that_is_gone_is_named_and_auto_takes_what_is_there",
+        "placement::test_a_run_whose_gpu_is_gone_says_so_at_resume_and_goes_on_where_it_is_told_to"), stub=True,
         adjusted="a device asked for by number is refused by name instead of replaced silently; auto looks"),
     23: Row("memory, hang or crash inside the batch probe", (
         "measure::test_a_candidate_that_crashes_or_hangs_is_data_and_the_next_is_measured",

@@ -118,12 +118,20 @@ class OffPolicyAlgorithm(Protocol):
         """Copies of everything that a bit-exact resume needs: networks, targets, optimisers, random state."""
         ...
 
-    def load_state_arrays(self, arrays: dict[str, np.ndarray]) -> None:
+    def load_state_arrays(self, arrays: dict[str, np.ndarray]) -> bool:
         """Takes over what ``state_arrays`` gave.
+
+        Returns:
+            False if all but the random state was: that is another kind of device's. Then call ``seed_noise``, once
+            ``load_state_json`` has told how many updates there were.
 
         Raises:
             CheckpointError: names or shapes of another network.
         """
+        ...
+
+    def seed_noise(self, seed: int) -> None:
+        """Noise that follows from this seed and the number of updates, from here on."""
         ...
 
     def state_json(self) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from spreeze.algorithms.adam import FlatAdam
 from spreeze.algorithms.base import Proposal
-from spreeze.algorithms.state import load_arrays, to_arrays
+from spreeze.algorithms.state import generator_fits, load_arrays, seed_anew, to_arrays
 from spreeze.errors import CheckpointError
 from spreeze.networks import ParameterCopy, Parameters, policy_arrays
 from spreeze.types import TransitionBatch
@@ -129,9 +129,15 @@ class OffPolicy(ABC):
         """Copies of networks, targets, optimisers, temperature and random state."""
         return to_arrays(self._tensors(), self._noise)
 
-    def load_state_arrays(self, arrays: dict[str, np.ndarray]) -> None:
-        """Takes over what ``state_arrays`` gave."""
-        load_arrays(self._tensors(), self._noise, arrays)
+    def load_state_arrays(self, arrays: dict[str, np.ndarray]) -> bool:
+        """Takes over what ``state_arrays`` gave; False if the noise was not taken over."""
+        fits = generator_fits(self._noise, arrays)
+        load_arrays(self._tensors(), self._noise if fits else None, arrays)
+        return fits
+
+    def seed_noise(self, seed: int) -> None:
+        """New noise for the updates from here on."""
+        seed_anew(self._noise, seed, self.updates)
 
     def state_json(self) -> dict[str, Any]:
         """Counters and identity."""

@@ -134,12 +134,20 @@ class CopiedSides:
         sides = {_ACTOR: self._actor_side, _CRITICS: self._critic_side}
         return {prefix + name: array for prefix, side in sides.items() for name, array in side.state_arrays().items()}
 
-    def load_state_arrays(self, arrays: dict[str, np.ndarray]) -> None:
-        """Takes over what ``state_arrays`` gave."""
-        for prefix, side in ((_ACTOR, self._actor_side), (_CRITICS, self._critic_side)):
+    def load_state_arrays(self, arrays: dict[str, np.ndarray]) -> bool:
+        """Takes over what ``state_arrays`` gave; False if the noise was not taken over."""
+        fits = [
             side.load_state_arrays({
                 name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)
             })
+            for prefix, side in ((_ACTOR, self._actor_side), (_CRITICS, self._critic_side))
+        ]
+        return all(fits)
+
+    def seed_noise(self, seed: int) -> None:
+        """New noise for the updates from here on, on both sides alike, as at the beginning."""
+        self._actor_side.seed_noise(seed)
+        self._critic_side.seed_noise(seed)
 
     def state_json(self) -> dict[str, Any]:
         """Counters and identity."""

@@ -149,7 +149,8 @@ class DiscreteSAC(ActorCritic):
         self.critics.update_target(self._tau)
         self.updates += 1
 
-    def load_state_arrays(self, arrays: dict[str, np.ndarray]) -> None:
-        """Takes over what ``state_arrays`` gave."""
-        super().load_state_arrays(arrays)
+    def load_state_arrays(self, arrays: dict[str, np.ndarray]) -> bool:
+        """Takes over what ``state_arrays`` gave; False if the noise was not taken over."""
+        fits = super().load_state_arrays(arrays)
         self.actor.temperature.derive()
+        return fits

@@ -195,7 +195,8 @@ class SAC(ActorCritic):
         alpha = self.actor.temperature.alpha
         return super().actor_bytes + alpha.element_size()
 
-    def load_state_arrays(self, arrays: dict[str, np.ndarray]) -> None:
-        """Takes over what ``state_arrays`` gave."""
-        super().load_state_arrays(arrays)
+    def load_state_arrays(self, arrays: dict[str, np.ndarray]) -> bool:
+        """Takes over what ``state_arrays`` gave; False if the noise was not taken over."""
+        fits = super().load_state_arrays(arrays)
         self.actor.temperature.derive()
+        return fits

@@ -114,6 +114,8 @@ class _Serial:
         self._epoch = 1 + max(latest.epoch if latest else 0, checkpoint.epoch if checkpoint else 0)
         if checkpoint is not None:
             self._learning.load_state(checkpoint.tensors, checkpoint.state)
+            while self._learning.notes:
+                self._recorder.event("info", self._learning.notes.pop(0))
             self._refresh_policy()
 
     def _stop_reason(self) -> str | None:

@@ -54,7 +54,7 @@ class Learning:
         self._rng, self._seed = np.random.default_rng([seed, 7]), seed
         self._frame_shape = None if spec.frames is None else spec.frames.shape
         self.notes: list[str] = []
-        """What was decided about replay and launches, to be told once."""
+        """What was decided about replay, launches and a resume, to be told once."""
         self._updates_per_launch = updates_per_launch
         self._launches: Launches | None = None
         self._scale: DeviceScale | None = None
@@ -274,14 +274,20 @@ class Learning:
         return digest.hexdigest()
 
     def load_state(self, tensors: dict[str, np.ndarray], state: dict[str, Any]) -> None:
-        """Takes over what ``state`` gave.
+        """Takes over what ``state`` gave, on whatever device it was.
 
         Raises:
             CheckpointError: shapes or names of another network.
         """
-        self.algorithm.load_state_arrays(tensors)
+        fits = self.algorithm.load_state_arrays(tensors)
         self.algorithm.load_state_json(state["algorithm"])
         self.updates = int(state["updates"])
+        if not fits:
+            self.algorithm.seed_noise(self._seed)
+            self.notes.append(
+                "the checkpoint's random numbers are those of another kind of device: the noise of the updates is "
+                f"seeded anew from seed {self._seed} and update {self.updates}"
+            )
         self._rng.bit_generator.state = state["draw_rng"]
         if self._launches is not None:
             self._launches.mirror.generator.manual_seed(self._seed + self.updates)  # not the draws of before again
