@@ -60,6 +60,7 @@ from spreeze.settings import (
 )
 from spreeze.summary import summary
 from spreeze.terminal import open_view
+from spreeze.transport.files import replace_bytes
 from spreeze.transport.memory import check_room
 from spreeze.tuning import Listener, tuned_layer
 from spreeze.tuning_table import show
@@ -166,7 +167,7 @@ def _layers(
     if resumed is not None:
         if args.profile:
             raise ConfigError(f"--profile {args.profile}: a resumed run keeps its settings; --set changes single ones")
-        old = _settings_of(resumed)
+        old = settings_of(resumed)
         values = {p: {} for p in PARTS}  # type: dict[str, dict[str, Any]]
         for part, name, value in iterate(old.config):
             if part != "stop":
@@ -199,7 +200,16 @@ def _layers(
     return [*layers, user], notes
 
 
-def _settings_of(run: Path) -> Settings:
+def write_settings(run: Path, settings: Settings) -> None:
+    """Writes ``config.toml``, whole and on the disk: without it the best checkpoint cannot be resumed.
+
+    Raises:
+        OSError: no room, no permission; the settings of the session before are untouched.
+    """
+    replace_bytes(run / "config.toml", to_toml(settings).encode("utf-8"), durable=True)
+
+
+def settings_of(run: Path) -> Settings:
     """Settings of an earlier session.
 
     Raises:
@@ -275,7 +285,7 @@ def _run(
 ) -> int:
     _check_disk(plan, run_dir)
     try:
-        (run_dir.path / "config.toml").write_text(to_toml(plan.settings), encoding="utf-8")
+        write_settings(run_dir.path, plan.settings)
         if tune_record is not None:
             write_json(run_dir.path / "tune.json", tune_record)
     except OSError as error:

@@ -98,11 +98,13 @@ CATALOGUE = {
         "memory::test_control_group_limit_counts_if_it_is_tighter",), stub=True),
     28: Row("disk full while a checkpoint is written", (
         "fault_runs::test_f28_a_full_disk_keeps_the_old_checkpoint_and_the_run_goes_on",
+        "fault_runs::test_f28_a_full_disk_at_the_start_of_a_session_leaves_the_settings_of_the_one_before",
         "store::test_full_disk_is_counted_and_made_good_later",
         "weights::test_a_disk_that_fails_keeps_the_old_version")),
     29: Row("SIGKILL at every step of a save", ("crash_points::test_f29_every_crash_point_of_every_save_loads",)),
     30: Row("power loss: unsynced data gone, renames kept", (
-        "crash_points::test_f30_whatever_a_power_loss_leaves_the_newest_durable_checkpoint_loads",), stub=True),
+        "crash_points::test_f30_whatever_a_power_loss_leaves_the_newest_durable_checkpoint_loads",
+        "crash_points::test_f30_a_power_loss_leaves_the_settings_of_this_session_or_of_the_one_before"), stub=True),
     31: Row("truncated, flipped or empty weights file", (
         "weights::test_every_flipped_byte_and_every_truncation_is_refused_or_changes_nothing",
         "weights::test_any_bytes_as_pointer_or_weights_end_in_a_refusal")),

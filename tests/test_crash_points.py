@@ -10,6 +10,8 @@ import pytest
 from test_checkpoint import Crash, fail_at
 
 from spreeze.rundir import read_run, write_json
+from spreeze.settings import Layer, resolve
+from spreeze.train import settings_of, write_settings
 from spreeze.transport import files
 from spreeze.transport.checkpoint import CheckpointStore
 from spreeze.transport.ring import Ring, RingSpec, ShardWriter
@@ -81,10 +83,19 @@ def _loaded_curve(folder):
     return int(read_rows(folder / "eval.csv")[-1][COLUMNS[0]])
 
 
+def _settings(folder, value):
+    write_settings(folder, resolve([Layer("user", {"run": {"seed": value}})]))
+
+
+def _loaded_settings(folder):
+    return settings_of(folder).config.run.seed
+
+
 SAVES = {
     "checkpoint": (_checkpoint, _loaded_checkpoint),
     "checkpoint after a crash": (_checkpoint_after_a_crash, _loaded_checkpoint), "weights": (_weights, _loaded_weights),
     "run file": (_run_file, _loaded_run_file), "best weights": (_best, _loaded_best), "curve": (_curve, _loaded_curve),
+    "settings": (_settings, _loaded_settings),
 }  # fmt: skip
 
 
@@ -239,6 +250,28 @@ def test_f30_whatever_a_power_loss_leaves_the_newest_durable_checkpoint_loads(tm
         assert _loaded_checkpoint(target) == 3
         shutil.rmtree(target)
     print(f"{POWER_LOSSES} power losses: the new checkpoint loaded {loaded[2]} times, the one before {loaded[1]} times")
+    assert min(loaded.values()) > 0
+
+
+def test_f30_a_power_loss_leaves_the_settings_of_this_session_or_of_the_one_before(tmp_path, monkeypatch):
+    root, before = tmp_path / "disk", tmp_path / "before"
+    root.mkdir()
+    _settings(root, 1)
+    shutil.copytree(root, before)
+    disk = Disk(root)
+    with monkeypatch.context() as patch:
+        disk.install(patch)
+        _settings(root, 2)
+    assert [entry[0] for entry in disk.log] == ["create", "sync", "rename", "sync"], "bytes, then name, then its folder"
+    loaded = {1: 0, 2: 0}
+    for number in range(POWER_LOSSES):
+        stop = number % (len(disk.log) + 1)
+        _after_power_loss(disk, before, root, tmp_path / "after", stop, random.Random(number))
+        found = _loaded_settings(tmp_path / "after")
+        loaded[found] += 1
+        if stop == len(disk.log):
+            assert found == 2, "a session that began is on the disk"
+        shutil.rmtree(tmp_path / "after")
     assert min(loaded.values()) > 0
 
 

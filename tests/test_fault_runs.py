@@ -82,6 +82,30 @@ def test_f28_a_full_disk_keeps_the_old_checkpoint_and_the_run_goes_on(tmp_path):
         run.process.kill()
 
 
+@pytest.mark.timeout(90)
+def test_f28_a_full_disk_at_the_start_of_a_session_leaves_the_settings_of_the_one_before(tmp_path):
+    def resumed(*args, room_bytes=resource.RLIM_INFINITY):
+        command = [sys.executable, "-m", "spreeze.train", "--resume", "run", "--runs-dir", str(tmp_path / "runs"),
+                   *args]  # fmt: skip
+        return subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, cwd=REPO, timeout=60, check=False,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (room_bytes, resource.RLIM_INFINITY)),
+        )  # fmt: skip
+
+    run, code, _ = train(tmp_path, *FAULT, "--mode", "serial", "--updates", "20")
+    assert code == 0
+    settings = (run.path / "config.toml").read_bytes()
+    room_bytes = max((run.path / name).stat().st_size for name in ("run.json", "env.json")) + 200
+    assert room_bytes < len(settings), "all that is written before fits"
+    refused = resumed("--updates", "25", room_bytes=room_bytes)
+    assert refused.returncode == 2, refused.stderr[-2000:]
+    assert "cannot be written" in refused.stderr
+    assert (run.path / "config.toml").read_bytes() == settings
+    assert not [path.name for path in run.path.iterdir() if "tmp" in path.name]
+    assert resumed("--updates", "30").returncode == 0
+    assert read_run(run.path)["updates"] == 30
+
+
 @pytest.mark.timeout(60)
 def test_f36_ctrl_c_while_tuning_ends_all_children_without_a_traceback(tmp_path):
     with Run(tmp_path, *FAULT, "--auto", "--fresh", tiny=("--no-visualizer",)) as run:
