@@ -11,6 +11,7 @@ from spreeze.errors import TransportError
 from spreeze.transport.ring import ShardWriter, row_checksum
 from spreeze.transport.ring_reader import RingReader
 from spreeze.types import RowLayout
+from spreeze.workers import mirror as mirror_module
 from spreeze.workers.mirror import Mirror, mirror_bytes
 from spreeze.workers.streams import Moment
 
@@ -221,6 +222,56 @@ class LateLane:
         while self.done < (len(self.work) if position is None else position):
             self.done += 1
             self.work[self.done - 1]()
+
+
+class PromptLane(LateLane):
+    """Work that is done as early as its order allows: at once, but for what another lane has to do before."""
+
+    def copy(self, to, source):
+        super().copy(to, source)
+        self.drive()
+
+    def follow(self, moment):
+        super().follow(moment)
+        self.drive()
+
+
+def late_zeros(lane):
+    """``torch.zeros`` as a stream of a GPU does it: the memory is there at once, the zeros come in their turn."""
+
+    def zeros(shape, **options):
+        made = torch.full(shape if isinstance(shape, tuple) else (shape,), -7, **options)
+        lane.work.append(made.zero_)
+        return made
+
+    return zeros
+
+
+def test_the_first_copies_come_after_the_zeros_that_fill_the_memory(monkeypatch):
+    main, beside = LateLane(), PromptLane()
+    with ring_of(rows=64) as ring:
+        put(ShardWriter(ring, 0), 1, 40)
+        with monkeypatch.context() as patch:
+            patch.setattr(mirror_module.torch, "zeros", late_zeros(main))
+            mirror = mirror_of(ring, main=main, beside=beside)
+        assert main.done == 0, "nothing waits for the zeros until the first copy"
+        mirror.pull()
+        main.drive()
+        assert numbers(mirror) == set(range(1, 41))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+def test_on_a_gpu_the_first_copies_come_after_the_zeros_that_fill_the_memory():
+    device = torch.device("cuda:0")
+    with ring_of(rows=64) as ring:
+        put(ShardWriter(ring, 0), 1, 40)
+        Mirror(RingReader(ring), DRAWS, device, 5).pull()  # what is made once, made before
+        torch.cuda.synchronize(device)
+        torch.cuda._sleep(200_000_000)  # cycles in which the zeros have to wait
+        mirror = Mirror(RingReader(ring), DRAWS, device, 5)
+        mirror.pull()
+        assert numbers(mirror) == set(range(1, 41))
 
 
 @pytest.mark.parametrize("most", [4, 20])  # rows before each pull: at most one chunk, or several

@@ -19,7 +19,7 @@ from spreeze.errors import TransportError
 from spreeze.formats import size
 from spreeze.transport.ring_reader import RingReader
 from spreeze.types import RowLayout
-from spreeze.workers.streams import DeviceLane, Lane, Moment, Staging
+from spreeze.workers.streams import DeviceLane, Lane, Staging
 
 _CHUNK_ROWS = 4096
 _SHARE = 0.8
@@ -66,7 +66,8 @@ class Mirror:
         self._starts = torch.arange(spec.num_shards, device=device) * self.rows_per_shard
         self._staged_windows = Staging((2, spec.num_shards), torch.int64, pinned=pinned)
         self._windows = torch.zeros((2, spec.num_shards), dtype=torch.int64, device=device)
-        self._draws_before = Moment()
+        # Memory is filled with zeros on the main lane: a copy that came before that would be lost.
+        self._draws_before = self._main.mark()
         self.generator = torch.Generator(device).manual_seed(seed)
         """Of the draws."""
         self.available = 0
