@@ -1,7 +1,10 @@
 """The contract of off-policy algorithms, checked for every entry of the registry."""
 
+import contextlib
 import dataclasses
+import gc
 import json
+import warnings
 
 import numpy as np
 import pytest
@@ -9,6 +12,7 @@ import torch
 
 from spreeze.algorithms import REGISTRY, create
 from spreeze.algorithms.adam import FlatAdam
+from spreeze.algorithms.pair import Pair
 from spreeze.config import PARTS
 from spreeze.errors import CheckpointError, ConfigError
 from spreeze.metrics import by_name
@@ -42,6 +46,37 @@ def trained(name, count, seed=1, **changes):
 
 def same(first, second):
     return first.keys() == second.keys() and all(np.array_equal(first[key], second[key]) for key in first)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("interval", [0, 2])
+def test_dropped_buffers_are_free_and_the_next_update_is_what_it_would_have_been(name, threads, interval):
+    def large():
+        gc.collect()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of what else lives in this process
+            return {id(thing) for thing in gc.get_objects()
+                    if isinstance(thing, torch.Tensor) and {1999, 3998} & set(thing.shape)}  # fmt: skip
+
+    before, config = large(), dataclasses.replace(PARTS[name](), hidden_sizes=(16, 16))
+    with contextlib.ExitStack() as stack:
+        found = []
+        for drops in (False, True):
+            pair = stack.enter_context(Pair()) if threads == 2 else None
+            algorithm = create(name, OBS, ACT, config, 1, copy_interval=interval, **({"pair": pair} if pair else {}))
+            for index, batch in enumerate(batches(4, size=1999)):
+                algorithm.update(batch)
+                if drops and index % 2:
+                    algorithm.drop_buffers()
+            del batch
+            assert drops or large() != before
+            algorithm.drop_buffers()
+            assert large() == before
+            assert algorithm.all_finite()
+            algorithm.metrics()
+            found.append(algorithm.state_arrays())
+        assert same(*found)
 
 
 @pytest.mark.parametrize("name", NAMES)

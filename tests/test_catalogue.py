@@ -67,8 +67,10 @@ CATALOGUE = {
     17: Row("weights with NaN about to be published", (
         "weights::test_values_that_are_not_finite_are_never_published",)),
     18: Row("learner SIGKILLed", ("kill::test_every_role_is_killed_in_turn_and_training_goes_on",)),
-    19: Row("CUDA out of memory in the middle of a run", (
+    19: Row("out of memory in the middle of a run, on a GPU or a processor", (
         "fault_stubs::test_f19_stub_where_the_device_is_too_small_half_of_the_batch_is_taken_and_said",
+        "fault_stubs::test_f19_a_processor_without_memory_for_the_batch_goes_on_with_what_fits",
+        "launches::test_after_a_recording_that_failed_the_allocator_is_not_asked_for_its_cache",
         "fault_stubs::test_f19_stub_memory_that_never_suffices_is_no_endless_loop"), stub=True),
     20: Row("sticky CUDA error", (
         "fault_stubs::test_f20_stub_any_other_device_error_ends_the_process_and_is_never_caught",), stub=True),

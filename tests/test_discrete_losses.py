@@ -56,6 +56,21 @@ def huber(error):
     return np.where(size <= 1.0, 0.5 * error**2, size - 0.5)
 
 
+@pytest.mark.parametrize("variant", NAMES)
+def test_after_buffers_were_dropped_the_next_update_is_what_it_would_have_been(variant):
+    found = []
+    for drops in (False, True):
+        algorithm = made(variant)
+        for seed in range(4):
+            algorithm.update(batch_of(seed))
+            if drops:
+                algorithm.drop_buffers()
+                algorithm.metrics()
+        algorithm.update(batch_of(9, size=B - 2))
+        found.append(algorithm.state_arrays())
+    assert all(np.array_equal(found[1][name], array) for name, array in found[0].items())
+
+
 def test_huber_gradient_is_the_derivative_of_huber_s_loss_by_hand():
     assert ops.huber_gradient(torch.tensor([-3.0, -0.5, 0.0, 1.0, 7.0])).tolist() == [-1.0, -0.5, 0.0, 1.0, 1.0]
 

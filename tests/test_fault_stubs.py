@@ -2,8 +2,10 @@
 
 import errno
 import gc
+import json
 import os
 import pickle
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -12,6 +14,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from harness import REPO
 
 from spreeze.errors import CheckpointError, ConfigError, ResourceError, SpreezeError, WorkerError
 from spreeze.rundir import read_run
@@ -167,13 +170,19 @@ def test_f16_many_skipped_updates_in_a_row_end_the_learner_which_then_goes_back_
         learner(reward=1e38, max_updates=10**6).run()
 
 
-def test_f19_stub_where_the_device_is_too_small_half_of_the_batch_is_taken_and_said(learner, monkeypatch):
+@pytest.mark.parametrize("error", [
+    torch.OutOfMemoryError("CUDA out of memory (pretended)"),
+    RuntimeError("[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried "
+                 "to allocate 33554432 bytes. Error code 12 (Cannot allocate memory)"),
+    MemoryError("Unable to allocate 1.00 GiB for an array (pretended)"), RuntimeError("std::bad_alloc"),
+], ids=["gpu", "processor", "numpy", "c++"])  # fmt: skip
+def test_f19_stub_where_the_device_is_too_small_half_of_the_batch_is_taken_and_said(learner, monkeypatch, error):
     original, drawn = Learning.update, []
 
     def update(self, most=None):
         drawn.append(self.batch_size)
         if self.batch_size > 64:
-            raise torch.OutOfMemoryError("CUDA out of memory (pretended)")
+            raise error
         return original(self, most)
 
     monkeypatch.setattr(Learning, "update", update)
@@ -208,6 +217,55 @@ def test_f19_stub_a_mirror_of_replay_gives_its_memory_back_before_the_batch_gets
     ]
 
 
+SHORT_OF_MEMORY = """
+import json, pathlib, resource, sys
+import psutil, torch
+from test_fault_stubs import Learner
+from spreeze.workers.learning import Learning
+
+threads, room_bytes = int(sys.argv[2]), 200 * 2**20
+torch.randn(512, 512) @ torch.randn(512, 512)  # what the maths library takes once
+one = Learner(pathlib.Path(sys.argv[1]), batch_size=65536, threads=threads, max_updates=2,
+              algorithm={"hidden_sizes": (256, 256)})
+original, drawn = Learning.update, []
+
+def update(self, most=None):
+    if not drawn:
+        limit = psutil.Process().memory_info().vms + room_bytes
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    drawn.append(self.batch_size)
+    return original(self, most)
+
+Learning.update = update
+one.run()
+print(json.dumps([drawn, one.events()]))
+one.close()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of address space hold on Linux")
+@pytest.mark.parametrize("threads", [1, 2])
+def test_f19_a_processor_without_memory_for_the_batch_goes_on_with_what_fits(tmp_path, threads):
+    done = subprocess.run(
+        [sys.executable, "-c", SHORT_OF_MEMORY, str(tmp_path), str(threads)], cwd=REPO, timeout=100, check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(REPO), str(REPO / "tests")))}, capture_output=True,
+        text=True, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    drawn, events = json.loads(done.stdout)
+    assert drawn[0] == 65536
+    assert drawn[-2:] == [drawn[-1]] * 2, "two updates of one size"
+    # Activations of 4,096 rows take 40 MB of the 200: what larger batches had taken is free again.
+    assert 4096 <= drawn[-1] < 65536
+    halved = drawn[:-1]
+    assert events[1:] == [
+        f"batch {size} does not fit into the memory of cpu: goes on with {size // 2}; set --batch-size {size // 2}"
+        for size in halved[:-1]
+    ]
+    loaded = CheckpointStore(tmp_path / "checkpoints").load_latest()
+    assert loaded.updates == 2
+
+
 def test_f19_stub_memory_that_never_suffices_is_no_endless_loop(learner, monkeypatch):
     def update(self, most=None):
         raise torch.OutOfMemoryError("CUDA out of memory (pretended)")
@@ -217,13 +275,18 @@ def test_f19_stub_memory_that_never_suffices_is_no_endless_loop(learner, monkeyp
         learner().run()
 
 
-def test_f20_stub_any_other_device_error_ends_the_process_and_is_never_caught(learner, monkeypatch):
+@pytest.mark.parametrize("words", ["an illegal memory access was encountered", "out of memory"])
+def test_f20_stub_any_other_device_error_ends_the_process_and_is_never_caught(learner, monkeypatch, words):
+    calls = []
+
     def update(self, most=None):
-        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered (pretended)")
+        calls.append(1)
+        raise torch.AcceleratorError(f"CUDA error: {words} (pretended)")
 
     monkeypatch.setattr(Learning, "update", update)
-    with pytest.raises(RuntimeError, match="illegal memory access"):
+    with pytest.raises(RuntimeError, match=words):
         learner().run()
+    assert len(calls) == 1
 
 
 def test_f22_stub_a_device_that_is_gone_is_named_and_auto_takes_what_is_there(monkeypatch):

@@ -136,6 +136,52 @@ def test_work_that_cannot_be_recorded_goes_on_singly_and_says_why_once():
         ]
 
 
+@pytest.mark.parametrize("fails", [True, False])
+def test_after_a_recording_that_failed_the_allocator_is_not_asked_for_its_cache(monkeypatch, fails):
+    class Asked(PlayedGraph):
+        def record(self, work, generators):
+            super().record(work, generators)
+            if fails:
+                raise NotRecorded("operation not permitted when stream is capturing")
+
+    asked = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: asked.append(True))
+    with filled() as ring:
+        learning = learning_of(ring, updates_per_launch=1)
+        learning.use_mirror(Mirror(RingReader(ring), BATCH, CPU, 5), lambda: Asked(learning.algorithm))
+        learning.release_cached()
+        assert asked == [True], "nothing was recorded yet"
+        while learning.updates < 6:
+            learning.update()
+        learning.release_cached()
+        assert learning.drop_mirror(), "and it stays so without the mirror"
+        learning.release_cached()
+        assert len(asked) == (1 if fails else 3)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+def test_on_a_gpu_a_recording_that_fails_costs_no_update_and_no_memory():
+    with filled() as ring:
+        learning = learning_of(ring, device="cuda:0", mirror=True, updates_per_launch=1)
+        update = learning._launches._update
+
+        def waits(rows):
+            update(rows)
+            rows.sum().item()  # a wait of the host, which no graph can hold
+
+        learning._launches._update = waits
+        while learning.updates < 12:
+            learning.update()
+        assert any("no graph could be recorded" in note for note in learning.notes)
+        learning.drop_mirror()
+        learning.release_cached()
+        learning.set_batch_size(BATCH // 2)
+        for _ in range(5):
+            learning.update()
+        assert learning.updates == 17
+
+
 class Counting(DeviceLane):
     """Counts the launches that were not waited for."""
 

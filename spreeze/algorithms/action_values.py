@@ -119,6 +119,10 @@ class ActionValues:
         """Mean of ``action_value``."""
         return self.action_value.mean().item()
 
+    def drop_buffers(self) -> None:
+        """Frees what depends on the size of the batch; the next update makes it anew."""
+        self._buffers = None
+
     def tensors(self) -> dict[str, Tensor]:
         """The state that a checkpoint stores."""
         own = {"online": self.online.flat, "target": self.target.flat}

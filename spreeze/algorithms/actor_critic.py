@@ -30,6 +30,10 @@ class ActorSide(Protocol):
         """Steps that were not applied (reads the device)."""
         ...
 
+    def drop_buffers(self) -> None:
+        """Frees what depends on the size of the batch."""
+        ...
+
     def tensors(self) -> dict[str, Tensor]:
         """The state that a checkpoint stores."""
         ...
@@ -104,6 +108,11 @@ class ActorCritic(OffPolicy):
     def critic_bytes(self) -> int:
         """Bytes that ``take_critics`` copies."""
         return _bytes(self._critic_side.tensors()["online"])
+
+    def drop_buffers(self) -> None:
+        """Frees what depends on the size of the batch; the next update makes it anew."""
+        super().drop_buffers()
+        self._actor_side.drop_buffers()
 
     def updates_skipped(self) -> int:
         """Updates of which a step was refused: the critics' or the actor's, whichever is more."""

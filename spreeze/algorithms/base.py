@@ -87,6 +87,10 @@ class OffPolicyAlgorithm(Protocol):
         """
         ...
 
+    def drop_buffers(self) -> None:
+        """Frees all memory that depends on the size of the batch; the next update takes what it needs anew."""
+        ...
+
     def metrics(self) -> dict[str, float]:
         """Finite metrics of the latest update, by their names in the table of metrics (reads the device)."""
         ...

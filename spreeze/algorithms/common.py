@@ -36,6 +36,10 @@ class CriticSide(Protocol):
         """Mean value of the latest fresh actions, NaN before the first (reads the device)."""
         ...
 
+    def drop_buffers(self) -> None:
+        """Frees what depends on the size of the batch."""
+        ...
+
     def tensors(self) -> dict[str, Tensor]:
         """The state that a checkpoint stores."""
         ...
@@ -91,6 +95,10 @@ class OffPolicy(ABC):
             critic_done_s = perf_counter()
             self.update_targets()
             return critic_done_s - start_s, perf_counter() - critic_done_s
+
+    def drop_buffers(self) -> None:
+        """Frees what depends on the size of the batch; the next update makes it anew."""
+        self._critic_side.drop_buffers()
 
     def metrics(self) -> dict[str, float]:
         """Metrics of the latest update; one that is not finite is left out, never shown as a number."""

@@ -105,6 +105,11 @@ class CopiedSides:
             self.update_targets()
         return took_s[0], took_s[1]
 
+    def drop_buffers(self) -> None:
+        """Frees what depends on the size of the batch; the next update makes it anew."""
+        self._actor_side.drop_buffers()
+        self._critic_side.drop_buffers()
+
     def metrics(self) -> dict[str, float]:
         """Of the actor and of the critics that are trained."""
         return self._critic_side.critic_metrics() | self._actor_side.actor_metrics()

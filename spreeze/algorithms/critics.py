@@ -212,6 +212,10 @@ class Critics:
         """Mean Q of the latest fresh actions, NaN before the first (reads the device)."""
         return math.nan if self._buffers is None else self._buffers.q_action.mean().item()
 
+    def drop_buffers(self) -> None:
+        """Frees what depends on the size of the batch; the next update makes it anew."""
+        self._buffers = None
+
     def tensors(self) -> dict[str, Tensor]:
         """The state that a checkpoint stores."""
         own = {"online": self.online.flat, "target": self.target.flat}

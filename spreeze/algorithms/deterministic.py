@@ -92,6 +92,10 @@ class DeterministicActor:
         """Steps that were not applied (reads the device)."""
         return self.adam.refused
 
+    def drop_buffers(self) -> None:
+        """Frees what depends on the size of the batch; the next update makes it anew."""
+        self._buffers = None
+
     def tensors(self) -> dict[str, Tensor]:
         """The state that a checkpoint stores."""
         own = {"online": self.online.flat, "target": self.target.flat}

@@ -71,6 +71,11 @@ class DQN(OffPolicy):
         """The target network moves at every ``target_interval``-th update."""
         return self._config.target_interval
 
+    def drop_buffers(self) -> None:
+        """Frees what depends on the size of the batch; the next update makes it anew."""
+        super().drop_buffers()
+        self._next_q = None
+
     def propose(self, batch: TransitionBatch) -> Proposal:
         """Next actions [1, B], indices: the best of the online network (double) or of the target network."""
         # Without double estimation these values are also the ones that critic_step needs.

@@ -166,6 +166,10 @@ class ImageValues:
         """No actor, no fresh actions."""
         return math.nan
 
+    def drop_buffers(self) -> None:
+        """Frees what depends on the size of the batch; the next update makes it anew."""
+        self._td_error = self._chosen = None
+
     def tensors(self) -> dict[str, Tensor]:
         """The state that a checkpoint stores."""
         own = {"online": self.online.flat, "target": self.target.flat}

@@ -64,12 +64,15 @@ class Pair:
         with torch.inference_mode():
             while True:
                 self._handed.acquire()
-                if self._work is None:
+                # Nothing keeps the work once it is done: it holds the buffers of a batch.
+                work, self._work = self._work, None
+                if work is None:
                     return
                 try:
-                    self._work()
+                    work()
                 except BaseException as error:
                     self._error = error
+                del work
                 self._done.release()
 
 

@@ -122,6 +122,10 @@ class GaussianActor:
         """Steps of actor and temperature that were not applied (reads the device)."""
         return self.temperature.refused(self.adam)
 
+    def drop_buffers(self) -> None:
+        """Frees what depends on the size of the batch; the next update makes it anew."""
+        self._buffers = None
+
     def tensors(self) -> dict[str, Tensor]:
         """The state that a checkpoint stores."""
         return self.temperature.tensors(self.online.flat, self.adam)

@@ -18,6 +18,9 @@ from spreeze.types import EnvSpec
 
 _TF32_CAPABILITY = 8
 """Ampere: first compute capability with TF32."""
+_ALLOCATOR_WORDS = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory",
+                    "std::bad_alloc")  # fmt: skip
+"""What PyTorch says where a processor's memory does not suffice: on Linux and macOS, on Windows, in C++."""
 
 
 def resolve_device(device: str) -> str:
@@ -70,6 +73,18 @@ class HostWaits:
 def free_bytes(device: torch.device) -> int:
     """Memory of a GPU that nobody has taken."""
     return int(torch.cuda.mem_get_info(device)[0])
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an error only says that there is too little memory, which leaves the device usable.
+
+    For a GPU that is ``torch.OutOfMemoryError``; other CUDA errors are not, even if they speak of memory. On the
+    processor PyTorch raises a RuntimeError like any other, which only its text tells apart; Python and NumPy raise
+    MemoryError.
+    """
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _ALLOCATOR_WORDS)
 
 
 def staged_copies(device: str) -> str | None:

@@ -116,6 +116,8 @@ class Launches:
         self.in_graph = updates_in_graph(wanted, algorithm.period)
         self._algorithm, self._update, self._lane = algorithm, update, lane
         self._make_graph, self._tell = make_graph, tell
+        self.recording_failed = False
+        """PyTorch's allocator takes it for unfinished from then on: ``torch.cuda.empty_cache`` would fail."""
         self._graph: Graph | None = None
         self._singles = 0
         self._under_way: deque[Moment] = deque()
@@ -159,7 +161,7 @@ class Launches:
             graph.record(several, [self._algorithm.noise, self.mirror.generator])
             self._graph = graph
         except NotRecorded as error:
-            self._make_graph = None
+            self._make_graph, self.recording_failed = None, True
             self._tell(f"kernels are launched one by one: no graph could be recorded: {error}")
         finally:
             self._algorithm.updates = before  # recorded, not done

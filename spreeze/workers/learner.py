@@ -7,8 +7,6 @@ import time
 from pathlib import Path
 from time import perf_counter
 
-import torch
-
 from spreeze.algorithms.pair import Pair
 from spreeze.config import PARTS, AlgorithmConfig
 from spreeze.errors import ResourceError, WorkerError
@@ -20,7 +18,7 @@ from spreeze.transport.limiter import SampleRatio
 from spreeze.transport.ring import Ring, RingSpec
 from spreeze.transport.ring_reader import RingReader
 from spreeze.transport.weights import WeightsStore
-from spreeze.workers.devices import gpus_of, learner_threads, products_in, resolve_device, staged_copies
+from spreeze.workers.devices import learner_threads, out_of_memory, products_in, resolve_device, staged_copies
 from spreeze.workers.heap import give_back
 from spreeze.workers.jobs import LearnerJob
 from spreeze.workers.learning import Learning
@@ -117,24 +115,34 @@ class _Learner:
 
         Only this error leaves the device usable: any other CUDA error ends the process, and a fresh one goes on.
         """
-        try:
-            most = None if self._job.max_updates is None else self._job.max_updates - self._learning.updates
-            self._ring.sampled += self._learning.update(most) * self._learning.batch_size
-        except torch.OutOfMemoryError:
-            if self._learning.drop_mirror():
-                self._tell([f"the mirror of replay gives back the memory that updates need on {self._device}: "
-                            "batches come from the host"], level="warning")
-                torch.cuda.empty_cache()
+        learning = self._learning
+        most = None if self._job.max_updates is None else self._job.max_updates - learning.updates
+        while True:
+            try:
+                self._ring.sampled += learning.update(most) * learning.batch_size
                 return
-            smaller = self._learning.batch_size // 2
-            if smaller < _LEAST_BATCH:
-                raise
-            self._link.send("event", level="warning", text=f"batch {self._learning.batch_size} does not fit into the "
-                            f"memory of {self._device}: goes on with {smaller}; set --batch-size {smaller}")
-            self._learning.set_batch_size(smaller)
+            except (RuntimeError, MemoryError) as error:
+                can_shrink = learning.has_mirror or learning.batch_size // 2 >= _LEAST_BATCH
+                if not out_of_memory(error) or not can_shrink:
+                    raise
+            # Here nothing holds the error any more, nor, by its traceback, what the update had allocated.
+            self._shrink()
+
+    def _shrink(self) -> None:
+        """Goes on with less memory: without the mirror of replay, and if there is none with half of the batch."""
+        learning = self._learning
+        if learning.drop_mirror():
+            self._tell([f"the mirror of replay gives back the memory that updates need on {self._device}: "
+                        "batches come from the host"], level="warning")
+        else:
+            smaller = learning.batch_size // 2
+            self._tell([f"batch {learning.batch_size} does not fit into the memory of {self._device}: goes on with "
+                        f"{smaller}; set --batch-size {smaller}"], level="warning")
+            learning.set_batch_size(smaller)
             self._limiter = dataclasses.replace(self._limiter, batch_size=smaller)
-            if gpus_of(self._device):
-                torch.cuda.empty_cache()
+        learning.release_cached()
+        give_back()
+        self._link.beat(Phase.UPDATE)
 
     def _tell(self, notes: list[str], level: str = "info") -> None:
         """Sends notes as events, once."""

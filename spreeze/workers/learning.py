@@ -57,6 +57,8 @@ class Learning:
         """What was decided about replay, launches and a resume, to be told once."""
         self._updates_per_launch = updates_per_launch
         self._launches: Launches | None = None
+        self._recording_failed = False
+        """By launches that are gone."""
         self._scale: DeviceScale | None = None
         self.set_batch_size(batch_size)
         gpus = {place for place in (self._device, self._actor_device) if place.type == "cuda"}
@@ -99,26 +101,47 @@ class Learning:
         if self.normalizer is not None:
             self._scale = DeviceScale(self.normalizer, self._layout, self._device, DeviceLane(self._device))
 
+    @property
+    def has_mirror(self) -> bool:
+        """Whether batches come from a mirror of replay."""
+        return self._launches is not None
+
     def drop_mirror(self) -> bool:
         """Gives the mirror's memory back: batches come from the host from now on. False where there is none."""
         launches, self._launches, self._scale = self._launches, None, None
         if launches is None:
             return False
         launches.mirror.settle()
+        self._recording_failed |= launches.recording_failed
         return True
 
+    def release_cached(self) -> None:
+        """Gives GPUs the freed memory back that PyTorch keeps, unless a recording has failed: then it stays there.
+
+        The allocator would raise an internal error; without the call, later allocations are cut out of what it keeps.
+        """
+        failed = self._recording_failed or (self._launches is not None and self._launches.recording_failed)
+        if not failed:
+            torch.cuda.empty_cache()
+
     def set_batch_size(self, batch_size: int) -> None:
-        """Draws that many rows at once from now on."""
+        """Draws that many rows at once from now on.
+
+        What the old size needed is freed first: the new size is asked for where memory is short.
+        """
         pinned = "cuda" in (self._device.type, self._actor_device.type)
         self.batch_size = batch_size
+        self.algorithm.drop_buffers()
+        self._host_batch: TransitionBatch | None = None
+        self._frames: torch.Tensor | None = None
+        self._seen: torch.Tensor | None = None
+        self._rows = torch.empty((0, self._layout.width))
+        self._rows_np = self._rows.numpy()
         self._rows = torch.empty((batch_size, self._layout.width), dtype=torch.float32, pin_memory=pinned)
         self._rows_np = self._rows.numpy()
-        self._frames: torch.Tensor | None = None
         if self._frame_shape is not None:
             shape = (batch_size, self._layout.window, *self._frame_shape)
             self._frames = torch.empty(shape, dtype=torch.uint8, pin_memory=pinned)
-        self._host_batch: TransitionBatch | None = None
-        self._seen: torch.Tensor | None = None
         if self._actor_device != self._device:
             self._seen = torch.empty((2, batch_size, self._layout.obs_dim), pin_memory=pinned)
         if self._launches is not None:
