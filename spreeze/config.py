@@ -298,7 +298,8 @@ class LearnerConfig(Part):
     batch_size: int = setting(256, "transitions in one update", unit="transitions", low=1, high=2**24)
     threads: int = setting(1, "threads of the learner: two share an update as a pair, more share each product",
                            low=1, high=256)
-    device: str = setting("auto", "auto, cpu, cuda, cuda:N, split (actor on cuda:0, critics on cuda:1), ACTOR+CRITICS")
+    device: str = setting("auto", "auto, cpu, cuda, cuda:N, split (actor on cuda:0, critics on cuda:1), ACTOR+CRITICS; "
+                          "auto is a GPU where there is one, but the CPU for PPO and A2C without images")
     precision: str = setting("float32", "what products round their inputs to: tf32 on GPUs, bfloat16 on processors "
                              "that have it; weights, sums and optimisers are always float32",
                              choices=("float32", "tf32", "bfloat16"))

@@ -107,8 +107,12 @@ def _build(part: str, values: dict[str, Any], sources: dict[str, str]) -> Any:
 def with_algorithm(layers: list[Layer], settings: Settings, spec: EnvSpec) -> tuple[Settings, str | None]:
     """The settings with an algorithm that fits the actions, and why that one where nobody had named any.
 
+    The algorithm's own defaults come with it. PPO and A2C over vectors learn on the CPU, a GPU or not: their networks
+    are small, 64 x 64 units by default, and a GPU would wait for its next kernel most of the time.
+
     Args:
-        layers: what ``settings`` was resolved from; the choice is put below them.
+        layers: what ``settings`` was resolved from; what is chosen is put below them, and a device of "auto" taken out
+            of them where it is.
         settings: checked.
         spec: the environment.
 
@@ -123,9 +127,19 @@ def with_algorithm(layers: list[Layer], settings: Settings, spec: EnvSpec) -> tu
     check_algorithm(settings.config.run.algo, spec, settings.config.run.mode)
     correction = _CORRECTIONS.get(settings.config.run.algo)
     if correction is not None and "rollout.correction" not in settings.sources:
-        layers.insert(0, Layer(f"default of {settings.config.run.algo}", {"rollout": {"correction": correction}}))
+        layers.insert(0, Layer(default_of(settings), {"rollout": {"correction": correction}}))
+        settings = resolve(layers)
+    if settings.config.learner.device == "auto" and settings.config.on_policy is not None and spec.frames is None:
+        for layer in layers:  # "auto" leaves it to us, whoever says it
+            layer.values.get("learner", {}).pop("device", None)
+        layers.insert(0, Layer(default_of(settings), {"learner": {"device": "cpu"}}))
         settings = resolve(layers)
     return settings, reason
+
+
+def default_of(settings: Settings) -> str:
+    """The source of values that are the default with this algorithm alone."""
+    return f"default of {settings.config.run.algo}"
 
 
 def read_profile(name_or_path: str) -> Layer:

@@ -50,6 +50,7 @@ from spreeze.rundir import (
 from spreeze.settings import (
     Layer,
     Settings,
+    default_of,
     from_toml,
     iterate,
     read_profile,
@@ -238,6 +239,9 @@ def _plan(
             reasons["rollout.executors"] = f"{usable:g} usable cores"
         if "rollout.actors" not in settings.sources and config.run.mode == "hts":
             reasons["rollout.actors"] = "none: executors infer for themselves, which saves a hand-over"
+        if machine.gpus and settings.sources.get("learner.device") == default_of(settings):
+            reasons["learner.device"] = (f"{config.learner.device}: networks over vectors are too small to keep a GPU "
+                                         "busy; --device cuda:0 takes it all the same")
     elif config.run.mode == "serial":
         samplers = 1
     elif samplers is None:

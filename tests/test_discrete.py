@@ -1,16 +1,20 @@
 """Discrete actions from the space to the row: description, stepping, exploring, choice of the algorithm."""
 
+import dataclasses
+from types import SimpleNamespace
+
 import gymnasium
 import numpy as np
 import pytest
 
+from spreeze import train as train_module
 from spreeze.envs.registry import describe
 from spreeze.envs.task import Task, uniform_actions
 from spreeze.errors import ConfigError, WeightsError
 from spreeze.fitting import check_algorithm, default_algorithm, fitting_algorithms
 from spreeze.heads import head_of
 from spreeze.settings import Layer, resolve, with_algorithm
-from spreeze.types import RowLayout
+from spreeze.types import FrameSpec, RowLayout
 from spreeze.workers.sampling import Sampling
 
 Q_META = {"policy": "q_values", "num_actions": 3, "epsilon_start": 1.0, "epsilon_end": 0.25, "epsilon_env_steps": 100}
@@ -168,3 +172,45 @@ def test_each_on_policy_algorithm_has_its_own_correction_unless_one_is_set(algo,
     settings, _ = with_algorithm(layers, resolve(layers), task().spec)
     assert settings.config.rollout.correction == correction
     assert resolve(layers).config == settings.config, "the layers that later ones are put on hold it too"
+
+
+def layers_with(algo, device, image=False):
+    """Layers of a user who may name a device, above a profile that does; and the environment."""
+    layers = [Layer("profile x", {"learner": {"device": "cuda:0", "threads": 2}} if device == "auto" else {}),
+              Layer("user", {"run": {"algo": algo, "mode": "serial"},
+                             **({"learner": {"device": device}} if device else {})})]  # fmt: skip
+    spec = task().spec
+    frames = FrameSpec(channels=1, height=84, width=84, stack=4, sign_rewards=True, options={}) if image else None
+    return layers, dataclasses.replace(spec, frames=frames)
+
+
+@pytest.mark.parametrize("algo", ["ppo", "a2c"])
+@pytest.mark.parametrize(("asked", "image", "device", "source"), [
+    (None, False, "cpu", "default of {algo}"), ("auto", False, "cpu", "default of {algo}"),
+    ("cuda:0", False, "cuda:0", "user"), ("cpu", False, "cpu", "user"), (None, True, "auto", None),
+    ("auto", True, "auto", "user"),
+])  # fmt: skip
+def test_ppo_and_a2c_over_vectors_take_no_gpu_unasked(algo, asked, image, device, source):
+    layers, spec = layers_with(algo, asked, image)
+    settings, _ = with_algorithm(layers, resolve(layers), spec)
+    assert settings.config.learner.device == device
+    assert settings.sources.get("learner.device") == (source and source.format(algo=algo))
+    assert resolve(layers).config == settings.config, "the layers that later ones are put on hold it too"
+    assert settings.config.learner.threads == (2 if asked == "auto" else 1), "only the device is taken out"
+
+
+@pytest.mark.parametrize("asked", [None, "auto"])
+def test_algorithms_with_replay_leave_the_device_to_the_machine(asked):
+    layers, spec = layers_with("dqn", asked)
+    settings, _ = with_algorithm(layers, resolve(layers), spec)
+    assert settings.config.learner.device == "auto"
+
+
+@pytest.mark.parametrize(("gpus", "asked", "says"), [((1,), None, True), ((), None, False), ((1,), "cuda:0", False)])
+def test_a_gpu_that_is_left_alone_is_explained(gpus, asked, says):
+    layers, spec = layers_with("ppo", asked)
+    settings, _ = with_algorithm(layers, resolve(layers), spec)
+    machine = SimpleNamespace(gpus=gpus, cores=SimpleNamespace(usable=2.0))
+    plan = train_module._plan(settings, SimpleNamespace(spec=spec), machine, None)
+    reason = plan.reasons.get("learner.device", "")
+    assert ("cpu: networks over vectors are too small to keep a GPU busy; --device cuda:0" in reason) == says

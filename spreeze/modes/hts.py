@@ -1,6 +1,9 @@
 """The HTS-RL mode: executors and actors fill one rollout storage while the learner learns from the other.
 
 The synchronous baseline with several executors is the same wiring with a lag of 0: rollout and learning take turns.
+
+Results are the same bits for any number of actors and any timing, as long as the learner is on the CPU: on a GPU
+sums may be taken in another order each time.
 """
 
 from __future__ import annotations
