@@ -15,6 +15,7 @@ from spreeze.errors import ConfigError, SpreezeError, WeightsError
 from spreeze.evaluation import MAX_STEPS
 from spreeze.lookup import CHECKPOINTS, check_fits, check_output, environment_errors, find_weights, spec_of
 from spreeze.policies import Policy
+from spreeze.rundir import refuse_links
 from spreeze.transport.weights import Weights, read_weights
 from spreeze.types import EnvSpec
 from spreeze.video import ClipWriter, clip_stride
@@ -169,10 +170,16 @@ def _clip(source: _Source, task: Task, args: argparse.Namespace) -> str:
 
 
 def _default_clip(weights: Weights) -> Path:
-    """Into the run's ``videos`` where the weights lie in a run, else beside them."""
-    folder = weights.path.resolve().parent
-    videos = folder.parent / "videos"
-    return (videos if videos.is_dir() else folder) / f"play-v{weights.version}.mp4"
+    """Into the run's ``videos`` where the weights lie in a run, else beside them.
+
+    Raises:
+        RunError: that folder leads out of the run; ``--clip`` names another place.
+    """
+    folder = weights.path.absolute().parent
+    if (folder.parent / "videos").is_dir():
+        folder = folder.parent / "videos"
+        refuse_links(folder)
+    return folder / f"play-v{weights.version}.mp4"
 
 
 def _line(source: _Source, episode: _Episode) -> str:

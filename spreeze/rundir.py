@@ -12,6 +12,7 @@ import json
 import os
 import secrets
 import shutil
+import stat
 import sys
 import time
 import tomllib
@@ -24,6 +25,7 @@ import psutil
 from spreeze import __version__
 from spreeze.config import check_name
 from spreeze.errors import ResourceError, RunError, did_you_mean
+from spreeze.formats import clean
 
 SUBDIRECTORIES = ("logs", "weights", "checkpoints", "videos", "errors", "control")
 _PACKAGES = ("numpy", "torch", "gymnasium", "pybullet", "pybullet-envs-gymnasium", "safetensors")
@@ -84,10 +86,11 @@ class RunDir:
         """Takes over a run directory to continue it. ``nonce``: a new one if None.
 
         Raises:
-            RunError: not a run, or its supervisor is alive.
+            RunError: not a run, its supervisor is alive, or something in it leads out of it.
         """
         if not (path / "run.json").is_file():
             raise RunError(f"{path} is no run directory: it has no run.json")
+        refuse_links(path)
         for sub in SUBDIRECTORIES:
             (path / sub).mkdir(mode=0o700, exist_ok=True)
         run = cls(path, _lock(path), nonce)
@@ -105,6 +108,75 @@ class RunDir:
         if self._lock_fd >= 0:
             os.close(self._lock_fd)
             self._lock_fd = -1
+
+
+def refuse_links(path: Path) -> None:
+    """Refuses a directory in which writing could change something outside of it.
+
+    A run directory may come from anywhere, an archive say. All of it is looked at, not only the names that a run is
+    known to write: an opened pipe would wait for ever, and names such as those of clips are made while it runs.
+
+    Raises:
+        RunError: the directory itself, or anything in it, is a link, a file with a second name, or no plain file.
+    """
+    if path.is_symlink():
+        meant = _told(path.resolve())
+        raise RunError(f"{_told(path)} is a symbolic link: name the directory that it points to, {meant}")
+    left = [path]
+    while left:
+        folder = left.pop()
+        try:
+            with os.scandir(folder) as entries:
+                found = [(entry.path, _leads_out(entry), entry.is_dir(follow_symlinks=False)) for entry in entries]
+        except FileNotFoundError:
+            continue  # a run that is alive replaces its files
+        except OSError as error:
+            raise RunError(f"{_told(path)}: {_told(folder)} cannot be looked into: {error.strerror}") from None
+        for place, reason, is_folder in found:
+            if reason is not None:
+                inside = _told(Path(place).relative_to(path))
+                raise RunError(f"{_told(path)}: {inside} is {reason}, and a run writes only into plain files of its "
+                               "own; put a copy in its place, or delete it")
+            if is_folder:
+                left.append(Path(place))
+
+
+def _leads_out(entry: os.DirEntry[str]) -> str | None:
+    """What a directory's entry is, where writing to it is not writing to that directory alone."""
+    try:
+        status = entry.stat(follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+    if stat.S_ISLNK(status.st_mode):
+        return "a symbolic link"
+    if stat.S_ISREG(status.st_mode):
+        return "a file with a second name elsewhere (a hard link)" if status.st_nlink > 1 else None
+    return None if stat.S_ISDIR(status.st_mode) else "neither a file nor a directory"
+
+
+def _told(path: Path) -> str:
+    return clean(path, 300)
+
+
+def ask(path: Path, name: str) -> None:
+    """Asks something of a run by an empty file in its ``control``; it follows no link out of the run.
+
+    Raises:
+        RunError: it cannot be written there.
+    """
+    try:
+        folder = os.open(path / "control", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            fd = os.open(name, flags, 0o600, dir_fd=folder)
+            try:
+                os.utime(fd)
+            finally:
+                os.close(fd)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        raise RunError(f"{_told(path)}: control/{name} cannot be written: {error.strerror}") from None
 
 
 def _lock(path: Path) -> int:

@@ -15,7 +15,7 @@ import psutil
 
 from spreeze.cli import Parser, emit, guarded, say
 from spreeze.errors import RunError
-from spreeze.rundir import find_run, is_alive, list_runs, read_run, state_of
+from spreeze.rundir import ask, find_run, is_alive, list_runs, read_run, state_of
 
 _ALIVE = ("starting", "tuning", "running", "stopping")
 
@@ -73,7 +73,7 @@ def _stop(args: argparse.Namespace) -> int:
     if args.force:
         _kill(path)
     else:
-        (path / "control" / "stop").touch()
+        ask(path, "stop")
     deadline = time.monotonic() + args.timeout
     while is_alive(path):
         if time.monotonic() > deadline:
@@ -101,11 +101,11 @@ def _kill(path: Path) -> None:
 
 
 def _visualizer(args: argparse.Namespace) -> int:
-    flag = find_run(args.run, Path(args.runs_dir)) / "control" / "pause-visualizer"
+    path = find_run(args.run, Path(args.runs_dir))
     if args.what == "pause":
-        flag.touch()
+        ask(path, "pause-visualizer")
     else:
-        flag.unlink(missing_ok=True)
+        (path / "control" / "pause-visualizer").unlink(missing_ok=True)
     if args.json:
         emit({"run": args.run, "visualizer": args.what})
     return 0

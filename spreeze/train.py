@@ -44,6 +44,7 @@ from spreeze.rundir import (
     process_age_s,
     process_start_time,
     read_run,
+    refuse_links,
     versions,
     write_json,
 )
@@ -80,6 +81,8 @@ def main(argv: list[str] | None = None) -> int:
 def _train(args: argparse.Namespace) -> int:
     with Interrupts() as interrupts, contextlib.ExitStack() as stack:
         resumed = find_run(args.resume, _runs_dir(args)) if args.resume else None
+        if resumed is not None:
+            refuse_links(resumed)  # before anything of it is read, and before the machine is looked at
         machine = read_machine()
         base, notes = _layers(args, resumed, machine)
         for note in notes:

@@ -56,8 +56,15 @@ DEFAULTS = {
     16: ("no eval, no shell, no pickle in the source", (
         "layers::test_nothing_is_ever_unpickled", "layers::test_no_text_becomes_code_and_no_file_becomes_objects")),
     17: ("no privilege is asked for", ("security::test_nothing_changes_users_or_drivers",)),
+    18: ("a run writes inside of its own directory only", (
+        "links::test_every_path_of_a_finished_run_is_refused_as_a_link",
+        "links::test_every_path_that_code_may_write_is_refused_as_a_link",
+        "links::test_a_run_s_directory_that_is_a_link_is_refused",
+        "links::test_a_second_name_of_a_file_and_a_pipe_are_refused_too",
+        "links::test_a_request_to_a_run_follows_no_link",
+        "links::test_a_clip_of_a_foreign_run_stays_inside")),
 }  # fmt: skip
-"""Rows 12 to 14 are about remote samplers, which do not exist."""
+"""Rows 12 to 14 are about remote samplers, which do not exist; 18 has no row in the list that the others come from."""
 SOURCE = TESTS.parent / "spreeze"
 EXAMPLES = 1000 if "SPREEZE_LONG_TESTS" in os.environ else 25
 """Of each fuzz test; the long form takes minutes."""

@@ -27,7 +27,17 @@ from spreeze.config import RunConfig
 from spreeze.dashboard.data import ROOT, SAMPLE, launch_log, live_run, read_json, tail_lines
 from spreeze.errors import ConfigError, ResourceError, RunError
 from spreeze.formats import clean
-from spreeze.rundir import find_run, is_alive, new_name, read_config, read_run, state_of, write_json
+from spreeze.rundir import (
+    ask,
+    find_run,
+    is_alive,
+    new_name,
+    read_config,
+    read_run,
+    refuse_links,
+    state_of,
+    write_json,
+)
 from spreeze.store_reader import MetricsReader
 
 _ENV_ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_./-]{0,99}$")
@@ -171,12 +181,14 @@ def resume(path: Path, folder: Path) -> None:
     """Continues a run that has ended.
 
     Raises:
-        RunError: a run is alive, this is the recorded sample, or its settings name code to import.
+        RunError: a run is alive, this is the recorded sample, its settings name code to import, or something in it
+            leads out of it.
     """
     if path == SAMPLE:
         raise RunError("the sample run is a recording: start a run of your own")
     with _one_at_a_time(folder):
         _refuse_second(folder)
+        refuse_links(path)
         _refuse_imports(path)
         _launch(["--resume", path.name, "--runs-dir", str(folder)], folder, path.name)
 
@@ -211,7 +223,7 @@ def stop(name: str, folder: Path) -> None:
     path = find_run(name, folder)
     if not is_alive(path):
         raise RunError(f"{name} is not running (state: {state_of(path)})")
-    (path / "control" / "stop").touch()
+    ask(path, "stop")
 
 
 def stop_command(name: str, folder: Path) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import time
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from spreeze.dashboard.data import run_path, runs_dir
 from spreeze.dashboard.guard import Guard, page_token
 from spreeze.errors import RunError
 from spreeze.formats import clean
-from spreeze.rundir import is_alive
+from spreeze.rundir import ask, is_alive
 
 SCRIPT = str(Path(__file__).with_name("main.py"))
 _MAX_PICTURE_BYTES = 2_000_000
@@ -111,6 +110,5 @@ def watched(path: Path) -> None:
         if mark.exists() and time.time() - mark.stat().st_mtime < 1.0:
             return
     if is_alive(path):
-        with contextlib.suppress(OSError):
-            os.close(os.open(mark, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
-            os.utime(mark)
+        with contextlib.suppress(RunError):
+            ask(path, "viewer")

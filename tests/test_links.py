@@ -1,0 +1,211 @@
+"""A run writes only inside of its own directory: a link in it, which an archive can bring along, is refused by name."""
+
+import json
+import os
+import shutil
+import socket
+
+import pytest
+from harness import PENDULUM, TINY, train
+
+from spreeze.dashboard import control
+from spreeze.errors import RunError
+from spreeze.lookup import find_weights
+from spreeze.play import main as play
+from spreeze.rundir import SUBDIRECTORIES, RunDir, ask, is_alive, refuse_links
+from spreeze.runs import main as runs
+from spreeze.train import main as trained
+
+KNOWN = (
+    *SUBDIRECTORIES, "run.json", "run.lock", "config.toml", "env.json", "tune.json", "tune-progress.jsonl",
+    "summary.json", "metrics.db", "metrics.db-wal", "metrics.db-shm", "eval.csv", "log.txt", "fingerprints.jsonl",
+    "live.jpg", "logs/learner.log", "logs/sampler-0.log", "logs/evaluator.log", "logs/probe.log",
+    "errors/learner.json", "control/stop", "control/viewer", "control/pause-visualizer", "weights/LATEST.json",
+    "checkpoints/best.safetensors", "checkpoints/best.json", "videos/clip-0001-v1.mp4", "videos/clip-0001-v1.json",
+    "videos/.later/made", f".run.json.{os.getpid()}.tmp", "anything-else",
+)  # fmt: skip
+"""What code is known to write, or could come to write."""
+LEARNED = ("--updates", "300", "--save-replay", "--set", "visualizer.clip_interval_s=1", "--set",
+           "visualizer.clip_length_s=0.5")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """The directory of a run that has ended, with all that a run leaves: checkpoints, replay, clips, logs."""
+    folder = tmp_path_factory.mktemp("finished")
+    tiny = [flag for flag in TINY if flag != "--no-visualizer"]
+    run, code, _ = train(folder, *PENDULUM, *LEARNED, tiny=tiny)
+    assert code == 0, run.stderr
+    return run.path
+
+
+@pytest.fixture
+def copy(finished, tmp_path):
+    path = tmp_path / "runs" / "run"
+    shutil.copytree(finished, path)
+    return path
+
+
+def snapshot(folder):
+    """All names below a folder, with size and time: what changes when anything is written."""
+    return {path: (path.stat().st_size, path.stat().st_mtime_ns) for path in (folder, *folder.rglob("*"))}
+
+
+def linked(path, name, outside):
+    """Puts a link in the place of a file or folder of the run, or of one that is not there yet."""
+    place, target = path / name, outside / name.replace("/", "-")
+    place.parent.mkdir(parents=True, exist_ok=True)
+    if place.exists():
+        shutil.move(place, target)
+    elif "." not in place.name:
+        target.mkdir()
+    else:
+        target.write_text("mine\n")
+    place.symlink_to(target)
+
+
+def refused_everywhere(path, name, capsys):
+    """Command line and page refuse to resume, in one line with the file's name."""
+    assert trained(["--resume", "run", "--runs-dir", str(path.parent)]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert len(err.splitlines()) == 1
+    assert f" {name} is a symbolic link" in err
+    with pytest.raises(RunError, match=" is a symbolic link") as caught:
+        RunDir.open(path)
+    assert f" {name} is" in str(caught.value)
+    with pytest.raises(RunError, match=" is a symbolic link"):
+        control.resume(path, path.parent)
+    assert control.launching(path.parent) is None
+    assert list((path.parent / ".launches").glob("*.json")) == []
+
+
+@pytest.mark.timeout(120)
+def test_every_path_of_a_finished_run_is_refused_as_a_link(finished, tmp_path, capsys):
+    names = sorted(path.relative_to(finished).as_posix() for path in finished.rglob("*"))
+    wanted = {"run.json", "run.lock", "config.toml", "env.json", "metrics.db", "eval.csv", "summary.json", "logs",
+              "checkpoints", "weights", "videos", "errors", "control", "weights/LATEST.json"}
+    assert wanted <= set(names)
+    assert any(name.startswith("checkpoints/") and "replay" in name for name in names)
+    for number, name in enumerate(names):
+        path, outside = tmp_path / str(number) / "runs" / "run", tmp_path / str(number) / "outside"
+        shutil.copytree(finished, path)
+        outside.mkdir()
+        linked(path, name, outside)
+        before = snapshot(outside)
+        refused_everywhere(path, name, capsys)
+        assert snapshot(outside) == before, name
+        shutil.rmtree(tmp_path / str(number))
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", KNOWN)
+def test_every_path_that_code_may_write_is_refused_as_a_link(copy, tmp_path, capsys, name):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    linked(copy, name, outside)
+    before = snapshot(outside)
+    refused_everywhere(copy, name, capsys)
+    assert snapshot(outside) == before
+    if name == "run.json":
+        return  # without it there is no run to resume
+    (copy / name).unlink()
+    (copy / name).symlink_to(outside / "nothing-yet")
+    before = snapshot(outside)
+    refused_everywhere(copy, name, capsys)
+    assert snapshot(outside) == before, "a link to nothing would be filled"
+
+
+def test_a_run_s_directory_that_is_a_link_is_refused(copy, capsys):
+    link = copy.with_name("link")
+    link.symlink_to(copy)
+    assert trained(["--resume", "link", "--runs-dir", str(copy.parent)]) == 2
+    assert f"is a symbolic link: name the directory that it points to, {copy.resolve()}" in capsys.readouterr().err
+
+
+def test_a_second_name_of_a_file_and_a_pipe_are_refused_too(copy, tmp_path):
+    mine = tmp_path / "mine"
+    mine.write_text("mine\n")
+    os.link(mine, copy / "fingerprints.jsonl")
+    with pytest.raises(RunError, match=r"fingerprints.jsonl is a file with a second name elsewhere"):
+        refuse_links(copy)
+    (copy / "fingerprints.jsonl").unlink()
+    os.mkfifo(copy / "logs" / "pipe.log")
+    with pytest.raises(RunError, match=r"logs/pipe.log is neither a file nor a directory"):
+        refuse_links(copy)
+    (copy / "logs" / "pipe.log").unlink()
+    refuse_links(copy)
+
+
+def test_a_socket_is_refused_and_a_deep_tree_is_no_trouble(copy, monkeypatch):
+    monkeypatch.chdir(copy)  # a socket's path is short
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind("s")
+        with pytest.raises(RunError, match=r"s is neither a file nor a directory"):
+            refuse_links(copy)
+    os.unlink("s")
+    folders = ["/".join(["d"] * depth) for depth in range(1, 1201)]  # deeper than Python recurses
+    for folder in folders:
+        os.mkdir(folder)
+    try:
+        refuse_links(copy)
+        os.symlink("/etc", f"{folders[-1]}/out")
+        with pytest.raises(RunError, match="is a symbolic link"):
+            refuse_links(copy)
+        os.unlink(f"{folders[-1]}/out")
+    finally:
+        for folder in reversed(folders):
+            os.rmdir(folder)
+
+
+def test_a_name_with_escapes_is_told_as_plain_text(copy, capsys):
+    (copy / "x\x1b]0;owned\x07y").symlink_to("/etc/passwd")
+    assert trained(["--resume", "run", "--runs-dir", str(copy.parent)]) == 2
+    err = capsys.readouterr().err
+    assert "x ]0;owned y is a symbolic link" in err
+    assert "\x1b" not in err
+
+
+@pytest.mark.parametrize("name", ["control", "control/pause-visualizer"])
+def test_a_request_to_a_run_follows_no_link(copy, tmp_path, capsys, name):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    place = copy / name
+    if place.is_dir():
+        shutil.rmtree(place)
+    place.symlink_to(outside if name == "control" else outside / "made")
+    assert runs(["--runs-dir", str(copy.parent), "visualizer", "run", "pause"]) == 2
+    assert "control/pause-visualizer cannot be written" in capsys.readouterr().err
+    assert list(outside.iterdir()) == []
+
+
+def test_a_request_twice_is_as_good_as_once(copy):
+    ask(copy, "viewer")
+    os.utime(copy / "control" / "viewer", (1, 1))
+    ask(copy, "viewer")
+    assert (copy / "control" / "viewer").stat().st_mtime > 1
+    os.mkfifo(copy / "control" / "stop")
+    with pytest.raises(RunError, match="control/stop cannot be written"):
+        ask(copy, "stop")  # and does not wait for somebody who reads
+
+
+def test_a_clip_of_a_foreign_run_stays_inside(copy, tmp_path, capsys, monkeypatch):
+    monkeypatch.delenv("DISPLAY", raising=False)
+    monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
+    outside = tmp_path / "outside"
+    shutil.move(copy / "videos", outside)
+    (copy / "videos").symlink_to(outside)
+    before = snapshot(outside)
+    assert play(["run", "--runs-dir", str(copy.parent)]) == 2
+    assert "videos is a symbolic link" in capsys.readouterr().err
+    assert snapshot(outside) == before
+    assert find_weights("run", copy.parent).is_file()
+
+
+@pytest.mark.timeout(90)
+def test_a_plain_copy_of_a_run_is_resumed(copy, tmp_path):
+    updates = json.loads((copy / "run.json").read_text())["updates"]
+    _, code, document = train(tmp_path, "--resume", "run", "--updates", str(updates + 50), tiny=())
+    assert code == 0
+    assert document["updates"] == updates + 50
+    assert not is_alive(copy)
