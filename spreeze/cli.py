@@ -1,4 +1,8 @@
-"""What all verbs share: errors as one line, one JSON document on standard output."""
+"""What all verbs share: errors as one line, one JSON document on standard output, and nothing but plain text.
+
+All that a verb prints goes through here (tables through ``terminal.Screen``): names, states and errors may be those of
+a run that came from elsewhere, and a terminal obeys the escapes in them.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn, TextIO
 
 from spreeze.errors import SpreezeError
+from spreeze.formats import printable
 
 
 class Parser(argparse.ArgumentParser):
@@ -26,7 +31,7 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """One line; ends with code 2."""
         line = " ".join(f"{message} ({self.prog} --help lists all flags)".split())
-        sys.stderr.write(f"error: {line}\n")
+        complain(line)
         if self._as_json:
             emit({"error": line})
         sys.exit(2)
@@ -66,8 +71,9 @@ def complain(text: str) -> None:
 
 def _write(stream: TextIO, text: str) -> None:
     """Writes to a person who may be gone: a closed pipe or a full disk is no reason to stop."""
+    encoding = getattr(stream, "encoding", None) or "utf-8"
     try:
-        stream.write(text)
+        stream.write(printable(text).encode(encoding, errors="replace").decode(encoding))
         stream.flush()
     except OSError:
         # What is still in the buffer would fail again when the interpreter ends.

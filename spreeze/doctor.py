@@ -23,7 +23,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -36,6 +35,7 @@ from spreeze.errors import SpreezeError
 from spreeze.formats import clean, size
 from spreeze.hardware import Machine, read_machine
 from spreeze.rundir import MIN_FREE_DISK_BYTES, is_alive, list_runs, versions
+from spreeze.terminal import Screen
 from spreeze.types import RowLayout
 
 PROCESS_BYTES = 450 * 2**20
@@ -282,7 +282,7 @@ def _print(document: dict[str, Any]) -> None:
         if check["remedy"]:
             text.append(f"\n-> {check['remedy']}", style="dim")
         table.add_row(Text(check["status"], style=styles[check["status"]]), Text(check["name"]), text)
-    console = Console(file=sys.stdout)
+    console = Screen(file=sys.stdout)
     console.print(table)
     verdict = "Ready: python -m spreeze.train --auto" if document["ok"] else "Not ready: see the lines marked fail."
     console.print(Text(verdict, style="bold"))

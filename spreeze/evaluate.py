@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from spreeze import protocol_table
+from spreeze.cli import complain, say
 from spreeze.envs.stdout import stdout_to_stderr
 from spreeze.envs.task import Task, frame_options, make_task
 from spreeze.errors import ConfigError, SpreezeError
@@ -64,13 +65,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         with stdout_to_stderr():
             document = evaluate(args)
     except SpreezeError as error:
-        sys.stderr.write(f"error: {error}\n")
+        complain(str(error))
         if args.json:
-            sys.stdout.write(json.dumps({"error": str(error)}) + "\n")
+            say(json.dumps({"error": str(error)}))
         return error.exit_code
     except KeyboardInterrupt:
         return 130
-    sys.stdout.write((json.dumps(document) if args.json else _summary(document)) + "\n")
+    say(json.dumps(document) if args.json else _summary(document))
     return 0
 
 
@@ -79,7 +80,7 @@ def _compare(args: argparse.Namespace) -> int:
                                     resamples=args.resamples)
     paths = [find_run(run, Path(args.runs_dir)) for run in args.runs]
     found = protocol_table.report_of(paths, args.by, rules)
-    sys.stdout.write((json.dumps(protocol_table.document(found)) if args.json else protocol_table.text(found)) + "\n")
+    say(json.dumps(protocol_table.document(found)) if args.json else protocol_table.text(found))
     return 0
 
 

@@ -6,7 +6,11 @@ import math
 import re
 
 DASH = "-"
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2028\u2029\u2066-\u2069\ud800-\udfff]+")
+_UNSEEN = (r"\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb"
+           r"\U000e0000-\U000e007f")
+"""Escapes of eight bits, marks of direction, what has no width, halves of characters."""
+_CONTROL = re.compile(f"[\\x00-\\x1f{_UNSEEN}]+")
+_CONTROL_BUT_LINES = re.compile(f"[\\x00-\\x08\\x0b-\\x1f{_UNSEEN}]")
 
 
 def clean(text: object, limit: int = 500) -> str:
@@ -14,6 +18,11 @@ def clean(text: object, limit: int = 500) -> str:
     raw = str(text)[: 4 * limit]
     line = _CONTROL.sub(" ", raw).strip()
     return line if len(line) <= limit else line[: limit - 3] + "..."
+
+
+def printable(text: str) -> str:
+    """Text of any origin for a terminal: as ``clean``, but lines and tabs stay, and nothing is cut off."""
+    return _CONTROL_BUT_LINES.sub(" ", text)
 
 
 def number(value: float | None) -> str:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from spreeze.cli import complain, say
 from spreeze.envs.registry import has_display, is_bullet
 from spreeze.envs.stdout import stdout_to_stderr
 from spreeze.envs.task import ObsRows, Task, frame_options, make_task
@@ -54,11 +55,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         with stdout_to_stderr():
             text = play(args)
     except SpreezeError as error:
-        sys.stderr.write(f"error: {error}\n")
+        complain(str(error))
         return error.exit_code
     except KeyboardInterrupt:
         return 0
-    sys.stdout.write(text + "\n")
+    say(text)
     return 0
 
 
@@ -148,7 +149,7 @@ def _window(source: _Source, task: Task, args: argparse.Namespace) -> str:
             due_s = max(due_s + 1.0 / task.render_fps, time.monotonic() - 0.1)
             time.sleep(max(0.0, due_s - time.monotonic()))
         shown += 1
-        sys.stderr.write(_line(source, episode) + "\n")
+        say(_line(source, episode), as_json=True)  # standard output is for what is left at the end
     return f"{shown} episode{'' if shown == 1 else 's'} shown"
 
 

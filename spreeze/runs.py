@@ -15,9 +15,11 @@ import psutil
 
 from spreeze.cli import Parser, emit, guarded, say
 from spreeze.errors import RunError
+from spreeze.formats import DASH, clean
 from spreeze.rundir import ask, find_run, is_alive, list_runs, read_run, state_of
 
-_ALIVE = ("starting", "tuning", "running", "stopping")
+_MOST = 1e18
+"""No number of a run is as large; what claims to be is not known."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -47,6 +49,8 @@ def _list(args: argparse.Namespace) -> int:
     if not rows:
         say(f"no run in {args.runs_dir}; start one with: python -m spreeze.train --auto")
         return 0
+    for row in rows:  # of a run from elsewhere: one line, not longer than others
+        row["name"], row["state"] = clean(row["name"], 128), clean(row["state"], 20)
     width = max(len(row["name"]) for row in rows)
     say(f"{'run':{width}s}  {'state':9s} {'wall':>8s} {'env steps':>11s} {'updates':>9s} {'best return':>11s}")
     for row in rows:
@@ -57,7 +61,8 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _cell(value: Any, form: str, unit: str = "") -> str:
-    return format(value, form) + unit if isinstance(value, int | float) else "-"
+    known = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _MOST
+    return format(value, form) + unit if known else DASH
 
 
 def _row(path: Path) -> dict[str, Any]:
@@ -92,7 +97,7 @@ def _kill(path: Path) -> None:
     try:
         process = psutil.Process(int(run.get("pid", -1)))
         same = abs(process.create_time() - float(run.get("create_time", 0.0))) < 1.0
-    except (psutil.Error, ValueError, TypeError):
+    except (psutil.Error, ValueError, TypeError, OverflowError):
         same = False
     if not same:
         raise RunError(f"{path.name}: process {run.get('pid')} is not its supervisor any more; nothing was killed")

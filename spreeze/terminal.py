@@ -9,16 +9,17 @@ from __future__ import annotations
 import io
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, TextIO
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from spreeze.formats import DASH, clean, duration, number, percent, size
+from spreeze.formats import DASH, clean, duration, number, percent, printable, size
 from spreeze.snapshot import Snapshot
 
 _SAMPLER_PARTS = (("policy", "cyan"), ("env", "green"), ("write", "yellow"), ("wait", "bright_black"))
@@ -63,7 +64,18 @@ def open_view(
 
 
 class Screen(Console):
-    """A console that falls silent when its pipe breaks; rich's own would end the process."""
+    """A console for text of any origin: escapes and markup in it are shown, never obeyed.
+
+    It falls silent when its pipe breaks; rich's own would end the process.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(markup=False, emoji=False, **options)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        """What is drawn; rich's own movements of the cursor are no text and stay."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=printable(segment.text))
 
     def on_broken_pipe(self) -> None:
         """Shows nothing from now on."""

@@ -31,7 +31,7 @@ def show(record: dict[str, Any], stream: TextIO, *, reasons: bool) -> None:
         lines.append(f"(the Spreeze paper's rule would take batch {record['paper_batch_size']})")
     lines += [f"limit: {text}" for text in record["limits"]] + [f"note: {text}" for text in record["notes"]]
     for line in lines:
-        screen.print(f"  {clean(line, 1000)}", markup=False, soft_wrap=True)
+        screen.print(f"  {clean(line, 1000)}", soft_wrap=True)
 
 
 def _table(title: str, columns: tuple[str, ...]) -> Table:

@@ -52,7 +52,12 @@ DEFAULTS = {
                                             "security::test_files_of_a_run_are_reached_by_its_owner_only")),
     15: ("control characters are stripped", (
         "store::test_events_and_evaluations_come_back_without_control_characters",
-        "terminal::test_first_error_stands_at_the_top_with_its_process_and_is_plain_text")),
+        "terminal::test_first_error_stands_at_the_top_with_its_process_and_is_plain_text",
+        "foreign_text::test_the_list_of_runs_is_plain_text",
+        "foreign_text::test_every_verb_tells_of_a_foreign_run_in_plain_text",
+        "foreign_text::test_the_memory_of_the_tuner_is_told_in_plain_text",
+        "foreign_text::test_the_tuner_s_tables_show_a_foreign_record_as_it_is_written",
+        "foreign_text::test_nothing_prints_but_through_the_one_place")),
     16: ("no eval, no shell, no pickle in the source", (
         "layers::test_nothing_is_ever_unpickled", "layers::test_no_text_becomes_code_and_no_file_becomes_objects")),
     17: ("no privilege is asked for", ("security::test_nothing_changes_users_or_drivers",)),
