@@ -3,9 +3,9 @@
 import time
 from pathlib import Path
 
-from spreeze.bench.browser import ROOT, browser, missing, server, wait
+from spreeze.bench.browser import ROOT, browser, enter, free_port, missing, server, wait
 
-__all__ = ["ROOT", "browser", "missing", "screenshots", "server", "shown_as", "wait"]
+__all__ = ["ROOT", "browser", "enter", "free_port", "missing", "screenshots", "server", "shown_as", "wait"]
 
 
 def shown_as(driver, theme, width, height, scale=1):

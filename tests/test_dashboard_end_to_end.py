@@ -36,6 +36,7 @@ def world(tmp_path, monkeypatch):
     runs = tmp_path / "runs"
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     with web.server(runs, tmp_path / "server.log") as (address, server), web.browser() as driver:
+        web.enter(driver, address, runs)
         yield address, server, driver, runs
     for record in (runs / ".launches").glob("*.json"):
         pid = json.loads(record.read_text())["pid"]
@@ -199,14 +200,16 @@ def test_a_run_is_started_watched_and_stopped_from_the_page(world):
     resumed_exported_and_deleted(driver, address, run, downloads)
     assert not complaints(driver)
     assert server.poll() is None
-    for host, answer in (("evil.example", 400), ("localhost", 200)):
+    for host, answer in (("evil.example", 400), ("localhost", 403)):
         assert status(address + "/api/live?run=x", host) == answer
+    assert status(address + "/_stcore/health", "localhost") == 200
 
 
 def test_charts_and_zoom_outlive_a_restart_of_the_server(tmp_path):
     runs = tmp_path / "runs"
     with long_run.alive(runs / "now"), web.browser() as driver:
         with web.server(runs, tmp_path / "server.log") as (address, _):
+            web.enter(driver, address, runs)
             driver.get(f"{address}/?run=now")
             web.wait(lambda: driver.execute_script(DRAWN) > 6, 60)
             count, zoom = driver.execute_script(MARK), drag(driver)

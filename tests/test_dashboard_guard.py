@@ -1,17 +1,22 @@
-"""No action without the page's own token: the websocket, and whatever writes, ask for it."""
+"""Nothing without the cookie, the cookie only for a token that works once; and no action from another origin."""
 
 import asyncio
+import json
 
 import pytest
 
 pytest.importorskip("streamlit")
-from spreeze.dashboard.guard import Guard, page_token
+from spreeze.dashboard.entrance import SETTING, Entrance
+from spreeze.dashboard.guard import Guard
 from spreeze.dashboard.page_compare import CONFIG
 
-TOKEN = "t" * 43
+ONCE = "o" * 43
 
 
 async def inner(scope, receive, send):
+    if scope["type"] == "lifespan":
+        await send({"type": "lifespan.startup.complete"})
+        return
     if scope["type"] == "websocket":
         await send({"type": "websocket.accept"})
         return
@@ -20,63 +25,157 @@ async def inner(scope, receive, send):
     await send({"type": "http.response.body", "body": b""})
 
 
-def first_answer(kind, path="/", method="GET", **headers):
-    sent = []
-    scope = {"type": kind, "path": path, "method": method, "server": ("127.0.0.1", 8501),
-             "headers": [(name.encode(), value.encode()) for name, value in headers.items()]}
+@pytest.fixture
+def entrance(tmp_path, monkeypatch):
+    monkeypatch.delenv(SETTING, raising=False)
+    made = Entrance(tmp_path / "runs")
+    made.open("http://localhost:8501")
+    made._once = ONCE
+    return made
 
-    async def receive():
-        return {"type": f"{kind}.connect"}
+
+@pytest.fixture
+def ask(entrance):
+    """Sends one request through the guard; returns all that it answers."""
+    def asked(kind, path="/", method="GET", query="", scheme="http", **headers):
+        sent = []
+        scope = {"type": kind, "path": path, "method": method, "server": ("127.0.0.1", 8501), "scheme": scheme,
+                 "query_string": query.encode(),
+                 "headers": [(name.encode(), value.encode()) for name, value in headers.items()]}
+
+        async def receive():
+            return {"type": f"{kind}.connect"}
+
+        async def send(message):
+            sent.append(message)
+
+        asyncio.run(Guard(inner, entrance)(scope, receive, send))
+        return sent
+
+    return asked
+
+
+@pytest.fixture
+def cookie(entrance):
+    return f"a=b; spreeze_8501={entrance.cookie_token}"
+
+
+def test_the_token_becomes_a_cookie_and_leaves_the_address(ask, entrance):
+    answer = ask("http", "/runs", query=f"run=a%20b&token={ONCE}&x=1")[0]
+    headers = dict(answer["headers"])
+    assert answer["status"] == 303
+    assert headers[b"location"] == b"/runs?run=a+b&x=1"
+    assert headers[b"set-cookie"] == (f"spreeze_8501={entrance.cookie_token}; Path=/; Max-Age=2592000; HttpOnly; "
+                                      "SameSite=Lax").encode()
+    assert headers[b"referrer-policy"] == b"no-referrer"
+    assert headers[b"cache-control"] == b"no-store"
+    assert ONCE.encode() not in headers[b"location"] + headers[b"set-cookie"]
+
+
+def test_the_token_works_once(ask):
+    assert ask("http", query=f"token={ONCE}")[0]["status"] == 303
+    again = ask("http", query=f"token={ONCE}")[0]
+    assert again["status"] == 403
+    assert b"set-cookie" not in dict(again["headers"])
+
+
+def test_a_known_browser_needs_no_token_and_uses_none_up(ask, cookie):
+    assert ask("http", query="token=used-long-ago", cookie=cookie)[0]["status"] == 303
+    assert ask("http", query=f"token={ONCE}", cookie=cookie)[0]["status"] == 303
+    assert ask("http", query=f"token={ONCE}")[0]["status"] == 303
+
+
+@pytest.mark.parametrize(("path", "place"), [
+    ("//evil.example/x", b"/evil.example/x"), ("/\\evil.example", b"/%5Cevil.example"), ("", b"/"),
+    ("/a\r\nset-cookie: x", b"/a%0D%0Aset-cookie%3A%20x"), ("/base/runs", b"/base/runs"),
+])
+def test_the_way_on_stays_on_this_server(ask, path, place):
+    assert dict(ask("http", path, query=f"token={ONCE}")[0]["headers"])[b"location"] == place
+
+
+@pytest.mark.parametrize("query", ["", "token=", "token=wrong", "token=%00", "token=%C3%A9", "token", "Token=" + ONCE,
+                                   "token=" + ONCE[:-1], "xtoken=" + ONCE])
+def test_without_the_right_token_nothing_is_shown(ask, query):
+    for path in ("/", "/runs", "/api/live", "/live.jpg", "/media/x.mp4", "/static/js/x.js", "/_stcore/host-config"):
+        answer = ask("http", path, query=query)[0]
+        assert answer["status"] == 403
+        assert b"set-cookie" not in dict(answer["headers"])
+
+
+@pytest.mark.parametrize("method", ["HEAD", "POST", "PUT", "OPTIONS"])
+def test_a_token_is_brought_by_opening_a_page_only(ask, method):
+    assert ask("http", method=method, query=f"token={ONCE}")[0]["status"] == 403
+    assert ask("http", query=f"token={ONCE}")[0]["status"] == 303, "it was not used up"
+
+
+def test_a_person_is_told_what_to_do_and_a_script_too(ask):
+    start, body = ask("http", accept="text/html,*/*")
+    assert dict(start["headers"])[b"content-type"].startswith(b"text/html")
+    for words in (b"ends in a token", b".launches/dashboard-8501.html", b"SPREEZE_DASHBOARD_TOKEN=off"):
+        assert words in body["body"]
+    start, body = ask("http", "/api/live", accept="*/*")
+    assert dict(start["headers"])[b"content-type"] == b"application/json"
+    assert "dashboard-8501.html" in json.loads(body["body"])["error"]
+
+
+def test_whether_the_server_is_up_is_no_secret(ask):
+    assert ask("http", "/_stcore/health")[0]["status"] == 200
+    assert ask("http", "/_stcore/health", method="POST")[0]["status"] == 403
+
+
+def test_a_known_browser_reads_everything_and_gets_no_other_cookie(ask, cookie):
+    for path in ("/", "/api/live", "/media/x.mp4"):
+        answer = ask("http", path, cookie=cookie)[0]
+        assert answer["status"] == 200
+        assert b"set-cookie" not in dict(answer["headers"])
+
+
+def test_the_websocket_opens_with_the_token_and_the_whole_origin(ask, cookie):
+    good = {"host": "localhost:8501", "cookie": cookie}
+    assert ask("websocket", origin="http://localhost:8501", **good)[0]["type"] == "websocket.accept"
+    assert ask("websocket", **good)[0]["type"] == "websocket.accept"
+    assert ask("websocket", query=f"token={ONCE}", host="localhost:8501")[0]["type"] == "websocket.close"
+
+
+@pytest.mark.parametrize("headers", [
+    {}, {"cookie": "spreeze_8501=wrong"}, {"cookie": "spreeze_8502=TOKEN"}, {"cookie": "=;;\x00"},
+    {"cookie": f"spreeze_8501={ONCE}"}, {"cookie": "spreeze_8501="},
+    {"cookie": "spreeze_8501=TOKEN", "origin": "http://localhost:9999"},
+    {"cookie": "spreeze_8501=TOKEN", "origin": "null"},
+    {"cookie": "spreeze_8501=TOKEN", "origin": "https://evil.example"},
+])
+@pytest.mark.parametrize("asked", [True, False])
+def test_anybody_else_is_refused(ask, entrance, headers, asked):
+    entrance.asked = asked
+    headers = {name: value.replace("TOKEN", entrance.cookie_token) for name, value in headers.items()}
+    assert ask("websocket", host="localhost:8501", **headers)[0]["type"] == "websocket.close"
+    assert ask("http", method="POST", host="localhost:8501", **headers)[0]["status"] == 403
+
+
+def test_switched_off_each_page_lets_in_and_other_origins_still_cannot_act(ask, entrance, cookie):
+    entrance.asked = False
+    page = dict(ask("http")[0]["headers"])
+    assert page[b"set-cookie"].startswith(f"spreeze_8501={entrance.cookie_token};".encode())
+    answer = ask("http", "/api/live")[0]
+    assert answer["status"] == 200
+    assert b"set-cookie" not in dict(answer["headers"])
+    assert ask("websocket", host="localhost:8501", cookie=cookie)[0]["type"] == "websocket.accept"
+
+
+def test_over_tls_the_cookie_stays_there(ask):
+    assert dict(ask("http", query=f"token={ONCE}", scheme="https")[0]["headers"])[b"set-cookie"].endswith(b"; Secure")
+
+
+def test_the_server_s_own_messages_pass(entrance):
+    sent = []
 
     async def send(message):
         sent.append(message)
 
-    asyncio.run(Guard(inner, TOKEN)(scope, receive, send))
-    return sent[0]
-
-
-def test_a_page_hands_the_token_out_and_data_do_not():
-    headers = dict(first_answer("http")["headers"])
-    assert headers[b"set-cookie"] == f"spreeze_8501={TOKEN}; Path=/; HttpOnly; SameSite=Strict".encode()
-    assert b"set-cookie" not in dict(first_answer("http", "/api/live")["headers"])
-
-
-def test_the_websocket_opens_with_the_token_and_the_whole_origin():
-    good = {"host": "localhost:8501", "cookie": f"a=b; spreeze_8501={TOKEN}"}
-    assert first_answer("websocket", origin="http://localhost:8501", **good)["type"] == "websocket.accept"
-    assert first_answer("websocket", **good)["type"] == "websocket.accept"
-
-
-@pytest.mark.parametrize("headers", [
-    {}, {"cookie": "spreeze_8501=wrong"}, {"cookie": f"spreeze_8502={TOKEN}"}, {"cookie": "=;;\x00"},
-    {"cookie": f"spreeze_8501={TOKEN}", "origin": "http://localhost:9999"},
-    {"cookie": f"spreeze_8501={TOKEN}", "origin": "null"},
-    {"cookie": f"spreeze_8501={TOKEN}", "origin": "https://evil.example"},
-])
-def test_anybody_else_is_refused(headers):
-    assert first_answer("websocket", host="localhost:8501", **headers)["type"] == "websocket.close"
-    assert first_answer("http", method="POST", host="localhost:8501", **headers)["status"] == 403
-
-
-def test_reading_needs_no_token():
-    assert first_answer("http", "/api/live", host="localhost:8501")["status"] == 200
-
-
-def test_the_token_of_a_folder_is_private_and_stays(tmp_path):
-    token = page_token(tmp_path / "runs")
-    assert len(token) >= 43
-    assert page_token(tmp_path / "runs") == token
-    place = tmp_path / "runs" / ".launches" / "token"
-    assert place.stat().st_mode & 0o077 == 0
-    place.write_text("short")
-    assert len(page_token(tmp_path / "runs")) >= 43
+    asyncio.run(Guard(inner, entrance)({"type": "lifespan"}, None, send))
+    assert sent == [{"type": "lifespan.startup.complete"}]
 
 
 def test_no_chart_offers_to_send_itself_away():
     assert CONFIG["showSendToCloud"] is False
     assert CONFIG["plotlyServerURL"] == ""
-
-
-def test_a_folder_that_cannot_be_written_gives_a_token_all_the_same(tmp_path):
-    (tmp_path / "file").touch()
-    assert len(page_token(tmp_path / "file")) >= 43

@@ -23,6 +23,7 @@ def test_each_page_has_its_picture(tmp_path):
     shutil.copytree(web.ROOT / ".streamlit", home / ".streamlit")  # commands on the pages then name no other folder
     folder = Path(os.environ["SPREEZE_PICTURES"])
     with web.server(home / "runs", tmp_path / "server.log", cwd=home) as (address, _), web.browser() as driver:
+        web.enter(driver, address, home / "runs")
         web.screenshots(address, driver, folder)
     assert len(list(folder.glob("dashboard-*.png"))) >= 9
 

@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("streamlit")
 
 from spreeze.dashboard import pages, startup
+from spreeze.dashboard.entrance import Entrance
 
 NO_DELAY = (socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
@@ -42,10 +43,15 @@ def test_other_sockets_stay_as_they_are(listener):
 
 
 @pytest.mark.timeout(60)
-def test_the_first_visitor_finds_the_pages_loaded(listener):
+def test_the_first_visitor_finds_the_pages_loaded_and_the_entrance_open(listener, tmp_path):
+    entrance = Entrance(tmp_path)
+
     async def live():
-        async with startup.startup(None) as state:
+        async with startup.life(entrance)(None) as state:
             assert state is None
+            (file,) = (tmp_path / ".launches").glob("dashboard-*.html")
+            assert "http://localhost:" in file.read_text()
+        assert not file.exists()
 
     asyncio.run(live())
     for thread in threading.enumerate():

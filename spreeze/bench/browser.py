@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -14,6 +15,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import urlsplit
 
 from spreeze.errors import ResourceError, SpreezeError
 
@@ -47,18 +49,18 @@ def server(
 ) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     """A dashboard on a free port, if none is named, started in ``cwd``; yields its address and its process.
 
+    A browser gets in by ``enter``.
+
     Raises:
         ResourceError: there is no ``app.py`` beside the package.
         SpreezeError: it did not come up.
     """
     if not (ROOT / "app.py").is_file():
         raise ResourceError(f"no app.py in {ROOT}: run this from a checkout")
-    if port is None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+    port = free_port() if port is None else port
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    env = {**os.environ, "SPREEZE_RUNS_DIR": str(runs), "PYTHONPATH": os.pathsep.join(paths)}
+    env = {**os.environ, "SPREEZE_RUNS_DIR": str(runs), "PYTHONPATH": os.pathsep.join(paths),
+           "SPREEZE_DASHBOARD_TOKEN": "on"}
     command = [sys.executable, "-m", "streamlit", "run", str(ROOT / "app.py"), "--server.port", str(port)]
     with open(log, "wb") as out:
         process = subprocess.Popen(command, cwd=cwd, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
@@ -75,12 +77,28 @@ def server(
             process.wait()
 
 
+def free_port() -> int:
+    """A port of this machine on which nothing listens now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 def _answers(address: str) -> bool:
     try:
         with urllib.request.urlopen(address + "/_stcore/health", timeout=2) as reply:
             return bool(reply.status == 200)
     except OSError:
         return False
+
+
+def enter(driver: Chrome, address: str, runs: Path) -> None:
+    """Makes the browser known to that server, by the token in its private file; no page is loaded yet."""
+    place = runs / ".launches" / f"dashboard-{urlsplit(address).port}.html"
+    token = re.search(r"\?token=([\w-]+)", place.read_text(encoding="utf-8"))
+    if token is None:
+        raise SpreezeError(f"{place} holds no address with a token")
+    driver.get(f"{address}/_stcore/health?token={token[1]}")
 
 
 @contextlib.contextmanager

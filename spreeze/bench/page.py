@@ -154,6 +154,7 @@ def visit(run: Path) -> Iterator[Visit]:
             web.server(run.parent.absolute(), Path(folder) / "server.log") as (address, process), \
             web.browser() as driver:
         driver.execute_cdp_cmd("Performance.enable", {})
+        web.enter(driver, address, run.parent.absolute())
         yield Visit(run, address, psutil.Process(process.pid), driver)
 
 

@@ -17,7 +17,8 @@ from starlette.routing import Route
 
 from spreeze.dashboard import control, feed
 from spreeze.dashboard.data import run_path, runs_dir
-from spreeze.dashboard.guard import Guard, page_token
+from spreeze.dashboard.entrance import Entrance
+from spreeze.dashboard.guard import Guard
 from spreeze.errors import RunError
 from spreeze.formats import clean
 from spreeze.rundir import ask, is_alive
@@ -45,11 +46,17 @@ def routes() -> list[Route]:
     ]
 
 
-def middleware() -> list[Middleware]:
-    """Only requests that name this machine (a foreign page cannot rebind its name to us); no action without token."""
+def address() -> str:
+    """Of the first page, once the server has its port; the middleware lets in what names this machine so."""
+    scheme = "https" if st.get_option("server.sslCertFile") else "http"
+    return f"{scheme}://localhost:{st.get_option('server.port')}{prefix()}"
+
+
+def middleware(entrance: Entrance) -> list[Middleware]:
+    """Only requests that name this machine (a foreign page cannot rebind its name to us), and only by the entrance."""
     return [
         Middleware(TrustedHostMiddleware, allowed_hosts=["localhost", "127.0.0.1"]),
-        Middleware(Guard, token=page_token(runs_dir())),
+        Middleware(Guard, entrance=entrance),
     ]
 
 

@@ -7,21 +7,31 @@ import os
 import socket
 import stat
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
 
 import streamlit as st
 
-from spreeze.dashboard import pages
+from spreeze.dashboard import pages, routes
+from spreeze.dashboard.entrance import Entrance
 
 _TCP = (socket.AF_INET, socket.AF_INET6)
 
 
-@contextlib.asynccontextmanager
-async def startup(app: st.App) -> AsyncIterator[None]:
-    """The server's life; the pages' modules load while the first browser is still on its way."""
-    send_at_once()
-    threading.Thread(target=_load_pages, name="load pages", daemon=True).start()
-    yield None
+def life(entrance: Entrance) -> Callable[[st.App], AbstractAsyncContextManager[None]]:
+    """The server's life: the entrance is open, and pages' modules load while the first browser is still on its way."""
+
+    @contextlib.asynccontextmanager
+    async def lived(app: st.App) -> AsyncIterator[None]:
+        send_at_once()
+        threading.Thread(target=_load_pages, name="load pages", daemon=True).start()
+        entrance.open(routes.address())
+        try:
+            yield None
+        finally:
+            entrance.close()
+
+    return lived
 
 
 def send_at_once() -> int:
