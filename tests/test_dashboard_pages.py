@@ -245,3 +245,16 @@ def test_autotune_shows_executors_and_actors_of_an_on_policy_run(world):
     assert (shown["executors"], shown["env steps/s"], shown["note"]) == ("2", "950", "chosen")
     assert [metric.value for metric in page.metric] == ["2", "8", "1", "64"]
     assert "pin" not in [button.key for button in page.button], "what can be pinned there is of the modes with replay"
+
+
+def test_a_run_that_leads_out_of_its_directory_is_not_resumed_by_a_click(world):
+    folder = world("finished")
+    outside = folder / "outside"
+    (folder / "a1" / "logs").rename(outside)
+    (folder / "a1" / "logs").symlink_to(outside)
+    page = open_page("runs")
+    next(button for button in page.button if button.label == "Resume").click()
+    page.run()
+    assert "logs is a symbolic link" in page.error[0].value
+    assert [entry.name for entry in outside.iterdir()] == ["learner.log"]
+    assert not list((folder / ".launches").glob("*.log"))
