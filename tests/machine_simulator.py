@@ -117,6 +117,10 @@ class Bench:
     budget_s: float = 60.0
     start_s: float = 3.0
     crew_s: float = 5.0
+    gpu_start_s: float = 0.0
+    """Context, libraries and kernels, once a device."""
+    gpu_warm_s: float = 0.0
+    """Warm-up of each batch on a GPU: a graph is recorded."""
     hang: frozenset = frozenset()
     left_s: float = field(init=False)
     asked: list = field(default_factory=list)
@@ -127,6 +131,10 @@ class Bench:
     def seconds_left(self):
         return self.left_s
 
+    def device_start_s(self, device):
+        known = any(getattr(seen, "device", "cpu") == device for seen in self.asked)
+        return 0.0 if device == "cpu" or known or not self.gpu_start_s else 6.0
+
     def _noisy(self, value):
         slowed = 0.75 if self.noise and self.dice.random() < 0.03 else 1.0
         return value * slowed * math.exp(self.dice.gauss(0.0, self.noise))
@@ -136,6 +144,11 @@ class Bench:
         found, spent = [], 0.0 if self.asked else self.start_s
         for one in settings:
             cost = 0.4 + 3 * max(0.3, 2 * self.machine.update_s(one))
+            if one.device != "cpu":
+                known = any(getattr(seen, "device", "cpu") == one.device for seen in self.asked) or any(
+                    rate.setting.device == one.device for rate in found
+                )
+                cost += self.gpu_warm_s + (0.0 if known else self.gpu_start_s)
             if spent + cost > within_s and found:
                 break
             spent += cost

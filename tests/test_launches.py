@@ -415,3 +415,17 @@ def test_copies_between_gpus_without_peer_access_are_said(monkeypatch):
     assert staged_copies("cuda:0") is staged_copies("cpu") is None
     monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda first, second: True)
     assert staged_copies("cuda:0+cuda:1") is None
+
+
+@pytest.mark.parametrize(("name", "changes"), CASES)
+@pytest.mark.parametrize("wanted", [1, 8])
+def test_the_updates_before_the_first_replay_are_counted_beforehand(name, changes, wanted):
+    with filled(discrete=name == "dqn") as ring:
+        _algorithm, launches = launches_of(ring, name, changes, graphs=[], wanted=wanted)
+        expected, done = launches.updates_before_replay, 0
+        while launches._graph is None or done < expected:
+            done += launches.run()
+        assert done == expected
+        replays = launches._graph.replays
+        launches.run()
+        assert launches._graph.replays == replays + 1

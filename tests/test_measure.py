@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import contextlib
+import dataclasses
 import os
 import signal
 import time
@@ -10,9 +11,9 @@ import psutil
 import pytest
 from harness import poll
 
-from spreeze.autotune.records import JointSetting, LearnerSetting
+from spreeze.autotune.records import JointSetting, LearnerRate, LearnerSetting
 from spreeze.envs.probe import probe_env
-from spreeze.modes import measure, nursery, troupe
+from spreeze.modes import ensemble, measure, nursery, troupe
 from spreeze.modes.measure import Measuring
 from spreeze.modes.troupe import remove_leftovers
 from spreeze.settings import Layer, resolve
@@ -251,3 +252,63 @@ def test_what_a_killed_tuner_left_is_removed_and_what_a_living_one_uses_is_not(t
     (tmp_path / "spreeze-tune-mine").mkdir()
     remove_leftovers()
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"spreeze-tune-{os.getpid()}-abc", "spreeze-tune-mine"]
+
+
+@pytest.mark.parametrize("setting", [
+    LearnerSetting(batch_size=96), LearnerSetting(batch_size=32, threads=3),
+    LearnerSetting(batch_size=32, device="cuda:1"), LearnerSetting(batch_size=32, precision="bfloat16"),
+])  # fmt: skip
+def test_a_learner_alone_and_one_beside_samplers_are_measured_with_the_same_settings(pendulum, monkeypatch, setting):
+    company = ensemble.Company(setting, 2, 0.0)
+    beside = ensemble._measured_plan(pendulum, company, 1, 10**9).config.learner
+    turns = []
+    monkeypatch.setattr(nursery.Nursery, "_answer", lambda self, turn: turns.append(turn) or {"failure": "not tried"})
+    with _measuring(pendulum) as measuring:
+        measuring.learner([setting], within_s=1.0, on_rate=_deaf)
+    for field in dataclasses.fields(LearnerSetting):
+        value = getattr(setting, field.name)
+        assert getattr(beside, field.name) == getattr(turns[0], field.name) == value, field.name
+
+
+@pytest.mark.timeout(180)
+def test_one_process_of_a_device_measures_several_batches_and_a_failure_costs_it_alone(pendulum, short, monkeypatch):
+    monkeypatch.setattr(nursery._Candidate, "on_gpu", property(lambda self: True))  # as if its start cost seconds
+    pids, failures = [], []
+
+    def hear(rate):
+        failures.append(rate.failure)
+        pids.append({child.pid for child in _descendants() if child.ppid() != os.getpid()})
+
+    settings = [LearnerSetting(batch_size=32), LearnerSetting(batch_size=64)]
+    with _measuring(pendulum) as measuring:
+        first = measuring.learner(settings, within_s=60.0, on_rate=hear)
+        measuring.learner([LearnerSetting(batch_size=32, precision="tf32")], within_s=20.0, on_rate=hear)
+        measuring.learner([LearnerSetting(batch_size=128)], within_s=20.0, on_rate=hear)
+    assert all(len(rate.updates_per_s) == nursery.REPEATS for rate in first)
+    assert [failure is None for failure in failures] == [True, True, False, True]
+    one, same, gone, fresh = pids
+    assert one == same
+    assert len(one) == len(fresh) == 1
+    assert gone == set()
+    assert fresh != one
+    assert _descendants() == []
+
+
+def test_repeats_are_as_long_as_measured_starts_leave_time_for(pendulum, monkeypatch):
+    clock, turns = [0.0], []
+    monkeypatch.setattr(nursery.time, "monotonic", lambda: clock[0])
+
+    def answer(self, turn):
+        start_s = 8.0 if not turns else 0.5  # the first one makes the context
+        turns.append(turn)
+        clock[0] += start_s + turn.repeats * turn.repeat_s
+        return {"updates_per_s": [100.0] * turn.repeats, "memory_bytes": 1, "start_s": start_s}
+
+    monkeypatch.setattr(nursery.Nursery, "_answer", answer)
+    settings = [LearnerSetting(batch_size=2**power, device="cuda:0") for power in range(7, 13)]
+    timer = nursery.Nursery(pendulum, 10**9, Interrupts())
+    rates = timer.measure(settings, 14.0, _deaf)
+    assert [rate.setting for rate in rates] == settings, "none starved"
+    assert all(isinstance(rate, LearnerRate) and len(rate.updates_per_s) == nursery.REPEATS for rate in rates)
+    assert clock[0] <= 14.0
+    assert turns[0].repeat_s < turns[-1].repeat_s

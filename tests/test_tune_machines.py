@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from machine_simulator import Bench, Machine, best_score, changed, chosen, random_machine, true_score
 
 from spreeze.autotune.cost import fit_cost
-from spreeze.autotune.records import Pins
+from spreeze.autotune.options import LEAST_BATCH
+from spreeze.autotune.records import SCHEMA, Pins
 from spreeze.autotune.scores import FORMULAS, paper_batch
 from spreeze.autotune.tune import tune
 from spreeze.errors import ConfigError, WorkerError
@@ -224,7 +225,7 @@ def test_odd_machines_get_a_choice(machine):
     if machine.a < 1.0:
         _feasible(machine, knobs, setting, tuning)
     else:
-        assert setting.learner.batch_size == 32
+        assert setting.learner.batch_size == LEAST_BATCH
         assert any("longer than 1 s" in limit for limit in tuning.limits)
 
 
@@ -245,7 +246,44 @@ def test_every_row_is_told_as_it_is_measured_and_all_is_kept():
     assert len(rows) == len(bench.asked) == len(record["update_rates"]) + len(record["joint_rates"])
     assert {row.stage for row in rows} == {"learner", "joint"}
     assert all(row.line() and json.dumps(row.as_json()) for row in rows)
-    assert record["schema"] == 3
+    assert record["schema"] == SCHEMA
     assert set(record["choice"]) == set(record["reasons"])
     assert record["formula"] == FORMULAS["return"]
     assert record["cost_a_s"] == pytest.approx(machine.a, rel=0.2)
+
+
+# Update costs 1 ms whatever the batch, as good as: every formula but the paper's would take the smallest batch.
+FLAT = Machine(cores=2.0, physical=2, a=1e-3, b=2e-5)
+
+
+def test_the_default_objective_takes_no_small_batch_and_says_why():
+    tuning, bench, _ = _tuned(FLAT)
+    choice = tuning.choices["learner.batch_size"]
+    assert choice.value == LEAST_BATCH
+    assert f"below {LEAST_BATCH} it takes none unless you set one" in choice.reason
+    assert min(getattr(one, "learner", one).batch_size for one in bench.asked) == LEAST_BATCH
+
+
+def test_a_pinned_or_profiled_batch_may_be_smaller():
+    pinned, _, _ = _tuned(FLAT, knobs=FLAT.knobs(pins=Pins(batch_size=32)))
+    assert pinned.choices["learner.batch_size"].value == 32
+    profiled, _, _ = _tuned(FLAT, knobs=FLAT.knobs(batch_size=64))
+    assert profiled.choices["learner.batch_size"].value == 64
+
+
+def test_the_papers_rule_may_take_batches_beyond_32768_on_a_gpu():
+    # a / b = 20,000 rows: 85 % of the asymptotic rate needs 0.85 / 0.15 * 20,000 = 113,333, so 2^17.
+    desktop = Machine(cores=12, physical=6, gpu=(2e-2, 1e-6), a=9e-3, b=1e-4, step_us=400.0)
+    tuning, _, _ = _tuned(desktop, objective="paper", gpu_target=0.85)
+    assert tuning.choices["learner.batch_size"].value == 2**17
+
+
+def test_candidates_on_a_gpu_whose_context_takes_seconds_are_all_measured_in_time():
+    desktop = Machine(cores=12, physical=6, gpu=(1e-3, 5e-7), a=9e-3, b=1e-4, step_us=400.0)
+    bench = Bench(desktop, gpu_start_s=8.0, gpu_warm_s=0.6)
+    knobs = desktop.knobs()
+    tuning = tune(knobs, bench, lambda row: None)
+    on_gpu = [one.setting.batch_size for one in tuning.learner_rates if one.setting.device == "cuda:0"]
+    assert len(on_gpu) >= 4
+    assert bench.left_s >= 0.0
+    assert true_score(desktop, knobs, chosen(tuning)) >= 0.9 * best_score(desktop, knobs)

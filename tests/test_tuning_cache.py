@@ -9,7 +9,7 @@ import tempfile
 import pytest
 
 from spreeze import hardware, tune_cache, tuning
-from spreeze.autotune.records import JointRate, LearnerRate
+from spreeze.autotune.records import SCHEMA, JointRate, LearnerRate
 from spreeze.envs.probe import Probe
 from spreeze.errors import ConfigError, SpreezeError
 from spreeze.hardware import read_machine
@@ -165,8 +165,8 @@ def _damages(path):
     return {
         "empty": "", "truncated": whole[: len(whole) // 2], "brace": "{", "list": "[]", "null": "null",
         "old schema": json.dumps(record | {"schema": 1}), "foreign": json.dumps(record | {"key": "0" * 16}),
-        "incomplete": json.dumps(without), "no settings": '{"schema": 3, "choice": {}}', "deep": "[" * 100_000,
-        "huge": whole + " " * 5_000_000,
+        "incomplete": json.dumps(without), "no settings": json.dumps({"schema": SCHEMA, "choice": {}}),
+        "deep": "[" * 100_000, "huge": whole + " " * 5_000_000,
     }  # fmt: skip
 
 
@@ -179,7 +179,7 @@ def test_a_damaged_memory_is_said_and_measured_anew(bench, damage):
     bench.tune()
     assert bench.measured == 2 * asked
     assert any("damaged" in line for line in bench.said)
-    assert json.loads(path.read_text())["schema"] == 3
+    assert json.loads(path.read_text())["schema"] == SCHEMA
     bench.tune()
     assert bench.measured == 2 * asked
 

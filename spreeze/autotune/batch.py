@@ -90,6 +90,7 @@ class _Trial:
                 to second tells nothing of two learners that were measured one after the other.
         """
         end_s = self.measure.seconds_left() - max(self._left_s() * share, _LEAST_S)
+        end_s -= self.measure.device_start_s(kind[0])  # else a device that starts slowly is measured with one batch
         # A line needs few points; more of them take off noise where there is time for them.
         stride = 1 if share == 1.0 or len(self.knobs.devices) == 1 else 2
         coarse = sorted({*self.ladder[::stride], self.ladder[-1]})

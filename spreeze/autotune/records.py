@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-SCHEMA = 3
+SCHEMA = 4
 """Version of what ``Tuning.as_json`` gives."""
 
 
@@ -270,6 +270,9 @@ class Measure(Protocol):
         self, settings: Sequence[JointSetting], *, within_s: float, on_rate: Callable[[JointRate], None]
     ) -> list[JointRate]:
         """Real samplers beside the real learner."""
+
+    def device_start_s(self, device: str) -> float:
+        """What the first measurement on a device takes besides the updates, about; 0 once it has been started."""
 
     def seconds_left(self) -> float:
         """Seconds of the budget that are left; negative when it is overdrawn."""

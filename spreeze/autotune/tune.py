@@ -10,7 +10,7 @@ from spreeze.autotune.batch import Learners, measure_learners
 from spreeze.autotune.capacity import Room, find_room
 from spreeze.autotune.cost import Curve, kind_of
 from spreeze.autotune.joint import Joint, measure_joint
-from spreeze.autotune.options import check_pins
+from spreeze.autotune.options import LEAST_BATCH, check_pins
 from spreeze.autotune.pick import expected_worth, measured_worth
 from spreeze.autotune.records import Choice, JointRate, JointSetting, Knobs, LearnerRate, Measure, Row, Tuning
 from spreeze.autotune.scores import FORMULAS, learner_score, paper_batch
@@ -159,7 +159,10 @@ def _batch(knobs: Knobs, joint: Joint) -> Choice:
         return Choice(batch, f"{what}; the configured batch, which this objective keeps")
     why = "the configured batch, and none is clearly better" if batch == knobs.configured.batch_size else "best score"
     others = ", ".join(f"{value}: {100 * share:.0f} %" for value, share in runners)
-    return Choice(batch, f"{what}; {why}" + (f" ({others})" if others else ""), runners_up=runners)
+    why += f" ({others})" if others else ""
+    if batch == LEAST_BATCH:
+        why += f"; below {LEAST_BATCH} it takes none unless you set one: smaller batches learned less in the same time"
+    return Choice(batch, f"{what}; {why}", runners_up=runners)
 
 
 def _samplers(knobs: Knobs, joint: Joint) -> Choice:

@@ -149,7 +149,7 @@ def _measured_plan(plan: RunPlan, company: Company, samplers: int, cap_bytes: in
             "capacity": max(rows, 2), "samples_per_insert_min": company.samples_per_insert_min,
             "samples_per_insert_max": 1e9, "learning_starts": 1, "save": False,
         },
-        "learner": {"batch_size": learner.batch_size, "threads": learner.threads, "device": learner.device},
+        "learner": dataclasses.asdict(learner),  # whole: a field left out would be measured as something else
         "sampling": {"envs_per_sampler": company.envs_per_sampler, "samplers": samplers},
         "visualizer": {"enabled": False}, "stop": {"updates": None},
     }))

@@ -107,6 +107,10 @@ class Measuring:
         """Seconds of the budget that are left; negative when it is overdrawn."""
         return self._ends_s - time.monotonic()
 
+    def device_start_s(self, device: str) -> float:
+        """Context and libraries of a GPU that was not used yet; see ``Measure.device_start_s``."""
+        return self._nursery.device_start_s(device)
+
     def learner(
         self, settings: Sequence[LearnerSetting], *, within_s: float, on_rate: Callable[[LearnerRate], None]
     ) -> list[LearnerRate]:

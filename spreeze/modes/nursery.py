@@ -1,4 +1,4 @@
-"""Times updates of one learner setting after the other, each in a fresh process, none of which can do harm."""
+"""Times updates of one learner setting after the other, in processes of their own, none of which can do harm."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from spreeze.workers.spawn import child_environment
 REPEATS = 3
 _ROWS, _ROWS_BYTES = 100_000, 128_000_000
 _LONGEST_REPEAT_S, _SHORTEST_REPEAT_S = 0.3, 0.06
-_OVERHEAD_S = 0.2
-"""Start and warm-up of one measurement, about."""
+_START_S, _GPU_START_S = 0.2, 6.0
+"""Start and warm-up of one measurement, about, until one is measured: on a GPU context, libraries and kernels."""
 _SLOW_UPDATE_S = 0.25
 """Larger batches are left out once an update takes longer."""
 _OVERTIME = 0.5
 """On a machine so busy that all takes this share longer, what has one repeat by then has to do."""
-_START_S, _DEADLINE_S, _GRACE_S = 40.0, 10.0, 2.0
+_LOADING_S, _DEADLINE_S, _GRACE_S = 40.0, 10.0, 2.0
 _GPU_DEADLINE_S = 25.0
 """On a GPU a measurement includes the start of CUDA."""
 
@@ -42,6 +42,11 @@ class _Candidate:
     rates: list[float] = field(default_factory=list)
     memory_bytes: int | None = None
     failure: str | None = None
+
+    @property
+    def on_gpu(self) -> bool:
+        """True where starting a process costs seconds."""
+        return "cuda" in self.setting.device
 
     def result(self) -> LearnerRate:
         rates = () if self.failure else tuple(self.rates)
@@ -68,6 +73,8 @@ class Nursery:
         self._pending = b""
         self._ready = False
         self._unusable: str | None = None
+        self._start_s: dict[str, float] = {}
+        """By device: what came before the first repeat of its newest measurement."""
 
     def __enter__(self) -> Self:
         return self
@@ -103,6 +110,10 @@ class Nursery:
             self._errors.close()
             self._errors = None
 
+    def device_start_s(self, device: str) -> float:
+        """Planned start of a GPU that was not used yet; 0 of any other device."""
+        return _GPU_START_S if "cuda" in device and device not in self._start_s else 0.0
+
     def measure(
         self, settings: Sequence[LearnerSetting], within_s: float, on_rate: Callable[[LearnerRate], None]
     ) -> list[LearnerRate]:
@@ -114,8 +125,6 @@ class Nursery:
         end = time.monotonic() + within_s
         last = end + _OVERTIME * within_s
         candidates = [_Candidate(setting) for setting in settings]
-        repeat_s = within_s / (REPEATS * max(1, len(candidates))) - _OVERHEAD_S
-        repeat_s = min(_LONGEST_REPEAT_S, max(_SHORTEST_REPEAT_S, repeat_s))
         done: list[LearnerRate] = []
         for _ in range(REPEATS):
             for candidate in list(candidates):
@@ -127,10 +136,20 @@ class Nursery:
                 if first and (late or _too_slow(candidate, candidates)):
                     candidates.remove(candidate)
                     continue
-                self._turn(candidate, _SHORTEST_REPEAT_S if late else repeat_s)
+                self._turn(candidate, self._repeat_s(candidates, end - time.monotonic()))
                 if candidate.failure or len(candidate.rates) >= REPEATS:
                     done.append(self._finished(candidate, candidates, on_rate))
         return done
+
+    def _repeat_s(self, candidates: Sequence[_Candidate], left_s: float) -> float:
+        """Length of a repeat with which all that are left are done in time, their starts included."""
+        starts, repeats = 0.0, 0
+        for candidate in candidates:
+            on_gpu, missing = candidate.on_gpu, REPEATS - len(candidate.rates)
+            starts += self._start_s.get(candidate.setting.device, _GPU_START_S if on_gpu else _START_S) * (
+                1 if on_gpu else missing)
+            repeats += missing
+        return min(_LONGEST_REPEAT_S, max(_SHORTEST_REPEAT_S, (left_s - starts) / max(1, repeats)))
 
     def _finished(
         self, candidate: _Candidate, candidates: list[_Candidate], on_rate: Callable[[LearnerRate], None]
@@ -141,15 +160,16 @@ class Nursery:
         return rate
 
     def _turn(self, candidate: _Candidate, repeat_s: float) -> None:
-        setting = candidate.setting
-        on_gpu = "cuda" in setting.device
+        setting, on_gpu = candidate.setting, candidate.on_gpu
         turn = UpdateTurn(
             batch_size=setting.batch_size, threads=setting.threads, device=setting.device, precision=setting.precision,
-            # A GPU's start costs more than drift: all repeats in one process.
-            repeats=REPEATS if on_gpu else 1, repeat_s=repeat_s,
+            # On a GPU a start costs more than drift: all repeats in a row, in a process kept for the next batch.
+            repeats=REPEATS if on_gpu else 1, repeat_s=repeat_s, kept=on_gpu,
             deadline_s=_GPU_DEADLINE_S if on_gpu else _DEADLINE_S,
         )
         answer = self._answer(turn)
+        if "start_s" in answer:  # the newest: only the first one on a GPU has to make the context
+            self._start_s[setting.device] = answer["start_s"]
         candidate.failure = answer.get("failure")
         candidate.rates += answer.get("updates_per_s", ())
         memory = answer.get("memory_bytes")
@@ -162,7 +182,7 @@ class Nursery:
             return {"failure": self._unusable}
         self.start()
         if not self._ready:
-            self._unusable = self._line(_START_S).get("failure")
+            self._unusable = self._line(_LOADING_S).get("failure")
             if self._unusable is not None:
                 return {"failure": self._unusable}
             self._ready = True

@@ -108,6 +108,8 @@ class UpdateTurn(Jsonable):
     repeats: int
     repeat_s: float
     deadline_s: float
+    kept: bool
+    """Measured by a process of the device that is kept for the next measurement; else by a fresh one."""
 
 
 @dataclass(frozen=True, kw_only=True)

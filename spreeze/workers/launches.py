@@ -122,6 +122,14 @@ class Launches:
         self._singles = 0
         self._under_way: deque[Moment] = deque()
 
+    @property
+    def updates_before_replay(self) -> int:
+        """Updates until the next one is a replay: single ones, then the launch that records; 0 without graphs."""
+        if self._make_graph is None:
+            return 0
+        period = self._algorithm.period
+        return period * -(-max(period, _SINGLES) // period) + self.in_graph
+
     def run(self, most: int | None = None) -> int:
         """One launch; returns how many updates it is, at most ``most`` (None: no limit).
 

@@ -106,6 +106,11 @@ class Learning:
         """Whether batches come from a mirror of replay."""
         return self._launches is not None
 
+    @property
+    def updates_before_replay(self) -> int:
+        """Updates until the next one is a replay of a recorded graph; 0 where none is recorded."""
+        return 0 if self._launches is None else self._launches.updates_before_replay
+
     def drop_mirror(self) -> bool:
         """Gives the mirror's memory back: batches come from the host from now on. False where there is none."""
         launches, self._launches, self._scale = self._launches, None, None

@@ -1,8 +1,9 @@
 """A child process that times real updates on synthetic rows: ``python -m spreeze.workers.update_probe JOB``.
 
-It loads what a learner loads, once, and forks for every measurement: each begins in a fresh process
-that has taken no gradient step and started no thread. One JSON line comes in for each measurement, one
-goes out. A measurement that raises, crashes, hangs or takes too much memory is an answer, not an end.
+It loads what a learner loads, once, and forks: on a processor for every measurement, so that each begins in a
+process that has taken no gradient step and started no thread; on a GPU once, because context, libraries and kernels
+cost seconds, and again only after a failure. One JSON line comes in for each measurement, one goes out.
+A measurement that raises, crashes, hangs or takes too much memory is an answer, not an end.
 """
 
 from __future__ import annotations
@@ -30,9 +31,8 @@ from spreeze.workers.learning import Learning
 
 _LOOK_S = 0.02
 """Time between two looks at the memory of a measurement."""
-_WARM_UPDATES, _WARM_S = 3, 0.5
-_WARM_UPDATES_GPU = 8
-"""Until a graph of updates is recorded."""
+_LEAST_WARM_UPDATES, _WARM_UPDATES, _WARM_S = 2, 3, 0.5
+"""Updates left out: at least the first, which allocates, and the one after it; a third where there is time."""
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _MEMORY_WORDS = ("can't allocate memory", "out of memory", "MemoryError", "std::bad_alloc")
 
@@ -47,8 +47,9 @@ def main(argv: list[str]) -> int:
     try:
         fill(ring, job.spec)
         _answer({"ready": True})
-        for line in sys.stdin:
-            _answer(_measured(job, ring, UpdateTurn.from_json(json.loads(line))))
+        with contextlib.closing(_Forks(job, ring)) as forks:
+            for line in sys.stdin:
+                _answer(forks.measure(UpdateTurn.from_json(json.loads(line))))
     finally:
         ring.close()
     return 0
@@ -59,45 +60,78 @@ def _answer(record: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
-def _measured(job: UpdateProbeJob, ring: Ring, turn: UpdateTurn) -> dict[str, Any]:
-    """What a fresh process found, or why it did not."""
-    parent = os.getpid()
-    reading, writing = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os.close(reading)
-        _in_child(job, ring, turn, writing, parent)
-    os.close(writing)
-    with os.fdopen(reading, "rb", buffering=0) as pipe:
-        answer, failure = _awaited(pid, pipe.fileno(), turn.deadline_s, job.memory_cap_bytes)
-    _, status = os.waitpid(pid, 0)
-    if failure is not None:
-        return {"failure": failure}
-    if not answer:
+class _Fork:
+    """A forked process that has loaded everything and measures turn after turn, until one fails."""
+
+    def __init__(self, job: UpdateProbeJob, ring: Ring) -> None:
+        parent = os.getpid()
+        turns, self._turns = os.pipe()
+        self._answers, answers = os.pipe()
+        self._cap_bytes = job.memory_cap_bytes
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.close(self._turns)
+            os.close(self._answers)
+            _in_child(job, ring, turns, answers, parent)
+        os.close(turns)
+        os.close(answers)
+
+    def measure(self, turn: UpdateTurn) -> dict[str, Any]:
+        """What it found, or why it did not; after a failure the process is to be ended."""
+        with contextlib.suppress(BrokenPipeError):  # it has died: the missing answer tells
+            os.write(self._turns, json.dumps(turn.to_json()).encode() + b"\n")
+        answer, end = b"", time.monotonic() + turn.deadline_s
+        while not answer.endswith(b"\n"):
+            if select.select([self._answers], [], [], _LOOK_S)[0]:
+                data = os.read(self._answers, 65536)
+                if not data:
+                    return {"failure": self._ended()}
+                answer += data
+            elif time.monotonic() > end:
+                return {"failure": f"not done within {turn.deadline_s:.0f} s"}
+            elif _private_bytes(self.pid) > self._cap_bytes:
+                return {"failure": _too_much(self._cap_bytes)}
+        found: dict[str, Any] = json.loads(answer)
+        return found
+
+    def _ended(self) -> str:
+        _, status = os.waitpid(self.pid, 0)
+        self.pid = 0
         code = os.waitstatus_to_exitcode(status)
-        return {"failure": f"ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"}
-    found: dict[str, Any] = json.loads(answer)
-    return found
+        return f"ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+
+    def close(self) -> None:
+        """Ends the process, whatever it does."""
+        if self.pid:
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+            self.pid = 0
+        os.close(self._turns)
+        os.close(self._answers)
 
 
-def _awaited(pid: int, fd: int, deadline_s: float, cap_bytes: int) -> tuple[bytes, str | None]:
-    """What the child wrote until it closed its end, or why it was killed."""
-    answer, end = b"", time.monotonic() + deadline_s
-    while True:
-        ready, _, _ = select.select([fd], [], [], _LOOK_S)
-        if ready:
-            data = os.read(fd, 65536)
-            if not data:
-                return answer, None
-            answer += data
-        failure = None
-        if time.monotonic() > end:
-            failure = f"not done within {deadline_s:.0f} s"
-        elif _private_bytes(pid) > cap_bytes:
-            failure = _too_much(cap_bytes)
-        if failure is not None:
-            os.kill(pid, signal.SIGKILL)
-            return answer, failure
+class _Forks:
+    """The processes that measure: one a device where starting costs seconds, else a fresh one each time."""
+
+    def __init__(self, job: UpdateProbeJob, ring: Ring) -> None:
+        self._job, self._ring = job, ring
+        self._kept: dict[str, _Fork] = {}
+
+    def measure(self, turn: UpdateTurn) -> dict[str, Any]:
+        """What a process found, or why it did not."""
+        fork = self._kept.pop(turn.device, None) or _Fork(self._job, self._ring)
+        found = fork.measure(turn)
+        if turn.kept and "failure" not in found:
+            self._kept[turn.device] = fork
+        else:
+            fork.close()
+        return found
+
+    def close(self) -> None:
+        """Ends all that are kept."""
+        for fork in self._kept.values():
+            fork.close()
+        self._kept.clear()
 
 
 def _too_much(cap_bytes: int) -> str:
@@ -113,27 +147,32 @@ def _private_bytes(pid: int) -> int:
     return (int(resident) - int(shared)) * _PAGE_BYTES
 
 
-def _in_child(job: UpdateProbeJob, ring: Ring, turn: UpdateTurn, writing: int, parent: int) -> NoReturn:
-    """The forked process: measures, writes one JSON object, ends without clean-up."""
+def _in_child(job: UpdateProbeJob, ring: Ring, turns: int, answers: int, parent: int) -> NoReturn:
+    """The forked process: one JSON object for each turn, until a failure; ends without clean-up."""
     code = 1
-    try:
-        end_with_parent()
-        if os.getppid() == parent:
-            os.dup2(2, 1)  # standard output belongs to the answers
-            found = _updates(job, ring, turn)
-            code = 0
-        else:
-            found = {}
-    except BaseException as error:
-        text = " ".join(f"{type(error).__name__}: {error}".split())
-        found = {"failure": _too_much(job.memory_cap_bytes) if any(w in text for w in _MEMORY_WORDS) else text[:300]}
     with contextlib.suppress(OSError):
-        os.write(writing, json.dumps(found).encode())
+        end_with_parent()
+        os.dup2(2, 1)  # standard output belongs to the answers
+        with os.fdopen(turns, "rb", buffering=0) as lines:
+            code = 0
+            while code == 0 and os.getppid() == parent and (line := lines.readline()):
+                found, code = _answered(job, ring, UpdateTurn.from_json(json.loads(line)))
+                os.write(answers, json.dumps(found).encode() + b"\n")
     os._exit(code)
 
 
+def _answered(job: UpdateProbeJob, ring: Ring, turn: UpdateTurn) -> tuple[dict[str, Any], int]:
+    try:
+        return _updates(job, ring, turn), 0
+    except BaseException as error:
+        text = " ".join(f"{type(error).__name__}: {error}".split())
+        too_much = any(word in text for word in _MEMORY_WORDS)
+        return {"failure": _too_much(job.memory_cap_bytes) if too_much else text[:300]}, 1
+
+
 def _updates(job: UpdateProbeJob, ring: Ring, turn: UpdateTurn) -> dict[str, Any]:
-    """Updates a second, each repeat; the first updates (allocation, caches) are left out."""
+    """Updates a second, each repeat, and what came before the first of them: allocation, caches, a recorded graph."""
+    start = time.perf_counter()
     device = resolve_device(turn.device)
     if not gpus_of(device):
         _limit_data(job.memory_cap_bytes)
@@ -142,15 +181,22 @@ def _updates(job: UpdateProbeJob, ring: Ring, turn: UpdateTurn) -> dict[str, Any
         learning = Learning(job.spec, job.algo, config, ring.spec.layout, open_reader(ring), batch_size=turn.batch_size,
                             device=device, seed=0, normalize_obs=job.normalize_obs, pair=pair,
                             mirror=True, updates_per_launch=1)
+        _warm_up(learning)
+        synchronise(device)
+        start_s = time.perf_counter() - start
         rates = _rates(learning, turn, device)
-    return {"updates_per_s": rates, "memory_bytes": peak_bytes(device)}
+    return {"updates_per_s": rates, "memory_bytes": peak_bytes(device), "start_s": start_s}
+
+
+def _warm_up(learning: Learning) -> None:
+    start, warm = time.perf_counter(), 0
+    # However long it takes, the recording of a graph does not belong to what is timed.
+    least = max(_LEAST_WARM_UPDATES, learning.updates_before_replay)
+    while warm < least or (warm < _WARM_UPDATES and time.perf_counter() - start < _WARM_S):
+        warm += learning.update()
 
 
 def _rates(learning: Learning, turn: UpdateTurn, device: str) -> list[float]:
-    start, warm = time.perf_counter(), 0
-    enough = _WARM_UPDATES_GPU if gpus_of(device) else _WARM_UPDATES
-    while warm < enough and time.perf_counter() - start < _WARM_S:
-        warm += learning.update()
     rates = []
     for _ in range(turn.repeats):
         synchronise(device)
