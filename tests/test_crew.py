@@ -1,7 +1,9 @@
 """The crew with pretended processes and a clock that the test holds."""
 
+import fcntl
 import json
 import os
+import resource
 import signal
 
 import pytest
@@ -264,6 +266,17 @@ def test_messages_arrive_and_the_last_ones_of_the_dead_too(stage):
     scene.child("learner").say(kind="event", text="last words")
     scene.child("learner").code = 1
     assert scene.crew.watch() == [{"kind": "event", "text": "last words"}]
+
+
+@pytest.mark.skipif(resource.getrlimit(resource.RLIMIT_NOFILE)[0] < 1200, reason="fewer descriptors are allowed here")
+def test_a_worker_is_heard_through_a_descriptor_of_any_number(stage):
+    scene = stage("learner")
+    child = scene.child("learner")
+    high = fcntl.fcntl(child.message_fd, fcntl.F_DUPFD_CLOEXEC, 1100)
+    os.close(child.message_fd)
+    child.message_fd = high
+    child.say(kind="event", text="hello")
+    assert [message["text"] for message in scene.crew.wait(20.0)] == ["hello"]
 
 
 def test_only_the_first_error_is_the_first(stage):

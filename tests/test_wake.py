@@ -1,11 +1,14 @@
 """Bells: no ring is lost, waits end, and waiting takes no processor time."""
 
+import fcntl
+import os
+import resource
 import threading
 import time
 
 import pytest
 
-from spreeze.transport.wake import Bell
+from spreeze.transport.wake import Bell, readable
 
 
 @pytest.fixture
@@ -40,3 +43,28 @@ def test_a_wait_that_nobody_ends_costs_no_processor_time(bell):
 def test_a_closed_bell_may_be_rung(bell):
     bell.close()
     bell.ring()
+
+
+@pytest.fixture
+def pipe_above_1023():
+    """A pipe whose reading end has a number that ``select.select`` refuses."""
+    if resource.getrlimit(resource.RLIMIT_NOFILE)[0] < 1200:
+        pytest.skip("fewer than 1,200 descriptors are allowed here")
+    low, write_fd = os.pipe()
+    high = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, 1100)
+    os.close(low)
+    ends = [high, write_fd]
+    yield ends
+    for fd in ends:
+        os.close(fd)
+
+
+def test_descriptors_of_any_number_can_be_waited_for(pipe_above_1023):
+    high, write_fd = pipe_above_1023
+    assert high > 1023
+    assert readable([high], 0.0) == []
+    os.write(write_fd, b"x")
+    assert readable([high, write_fd], 20.0) == [high]
+    os.read(high, 1)
+    os.close(pipe_above_1023.pop())
+    assert readable([high], 20.0) == [high], "the other end is closed: who reads sees the end"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from typing import IO, Any, Self
 
 from spreeze.autotune.records import LearnerRate, LearnerSetting
 from spreeze.siblings import PROBE
+from spreeze.transport.wake import readable
 from spreeze.workers.interrupts import Interrupts
 from spreeze.workers.jobs import UpdateProbeJob, UpdateTurn
 from spreeze.workers.plan import RunPlan
@@ -207,7 +207,7 @@ class Nursery:
                 raise KeyboardInterrupt
             if time.monotonic() > end:
                 return self._lost(f"not done within {within_s:.0f} s")
-            if select.select([fd], [], [], 0.1)[0]:
+            if readable([fd], 0.1):
                 data = os.read(fd, 65536)
                 if not data:
                     return self._lost(f"its process ended with {self._process.wait()}")

@@ -10,6 +10,7 @@ import contextlib
 import os
 import select
 import sys
+from collections.abc import Iterable
 
 
 class Bell:
@@ -55,6 +56,17 @@ class Bell:
             with contextlib.suppress(OSError):
                 os.close(fd)
         self.fds = (-1, -1)
+
+
+def readable(fds: Iterable[int], timeout_s: float) -> list[int]:
+    """Those of some descriptors that can be read or are closed at the other end; waits for one at most ``timeout_s``.
+
+    Not ``select.select``, which refuses descriptors above 1,023 however many a process may have.
+    """
+    poll = select.poll()
+    for fd in fds:
+        poll.register(fd, select.POLLIN)
+    return [fd for fd, _ in poll.poll(max(0.0, 1000.0 * timeout_s))]
 
 
 _ONE = (1).to_bytes(8, sys.byteorder)

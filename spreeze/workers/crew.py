@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import select
 import signal
 import time
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from spreeze.metrics import DEADLINE_S, Phase
 from spreeze.strays import end_strays
 from spreeze.transport import board as words
 from spreeze.transport.board import Board
+from spreeze.transport.wake import readable
 from spreeze.workers.restarts import LIMITS, Restarts
 from spreeze.workers.spawn import Child, Nest, Start, WorkerSpec, spawn
 
@@ -102,7 +102,7 @@ class Crew:
         children = [post.child for post in self.posts.values() if post.child is not None]
         by_fd = {child.message_fd: child for child in children}
         try:
-            ready, _, _ = select.select(list(by_fd), [], [], seconds) if by_fd else ([], [], [])
+            ready = readable(by_fd, seconds) if by_fd else []
         except InterruptedError:
             return []
         if len(ready) == len(by_fd) == 0:

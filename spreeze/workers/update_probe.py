@@ -12,7 +12,6 @@ import contextlib
 import json
 import os
 import resource
-import select
 import signal
 import sys
 import time
@@ -22,6 +21,7 @@ from typing import Any, NoReturn
 from spreeze.config import PARTS
 from spreeze.transport.frames import open_reader
 from spreeze.transport.ring import Ring, RingSpec
+from spreeze.transport.wake import readable
 from spreeze.types import RowLayout
 from spreeze.workers.child import end_with_parent
 from spreeze.workers.devices import gpus_of, learner_threads, peak_bytes, products_in, resolve_device, synchronise
@@ -82,7 +82,7 @@ class _Fork:
             os.write(self._turns, json.dumps(turn.to_json()).encode() + b"\n")
         answer, end = b"", time.monotonic() + turn.deadline_s
         while not answer.endswith(b"\n"):
-            if select.select([self._answers], [], [], _LOOK_S)[0]:
+            if readable([self._answers], _LOOK_S):
                 data = os.read(self._answers, 65536)
                 if not data:
                     return {"failure": self._ended()}
