@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -33,7 +34,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--checkpoint",
         choices=CHECKPOINTS,
         default="latest",
-        help="which weights; latest follows training (default: latest)",
+        help="which weights; both follow a run that is training (default: latest)",
     )
     parser.add_argument(
         "--clip", metavar="FILE", help="write an MP4 clip even with a display (default: beside the weights)"
@@ -90,11 +91,13 @@ def play(args: argparse.Namespace) -> str:
 
 
 class _Source:
-    """The weights to show; with ``latest`` it follows a run that is still training."""
+    """The weights to show; it follows a run that is still training, to newer weights and to better ones."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self._args = args
-        self.weights: Weights = read_weights(self._path())
+        path = self._path()
+        self._shown = _identity(path)
+        self.weights: Weights = read_weights(path)
         self.spec: EnvSpec = spec_of(self.weights, args.import_module)
         self.policy = Policy.from_weights(self.weights.arrays, self.weights.meta)
 
@@ -105,12 +108,27 @@ class _Source:
         """Takes newer weights if there are any; keeps the old ones on any doubt."""
         try:
             path = self._path()
-            if path == self.weights.path:
+            found = _identity(path)  # asked first: what is replaced after it is read at the next look
+            if found == self._shown:
                 return
-            self.weights = read_weights(path)
-        except (SpreezeError, WeightsError):
+            weights = read_weights(path)
+            policy = Policy.from_weights(weights.arrays, weights.meta)
+        except SpreezeError:
             return
-        self.policy = Policy.from_weights(self.weights.arrays, self.weights.meta)
+        self._shown, self.weights, self.policy = found, weights, policy
+
+
+def _identity(path: Path) -> tuple[str, int, int, int]:
+    """Tells a file from another one that takes its name: the best weights always have the same.
+
+    Raises:
+        WeightsError: it cannot be read.
+    """
+    try:
+        status = os.stat(path)
+    except OSError as error:
+        raise WeightsError(f"{path} cannot be read: {error}") from None
+    return str(path), status.st_ino, status.st_mtime_ns, status.st_size
 
 
 class _Episode:

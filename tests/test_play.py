@@ -14,6 +14,7 @@ from spreeze.envs.task import make_task
 from spreeze.errors import ConfigError, EnvironmentError_, RunError
 from spreeze.evaluation import run_episodes, score, seed_list
 from spreeze.lookup import find_weights, spec_of
+from spreeze.transport.files import replace_bytes
 from spreeze.transport.weights import WeightsStore, encode, read_weights
 
 
@@ -226,6 +227,24 @@ def test_play_follows_a_run_that_is_still_training(runs_dir, monkeypatch, tmp_pa
     args = ["second", "--clip", str(tmp_path / "c.mp4"), "--episodes", "3", "--runs-dir", str(runs_dir)]
     assert play.main([*args, "--import", FAULT_MODULE]) == 0
     assert versions == [2, 4, 5]
+
+
+def test_play_on_best_takes_better_weights_that_have_the_same_name(runs_dir, monkeypatch, tmp_path, capfd):
+    best = runs_dir / "second" / "checkpoints" / "best.safetensors"
+    versions = []
+
+    def found_better(source, episode):
+        versions.append(source.weights.version)
+        if len(versions) == 1:
+            replace_bytes(best, encode(arrays(IDLE), meta(7), 1, 7))
+        elif len(versions) == 2:
+            best.write_bytes(b"damaged")
+        return ""
+
+    monkeypatch.setattr(play, "_line", found_better)
+    args = ["second", "--checkpoint", "best", "--clip", str(tmp_path / "c.mp4"), "--episodes", "3"]
+    assert play.main([*args, "--runs-dir", str(runs_dir), "--import", FAULT_MODULE]) == 0
+    assert versions == [1, 7, 7], "and what cannot be read is not taken"
 
 
 def test_play_shows_episodes_in_a_window_in_real_time(runs_dir, monkeypatch, capfd):
