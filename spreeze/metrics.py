@@ -6,6 +6,7 @@ The supervisor turns them into the metrics below and is the only writer of ``met
 
 from __future__ import annotations
 
+import math
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -62,6 +63,21 @@ SLOTS: dict[str, tuple[str, ...]] = {
     "visualizer": ("frames", "clips", "policy_version", "paused"),
 }
 """role -> names of its float64 slots, in order. Times are cumulative seconds, counts cumulative."""
+
+_LEARNED = (
+    "critic_loss", "actor_loss", "q_mean", "alpha", "entropy", "critic_grad_norm", "actor_grad_norm",
+    "policy_loss", "value_loss", "approx_kl", "clip_share", "explained_variance", "learning_rate", "grad_norm",
+)
+
+
+def blank_learner() -> dict[str, float]:
+    """A learner's slots before it has measured anything.
+
+    Counts and times are 0. What an algorithm tells of its learning is NaN, which says unknown: no algorithm has all
+    of these, and one leaves out what is not finite.
+    """
+    return dict.fromkeys(SLOTS["learner"], 0.0) | dict.fromkeys(_LEARNED, math.nan)
+
 
 METRICS: tuple[Metric, ...] = (
     Metric("env_steps", "env steps", "env steps collected since the start of the run, all samplers", "supervisor"),

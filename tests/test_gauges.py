@@ -1,8 +1,9 @@
 import dataclasses
+import math
 
 import pytest
 
-from spreeze.metrics import SLOTS
+from spreeze.metrics import SLOTS, blank_learner
 from spreeze.workers.gauges import Gauges, Reading, samples_per_insert
 
 
@@ -106,9 +107,20 @@ def test_a_short_run_has_no_steady_rates():
 
 
 def test_temperature_and_entropy_are_unknown_where_the_algorithm_has_none():
-    metrics = Gauges(1).read(_reading(0.0, updates=3, sampled=3))
+    learner = blank_learner() | {"updates": 3.0, "critic_loss": 0.0, "actor_loss": math.inf}
+    metrics = Gauges(1).read(_reading(0.0, updates=3, sampled=3, learner=learner))
     assert metrics["alpha"] is None
     assert metrics["critic_loss"] == 0.0
+    assert metrics["actor_loss"] is None
+
+
+def test_what_an_on_policy_algorithm_does_not_tell_is_unknown_and_not_0():
+    told = {"learn_s": 3.0, "learning_rate": 0.0, "entropy": 0.0}
+    metrics = Gauges(1).read(_reading(0.0, updates=3, sampled=3, learner=blank_learner() | told | {"updates": 3.0}))
+    assert (metrics["learning_rate"], metrics["entropy"]) == (0.0, 0.0)
+    assert {name: metrics[name] for name in ("clip_share", "policy_loss", "explained_variance", "alpha")} == {
+        "clip_share": None, "policy_loss": None, "explained_variance": None, "alpha": None,
+    }  # fmt: skip
 
 
 def test_episode_means_leave_out_samplers_without_an_episode():

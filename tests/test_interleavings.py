@@ -221,6 +221,16 @@ def test_each_update_learns_from_the_policy_of_one_interval_before(spec, tmp_pat
         troupe.close()
 
 
+def test_a_number_that_the_algorithm_does_not_give_is_unknown(spec, tmp_path):
+    troupe = Troupe(spec, tmp_path / "f", actors=0)
+    try:
+        numbers = troupe.learning.numbers(wait_s=1.0, publish_s=0.0)
+        assert (numbers["policy_loss"], numbers["wait_s"], numbers["updates"]) == (0.5, 1.0, 0)
+        assert [name for name in ("clip_share", "approx_kl", "grad_norm") if not np.isnan(numbers[name])] == []
+    finally:
+        troupe.close()
+
+
 def test_gradients_that_are_refused_for_several_intervals_end_the_learner(spec, tmp_path):
     troupe = Troupe(spec, tmp_path / "f", actors=1)
     try:

@@ -318,6 +318,10 @@ def test_a_gradient_that_is_not_finite_moves_nothing_and_is_counted(name, correc
     broken = rollout(algorithm, spec, rng)
     broken.obs[0, 0, 0] = np.inf
     algorithm.learn(broken, None)
+    unknown = rollout(algorithm, spec, rng)
+    unknown.log_prob[:] = np.nan
+    algorithm.learn(unknown, None)
+    assert "clip_share" not in algorithm.metrics(), "nobody knows how many of such ratios are clipped"
     assert all(np.isfinite(array).all() for array in algorithm.policy_arrays().values())
 
 

@@ -55,7 +55,7 @@ class PPO(RolloutLearning):
     def metrics(self) -> dict[str, float]:
         """Of the latest minibatch and interval, the share of clipped ratios too."""
         found = super().metrics()
-        if self._latest is not None:
+        if self._latest is not None and not self._latest.log_ratio.isnan().any():
             outside = self._latest.log_ratio.expm1().abs_() > self._config.clip
             found["clip_share"] = outside.float().mean().item()
         return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
@@ -98,14 +99,14 @@ def _counts(reading: Reading) -> dict[str, float | None]:
         **{name: learner[name] if learned else None for name in (
             "policy_lag", "updates_skipped",
         )},
-        **{name: learner[name] if learned and not on_policy else None for name in (
+        **{name: _known(learner[name]) if learned and not on_policy else None for name in (
             "transition_age", "replay_fill", "critic_loss", "actor_loss", "q_mean",
             "critic_grad_norm", "actor_grad_norm", "rows_redrawn",
         )},
-        **{name: learner[name] if learned and on_policy else None for name in (
+        **{name: _known(learner[name]) if learned and on_policy else None for name in (
             "policy_loss", "value_loss", "approx_kl", "clip_share", "explained_variance", "learning_rate", "grad_norm",
         )},
-        **{name: learner[name] if learned and learner[name] != 0.0 else None for name in ("alpha", "entropy")},
+        **{name: _known(learner[name]) if learned else None for name in ("alpha", "entropy")},
     }
     for name in ("episodes", "rows_refused", "env_errors"):
         counts[name] = sum(sampler[name] for sampler in reading.samplers)
@@ -113,6 +114,11 @@ def _counts(reading: Reading) -> dict[str, float | None]:
         values = [sampler[name] for sampler in reading.samplers if sampler["episodes"] > 0]
         counts[name] = sum(values) / len(values) if values else None
     return counts
+
+
+def _known(value: float) -> float | None:
+    """A learner's number; None where its algorithm has none, or had none that is finite."""
+    return value if math.isfinite(value) else None
 
 
 def _rates(old: Reading, new: Reading, batch_size: int) -> dict[str, float | None]:

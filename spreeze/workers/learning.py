@@ -16,7 +16,7 @@ from spreeze.algorithms.base import OffPolicyAlgorithm
 from spreeze.algorithms.pair import Pair
 from spreeze.algorithms.placement import Placement
 from spreeze.config import AlgorithmConfig
-from spreeze.metrics import SLOTS
+from spreeze.metrics import blank_learner
 from spreeze.normalizer import Normalizer
 from spreeze.transport.frames import FrameReader
 from spreeze.transport.ring_reader import RingReader
@@ -259,10 +259,10 @@ class Learning:
         return self._reader.last_lag_age(self.updates)
 
     def numbers(self, *, wait_s: float, publish_s: float) -> dict[str, float]:
-        """All of the learner's slots by name (see ``metrics.SLOTS``); absent ones are 0."""
+        """All of the learner's slots by name (see ``metrics.SLOTS``)."""
         lag_age = self.lag_and_age() if self.updates > 0 else (0.0, 0.0)
         return {
-            **dict.fromkeys(SLOTS["learner"], 0.0), "updates": self.updates, "policy_version": self.updates,
+            **blank_learner(), "updates": self.updates, "policy_version": self.updates,
             "wait_s": wait_s, "gather_s": self.gather_s, "critic_s": self.critic_s, "actor_s": self.actor_s,
             "publish_s": publish_s, "policy_lag": lag_age[0], "transition_age": lag_age[1],
             "replay_fill": self._reader.available / self._reader.ring.spec.capacity, "rows_redrawn": self.rows_redrawn,

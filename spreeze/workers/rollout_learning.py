@@ -20,7 +20,7 @@ import numpy as np
 
 from spreeze.algorithms.on_policy import OnPolicyAlgorithm
 from spreeze.errors import WorkerError
-from spreeze.metrics import SLOTS
+from spreeze.metrics import blank_learner
 from spreeze.transport.parameters import LEARNER, ROLLOUTS, Handover, Held, Parameters
 from spreeze.transport.rollouts import Rollouts
 
@@ -169,9 +169,9 @@ class RolloutLearning:
         return sha256_of(_found(self._handover.states, self._rollouts.interval).arrays)
 
     def numbers(self, *, wait_s: float, publish_s: float) -> dict[str, float]:
-        """All of the learner's slots by name (see ``metrics.SLOTS``); absent ones are 0."""
+        """All of the learner's slots by name (see ``metrics.SLOTS``)."""
         return {
-            **dict.fromkeys(SLOTS["learner"], 0.0), "updates": self.algorithm.updates, "wait_s": wait_s,
+            **blank_learner(), "updates": self.algorithm.updates, "wait_s": wait_s,
             "learn_s": self.learn_s, "publish_s": publish_s + self.hand_s, "policy_lag": self._lag,
             "batch_size": self.batch_size, "updates_skipped": self.algorithm.updates_skipped(),
             **self.algorithm.metrics(),
