@@ -126,6 +126,16 @@ def test_the_best_of_an_earlier_session_is_not_replaced_by_a_worse_one(tmp_path,
     assert not (tmp_path / "checkpoints" / "best.safetensors").exists()
 
 
+def test_what_a_killed_evaluator_left_is_removed_and_an_unfinished_checkpoint_is_not(tmp_path, store):
+    folder = tmp_path / "checkpoints"
+    (folder / ".tmp-78-cd").mkdir(parents=True)
+    (folder / ".tmp-77-ab").write_bytes(b"half of the best weights")
+    publish(store, GOOD, 1)
+    with running(job_of(tmp_path)) as body:
+        wait_until(lambda: body.messages("evaluation"))
+    assert sorted(path.name for path in folder.iterdir()) == [".tmp-78-cd", "best.json", "best.safetensors"]
+
+
 def test_a_stop_is_obeyed_in_the_middle_of_an_evaluation(tmp_path, store, monkeypatch):
     monkeypatch.setenv("SPREEZE_FAULT_STEP_S", "0.02")
     publish(store, GOOD, 1)

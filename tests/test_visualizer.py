@@ -87,6 +87,20 @@ def test_the_picture_and_a_clip_with_its_version_appear(tmp_path):
     assert not [path for path in (tmp_path / "videos").iterdir() if path.name.endswith(".tmp")]
 
 
+def test_what_a_killed_one_left_is_removed_and_another_programs_clip_is_not(tmp_path):
+    videos = tmp_path / "videos"
+    videos.mkdir()
+    left = [tmp_path / ".live.jpg.77.tmp", videos / ".clip-0001-v7.mp4.77.tmp", videos / ".tmp-77-ab"]
+    kept = videos / ".play-v7.mp4.78.tmp"
+    for path in (*left, kept):
+        path.write_bytes(b"half")
+    publish(WeightsStore(tmp_path / "weights"), GOOD, 7)
+    with running(job_of(tmp_path)) as (board, _):
+        wait_until(lambda: slots(board)["frames"] >= 1)
+    assert [path for path in left if path.exists()] == []
+    assert kept.exists()
+
+
 def test_newer_weights_are_taken_but_never_inside_of_a_clip(tmp_path):
     store = WeightsStore(tmp_path / "weights")
     publish(store, IDLE, 1)

@@ -62,6 +62,18 @@ def replace_bytes(path: Path | str, data: bytes, *, durable: bool = False) -> No
         sync_directory(Path(folder or os.curdir))
 
 
+def remove_unfinished(folder: Path) -> None:
+    """Removes the files that a killed writer left; only whoever alone writes files there may call this.
+
+    Directories stay: they are another writer's, such as unfinished checkpoints beside the best weights.
+    """
+    with contextlib.suppress(OSError):
+        for entry in list(os.scandir(folder)):
+            if entry.name.startswith(TEMP_PREFIX) and not entry.is_dir(follow_symlinks=False):
+                with contextlib.suppress(OSError):
+                    os.unlink(entry.path)
+
+
 def replace_json(path: Path, value: Any, *, durable: bool = False) -> None:
     """``replace_bytes`` with a JSON document."""
     replace_bytes(path, json_bytes(value), durable=durable)

@@ -24,7 +24,7 @@ from spreeze.evaluation import add_task, lanes_for, run_episodes, score, seed_li
 from spreeze.jsonable import Jsonable
 from spreeze.metrics import Phase
 from spreeze.policies import Policy
-from spreeze.transport.files import replace_bytes, replace_json
+from spreeze.transport.files import remove_unfinished, replace_bytes, replace_json
 from spreeze.transport.weights import Weights, WeightsStore
 from spreeze.types import EnvSpec
 from spreeze.workers.child import end_with_parent
@@ -133,6 +133,7 @@ class Evaluation:
         self._job = job
         self._run_dir = Path(job.run_dir)
         self._tasks: list[Task] = []
+        remove_unfinished(self._run_dir / "checkpoints")  # of an evaluator that was killed at its best weights
         self._best = _best_so_far(self._run_dir)
         self.evaluations = 0
 

@@ -14,7 +14,7 @@ from spreeze.envs.registry import one_line
 from spreeze.envs.task import ObsRows, Task, open_task
 from spreeze.metrics import Phase
 from spreeze.policies import Policy
-from spreeze.transport.files import replace_json
+from spreeze.transport.files import remove_unfinished, replace_json
 from spreeze.transport.weights import Weights
 from spreeze.video import ClipWriter, clip_stride, write_jpeg
 from spreeze.workers.evaluator import WeightsWatch
@@ -127,6 +127,7 @@ class _Show:
         self._run_dir = Path(job.run_dir)
         self._videos = self._run_dir / "videos"
         self._videos.mkdir(parents=True, exist_ok=True)
+        _clear(self._run_dir, self._videos)
         self._watch = WeightsWatch(self._run_dir / "weights")
         self._player = _Player(task, job.seed)
         self._live_stride = max(1, round(task.render_fps / job.frames_per_s))
@@ -241,6 +242,13 @@ class _Show:
         """Removes an unfinished clip and closes the environment."""
         self._drop_clip()
         self._player.task.close()
+
+
+def _clear(run_dir: Path, videos: Path) -> None:
+    """Removes what a killed visualizer left; ``play`` may be writing a clip of its own there."""
+    remove_unfinished(videos)
+    for path in [*run_dir.glob(".live.jpg.*.tmp"), *videos.glob(".clip-*.tmp")]:
+        path.unlink(missing_ok=True)
 
 
 def _last_number(videos: Path) -> int:
