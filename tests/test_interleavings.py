@@ -6,18 +6,21 @@ environments, storages, exchange, inference and the learner's cycle are the real
 
 import json
 
+import gymnasium
 import numpy as np
 import pytest
 from rollout_double import Ascent
 
+from spreeze.envs.faults import FaultWrapper
 from spreeze.envs.synthetic import ENV_ID, register
-from spreeze.envs.task import make_task, open_task
+from spreeze.envs.task import Task, make_task, open_task
 from spreeze.errors import WorkerError
 from spreeze.transport.exchange import Exchange
 from spreeze.transport.parameters import Handover, Parameters, put_back
 from spreeze.transport.rollouts import Rollouts, RolloutSpec
 from spreeze.workers.executor import Asking
 from spreeze.workers.inference import Inference, IntervalPolicy
+from spreeze.workers.randomness import reset_seed
 from spreeze.workers.rollout import RolloutEnvs
 from spreeze.workers.rollout_learning import RolloutLearning
 
@@ -37,8 +40,10 @@ def spec():
 class Troupe:
     """A run's parts, moved by hand."""
 
-    def __init__(self, spec, path, *, actors, lag=1, step_synchronous=False, seed=1, saved=None, make_asking=Asking):
+    def __init__(self, spec, path, *, actors, lag=1, step_synchronous=False, seed=1, saved=None, make_asking=Asking,
+                 make_task=open_task, told=None):  # fmt: skip
         self.spec, self.lag, self.path, self.actors = spec, lag, path, actors
+        self._make_task, self.told = make_task, [] if told is None else told
         self.step_synchronous, self.seed = step_synchronous, seed
         self._make_asking = make_asking
         rollout_spec = RolloutSpec.of(spec, T, EXECUTORS * ENVS)
@@ -60,8 +65,9 @@ class Troupe:
 
     def new_executor(self, index):
         return RolloutEnvs(
-            lambda: open_task(self.spec), self.spec, self.rollouts, first=index * ENVS, num_envs=ENVS, seed=self.seed,
-            step_synchronous=self.step_synchronous,
+            lambda: self._make_task(self.spec), self.spec, self.rollouts, first=index * ENVS, num_envs=ENVS,
+            seed=self.seed, step_synchronous=self.step_synchronous,
+            tell=lambda where, error, count: self.told.append((where, str(error))),
         )  # fmt: skip
 
     def new_inference(self, index):
@@ -175,6 +181,139 @@ def test_another_seed_gives_other_bits(spec, reference, tmp_path):
     play(spec, tmp_path / "f", actors=1, seed=2)
     for mine, theirs in zip(fingerprints(tmp_path / "f"), reference, strict=True):
         assert mine["trajectories"] != theirs["trajectories"]
+
+
+def faulty(spec, **faults):
+    """Makes tasks whose errors depend on the seed of their episode and on its steps alone."""
+    def make(spec):
+        task = open_task(spec)
+        return Task(FaultWrapper(task.env, **({"p_crash": 0.04, "p_nan": 0.03, "p_crash_reset": 0.1} | faults)), spec)
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def faulty_reference(spec, tmp_path_factory):
+    path, told = tmp_path_factory.mktemp("faulty") / "f.jsonl", []
+    play(spec, path, actors=1, make_task=faulty(spec), told=told)
+    assert len(fingerprints(path)) == INTERVALS
+    assert told, "there were errors"
+    return fingerprints(path)
+
+
+@pytest.mark.parametrize("actors", [0, 1, 2, 3])
+@pytest.mark.parametrize("schedule", [1, 2, 3])
+def test_the_same_errors_give_the_same_bits_whatever_the_actors_and_the_order(
+    spec, faulty_reference, tmp_path, actors, schedule
+):
+    play(spec, tmp_path / "f", actors=actors, schedule=schedule, make_task=faulty(spec))
+    assert fingerprints(tmp_path / "f") == faulty_reference
+
+
+@pytest.mark.parametrize("schedule", range(4, 10))
+def test_the_same_errors_give_the_same_bits_through_deaths(spec, faulty_reference, tmp_path, schedule):
+    play(spec, tmp_path / "f", actors=schedule % 3, schedule=schedule, deaths=0.03, make_task=faulty(spec))
+    assert fingerprints(tmp_path / "f") == faulty_reference
+
+
+@pytest.mark.parametrize("point", [1, 3, 5])
+def test_the_same_errors_give_the_same_bits_through_a_resume(spec, faulty_reference, tmp_path, point):
+    tensors, state = play(spec, tmp_path / "f", point, actors=2, schedule=11, make_task=faulty(spec))
+    state = json.loads(json.dumps(state))
+    play(spec, tmp_path / "f", actors=1, schedule=12, saved=(tensors, state), make_task=faulty(spec))
+    assert fingerprints(tmp_path / "f") == faulty_reference
+
+
+def test_the_baseline_bears_errors_too_with_the_same_bits_in_both_synchronies(spec, tmp_path):
+    play(spec, tmp_path / "batch", actors=0, lag=0, deaths=0.02, make_task=faulty(spec))
+    play(spec, tmp_path / "step", actors=2, lag=0, step_synchronous=True, make_task=faulty(spec))
+    assert fingerprints(tmp_path / "batch") == fingerprints(tmp_path / "step")
+
+
+class ErrsAtThird(gymnasium.Wrapper):
+    """Gives NaN at the third step of the episodes with these seeds."""
+
+    def __init__(self, env, seeds):
+        super().__init__(env)
+        self.seeds = seeds
+
+    def reset(self, *, seed=None, options=None):
+        self.seed, self.count = seed, 0
+        return self.env.reset(seed=seed, options=options)
+
+    def step(self, action):
+        obs, reward, *rest = self.env.step(action)
+        self.count += 1
+        return obs, float("nan") if self.seed in self.seeds and self.count == 3 else reward, *rest
+
+
+def collected(spec, make_task=open_task):
+    """Copies of the first interval, and what was told."""
+    troupe = Troupe(spec, None, actors=0, make_task=make_task)
+    try:
+        troupe.run(1, schedule=1)
+        return {name: array.copy() for name, array in troupe.rollouts.batch(0)._asdict().items()}, troupe.told
+    finally:
+        troupe.close()
+
+
+def test_an_error_cuts_its_episode_at_the_last_good_row_and_changes_nothing_for_the_others(spec):
+    env, seed = 2, 1
+    clean, _ = collected(spec)
+    assert not clean["terminated"][:4, env].any()
+    bad = {reset_seed(seed, env, 0)}
+    found, told = collected(spec, lambda spec: Task(ErrsAtThird(open_task(spec).env, bad), spec))
+    others = [0, 1, 3]
+    assert all((found[name][:, others] == clean[name][:, others]).all() for name in clean)
+    assert all((found[name][:1, env] == clean[name][:1, env]).all() for name in clean), "rows before"
+    assert (found["next_obs"][1, env] == clean["next_obs"][1, env]).all(), "the last good observation"
+    assert (found["truncated"][1, env], found["terminated"][1, env]) == (1, 0)
+    task = open_task(spec)
+    assert (found["obs"][2, env] == task.reset(reset_seed(seed, env, 1))).all(), "its next episode's own seed"
+    task.close()
+    assert told == [("environment 2, episode 0, step 3", f"{spec.env_id} returned reward = nan")]
+
+
+class RaisesOnce(gymnasium.Wrapper):
+    """Raises at the second step that any of them takes after ``armed`` was set."""
+
+    armed = None
+
+    def step(self, action):
+        if RaisesOnce.armed is not None:
+            RaisesOnce.armed -= 1
+            if RaisesOnce.armed == 0:
+                RaisesOnce.armed = None
+                raise RuntimeError("out of luck")
+        return self.env.step(action)
+
+
+def test_an_error_while_an_episode_is_repeated_is_tried_again_and_changes_no_bit(spec, reference, tmp_path):
+    RaisesOnce.armed = None
+    troupe = Troupe(spec, tmp_path / "f", actors=0, make_task=lambda spec: Task(RaisesOnce(open_task(spec).env), spec))
+    try:
+        troupe.run(2, schedule=1)
+        index = next(env for env in range(EXECUTORS * ENVS) if len(troupe.rollouts.played(env)) > 1) // ENVS
+        troupe.executors[index].close()
+        RaisesOnce.armed = 2
+        troupe.executors[index] = troupe.new_executor(index)
+        assert RaisesOnce.armed is None
+        assert [error for _, error in troupe.told] == ["out of luck"]
+        assert troupe.told[0][0].endswith("repeated")
+        troupe.run(INTERVALS, schedule=2)
+    finally:
+        troupe.close()
+    assert fingerprints(tmp_path / "f") == reference
+
+
+def test_an_environment_that_always_fails_ends_its_executor_with_what_it_said(spec, tmp_path):
+    troupe = Troupe(spec, tmp_path / "f", actors=0, make_task=faulty(spec, p_crash=1.0))
+    try:
+        words = r"20 environment errors within 0 env steps; the last: environment \d, episode \d+, step 1: RuntimeError"
+        with pytest.raises(WorkerError, match=words):
+            troupe.run(1, schedule=1)
+    finally:
+        troupe.close()
 
 
 class ArrivalOrder(Asking):

@@ -87,6 +87,62 @@ def test_an_episode_that_was_announced_but_whose_last_row_was_not_committed_goes
     successor.close()
 
 
+def test_an_abandoned_episode_ends_truncated_at_its_last_row_and_the_next_one_begins(rollouts, columns):
+    columns.commit((0, 1), rows(1))
+    question = columns.question(0)
+    columns.abandon(0)
+    assert columns.question(0) == question + 1, "the old answer is none to the new question"
+    assert columns.question(1) == question
+    assert [part.tolist() for part in rollouts.episode_of(BOTH)] == [[1, 0], [1, 0]]
+    assert rollouts.played(0).tolist() == []
+    columns.commit((0, 1), rows(2, (True, False)))
+    columns.abandon(0)  # at a reset that failed: no row belongs to it
+    assert [part.tolist() for part in rollouts.episode_of(BOTH)] == [[2, 0], [3, 0]]
+    columns.commit((0, 1), rows(3))
+    assert rollouts.batch(0).truncated.tolist() == [[1, 0], [0, 0], [0, 0]]
+    assert rollouts.batch(0).terminated.tolist() == [[0, 0], [1, 0], [0, 0]]
+    rollouts.mark()
+    rollouts.swap()
+    columns.abandon(0)
+    assert rollouts.batch(0).truncated[2].tolist() == [0, 0], "the learner may be reading it"
+    assert [part.tolist() for part in rollouts.episode_of(BOTH)] == [[3, 0], [4, 0]]
+
+
+@pytest.mark.parametrize("stores", range(4))
+@pytest.mark.parametrize("announced", [False, True])
+def test_whoever_is_killed_while_an_episode_is_abandoned_leaves_it_or_the_next_one(rollouts, columns, monkeypatch,
+                                                                                    stores, announced):
+    columns.commit((0, 1), rows(1, (True, False)))
+    columns.commit((0, 1), rows(2))
+    if announced:  # by one that was killed before it committed the row that ends the episode
+        before = rollouts.steps.copy()
+        columns.commit((0, 1), rows(3, (True, True)))
+        rollouts.steps[:] = before
+    dying = Columns(rollouts, 0, 2)
+    assert (dying.steps, dying.episode) == ([2, 2], [1, 0])
+    left = [stores]
+
+    def killed():
+        if left[0] == 0:
+            raise KeyboardInterrupt
+        left[0] -= 1
+
+    monkeypatch.setattr(rollouts.fields, "in_order", killed)
+    if stores < 3:
+        with pytest.raises(KeyboardInterrupt):
+            dying.abandon(0)
+    else:
+        dying.abandon(0)
+    dying.close()
+    monkeypatch.undo()
+    found = [part.tolist() for part in rollouts.episode_of(BOTH)]
+    assert found == ([[2, 0], [2, 0]] if stores == 3 else [[1, 0], [1, 0]])
+    successor = Columns(rollouts, 0, 2)
+    successor.abandon(0)
+    assert [part.tolist() for part in rollouts.episode_of(BOTH)] == [[2, 0], [found[1][0] + 1, 0]]
+    successor.close()
+
+
 def test_a_longer_episode_than_is_kept_can_be_collected_but_not_replayed(rollouts, columns):
     for step in range(5):
         if rollouts.full:

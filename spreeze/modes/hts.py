@@ -234,6 +234,7 @@ def executor_job(plan: RunPlan, memory: Memory, bells: Bells, index: int) -> Exe
     return ExecutorJob(
         spec=plan.spec, index=index, seed=plan.config.run.seed, num_envs=part.envs_per_executor,
         step_synchronous=plan.lag == 0 and part.synchrony == "step", num_actors=plan.actors,
+        nan_policy=plan.config.sampling.nan_policy,
         rollouts=memory.rollouts.spec, rollouts_fd=memory.rollouts.fd, exchange_fd=memory.exchange.fd,
         policy_fds=memory.handover.policies.fds, executor_bell_fds=_fds(*bells.executors),
         actor_bell_fds=_fds(*bells.actors), learner_bell_fds=_fds(bells.learner),

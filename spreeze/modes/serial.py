@@ -74,6 +74,7 @@ class _Serial:
             ShardWriter(ring, 0), n_step=config.algorithm.n_step, gamma=config.algorithm.gamma,
             seeds=[int(s) for s in self._rng.integers(2**31, size=config.sampling.envs_per_sampler)],
             nan_policy=config.sampling.nan_policy, make_vector=vector_maker(spec),
+            tell=recorder.env_error,
         )
         device = resolve_device(config.learner.device)
         self._learning = Learning(

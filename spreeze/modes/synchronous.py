@@ -62,6 +62,7 @@ class _Synchronous:
         self._envs = RolloutEnvs(
             lambda: open_task(spec), spec, memory.rollouts, first=0, num_envs=config.rollout.envs_per_executor,
             seed=config.run.seed, step_synchronous=config.rollout.synchrony == "step",
+            nan_policy=config.sampling.nan_policy, tell=recorder.env_error,
         )
         self._policies = IntervalPolicy(memory.rollouts, memory.handover.policies)
         self._inline = Inline(plan, run_dir.path, recorder, interrupts, reading=self._reading,
@@ -107,10 +108,10 @@ class _Synchronous:
         counts, learning, rollouts = self._envs.counts, self._learning, self._memory.rollouts
         collected = (rollouts.interval - self._first_interval) * rollouts.spec.rows
         executor = {
-            "env_steps": collected if whole else counts.env_steps, "episodes": counts.episodes, "rows_refused": 0.0,
+            "env_steps": collected if whole else counts.env_steps, "episodes": counts.episodes,
             "episode_return": counts.episode_return or 0.0, "episode_length": counts.episode_length or 0.0,
-            "env_errors": 0.0, "policy_version": learning.updates, "policy_s": counts.policy_s,
-            "env_s": counts.env_s, "write_s": counts.write_s, "wait_s": 0.0,
+            "rows_refused": counts.rows_refused, "env_errors": counts.env_errors, "policy_version": learning.updates,
+            "policy_s": counts.policy_s, "env_s": counts.env_s, "write_s": counts.write_s, "wait_s": 0.0,
         }
         numbers = learning.numbers(wait_s=0.0, publish_s=self._inline.spent_s)
         return Reading(

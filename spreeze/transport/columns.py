@@ -13,6 +13,9 @@ import numpy as np
 
 from spreeze.transport.rollouts import SIDE, Rollouts, StepRows
 
+_TO_COME = 2**62
+"""An env step that no environment ever takes."""
+
 
 class Columns:
     """Environments ``first`` to ``first + count - 1`` of all, here by their index from 0."""
@@ -41,6 +44,10 @@ class Columns:
         if step_synchronous:
             end = min(end, int(self._steps.min()) + 1)
         return [index for index, steps in enumerate(self.steps) if steps < end]
+
+    def question(self, index: int) -> int:
+        """Number of the question about its next action: a new one after each step and each abandoned episode."""
+        return self.steps[index] + self.episode[index] + 1
 
     def rows(self, indices: Sequence[int]) -> slice | np.ndarray:
         """Picks ``indices`` of an array over these environments; all of them as a slice, which takes less time."""
@@ -85,6 +92,27 @@ class Columns:
         fields.in_order()
         fields["next_start"][env] = self.steps[index] + 1
         fields["next_episode"][env] = self.episode[index] + 1
+
+    def abandon(self, index: int) -> None:
+        """Gives the current episode up after its last row, which becomes its truncated end; the next one begins.
+
+        A row of an earlier interval stays as it is: nothing is summed over an interval's end, and it may be in use.
+        """
+        fields, env, steps, start = self._rollouts.fields, self._first + index, self.steps[index], self._start[index]
+        interval, at = divmod(steps, self._interval_steps)
+        if start < steps and at > 0:
+            # First: whoever is killed after it comes to the same error, or goes on with a row cut without need.
+            fields["truncated"][interval % 2, at - 1, env] = True
+        # All the time either pair of start and number is in force and whole: ``start`` while ``next_start`` is to come.
+        fields["start"][env], fields["episode"][env] = start, self.episode[index]
+        fields.in_order()
+        fields["next_start"][env] = _TO_COME
+        fields.in_order()
+        fields["next_episode"][env] = self.episode[index] + 1
+        fields.in_order()
+        fields["next_start"][env] = steps
+        self._start[index] = steps
+        self.episode[index] += 1
 
     @property
     def filled(self) -> bool:

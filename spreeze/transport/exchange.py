@@ -1,6 +1,6 @@
 """State buffer and action buffer between executors and actors, in shared memory: one slot an environment.
 
-An executor writes observation and noise and then the number of the env step it asks about; an actor
+An executor writes observation and noise and then the question's number; an actor
 writes the answer and then the same number into ``answered`` (HTS-RL, arXiv 2012.09849, section 3). Whoever is
 killed in between leaves a question without an answer, which the next one answers alike.
 """
@@ -21,6 +21,11 @@ class Answers(NamedTuple):
     action: np.ndarray  # [n, A]
     log_prob: np.ndarray  # [n]
     version: np.ndarray | int  # [n] interval of the parameters
+
+    def of(self, rows: list[int]) -> Answers:
+        """Those about some of the environments."""
+        version = self.version if isinstance(self.version, int) else self.version[rows]
+        return Answers(self.action[rows], self.log_prob[rows], version)
 
 
 class Exchange:
@@ -66,7 +71,7 @@ class Exchange:
         return self._fields.block.fd
 
     def ask(self, envs: np.ndarray, obs: np.ndarray, noise: np.ndarray, numbers: np.ndarray) -> None:
-        """Asks about env step ``numbers`` [n] (from 1 on) of ``envs`` [n]."""
+        """Asks about ``envs`` [n]; ``numbers`` [n], from 1 on and no two alike, are those of ``Columns.question``."""
         self.obs[envs] = obs
         self.noise[envs] = noise
         self._fields.in_order()

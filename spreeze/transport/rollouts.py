@@ -149,8 +149,9 @@ class Rollouts:
     def episode_of(self, envs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Of each environment's current episode the step at which it began and its number, [n] each."""
         fields = self.fields
-        begun = fields["next_start"][envs] <= self.steps[envs]
-        start = np.where(begun, fields["next_start"][envs], fields["start"][envs])
+        next_start = fields["next_start"][envs]  # once: an executor may be about to change it
+        begun = next_start <= self.steps[envs]
+        start = np.where(begun, next_start, fields["start"][envs])
         return start, np.where(begun, fields["next_episode"][envs], fields["episode"][envs])
 
     def played(self, env: int) -> np.ndarray | None:

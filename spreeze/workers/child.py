@@ -24,6 +24,7 @@ from typing import Any
 from spreeze.metrics import Phase
 from spreeze.siblings import take_name
 from spreeze.transport.board import Board
+from spreeze.workers.env_errors import write_error
 from spreeze.workers.link import Link, worker_name
 
 BODIES = {
@@ -60,14 +61,15 @@ def main(argv: list[str]) -> int:
     _lower_priority(spec["role"])
     _offer_to_oom_killer(spec["role"])
     board = Board.attach(spec["board_fd"], spec["board_rows"])
-    link = Link(spec["role"], spec["index"], board, spec["row"], spec["message_fd"])
+    errors_dir = Path(spec["errors_dir"])
+    link = Link(spec["role"], spec["index"], board, spec["row"], spec["message_fd"], errors_dir)
     link.beat(Phase.INIT)
     try:
         module, body, job_type = BODIES[spec["body"]]
         loaded = load(module)
         getattr(loaded, body)(link, getattr(loaded, job_type).from_json(spec["job"]))
     except BaseException as error:
-        _report(link, Path(spec["errors_dir"]), error)
+        _report(link, errors_dir, error)
         return 1
     link.beat(Phase.DONE)
     link.close()
@@ -109,11 +111,7 @@ def _report(link: Link, errors_dir: Path, error: BaseException) -> None:
     text = "".join(traceback.format_exception(error))
     with contextlib.suppress(OSError):  # a full disk must not hide the reason
         sys.stderr.write(text)
-    record = {"process": link.name, "error": f"{type(error).__name__}: {error}"[:1000], "traceback": text[-8000:]}
-    with contextlib.suppress(OSError):
-        errors_dir.mkdir(exist_ok=True)
-        path = errors_dir / f"{link.name}-{os.getpid()}.json"
-        path.write_text(json.dumps(record), encoding="utf-8")
+    record = write_error(errors_dir, link.name, error)
     link.send("error", error=record["error"], traceback=text[-2500:])
 
 

@@ -29,6 +29,7 @@ class ExecutorJob(Jsonable):
     num_envs: int
     """M: environments of this executor."""
     step_synchronous: bool
+    nan_policy: str
     num_actors: int
     """A: 0 means that the executor infers for itself."""
     rollouts: RolloutSpec
@@ -49,6 +50,7 @@ def run_executor(link: Link, job: ExecutorJob) -> None:
         envs = RolloutEnvs(
             lambda: open_task(job.spec), job.spec, rollouts, first=job.index * job.num_envs, num_envs=job.num_envs,
             seed=job.seed, step_synchronous=job.step_synchronous, on_progress=lambda: link.beat(Phase.RESET),
+            nan_policy=job.nan_policy, tell=link.env_error,
         )
         try:
             loop = _Executor(link, job, rollouts, exchange, envs)
@@ -70,17 +72,17 @@ class Asking:
 
     def ask(self) -> np.ndarray:
         """Asks for the actions that may be taken now; returns the environments asked about."""
-        steps, asked = self._envs.columns.steps, self._exchange.asked[self._mine].tolist()
-        indices = [index for index in self._envs.open() if asked[index] != steps[index] + 1]
+        number, asked = self._envs.columns.question, self._exchange.asked[self._mine].tolist()
+        indices = [index for index in self._envs.open() if asked[index] != number(index)]
         envs = np.array(indices, np.int64) + self._first
         if indices:
-            self._exchange.ask(envs, *self._envs.questions(indices), np.array([steps[i] + 1 for i in indices]))
+            self._exchange.ask(envs, *self._envs.questions(indices), np.array([number(index) for index in indices]))
         return envs
 
     def step(self) -> bool:
         """Steps the environments whose question is answered; False if there is none."""
-        steps, answered = self._envs.columns.steps, self._exchange.answered[self._mine].tolist()
-        indices = [index for index in self._envs.open() if answered[index] == steps[index] + 1]
+        number, answered = self._envs.columns.question, self._exchange.answered[self._mine].tolist()
+        indices = [index for index in self._envs.open() if answered[index] == number(index)]
         if indices:
             self._envs.step(indices, self._exchange.answers(np.array(indices) + self._first))
         return bool(indices)

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import numpy as np
 from spreeze.metrics import SLOTS, Phase
 from spreeze.transport import board as words
 from spreeze.transport.board import Board
+from spreeze.workers.env_errors import event_text, write_error
 
 _MAX_MESSAGE_BYTES = 4096
 """A pipe write of at most PIPE_BUF bytes is atomic: a message arrives whole or not at all."""
@@ -30,14 +32,16 @@ def worker_name(role: str, index: int) -> str:
 class Link:
     """What a worker body may know of the outside; it never waits for anybody."""
 
-    def __init__(self, role: str, index: int, board: Board, row: int, message_fd: int | None) -> None:
+    def __init__(
+        self, role: str, index: int, board: Board, row: int, message_fd: int | None, errors_dir: Path | None = None
+    ) -> None:
         self.role = role
         self.index = index
         self.board = board
         self.slots = board.slots(row)
         self._control = board.control(row)
         self._slot_index = {name: i for i, name in enumerate(SLOTS[role])}
-        self._message_fd = message_fd
+        self._message_fd, self._errors_dir = message_fd, errors_dir
         self._control[words.PID] = os.getpid()
         self.messages_lost = 0
 
@@ -99,6 +103,12 @@ class Link:
             os.write(self._message_fd, line)
         except OSError:
             self.messages_lost += 1
+
+    def env_error(self, where: str, error: Exception, count: int) -> None:
+        """Tells of an error of an environment that cost no more than an episode (see ``env_errors``)."""
+        if self._errors_dir is not None:
+            write_error(self._errors_dir, self.name, error, f"environment-{count}")
+        self.send("event", level="warning", text=event_text(where, error, count)[:500])
 
     def sleep(self, seconds: float, phase: Phase = Phase.WAIT) -> None:
         """Sleeps in short pieces so that the heartbeat goes on and a stop is seen at once."""

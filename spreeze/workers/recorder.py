@@ -16,6 +16,7 @@ from spreeze.rundir import RunDir, process_age_s
 from spreeze.snapshot import Snapshot
 from spreeze.store import Evaluation, MetricsWriter
 from spreeze.utilisation import Utilisation
+from spreeze.workers.env_errors import event_text, write_error
 from spreeze.workers.gauges import Gauges, Reading
 from spreeze.workers.plan import RunPlan
 from spreeze.workers.snapshots import take_snapshot
@@ -97,6 +98,11 @@ class Recorder:
         self._events.append(line)
         self._store.event(self.wall_s, level, source, text)
         self._view.note(line if level == "info" else f"{level}: {line}")
+
+    def env_error(self, where: str, error: Exception, count: int) -> None:
+        """An environment of this process raised or gave a bad transition; it cost no more than an episode."""
+        write_error(self._run_dir.path / "errors", "supervisor", error, f"environment-{count}")
+        self.event("warning", event_text(where, error, count)[:500])
 
     def evaluation(self, record: Mapping[str, Any], *, final: bool = False) -> None:
         """Greedy episodes of one version of the weights: fields as in ``eval.csv``.

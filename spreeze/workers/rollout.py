@@ -1,4 +1,12 @@
-"""Stepping one executor's environments, with actions drawn here or as answered; storing; replay after a death."""
+"""Stepping one executor's environments, with actions drawn here or as answered; storing; replay after a death.
+
+An environment that raises or gives a bad transition costs its episode, and nobody else anything. The step that failed
+is not stored: the episode ends, truncated, at the last good observation, whose value is still learned from. The
+environment is made anew and reset with the seed of its next episode, and its row is collected with that. So an interval
+keeps its T rows of every environment, and what the others do and draw, which depends on their own numbers, episodes
+and steps alone, stays the same. Where the error itself depends on no more than an episode's seed and actions, the whole
+run has the same bits again, however many actors there are and whoever is killed.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +24,7 @@ from spreeze.transport.exchange import Answers
 from spreeze.transport.rollouts import Rollouts, StepRows
 from spreeze.types import EnvSpec
 from spreeze.workers.counts import Counts
+from spreeze.workers.env_errors import EnvErrors, Tell, untold
 from spreeze.workers.inference import IntervalPolicy
 from spreeze.workers.randomness import ActionNoise, reset_seed
 
@@ -26,13 +35,14 @@ class RolloutEnvs:
     def __init__(
         self, make_task: Callable[[], Task], spec: EnvSpec, rollouts: Rollouts, *, first: int, num_envs: int,
         seed: int, step_synchronous: bool = False, on_progress: Callable[[], None] = lambda: None,
+        nan_policy: str = "drop", tell: Tell = untold,
     ) -> None:
         """Makes the environments and brings each to where the storages say it is.
 
         Raises:
-            WorkerError: an environment does not repeat, or its episode is too long to be replayed.
+            WorkerError: an environment does not repeat, its episode is too long to be replayed, or too many errors.
         """
-        self._spec, self._rollouts, self._seed, self._first = spec, rollouts, seed, first
+        self._make_task, self._spec, self._rollouts, self._seed, self._first = make_task, spec, rollouts, seed, first
         self._step_synchronous, self._on_progress = step_synchronous, on_progress
         self.columns = Columns(rollouts, first, num_envs)
         self._rows = ObsRows(num_envs, spec)
@@ -44,6 +54,7 @@ class RolloutEnvs:
         self._returns, self._lengths = [0.0] * num_envs, [0] * num_envs
         self._recent: deque[tuple[float, int]] = deque(maxlen=10)
         self.counts = Counts()
+        self._errors = EnvErrors(self.counts, nan_policy=nan_policy, tell=tell)
         self._tasks: list[Task] = []
         try:
             for index in range(num_envs):
@@ -63,17 +74,32 @@ class RolloutEnvs:
                 f"environment {env} of {self._spec.env_id} cannot be brought back: its episode is longer than the "
                 f"{self._rollouts.spec.log_steps} actions that are kept; give the task a step limit"
             )
-        self._reset(index)
-        native = self._tasks[index].to_native(actions) if len(actions) else actions
-        for number, action in enumerate(native):
-            self._on_progress()
-            obs, reward, terminated, truncated = self._tasks[index].step(action)
-            self._take(index, obs, reward)
-            if terminated or truncated:
-                raise self._unlike(env, f"its episode ended after {number + 1} of {len(actions)} steps")
+        if not len(actions):
+            self._reset(index)
+            return
+        # An error here was none at first: it does not belong to the episode, which is tried again.
+        while (ended := self._replayed(index, actions)) is None:
+            self._replace(index)
         stored = self._rollouts.last_obs(env)
-        if len(actions) and stored is not None and not np.array_equal(stored, self._rows.array[index]):
+        if ended:
+            raise self._unlike(env, f"its episode ended after {self._lengths[index]} of {len(actions)} steps")
+        if stored is not None and not np.array_equal(stored, self._rows.array[index]):
             raise self._unlike(env, f"after {len(actions)} steps it observed something else")
+
+    def _replayed(self, index: int, actions: np.ndarray) -> bool | None:
+        """Applies actions to the current episode's begin; whether it ended, None where the environment raised."""
+        try:
+            self._begin(index)
+            for action in self._tasks[index].to_native(actions):
+                self._on_progress()
+                obs, reward, terminated, truncated = self._tasks[index].step(action)
+                self._take(index, obs, reward)
+                if terminated or truncated:
+                    return True
+        except Exception as error:
+            self._errors.note(self._where(index, f"step {self._lengths[index] + 1}, repeated"), error)
+            return None
+        return False
 
     def _unlike(self, env: int, what: str) -> WorkerError:
         return WorkerError(
@@ -82,9 +108,36 @@ class RolloutEnvs:
         )
 
     def _reset(self, index: int) -> None:
+        """Begins the current episode, or the first one after it whose reset does not raise."""
+        while True:
+            self._on_progress()
+            try:
+                self._begin(index)
+                return
+            except Exception as error:
+                self._lose(index, "reset", error)
+
+    def _lose(self, index: int, what: str, error: Exception) -> None:
+        """Gives the current episode and its environment up; the next one is still to begin."""
+        self._errors.note(self._where(index, what), error)
+        self.columns.abandon(index)
+        self._replace(index)
+
+    def _replace(self, index: int) -> None:
+        self._on_progress()
+        try:
+            self._tasks[index].close()
+        except Exception:
+            self.counts.env_errors += 1
+        self._tasks[index] = self._make_task()
+
+    def _where(self, index: int, what: str) -> str:
+        return f"environment {self._first + index}, episode {self.columns.episode[index]}, {what}"
+
+    def _begin(self, index: int) -> None:
+        self._returns[index], self._lengths[index] = 0.0, 0
         seed = reset_seed(self._seed, self._first + index, self.columns.episode[index])
         self._rows.start(index, self._tasks[index].reset(seed))
-        self._returns[index], self._lengths[index] = 0.0, 0
 
     def _take(self, index: int, obs: np.ndarray, reward: float) -> None:
         self._rows.put(index, obs)
@@ -116,38 +169,45 @@ class RolloutEnvs:
         return policy is not None
 
     def step(self, indices: Sequence[int], answers: Answers) -> None:
-        """Steps environments and commits their rows."""
+        """Steps environments and commits their rows.
+
+        Raises:
+            WorkerError: too many environments raised lately.
+        """
         start = perf_counter()
-        rows = self.columns.rows(indices)
-        obs = self._rows.array[rows].copy()
+        obs = self._rows.array[self.columns.rows(indices)].copy()
         native = self._tasks[0].to_native(answers.action)
         rewards, terminated, truncated = [], [], []
+        failed: dict[int, Exception] = {}
         for row, index in enumerate(indices):
-            step_obs, reward, is_terminated, is_truncated = self._stepped(index, native[row])
+            try:
+                step_obs, reward, is_terminated, is_truncated = self._tasks[index].step(native[row])
+            except Exception as error:
+                failed[index] = error
+                continue
             self._take(index, step_obs, reward)
             rewards.append(reward)
             terminated.append(is_terminated)
             truncated.append(is_truncated)
         stepped = perf_counter()
+        if failed:
+            kept = [row for row, index in enumerate(indices) if index not in failed]
+            indices, obs, answers = [indices[row] for row in kept], obs[kept], answers.of(kept)
         if self._sign:
             rewards = np.sign(rewards).tolist()
-        self.columns.commit(indices, StepRows(obs, *answers, rewards, terminated, truncated, self._rows.array[rows]))
+        if indices:
+            next_obs = self._rows.array[self.columns.rows(indices)]
+            self.columns.commit(indices, StepRows(obs, *answers, rewards, terminated, truncated, next_obs))
         written = perf_counter()
         self.counts.env_steps += len(indices)
         for row, index in enumerate(indices):
             if terminated[row] or truncated[row]:
                 self._finish(index)
+        for index, reason in failed.items():
+            self._lose(index, f"step {self._lengths[index] + 1}", reason)
+            self._reset(index)
         self.counts.env_s += stepped - start + perf_counter() - written
         self.counts.write_s += written - stepped
-
-    def _stepped(self, index: int, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool]:
-        try:
-            return self._tasks[index].step(action)
-        except Exception as error:
-            raise WorkerError(
-                f"environment {self._first + index}, episode {self.columns.episode[index]}, step "
-                f"{self._lengths[index] + 1}: {type(error).__name__}: {error}"
-            ) from error
 
     def _finish(self, index: int) -> None:
         self._recent.append((self._returns[index], self._lengths[index]))
@@ -155,7 +215,6 @@ class RolloutEnvs:
         counts.episodes += 1
         counts.episode_return = sum(entry[0] for entry in self._recent) / len(self._recent)
         counts.episode_length = sum(entry[1] for entry in self._recent) / len(self._recent)
-        self._on_progress()
         self._reset(index)
 
     def close(self) -> None:

@@ -59,7 +59,7 @@ def run_sampler(link: Link, job: SamplerJob) -> None:
         job.num_envs, job.spec, writer,
         n_step=job.n_step, gamma=job.gamma, seeds=[int(s) for s in rng.integers(2**31, size=job.num_envs)],
         nan_policy=job.nan_policy, on_wait=lambda: link.beat(Phase.INIT), on_reset=lambda: link.beat(Phase.RESET),
-        make_vector=vector_maker(job.spec),
+        make_vector=vector_maker(job.spec), tell=link.env_error,
     )
     try:
         loop = SamplerLoop(link, job, ring, sampling, rng)

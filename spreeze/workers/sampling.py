@@ -12,10 +12,10 @@ import numpy as np
 from spreeze.envs.engines import VectorTask
 from spreeze.envs.native import NativeActions
 from spreeze.envs.task import Task
-from spreeze.errors import BadTransition, WorkerError
 from spreeze.transport.ring import ShardWriter
 from spreeze.types import EnvSpec
 from spreeze.workers.counts import Counts
+from spreeze.workers.env_errors import EnvErrors, Tell, untold
 from spreeze.workers.rows import RowWriter, StepBatch, rows_for
 
 _ALL = slice(None)
@@ -29,18 +29,16 @@ class Sampling:
     With ``make_vector`` all N are one vector environment, which an error costs all its episodes.
     """
 
-    MAX_ERRORS_IN_WINDOW = 20
-    ERROR_WINDOW_STEPS = 1000
-
     def __init__(
         self, make_task: Callable[[], Task], num_envs: int, spec: EnvSpec, writer: ShardWriter | RowWriter, *,
         n_step: int, gamma: float, seeds: list[int], nan_policy: str = "drop",
         on_wait: Callable[[], None] = lambda: None, on_reset: Callable[[], None] = lambda: None,
-        make_vector: Callable[[int, int], VectorTask] | None = None,
+        make_vector: Callable[[int, int], VectorTask] | None = None, tell: Tell = untold,
     ) -> None:
         self._make_task, self._spec = make_task, spec
-        self._nan_policy, self._on_wait, self._on_reset = nan_policy, on_wait, on_reset
+        self._on_wait, self._on_reset = on_wait, on_reset
         self.counts = Counts()
+        self._errors = EnvErrors(self.counts, nan_policy=nan_policy, tell=tell)
         self._to_native = NativeActions(spec, bounded=True)
         self._native = np.zeros((num_envs, spec.action_dim), np.float32)
         self._rows = rows_for(spec, num_envs, writer, n_step, gamma)
@@ -49,7 +47,6 @@ class Sampling:
         self._returns = [0.0] * num_envs
         self._lengths = [0] * num_envs
         self._recent: deque[tuple[float, int]] = deque(maxlen=10)
-        self._error_steps: deque[int] = deque(maxlen=self.MAX_ERRORS_IN_WINDOW)
         self.num_envs = num_envs
         self._tasks: list[Task] = []
         self._make_vector, self._seed = make_vector, seeds[0]
@@ -181,19 +178,7 @@ class Sampling:
         self._tasks[index] = self._make_task()
 
     def _note_error(self, index: int, error: Exception) -> None:
-        if isinstance(error, BadTransition):
-            self.counts.rows_refused += 1
-            if self._nan_policy == "fail":
-                raise WorkerError(f"environment {index} gave a bad transition: {error}") from error
-        else:
-            self.counts.env_errors += 1
-        self._error_steps.append(self.counts.env_steps)
-        full = len(self._error_steps) == self.MAX_ERRORS_IN_WINDOW
-        if full and self.counts.env_steps - self._error_steps[0] < self.ERROR_WINDOW_STEPS:
-            raise WorkerError(
-                f"{self.MAX_ERRORS_IN_WINDOW} environment errors within "
-                f"{self.counts.env_steps - self._error_steps[0]} env steps; the last: {type(error).__name__}: {error}"
-            ) from error
+        self._errors.note(f"environment {index}", error)
 
     def close(self) -> None:
         """Closes the environments; one that raises, for it was closed before, hides no earlier error."""
