@@ -68,6 +68,8 @@ class Snapshot:
     foreign_cores: float | None = None
     """Usable cores that other programs keep busy."""
     restarts: int = 0
+    env_errors: int | None = None
+    """Errors and bad transitions of environments so far, each of which cost an episode."""
     progress: float | None = None
     """Share of the nearest stop condition, 0 to 1; None without one."""
     eta_s: float | None = None

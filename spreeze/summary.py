@@ -58,6 +58,8 @@ def summary(plan: RunPlan, outcome: Outcome, run_dir: Path, machine: Machine) ->
         "target_return": config.stop.target_return,
         "time_to_target_s": outcome.time_to_target_s,
         "restarts": outcome.restarts,
+        "env_errors": outcome.env_errors,
+        "rows_refused": outcome.rows_refused,
         "stopped_by": outcome.stopped_by,
         "error": outcome.error,
         "bottleneck": outcome.bottleneck,

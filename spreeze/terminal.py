@@ -189,6 +189,8 @@ def plain_line(snapshot: Snapshot) -> str:
         f"return {number(snapshot.eval_return)} (best {number(snapshot.eval_best)})",
         f"cpu {percent(snapshot.cpu_use)}",
     ]
+    if snapshot.env_errors:
+        parts.append(f"env errors {snapshot.env_errors}")
     if snapshot.samplers_rest:
         parts.append(_active(snapshot))
     parts += [f"gpu{gpu.index} {percent(gpu.use)}" for gpu in snapshot.gpus]
@@ -231,6 +233,7 @@ def _health(snapshot: Snapshot) -> Text:
         f"  {clean(snapshot.env_id, 60)}  {clean(snapshot.algo, 20)}  {duration(snapshot.wall_s)}  ",
         (samplers, "" if snapshot.samplers_alive == snapshot.samplers_wanted else "yellow"), "  ",
         (restarts, "yellow" if snapshot.restarts else ""),
+        (f"  env errors {snapshot.env_errors}" if snapshot.env_errors else "", "yellow"),
         (f"  {_active(snapshot)}" if snapshot.samplers_rest else "", "yellow"),
     )  # fmt: skip
     return line

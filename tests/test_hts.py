@@ -1,5 +1,6 @@
 """The HTS-RL mode and its baseline with real processes: the same bits, whoever dies, and refusals with a reason."""
 
+import json
 import os
 import signal
 
@@ -66,8 +67,63 @@ def test_an_executor_that_keeps_failing_ends_the_run_with_its_name(tmp_path):
                                 tiny=SMALL, faults=faults)  # fmt: skip
     assert code == 1
     assert "executor-1 failed 5 times" in document["error"]
-    assert "environment 2, episode 0, step 1: RuntimeError: injected fault" in document["error"]
+    assert "20 environment errors within 0 env steps; the last: environment 3, episode" in document["error"]
+    assert "step 1: RuntimeError: injected fault" in document["error"]
     assert run.nonce_processes() == []
+
+
+ERRORS = {"p_crash": 0.01, "p_nan": 0.01, "p_crash_reset": 0.02, "seed": 3}
+
+
+def errors_of(run, process):
+    """Told errors of a process: their text, from the files in the run's ``errors``."""
+    records = [json.loads(path.read_text()) for path in sorted((run.path / "errors").glob(f"{process}-*environment-*"))]
+    assert all("Traceback" in record["traceback"] for record in records)
+    return [record["error"] for record in records]
+
+
+@pytest.mark.timeout(150)
+def test_environments_that_raise_or_give_nan_cost_their_episodes_and_no_bit_depends_on_the_actors(tmp_path):
+    task = ("--env", "spreeze/Fault-v0", "--import", "spreeze.envs.faults", "--env-steps", str(ROWS * 15))
+    faults = ERRORS | {"workers": "executor-0,executor-1"}
+    found = []
+    for actors in ("0", "1"):
+        run, code, document = train(tmp_path, *task, "--actors", actors, name=f"with-{actors}", tiny=SMALL,
+                                    faults=faults)  # fmt: skip
+        assert (code, document["env_steps"], document["restarts"], document["error"]) == (0, ROWS * 15, 0, None)
+        assert document["env_errors"] + document["rows_refused"] > 3
+        told = errors_of(run, "executor-0") + errors_of(run, "executor-1")
+        assert any("injected fault" in text or "nan" in text for text in told)
+        assert any("; its episode is lost" in event for event in run.events() if event.startswith("executor-"))
+        assert "env errors" in run.stderr
+        found.append((fingerprints(run), document["parameters_sha256"]))
+    assert found[0] == found[1]
+    clean, _, _ = train(tmp_path, *task, name="clean", tiny=SMALL)
+    assert fingerprints(clean) != found[0][0]
+
+
+@pytest.mark.timeout(90)
+@pytest.mark.parametrize("algo", ["ppo", "a2c"])
+def test_one_process_bears_errors_of_its_environments_too(tmp_path, algo):
+    task = ("--env", "spreeze/Fault-v0", "--import", "spreeze.envs.faults", "--env-steps", str(ROWS * 10))
+    sizes = ("--mode", "serial", "--algo", algo, "--executors", "1", "--envs-per-executor", "4")
+    # Few enough for the trial before the run, whose every error is a reason to refuse the task.
+    faults = {"p_crash": 0.01, "p_nan": 0.01, "seed": 3}
+    run, code, document = train(tmp_path, *task, *sizes, tiny=SMALL, faults=faults)
+    assert code == 0, run.stderr[-2000:]
+    assert (document["env_steps"], document["error"]) == (ROWS * 10, None)
+    assert document["env_errors"] + document["rows_refused"] > 1
+    assert errors_of(run, "supervisor")
+    assert any("environment" in event and "its episode is lost" in event for event in run.events())
+
+
+@pytest.mark.timeout(90)
+def test_the_first_bad_transition_ends_the_run_where_it_shall(tmp_path):
+    task = ("--env", "spreeze/Fault-v0", "--import", "spreeze.envs.faults", "--set", "sampling.nan_policy=fail")
+    faults = {"p_nan": 0.05, "workers": "executor-0,executor-1"}
+    _, code, document = train(tmp_path, *task, "--env-steps", str(ROWS * 50), tiny=SMALL, faults=faults)
+    assert code == 1
+    assert "gave a bad transition" in document["error"]
 
 
 @pytest.mark.timeout(90)

@@ -53,6 +53,10 @@ class Outcome:
     eval_best: float | None = None
     time_to_target_s: float | None = None
     restarts: int = 0
+    env_errors: int | None = None
+    """Exceptions that environments raised."""
+    rows_refused: int | None = None
+    """Bad transitions that environments gave."""
     parameters_sha256: str | None = None
     device: str | None = None
     bottleneck: str | None = None
@@ -202,6 +206,7 @@ class Recorder:
         outcome.policy_lag_mean = self._lag_sum / self._lag_count if self._lag_count else None
         outcome.episodes = int(metrics.get("episodes") or 0)
         outcome.restarts = restarts
+        outcome.env_errors, outcome.rows_refused = _count(metrics, "env_errors"), _count(metrics, "rows_refused")
         if outcome.error and self.first_error:
             outcome.error = f"{outcome.error} (first: {self.first_error[0]}: {self.first_error[1]})"
 
@@ -209,3 +214,8 @@ class Recorder:
         """Closes the store and the GPU monitor."""
         self._utilisation.close()
         self._store.close()
+
+
+def _count(metrics: Mapping[str, float | None], name: str) -> int | None:
+    value = metrics.get(name)
+    return None if value is None else int(value)

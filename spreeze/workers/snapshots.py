@@ -39,11 +39,17 @@ def take_snapshot(plan: RunPlan, metrics: Mapping[str, float | None], session_s:
         samples_per_insert_min=replay.samples_per_insert_min if plan.lag is None else None,
         samples_per_insert_max=replay.samples_per_insert_max if plan.lag is None else None,
         samplers_wanted=plan.samplers, restarts=_integer(metrics.get("restarts")) or 0,
+        env_errors=_env_errors(metrics),
         sampler_shares=_shares(metrics, "sampler"),
         learner_shares=_shares(metrics, "learner" if plan.lag is None else "rollout learner"),
         core_uses=_parts(metrics, "cpu_core_use"), gpus=_gpus(metrics), progress=progress, eta_s=eta_s,
         **{name: metrics.get(name) for name in _PLAIN}, **known,  # type: ignore[arg-type]
     )
+
+
+def _env_errors(metrics: Mapping[str, float | None]) -> int | None:
+    known = [value for name in ("env_errors", "rows_refused") if (value := metrics.get(name)) is not None]
+    return int(sum(known)) if known else None
 
 
 def _integer(value: float | None) -> int | None:
