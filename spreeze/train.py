@@ -345,10 +345,18 @@ def _closing(document: dict[str, Any]) -> str:
         f"stopped by {document['stopped_by']} after {text('wall_s')} s: {document['env_steps']} env steps "
         f"({text('env_steps_per_s', '.0f')}/s), {document['updates']} updates ({text('updates_per_s')}/s), "
         f"{text('samples_per_insert')} samples per insert, greedy return {text('eval_return_mean')} "
-        f"(best {text('eval_return_best')})\n"
+        f"(best {text('eval_return_best')}{_missing(document)})\n"
         f"watch it: python -m spreeze.play {document['run_dir']}\n"
         f"continue: python -m spreeze.train --resume {document['run_dir']}"
     )
+
+
+def _missing(document: dict[str, Any]) -> str:
+    """What the last evaluation lacks of the episodes that were asked for."""
+    kinds = (("cut", "cut short"), ("lost", "lost to errors of the environment"))
+    counts = [(document.get(f"eval_episodes_{kind}"), words) for kind, words in kinds]
+    missing = "".join(f", {count} {words}" for count, words in counts if count)
+    return f"; of {document['eval_episodes']} episodes{missing}" if missing else ""
 
 
 if __name__ == "__main__":

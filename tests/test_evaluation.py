@@ -80,6 +80,87 @@ def test_a_stop_keeps_the_finished_episodes_only():
     assert [e.seed for e in found] == [1, 2]
 
 
+@pytest.mark.parametrize(("steps", "seeds"), [(3, []), (8, []), (9, [1, 9]), (12, [1, 9]), (13, [1, 9, 2, 4])])
+def test_of_a_round_that_is_cut_no_episode_counts(steps, seeds):
+    """Two at once; the short episodes of a round are over long before the long one, and say nothing alone."""
+    asked = []
+    found = run_episodes(
+        countdown([]), half, [1, 9, 2, 4, 5], max_envs=2, whole_rounds=True,
+        should_stop=lambda: len(asked) == steps or asked.append(1),
+    )  # fmt: skip
+    assert [e.seed for e in found] == seeds
+
+
+def test_without_a_stop_whole_rounds_give_the_same_episodes_and_the_batch_keeps_its_size():
+    sizes = []
+
+    def act(obs):
+        sizes.append(len(obs))
+        return half(obs)
+
+    seeds = [3, 1, 2, 5, 4]
+    assert run_episodes(countdown([]), act, seeds, max_envs=2, whole_rounds=True) == run_episodes(
+        countdown([]), half, seeds, max_envs=2)
+    assert sizes == [2] * (3 + 5 + 4)
+
+
+class Faulty(Countdown):
+    """Raises, or gives NaN, at the second step of some seeds; or at their reset."""
+
+    def __init__(self, made, raises=(), nan=(), resets=()):
+        super().__init__(made)
+        self.raises, self.nan, self.resets, self.resets_done = raises, nan, resets, []
+
+    def reset(self, *, seed=None, options=None):
+        self.seed, self.count = seed, 0
+        self.resets_done.append(seed)
+        if seed in self.resets:
+            raise RuntimeError("no begin")
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action):
+        self.count += 1
+        if self.seed in self.raises and self.count == 2:
+            raise RuntimeError("bad luck")
+        obs, reward, *rest = super().step(action)
+        return obs, float("nan") if self.seed in self.nan and self.count == 2 else reward, *rest
+
+
+def faulty(made, **faults):
+    def make():
+        env = Faulty(made, **faults)
+        return Task(env, describe(env))
+
+    return make
+
+
+def test_an_error_costs_its_episode_and_the_environment_is_made_anew():
+    made, told, tasks = [], [], []
+    seeds = [3, 4, 5, 6, 7]
+    found = run_episodes(
+        faulty(made, raises={4}, nan={6}, resets={5}), half, seeds, max_envs=2, tasks=tasks,
+        on_error=lambda place, length, error: told.append((seeds[place], length, str(error))),
+    )  # fmt: skip
+    assert [(e.seed, e.length, e.episode_return) for e in found] == [(3, 3, 9.0), (7, 7, 21.0)]
+    assert [(seed, length) for seed, length, _ in told] == [(4, 1), (5, 0), (6, 1)]
+    assert [text for _, _, text in told][:2] == ["bad luck", "no begin"]
+    assert "reward = nan" in told[2][2]
+    assert [env.closed for env in made] == [False, True, True, True, False], "who failed is never used again"
+    assert [task.env for task in tasks] == [made[0], made[4]]
+    assert all(env.resets_done[0] == 0 for env in made), "each was reset once before its first episode"
+
+
+def test_an_error_is_raised_where_nobody_is_told():
+    made = []
+    with pytest.raises(RuntimeError, match="bad luck"):
+        run_episodes(faulty(made, raises={4}), half, [3, 4])
+    assert all(env.closed for env in made)
+
+
+def test_an_environment_whose_first_reset_raises_is_no_end():
+    assert [e.seed for e in run_episodes(faulty([], resets={0}), half, [2])] == [2]
+
+
 def test_each_reset_and_step_is_shown():
     seen = []
     run_episodes(countdown([]), half, [2, 1], on_step=lambda place, task: seen.append((place, task.env.left)))

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +18,16 @@ from spreeze.evaluation import run_episodes, score, seed_list
 from spreeze.transport.board import STOP, WEIGHTS_HINT, Board
 from spreeze.transport.weights import WeightsStore, read_weights
 from spreeze.workers import evaluator
-from spreeze.workers.evaluator import COLUMNS, EvaluatorJob, append_row, final_evaluation, read_rows, run_evaluator
+from spreeze.workers.evaluator import (
+    COLUMNS,
+    Evaluation,
+    EvaluatorJob,
+    WeightsWatch,
+    append_row,
+    final_evaluation,
+    read_rows,
+    run_evaluator,
+)
 from spreeze.workers.link import Link
 
 
@@ -41,7 +51,7 @@ class Running:
         self.board = Board.create(7)
         self.read_fd, self._write_fd = os.pipe()
         os.set_blocking(self.read_fd, False)
-        self.link = Link("evaluator", 0, self.board, 0, self._write_fd)
+        self.link = Link("evaluator", 0, self.board, 0, self._write_fd, Path(job.run_dir) / "errors")
         self.error = None
         self._text = b""
         self._thread = threading.Thread(target=self._body, args=(job,))
@@ -159,18 +169,70 @@ def test_without_a_free_core_it_rests_after_an_evaluation(tmp_path, store, monke
     assert 8.0 < max(rests) <= 10.0  # one second of processor time at a share of 0.1, less what has passed
 
 
-def test_an_environment_that_fails_is_told_and_tried_again_until_it_is_too_often(tmp_path, store, monkeypatch):
-    monkeypatch.setenv("SPREEZE_FAULT_P_CRASH", "1.0")
+def test_an_error_costs_its_episode_and_the_score_says_so(tmp_path, store, monkeypatch):
+    monkeypatch.setenv("SPREEZE_FAULT_P_CRASH", "0.005")  # of these seeds two in fifty steps
+    publish(store, GOOD, 1)
+    with running(job_of(tmp_path)) as body:
+        wait_until(lambda: body.messages("evaluation"))
+        (sent,), (event, *_) = body.messages("evaluation"), body.messages("event")
+    assert (sent["episodes"], sent["episodes_lost"], sent["episodes_cut"], sent["whole"]) == (2, 2, 0, True)
+    assert event["text"] == (
+        "evaluation, seed 11, step 31: RuntimeError: injected fault: step 31 raises; its episode is lost")
+    (record,) = [json.loads(path.read_text()) for path in (tmp_path / "errors").iterdir()]
+    assert record["process"] == "evaluator"
+    assert "Traceback" in record["traceback"]
+    assert json.loads((tmp_path / "checkpoints" / "best.json").read_text())["episodes_lost"] == 2
+
+
+def test_evaluation_goes_on_when_errors_end_however_many_there_were(tmp_path, store, monkeypatch):
+    monkeypatch.setenv("SPREEZE_FAULT_P_NAN", "1.0")
+    calls, run = [], evaluator.run_episodes
+    monkeypatch.setattr(evaluator, "run_episodes", lambda *args, **options: (calls.append(1), run(*args, **options))[1])
+    publish(store, GOOD, 1)
+    with running(job_of(tmp_path)) as body:
+        for version in range(2, 10):  # more in a row than were ever borne
+            wait_until(lambda version=version: len(calls) == version - 1)
+            publish(store, GOOD, version)
+            body.hint()
+        assert body.messages("evaluation") == []
+        monkeypatch.delenv("SPREEZE_FAULT_P_NAN")  # environments that are made from now on do not fail
+        for version in range(10, 13):  # a last one may still have failed, and the next one ended its environments
+            wait_until(lambda version=version: len(calls) == version - 1)
+            publish(store, GOOD, version)
+            body.hint()
+        wait_until(lambda: body.messages("evaluation") and body.messages("evaluation")[-1]["version"] == 12)
+        found, events = body.messages("evaluation")[-1], body.messages("event")
+    assert found["return_mean"] == expected_return(GOOD)
+    assert body.error is None
+    assert [event["text"].partition("is lost")[2] for event in events] == ["", "; 10 such errors so far"]
+
+
+def test_environments_that_cannot_be_made_are_tried_again_for_ever(tmp_path, store, monkeypatch):
+    refusals = iter(range(7))
+
+    def refused(spec, **kwargs):
+        if next(refusals, None) is not None:
+            raise RuntimeError("no display")
+        return open_task(spec, **kwargs)
+
+    open_task = evaluator.open_task
+    monkeypatch.setattr(evaluator, "open_task", refused)
+    pauses = []
     publish(store, GOOD, 1)
     body = Running(job_of(tmp_path))
-    body.link.sleep = lambda seconds, *rest: time.sleep(0.005)
-    for version in range(2, 6):
-        wait_until(lambda n=version: len(body.messages("event")) == n - 1)
+    body.link.sleep = lambda seconds, *rest: (pauses.append(seconds), time.sleep(0.005))
+    version = 1
+    while not body.messages("evaluation"):
+        version += 1
+        assert version < 1000
         publish(store, GOOD, version)
         body.hint()
-    wait_until(body.ended)
-    assert "injected fault" in body.messages("event")[0]["text"]
-    assert isinstance(body.error, RuntimeError)
+        time.sleep(0.01)
+    body.stop()
+    assert body.error is None
+    texts = [message["text"] for message in body.messages("event")]
+    assert texts == ["evaluation failed: RuntimeError: no display"]
+    assert [pause for pause in pauses if pause >= 1.0] == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0]
     os.close(body.read_fd)
     body.link.close()
 
@@ -210,6 +272,23 @@ def test_the_last_evaluation_keeps_to_its_budget_and_counts_a_prefix_of_the_seed
     assert 1 <= record["episodes"] < 500
     assert record["return_mean"] == expected_return(GOOD, episodes=record["episodes"])
     assert not (tmp_path / "checkpoints").exists()
+
+
+def test_a_stop_leaves_whole_rounds_and_the_record_says_how_many_were_cut(tmp_path, store, monkeypatch):
+    monkeypatch.setattr(evaluator, "lanes_for", lambda spec: 4)
+    publish(store, GOOD, 1)
+    asked = []
+    with Evaluation(job_of(tmp_path, episodes=10)) as evaluation:
+        found = evaluation.evaluate(
+            *WeightsWatch(tmp_path / "weights").newer(0), lambda: len(asked) == 120 or asked.append(1), partial=True
+        )
+        assert found["return_mean"] == expected_return(GOOD, episodes=8), "two rounds of 50 steps, and a part of one"
+        assert (found["episodes"], found["episodes_cut"], found["episodes_lost"]) == (8, 2, 0)
+        assert not found["whole"]
+        assert not (tmp_path / "checkpoints").exists()
+        asked.clear()
+        weights = WeightsWatch(tmp_path / "weights").newer(0)
+        assert evaluation.evaluate(*weights, lambda: len(asked) == 49 or asked.append(1), partial=True) is None
 
 
 def test_the_last_evaluation_without_weights_or_time_is_none(tmp_path, store):

@@ -1,5 +1,6 @@
 """What a run shows in a terminal, in a pipe, on a narrow screen, without Unicode, and when the screen is gone."""
 
+import dataclasses
 import io
 import sys
 import xml.etree.ElementTree
@@ -68,6 +69,13 @@ def test_first_error_stands_at_the_top_with_its_process_and_is_plain_text():
     lines = _text(FULL).splitlines()
     assert "first error, in sampler-1: ValueError: reward is [bold]nan [2J" in lines[1]
     assert "\x1b" not in _text(FULL)
+
+
+def test_errors_of_environments_are_counted_where_there_are_any():
+    found = dataclasses.replace(FULL, env_errors=12)
+    assert "env errors 12" in _text(found)
+    assert "| env errors 12 |" in plain_line(found)
+    assert "env errors" not in _text(dataclasses.replace(FULL, env_errors=0)) + plain_line(FULL)
 
 
 def test_unknown_is_a_dash_and_never_zero():

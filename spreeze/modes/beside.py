@@ -100,3 +100,5 @@ def last_evaluation(
         record = final_evaluation(run_dir, plan, budget_s, interrupts)
         if record is not None:
             recorder.evaluation(record, final=True)
+        elif not interrupts.urgent:
+            recorder.no_final_evaluation(budget_s)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from spreeze.errors import ResourceError, WeightsError
 from spreeze.transport.weights import Weights, encode
-from spreeze.workers.evaluator import Evaluation, EvaluatorJob
+from spreeze.workers.env_errors import worth_telling
+from spreeze.workers.evaluator import Evaluation, EvaluatorJob, failure_text
 from spreeze.workers.gauges import Reading
 from spreeze.workers.interrupts import Interrupts
 from spreeze.workers.plan import RunPlan
@@ -36,7 +38,8 @@ class Inline:
         self._evaluation = Evaluation(EvaluatorJob(
             run_dir=str(run_dir), spec=plan.spec, episodes=part.episodes, first_seed=part.seed,
             cpu_share=part.cpu_share, has_free_core=False,
-        ))
+        ), recorder.env_error)
+        self._failures = 0
         self.spent_s = 0.0
         """Time that evaluations took so far, publication included."""
         self._next_sample_s = self._next_evaluation_s = 0.0
@@ -95,13 +98,28 @@ class Inline:
             weights = None
             self._recorder.event("warning", f"weights not published, the last good ones stay: {error}")
         if weights is not None:
-            data = encode(weights.arrays, weights.meta, weights.epoch, weights.version)
-            record = self._evaluation.evaluate(weights, data, should_stop=should_stop)
+            record = self._record(weights, should_stop, final=final)
             if record is not None:
                 self._recorder.evaluation(record, final=final)
+            elif final and self._interrupts.count < patience:
+                self._recorder.no_final_evaluation(_FINAL_EVALUATION_S)
         took_s = time.monotonic() - start
         self.spent_s += took_s
         self._next_evaluation_s = time.monotonic() + took_s / self._plan.config.evaluation.cpu_share
+
+    def _record(self, weights: Weights, should_stop: Callable[[], bool], *, final: bool) -> dict[str, Any] | None:
+        """The evaluation's record; None where there is none, which is no reason to end the run."""
+        data = encode(weights.arrays, weights.meta, weights.epoch, weights.version)
+        try:
+            record = self._evaluation.evaluate(weights, data, should_stop=should_stop, partial=final)
+        except Exception as error:
+            self._failures += 1
+            if worth_telling(self._failures):
+                self._recorder.event("warning", failure_text(error, self._failures))
+            self._evaluation.drop_environments()
+            return None
+        self._failures = 0
+        return record
 
     def _checkpoint(self) -> None:
         try:

@@ -2,6 +2,9 @@
 
 It runs beside training at low priority and feeds nothing back. ``python -m spreeze.workers.evaluator``
 is the last evaluation of a run: newest weights, a time budget, one JSON record on standard output.
+
+An environment that raises or gives a bad transition costs its episode: the score is that of the others, and says how
+many were lost. Nothing that fails here is for good: the next weights are another try.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from spreeze.transport.files import remove_unfinished, replace_bytes, replace_js
 from spreeze.transport.weights import Weights, WeightsStore
 from spreeze.types import EnvSpec
 from spreeze.workers.child import end_with_parent
+from spreeze.workers.env_errors import Tell, event_text, untold, worth_telling, write_error
 from spreeze.workers.link import Link
 
 COLUMNS = (
@@ -38,7 +42,8 @@ COLUMNS = (
 Record = dict[str, Any]
 _POLL_S = 0.05
 _LOOK_S = 1.0
-_MAX_FAILURES = 5
+_LONGEST_PAUSE_S = 60.0
+"""Between two tries where evaluations fail as a whole, because no environment can be made, say."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,8 +66,9 @@ def run_evaluator(link: Link, job: EvaluatorJob) -> None:
     seen = (evaluated[-1]["epoch"], evaluated[-1]["version"]) if evaluated else None
     watch = WeightsWatch(Path(job.run_dir) / "weights", seen)
     failures = 0
-    with Evaluation(job) as evaluation:
-        evaluation.prepare()  # while the first weights are still to come
+    with Evaluation(job, tell=link.env_error) as evaluation:
+        with contextlib.suppress(Exception):
+            evaluation.prepare()  # while the first weights are still to come, which will tell of an error again
         while not link.stopping:
             found = watch.newer(link.weights_hint)
             if found is None:
@@ -74,17 +80,22 @@ def run_evaluator(link: Link, job: EvaluatorJob) -> None:
                 failures = 0
             except Exception as error:
                 failures += 1
-                if failures >= _MAX_FAILURES:
-                    raise
-                link.send("event", level="warning", text=f"evaluation failed: {type(error).__name__}: {error}"[:500])
+                if worth_telling(failures):
+                    link.send("event", level="warning", text=failure_text(error, failures))
                 evaluation.drop_environments()
-                link.sleep(1.0)
+                link.sleep(min(_LONGEST_PAUSE_S, 2.0 ** (failures - 1)))
                 continue
             if record is not None:
                 _report(link, record, evaluation.evaluations)
             if not job.has_free_core:
                 rest_s = (time.process_time() - cpu_s) / job.cpu_share - (time.monotonic() - begin_s)
                 link.sleep(max(0.0, rest_s))
+
+
+def failure_text(error: Exception, failures: int) -> str:
+    """What there is to say of an evaluation that failed as a whole, so many times in a row."""
+    times = "" if failures == 1 else f" {failures} times in a row"
+    return f"evaluation failed{times}: {type(error).__name__}: {error}"[:500]
 
 
 def _beat(link: Link) -> bool:
@@ -129,8 +140,10 @@ class WeightsWatch:
 class Evaluation:
     """The evaluator's environments and files; a context manager that closes the environments."""
 
-    def __init__(self, job: EvaluatorJob) -> None:
-        self._job = job
+    def __init__(self, job: EvaluatorJob, tell: Tell = untold) -> None:
+        """Args: ``tell`` of errors of its environments, now and then."""
+        self._job, self._tell = job, tell
+        self._errors = 0
         self._run_dir = Path(job.run_dir)
         self._tasks: list[Task] = []
         remove_unfinished(self._run_dir / "checkpoints")  # of an evaluator that was killed at its best weights
@@ -154,22 +167,30 @@ class Evaluation:
             weights: what to evaluate.
             data: the bytes of their file, kept when they are the best so far.
             should_stop: True abandons the evaluation.
-            partial: one episode after another, and what finished in time counts.
+            partial: what was finished by then counts, in whole rounds (see ``run_episodes``).
 
         Returns:
-            The record, or None when it was abandoned.
+            The record, or None when it was abandoned or no episode was finished. Besides the columns of ``eval.csv``
+            it has ``episodes_cut`` by the stop, ``episodes_lost`` to errors, and ``whole``: none was cut, and no
+            more were lost than finished, so that it compares with others.
         """
         self.prepare()
+        lost: set[int] = set()
+
+        def on_error(place: int, length: int, error: Exception) -> None:
+            lost.add(place)
+            self._note_error(f"evaluation, seed {seeds[place]}, step {length + 1}", error)
+            should_stop()  # the heartbeat: a new environment may take a while
+
         policy = Policy.from_weights(weights.arrays, weights.meta)
         seeds = seed_list(self._job.first_seed, self._job.episodes)
         lanes = lanes_for(self._tasks[0].spec)
         episodes = run_episodes(
-            self._make_task, policy.act_greedy, seeds, should_stop=should_stop, max_envs=lanes, tasks=self._tasks
-        )
-        if partial:
-            # Only a prefix of the seeds: of episodes cut by the clock the short ones would survive.
-            episodes = [episode for episode, seed in zip(episodes, seeds, strict=False) if episode.seed == seed]
-        if not episodes or (len(episodes) < len(seeds) and not partial):
+            self._make_task, policy.act_greedy, seeds, should_stop=should_stop, max_envs=lanes, tasks=self._tasks,
+            on_error=on_error, whole_rounds=partial,
+        )  # fmt: skip
+        cut = len(seeds) - len(episodes) - len(lost)
+        if not episodes or (cut and not partial):
             return None
         found = score(episodes)
         record: Record = {
@@ -179,12 +200,18 @@ class Evaluation:
             "epoch": weights.epoch,
             "version": weights.version,
             **found._asdict(),
-        }
+            "episodes_cut": cut, "episodes_lost": len(lost), "whole": not cut and len(lost) <= len(episodes),
+        }  # fmt: skip
         self.evaluations += 1
         append_row(self._run_dir / "eval.csv", record)
-        if len(episodes) == len(seeds):
+        if record["whole"]:
             self._keep_best(record, data)
         return record
+
+    def _note_error(self, where: str, error: Exception) -> None:
+        self._errors += 1
+        if worth_telling(self._errors):
+            self._tell(where, error, self._errors)
 
     def _keep_best(self, record: Record, data: bytes) -> None:
         if math.isnan(record["return_mean"]) or record["return_mean"] <= self._best:
@@ -249,11 +276,11 @@ def _number(cell: str) -> int | float:
 
 
 def final_evaluation(job: EvaluatorJob, budget_s: float) -> Record | None:
-    """Evaluates the newest weights within a time budget, with as many of the seeds as fit.
+    """Evaluates the newest weights within a time budget, with as many rounds of the seeds as fit.
 
     Returns:
-        The record (``episodes`` says how many finished), the one already written when this version
-        was evaluated before, or None when there are no weights or no episode ended in time.
+        The record (``episodes`` says how many count), the one already written when this version
+        was evaluated before, or None when there are no weights or no whole round ended in time.
     """
     end_s = time.monotonic() + budget_s
     run_dir = Path(job.run_dir)
@@ -263,8 +290,13 @@ def final_evaluation(job: EvaluatorJob, budget_s: float) -> Record | None:
     weights, data = found
     for row in reversed(read_rows(run_dir / "eval.csv")):
         if (row["epoch"], row["version"], row["episodes"]) == (weights.epoch, weights.version, job.episodes):
-            return row
-    with Evaluation(job) as evaluation:
+            return row | {"episodes_cut": 0, "episodes_lost": 0, "whole": True}
+
+    def tell(where: str, error: Exception, count: int) -> None:
+        write_error(run_dir / "errors", "evaluator", error, f"environment-{count}")
+        sys.stderr.write(event_text(where, error, count) + "\n")
+
+    with Evaluation(job, tell) as evaluation:
         return evaluation.evaluate(weights, data, lambda: time.monotonic() >= end_s, partial=True)
 
 

@@ -51,6 +51,10 @@ class Outcome:
     episodes: int = 0
     eval_return: float | None = None
     eval_best: float | None = None
+    eval_episodes: int | None = None
+    """Episodes that ``eval_return`` is the mean of; of those asked for, some were cut by the time limit or lost."""
+    eval_episodes_cut: int | None = None
+    eval_episodes_lost: int | None = None
     time_to_target_s: float | None = None
     restarts: int = 0
     env_errors: int | None = None
@@ -119,10 +123,17 @@ class Recorder:
         outcome, target = self.outcome, self._plan.config.stop.target_return
         outcome.eval_return = float(value)
         self._eval_returns.append(float(value))
-        whole = record.get("episodes") == self._plan.config.evaluation.episodes
+        asked = self._plan.config.evaluation.episodes
+        outcome.eval_episodes = int(record.get("episodes") or 0)
+        outcome.eval_episodes_cut = int(record.get("episodes_cut") or 0)
+        outcome.eval_episodes_lost = int(record.get("episodes_lost") or 0)
+        if outcome.eval_episodes_cut:
+            self.event("info", f"final evaluation: {outcome.eval_episodes} of {asked} episodes, "
+                               "the others would have taken too long; only whole rounds count")
+        whole = bool(record.get("whole", outcome.eval_episodes == asked))
         if whole and (outcome.eval_best is None or value > outcome.eval_best):
             outcome.eval_best = float(value)
-        if not final and target is not None and value >= target and outcome.time_to_target_s is None:
+        if not final and whole and target is not None and value >= target and outcome.time_to_target_s is None:
             outcome.time_to_target_s = self._age_at_start_s + self.session_s
         self._metrics["eval_return"] = float(value)
         order = (record.get("epoch"), record.get("version"))
@@ -134,6 +145,11 @@ class Recorder:
             self._store.evaluation(Evaluation(t=float(record["wall_s"]), **fields))
             self._store.write(float(record["wall_s"]), int(record["env_steps"]),
                               {"eval_return": float(value), "eval_length": float(record["length_mean"])})
+
+    def no_final_evaluation(self, budget_s: float) -> None:
+        """Says why the last score is of an earlier policy."""
+        self.event("info", f"no final evaluation: no whole round of episodes gave a score within {budget_s:.0f} s; the "
+                           "score is the latest one of training")
 
     def sample(
         self, reading: Reading, *, pids: Mapping[str, int] | None, restarts: int = 0, samplers_alive: int = 1,

@@ -1,0 +1,81 @@
+"""What a run's outcome says of its last evaluation and of its environments' errors."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from spreeze import train
+from spreeze.workers import recorder
+
+RECORD = {
+    "wall_s": 1.0, "env_steps": 100, "updates": 5, "epoch": 1, "version": 5, "episodes": 10, "return_mean": 7.0,
+    "return_std": 1.0, "length_mean": 20.0, "episodes_cut": 0, "episodes_lost": 0, "whole": True,
+}  # fmt: skip
+
+
+@pytest.fixture
+def made(tmp_path, monkeypatch):
+    """A recorder of a run of ten evaluation episodes and a target of 5, and its notes."""
+    quiet = {name: lambda *args: None for name in ("event", "write", "evaluation", "close")}
+    monkeypatch.setattr(recorder, "MetricsWriter", lambda path: SimpleNamespace(**quiet))
+    config = SimpleNamespace(evaluation=SimpleNamespace(episodes=10), stop=SimpleNamespace(target_return=5.0))
+    plan = SimpleNamespace(config=config, batch_size=1, earlier=SimpleNamespace(best_return=None, wall_s=0.0))
+    notes = []
+    found = recorder.Recorder(plan, SimpleNamespace(path=tmp_path), SimpleNamespace(note=notes.append))
+    found.notes = notes
+    yield found
+    found.close()
+
+
+def counts(outcome):
+    return outcome.eval_episodes, outcome.eval_episodes_cut, outcome.eval_episodes_lost
+
+
+def test_an_evaluation_that_was_cut_says_of_how_many_episodes_it_is_and_is_no_best(made):
+    made.evaluation(RECORD | {"episodes": 4, "episodes_cut": 6, "whole": False}, final=True)
+    assert (made.outcome.eval_return, made.outcome.eval_best) == (7.0, None)
+    assert counts(made.outcome) == (4, 6, 0)
+    assert made.notes == ["final evaluation: 4 of 10 episodes, the others would have taken too long; only whole rounds "
+                          "count"]  # fmt: skip
+
+
+def test_lost_episodes_are_counted_and_a_score_of_few_reaches_no_target(made):
+    made.evaluation(RECORD | {"episodes": 3, "episodes_lost": 7, "whole": False})
+    assert counts(made.outcome) == (3, 0, 7)
+    assert (made.outcome.eval_best, made.outcome.time_to_target_s) == (None, None)
+    made.evaluation(RECORD | {"episodes": 8, "episodes_lost": 2})
+    assert counts(made.outcome) == (8, 0, 2)
+    assert made.outcome.eval_best == 7.0
+    assert made.outcome.time_to_target_s is not None
+
+
+def test_without_a_whole_round_the_score_of_before_stays_and_it_is_said(made):
+    made.evaluation(RECORD)
+    made.no_final_evaluation(6.0)
+    assert (made.outcome.eval_return, counts(made.outcome)) == (7.0, (10, 0, 0))
+    assert made.notes[-1].startswith("no final evaluation: no whole round of episodes gave a score within 6 s")
+
+
+def test_an_environments_error_is_kept_with_its_traceback_and_said(made, tmp_path):
+    try:
+        raise ValueError("reward is a fish")
+    except ValueError as error:
+        made.env_error("environment 3, episode 2, step 5", error, 10)
+    assert made.notes == ["warning: environment 3, episode 2, step 5: ValueError: reward is a fish; its episode is "
+                          "lost; 10 such errors so far"]  # fmt: skip
+    (path,) = (tmp_path / "errors").iterdir()
+    record = json.loads(path.read_text())
+    assert (record["process"], record["error"]) == ("supervisor", "ValueError: reward is a fish")
+    assert 'raise ValueError("reward is a fish")' in record["traceback"]
+
+
+@pytest.mark.parametrize(("cut", "lost", "words"), [
+    (0, 0, "greedy return 7.0 (best 8.0)"),
+    (6, 0, "greedy return 7.0 (best 8.0; of 4 episodes, 6 cut short)"),
+    (4, 2, "greedy return 7.0 (best 8.0; of 4 episodes, 4 cut short, 2 lost to errors of the environment)"),
+])  # fmt: skip
+def test_the_closing_words_of_a_run_say_what_its_score_lacks(cut, lost, words):
+    document = {"stopped_by": "seconds", "env_steps": 1, "updates": 1, "run_dir": "runs/x", "eval_return_mean": 7.0,
+                "eval_return_best": 8.0, "eval_episodes": 4, "eval_episodes_cut": cut, "eval_episodes_lost": lost}
+    assert words in train._closing(document)
