@@ -31,6 +31,9 @@ CATALOGUE = {
         "fault_runs::test_f03_a_stopped_sampler_is_killed_before_its_shard_is_given_away",)),
     4: Row("env.step raises", (
         "faults::test_errors_and_bad_transitions_are_counted_and_training_goes_on",
+        "hts::test_environments_that_raise_or_give_nan_cost_their_episodes_and_no_bit_depends_on_the_actors",
+        "hts::test_one_process_bears_errors_of_its_environments_too",
+        "evaluator::test_evaluation_goes_on_when_errors_end_however_many_there_were",
         "sampling::test_too_many_errors_in_a_window_end_the_process_with_the_last_one")),
     5: Row("env.reset always raises", (
         "sampling::test_a_reset_that_always_raises_ends_the_process_instead_of_looping",
@@ -54,6 +57,8 @@ CATALOGUE = {
         "faults::test_errors_and_bad_transitions_are_counted_and_training_goes_on")),
     13: Row("NaN or infinite observation or reward", (
         "sampling::test_a_bad_transition_is_counted_refused_and_never_stored",
+        "interleavings::test_an_error_cuts_its_episode_at_the_last_good_row_and_changes_nothing_for_the_others",
+        "evaluator::test_an_error_costs_its_episode_and_the_score_says_so",
         "sampling::test_the_first_bad_transition_ends_it_when_asked_so")),
     14: Row("huge finite reward", ("fault_stubs::test_f14_a_huge_reward_is_stored_and_its_update_skipped",)),
     15: Row("terminated and truncated", (
@@ -174,6 +179,7 @@ CATALOGUE = {
         "resume::test_another_algorithm_or_task_is_refused")),
     53: Row("slow sampler in the repeatable modes", (
         "hts::test_another_number_of_actors_and_slow_steps_change_no_bit", "hts_matrix::test_no_bit_differs",
+        "interleavings::test_the_same_errors_give_the_same_bits_whatever_the_actors_and_the_order",
         "hts::test_an_executor_that_keeps_failing_ends_the_run_with_its_name",
         "fault_runs::test_f53_stalls_change_no_bit_of_the_serial_mode")),
 }  # fmt: skip

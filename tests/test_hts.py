@@ -106,13 +106,16 @@ def test_environments_that_raise_or_give_nan_cost_their_episodes_and_no_bit_depe
 @pytest.mark.parametrize("algo", ["ppo", "a2c"])
 def test_one_process_bears_errors_of_its_environments_too(tmp_path, algo):
     task = ("--env", "spreeze/Fault-v0", "--import", "spreeze.envs.faults", "--env-steps", str(ROWS * 10))
-    sizes = ("--mode", "serial", "--algo", algo, "--executors", "1", "--envs-per-executor", "4")
+    sizes = ("--mode", "serial", "--algo", algo, "--executors", "1", "--envs-per-executor", "4",
+             "--set", "evaluation.episodes=8")  # fmt: skip
     # Few enough for the trial before the run, whose every error is a reason to refuse the task.
     faults = {"p_crash": 0.01, "p_nan": 0.01, "seed": 3}
     run, code, document = train(tmp_path, *task, *sizes, tiny=SMALL, faults=faults)
     assert code == 0, run.stderr[-2000:]
     assert (document["env_steps"], document["error"]) == (ROWS * 10, None)
     assert document["env_errors"] + document["rows_refused"] > 1
+    assert document["eval_episodes"] > 0
+    assert document["eval_episodes_lost"] > 0
     assert errors_of(run, "supervisor")
     assert any("environment" in event and "its episode is lost" in event for event in run.events())
 

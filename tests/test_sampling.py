@@ -126,6 +126,10 @@ def test_a_raising_environment_loses_its_episode_and_is_built_anew_while_the_oth
     assert sampling.counts.env_steps == 3
     sampling.step(_actions(0, 0), 0)
     assert rows.rows[3][:2] == [2, 0], "the new environment begins a new episode"
+    again = Plan()
+    again.faults = plan.faults
+    _sampling(again)[0].step(_actions(0, 0), 0)
+    assert plan.made[2].seeds == again.made[2].seeds != [None], "and is seeded, alike in every run"
 
 
 def test_an_environment_that_raises_when_closed_is_replaced_all_the_same():

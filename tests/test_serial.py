@@ -19,6 +19,18 @@ def test_same_seed_same_bits_other_seed_other_bits(tmp_path):
     assert _sha(tmp_path, "other", "--seed", "2")[0] != first[0]
 
 
+@pytest.mark.timeout(90)
+def test_environments_that_err_alike_give_the_same_bits(tmp_path):
+    faults = {"p_crash": 0.01, "p_nan": 0.01, "seed": 2}
+    found = []
+    for name in ("first", "again"):
+        _, code, document = train(tmp_path, *FAULT, "--mode", "serial", "--updates", "150", name=name, faults=faults)
+        assert code == 0
+        assert document["env_errors"] + document["rows_refused"] > 1
+        found.append((document["parameters_sha256"], document["env_steps"], document["env_errors"]))
+    assert found[0] == found[1]
+
+
 @pytest.mark.timeout(60)
 def test_one_update_an_env_step_as_serial_trainers_do(tmp_path):
     _, code, document = train(tmp_path, *FAULT, "--mode", "serial", "--updates", "400", "--algo", "td3",

@@ -50,6 +50,7 @@ class Sampling:
         self.num_envs = num_envs
         self._tasks: list[Task] = []
         self._make_vector, self._seed = make_vector, seeds[0]
+        self._later_seeds = np.random.default_rng(seeds)
         self._vector: VectorTask | None = None
         if make_vector is not None:
             self._renew_vector()
@@ -161,21 +162,22 @@ class Sampling:
                 break
             except Exception as error:
                 self._note_error(index, error)
-                self._replace(index)
+                seed = self._replace(index)
         self._returns[index] = 0.0
         self._lengths[index] = 0
 
     def _rebuild(self, index: int) -> None:
-        self._replace(index)
-        self._reset(index, None)
+        self._reset(index, self._replace(index))
 
-    def _replace(self, index: int) -> None:
+    def _replace(self, index: int) -> int:
+        """Makes an environment anew; returns the seed of its first reset, without which no run would repeat."""
         self._on_wait()
         try:
             self._tasks[index].close()
         except Exception:
             self.counts.env_errors += 1
         self._tasks[index] = self._make_task()
+        return int(self._later_seeds.integers(2**31))
 
     def _note_error(self, index: int, error: Exception) -> None:
         self._errors.note(f"environment {index}", error)
