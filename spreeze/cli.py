@@ -7,15 +7,14 @@ a run that came from elsewhere, and a terminal obeys the escapes in them.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-import os
 import sys
 from collections.abc import Callable
 from typing import Any, NoReturn, TextIO
 
 from spreeze.errors import SpreezeError
 from spreeze.formats import printable
+from spreeze.output import silence
 
 
 class Parser(argparse.ArgumentParser):
@@ -76,11 +75,7 @@ def _write(stream: TextIO, text: str) -> None:
         stream.write(printable(text).encode(encoding, errors="replace").decode(encoding))
         stream.flush()
     except OSError:
-        # What is still in the buffer would fail again when the interpreter ends.
-        with contextlib.suppress(OSError, ValueError):
-            null = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(null, stream.fileno())
-            os.close(null)
+        silence(stream)
 
 
 def _plain(value: Any) -> Any:

@@ -56,7 +56,7 @@ SLOTS: dict[str, tuple[str, ...]] = {
         "critic_loss", "actor_loss", "q_mean", "alpha", "entropy", "critic_grad_norm", "actor_grad_norm",
         "policy_lag", "transition_age", "replay_fill", "rows_redrawn", "updates_skipped", "checkpoint_updates",
         "batch_size", "learn_s", "policy_loss", "value_loss", "approx_kl", "clip_share", "explained_variance",
-        "learning_rate", "grad_norm",
+        "learning_rate", "grad_norm", "checkpoint_left_bytes",
     ),
     "actor": ("rows", "batches", "policy_version", "policy_s", "wait_s"),
     "evaluator": ("evaluations", "policy_version", "eval_return", "eval_length", "env_steps"),

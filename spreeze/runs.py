@@ -15,7 +15,7 @@ import psutil
 
 from spreeze.cli import Parser, emit, guarded, say
 from spreeze.errors import RunError
-from spreeze.formats import DASH, clean
+from spreeze.formats import DASH, clean, size
 from spreeze.rundir import ask, find_run, is_alive, list_runs, read_run, state_of
 
 _MOST = 1e18
@@ -82,13 +82,20 @@ def _stop(args: argparse.Namespace) -> int:
     deadline = time.monotonic() + args.timeout
     while is_alive(path):
         if time.monotonic() > deadline:
-            raise RunError(f"{path.name} still runs after {args.timeout:g} s; spreeze runs stop --force kills it")
+            raise RunError(f"{path.name} {_doing(path)} after {args.timeout:g} s; spreeze runs stop --force kills it")
         time.sleep(0.1)
     if args.json:
         emit({"run": path.name, "state": state_of(path)})
     else:
         say(f"{path.name}: {state_of(path)}")
     return 0
+
+
+def _doing(path: Path) -> str:
+    left_bytes = read_run(path).get("checkpoint_left_bytes")
+    if isinstance(left_bytes, int) and left_bytes > 0:
+        return f"still writes its last checkpoint, {size(left_bytes)} left,"
+    return "still runs"
 
 
 def _kill(path: Path) -> None:

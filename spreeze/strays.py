@@ -17,6 +17,8 @@ from pathlib import Path
 
 import psutil
 
+from spreeze.processes import DEATH_S, ENDING, held_back
+
 MARK = "SPREEZE_RUN"
 """Environment variable with the run's nonce."""
 _SWEEP_S = 0.1
@@ -49,7 +51,7 @@ class StrayWatch:
         """Starts the watcher; where no process is to be had the run goes on without it."""
         root = str(Path(__file__).resolve().parents[1])
         paths = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError), held_back():
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "spreeze.strays", self._nonce], stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
@@ -61,14 +63,15 @@ class StrayWatch:
         end_strays(self._nonce)
         if self._process is not None:
             self._process.kill()
-            self._process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(DEATH_S)
             if self._process.stdin is not None:
                 self._process.stdin.close()
 
 
 def main(argv: list[str]) -> int:
     """``NONCE``: waits until standard input is closed by the supervisor's end, then sweeps."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in ENDING:
         signal.signal(number, signal.SIG_IGN)
     while os.read(0, 1):
         pass

@@ -6,6 +6,7 @@ that breaks (closed pipe, terminal gone) silences the view and never stops a run
 
 from __future__ import annotations
 
+import contextlib
 import io
 import sys
 import time
@@ -20,6 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from spreeze.formats import DASH, clean, duration, number, percent, printable, size
+from spreeze.output import silence
 from spreeze.snapshot import Snapshot
 
 _SAMPLER_PARTS = (("policy", "cyan"), ("env", "green"), ("write", "yellow"), ("wait", "bright_black"))
@@ -127,7 +129,7 @@ class PlainView:
             self._stream.write(line + "\n")
             self._stream.flush()
         except (OSError, ValueError):  # closed pipe or file: the run goes on unseen
-            return
+            silence(self._stream)
 
 
 class TerminalView:
@@ -150,7 +152,8 @@ class TerminalView:
 
     def close(self) -> None:
         """Leaves the last panel on the screen."""
-        self._guarded(self._live.stop)
+        with contextlib.suppress(OSError, ValueError):  # also where the terminal is gone: it holds sys.stdout
+            self._live.stop()
 
     def _redraw(self, snapshot: Snapshot) -> None:
         if not self._live.is_started:
@@ -165,6 +168,7 @@ class TerminalView:
             action()
         except (OSError, ValueError):  # the terminal is gone
             self._broken = True
+            silence(self._console.file)
 
 
 def _ascii_only(console: Console) -> bool:

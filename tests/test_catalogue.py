@@ -126,6 +126,8 @@ CATALOGUE = {
         "fault_stubs::test_f35_a_pickle_in_place_of_any_file_is_refused_and_never_executed",
         "layers::test_nothing_is_ever_unpickled")),
     36: Row("Ctrl-C once, twice, in start-up, while tuning", (
+        "stop::test_the_last_checkpoint_has_as_long_as_it_needs_and_shows_what_is_left",
+        "stop::test_a_second_ctrl_c_gives_the_last_checkpoint_up",
         "stop::test_ctrl_c_once_leaves_checkpoint_summary_and_evaluation_within_15_s",
         "stop::test_ctrl_c_twice_ends_within_3_s", "stop::test_ctrl_c_while_python_imports_is_no_traceback",
         "stop::test_ctrl_c_while_a_slow_environment_is_tried_ends_it_before_a_run_exists",
@@ -133,7 +135,13 @@ CATALOGUE = {
         "bench_storm::test_runs_stopped_once_and_twice_end_in_order",
         "fault_runs::test_f36_ctrl_c_while_tuning_ends_all_children_without_a_traceback")),
     37: Row("SIGTERM, closed terminal", (
-        "stop::test_other_ways_to_stop_are_as_one_ctrl_c", "stop::test_signals_are_counted_and_never_raise")),
+        "terminal_closed::test_f37_a_closed_terminal_ends_no_run",
+        "sigterm_all::test_f37_sigterm_to_every_process_at_once_leaves_the_last_checkpoint",
+        "stop::test_other_ways_to_stop_are_as_one_ctrl_c", "stop::test_signals_are_counted_and_never_raise",
+        "stop::test_a_terminal_that_is_gone_changes_nothing_but_what_is_seen",
+        "kill::test_workers_heed_no_signal_that_asks_to_end_and_yet_end_with_their_supervisor",
+        "processes::test_what_an_environment_starts_ends_when_it_is_told_to"),
+        adjusted="SIGHUP is no Ctrl-C: a closed terminal ends no run; SIGTERM is one Ctrl-C, however often it comes"),
     38: Row("supervisor SIGKILLed", (
         "kill::test_killed_supervisor_takes_all_workers_along_and_the_next_start_works",
         "fault_runs::test_f11_f38_what_an_environment_started_ends_with_a_killed_supervisor",
@@ -189,7 +197,7 @@ CATALOGUE = {
 def known_tests(folder):
     """``file::name`` of every test function, without the prefix ``test_`` of the file."""
     found = set()
-    for path in folder.glob("test_*.py"):
+    for path in folder.rglob("test_*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
                 found.add(f"{path.stem.removeprefix('test_')}::{node.name}")

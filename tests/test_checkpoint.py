@@ -66,7 +66,7 @@ def fail_at(monkeypatch, number, *, crash):
 
 def test_what_is_saved_comes_back_exactly(store):
     calls = []
-    store = CheckpointStore(store.directory, on_progress=lambda: calls.append(1))
+    store = CheckpointStore(store.directory, on_progress=calls.append)
     path = save(store, 40)
     assert path.name == "ckpt-000001-000000000040"
     loaded = store.load_latest()
@@ -76,7 +76,8 @@ def test_what_is_saved_comes_back_exactly(store):
     for name, array in tensors(40).items():
         np.testing.assert_array_equal(loaded.tensors[name], array)
         assert loaded.tensors[name].dtype == array.dtype
-    assert calls
+    assert calls == sorted(calls, reverse=True), "what is left only falls"
+    assert (calls[0] > 0, calls[-1]) == (True, 0)
 
 
 def test_none_at_all_is_none(store):
@@ -153,6 +154,34 @@ def test_too_little_room_is_refused_before_anything_is_written(store, monkeypatc
         save(store, 2)
     assert store.load_latest().updates == 1
     assert len(os.listdir(store.directory)) == 1
+
+
+def test_large_files_are_synced_piece_by_piece_and_what_is_left_is_told_each_time(store, monkeypatch):
+    monkeypatch.setattr(files, "PIECE_BYTES", 1000)
+    monkeypatch.setattr(replay_file, "PIECE_BYTES", 1000)
+    monkeypatch.setattr(replay_file, "_TOLD_BYTES", 1000)
+    told, between, fsync = [], [], os.fsync
+
+    def synced(fd):
+        between.append(len(told))
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    ring = Ring.create(RingSpec(RowLayout(3, 1), 1, 1024))
+    try:
+        rows = np.ones((1024, 3), np.float32)
+        ShardWriter(ring, 0).write(rows, rows[:, :1], rows[:, 0], rows[:, 0], rows)
+        arrays = {"weight": np.zeros(2500, np.float32)}
+        CheckpointStore(store.directory, on_progress=told.append).save(arrays, {}, epoch=1, updates=1, ring=ring)
+    finally:
+        ring.close()
+    total = told[0]
+    assert total > 2 * (10_000 + 1024 * 4 * 8)
+    assert told == sorted(told, reverse=True)
+    assert told[-1] == 0
+    assert len(between) > 10 + 40 / 4, "ten pieces of the weights, more of replay"
+    assert len(set(between)) > 10, "each sync is followed by a word: nobody waits for all of them"
+    assert store.load_latest().replay_path is not None
 
 
 @pytest.mark.parametrize("crash", [True, False])

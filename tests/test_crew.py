@@ -23,6 +23,8 @@ class FakeChild:
 
     def __init__(self, spec, pid):
         self.spec, self.pid, self.code, self.signals, self.waited = spec, pid, None, [], 0
+        self.undying, self.clock = False, None
+        """Whether the kernel holds it whatever comes; the stage, whose time then passes in waiting for it."""
         self.message_fd, self._write_fd = os.pipe()
         os.set_blocking(self.message_fd, False)
 
@@ -41,9 +43,13 @@ class FakeChild:
     def signal_group(self, number):
         self.signals.append(number)
 
-    def kill_and_wait(self):
+    def kill_and_wait(self, within_s=10.0):
         self.signals.append(signal.SIGKILL)
-        self.code, self.waited = -signal.SIGKILL, self.waited + 1
+        self.waited += 1
+        if self.undying:
+            self.clock.now += within_s
+            return None
+        self.code = -signal.SIGKILL
         return self.code
 
     def close(self):
@@ -72,6 +78,7 @@ class Stage:
             raise OSError("no more processes")
         self.order.append(f"start {spec.name}")
         self.started.append(FakeChild(spec, 100 + len(self.started)))
+        self.started[-1].clock = self
         return self.started[-1]
 
     def child(self, name):
@@ -305,7 +312,7 @@ def test_stopping_waits_for_those_who_obey(stage):
     assert all(child.waited == 0 for child in scene.started)
 
 
-def test_stopping_asks_then_terminates_then_kills(stage):
+def test_stopping_asks_then_kills_and_never_terminates(stage):
     scene = stage("sampler-0")
     stubborn = scene.child("sampler-0")
     times = []
@@ -315,9 +322,85 @@ def test_stopping_asks_then_terminates_then_kills(stage):
         times.append(scene.now)
 
     scene.crew.stop(hurry=lambda: False, on_messages=on_messages)
-    assert stubborn.signals == [signal.SIGTERM, signal.SIGKILL, signal.SIGKILL]
-    assert 8.0 < times[-1] < 9.0
+    assert set(stubborn.signals) == {signal.SIGKILL}, "workers leave SIGTERM to their supervisor"
+    assert 6.0 < times[-1] < 7.0
     assert scene.crew.pids() == {}
+
+
+class Ending:
+    """Time passes while the crew waits; the learner saves until its part is played."""
+
+    def __init__(self, scene, phase, *, beats_s, ends_s=float("inf")):
+        self.scene, self.phase, self.beats_s, self.ends_s = scene, phase, beats_s, ends_s
+        self.waited_for = set()
+
+    def __call__(self, messages):
+        scene = self.scene
+        scene.now += 2.0
+        if scene.now <= self.beats_s:
+            scene.beat("learner", self.phase)
+        if scene.now >= self.ends_s and scene.child("learner") is not None:
+            scene.beat("learner", Phase.DONE)
+            scene.child("learner").code = 0
+
+    def stop(self, hurry=lambda: False):
+        self.scene.crew.stop(hurry=hurry, on_messages=self, on_wait=self.waited_for.update)
+        return self.scene.now
+
+
+def test_the_last_checkpoint_has_as_long_as_it_makes_progress(stage):
+    scene = stage("sampler-0", "learner")
+    saving = scene.child("learner")
+    ending = Ending(scene, Phase.CHECKPOINT, beats_s=300.0, ends_s=300.0)
+    assert ending.stop() == pytest.approx(300.0, abs=2.0)
+    assert saving.waited == 0
+    assert scene.started[0].signals[0] == signal.SIGKILL, "a sampler that does not obey is not waited for"
+    assert ending.waited_for == {"sampler-0", "learner"}
+    assert not [event for event in scene.events if "learner" in event]
+
+
+@pytest.mark.parametrize("phase", [Phase.CHECKPOINT, Phase.UPDATE, Phase.PUBLISH, Phase.WAIT, Phase.INIT])
+def test_a_last_checkpoint_without_progress_is_given_up(stage, phase):
+    scene = stage("learner")
+    hung = scene.child("learner")
+    patience_s = 6.0 if phase in (Phase.WAIT, Phase.INIT) else DEADLINE_S[phase]
+    assert Ending(scene, phase, beats_s=50.0).stop() == pytest.approx(50.0 + patience_s, abs=4.0)
+    assert hung.waited == 1
+    assert f"learner ended by SIGKILL in phase {phase.name} while stopping; its last checkpoint" in scene.events[-1]
+
+
+def test_a_last_checkpoint_is_given_up_in_a_hurry(stage):
+    scene = stage("learner")
+    assert Ending(scene, Phase.CHECKPOINT, beats_s=1e9).stop(hurry=lambda: scene.now > 20.0) <= 26.0
+    assert "while stopping; its last checkpoint counts" in scene.events[-1]
+
+
+def test_who_does_not_die_is_named_and_left_and_all_of_them_together_have_one_time(stage):
+    scene = stage("sampler-0", "sampler-1", "sampler-2", "learner")
+    for child in scene.started:
+        child.undying = True
+    scene.crew.stop(hurry=lambda: True, on_messages=lambda messages: None)
+    assert scene.now == 10.0
+    assert scene.crew.pids() == {}
+    named = [event for event in scene.events if event.startswith("error: ") and "left behind" in event]
+    assert [event.split()[1] for event in named] == ["sampler-0", "sampler-1", "sampler-2", "learner"]
+    assert "(process 100) does not end on SIGKILL" in named[0]
+    assert scene.events[-1] == "warning: learner was left behind while stopping; its last checkpoint counts"
+
+
+def test_a_hung_worker_that_does_not_die_is_left_and_another_takes_its_place(stage):
+    scene = stage("sampler-0", "learner")
+    held = scene.child("sampler-0")
+    held.undying = True
+    scene.beat("sampler-0", Phase.STEP)
+    scene.pass_time(8, [("learner", Phase.UPDATE)])
+    scene.pass_time(3, [("learner", Phase.UPDATE)])
+    assert scene.child("sampler-0") not in (None, held)
+    assert scene.crew.restarts == 1
+    assert "sampler-0 (process 100) does not end on SIGKILL" in scene.events[0]
+    assert "sampler-0 silent for 6 s in phase STEP" in scene.events[1]
+    assert not [event for event in scene.events if "slept" in event], "waiting for it was no sleep of the machine"
+    assert scene.order.index("takeover sampler-0") < scene.order.index("start sampler-0", 3)
 
 
 def test_hurry_kills_at_once(stage):

@@ -68,6 +68,23 @@ def test_killed_supervisor_takes_all_workers_along_and_the_next_start_works(tmp_
     assert document["updates"] >= 60
 
 
+@pytest.mark.timeout(90)
+def test_workers_heed_no_signal_that_asks_to_end_and_yet_end_with_their_supervisor(tmp_path):
+    with Run(tmp_path, *FAULT, "--set", "visualizer.enabled=true") as run:
+        run.until_updates(50)
+        workers = run.wait_for(lambda: len(run.children()) == 4 and run.children(), what="four workers")
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+            for worker in workers.values():
+                worker.send_signal(number)
+        for _ in range(2):
+            run.until_progress()
+        assert run.children() == workers, "the very same processes"
+        assert run.numbers()["restarts"] == 0
+        run.process.kill()
+        run.process.wait()
+        poll(lambda: run.nonce_processes() == [], 5.0, "all workers gone")
+
+
 @pytest.mark.timeout(60)
 def test_killed_group_leaves_nothing(tmp_path):
     shared = shared_memory()

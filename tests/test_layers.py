@@ -15,7 +15,7 @@ LAYERS = (
      "convolution"},
     {"ops", "advantages",
      "networks", "policies", "heads", "envs", "hardware", "nvml", "returns", "normalizer", "bottleneck", "store",
-     "strays", "siblings", "load", "testing", "precision", "device_names",
+     "processes", "output", "strays", "siblings", "load", "testing", "precision", "device_names",
      "store_reader", "terminal", "video", "utilisation", "rundir", "cli", "arguments", "evaluation", "autotune",
      "protocol", "synchrony"},
     {"algorithms", "transport"},

@@ -425,12 +425,14 @@ def test_a_dump_takes_little_memory_and_its_rows_come_back_oldest_first(tmp_path
         writers[number // 250 % 2].write(obs, obs[:, :2] * 0, value, value * 0, obs, version=number)
     path, calls = tmp_path / "replay.safetensors", []
     tracemalloc.start()
-    saved = replay_file.dump(ring, path, lambda: calls.append(1))
+    expected = replay_file.dump_bytes(ring)
+    saved = replay_file.dump(ring, path, calls.append)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     ring.close()
     assert saved == 40_000
-    assert calls
+    assert sum(calls) == expected, "every byte is told once"
+    assert max(calls) < 2**21
     assert peak < 0.2 * spec.size_bytes
     with safe_open(path, framework="np") as file:
         rows, versions = file.get_tensor("rows"), file.get_tensor("policy_version")

@@ -9,8 +9,11 @@ import time
 
 import psutil
 import pytest
-from harness import FAULT, PENDULUM, REPO, Run, poll, train, verb
+from harness import FAULT, PENDULUM, REPO, TINY, Run, poll, train, verb
+from pseudo_terminal import PseudoTerminal
 
+from spreeze.processes import ENDING
+from spreeze.store_reader import MetricsReader, Point
 from spreeze.transport.checkpoint import CheckpointStore
 from spreeze.workers.interrupts import Interrupts
 
@@ -129,15 +132,195 @@ def test_target_return_stops_and_is_timed_from_process_start(tmp_path):
     assert 0 < document["time_to_target_s"] < time.monotonic() - start
 
 
-@pytest.mark.parametrize(
-    ("number", "cause"), [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM"), (signal.SIGHUP, "hang-up")]
-)
-def test_signals_are_counted_and_never_raise(number, cause):
-    before = signal.getsignal(number)
+@pytest.mark.parametrize(("numbers", "asked", "urgent", "cause"), [
+    ((), False, False, None),
+    ((signal.SIGINT,), True, False, "Ctrl-C"),
+    ((signal.SIGINT, signal.SIGINT), True, True, "Ctrl-C"),
+    ((signal.SIGTERM,), True, False, "SIGTERM"),
+    ((signal.SIGTERM, signal.SIGTERM, signal.SIGTERM), True, False, "SIGTERM"),  # a batch system repeats itself
+    ((signal.SIGTERM, signal.SIGINT), True, False, "SIGTERM"),
+    ((signal.SIGTERM, signal.SIGINT, signal.SIGINT), True, True, "SIGTERM"),
+    ((signal.SIGHUP,), False, False, None),
+    ((signal.SIGHUP, signal.SIGHUP), False, False, None),  # a closed window: from the shell and from the kernel
+    ((signal.SIGHUP, signal.SIGHUP, signal.SIGTERM), True, False, "SIGTERM"),  # a logout
+    ((signal.SIGINT, signal.SIGHUP, signal.SIGHUP), True, False, "Ctrl-C"),
+])  # fmt: skip
+def test_signals_are_counted_and_never_raise(numbers, asked, urgent, cause):
+    before = [signal.getsignal(number) for number in ENDING]
     with Interrupts() as interrupts:
-        assert not interrupts.asked
-        os.kill(os.getpid(), number)
-        assert (interrupts.asked, interrupts.urgent, interrupts.cause) == (True, False, cause)
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert (interrupts.urgent, interrupts.cause) == (True, cause)
-    assert signal.getsignal(number) == before
+        for number in numbers:
+            os.kill(os.getpid(), number)
+        assert (interrupts.asked, interrupts.urgent, interrupts.cause) == (asked, urgent, cause)
+        assert interrupts.hung_up == (signal.SIGHUP in numbers)
+        assert interrupts.count == numbers.count(signal.SIGINT) + (signal.SIGTERM in numbers)
+    assert [signal.getsignal(number) for number in ENDING] == before
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("how", [(), ("--json",), ("--mode", "serial")], ids=["panel", "plain", "serial"])
+def test_a_terminal_that_is_gone_changes_nothing_but_what_is_seen(tmp_path, how):
+    """As after ``disown``: nobody says that the terminal is gone, all that is written to it fails."""
+    path = tmp_path / "runs" / "run"
+    command = [sys.executable, "-m", "spreeze.train", *PENDULUM, *TINY, "--runs-dir", str(path.parent), "--name", "run"]
+    with PseudoTerminal([*command, *how], start_new_session=True) as terminal:
+        try:
+            def updates():
+                assert terminal.process.poll() is None, terminal.shown
+                return MetricsReader(path / "metrics.db").latest().get("updates", Point(0.0, 0, 0.0)).value
+
+            poll(lambda: updates() > 20, 60.0, lambda: terminal.shown)
+            poll(lambda: "updates" in terminal.shown, 40.0, "something to see")
+            terminal.close()
+            for _ in range(3):
+                before = updates()
+                poll(lambda before=before: updates() > before, 40.0, "more updates")
+            terminal.process.terminate()
+            assert terminal.process.wait(40.0) == 0
+        finally:
+            terminal.process.kill()
+            terminal.process.wait()
+    summary = json.loads((path / "summary.json").read_text())
+    assert summary["stopped_by"] == "interrupt (SIGTERM)"
+    assert CheckpointStore(path / "checkpoints").load_latest().updates == summary["updates"]
+    assert json.loads((path / "run.json").read_text())["state"] == "finished"
+
+
+@pytest.mark.timeout(90)
+def test_a_hang_up_is_told_once_and_ends_nothing(tmp_path):
+    with Run(tmp_path, *PENDULUM) as run:
+        run.until_updates(50)
+        for _ in range(3):
+            os.kill(run.process.pid, signal.SIGHUP)
+            run.until_progress()
+        run.interrupt()
+        code, document = run.end(40.0)
+        assert code == 0
+        _in_order(run, document, "interrupt (Ctrl-C)")
+        assert sum("the terminal was closed" in event and str(run.path) in event for event in run.events()) == 1
+
+
+_SLOW_DISK = """
+import os, time
+if os.environ.get("SPREEZE_WORKER", "supervisor") == {role!r}:
+    sync = os.fsync
+    def slow(fd):
+        while os.path.exists({gate!r}):
+            time.sleep(0.01)
+        sync(fd)
+    os.fsync = slow
+"""
+
+
+class SlowDisk:
+    """While it is slow, no sync of one process returns."""
+
+    def __init__(self, folder, monkeypatch, role):
+        self.gate = folder / "slow"
+        (folder / "sitecustomize.py").write_text(_SLOW_DISK.format(role=role, gate=str(self.gate)))
+        monkeypatch.setenv("PYTHONPATH", str(folder))
+
+    def slow(self):
+        self.gate.touch()
+
+    def fast(self):
+        self.gate.unlink()
+
+
+def _says_that_it_saves(run):
+    return any("the run ends when its last checkpoint is written, " in event and "left to write" in event
+               for event in run.events())  # fmt: skip
+
+
+@pytest.mark.timeout(90)
+def test_the_last_checkpoint_has_as_long_as_it_needs_and_shows_what_is_left(tmp_path, monkeypatch):
+    disk = SlowDisk(tmp_path, monkeypatch, "learner")
+    with Run(tmp_path, *PENDULUM) as run:
+        run.until_updates(50)
+        disk.slow()
+        start = time.monotonic()
+        run.interrupt()
+        run.wait_for(lambda: _says_that_it_saves(run), what="a word on the last checkpoint")
+        run.wait_for(lambda: run.state().get("checkpoint_left_bytes"), what="what is left of it")
+        run.wait_for(lambda: "of checkpoint left" in run.stderr, what="a line on it")
+        stopped = verb("runs", "--runs-dir", run.runs_dir, "stop", "run", "--timeout", "0.1")
+        assert stopped.returncode == 2
+        assert "still writes its last checkpoint, " in stopped.stderr
+        run.wait_for(lambda: time.monotonic() - start > 10.0, what="longer than a worker gets that does nothing")
+        disk.fast()
+        code, document = run.end(40.0)
+        assert code == 0
+        _in_order(run, document, "interrupt (Ctrl-C)")
+        assert run.state()["checkpoint_left_bytes"] is None
+
+
+@pytest.mark.timeout(90)
+def test_a_second_ctrl_c_gives_the_last_checkpoint_up(tmp_path, monkeypatch):
+    disk = SlowDisk(tmp_path, monkeypatch, "learner")
+    with Run(tmp_path, *PENDULUM) as run:
+        run.wait_for(lambda: run.numbers().get("updates", 0) > 50 and _has_checkpoint(run), what="a checkpoint")
+        disk.slow()
+        run.interrupt()
+        run.wait_for(lambda: _says_that_it_saves(run), what="a word on the last checkpoint")
+        run.interrupt()
+        code, document = run.end(40.0)  # the disk never becomes fast again
+        assert code == 0
+        assert document["stopped_by"] == "interrupt (Ctrl-C)"
+        assert run.state()["state"] == "finished"
+        assert any("in phase CHECKPOINT while stopping; its last checkpoint counts" in event for event in run.events())
+        assert 0 < CheckpointStore(run.path / "checkpoints").load_latest().updates < document["updates"]
+        assert run.nonce_processes() == []
+
+
+def _has_checkpoint(run):
+    return CheckpointStore(run.path / "checkpoints").paths()
+
+
+@pytest.mark.timeout(90)
+def test_a_second_ctrl_c_gives_the_last_checkpoint_of_one_process_up(tmp_path, monkeypatch):
+    disk = SlowDisk(tmp_path, monkeypatch, "supervisor")
+    with Run(tmp_path, *PENDULUM, "--mode", "serial", "--set", "learner.checkpoint_interval_s=1") as run:
+        run.wait_for(lambda: _has_checkpoint(run), what="a checkpoint")
+        disk.slow()
+        run.interrupt()
+        run.wait_for(lambda: list((run.path / "checkpoints").glob(".tmp-*/tensors*")), what="the last checkpoint")
+        run.interrupt()
+        disk.fast()
+        code, document = run.end(40.0)
+        assert code == 0
+        assert document["stopped_by"] == "interrupt (Ctrl-C)"
+        assert run.state()["state"] == "finished"
+        assert any("checkpoint not written" in event and "second Ctrl-C" in event for event in run.events())
+        assert 0 < CheckpointStore(run.path / "checkpoints").load_latest().updates < document["updates"]
+
+
+_UNDYING = """
+import os, signal
+if "SPREEZE_WORKER" not in os.environ:
+    kill_group = os.killpg
+    def killpg(pid, number):
+        try:
+            with open(f"/proc/{pid}/comm") as file:
+                name = file.read().strip()
+        except OSError:
+            name = ""
+        if (name, number) != ("evaluator", signal.SIGKILL):
+            kill_group(pid, number)
+    os.killpg = killpg
+"""
+
+
+@pytest.mark.timeout(90)
+def test_a_process_that_does_not_die_is_named_and_the_run_ends_in_order(tmp_path, monkeypatch):
+    (tmp_path / "sitecustomize.py").write_text(_UNDYING)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with Run(tmp_path, *PENDULUM) as run:
+        run.until_updates(50)
+        held = run.wait_for(lambda: run.children().get("evaluator"), what="the evaluator")
+        held.suspend()
+        run.interrupt()
+        code, document = run.end(40.0)
+        assert code == 0
+        _in_order(run, document, "interrupt (Ctrl-C)")
+        assert document["error"] is None
+        named = f"evaluator (process {held.pid}) does not end on SIGKILL"
+        assert any(named in event and "left behind" in event for event in run.events())

@@ -1,6 +1,7 @@
 """What a run shows in a terminal, in a pipe, on a narrow screen, without Unicode, and when the screen is gone."""
 
 import dataclasses
+import errno
 import io
 import sys
 import xml.etree.ElementTree
@@ -149,6 +150,30 @@ class _Broken(io.StringIO):
 
     def isatty(self):
         return True
+
+
+class _Dying(io.StringIO):
+    gone = False
+
+    def write(self, text):
+        if self.gone:
+            raise OSError(errno.EIO, "Input/output error")
+        return super().write(text)
+
+    def isatty(self):
+        return True
+
+
+def test_a_terminal_that_dies_while_it_shows_a_panel_gives_standard_output_back():
+    stream, before = _Dying(), sys.stdout
+    view = open_view(stream)
+    view.update(FULL)
+    assert sys.stdout is not before, "what is printed meanwhile goes above the panel"
+    stream.gone = True
+    view.update(FULL)
+    view.note("hello")
+    view.close()
+    assert sys.stdout is before
 
 
 def test_stream_that_broke_never_stops_a_run():

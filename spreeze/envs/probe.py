@@ -25,6 +25,7 @@ from typing import Any
 
 from spreeze.errors import EnvironmentError_
 from spreeze.jsonable import rebuild
+from spreeze.processes import held_back, kill_and_wait, leave_to_supervisor
 from spreeze.siblings import PROBE, take_name
 from spreeze.strays import MARK, end_strays
 from spreeze.types import EnvSpec
@@ -112,7 +113,7 @@ def in_child(
         try:
             found = json.loads(out.read_text(encoding="utf-8"))
         except (OSError, ValueError):
-            if interrupted():  # a Ctrl-C meets the child too while it is so young that it has no session of its own
+            if interrupted():
                 raise KeyboardInterrupt from None
             raise EnvironmentError_(f"{env_id}: its process ended with {_ending(code)} before the first step") from None
     if "error" in found:
@@ -129,7 +130,7 @@ def _run(command: list[str], deadline_s: float, log: Path | None, interrupted: C
         "OMP_NUM_THREADS": "1",
         MARK: nonce,
     }
-    with open(log or os.devnull, "ab") as output:
+    with open(log or os.devnull, "ab") as output, held_back():
         child = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment, start_new_session=True
         )
@@ -143,8 +144,7 @@ def _run(command: list[str], deadline_s: float, log: Path | None, interrupted: C
         return None
     finally:
         if child.poll() is None:
-            os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
+            kill_and_wait(child)
         end_strays(nonce)
 
 
@@ -218,6 +218,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=2000, help="env steps to time (default: 2000, at most 1.5 s)")
     parser.add_argument("--deadline", type=float, help="end this process after so many s (default: never)")
     args = parser.parse_args(argv)
+    leave_to_supervisor()
     if args.deadline:
         faulthandler.dump_traceback_later(args.deadline, exit=True)  # also when the caller was killed
     try:

@@ -8,6 +8,8 @@ import os
 import sys
 from collections.abc import Iterator
 
+from spreeze.output import silence
+
 
 @contextlib.contextmanager
 def stdout_to_stderr() -> Iterator[None]:
@@ -18,7 +20,10 @@ def stdout_to_stderr() -> Iterator[None]:
     try:
         yield
     finally:
-        sys.stdout.flush()
+        try:
+            sys.stdout.flush()
+        except OSError:  # the terminal is gone
+            silence(sys.stdout)
         _flush_c_streams()
         os.dup2(saved, 1)
         os.close(saved)

@@ -97,7 +97,7 @@ def last_evaluation(
     """Greedy episodes of the last policy, as far as time allows."""
     budget_s = min(_FINAL_EVALUATION_S, _EXIT_S - supervisor.stopping_s)
     if not interrupts.urgent and recorder.outcome.updates > 0 and budget_s >= 1.0:
-        record = final_evaluation(run_dir, plan, budget_s, interrupts)
+        record = final_evaluation(run_dir, plan, budget_s, interrupts, recorder.event)
         if record is not None:
             recorder.evaluation(record, final=True)
         elif not interrupts.urgent:

@@ -40,10 +40,22 @@ class Inline:
             cpu_share=part.cpu_share, has_free_core=False,
         ), recorder.env_error)
         self._failures = 0
+        self._ending = False
         self.spent_s = 0.0
         """Time that evaluations took so far, publication included."""
         self._next_sample_s = self._next_evaluation_s = 0.0
         self._next_checkpoint_s = time.monotonic() + plan.config.learner.checkpoint_interval_s
+
+    def saving(self, left_bytes: int) -> None:
+        """To be called while a checkpoint is written, with what is left to write and check.
+
+        Raises:
+            ResourceError: the user gives it up.
+        """
+        if self._interrupts.urgent:
+            raise ResourceError("given up by a second Ctrl-C")
+        if self._ending:
+            self._recorder.saving(left_bytes)
 
     def close(self) -> None:
         """Closes the evaluation's environments."""
@@ -54,6 +66,8 @@ class Inline:
         if time.monotonic() < self._next_sample_s:
             return False
         self._next_sample_s = time.monotonic() + SAMPLE_S
+        if self._interrupts.hung_up:
+            self._recorder.hung_up()
         self._recorder.sample(self._reading(), pids={})
         return True
 
@@ -77,6 +91,7 @@ class Inline:
             parameters_sha256: of the networks.
             is_new: see ``chores``.
         """
+        self._ending = True
         self._recorder.sample(reading, pids=None, state="stopping")
         self._recorder.finish()
         self._recorder.outcome.parameters_sha256 = parameters_sha256

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -15,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import IO, Any, Self
 
 from spreeze.autotune.records import LearnerRate, LearnerSetting
+from spreeze.processes import held_back, kill_and_wait
 from spreeze.siblings import PROBE
 from spreeze.transport.wake import readable
 from spreeze.workers.interrupts import Interrupts
@@ -88,24 +88,23 @@ class Nursery:
             return
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the helper lives)
         self._pending, self._ready = b"", False
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "spreeze.siblings", PROBE, "spreeze.workers.update_probe",
-             json.dumps(self._job.to_json())],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, process_group=0,
-            env=child_environment(1, "probe"),
-        )
+        with held_back():
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "spreeze.siblings", PROBE, "spreeze.workers.update_probe",
+                 json.dumps(self._job.to_json())],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, process_group=0,
+                env=child_environment(1, "probe"),
+            )
 
     def close(self) -> None:
         """Ends the helper and whatever it measures."""
         process, self._process = self._process, None
         if process is not None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
+            kill_and_wait(process)
             for stream in (process.stdin, process.stdout):
                 if stream is not None:
                     with contextlib.suppress(OSError):
                         stream.close()
-            process.wait()
         if self._errors is not None:
             self._errors.close()
             self._errors = None

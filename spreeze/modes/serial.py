@@ -85,7 +85,7 @@ class _Serial:
         )
         recorder.outcome.device = device
         self._weights = WeightsStore(run_dir / "weights")
-        self._checkpoints = CheckpointStore(run_dir / "checkpoints")
+        self._checkpoints = CheckpointStore(run_dir / "checkpoints", on_progress=lambda left: self._inline.saving(left))
         self._inline = Inline(plan, run_dir, recorder, interrupts, reading=self._reading, publish=self._publish,
                               checkpoint=self._checkpoint)
         self._ratio = min(max(float(config.learner.batch_size), config.replay.samples_per_insert_min),

@@ -58,7 +58,8 @@ class _Synchronous:
         recorder.outcome.device = resolve_device(config.learner.device)
         self._first_interval, self._first_updates = memory.rollouts.interval, memory.updates
         self._learning = open_learning(job, memory.rollouts)
-        self._files = RunFiles(job, self._learning, CheckpointStore(run_dir.path / "checkpoints"))
+        store = CheckpointStore(run_dir.path / "checkpoints", on_progress=lambda left: self._inline.saving(left))
+        self._files = RunFiles(job, self._learning, store)
         self._envs = RolloutEnvs(
             lambda: open_task(spec), spec, memory.rollouts, first=0, num_envs=config.rollout.envs_per_executor,
             seed=config.run.seed, step_synchronous=config.rollout.synchrony == "step",

@@ -50,13 +50,25 @@ class Checkpoint:
     """Newer checkpoints that did not verify, each with the reason."""
 
 
+class _Left:
+    """Counts down what a save still has to write, and to read again for the hashes."""
+
+    def __init__(self, file_bytes: int, tell: Callable[[int], None]) -> None:
+        self._left_bytes, self._tell = 2 * file_bytes, tell
+
+    def done(self, count: int) -> None:
+        """So many bytes were written or read."""
+        self._left_bytes = max(0, self._left_bytes - count)
+        self._tell(self._left_bytes)
+
+
 class CheckpointStore:
     """A directory of checkpoints with one writer."""
 
-    def __init__(self, directory: Path, on_progress: Callable[[], None] | None = None) -> None:
-        """Args: ``on_progress`` is called between the steps of a save (a heartbeat, say)."""
+    def __init__(self, directory: Path, on_progress: Callable[[int], None] = lambda left_bytes: None) -> None:
+        """Args: ``on_progress`` gets what is left to write and check, at least once for every piece of a save."""
         self.directory = Path(directory)
-        self._progress = on_progress or (lambda: None)
+        self._progress = on_progress
 
     def save(
         self,
@@ -118,19 +130,19 @@ class CheckpointStore:
     ) -> None:
         """All files of a checkpoint, the manifest last, each on the disk before the next."""
         contiguous = {name: np.asarray(array, order="C") for name, array in tensors.items()}
-        files.write_bytes(temp / _TENSORS, safetensors_numpy.save(contiguous), durable=True)
-        self._progress()
-        files.write_bytes(temp / _STATE, files.json_bytes(state), durable=True)
+        arrays, texts = safetensors_numpy.save(contiguous), files.json_bytes(state)
+        left = _Left(len(arrays) + len(texts) + (0 if ring is None else replay_file.dump_bytes(ring)), self._progress)
+        left.done(0)
+        files.write_bytes(temp / _TENSORS, arrays, durable=True, on_written=left.done)
+        files.write_bytes(temp / _STATE, texts, durable=True, on_written=left.done)
         names = [_TENSORS, _STATE]
         if ring is not None:
-            replay_file.dump(ring, temp / _REPLAY, self._progress)
-            files.sync_file(temp / _REPLAY)
+            replay_file.dump(ring, temp / _REPLAY, left.done)
             names.append(_REPLAY)
-        self._progress()
         entries = {
             name: {
                 "bytes": (temp / name).stat().st_size,
-                "sha256": files.sha256_of_file(temp / name, self._progress),
+                "sha256": files.sha256_of_file(temp / name, left.done),
             }
             for name in names
         }

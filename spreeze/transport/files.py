@@ -14,6 +14,9 @@ from typing import Any
 TEMP_PREFIX = ".tmp-"
 """No name that a reader looks for starts with it."""
 _CHUNK_BYTES = 1 << 20
+PIECE_BYTES = 1 << 25
+"""Large files are written, and synced, in such pieces: one sync of some GB would take a slow disk minutes in which
+nobody can tell it from a dead one."""
 
 
 def temp_name() -> str:
@@ -21,8 +24,16 @@ def temp_name() -> str:
     return f"{TEMP_PREFIX}{os.getpid()}-{secrets.token_hex(6)}"
 
 
-def write_bytes(path: Path | str, data: bytes, *, durable: bool = False) -> None:
+def write_bytes(
+    path: Path | str, data: bytes, *, durable: bool = False, on_written: Callable[[int], None] = lambda count: None
+) -> None:
     """Writes a new file in place; with ``durable`` its bytes are on the disk when this returns.
+
+    Args:
+        path: the new file.
+        data: its content.
+        durable: syncs it.
+        on_written: gets the number of bytes of each piece (a heartbeat, say).
 
     Raises:
         FileExistsError: the name is taken.
@@ -33,7 +44,11 @@ def write_bytes(path: Path | str, data: bytes, *, durable: bool = False) -> None
     try:
         left = memoryview(data)
         while left:
-            left = left[os.write(fd, left) :]
+            count = os.write(fd, left[:PIECE_BYTES])
+            left = left[count:]
+            if durable and left:
+                os.fsync(fd)
+            on_written(count)
         if durable:
             os.fsync(fd)
     finally:
@@ -98,15 +113,6 @@ def read_bytes(path: Path, max_bytes: int) -> bytes:
         return file.read()
 
 
-def sync_file(path: Path) -> None:
-    """Waits until the file's bytes are on the disk."""
-    fd = os.open(path, os.O_RDWR)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
 def sync_directory(path: Path) -> None:
     """Waits until the names in a directory are on the disk; nothing to do where directories cannot be opened."""
     if os.name == "nt":
@@ -118,12 +124,11 @@ def sync_directory(path: Path) -> None:
         os.close(fd)
 
 
-def sha256_of_file(path: Path, on_chunk: Callable[[], None] | None = None) -> str:
-    """SHA-256 of a file's bytes; ``on_chunk`` is called after every MiB (a heartbeat, say)."""
+def sha256_of_file(path: Path, on_read: Callable[[int], None] = lambda count: None) -> str:
+    """SHA-256 of a file's bytes; ``on_read`` gets the number of bytes of each piece (a heartbeat, say)."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         while chunk := file.read(_CHUNK_BYTES):
             digest.update(chunk)
-            if on_chunk is not None:
-                on_chunk()
+            on_read(len(chunk))
     return digest.hexdigest()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -11,11 +12,12 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from spreeze.errors import CheckpointError
+from spreeze.transport.files import PIECE_BYTES
 from spreeze.transport.ring import Ring, ShardWriter
 
 _HEADER_BYTES = 1016
 """Length of the file's header, filled up with blanks: it is written last, when the number of rows is known."""
-_PROGRESS_EVERY = 64
+_TOLD_BYTES = 1 << 20
 
 
 class _Block(NamedTuple):
@@ -28,15 +30,23 @@ class _Block(NamedTuple):
     version: int
 
 
-def dump(ring: Ring, path: Path, on_progress: Callable[[], None] = lambda: None) -> int:
+def dump_bytes(ring: Ring) -> int:
+    """Size of the file that ``dump`` would write now, header aside."""
+    oldest = np.maximum(0, ring.reserved - ring.spec.rows_per_shard)
+    return int(np.maximum(0, ring.committed - oldest).sum()) * (4 * ring.spec.layout.width + 8)
+
+
+def dump(ring: Ring, path: Path, on_written: Callable[[int], None] = lambda count: None) -> int:
     """Writes all rows that can be read as a safetensors file, oldest block first; returns how many.
+
+    What was written is on the disk when this returns, and piece by piece before.
 
     Samplers may go on writing: what they overwrite meanwhile is left out.
 
     Args:
         ring: the replay.
         path: the new file.
-        on_progress: called every now and then (a heartbeat, say).
+        on_written: gets the number of bytes written since its last call (a heartbeat, say).
 
     Raises:
         OSError: no room or no permission.
@@ -44,20 +54,52 @@ def dump(ring: Ring, path: Path, on_progress: Callable[[], None] = lambda: None)
     blocks = sorted(block for shard in range(ring.spec.num_shards) for block in _blocks(ring, shard))
     counts: list[tuple[int, int]] = []
     with open(path, "xb", buffering=1 << 20) as file:
+        pieces = _Pieces(file, on_written)
         file.write(bytes(8 + _HEADER_BYTES))
-        for index, block in enumerate(blocks):
+        for block in blocks:
             rows = _copy(ring, block)
             if len(rows):
-                file.write(rows.data)
+                pieces.write(rows)
                 counts.append((block.version, len(rows)))
-            if index % _PROGRESS_EVERY == 0:
-                on_progress()
         for version, count in counts:
-            file.write(np.full(count, version, dtype="<i8").data)
+            pieces.write(np.full(count, version, dtype="<i8"))
         total = sum(count for _, count in counts)
         file.seek(0)
         _write_header(file, ring, total)
+        pieces.end()
     return total
+
+
+class _Pieces:
+    """Writes arrays, brings every so many bytes to the disk, and tells how far it is."""
+
+    def __init__(self, file: IO[bytes], on_written: Callable[[int], None]) -> None:
+        self._file, self._on_written = file, on_written
+        self._untold_bytes = self._unsynced_bytes = 0
+
+    def write(self, array: np.ndarray) -> None:
+        """One contiguous array."""
+        self._file.write(array.data)
+        self._untold_bytes += array.nbytes
+        self._unsynced_bytes += array.nbytes
+        if self._unsynced_bytes >= PIECE_BYTES:
+            self._sync()
+        if self._untold_bytes >= _TOLD_BYTES:
+            self._tell()
+
+    def end(self) -> None:
+        """After the last one."""
+        self._sync()
+        self._tell()
+
+    def _sync(self) -> None:
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._unsynced_bytes = 0
+
+    def _tell(self) -> None:
+        self._on_written(self._untold_bytes)
+        self._untold_bytes = 0
 
 
 def _blocks(ring: Ring, shard: int) -> list[_Block]:

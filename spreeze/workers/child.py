@@ -22,6 +22,7 @@ from types import ModuleType
 from typing import Any
 
 from spreeze.metrics import Phase
+from spreeze.processes import leave_to_supervisor
 from spreeze.siblings import take_name
 from spreeze.transport.board import Board
 from spreeze.workers.env_errors import write_error
@@ -54,7 +55,7 @@ def main(argv: list[str]) -> int:
     """Runs one worker body; returns its exit code."""
     spec: dict[str, Any] = json.loads(argv[0])
     _die_with_supervisor(spec["lifeline_fd"], spec["supervisor_pid"])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    leave_to_supervisor()
     take_name(worker_name(spec["role"], spec["index"]))
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)

@@ -14,6 +14,7 @@ import psutil
 from spreeze.errors import WorkerError
 from spreeze.formats import size
 from spreeze.metrics import DEADLINE_S, Phase
+from spreeze.processes import DEATH_S, left_behind
 from spreeze.strays import end_strays
 from spreeze.transport import board as words
 from spreeze.transport.board import Board
@@ -23,7 +24,10 @@ from spreeze.workers.spawn import Child, Nest, Start, WorkerSpec, spawn
 
 _ASLEEP_S = 5.0
 """A gap this long between two looks means that this process slept: nobody else is to blame."""
-_STOP_S, _TERM_S = 6.0, 2.0
+_STOP_S = 6.0
+"""What a worker gets to end after the wish to stop."""
+_LAST_WORK = (Phase.UPDATE, Phase.PUBLISH, Phase.CHECKPOINT)
+"""Phases that lead to the learner's last checkpoint: it has as long as its heart beats as often as it must."""
 _MEMORY_S = 1.0
 """Time between two looks at the workers' memory."""
 _STACK_S = 0.2
@@ -165,7 +169,7 @@ class Crew:
             return []
         child.signal_group(signal.SIGUSR1)
         time.sleep(_STACK_S)
-        child.kill_and_wait()
+        self._kill([post])
         why = f"silent for {silent_s:.0f} s in phase {phase.name}; its stack is in logs/{post.spec.name}.log"
         return self._ended(post, -int(signal.SIGKILL), now, why)
 
@@ -177,7 +181,7 @@ class Crew:
         used = private_memory_bytes(child.pid)
         if used is None or used <= limit:
             return []
-        child.kill_and_wait()
+        self._kill([post])
         why = f"ended: it used {size(used)} of memory, its limit is {size(limit)} (does the environment leak?)"
         return self._ended(post, -int(signal.SIGKILL), now, why)
 
@@ -231,44 +235,70 @@ class Crew:
                 f"{len(lost)} of {len(samplers)} samplers keep failing; {lost[0].spec.name}: {lost[0].failures[-1]}"
             )
 
-    def stop(self, hurry: Callable[[], bool], on_messages: Callable[[list[dict[str, Any]]], None]) -> None:
-        """Ends everybody: stop flag, then SIGTERM, then SIGKILL. Nobody is left when it returns."""
+    def stop(
+        self, hurry: Callable[[], bool], on_messages: Callable[[list[dict[str, Any]]], None],
+        on_wait: Callable[[list[str]], None] = lambda names: None,
+    ) -> None:
+        """Ends everybody: stop flag, then SIGKILL for who is out of patience. Nobody is watched when it returns.
+
+        Args:
+            hurry: asked again and again whether all patience is over.
+            on_messages: gets what is said meanwhile.
+            on_wait: gets the names of those who are waited for, again and again.
+        """
         self._board.header[words.STOP] = 1
         start = self._clock()
-        termed = False
-        while any(post.child is not None for post in self.posts.values()):
+        while living := [post for post in self.posts.values() if post.child is not None]:
             on_messages(self.wait(0.02))
-            for post in self.posts.values():
+            on_wait([post.spec.name for post in living])
+            in_hurry, late = hurry(), []
+            for post in living:
                 if post.child is not None and post.child.poll() is not None:
                     on_messages(self._buried(post))
-            waited = self._clock() - start
-            if hurry() or waited > _STOP_S + _TERM_S:
-                break
-            if waited > _STOP_S and not termed:
-                termed = True
-                for child in self._children():
-                    child.signal_group(signal.SIGTERM)
-        for post in self.posts.values():
-            if post.child is not None:
-                post.child.kill_and_wait()
+                elif in_hurry or self._is_late(post, start):
+                    late.append(post)
+            self._kill(late)
+            for post in late:
                 on_messages(self._buried(post))
         end_strays(self._nest.nonce)
+
+    def _is_late(self, post: Post, start: float) -> bool:
+        """Whether a worker that is to end since ``start`` has had its time."""
+        now = self._clock()
+        if post.spec.role != "learner":
+            return now - start > _STOP_S
+        control = self._board.control(post.spec.row)
+        heartbeat, phase = int(control[words.HEARTBEAT]), Phase(int(control[words.PHASE]))
+        if heartbeat != post.last_heartbeat:
+            post.last_heartbeat, post.heartbeat_seen_s = heartbeat, now
+        silent_s = now - max(start, post.heartbeat_seen_s)
+        return silent_s > (DEADLINE_S[phase] if phase in _LAST_WORK else _STOP_S)
+
+    def _kill(self, posts: list[Post]) -> None:
+        """SIGKILL to workers; all have one time to die, and who does not is named: the run goes on without it."""
+        children = [post.child for post in posts if post.child is not None]
+        for child in children:
+            child.signal_group(signal.SIGKILL)
+        end = self._clock() + DEATH_S
+        for child in children:
+            if child.kill_and_wait(max(0.0, end - self._clock())) is None:
+                self.on_event("error", left_behind(child.spec.name, child.pid))
+        if self._last_watch_s is not None:
+            self._last_watch_s = self._clock()  # waiting for them was no sleep
 
     def _buried(self, post: Post) -> list[dict[str, Any]]:
         child = post.child
         assert child is not None
         child.signal_group(signal.SIGKILL)
         messages = child.read_messages()
+        phase = Phase(int(self._board.control(post.spec.row)[words.PHASE]))
         code = child.poll()
-        if code and post.spec.role == "learner":
-            phase = Phase(int(self._board.control(post.spec.row)[words.PHASE]))
-            self.on_event("warning", f"learner {_exit_text(code, phase)} while stopping; its last checkpoint counts")
+        if code != 0 and post.spec.role == "learner" and phase is not Phase.DONE:
+            how = "was left behind" if code is None else _exit_text(code, phase)
+            self.on_event("warning", f"learner {how} while stopping; its last checkpoint counts")
         child.close()
         post.child = None
         return messages
-
-    def _children(self) -> list[Child]:
-        return [post.child for post in self.posts.values() if post.child is not None]
 
 
 def private_memory_bytes(pid: int) -> int | None:

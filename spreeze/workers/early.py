@@ -9,11 +9,11 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import signal
 import socket
 import sys
 from collections.abc import Sequence
 
+from spreeze.processes import leave_to_supervisor
 from spreeze.siblings import EARLY, take_name
 from spreeze.workers import child
 
@@ -26,7 +26,7 @@ def main(argv: list[str]) -> int:
     """Loads, waits, then runs the worker body; returns its exit code."""
     child.end_with_parent()
     take_name(EARLY)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    leave_to_supervisor()
     with socket.socket(fileno=int(argv[0])) as line:
         for body in _BODIES:
             child.load(child.BODIES[body][0])

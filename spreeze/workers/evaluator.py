@@ -27,6 +27,7 @@ from spreeze.evaluation import add_task, lanes_for, run_episodes, score, seed_li
 from spreeze.jsonable import Jsonable
 from spreeze.metrics import Phase
 from spreeze.policies import Policy
+from spreeze.processes import leave_to_supervisor
 from spreeze.transport.files import remove_unfinished, replace_bytes, replace_json
 from spreeze.transport.weights import Weights, WeightsStore
 from spreeze.types import EnvSpec
@@ -303,6 +304,7 @@ def final_evaluation(job: EvaluatorJob, budget_s: float) -> Record | None:
 def main(argv: list[str]) -> int:
     """``JOB BUDGET_S``, the job as JSON: the last evaluation, as one JSON record."""
     end_with_parent()
+    leave_to_supervisor()
     text, budget_s = argv
     job = EvaluatorJob.from_json(json.loads(text))
     try:

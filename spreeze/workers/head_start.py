@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import signal
 import socket
 import subprocess
 import sys
 from typing import Self
 
+from spreeze.processes import held_back, kill_and_wait
 from spreeze.rundir import new_nonce
 from spreeze.workers.early import MOST_FDS
 from spreeze.workers.spawn import Child, Nest, WorkerSpec, child_environment, fresh_process, log_file, spawn
@@ -59,9 +58,7 @@ class HeadStart:
             self._line.close()
         process, self._process = self._process, None
         if process is not None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            kill_and_wait(process)
 
     def start(self, spec: WorkerSpec, nest: Nest) -> Child:
         """``spawn``, in the waiting process if there is one for this worker.
@@ -73,7 +70,7 @@ class HeadStart:
 
     def _begin(self) -> None:
         self._line, theirs = socket.socketpair()
-        with theirs:
+        with theirs, held_back():
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "spreeze.workers.early", str(theirs.fileno())], stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, close_fds=True, process_group=0,

@@ -64,9 +64,7 @@ class _Learner:
         )
         self._weights = WeightsStore(Path(job.run_dir) / "weights")
         self._publisher = Publisher(self._weights, self._tell_readers)
-        self._checkpoints = CheckpointStore(
-            Path(job.run_dir) / "checkpoints", on_progress=lambda: link.beat(Phase.CHECKPOINT)
-        )
+        self._checkpoints = CheckpointStore(Path(job.run_dir) / "checkpoints", on_progress=link.saving)
         self._epoch = 0
         self._limiter = SampleRatio(
             minimum=job.samples_per_insert_min, maximum=job.samples_per_insert_max,
@@ -225,6 +223,7 @@ class _Learner:
             self._checkpoint_updates = self._learning.updates
         except (OSError, ResourceError) as error:
             self._link.send("event", level="warning", text=f"checkpoint not written, the last one stays: {error}")
+        self._link.saving(0)
         give_back()
         self._checkpoint_s = perf_counter()
         self._publish_s += self._checkpoint_s - start

@@ -110,6 +110,11 @@ class Link:
             write_error(self._errors_dir, self.name, error, f"environment-{count}")
         self.send("event", level="warning", text=event_text(where, error, count)[:500])
 
+    def saving(self, left_bytes: int) -> None:
+        """Says "alive, with a checkpoint of which so much is left to write and check"."""
+        self.beat(Phase.CHECKPOINT)
+        self.post(checkpoint_left_bytes=left_bytes)
+
     def sleep(self, seconds: float, phase: Phase = Phase.WAIT) -> None:
         """Sleeps in short pieces so that the heartbeat goes on and a stop is seen at once."""
         end = time.monotonic() + seconds

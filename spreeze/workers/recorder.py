@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from spreeze.bottleneck import bottleneck
+from spreeze.formats import size
 from spreeze.hardware import memory_limits
 from spreeze.rundir import RunDir, process_age_s
 from spreeze.snapshot import Snapshot
@@ -24,6 +25,8 @@ from spreeze.workers.snapshots import take_snapshot
 _STATE_S = 2.0
 SAMPLE_S = 0.5
 """Time between two samples of all metrics."""
+_SAVING_S = 2.0
+"""Time between two words on a last checkpoint that is being written; one that takes less is not worth a word."""
 
 
 class View(Protocol):
@@ -85,6 +88,8 @@ class Recorder:
         self._next_state_s = 0.0
         self._evaluated: tuple[Any, Any] = (None, None)
         self._samplers_alive = 0
+        self._hung_up = False
+        self._saving_said, self._next_saving_s = False, float("inf")
         self.started_s = time.monotonic()
         self.reading: Reading | None = None
         self.first_error: tuple[str, str] | None = None
@@ -111,6 +116,33 @@ class Recorder:
         """An environment of this process raised or gave a bad transition; it cost no more than an episode."""
         write_error(self._run_dir.path / "errors", "supervisor", error, f"environment-{count}")
         self.event("warning", event_text(where, error, count)[:500])
+
+    def hung_up(self) -> None:
+        """The terminal was closed, which ends no run; says so once."""
+        if not self._hung_up:
+            self._hung_up = True
+            self.event("info", "the terminal was closed (SIGHUP): the run goes on without it; to end it: "
+                       f"python -m spreeze.runs stop {self._run_dir.path.absolute()}")
+
+    def saving(self, left_bytes: int) -> None:
+        """The run only waits for its last checkpoint any more: shows what is left of it, now and then.
+
+        Args:
+            left_bytes: still to be written or checked; 0: it is not being written yet, or is all but done.
+        """
+        now = time.monotonic()
+        if now < self._next_saving_s:
+            if self._next_saving_s == float("inf"):
+                self._next_saving_s = now + _SAVING_S
+            return
+        self._next_saving_s = now + _SAVING_S
+        if not self._saving_said:
+            self._saving_said = True
+            left = f", {size(left_bytes)} left to write and check" if left_bytes else ""
+            self.event("info", f"the run ends when its last checkpoint is written{left}; a second Ctrl-C gives it up")
+        state = f"stopping, {size(left_bytes)} of checkpoint left" if left_bytes else "stopping"
+        self._view.update(self.snapshot(state))
+        self._run_dir.write_state(state="stopping", checkpoint_left_bytes=left_bytes)
 
     def evaluation(self, record: Mapping[str, Any], *, final: bool = False) -> None:
         """Greedy episodes of one version of the weights: fields as in ``eval.csv``.
@@ -228,6 +260,8 @@ class Recorder:
 
     def close(self) -> None:
         """Closes the store and the GPU monitor."""
+        if self._saving_said:
+            self._run_dir.write_state(checkpoint_left_bytes=None)
         self._utilisation.close()
         self._store.close()
 

@@ -103,7 +103,7 @@ class RunFiles:
 class _RolloutLearner:
     def __init__(self, link: Link, job: RolloutLearnerJob, learning: RolloutLearning) -> None:
         self._link, self._job, self._learning = link, job, learning
-        store = CheckpointStore(Path(job.run_dir) / "checkpoints", on_progress=lambda: link.beat(Phase.CHECKPOINT))
+        store = CheckpointStore(Path(job.run_dir) / "checkpoints", on_progress=link.saving)
         self._files = RunFiles(job, learning, store)
         self._executors, (self._bell,) = bells_of(job.executor_bell_fds), bells_of(job.bell_fds)
         self._base = link.named(link.slots)
@@ -173,6 +173,7 @@ class _RolloutLearner:
             self._checkpoint_updates = self._files.checkpoint()
         except (OSError, ResourceError) as error:
             self._link.send("event", level="warning", text=f"checkpoint not written, the last one stays: {error}")
+        self._link.saving(0)
         self._checkpoint_s = perf_counter()
         self._publish_s += self._checkpoint_s - start
 

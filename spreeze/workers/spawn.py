@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from spreeze.metrics import DEADLINE_S, Phase
+from spreeze.processes import DEATH_S, held_back, kill_and_wait
 from spreeze.strays import MARK
 from spreeze.workers.link import worker_name
 
@@ -102,13 +103,16 @@ class Child:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)
 
-    def kill_and_wait(self) -> int:
-        """SIGKILL to the whole group, then waits: after this the worker never writes again."""
-        self.signal_group(signal.SIGKILL)
-        return self.process.wait(timeout=10)
+    def kill_and_wait(self, within_s: float = DEATH_S) -> int | None:
+        """SIGKILL to the whole group, then waits: after this the worker never writes again.
+
+        Returns:
+            The exit code; None where the kernel does not let it go (see ``processes.kill_and_wait``).
+        """
+        return kill_and_wait(self.process, within_s)
 
     def close(self) -> None:
-        """Closes this side's descriptors; the worker must have ended."""
+        """Closes this side's descriptors; the worker must have been killed or have ended."""
         for fd in (self.message_fd, self.lifeline):
             with contextlib.suppress(OSError):
                 os.close(fd)
@@ -157,7 +161,7 @@ def fresh_process(
     Raises:
         OSError: it could not be started.
     """
-    with log_file(nest.run_dir, spec.name) as log:
+    with log_file(nest.run_dir, spec.name) as log, held_back():
         return subprocess.Popen(
             [sys.executable, "-m", "spreeze.workers.child", argument],
             stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, close_fds=True, process_group=0,

@@ -47,6 +47,7 @@ class Supervisor:
             while True:
                 self._hear(self._crew.wait(_LOOK_S))
                 self._hear(self._crew.watch())
+                self._tell_hang_up()
                 if time.monotonic() >= self._next_sample_s:
                     self._next_sample_s = time.monotonic() + SAMPLE_S
                     self._sample()
@@ -66,13 +67,23 @@ class Supervisor:
         start_s = time.monotonic()
         self._run_dir.write_state(state="stopping")
         try:
-            self._crew.stop(hurry=lambda: self._interrupts.urgent, on_messages=self._hear)
+            self._crew.stop(hurry=lambda: self._interrupts.urgent, on_messages=self._hear, on_wait=self._waited)
         finally:
             self.stopping_s = time.monotonic() - start_s
             self._recorder.first_error = self._crew.first_error
             self._recorder.sample(self._reading(), pids=None, restarts=self._crew.restarts,
                                   samplers_alive=0, state="stopping")
             self._recorder.finish(self._crew.restarts)
+
+    def _waited(self, names: list[str]) -> None:
+        """Who stops waits for ``names``; what the learner still has to write is shown."""
+        self._tell_hang_up()
+        if "learner" in names:
+            self._recorder.saving(int(self._reading().learner["checkpoint_left_bytes"]))
+
+    def _tell_hang_up(self) -> None:
+        if self._interrupts.hung_up:
+            self._recorder.hung_up()
 
     def _stop_reason(self) -> str | None:
         if self._interrupts.count:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from spreeze.config import PARTS
+from spreeze.processes import leave_to_supervisor
 from spreeze.transport.frames import open_reader
 from spreeze.transport.ring import Ring, RingSpec
 from spreeze.transport.wake import readable
@@ -40,7 +41,7 @@ _MEMORY_WORDS = ("can't allocate memory", "out of memory", "MemoryError", "std::
 def main(argv: list[str]) -> int:
     """Answers measurements until standard input ends."""
     end_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    leave_to_supervisor()
     job = UpdateProbeJob.from_json(json.loads(argv[0]))
     layout = RowLayout.of(job.spec, int(job.algorithm["n_step"]))
     ring = Ring.create(RingSpec(layout, 1, job.rows))
@@ -152,6 +153,7 @@ def _in_child(job: UpdateProbeJob, ring: Ring, turns: int, answers: int, parent:
     code = 1
     with contextlib.suppress(OSError):
         end_with_parent()
+        leave_to_supervisor()
         os.dup2(2, 1)  # standard output belongs to the answers
         with os.fdopen(turns, "rb", buffering=0) as lines:
             code = 0
