@@ -7,6 +7,7 @@ from typing import Any
 
 from spreeze.hardware import Machine
 from spreeze.rundir import versions
+from spreeze.workers.gauges import split_names
 from spreeze.workers.plan import RunPlan
 from spreeze.workers.recorder import Outcome
 
@@ -48,7 +49,8 @@ def summary(plan: RunPlan, outcome: Outcome, run_dir: Path, machine: Machine) ->
         "update_frames_per_s": rates.get("update_frames_per_s"),
         "rates_measured_s": rates.get("measured_s"),
         "rates_warmup_s": outcome.warmup_s,
-        "time_split": {name: value for name, value in rates.items() if name.endswith("_share")},
+        "time_split": {name: rates.get(name) for name in split_names(
+            on_policy=config.on_policy is not None, actors=plan.actors > 0)},
         "samples_per_insert": outcome.samples_per_insert,
         "samples_per_insert_band": [config.replay.samples_per_insert_min, config.replay.samples_per_insert_max],
         "policy_lag_mean": outcome.policy_lag_mean,

@@ -5,11 +5,28 @@ import time
 
 import psutil
 import pytest
+from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
 os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
+# Its own deadline of 0.2 s an example would judge the machine.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
+_PATIENCE_S = 60.0
+"""For what is just about to end, on any machine."""
 _HAS_SHM = os.path.isdir("/dev/shm")
+
+
+def pytest_runtest_setup(item):
+    """Skips what needs more CUDA devices than there are: ``gpu`` needs one, ``gpu(2)`` two."""
+    marks = [mark.args[0] if mark.args else 1 for mark in item.iter_markers("gpu")]
+    if marks:
+        import torch
+
+        found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if found < max(marks):
+            pytest.skip(f"needs {max(marks)} CUDA device(s); torch finds {found} here")
 
 
 def _shared_memory() -> set[str]:
@@ -39,7 +56,7 @@ def nothing_leaks():
     """Fails a test that leaves shared memory, processes or descriptors behind."""
     before = _shared_memory(), _children(), _descriptors()
     yield
-    deadline = time.monotonic() + 5.0
+    deadline = time.monotonic() + _PATIENCE_S
     while True:
         left = (_shared_memory() - before[0], _children() - before[1], _descriptors() - before[2])
         if not any(left):

@@ -13,19 +13,29 @@ import psutil
 
 from spreeze.siblings import is_worker
 from spreeze.store_reader import MetricsReader
+from spreeze.workers.gauges import Gauges
 
 REPO = Path(__file__).resolve().parents[1]
+PATIENCE_S = 240.0
+"""Longest wait for what has to come. It ends what hangs; no test judges how fast a machine is."""
+QUICK = "SPREEZE_QUICK_TESTS" in os.environ
+"""Runs learn with networks and batches of next to nothing, as if the machine were several times as fast."""
+BATCH_SIZE = 2 if QUICK else 32
+HIDDEN_SIZES = "[2]" if QUICK else "[32,32]"
 TINY = (
-    "--samplers", "1", "--envs-per-sampler", "4", "--batch-size", "32", "--replay-capacity", "20000",
-    "--set", "sac.hidden_sizes=[32,32]", "--set", "replay.learning_starts=200", "--set", "evaluation.episodes=2",
+    "--samplers", "1", "--envs-per-sampler", "4", "--batch-size", str(BATCH_SIZE), "--replay-capacity", "20000",
+    "--set", f"sac.hidden_sizes={HIDDEN_SIZES}", "--set", "replay.learning_starts=200",
+    "--set", "evaluation.episodes=2",
     "--no-visualizer",
     "--no-governor",  # what else the machine does is not part of a test
 )  # fmt: skip
+WARMUP_S = Gauges.warmup_s
+"""What a summary leaves out of its rates after the first update."""
 FAULT = ("--env", "spreeze/Fault-v0", "--import", "spreeze.envs.faults")
 PENDULUM = ("--env", "Pendulum-v1")
 
 
-def poll(condition, timeout_s, what):
+def poll(condition, timeout_s=PATIENCE_S, what="it"):
     """The first true value of ``condition``; an AssertionError after the deadline."""
     end = time.monotonic() + timeout_s
     while not (value := condition()):
@@ -92,7 +102,7 @@ class Run:
                         found[child.name()] = child
         return found
 
-    def wait_for(self, condition, timeout_s=40.0, what=None):
+    def wait_for(self, condition, timeout_s=PATIENCE_S, what=None):
         """Polls a condition while the run goes on."""
         def alive_and_true():
             value = condition()
@@ -109,7 +119,7 @@ class Run:
         """Texts of all events, from ``metrics.db``."""
         return [f"{event.source}: {event.text}" for event in MetricsReader(self.path / "metrics.db").events(1000)]
 
-    def until_updates(self, count, timeout_s=60.0):
+    def until_updates(self, count, timeout_s=PATIENCE_S):
         """Waits until at least so many updates were taken; returns all numbers."""
         def enough():
             numbers = self.numbers()
@@ -117,13 +127,23 @@ class Run:
 
         return self.wait_for(enough, timeout_s, f"{count} updates")
 
-    def until_progress(self, timeout_s=60.0):
+    def until_progress(self, timeout_s=PATIENCE_S):
         """Waits until env steps and updates have risen from what they are now."""
         before = self.numbers()
         return self.wait_for(
             lambda: all(self.numbers().get(name, 0) > before.get(name, 0) for name in ("env_steps", "updates")),
             timeout_s, f"env steps and updates above {before}",
         )  # fmt: skip
+
+    def until_rates(self):
+        """Waits until the run has gone on long enough for its summary to know rates."""
+        def known():
+            series = MetricsReader(self.path / "metrics.db").series("updates")
+            learning = [t for t, value in zip(series.t, series.mean, strict=True) if value > 0]
+            # One sample ends the warm-up; the last one of a run is taken when it no longer counts.
+            return sum(t > learning[0] + 1.5 * WARMUP_S for t in learning) >= 3
+
+        self.wait_for(known, what="samples after the warm-up")
 
     def version(self):
         """(epoch, version) that the weights' pointer names."""
@@ -134,9 +154,15 @@ class Run:
 
     def interrupt(self):
         """Ctrl-C: SIGINT to the whole foreground group, as a terminal sends it."""
-        os.killpg(self.process.pid, signal.SIGINT)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGINT)
 
-    def end(self, timeout_s=60.0):
+    def stop(self):
+        """Ctrl-C, and the end that follows: the exit code and the one JSON document."""
+        self.interrupt()
+        return self.end()
+
+    def end(self, timeout_s=PATIENCE_S):
         """Waits for the end; returns the exit code and the one JSON document."""
         poll(lambda: self.process.poll() is not None, timeout_s, lambda: f"the end of the run; {self.stderr[-3000:]}")
         return self.process.returncode, json.loads(self.stdout) if self.stdout.strip() else None
@@ -156,14 +182,26 @@ class Run:
         return found
 
 
-def train(tmp_path, *args, timeout_s=60.0, **kwargs):
-    """Runs to the end; returns the run, its exit code and its document."""
+def train(tmp_path, *args, timeout_s=PATIENCE_S, **kwargs):
+    """Runs to the end; returns the run, its exit code and its document.
+
+    For runs that end by themselves. One that has to go on until something is seen is ended by ``train_until``:
+    a count that one machine needs long for is over on another before anything was measured.
+    """
     with Run(tmp_path, *args, **kwargs) as run:
         code, document = run.end(timeout_s)
     return run, code, document
 
 
-def verb(name, *args, timeout_s=40.0):
+def train_until(tmp_path, seen, *args, **kwargs):
+    """Trains until ``seen(run)`` is true, then Ctrl-C; returns the run, its exit code and its document."""
+    with Run(tmp_path, *args, **kwargs) as run:
+        run.wait_for(lambda: seen(run), what="what the test has to see")
+        code, document = run.stop()
+    return run, code, document
+
+
+def verb(name, *args, timeout_s=PATIENCE_S):
     """``python -m spreeze.<name>``: the completed process, output as text."""
     command = [sys.executable, "-m", f"spreeze.{name}", *map(str, args)]
     return subprocess.run(

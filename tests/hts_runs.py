@@ -2,7 +2,7 @@
 
 import json
 
-from harness import train
+from harness import PATIENCE_S, train
 
 SMALL = (
     "--mode", "hts", "--algo", "ppo", "--envs-per-executor", "2", "--sync-interval", "16", "--executors", "2",
@@ -25,7 +25,7 @@ def fingerprints(run):
     return [found[interval] for interval in sorted(found)]
 
 
-def played(tmp_path, name, *args, intervals=20, rows=ROWS, timeout_s=100.0):
+def played(tmp_path, name, *args, intervals=20, rows=ROWS, timeout_s=PATIENCE_S):
     """A run of so many intervals of ``rows`` env steps, its document checked."""
     steps = ("--env-steps", str(rows * intervals))
     run, code, document = train(tmp_path, *SYNTHETIC, *steps, *args, name=name, tiny=SMALL, timeout_s=timeout_s)

@@ -1,9 +1,9 @@
 """A policy of one matrix, a = tanh(gain obs), for tests of those who only look at policies."""
 
 import dataclasses
-import time
 
 import numpy as np
+from harness import poll
 
 from spreeze.envs import faults
 from spreeze.policies import Policy
@@ -46,8 +46,5 @@ def publish(store, gain, version, epoch=1):
     return store.publish(arrays(gain), meta(version), epoch, version)
 
 
-def wait_until(condition, timeout_s=20.0):
-    end = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end, "nothing happened in time"
-        time.sleep(0.01)
+def wait_until(condition):
+    poll(condition, what="what the test waits for")

@@ -2,29 +2,33 @@
 
 import json
 
-import pytest
-from harness import train, verb
+from harness import BATCH_SIZE, train, train_until, verb
 
 from spreeze.transport.weights import WeightsStore
 
-SMALL = ("--samplers", "1", "--envs-per-sampler", "2", "--batch-size", "8", "--replay-capacity", "2000",
-         "--set", "dqn.cnn=impala_small", "--set", "dqn.hidden_sizes=[32]", "--set", "replay.learning_starts=100",
-         "--set", "evaluation.episodes=1", "--set", "image.max_episode_frames=400", "--no-visualizer")  # fmt: skip
+SMALL = (
+    "--samplers", "1", "--envs-per-sampler", "2", "--batch-size", str(min(8, BATCH_SIZE)),
+    "--replay-capacity", "2000", "--set", "dqn.cnn=impala_small", "--set", "dqn.hidden_sizes=[32]",
+    "--set", "replay.learning_starts=100", "--set", "evaluation.episodes=1",
+    "--set", "image.max_episode_frames=400", "--no-visualizer",
+)  # fmt: skip
 
 
-@pytest.mark.timeout(180)
 def test_pong_is_trained_evaluated_stopped_and_resumed(tmp_path):
-    run, code, document = train(tmp_path, "--env", "ALE/Pong-v5", "--updates", "30", tiny=SMALL, timeout_s=90.0)
+    def seen(run):
+        return run.numbers().get("updates", 0) >= 30 and "eval_return" in run.numbers()
+
+    run, code, document = train_until(tmp_path, seen, "--env", "ALE/Pong-v5", tiny=SMALL)
     assert code == 0, run.stderr
-    assert (document["algo"], document["env"], document["updates"]) == ("dqn", "ALE/Pong-v5", 30)
+    assert (document["algo"], document["env"]) == ("dqn", "ALE/Pong-v5")
     assert document["eval_return_mean"] is not None
-    weights = WeightsStore(run.path / "weights").read_latest()
-    assert weights.version == 30
+    weights, updates = WeightsStore(run.path / "weights").read_latest(), document["updates"]
+    assert weights.version == updates >= 30
     assert weights.meta["env"]["frames"]["options"]["max_episode_frames"] == 400
     assert list((run.path / "errors").iterdir()) == []
-    again, code, document = train(tmp_path, "--resume", str(run.path), "--updates", "40", tiny=(), timeout_s=90.0)
+    again, code, document = train(tmp_path, "--resume", str(run.path), "--updates", str(updates + 10), tiny=())
     assert code == 0, again.stderr
-    assert document["updates"] == 40
+    assert document["updates"] == updates + 10
     found = verb("evaluate", run.path, "--episodes", 1, "--json")
     assert found.returncode == 0, found.stderr
     assert json.loads(found.stdout)["length_mean"] <= 100
@@ -34,7 +38,6 @@ def test_pong_is_trained_evaluated_stopped_and_resumed(tmp_path):
     assert clip.stat().st_size > 1000
 
 
-@pytest.mark.timeout(90)
 def test_serial_mode_learns_from_images_and_repeats_bit_for_bit(tmp_path):
     args = ("--mode", "serial", "--env", "ALE/Pong-v5", "--updates", "12")
     first, second = (train(tmp_path, *args, tiny=SMALL, name=name)[2] for name in ("first", "second"))

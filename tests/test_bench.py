@@ -56,14 +56,12 @@ def test_learner_bench_reports_updates_and_the_share_of_the_floor():
     assert 0.0 < rows["product_floor_share"]["value"] <= 1.2
 
 
-@pytest.mark.timeout(200)
 def test_together_bench_reports_what_each_side_keeps():
     rows = _metrics(_bench("together", "--env", "Pendulum-v1", "--repeats", "1", "--seconds", "0.5", timeout=180))
     assert rows["learner_kept_together"]["repeats"][0] > 0
     assert rows["sampler_kept_together"]["repeats"][0] > 0
 
 
-@pytest.mark.timeout(200)
 def test_replay_bench_finds_no_torn_row():
     rows = _metrics(_bench("replay", "--repeats", "1", "--checked-rows", "200000", timeout=180))
     assert rows["torn_rows"]["value"] == 0
@@ -92,7 +90,6 @@ def test_a_failing_run_is_told_with_its_last_line():
         train(["--env", "NoSuchTask-v0"], 60.0)
 
 
-@pytest.mark.timeout(200)
 def test_governor_bench_reports_the_learner_before_beside_and_after_a_busy_process(monkeypatch):
     short = {"BEFORE_S": 1.2, "AFTER_S": 2.4, "TURN_S": 1.2, "TURNS": 1, "MARKS_S": (0.0, 1.2, 2.4, 3.6)}
     for name, value in short.items():
@@ -108,7 +105,6 @@ def test_governor_bench_reports_the_learner_before_beside_and_after_a_busy_proce
     assert told
 
 
-@pytest.mark.timeout(60)
 def test_a_bench_that_is_terminated_takes_its_runs_along(tmp_path):
     command = [sys.executable, "-m", "spreeze.bench", "target", "--env", "Pendulum-v1", "--repeats", "1",
                "--limit", "60", "--target-return", "1e9", "--runs-dir", str(tmp_path)]  # fmt: skip

@@ -13,7 +13,6 @@ from spreeze.bench.storm import SAMPLERS, storm_rows
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into the run's memory through /proc")
 
 
-@pytest.mark.timeout(110)
 def test_f02_a_short_storm_over_all_roles_keeps_every_promise(tmp_path):
     rows = {row["metric"]: row for row in storm_rows(0.15, 60.0, 2, str(tmp_path / "runs"), seed=3)}
     assert rows["kills"]["value"] >= 4
@@ -44,7 +43,6 @@ def test_a_sampler_s_usual_rate_is_the_median_of_the_windows_before_it_was_kille
     assert (pace.usual, pace.rate) == (400.0, 356.0), "what it does on its way back is not usual"
 
 
-@pytest.mark.timeout(110)
 def test_runs_stopped_once_and_twice_end_in_order(tmp_path):
     said = []
     rows = {row["metric"]: row for row in stops_rows(2, 1, 2, str(tmp_path / "runs"), 1, said.append)}
@@ -56,14 +54,12 @@ def test_runs_stopped_once_and_twice_end_in_order(tmp_path):
     assert list((tmp_path / "runs").iterdir()) == []
 
 
-@pytest.mark.timeout(60)
 def test_a_killed_supervisor_leaves_nobody(tmp_path):
     rows = {row["metric"]: row for row in orphans_rows(1, 1, str(tmp_path / "runs"), 1, print)}
     assert rows["all_gone_within_5_s"]["value"] == 1
     assert rows["shared_memory_left"]["value"] == 0
 
 
-@pytest.mark.timeout(110)
 def test_time_to_a_return_is_taken_clean_and_with_faults_in_turn(tmp_path):
     goal, said = Goal("Pendulum-v1", "pendulum", -1900.0), []
     rows = {row["metric"]: row for row in faults_rows((goal,), 1, 40.0, str(tmp_path / "runs"), said.append)}
@@ -73,7 +69,6 @@ def test_time_to_a_return_is_taken_clean_and_with_faults_in_turn(tmp_path):
     assert rows["faults_over_clean"]["value"] == faulty["value"] / clean["value"]
 
 
-@pytest.mark.timeout(60)
 def test_a_short_soak_gives_slopes_and_drifts(tmp_path):
     extra = ["--samplers", "1", "--batch-size", "32", "--replay-capacity", "20000", "--no-visualizer", "--set",
              "sac.hidden_sizes=[32,32]"]  # fmt: skip

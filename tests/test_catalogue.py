@@ -128,8 +128,8 @@ CATALOGUE = {
     36: Row("Ctrl-C once, twice, in start-up, while tuning", (
         "stop::test_the_last_checkpoint_has_as_long_as_it_needs_and_shows_what_is_left",
         "stop::test_a_second_ctrl_c_gives_the_last_checkpoint_up",
-        "stop::test_ctrl_c_once_leaves_checkpoint_summary_and_evaluation_within_15_s",
-        "stop::test_ctrl_c_twice_ends_within_3_s", "stop::test_ctrl_c_while_python_imports_is_no_traceback",
+        "stop::test_ctrl_c_once_leaves_checkpoint_summary_and_evaluation",
+        "stop::test_ctrl_c_twice_ends_in_order_too", "stop::test_ctrl_c_while_python_imports_is_no_traceback",
         "stop::test_ctrl_c_while_a_slow_environment_is_tried_ends_it_before_a_run_exists",
         "stop::test_ctrl_c_while_starting_leaves_nothing_behind",
         "bench_storm::test_runs_stopped_once_and_twice_end_in_order",

@@ -257,7 +257,6 @@ def served(tmp_path, **environment):
             os.close(controller)
 
 
-@pytest.mark.timeout(120)
 def test_the_command_of_the_readme_lets_in_by_its_terminal_only(tmp_path):
     tools, told = tmp_path / "tools", tmp_path / "told"
     tools.mkdir()
@@ -287,7 +286,6 @@ def test_the_command_of_the_readme_lets_in_by_its_terminal_only(tmp_path):
         assert status(f"{address}/?token={again}")[0] == 303
 
 
-@pytest.mark.timeout(120)
 def test_on_a_machine_of_one_s_own_no_token_is_asked(tmp_path):
     with served(tmp_path, **{SETTING: "off"}) as until:
         address = until(r"Dashboard: (http://localhost:\d+) ")[1]
@@ -298,7 +296,6 @@ def test_on_a_machine_of_one_s_own_no_token_is_asked(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @NO_BROWSER
 def test_a_browser_gets_in_by_the_private_file_and_another_one_does_not(tmp_path):

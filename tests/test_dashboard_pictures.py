@@ -15,7 +15,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::ResourceWarn
 KEPT = ("config.toml", "eval.csv", "live.jpg", "run.json", "summary.json", "tune.json")
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.skipif("SPREEZE_PICTURES" not in os.environ, reason="writes pictures: set SPREEZE_PICTURES")
 @pytest.mark.skipif(web.missing() is not None, reason=str(web.missing()))
 def test_each_page_has_its_picture(tmp_path):
@@ -28,7 +27,6 @@ def test_each_page_has_its_picture(tmp_path):
     assert len(list(folder.glob("dashboard-*.png"))) >= 9
 
 
-@pytest.mark.timeout(500)
 @pytest.mark.skipif("SPREEZE_SAMPLE" not in os.environ, reason="trains for four minutes: set SPREEZE_SAMPLE")
 def test_the_sample_run_is_recorded(tmp_path):
     command = [sys.executable, "-m", "spreeze.train", "--env", "Pendulum-v1", "--auto", "--fresh", "--seconds", "170",

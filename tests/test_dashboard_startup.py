@@ -42,7 +42,6 @@ def test_other_sockets_stay_as_they_are(listener):
         assert all(one.fileno() >= 0 for one in (plain, local, datagrams))
 
 
-@pytest.mark.timeout(60)
 def test_the_first_visitor_finds_the_pages_loaded_and_the_entrance_open(listener, tmp_path):
     entrance = Entrance(tmp_path)
 

@@ -3,13 +3,12 @@
 import json
 
 import pytest
-from harness import TINY, train, verb
+from harness import HIDDEN_SIZES, TINY, train, train_until, verb
 
 _CART = ("--env", "CartPole-v1")
-_SMALL = (*TINY, "--set", "dqn.hidden_sizes=[16,16]")
+_SMALL = (*TINY, "--set", f"dqn.hidden_sizes={HIDDEN_SIZES}")
 
 
-@pytest.mark.timeout(150)
 def test_an_unnamed_algorithm_is_chosen_learns_is_evaluated_shown_and_resumed(tmp_path):
     run, code, document = train(tmp_path, *_CART, "--updates", "150", tiny=_SMALL)
     assert code == 0
@@ -29,15 +28,16 @@ def test_an_unnamed_algorithm_is_chosen_learns_is_evaluated_shown_and_resumed(tm
     assert second["env_steps"] > document["env_steps"]
 
 
-@pytest.mark.timeout(60)
 def test_soft_actor_critic_learns_discrete_actions_under_its_own_name(tmp_path):
-    _, code, document = train(tmp_path, *_CART, "--algo", "sac", "--updates", "150")
+    def seen(run):
+        return run.numbers().get("updates", 0) >= 150 and "eval_return" in run.numbers()
+
+    _, code, document = train_until(tmp_path, seen, *_CART, "--algo", "sac")
     assert code == 0
-    assert (document["algo"], document["updates"]) == ("sac", 150)
-    assert document["eval_return_mean"] is not None
+    assert (document["algo"], document["updates"] >= 150) == ("sac", True)
+    assert document["eval_return_mean"] >= 8.0  # a pole cannot fall sooner
 
 
-@pytest.mark.timeout(90)
 @pytest.mark.parametrize("n_step", [1, 3])
 def test_serial_runs_of_one_seed_are_equal_bit_by_bit(tmp_path, n_step):
     def sha(name):

@@ -372,7 +372,6 @@ def test_a_fatal_fault_can_be_limited_to_one_process(monkeypatch, tmp_path):
     assert probe_env(FAULT, FAULT_MODULE, steps=0).spec.obs_dim == 3
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize(("interrupted", "error"), [(True, KeyboardInterrupt), (False, EnvironmentError_)])
 def test_a_probe_that_a_ctrl_c_ended_is_an_interrupt_and_no_fault_of_the_environment(monkeypatch, interrupted, error):
     monkeypatch.setattr(probe, "_run", lambda *args: -signal.SIGINT)

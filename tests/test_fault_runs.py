@@ -9,13 +9,10 @@ import sys
 from pathlib import Path
 
 import psutil
-import pytest
-from harness import FAULT, REPO, TINY, Run, poll, train
+from harness import FAULT, PATIENCE_S, REPO, TINY, Run, poll, train
 
 from spreeze.rundir import read_run
 from spreeze.transport.checkpoint import CheckpointStore
-
-_QUICK = ("--set", "sampling.step_deadline_s=1", "--set", "learner.checkpoint_interval_s=0.5")
 
 
 def _gone(process):
@@ -24,20 +21,18 @@ def _gone(process):
     return True
 
 
-@pytest.mark.timeout(60)
 def test_f03_a_stopped_sampler_is_killed_before_its_shard_is_given_away(tmp_path):
-    with Run(tmp_path, *FAULT, *_QUICK, faults={"step_s": 0.01}) as run:
+    with Run(tmp_path, *FAULT, "--set", "sampling.step_deadline_s=3", faults={"step_s": 0.01}) as run:
         run.until_updates(20)
         old = run.children()["sampler-0"]
         old.send_signal(signal.SIGSTOP)
-        run.wait_for(lambda: run.numbers().get("restarts") == 1, what="a restart")
+        run.wait_for(lambda: run.numbers().get("restarts", 0) >= 1, what="a restart")
         assert _gone(old), "the old writer can never write again"
         assert any("silent for" in event and "in phase STEP" in event for event in run.events())
         run.until_progress()
         run.process.kill()
 
 
-@pytest.mark.timeout(60)
 def test_f10_a_sampler_that_leaks_is_started_anew_and_is_offered_to_the_oom_killer_first(tmp_path):
     limit = ("--set", "sampling.memory_limit_bytes=150000000")
     with Run(tmp_path, *FAULT, *limit, faults={"leak_bytes": 500_000, "workers": "sampler-0"}) as run:
@@ -53,7 +48,6 @@ def test_f10_a_sampler_that_leaks_is_started_anew_and_is_offered_to_the_oom_kill
         run.process.kill()
 
 
-@pytest.mark.timeout(60)
 def test_f11_f38_what_an_environment_started_ends_with_a_killed_supervisor(tmp_path):
     with Run(tmp_path, *FAULT, faults={"grandchildren": 2}) as run:
         run.wait_for(lambda: len(run.children()) == 3 and len(run.nonce_processes()) >= 6, what="grandchildren")
@@ -61,13 +55,12 @@ def test_f11_f38_what_an_environment_started_ends_with_a_killed_supervisor(tmp_p
         assert helpers
         run.process.kill()
         run.process.wait()
-        poll(lambda: run.nonce_processes() == [], 5.0, run.nonce_processes)
+        poll(lambda: run.nonce_processes() == [], what=run.nonce_processes)
         assert all(_gone(process) for process in helpers)
 
 
-@pytest.mark.timeout(60)
 def test_f28_a_full_disk_keeps_the_old_checkpoint_and_the_run_goes_on(tmp_path):
-    with Run(tmp_path, *FAULT, *_QUICK) as run:
+    with Run(tmp_path, *FAULT, "--set", "learner.checkpoint_interval_s=0.5") as run:
         store = CheckpointStore(run.path / "checkpoints")
         run.wait_for(store.paths, what="a first checkpoint")
         learner = psutil.Process(run.children()["learner"].pid)
@@ -82,13 +75,12 @@ def test_f28_a_full_disk_keeps_the_old_checkpoint_and_the_run_goes_on(tmp_path):
         run.process.kill()
 
 
-@pytest.mark.timeout(90)
 def test_f28_a_full_disk_at_the_start_of_a_session_leaves_the_settings_of_the_one_before(tmp_path):
     def resumed(*args, room_bytes=resource.RLIM_INFINITY):
         command = [sys.executable, "-m", "spreeze.train", "--resume", "run", "--runs-dir", str(tmp_path / "runs"),
                    *args]  # fmt: skip
         return subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, cwd=REPO, timeout=60, check=False,
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, cwd=REPO, timeout=PATIENCE_S, check=False,
             preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (room_bytes, resource.RLIM_INFINITY)),
         )  # fmt: skip
 
@@ -106,25 +98,23 @@ def test_f28_a_full_disk_at_the_start_of_a_session_leaves_the_settings_of_the_on
     assert read_run(run.path)["updates"] == 30
 
 
-@pytest.mark.timeout(60)
 def test_f36_ctrl_c_while_tuning_ends_all_children_without_a_traceback(tmp_path):
     with Run(tmp_path, *FAULT, "--auto", "--fresh", tiny=("--no-visualizer",)) as run:
         run.wait_for(lambda: read_run(run.path).get("state") == "tuning" and psutil.Process(
             run.process.pid).children(recursive=True), what="the tuner's children")  # fmt: skip
         children = psutil.Process(run.process.pid).children(recursive=True)
         run.interrupt()
-        poll(lambda: run.process.poll() is not None, 5.0, "the end")
+        poll(lambda: run.process.poll() is not None, what="the end")
         assert run.process.returncode == 130, run.stderr
-        poll(lambda: all(_gone(child) for child in children), 5.0, "no child")
+        poll(lambda: all(_gone(child) for child in children), what="no child")
         assert "Traceback" not in run.stderr
 
 
-@pytest.mark.timeout(60)
 def test_f45_too_few_open_files_are_a_clear_error_and_nothing_is_left(tmp_path):
     command = [sys.executable, "-m", "spreeze.train", *TINY, *FAULT, "--samplers", "12", "--name", "run",
                "--runs-dir", str(tmp_path / "runs")]  # fmt: skip
     done = subprocess.run(
-        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, cwd=REPO, timeout=50, check=False,
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, cwd=REPO, timeout=PATIENCE_S, check=False,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (22, 22)),
     )  # fmt: skip
     assert done.returncode == 2, done.stderr[-2000:]
@@ -134,22 +124,20 @@ def test_f45_too_few_open_files_are_a_clear_error_and_nothing_is_left(tmp_path):
     assert read_run(tmp_path / "runs" / "run")["state"] == "failed"
 
 
-@pytest.mark.timeout(60)
 def test_f47_a_reader_that_goes_away_and_a_full_log_disk_end_no_run(tmp_path):
     command = [sys.executable, "-m", "spreeze.train", *TINY, *FAULT, "--updates", "60", "--name", "run",
                "--runs-dir", str(tmp_path / "runs")]  # fmt: skip
     read_fd, write_fd = os.pipe()
     os.close(read_fd)
     with open("/dev/full", "wb") as full:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=write_fd, stderr=full, cwd=REPO, timeout=50,
-                              check=False)  # fmt: skip
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=write_fd, stderr=full, cwd=REPO,
+                              timeout=PATIENCE_S, check=False)  # fmt: skip
     os.close(write_fd)
     assert done.returncode == 0
     run = read_run(tmp_path / "runs" / "run")
     assert (run["state"], run["updates"]) == ("finished", 60)
 
 
-@pytest.mark.timeout(60)
 def test_f51_there_is_no_remote_sampler_and_nothing_listens(tmp_path):
     with Run(tmp_path, *FAULT) as run:
         run.wait_for(lambda: len(run.children()) == 3, what="three workers")
@@ -159,7 +147,6 @@ def test_f51_there_is_no_remote_sampler_and_nothing_listens(tmp_path):
         run.process.kill()
 
 
-@pytest.mark.timeout(60)
 def test_f53_stalls_change_no_bit_of_the_serial_mode(tmp_path):
     hashes = set()
     for name, faults in (("smooth", {}), ("stalling", {"p_stall": 0.05, "stall_s": 0.02, "seed": 3})):

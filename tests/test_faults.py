@@ -10,7 +10,6 @@ from harness import FAULT, Run, poll, train
 TESTS = str(Path(__file__).resolve().parent)
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     ("faults", "counter"),
     [({"p_crash": 0.003, "seed": 1}, "env_errors"),
@@ -23,14 +22,12 @@ def test_errors_and_bad_transitions_are_counted_and_training_goes_on(tmp_path, f
         run.wait_for(lambda: run.numbers().get(counter, 0) >= 3, what=f"three {counter}")
         run.until_progress()
         numbers = run.numbers()
-        run.interrupt()
-        code, document = run.end(20.0)
+        code, document = run.stop()
     assert code == 0
     assert document["restarts"] == 0
     assert numbers["updates_skipped"] == 0, "no NaN ever reached replay"
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
@@ -40,24 +37,21 @@ def test_errors_and_bad_transitions_are_counted_and_training_goes_on(tmp_path, f
     ],
 )
 def test_a_sampler_whose_environment_takes_it_down_is_started_again(tmp_path, fault, words):
-    # At step 30 of the first sampler: before anybody else has stepped an environment as often.
-    run, code, document = train(
-        tmp_path, *FAULT, "--updates", "1000", "--set", "sampling.step_deadline_s=1",
-        faults={fault: 30, "once": tmp_path / "it-happened"},
-    )  # fmt: skip
+    faults = {fault: 30, "once": tmp_path / "it-happened", "workers": "sampler-0"}
+    with Run(tmp_path, *FAULT, "--set", "sampling.step_deadline_s=3", faults=faults) as run:
+        run.wait_for(lambda: any(words in event for event in run.events()), what=words)
+        run.until_progress()
+        code, document = run.stop()
     assert code == 0
     assert (tmp_path / "it-happened").exists()
-    assert document["restarts"] == 1
-    assert document["updates"] == 1000
-    assert any(words in event for event in run.events()), run.events()
-    assert 7.6 <= document["samples_per_insert"] <= 64.0, "held from below; from above only on a busy machine"
+    assert document["restarts"] >= 1, "once; again only where a step of a healthy one takes longer than the deadline"
+    assert document["error"] is None
     if fault != "exit_at":
         assert "faults.py" in (run.path / "logs" / "sampler-0.log").read_text(), "the stack names the culprit"
 
 
-@pytest.mark.timeout(90)
 def test_an_environment_that_always_dies_ends_the_run_with_the_reason_at_the_top(tmp_path):
-    run, code, document = train(tmp_path, *FAULT, "--seconds", "60", faults={"exit_at": 30})
+    run, code, document = train(tmp_path, *FAULT, faults={"exit_at": 30})
     assert code == 1
     assert document["stopped_by"] == "failure"
     assert "samplers keep failing" in document["error"]
@@ -68,9 +62,8 @@ def test_an_environment_that_always_dies_ends_the_run_with_the_reason_at_the_top
     assert run.nonce_processes() == []
 
 
-@pytest.mark.timeout(60)
 def test_an_exception_in_a_worker_is_kept_with_its_traceback_and_shown_first(tmp_path):
-    run, code, document = train(tmp_path, *FAULT, "--seconds", "60", faults={"p_nan": 0.02, "seed": 1},
+    run, code, document = train(tmp_path, *FAULT, faults={"p_nan": 0.02, "seed": 1},
                                 tiny=_with("sampling.nan_policy=fail"))  # fmt: skip
     assert code == 1
     assert "gave a bad transition" in document["error"]
@@ -85,7 +78,6 @@ def _with(*assignments):
     return [*TINY, *(word for text in assignments for word in ("--set", text))]
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     ("faults", "words"),
     [({"p_crash_reset": 1.0}, "injected fault: reset raises"), ({"exit_at": 1}, "exit code 0 before the first step"),
@@ -100,7 +92,6 @@ def test_an_environment_that_never_works_is_refused_before_anything_starts(tmp_p
     assert not run.path.exists()
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("how", ["stop", "killed sampler"])
 def test_processes_that_an_environment_started_end_with_it(tmp_path, monkeypatch, how):
     monkeypatch.setenv("PYTHONPATH", TESTS)
@@ -109,8 +100,7 @@ def test_processes_that_an_environment_started_end_with_it(tmp_path, monkeypatch
         assert len(run.nonce_processes()) > 3
         if how == "killed sampler":
             os.kill(run.children()["sampler-0"].pid, 9)
-            run.wait_for(lambda: run.numbers()["restarts"] == 1, what="a restart")
-        run.interrupt()
-        code, _ = run.end(20.0)
+            run.wait_for(lambda: run.numbers()["restarts"] >= 1, what="a restart")
+        code, _ = run.stop()
         assert code == 0
-        poll(lambda: run.nonce_processes() == [], 5.0, run.nonce_processes)
+        poll(lambda: run.nonce_processes() == [], what=run.nonce_processes)

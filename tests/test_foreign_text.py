@@ -112,7 +112,6 @@ def foreign_config(text, how):
     return text if how == "whole" else re.sub(rf"(?m)^{field} = .*", lambda _: f"{field} = {told}", text, count=1)
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     ("arguments", "config"),
     [*((verb, "whole") for verb in VERBS + READERS), *((verb, config) for verb in READERS for config in CONFIGS)],

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from harness import PENDULUM, REPO, Run, poll, train
+from harness import PATIENCE_S, PENDULUM, REPO, Run, poll, train
 
 from spreeze.hardware import read_machine
 from spreeze.transport.board import Board
@@ -32,7 +32,6 @@ def _began_early(process):
 
 
 @_TWO_CORES
-@pytest.mark.timeout(120)
 def test_the_first_learner_of_a_run_loads_beforehand_and_a_restarted_one_is_fresh(tmp_path):
     with Run(tmp_path, *PENDULUM, "--set", "learner.checkpoint_interval_s=0.5") as run:
         run.until_updates(20)
@@ -43,25 +42,21 @@ def test_the_first_learner_of_a_run_loads_beforehand_and_a_restarted_one_is_fres
         run.wait_for(lambda: run.children().get("learner") not in (None, first), what="another learner")
         assert not _began_early(run.children()["learner"])
         run.until_progress()
-        run.interrupt()
-        code, document = run.end()
+        code, document = run.stop()
     assert code == 0
     assert document["restarts"] == 1
 
 
 @_TWO_CORES
-@pytest.mark.timeout(90)
 def test_what_an_early_learner_prints_is_in_its_log(tmp_path):
     with Run(tmp_path, *PENDULUM) as run:
         run.until_updates(20)
         os.kill(run.children()["learner"].pid, signal.SIGUSR1)  # writes the stacks of its threads
         log = run.path / "logs" / "learner.log"
         run.wait_for(lambda: "most recent call first" in log.read_text(), what="a stack in the log")
-        run.interrupt()
-        assert run.end()[0] == 0
+        assert run.stop()[0] == 0
 
 
-@pytest.mark.timeout(60)
 def test_a_run_that_is_refused_leaves_no_process(tmp_path):
     run, code, _ = train(tmp_path, "--env", "NoSuchTask-v0")
     assert code == 2
@@ -78,19 +73,17 @@ def _is_of_this_test(process):
         return False
 
 
-@pytest.mark.timeout(60)
 def test_it_ends_with_its_holder_however_that_ends():
     command = [sys.executable, "-c", _HOLDER]
     holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=REPO, text=True)
     with holder:
         waiting = psutil.Process(int(holder.stdout.readline()))
         holder.kill()
-        holder.wait(timeout=20)
+        holder.wait(timeout=PATIENCE_S)
     gone = lambda: not waiting.is_running() or waiting.status() == psutil.STATUS_ZOMBIE  # noqa: E731
-    poll(gone, 20.0, "the end of the waiting process")
+    poll(gone, what="the end of the waiting process")
 
 
-@pytest.mark.timeout(30)
 def test_it_ends_where_nobody_takes_it():
     with HeadStart(1) as held:
         waiting = psutil.Process(held.pid)
@@ -126,11 +119,10 @@ class _Started:
     def error(self):
         """What it says of its end."""
         messages = []
-        poll(lambda: messages.extend(self.child.read_messages()) or messages, 30.0, "the worker's message")
+        poll(lambda: messages.extend(self.child.read_messages()) or messages, what="the worker's message")
         return messages[0]["error"]
 
 
-@pytest.mark.timeout(60)
 def test_job_and_descriptors_arrive_in_the_waiting_process(tmp_path):
     with HeadStart(1) as held:
         waiting = held.pid
@@ -141,7 +133,6 @@ def test_job_and_descriptors_arrive_in_the_waiting_process(tmp_path):
     assert "Traceback" in (tmp_path / "logs" / "learner.log").read_text()
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("other", [{"threads": 2}, {"nonce": "another run's"}])
 def test_a_learner_that_it_does_not_fit_is_a_fresh_process(tmp_path, other):
     with HeadStart(1) as held:
@@ -152,12 +143,11 @@ def test_a_learner_that_it_does_not_fit_is_a_fresh_process(tmp_path, other):
             assert started.error()
 
 
-@pytest.mark.timeout(60)
 def test_a_fresh_process_takes_over_where_the_waiting_one_was_killed(tmp_path):
     with HeadStart(1) as held:
         waiting = psutil.Process(held.pid)
         waiting.kill()
-        poll(lambda: waiting.status() == psutil.STATUS_ZOMBIE, 20.0, "the end of the waiting process")
+        poll(lambda: waiting.status() == psutil.STATUS_ZOMBIE, what="the end of the waiting process")
         with _Started(held, tmp_path) as started:
             assert started.child.pid != waiting.pid
             assert started.error()

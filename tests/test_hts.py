@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import time
 
 import pytest
 from harness import Run, shared_memory, train
@@ -24,14 +25,12 @@ def reference(tmp_path_factory):
     return lines, document["parameters_sha256"]
 
 
-@pytest.mark.timeout(120)
 def test_another_number_of_actors_and_slow_steps_change_no_bit(reference, tmp_path):
     run, document = played(tmp_path, "run", "--actors", "1", *slow(2))
     assert fingerprints(run) == reference[0]
     assert document["parameters_sha256"] == reference[1]
 
 
-@pytest.mark.timeout(150)
 def test_a_resumed_run_with_other_actors_gives_the_bits_of_one_that_never_stopped(reference, tmp_path):
     first, _ = played(tmp_path, "run", "--actors", "2", intervals=7)
     _, code, document = train(tmp_path, "--resume", "run", "--actors", "1", "--env-steps", str(ROWS * 20), tiny=())
@@ -40,27 +39,27 @@ def test_a_resumed_run_with_other_actors_gives_the_bits_of_one_that_never_stoppe
     assert fingerprints(first) == reference[0]
 
 
-@pytest.mark.timeout(200)
 def test_every_role_is_killed_in_turn_and_no_bit_changes(tmp_path):
-    """Slow steps keep the run going long enough; the law of the time is no part of the trajectories."""
+    """Slow steps keep the number of intervals small; the law of the time is no part of the trajectories."""
     shared = shared_memory()
-    calm, _ = played(tmp_path, "calm", intervals=60)
     args = (*SYNTHETIC, "--env-arg", "law=exponential", "--env-arg", "mean_s=0.02", "--actors", "1")
-    with Run(tmp_path, *args, "--env-steps", str(ROWS * 60), name="killed", tiny=SMALL) as run:
+    with Run(tmp_path, *args, name="killed", tiny=SMALL) as run:
         for count, name in enumerate(("executor-1", "actor-0", "learner", "executor-0"), 1):
             run.until_progress()
-            victim = run.wait_for(lambda name=name: run.children().get(name), 40.0, f"{name} to be there")
+            victim = run.wait_for(lambda name=name: run.children().get(name), what=f"{name} to be there")
             os.kill(victim.pid, signal.SIGKILL)
-            run.wait_for(lambda count=count: run.numbers().get("restarts", 0) >= count, 40.0, f"another {name}")
-        code, document = run.end(120.0)
+            run.wait_for(lambda count=count: run.numbers().get("restarts", 0) >= count, what=f"another {name}")
+        run.until_progress()
+        code, document = run.stop()
         assert (code, document["error"], document["restarts"]) == (0, None, 4)
         assert any("learner continues from update" in event for event in run.events())
-        assert fingerprints(run) == fingerprints(calm)
+        lines = fingerprints(run)
+        calm, _ = played(tmp_path, "calm", intervals=len(lines))
+        assert lines == fingerprints(calm)
         assert run.nonce_processes() == []
     assert shared_memory() == shared
 
 
-@pytest.mark.timeout(90)
 def test_an_executor_that_keeps_failing_ends_the_run_with_its_name(tmp_path):
     faults = {"p_crash": "1.0", "workers": "executor-1"}
     run, code, document = train(tmp_path, "--env", "spreeze/Fault-v0", "--import", "spreeze.envs.faults",
@@ -129,26 +128,24 @@ def test_the_first_bad_transition_ends_the_run_where_it_shall(tmp_path):
     assert "gave a bad transition" in document["error"]
 
 
-@pytest.mark.timeout(90)
 def test_ctrl_c_leaves_whole_intervals_and_waiting_processes_use_no_core(tmp_path):
     slow_task = (*SYNTHETIC, "--env-arg", "mean_s=0.5", "--actors", "1")
     with Run(tmp_path, *slow_task, tiny=SMALL) as run:
         run.wait_for(lambda: run.numbers().get("env_steps", 0) > 0, what="env steps")
         watched = {name: child for name, child in run.children().items() if name.startswith(("executor", "actor"))}
         assert sorted(watched) == ["actor-0", "executor-0", "executor-1"]
-        before = {name: sum(child.cpu_times()[:2]) for name, child in watched.items()}
+        start_s, before = time.monotonic(), {name: sum(child.cpu_times()[:2]) for name, child in watched.items()}
         steps = run.numbers()["env_steps"]
         run.wait_for(lambda: run.numbers()["env_steps"] >= steps + 8, what="eight more env steps, a second and more")
         for name, child in watched.items():
-            assert sum(child.cpu_times()[:2]) - before[name] < 0.3, f"{name} spins"
-        run.interrupt()
-        code, document = run.end()
+            cores = (sum(child.cpu_times()[:2]) - before[name]) / (time.monotonic() - start_s)
+            assert cores < 0.3, f"{name} spins"
+        code, document = run.stop()
         assert code == 0
         assert document["env_steps"] % ROWS == 0
         assert document["stopped_by"] == "interrupt (Ctrl-C)"
 
 
-@pytest.mark.timeout(90)
 def test_the_baseline_gives_the_same_bits_in_one_process_and_in_several(tmp_path):
     serial = ("--mode", "serial", "--actors", "1")
     several, document = played(tmp_path, "several", *serial, "--synchrony", "step", intervals=5)
@@ -177,7 +174,6 @@ def test_sizes_that_do_not_go_together_are_refused_with_the_reason(values, actor
         RunPlan(settings=settings, spec=SPEC, samplers=2, actors=actors, free_core=False)
 
 
-@pytest.mark.timeout(60)
 def test_a_refusal_leaves_nothing_behind(tmp_path):
     _, code, document = train(tmp_path, *SYNTHETIC, "--actors", "3", tiny=SMALL)
     assert code == 2
@@ -185,7 +181,6 @@ def test_a_refusal_leaves_nothing_behind(tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.timeout(90)
 def test_a_resume_with_other_sizes_is_refused(tmp_path):
     played(tmp_path, "run", intervals=2)
     for args, words in ((("--sync-interval", "8"), "rollout.sync_interval = 8 cannot change on resume"),

@@ -18,28 +18,31 @@ PROMISED = (
 )  # fmt: skip
 
 
-@pytest.mark.timeout(90)
 def test_a_finished_run_answers_with_one_complete_document(tmp_path):
-    run, code, document = train(tmp_path, *PENDULUM, "--seconds", "14", "--target-return", "1000")
+    with Run(tmp_path, *PENDULUM, "--target-return", "1000") as run:
+        run.until_rates()
+        run.wait_for(lambda: run.numbers().get("policy_lag", 0.0) > 0.0 and "eval_return" in run.numbers(),
+                     what="a lag and a return")
+        code, document = run.stop()
     assert code == 0
     assert json.loads(run.stdout) == document, "nothing but the document is on standard output"
     assert [key for key in PROMISED if key not in document] == []
     assert json.loads((run.path / "summary.json").read_text()) == document
-    assert document["stopped_by"] == "seconds"
+    assert document["stopped_by"] == "interrupt (Ctrl-C)"
     assert (document["target_return"], document["time_to_target_s"]) == (1000.0, None)
     assert (document["env"], document["algo"], document["seed"]) == ("Pendulum-v1", "sac", 1)
     for name in ("wall_s", "env_steps", "updates", "env_steps_per_s", "updates_per_s", "policy_lag_mean"):
         assert document[name] > 0, name
-    assert document["update_frames_per_s"] == pytest.approx(32 * document["updates_per_s"])
+    assert document["update_frames_per_s"] == pytest.approx(document["batch_size"] * document["updates_per_s"])
     assert document["rates_warmup_s"] is not None
-    assert document["env_steps_per_s"] * document["wall_s"] < 3 * document["env_steps"], "rates fit the totals"
+    for name in ("env_steps", "updates"):
+        assert document[f"{name}_per_s"] * document["rates_measured_s"] <= document[name], "rates fit the totals"
     assert -2000 < document["eval_return_mean"] < 0
     assert document["eval_return_best"] >= document["eval_return_mean"]
     assert document["versions"]["torch"]
     assert len(document["parameters_sha256"]) == 64
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("args", "words"),
     [
@@ -114,10 +117,9 @@ def test_an_unknown_verb_names_the_known(tmp_path):
     assert done.stderr.count("\n") == 1
 
 
-@pytest.mark.timeout(60)
 def test_two_runs_at_once_do_not_meet(tmp_path):
     with Run(tmp_path, *PENDULUM, "--updates", "60", name="a") as first, \
          Run(tmp_path, *PENDULUM, "--updates", "60", name="b") as second:  # fmt: skip
         for run in (first, second):
-            code, document = run.end(50)
+            code, document = run.end()
             assert (code, document["updates"], document["restarts"]) == (0, 60, 0)

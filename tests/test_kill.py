@@ -3,8 +3,7 @@
 import os
 import signal
 
-import pytest
-from harness import FAULT, PENDULUM, Run, poll, shared_memory, train
+from harness import FAULT, PENDULUM, TINY, Run, poll, shared_memory, train
 
 from spreeze.transport.checkpoint import CheckpointStore
 
@@ -13,44 +12,39 @@ _LIVELY = ("--set", "learner.checkpoint_interval_s=0.5", "--set", "visualizer.en
 
 
 def _kill_and_see_it_again(run, name):
-    victim = run.wait_for(lambda: run.children().get(name), 40.0, f"{name} to be there")
+    victim = run.wait_for(lambda: run.children().get(name), what=f"{name} to be there")
     version, restarts = run.version(), run.numbers().get("restarts", 0)
     os.kill(victim.pid, signal.SIGKILL)
     run.wait_for(
         lambda: run.children().get(name) not in (None, victim) and run.numbers()["restarts"] > restarts,
-        40.0, f"another {name}",
+        what=f"another {name}",
     )  # fmt: skip
     run.until_progress()
     assert run.version() > version
     assert any(f"{name} ended by SIGKILL" in event for event in run.events())
 
 
-@pytest.mark.timeout(170)
 def test_every_role_is_killed_in_turn_and_training_goes_on(tmp_path):
-    tiny = [*("--samplers", "2", "--envs-per-sampler", "4", "--batch-size", "32", "--replay-capacity", "20000"),
-            "--set", "sac.hidden_sizes=[32,32]", "--set", "replay.learning_starts=200",
-            "--set", "evaluation.episodes=2"]  # fmt: skip
-    with Run(tmp_path, *FAULT, *_LIVELY, tiny=tiny) as run:
+    tiny = [word for word in TINY if word != "--no-visualizer"]
+    with Run(tmp_path, *FAULT, *_LIVELY, "--samplers", "2", tiny=tiny) as run:
         run.until_updates(100)
-        run.wait_for(lambda: CheckpointStore(run.path / "checkpoints").paths(), what="a first checkpoint")
+        store = CheckpointStore(run.path / "checkpoints")
+        run.wait_for(store.paths, what="a first checkpoint")
         _kill_and_see_it_again(run, "sampler-0")
-        epoch, before = run.version()
+        epoch, saved = run.version()[0], store.load_latest().updates
         _kill_and_see_it_again(run, "learner")
         assert run.version()[0] > epoch, "a restarted learner starts a new epoch of versions"
-        # From the last checkpoint, at most 0.5 s old, and not from nothing.
-        assert any("learner continues from update" in event for event in run.events())
-        assert run.numbers()["updates"] > before / 2
+        (again,) = [event for event in run.events() if "learner continues from update" in event]
+        assert int(again.split()[-1]) >= saved > 0, "from the last checkpoint and not from nothing"
         _kill_and_see_it_again(run, "evaluator")
         _kill_and_see_it_again(run, "visualizer")
-        run.interrupt()
-        code, document = run.end()
+        code, document = run.stop()
         assert code == 0
         assert document["restarts"] == 4
         assert document["error"] is None
         assert run.nonce_processes() == []
 
 
-@pytest.mark.timeout(90)
 def test_killed_supervisor_takes_all_workers_along_and_the_next_start_works(tmp_path):
     shared = shared_memory()
     with Run(tmp_path, *PENDULUM, "--set", "learner.checkpoint_interval_s=0.5") as run:
@@ -59,8 +53,8 @@ def test_killed_supervisor_takes_all_workers_along_and_the_next_start_works(tmp_
         assert len(workers) == 3
         run.process.kill()
         run.process.wait()
-        poll(lambda: not any(worker.is_running() and worker.status() != "zombie" for worker in workers), 5.0,
-             "all workers gone")  # fmt: skip
+        poll(lambda: not any(worker.is_running() and worker.status() != "zombie" for worker in workers),
+             what="all workers gone")  # fmt: skip
         assert run.nonce_processes() == []
         assert shared_memory() == shared
     _, code, document = train(tmp_path, "--resume", "run", "--updates", "60", tiny=("--no-visualizer",))
@@ -85,7 +79,6 @@ def test_workers_heed_no_signal_that_asks_to_end_and_yet_end_with_their_supervis
         poll(lambda: run.nonce_processes() == [], 5.0, "all workers gone")
 
 
-@pytest.mark.timeout(60)
 def test_killed_group_leaves_nothing(tmp_path):
     shared = shared_memory()
     with Run(tmp_path, *FAULT) as run:
@@ -95,5 +88,5 @@ def test_killed_group_leaves_nothing(tmp_path):
         for pid in [worker.pid for worker in workers] + [run.process.pid]:
             os.kill(pid, signal.SIGKILL)
         run.process.wait()
-        poll(lambda: run.nonce_processes() == [], 5.0, "all workers gone")
+        poll(lambda: run.nonce_processes() == [], what="all workers gone")
         assert shared_memory() == shared

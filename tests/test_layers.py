@@ -139,14 +139,12 @@ def _look(names, folder):
     return json.loads(lines[0])
 
 
-@pytest.mark.timeout(90)
 @pytest.mark.parametrize("name", TORCH_FREE)
 def test_light_processes_load_neither_torch_nor_multiprocessing(name, tmp_path):
     seen = _look([f"spreeze.{name}"], tmp_path)["seen"][f"spreeze.{name}"]
     assert not {"torch", "multiprocessing"} & set(seen)
 
 
-@pytest.mark.timeout(90)
 def test_importing_every_module_starts_nothing_and_writes_nothing(tmp_path):
     # A __main__ runs when imported, and the dashboard's pages are scripts that only Streamlit runs.
     modules = [p for p in FILES if p.name != "__main__.py" and p.relative_to(ROOT).parts[0] != "dashboard"]

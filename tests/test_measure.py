@@ -62,7 +62,6 @@ def short(monkeypatch):
     monkeypatch.setattr(nursery, "_LONGEST_REPEAT_S", 0.06)
 
 
-@pytest.mark.timeout(180)
 def test_updates_are_timed_three_times_in_rounds_and_told_as_they_are_known(pendulum, short):
     told = []
     settings = [LearnerSetting(batch_size=size) for size in (32, 2048)]
@@ -76,7 +75,6 @@ def test_updates_are_timed_three_times_in_rounds_and_told_as_they_are_known(pend
     assert _descendants() == []
 
 
-@pytest.mark.timeout(180)
 def test_a_batch_beyond_the_memory_cap_fails_alone(pendulum, short):
     settings = [LearnerSetting(batch_size=size) for size in (32, 2_000_000)]
     with _measuring(pendulum, cap_bytes=200_000_000) as measuring:
@@ -87,7 +85,6 @@ def test_a_batch_beyond_the_memory_cap_fails_alone(pendulum, short):
     assert large.updates_per_s == ()
 
 
-@pytest.mark.timeout(180)
 def test_a_device_or_precision_that_is_not_there_is_data(pendulum, short):
     gpu, coarse = LearnerSetting(batch_size=32, device="cuda:7"), LearnerSetting(batch_size=32, precision="tf32")
     with _measuring(pendulum) as measuring:
@@ -114,7 +111,6 @@ def _aside(act):
         future.result(timeout=60)
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize(
     ("number", "failure"), [(signal.SIGSEGV, "ended by SIGSEGV"), (signal.SIGSTOP, "not done within 2 s")]
 )
@@ -130,7 +126,6 @@ def test_a_candidate_that_crashes_or_hangs_is_data_and_the_next_is_measured(pend
     assert done[1].failure is None
 
 
-@pytest.mark.timeout(180)
 def test_a_helper_that_is_killed_costs_one_candidate(pendulum, short):
     done = []
     with _measuring(pendulum) as measuring:
@@ -150,7 +145,6 @@ def test_a_helper_that_cannot_start_is_told_once_for_all(pendulum, monkeypatch):
     assert [rate.failure for rate in rates] == ["its process ended with 1"] * 2
 
 
-@pytest.mark.timeout(180)
 def test_settings_that_differ_in_samplers_share_one_crew(pendulum, short):
     told, learners = [], set()
 
@@ -176,7 +170,6 @@ def test_settings_that_differ_in_samplers_share_one_crew(pendulum, short):
     assert _descendants() == []
 
 
-@pytest.mark.timeout(180)
 def test_samplers_wait_at_the_asked_ratio(pendulum, short, monkeypatch):
     monkeypatch.setattr(measure, "_SETTLE_S", 1.0)  # until samplers have given up their lead
     monkeypatch.setattr(measure, "_WINDOW_S", 0.6)
@@ -188,7 +181,6 @@ def test_samplers_wait_at_the_asked_ratio(pendulum, short, monkeypatch):
     assert 1.2 * ratios[free] < ratios[held] < 80.0
 
 
-@pytest.mark.timeout(180)
 def test_samplers_that_keep_failing_are_data(short):
     plan = _plan("spreeze/Fault-v0", "spreeze.envs.faults")
     os.environ["SPREEZE_FAULT_EXIT_AT"] = "3"
@@ -201,7 +193,6 @@ def test_samplers_that_keep_failing_are_data(short):
     assert "sampler-0" in rate.failure
 
 
-@pytest.mark.timeout(180)
 def test_an_environment_without_a_step_within_the_deadline_is_data(short, monkeypatch):
     monkeypatch.setattr(measure, "_LONGEST_START_S", 6.0)
     plan = _plan("spreeze/Fault-v0", "spreeze.envs.faults")
@@ -223,14 +214,12 @@ def test_no_room_in_shared_memory_is_data(pendulum, monkeypatch, short):
     assert "1000 are available" in rate.failure
 
 
-@pytest.mark.timeout(180)
 def test_a_crew_beyond_the_memory_cap_is_ended(pendulum, short):
     with _measuring(pendulum, cap_bytes=30_000_000) as measuring:
         (rate,) = measuring.joint([_joint()], within_s=20.0, on_rate=_deaf)
     assert rate.failure.startswith("out of memory")
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("stage", ["learner", "joint"])
 def test_a_wish_to_stop_ends_everything_at_once(pendulum, stage):
     interrupts = Interrupts()
@@ -270,7 +259,6 @@ def test_a_learner_alone_and_one_beside_samplers_are_measured_with_the_same_sett
         assert getattr(beside, field.name) == getattr(turns[0], field.name) == value, field.name
 
 
-@pytest.mark.timeout(180)
 def test_one_process_of_a_device_measures_several_batches_and_a_failure_costs_it_alone(pendulum, short, monkeypatch):
     monkeypatch.setattr(nursery._Candidate, "on_gpu", property(lambda self: True))  # as if its start cost seconds
     pids, failures = [], []

@@ -47,7 +47,6 @@ class Poles:
         return total / ENVS
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("name", ["ppo", "a2c"])
 def test_a_pole_stands_after_some_ten_thousand_steps_learned_from_one_interval_late(name):
     settings = {"gamma": 0.98, "gae_lambda": 0.9, "lr_schedule": "constant", "entropy_coef": 0.0}

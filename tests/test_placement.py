@@ -210,7 +210,6 @@ def test_with_a_gpu_state_moves_between_the_kinds_of_device(name, first, second)
     assert other.all_finite()
 
 
-@pytest.mark.timeout(90)
 @pytest.mark.parametrize("mode", ["serial", "spreeze"])
 def test_a_run_whose_gpu_is_gone_says_so_at_resume_and_goes_on_where_it_is_told_to(tmp_path, mode):
     common = ("--runs-dir", str(tmp_path), "--json", "--name", "x")

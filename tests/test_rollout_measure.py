@@ -45,7 +45,6 @@ def patient(monkeypatch):
     monkeypatch.setattr(rollout_measure, "_LONGEST_START_S", 100.0)  # other tests may keep the machine busy
 
 
-@pytest.mark.timeout(170)
 def test_settings_with_and_without_actors_are_measured_beside_the_learner_and_nobody_is_left(plan, patient):
     settings = [SMALL, dataclasses.replace(SMALL, actors=0), dataclasses.replace(SMALL, minibatches=5)]
     told = []
@@ -60,7 +59,6 @@ def test_settings_with_and_without_actors_are_measured_beside_the_learner_and_no
     assert psutil.Process().children(recursive=True) == []
 
 
-@pytest.mark.timeout(170)
 def test_too_much_memory_is_a_result_and_a_wish_to_stop_ends_everything(plan, patient):
     (rate,) = measuring(plan, cap_bytes=10**6).rollouts([SMALL], within_s=60.0, on_rate=lambda rate: None)
     assert "out of memory" in rate.failure

@@ -170,7 +170,6 @@ def test_the_dashboard_is_bound_to_this_machine():
         assert line in text
 
 
-@pytest.mark.timeout(90)
 def test_the_dashboard_s_processes_listen_on_this_machine_only(tmp_path):
     with server(tmp_path, tmp_path / "log") as (_, process):
         tree = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]

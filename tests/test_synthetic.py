@@ -6,7 +6,7 @@ import time
 import gymnasium
 import numpy as np
 import pytest
-from harness import train, verb
+from harness import train_until, verb
 
 from spreeze.envs.registry import make_env, parse_args
 from spreeze.envs.synthetic import ENV_ID, SyntheticEnv, spin
@@ -136,10 +136,11 @@ def test_any_id_takes_arguments():
 
 
 def test_arguments_of_a_run_reach_every_process_and_are_written_down(tmp_path):
-    run, code, _ = train(
-        tmp_path, "--env", ENV_ID, "--env-arg", "obs_dim=5", "--env-arg", "episode_steps=20", "--updates", "60",
-        "--set", "replay.learning_starts=100",
-    )  # fmt: skip
+    def seen(run):
+        return run.numbers().get("updates", 0) > 0 and "eval_return" in run.numbers()
+
+    arguments = ("--env", ENV_ID, "--env-arg", "obs_dim=5", "--env-arg", "episode_steps=20")
+    run, code, _ = train_until(tmp_path, seen, *arguments, "--set", "replay.learning_starts=100")
     assert code == 0, run.stderr
     assert 'args = ["obs_dim=5", "episode_steps=20"]  # user' in (run.path / "config.toml").read_text()
     rows = (run.path / "eval.csv").read_text().splitlines()

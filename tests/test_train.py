@@ -4,12 +4,19 @@ import json
 import sqlite3
 
 import pytest
-from harness import FAULT, PENDULUM, Run, train
+from harness import FAULT, HIDDEN_SIZES, PATIENCE_S, PENDULUM, Run, train, train_until
 
+from spreeze.envs.probe import probe_env
 from spreeze.metrics import METRICS, by_name
-from spreeze.settings import from_toml
+from spreeze.modes import beside
+from spreeze.modes.spreeze import run_mode
+from spreeze.rundir import RunDir
+from spreeze.settings import Layer, from_toml, resolve
 from spreeze.store_reader import MetricsReader
 from spreeze.transport.weights import WeightsStore
+from spreeze.workers.gauges import split_names
+from spreeze.workers.interrupts import Interrupts
+from spreeze.workers.plan import RunPlan
 
 REQUIRED_SERIES = (
     "env_steps", "env_steps_per_s", "sampler_env_steps_per_s/0", "updates", "updates_per_s", "update_frames_per_s",
@@ -21,20 +28,22 @@ REQUIRED_SERIES = (
 )  # fmt: skip
 
 
-@pytest.mark.timeout(90)
 def test_a_run_leaves_everything_that_is_known_of_it(tmp_path):
-    run, code, document = train(tmp_path, *PENDULUM, "--env-steps", "12000", "--seed", "3")
+    def missing(run):
+        numbers = run.numbers()
+        return [name for name in REQUIRED_SERIES if name not in numbers]
+
+    run, code, document = train_until(tmp_path, lambda run: not missing(run), *PENDULUM, "--seed", "3")
     assert code == 0
-    assert document["stopped_by"] == "env_steps"
-    assert document["env_steps"] >= 12000
     config = from_toml((run.path / "config.toml").read_text(), "test").config
-    assert (config.env.id, config.run.seed, config.sac.hidden_sizes) == ("Pendulum-v1", 3, (32, 32))
+    assert (config.env.id, config.run.seed) == ("Pendulum-v1", 3)
+    assert list(config.sac.hidden_sizes) == json.loads(HIDDEN_SIZES)
     assert "seed = 3  # user" in (run.path / "config.toml").read_text()
     state = run.state()
-    assert (state["state"], state["exit_reason"]) == ("finished", "env_steps")
+    assert (state["state"], state["exit_reason"]) == ("finished", document["stopped_by"])
     assert state["env_steps"] == document["env_steps"]
     numbers = run.numbers()
-    assert [name for name in REQUIRED_SERIES if name not in numbers] == []
+    assert missing(run) == []
     assert all(by_name(name) in METRICS for name in numbers), "every series is in the one table"
     assert 0 < numbers["replay_fill"] <= 1
     weights = WeightsStore(run.path / "weights").read_latest()
@@ -44,26 +53,64 @@ def test_a_run_leaves_everything_that_is_known_of_it(tmp_path):
     assert list((run.path / "errors").iterdir()) == []
 
 
-@pytest.mark.timeout(90)
+@pytest.mark.parametrize(("condition", "value"), [("seconds", 0.5), ("env_steps", 300), ("updates", 5)])
+def test_a_stop_condition_ends_a_run_and_what_is_not_known_by_then_is_none(tmp_path, condition, value):
+    _, code, document = train(tmp_path, *PENDULUM, f"--{condition.replace('_', '-')}", str(value))
+    assert code == 0
+    assert document["stopped_by"] == condition
+    assert document[{"seconds": "wall_s"}.get(condition, condition)] >= value
+    assert set(document["time_split"]) == set(split_names(on_policy=False, actors=False)), "known or not"
+    if document["rates_measured_s"] is None:
+        unknown = {document[name] for name in ("env_steps_per_s", "updates_per_s", "update_frames_per_s")}
+        assert unknown | set(document["time_split"].values()) == {None}
+
+
 def test_scores_are_tied_to_versions_and_the_best_is_kept(tmp_path):
     with Run(tmp_path, *FAULT) as run:
         reader = MetricsReader(run.path / "metrics.db")
         run.wait_for(lambda: len(reader.evaluations()) >= 2, what="two evaluations")
-        run.interrupt()
-        code, document = run.end(20.0)
+        code, document = run.stop()
         evaluations = reader.evaluations()
     assert code == 0
-    assert evaluations[-1].version == document["updates"], "the last score is that of the last weights"
     assert [e.version for e in evaluations] == sorted({e.version for e in evaluations})
+    assert evaluations[-1].version <= document["updates"]
     assert document["eval_return_mean"] == pytest.approx(evaluations[-1].return_mean)
     assert document["eval_return_best"] == pytest.approx(max(e.return_mean for e in evaluations))
 
 
-@pytest.mark.timeout(60)
+class NoView:
+    """A run that nobody looks at."""
+
+    def update(self, snapshot):
+        """Nothing."""
+
+    def note(self, text):
+        """Nothing."""
+
+
+def test_the_last_score_is_that_of_the_last_weights(tmp_path, monkeypatch):
+    for name in ("_FINAL_EVALUATION_S", "_EXIT_S"):  # the user's patience, which a slow machine would need more of
+        monkeypatch.setattr(beside, name, PATIENCE_S)
+    values = {"env": {"id": "Pendulum-v1"}, "sac": {"hidden_sizes": [8]}, "learner": {"batch_size": 8},
+              "replay": {"capacity": 20_000, "learning_starts": 200}, "visualizer": {"enabled": False},
+              "evaluation": {"episodes": 1}, "stop": {"updates": 20}}  # fmt: skip
+    plan = RunPlan(settings=resolve([Layer("test", values)]), spec=probe_env("Pendulum-v1", steps=0).spec, samplers=1,
+                   free_core=False)  # fmt: skip
+    run_dir = RunDir.create(tmp_path, "run")
+    try:
+        with Interrupts() as interrupts:
+            outcome = run_mode(plan, run_dir, NoView(), interrupts)
+    finally:
+        run_dir.close()
+    last = MetricsReader(run_dir.path / "metrics.db").evaluations()[-1]
+    assert (outcome.updates, last.version) == (20, 20)
+    assert outcome.eval_return == pytest.approx(last.return_mean)
+
+
 @pytest.mark.parametrize("algo", ["td3", "ddpg"])
 def test_the_other_algorithms_run_too_with_n_step_returns_and_normalised_observations(tmp_path, algo):
     run, code, document = train(
-        tmp_path, *FAULT, "--algo", algo, "--set", f"{algo}.hidden_sizes=[32,32]", "--set", f"{algo}.n_step=3",
+        tmp_path, *FAULT, "--algo", algo, "--set", f"{algo}.hidden_sizes={HIDDEN_SIZES}", "--set", f"{algo}.n_step=3",
         "--set", "env.normalize_obs=true", "--updates", "300",
     )  # fmt: skip
     assert code == 0
@@ -74,12 +121,12 @@ def test_the_other_algorithms_run_too_with_n_step_returns_and_normalised_observa
     assert weights.arrays["obs_std"].shape == (3,)
 
 
-@pytest.mark.timeout(120)
-def test_pendulum_is_learned_in_seconds(tmp_path):
+def test_pendulum_is_learned(tmp_path):
+    # Some 4,000 updates on any machine; what it takes in seconds is the bench's to say.
     run, code, document = train(
-        tmp_path, *PENDULUM, "--target-return", "-250", "--seconds", "80", "--set", "sac.hidden_sizes=[64,64]",
+        tmp_path, *PENDULUM, "--target-return", "-250", "--updates", "60000", "--set", "sac.hidden_sizes=[64,64]",
         "--set", "sac.actor_lr=0.001", "--set", "sac.critic_lr=0.001", "--set", "sac.alpha_lr=0.003",
-        "--set", "evaluation.episodes=10", "--batch-size", "128", "--samples-per-insert", "64:256", timeout_s=110,
+        "--set", "evaluation.episodes=10", "--batch-size", "128", "--samples-per-insert", "64:256",
     )  # fmt: skip
     assert code == 0
     evaluations = [e.return_mean for e in MetricsReader(run.path / "metrics.db").evaluations()]
@@ -87,7 +134,6 @@ def test_pendulum_is_learned_in_seconds(tmp_path):
     assert document["eval_return_best"] >= -250
 
 
-@pytest.mark.timeout(60)
 def test_no_file_of_a_run_holds_objects_that_would_be_executed(tmp_path):
     run, code, _ = train(tmp_path, *FAULT, "--updates", "40", "--save-replay")
     assert code == 0

@@ -54,7 +54,6 @@ def _at_work(process, word, folder):
     return poll(look, 100, word)
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("stage", ["spreeze.workers.update_probe", '"role": "learner"'])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["ctrl-c", "killed"])
 def test_a_tuner_that_is_ended_leaves_no_process_and_keeps_no_answer(tmp_path, stage, number):
@@ -72,7 +71,6 @@ def test_a_tuner_that_is_ended_leaves_no_process_and_keeps_no_answer(tmp_path, s
     assert list((tmp_path / "cache" / "spreeze").glob("tune-*.json")) == []
 
 
-@pytest.mark.timeout(180)
 def test_a_tuning_is_told_kept_exported_and_reused(tmp_path):
     profile, record = tmp_path / "mine.toml", tmp_path / "record.json"
     with _tuner(tmp_path, "--export", str(profile), "--out", str(record)) as process:

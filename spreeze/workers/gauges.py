@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 _RATE_WINDOW_S = 3.0
+_STEPPING = ("policy", "env", "write", "wait")
+_LEARNING, _LEARNING_ON_POLICY = ("wait", "gather", "critic", "actor", "publish"), ("wait", "learn", "publish")
+_INFERRING = ("policy", "wait")
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,21 @@ class Gauges:
         }
 
 
+def split_names(*, on_policy: bool, actors: bool) -> tuple[str, ...]:
+    """Names of the shares of time that a run has, known or not.
+
+    Args:
+        on_policy: its learner takes one step an interval instead of critic and actor steps.
+        actors: processes of their own infer for its executors.
+    """
+    learner = _names("learner", _LEARNING_ON_POLICY if on_policy else _LEARNING)
+    return (*_names("sampler", _STEPPING), *learner, *(_names("actor", _INFERRING) if actors else ()))
+
+
+def _names(role: str, parts: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(f"{role}_{part}_share" for part in parts)
+
+
 def samples_per_insert(reading: Reading) -> float | None:
     """Transitions drawn over transitions inserted since learning began; None before."""
     inserts = reading.inserted - reading.baseline_inserted
@@ -140,13 +158,12 @@ def _rates(old: Reading, new: Reading, batch_size: int) -> dict[str, float | Non
 def _shares(old: Reading, new: Reading) -> dict[str, float | None]:
     sampler_times = {
         f"sampler_{name}_share": sum(s[f"{name}_s"] for s in new.samplers) - sum(s[f"{name}_s"] for s in old.samplers)
-        for name in ("policy", "env", "write", "wait")
+        for name in _STEPPING
     }
     # An on-policy learner has one step instead of three.
-    parts = ("learn",) if new.learner.get("learn_s") else ("gather", "critic", "actor")
+    parts = _LEARNING_ON_POLICY if new.learner.get("learn_s") else _LEARNING
     learner_times = {
-        f"learner_{name}_share": new.learner[f"{name}_s"] - old.learner[f"{name}_s"]
-        for name in ("wait", *parts, "publish")
+        f"learner_{name}_share": new.learner[f"{name}_s"] - old.learner[f"{name}_s"] for name in parts
     }
     return {**_normalised(sampler_times), **_normalised(learner_times), **_actors(old, new)}
 
@@ -156,7 +173,7 @@ def _actors(old: Reading, new: Reading) -> dict[str, float | None]:
     if not new.actors:
         return {}
     done = {name: sum(a[name] for a in new.actors) - sum(a[name] for a in old.actors) for name in new.actors[0]}
-    times = {f"actor_{name}_share": done[f"{name}_s"] for name in ("policy", "wait")}
+    times = {f"actor_{name}_share": done[f"{name}_s"] for name in _INFERRING}
     return {"actor_rows_per_batch": done["rows"] / done["batches"] if done["batches"] > 0 else None,
             **_normalised(times)}
 
