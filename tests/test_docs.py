@@ -2,6 +2,7 @@
 
 import importlib
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,12 @@ def test_help_states_a_default_for_every_flag():
     for action in build_parser()._actions:
         if action.dest != "help":
             assert "default" in (action.help or ""), action.option_strings
+
+
+def test_the_test_extra_installs_every_other_extra():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    others = ",".join(sorted(set(extras) - {"test"}))
+    assert f"spreeze[{others}]" in extras["test"], "no test is skipped for want of what can be installed"
 
 
 def test_ci_runs_the_readme_s_test_command_as_printed():

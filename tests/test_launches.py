@@ -380,23 +380,61 @@ def test_a_split_with_a_mirror_launches_kernels_one_by_one_and_says_so():
         assert learning.notes == ["kernels are launched one by one: actor and critics are on two devices"]
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+def learner_of(ring, name, per_launch, device="cpu"):
+    """A learner that takes large steps, so that what it did not do shows."""
+    config = dataclasses.replace(PARTS[name](), hidden_sizes=(32, 32), actor_lr=1e-2, critic_lr=1e-2)
+    return Learning(SPEC, name, config, LAYOUT, RingReader(ring), batch_size=BATCH, device=device, seed=1,
+                    normalize_obs=False, mirror=True, updates_per_launch=per_launch)  # fmt: skip
+
+
+def displacement(learning, name, updates=40):
+    """How far so many updates move the policy: all of its parameters in one vector."""
+    before = learning.policy(SPEC, name)[0]
+    while learning.updates < updates:
+        learning.update(updates - learning.updates)
+    after = learning.policy(SPEC, name)[0]
+    return np.concatenate([(after[key] - value).ravel() for key, value in before.items()])
+
+
+def check_the_same_way(single, several):
+    """Both moved far, and to the same place but for a hundredth of the way."""
+    assert np.abs(single).max() > 0.1
+    assert np.linalg.norm(several - single) <= 0.01 * np.linalg.norm(single)
+
+
+class IdleGraph(PlayedGraph):
+    """Says that it does what was recorded, and does nothing."""
+
+    def replay(self):
+        self.replays += 1
+
+
 @pytest.mark.parametrize("name", ["sac", "td3"])
-def test_on_a_gpu_graphs_give_the_parameters_of_single_updates_and_never_wait(name):
-    device, config = torch.device("cuda:0"), dataclasses.replace(PARTS[name](), hidden_sizes=(32, 32))
+@pytest.mark.parametrize(("graph", "found_out"), [(PlayedGraph, False), (IdleGraph, True)])
+def test_the_comparison_of_displacements_finds_out_replays_that_do_nothing(name, graph, found_out):
     with filled() as ring:
-        found = []
+        moved = []
         for per_launch in (0, 4):
-            learning = Learning(SPEC, name, config, LAYOUT, RingReader(ring), batch_size=BATCH, device="cuda:0", seed=1,
-                                normalize_obs=False, mirror=True, updates_per_launch=per_launch)  # fmt: skip
-            while learning.updates < 40:
-                learning.update(40 - learning.updates)
-            with HostWaits(str(device)) as waits:
+            learning = learner_of(ring, name, per_launch)
+            learning.use_mirror(Mirror(RingReader(ring), BATCH, CPU, 5), lambda one=learning: graph(one.algorithm))
+            moved.append(displacement(learning, name))
+        with pytest.raises(AssertionError) if found_out else contextlib.nullcontext():
+            check_the_same_way(*moved)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["sac", "td3", "ddpg"])
+def test_on_a_gpu_graphs_give_the_parameters_of_single_updates_and_never_wait(name):
+    with filled() as ring:
+        moved = []
+        for per_launch in (0, 4):
+            learning = learner_of(ring, name, per_launch, "cuda:0")
+            moved.append(displacement(learning, name))
+            with HostWaits("cuda:0") as waits:
                 learning.update()
             assert waits.count == 0
-            found.append(learning.policy(SPEC, name)[0])
-        for key, value in found[0].items():
-            assert np.allclose(value, found[1][key], atol=1e-2), key
+            assert not any("one by one" in note for note in learning.notes), "a graph was recorded"
+        check_the_same_way(*moved)
 
 
 def test_a_smaller_batch_is_also_drawn_from_the_mirror():

@@ -96,7 +96,7 @@ def test_what_is_no_device_is_refused_with_the_form_expected(text):
         Placement.parse(text)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+@pytest.mark.gpu
 @pytest.mark.parametrize("device", ["cpu+cuda:0", "cuda:0+cuda:0"])
 @pytest.mark.parametrize("name", ["ddpg"])  # the others draw noise, which differs between device kinds
 def test_with_a_gpu_the_split_is_close_to_one_device(name, device):
