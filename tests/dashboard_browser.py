@@ -3,9 +3,17 @@
 import time
 from pathlib import Path
 
-from spreeze.bench.browser import ROOT, browser, enter, free_port, missing, server, wait
+from harness import PATIENCE_S
+
+from spreeze.bench import browser as driven
+from spreeze.bench.browser import ROOT, browser, enter, free_port, missing, server
 
 __all__ = ["ROOT", "browser", "enter", "free_port", "missing", "screenshots", "server", "shown_as", "wait"]
+
+
+def wait(condition, told=str):
+    """The first true value of ``condition``; an error with what was ``told`` after the tests' patience."""
+    return driven.wait(condition, PATIENCE_S, told)
 
 
 def shown_as(driver, theme, width, height, scale=1):
@@ -28,11 +36,11 @@ def screenshots(address, driver, folder: Path) -> None:
     for name, theme, width, height in pictures:
         shown_as(driver, theme, width, height)
         driver.get(f"{address}/{'' if name.startswith('live') else name}")
-        wait(lambda name=name: driver.execute_script(drawn) >= least.get(name, 0), 60)
+        wait(lambda name=name: driver.execute_script(drawn) >= least.get(name, 0))
         if name == "about":
-            wait(lambda: driver.execute_script(press), 20)
-            wait(lambda: "Ready" in driver.execute_script("return document.body.innerText"), 90)
+            wait(lambda: driver.execute_script(press))
+            wait(lambda: "Ready" in driver.execute_script("return document.body.innerText"))
         time.sleep(3)  # pictures, clips and tables come by requests of their own
-        wait(lambda: not driver.find_elements("css selector", "[data-testid=stSkeleton]"), 30)
+        wait(lambda: not driver.find_elements("css selector", "[data-testid=stSkeleton]"))
         time.sleep(1)
         driver.save_screenshot(str(folder / f"dashboard-{name}.png"))

@@ -1,13 +1,14 @@
 """The benches run and report; no test judges a speed."""
 
 import json
+import math
 import signal
 import subprocess
 import sys
 
 import psutil
 import pytest
-from harness import poll
+from harness import PATIENCE_S, poll
 
 from spreeze.bench import governor
 from spreeze.bench.command import _line
@@ -16,9 +17,9 @@ from spreeze.errors import RunError, SpreezeError
 from spreeze.workers.evaluator import COLUMNS
 
 
-def _bench(*arguments, timeout=100):
+def _bench(*arguments):
     done = subprocess.run([sys.executable, "-m", "spreeze.bench", *arguments, "--json"], capture_output=True,
-                          timeout=timeout, check=False)
+                          timeout=PATIENCE_S, check=False)
     assert done.returncode == 0, done.stderr.decode()
     return json.loads(done.stdout)
 
@@ -34,36 +35,36 @@ def test_sampling_bench_reports_the_share_of_the_bare_loop():
     assert document["versions"]["torch"]
     share = rows["sampler_share_of_bare"]
     assert len(share["repeats"]) == 2
-    assert 0.0 < share["value"] < 2.0
-    assert rows["sampler_env_steps_per_s"]["value"] > 100
+    assert share["value"] > 0.0
+    assert rows["sampler_env_steps_per_s"]["value"] > 0
     assert rows["row_bytes"]["value"] == 4 * (3 + 1 + 1 + 1 + 3), "the sum of the fields"
     assert 10e6 < rows["sampler_memory_bytes"]["value"] < 350e6
-    assert rows["two_samplers_env_steps_per_s"]["value"] > 100
+    assert rows["two_samplers_env_steps_per_s"]["value"] > 0
     assert len(rows["two_samplers_over_one"]["repeats"]) == 2
 
 
 def test_checks_bench_reports_shares_of_sampler_and_learner():
     rows = _metrics(_bench("checks", "--env", "Pendulum-v1", "--repeats", "1"))
-    assert rows["sampler_turn_us"]["value"] > 10
-    assert -0.1 < rows["ring_protocol_share_of_sampling"]["value"] < 1.0
-    assert 0.0 < rows["checksums_share_of_sampling"]["value"] < 1.0
+    assert rows["sampler_turn_us"]["value"] > 0.0
+    for name in ("ring_protocol_share_of_sampling", "checksums_share_of_sampling"):  # differences of two times
+        assert math.isfinite(rows[name]["value"])
     assert rows["publish_share_of_learner"]["value"] > 0.0
 
 
 def test_learner_bench_reports_updates_and_the_share_of_the_floor():
     rows = _metrics(_bench("learner", "--batch-size", "64", "--repeats", "1"))
-    assert rows["updates_per_s"]["value"] > 1
-    assert 0.0 < rows["product_floor_share"]["value"] <= 1.2
+    assert rows["updates_per_s"]["value"] > 0.0
+    assert rows["product_floor_share"]["value"] > 0.0
 
 
 def test_together_bench_reports_what_each_side_keeps():
-    rows = _metrics(_bench("together", "--env", "Pendulum-v1", "--repeats", "1", "--seconds", "0.5", timeout=180))
+    rows = _metrics(_bench("together", "--env", "Pendulum-v1", "--repeats", "1", "--seconds", "0.5"))
     assert rows["learner_kept_together"]["repeats"][0] > 0
     assert rows["sampler_kept_together"]["repeats"][0] > 0
 
 
 def test_replay_bench_finds_no_torn_row():
-    rows = _metrics(_bench("replay", "--repeats", "1", "--checked-rows", "200000", timeout=180))
+    rows = _metrics(_bench("replay", "--repeats", "1", "--checked-rows", "200000"))
     assert rows["torn_rows"]["value"] == 0
 
 
@@ -87,35 +88,37 @@ def test_a_failing_run_is_told_with_its_last_line():
     from spreeze.bench.runs import train
 
     with pytest.raises(SpreezeError, match="unknown environment"):
-        train(["--env", "NoSuchTask-v0"], 60.0)
+        train(["--env", "NoSuchTask-v0"], PATIENCE_S)
 
 
 def test_governor_bench_reports_the_learner_before_beside_and_after_a_busy_process(monkeypatch):
-    short = {"BEFORE_S": 1.2, "AFTER_S": 2.4, "TURN_S": 1.2, "TURNS": 1, "MARKS_S": (0.0, 1.2, 2.4, 3.6)}
+    short = {"START_S": PATIENCE_S, "BEFORE_S": 1.2, "AFTER_S": 2.4, "TURN_S": 2.4, "TURNS": 1,
+             "MARKS_S": (0.0, 1.2, 2.4, 3.6)}  # fmt: skip
     for name, value in short.items():
         monkeypatch.setattr(governor, f"_{name}", value)
     told = []
-    extra = ["--envs-per-sampler", "2", "--set", "evaluation.episodes=1"]
-    rows = governor.governor_rows("Pendulum-v1", 64, 1, 1.0, 1, told.append, extra)
+    extra = ["--envs-per-sampler", "2", "--set", "evaluation.episodes=1", "--set", "sac.hidden_sizes=[8]"]
+    rows = governor.governor_rows("Pendulum-v1", 8, 1, 1.0, 1, told.append, extra)
     values = {row["metric"]: row["value"] for row in rows}
     for name in ("before", "at_1.2_s", "at_2.4_s", "at_3.6_s", "possible", "after"):
-        assert values[f"updates_per_s_{name}"] > 0, name
-    assert values["share_of_possible"] > 0
+        assert values[f"updates_per_s_{name}"] >= 0, name
+    assert values["updates_per_s_possible"] > 0
+    assert values["share_of_possible"] >= 0
     assert values["samplers_active_before"] <= 1.0
     assert told
 
 
 def test_a_bench_that_is_terminated_takes_its_runs_along(tmp_path):
     command = [sys.executable, "-m", "spreeze.bench", "target", "--env", "Pendulum-v1", "--repeats", "1",
-               "--limit", "60", "--target-return", "1e9", "--runs-dir", str(tmp_path)]  # fmt: skip
+               "--limit", "10000", "--target-return", "1e9", "--runs-dir", str(tmp_path)]  # fmt: skip
     bench = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         children = psutil.Process(bench.pid).children
-        poll(lambda: len(children(recursive=True)) >= 3, 30.0, "a run with its workers")
+        poll(lambda: len(children(recursive=True)) >= 3, what="a run with its workers")
         family = children(recursive=True)
         bench.terminate()
-        assert bench.wait(20.0) == 128 + signal.SIGTERM
-        _, left = psutil.wait_procs(family, timeout=10.0)
+        assert bench.wait(PATIENCE_S) == 128 + signal.SIGTERM
+        _, left = psutil.wait_procs(family, timeout=PATIENCE_S)
         assert not left
     finally:
         bench.kill()

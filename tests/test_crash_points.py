@@ -224,7 +224,7 @@ def _spoil(path, content_durable, name_durable, dice):
     path.write_bytes((data, b"", data[:cut], data[:cut] + bytes(len(data) - cut))[how])
 
 
-@pytest.mark.timeout(900 if LONG else 110)
+@pytest.mark.timeout(1800 if LONG else 600)
 def test_f30_whatever_a_power_loss_leaves_the_newest_durable_checkpoint_loads(tmp_path, monkeypatch):
     root, before = tmp_path / "disk", tmp_path / "before"
     _checkpoint(root, 1)

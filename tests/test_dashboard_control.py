@@ -6,10 +6,10 @@ import os
 import signal
 import sys
 import threading
-import time
 
 import psutil
 import pytest
+from harness import poll
 
 pytest.importorskip("streamlit")
 
@@ -19,7 +19,7 @@ from spreeze.errors import ConfigError, RunError
 SLEEPER = """import signal, time
 signal.signal(signal.SIGINT, signal.default_int_handler)
 print("up", flush=True)
-time.sleep(60)
+time.sleep(10_000)
 """
 
 
@@ -36,11 +36,8 @@ def sleepers(tmp_path, monkeypatch):
             os.kill(pid, signal.SIGKILL)
 
 
-def until(condition, seconds=10.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        os.sched_yield()
+def until(condition):
+    poll(condition, what="what the test waits for")
 
 
 def test_a_started_run_is_no_child_of_the_page(sleepers):

@@ -5,11 +5,12 @@ import time
 import dashboard_browser as web
 import long_run
 import pytest
+from harness import PATIENCE_S
 
 from spreeze.bench import page
 
 pytest.importorskip("streamlit")
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240), pytest.mark.filterwarnings("ignore::ResourceWarning"),
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::ResourceWarning"),
               pytest.mark.skipif(web.missing() is not None, reason=str(web.missing()))]
 
 
@@ -41,14 +42,14 @@ def test_an_open_page_costs_little_and_a_hidden_one_nothing(tmp_path):
         assert seen.requests(3) >= 2, "it goes on when seen again"
         for _ in range(20):
             seen.reload()
-        web.wait(lambda: seen.connections() <= 3, 30, seen.connections)  # idle ones end in five seconds
+        web.wait(lambda: seen.connections() <= 3, seen.connections)  # idle ones end in five seconds
         told["connections after 20 reloads"] = seen.connections()
         for _ in range(4):
             seen.driver.switch_to.new_window("tab")
             seen.open()
         begun = time.monotonic()
         seen.server.terminate()
-        seen.server.wait(20)
+        seen.server.wait(PATIENCE_S)
         told["stop with five tabs [s]"] = time.monotonic() - begun
     print("\n" + "\n".join(f"{name}: {value:.2f}" for name, value in told.items()))
     print("main thread, tasks and processor time [ms/s]:", busy)

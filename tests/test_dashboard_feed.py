@@ -4,6 +4,7 @@ import asyncio
 import fcntl
 import json
 import os
+import statistics
 import time
 
 import pytest
@@ -44,7 +45,7 @@ def ask(path, query):
 def picture(query):
     """The route's answer to a client that stays."""
     async def receive():
-        await asyncio.sleep(60)
+        await asyncio.sleep(10_000)
 
     request = ask(None, query)
     request._receive = receive
@@ -201,12 +202,20 @@ def test_the_policy_s_lag_is_counted_in_what_its_algorithm_waits_for():
         assert [chart["unit"] for chart in charts.as_json(unit) if chart["key"] == "lag"] == [unit]
 
 
-def test_a_long_run_is_answered_quickly(run):
-    """All raw points that are kept (an hour at 2 Hz): the first answer stays within its budget."""
-    fill(run, 7000)
-    begun = time.perf_counter()
-    feed.answer(run, 0.0, 0, "")
-    assert time.perf_counter() - begun < 2.0
+def test_the_first_answer_of_a_long_run_takes_no_more_than_its_share_of_time(run):
+    """Up to all raw points that are kept, an hour at 2 Hz: no more than proportional to them."""
+    def cpu_s():
+        times = []
+        for _ in range(5):
+            start = time.thread_time()
+            feed.answer(run, 0.0, 0, "")
+            times.append(time.thread_time() - start)
+        return statistics.median(times)
+
+    fill(run, 700)
+    short = cpu_s()
+    fill(run, 6300, first=700)
+    assert cpu_s() < 30 * short
 
 
 @pytest.mark.parametrize(("algo", "titles"), [("sac", ["Samplers", "Replay", "Learner"]),

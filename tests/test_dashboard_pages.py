@@ -9,6 +9,7 @@ from pathlib import Path
 
 import long_run
 import pytest
+from harness import PATIENCE_S
 
 from spreeze.store import Evaluation, MetricsWriter
 
@@ -90,7 +91,7 @@ def world(tmp_path, monkeypatch):
 
 
 def open_page(name: str) -> AppTest:
-    return AppTest.from_function(script, kwargs={"name": name}, default_timeout=30).run()
+    return AppTest.from_function(script, kwargs={"name": name}, default_timeout=PATIENCE_S).run()
 
 
 def components(page, name):

@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from harness import PATIENCE_S
 
 pytest.importorskip("streamlit")
 
@@ -28,7 +29,8 @@ def listener():
 def test_answers_of_a_listening_socket_are_sent_at_once(listener):
     assert startup.send_at_once() >= 1
     assert listener.getsockopt(*NO_DELAY) == 1
-    with socket.create_connection(listener.getsockname(), timeout=10) as caller, listener.accept()[0] as answering:
+    caller = socket.create_connection(listener.getsockname(), timeout=PATIENCE_S)
+    with caller, listener.accept()[0] as answering:
         assert answering.getsockopt(*NO_DELAY) == 1, "connections inherit it"
         answering.sendall(b"x")
         assert caller.recv(1) == b"x", "the descriptor is still open and its owner's"
@@ -55,7 +57,7 @@ def test_the_first_visitor_finds_the_pages_loaded_and_the_entrance_open(listener
     asyncio.run(live())
     for thread in threading.enumerate():
         if thread.name == "load pages":
-            thread.join(30)
+            thread.join(PATIENCE_S)
             assert not thread.is_alive()
     assert listener.getsockopt(*NO_DELAY) == 1
     assert {f"spreeze.dashboard.page_{name}" for name in pages.TITLES} <= set(sys.modules)

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -110,10 +109,8 @@ def test_torch_that_cannot_be_imported_fails_with_a_remedy(monkeypatch):
 
 
 def test_library_that_hangs_is_given_up(monkeypatch):
-    monkeypatch.setattr(doctor, "_TORCH", "import sys; sys.stdin.read(); import time; time.sleep(60)")
-    start = time.monotonic()
+    monkeypatch.setattr(doctor, "_TORCH", "import sys; sys.stdin.read(); import time; time.sleep(10_000)")
     assert doctor.check_torch(timeout_s=0.3).status == "warn"
-    assert time.monotonic() - start < 5
 
 
 def test_missing_encoder_is_only_a_warning(monkeypatch):
@@ -135,16 +132,13 @@ def test_unknown_environment_fails_with_one_line():
 
 
 def test_json_is_one_document_and_says_all(tmp_path, capsys):
-    start = time.monotonic()
     code = doctor.main(["--json", "--env", "Pendulum-v1", "--runs-dir", str(tmp_path)])
-    elapsed_s = time.monotonic() - start
     document = json.loads(capsys.readouterr().out)
     assert (code, document["ok"]) == (0, True)
     assert len(document["checks"]) >= 12
     assert all(check["remedy"] for check in document["checks"] if check["status"] != "ok")
     assert document["env"]["spec"]["obs_dim"] == 3
     assert document["machine"]["one_line"]
-    assert elapsed_s < 30  # about 3 s on a quiet machine
     assert list(tmp_path.iterdir()) == []
 
 

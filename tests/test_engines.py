@@ -12,7 +12,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from harness import train, verb
+from harness import PATIENCE_S, train, verb
 from test_sampling import Rows
 
 from spreeze.envs.engines import VectorTask, engine_of
@@ -240,7 +240,8 @@ def test_a_mujoco_task_draws_without_a_display():
     )
     hidden = ("DISPLAY", "WAYLAND_DISPLAY", "MUJOCO_GL")
     environment = {key: value for key, value in os.environ.items() if key not in hidden}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True,
+                          timeout=PATIENCE_S)
     assert done.stdout == "(480, 480, 3)\n", done.stderr
 
 

@@ -4,11 +4,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import gymnasium
 import numpy as np
 import pytest
+from harness import PATIENCE_S
 from linear_policy import SPEC
 
 from spreeze.envs import faults, probe
@@ -60,7 +60,7 @@ def test_a_misspelt_bullet_id_is_answered_even_before_its_module_was_imported():
         "try: make_env('Walker2dBulletEnv-v0')\n"
         "except EnvironmentError_ as error: import sys; sys.exit(str(error))\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S)
     assert "did you mean 'Walker2DBulletEnv-v0'" in done.stderr
 
 
@@ -326,15 +326,13 @@ def test_a_fault_at_reset(monkeypatch):
 def test_a_probe_reports_spaces_and_step_time():
     probe = probe_env("Pendulum-v1", steps=500)
     assert (probe.spec.obs_dim, probe.spec.action_low) == (3, (-2.0,))
-    assert 1.0 < probe.step_us_median < 5000.0
+    assert probe.step_us_median > 0.0
     assert probe.step_cv >= 0.0
 
 
 def test_a_quick_probe_describes_without_timing():
-    start = time.perf_counter()
     probe = probe_env("Pendulum-v1", steps=0)
     assert probe.step_us_median is None
-    assert time.perf_counter() - start < 10.0
 
 
 def test_a_probe_hands_on_the_error_of_the_environment():
@@ -392,7 +390,7 @@ def test_what_c_code_prints_does_not_reach_standard_output():
         "    os.write(1, b'raw')\n"
         "print('{}')\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S)
     assert json.loads(done.stdout) == {}
     assert all(word in done.stderr for word in ("from c", "from python", "raw"))
 

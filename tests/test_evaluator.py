@@ -1,6 +1,7 @@
 import contextlib
 import csv
 import dataclasses
+import itertools
 import json
 import os
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from harness import PATIENCE_S
 from linear_policy import BAD, FAULT, FAULT_MODULE, GOOD, IDLE, SPEC, policy_of, publish, wait_until
 
 from spreeze.envs.task import make_task
@@ -47,11 +49,13 @@ def job_of(tmp_path, **changes):
 class Running:
     """The evaluator in a thread, its board and the messages that it sent."""
 
-    def __init__(self, job):
+    def __init__(self, job, sleep=None):
         self.board = Board.create(7)
         self.read_fd, self._write_fd = os.pipe()
         os.set_blocking(self.read_fd, False)
         self.link = Link("evaluator", 0, self.board, 0, self._write_fd, Path(job.run_dir) / "errors")
+        if sleep is not None:
+            self.link.sleep = sleep
         self.error = None
         self._text = b""
         self._thread = threading.Thread(target=self._body, args=(job,))
@@ -74,10 +78,8 @@ class Running:
 
     def stop(self):
         self.board.header[STOP] = 1
-        start = time.monotonic()
-        self._thread.join(20.0)
-        assert not self._thread.is_alive()
-        return time.monotonic() - start
+        self._thread.join(PATIENCE_S)
+        return self.ended()
 
     def ended(self):
         return not self._thread.is_alive()
@@ -89,7 +91,7 @@ def running(job):
     try:
         yield body
     finally:
-        body.stop()
+        assert body.stop()
         body.messages("")
         os.close(body.read_fd)
         body.link.close()
@@ -149,24 +151,23 @@ def test_what_a_killed_evaluator_left_is_removed_and_an_unfinished_checkpoint_is
 def test_a_stop_is_obeyed_in_the_middle_of_an_evaluation(tmp_path, store, monkeypatch):
     monkeypatch.setenv("SPREEZE_FAULT_STEP_S", "0.02")
     publish(store, GOOD, 1)
-    with running(job_of(tmp_path, episodes=16 * 20)) as body:
+    with running(job_of(tmp_path, episodes=16 * 10_000)) as body:  # hours, if nobody stopped it
         wait_until(lambda: int(body.board.control(0)[1]) == int(evaluator.Phase.EVALUATE))
-        assert body.stop() < 3.0
+        assert body.stop()
     assert not (tmp_path / "eval.csv").exists()
 
 
 def test_without_a_free_core_it_rests_after_an_evaluation(tmp_path, store, monkeypatch):
     rests = []
-    monkeypatch.setattr(evaluator.time, "process_time", iter(range(1000)).__next__)
+    monkeypatch.setattr(evaluator.time, "process_time", itertools.count().__next__)
     publish(store, GOOD, 1)
     job = job_of(tmp_path, has_free_core=False, cpu_share=0.1)
-    body = Running(job)
-    body.link.sleep = lambda seconds, *rest: (rests.append(seconds), time.sleep(0.005))
+    body = Running(job, sleep=lambda seconds, *rest: (rests.append(seconds), time.sleep(0.005)))
     wait_until(lambda: any(rest > 1.0 for rest in rests))
     body.stop()
     os.close(body.read_fd)
     body.link.close()
-    assert 8.0 < max(rests) <= 10.0  # one second of processor time at a share of 0.1, less what has passed
+    assert max(rests) <= 10.0  # one second of processor time at a share of 0.1, less what has passed
 
 
 def test_an_error_costs_its_episode_and_the_score_says_so(tmp_path, store, monkeypatch):
@@ -219,8 +220,7 @@ def test_environments_that_cannot_be_made_are_tried_again_for_ever(tmp_path, sto
     monkeypatch.setattr(evaluator, "open_task", refused)
     pauses = []
     publish(store, GOOD, 1)
-    body = Running(job_of(tmp_path))
-    body.link.sleep = lambda seconds, *rest: (pauses.append(seconds), time.sleep(0.005))
+    body = Running(job_of(tmp_path), sleep=lambda seconds, *rest: (pauses.append(seconds), time.sleep(0.005)))
     version = 1
     while not body.messages("evaluation"):
         version += 1
@@ -263,13 +263,12 @@ def test_the_last_evaluation_takes_the_newest_weights_once(tmp_path, store):
 
 
 def test_the_last_evaluation_keeps_to_its_budget_and_counts_a_prefix_of_the_seeds(tmp_path, store, monkeypatch):
-    monkeypatch.setenv("SPREEZE_FAULT_STEP_S", "0.002")
+    monkeypatch.setenv("SPREEZE_FAULT_STEP_S", "0.004")
     monkeypatch.setattr(evaluator, "lanes_for", lambda spec: 1)
     publish(store, GOOD, 1)
-    start = time.monotonic()
-    record = final_evaluation(job_of(tmp_path, episodes=500), budget_s=1.0)
-    assert time.monotonic() - start < 5.0
-    assert 1 <= record["episodes"] < 500
+    # An episode sleeps for 0.2 s: some of them fit into the budget, and ten thousand do not.
+    record = final_evaluation(job_of(tmp_path, episodes=10_000), budget_s=3.0)
+    assert 1 <= record["episodes"] < 10_000
     assert record["return_mean"] == expected_return(GOOD, episodes=record["episodes"])
     assert not (tmp_path / "checkpoints").exists()
 
@@ -299,5 +298,5 @@ def test_the_last_evaluation_without_weights_or_time_is_none(tmp_path, store):
 
 def test_the_command_prints_one_json_record_only(tmp_path):
     command = [sys.executable, "-m", "spreeze.workers.evaluator", json.dumps(job_of(tmp_path).to_json()), "5"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     assert (done.returncode, json.loads(done.stdout)) == (0, None)

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from harness import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[1] / "spreeze"
 FILES = sorted(ROOT.rglob("*.py"))
@@ -130,7 +131,7 @@ def _look(names, folder):
                    "PYGAME_HIDE_SUPPORT_PROMPT": "hide"}  # fmt: skip
     done = subprocess.run(
         [sys.executable, "-c", _LOOK, json.dumps(names)], capture_output=True, text=True, cwd=folder, check=False,
-        timeout=60, env=environment,
+        timeout=PATIENCE_S, env=environment,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()

@@ -26,7 +26,7 @@ from spreeze.types import RowLayout
 LONG = "SPREEZE_LONG_TESTS" in os.environ
 _SETTINGS = settings(max_examples=500 if LONG else 10, stateful_step_count=50 if LONG else 15, deadline=None,
                      suppress_health_check=[HealthCheck.too_slow])  # fmt: skip
-pytestmark = pytest.mark.timeout(1800 if LONG else 120)
+pytestmark = pytest.mark.timeout(1800 if LONG else 600)
 
 
 class CheckpointMachine(RuleBasedStateMachine):

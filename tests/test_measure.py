@@ -9,7 +9,7 @@ import time
 
 import psutil
 import pytest
-from harness import poll
+from harness import PATIENCE_S, poll
 
 from spreeze.autotune.records import JointSetting, LearnerRate, LearnerSetting
 from spreeze.envs.probe import probe_env
@@ -108,7 +108,7 @@ def _aside(act):
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         future = pool.submit(act)
         yield
-        future.result(timeout=60)
+        future.result(timeout=PATIENCE_S)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_a_candidate_that_crashes_or_hangs_is_data_and_the_next_is_measured(pend
     monkeypatch.setattr(nursery, "_LONGEST_REPEAT_S", 0.5)
     done = []
     with _measuring(pendulum) as measuring:
-        with _aside(lambda: poll(_fork_of_the_helper, 60, "a measurement").send_signal(number)):
+        with _aside(lambda: poll(_fork_of_the_helper, what="a measurement").send_signal(number)):
             measuring.learner([LearnerSetting(batch_size=64)], within_s=30.0, on_rate=done.append)
         measuring.learner([SMALL], within_s=3.0, on_rate=done.append)
     assert done[0].failure == failure

@@ -8,6 +8,7 @@ import sys
 
 import numpy as np
 import pytest
+from harness import PATIENCE_S
 
 from spreeze.errors import ResourceError, TransportError
 from spreeze.transport import memory
@@ -79,7 +80,7 @@ def test_attach_refuses_what_is_too_small_or_closed():
 def test_child_sees_the_same_memory_through_the_inherited_descriptor():
     block = allocate("spreeze-test", 4096)
     code = f"from spreeze.transport.memory import attach; b = attach({block.fd}, 4096); b.view[7] = 42; b.close()"
-    subprocess.run([sys.executable, "-c", code], pass_fds=[block.fd], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], pass_fds=[block.fd], check=True, timeout=PATIENCE_S)
     assert block.view[7] == 42
     block.close()
 

@@ -5,6 +5,7 @@ import os
 import numpy as np
 import pytest
 import torch
+from harness import PATIENCE_S
 from test_ring import put, ring_of, wait_for, writer_process
 
 from spreeze.errors import TransportError
@@ -168,7 +169,7 @@ def test_no_torn_row_beside_a_writer_that_never_pauses(locked):
                 expected, logical = batch[:, -1].copy().view(np.uint32).tolist(), mirror.logical.tolist()
                 assert [row_checksum(row, NO_FRAME, n) for row, n in zip(batch, logical, strict=True)] == expected
                 checked += len(batch)
-        assert child.wait(timeout=30) == 0
+        assert child.wait(timeout=PATIENCE_S) == 0
 
 
 def test_lag_and_age_are_those_of_the_ring():

@@ -5,6 +5,7 @@ import threading
 
 import pytest
 import torch
+from harness import PATIENCE_S
 from test_algorithms import batches
 
 from spreeze.algorithms import create
@@ -35,7 +36,7 @@ def test_a_thousand_updates_in_two_lanes_are_those_of_one_core(name, dtype, tole
 
 
 def test_both_calls_run_at_the_same_time():
-    meeting = threading.Barrier(2, timeout=10.0)
+    meeting = threading.Barrier(2, timeout=PATIENCE_S)
     with Pair() as pair:
         pair.both(meeting.wait, meeting.wait)
 

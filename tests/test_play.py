@@ -7,6 +7,7 @@ import sys
 
 import av
 import pytest
+from harness import PATIENCE_S
 from linear_policy import BAD, FAULT, FAULT_MODULE, GOOD, IDLE, arrays, meta, policy_of, publish
 
 from spreeze import evaluate, play
@@ -185,7 +186,7 @@ def test_a_damaged_weights_file_is_one_line(runs_dir, tmp_path, capfd):
 def test_evaluate_as_a_command(runs_dir):
     command = [sys.executable, "-m", "spreeze.evaluate", "latest", "--runs-dir", str(runs_dir), "--json"]
     done = subprocess.run(
-        [*command, "--import", FAULT_MODULE, "--episodes", "3"], capture_output=True, text=True, timeout=60
+        [*command, "--import", FAULT_MODULE, "--episodes", "3"], capture_output=True, text=True, timeout=PATIENCE_S
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["return_mean"] == expected(GOOD).return_mean

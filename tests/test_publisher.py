@@ -4,6 +4,7 @@ import threading
 
 import numpy as np
 import pytest
+from harness import PATIENCE_S
 
 from spreeze.errors import WeightsError
 from spreeze.transport.weights import WeightsStore
@@ -24,7 +25,7 @@ class Gate:
 
     def publish(self, arrays, meta, epoch, version):
         self.begun.set()
-        assert self.open.wait(10.0)
+        assert self.open.wait(PATIENCE_S)
         if self.failure is not None:
             raise self.failure
         self.written.append(version)
@@ -48,7 +49,7 @@ def test_what_is_offered_is_read_back_and_its_readers_are_told(tmp_path, publish
     store, told = WeightsStore(tmp_path), []
     publisher = publisher_of(store, lambda: told.append(store.read_latest().version))
     publisher.offer(arrays, {"algo": "sac"}, 1, 7)
-    assert publisher.flush(10.0)
+    assert publisher.flush(PATIENCE_S)
     latest = store.read_latest()
     assert (latest.order, latest.meta, publisher.version, told) == ((1, 7), {"algo": "sac"}, 7, [7])
     np.testing.assert_array_equal(latest.arrays["w0"], WEIGHTS)
@@ -58,12 +59,12 @@ def test_while_one_is_written_the_newest_of_several_offers_wins(publisher_of):
     gate = Gate()
     publisher = publisher_of(gate)
     publisher.offer(arrays, {}, 1, 1)
-    assert gate.begun.wait(10.0)
+    assert gate.begun.wait(PATIENCE_S)
     for version in (2, 3, 4):
         publisher.offer(arrays, {}, 1, version)
     assert not publisher.flush(0.01)
     gate.open.set()
-    assert publisher.flush(10.0)
+    assert publisher.flush(PATIENCE_S)
     assert gate.written == [1, 4]
 
 
@@ -74,14 +75,14 @@ def test_a_failure_is_told_once_and_the_next_version_is_published(failure, publi
     gate.open.set()
     publisher = publisher_of(gate)
     publisher.offer(arrays, {}, 1, 1)
-    assert publisher.flush(10.0)
+    assert publisher.flush(PATIENCE_S)
     (text,) = publisher.failures()
     assert str(failure) in text
     assert publisher.failures() == []
     assert publisher.version == -1
     gate.failure = None
     publisher.offer(arrays, {}, 1, 2)
-    assert publisher.flush(10.0)
+    assert publisher.flush(PATIENCE_S)
     assert (publisher.version, gate.written) == (2, [2])
 
 
@@ -89,9 +90,9 @@ def test_weights_that_are_not_finite_leave_the_last_good_ones(tmp_path, publishe
     store = WeightsStore(tmp_path)
     publisher = publisher_of(store)
     publisher.offer(arrays, {}, 1, 1)
-    assert publisher.flush(10.0)
+    assert publisher.flush(PATIENCE_S)
     publisher.offer(lambda: {"w0": np.full(3, np.nan, np.float32)}, {}, 1, 2)
-    assert publisher.flush(10.0)
+    assert publisher.flush(PATIENCE_S)
     assert "not finite" in publisher.failures()[0]
     assert store.read_latest().version == 1
 
@@ -110,7 +111,7 @@ def test_a_disk_that_hangs_holds_nobody_up():
     gate = Gate()
     publisher = Publisher(gate)
     publisher.offer(arrays, {}, 1, 1)
-    assert gate.begun.wait(10.0)
+    assert gate.begun.wait(PATIENCE_S)
     publisher.close(0.01)
     assert publisher._thread.is_alive()
     gate.open.set()

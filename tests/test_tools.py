@@ -9,7 +9,7 @@ REPO = Path(__file__).resolve().parents[1]
 
 def _run(tool, *args):
     return subprocess.run(
-        [sys.executable, "-m", tool, *args], cwd=REPO, capture_output=True, text=True, check=False, timeout=200
+        [sys.executable, "-m", tool, *args], cwd=REPO, capture_output=True, text=True, check=False, timeout=550
     )
 
 

@@ -9,7 +9,7 @@ import sys
 
 import psutil
 import pytest
-from harness import REPO, poll
+from harness import PATIENCE_S, REPO, poll
 
 PINNED = (
     "--env", "Pendulum-v1", "--samplers", "1", "--envs-per-sampler", "2", "--batch-size", "32",
@@ -51,7 +51,7 @@ def _at_work(process, word, folder):
         family = _family(process)
         return family if any(word in _command(one) for one in family) else None
 
-    return poll(look, 100, word)
+    return poll(look, what=word)
 
 
 @pytest.mark.parametrize("stage", ["spreeze.workers.update_probe", '"role": "learner"'])
@@ -61,25 +61,25 @@ def test_a_tuner_that_is_ended_leaves_no_process_and_keeps_no_answer(tmp_path, s
         family = _at_work(process, stage, tmp_path)
         if number == signal.SIGINT:
             os.killpg(process.pid, number)
-            assert process.wait(30) == 130
+            assert process.wait(PATIENCE_S) == 130
             assert "interrupted" in (tmp_path / "out.txt").read_text()
             assert [path.name for path in tmp_path.glob("spreeze-tune-*")] == []
         else:
             process.kill()
             process.wait()
-        poll(lambda: not any(one.is_running() and one.status() != "zombie" for one in family), 20, family)
+        poll(lambda: not any(one.is_running() and one.status() != "zombie" for one in family), what=family)
     assert list((tmp_path / "cache" / "spreeze").glob("tune-*.json")) == []
 
 
 def test_a_tuning_is_told_kept_exported_and_reused(tmp_path):
     profile, record = tmp_path / "mine.toml", tmp_path / "record.json"
     with _tuner(tmp_path, "--export", str(profile), "--out", str(record)) as process:
-        assert process.wait(120) == 0, (tmp_path / "out.txt").read_text()
+        assert process.wait(PATIENCE_S) == 0, (tmp_path / "out.txt").read_text()
     said, kept = (tmp_path / "out.txt").read_text(), json.loads(record.read_text())
     assert "learner.batch_size = 32" in said
     assert kept["schema"] == 3
     assert kept["choice"]["sampling.samplers"] == 1
     assert "machine_id" in profile.read_text()
     with _tuner(tmp_path) as process:
-        assert process.wait(60) == 0
+        assert process.wait(PATIENCE_S) == 0
     assert "tuned before on this machine" in (tmp_path / "out.txt").read_text()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from harness import PATIENCE_S
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -228,7 +229,7 @@ def test_readers_live_through_a_publisher_that_deletes_at_once(tmp_path):
     try:
         for version in range(1, last + 1):
             store.publish({"w": np.full(5000, version, dtype=np.float32)}, {}, 1, version)
-        outputs = [child.communicate(timeout=60)[0] for child in children]
+        outputs = [child.communicate(timeout=PATIENCE_S)[0] for child in children]
     finally:
         for child in children:
             child.kill()

@@ -27,7 +27,7 @@ FIRST_S, LAST_S = 0.5, 6.0
 """Moments of the signal: of every other run since its process began (the interpreter's own start is left out), of
 the others since the first weights that an update made, so that a busy machine does not make all of them early ones."""
 _SECOND_S = 1.0
-_LIMIT_S = 60.0
+_LIMIT_S, _LEFT_S = 60.0, 5.0
 _MARK = "SPREEZE_BENCH_RUN"
 _STARTED_CODES = (0, 130, -int(signal.SIGINT))
 """Exit codes of a run that was stopped before learning began; the last one while Python imported."""
@@ -157,12 +157,12 @@ def _common_troubles(run: LiveRun, name: str, code: int | None) -> list[str]:
         troubles.append(f"not ended within {_LIMIT_S:.0f} s")
     if "Traceback" in run.output():
         troubles.append(f"a traceback: {run.last_output()}")
-    left, end_s = marked(_MARK, name), time.monotonic() + 5.0
+    left, end_s = marked(_MARK, name), time.monotonic() + _LEFT_S
     while left and time.monotonic() < end_s:
         time.sleep(0.1)
         left = marked(_MARK, name)
     if left:
-        troubles.append(f"{len(left)} processes left after 5 s")
+        troubles.append(f"{len(left)} processes left after {_LEFT_S:g} s")
     return troubles
 
 
