@@ -80,7 +80,8 @@ def test_f28_a_full_disk_at_the_start_of_a_session_leaves_the_settings_of_the_on
         command = [sys.executable, "-m", "spreeze.train", "--resume", "run", "--runs-dir", str(tmp_path / "runs"),
                    *args]  # fmt: skip
         return subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, cwd=REPO, timeout=PATIENCE_S, check=False,
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, cwd=REPO, check=False,
+            timeout=PATIENCE_S,
             preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (room_bytes, resource.RLIM_INFINITY)),
         )  # fmt: skip
 

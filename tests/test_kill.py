@@ -62,7 +62,6 @@ def test_killed_supervisor_takes_all_workers_along_and_the_next_start_works(tmp_
     assert document["updates"] >= 60
 
 
-@pytest.mark.timeout(90)
 def test_workers_heed_no_signal_that_asks_to_end_and_yet_end_with_their_supervisor(tmp_path):
     with Run(tmp_path, *FAULT, "--set", "visualizer.enabled=true") as run:
         run.until_updates(50)
