@@ -16,6 +16,7 @@ from types import SimpleNamespace
 
 import dashboard_browser as web
 import pytest
+from harness import PATIENCE_S
 
 pytest.importorskip("streamlit")
 from spreeze.dashboard import entrance as entrances
@@ -216,7 +217,7 @@ def status(address, cookie=None):
 
     request = urllib.request.Request(address, headers={"Cookie": cookie} if cookie else {})
     try:
-        with urllib.request.build_opener(Stay).open(request, timeout=10) as reply:
+        with urllib.request.build_opener(Stay).open(request, timeout=PATIENCE_S) as reply:
             return reply.status, None, reply.headers["Set-Cookie"]
     except urllib.error.HTTPError as error:
         with error:
@@ -236,8 +237,8 @@ def served(tmp_path, **environment):
     os.close(user)
     seen = bytearray()
 
-    def until(pattern, seconds=60.0):
-        deadline = time.monotonic() + seconds
+    def until(pattern):
+        deadline = time.monotonic() + PATIENCE_S
         while (found := re.search(pattern, seen.decode("utf-8", "replace"))) is None:
             left = deadline - time.monotonic()
             assert left > 0, f"no {pattern} in: {seen.decode('utf-8', 'replace')}"
@@ -250,7 +251,7 @@ def served(tmp_path, **environment):
     finally:
         process.terminate()
         try:
-            process.wait(20)
+            process.wait(PATIENCE_S)
         finally:
             process.kill()
             process.wait()
@@ -271,7 +272,7 @@ def test_the_command_of_the_readme_lets_in_by_its_terminal_only(tmp_path):
         for path in ("/", "/api/live", "/_stcore/host-config", "/?token=wrong"):
             assert status(address + path)[::2] == (403, None)
         assert status(address + "/_stcore/health")[0] == 200
-        web.wait(told.exists, 20)
+        web.wait(told.exists)
         arguments = told.read_text().splitlines()[1:]
         assert arguments == [str(tmp_path / "runs" / ".launches" / f"dashboard-{address.rpartition(':')[2]}.html")]
         assert token in Path(arguments[0]).read_text()
@@ -307,13 +308,13 @@ def test_a_browser_gets_in_by_the_private_file_and_another_one_does_not(tmp_path
         token = TOKEN.findall(file.read_text())[0]
         with web.browser() as driver:
             driver.get(file.as_uri())
-            web.wait(lambda: driver.execute_script(drawn) > 3, 60, lambda: driver.execute_script(text))
+            web.wait(lambda: driver.execute_script(drawn) > 3, lambda: driver.execute_script(text))
             assert "token" not in driver.current_url
             assert token not in driver.execute_script("return document.referrer + document.URL + document.cookie")
             visited = driver.execute_cdp_cmd("Page.getNavigationHistory", {})["entries"]
             assert [entry["url"] for entry in visited if token in entry["url"]] == []
             driver.get(f"{address}/runs")
-            web.wait(lambda: "sample run" in driver.execute_script(text), 60)
+            web.wait(lambda: "sample run" in driver.execute_script(text))
         with web.browser() as driver:
             for place in (address, f"{address}/runs", f"{address}/?token={token}"):
                 driver.get(place)

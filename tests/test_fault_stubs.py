@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from harness import REPO
+from harness import PATIENCE_S, REPO
 
 from spreeze.errors import CheckpointError, ConfigError, ResourceError, SpreezeError, WorkerError
 from spreeze.rundir import read_run
@@ -247,7 +247,7 @@ one.close()
 @pytest.mark.parametrize("threads", [1, 2])
 def test_f19_a_processor_without_memory_for_the_batch_goes_on_with_what_fits(tmp_path, threads):
     done = subprocess.run(
-        [sys.executable, "-c", SHORT_OF_MEMORY, str(tmp_path), str(threads)], cwd=REPO, timeout=100, check=False,
+        [sys.executable, "-c", SHORT_OF_MEMORY, str(tmp_path), str(threads)], cwd=REPO, timeout=PATIENCE_S, check=False,
         env={**os.environ, "PYTHONPATH": os.pathsep.join((str(REPO), str(REPO / "tests")))}, capture_output=True,
         text=True, stdin=subprocess.DEVNULL,
     )  # fmt: skip

@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 import pytest
-from harness import PENDULUM, REPO, train
+from harness import PATIENCE_S, PENDULUM, REPO, train
 from rich.table import Table
 from rich.text import Text
 from test_layers import FILES, ROOT
@@ -87,7 +87,7 @@ def test_a_number_that_cannot_be_is_a_dash(foreign, capsys, value):
 
 def test_the_real_command_prints_no_escape(foreign):
     done = subprocess.run([sys.executable, "-m", "spreeze.runs", "--runs-dir", str(foreign.parent)],
-                          capture_output=True, cwd=REPO, timeout=40, check=True)
+                          capture_output=True, cwd=REPO, timeout=PATIENCE_S, check=True)
     assert UNWANTED.findall(done.stdout.decode("utf-8") + done.stderr.decode("utf-8")) == []
     assert b"owned" in done.stdout
 

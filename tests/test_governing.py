@@ -11,7 +11,7 @@ from itertools import groupby
 
 import numpy as np
 import pytest
-from harness import poll
+from harness import PATIENCE_S, poll
 
 from spreeze.envs.probe import probe_env
 from spreeze.envs.task import open_task
@@ -191,7 +191,7 @@ def test_a_busy_process_of_ours_is_ours_and_one_of_others_is_foreign():
             loads.append(reader.sample({"ours": ours.pid}))
             return loads[0] is not None and loads[0].ran["ours"] > 0.05 and loads[0].foreign_cores > 0.05
 
-        poll(lambda: time.sleep(0.2) or seen(), 20.0, lambda: str(loads))
+        poll(lambda: time.sleep(0.2) or seen(), what=lambda: str(loads))
         assert loads[0].wanted["ours"] >= loads[0].ran["ours"]
     finally:
         for process in (ours, other):
@@ -268,9 +268,11 @@ def one_sampler(tmp_path):
 
 def test_a_resting_sampler_beats_takes_no_step_and_counts_no_waiting(one_sampler):
     one_sampler.board.header[words.ACTIVE_SAMPLERS] = 0
+    start_s = time.perf_counter()
     steps, beats = one_sampler.turns(0.2)
     assert steps == 0
-    assert 1 <= beats <= 20  # naps of 10 ms, not the short ones of a sampler that is about to go on
+    # Naps of 10 ms, not the short ones of a sampler that is about to go on.
+    assert 1 <= beats <= (time.perf_counter() - start_s) / 0.01 + 1
     assert one_sampler.board.named_slots(0, "sampler")["wait_s"] == 0.0
     one_sampler.board.header[words.ACTIVE_SAMPLERS] = 1
     assert one_sampler.turns(0.1)[0] > 0
@@ -279,10 +281,12 @@ def test_a_resting_sampler_beats_takes_no_step_and_counts_no_waiting(one_sampler
 def test_a_slowed_sampler_works_its_share_of_the_time(one_sampler):
     one_sampler.board.header[words.ACTIVE_SAMPLERS] = 0
     one_sampler.board.header[words.SLOWED_SHARE] = 125
+    start_s = time.perf_counter()
     one_sampler.turns(0.6)
+    passed_s = time.perf_counter() - start_s
     slots = one_sampler.board.named_slots(0, "sampler")
     worked_s = slots["policy_s"] + slots["env_s"] + slots["write_s"]
-    assert 0.0 < worked_s < 0.25  # an eighth of 0.6 s is 0.075 s
+    assert 0.0 < worked_s < 0.5 * passed_s  # an eighth, but for a turn that the machine made long
 
 
 def test_a_sampler_killed_while_it_rests_is_started_again_and_rests_on(tmp_path):
@@ -301,14 +305,14 @@ def test_a_sampler_killed_while_it_rests_is_started_again_and_rests_on(tmp_path)
 
         try:
             crew.add(worker_specs(decided, tmp_path, ring, time.monotonic())["sampler-0"])
-            poll(resting, 60.0, "rest")
+            poll(resting, what="rest")
             os.kill(crew.pids()["sampler-0"], signal.SIGKILL)
-            poll(lambda: resting() and crew.restarts == 1, 60.0, "rest of the second")
+            poll(lambda: resting() and crew.restarts == 1, what="rest of the second")
             beat = int(board.control(0)[words.HEARTBEAT])
-            poll(lambda: resting() and board.control(0)[words.HEARTBEAT] > beat + 5, 60.0, "beats")
+            poll(lambda: resting() and board.control(0)[words.HEARTBEAT] > beat + 5, what="beats")
             assert board.named_slots(0, "sampler")["env_steps"] == 0
             board.header[words.ACTIVE_SAMPLERS] = 1
-            poll(lambda: (crew.watch(), board.named_slots(0, "sampler")["env_steps"] > 0)[1], 60.0, "work")
+            poll(lambda: (crew.watch(), board.named_slots(0, "sampler")["env_steps"] > 0)[1], what="work")
             assert crew.restarts == 1
         finally:
             crew.stop(hurry=lambda: True, on_messages=lambda messages: None)
@@ -491,7 +495,7 @@ def test_a_run_gives_way_to_a_busy_process_and_takes_back_when_it_ends(tmp_path,
         plan, board, on_event, reader=OnlyThese(script.processes)))
     try:
         with Interrupts() as interrupts:
-            short = plan(stop={"seconds": 90.0}, evaluation={"episodes": 1})
+            short = plan(stop={"seconds": PATIENCE_S}, evaluation={"episodes": 1})
             outcome = mode.run_mode(short, run_dir, script, interrupts)
     finally:
         script.end()

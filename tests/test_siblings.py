@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from harness import PENDULUM, REPO, TINY, Run, poll
+from harness import PATIENCE_S, PENDULUM, REPO, TINY, Run, poll
 
 from spreeze.siblings import EARLY, PAGE, PROBE, Siblings
 from spreeze.store_reader import MetricsReader
@@ -101,12 +101,12 @@ def running(*command, **options):
 def test_what_measures_once_has_its_name_before_it_loads_anything(tmp_path):
     (tmp_path / "made_up.py").write_text(
         "import sys, time\nassert __name__ == '__main__'\nopen(sys.argv[1], 'w').write(' '.join(sys.argv[1:]))\n"
-        "time.sleep(60)\n"
+        "time.sleep(10_000)\n"
     )
     said = tmp_path / "said"
     with running(sys.executable, "-m", "spreeze.siblings", PROBE, "made_up", str(said), "b", process_group=0, cwd=REPO,
                  env={**os.environ, "PYTHONPATH": f"{REPO}{os.pathsep}{tmp_path}"}) as child:
-        poll(lambda: said.exists() and said.read_text() == f"{said} b", 30.0, "the module's first line")
+        poll(lambda: said.exists() and said.read_text() == f"{said} b", what="the module's first line")
         assert name_of(child.pid) == PROBE
         found = Siblings().find(ours=())
         assert child.pid in found.roots
@@ -115,17 +115,17 @@ def test_what_measures_once_has_its_name_before_it_loads_anything(tmp_path):
 
 def test_a_learner_that_waits_for_its_job_and_one_that_tries_an_environment_are_siblings(tmp_path):
     with HeadStart(1) as head_start:
-        poll(lambda: name_of(head_start.pid) == EARLY, 30.0, lambda: name_of(head_start.pid))
-    (tmp_path / "slow.py").write_text("import time\ntime.sleep(60)\n")
+        poll(lambda: name_of(head_start.pid) == EARLY, what=lambda: name_of(head_start.pid))
+    (tmp_path / "slow.py").write_text("import time\ntime.sleep(10_000)\n")
     with running(sys.executable, "-m", "spreeze.envs.probe", "--env", "slow/None-v0", "--import", "slow", "--out",
                  str(tmp_path / "out"), env={**os.environ, "PYTHONPATH": f"{REPO}{os.pathsep}{tmp_path}"}) as child:
-        poll(lambda: name_of(child.pid) == PROBE, 30.0, lambda: name_of(child.pid))
+        poll(lambda: name_of(child.pid) == PROBE, what=lambda: name_of(child.pid))
 
 
 def test_the_page_takes_its_name_as_soon_as_its_server_loads_it():
     code = "import app; from pathlib import Path; print(Path('/proc/self/comm').read_text().strip())"
     command = [sys.executable, "-c", code]
-    done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.stdout.split()[-1:] == [PAGE], done.stderr[-2000:]
 
 
@@ -168,7 +168,7 @@ def test_two_runs_at_once_are_no_strangers_to_each_other_and_a_busy_process_is_o
             return [sum(cores < QUIET_CORES for cores in one.foreign_cores()) for one in both]
 
         for run in runs:
-            run.wait_for(lambda: min(seen_none()) >= 16, 90.0, "looks without a stranger")
+            run.wait_for(lambda: min(seen_none()) >= 16, what="looks without a stranger")
         assert all(one.updates() > updates for one, updates in zip(both, before, strict=True))
         assert [one.changes() for one in both] == [[], []]
         for one in both:
@@ -177,7 +177,7 @@ def test_two_runs_at_once_are_no_strangers_to_each_other_and_a_busy_process_is_o
             stack.enter_context(running(sys.executable, "-c", "while True: pass"))
         for one in both:
             seen = one.foreign_cores
-            one.run.wait_for(lambda seen=seen: max(seen(), default=0.0) > QUIET_CORES, 60.0, "the strangers")
+            one.run.wait_for(lambda seen=seen: max(seen(), default=0.0) > QUIET_CORES, what="the strangers")
         for run in runs:
             run.interrupt()
         assert [run.end()[0] for run in runs] == [0, 0]
