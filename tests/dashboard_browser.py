@@ -5,8 +5,8 @@ from pathlib import Path
 
 from harness import PATIENCE_S
 
-from spreeze.bench import browser as driven
-from spreeze.bench.browser import ROOT, browser, enter, free_port, missing, server
+from spreeze.bench import page as driven
+from spreeze.bench.page import ROOT, browser, enter, free_port, missing, server
 
 __all__ = ["ROOT", "browser", "enter", "free_port", "missing", "screenshots", "server", "shown_as", "wait"]
 

@@ -1,7 +1,6 @@
 """The benches run and report; no test judges a speed."""
 
 import json
-import math
 import signal
 import subprocess
 import sys
@@ -10,9 +9,8 @@ import psutil
 import pytest
 from harness import PATIENCE_S, poll
 
-from spreeze.bench import governor
-from spreeze.bench.command import _line
-from spreeze.bench.curve import draw_curve
+from spreeze.bench import governor, line
+from spreeze.bench.runs import draw_curve, train
 from spreeze.errors import RunError, SpreezeError
 from spreeze.workers.evaluator import COLUMNS
 
@@ -43,18 +41,10 @@ def test_sampling_bench_reports_the_share_of_the_bare_loop():
     assert len(rows["two_samplers_over_one"]["repeats"]) == 2
 
 
-def test_checks_bench_reports_shares_of_sampler_and_learner():
-    rows = _metrics(_bench("checks", "--env", "Pendulum-v1", "--repeats", "1"))
-    assert rows["sampler_turn_us"]["value"] > 0.0
-    for name in ("ring_protocol_share_of_sampling", "checksums_share_of_sampling"):  # differences of two times
-        assert math.isfinite(rows[name]["value"])
-    assert rows["publish_share_of_learner"]["value"] > 0.0
-
-
 def test_learner_bench_reports_updates_and_the_share_of_the_floor():
     rows = _metrics(_bench("learner", "--batch-size", "64", "--repeats", "1"))
     assert rows["updates_per_s"]["value"] > 0.0
-    assert rows["product_floor_share"]["value"] > 0.0
+    assert rows["matmul_floor_share"]["value"] > 0.0
 
 
 def test_together_bench_reports_what_each_side_keeps():
@@ -69,7 +59,7 @@ def test_replay_bench_finds_no_torn_row():
 
 
 def test_unknown_return_prints_as_a_dash():
-    assert " -" in _line({"metric": "x", "value": None, "unit": "s", "repeats": []})
+    assert " -" in line({"metric": "x", "value": None, "unit": "s", "repeats": []})
 
 
 def test_curve_of_a_run_without_evaluations_is_refused(tmp_path):
@@ -85,8 +75,6 @@ def test_curve_is_drawn_from_the_run_s_own_figures(tmp_path):
 
 
 def test_a_failing_run_is_told_with_its_last_line():
-    from spreeze.bench.runs import train
-
     with pytest.raises(SpreezeError, match="unknown environment"):
         train(["--env", "NoSuchTask-v0"], PATIENCE_S)
 

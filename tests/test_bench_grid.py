@@ -6,7 +6,7 @@ import itertools
 import pytest
 
 from spreeze.autotune.records import JointRate, JointSetting, LearnerSetting
-from spreeze.bench.grid import measure_grid
+from spreeze.bench.tune import measure_grid
 from spreeze.errors import SpreezeError
 
 REFERENCE = JointSetting(learner=LearnerSetting(batch_size=64), samplers=1, envs_per_sampler=8,
@@ -56,7 +56,7 @@ def test_a_machine_that_grows_slower_does_not_change_the_order():
     assert len(points[_setting(32)].ratios) == 2 * 3
 
 
-def test_settings_of_one_crew_stay_together():
+def test_settings_of_one_trial_stay_together():
     machine = _Machine()
     settings = [_setting(size, samplers) for size in (32, 128, 256) for samplers in (1, 2, 3)]
     measure_grid(settings, [REFERENCE], 1, "updates", machine.open, lambda text: None)

@@ -5,11 +5,10 @@ import json
 import numpy as np
 import pytest
 
-from spreeze.bench import hts, hts_tasks
-from spreeze.bench.command import _BENCHES, _line
+from spreeze.bench import hts, line
+from spreeze.bench.command import _BENCHES
 from spreeze.bench.command import _parser as bench_parser
-from spreeze.bench.hts_command import LAWS, hts_rows
-from spreeze.bench.hts_picture import draw_hts
+from spreeze.bench.hts import LAWS, hts_rows
 from spreeze.errors import ConfigError, SpreezeError
 from spreeze.store import Evaluation, MetricsWriter
 from spreeze.synchrony import simulated_run_time, step_times
@@ -116,14 +115,6 @@ def test_a_run_whose_start_took_too_long_is_repeated_longer_and_then_refused():
         bench(slow).synthetic("hts", "constant", 1)
 
 
-def test_the_picture_is_drawn_from_rows_or_from_none(tmp_path):
-    rows = hts.steps_rows(bench(Ideal(), laws=("constant", "gamma 1")))
-    rows += hts.sweep_rows(bench(Ideal()), intervals=(4, 64), executors=(2,))
-    draw_hts(rows, tmp_path / "some.png", "a machine")
-    draw_hts([], tmp_path / "none.png", "a machine")
-    assert (tmp_path / "some.png").stat().st_size > (tmp_path / "none.png").stat().st_size > 5000
-
-
 # --- tasks ---
 
 
@@ -153,12 +144,12 @@ class Trained:
 
 def tasks(folder, **fields):
     fields = {"env_ids": ("T-v0",), "algo": "ppo", "seeds": 2, "seconds": 9.0, "target_return": 475.0, **fields}
-    return hts_tasks.TasksBench(runs_dir="r", say=lambda text: None, run=Trained(folder), **fields)
+    return hts.TasksBench(runs_dir="r", say=lambda text: None, run=Trained(folder), **fields)
 
 
 def test_modes_get_the_same_number_of_environments_seed_by_seed(tmp_path):
     found = tasks(tmp_path, extra=("--set", "ppo.epochs=4"))
-    rows = hts_tasks.target_rows(found)
+    rows = hts.target_rows(found)
     hts_row, serial_row = by_metric(rows, "time_to_target_s")
     assert (hts_row["repeats"], hts_row["reached"]) == ([10.0, 10.0], 2)
     assert (serial_row["repeats"], serial_row["reached"]) == ([20.0, 60.0], 1), "not reached: all of its time"
@@ -170,18 +161,18 @@ def test_modes_get_the_same_number_of_environments_seed_by_seed(tmp_path):
 
 
 def test_pairs_are_scored_by_the_protocol(tmp_path):
-    rows = hts_tasks.paired_rows(tasks(tmp_path))
+    rows = hts.paired_rows(tasks(tmp_path))
     scores = by_metric(rows, "final_metric")
     assert [(row["group"], row["value"], row["repeats"]) for row in scores] == [
         ("ppo hts", 20.0, [15.0, 25.0]), ("ppo serial", 15.0, [10.0, 20.0])]
     (difference,) = by_metric(rows, "final_metric_difference")
     assert (difference["value"], difference["low"], difference["high"]) == (5.0, 5.0, 5.0)
     assert by_metric(rows, "rate_over_serial")[0]["value"] == 1.5
-    assert "low 5" in _line(difference)
+    assert "low 5" in line(difference)
 
 
 def test_corrections_are_told_apart(tmp_path):
-    rows = hts_tasks.correction_rows(tasks(tmp_path))
+    rows = hts.correction_rows(tasks(tmp_path))
     scores = {row["group"].split("=")[1]: row["value"] for row in by_metric(rows, "final_metric")}
     assert scores == {"delayed": 20.0, "none": 18.0, "truncated-is": 20.0}
     assert [row["value"] for row in by_metric(rows, "final_metric_difference")] == [2.0, 0.0, -2.0]
@@ -199,19 +190,9 @@ def test_every_bench_of_the_command_line_is_there():
     assert set(choices) == set(_BENCHES)
 
 
-def test_rows_of_an_earlier_document_are_drawn_without_measuring(tmp_path):
-    rows = hts.steps_rows(bench(Ideal(), laws=("constant",)))
-    (tmp_path / "rows.json").write_text(json.dumps({"machine": "a machine", "rows": rows}))
-    args = parsed("--rows", str(tmp_path / "rows.json"), "--picture", str(tmp_path / "out.png"))
-    assert hts_rows(args, print) == json.loads(json.dumps(rows))
-    assert (tmp_path / "out.png").stat().st_size > 5000
-
-
-def test_what_cannot_be_measured_is_refused(tmp_path):
+def test_what_cannot_be_measured_is_refused():
     with pytest.raises(ConfigError, match="not divisible by --executors 3"):
         hts_rows(parsed("--executors", "3"), print)
-    with pytest.raises(ConfigError, match="no document of bench hts"):
-        hts_rows(parsed("--rows", str(tmp_path / "none.json")), print)
 
 
 def test_all_laws_are_known():

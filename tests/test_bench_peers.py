@@ -5,8 +5,8 @@ import types
 
 import pytest
 
-from spreeze.bench import costs
-from spreeze.bench.peers import against_rows
+from spreeze.bench import learner
+from spreeze.bench.learner import against_rows
 from spreeze.errors import UsageError
 
 
@@ -41,7 +41,7 @@ def test_each_repeat_gives_both_rates_and_their_ratio(monkeypatch):
     logger = types.SimpleNamespace(Logger=lambda folder, output_formats: None)
     monkeypatch.setitem(sys.modules, "stable_baselines3", types.SimpleNamespace(SAC=Model, __version__="9"))
     monkeypatch.setitem(sys.modules, "stable_baselines3.common.logger", logger)
-    monkeypatch.setattr(costs, "_BLOCKS", 1)
+    monkeypatch.setattr(learner, "_PEER_BLOCKS", 1)
     ours, theirs, ratio = against_rows("Pendulum-v1", 32, 2)
     assert ratio["against"] == "stable-baselines3 9"
     assert ratio["repeats"] == pytest.approx(

@@ -5,7 +5,7 @@ import warnings
 import pytest
 import torch
 
-from spreeze.bench.placed import placed_rows
+from spreeze.bench.learner import placed_rows
 from spreeze.workers.devices import HostWaits
 
 

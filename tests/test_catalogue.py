@@ -26,7 +26,7 @@ CATALOGUE = {
         "fault_stubs::test_f01_a_writer_killed_before_any_of_its_lines_leaves_no_torn_row",
         "ring::test_killed_writers_are_taken_over_and_nothing_is_torn")),
     2: Row("SIGKILL at random times, a storm", (
-        "bench_storm::test_f02_a_short_storm_over_all_roles_keeps_every_promise",)),
+        "storm::test_f02_a_short_storm_over_all_roles_keeps_every_promise",)),
     3: Row("sampler stopped for long, then continued", (
         "fault_runs::test_f03_a_stopped_sampler_is_killed_before_its_shard_is_given_away",)),
     4: Row("env.step raises", (
@@ -132,7 +132,7 @@ CATALOGUE = {
         "stop::test_ctrl_c_twice_ends_in_order_too", "stop::test_ctrl_c_while_python_imports_is_no_traceback",
         "stop::test_ctrl_c_while_a_slow_environment_is_tried_ends_it_before_a_run_exists",
         "stop::test_ctrl_c_while_starting_leaves_nothing_behind",
-        "bench_storm::test_runs_stopped_once_and_twice_end_in_order",
+        "endings::test_runs_stopped_once_and_twice_end_in_order",
         "fault_runs::test_f36_ctrl_c_while_tuning_ends_all_children_without_a_traceback")),
     37: Row("SIGTERM, closed terminal", (
         "terminal_closed::test_f37_a_closed_terminal_ends_no_run",
@@ -145,7 +145,7 @@ CATALOGUE = {
     38: Row("supervisor SIGKILLed", (
         "kill::test_killed_supervisor_takes_all_workers_along_and_the_next_start_works",
         "fault_runs::test_f11_f38_what_an_environment_started_ends_with_a_killed_supervisor",
-        "bench_storm::test_a_killed_supervisor_leaves_nobody",
+        "endings::test_a_killed_supervisor_leaves_nobody",
         "rundir::test_the_lock_ends_with_the_process_that_held_it")),
     39: Row("the whole group SIGKILLed", ("kill::test_killed_group_leaves_nothing",)),
     40: Row("dashboard killed, many clicks on Start", (

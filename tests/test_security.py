@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_catalogue import TESTS, known_tests
 
-from spreeze.bench.browser import server
+from spreeze.bench.page import server
 from spreeze.config import check_name
 from spreeze.errors import SpreezeError
 from spreeze.rundir import RunDir, read_run, state_of

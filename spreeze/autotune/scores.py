@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 BATCH_HALF_WORTH = 16.0
-"""B0 (transitions): the batch at which an update has half of its greatest worth; fitted (``bench score --fit``)."""
+"""B0 (transitions): the batch at which an update has half of its greatest worth; fitted (``tests/stress``)."""
 UPDATES_PER_STEP = 2.0
 """R (updates per env step): the ratio at which an update has half of the worth it has on fresh data; fitted too."""
 

@@ -1,6 +1,40 @@
-"""``python -m spreeze.bench``: measure Spreeze on this machine; every repeat is kept."""
+"""``python -m spreeze.bench``: measure Spreeze on this machine.
+
+A bench returns rows: a metric, its unit, its value, every repeat, and what tells it from other rows. What is compared
+is measured in turns within one run, so that drift of the machine meets all alike.
+"""
 
 from __future__ import annotations
+
+import statistics
+from typing import Any
+
+Row = dict[str, Any]
+
+
+def row(metric: str, unit: str, repeats: list[Any], **more: Any) -> Row:
+    """A figure: the median of its known repeats, and what else is known of it."""
+    known = [value for value in repeats if value is not None]
+    return {"metric": metric, "unit": unit, "value": statistics.median(known) if known else None, "repeats": repeats,
+            **{key: value for key, value in more.items() if value is not None}}
+
+
+def line(row: Row) -> str:
+    """A row as one line for a person."""
+    known = ("metric", "value", "unit", "repeats", "target")
+    extra = ", ".join(f"{key} {_short(value)}" for key, value in row.items()
+                      if key not in known and isinstance(value, int | float | str))
+    repeats = [value for value in row.get("repeats", []) if isinstance(value, int | float)]
+    spread = f"  [{_short(min(repeats))} .. {_short(max(repeats))}, n={len(repeats)}]" if len(repeats) > 1 else ""
+    target = f"  target {row['target']}" if row.get("target") else ""
+    return f"  {row['metric']:44s} {_short(row['value']):>10s} {row['unit']:10s}{spread}{target}" + (
+        f"  ({extra})" if extra else "")
+
+
+def _short(value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from spreeze.autotune.scores import FORMULAS
-from spreeze.bench import hts_command, learner_command
-from spreeze.bench.endurance import LASTING, add_lasting_benches
+from spreeze.bench import Row, line
+from spreeze.bench.hts import LAWS, PARTS
 from spreeze.cli import emit, guarded, say
-from spreeze.envs.probe import probe_env
 from spreeze.hardware import read_machine
 from spreeze.rundir import find_run, versions
-from spreeze.settings import Layer, resolve, task_profile, with_algorithm
-from spreeze.workers.plan import RunPlan
 
-Row = dict[str, Any]
+_WALKER = "Walker2DBulletEnv-v0"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -37,6 +32,20 @@ def _end(number: int, frame: object) -> None:
     raise SystemExit(128 + number)
 
 
+def _bench(args: argparse.Namespace) -> int:
+    rows = _BENCHES[args.bench](args)
+    if args.json:
+        emit({"bench": args.bench, "machine": read_machine().one_line(), "versions": versions(), "rows": rows})
+    else:
+        say(f"{args.bench} on {read_machine().one_line()}")
+        for row in rows:
+            say(line(row))
+    return 0
+
+
+# --- flags ---
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m spreeze.bench", description="Measure Spreeze on this machine.")
     benches = parser.add_subparsers(dest="bench", required=True, metavar="BENCH")
@@ -44,63 +53,87 @@ def _parser() -> argparse.ArgumentParser:
     common.add_argument("--json", action="store_true", help="one JSON document on standard output (default: off)")
     common.add_argument("--repeats", type=int, default=5, help="repeats of each figure (default: 5)")
     task = argparse.ArgumentParser(add_help=False)
-    task.add_argument("--env", default="Walker2DBulletEnv-v0", help="Gymnasium id (default: Walker2DBulletEnv-v0)")
+    _add_env(task)
     task.add_argument("--samplers", type=int, default=1, help="sampler processes (default: 1)")
     task.add_argument("--envs-per-sampler", type=int, default=None, help="environments in a sampler (default: 8)")
     task.add_argument("--import", dest="import_module", metavar="MODULE", default=None,
                       help="module to import for it (default: none)")
     task.add_argument("--env-arg", action="append", default=[], metavar="KEY=VALUE",
                       help="for the environment's constructor, as often as needed (default: none)")
-    task.add_argument("--plain-env", action="store_true",
-                      help="Bullet tasks as their package has them, not the fast equal ones (default: off)")
+    _add_plain_env(task)
     task.add_argument("--seconds", type=float, default=None,
                       help="length of one measurement [s] (default: 3, of whole runs 90, of foreign load 20)")
-    task.add_argument("--runs-dir", default="runs", help="where runs go (default: runs)")
+    _add_runs_dir(task)
 
     def add(name: str, text: str, *parents: argparse.ArgumentParser) -> argparse.ArgumentParser:
         return benches.add_parser(name, help=text, description=text, parents=[common, *parents])
 
     add("sampling", "the real sampler against a bare environment loop with the same actions", task)
-    add("checks", "what the ring's protocol, checksums and publication take of sampler and learner", task)
     env = add("env", "the fast Bullet tasks against their package, the same actions in turn")
     env.add_argument("--tasks", nargs="+", default=None, help="names such as Walker2D (default: all)")
     env.add_argument("--seconds", type=float, default=2.0, help="length of one repeat [s] (default: 2)")
     replay = add("replay", "writes, gathers and torn rows of the replay ring")
-    replay.add_argument("--against", choices=("queue",), default=None, help="compare with a multiprocessing queue")
     replay.add_argument("--checked-rows", type=int, default=10_000_000, help="rows checked for tearing (default: 1e7)")
-    learner_command.add_flags(add("learner", "updates a second against the matrix products that an update needs"))
+    _add_learner(add("learner", "updates a second against the matmuls that an update needs"))
     add("together", "sampler and learner alone, together, and with evaluator and visualizer", task)
     add("rates", "env steps/s and updates/s of whole runs, batch 256, one sampler", task)
-    target = add("target", "wall time to a return, asynchronous and serial mode in turn", task)
-    target.add_argument("--target-return", type=float, default=-200.0,
-                        help="mean of 10 greedy episodes (default: -200)")
-    target.add_argument("--limit", type=float, default=180.0, help="a run is given up after that [s] (default: 180)")
-    pick = add("pick", "wall time to a return: the tuner's pick and eight hand-made settings in turn", task)
-    pick.add_argument("--target-return", type=float, default=-200.0, help="mean of 10 greedy episodes (default: -200)")
-    pick.add_argument("--limit", type=float, default=180.0, help="a run is given up after that [s] (default: 180)")
+    _add_goal(add("target", "wall time to a return, asynchronous and serial mode in turn", task))
+    _add_goal(add("pick", "wall time to a return: the tuner's pick and eight hand-made settings in turn", task))
     governor = add("governor", "updates/s of a run before, beside and after a process that keeps one core busy", task)
     governor.add_argument("--batch-size", type=int, default=256, help="transitions in one update (default: 256)")
     governor.add_argument("--no-governor", action="store_true", help="priorities alone (default: off)")
-    score = add("score", "updates that a return takes at each batch size; fits the tuner's constants", task)
-    score.add_argument("--target-return", type=float, default=-200.0,
-                       help="mean of 10 greedy episodes that ends a run (default: -200)")
-    score.add_argument("--max-updates", type=int, default=12_000, help="a run is given up after them (default: 12000)")
-    score.add_argument("--out", default="score.jsonl", help="file of runs, added to (default: score.jsonl)")
-    score.add_argument("--fit", action="store_true", help="no runs, only the fit to those in the file (default: off)")
-    add_lasting_benches(add)
     _add_tune(add("tune", "the tuner's pick against the exhaustive grid of batch sizes and samplers"))
-    hts_command.add_flags(add("hts", "HTS-RL against its synchronous baselines, on step times as given and on tasks"))
+    _add_hts(add("hts", "HTS-RL against its synchronous baselines, on step times as given and on tasks"))
+    _add_page(add("page", "what the Live page, open in a real browser, costs the run that it shows (Linux)"))
     curve = add("curve", "picture of the return curves of finished runs")
     curve.add_argument("runs", nargs="+", help="run names or paths, or latest")
-    curve.add_argument("--runs-dir", default="runs", help="where runs are (default: runs)")
+    _add_runs_dir(curve, "where runs are")
     curve.add_argument("--out", default="curve.png", help="picture to write (default: curve.png)")
     return parser
 
 
+def _add_env(parser: argparse.ArgumentParser, what: str = "Gymnasium id") -> None:
+    parser.add_argument("--env", default=_WALKER, help=f"{what} (default: {_WALKER})")
+
+
+def _add_plain_env(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--plain-env", action="store_true",
+                        help="Bullet tasks as their package has them, not the fast equal ones (default: off)")
+
+
+def _add_runs_dir(parser: argparse.ArgumentParser, what: str = "where runs go") -> None:
+    parser.add_argument("--runs-dir", default="runs", help=f"{what} (default: runs)")
+
+
+def _add_goal(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--target-return", type=float, default=-200.0,
+                        help="mean of 10 greedy episodes (default: -200)")
+    parser.add_argument("--limit", type=float, default=180.0, help="a run is given up after that [s] (default: 180)")
+
+
+def _add_learner(learner: argparse.ArgumentParser) -> None:
+    add = learner.add_argument
+    add("--batch-size", type=int, nargs="+", default=[256], help="batch sizes (default: 256)")
+    add("--algo", choices=("sac", "td3", "ddpg"), default="sac", help="algorithm (default: sac)")
+    add("--threads", type=int, nargs="+", choices=(1, 2), default=[1],
+        help="1, or 2 for a pair of threads; both are measured in turn (default: 1)")
+    add("--precision", nargs="+", choices=("float32", "bfloat16"), default=["float32"],
+        help="of the matmuls; all are measured in turn (default: float32)")
+    add("--device", default=None, help="instead: the whole learner with draws from replay on this device or split, "
+        "such as cuda:0, split or cpu+cpu (default: off)")
+    add("--overlap", action="store_true", help="with --device: the actor one update late")
+    add("--updates-per-launch", type=int, default=1,
+        help="with --device: updates in one graph of a GPU, 0 for no graph (default: 1)")
+    add("--copy-interval", type=int, default=0, help="besides: a pair of threads, actor and critics beside copies of "
+        "each other that are made anew after so many updates (default: 0, not measured)")
+    add("--against", choices=("sb3",), default=None,
+        help="instead: our SAC update against that of stable-baselines3 (default: none)")
+    _add_env(learner, "task whose sizes --against takes")
+
+
 def _add_tune(tune: argparse.ArgumentParser) -> None:
-    tune.add_argument("--env", default="Walker2DBulletEnv-v0", help="Gymnasium id (default: Walker2DBulletEnv-v0)")
-    tune.add_argument("--plain-env", action="store_true",
-                      help="Bullet tasks as their package has them, not the fast equal ones (default: off)")
+    _add_env(tune)
+    _add_plain_env(tune)
     tune.add_argument("--objective", choices=tuple(FORMULAS), default="return", help="score (default: return)")
     tune.add_argument("--batch-size", type=int, nargs="+", default=[32, 64, 128, 256, 512, 1024],
                       help="batch sizes of the grid, while an update takes at most 0.1 s (default: 32 to 1024)")
@@ -109,70 +142,60 @@ def _add_tune(tune: argparse.ArgumentParser) -> None:
     tune.add_argument("--cores", type=int, default=None, help="cores to use, by affinity (default: all)")
 
 
-def _bench(args: argparse.Namespace) -> int:
-    rows = _BENCHES[args.bench](args)
-    if args.json:
-        emit({"bench": args.bench, "machine": read_machine().one_line(), "versions": versions(), "rows": rows})
-    else:
-        say(f"{args.bench} on {read_machine().one_line()}")
-        for row in rows:
-            say(_line(row))
-    return 0
+def _add_hts(hts: argparse.ArgumentParser) -> None:
+    add = hts.add_argument
+    add("--parts", nargs="+", choices=PARTS, default=list(PARTS[:3]),
+        help="steps, learner, sweep: step times as given; target, paired, correction: tasks "
+             "(default: the first three)")
+    add("--seconds", type=float, default=10.0,
+        help="what a rate is measured over where step times are given [s] (default: 10)")
+    add("--laws", nargs="+", choices=LAWS, default=list(LAWS), help="step times of steps and learner (default: all)")
+    add("--actors", type=int, default=0,
+        help="actor processes of HTS-RL where step times are given; 0: executors infer for themselves (default: 0)")
+    add("--env", nargs="+", default=["CartPole-v1"], help="tasks (default: CartPole-v1)")
+    add("--algo", choices=("ppo", "a2c"), default="ppo", help="algorithm on tasks (default: ppo)")
+    add("--task-seconds", type=float, default=120.0, help="training of one run on a task [s] (default: 120)")
+    add("--target-return", type=float, default=475.0, help="mean of 10 greedy episodes of part target (default: 475)")
+    add("--executors", type=int, default=2, help="executors of HTS-RL on tasks (default: 2)")
+    add("--envs", type=int, default=16, help="environments in all on tasks, in either mode (default: 16)")
+    add("--set", action="append", default=[], metavar="PART.FIELD=VALUE",
+        help="setting of the runs on tasks, as often as needed (default: none)")
+    _add_runs_dir(hts)
 
 
-def _line(row: Row) -> str:
-    known = ("metric", "value", "unit", "repeats", "target")
-    extra = ", ".join(f"{key} {_short(value)}" for key, value in row.items()
-                      if key not in known and isinstance(value, int | float | str))
-    repeats = [value for value in row.get("repeats", []) if isinstance(value, int | float)]
-    spread = f"  [{_short(min(repeats))} .. {_short(max(repeats))}, n={len(repeats)}]" if len(repeats) > 1 else ""
-    target = f"  target {row['target']}" if row.get("target") else ""
-    return f"  {row['metric']:44s} {_short(row['value']):>10s} {row['unit']:10s}{spread}{target}" + (
-        f"  ({extra})" if extra else "")
+def _add_page(page: argparse.ArgumentParser) -> None:
+    page.add_argument("--seconds", type=float, default=20.0,
+                      help="length of a window with the page open or closed [s] (default: 20)")
+    page.add_argument("--run", default=None, help="a run that is alive (default: one is started)")
+    _add_env(page, "task of the run that is started")
+    _add_runs_dir(page)
 
 
-def _short(value: Any) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+# --- what they measure ---
 
 
-def _plan(args: argparse.Namespace) -> RunPlan:
-    """The task's own settings, nobody throttled, the visualizer on."""
-    sampling = {"samplers": args.samplers}
-    if args.envs_per_sampler:
-        sampling["envs_per_sampler"] = args.envs_per_sampler
-    profile = task_profile(args.env)
-    layers = [
-        *([profile] if profile else []),
-        Layer("bench", {
-            "env": {"id": args.env, "import_module": args.import_module, "plain": args.plain_env,
-                    "args": tuple(args.env_arg)},
-            "sampling": sampling,
-            "replay": {"samples_per_insert_min": 0.0, "samples_per_insert_max": 1e9, "learning_starts": 2000},
-        }),
-    ]
-    settings = resolve(layers)
-    spec = probe_env(args.env, args.import_module, steps=0, plain=args.plain_env, args=tuple(args.env_arg),
-                     image=dataclasses.asdict(settings.config.image)).spec
-    settings, _ = with_algorithm(layers, settings, spec)
-    return RunPlan(settings=settings, spec=spec, samplers=args.samplers,
-                   free_core=read_machine().cores.usable - args.samplers >= 2.0)
+def _extra(args: argparse.Namespace) -> list[str]:
+    """The task's flags as ``train`` has them."""
+    envs = ["--envs-per-sampler", str(args.envs_per_sampler)] if args.envs_per_sampler else []
+    module = ["--import", args.import_module] if args.import_module else []
+    return [*envs, *module, *(["--plain-env"] if args.plain_env else []),
+            *(f"--env-arg={text}" for text in args.env_arg)]
+
+
+def _say(args: argparse.Namespace) -> Callable[[str], None]:
+    return lambda text: say(text, as_json=args.json)
 
 
 def _sampling(args: argparse.Namespace) -> list[Row]:
-    from spreeze.bench.samplers import samplers_rows
-    from spreeze.bench.sampling import policy_rows, sampling_rows
+    from spreeze.bench import sampling
 
-    plan = _plan(args)
-    rows = sampling_rows(plan, args.repeats, args.seconds or 3.0) + policy_rows(plan, args.repeats)
-    return rows + samplers_rows(plan, args.repeats, args.seconds or 3.0)
-
-
-def _checks(args: argparse.Namespace) -> list[Row]:
-    from spreeze.bench.checks import checks_rows
-
-    return checks_rows(_plan(args), args.repeats)
+    plan = sampling.task_plan(args.env, args.samplers, args.envs_per_sampler, args.import_module,
+                              plain=args.plain_env, env_args=tuple(args.env_arg))
+    seconds = args.seconds or 3.0
+    if args.bench == "together":
+        return sampling.together_rows(plan, args.repeats, seconds)
+    return [*sampling.sampling_rows(plan, args.repeats, seconds), *sampling.policy_rows(plan, args.repeats),
+            *sampling.samplers_rows(plan, args.repeats, seconds)]
 
 
 def _env(args: argparse.Namespace) -> list[Row]:
@@ -182,21 +205,22 @@ def _env(args: argparse.Namespace) -> list[Row]:
 
 
 def _replay(args: argparse.Namespace) -> list[Row]:
-    from spreeze.bench.replay import against_queue_rows, replay_rows
+    from spreeze.bench.replay import replay_rows
 
-    if args.against:
-        return against_queue_rows(repeats=args.repeats)
     return replay_rows(args.repeats, checked_rows=args.checked_rows)
 
 
 def _learner(args: argparse.Namespace) -> list[Row]:
-    return learner_command.learner_rows(args, _plan)
+    from spreeze.bench import learner
 
-
-def _together(args: argparse.Namespace) -> list[Row]:
-    from spreeze.bench.together import together_rows
-
-    return together_rows(_plan(args), args.repeats, args.seconds or 3.0)
+    if args.against:
+        return [row for size in args.batch_size for row in learner.against_rows(args.env, size, args.repeats)]
+    if args.device is not None:
+        return learner.placed_rows(args.batch_size, args.repeats, args.device, args.algo, overlap=args.overlap,
+                                   precision=args.precision[0], updates_per_launch=args.updates_per_launch)
+    return learner.case_rows(learner.learner_cases(
+        args.batch_size, args.repeats, threads=args.threads, algo=args.algo, precisions=args.precision,
+        copy_interval=args.copy_interval))
 
 
 def _rates(args: argparse.Namespace) -> list[Row]:
@@ -205,41 +229,19 @@ def _rates(args: argparse.Namespace) -> list[Row]:
     return rates_rows(args.env, args.seconds or 90.0, args.repeats, args.runs_dir, _extra(args))
 
 
-def _target(args: argparse.Namespace) -> list[Row]:
-    from spreeze.bench.runs import time_to_target_rows
+def _goal(args: argparse.Namespace) -> list[Row]:
+    from spreeze.bench.runs import pick_rows, time_to_target_rows
 
-    return time_to_target_rows(args.env, args.target_return, args.repeats, args.runs_dir, args.limit, _extra(args),
-                               lambda text: say(text, as_json=args.json))
+    measure = {"target": time_to_target_rows, "pick": pick_rows}[args.bench]
+    return measure(args.env, args.target_return, args.repeats, args.runs_dir, args.limit, _extra(args), _say(args))
 
 
 def _governor(args: argparse.Namespace) -> list[Row]:
     from spreeze.bench.governor import governor_rows
 
     extra = [*_extra(args), *(["--no-governor"] if args.no_governor else [])]
-    return governor_rows(args.env, args.batch_size, args.samplers, args.seconds or 20.0, args.repeats,
-                         lambda text: say(text, as_json=args.json), extra)
-
-
-def _pick(args: argparse.Namespace) -> list[Row]:
-    from spreeze.bench.runs import pick_rows
-
-    return pick_rows(args.env, args.target_return, args.repeats, args.runs_dir, args.limit, _extra(args),
-                     lambda text: say(text, as_json=args.json))
-
-
-def _score(args: argparse.Namespace) -> list[Row]:
-    from spreeze.bench.score import SETTINGS, Goal, read_records, run_all
-    from spreeze.bench.score_fit import fit_rows
-
-    out = Path(args.out)
-    if not args.fit:
-        plan = _plan(args)
-        starts = resolve([profile]).config.replay.learning_starts if (profile := task_profile(args.env)) else 1000
-        plan = dataclasses.replace(plan, settings=plan.settings.with_layer(Layer("bench", {
-            "replay": {"learning_starts": starts}})))
-        run_all(plan, Goal(target_return=args.target_return, max_updates=args.max_updates), SETTINGS, args.repeats, out,
-                lambda text: say(text, as_json=args.json))
-    return fit_rows(read_records(out))
+    return governor_rows(args.env, args.batch_size, args.samplers, args.seconds or 20.0, args.repeats, _say(args),
+                         extra)
 
 
 def _tune(args: argparse.Namespace) -> list[Row]:
@@ -247,30 +249,31 @@ def _tune(args: argparse.Namespace) -> list[Row]:
 
     case = Case(env_id=args.env, plain=args.plain_env, objective=args.objective, runs=args.repeats,
                 batches=tuple(sorted(args.batch_size)), rounds=args.rounds, busy=args.busy, cores=args.cores)
-    return tune_rows(case, lambda text: say(text, as_json=args.json))
+    return tune_rows(case, _say(args))
 
 
 def _hts(args: argparse.Namespace) -> list[Row]:
-    return hts_command.hts_rows(args, lambda text: say(text, as_json=args.json))
+    from spreeze.bench.hts import hts_rows
+
+    return hts_rows(args, _say(args))
 
 
-def _extra(args: argparse.Namespace) -> list[str]:
-    envs = ["--envs-per-sampler", str(args.envs_per_sampler)] if args.envs_per_sampler else []
-    module = ["--import", args.import_module] if args.import_module else []
-    return [*envs, *module, *(["--plain-env"] if args.plain_env else []),
-            *(f"--env-arg={text}" for text in args.env_arg)]
+def _page(args: argparse.Namespace) -> list[Row]:
+    from spreeze.bench.page import page_rows
+
+    run = None if args.run is None else find_run(args.run, Path(args.runs_dir))
+    return page_rows(args.repeats, args.seconds, run, args.env, args.runs_dir)
 
 
 def _curve(args: argparse.Namespace) -> list[Row]:
-    from spreeze.bench.curve import draw_curve
+    from spreeze.bench.runs import draw_curve
 
     draw_curve([find_run(run, Path(args.runs_dir)) for run in args.runs], Path(args.out))
     return [{"metric": "picture", "value": args.out, "unit": "file"}]
 
 
 _BENCHES: dict[str, Callable[[argparse.Namespace], list[Row]]] = {
-    "sampling": _sampling, "checks": _checks,
-    "env": _env, "replay": _replay, "learner": _learner, "together": _together, "rates": _rates,
-    "target": _target, "governor": _governor, "score": _score, "pick": _pick, "tune": _tune, "curve": _curve,
-    "hts": _hts, **LASTING,
+    "sampling": _sampling, "env": _env, "replay": _replay, "learner": _learner, "together": _sampling,
+    "rates": _rates, "target": _goal, "pick": _goal, "governor": _governor, "tune": _tune, "hts": _hts, "page": _page,
+    "curve": _curve,
 }

@@ -6,7 +6,6 @@ through the same states and call the same physics.
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from spreeze.bench import Row, row
 from spreeze.errors import EnvironmentError_
 
-Row = dict[str, Any]
 _SLICE_S = 0.1
 _ACTIONS = 4096
 
@@ -78,16 +77,12 @@ def _task_rows(task: str, repeats: int, seconds: float) -> list[Row]:
     ratios = [slow / quick for quick, slow in zip(fast_us, plain_us, strict=True)]
     limits = [slow / alone for alone, slow in zip(physics_us, plain_us, strict=True)]
     return [
-        _row("env_steps_per_s", "1/s", [1e6 / us for us in fast_us], task),
-        _row("package_env_steps_per_s", "1/s", [1e6 / us for us in plain_us], task),
-        _row("env_speedup", "ratio", ratios, task),
-        _row("physics_us_per_step", "us", physics_us, task),
-        _row("env_speedup_limit", "ratio", limits, task),
+        row("env_steps_per_s", "1/s", [1e6 / us for us in fast_us], task=task),
+        row("package_env_steps_per_s", "1/s", [1e6 / us for us in plain_us], task=task),
+        row("env_speedup", "ratio", ratios, task=task),
+        row("physics_us_per_step", "us", physics_us, task=task),
+        row("env_speedup_limit", "ratio", limits, task=task),
     ]
-
-
-def _row(metric: str, unit: str, repeats: list[float], task: str) -> Row:
-    return {"metric": metric, "value": statistics.median(repeats), "unit": unit, "repeats": repeats, "task": task}
 
 
 def _time_physics(side: _Side) -> None:

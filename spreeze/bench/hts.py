@@ -1,22 +1,27 @@
-"""HTS-RL against its synchronous baselines where step times are as given: ``spreeze/Synthetic-v0``.
+"""HTS-RL against its synchronous baselines: where step times are as given, and on tasks that are learned.
 
-Every figure is a whole ``python -m spreeze.train`` in processes of its own, modes in turn, beside what
-``spreeze.synchrony`` simulates for the same law, environments and interval.
+Every figure is a whole ``python -m spreeze.train`` in processes of its own, modes in turn, seed by seed. Given step
+times (``spreeze/Synthetic-v0``) stand beside what ``spreeze.synchrony`` simulates for the same distribution,
+environments and interval; runs on tasks are scored by the protocol of the paper.
 """
 
 from __future__ import annotations
 
+import argparse
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from spreeze.bench.hts_command import LAWS
-from spreeze.bench.runs import Row, row, train
+from spreeze.bench import Row, row
+from spreeze.bench.runs import Say, times_to_target, train
 from spreeze.envs.synthetic import ENV_ID
-from spreeze.errors import SpreezeError
+from spreeze.errors import ConfigError, SpreezeError
+from spreeze.protocol import Rules, Spread
+from spreeze.protocol_table import report_of
 from spreeze.synchrony import (
     Draw,
     expected_run_time,
@@ -26,6 +31,9 @@ from spreeze.synchrony import (
     step_times,
 )
 
+PARTS = ("steps", "learner", "sweep", "target", "paired", "correction")
+LAWS = ("constant", "exponential", "gamma 0.5", "gamma 1", "gamma 3")
+CORRECTIONS = ("delayed", "none", "truncated-is")
 MEAN_S = 0.002
 EXECUTORS = 8
 INTERVAL = 64
@@ -51,7 +59,7 @@ class HtsBench:
     seconds: float
     """What a rate is measured over [s], about: from the end of a run's warm-up to its end."""
     repeats: int
-    say: Callable[[str], None]
+    say: Say
     laws: tuple[str, ...] = LAWS
     actors: int = 0
     """Actor processes of HTS-RL; the baselines have none."""
@@ -98,12 +106,12 @@ def steps_rows(bench: HtsBench) -> list[Row]:
         simulated = simulated_speedup(np.random.default_rng(1), _draw(law), EXECUTORS, INTERVAL,
                                       states=_states(EXECUTORS, INTERVAL))
         over = {mode: _ratios(rates["hts"], rates[mode]) for mode in ("step", "batch")}
-        rows += [row("env_steps_per_s", unit="1/s", values=found, law=law, mode=mode) for mode, found in rates.items()]
-        rows.append(row("hts_over_step", unit="ratio", values=over["step"], law=law, simulated=simulated))
-        rows.append(row("hts_over_batch", unit="ratio", values=over["batch"], law=law))
-        rows.append(row("policy_lag", unit="intervals", values=lags, law=law, target="exactly 1"))
+        rows += [row("env_steps_per_s", "1/s", found, law=law, mode=mode) for mode, found in rates.items()]
+        rows.append(row("hts_over_step", "ratio", over["step"], law=law, simulated=simulated))
+        rows.append(row("hts_over_batch", "ratio", over["batch"], law=law))
+        rows.append(row("policy_lag", "intervals", lags, law=law, target="exactly 1"))
         shares = [ratio / simulated for ratio in over["step"]]
-        rows.append(row("share_of_simulated_speedup", unit="share", values=shares, law=law,
+        rows.append(row("share_of_simulated_speedup", "share", shares, law=law,
                         target=">= 0.9" if law.startswith("gamma") else None))
     return rows
 
@@ -126,12 +134,12 @@ def learner_rows(bench: HtsBench) -> list[Row]:
                     rollout.append(rollout_s)
             bench.say(f"  {law}, {epochs} epochs, seed {seed}: learning / rollout {balance[-1]:.2f}, "
                       f"{_last(rates)}")
-        rows += [row("env_steps_per_s", unit="1/s", values=found, law=law, mode=mode, learner="as long as rollout")
+        rows += [row("env_steps_per_s", "1/s", found, law=law, mode=mode, learner="as long as rollout")
                  for mode, found in rates.items()]
-        rows.append(row("learning_over_rollout", unit="ratio", values=balance, law=law, epochs=epochs))
+        rows.append(row("learning_over_rollout", "ratio", balance, law=law, epochs=epochs))
         simulated = _overlap(law, statistics.median(balance), statistics.median(rollout))
-        rows.append(row("hts_over_alternating", unit="ratio", values=_ratios(rates["hts"], rates["batch"]), law=law,
-                         simulated=simulated, target=">= 1.8"))
+        rows.append(row("hts_over_alternating", "ratio", _ratios(rates["hts"], rates["batch"]), law=law,
+                        simulated=simulated, target=">= 1.8"))
     return rows
 
 
@@ -207,9 +215,9 @@ def _sweep_row(found: list[float], n: int, interval: int, step_s: float, swap_s:
     bare = simulated_run_time(np.random.default_rng(1), draw, states, n, interval) / states
     simulated = bare + step_s / n + swap_s / (n * interval)
     value = statistics.median(found)
-    return row("time_for_a_state", unit="s", values=found, law="exponential", executors=n, interval=interval,
-                simulated_s=simulated, simulated_without_overhead_s=bare, deviation=value / simulated - 1.0,
-                formula_s=expected_run_time(states, n, interval, shape, rate, step_s) / states)
+    return row("time_for_a_state", "s", found, law="exponential", executors=n, interval=interval,
+               simulated_s=simulated, simulated_without_overhead_s=bare, deviation=value / simulated - 1.0,
+               formula_s=expected_run_time(states, n, interval, shape, rate, step_s) / states)
 
 
 def _overhead(bench: HtsBench, n: int, short: int, long: int) -> tuple[float, float]:
@@ -245,3 +253,137 @@ def _last(rates: dict[str, list[float]]) -> str:
 
 def _ratios(one: Sequence[float], other: Sequence[float]) -> list[float]:
     return [a / b for a, b in zip(one, other, strict=True)]
+
+
+# --- tasks that are learned ---
+
+
+@dataclass(frozen=True, kw_only=True)
+class TasksBench:
+    """What is trained, for how long, and how it is told."""
+
+    env_ids: tuple[str, ...]
+    algo: str
+    seeds: int
+    seconds: float
+    """Training of one run [s]; of ``target_rows`` the most."""
+    target_return: float
+    runs_dir: str
+    say: Say
+    executors: int = 2
+    envs: int = 16
+    """Environments in all, the same for every mode."""
+    extra: tuple[str, ...] = ()
+    run: Callable[[list[str], float], dict[str, Any]] = train
+
+    def modes(self) -> dict[str, list[str]]:
+        """HTS-RL with its executors, and the synchronous mode with as many environments in one process."""
+        return {
+            "hts": ["--mode", "hts", "--executors", str(self.executors),
+                    "--envs-per-executor", str(self.envs // self.executors)],
+            "serial": ["--mode", "serial", "--executors", "1", "--envs-per-executor", str(self.envs)],
+        }
+
+    def in_turn(self, env_id: str, cases: dict[str, list[str]]) -> dict[str, list[dict[str, Any]]]:
+        """The documents of each case, seed by seed."""
+        found: dict[str, list[dict[str, Any]]] = {name: [] for name in cases}
+        for seed in range(1, self.seeds + 1):
+            for name, flags in cases.items():
+                arguments = ["--env", env_id, "--algo", self.algo, *flags, "--seed", str(seed), "--seconds",
+                             str(self.seconds), "--runs-dir", self.runs_dir, "--no-visualizer", *self.extra]
+                document = self.run(arguments, self.seconds + _OUTSIDE_S)
+                found[name].append(document)
+                best = document["eval_return_best"]
+                self.say(f"  {env_id}, seed {seed}, {name}: {document['env_steps']} env steps, {document['updates']} "
+                         f"updates, best return {'-' if best is None else format(best, '.1f')}")
+        return found
+
+
+def target_rows(bench: TasksBench) -> list[Row]:
+    """Wall time from process start to the target return, HTS-RL and serial in turn."""
+    rows = []
+    for env_id in bench.env_ids:
+        target = ["--target-return", str(bench.target_return)]
+        found = bench.in_turn(env_id, {name: [*flags, *target] for name, flags in bench.modes().items()})
+        times = {}
+        for mode, documents in found.items():
+            times[mode], reached = times_to_target(documents)
+            rows.append(row("time_to_target_s", "s", times[mode], env=env_id, mode=mode, reached=reached,
+                            target="<= 60 s, all seeds" if mode == "hts" and env_id == "CartPole-v1" else None))
+            env_steps = [document["env_steps"] for document in documents]
+            rows.append(row("env_steps", "env steps", env_steps, env=env_id, mode=mode))
+        rows.append(row("time_over_serial", "ratio", _ratios(*times.values()), env=env_id, target="<= 0.7"))
+    return rows
+
+
+def paired_rows(bench: TasksBench) -> list[Row]:
+    """HTS-RL and serial in the same time: the paper's metrics seed by seed, and env steps a second."""
+    rows = []
+    for env_id in bench.env_ids:
+        found = bench.in_turn(env_id, bench.modes())
+        rates = {mode: [d["env_steps_per_s"] for d in documents] for mode, documents in found.items()}
+        rows += [row("env_steps_per_s", "1/s", values, env=env_id, mode=mode) for mode, values in rates.items()]
+        ratios = [a / b if a and b else None for a, b in zip(rates["hts"], rates["serial"], strict=True)]
+        rows.append(row("rate_over_serial", "ratio", ratios, env=env_id))
+        rows += _scores(found, env_id)
+    return rows
+
+
+def correction_rows(bench: TasksBench) -> list[Row]:
+    """What is done about data one interval old: the final metric of each correction."""
+    rows = []
+    for env_id in bench.env_ids:
+        flags = bench.modes()["hts"]
+        found = bench.in_turn(env_id, {name: [*flags, "--correction", name] for name in CORRECTIONS})
+        rows += _scores(found, env_id)
+    return rows
+
+
+def _scores(found: dict[str, list[dict[str, Any]]], env_id: str) -> list[Row]:
+    """Metrics of each group, and of each two groups seed by seed; means and intervals as the protocol has them."""
+    paths = [Path(document["run_dir"]) for documents in found.values() for document in documents]
+    report = report_of(paths, (), Rules())
+    rows = []
+    for group in report.groups:
+        runs = [run for run in report.runs if run.group == group.group]
+        more = {"env": env_id, "group": group.group.label}
+        rows.append(_spread_row("final_metric", group.final, [run.final for run in runs], **more))
+        rows.append(_spread_row("final_time_metric", group.final_time, [run.final_time for run in runs], **more))
+    return rows + [_spread_row("final_metric_difference", pair.final, [], env=env_id,
+                               group=f"{pair.group.label} less {pair.against.label}") for pair in report.pairs]
+
+
+def _spread_row(metric: str, spread: Spread | None, repeats: list[float | None], **more: Any) -> Row:
+    mean, low, high = (None, None, None) if spread is None else (spread.mean, spread.low, spread.high)
+    return {"metric": metric, "unit": "return", "value": mean, "low": low, "high": high, "repeats": repeats, **more}
+
+
+# --- the command ---
+
+
+def hts_rows(args: argparse.Namespace, say: Say) -> list[Row]:
+    """Measures the parts that were asked for.
+
+    Raises:
+        ConfigError: environments that do not divide among the executors.
+        SpreezeError: a run failed.
+    """
+    if args.envs % args.executors:
+        raise ConfigError(f"--envs {args.envs}: not divisible by --executors {args.executors}")
+    given = HtsBench(runs_dir=args.runs_dir, seconds=args.seconds, repeats=args.repeats, say=say,
+                     laws=tuple(args.laws), actors=args.actors)
+    tasks = TasksBench(
+        env_ids=tuple(args.env), algo=args.algo, seeds=args.repeats, seconds=args.task_seconds,
+        target_return=args.target_return, runs_dir=args.runs_dir, say=say, executors=args.executors, envs=args.envs,
+        extra=tuple(text for setting in args.set for text in ("--set", setting)),
+    )
+    parts: dict[str, Callable[[], list[Row]]] = {
+        "steps": lambda: steps_rows(given), "learner": lambda: learner_rows(given), "sweep": lambda: sweep_rows(given),
+        "target": lambda: target_rows(tasks), "paired": lambda: paired_rows(tasks),
+        "correction": lambda: correction_rows(tasks),
+    }
+    rows = []
+    for part in args.parts:
+        say(f"{part}:")
+        rows += [{**one, "part": part} for one in parts[part]()]
+    return rows

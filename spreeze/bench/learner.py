@@ -1,38 +1,49 @@
-"""Updates a second of the real learner step, against the matrix products that it cannot avoid.
+"""Updates a second of the learner: alone against its matmuls, whole on a device, and beside another trainer.
 
-The floor is the list of products of one update. Their operations are counted, and the products alone
-are run at the same shapes, on the same core, in turn with the updates, on few enough buffers to
-stay in cache; that gives the matrix rate. Share of the floor = time of the products / time of an
-update. Products whose result an update throws away (gradients of the critics' weights in the actor
-step, of the input in the critic step) are not in the list.
+The floor is the list of matmuls that one update cannot avoid. Their operations are counted, and the matmuls alone are
+run at the same shapes, on the same core, in turn with the updates, on few enough buffers to stay in cache; that gives
+the matmul rate. Share of the floor = time of the matmuls / time of an update. Matmuls whose result an update throws
+away (gradients of the critics' weights in the actor step, of the input in the critic step) are not in the list.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib
 import itertools
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from time import perf_counter
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from spreeze.algorithms import create
 from spreeze.algorithms.pair import Pair
+from spreeze.bench import Row, row
 from spreeze.config import PARTS, AlgorithmConfig
+from spreeze.envs.task import make_task
+from spreeze.errors import UsageError
 from spreeze.networks import products_round
-from spreeze.types import RowLayout, TransitionBatch
-from spreeze.workers.devices import products_in
+from spreeze.transport.frames import open_reader
+from spreeze.transport.ring import Ring, RingSpec
+from spreeze.types import EnvSpec, RowLayout, TransitionBatch
+from spreeze.workers.devices import HostWaits, learner_threads, products_in, resolve_device, synchronise
+from spreeze.workers.filling import fill
+from spreeze.workers.learning import Learning
 
+OBS_DIM, ACTION_DIM = 22, 6
+"""Sizes of Walker2DBulletEnv-v0."""
+HIDDEN = (256, 256)
 _BLOCK_S = 0.25
-"""Length of one timed block; updates and products take turns block by block."""
+"""Length of one timed block; updates and matmuls take turns block by block."""
 
 
-class Product(NamedTuple):
-    """``stack`` products [m, k] x [k, n] and how many of them one update makes."""
+class Matmul(NamedTuple):
+    """``stack`` matmuls [m, k] x [k, n] and how many of them one update makes."""
 
     stack: int
     m: int
@@ -46,26 +57,26 @@ class Product(NamedTuple):
         return 2.0 * self.times * self.stack * self.m * self.k * self.n
 
 
-def forward(stack: int, rows: int, sizes: tuple[int, ...], times: float = 1.0) -> list[Product]:
-    """Products of a forward pass."""
-    return [Product(stack, rows, a, b, times) for a, b in pairwise(sizes)]
+def forward(stack: int, rows: int, sizes: tuple[int, ...], times: float = 1.0) -> list[Matmul]:
+    """Matmuls of a forward pass."""
+    return [Matmul(stack, rows, a, b, times) for a, b in pairwise(sizes)]
 
 
-def weight_gradients(stack: int, rows: int, sizes: tuple[int, ...], times: float = 1.0) -> list[Product]:
-    """Products that give the weight gradients."""
-    return [Product(stack, a, rows, b, times) for a, b in pairwise(sizes)]
+def weight_gradients(stack: int, rows: int, sizes: tuple[int, ...], times: float = 1.0) -> list[Matmul]:
+    """Matmuls that give the weight gradients."""
+    return [Matmul(stack, a, rows, b, times) for a, b in pairwise(sizes)]
 
 
-def input_gradients(stack: int, rows: int, sizes: tuple[int, ...], times: float = 1.0) -> list[Product]:
-    """Products that carry the gradient down to the first layer; a head with one output needs none."""
+def input_gradients(stack: int, rows: int, sizes: tuple[int, ...], times: float = 1.0) -> list[Matmul]:
+    """Matmuls that carry the gradient down to the first layer; a head with one output needs none."""
     pairs = pairwise(sizes[1:])
-    return [Product(stack, rows, b, a, times) for a, b in pairs if b > 1]
+    return [Matmul(stack, rows, b, a, times) for a, b in pairs if b > 1]
 
 
-def products(
+def matmuls(
     algo: str, batch_size: int, obs_dim: int, action_dim: int, hidden: tuple[int, ...], policy_delay: int = 2
-) -> list[Product]:
-    """The matrix products that one update of an algorithm cannot avoid."""
+) -> list[Matmul]:
+    """The matmuls that one update of an algorithm cannot avoid."""
     critic = (obs_dim + action_dim, *hidden, 1)
     actor = (obs_dim, *hidden, 2 * action_dim if algo == "sac" else action_dim)
     stack = 1 if algo == "ddpg" else 2
@@ -80,39 +91,39 @@ def products(
         *forward(1, b, actor, moves),
         *forward(least_of, b, critic, moves),
         *input_gradients(least_of, b, critic, moves),
-        Product(least_of, b, hidden[0], action_dim, moves),
+        Matmul(least_of, b, hidden[0], action_dim, moves),
         *weight_gradients(1, b, actor, moves),
         *input_gradients(1, b, actor, moves),
     ]
 
 
-class ProductRound:
-    """All products of ``count`` updates, ready to be run; one set of buffers for each shape."""
+class MatmulRound:
+    """All matmuls of ``count`` updates, ready to be run; one set of buffers for each shape."""
 
-    def __init__(self, listed: list[Product]) -> None:
-        self.flop = sum(product.flop for product in listed)
+    def __init__(self, listed: list[Matmul]) -> None:
+        self.flop = sum(matmul.flop for matmul in listed)
         merged: dict[tuple[int, int, int, int], float] = {}
-        for product in listed:
-            key = (product.stack, product.m, product.k, product.n)
-            merged[key] = merged.get(key, 0.0) + product.times
-        self._calls = [(_product_call(*shape), count) for shape, count in merged.items()]
+        for matmul in listed:
+            key = (matmul.stack, matmul.m, matmul.k, matmul.n)
+            merged[key] = merged.get(key, 0.0) + matmul.times
+        self._calls = [(_matmul_call(*shape), count) for shape, count in merged.items()]
 
     def run(self, updates: int) -> None:
-        """Makes the products of that many updates."""
+        """Makes the matmuls of that many updates."""
         for call, count in self._calls:
             for _ in range(round(updates * count)):
                 call()
 
 
-def _product_call(stack: int, m: int, k: int, n: int) -> Callable[[], Any]:
-    """One product, written the way that is fastest for its shape."""
+def _matmul_call(stack: int, m: int, k: int, n: int) -> Callable[[], Any]:
+    """One matmul, written the way that is fastest for its shape."""
     a, b = torch.randn(stack, m, k), torch.randn(stack, k, n)
     if n == 1:
-        product = torch.linalg.vecdot if products_round() else torch.mv
+        times_vector = torch.linalg.vecdot if products_round() else torch.mv
         rows = [(a[index], b[index, :, 0].contiguous(), torch.empty(m)) for index in range(stack)]
         if m < k:
             rows = [(matrix.t().contiguous().t(), vector, out) for matrix, vector, out in rows]
-        return lambda: [product(matrix, vector, out=out) for matrix, vector, out in rows]
+        return lambda: [times_vector(matrix, vector, out=out) for matrix, vector, out in rows]
     if n < 64 <= m:
         out, a_t, b_t = torch.empty(stack, n, m), a.transpose(1, 2), b.transpose(1, 2).contiguous()
         return lambda: torch.bmm(b_t, a_t, out=out)
@@ -138,21 +149,15 @@ def algorithm_config(algo: str, hidden: tuple[int, ...]) -> AlgorithmConfig:
     return dataclasses.replace(part(), hidden_sizes=hidden)
 
 
-def learner_rows(
-    batch_sizes: tuple[int, ...] | list[int],
-    repeats: int = 5,
-    obs_dim: int = 22,
-    action_dim: int = 6,
-    hidden: tuple[int, ...] = (256, 256),
-    threads: tuple[int, ...] | list[int] = (1,),
-    algo: str = "sac",
-    precisions: tuple[str, ...] | list[str] = ("float32",),
-    copy_interval: int = 0,
+def learner_cases(
+    batch_sizes: Sequence[int], repeats: int = 5, *, obs_dim: int = OBS_DIM, action_dim: int = ACTION_DIM,
+    hidden: tuple[int, ...] = HIDDEN, threads: Sequence[int] = (1,), algo: str = "sac",
+    precisions: Sequence[str] = ("float32",), copy_interval: int = 0,
 ) -> list[dict[str, Any]]:
-    """Measures one row for each batch size, precision and number of threads; all take turns, products too.
+    """Measures one case for each batch size, precision and number of threads; all take turns, matmuls too.
 
-    With ``copy_interval`` a pair is also measured with actor and critics beside copies of each other.
-    The products are those of one thread throughout: the floor of one core, in the row's precision.
+    With ``copy_interval`` a pair of threads is also measured with actor and critics beside copies of each other.
+    The matmuls are those of one thread throughout: the floor of one core, in the case's precision.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -169,53 +174,49 @@ def learner_rows(
             for case in cases:
                 with products_in(case.precision, "cpu"):
                     case.measure()
-        return [case.row(cases) for case in cases]
+        return [case.figures(cases) for case in cases]
 
 
 class _Case:
-    """One batch size: an algorithm, its product round, and what was measured."""
+    """One batch size: an algorithm, the matmuls of its update, and what was measured."""
 
     def __init__(self, algo: str, batch_size: int, obs_dim: int, action_dim: int, hidden: tuple[int, ...],
-                 pair: Pair | None = None, precision: str = "float32", copy_interval: int = 0) -> None:
+                 pair: Pair | None, precision: str, copy_interval: int) -> None:
         config = algorithm_config(algo, hidden)
-        self.algo, self.batch_size, self.hidden = algo, batch_size, hidden
-        self.obs_dim, self.action_dim = obs_dim, action_dim
+        self.algo, self.batch_size = algo, batch_size
         self.threads, self.precision, self.copy_interval = 1 if pair is None else 2, precision, copy_interval
         options: dict[str, Any] = {} if pair is None else {"pair": pair}
         self.algorithm = create(algo, obs_dim, action_dim, config, seed=0, copy_interval=copy_interval, **options)
         self.batch = synthetic_batch(RowLayout(obs_dim, action_dim), batch_size, config.gamma)
         delay = getattr(config, "policy_delay", 1)
-        self.round = ProductRound(products(algo, batch_size, obs_dim, action_dim, hidden, delay))
+        self.round = MatmulRound(matmuls(algo, batch_size, obs_dim, action_dim, hidden, delay))
         self.update_s: list[float] = []
-        self.product_s: list[float] = []
+        self.matmul_s: list[float] = []
         self.critic_s = self.actor_s = 0.0
-        self._block = 2
-        self._update_block()
+        self._update_block(2)
         self.round.run(2)
-        self._block = max(2, 2 * round(_BLOCK_S / self._update_block() / 2))
+        self._block = max(2, 2 * round(_BLOCK_S / self._update_block(2) / 2))
 
     def measure(self) -> None:
         """One repeat: a quarter of the block of each kind in turn, four times."""
-        quarter, whole = max(2, self._block // 4), self._block
-        self._block = quarter
-        update_s = product_s = 0.0
+        quarter = max(2, self._block // 4)
+        update_s = matmul_s = 0.0
         for _ in range(4):
-            update_s += self._update_block() / 4
+            update_s += self._update_block(quarter) / 4
             start_s = perf_counter()
             self.round.run(quarter)
-            product_s += (perf_counter() - start_s) / quarter / 4
-        self._block = whole
+            matmul_s += (perf_counter() - start_s) / quarter / 4
         self.update_s.append(update_s)
-        self.product_s.append(product_s)
+        self.matmul_s.append(matmul_s)
 
-    def _update_block(self) -> float:
-        """Seconds of one update, over a block."""
+    def _update_block(self, updates: int) -> float:
+        """Seconds of one update, over so many."""
         start_s = perf_counter()
-        for _ in range(self._block):
+        for _ in range(updates):
             critic_s, actor_s = self.algorithm.update_timed(self.batch)
             self.critic_s += critic_s
             self.actor_s += actor_s
-        return (perf_counter() - start_s) / self._block
+        return (perf_counter() - start_s) / updates
 
     def _over(self, others: list[_Case], name: str, **plain: Any) -> dict[str, float]:
         """Ratio of this rate to that of the same case with ``plain`` values, repeat by repeat; empty without one."""
@@ -227,32 +228,190 @@ class _Case:
                 return {name: statistics.median(ratios)}
         return {}
 
-    def row(self, cases: list[_Case]) -> dict[str, Any]:
-        """The measured row; medians beside all repeats, and the ratio to the same updates on one core, in float32."""
-        updates_per_s = [1.0 / value for value in self.update_s]
-        shares = [product / update for product, update in zip(self.product_s, self.update_s, strict=True)]
-        rates = [self.round.flop / value for value in self.product_s]
+    def figures(self, cases: list[_Case]) -> dict[str, Any]:
+        """Medians beside all repeats, and the ratio to the same updates on one core, in float32."""
+        repeats = {
+            "updates_per_s": [1.0 / value for value in self.update_s],
+            "update_frames_per_s": [self.batch_size / value for value in self.update_s],
+            "matmul_floor_share": [a / b for a, b in zip(self.matmul_s, self.update_s, strict=True)],
+            "matmul_flop_per_s": [self.round.flop / value for value in self.matmul_s],
+        }
+        step_s = self.critic_s + self.actor_s
         return {
-            "algo": self.algo,
-            "batch_size": self.batch_size,
-            "hidden_sizes": list(self.hidden),
-            "obs_dim": self.obs_dim,
-            "action_dim": self.action_dim,
-            "learner_threads": self.threads,
-            "precision": self.precision,
-            "copy_interval": self.copy_interval,
+            "algo": self.algo, "batch_size": self.batch_size, "learner_threads": self.threads,
+            "precision": self.precision, "copy_interval": self.copy_interval,
+            **{name: statistics.median(values) for name, values in repeats.items()},
             **self._over(cases, "over_one_thread", threads=1, copy_interval=0),
             **self._over(cases, "over_float32", precision="float32"),
-            "updates_per_s": statistics.median(updates_per_s),
-            "update_frames_per_s": statistics.median(updates_per_s) * self.batch_size,
-            "product_floor_share": statistics.median(shares),
-            "product_flop": self.round.flop,
-            "matrix_flop_per_s": statistics.median(rates),
-            "learner_critic_share": self.critic_s / (self.critic_s + self.actor_s),
-            "learner_actor_share": self.actor_s / (self.critic_s + self.actor_s),
-            "repeats": {
-                "updates_per_s": updates_per_s,
-                "product_floor_share": shares,
-                "matrix_flop_per_s": rates,
-            },
+            "matmul_flop": self.round.flop,
+            "learner_critic_share": self.critic_s / step_s, "learner_actor_share": self.actor_s / step_s,
+            "repeats": repeats,
         }
+
+
+_UNITS = {
+    "updates_per_s": "1/s", "update_frames_per_s": "1/s", "matmul_floor_share": "share", "matmul_flop_per_s": "flop/s",
+    "over_one_thread": "ratio", "over_float32": "ratio", "matmul_flop": "flop", "learner_critic_share": "share",
+    "learner_actor_share": "share", "learner_gather_share": "share", "crossed_bytes_per_update": "bytes",
+    "host_waits_per_update": "waits",
+}
+_FLOOR_TARGETS = {256: ">= 0.85", 1024: ">= 0.92", 8192: ">= 0.92"}
+
+
+def case_rows(cases: list[dict[str, Any]]) -> list[Row]:
+    """The rows of measured cases."""
+    rows: list[Row] = []
+    for case in cases:
+        more = {name: case[name] for name in ("batch_size", "algo", "learner_threads", "precision", "copy_interval")}
+        plain = case["learner_threads"] == 1 and case["precision"] == "float32"
+        for name in (name for name in _UNITS if name in case):
+            target = _FLOOR_TARGETS.get(case["batch_size"]) if plain and name == "matmul_floor_share" else None
+            rows.append({"metric": name, "value": case[name], "unit": _UNITS[name],
+                         "repeats": case["repeats"].get(name, []), **more, **({"target": target} if target else {})})
+    return rows
+
+
+# --- the whole learner on a device or a split, with draws from replay: what a run does ---
+
+_PLACED_ROWS, _WARM_UPDATES = 2**17, 16
+
+
+def placed_rows(
+    batch_sizes: Sequence[int], repeats: int, device: str, algo: str = "sac", *, precision: str = "float32",
+    overlap: bool = False, updates_per_launch: int = 1, repeat_s: float = 2.0,
+) -> list[Row]:
+    """Rates, what crosses between the sides of a split, how often the host waits for the device, parts of its time.
+
+    Walker2D's sizes, networks as configured by default, synthetic rows in replay. On a GPU, batches come from the
+    mirror of replay and updates are one launch.
+
+    Raises:
+        ConfigError: the device or the precision is not there.
+    """
+    spec = EnvSpec(
+        env_id="synthetic rows", import_module=None, obs_dim=OBS_DIM, action_dim=ACTION_DIM,
+        action_low=(-1.0,) * ACTION_DIM, action_high=(1.0,) * ACTION_DIM, max_episode_steps=None, reward_threshold=None,
+    )
+    layout, config, device = RowLayout(OBS_DIM, ACTION_DIM), PARTS[algo](), resolve_device(device)
+    assert isinstance(config, AlgorithmConfig)
+    rows: list[Row] = []
+    with contextlib.closing(Ring.create(RingSpec(layout, 1, _PLACED_ROWS))) as ring:
+        fill(ring, spec)
+        with products_in(precision, device), learner_threads(spec, 1, device):
+            for batch_size in batch_sizes:
+                learning = Learning(
+                    spec, algo, config, layout, open_reader(ring), batch_size=batch_size, device=device, seed=0,
+                    normalize_obs=False, overlap=overlap, mirror=True, updates_per_launch=updates_per_launch,
+                )
+                updates_per_s, values = _placed(learning, repeats, repeat_s, device)
+                more = {"batch_size": batch_size, "algo": algo, "device": device, "precision": precision,
+                        "overlap": overlap, "notes": learning.notes}
+                rows += [{"metric": name, "value": value, "unit": _UNITS[name],
+                          "repeats": updates_per_s if name == "updates_per_s" else [], **more}
+                         for name, value in values.items()]
+    return rows
+
+
+def _placed(learning: Learning, repeats: int, repeat_s: float, device: str) -> tuple[list[float], dict[str, float]]:
+    """Updates a second of each repeat, and all figures by name."""
+    while learning.updates < _WARM_UPDATES:
+        learning.update()
+    synchronise(device)
+    began, crossed = learning.updates, learning.algorithm.crossed_bytes
+    before_s = learning.gather_s, learning.critic_s, learning.actor_s
+    rates = []
+    for _ in range(repeats):
+        start, count = perf_counter(), 0
+        while perf_counter() - start < repeat_s:
+            count += learning.update()
+        synchronise(device)
+        rates.append(count / (perf_counter() - start))
+    updates = learning.updates - began
+    now_s = learning.gather_s, learning.critic_s, learning.actor_s
+    gather_s, critic_s, actor_s = (now - before for now, before in zip(now_s, before_s, strict=True))
+    crossed = learning.algorithm.crossed_bytes - crossed
+    with HostWaits(device) as waits:
+        checked = learning.update()
+    total_s = gather_s + critic_s + actor_s
+    return rates, {
+        "updates_per_s": statistics.median(rates),
+        "update_frames_per_s": statistics.median(rates) * learning.batch_size,
+        "learner_gather_share": gather_s / total_s, "learner_critic_share": critic_s / total_s,
+        "learner_actor_share": actor_s / total_s, "crossed_bytes_per_update": crossed / updates,
+        "host_waits_per_update": waits.count / checked,
+    }
+
+
+# --- our SAC update against stable-baselines3's: same networks, batch, rows and thread, in turn in one process ---
+
+_PEER_ROWS, _PEER_BLOCK_S, _PEER_BLOCKS = 20_000, 0.5, 4
+_STEPS_A_CALL = 10
+"""Gradient steps in one call of the other's ``train``, so that what it does once a call weighs little."""
+
+
+def against_rows(env_id: str, batch_size: int, repeats: int) -> list[Row]:
+    """Updates/s of both and their ratio, one thread; each draws from its own replay, as it does in training.
+
+    stable-baselines3 is no dependency: whoever wants the figure installs it.
+
+    Raises:
+        UsageError: stable-baselines3 is not installed.
+    """
+    try:
+        peer: Any = importlib.import_module("stable_baselines3")
+        logger: Any = importlib.import_module("stable_baselines3.common.logger")
+    except ImportError as error:
+        raise UsageError(f"--against sb3 needs stable-baselines3 ({error}): pip install stable-baselines3") from None
+    torch.set_num_threads(1)
+    with contextlib.ExitStack() as stack:
+        task = make_task(env_id)
+        stack.callback(task.close)
+        ours = _ours(task.spec, batch_size, stack)
+        model = peer.SAC("MlpPolicy", task.env, buffer_size=_PEER_ROWS, batch_size=batch_size, device="cpu", seed=0,
+                         policy_kwargs={"net_arch": list(HIDDEN)})
+        model.set_logger(logger.Logger(folder=None, output_formats=[]))
+        _fill_peer(model.replay_buffer, task.spec)
+
+        def theirs() -> None:
+            model.train(gradient_steps=_STEPS_A_CALL, batch_size=batch_size)
+
+        theirs()
+        pairs = []
+        for _ in range(repeats):  # each repeat is a few short blocks of both in turn
+            blocks = [(_STEPS_A_CALL * _calls_per_s(theirs), _calls_per_s(ours)) for _ in range(_PEER_BLOCKS)]
+            pairs.append([statistics.mean(column) for column in zip(*blocks, strict=True)])
+    more: Row = {"batch_size": batch_size, "against": f"stable-baselines3 {peer.__version__}"}
+    return [
+        row("updates_per_s", "1/s", [our_rate for _, our_rate in pairs], **more),
+        row("updates_per_s_theirs", "1/s", [their_rate for their_rate, _ in pairs], **more),
+        row("over_theirs", "ratio", [our_rate / their_rate for their_rate, our_rate in pairs], target=">= 1.6", **more),
+    ]
+
+
+def _ours(spec: EnvSpec, batch_size: int, stack: contextlib.ExitStack) -> Callable[[], object]:
+    ring = stack.enter_context(contextlib.closing(Ring.create(RingSpec(RowLayout.of(spec), 1, _PEER_ROWS))))
+    fill(ring, spec)
+    learning = Learning(spec, "sac", algorithm_config("sac", HIDDEN), ring.spec.layout, open_reader(ring),
+                        batch_size=batch_size, device="cpu", seed=0, normalize_obs=False)
+    learning.refresh()
+    for _ in range(3):
+        learning.update()
+    return learning.update
+
+
+def _fill_peer(buffer: Any, spec: EnvSpec) -> None:
+    """Rows of normal observations and uniform actions, as ours."""
+    rng = np.random.default_rng(0)
+    for _ in range(_PEER_ROWS):
+        obs, next_obs = rng.standard_normal((2, 1, spec.obs_dim), np.float32)
+        action = rng.uniform(-1.0, 1.0, (1, spec.action_dim)).astype(np.float32)
+        buffer.add(obs, next_obs, action, rng.standard_normal(1), np.zeros(1), [{}])
+
+
+def _calls_per_s(call: Callable[[], object]) -> float:
+    """Calls a second over one block."""
+    start_s, count = perf_counter(), 0
+    while (took_s := perf_counter() - start_s) < _PEER_BLOCK_S:
+        call()
+        count += 1
+    return count / took_s

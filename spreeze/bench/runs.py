@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-import statistics
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple, Self
 
-from spreeze.errors import SpreezeError
+import psutil
 
-Row = dict[str, Any]
+from spreeze.bench import Row, row
+from spreeze.errors import RunError, SpreezeError, UsageError
+from spreeze.rundir import read_run
+from spreeze.siblings import is_worker
+from spreeze.store_reader import MetricsReader
+from spreeze.workers.evaluator import read_rows
+
+Axes = Any
+Say = Callable[[str], None]
 _RATES = {
     "env_steps_per_s": "1/s", "updates_per_s": "1/s", "update_frames_per_s": "1/s", "samples_per_insert": "ratio",
     "policy_lag_mean": "updates", "eval_return_mean": "return", "eval_return_best": "return",
 }
+HAND_MADE = tuple((batch, samplers) for batch in (32, 64, 128, 256) for samplers in (1, 2))
+"""Batch sizes and sampler counts that a careful person would try on a small machine."""
 
 
 def train(arguments: list[str], timeout_s: float, environment: Mapping[str, str] | None = None) -> dict[str, Any]:
@@ -38,6 +51,9 @@ def train(arguments: list[str], timeout_s: float, environment: Mapping[str, str]
     return document
 
 
+# --- rates, and time to a return ---
+
+
 def rates_rows(env_id: str, seconds: float, repeats: int, runs_dir: str, extra: list[str]) -> list[Row]:
     """Env steps and updates a second of the asynchronous run, at the same time."""
     found = [
@@ -46,34 +62,61 @@ def rates_rows(env_id: str, seconds: float, repeats: int, runs_dir: str, extra: 
         for seed in range(repeats)
     ]
     targets = {"env_steps_per_s": ">= 1900", "updates_per_s": ">= 75"} if env_id.startswith("Walker2D") else {}
-    return [row(name, [document[name] for document in found], unit=unit, env=env_id, target=targets.get(name))
+    return [row(name, unit, [document[name] for document in found], env=env_id, target=targets.get(name))
             for name, unit in _RATES.items()]
 
 
 def time_to_target_rows(
-    env_id: str, target: float, seeds: int, runs_dir: str, limit_s: float, extra: list[str], say: Callable[[str], None]
+    env_id: str, target: float, seeds: int, runs_dir: str, limit_s: float, extra: list[str], say: Say
 ) -> list[Row]:
     """Wall time from process start to the target return, both modes in turn, seed by seed."""
-    found: dict[str, list[dict[str, Any]]] = {"spreeze": [], "serial": []}
-    for seed in range(1, seeds + 1):
-        for mode, documents in found.items():
-            document = train(["--env", env_id, "--mode", mode, "--target-return", str(target), "--seed", str(seed),
-                              "--seconds", str(limit_s), "--runs-dir", runs_dir, *extra], limit_s + 60.0)
-            documents.append(document)
-            reached = document["time_to_target_s"]
-            say(f"  seed {seed} {mode}: " + (f"{reached:.1f} s" if reached is not None else "not reached")
-                + f", {document['updates']} updates, {document['env_steps']} env steps")
-    rows = []
+    cases = {mode: ["--mode", mode] for mode in ("spreeze", "serial")}
+    found = _until_target(env_id, cases, target, seeds, runs_dir, limit_s, extra, say)
+    rows, times = [], {}
     for mode, documents in found.items():
-        times, reached_count = times_to_target(documents)
-        rows.append(row("time_to_target_s", times, unit="s", mode=mode, env=env_id, reached=reached_count,
-                         target="<= 20 s" if mode == "spreeze" and env_id == "Pendulum-v1" else None))
-        rows.append(row("updates", [d["updates"] for d in documents], unit="updates", mode=mode))
-        rows.append(row("updates_per_s", [d["updates_per_s"] for d in documents], mode=mode))
-        rows.append(row("env_steps", [d["env_steps"] for d in documents], unit="env steps", mode=mode))
-    ratios = [a / b for a, b in zip(rows[0]["repeats"], rows[4]["repeats"], strict=True)]
-    rows.append(row("time_over_serial", ratios, unit="ratio", env=env_id, target="<= 0.6"))
-    return rows
+        times[mode], reached = times_to_target(documents)
+        rows.append(row("time_to_target_s", "s", times[mode], mode=mode, env=env_id, reached=reached,
+                        target="<= 20 s" if mode == "spreeze" and env_id == "Pendulum-v1" else None))
+        rows += [row(name, unit, [document[name] for document in documents], mode=mode)
+                 for name, unit in (("updates", "updates"), ("updates_per_s", "1/s"), ("env_steps", "env steps"))]
+    ratios = [a / b for a, b in zip(times["spreeze"], times["serial"], strict=True)]
+    return [*rows, row("time_over_serial", "ratio", ratios, env=env_id, target="<= 0.6")]
+
+
+def pick_rows(
+    env_id: str, target: float, seeds: int, runs_dir: str, limit_s: float, extra: list[str], say: Say
+) -> list[Row]:
+    """Wall time to a return with the tuner's (cached) pick and with each hand-made setting, seed by seed in turn."""
+    cases = {"auto": ["--auto"]} | {
+        f"batch {batch}, {samplers} samplers": ["--batch-size", str(batch), "--samplers", str(samplers)]
+        for batch, samplers in HAND_MADE
+    }
+    train(["--env", env_id, "--auto", "--updates", "1", "--runs-dir", runs_dir, *extra], 300.0)  # fills the cache
+    found = _until_target(env_id, cases, target, seeds, runs_dir, limit_s, extra, say)
+    times = {name: times_to_target(documents) for name, documents in found.items()}
+    rows = [row("time_to_target_s", "s", values, setting=name, env=env_id, reached=reached)
+            for name, (values, reached) in times.items()]
+    auto, *by_hand = rows
+    best = min(by_hand, key=lambda one: float(one["value"]))
+    return [*rows, row("pick_over_best", "ratio", [auto["value"] / best["value"]], env=env_id, best=best["setting"],
+                       target="<= 1.1")]
+
+
+def _until_target(
+    env_id: str, cases: dict[str, list[str]], target: float, seeds: int, runs_dir: str, limit_s: float,
+    extra: list[str], say: Say,
+) -> dict[str, list[dict[str, Any]]]:
+    """The documents of runs that end at the target return, of each case, seed by seed in turn."""
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in cases}
+    for seed in range(1, seeds + 1):
+        for name, flags in cases.items():
+            document = train(["--env", env_id, *flags, "--target-return", str(target), "--seed", str(seed),
+                              "--seconds", str(limit_s), "--runs-dir", runs_dir, *extra], limit_s + 120.0)
+            found[name].append(document)
+            reached_s = document["time_to_target_s"]
+            say(f"  seed {seed}, {name}: " + (f"{reached_s:.1f} s" if reached_s is not None else "not reached")
+                + f", {document['updates']} updates, {document['env_steps']} env steps")
+    return found
 
 
 def times_to_target(documents: list[dict[str, Any]]) -> tuple[list[float], int]:
@@ -86,39 +129,168 @@ def times_to_target(documents: list[dict[str, Any]]) -> tuple[list[float], int]:
     return times, sum(at_s is not None for at_s in known)
 
 
-HAND_MADE = tuple((batch, samplers) for batch in (32, 64, 128, 256) for samplers in (1, 2))
-"""Batch sizes and sampler counts that a careful person would try on a small machine."""
+# --- a run that is watched while it goes on ---
 
 
-def pick_rows(
-    env_id: str, target: float, seeds: int, runs_dir: str, limit_s: float, extra: list[str], say: Callable[[str], None]
-) -> list[Row]:
-    """Wall time to a return with the tuner's (cached) pick and with each hand-made setting, seed by seed in turn."""
-    settings: dict[str, list[str]] = {"auto": ["--auto"]}
-    settings |= {f"batch {batch}, {samplers} samplers": ["--batch-size", str(batch), "--samplers", str(samplers)]
-                 for batch, samplers in HAND_MADE}
-    found: dict[str, list[float]] = {name: [] for name in settings}
-    reached: dict[str, int] = dict.fromkeys(settings, 0)
-    train(["--env", env_id, "--auto", "--updates", "1", "--runs-dir", runs_dir, *extra], 300.0)  # fills the cache
-    for seed in range(1, seeds + 1):
-        for name, flags in settings.items():
-            document = train(["--env", env_id, *flags, "--target-return", str(target), "--seed", str(seed),
-                              "--seconds", str(limit_s), "--runs-dir", runs_dir, *extra], limit_s + 120.0)
-            time_s = document["time_to_target_s"]
-            reached[name] += time_s is not None
-            found[name].append(time_s if time_s is not None else document["process_s"])
-            say(f"  seed {seed}, {name}: " + (f"{time_s:.1f} s" if time_s is not None else "not reached")
-                + f", {document['updates']} updates")
-    rows = [row("time_to_target_s", times, unit="s", setting=name, env=env_id, reached=reached[name])
-            for name, times in found.items()]
-    best = min((row for row in rows if row["setting"] != "auto"), key=lambda row: float(row["value"]))
-    rows.append(row("pick_over_best", [rows[0]["value"] / best["value"]], unit="ratio", env=env_id,
-                     best=best["setting"], target="<= 1.1"))
-    return rows
+class Counters(NamedTuple):
+    """What a run had done at one moment of its own clock."""
+
+    t_s: float
+    updates: float
+    env_steps: float
 
 
-def row(name: str, values: list[Any], unit: str = "1/s", **more: Any) -> Row:
-    """A reported figure: median of the known repeats, and what else is known of it."""
-    known = [value for value in values if value is not None]
-    return {"metric": name, "unit": unit, "value": statistics.median(known) if known else None, "repeats": values,
-            **{key: value for key, value in more.items() if value is not None}}
+def counters(path: Path) -> Counters | None:
+    """The newest counters that a run wrote; None before the first."""
+    try:
+        points = MetricsReader(path / "metrics.db").latest()
+    except RunError:
+        return None
+    if not {"updates", "env_steps"} <= set(points):
+        return None
+    return Counters(points["updates"].t, points["updates"].value, points["env_steps"].value)
+
+
+def rates(first: Counters, last: Counters) -> tuple[float, float]:
+    """(updates, env steps) a second between two moments."""
+    seconds = max(last.t_s - first.t_s, 1e-9)
+    return (last.updates - first.updates) / seconds, (last.env_steps - first.env_steps) / seconds
+
+
+class LiveRun:
+    """One ``python -m spreeze.train`` in a session of its own; a context manager that ends it."""
+
+    end_s = 60.0
+    """A run that was asked to end has so long."""
+
+    def __init__(self, arguments: list[str], runs_dir: str, name: str, environment: Mapping[str, str]) -> None:
+        self.path = Path(runs_dir) / name
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115 (closed in __exit__)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "spreeze.train", *arguments, "--runs-dir", runs_dir, "--name", name, "--json"],
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=self._output, start_new_session=True,
+            env={**os.environ, **environment},
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        self._output.close()
+
+    def children(self) -> dict[str, psutil.Process]:
+        """Name -> process of the living workers."""
+        found: dict[str, psutil.Process] = {}
+        with contextlib.suppress(psutil.Error):
+            for child in psutil.Process(self.process.pid).children():
+                with contextlib.suppress(psutil.Error):
+                    if is_worker(child.name()) and child.status() != psutil.STATUS_ZOMBIE:
+                        found[child.name()] = child
+        return found
+
+    def wait(self, condition: Callable[[], bool], seconds: float, what: str) -> None:
+        """Polls until the condition is true.
+
+        Raises:
+            SpreezeError: the run ended, or the time is over.
+        """
+        end = time.monotonic() + seconds
+        while not condition():
+            if self.process.poll() is not None:
+                raise SpreezeError(f"the run ended while waiting for {what}: {self.last_output()}")
+            if time.monotonic() > end:
+                raise SpreezeError(f"waited {seconds:.0f} s in vain for {what}")
+            time.sleep(0.02)
+
+    def await_learning(self, seconds: float) -> None:
+        """Waits for the first update.
+
+        Raises:
+            SpreezeError: the run ended, or the time is over.
+        """
+        self.wait(lambda: (now := counters(self.path)) is not None and now.updates > 0, seconds, "the first update")
+
+    def output(self) -> str:
+        """What the run told people so far, at most the last megabyte."""
+        size_bytes = os.fstat(self._output.fileno()).st_size
+        start = max(0, size_bytes - 1_000_000)
+        return os.pread(self._output.fileno(), size_bytes - start, start).decode(errors="replace")
+
+    def last_output(self) -> str:
+        """The last line that the run wrote."""
+        lines = self.output().strip().splitlines()
+        return lines[-1] if lines else "no output"
+
+    def stop(self) -> int:
+        """Asks for the end as Ctrl-C does; returns the exit code.
+
+        Raises:
+            SpreezeError: it did not end.
+        """
+        self.process.send_signal(2)
+        try:
+            return self.process.wait(self.end_s)
+        except subprocess.TimeoutExpired:
+            raise SpreezeError(f"the run did not end within {self.end_s:.0f} s") from None
+
+
+# --- a picture ---
+
+_CURVE_AXES = (("wall_s", 60.0, "wall time [min]"), ("env_steps", 1e3, "env steps [1000]"),
+               ("updates", 1e3, "updates [1000]"))
+_TRAINING_POINTS = 300
+
+
+def draw_curve(runs: list[Path], out: Path) -> None:
+    """Draws greedy return against wall time, env steps and updates, and the return in training where it is known.
+
+    Raises:
+        UsageError: matplotlib is not installed.
+        RunError: a run without evaluations.
+    """
+    try:
+        import matplotlib
+
+        matplotlib.use("Agg")
+        from matplotlib import pyplot
+    except ImportError:
+        raise UsageError("a picture needs matplotlib: pip install matplotlib") from None
+    figure, axes = pyplot.subplots(1, 3, figsize=(12, 3.6), sharey=True, constrained_layout=True)
+    for number, path in enumerate(runs):
+        _draw_greedy(axes, path, f"C{number}")
+        _draw_training(axes, path, f"C{number}")
+    for axis, (_, _, label) in zip(axes, _CURVE_AXES, strict=True):
+        axis.set_xlabel(label)
+        axis.grid(alpha=0.3)
+    axes[0].set_ylabel("episode return")
+    axes[0].legend(fontsize=8)
+    figure.suptitle(f"{read_run(runs[0]).get('env_id', '')}: {read_run(runs[0]).get('machine', '')}", fontsize=10)
+    figure.savefig(out, dpi=110)
+    pyplot.close(figure)
+
+
+def _draw_greedy(axes: list[Axes], path: Path, colour: str) -> None:
+    """Mean of each evaluation, with a standard deviation on either side."""
+    rows = read_rows(path / "eval.csv")
+    if not rows:
+        raise RunError(f"{path} has no evaluation in eval.csv")
+    run = read_run(path)
+    episodes = max(int(one["episodes"]) for one in rows)
+    algo, mode, seed = (run.get(name, "?") for name in ("algo", "mode", "seed"))
+    label = f"{algo}, mode {mode}, seed {seed}: greedy, {episodes} episodes"
+    mean = [one["return_mean"] for one in rows]
+    low, high = ([one["return_mean"] + sign * one["return_std"] for one in rows] for sign in (-1, 1))
+    for axis, (name, scale, _) in zip(axes, _CURVE_AXES, strict=True):
+        x = [one[name] / scale for one in rows]
+        axis.plot(x, mean, linewidth=1.6, color=colour, label=label)
+        axis.fill_between(x, low, high, alpha=0.2, linewidth=0, color=colour)
+
+
+def _draw_training(axes: list[Axes], path: Path, colour: str) -> None:
+    """Mean return of the latest episodes with exploration, over time and env steps."""
+    series = MetricsReader(path / "metrics.db").series("episode_return", max_points=_TRAINING_POINTS)
+    for axis, x, scale in ((axes[0], series.t, 60.0), (axes[1], series.step, 1e3)):
+        axis.plot(x / scale, series.mean, linewidth=0.8, alpha=0.7, color=colour, label="episodes learned from")

@@ -1,54 +1,118 @@
-"""What sampling costs beside the environments: the real sampler loop against a bare loop.
+"""What sampling costs: the real sampler loop beside bare environments, and real processes beside each other.
 
-The bare loop steps equal environments, seeded alike, with the sampler's very actions, so both go through
-the same trajectories, in one process and in short turns.
+The bare loop steps equal environments, seeded alike, with the sampler's very actions, so both go through the same
+trajectories, in one process and in short turns. Processes are started once, those of a run as it has them; for each
+measurement all that must not work are stopped by SIGSTOP and go on afterwards.
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import os
+import secrets
+import signal
 import tempfile
 import time
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import psutil
 
+from spreeze.bench import Row, row
 from spreeze.envs.native import NativeActions
+from spreeze.envs.probe import probe_env
 from spreeze.envs.stdout import stdout_to_stderr
 from spreeze.envs.task import open_task, vector_maker
+from spreeze.errors import WorkerError
+from spreeze.hardware import read_machine
+from spreeze.modes.ensemble import counters
+from spreeze.modes.spreeze import open_memory, worker_specs
 from spreeze.policies import Policy
 from spreeze.rundir import SUBDIRECTORIES
+from spreeze.settings import Layer, resolve, task_profile, with_algorithm
 from spreeze.transport import board as words
 from spreeze.transport.board import Board
+from spreeze.transport.frames import open_reader
 from spreeze.transport.ring import Ring, ShardWriter
 from spreeze.transport.weights import WeightsStore
+from spreeze.workers.crew import Crew
 from spreeze.workers.learning import Learning
 from spreeze.workers.link import Link
 from spreeze.workers.plan import RunPlan
 from spreeze.workers.sampler import SamplerJob, SamplerLoop
 from spreeze.workers.sampling import Sampling
+from spreeze.workers.spawn import Nest
 
-Row = dict[str, Any]
 _TURN_S = 0.05
-"""Both sides take turns this long, so that a slow moment of the machine meets them alike."""
+"""The sampler and the bare loop take turns this long, so that a slow moment of the machine meets them alike."""
+_START_S, _SETTLE_S = 60.0, 0.5
+_FIRST_STEPS = 2000
+"""Env steps of each sampler before anything is measured."""
+_LEARNING_SETTLES_S = 8.0
+STATES: dict[str, tuple[str, ...]] = {
+    "learner alone": ("learner",),
+    "samplers alone": ("sampler",),
+    "together": ("learner", "sampler"),
+    "with evaluator and visualizer": ("learner", "sampler", "evaluator", "visualizer"),
+}
+"""Which roles work."""
+
+
+def task_plan(
+    env_id: str, samplers: int = 1, envs_per_sampler: int | None = None, import_module: str | None = None, *,
+    plain: bool = False, env_args: tuple[str, ...] = (),
+) -> RunPlan:
+    """The task's own settings, nobody throttled, the visualizer on."""
+    profile = task_profile(env_id)
+    layers = [
+        *([profile] if profile else []),
+        Layer("bench", {
+            "env": {"id": env_id, "import_module": import_module, "plain": plain, "args": env_args},
+            "sampling": {"samplers": samplers, **({"envs_per_sampler": envs_per_sampler} if envs_per_sampler else {})},
+            "replay": {"samples_per_insert_min": 0.0, "samples_per_insert_max": 1e9, "learning_starts": 2000},
+        }),
+    ]
+    settings = resolve(layers)
+    spec = probe_env(env_id, import_module, steps=0, plain=plain, args=env_args,
+                     image=dataclasses.asdict(settings.config.image)).spec
+    settings, _ = with_algorithm(layers, settings, spec)
+    return RunPlan(settings=settings, spec=spec, samplers=samplers,
+                   free_core=read_machine().cores.usable - samplers >= 2.0)
+
+
+@contextlib.contextmanager
+def run_folder() -> Iterator[Path]:
+    """A temporary folder as a run has it."""
+    with tempfile.TemporaryDirectory(prefix="spreeze-bench-") as name:
+        for sub in SUBDIRECTORIES:
+            (Path(name) / sub).mkdir()
+        yield Path(name)
+
+
+# --- the sampler's loop, in this process ---
 
 
 def sampling_rows(plan: RunPlan, repeats: int, seconds: float) -> list[Row]:
     """Env steps a second of the sampler and of the bare loop, and their ratio, repeat by repeat."""
-    with tempfile.TemporaryDirectory(prefix="spreeze-bench-") as folder, stdout_to_stderr():
-        for sub in SUBDIRECTORIES:
-            (Path(folder) / sub).mkdir()
-        publish_policy(plan, Path(folder))
-        found = [_measure(plan, Path(folder), 1000 + repeat, seconds) for repeat in range(repeats)]
-    more = {"env": plan.spec.env_id, "envs_per_sampler": plan.config.sampling.envs_per_sampler}
+    with run_folder() as folder, stdout_to_stderr():
+        publish_policy(plan, folder)
+        found = [_measure(plan, folder, 1000 + repeat, seconds) for repeat in range(repeats)]
+    more = _names(plan)
     shares = [pair.shares for pair in found]
     return [
-        _row("sampler_env_steps_per_s", "1/s", [pair.sampler_per_s for pair in found], **more),
-        _row("bare_env_steps_per_s", "1/s", [pair.bare_per_s for pair in found], **more),
-        _row("sampler_share_of_bare", "ratio", [pair.sampler_per_s / pair.bare_per_s for pair in found],
-             target=">= 0.92" if plan.spec.frames is None else ">= 0.6", **more),
-        *(_row(f"sampler_{name}_share", "share", [share[name] for share in shares], **more) for name in shares[0]),
+        row("sampler_env_steps_per_s", "1/s", [pair.sampler_per_s for pair in found], **more),
+        row("bare_env_steps_per_s", "1/s", [pair.bare_per_s for pair in found], **more),
+        row("sampler_share_of_bare", "ratio", [pair.sampler_per_s / pair.bare_per_s for pair in found],
+            target=">= 0.92" if plan.spec.frames is None else ">= 0.6", **more),
+        *(row(f"sampler_{name}_share", "share", [share[name] for share in shares], **more) for name in shares[0]),
     ]
+
+
+def _names(plan: RunPlan) -> dict[str, Any]:
+    return {"env": plan.spec.env_id, "envs_per_sampler": plan.config.sampling.envs_per_sampler}
 
 
 class _Pair(NamedTuple):
@@ -59,22 +123,13 @@ class _Pair(NamedTuple):
     shares: dict[str, float]
 
 
-def _row(metric: str, unit: str, repeats: list[float], **more: Any) -> Row:
-    return {"metric": metric, "unit": unit, "value": float(np.median(repeats)), "repeats": repeats, **more}
-
-
 def publish_policy(plan: RunPlan, run_dir: Path) -> None:
     """Weights of an untrained policy, published as the learner does."""
-    from spreeze.transport.frames import open_reader
-
-    ring = Ring.create(plan.ring_spec())
-    try:
+    with contextlib.closing(Ring.create(plan.ring_spec())) as ring:
         learning = Learning(plan.spec, plan.config.run.algo, plan.config.algorithm, plan.layout, open_reader(ring),
                             batch_size=64, device="cpu", seed=1, normalize_obs=plan.config.env.normalize_obs)
         arrays, meta = learning.policy(plan.spec, plan.config.run.algo)
         WeightsStore(run_dir / "weights").publish(arrays, meta, 1, 1)
-    finally:
-        ring.close()
 
 
 def _seeds(seed: int, count: int) -> list[int]:
@@ -83,8 +138,7 @@ def _seeds(seed: int, count: int) -> list[int]:
 
 def _measure(plan: RunPlan, run_dir: Path, seed: int, seconds: float) -> _Pair:
     """The real loop (limiter, weights look-up, policy, ring, numbers) and the bare one, in turns of 50 ms."""
-    ring, board = Ring.create(plan.ring_spec()), Board.create(1)
-    try:
+    with contextlib.closing(Ring.create(plan.ring_spec())) as ring, contextlib.closing(Board.create(1)) as board:
         loop, sampling = real_sampler(plan, run_dir, ring, board, seed)
         bare = _Bare(plan, seed)
         sampler_s = bare_s = 0.0
@@ -105,17 +159,19 @@ def _measure(plan: RunPlan, run_dir: Path, seed: int, seconds: float) -> _Pair:
         bare.close()
         shares = {name: slots[f"{name}_s"] / total for name in ("policy", "env", "write")}
         return _Pair(steps / sampler_s, steps / bare_s, shares)
-    finally:
-        board.close()
-        ring.close()
+
+
+def _let_sample(ring: Ring, board: Board) -> None:
+    """Weights are there, and the limiter, which is asked each time, always says yes."""
+    board.header[words.WEIGHTS_HINT] = 1
+    ring.begin_learning()
+    ring.sampled = 2**60
 
 
 def real_sampler(plan: RunPlan, run_dir: Path, ring: Ring, board: Board, seed: int) -> tuple[SamplerLoop, Sampling]:
     """The loop of a sampler process, in this one, and the environments that it steps."""
     config, num_envs = plan.config, plan.config.sampling.envs_per_sampler
-    board.header[words.WEIGHTS_HINT] = 1
-    ring.begin_learning()
-    ring.sampled = 2**60  # the limiter is asked each time and always says yes
+    _let_sample(ring, board)
     job = SamplerJob(
         run_dir=str(run_dir), spec=plan.spec, index=0, seed=seed, num_envs=num_envs, n_step=config.algorithm.n_step,
         gamma=config.algorithm.gamma, nan_policy="drop", ring_fd=ring.block.fd, ring=ring.spec.to_json(),
@@ -143,8 +199,8 @@ class _Bare:
         """Steps all environments with ``actions`` [T, N, A]; returns the seconds of the loop alone."""
         native = self._native(actions)
         start = time.perf_counter()
-        for row in native:
-            for env, action in zip(self._envs, row, strict=True):
+        for of_step in native:
+            for env, action in zip(self._envs, of_step, strict=True):
                 _, _, terminated, truncated, _ = env.step(action)
                 if terminated or truncated:
                     env.reset()
@@ -165,9 +221,9 @@ class _Bare:
 def policy_rows(plan: RunPlan, repeats: int) -> list[Row]:
     """Microseconds of one batched inference, for 1 and 8 environments."""
     rows = []
-    with tempfile.TemporaryDirectory(prefix="spreeze-bench-") as folder:
-        publish_policy(plan, Path(folder))
-        weights = WeightsStore(Path(folder) / "weights").read_latest(None)
+    with run_folder() as folder:
+        publish_policy(plan, folder)
+        weights = WeightsStore(folder / "weights").read_latest(None)
         assert weights is not None
         policy, rng = Policy.from_weights(weights.arrays, weights.meta), np.random.default_rng(0)
         for count in (1, 8):
@@ -178,7 +234,7 @@ def policy_rows(plan: RunPlan, repeats: int) -> list[Row]:
                 for _ in range(calls):
                     policy.act(obs, rng)
                 times.append(1e6 * (time.perf_counter() - start) / calls)
-            rows.append(_row("policy_us", "us", times, envs=count))
+            rows.append(row("policy_us", "us", times, envs=count))
     return rows
 
 
@@ -188,3 +244,132 @@ def _observations(plan: RunPlan, count: int, rng: np.random.Generator) -> tuple[
     if frames is None:
         return rng.standard_normal((count, plan.spec.obs_dim), np.float32), 2000
     return rng.integers(256, size=(count, frames.stack, *frames.shape), dtype=np.uint8), 50
+
+
+# --- processes of a run, stopped and let go on in turns ---
+
+
+class _Processes:
+    """Workers of a run, of whom only those work that a measurement is about."""
+
+    def __init__(self, crew: Crew, board: Board, ring: Ring, samplers: int) -> None:
+        self.crew, self.board, self.ring, self._samplers = crew, board, ring, samplers
+
+    def pass_time(self, seconds: float, until: Callable[[], bool] = lambda: False) -> None:
+        """Watches them for so long, or until the condition is true.
+
+        Raises:
+            WorkerError: one died.
+        """
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and not until():
+            self.crew.wait(0.02)
+            self.crew.watch()
+            if self.crew.restarts:
+                raise WorkerError(f"a worker died during the measurement: {self.crew.first_error}")
+
+    def let_work(self, roles: Collection[str], first: int | None = None) -> None:
+        """Those of these roles work, of each only the first so many if that is said; the others stand still."""
+        for post in self.crew.posts.values():
+            if post.child is not None:
+                works = post.spec.role in roles and (first is None or post.spec.index < first)
+                os.kill(post.child.pid, signal.SIGCONT if works else signal.SIGSTOP)
+
+    def rates(self, seconds: float) -> tuple[float, float]:
+        """(env steps, updates) a second over that time."""
+        self.pass_time(_SETTLE_S)
+        before, start = counters(self.board, self._samplers), time.monotonic()
+        self.pass_time(seconds)
+        after, took_s = counters(self.board, self._samplers), time.monotonic() - start
+        return (after[0] - before[0]) / took_s, (after[1] - before[1]) / took_s
+
+
+@contextlib.contextmanager
+def _processes(plan: RunPlan, roles: Collection[str]) -> Iterator[_Processes]:
+    """Those of the run that ``plan`` describes; they have ended when this ends."""
+    num_rows = plan.samplers + 3
+    with run_folder() as folder, open_memory(plan, folder, num_rows) as (board, ring):
+        nest = Nest(run_dir=folder, board_fd=board.block.fd, board_rows=num_rows, nonce=secrets.token_hex(8))
+        crew = Crew(nest, board, on_event=lambda level, text: None)
+        found = _Processes(crew, board, ring, plan.samplers)
+        try:
+            if "learner" not in roles:
+                publish_policy(plan, folder)
+                _let_sample(ring, board)
+            for spec in worker_specs(plan, folder, ring, time.monotonic()).values():
+                if spec.role in roles:
+                    crew.add(spec)
+            yield found
+        finally:
+            found.let_work(roles)
+            crew.stop(hurry=lambda: True, on_messages=lambda messages: None)
+
+
+def samplers_rows(plan: RunPlan, repeats: int, seconds: float) -> list[Row]:
+    """Memory of a sampler process, bytes of a row, env steps a second of one sampler and of two.
+
+    Raises:
+        WorkerError: a sampler died, or one took no env steps within a minute.
+    """
+    plan = dataclasses.replace(plan, samplers=2)
+    pairs = []
+    with _processes(plan, ("sampler",)) as found:
+        def all_step() -> bool:
+            return min(float(found.board.named_slots(index, "sampler")["env_steps"]) for index in range(2)) \
+                >= _FIRST_STEPS
+
+        found.pass_time(_START_S, until=all_step)
+        if not all_step():
+            raise WorkerError(f"the samplers did not take {_FIRST_STEPS} env steps each within {_START_S:g} s")
+        memory = _memory_bytes(found.crew)
+        for _ in range(repeats):
+            found.let_work(["sampler"], first=1)
+            one = found.rates(seconds)[0]
+            found.let_work(["sampler"])
+            pairs.append((one, found.rates(seconds)[0]))
+    more = _names(plan)
+    return [
+        {"metric": "sampler_memory_bytes", "unit": "bytes", "value": memory, "target": "<= 350e6", **more},
+        {"metric": "row_bytes", "unit": "bytes", "value": plan.layout.row_bytes, **more},
+        row("one_sampler_env_steps_per_s", "1/s", [one for one, _ in pairs], **more),
+        row("two_samplers_env_steps_per_s", "1/s", [both for _, both in pairs], **more),
+        row("two_samplers_over_one", "ratio", [both / one for one, both in pairs],
+            target=">= 1.9 on two free cores", **more),
+    ]
+
+
+def _memory_bytes(crew: Crew) -> int:
+    """The largest proportional resident memory of a worker (its share of pages that processes have in common)."""
+    held = [psutil.Process(post.child.pid).memory_full_info() for post in crew.posts.values() if post.child is not None]
+    return max(int(getattr(info, "pss", info.rss)) for info in held)
+
+
+def together_rows(plan: RunPlan, repeats: int, seconds: float) -> list[Row]:
+    """Rates of sampler and learner alone, together, and with evaluator and visualizer; what each side keeps.
+
+    Raises:
+        WorkerError: a worker died.
+    """
+    rates: dict[str, list[tuple[float, float]]] = {state: [] for state in STATES}
+    with _processes(plan, STATES["with evaluator and visualizer"]) as found:
+        found.pass_time(_START_S, until=lambda: found.ring.sampled > 0)
+        found.pass_time(_LEARNING_SETTLES_S)
+        for _ in range(repeats):
+            for state, working in STATES.items():
+                found.let_work(working)
+                rates[state].append(found.rates(seconds))
+    rows = []
+    for state, pairs in rates.items():
+        for at, (metric, role) in enumerate((("env_steps_per_s", "sampler"), ("updates_per_s", "learner"))):
+            if role in STATES[state]:
+                rows.append(row(metric, "1/s", [pair[at] for pair in pairs], state=state))
+    comparisons = (
+        ("sampler_kept_together", 0, "together", "samplers alone", ">= 0.9"),
+        ("learner_kept_together", 1, "together", "learner alone", ">= 0.9"),
+        ("learner_kept_beside_evaluator_and_visualizer", 1, "with evaluator and visualizer", "together",
+         ">= 0.95 on three free cores"),
+    )
+    for name, at, state, reference, target in comparisons:
+        pairs_of = zip(rates[state], rates[reference], strict=True)
+        rows.append(row(name, "ratio", [new[at] / old[at] for new, old in pairs_of if old[at]], target=target))
+    return rows

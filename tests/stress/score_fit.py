@@ -1,21 +1,27 @@
-"""How many updates a return takes at each batch size and number of updates per env step.
+"""The tuner's score: updates that a return takes at each batch size and number of updates per env step, and the fit.
 
-Training runs with the ratio held exactly, in one process: so the count of updates does not depend on
-how busy the machine is. Each run is one JSON line; runs already in the file are not repeated.
+Training runs with the ratio held exactly, in one process: so the count of updates does not depend on how busy the
+machine is. Each run is one JSON line; runs already in the file are not repeated.
+
+Model: ``updates = N0(task) (1 + B0 / B) (1 + u / R)``, B the batch size, u the updates per env step. A run that was
+given up counts as "at least that many": it only errs if the model says fewer.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+import math
+import statistics
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from spreeze.bench import Row
 from spreeze.envs.task import Task, open_task, uniform_actions
 from spreeze.evaluation import run_episodes, score, seed_list
 from spreeze.policies import Policy
@@ -26,13 +32,18 @@ from spreeze.workers.plan import RunPlan
 from spreeze.workers.sampling import Sampling
 
 Record = dict[str, Any]
-SETTINGS: tuple[tuple[int, float], ...] = (
+COUNTED: tuple[tuple[int, float], ...] = (
     (32, 0.25), (64, 0.25), (128, 0.25), (256, 0.25), (1024, 0.25), (128, 0.03), (128, 1.0), (128, 4.0),
 )  # fmt: skip
 """(batch size, updates per env step): a row over the batch and a column over the ratio."""
 _EPISODES = 10
 _FIRST_EVALUATION, _EVALUATION_GROWTH = 100, 1.08
 _FIRST_SEED = 10_000
+_BATCHES = [2.0 ** (k / 4) for k in range(0, 41)]
+_RATIOS = [2.0 ** (k / 4) for k in range(-16, 25)]
+
+
+# --- counted runs ---
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,3 +136,107 @@ def _loop(plan: RunPlan, goal: Goal, sampling: Sampling, learning: Learning, jud
             best, reached = max(best, found), found >= goal.target_return
     return {"reached": reached, "updates": learning.updates, "env_steps": sampling.counts.env_steps,
             "learner_s": round(learner_s, 3), "best_return": round(float(best), 2)}
+
+
+# --- the fit ---
+
+
+class Point(NamedTuple):
+    """Median over the seeds of one setting on one task."""
+
+    task: str
+    batch_size: int
+    ratio: float
+    updates: float
+    reached: bool
+
+
+class Fit(NamedTuple):
+    """Constants, and the typical factor between prediction and count."""
+
+    batch_constant: float
+    ratio_constant: float
+    typical_factor: float
+
+
+def points(records: Sequence[Record]) -> list[Point]:
+    """One point a task and setting: the median count; not reached if half of the seeds were not."""
+    groups: dict[tuple[str, int, float], list[Record]] = {}
+    for record in records:
+        key = (record["env_id"], record["batch_size"], record["updates_per_env_step"])
+        groups.setdefault(key, []).append(record)
+    return [
+        Point(*key, statistics.median(float(r["updates"]) for r in group),
+              2 * sum(bool(r["reached"]) for r in group) > len(group))
+        for key, group in sorted(groups.items())
+    ]
+
+
+def shape(batch_size: float, ratio: float, b0: float, r0: float) -> float:
+    """Updates needed over those of a very large batch on plenty of data."""
+    return (1.0 + b0 / batch_size) * (1.0 + ratio / r0)
+
+
+def residuals(found: Sequence[Point], b0: float, r0: float) -> list[float]:
+    """Natural logarithm of count over prediction, each task's N0 free; 0 where a given-up run agrees."""
+    result = []
+    for task in sorted({p.task for p in found}):
+        own = [p for p in found if p.task == task]
+        raw = [math.log(p.updates / shape(p.batch_size, p.ratio, b0, r0)) for p in own]
+        base = statistics.mean([value for value, p in zip(raw, own, strict=True) if p.reached] or raw)
+        result += [0.0 if not p.reached and value < base else value - base for value, p in zip(raw, own, strict=True)]
+    return result
+
+
+def fit(found: Sequence[Point]) -> Fit:
+    """Least squares of the logarithms over a grid of a quarter of an octave."""
+    def error(b0: float, r0: float) -> float:
+        return sum(value * value for value in residuals(found, b0, r0))
+
+    b0, r0 = min(((b, r) for b in _BATCHES for r in _RATIOS), key=lambda pair: error(*pair))
+    return Fit(b0, r0, math.exp(math.sqrt(error(b0, r0) / len(found))))
+
+
+def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
+    """Spearman's coefficient; ties share their mean rank."""
+    a, b = _ranks(first), _ranks(second)
+    return statistics.correlation(a, b)
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    ordered = sorted(values)
+    return [ordered.index(v) + (ordered.count(v) - 1) / 2 for v in values]
+
+
+def left_out(found: Sequence[Point]) -> dict[str, tuple[Fit, float, float]]:
+    """For each task: the fit to all others, its typical factor there, and the rank correlation with it."""
+    result = {}
+    for task in sorted({p.task for p in found}):
+        others, own = [p for p in found if p.task != task], [p for p in found if p.task == task]
+        if not others:
+            continue
+        constants = fit(others)
+        errors = residuals(own, constants.batch_constant, constants.ratio_constant)
+        predicted = [shape(p.batch_size, p.ratio, constants.batch_constant, constants.ratio_constant) for p in own]
+        result[task] = (constants, math.exp(math.sqrt(statistics.mean(e * e for e in errors))),
+                        rank_correlation(predicted, [p.updates for p in own]))
+    return result
+
+
+def fit_rows(records: Sequence[Record]) -> list[Row]:
+    """The fit as rows of a bench."""
+    found = points(records)
+    whole = fit(found)
+    rows: list[Row] = [
+        {"metric": "batch_constant", "value": whole.batch_constant, "unit": "rows", "settings": len(found),
+         "runs": len(records)},
+        {"metric": "ratio_constant", "value": whole.ratio_constant, "unit": "updates/env step"},
+        {"metric": "typical_factor", "value": whole.typical_factor, "unit": "ratio"},
+    ]
+    for task, (constants, factor, correlation) in left_out(found).items():
+        rows += [
+            {"metric": "left_out_factor", "value": factor, "unit": "ratio", "env": task,
+             "batch_constant": constants.batch_constant, "ratio_constant": constants.ratio_constant},
+            {"metric": "left_out_rank_correlation", "value": correlation, "unit": "Spearman", "env": task},
+        ]
+    return rows

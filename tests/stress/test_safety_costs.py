@@ -3,22 +3,27 @@
 Each is the time of the real call less that of a bare one which only copies, taken in turns, over the time of what it
 is part of. In the rate of a whole run these differences would drown in noise. A helper thread publishes, so what that
 takes from the learner is at most its processor time.
+
+By hand: ``SPREEZE_LONG_TESTS=1 SPREEZE_STRESS_ENV=Walker2DBulletEnv-v0 SPREEZE_STRESS_REPEATS=5 pytest
+tests/stress/test_safety_costs.py``.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
+from long_form import asked, by_hand
 
-from spreeze.bench.sampling import publish_policy, real_sampler
+from spreeze.bench import Row, row
+from spreeze.bench.sampling import publish_policy, real_sampler, run_folder, task_plan
 from spreeze.envs.stdout import stdout_to_stderr
-from spreeze.rundir import SUBDIRECTORIES
 from spreeze.transport.board import Board
 from spreeze.transport.ring import FrameColumns, Ring, RingSpec, ShardWriter
 from spreeze.transport.ring_reader import Drawn, RingReader
@@ -27,7 +32,6 @@ from spreeze.types import RowLayout
 from spreeze.workers.learning import Learning
 from spreeze.workers.plan import RunPlan
 
-Row = dict[str, Any]
 _RING_ROWS = 50_000
 _TURNS, _CALLS = 50, 20
 """Calls are timed in so many turns of so many calls; the median turn counts."""
@@ -62,19 +66,11 @@ class BareReader(RingReader):
 
 def checks_rows(plan: RunPlan, repeats: int) -> list[Row]:
     """Shares of a sampler's turn and of the learner's time, for a task of vectors with one-step rows."""
-    with tempfile.TemporaryDirectory(prefix="spreeze-bench-") as name, stdout_to_stderr():
-        folder = Path(name)
-        for sub in SUBDIRECTORIES:
-            (folder / sub).mkdir()
+    with run_folder() as folder, stdout_to_stderr():
         publish_policy(plan, folder)
         found = [_measure(plan, folder, repeat) for repeat in range(repeats)]
-    env, count = plan.spec.env_id, plan.config.sampling.envs_per_sampler
+    count = plan.config.sampling.envs_per_sampler
     interval_us = 1e6 * plan.config.learner.publish_interval_s
-
-    def row(metric: str, unit: str, values: list[float], **more: Any) -> Row:
-        return {"metric": metric, "unit": unit, "value": statistics.median(values), "repeats": values, "env": env,
-                **more}
-
     return [
         row("sampler_turn_us", "us", [one["turn"] for one in found], envs_per_sampler=count),
         row("ring_protocol_us", "us", [one["write"] - one["bare_write"] for one in found]),
@@ -132,7 +128,7 @@ def _write_times(plan: RunPlan, rings: list[Ring]) -> dict[str, float]:
     for writer in writers.values():
         for _ in range(_RING_ROWS // count + 1):
             writer.write(obs, action, reward, reward, obs, steps)
-    return _in_turns({name: (lambda w=writer: w.write(obs, action, reward, reward, obs, steps))  # type: ignore[misc]
+    return _in_turns({name: (lambda w=writer: w.write(obs, action, reward, reward, obs, steps))
                       for name, writer in writers.items()})
 
 
@@ -149,7 +145,7 @@ def _learner_times(plan: RunPlan, ring: Ring, folder: Path, repeat: int) -> dict
         writer.write(obs, action, zeros, zeros, obs, steps if plan.layout.n_step > 1 else None)
     readers = {"draw": RingReader(ring), "bare_draw": BareReader(ring)}
     out = np.empty((config.learner.batch_size, plan.layout.width), np.float32)
-    found = _in_turns({name: (lambda r=reader: r.sample(rng, out))  # type: ignore[misc]
+    found = _in_turns({name: (lambda r=reader: r.sample(rng, out))
                        for name, reader in readers.items()})
     learning = Learning(plan.spec, config.run.algo, config.algorithm, plan.layout, readers["draw"],
                         batch_size=config.learner.batch_size, device="cpu", seed=1,
@@ -164,3 +160,22 @@ def _learner_times(plan: RunPlan, ring: Ring, folder: Path, repeat: int) -> dict
         times.append((updated - start, time.perf_counter() - updated, time.thread_time() - processor))
     medians = (1e6 * statistics.median(column) for column in zip(*times, strict=True))
     return found | dict(zip(("update", "publish", "publish_processor"), medians, strict=True))
+
+
+ENV, REPEATS = asked("ENV", "Pendulum-v1"), asked("REPEATS", 3)
+
+
+def test_shares_of_sampler_and_learner_are_reported():
+    rows = {row["metric"]: row for row in checks_rows(task_plan("Pendulum-v1"), 1)}
+    assert rows["sampler_turn_us"]["value"] > 0.0
+    for name in ("ring_protocol_share_of_sampling", "checksums_share_of_sampling"):  # differences of two times
+        assert math.isfinite(rows[name]["value"])
+    assert rows["publish_share_of_learner"]["value"] > 0.0
+
+
+@by_hand
+@pytest.mark.timeout(300.0 * REPEATS)
+def test_safety_costs_little(report):
+    rows = report(checks_rows(task_plan(ENV), REPEATS))
+    assert rows["ring_protocol_share_of_sampling"]["value"] < 0.02
+    assert rows["checksums_share_of_sampling"]["value"] < 0.10

@@ -1,4 +1,8 @@
-"""How whole runs end: Ctrl-C once and twice at random moments, and SIGKILL to the supervisor."""
+"""How whole runs end: Ctrl-C once and twice at random moments, and SIGKILL to the supervisor.
+
+By hand: ``SPREEZE_LONG_TESTS=1 SPREEZE_STRESS_RUNS=200 pytest tests/stress/test_endings.py``; a fourth as many runs
+get two Ctrl-C (``SPREEZE_STRESS_TWICE``), ``SPREEZE_STRESS_TOGETHER`` (1) go on at a time.
+"""
 
 from __future__ import annotations
 
@@ -8,27 +12,30 @@ import random
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
+import pytest
+from live_run import AttachedRun, marked
+from long_form import LEFT_S, LIMIT_S, PATIENCE_S, asked, by_hand
 
-from spreeze.bench.live_run import LiveRun, marked
+from spreeze.bench import Row
 from spreeze.errors import SpreezeError
 from spreeze.rundir import read_run
 from spreeze.transport.checkpoint import CheckpointStore
 
-Row = dict[str, Any]
+pytestmark = [pytest.mark.timeout(600),
+              pytest.mark.skipif(sys.platform != "linux", reason="finds processes by their environment in /proc")]
 Say = Callable[[str], None]
 FIRST_S, LAST_S = 0.5, 6.0
 """Moments of the signal: of every other run since its process began (the interpreter's own start is left out), of
 the others since the first weights that an update made, so that a busy machine does not make all of them early ones."""
 _SECOND_S = 1.0
-_LIMIT_S, _LEFT_S = 60.0, 5.0
-_MARK = "SPREEZE_BENCH_RUN"
+_MARK = "SPREEZE_STRESS_RUN"
 _STARTED_CODES = (0, 130, -int(signal.SIGINT))
 """Exit codes of a run that was stopped before learning began; the last one while Python imported."""
 _COMMAND = ["--env", "Pendulum-v1", "--samplers", "1", "--no-governor", "--set", "learner.checkpoint_interval_s=1"]
@@ -46,7 +53,7 @@ class Ending:
     troubles: tuple[str, ...] = ()
 
 
-End = Callable[[LiveRun, random.Random, str], Ending]
+End = Callable[[AttachedRun, random.Random, str], Ending]
 """Ends a run: the run, dice for the moment, the name that all of its processes carry."""
 
 
@@ -78,17 +85,17 @@ class Endings:
 
     def _one(self, end: End, name: str) -> Ending:
         dice = random.Random(f"{self.seed} {name.split('-')[0]} {name.rsplit('-', 1)[1]}")
-        with LiveRun(_COMMAND, self.runs_dir, name, {_MARK: name}) as run:
+        with AttachedRun(_COMMAND, self.runs_dir, name, {_MARK: name}) as run:
             ending = end(run, dice, name)
         if not ending.troubles:
             shutil.rmtree(run.path, ignore_errors=True)
         return ending
 
 
-def _await_moment(run: LiveRun, dice: random.Random) -> float:
+def _await_moment(run: AttachedRun, dice: random.Random) -> float:
     """Waits; returns the moment, in seconds since the process began or since learning did."""
     if int(run.path.name.rsplit("-", 1)[1]) % 2:
-        run.wait(lambda: run.version()[1] > 0, _LIMIT_S, "weights that an update made")
+        run.wait(lambda: run.version()[1] > 0, LIMIT_S, "weights that an update made")
         moment_s = dice.uniform(0.0, LAST_S)
     else:
         moment_s = dice.uniform(FIRST_S, LAST_S)
@@ -99,20 +106,20 @@ def _await_moment(run: LiveRun, dice: random.Random) -> float:
     raise SpreezeError(f"the run ended by itself: {run.last_output()}")
 
 
-def _interrupt(run: LiveRun) -> None:
+def _interrupt(run: AttachedRun) -> None:
     """Ctrl-C, as a terminal sends it: to the whole foreground group."""
     os.killpg(run.process.pid, signal.SIGINT)
 
 
-def _awaited_code(run: LiveRun) -> int | None:
+def _awaited_code(run: AttachedRun) -> int | None:
     """The exit code; None if the run had to be killed."""
     try:
-        return run.process.wait(_LIMIT_S)
+        return run.process.wait(LIMIT_S)
     except subprocess.TimeoutExpired:
         return None
 
 
-def stop_once(run: LiveRun, dice: random.Random, name: str) -> Ending:
+def stop_once(run: AttachedRun, dice: random.Random, name: str) -> Ending:
     """One Ctrl-C: checkpoint and summary of the same update, code 0, nobody left."""
     moment_s = _await_moment(run, dice)
     start_s = time.monotonic()
@@ -131,7 +138,7 @@ def stop_once(run: LiveRun, dice: random.Random, name: str) -> Ending:
     return Ending(moment_s, took_s, updates > 0, tuple(troubles))
 
 
-def stop_twice(run: LiveRun, dice: random.Random, name: str) -> Ending:
+def stop_twice(run: AttachedRun, dice: random.Random, name: str) -> Ending:
     """Ctrl-C, and another one within a second; the time counts from the second."""
     moment_s = _await_moment(run, dice)
     _interrupt(run)
@@ -151,29 +158,29 @@ def stop_twice(run: LiveRun, dice: random.Random, name: str) -> Ending:
     return Ending(moment_s, took_s, learned, tuple(troubles))
 
 
-def _common_troubles(run: LiveRun, name: str, code: int | None) -> list[str]:
+def _common_troubles(run: AttachedRun, name: str, code: int | None) -> list[str]:
     troubles = []
     if code is None:
-        troubles.append(f"not ended within {_LIMIT_S:.0f} s")
+        troubles.append(f"not ended within {LIMIT_S:.0f} s")
     if "Traceback" in run.output():
         troubles.append(f"a traceback: {run.last_output()}")
-    left, end_s = marked(_MARK, name), time.monotonic() + _LEFT_S
+    left, end_s = marked(_MARK, name), time.monotonic() + LEFT_S
     while left and time.monotonic() < end_s:
         time.sleep(0.1)
         left = marked(_MARK, name)
     if left:
-        troubles.append(f"{len(left)} processes left after {_LEFT_S:g} s")
+        troubles.append(f"{len(left)} processes left after {LEFT_S:g} s")
     return troubles
 
 
-def kill_supervisor(run: LiveRun, dice: random.Random, name: str) -> Ending:
+def kill_supervisor(run: AttachedRun, dice: random.Random, name: str) -> Ending:
     """SIGKILL to the supervisor alone; the time until no process of the run is left, its watcher included."""
     moment_s = _await_moment(run, dice)
     learned = run.version()[1] > 0
     start_s = time.monotonic()
     run.process.kill()
     run.process.wait()
-    while (left := marked(_MARK, name)) and time.monotonic() < start_s + _LIMIT_S:
+    while (left := marked(_MARK, name)) and time.monotonic() < start_s + LIMIT_S:
         time.sleep(0.05)
     took_s = time.monotonic() - start_s
     return Ending(moment_s, took_s, learned, (f"{len(left)} processes left",) if left else ())
@@ -229,3 +236,40 @@ def _time_rows(name: str, found: list[Ending], target: str) -> list[Row]:
         return []
     return [{"metric": f"{name}_p{q}", "value": float(np.percentile(times, q)), "unit": "s", "target": target,
              "repeats": times} for q in (50, 99, 100)]
+
+
+RUNS, TOGETHER, SEED = asked("RUNS", 200), asked("TOGETHER", 1), asked("SEED", 1)
+TWICE = asked("TWICE", RUNS // 4)
+
+
+def test_runs_stopped_once_and_twice_end_in_order(tmp_path):
+    said = []
+    rows = {row["metric"]: row for row in stops_rows(2, 1, 2, str(tmp_path / "runs"), 1, said.append)}
+    assert said == []
+    assert rows["stops_in_order"]["value"] == 2
+    assert rows["stops_in_order"]["after_learning_began"] >= 1
+    assert rows["hurried_stops_in_order"]["value"] == 1
+    assert rows["stop_s_p99"]["repeats"] != rows["second_interrupt_s_p99"]["repeats"]
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+@by_hand
+@pytest.mark.timeout(2.0 * LIMIT_S * (RUNS + TWICE))
+def test_all_of_many_runs_stopped_once_and_twice_end_in_order(tmp_path, report, say):
+    rows = report(stops_rows(RUNS, TWICE, TOGETHER, str(tmp_path / "runs"), SEED, say))
+    assert rows["stops_in_order"]["value"] == RUNS
+    assert rows["hurried_stops_in_order"]["value"] == TWICE
+
+
+def test_a_killed_supervisor_leaves_nobody(tmp_path):
+    rows = {row["metric"]: row for row in orphans_rows(1, 1, str(tmp_path / "runs"), 1, print)}
+    assert rows["all_gone_s_p100"]["value"] < PATIENCE_S
+    assert rows["shared_memory_left"]["value"] == 0
+
+
+@by_hand
+@pytest.mark.timeout(2.0 * LIMIT_S * RUNS)
+def test_none_of_many_killed_supervisors_leaves_anybody(tmp_path, report, say):
+    rows = report(orphans_rows(RUNS, TOGETHER, str(tmp_path / "runs"), SEED, say))
+    assert rows["all_gone_within_5_s"]["value"] == RUNS
+    assert rows["shared_memory_left"]["value"] == 0

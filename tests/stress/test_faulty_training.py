@@ -1,4 +1,8 @@
-"""Learning while environments fail: wall time to a return, clean and with faults on half of the samplers."""
+"""Learning while environments fail: wall time to a return, clean and with faults on half of the samplers.
+
+By hand: ``SPREEZE_LONG_TESTS=1 SPREEZE_STRESS_SEEDS=5 pytest tests/stress/test_faulty_training.py``; a run is given
+up after ``SPREEZE_STRESS_LIMIT_S`` (180).
+"""
 
 from __future__ import annotations
 
@@ -7,11 +11,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from spreeze.bench.runs import train
+import pytest
+from long_form import PATIENCE_S, asked, by_hand
+
+from spreeze.bench import Row, row
+from spreeze.bench.runs import times_to_target, train
 from spreeze.store_reader import MetricsReader
 from spreeze.testing import WRAPPED_ID
 
-Row = dict[str, Any]
+pytestmark = pytest.mark.timeout(600)
 SAMPLERS = 2
 RATES = {"P_CRASH": "1e-4", "P_CRASH_RESET": "1e-3", "P_STALL": "5e-4", "STALL_S": "2", "STALL_MAX_S": "5"}
 """RLlib's crashing and stalling CartPole (rllib/examples/fault_tolerance/crashing_and_stalling_env.py)."""
@@ -40,31 +48,27 @@ def faults_rows(
 
 
 def _goal_rows(goal: Goal, seeds: int, limit_s: float, runs_dir: str, say: Callable[[str], None]) -> list[Row]:
-    times: dict[str, list[float]] = {"clean": [], "faults": []}
-    reached = dict.fromkeys(times, 0)
+    found: dict[str, list[dict[str, Any]]] = {"clean": [], "faults": []}
     errors: list[float] = []
     for seed in range(1, seeds + 1):
-        for kind, found in times.items():
+        for kind, documents in found.items():
             document = _train(goal, seed, limit_s, runs_dir, RATES if kind == "faults" else {})
-            time_s = document["time_to_target_s"]
-            reached[kind] += time_s is not None
-            # A run that did not get there counts with all of its time: never better than it was.
-            found.append(document["process_s"] if time_s is None else time_s)
+            documents.append(document)
             count = _env_errors(Path(document["run_dir"]))
             if kind == "faults":
                 errors.append(count)
+            time_s = document["time_to_target_s"]
             say(f"  {goal.env_id} seed {seed} {kind}: " + ("not reached" if time_s is None else f"{time_s:.1f} s")
                 + f", {document['updates']} updates, {count:.0f} env errors, {document['restarts']} restarts")
-    rows = [{"metric": f"time_to_target_s_{kind}", "value": statistics.median(found), "unit": "s", "repeats": found,
-             "env": goal.env_id, "reached": reached[kind], "target": f"{seeds} of {seeds} reached"}
-            for kind, found in times.items()]
-    ratios = [b / a for a, b in zip(times["clean"], times["faults"], strict=True)]
-    ratio = statistics.median(times["faults"]) / statistics.median(times["clean"])
-    return [*rows,
-            {"metric": "faults_over_clean", "value": ratio, "unit": "ratio", "repeats": ratios, "env": goal.env_id,
-             "target": "<= 1.5"},
-            {"metric": "env_errors", "value": statistics.median(errors), "unit": "errors", "repeats": errors,
-             "env": goal.env_id}]
+    times = {kind: times_to_target(documents) for kind, documents in found.items()}
+    (clean, _), (faulty, _) = times.values()
+    return [
+        *(row(f"time_to_target_s_{kind}", "s", of_kind, env=goal.env_id, reached=reached,
+              target=f"{seeds} of {seeds} reached") for kind, (of_kind, reached) in times.items()),
+        {"metric": "faults_over_clean", "value": statistics.median(faulty) / statistics.median(clean), "unit": "ratio",
+         "repeats": [b / a for a, b in zip(clean, faulty, strict=True)], "env": goal.env_id, "target": "<= 1.5"},
+        row("env_errors", "errors", errors, env=goal.env_id),
+    ]
 
 
 def _train(goal: Goal, seed: int, limit_s: float, runs_dir: str, rates: dict[str, str]) -> dict[str, Any]:
@@ -82,3 +86,23 @@ def _train(goal: Goal, seed: int, limit_s: float, runs_dir: str, rates: dict[str
 def _env_errors(run: Path) -> float:
     point = MetricsReader(run / "metrics.db").latest().get("env_errors")
     return point.value if point is not None else 0.0
+
+
+SEEDS, LIMIT_S = asked("SEEDS", 5), asked("LIMIT_S", 180.0)
+
+
+def test_time_to_a_return_is_taken_clean_and_with_faults_in_turn(tmp_path):
+    goal, said = Goal("Pendulum-v1", "pendulum", -1900.0), []
+    rows = {row["metric"]: row for row in faults_rows((goal,), 1, PATIENCE_S, str(tmp_path / "runs"), said.append)}
+    assert ["clean" in said[0], "faults" in said[1], len(said)] == [True, True, 2]
+    clean, faulty = rows["time_to_target_s_clean"], rows["time_to_target_s_faults"]
+    assert (clean["reached"], faulty["reached"]) == (1, 1)
+    assert rows["faults_over_clean"]["value"] == faulty["value"] / clean["value"]
+
+
+@by_hand
+@pytest.mark.timeout(2 * SEEDS * (LIMIT_S + 120.0))
+@pytest.mark.parametrize("goal", GOALS, ids=[goal.env_id for goal in GOALS])
+def test_every_seed_reaches_its_return_with_faults(tmp_path, goal, report, say):
+    rows = report(faults_rows((goal,), SEEDS, LIMIT_S, str(tmp_path / "runs"), say))
+    assert rows["time_to_target_s_faults"]["reached"] == SEEDS

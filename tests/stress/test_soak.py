@@ -1,20 +1,30 @@
-"""A long run watched from outside: what grows, and what slows down."""
+"""A long run watched from outside: what grows, and what slows down.
+
+By hand: ``SPREEZE_LONG_TESTS=1 SPREEZE_STRESS_HOURS=1 pytest tests/stress/test_soak.py``; ``SPREEZE_STRESS_ENV``
+(Walker2DBulletEnv-v0) is its task, ``SPREEZE_STRESS_SAMPLERS`` (as train chooses) its sampler processes.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import psutil
+import pytest
+from live_run import AttachedRun
+from long_form import LIMIT_S, asked, by_hand
+from slopes import slope_row
 
-from spreeze.bench.live_run import LiveRun
+from spreeze.bench import Row
 
-Row = dict[str, Any]
+pytestmark = [pytest.mark.timeout(600),
+              pytest.mark.skipif(sys.platform != "linux", reason="looks into the run's memory through /proc")]
 _LOOK_S = 10.0
 _SETTLE_S = 1800.0
 """Left out, but at most half of the time: caches and replay fill."""
@@ -69,9 +79,9 @@ def soak_rows(
         SpreezeError: the run ended by itself.
     """
     looks: list[Look] = []
-    with LiveRun(["--env", env_id, *extra], runs_dir, f"soak-{os.getpid()}-{int(time.time())}", {}) as run:
+    with AttachedRun(["--env", env_id, *extra], runs_dir, f"soak-{os.getpid()}-{int(time.time())}", {}) as run:
         run.attach()
-        run.wait(lambda: run.ring is not None and run.ring.sampled > 0, 120.0, "the first update")
+        run.wait(lambda: run.ring is not None and run.ring.sampled > 0, 2 * LIMIT_S, "the first update")
         begin_s = next_word_s = time.monotonic()
         settled_s = begin_s + min(_SETTLE_S, 1800.0 * hours)
         while time.monotonic() < begin_s + 3600.0 * hours or len(_kept(looks, settled_s)) < _LEAST_LOOKS:
@@ -80,7 +90,7 @@ def soak_rows(
                 next_word_s += _SAY_S
                 say(f"  {(looks[-1].t_s - begin_s) / 60.0:.0f} min: {looks[-1].memory_bytes / 1e6:.0f} MB, "
                     f"{looks[-1].env_steps:.0f} env steps, {looks[-1].updates:.0f} updates")
-            run.wait(lambda: time.monotonic() >= looks[-1].t_s + look_s, look_s + 60.0, "the next look")
+            run.wait(lambda: time.monotonic() >= looks[-1].t_s + look_s, look_s + LIMIT_S, "the next look")
         code = run.stop()
         orphans = run.orphans()
     return [
@@ -112,7 +122,7 @@ def _kept_rows(kept: list[Look]) -> list[Row]:
     ]
 
 
-def _look(run: LiveRun) -> Look:
+def _look(run: AttachedRun) -> Look:
     assert run.board is not None
     assert run.ring is not None
     memory: dict[str, float] = {}
@@ -153,17 +163,6 @@ def _disk_bytes(folder: Path) -> float:
     return float(total)
 
 
-def slope_row(name: str, times: list[float], values: list[float], target: str | None) -> Row:
-    """Least-squares slope in per cent of the mean an hour, with its standard error; ``times`` in seconds."""
-    hours, seen = np.array(times) / 3600.0, np.array(values)
-    (slope, _), covariance = np.polyfit(hours - hours[0], seen, 1, cov=True)
-    percent = 100.0 / float(seen.mean())
-    return {
-        "metric": f"{name}_slope", "value": percent * float(slope), "unit": "%/h", "target": target,
-        "standard_error": percent * float(np.sqrt(covariance[0, 0])), "first": values[0], "last": values[-1],
-    }
-
-
 def _core_row(speeds: list[float]) -> Row:
     """How much faster the core itself was in the last third: no part of the run's own drift."""
     third = max(1, len(speeds) // 3)
@@ -181,3 +180,32 @@ def _drift_row(name: str, counts: list[float], times: list[float]) -> Row:
         "metric": f"{name}_drift", "value": 100.0 * (last / first - 1.0) if first > 0 else None, "unit": "%",
         "target": _TARGETS.get(name), "first": first, "last": last,
     }
+
+
+HOURS, ENV, SAMPLERS = asked("HOURS", 1.0), asked("ENV", "Walker2DBulletEnv-v0"), asked("SAMPLERS", 0)
+
+
+def ends_in_order(rows):
+    assert (rows["exit_code"]["value"], rows["orphans_after_5_s"]["value"]) == (0, 0)
+
+
+def test_a_short_soak_gives_slopes_and_drifts(tmp_path):
+    extra = ["--samplers", "1", "--batch-size", "32", "--replay-capacity", "20000", "--no-visualizer", "--set",
+             "sac.hidden_sizes=[32,32]"]  # fmt: skip
+    rows = {row["metric"]: row for row in soak_rows(5 / 3600, "Pendulum-v1", str(tmp_path / "runs"), extra, 0.5)}
+    assert rows["memory_bytes_slope"]["first"] > 20e6
+    roles = ("supervisor", "learner", "sampler", "evaluator")
+    assert sum(rows[f"memory_bytes_of_{role}_slope"]["first"] for role in roles) == rows["memory_bytes_slope"]["first"]
+    assert 60.0 * rows["measured_minutes"]["value"] >= 1.5, "four looks, two a second"
+    assert rows["redrawn_per_million"]["value"] >= 0
+    assert rows["descriptors_slope"]["first"] > 10
+    assert rows["updates_per_s_drift"]["first"] >= 0
+    assert rows["core_speed_drift"]["first"] > 0
+    ends_in_order(rows)
+
+
+@by_hand
+@pytest.mark.timeout(3600.0 * HOURS + 900.0)
+def test_a_long_soak_ends_in_order(tmp_path, report, say):
+    extra = [f"--samplers={SAMPLERS}"] if SAMPLERS else []
+    ends_in_order(report(soak_rows(HOURS, ENV, str(tmp_path / "runs"), extra, say=say)))

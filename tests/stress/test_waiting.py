@@ -1,7 +1,10 @@
 """What waiting costs in the HTS-RL mode: processor time of workers with nothing to do, and the time of a wake-up.
 
 One executor hangs in its first env step, so everybody else of a real run has to wait for it. The wake-up is half of a
-round trip between this process and a child (``python -m spreeze.bench.hts_waiting``) that rings back.
+round trip between this process and a child (this file as a program) that rings back.
+
+By hand: ``SPREEZE_LONG_TESTS=1 SPREEZE_STRESS_SECONDS=10 SPREEZE_STRESS_REPEATS=5 pytest
+tests/stress/test_waiting.py``.
 """
 
 from __future__ import annotations
@@ -10,19 +13,21 @@ import contextlib
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 
 import numpy as np
 import psutil
+import pytest
+from long_form import PATIENCE_S, asked, by_hand
 
-from spreeze.bench.live_run import LiveRun
-from spreeze.bench.runs import Row
+from spreeze.bench import Row, row
+from spreeze.bench.runs import LiveRun
 from spreeze.errors import SpreezeError
 from spreeze.store_reader import MetricsReader
 from spreeze.transport.wake import Bell
 
+pytestmark = pytest.mark.timeout(600)
 _TASK = (
     "--env", "spreeze/Fault-v0", "--import", "spreeze.envs.faults", "--mode", "hts", "--algo", "a2c",
     "--executors", "2", "--actors", "1", "--envs-per-executor", "8", "--sync-interval", "64", "--no-visualizer",
@@ -32,40 +37,34 @@ _ROWS = 8 * 64
 """Of an executor in one interval."""
 _HANGS = {"SPREEZE_FAULT_HANG_AT": "1", "SPREEZE_FAULT_WORKERS": "executor-0"}
 _WAITING = ("executor-1", "actor-0", "learner")
-_START_S, _SETTLE_S = 120.0, 3.0
+_SETTLE_S = 3.0
 _ROUND_TRIPS = 2_000
-_LIMIT_S = 5.0
 
 
-def waiting_rows(seconds: float, repeats: int, say: Callable[[str], None]) -> list[Row]:
+def waiting_rows(runs_dir: str, seconds: float, repeats: int, say: Callable[[str], None]) -> list[Row]:
     """Shares of a core that waiting workers take over ``seconds``, and wake-ups.
 
     Raises:
         SpreezeError: the run did not come to where all wait.
     """
-    shares = {name: [] for name in _WAITING}  # type: dict[str, list[float]]
-    for _ in range(repeats):
-        for name, share in _idle_shares(seconds).items():
+    shares: dict[str, list[float]] = {name: [] for name in _WAITING}
+    for repeat in range(repeats):
+        for name, share in _idle_shares(runs_dir, f"waiting-{repeat}", seconds).items():
             shares[name].append(share)
     say("  " + ", ".join(f"{name} {max(found):.2%}" for name, found in shares.items()))
     rows: list[Row] = [
-        {"metric": "idle_cpu_share", "worker": name, "unit": "share of a core", "value": max(found), "repeats": found,
+        {"metric": f"idle_cpu_share_of_{name}", "unit": "share of a core", "value": max(found), "repeats": found,
          "target": "<= 0.03"}
         for name, found in shares.items()
     ]
     medians, tails = zip(*(_wake_ups_us() for _ in range(repeats)), strict=True)
     say(f"  wake-up {np.median(medians):.0f} us, 99 of 100 within {np.median(tails):.0f} us")
-    for metric, found in (("wake_up_us_median", medians), ("wake_up_us_p99", tails)):
-        rows.append({"metric": metric, "unit": "us", "value": float(np.median(found)), "repeats": list(found)})
-    return rows
+    return [*rows, row("wake_up_us_median", "us", list(medians)), row("wake_up_us_p99", "us", list(tails))]
 
 
-def _idle_shares(seconds: float) -> dict[str, float]:
+def _idle_shares(runs_dir: str, name: str, seconds: float) -> dict[str, float]:
     """Processor time of each waiting worker over wall time."""
-    with (
-        tempfile.TemporaryDirectory(prefix="spreeze-bench-", ignore_cleanup_errors=True) as folder,
-        LiveRun(list(_TASK), folder, "waiting", _HANGS) as run,
-    ):
+    with LiveRun(list(_TASK), runs_dir, name, _HANGS) as run:
         def all_wait() -> bool:
             """The executor that does not hang has filled its half, with the learner's first policy."""
             with contextlib.suppress(SpreezeError, OSError):
@@ -73,9 +72,9 @@ def _idle_shares(seconds: float) -> dict[str, float]:
                 return found is not None and found.value >= _ROWS
             return False
 
-        run.wait(all_wait, _START_S, "half an interval")
+        run.wait(all_wait, PATIENCE_S, "half an interval")
         time.sleep(_SETTLE_S)
-        processes = {name: psutil.Process(run.workers()[name]) for name in _WAITING}
+        processes = {name: run.children()[name] for name in _WAITING}
         start_s, before = time.monotonic(), {name: _cpu_s(process) for name, process in processes.items()}
         time.sleep(seconds)
         took_s = time.monotonic() - start_s
@@ -93,17 +92,17 @@ def _wake_ups_us() -> tuple[float, float]:
     """Half of a round trip between two processes: median and 99th percentile, in microseconds."""
     here, there = Bell.create(), Bell.create()
     fds = (*here.fds, *there.fds)
-    command = [sys.executable, "-m", "spreeze.bench.hts_waiting", *map(str, fds)]
+    command = [sys.executable, __file__, *map(str, fds)]
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=fds)
     try:
-        if not here.wait(60.0):
+        if not here.wait(PATIENCE_S):
             raise SpreezeError("the child that rings back did not start")
         times = []
         for _ in range(_ROUND_TRIPS):
             start_s = time.perf_counter()
             there.ring()
-            if not here.wait(_LIMIT_S):
-                raise SpreezeError(f"no answer within {_LIMIT_S:g} s")
+            if not here.wait(PATIENCE_S):
+                raise SpreezeError(f"no answer within {PATIENCE_S:g} s")
             times.append(1e6 * (time.perf_counter() - start_s) / 2)
             time.sleep(0.0005)  # both sleep again, as they would between two steps
         return float(np.median(times)), float(np.quantile(times, 0.99))
@@ -122,6 +121,24 @@ def _ring_back(fds: list[int]) -> None:
     while os.getppid() == parent:
         if here.wait(1.0):
             there.ring()
+
+
+SECONDS, REPEATS = asked("SECONDS", 10.0), asked("REPEATS", 5)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="hangs an executor")
+def test_waiting_workers_and_wake_ups_are_measured(tmp_path):
+    rows = {row["metric"]: row for row in waiting_rows(str(tmp_path / "runs"), 1.0, 1, print)}
+    for name in _WAITING:
+        assert 0.0 <= rows[f"idle_cpu_share_of_{name}"]["value"] < 0.5, "of a busy loop it is 1"
+    assert 0.0 < rows["wake_up_us_median"]["value"] <= rows["wake_up_us_p99"]["value"]
+
+
+@by_hand
+@pytest.mark.timeout(REPEATS * (SECONDS + PATIENCE_S))
+def test_waiting_costs_next_to_nothing(tmp_path, report, say):
+    rows = report(waiting_rows(str(tmp_path / "runs"), SECONDS, REPEATS, say))
+    assert all(rows[f"idle_cpu_share_of_{name}"]["value"] <= 0.03 for name in _WAITING)
 
 
 if __name__ == "__main__":

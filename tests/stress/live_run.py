@@ -1,0 +1,77 @@
+"""A real run, watched from outside through its own shared memory (Linux)."""
+
+import contextlib
+import json
+import os
+import time
+
+import psutil
+from long_form import LEFT_S, LIMIT_S
+
+from spreeze.bench.runs import LiveRun
+from spreeze.modes.spreeze import board_rows
+from spreeze.rundir import read_run
+from spreeze.strays import MARK
+from spreeze.transport.board import Board
+from spreeze.transport.ring import Ring, RingSpec
+
+
+class AttachedRun(LiveRun):
+    """A run with its board and ring, once ``attach`` has mapped them."""
+
+    end_s = LIMIT_S
+
+    def __init__(self, *arguments):
+        self.board = self.ring = None
+        self.rows = {}  # name of a worker -> its row of the board
+        super().__init__(*arguments)
+
+    def __exit__(self, *exc):
+        for memory in (self.board, self.ring):
+            if memory is not None:
+                memory.close()
+        super().__exit__(*exc)
+
+    def workers(self):
+        """Name -> process id of the living workers."""
+        return {name: child.pid for name, child in self.children().items()}
+
+    def attach(self):
+        """Maps the run's board and ring, as a sampler's argument has them.
+
+        Raises:
+            SpreezeError: the run ended or did not start in time.
+        """
+        self.wait(lambda: "sampler-0" in self.workers(), LIMIT_S, "the first sampler's start")
+        spec = json.loads(self.children()["sampler-0"].cmdline()[3])
+        self.board = Board.attach(self._descriptor(spec["board_fd"]), spec["board_rows"])
+        self.ring = Ring.attach(self._descriptor(spec["job"]["ring_fd"]), RingSpec.from_json(spec["job"]["ring"]))
+        self.rows = board_rows(self.ring.spec.num_shards)
+
+    def _descriptor(self, number):
+        """A descriptor of our own for what the supervisor has open."""
+        return os.open(f"/proc/{self.process.pid}/fd/{number}", os.O_RDWR | os.O_CLOEXEC)
+
+    def version(self):
+        """(epoch, version) that the pointer names; (0, 0) while there is none."""
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            pointer = json.loads((self.path / "weights" / "LATEST.json").read_bytes())
+            return int(pointer["epoch"]), int(pointer["version"])
+        return 0, 0
+
+    def orphans(self):
+        """Processes that still carry the run's mark some seconds after its end."""
+        nonce, end = read_run(self.path).get("nonce"), time.monotonic() + LEFT_S
+        while (left := len(marked(MARK, str(nonce)))) and time.monotonic() < end:
+            time.sleep(0.1)
+        return left
+
+
+def marked(variable, value):
+    """Ids of the living processes with this in their environment."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.environ().get(variable) == value and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process.pid)
+    return found
