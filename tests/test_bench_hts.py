@@ -137,8 +137,8 @@ class Trained:
         writer.evaluation(Evaluation(1.0, 10, 1, 1, 1, 10, score, 0.0, 5.0))
         writer.close()
         reached = seed == 1 or mode == "hts"
-        return {"run_dir": str(path), "env_steps": 1000, "updates": 100, "eval_return_best": score, "process_s": 60.0,
-                "env_steps_per_s": 300.0 if mode == "hts" else 200.0,
+        return {"run_dir": str(path), "env_steps": 1000, "updates": 100, "updates_per_s": 1.0,
+                "eval_return_best": score, "process_s": 60.0, "env_steps_per_s": 300.0 if mode == "hts" else 200.0,
                 "time_to_target_s": (10.0 if mode == "hts" else 20.0) if reached else None}
 
 
@@ -149,7 +149,7 @@ def tasks(folder, **fields):
 
 def test_modes_get_the_same_number_of_environments_seed_by_seed(tmp_path):
     found = tasks(tmp_path, extra=("--set", "ppo.epochs=4"))
-    rows = hts.target_rows(found)
+    rows = hts.task_target_rows(found)
     hts_row, serial_row = by_metric(rows, "time_to_target_s")
     assert (hts_row["repeats"], hts_row["reached"]) == ([10.0, 10.0], 2)
     assert (serial_row["repeats"], serial_row["reached"]) == ([20.0, 60.0], 1), "not reached: all of its time"

@@ -43,10 +43,7 @@ class _Side:
 def env_rows(repeats: int = 5, seconds: float = 2.0, tasks: tuple[str, ...] | None = None) -> list[Row]:
     """Rates of the fast tasks and of pybullet-envs-gymnasium's, their ratio, and the physics call's time.
 
-    Args:
-        repeats: figures of each task; the value of a row is their median.
-        seconds: time a repeat that the slower side is stepped for.
-        tasks: names such as Walker2D; all fast tasks if None.
+    The slower side is stepped for ``seconds`` a repeat; all fast tasks are measured if none is named.
 
     Raises:
         EnvironmentError_: the package is not here, or equality is not proven for what is.

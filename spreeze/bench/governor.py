@@ -57,14 +57,7 @@ def governor_rows(
 ) -> list[Row]:
     """Updates a second before, under and after the load, repeat by repeat.
 
-    Args:
-        env_id: the task.
-        batch_size: B.
-        samplers: sampler processes.
-        load_s: how long the busy process runs before the turns with stopped samplers, at least 20 s.
-        repeats: runs.
-        say: told of each repeat.
-        extra: further arguments of the run.
+    The busy process runs for ``load_s``, but at least 20 s, before the turns with stopped samplers.
 
     Raises:
         SpreezeError: a run failed or learning did not begin.

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from spreeze.bench import Row, row
-from spreeze.bench.runs import Say, times_to_target, train
+from spreeze.bench.runs import Document, Say, in_turn, target_rows, train
 from spreeze.envs.synthetic import ENV_ID
 from spreeze.errors import ConfigError, SpreezeError
 from spreeze.protocol import Rules, Spread
@@ -63,10 +63,10 @@ class HtsBench:
     laws: tuple[str, ...] = LAWS
     actors: int = 0
     """Actor processes of HTS-RL; the baselines have none."""
-    run: Callable[[list[str], float], dict[str, Any]] = train
+    run: Callable[[list[str], float], Document] = train
 
     def synthetic(self, mode: str, law: str, seed: int, *more: str, executors: int = EXECUTORS,
-                  interval: int = INTERVAL) -> dict[str, Any]:
+                  interval: int = INTERVAL) -> Document:
         """The document of a run with one sleeping environment in each executor.
 
         Raises:
@@ -156,7 +156,7 @@ def _balanced_epochs(bench: HtsBench, law: str) -> int:
     return epochs
 
 
-def _phases(document: dict[str, Any]) -> tuple[float, float]:
+def _phases(document: Document) -> tuple[float, float]:
     """Seconds of learning and of rollout in one interval of an alternating run.
 
     Raises:
@@ -266,7 +266,7 @@ class TasksBench:
     algo: str
     seeds: int
     seconds: float
-    """Training of one run [s]; of ``target_rows`` the most."""
+    """Training of one run [s]; of ``task_target_rows`` the most."""
     target_return: float
     runs_dir: str
     say: Say
@@ -274,7 +274,7 @@ class TasksBench:
     envs: int = 16
     """Environments in all, the same for every mode."""
     extra: tuple[str, ...] = ()
-    run: Callable[[list[str], float], dict[str, Any]] = train
+    run: Callable[[list[str], float], Document] = train
 
     def modes(self) -> dict[str, list[str]]:
         """HTS-RL with its executors, and the synchronous mode with as many environments in one process."""
@@ -284,35 +284,22 @@ class TasksBench:
             "serial": ["--mode", "serial", "--executors", "1", "--envs-per-executor", str(self.envs)],
         }
 
-    def in_turn(self, env_id: str, cases: dict[str, list[str]]) -> dict[str, list[dict[str, Any]]]:
+    def in_turn(self, env_id: str, cases: dict[str, list[str]]) -> dict[str, list[Document]]:
         """The documents of each case, seed by seed."""
-        found: dict[str, list[dict[str, Any]]] = {name: [] for name in cases}
-        for seed in range(1, self.seeds + 1):
-            for name, flags in cases.items():
-                arguments = ["--env", env_id, "--algo", self.algo, *flags, "--seed", str(seed), "--seconds",
-                             str(self.seconds), "--runs-dir", self.runs_dir, "--no-visualizer", *self.extra]
-                document = self.run(arguments, self.seconds + _OUTSIDE_S)
-                found[name].append(document)
-                best = document["eval_return_best"]
-                self.say(f"  {env_id}, seed {seed}, {name}: {document['env_steps']} env steps, {document['updates']} "
-                         f"updates, best return {'-' if best is None else format(best, '.1f')}")
-        return found
+        common = ["--env", env_id, "--algo", self.algo, "--seconds", str(self.seconds), "--runs-dir", self.runs_dir,
+                  "--no-visualizer", *self.extra]
+        self.say(f"  {env_id}:")
+        limit_s = self.seconds + _OUTSIDE_S
+        return in_turn(cases, self.seeds, lambda flags: self.run([*common, *flags], limit_s), self.say)
 
 
-def target_rows(bench: TasksBench) -> list[Row]:
+def task_target_rows(bench: TasksBench) -> list[Row]:
     """Wall time from process start to the target return, HTS-RL and serial in turn."""
     rows = []
     for env_id in bench.env_ids:
         target = ["--target-return", str(bench.target_return)]
         found = bench.in_turn(env_id, {name: [*flags, *target] for name, flags in bench.modes().items()})
-        times = {}
-        for mode, documents in found.items():
-            times[mode], reached = times_to_target(documents)
-            rows.append(row("time_to_target_s", "s", times[mode], env=env_id, mode=mode, reached=reached,
-                            target="<= 60 s, all seeds" if mode == "hts" and env_id == "CartPole-v1" else None))
-            env_steps = [document["env_steps"] for document in documents]
-            rows.append(row("env_steps", "env steps", env_steps, env=env_id, mode=mode))
-        rows.append(row("time_over_serial", "ratio", _ratios(*times.values()), env=env_id, target="<= 0.7"))
+        rows += target_rows(found, env_id, {"hts": "<= 60 s, all seeds"} if env_id == "CartPole-v1" else {}, "<= 0.7")
     return rows
 
 
@@ -339,7 +326,7 @@ def correction_rows(bench: TasksBench) -> list[Row]:
     return rows
 
 
-def _scores(found: dict[str, list[dict[str, Any]]], env_id: str) -> list[Row]:
+def _scores(found: dict[str, list[Document]], env_id: str) -> list[Row]:
     """Metrics of each group, and of each two groups seed by seed; means and intervals as the protocol has them."""
     paths = [Path(document["run_dir"]) for documents in found.values() for document in documents]
     report = report_of(paths, (), Rules())
@@ -379,7 +366,7 @@ def hts_rows(args: argparse.Namespace, say: Say) -> list[Row]:
     )
     parts: dict[str, Callable[[], list[Row]]] = {
         "steps": lambda: steps_rows(given), "learner": lambda: learner_rows(given), "sweep": lambda: sweep_rows(given),
-        "target": lambda: target_rows(tasks), "paired": lambda: paired_rows(tasks),
+        "target": lambda: task_target_rows(tasks), "paired": lambda: paired_rows(tasks),
         "correction": lambda: correction_rows(tasks),
     }
     rows = []

@@ -199,13 +199,8 @@ def page_rows(
 ) -> list[Row]:
     """Time to the first chart, and what the open page costs its run.
 
-    Args:
-        pairs: windows with the page open and with it closed, in turn, whose rates are compared.
-        window_s: length of one of these windows.
-        run: a run that is alive; None starts one and ends it.
-        env_id: task of the run that is started.
-        runs_dir: where it goes.
-        extra: further arguments of ``train``.
+    Rates are compared in pairs of windows of ``window_s``, with the page open and with it closed, in turn. Where no run
+    that is alive is given, one is started and ended.
 
     Raises:
         SpreezeError: the run ended, or the page did not come.

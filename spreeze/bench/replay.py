@@ -51,10 +51,7 @@ def _mean_us(call: Callable[[], object], count: int) -> float:
 def replay_rows(repeats: int = 5, *, capacity: int = 500_000, checked_rows: int = 10_000_000) -> list[Row]:
     """In-place writes, gathers against plain NumPy indexing, and torn rows from a second process.
 
-    Args:
-        repeats: times that each figure is taken.
-        capacity: rows of the ring that is gathered from.
-        checked_rows: rows that are written, and rows that are drawn and checked, in the search for torn ones.
+    ``capacity`` rows are gathered from; ``checked_rows`` are written, and as many drawn, in the search for torn ones.
     """
     rows: list[Row] = []
     with open_ring(LAYOUT, capacity) as ring:

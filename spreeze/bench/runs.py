@@ -23,6 +23,9 @@ from spreeze.store_reader import MetricsReader
 from spreeze.workers.evaluator import read_rows
 
 Axes = Any
+Document = dict[str, Any]
+"""What ``train --json`` says of a run."""
+Train = Callable[[list[str]], Document]
 Say = Callable[[str], None]
 _RATES = {
     "env_steps_per_s": "1/s", "updates_per_s": "1/s", "update_frames_per_s": "1/s", "samples_per_insert": "ratio",
@@ -32,7 +35,7 @@ HAND_MADE = tuple((batch, samplers) for batch in (32, 64, 128, 256) for samplers
 """Batch sizes and sampler counts that a careful person would try on a small machine."""
 
 
-def train(arguments: list[str], timeout_s: float, environment: Mapping[str, str] | None = None) -> dict[str, Any]:
+def train(arguments: list[str], timeout_s: float, environment: Mapping[str, str] | None = None) -> Document:
     """One ``python -m spreeze.train ... --json`` with these variables added; returns its document.
 
     Raises:
@@ -47,7 +50,7 @@ def train(arguments: list[str], timeout_s: float, environment: Mapping[str, str]
     if done.returncode != 0:
         lines = done.stderr.decode(errors="replace").strip().splitlines() or ["no output"]
         raise SpreezeError(f"{' '.join(command)}: exit code {done.returncode}: {lines[-1]}")
-    document: dict[str, Any] = json.loads(done.stdout)
+    document: Document = json.loads(done.stdout)
     return document
 
 
@@ -71,16 +74,9 @@ def time_to_target_rows(
 ) -> list[Row]:
     """Wall time from process start to the target return, both modes in turn, seed by seed."""
     cases = {mode: ["--mode", mode] for mode in ("spreeze", "serial")}
-    found = _until_target(env_id, cases, target, seeds, runs_dir, limit_s, extra, say)
-    rows, times = [], {}
-    for mode, documents in found.items():
-        times[mode], reached = times_to_target(documents)
-        rows.append(row("time_to_target_s", "s", times[mode], mode=mode, env=env_id, reached=reached,
-                        target="<= 20 s" if mode == "spreeze" and env_id == "Pendulum-v1" else None))
-        rows += [row(name, unit, [document[name] for document in documents], mode=mode)
-                 for name, unit in (("updates", "updates"), ("updates_per_s", "1/s"), ("env_steps", "env steps"))]
-    ratios = [a / b for a, b in zip(times["spreeze"], times["serial"], strict=True)]
-    return [*rows, row("time_over_serial", "ratio", ratios, env=env_id, target="<= 0.6")]
+    found = in_turn(cases, seeds, _until_target(env_id, target, runs_dir, limit_s, extra), say)
+    goals = {"spreeze": "<= 20 s"} if env_id == "Pendulum-v1" else {}
+    return target_rows(found, env_id, goals, "<= 0.6")
 
 
 def pick_rows(
@@ -92,7 +88,7 @@ def pick_rows(
         for batch, samplers in HAND_MADE
     }
     train(["--env", env_id, "--auto", "--updates", "1", "--runs-dir", runs_dir, *extra], 300.0)  # fills the cache
-    found = _until_target(env_id, cases, target, seeds, runs_dir, limit_s, extra, say)
+    found = in_turn(cases, seeds, _until_target(env_id, target, runs_dir, limit_s, extra), say)
     times = {name: times_to_target(documents) for name, documents in found.items()}
     rows = [row("time_to_target_s", "s", values, setting=name, env=env_id, reached=reached)
             for name, (values, reached) in times.items()]
@@ -102,24 +98,43 @@ def pick_rows(
                        target="<= 1.1")]
 
 
-def _until_target(
-    env_id: str, cases: dict[str, list[str]], target: float, seeds: int, runs_dir: str, limit_s: float,
-    extra: list[str], say: Say,
-) -> dict[str, list[dict[str, Any]]]:
-    """The documents of runs that end at the target return, of each case, seed by seed in turn."""
-    found: dict[str, list[dict[str, Any]]] = {name: [] for name in cases}
+def _until_target(env_id: str, target: float, runs_dir: str, limit_s: float, extra: list[str]) -> Train:
+    return lambda flags: train(["--env", env_id, "--target-return", str(target), "--seconds", str(limit_s),
+                                "--runs-dir", runs_dir, *flags, *extra], limit_s + 120.0)
+
+
+def in_turn(cases: Mapping[str, list[str]], seeds: int, train_once: Train, say: Say) -> dict[str, list[Document]]:
+    """The documents of runs with the flags of each case, seed by seed."""
+    found: dict[str, list[Document]] = {name: [] for name in cases}
     for seed in range(1, seeds + 1):
         for name, flags in cases.items():
-            document = train(["--env", env_id, *flags, "--target-return", str(target), "--seed", str(seed),
-                              "--seconds", str(limit_s), "--runs-dir", runs_dir, *extra], limit_s + 120.0)
+            document = train_once([*flags, "--seed", str(seed)])
             found[name].append(document)
-            reached_s = document["time_to_target_s"]
-            say(f"  seed {seed}, {name}: " + (f"{reached_s:.1f} s" if reached_s is not None else "not reached")
-                + f", {document['updates']} updates, {document['env_steps']} env steps")
+            best, reached_s = document["eval_return_best"], document["time_to_target_s"]
+            told = [f"{document['env_steps']} env steps, {document['updates']} updates"]
+            told += [f"best return {best:.1f}"] if best is not None else []
+            told += [f"target after {reached_s:.1f} s"] if reached_s is not None else []
+            say(f"  seed {seed}, {name}: {', '.join(told)}")
     return found
 
 
-def times_to_target(documents: list[dict[str, Any]]) -> tuple[list[float], int]:
+def target_rows(
+    found: Mapping[str, list[Document]], env_id: str, goals: Mapping[str, str], ratio_goal: str
+) -> list[Row]:
+    """Times to the target return of each mode, what they took, and the ratio of the first mode to the second."""
+    rows, times = [], []
+    for mode, documents in found.items():
+        of_mode, reached = times_to_target(documents)
+        times.append(of_mode)
+        rows.append(row("time_to_target_s", "s", of_mode, mode=mode, env=env_id, reached=reached,
+                        target=goals.get(mode)))
+        rows += [row(name, unit, [document[name] for document in documents], mode=mode, env=env_id)
+                 for name, unit in (("updates", "updates"), ("updates_per_s", "1/s"), ("env_steps", "env steps"))]
+    ratios = [a / b for a, b in zip(*times, strict=True)]
+    return [*rows, row("time_over_serial", "ratio", ratios, env=env_id, target=ratio_goal)]
+
+
+def times_to_target(documents: list[Document]) -> tuple[list[float], int]:
     """Wall times [s] to the target return, and how many runs reached it.
 
     A run that did not get there counts with all of its time: never better than it was.

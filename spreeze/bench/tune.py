@@ -228,13 +228,8 @@ def measure_grid(
 ) -> dict[JointSetting, Point]:
     """Every setting ``rounds`` times, in groups that change from round to round, then the leaders again.
 
-    Args:
-        settings: to measure; those of one trial (all but the number of samplers equal) stay together.
-        picks: the tuner's; the most frequent one is the reference, which runs in every group.
-        rounds: over the whole grid.
-        objective: whose score is compared.
-        open_measuring: opens the measuring for that many seconds.
-        say: told of each round.
+    Settings of one trial (all but the number of samplers equal) stay together. The most frequent of the tuner's picks
+    is the reference, which runs in every group. ``open_measuring`` opens the measuring for so many seconds.
 
     Raises:
         SpreezeError: the reference could not be measured.
