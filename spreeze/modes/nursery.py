@@ -209,7 +209,8 @@ class Nursery:
             if readable([fd], 0.1):
                 data = os.read(fd, 65536)
                 if not data:
-                    return self._lost(f"its process ended with {self._process.wait()}")
+                    code = kill_and_wait(self._process)
+                    return self._lost("its process does not end" if code is None else f"its process ended with {code}")
                 self._pending += data
         line, _, self._pending = self._pending.partition(b"\n")
         found: dict[str, Any] = json.loads(line)
