@@ -254,6 +254,7 @@ def test_a_second_ctrl_c_gives_the_last_checkpoint_up(tmp_path, monkeypatch):
         assert run.state()["state"] == "finished"
         assert any("in phase CHECKPOINT while stopping; its last checkpoint counts" in event for event in run.events())
         assert 0 < CheckpointStore(run.path / "checkpoints").load_latest().updates < document["updates"]
+        assert not list((run.path / "checkpoints").glob(".tmp-*")), "nothing half written takes the disk's room"
         assert run.nonce_processes() == []
 
 

@@ -95,7 +95,7 @@ class CheckpointStore:
             OSError: writing failed; older checkpoints are untouched.
         """
         self.directory.mkdir(parents=True, exist_ok=True)
-        self._remove_unfinished()
+        self.remove_unfinished()
         payload = sum(array.nbytes for array in tensors.values()) + _SPARE_BYTES
         self._check_room(payload + (ring.spec.size_bytes if ring is not None else 0))
         temp = self.directory / files.temp_name()
@@ -185,9 +185,9 @@ class CheckpointStore:
                 os.rename(path, doomed)
                 shutil.rmtree(doomed, ignore_errors=True)
 
-    def _remove_unfinished(self) -> None:
+    def remove_unfinished(self) -> None:
         """Clears what a killed writer left; there is one writer, so nothing under such a name is in use."""
-        for name in os.listdir(self.directory):
+        for name in os.listdir(self.directory) if self.directory.is_dir() else []:
             if name.startswith(files.TEMP_PREFIX):
                 shutil.rmtree(self.directory / name, ignore_errors=True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from spreeze.errors import WorkerError
 from spreeze.rundir import RunDir
 from spreeze.transport import board as words
 from spreeze.transport.board import Board
+from spreeze.transport.checkpoint import CheckpointStore
 from spreeze.workers.crew import Crew
 from spreeze.workers.gauges import Reading
 from spreeze.workers.governing import Governing
@@ -70,6 +72,8 @@ class Supervisor:
             self._crew.stop(hurry=lambda: self._interrupts.urgent, on_messages=self._hear, on_wait=self._waited)
         finally:
             self.stopping_s = time.monotonic() - start_s
+            with contextlib.suppress(OSError):  # a checkpoint that was given up may be of gigabytes
+                CheckpointStore(self._run_dir.path / "checkpoints").remove_unfinished()
             self._recorder.first_error = self._crew.first_error
             self._recorder.sample(self._reading(), pids=None, restarts=self._crew.restarts,
                                   samplers_alive=0, state="stopping")
