@@ -32,7 +32,7 @@ def test_environments_that_err_alike_give_the_same_bits(tmp_path):
 
 def test_one_update_an_env_step_as_serial_trainers_do(tmp_path):
     _, code, document = train(tmp_path, *FAULT, "--mode", "serial", "--updates", "400", "--algo", "td3",
-                              "--set", f"td3.hidden_sizes={HIDDEN_SIZES}")  # fmt: skip
+                              "--batch-size", "32", "--set", f"td3.hidden_sizes={HIDDEN_SIZES}")  # fmt: skip
     assert code == 0
-    assert document["samples_per_insert"] == pytest.approx(document["batch_size"], rel=0.05)
+    assert document["samples_per_insert"] == pytest.approx(32.0, rel=0.05)
     assert document["env_steps"] == pytest.approx(200 + 400, abs=12)

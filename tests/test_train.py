@@ -1,6 +1,7 @@
 """``python -m spreeze.train`` itself: what a run leaves behind, for each algorithm, and learning that can be seen."""
 
 import json
+import os
 import sqlite3
 
 import pytest
@@ -23,7 +24,8 @@ REQUIRED_SERIES = (
     "samples_per_insert", "policy_lag", "transition_age", "replay_fill", "sampler_policy_share", "sampler_env_share",
     "sampler_write_share", "sampler_wait_share", "learner_wait_share", "learner_gather_share", "learner_critic_share",
     "learner_actor_share", "learner_publish_share", "critic_loss", "actor_loss", "q_mean", "alpha", "critic_grad_norm",
-    "actor_grad_norm", "eval_return", "episode_return", "cpu_use", "cpu_core_use/0", "memory_used_bytes",
+    "actor_grad_norm", "eval_return", "episode_return", "cpu_use", "memory_used_bytes",
+    f"cpu_core_use/{min(os.sched_getaffinity(0))}",
     "process_cpu_use/learner", "process_memory_bytes/learner", "disk_write_bytes_per_s", "restarts",
 )  # fmt: skip
 
