@@ -11,6 +11,8 @@ import psutil
 import pytest
 from harness import PATIENCE_S, REPO, poll
 
+from spreeze.autotune.records import SCHEMA
+
 PINNED = (
     "--env", "Pendulum-v1", "--samplers", "1", "--envs-per-sampler", "2", "--batch-size", "32",
     "--learner-threads", "1", "--samples-per-insert", "0:1000", "--replay-capacity", "20000",
@@ -77,7 +79,7 @@ def test_a_tuning_is_told_kept_exported_and_reused(tmp_path):
         assert process.wait(PATIENCE_S) == 0, (tmp_path / "out.txt").read_text()
     said, kept = (tmp_path / "out.txt").read_text(), json.loads(record.read_text())
     assert "learner.batch_size = 32" in said
-    assert kept["schema"] == 3
+    assert kept["schema"] == SCHEMA
     assert kept["choice"]["sampling.samplers"] == 1
     assert "machine_id" in profile.read_text()
     with _tuner(tmp_path) as process:
