@@ -12,7 +12,7 @@ import sys
 import termios
 import threading
 
-from harness import REPO, poll
+from harness import PATIENCE_S, REPO, poll
 
 _PROMPT = "ready> "
 _SHELL = """
@@ -81,14 +81,14 @@ class Window(PseudoTerminal):
         super().__init__([sys.executable, "-c", _SHELL])
 
     def __enter__(self):
-        poll(lambda: _PROMPT in self.shown, 20.0, lambda: f"the prompt; {self.shown}")
+        poll(lambda: _PROMPT in self.shown, what=lambda: f"the prompt; {self.shown}")
         return self
 
     def close(self):
         """The window is closed."""
         super().close()
         try:
-            self.process.wait(10.0)
+            self.process.wait(PATIENCE_S)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()

@@ -7,6 +7,7 @@ import resource
 import signal
 
 import pytest
+from harness import PATIENCE_S
 
 from spreeze.errors import WorkerError
 from spreeze.metrics import DEADLINE_S, Phase
@@ -283,7 +284,7 @@ def test_a_worker_is_heard_through_a_descriptor_of_any_number(stage):
     os.close(child.message_fd)
     child.message_fd = high
     child.say(kind="event", text="hello")
-    assert [message["text"] for message in scene.crew.wait(20.0)] == ["hello"]
+    assert [message["text"] for message in scene.crew.wait(PATIENCE_S)] == ["hello"]
 
 
 def test_only_the_first_error_is_the_first(stage):

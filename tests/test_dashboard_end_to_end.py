@@ -12,6 +12,7 @@ import dashboard_browser as web
 import long_run
 import psutil
 import pytest
+from harness import PATIENCE_S
 
 from spreeze.rundir import is_alive, list_runs, read_run, state_of
 
@@ -100,7 +101,7 @@ def hovered(driver):
 def status(url, host):
     request = urllib.request.Request(url, headers={"Host": host})
     try:
-        with urllib.request.urlopen(request, timeout=60) as reply:
+        with urllib.request.urlopen(request, timeout=PATIENCE_S) as reply:
             return reply.status
     except urllib.error.HTTPError as error:
         with error:

@@ -81,7 +81,6 @@ def errors_of(run, process):
     return [record["error"] for record in records]
 
 
-@pytest.mark.timeout(150)
 def test_environments_that_raise_or_give_nan_cost_their_episodes_and_no_bit_depends_on_the_actors(tmp_path):
     task = ("--env", "spreeze/Fault-v0", "--import", "spreeze.envs.faults", "--env-steps", str(ROWS * 15))
     faults = ERRORS | {"workers": "executor-0,executor-1"}
@@ -101,7 +100,6 @@ def test_environments_that_raise_or_give_nan_cost_their_episodes_and_no_bit_depe
     assert fingerprints(clean) != found[0][0]
 
 
-@pytest.mark.timeout(90)
 @pytest.mark.parametrize("algo", ["ppo", "a2c"])
 def test_one_process_bears_errors_of_its_environments_too(tmp_path, algo):
     task = ("--env", "spreeze/Fault-v0", "--import", "spreeze.envs.faults", "--env-steps", str(ROWS * 10))
@@ -119,7 +117,6 @@ def test_one_process_bears_errors_of_its_environments_too(tmp_path, algo):
     assert any("environment" in event and "its episode is lost" in event for event in run.events())
 
 
-@pytest.mark.timeout(90)
 def test_the_first_bad_transition_ends_the_run_where_it_shall(tmp_path):
     task = ("--env", "spreeze/Fault-v0", "--import", "spreeze.envs.faults", "--set", "sampling.nan_policy=fail")
     faults = {"p_nan": 0.05, "workers": "executor-0,executor-1"}

@@ -75,7 +75,7 @@ def test_workers_heed_no_signal_that_asks_to_end_and_yet_end_with_their_supervis
         assert run.numbers()["restarts"] == 0
         run.process.kill()
         run.process.wait()
-        poll(lambda: run.nonce_processes() == [], 5.0, "all workers gone")
+        poll(lambda: run.nonce_processes() == [], what="all workers gone")
 
 
 def test_killed_group_leaves_nothing(tmp_path):

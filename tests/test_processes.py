@@ -7,8 +7,7 @@ import signal
 import subprocess
 import sys
 
-import pytest
-from harness import REPO, poll
+from harness import PATIENCE_S, REPO, poll
 
 from spreeze import processes
 
@@ -33,12 +32,12 @@ if __name__ == "__main__":
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         helper = subprocess.Popen(["sleep", "600"])
         helper.send_signal(number)
-        codes.append(helper.wait(20))
+        codes.append(helper.wait())
     for method in (*20 * ("fork",), "forkserver", "spawn"):
         helper = multiprocessing.get_context(method).Process(target=idle)
         helper.start()
         helper.terminate()
-        helper.join(20)
+        helper.join()
         codes.append(helper.exitcode)
     print(json.dumps([codes, sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ()))]))
 """
@@ -49,7 +48,6 @@ def _begin(script, **options):
                             **options)  # fmt: skip
 
 
-@pytest.mark.timeout(60)
 def test_no_signal_ends_a_worker_from_its_first_moment_on():
     with processes.held_back():
         worker = _begin(_WORKER)
@@ -62,9 +60,9 @@ def test_no_signal_ends_a_worker_from_its_first_moment_on():
         return select.select([worker.stdout], [], [], 0.0)[0]
 
     with worker:
-        poll(listens, 40.0, "its first word")
+        poll(listens, what="its first word")
         worker.stdin.close()
-        assert worker.wait(20.0) == 0
+        assert worker.wait(PATIENCE_S) == 0
 
 
 def test_a_signal_that_came_meanwhile_is_heard_after_the_block():
@@ -80,7 +78,6 @@ def test_a_signal_that_came_meanwhile_is_heard_after_the_block():
     assert not set(processes.ENDING) & signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
-@pytest.mark.timeout(90)
 def test_what_an_environment_starts_ends_when_it_is_told_to(tmp_path):
     script = tmp_path / "environment.py"
     script.write_text(_ENVIRONMENT)
@@ -88,7 +85,7 @@ def test_what_an_environment_starts_ends_when_it_is_told_to(tmp_path):
         worker = subprocess.Popen([sys.executable, script], cwd=tmp_path, stdout=subprocess.PIPE, process_group=0,
                                   env={**os.environ, "PYTHONPATH": str(REPO)})  # fmt: skip
     try:
-        output, _ = worker.communicate(timeout=80)
+        output, _ = worker.communicate(timeout=PATIENCE_S)
     finally:
         processes.kill_and_wait(worker)
     codes, blocked = json.loads(output)
@@ -96,7 +93,6 @@ def test_what_an_environment_starts_ends_when_it_is_told_to(tmp_path):
     assert blocked == []
 
 
-@pytest.mark.timeout(60)
 def test_a_process_that_does_not_die_is_no_error(monkeypatch):
     with _begin(_WORKER, process_group=0) as worker:
         with monkeypatch.context() as patch:

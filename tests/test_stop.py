@@ -141,7 +141,6 @@ def test_signals_are_counted_and_never_raise(numbers, asked, urgent, cause):
     assert [signal.getsignal(number) for number in ENDING] == before
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("how", [(), ("--json",), ("--mode", "serial")], ids=["panel", "plain", "serial"])
 def test_a_terminal_that_is_gone_changes_nothing_but_what_is_seen(tmp_path, how):
     """As after ``disown``: nobody says that the terminal is gone, all that is written to it fails."""
@@ -153,14 +152,14 @@ def test_a_terminal_that_is_gone_changes_nothing_but_what_is_seen(tmp_path, how)
                 assert terminal.process.poll() is None, terminal.shown
                 return MetricsReader(path / "metrics.db").latest().get("updates", Point(0.0, 0, 0.0)).value
 
-            poll(lambda: updates() > 20, 60.0, lambda: terminal.shown)
-            poll(lambda: "updates" in terminal.shown, 40.0, "something to see")
+            poll(lambda: updates() > 20, what=lambda: terminal.shown)
+            poll(lambda: "updates" in terminal.shown, what="something to see")
             terminal.close()
             for _ in range(3):
                 before = updates()
-                poll(lambda before=before: updates() > before, 40.0, "more updates")
+                poll(lambda before=before: updates() > before, what="more updates")
             terminal.process.terminate()
-            assert terminal.process.wait(40.0) == 0
+            assert terminal.process.wait(PATIENCE_S) == 0
         finally:
             terminal.process.kill()
             terminal.process.wait()
@@ -170,7 +169,6 @@ def test_a_terminal_that_is_gone_changes_nothing_but_what_is_seen(tmp_path, how)
     assert json.loads((path / "run.json").read_text())["state"] == "finished"
 
 
-@pytest.mark.timeout(90)
 def test_a_hang_up_is_told_once_and_ends_nothing(tmp_path):
     with Run(tmp_path, *PENDULUM) as run:
         run.until_updates(50)
@@ -178,7 +176,7 @@ def test_a_hang_up_is_told_once_and_ends_nothing(tmp_path):
             os.kill(run.process.pid, signal.SIGHUP)
             run.until_progress()
         run.interrupt()
-        code, document = run.end(40.0)
+        code, document = run.end()
         assert code == 0
         _in_order(run, document, "interrupt (Ctrl-C)")
         assert sum("the terminal was closed" in event and str(run.path) in event for event in run.events()) == 1
@@ -216,7 +214,6 @@ def _says_that_it_saves(run):
                for event in run.events())  # fmt: skip
 
 
-@pytest.mark.timeout(90)
 def test_the_last_checkpoint_has_as_long_as_it_needs_and_shows_what_is_left(tmp_path, monkeypatch):
     disk = SlowDisk(tmp_path, monkeypatch, "learner")
     with Run(tmp_path, *PENDULUM) as run:
@@ -232,13 +229,12 @@ def test_the_last_checkpoint_has_as_long_as_it_needs_and_shows_what_is_left(tmp_
         assert "still writes its last checkpoint, " in stopped.stderr
         run.wait_for(lambda: time.monotonic() - start > 10.0, what="longer than a worker gets that does nothing")
         disk.fast()
-        code, document = run.end(40.0)
+        code, document = run.end()
         assert code == 0
         _in_order(run, document, "interrupt (Ctrl-C)")
         assert run.state()["checkpoint_left_bytes"] is None
 
 
-@pytest.mark.timeout(90)
 def test_a_second_ctrl_c_gives_the_last_checkpoint_up(tmp_path, monkeypatch):
     disk = SlowDisk(tmp_path, monkeypatch, "learner")
     with Run(tmp_path, *PENDULUM) as run:
@@ -248,7 +244,7 @@ def test_a_second_ctrl_c_gives_the_last_checkpoint_up(tmp_path, monkeypatch):
         run.interrupt()
         run.wait_for(lambda: _says_that_it_saves(run), what="a word on the last checkpoint")
         run.interrupt()
-        code, document = run.end(40.0)  # the disk never becomes fast again
+        code, document = run.end()  # the disk never becomes fast again
         assert code == 0
         assert document["stopped_by"] == "interrupt (Ctrl-C)"
         assert run.state()["state"] == "finished"
@@ -262,7 +258,6 @@ def _has_checkpoint(run):
     return CheckpointStore(run.path / "checkpoints").paths()
 
 
-@pytest.mark.timeout(90)
 def test_a_second_ctrl_c_gives_the_last_checkpoint_of_one_process_up(tmp_path, monkeypatch):
     disk = SlowDisk(tmp_path, monkeypatch, "supervisor")
     with Run(tmp_path, *PENDULUM, "--mode", "serial", "--set", "learner.checkpoint_interval_s=1") as run:
@@ -273,7 +268,7 @@ def test_a_second_ctrl_c_gives_the_last_checkpoint_of_one_process_up(tmp_path, m
         run.wait_for(lambda: list((run.path / "checkpoints").glob(".tmp-*/tensors*")), what="the last checkpoint")
         run.interrupt()
         disk.fast()
-        code, document = run.end(40.0)
+        code, document = run.end()
         assert code == 0
         assert document["stopped_by"] == "interrupt (Ctrl-C)"
         assert run.state()["state"] == "finished"
@@ -297,7 +292,6 @@ if "SPREEZE_WORKER" not in os.environ:
 """
 
 
-@pytest.mark.timeout(90)
 def test_a_process_that_does_not_die_is_named_and_the_run_ends_in_order(tmp_path, monkeypatch):
     (tmp_path / "sitecustomize.py").write_text(_UNDYING)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -306,7 +300,7 @@ def test_a_process_that_does_not_die_is_named_and_the_run_ends_in_order(tmp_path
         held = run.wait_for(lambda: run.children().get("evaluator"), what="the evaluator")
         held.suspend()
         run.interrupt()
-        code, document = run.end(40.0)
+        code, document = run.end()
         assert code == 0
         _in_order(run, document, "interrupt (Ctrl-C)")
         assert document["error"] is None

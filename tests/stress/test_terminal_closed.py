@@ -58,12 +58,11 @@ def _kill_what_is_left(path):
 def _wait_before_closing(path, window, dice, *, early):
     """Until a random moment: early ones are counted from the run's first sign of life, others from its first update."""
     begun = (path / "run.json").exists if early else lambda: _newest(path, "updates") > 0
-    poll(begun, 60.0, lambda: f"the beginning of the run; {window.shown[-2000:]}")
+    poll(begun, what=lambda: f"the beginning of the run; {window.shown[-2000:]}")
     with contextlib.suppress(subprocess.TimeoutExpired):  # the shell does not end by itself: this only lets time pass
         window.process.wait(dice.uniform(0.0, _LAST_S))
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("number", range(REPEATS))
 def test_f37_a_closed_terminal_ends_no_run(tmp_path, number):
     shared, path = shared_memory(), tmp_path / "runs" / "run"
@@ -76,7 +75,7 @@ def test_f37_a_closed_terminal_ends_no_run(tmp_path, number):
             assert supervisor.ppid() == window.process.pid
         for _ in range(_RISES):
             before = _newest(path, "updates")
-            poll(lambda before=before: _goes_on(path, before), 60.0, lambda: f"more updates; {_events(path)}")
+            poll(lambda before=before: _goes_on(path, before), what=lambda: f"more updates; {_events(path)}")
         assert any("terminal was closed" in text for text in _events(path))
         stopped = verb("runs", "--runs-dir", path.parent, "stop", "run")
         assert stopped.returncode == 0, stopped.stderr
