@@ -5,13 +5,13 @@ Its address bears a token that works once; ``SPREEZE_DASHBOARD_TOKEN=off`` asks 
 
 import streamlit as st
 
-from spreeze.dashboard import routes, startup
-from spreeze.dashboard.data import runs_dir
-from spreeze.dashboard.entrance import Entrance
-from spreeze.siblings import PAGE, take_name
+from spreeze.dashboard import server
+from spreeze.dashboard.access import Entrance
+from spreeze.dashboard.run_data import runs_dir
+from spreeze.machine.process_names import PAGE, take_name
 
 take_name(PAGE)  # by which a run knows that this is no stranger to give way to
 entrance = Entrance(runs_dir())
 app = st.App(
-    routes.SCRIPT, routes=routes.routes(), middleware=routes.middleware(entrance), lifespan=startup.life(entrance)
+    server.SCRIPT, routes=server.routes(), middleware=server.middleware(entrance), lifespan=server.life(entrance)
 )

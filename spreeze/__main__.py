@@ -1,4 +1,4 @@
-"""``spreeze <verb>``: the same verbs as ``python -m spreeze.<verb>``."""
+"""``spreeze <verb>``, or ``python -m spreeze <verb>`` where the script is not on the path."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def main(argv: list[str] | None = None) -> int:
         sys.stderr.write(f"error: no verb '{verb}'{did_you_mean(verb, VERBS)} (verbs: {', '.join(VERBS)})\n")
         return 2
     before = signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C while it imports is no traceback
-    module = importlib.import_module(f"spreeze.{verb}")
+    module = importlib.import_module("spreeze.bench" if verb == "bench" else f"spreeze.cli.{verb}")
     signal.signal(signal.SIGINT, before)
     code: int = module.main(rest)
     return code

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import psutil
 
-from spreeze.siblings import is_worker
-from spreeze.store_reader import MetricsReader
-from spreeze.workers.gauges import Gauges
+from spreeze.machine.process_names import is_worker
+from spreeze.metrics.store_reader import MetricsReader
+from spreeze.runtime.rates import Rates
 
 REPO = Path(__file__).resolve().parents[1]
 PATIENCE_S = 240.0
@@ -29,7 +29,7 @@ TINY = (
     "--no-visualizer",
     "--no-governor",  # what else the machine does is not part of a test
 )  # fmt: skip
-WARMUP_S = Gauges.warmup_s
+WARMUP_S = Rates.warmup_s
 """What a summary leaves out of its rates after the first update."""
 FAULT = ("--env", "spreeze/Fault-v0", "--import", "spreeze.envs.faults")
 PENDULUM = ("--env", "Pendulum-v1")
@@ -203,7 +203,7 @@ def train_until(tmp_path, seen, *args, **kwargs):
 
 def verb(name, *args, timeout_s=PATIENCE_S):
     """``python -m spreeze.<name>``: the completed process, output as text."""
-    command = [sys.executable, "-m", f"spreeze.{name}", *map(str, args)]
+    command = [sys.executable, "-m", "spreeze", name, *map(str, args)]
     return subprocess.run(
         command, stdin=subprocess.DEVNULL, capture_output=True, text=True, cwd=REPO, timeout=timeout_s, check=False
     )

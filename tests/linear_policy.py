@@ -6,7 +6,7 @@ import numpy as np
 from harness import poll
 
 from spreeze.envs import faults
-from spreeze.policies import Policy
+from spreeze.inference.policy import Policy
 from spreeze.types import EnvSpec
 
 FAULT = faults.ENV_ID

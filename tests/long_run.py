@@ -13,8 +13,8 @@ from pathlib import Path
 
 from PIL import Image
 
-from spreeze.metrics import METRICS
-from spreeze.store import _SCHEMA, RAW_S, TIERS, Evaluation, MetricsWriter
+from spreeze.metrics.store import _SCHEMA, RAW_S, TIERS, EvaluationRow, MetricsWriter
+from spreeze.metrics.table import METRICS
 
 PARTED = ("sampler_env_steps_per_s", "cpu_core_use", "process_cpu_use", "process_memory_bytes", "gpu_use",
           "gpu_memory_used_bytes", "gpu_power_w", "gpu_clock_hz")
@@ -105,5 +105,5 @@ def _live(path: Path, over: threading.Event) -> None:
             write(t)
             tell(path, state="running", wall_s=t)
         if tick % 40 == 0:
-            writer.evaluation(Evaluation(t, int(100 * t), int(10 * t), 1, int(10 * t), 10, t, 5.0, 200.0))
+            writer.evaluation(EvaluationRow(t, int(100 * t), int(10 * t), 1, int(10 * t), 10, t, 5.0, 200.0))
     writer.close()

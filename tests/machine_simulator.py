@@ -4,21 +4,20 @@ import math
 import random
 from dataclasses import dataclass, field, replace
 
-from spreeze.autotune.capacity import find_room
-from spreeze.autotune.options import batch_sizes, learner_kinds, most_samplers, ratio_options
-from spreeze.autotune.pick import worth
-from spreeze.autotune.records import (
+from spreeze.tuner.candidates import batch_sizes, find_room, learner_kinds, most_samplers, ratio_options
+from spreeze.tuner.choice import worth
+from spreeze.tuner.objective import paper_batch
+from spreeze.tuner.problem import (
     Configured,
     Device,
     JointRate,
     JointSetting,
-    Knobs,
     LearnerRate,
     LearnerSetting,
     Pins,
     Targets,
+    TuningProblem,
 )
-from spreeze.autotune.scores import paper_batch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +54,7 @@ class Machine:
         devices = [Device(name="cpu", precisions=("float32", "bfloat16") if self.bfloat16 else ("float32",))]
         if self.gpu:
             devices.append(Device(name="cuda:0", memory_bytes=self.gpu_bytes))
-        return Knobs(
+        return TuningProblem(
             usable_cores=self.cores, physical_cores=self.physical, memory_bytes=self.memory_bytes,
             shared_memory_bytes=self.shared_memory_bytes, step_us=self.step_us, step_cv=self.step_cv, row_bytes=240,
             sampler_bytes=120_000_000, env_bytes=30_000_000, devices=tuple(devices),
@@ -204,12 +203,12 @@ def chosen(tuning, *, envs=None) -> JointSetting:
     )  # fmt: skip
 
 
-def true_score(machine: Machine, knobs: Knobs, setting: JointSetting) -> float:
+def true_score(machine: Machine, knobs: TuningProblem, setting: JointSetting) -> float:
     """Score of a setting without noise, by the objective's own formula."""
     return worth(knobs, setting, *machine.rates(setting)).score
 
 
-def grid(machine: Machine, knobs: Knobs) -> list[JointSetting]:
+def grid(machine: Machine, knobs: TuningProblem) -> list[JointSetting]:
     """Everything that may be chosen on a machine."""
     room = find_room(knobs)
     learners = [
@@ -257,7 +256,7 @@ def _true_sizes(machine, knobs, sizes, kind):
     return [batch for batch in sizes if batch >= knee][:1] or sizes[-1:]
 
 
-def best_score(machine: Machine, knobs: Knobs) -> float:
+def best_score(machine: Machine, knobs: TuningProblem) -> float:
     """The greatest true score on the whole grid."""
     return max(true_score(machine, knobs, one) for one in grid(machine, knobs))
 

@@ -8,8 +8,8 @@ import runpy
 
 import psutil
 
-from spreeze.load import LoadReader
-from spreeze.siblings import Found, Siblings
+from spreeze.machine.cpu_contention import ContentionReader
+from spreeze.machine.process_names import Found, Siblings
 
 
 def family():
@@ -33,7 +33,7 @@ class Busy:
 
 def main():
     busy, find = Busy(), Siblings.find
-    LoadReader._busy_s = lambda reader: busy(reader)
+    ContentionReader._busy_s = lambda reader: busy(reader)
     Siblings.find = lambda siblings, ours: Found(*(pids & family() for pids in find(siblings, ours)))
     runpy.run_module("spreeze.train", run_name="__main__", alter_sys=True)
 

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from spreeze.algorithms import create_on_policy
-from spreeze.config import A2CConfig, PPOConfig
-from spreeze.policies import Policy
+from spreeze.algorithms.registry import create_on_policy
+from spreeze.config.schema import A2CConfig, PPOConfig
+from spreeze.inference.policy import Policy
 from spreeze.types import EnvSpec, FrameSpec, RolloutBatch
 
 CONFIGS = {"ppo": PPOConfig, "a2c": A2CConfig}

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from spreeze.advantages import RewardScale, explained_variance, gae, vtrace
+from spreeze.algorithms.advantages import RewardScale, explained_variance, gae, vtrace
 
 
 def column(*values):

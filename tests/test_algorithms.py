@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from spreeze.algorithms import REGISTRY, create
-from spreeze.algorithms.adam import FlatAdam
-from spreeze.algorithms.pair import Pair
-from spreeze.config import PARTS
+from spreeze.algorithms.nn.optimizers import FlatAdam
+from spreeze.algorithms.nn.two_thread_update import ThreadPair
+from spreeze.algorithms.registry import REGISTRY, create
+from spreeze.config.schema import PARTS
 from spreeze.errors import CheckpointError, ConfigError
-from spreeze.metrics import by_name
+from spreeze.metrics.table import by_name
 from spreeze.types import RowLayout
 
 OBS, ACT = 5, 2
@@ -63,7 +63,7 @@ def test_dropped_buffers_are_free_and_the_next_update_is_what_it_would_have_been
     with contextlib.ExitStack() as stack:
         found = []
         for drops in (False, True):
-            pair = stack.enter_context(Pair()) if threads == 2 else None
+            pair = stack.enter_context(ThreadPair()) if threads == 2 else None
             algorithm = create(name, OBS, ACT, config, 1, copy_interval=interval, **({"pair": pair} if pair else {}))
             for index, batch in enumerate(batches(4, size=1999)):
                 algorithm.update(batch)

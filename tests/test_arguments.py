@@ -2,10 +2,10 @@ import dataclasses
 
 import pytest
 
-from spreeze.arguments import FLAGS, build_parser, parse_band, user_values
-from spreeze.config import PARTS
+from spreeze.cli.arguments import FLAGS, build_parser, parse_band, user_values
+from spreeze.config.layers import Layer, resolve
+from spreeze.config.schema import PARTS
 from spreeze.errors import ConfigError
-from spreeze.settings import Layer, resolve
 
 ISSUE_FLAGS = [
     "--env", "--algo", "--mode", "--auto", "--profile", "--samplers", "--envs-per-sampler", "--batch-size",

@@ -5,9 +5,9 @@ import itertools
 
 import pytest
 
-from spreeze.autotune.records import JointRate, JointSetting, LearnerSetting
 from spreeze.bench.tune import measure_grid
 from spreeze.errors import SpreezeError
+from spreeze.tuner.problem import JointRate, JointSetting, LearnerSetting
 
 REFERENCE = JointSetting(learner=LearnerSetting(batch_size=64), samplers=1, envs_per_sampler=8,
                          samples_per_insert_min=8.0)  # fmt: skip

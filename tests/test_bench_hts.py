@@ -10,8 +10,8 @@ from spreeze.bench.command import _BENCHES
 from spreeze.bench.command import _parser as bench_parser
 from spreeze.bench.hts import LAWS, hts_rows
 from spreeze.errors import ConfigError, SpreezeError
-from spreeze.store import Evaluation, MetricsWriter
-from spreeze.synchrony import simulated_run_time, step_times
+from spreeze.metrics.hts_theory import simulated_run_time, step_times
+from spreeze.metrics.store import EvaluationRow, MetricsWriter
 
 
 def flags(arguments):
@@ -134,7 +134,7 @@ class Trained:
         (path / "config.toml").write_text(f'[rollout]\ncorrection = "{correction}"\n')
         score = 10.0 * seed + (5.0 if mode == "hts" else 0.0) - (2.0 if correction == "none" else 0.0)
         writer = MetricsWriter(path / "metrics.db")
-        writer.evaluation(Evaluation(1.0, 10, 1, 1, 1, 10, score, 0.0, 5.0))
+        writer.evaluation(EvaluationRow(1.0, 10, 1, 1, 1, 10, score, 0.0, 5.0))
         writer.close()
         reached = seed == 1 or mode == "hts"
         return {"run_dir": str(path), "env_steps": 1000, "updates": 100, "updates_per_s": 1.0,

@@ -16,7 +16,7 @@ from test_bench_hts import Ideal, bench
 from spreeze.bench import hts
 from spreeze.bench.learner import case_rows, learner_cases
 from spreeze.envs.synthetic import ENV_ID
-from spreeze.synchrony import expected_lag, simulated_lag
+from spreeze.metrics.hts_theory import expected_lag, simulated_lag
 
 pyplot = pytest.importorskip("matplotlib.pyplot")
 PANELS = (("updates_per_s", "updates/s", True), ("update_frames_per_s", "update frames/s", True),

@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from spreeze.bottleneck import Side, bottleneck
-from spreeze.snapshot import GpuSnapshot, Snapshot
+from spreeze.metrics.bottleneck import Side, bottleneck
+from spreeze.metrics.snapshot import GpuSnapshot, Snapshot
 
 BASE = Snapshot(
     env_id="Any-v0",

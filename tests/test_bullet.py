@@ -15,7 +15,7 @@ import pytest
 from harness import PATIENCE_S
 
 from spreeze.envs import bullet
-from spreeze.envs.registry import bullet_engine, bullet_missing, describe, make_env
+from spreeze.envs.make import bullet_engine, bullet_missing, describe, make_env
 from spreeze.envs.task import make_task
 
 pytestmark = pytest.mark.skipif(

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from spreeze.errors import CheckpointError, ResourceError
-from spreeze.transport import checkpoint, files, replay_file
+from spreeze.transport import checkpoint, files
 from spreeze.transport.checkpoint import CheckpointStore
-from spreeze.transport.ring import Ring, RingSpec, ShardWriter
-from spreeze.transport.ring_reader import RingReader
+from spreeze.transport.replay_reader import ReplayReader
+from spreeze.transport.replay_ring import ReplayRing, RingSpec, ShardWriter
 from spreeze.types import RowLayout
 
 OPERATIONS = ("open", "write", "fsync", "close", "mkdir", "rename", "replace", "unlink", "rmdir")
@@ -158,8 +158,8 @@ def test_too_little_room_is_refused_before_anything_is_written(store, monkeypatc
 
 def test_large_files_are_synced_piece_by_piece_and_what_is_left_is_told_each_time(store, monkeypatch):
     monkeypatch.setattr(files, "PIECE_BYTES", 1000)
-    monkeypatch.setattr(replay_file, "PIECE_BYTES", 1000)
-    monkeypatch.setattr(replay_file, "_TOLD_BYTES", 1000)
+    monkeypatch.setattr(checkpoint, "PIECE_BYTES", 1000)
+    monkeypatch.setattr(checkpoint, "_TOLD_BYTES", 1000)
     told, between, fsync = [], [], os.fsync
 
     def synced(fd):
@@ -167,7 +167,7 @@ def test_large_files_are_synced_piece_by_piece_and_what_is_left_is_told_each_tim
         fsync(fd)
 
     monkeypatch.setattr(os, "fsync", synced)
-    ring = Ring.create(RingSpec(RowLayout(3, 1), 1, 1024))
+    ring = ReplayRing.create(RingSpec(RowLayout(3, 1), 1, 1024))
     try:
         rows = np.ones((1024, 3), np.float32)
         ShardWriter(ring, 0).write(rows, rows[:, :1], rows[:, 0], rows[:, 0], rows)
@@ -215,7 +215,7 @@ def test_failure_at_every_file_operation_leaves_a_loadable_checkpoint(tmp_path, 
 
 def test_replay_is_saved_and_loaded_into_another_number_of_shards(store):
     layout = RowLayout(2, 1)
-    ring = Ring.create(RingSpec(layout, 2, 64))
+    ring = ReplayRing.create(RingSpec(layout, 2, 64))
     for shard in range(2):
         values = np.arange(50, dtype=np.float32) + 100 * shard
         obs = np.repeat(values[:, None], 2, axis=1)
@@ -225,10 +225,10 @@ def test_replay_is_saved_and_loaded_into_another_number_of_shards(store):
     replay = store.load_latest().replay_path
     assert replay is not None
     assert store.latest_replay() == replay
-    ring = Ring.create(RingSpec(layout, 3, 64))
-    assert replay_file.load(replay, ring) == 100
+    ring = ReplayRing.create(RingSpec(layout, 3, 64))
+    assert checkpoint.load_replay(replay, ring) == 100
     out = np.empty((5000, layout.width), dtype=np.float32)
-    RingReader(ring).sample(np.random.default_rng(0), out)
+    ReplayReader(ring).sample(np.random.default_rng(0), out)
     assert set(out[:, layout.reward]) == {float(v) for v in [*range(50), *range(100, 150)]}
     ring.close()
     assert CheckpointStore(store.directory.parent / "none").latest_replay() is None

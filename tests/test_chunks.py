@@ -8,10 +8,11 @@ import pytest
 import torch
 from test_algorithms import ACT, NAMES, OBS, batches
 
-from spreeze.algorithms import create, critics, passes
-from spreeze.algorithms.pair import Pair
-from spreeze.config import PARTS
-from spreeze.networks import Tape, mlp_backward, mlp_forward, mlp_slopes, new_parameters
+from spreeze.algorithms.nn import q_networks, two_thread_update
+from spreeze.algorithms.nn.fused_mlp import Tape, mlp_backward, mlp_forward, mlp_gradients, new_parameters
+from spreeze.algorithms.nn.two_thread_update import ThreadPair
+from spreeze.algorithms.registry import create
+from spreeze.config.schema import PARTS
 
 ROWS = 700
 
@@ -19,7 +20,7 @@ ROWS = 700
 def trained(name, hidden, paired=False):
     config = dataclasses.replace(PARTS[name](), hidden_sizes=hidden)
     with contextlib.ExitStack() as stack:
-        pair = stack.enter_context(Pair()) if paired else None
+        pair = stack.enter_context(ThreadPair()) if paired else None
         algorithm = create(name, OBS, ACT, config, 1, dtype=torch.float64, pair=pair)
         for batch in batches(4, ROWS):
             algorithm.update(type(batch)(*(x.double() if isinstance(x, torch.Tensor) else x for x in batch)))
@@ -31,7 +32,7 @@ def trained(name, hidden, paired=False):
 @pytest.mark.parametrize("paired", [False, True])
 def test_rows_in_chunks_give_the_update_of_all_rows_at_once(name, hidden, paired, monkeypatch):
     chunked = trained(name, hidden, paired)
-    for module in (critics, passes):
+    for module in (q_networks, two_thread_update):
         assert module._CHUNK_ROWS < ROWS
         monkeypatch.setattr(module, "_CHUNK_ROWS", 2 * ROWS)
     whole = trained(name, hidden)
@@ -46,7 +47,7 @@ def test_slopes_are_the_gradient_of_ones():
     parameters.initialise(torch.Generator().manual_seed(0))
     x, tape = torch.randn(2, 7, 5, dtype=torch.float64), Tape.allocate(parameters, 7)
     mlp_forward(parameters, x, tape)
-    slopes = mlp_slopes(parameters, tape).clone()
+    slopes = mlp_gradients(parameters, tape).clone()
     mlp_forward(parameters, x, tape)
     tape.grad_out.fill_(1.0)
     torch.testing.assert_close(slopes, mlp_backward(parameters, tape, None, None))

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spreeze.config import PARTS, Config, LearnerConfig, ReplayConfig, RunConfig, SACConfig, check_name
+from spreeze.config.schema import PARTS, Config, LearnerConfig, ReplayConfig, RunConfig, SACConfig, check_name
 from spreeze.errors import ConfigError
 
 FIELDS = [(part, item) for part, cls in PARTS.items() for item in dataclasses.fields(cls)]

@@ -8,13 +8,13 @@ import torch
 from harness import verb
 from test_algorithms import ACT, NAMES, OBS, batches, same
 
-from spreeze.algorithms import create
-from spreeze.algorithms.pair import Pair
-from spreeze.config import PARTS
+from spreeze.algorithms.nn.two_thread_update import ThreadPair
+from spreeze.algorithms.registry import create
+from spreeze.config.layers import Layer, resolve
+from spreeze.config.schema import PARTS
 from spreeze.errors import ConfigError
-from spreeze.settings import Layer, resolve
+from spreeze.runtime.plan import RunPlan
 from spreeze.types import EnvSpec
-from spreeze.workers.plan import RunPlan
 
 ROWS = 32
 
@@ -62,7 +62,7 @@ def test_each_side_trains_against_the_copy_of_the_other(name, interval):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_two_threads_give_the_bits_of_one(name):
-    with Pair() as pair:
+    with ThreadPair() as pair:
         paired = trained(name, 50, copy_interval=3, pair=pair)
     assert same(paired.state_arrays(), trained(name, 50, copy_interval=3).state_arrays())
 

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from test_checkpoint import Crash, fail_at
 
-from spreeze.rundir import read_run, write_json
-from spreeze.settings import Layer, resolve
-from spreeze.train import settings_of, write_settings
+from spreeze.cli.train import settings_of, write_settings
+from spreeze.config.layers import Layer, resolve
+from spreeze.run_directory import read_run, write_json
 from spreeze.transport import files
 from spreeze.transport.checkpoint import CheckpointStore
-from spreeze.transport.ring import Ring, RingSpec, ShardWriter
+from spreeze.transport.replay_ring import ReplayRing, RingSpec, ShardWriter
 from spreeze.transport.weights import WeightsStore
 from spreeze.types import RowLayout
 from spreeze.workers.evaluator import COLUMNS, append_row, read_rows
@@ -101,7 +101,7 @@ SAVES = {
 
 @pytest.fixture
 def ring():
-    made = Ring.create(RingSpec(RowLayout(3, 1), 2, 200))
+    made = ReplayRing.create(RingSpec(RowLayout(3, 1), 2, 200))
     for shard in range(2):
         rows = np.ones((150, 3), np.float32)
         ShardWriter(made, shard).write(rows, rows[:, :1], rows[:, 0], rows[:, 0], rows)

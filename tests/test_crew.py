@@ -10,11 +10,11 @@ import pytest
 from harness import PATIENCE_S
 
 from spreeze.errors import WorkerError
-from spreeze.metrics import DEADLINE_S, Phase
-from spreeze.transport import board as words
-from spreeze.transport.board import Board
-from spreeze.workers.crew import Crew
-from spreeze.workers.spawn import Nest, WorkerSpec
+from spreeze.metrics.table import DEADLINE_S, Phase
+from spreeze.runtime.launcher import RunContext, WorkerSpec
+from spreeze.runtime.supervisor import ProcessSupervisor
+from spreeze.transport import status_table as words
+from spreeze.transport.status_table import StatusTable
 
 ROWS = {"sampler-0": 0, "sampler-1": 1, "sampler-2": 2, "learner": 3, "evaluator": 4, "visualizer": 5}
 
@@ -64,9 +64,9 @@ class Stage:
     def __init__(self, tmp_path, roles):
         self.now, self.events, self.order, self.started = 0.0, [], [], []
         self.refuse = False
-        self.board = Board.create(len(ROWS))
-        nest = Nest(run_dir=tmp_path, board_fd=-1, board_rows=len(ROWS), nonce="x")
-        self.crew = Crew(
+        self.board = StatusTable.create(len(ROWS))
+        nest = RunContext(run_dir=tmp_path, board_fd=-1, board_rows=len(ROWS), nonce="x")
+        self.crew = ProcessSupervisor(
             nest, self.board, on_event=lambda level, text: self.events.append(f"{level}: {text}"),
             takeover=lambda spec: self.order.append(f"takeover {spec.name}"), start=self._start, clock=lambda: self.now,
         )  # fmt: skip

@@ -13,7 +13,7 @@ from harness import poll
 
 pytest.importorskip("streamlit")
 
-from spreeze.dashboard import control, data
+from spreeze.dashboard import control, run_data
 from spreeze.errors import ConfigError, RunError
 
 SLEEPER = """import signal, time
@@ -68,10 +68,10 @@ def test_many_clicks_at_once_start_one_run(sleepers):
 
 def test_stop_interrupts_a_launch_that_has_no_run_directory_yet(sleepers):
     name = control.start(control.Request(env_id="Pendulum-v1"), sleepers)
-    until(lambda: "up" in data.tail_text(data.launch_log(name, sleepers)))
+    until(lambda: "up" in run_data.tail_text(run_data.launch_log(name, sleepers)))
     control.stop(name, sleepers)
     until(lambda: control.launching(sleepers) is None)
-    assert "KeyboardInterrupt" in data.tail_text(data.launch_log(name, sleepers))
+    assert "KeyboardInterrupt" in run_data.tail_text(run_data.launch_log(name, sleepers))
 
 
 @pytest.mark.parametrize("env_id", ["os:Pendulum-v1", "../x", "-v1", "", "a b", "x" * 101])
@@ -83,7 +83,7 @@ def test_an_environment_that_the_command_line_would_not_trust_is_refused(env_id)
 def test_the_command_line_states_the_whole_request():
     request = control.Request(env_id="Pendulum-v1", algo="td3", seed=7, auto=False, seconds=60.0, target_return=-200.0,
                               batch_size=512, samplers=2)
-    from spreeze.arguments import build_parser, user_values
+    from spreeze.cli.arguments import build_parser, user_values
 
     values = user_values(build_parser().parse_args(control.arguments(request)))
     assert values == {
@@ -95,7 +95,7 @@ def test_the_command_line_states_the_whole_request():
 @pytest.mark.parametrize("name", ["../x", "a/b", "", ".hidden", "latest"])
 def test_a_name_cannot_leave_the_runs_directory(tmp_path, name):
     with pytest.raises(RunError):
-        data.run_path(name, tmp_path / "runs")
+        run_data.run_path(name, tmp_path / "runs")
 
 
 def test_a_live_run_is_not_deleted_and_not_resumed(tmp_path):

@@ -14,7 +14,7 @@ import psutil
 import pytest
 from harness import PATIENCE_S
 
-from spreeze.rundir import is_alive, list_runs, read_run, state_of
+from spreeze.run_directory import is_alive, list_runs, read_run, state_of
 
 pytest.importorskip("streamlit")
 pytestmark = [pytest.mark.slow,

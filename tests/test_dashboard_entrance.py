@@ -19,8 +19,8 @@ import pytest
 from harness import PATIENCE_S
 
 pytest.importorskip("streamlit")
-from spreeze.dashboard import entrance as entrances
-from spreeze.dashboard.entrance import SETTING, Entrance, is_asked, page_token, write_private
+from spreeze.dashboard import access as entrances
+from spreeze.dashboard.access import SETTING, Entrance, is_asked, page_token, write_private
 
 ADDRESS = "http://localhost:8501"
 TOKEN = re.compile(r"\?token=([\w-]{43})")

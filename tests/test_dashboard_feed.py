@@ -9,14 +9,14 @@ import time
 
 import pytest
 
-from spreeze.store import Evaluation, MetricsWriter
+from spreeze.metrics.store import EvaluationRow, MetricsWriter
 
 pytest.importorskip("streamlit")
 from starlette.requests import Request
 
-from spreeze.dashboard import charts, feed, live, routes
+from spreeze.dashboard import charts, components, live_api, server
 from spreeze.errors import RunError
-from spreeze.metrics import SLOTS, by_name
+from spreeze.metrics.table import SLOTS, by_name
 
 
 @pytest.fixture
@@ -49,12 +49,12 @@ def picture(query):
 
     request = ask(None, query)
     request._receive = receive
-    return asyncio.run(routes.picture(request))
+    return asyncio.run(server.picture(request))
 
 
 def test_a_first_answer_is_bounded_and_keeps_the_peak(run):
     fill(run, 3000)
-    points = feed.answer(run, 0.0, 0, "")["series"]["env_steps_per_s"]
+    points = live_api.answer(run, 0.0, 0, "")["series"]["env_steps_per_s"]
     assert len(points["t"]) <= 1000
     assert max(points["hi"]) == 999.0
     assert min(points["lo"]) == 5.0
@@ -67,29 +67,29 @@ def test_the_last_value_of_a_thinned_series_is_the_newest_one(run):
     writer = MetricsWriter(run / "metrics.db")
     writer.write(1500.0, 3000, {"env_steps_per_s": 123.0})
     writer.close()
-    points = feed.answer(run, 0.0, 0, "")["series"]["env_steps_per_s"]
+    points = live_api.answer(run, 0.0, 0, "")["series"]["env_steps_per_s"]
     assert (points["t"][-1], points["s"][-1], points["y"][-1]) == (1500.0, 3000, 123.0)
     assert points["lo"][-2] <= points["y"][-2] <= points["hi"][-2]
 
 
 def test_the_next_answer_holds_only_news(run):
     fill(run, 20)
-    first = feed.answer(run, 0.0, 0, "")
-    assert feed.answer(run, first["next"], first["evals_next"], first["epoch"])["series"] == {}
+    first = live_api.answer(run, 0.0, 0, "")
+    assert live_api.answer(run, first["next"], first["evals_next"], first["epoch"])["series"] == {}
     fill(run, 4, first=20)
-    news = feed.answer(run, first["next"], first["evals_next"], first["epoch"])
+    news = live_api.answer(run, first["next"], first["evals_next"], first["epoch"])
     assert news["series"]["env_steps_per_s"]["t"] == [10.0, 10.5, 11.0, 11.5]
 
 
 def test_another_session_of_the_run_is_sent_whole(run):
     fill(run, 20)
-    first = feed.answer(run, 0.0, 0, "")
-    whole = feed.answer(run, first["next"], first["evals_next"], "older:0")
+    first = live_api.answer(run, 0.0, 0, "")
+    whole = live_api.answer(run, first["next"], first["evals_next"], "older:0")
     assert len(whole["series"]["env_steps_per_s"]["t"]) == 20
 
 
 def test_what_is_unknown_is_a_dash_and_never_zero(run):
-    text = feed.answer(run, 0.0, 0, "")["text"]
+    text = live_api.answer(run, 0.0, 0, "")["text"]
     unknown = ("env_rate", "update_rate", "return", "interval", "ratio", "lag", "fill", "cpu", "memory", "picture")
     assert {name: text[name] for name in unknown} == dict.fromkeys(unknown, "-")
 
@@ -97,27 +97,27 @@ def test_what_is_unknown_is_a_dash_and_never_zero(run):
 def test_evaluations_carry_the_interval_of_their_mean(run):
     writer = MetricsWriter(run / "metrics.db")
     writer.write(1.0, 1, {"cpu_use": 0.5})
-    writer.evaluation(Evaluation(1.0, 100, 10, 1, 10, 4, -100.0, 20.0, 200.0))
+    writer.evaluation(EvaluationRow(1.0, 100, 10, 1, 10, 4, -100.0, 20.0, 200.0))
     writer.close()
-    sent = feed.answer(run, 0.0, 0, "")["evals"]
+    sent = live_api.answer(run, 0.0, 0, "")["evals"]
     assert sent["y"] == [-100.0]
     assert sent["hi"][0] - sent["y"][0] == pytest.approx(1.96 * 20.0 / 2.0)
-    assert feed.answer(run, 1.0, 1, "n:1")["evals"]["y"] == []
+    assert live_api.answer(run, 1.0, 1, "n:1")["evals"]["y"] == []
 
 
 def test_one_episode_has_no_interval():
-    sent = feed._evaluations([Evaluation(1.0, 100, 10, 1, 10, 1, -100.0, 0.0, 200.0)])
+    sent = live_api._evaluations([EvaluationRow(1.0, 100, 10, 1, 10, 1, -100.0, 0.0, 200.0)])
     assert (sent["lo"], sent["y"], sent["hi"]) == ([None], [-100.0], [None])
 
 
 def test_the_end_of_the_log_that_was_written_last_is_sent(run):
-    assert feed.answer(run, 0.0, 0, "")["log"] == ("", [])
+    assert live_api.answer(run, 0.0, 0, "")["log"] == ("", [])
     for at, (name, text) in enumerate((("logs/learner.log", "old"), ("errors/sampler-0.txt", "a\nboom\x1b[31m"))):
         (run / name).parent.mkdir()
         (run / name).write_text(text)
         os.utime(run / name, (at, at))
     (run / "logs" / "empty.log").touch()
-    label, lines = feed.answer(run, 0.0, 0, "")["log"]
+    label, lines = live_api.answer(run, 0.0, 0, "")["log"]
     assert (label, lines[0]) == ("errors/sampler-0.txt", "a")
     assert "\x1b" not in lines[1]
 
@@ -129,12 +129,12 @@ def test_many_evaluations_are_thinned_with_best_and_worst_kept(run, seen):
     returns = [float(i % 101) for i in range(5000)]
     returns[3000], returns[3001], returns[4999] = 7777.0, -5.0, 55.0
     for i, value in enumerate(returns):
-        writer.evaluation(Evaluation(float(i), i, 2 * i, 1, i, 10, value, 1.0, 1.0))
+        writer.evaluation(EvaluationRow(float(i), i, 2 * i, 1, i, 10, value, 1.0, 1.0))
     writer.close()
-    document = feed.answer(run, 0.0, seen, "n:1")
+    document = live_api.answer(run, 0.0, seen, "n:1")
     sent = document["evals"]
     assert document["evals_next"] == 5000
-    assert 600 < len(sent["y"]) <= 2 * feed.MAX_BUCKETS
+    assert 600 < len(sent["y"]) <= 2 * live_api.MAX_BUCKETS
     at = sent["y"].index(7777.0)
     assert (sent["t"][at], sent["s"][at], sent["u"][at]) == (3000.0, 3000, 6000), "all of it is one evaluation's"
     assert min(sent["y"]) == -5.0
@@ -145,24 +145,24 @@ def test_many_evaluations_are_thinned_with_best_and_worst_kept(run, seen):
 
 def test_numbers_are_sent_with_six_digits():
     values = [0.0, -0.0, 1.0, 0.1234567, -1234567.8, 3.14159265e-9, 2.0**80, 99999.96, 5e-324, 1.5]
-    sent = feed._rounded(values)
+    sent = live_api._rounded(values)
     assert sent == pytest.approx([float(f"{value:.6g}") for value in values], rel=1e-12, abs=1e-300)
     assert [repr(value) for value in sent[2:5]] == ["1.0", "0.123457", "-1234570.0"]
-    assert feed._rounded([]) == []
+    assert live_api._rounded([]) == []
 
 
 def test_a_damaged_store_is_an_answer_with_one_line(run):
     (run / "metrics.db").write_bytes(b"x" * 5000)
     with pytest.raises(RunError):
-        feed.answer(run, 0.0, 0, "")
-    document = json.loads(routes.live(ask(run, "run=r1")).body)
+        live_api.answer(run, 0.0, 0, "")
+    document = json.loads(server.live(ask(run, "run=r1")).body)
     assert "metrics" in document["error"]
     assert "\n" not in document["error"]
 
 
 @pytest.mark.parametrize("query", ["run=../r1", "run=r1&since=x", "run=", "run=r1%00", "run=nothing"])
 def test_odd_requests_get_one_line(run, query):
-    assert "error" in json.loads(routes.live(ask(run, query)).body)
+    assert "error" in json.loads(server.live(ask(run, query)).body)
 
 
 def test_the_picture_is_handed_out_and_none_yet_is_no_error(run):
@@ -208,7 +208,7 @@ def test_the_first_answer_of_a_long_run_takes_no_more_than_its_share_of_time(run
         times = []
         for _ in range(5):
             start = time.thread_time()
-            feed.answer(run, 0.0, 0, "")
+            live_api.answer(run, 0.0, 0, "")
             times.append(time.thread_time() - start)
         return statistics.median(times)
 
@@ -221,7 +221,7 @@ def test_the_first_answer_of_a_long_run_takes_no_more_than_its_share_of_time(run
 @pytest.mark.parametrize(("algo", "titles"), [("sac", ["Samplers", "Replay", "Learner"]),
                                               ("ppo", ["Executors", "Storages", "Learner"])])  # fmt: skip
 def test_the_way_to_the_learner_is_named_as_the_algorithm_s_mode_has_it(tmp_path, algo, titles):
-    stages = live.pipeline(algo)
+    stages = components.pipeline(algo)
     assert [stage["title"] for stage in stages] == titles
-    known = feed.texts(feed.snapshot({}, {}, {}, "running"), {}, None, tmp_path)
+    known = live_api.texts(live_api.snapshot({}, {}, {}, "running"), {}, None, tmp_path)
     assert {item["id"] for stage in stages for item in stage["items"]} <= set(known)

@@ -6,9 +6,8 @@ import json
 import pytest
 
 pytest.importorskip("streamlit")
-from spreeze.dashboard.entrance import SETTING, Entrance
-from spreeze.dashboard.guard import Guard
-from spreeze.dashboard.page_compare import CONFIG
+from spreeze.dashboard.access import SETTING, Entrance, Guard
+from spreeze.dashboard.pages.compare import CONFIG
 
 ONCE = "o" * 43
 

@@ -11,7 +11,7 @@ import long_run
 import pytest
 from harness import PATIENCE_S
 
-from spreeze.store import Evaluation, MetricsWriter
+from spreeze.metrics.store import EvaluationRow, MetricsWriter
 
 pytest.importorskip("streamlit")
 from streamlit.testing.v1 import AppTest
@@ -23,10 +23,10 @@ STATES = ("no run", "live", "finished", "damaged", "truncated", "no metrics", "m
 def script(name):
     import importlib
 
-    from spreeze.dashboard import choice
+    from spreeze.dashboard import run_picker
 
-    choice.sidebar()
-    importlib.import_module(f"spreeze.dashboard.page_{name}").page()
+    run_picker.sidebar()
+    importlib.import_module(f"spreeze.dashboard.pages.{name}").page()
 
 
 def make_run(folder: Path, name: str, state: str = "finished", seconds: int = 40) -> Path:
@@ -48,7 +48,7 @@ def make_run(folder: Path, name: str, state: str = "finished", seconds: int = 40
                      "updates": 10.0 * second, "updates_per_s": 10.0, "sampler_wait_share": 0.4, "cpu_core_use/0": 0.5,
                      "cpu_use": 0.5, "gpu_use/0": 0.9, "critic_loss": 1.0 / (1 + second), "learner_wait_share": 0.0})
         if second % 4 == 0:
-            writer.evaluation(Evaluation(second + 0.6, 100 * second, 10 * second, 1, 10 * second, 10,
+            writer.evaluation(EvaluationRow(second + 0.6, 100 * second, 10 * second, 1, 10 * second, 10,
                                          -1000.0 + 20 * second, 50.0, 200.0))
     writer.event(1.0, "info", "learner", "learning began")
     writer.close()

@@ -11,8 +11,8 @@ from harness import PATIENCE_S
 
 pytest.importorskip("streamlit")
 
-from spreeze.dashboard import pages, startup
-from spreeze.dashboard.entrance import Entrance
+from spreeze.dashboard import navigation, server
+from spreeze.dashboard.access import Entrance
 
 NO_DELAY = (socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
@@ -27,7 +27,7 @@ def listener():
 
 
 def test_answers_of_a_listening_socket_are_sent_at_once(listener):
-    assert startup.send_at_once() >= 1
+    assert server.send_at_once() >= 1
     assert listener.getsockopt(*NO_DELAY) == 1
     caller = socket.create_connection(listener.getsockname(), timeout=PATIENCE_S)
     with caller, listener.accept()[0] as answering:
@@ -39,7 +39,7 @@ def test_answers_of_a_listening_socket_are_sent_at_once(listener):
 def test_other_sockets_stay_as_they_are(listener):
     with socket.socket(socket.AF_INET) as plain, socket.socket(socket.AF_UNIX) as local, \
             socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams:
-        startup.send_at_once()
+        server.send_at_once()
         assert plain.getsockopt(*NO_DELAY) == 0
         assert all(one.fileno() >= 0 for one in (plain, local, datagrams))
 
@@ -48,7 +48,7 @@ def test_the_first_visitor_finds_the_pages_loaded_and_the_entrance_open(listener
     entrance = Entrance(tmp_path)
 
     async def live():
-        async with startup.life(entrance)(None) as state:
+        async with server.life(entrance)(None) as state:
             assert state is None
             (file,) = (tmp_path / ".launches").glob("dashboard-*.html")
             assert "http://localhost:" in file.read_text()
@@ -60,10 +60,10 @@ def test_the_first_visitor_finds_the_pages_loaded_and_the_entrance_open(listener
             thread.join(PATIENCE_S)
             assert not thread.is_alive()
     assert listener.getsockopt(*NO_DELAY) == 1
-    assert {f"spreeze.dashboard.page_{name}" for name in pages.TITLES} <= set(sys.modules)
+    assert {f"spreeze.dashboard.pages.{name}" for name in navigation.TITLES} <= set(sys.modules)
 
 
 def test_every_file_of_a_page_is_in_the_navigation():
-    files = Path(pages.__file__).parent.glob("page_*.py")
-    assert {file.stem.removeprefix("page_") for file in files} == set(pages.TITLES)
-    assert all(callable(pages.load(name).page) for name in pages.TITLES)
+    files = (Path(navigation.__file__).parent / "pages").glob("[a-z]*.py")
+    assert {file.stem for file in files} == set(navigation.TITLES)
+    assert all(callable(navigation.load(name).page) for name in navigation.TITLES)

@@ -6,22 +6,22 @@ import numpy as np
 import pytest
 
 pytest.importorskip("streamlit")
-from spreeze.dashboard import data, prose, stats, tuning_rows
-from spreeze.store import Evaluation
+from spreeze.dashboard import charts, components, run_data, tuning_rows
+from spreeze.metrics.store import EvaluationRow
 
 
 def curve(*points):
-    return [Evaluation(t, int(10 * t), int(t), 1, int(t), 5, value, 1.0, 10.0) for t, value in points]
+    return [EvaluationRow(t, int(10 * t), int(t), 1, int(t), 5, value, 1.0, 10.0) for t, value in points]
 
 
 def test_the_interquartile_mean_drops_the_best_and_the_worst_quarter():
-    assert stats.iqm(np.array([0.0, 1.0, 3.0, 100.0])) == 2.0
-    assert stats.iqm(np.array([7.0])) == 7.0
-    assert stats.iqm(np.array([[1.0, 10.0], [3.0, 30.0]])).tolist() == [2.0, 20.0]
+    assert charts.iqm(np.array([0.0, 1.0, 3.0, 100.0])) == 2.0
+    assert charts.iqm(np.array([7.0])) == 7.0
+    assert charts.iqm(np.array([[1.0, 10.0], [3.0, 30.0]])).tolist() == [2.0, 20.0]
 
 
 def test_a_curve_is_a_step_unknown_before_its_first_and_after_its_last_point():
-    x, values = stats.on_grid([curve((1.0, 5.0), (3.0, 7.0)), curve((4.0, 1.0))], "t", points=5)
+    x, values = charts.on_grid([curve((1.0, 5.0), (3.0, 7.0)), curve((4.0, 1.0))], "t", points=5)
     assert x.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
     np.testing.assert_array_equal(values[0], [np.nan, 5.0, 5.0, 7.0, np.nan])
     np.testing.assert_array_equal(values[1], [np.nan, np.nan, np.nan, np.nan, 1.0])
@@ -29,7 +29,7 @@ def test_a_curve_is_a_step_unknown_before_its_first_and_after_its_last_point():
 
 def test_a_band_holds_the_centre_and_one_run_has_none():
     values = np.array([[1.0, 2.0], [3.0, np.nan], [5.0, np.nan]])
-    band = stats.band(np.array([0.0, 1.0]), values, robust=False)
+    band = charts.band(np.array([0.0, 1.0]), values, robust=False)
     assert band.centre.tolist() == [3.0, 2.0]
     assert 1.0 <= band.low[0] < 3.0 < band.high[0] <= 5.0
     assert np.isnan(band.low[1])
@@ -40,13 +40,13 @@ def test_bands_of_many_runs_cover_the_true_mean_about_as_often_as_they_say():
     rng = np.random.default_rng(1)
     hits = 0
     for trial in range(60):
-        band = stats.band(np.array([0.0]), rng.normal(size=(20, 1)), robust=False, seed=trial)
+        band = charts.band(np.array([0.0]), rng.normal(size=(20, 1)), robust=False, seed=trial)
         hits += band.low[0] <= 0.0 <= band.high[0]
     assert hits >= 50
 
 
 def test_smoothing_averages_three_and_looks_back_only():
-    found = stats.smoothed(curve((1, 3.0), (2, 6.0), (3, 9.0), (4, 0.0)))
+    found = charts.smoothed(curve((1, 3.0), (2, 6.0), (3, 9.0), (4, 0.0)))
     assert [e.return_mean for e in found] == [3.0, 4.5, 6.0, 5.0]
 
 
@@ -97,7 +97,7 @@ def test_damaged_rows_and_records_are_left_out(tmp_path):
 
 
 def test_rows_of_learner_and_joint_stage_hold_medians_spread_and_score(tmp_path):
-    from spreeze.autotune.records import JointSetting, LearnerSetting, Row
+    from spreeze.tuner.problem import JointSetting, LearnerSetting, Row
 
     learner = LearnerSetting(batch_size=256, threads=1)
     joint = JointSetting(samplers=2, envs_per_sampler=8, samples_per_insert_min=8.0, learner=learner)
@@ -113,12 +113,12 @@ def test_rows_of_learner_and_joint_stage_hold_medians_spread_and_score(tmp_path)
 
 
 def test_text_of_a_file_is_no_markdown():
-    assert prose.plain("![x](http://evil/y) a|b $x$ <b>") == r"\!\[x\](http\://evil/y) a\|b \$x\$ \<b\>"
-    assert prose.plain(None) == "-"
-    table = prose.table(("a", "b"), [(1, None), ("x|y", "z\nw")])
+    assert components.plain("![x](http://evil/y) a|b $x$ <b>") == r"\!\[x\](http\://evil/y) a\|b \$x\$ \<b\>"
+    assert components.plain(None) == "-"
+    table = components.table(("a", "b"), [(1, None), ("x|y", "z\nw")])
     assert table.splitlines()[:3] == ["| a | b |", "| --- | --- |", "| 1 | - |"]
     assert len(table.splitlines()) == 4
-    assert prose.bullets(["a", "b*"]) == "- a\n- b\\*"
+    assert components.bullets(["a", "b*"]) == "- a\n- b\\*"
 
 
 def test_odd_facts_of_a_clip_are_left_out(tmp_path):
@@ -126,12 +126,12 @@ def test_odd_facts_of_a_clip_are_left_out(tmp_path):
     (tmp_path / "videos" / "clip-0001-v1.mp4").touch()
     facts = {"version": 3, "wall_s": "x", "env_steps": None, "episode_returns": [1.0, "y", None]}
     (tmp_path / "videos" / "clip-0001-v1.json").write_text(json.dumps(facts))
-    (clip,) = data.clips(tmp_path)
+    (clip,) = run_data.clips(tmp_path)
     assert (clip.facts, clip.episode_returns) == ({"version": 3.0}, [1.0])
 
 
 def test_rows_of_the_on_policy_tuner_are_read_at_work_and_when_it_is_done(tmp_path):
-    from spreeze.autotune.rollouts import RolloutRate, RolloutSetting
+    from spreeze.tuner.rollout_search import RolloutRate, RolloutSetting
 
     setting = RolloutSetting(executors=2, envs_per_executor=8, actors=0, sync_interval=64, minibatches=4)
     rates = [RolloutRate(setting=setting, env_steps_per_s=(90.0, 100.0, 120.0), cpu_share=(0.5,)),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from spreeze.device_names import named_devices
+from spreeze.config.devices import named_devices
 from spreeze.errors import ConfigError
 
 

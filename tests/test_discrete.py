@@ -7,15 +7,15 @@ import gymnasium
 import numpy as np
 import pytest
 
-from spreeze import train as train_module
-from spreeze.envs.registry import describe
+from spreeze.cli import train as train_module
+from spreeze.config.compatibility import check_algorithm, default_algorithm, fitting_algorithms
+from spreeze.config.layers import Layer, resolve, with_algorithm
+from spreeze.envs.make import describe
 from spreeze.envs.task import Task, uniform_actions
 from spreeze.errors import ConfigError, WeightsError
-from spreeze.fitting import check_algorithm, default_algorithm, fitting_algorithms
-from spreeze.heads import head_of
-from spreeze.settings import Layer, resolve, with_algorithm
+from spreeze.inference.policy import head_of
 from spreeze.types import FrameSpec, RowLayout
-from spreeze.workers.sampling import Sampling
+from spreeze.workers.collect.transition_collector import TransitionCollector
 
 Q_META = {"policy": "q_values", "num_actions": 3, "epsilon_start": 1.0, "epsilon_end": 0.25, "epsilon_env_steps": 100}
 
@@ -72,7 +72,7 @@ def test_a_step_hands_the_environment_its_own_number_of_the_space_s_type():
 @pytest.mark.parametrize("n_step", [1, 3])
 def test_rows_hold_the_index_not_the_environment_s_number(n_step):
     rows = Rows()
-    sampling = Sampling(task, 2, task().spec, rows, n_step=n_step, gamma=0.5, seeds=[0, 1])
+    sampling = TransitionCollector(task, 2, task().spec, rows, n_step=n_step, gamma=0.5, seeds=[0, 1])
     actions = np.array([[0], [2]], np.float32)
     for _ in range(n_step):
         sampling.step(actions, 0)

@@ -10,12 +10,12 @@ import torch
 from numpy_reference import central_difference, forward
 from test_losses import layers_of, numeric
 
-from spreeze import ops
-from spreeze.algorithms import DISCRETE_REGISTRY, create
-from spreeze.config import PARTS, DQNConfig, SACConfig
+from spreeze.algorithms import losses
+from spreeze.algorithms.registry import DISCRETE_REGISTRY, create
+from spreeze.config.schema import PARTS, DQNConfig, SACConfig
 from spreeze.errors import CheckpointError, ConfigError
-from spreeze.metrics import by_name
-from spreeze.policies import Policy
+from spreeze.inference.policy import Policy
+from spreeze.metrics.table import by_name
 from spreeze.types import RowLayout
 
 OBS, K, B, GAMMA, ALPHA = 4, 3, 9, 0.9, 0.3
@@ -72,7 +72,7 @@ def test_after_buffers_were_dropped_the_next_update_is_what_it_would_have_been(v
 
 
 def test_huber_gradient_is_the_derivative_of_huber_s_loss_by_hand():
-    assert ops.huber_gradient(torch.tensor([-3.0, -0.5, 0.0, 1.0, 7.0])).tolist() == [-1.0, -0.5, 0.0, 1.0, 1.0]
+    assert losses.huber_gradient(torch.tensor([-3.0, -0.5, 0.0, 1.0, 7.0])).tolist() == [-1.0, -0.5, 0.0, 1.0, 1.0]
 
 
 @pytest.mark.parametrize("duelling", [False, True])
@@ -115,7 +115,7 @@ def test_dqn_gradient_equals_autograd():
     chosen = q.gather(1, batch.action.long())[:, 0]
     next_action = dqn.propose(batch).next_action
     next_q = dqn.critics.values(batch.next_obs, target=True)[0].gather(0, next_action)[0]
-    goal = ops.td_target(batch.reward, batch.terminated, batch.discount, next_q)
+    goal = losses.td_target(batch.reward, batch.terminated, batch.discount, next_q)
     torch.nn.functional.smooth_l1_loss(chosen, goal.detach()).backward()
     dqn.critic_step(batch, next_action, None)
     own = flat.grad.clone()
@@ -157,7 +157,7 @@ def test_soft_policy_gradient_by_hand():
     # pi = (1/4, 3/4), Q = (2, 0), alpha = 0: f = (-2, 0), its mean -1/2; pi (f - mean) = (-3/8, 3/8).
     prob = torch.tensor([[0.25], [0.75]], dtype=torch.float64)
     values = torch.tensor([[2.0], [0.0]], dtype=torch.float64)
-    grad, mean_log = ops.soft_policy_gradient(prob, prob.log(), values, torch.tensor([0.0], dtype=torch.float64))
+    grad, mean_log = losses.soft_policy_gradient(prob, prob.log(), values, torch.tensor([0.0], dtype=torch.float64))
     assert grad.tolist() == [[-0.375], [0.375]]
     assert mean_log.item() == pytest.approx(0.25 * math.log(0.25) + 0.75 * math.log(0.75))
 

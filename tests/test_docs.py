@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from spreeze.__main__ import VERBS
-from spreeze.arguments import build_parser
 from spreeze.bench.command import _parser as bench_parser
-from spreeze.config import PARTS, Config
-from spreeze.evaluate import build_parser as evaluate_parser
-from spreeze.metrics import METRICS, SLOTS
-from spreeze.settings import profile_names, read_profile, resolve
-from spreeze.tune import tune_parser
+from spreeze.cli.arguments import build_parser
+from spreeze.cli.evaluate import build_parser as evaluate_parser
+from spreeze.cli.tune import tune_parser
+from spreeze.config.layers import profile_names, read_profile, resolve
+from spreeze.config.schema import PARTS, Config
+from spreeze.metrics.table import METRICS, SLOTS
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -27,7 +27,7 @@ def _flags(parser) -> set[str]:
 @pytest.mark.parametrize("verb", sorted(VERBS))
 def test_every_verb_is_in_the_readme_and_has_an_entry_point(verb):
     assert f"`{verb}" in README
-    assert callable(importlib.import_module(f"spreeze.{verb}").main)
+    assert callable(importlib.import_module("spreeze.bench" if verb == "bench" else f"spreeze.cli.{verb}").main)
 
 
 @pytest.mark.parametrize("flag", sorted(_flags(tune_parser()) - {"--help"}))

@@ -9,9 +9,9 @@ import sys
 
 import pytest
 
-from spreeze import doctor
-from spreeze.config import ReplayConfig
-from spreeze.hardware import read_machine
+from spreeze.cli import doctor
+from spreeze.config.schema import ReplayConfig
+from spreeze.machine.hardware import read_machine
 
 MACHINE = read_machine()
 
@@ -153,6 +153,7 @@ def test_table_shows_findings_and_exit_code_says_not_ready(monkeypatch, capsys):
 
 
 def test_none_of_these_modules_loads_torch_or_gymnasium():
-    modules = "hardware, utilisation, store, store_reader, bottleneck, terminal, doctor"
-    code = f"import sys\nfrom spreeze import {modules}\nassert not {{'torch', 'gymnasium'}} & set(sys.modules)"
+    modules = "machine.hardware machine.utilisation metrics.store metrics.store_reader metrics.bottleneck cli.doctor"
+    imports = "\n".join(f"import spreeze.{name}" for name in modules.split())
+    code = f"import sys\n{imports}\nassert not {{'torch', 'gymnasium'}} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spreeze import policies
 from spreeze.errors import WeightsError
-from spreeze.policies import TILE, Policy, places_agree
+from spreeze.inference import policy
+from spreeze.inference.policy import TILE, Policy, places_agree
 
 
 def policy_of(kind, *, obs_dim=5, hidden=(64, 64), actions=3, seed=0, activation="tanh", normalised=False):
@@ -119,7 +119,7 @@ def test_without_tiles_the_bits_do_depend_on_the_company():
 
 def test_where_products_depend_on_the_place_rows_are_multiplied_one_by_one(monkeypatch):
     tiled, _ = policy_of("gaussian")
-    monkeypatch.setattr(policies, "places_agree", lambda inputs, outputs: False)
+    monkeypatch.setattr(policy, "places_agree", lambda inputs, outputs: False)
     single, _ = policy_of("gaussian")
     obs, noise = inputs(np.random.default_rng(2), 2 * TILE + 3, 5, tiled)
     whole = single.draw(obs, noise)

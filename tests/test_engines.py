@@ -15,12 +15,12 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from harness import PATIENCE_S, train, verb
 from test_sampling import Rows
 
-from spreeze.envs.engines import VectorTask, engine_of
-from spreeze.envs.registry import make_env
+from spreeze.envs.make import make_env
 from spreeze.envs.task import make_task, vector_maker
+from spreeze.envs.vector_engines import VectorTask, engine_of
 from spreeze.errors import BadTransition, EnvironmentError_, WorkerError
 from spreeze.types import EnvSpec
-from spreeze.workers.sampling import Sampling
+from spreeze.workers.collect.transition_collector import TransitionCollector
 
 needs_envpool = pytest.mark.skipif(importlib.util.find_spec("envpool") is None, reason="envpool is not installed")
 needs_mujoco = pytest.mark.skipif(importlib.util.find_spec("mujoco") is None, reason="mujoco is not installed")
@@ -61,7 +61,7 @@ def _vector(mode, num_envs=2, limit=5, **kwargs):
 
 def _run(make, steps, num_envs=2, n_step=1, spec=SPEC, action=0.0):
     rows = Rows()
-    sampling = Sampling(
+    sampling = TransitionCollector(
         lambda: pytest.fail("a plain environment was made"), num_envs, spec, rows, n_step=n_step, gamma=0.5,
         seeds=list(range(num_envs)), make_vector=lambda count, seed: make(),
     )  # fmt: skip
@@ -98,9 +98,9 @@ def test_n_step_rows_never_reach_over_an_episode(mode):
 
 @pytest.mark.parametrize("mode", list(AutoresetMode), ids=str)
 def test_one_lane_is_stepped_and_reset_like_a_plain_environment(mode):
-    from spreeze.envs.one_lane import OneLane
+    from spreeze.envs.single_env import SingleEnv
 
-    env = OneLane("vector:Counter-v0", lambda seed: _vector(mode, num_envs=1))
+    env = SingleEnv("vector:Counter-v0", lambda seed: _vector(mode, num_envs=1))
     for episode in range(3):
         obs, _ = env.reset()
         assert obs.tolist() == [episode, 0]
@@ -168,7 +168,7 @@ def test_a_prefix_names_an_engine():
 
 def test_an_engine_that_is_missing_names_its_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "envpool", None)
-    monkeypatch.setattr("spreeze.envs.engines.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("spreeze.envs.vector_engines.importlib.util.find_spec", lambda name: None)
     with pytest.raises(EnvironmentError_, match=r"pip install 'spreeze\[envpool\]'"):
         make_env("envpool:Pendulum-v1")
 

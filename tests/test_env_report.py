@@ -9,12 +9,12 @@ import pytest
 from harness import train, verb
 from test_sampling import Rows
 
-from spreeze.doctor import check_env
-from spreeze.envs.checkup import plain_words
-from spreeze.envs.registry import make_env
+from spreeze.cli.doctor import check_env
+from spreeze.envs.make import make_env
+from spreeze.envs.probe import plain_words
 from spreeze.envs.task import make_task, open_task
 from spreeze.errors import EnvironmentError_, WorkerError
-from spreeze.workers.sampling import Sampling
+from spreeze.workers.collect.transition_collector import TransitionCollector
 
 README = (Path(__file__).resolve().parents[1] / "README.md").read_text(encoding="utf-8")
 BAD_ENVS = '''
@@ -119,7 +119,7 @@ def test_an_observation_that_changes_its_shape_is_named_with_environment_and_sha
 
 def test_a_sampler_of_it_ends_with_that_line_too(bad_envs):
     spec = make_task("Growing-v0", bad_envs).spec
-    sampling = Sampling(lambda: open_task(spec), 2, spec, Rows(), n_step=1, gamma=0.9, seeds=[0, 1])
+    sampling = TransitionCollector(lambda: open_task(spec), 2, spec, Rows(), n_step=1, gamma=0.9, seeds=[0, 1])
 
     def sample():
         for _ in range(1000):
@@ -155,7 +155,10 @@ def test_the_example_of_the_readme_is_examined_and_trained_on(tmp_path, monkeypa
     code = re.search(r"```python\n(.*?)```", section, re.DOTALL)[1]
     (tmp_path / "my_robot.py").write_text(code)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    commands = [line.split()[3:] for line in section.splitlines() if line.startswith("python -m spreeze.")][:2]
+    commands = [
+        re.sub(r"python -m spreeze[. ]\w+", "", line).split() for line in section.splitlines()
+        if line.startswith("python -m spreeze")
+    ][:2]
     done = verb("doctor", *commands[0])
     assert "MyRobot-v0: observation 2, one continuous action, at most 100 env steps" in " ".join(done.stdout.split())
     assert "nothing to say" in " ".join(done.stdout.split())

@@ -12,9 +12,9 @@ from harness import PATIENCE_S
 from linear_policy import SPEC
 
 from spreeze.envs import faults, probe
-from spreeze.envs.native import NativeActions
+from spreeze.envs.action_scaling import ActionScaling
+from spreeze.envs.make import BULLET_IDS, bullet_missing, default_env_id, describe, make_env
 from spreeze.envs.probe import probe_env
-from spreeze.envs.registry import BULLET_IDS, bullet_missing, default_env_id, describe, make_env
 from spreeze.envs.stdout import stdout_to_stderr
 from spreeze.envs.task import BadTransition, Task, make_task
 from spreeze.errors import EnvironmentError_
@@ -55,7 +55,7 @@ def test_an_unknown_id_is_answered_with_the_closest_known_one():
 
 def test_a_misspelt_bullet_id_is_answered_even_before_its_module_was_imported():
     code = (
-        "from spreeze.envs.registry import make_env\n"
+        "from spreeze.envs.make import make_env\n"
         "from spreeze.errors import EnvironmentError_\n"
         "try: make_env('Walker2dBulletEnv-v0')\n"
         "except EnvironmentError_ as error: import sys; sys.exit(str(error))\n"
@@ -82,7 +82,7 @@ def test_a_module_that_cannot_be_imported_is_an_error_of_one_line(module):
 
 
 def test_a_bullet_id_without_pybullet_names_the_remedy_and_the_fallback(monkeypatch):
-    monkeypatch.setattr("spreeze.envs.registry.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("spreeze.envs.make.importlib.util.find_spec", lambda name: None)
     monkeypatch.setattr(gymnasium.envs.registration, "registry", {})
     monkeypatch.setattr(gymnasium, "registry", {})
     with pytest.raises(EnvironmentError_, match=r"needs pybullet.*Pendulum-v1"):
@@ -248,7 +248,7 @@ def test_a_reset_of_the_old_api_is_refused():
 def natives(low, high, **options):
     low, high = (tuple(map(float, bound)) for bound in (low, high))
     spec = dataclasses.replace(SPEC, action_dim=len(low), action_low=low, action_high=high)
-    return NativeActions(spec, **options)
+    return ActionScaling(spec, **options)
 
 
 @pytest.mark.parametrize("in_place", [False, True])

@@ -16,10 +16,11 @@ from harness import PATIENCE_S
 from linear_policy import BAD, FAULT, FAULT_MODULE, GOOD, IDLE, SPEC, policy_of, publish, wait_until
 
 from spreeze.envs.task import make_task
-from spreeze.evaluation import run_episodes, score, seed_list
-from spreeze.transport.board import STOP, WEIGHTS_HINT, Board
+from spreeze.transport.status_table import STOP, WEIGHTS_HINT, StatusTable
 from spreeze.transport.weights import WeightsStore, read_weights
 from spreeze.workers import evaluator
+from spreeze.workers.collect.greedy_episodes import run_episodes, score, seed_list
+from spreeze.workers.context import WorkerContext
 from spreeze.workers.evaluator import (
     COLUMNS,
     Evaluation,
@@ -30,7 +31,6 @@ from spreeze.workers.evaluator import (
     read_rows,
     run_evaluator,
 )
-from spreeze.workers.link import Link
 
 
 @pytest.fixture
@@ -50,10 +50,10 @@ class Running:
     """The evaluator in a thread, its board and the messages that it sent."""
 
     def __init__(self, job, sleep=None):
-        self.board = Board.create(7)
+        self.board = StatusTable.create(7)
         self.read_fd, self._write_fd = os.pipe()
         os.set_blocking(self.read_fd, False)
-        self.link = Link("evaluator", 0, self.board, 0, self._write_fd, Path(job.run_dir) / "errors")
+        self.link = WorkerContext("evaluator", 0, self.board, 0, self._write_fd, Path(job.run_dir) / "errors")
         if sleep is not None:
             self.link.sleep = sleep
         self.error = None

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 from harness import FAULT, PATIENCE_S, REPO, TINY, Run, poll, train
 
-from spreeze.rundir import read_run
+from spreeze.run_directory import read_run
 from spreeze.transport.checkpoint import CheckpointStore
 
 

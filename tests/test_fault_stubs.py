@@ -17,22 +17,23 @@ import torch
 from harness import PATIENCE_S, REPO
 
 from spreeze.errors import CheckpointError, ConfigError, ResourceError, SpreezeError, WorkerError
-from spreeze.rundir import read_run
-from spreeze.store_reader import MetricsReader
-from spreeze.transport import memory
-from spreeze.transport.board import Board
+from spreeze.metrics.store_reader import MetricsReader
+from spreeze.run_directory import read_run
+from spreeze.runtime import recorder
+from spreeze.transport import shared_memory
 from spreeze.transport.checkpoint import CheckpointStore
-from spreeze.transport.ring import Ring, RingSpec, ShardWriter
-from spreeze.transport.ring_reader import RingReader
+from spreeze.transport.replay_reader import ReplayReader
+from spreeze.transport.replay_ring import ReplayRing, RingSpec, ShardWriter
+from spreeze.transport.status_table import StatusTable
 from spreeze.transport.weights import WeightsStore, read_weights
 from spreeze.types import EnvSpec, RowLayout
-from spreeze.workers import learning, recorder
-from spreeze.workers.devices import resolve_device
+from spreeze.workers.context import WorkerContext
 from spreeze.workers.evaluator import read_rows
 from spreeze.workers.jobs import LearnerJob
+from spreeze.workers.learn import replay_trainer
+from spreeze.workers.learn.replay_trainer import ReplayTrainer
+from spreeze.workers.learn.torch_devices import resolve_device
 from spreeze.workers.learner import run_learner
-from spreeze.workers.learning import Learning
-from spreeze.workers.link import Link
 
 SPEC = EnvSpec(env_id="x", import_module=None, obs_dim=3, action_dim=1, action_low=(-1.0,), action_high=(1.0,),
                max_episode_steps=None, reward_threshold=None)  # fmt: skip
@@ -42,16 +43,16 @@ class Learner:
     """The learner's body in this process, over a ring that is already filled."""
 
     def __init__(self, tmp_path, reward=0.0, **changes):
-        self.ring = Ring.create(RingSpec(RowLayout(3, 1), 1, 2000))
+        self.ring = ReplayRing.create(RingSpec(RowLayout(3, 1), 1, 2000))
         rng = np.random.default_rng(0)
         obs = rng.standard_normal((1000, 3), dtype=np.float32)
         self._rows = obs, obs[:, :1] * 0, np.full(1000, reward), np.zeros(1000), obs
         self._writer = ShardWriter(self.ring, 0)
         self._writer.write(*self._rows)
-        self.board = Board.create(2)
+        self.board = StatusTable.create(2)
         self.read_fd, self._write_fd = os.pipe()
         os.set_blocking(self.read_fd, False)
-        self.link = Link("learner", 0, self.board, 1, self._write_fd)
+        self.link = WorkerContext("learner", 0, self.board, 1, self._write_fd)
         fields = {
             "run_dir": str(tmp_path), "spec": SPEC, "algo": "sac", "algorithm": {"hidden_sizes": (8, 8)}, "seed": 1,
             "batch_size": 256, "threads": 1, "device": "cpu", "precision": "float32", "overlap": False,
@@ -135,7 +136,7 @@ def test_f01_a_writer_killed_before_any_of_its_lines_leaves_no_torn_row():
     lines, k = 10**9, 0
     while k < lines:
         k += 1
-        ring = Ring.create(RingSpec(layout, 1, 16))
+        ring = ReplayRing.create(RingSpec(layout, 1, 16))
         try:
             obs = np.arange(36, dtype=np.float32).reshape(12, 3)
             ShardWriter(ring, 0).write(obs, obs[:, :1], obs[:, 0], obs[:, 0] * 0, obs)
@@ -145,7 +146,7 @@ def test_f01_a_writer_killed_before_any_of_its_lines_leaves_no_torn_row():
             reserved = int(ring.reserved[0])
             assert ring.takeover(0, 4711) == 1
             assert int(ring.reserved[0]) == reserved, "a takeover never lowers what was announced"
-            reader, out = RingReader(ring), np.empty((200, layout.width), dtype=np.float32)
+            reader, out = ReplayReader(ring), np.empty((200, layout.width), dtype=np.float32)
             for _ in range(3):  # as the dead one left it, and while the next one writes over it
                 reader.sample(np.random.default_rng(k), out)
                 assert reader.count_torn(out) == 0, f"torn after a death before line {k}"
@@ -177,7 +178,7 @@ def test_f16_many_skipped_updates_in_a_row_end_the_learner_which_then_goes_back_
     MemoryError("Unable to allocate 1.00 GiB for an array (pretended)"), RuntimeError("std::bad_alloc"),
 ], ids=["gpu", "processor", "numpy", "c++"])  # fmt: skip
 def test_f19_stub_where_the_device_is_too_small_half_of_the_batch_is_taken_and_said(learner, monkeypatch, error):
-    original, drawn = Learning.update, []
+    original, drawn = ReplayTrainer.update, []
 
     def update(self, most=None):
         drawn.append(self.batch_size)
@@ -185,7 +186,7 @@ def test_f19_stub_where_the_device_is_too_small_half_of_the_batch_is_taken_and_s
             raise error
         return original(self, most)
 
-    monkeypatch.setattr(Learning, "update", update)
+    monkeypatch.setattr(ReplayTrainer, "update", update)
     one = learner(max_updates=5)
     one.run()
     assert drawn == [256, 128, 64, 64, 64, 64, 64]
@@ -198,7 +199,7 @@ def test_f19_stub_where_the_device_is_too_small_half_of_the_batch_is_taken_and_s
 
 
 def test_f19_stub_a_mirror_of_replay_gives_its_memory_back_before_the_batch_gets_smaller(learner, monkeypatch):
-    original, drawn, mirrors = Learning.update, [], [True]
+    original, drawn, mirrors = ReplayTrainer.update, [], [True]
 
     def update(self, most=None):
         drawn.append(self.batch_size)
@@ -206,8 +207,8 @@ def test_f19_stub_a_mirror_of_replay_gives_its_memory_back_before_the_batch_gets
             raise torch.OutOfMemoryError("CUDA out of memory (pretended)")
         return original(self, most)
 
-    monkeypatch.setattr(Learning, "update", update)
-    monkeypatch.setattr(Learning, "drop_mirror", lambda self: bool(mirrors) and mirrors.pop())
+    monkeypatch.setattr(ReplayTrainer, "update", update)
+    monkeypatch.setattr(ReplayTrainer, "drop_mirror", lambda self: bool(mirrors) and mirrors.pop())
     one = learner(max_updates=2)
     one.run()
     assert drawn == [256, 256, 128, 128]
@@ -221,13 +222,13 @@ SHORT_OF_MEMORY = """
 import json, pathlib, resource, sys
 import psutil, torch
 from test_fault_stubs import Learner
-from spreeze.workers.learning import Learning
+from spreeze.workers.learn.replay_trainer import ReplayTrainer
 
 threads, room_bytes = int(sys.argv[2]), 200 * 2**20
 torch.randn(512, 512) @ torch.randn(512, 512)  # what the maths library takes once
 one = Learner(pathlib.Path(sys.argv[1]), batch_size=65536, threads=threads, max_updates=2,
               algorithm={"hidden_sizes": (256, 256)})
-original, drawn = Learning.update, []
+original, drawn = ReplayTrainer.update, []
 
 def update(self, most=None):
     if not drawn:
@@ -236,7 +237,7 @@ def update(self, most=None):
     drawn.append(self.batch_size)
     return original(self, most)
 
-Learning.update = update
+ReplayTrainer.update = update
 one.run()
 print(json.dumps([drawn, one.events()]))
 one.close()
@@ -270,7 +271,7 @@ def test_f19_stub_memory_that_never_suffices_is_no_endless_loop(learner, monkeyp
     def update(self, most=None):
         raise torch.OutOfMemoryError("CUDA out of memory (pretended)")
 
-    monkeypatch.setattr(Learning, "update", update)
+    monkeypatch.setattr(ReplayTrainer, "update", update)
     with pytest.raises(torch.OutOfMemoryError):
         learner().run()
 
@@ -283,19 +284,19 @@ def test_f20_stub_any_other_device_error_ends_the_process_and_is_never_caught(le
         calls.append(1)
         raise torch.AcceleratorError(f"CUDA error: {words} (pretended)")
 
-    monkeypatch.setattr(Learning, "update", update)
+    monkeypatch.setattr(ReplayTrainer, "update", update)
     with pytest.raises(RuntimeError, match=words):
         learner().run()
     assert len(calls) == 1
 
 
 def test_f22_stub_a_device_that_is_gone_is_named_and_auto_takes_what_is_there(monkeypatch):
-    monkeypatch.setattr(learning.torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(learning.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(replay_trainer.torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(replay_trainer.torch.cuda, "is_available", lambda: True)
     assert resolve_device("auto") == "cuda:0"
     with pytest.raises(ConfigError, match=r"learner.device = cuda:1: this machine has 1 usable GPUs"):
         resolve_device("cuda:1")
-    monkeypatch.setattr(learning.torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(replay_trainer.torch.cuda, "is_available", lambda: False)
     assert resolve_device("auto") == "cpu"
 
 
@@ -303,9 +304,9 @@ def test_f26_stub_shared_memory_that_is_full_is_refused_with_both_sizes_before_t
     def full(fd, offset, length):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(memory.os, "posix_fallocate", full)
+    monkeypatch.setattr(shared_memory.os, "posix_fallocate", full)
     with pytest.raises(ResourceError, match=r"spreeze-replay needs \d+ bytes .* are available .*No space left"):
-        Ring.create(RingSpec(RowLayout(3, 1), 1, 1000))
+        ReplayRing.create(RingSpec(RowLayout(3, 1), 1, 1000))
 
 
 class Trap:

@@ -14,13 +14,15 @@ from rich.table import Table
 from rich.text import Text
 from test_layers import FILES, ROOT
 
-from spreeze import cli, formats, tune_cache, tuning_table
-from spreeze.evaluate import main as evaluate
-from spreeze.play import main as play
-from spreeze.runs import main as runs
-from spreeze.terminal import Screen
-from spreeze.train import main as trained
+from spreeze import formatting
+from spreeze.cli import common
+from spreeze.cli.evaluate import main as evaluate
+from spreeze.cli.play import main as play
+from spreeze.cli.runs import main as runs
+from spreeze.cli.terminal import Screen
+from spreeze.cli.train import main as trained
 from spreeze.transport.weights import encode, read_weights
+from spreeze.tuner import cache
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\x1b]52;c;b3du\x1b\\\x9b31m\r\x08\u202e\u2066\ufeff\udc9b\x00[bold][link=http://evil.example]x"
 """Sets the title, clears the screen, fills the clipboard, colours, goes back, turns the direction; rich's markup."""
@@ -86,7 +88,7 @@ def test_a_number_that_cannot_be_is_a_dash(foreign, capsys, value):
 
 
 def test_the_real_command_prints_no_escape(foreign):
-    done = subprocess.run([sys.executable, "-m", "spreeze.runs", "--runs-dir", str(foreign.parent)],
+    done = subprocess.run([sys.executable, "-m", "spreeze", "runs", "--runs-dir", str(foreign.parent)],
                           capture_output=True, cwd=REPO, timeout=PATIENCE_S, check=True)
     assert UNWANTED.findall(done.stdout.decode("utf-8") + done.stderr.decode("utf-8")) == []
     assert b"owned" in done.stdout
@@ -135,7 +137,7 @@ def test_the_memory_of_the_tuner_is_told_in_plain_text(tmp_path, monkeypatch, ca
     (tmp_path / "spreeze" / "tune-k.json").write_text(json.dumps({
         "schema": 1, "key": "k", "reasons": {}, "measured_at": "", "notes": [], "limits": [], "formula": "",
         "update_rates": [], "joint_rates": [], "choice": {}, "settings": {f"learner.{EVIL}": 1}}))
-    assert tune_cache.recall("k", 1, cli.say) is None
+    assert cache.load("k", 1, common.say) is None
     assert "damaged" in plain(capsys)
 
 
@@ -147,7 +149,7 @@ def test_the_tuner_s_tables_show_a_foreign_record_as_it_is_written():
     for terminal in (False, True):
         stream = io.StringIO()
         stream.isatty = lambda terminal=terminal: terminal
-        tuning_table.show(record, stream, reasons=True)
+        terminal.show_tuning(record, stream, reasons=True)
         shown = re.sub(r"\x1b\[[0-9;]*m", "", stream.getvalue()) if terminal else stream.getvalue()  # its own colours
         assert UNWANTED.findall(shown) == []
         assert "[bold][link=http://evil.example]x" in shown.replace("\n", "")
@@ -170,15 +172,15 @@ def test_a_screen_shows_escapes_and_markup_and_keeps_its_own_colours():
 
 
 def test_lines_stay_and_what_the_stream_cannot_write_is_no_error(monkeypatch):
-    assert formats.printable("a\tb\nc\x1b[2Jd\x9bé→") == "a\tb\nc [2Jd é→"
-    assert formats.clean("a\u2066b\ufeffc\U000e0041d") == "a b c d"
+    assert formatting.printable("a\tb\nc\x1b[2Jd\x9bé→") == "a\tb\nc [2Jd é→"
+    assert formatting.clean("a\u2066b\ufeffc\U000e0041d") == "a b c d"
     raw = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
-    cli.say("é\ud800\x1bx")
+    common.say("é\ud800\x1bx")
     assert raw.getvalue() == b"?  x\n"
 
 
-ALLOWED = {"cli.py", "__main__.py", "dashboard/launch.py"}
+ALLOWED = {"cli/common.py", "__main__.py", "dashboard/detached.py"}
 """The one place, what names verbs, and what tells its parent a number. Workers' streams are logs and pipes."""
 
 

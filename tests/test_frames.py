@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spreeze.errors import TransportError
-from spreeze.returns import NStep
 from spreeze.transport.frames import FrameLog, FrameReader
-from spreeze.transport.ring import Ring, RingSpec, ShardWriter
+from spreeze.transport.n_step import NStep
+from spreeze.transport.replay_ring import ReplayRing, RingSpec, ShardWriter
 from spreeze.types import RowLayout
 
 FRAME = 8
@@ -85,7 +85,7 @@ def test_every_drawn_transition_is_one_of_the_reference_and_the_newest_are_all_t
     stack, n_step, envs, shards, capacity, ends, steps, seed
 ):
     layout = RowLayout(0, 1, n_step=n_step, frame_bytes=FRAME, stack=stack)
-    ring = Ring.create(RingSpec(layout, shards, capacity))
+    ring = ReplayRing.create(RingSpec(layout, shards, capacity))
     try:
         rng, serials = np.random.default_rng(seed), iter(range(10**9))
         kept = [collect(ring, shard, stack=stack, n_step=n_step, envs=envs, ends=ends, steps=steps, rng=rng,
@@ -109,7 +109,7 @@ def test_a_row_holds_its_fields_and_nothing_else():
 
 def test_the_first_frame_is_repeated_and_the_last_one_is_the_true_one():
     layout = RowLayout(0, 1, frame_bytes=FRAME, stack=3)
-    ring = Ring.create(RingSpec(layout, 1, 64))
+    ring = ReplayRing.create(RingSpec(layout, 1, 64))
     try:
         log = FrameLog(ShardWriter(ring, 0), 1, 1, 0.99)
         log.start(0, np.full(FRAME, 10, np.uint8))
@@ -129,7 +129,7 @@ def test_the_first_frame_is_repeated_and_the_last_one_is_the_true_one():
 
 def test_a_transition_whose_oldest_frame_is_overwritten_during_the_copy_is_drawn_again():
     layout = RowLayout(0, 1, frame_bytes=FRAME, stack=4)
-    ring = Ring.create(RingSpec(layout, 1, 64))
+    ring = ReplayRing.create(RingSpec(layout, 1, 64))
     try:
         rng = np.random.default_rng(0)
         collect(ring, 0, stack=4, n_step=1, envs=1, ends=0.0, steps=63, rng=rng, serials=iter(range(10**6)))
@@ -154,7 +154,7 @@ def test_a_transition_whose_oldest_frame_is_overwritten_during_the_copy_is_drawn
 
 def test_nothing_to_draw_is_an_error_and_not_an_endless_search():
     layout = RowLayout(0, 1, frame_bytes=FRAME, stack=4)
-    ring = Ring.create(RingSpec(layout, 1, 64))
+    ring = ReplayRing.create(RingSpec(layout, 1, 64))
     try:
         rows, frames = np.empty((4, layout.width), np.float32), np.empty((4, 5, FRAME), np.uint8)
         with pytest.raises(TransportError):

@@ -3,20 +3,20 @@ import math
 
 import pytest
 
-from spreeze.metrics import SLOTS, blank_learner
-from spreeze.workers.gauges import Gauges, Reading, samples_per_insert
+from spreeze.metrics.table import SLOTS, blank_learner
+from spreeze.runtime.rates import CounterSample, Rates, samples_per_insert
 
 
 def _reading(t_s, steps=(0,), updates=0, *, inserted=0, baseline=-1, sampled=0, sampler=None, learner=None):
     samplers = tuple({**dict.fromkeys(SLOTS["sampler"], 0.0), "env_steps": float(s), **(sampler or {})} for s in steps)
-    return Reading(
+    return CounterSample(
         t_s=t_s, samplers=samplers, inserted=inserted, baseline_inserted=baseline, sampled=sampled,
         learner={**dict.fromkeys(SLOTS["learner"], 0.0), "updates": float(updates), **(learner or {})},
     )  # fmt: skip
 
 
 def test_one_reading_gives_counts_and_no_rates():
-    metrics = Gauges(32).read(_reading(5.0, (10, 20)))
+    metrics = Rates(32).read(_reading(5.0, (10, 20)))
     assert metrics["env_steps_per_s"] is None
     assert metrics["updates"] == 0.0
     assert metrics["samples_per_insert"] is None
@@ -24,7 +24,7 @@ def test_one_reading_gives_counts_and_no_rates():
 
 
 def test_rates_of_two_readings_by_hand():
-    gauges = Gauges(32)
+    gauges = Rates(32)
     gauges.read(_reading(10.0, (100, 0), 5))
     metrics = gauges.read(_reading(12.0, (300, 50), 25))
     assert metrics["env_steps_per_s"] == 125.0
@@ -35,7 +35,7 @@ def test_rates_of_two_readings_by_hand():
 
 
 def test_rates_look_back_three_seconds():
-    gauges = Gauges(1)
+    gauges = Rates(1)
     for second in range(20):
         rate = 100.0 if second > 10 else 0.0
         metrics = gauges.read(_reading(float(second), (max(second - 10, 0) * rate,)))
@@ -43,19 +43,19 @@ def test_rates_look_back_three_seconds():
 
 
 def test_counters_that_go_back_after_a_restart_give_no_negative_rate():
-    gauges = Gauges(1)
+    gauges = Rates(1)
     gauges.read(_reading(0.0, (0,), 500))
     assert gauges.read(_reading(1.0, (10,), 400))["updates_per_s"] == 0.0
 
 
 def test_the_same_instant_twice_gives_no_rate():
-    gauges = Gauges(1)
+    gauges = Rates(1)
     gauges.read(_reading(1.0))
     assert gauges.read(_reading(1.0, (5,)))["env_steps_per_s"] is None
 
 
 def test_shares_are_of_the_time_between_the_readings():
-    gauges = Gauges(1)
+    gauges = Rates(1)
     gauges.read(_reading(0.0, sampler={"env_s": 100.0}, learner={"wait_s": 50.0}))
     metrics = gauges.read(_reading(
         1.0, sampler={"env_s": 100.5, "policy_s": 0.25, "wait_s": 0.25}, learner={"wait_s": 50.2, "critic_s": 0.6},
@@ -68,7 +68,7 @@ def test_shares_are_of_the_time_between_the_readings():
 
 
 def test_shares_are_unknown_when_nothing_happened():
-    gauges = Gauges(1)
+    gauges = Rates(1)
     gauges.read(_reading(0.0))
     assert gauges.read(_reading(1.0))["learner_wait_share"] is None
 
@@ -82,7 +82,7 @@ def test_samples_per_insert_counts_from_the_beginning_of_learning(inserted, base
 
 
 def test_steady_rates_leave_out_start_and_warm_up():
-    gauges = Gauges(10, warmup_s=1.0)
+    gauges = Rates(10, warmup_s=1.0)
     gauges.read(_reading(0.0, (0,)))
     gauges.read(_reading(50.0, (5000,)))
     gauges.read(_reading(60.0, (5000,), 1, sampled=10))  # learning begins
@@ -95,20 +95,20 @@ def test_steady_rates_leave_out_start_and_warm_up():
 
 
 def test_a_resumed_counter_alone_is_not_the_beginning_of_learning():
-    gauges = Gauges(1, warmup_s=0.0)
+    gauges = Rates(1, warmup_s=0.0)
     gauges.read(_reading(0.0, updates=1000, sampled=0))
     assert gauges.steady()["updates_per_s"] is None
 
 
 def test_a_short_run_has_no_steady_rates():
-    gauges = Gauges(1)
+    gauges = Rates(1)
     gauges.read(_reading(0.0, updates=5, sampled=5))
     assert set(gauges.steady().values()) == {None}
 
 
 def test_temperature_and_entropy_are_unknown_where_the_algorithm_has_none():
     learner = blank_learner() | {"updates": 3.0, "critic_loss": 0.0, "actor_loss": math.inf}
-    metrics = Gauges(1).read(_reading(0.0, updates=3, sampled=3, learner=learner))
+    metrics = Rates(1).read(_reading(0.0, updates=3, sampled=3, learner=learner))
     assert metrics["alpha"] is None
     assert metrics["critic_loss"] == 0.0
     assert metrics["actor_loss"] is None
@@ -116,7 +116,7 @@ def test_temperature_and_entropy_are_unknown_where_the_algorithm_has_none():
 
 def test_what_an_on_policy_algorithm_does_not_tell_is_unknown_and_not_0():
     told = {"learn_s": 3.0, "learning_rate": 0.0, "entropy": 0.0}
-    metrics = Gauges(1).read(_reading(0.0, updates=3, sampled=3, learner=blank_learner() | told | {"updates": 3.0}))
+    metrics = Rates(1).read(_reading(0.0, updates=3, sampled=3, learner=blank_learner() | told | {"updates": 3.0}))
     assert (metrics["learning_rate"], metrics["entropy"]) == (0.0, 0.0)
     assert {name: metrics[name] for name in ("clip_share", "policy_loss", "explained_variance", "alpha")} == {
         "clip_share": None, "policy_loss": None, "explained_variance": None, "alpha": None,
@@ -127,14 +127,14 @@ def test_episode_means_leave_out_samplers_without_an_episode():
     first = {"episodes": 2.0, "episode_return": -10.0}
     reading = _reading(0.0, (1, 1))
     reading.samplers[0].update(first)
-    metrics = Gauges(1).read(reading)
+    metrics = Rates(1).read(reading)
     assert metrics["episodes"] == 2.0
     assert metrics["episode_return"] == -10.0
 
 
 def test_an_on_policy_learner_has_numbers_of_its_own_and_none_of_replay():
     learner = {"learn_s": 3.0, "wait_s": 1.0, "policy_lag": 1.0, "clip_share": 0.0, "grad_norm": 0.5}
-    gauges = Gauges(32)
+    gauges = Rates(32)
     gauges.read(_reading(0.0, sampled=32, baseline=0))
     metrics = gauges.read(_reading(1.0, (64,), 2, inserted=64, baseline=0, sampled=64, learner=learner))
     assert (metrics["learner_learn_share"], metrics["learner_wait_share"]) == (0.75, 0.25)
@@ -150,7 +150,7 @@ def test_actors_rows_are_counted_by_the_batch():
         numbers = {"rows": rows, "batches": batches, "policy_s": policy_s, "wait_s": wait_s, "policy_version": 0.0}
         return dataclasses.replace(_reading(t_s), actors=(numbers, numbers))
 
-    gauges = Gauges(32)
+    gauges = Rates(32)
     assert gauges.read(reading(0.0, 0.0, 0.0, 0.0, 0.0))["actor_rows_per_batch"] is None
     metrics = gauges.read(reading(1.0, 12.0, 4.0, 0.25, 0.75))
     assert metrics["actor_rows_per_batch"] == 3.0

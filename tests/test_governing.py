@@ -13,30 +13,30 @@ import numpy as np
 import pytest
 from harness import PATIENCE_S, poll
 
+from spreeze.config.layers import Layer, resolve
 from spreeze.envs.probe import probe_env
 from spreeze.envs.task import open_task
-from spreeze.hardware import CoreFacts
-from spreeze.load import Load, LoadReader
-from spreeze.metrics import SLOTS, Phase
+from spreeze.machine.cpu_contention import ContentionReader, CpuContention
+from spreeze.machine.hardware import CoreFacts
+from spreeze.metrics.store_reader import MetricsReader
+from spreeze.metrics.table import SLOTS, Phase
 from spreeze.modes import spreeze as mode
 from spreeze.modes.spreeze import open_memory, worker_specs
-from spreeze.rundir import SUBDIRECTORIES, RunDir
-from spreeze.settings import Layer, resolve
-from spreeze.store_reader import MetricsReader
-from spreeze.transport import board as words
-from spreeze.transport.board import Board
-from spreeze.transport.ring import Ring, ShardWriter
-from spreeze.transport.ring_reader import RingReader
-from spreeze.workers import governor
-from spreeze.workers.crew import Crew
-from spreeze.workers.gauges import Reading
-from spreeze.workers.governing import Governing
-from spreeze.workers.interrupts import Interrupts
-from spreeze.workers.link import Link
-from spreeze.workers.plan import RunPlan
+from spreeze.run_directory import SUBDIRECTORIES, RunDir
+from spreeze.runtime import cpu_governor
+from spreeze.runtime.cpu_governor import GovernorLoop
+from spreeze.runtime.interrupts import Interrupts
+from spreeze.runtime.launcher import RunContext
+from spreeze.runtime.plan import RunPlan
+from spreeze.runtime.rates import CounterSample
+from spreeze.runtime.supervisor import ProcessSupervisor
+from spreeze.transport import status_table as words
+from spreeze.transport.replay_reader import ReplayReader
+from spreeze.transport.replay_ring import ReplayRing, ShardWriter
+from spreeze.transport.status_table import StatusTable
+from spreeze.workers.collect.transition_collector import TransitionCollector
+from spreeze.workers.context import WorkerContext
 from spreeze.workers.sampler import SamplerJob, SamplerLoop
-from spreeze.workers.sampling import Sampling
-from spreeze.workers.spawn import Nest
 
 TWO_CORES = CoreFacts(ids=(0, 1), quota=None, usable=2.0, physical=2, reason="as told")
 
@@ -87,7 +87,7 @@ def proc(tmp_path):
 
 def test_foreign_cores_are_the_busy_ones_less_our_own_processes_with_threads_and_children(proc, tmp_path):
     seconds = iter((10.0, 12.0))
-    reader = LoadReader(cores=TWO_CORES, root=tmp_path, clock=lambda: next(seconds))
+    reader = ContentionReader(cores=TWO_CORES, root=tmp_path, clock=lambda: next(seconds))
     proc.stat()
     proc.thread(100, 5.0, 1.0, children=(300, 200))
     proc.thread(100, 1.0, 0.0, tid=101)
@@ -111,7 +111,7 @@ def test_foreign_cores_are_the_busy_ones_less_our_own_processes_with_threads_and
 def test_under_a_quota_cores_beyond_it_hide_foreign_load_until_our_own_threads_wait(proc, tmp_path):
     seconds = iter((0.0, 1.0, 2.0))
     quota = CoreFacts(ids=(0, 1, 7), quota=1.5, usable=1.5, physical=3, reason="as told")
-    reader = LoadReader(cores=quota, root=tmp_path, clock=lambda: next(seconds))
+    reader = ContentionReader(cores=quota, root=tmp_path, clock=lambda: next(seconds))
     proc.stat()
     proc.thread(100, 0.0, 0.0)
     reader.sample({"learner": 100})
@@ -127,7 +127,7 @@ def test_under_a_quota_cores_beyond_it_hide_foreign_load_until_our_own_threads_w
 
 def test_another_run_with_its_supervisor_and_what_it_started_is_no_stranger(proc, tmp_path):
     seconds = iter((10.0, 11.0))
-    reader = LoadReader(cores=TWO_CORES, root=tmp_path, clock=lambda: next(seconds))
+    reader = ContentionReader(cores=TWO_CORES, root=tmp_path, clock=lambda: next(seconds))
 
     def second(busy_s, ran_s):
         proc.ticks = {0: [int(100 * busy_s)] + [0] * 9, 1: [0] * 10}
@@ -162,7 +162,7 @@ def test_another_run_with_its_supervisor_and_what_it_started_is_no_stranger(proc
 def test_under_a_quota_another_run_that_uses_it_up_is_no_stranger_either(proc, tmp_path):
     seconds = iter((0.0, 1.0))
     quota = CoreFacts(ids=(0, 1, 7), quota=1.5, usable=1.5, physical=3, reason="as told")
-    reader = LoadReader(cores=quota, root=tmp_path, clock=lambda: next(seconds))
+    reader = ContentionReader(cores=quota, root=tmp_path, clock=lambda: next(seconds))
     for passed_s in (0, 1):
         proc.ticks = {0: [150 * passed_s] + [0] * 9, 1: [0] * 10, 7: [0] * 10}
         proc.stat()
@@ -175,7 +175,7 @@ def test_under_a_quota_another_run_that_uses_it_up_is_no_stranger_either(proc, t
 
 
 def test_where_the_kernel_does_not_tell_there_is_no_load(tmp_path):
-    reader = LoadReader(cores=TWO_CORES, root=tmp_path)
+    reader = ContentionReader(cores=TWO_CORES, root=tmp_path)
     assert reader.sample({"learner": 1}) is None
     assert reader.sample({"learner": 1}) is None
 
@@ -183,7 +183,7 @@ def test_where_the_kernel_does_not_tell_there_is_no_load(tmp_path):
 def test_a_busy_process_of_ours_is_ours_and_one_of_others_is_foreign():
     ours, other = busy(), busy()
     try:
-        reader = LoadReader()
+        reader = ContentionReader()
         reader.sample({"ours": ours.pid, "gone": 2**22 + 1})
         loads = deque(maxlen=1)
 
@@ -201,13 +201,13 @@ def test_a_busy_process_of_ours_is_ours_and_one_of_others_is_foreign():
 
 @pytest.fixture
 def board():
-    board = Board.create(4)
+    board = StatusTable.create(4)
     yield board
     board.close()
 
 
 def shares(board, samplers=3):
-    return [Link("sampler", index, board, index, None).sampler_share for index in range(samplers)]
+    return [WorkerContext("sampler", index, board, index, None).sampler_share for index in range(samplers)]
 
 
 def test_without_a_word_of_the_supervisor_every_sampler_works(board):
@@ -235,10 +235,10 @@ class OneSampler:
 
     def __init__(self, folder):
         self.plan = plan(replay={"samples_per_insert_min": 0.0, "capacity": 20_000})
-        self.board, self.ring = Board.create(4), Ring.create(self.plan.ring_spec())
+        self.board, self.ring = StatusTable.create(4), ReplayRing.create(self.plan.ring_spec())
         job = SamplerJob.from_json(worker_specs(self.plan, folder, self.ring, 0.0)["sampler-0"].job)
-        self.link = Link("sampler", 0, self.board, 0, None)
-        self.sampling = Sampling(
+        self.link = WorkerContext("sampler", 0, self.board, 0, None)
+        self.sampling = TransitionCollector(
             lambda: open_task(self.plan.spec), job.num_envs, self.plan.spec, ShardWriter(self.ring, 0), n_step=1,
             gamma=0.99, seeds=[1, 2],
         )
@@ -294,8 +294,12 @@ def test_a_sampler_killed_while_it_rests_is_started_again_and_rests_on(tmp_path)
     for sub in SUBDIRECTORIES:
         (tmp_path / sub).mkdir()
     with open_memory(decided, tmp_path, 4) as (board, ring):
-        crew = Crew(Nest(run_dir=tmp_path, board_fd=board.block.fd, board_rows=4, nonce="resting"), board,
-                    on_event=lambda level, text: None, takeover=lambda spec: ring.takeover(spec.index, 0))
+        crew = ProcessSupervisor(
+            RunContext(run_dir=tmp_path, board_fd=board.block.fd, board_rows=4, nonce="resting"),
+            board,
+            on_event=lambda level, text: None,
+            takeover=lambda spec: ring.takeover(spec.index, 0),
+        )
         board.header[words.ACTIVE_SAMPLERS] = 0
 
         def resting():
@@ -324,18 +328,20 @@ class Told:
     foreign_cores = 0.0
 
     def sample(self, pids):
-        return Load(usable_cores=2.0, foreign_cores=self.foreign_cores, ran={},
+        return CpuContention(usable_cores=2.0, foreign_cores=self.foreign_cores, ran={},
                     wanted={"learner": 1.0, "sampler-0": 0.5, "sampler-1": 0.5, "supervisor": 0.02})
 
 
 def reading(baseline=200, updates=10.0, inserted=1000):
     learner = {**dict.fromkeys(SLOTS["learner"], 0.0), "updates": updates}
-    return Reading(t_s=0.0, samplers=(), learner=learner, inserted=inserted, baseline_inserted=baseline, sampled=8000)
+    return CounterSample(
+        t_s=0.0, samplers=(), learner=learner, inserted=inserted, baseline_inserted=baseline, sampled=8000
+    )
 
 
 def test_changes_are_posted_on_the_board_told_as_events_and_measured(board):
     told, events, now = Told(), [], [0.0]
-    governing = Governing(plan(), board, lambda level, text: events.append(text), reader=told, clock=lambda: now[0])
+    governing = GovernorLoop(plan(), board, lambda level, text: events.append(text), reader=told, clock=lambda: now[0])
 
     def seconds(count, baseline=200, pid=7):
         for _ in range(2 * count):
@@ -365,19 +371,19 @@ class FourSamplers:
 
     def __init__(self, board, rows_per_look):
         self.plan = dataclasses.replace(plan(), samplers=4)
-        self.board, self.ring = board, Ring.create(self.plan.ring_spec())
+        self.board, self.ring = board, ReplayRing.create(self.plan.ring_spec())
         self.now_s, self.rows_per_look = 0.0, rows_per_look
         self.writers = [ShardWriter(self.ring, index) for index in range(4)]
-        self.governing = Governing(self.plan, board, lambda level, text: None, reader=self, clock=lambda: self.now_s)
+        self.governing = GovernorLoop(self.plan, board, lambda level, text: None, reader=self, clock=lambda: self.now_s)
         for _ in range(20):
             self.now_s += 0.5
             active = self.governing.look(self.reading(), {"learner": 7})["samplers_active"]
         assert active == 0.125
 
     def sample(self, pids):
-        """As ``LoadReader``: others keep 1.2 of 2 cores, and each active sampler wants 0.3."""
+        """As ``ContentionReader``: others keep 1.2 of 2 cores, and each active sampler wants 0.3."""
         wanted = {"learner": 1.0, "sampler-0": 0.3 * sum(shares(self.board, 4))}
-        return Load(usable_cores=2.0, foreign_cores=1.2, ran={}, wanted=wanted)
+        return CpuContention(usable_cores=2.0, foreign_cores=1.2, ran={}, wanted=wanted)
 
     def reading(self):
         return reading(inserted=self.ring.total_committed())
@@ -423,7 +429,7 @@ def test_samplers_rest_in_turn_so_that_the_replay_keeps_its_size(four_samplers):
     assert max(samplers.ring.committed) - min(samplers.ring.committed) <= 160
     # Next to each writer 5,000 // 64 = 78 rows are left out. The age at which rows are out, 20,000, is known to a block
     # of 256 rows of each shard; and 5,000 is no whole number of turns, which costs each shard at most one.
-    assert RingReader(samplers.ring).available >= 20_000 - 4 * (78 + 256 + 160)
+    assert ReplayReader(samplers.ring).available >= 20_000 - 4 * (78 + 256 + 160)
 
 
 def test_a_turn_of_a_sampler_that_writes_nothing_is_over_after_ten_seconds(four_samplers):
@@ -435,8 +441,8 @@ def test_a_turn_of_a_sampler_that_writes_nothing_is_over_after_ten_seconds(four_
 
 def test_a_system_that_does_not_tell_is_named_once_and_every_sampler_works(board, tmp_path):
     events, now = [], iter(range(100))
-    governing = Governing(plan(), board, lambda level, text: events.append(text), clock=lambda: float(next(now)),
-                          reader=LoadReader(cores=TWO_CORES, root=tmp_path))
+    governing = GovernorLoop(plan(), board, lambda level, text: events.append(text), clock=lambda: float(next(now)),
+                          reader=ContentionReader(cores=TWO_CORES, root=tmp_path))
     for _ in range(30):
         numbers = governing.look(reading(), {"learner": 7})
     assert numbers == {"samplers_active": 2.0, "foreign_cores": None}
@@ -449,14 +455,14 @@ class OnlyThese:
     """The real reader, but blind for all foreign programs except the given ones: neighbours of a test."""
 
     def __init__(self, processes):
-        self.processes, self.reader = processes, LoadReader()
+        self.processes, self.reader = processes, ContentionReader()
 
     def sample(self, pids):
         named = {f"foreign-{process.pid}": process.pid for process in self.processes}
         load = self.reader.sample({**pids, **named})
         if load is None:
             return None
-        return Load(usable_cores=2.0, foreign_cores=sum(load.ran.get(name, 0.0) for name in named), ran={},
+        return CpuContention(usable_cores=2.0, foreign_cores=sum(load.ran.get(name, 0.0) for name in named), ran={},
                     wanted={name: cores for name, cores in load.wanted.items() if name not in named})
 
 
@@ -487,11 +493,11 @@ class Script:
 
 
 def test_a_run_gives_way_to_a_busy_process_and_takes_back_when_it_ends(tmp_path, monkeypatch):
-    monkeypatch.setattr(governor, "SETTLE_S", 2)
-    monkeypatch.setattr(governor, "RETURN_S", 3)
+    monkeypatch.setattr(cpu_governor, "SETTLE_S", 2)
+    monkeypatch.setattr(cpu_governor, "RETURN_S", 3)
     run_dir = RunDir.create(tmp_path, "run")
     script = Script(run_dir)
-    monkeypatch.setattr(mode, "Governing", lambda plan, board, on_event: Governing(
+    monkeypatch.setattr(mode, "GovernorLoop", lambda plan, board, on_event: GovernorLoop(
         plan, board, on_event, reader=OnlyThese(script.processes)))
     try:
         with Interrupts() as interrupts:

@@ -7,7 +7,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spreeze.workers.governor import CHANGES_PER_MINUTE, STEP, Facts, Governor
+from spreeze.runtime.cpu_governor import CHANGES_PER_MINUTE, STEP, Facts, Governor
 
 QUIET = Facts(usable_cores=4.0, foreign_cores=0.0, learner_cores=1.0, other_cores=0.0, sampler_cores=3.0,
               learner_wait_share=0.0, samples_per_insert=64.0)  # fmt: skip

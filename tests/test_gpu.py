@@ -12,10 +12,10 @@ from harness import HIDDEN_SIZES, PENDULUM, Run, train, train_until
 from test_ring import put, ring_of, wait_for, writer_process
 
 from spreeze.transport.checkpoint import CheckpointStore
-from spreeze.transport.ring import ShardWriter, row_checksum
-from spreeze.transport.ring_reader import RingReader
+from spreeze.transport.replay_reader import ReplayReader
+from spreeze.transport.replay_ring import ShardWriter, row_checksum
 from spreeze.transport.weights import WeightsStore
-from spreeze.workers.mirror import Mirror
+from spreeze.workers.learn.gpu_replay import GpuReplay
 
 pytestmark = pytest.mark.gpu
 GPU = "cuda:0"
@@ -24,7 +24,7 @@ NO_FRAME = np.empty(0, np.uint8)
 
 
 def _mirror(ring):
-    return Mirror(RingReader(ring), DRAWS, torch.device(GPU), 5)
+    return GpuReplay(ReplayReader(ring), DRAWS, torch.device(GPU), 5)
 
 
 def test_rows_mirrored_on_the_gpu_are_the_ring_s_bit_for_bit_from_the_first_pull_on():

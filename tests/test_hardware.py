@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from spreeze import hardware
-from spreeze.nvml import GpuMonitor, read_gpus
+from spreeze.machine import hardware
+from spreeze.machine.gpu import GpuMonitor, read_gpus
 
 MEMINFO = "MemTotal: 8388608 kB\nMemFree: 1024 kB\nMemAvailable: 4194304 kB\n"
 V2 = "0::/user.slice/run.scope\n"

@@ -11,24 +11,23 @@ import psutil
 import pytest
 from harness import PATIENCE_S, PENDULUM, REPO, Run, poll, train
 
-from spreeze.hardware import read_machine
-from spreeze.transport.board import Board
-from spreeze.workers.early import place, receive
-from spreeze.workers.head_start import HeadStart
-from spreeze.workers.spawn import Nest, WorkerSpec
+from spreeze.machine.hardware import read_machine
+from spreeze.runtime.launcher import Prewarm, RunContext, WorkerSpec
+from spreeze.transport.status_table import StatusTable
+from spreeze.workers.prewarm import place, receive
 
 _TWO_CORES = pytest.mark.skipif(read_machine().cores.usable < 2, reason="a head start takes a core of its own")
 _HOLDER = """
 import sys, time
-from spreeze.workers.head_start import HeadStart
-held = HeadStart(1)
+from spreeze.runtime.launcher import Prewarm
+held = Prewarm(1)
 print(held.pid, flush=True)
 sys.stdin.read()
 """
 
 
 def _began_early(process):
-    return process.cmdline()[2] == "spreeze.workers.early"
+    return process.cmdline()[2] == "spreeze.workers.prewarm"
 
 
 @_TWO_CORES
@@ -85,7 +84,7 @@ def test_it_ends_with_its_holder_however_that_ends():
 
 
 def test_it_ends_where_nobody_takes_it():
-    with HeadStart(1) as held:
+    with Prewarm(1) as held:
         waiting = psutil.Process(held.pid)
     assert held.pid is None
     assert not waiting.is_running()
@@ -93,19 +92,19 @@ def test_it_ends_where_nobody_takes_it():
 
 def test_no_process_is_begun_where_none_is_wanted():
     before = len(psutil.Process().children())
-    with HeadStart(1, wanted=False) as held:
+    with Prewarm(1, wanted=False) as held:
         assert held.pid is None
         assert len(psutil.Process().children()) == before
         assert len(held.nonce) == 16
 
 
 class _Started:
-    """A learner's start by a ``HeadStart``, whose job no learner can read: it ends with an error at once."""
+    """A learner's start by a ``Prewarm``, whose job no learner can read: it ends with an error at once."""
 
     def __init__(self, held, tmp_path, threads=1, nonce=None):
         (tmp_path / "logs").mkdir(exist_ok=True)
-        self._board = Board.create(1)
-        nest = Nest(run_dir=tmp_path, board_fd=self._board.block.fd, board_rows=1, nonce=nonce or held.nonce)
+        self._board = StatusTable.create(1)
+        nest = RunContext(run_dir=tmp_path, board_fd=self._board.block.fd, board_rows=1, nonce=nonce or held.nonce)
         self.child = held.start(WorkerSpec(role="learner", index=0, row=0, job={}, threads=threads), nest)
 
     def __enter__(self):
@@ -124,7 +123,7 @@ class _Started:
 
 
 def test_job_and_descriptors_arrive_in_the_waiting_process(tmp_path):
-    with HeadStart(1) as held:
+    with Prewarm(1) as held:
         waiting = held.pid
         with _Started(held, tmp_path) as started:
             assert started.child.pid == waiting
@@ -135,7 +134,7 @@ def test_job_and_descriptors_arrive_in_the_waiting_process(tmp_path):
 
 @pytest.mark.parametrize("other", [{"threads": 2}, {"nonce": "another run's"}])
 def test_a_learner_that_it_does_not_fit_is_a_fresh_process(tmp_path, other):
-    with HeadStart(1) as held:
+    with Prewarm(1) as held:
         waiting = psutil.Process(held.pid)
         with _Started(held, tmp_path, **other) as started:
             assert started.child.pid != waiting.pid
@@ -144,7 +143,7 @@ def test_a_learner_that_it_does_not_fit_is_a_fresh_process(tmp_path, other):
 
 
 def test_a_fresh_process_takes_over_where_the_waiting_one_was_killed(tmp_path):
-    with HeadStart(1) as held:
+    with Prewarm(1) as held:
         waiting = psutil.Process(held.pid)
         waiting.kill()
         poll(lambda: waiting.status() == psutil.STATUS_ZOMBIE, what="the end of the waiting process")

@@ -5,7 +5,7 @@ import sys
 import psutil
 import pytest
 
-from spreeze.workers.heap import give_back
+from spreeze.workers.learner import malloc_trim
 
 
 def _private_bytes():
@@ -19,6 +19,6 @@ def test_what_was_freed_between_blocks_that_stay_is_given_back():
     kept = blocks[::20]
     del blocks
     before = _private_bytes()
-    give_back()
+    malloc_trim()
     assert before - _private_bytes() > 20_000_000
     assert all(block[0] == 1 for block in kept)

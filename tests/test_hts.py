@@ -9,10 +9,10 @@ import pytest
 from harness import Run, shared_memory, train
 from hts_runs import ROWS, SMALL, SYNTHETIC, fingerprints, played, slow
 
+from spreeze.config.layers import Layer, resolve
 from spreeze.errors import ConfigError
-from spreeze.settings import Layer, resolve
+from spreeze.runtime.plan import RunPlan
 from spreeze.types import EnvSpec
-from spreeze.workers.plan import RunPlan
 
 
 @pytest.fixture(scope="module")

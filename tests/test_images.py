@@ -6,18 +6,18 @@ import torch
 from torch import nn
 
 from spreeze.algorithms.dqn import DQN
-from spreeze.config import DQNConfig, ImageConfig
-from spreeze.convolution import CNNS, Trunk, place
-from spreeze.envs.frames import AreaResize
+from spreeze.config.compatibility import check_algorithm, default_algorithm
+from spreeze.config.schema import DQNConfig, ImageConfig
+from spreeze.envs.pixels import AreaResize
 from spreeze.envs.task import ObsRows, make_task, open_task
 from spreeze.errors import ConfigError, EnvironmentError_, WeightsError
-from spreeze.fitting import check_algorithm, default_algorithm
-from spreeze.policies import Policy
+from spreeze.inference.convolution import CNNS, Trunk, place
+from spreeze.inference.policy import Policy
 from spreeze.transport.frames import FrameReader, open_reader
-from spreeze.transport.ring import Ring, RingSpec, ShardWriter
+from spreeze.transport.replay_ring import ReplayRing, RingSpec, ShardWriter
 from spreeze.types import FrameSpec, RowLayout, TransitionBatch
-from spreeze.workers.learning import Learning
-from spreeze.workers.sampling import Sampling
+from spreeze.workers.collect.transition_collector import TransitionCollector
+from spreeze.workers.learn.replay_trainer import ReplayTrainer
 
 SHORT = {"sticky_actions": 0.0, "noop_max": 0, "max_episode_frames": 400}
 
@@ -286,14 +286,14 @@ def test_what_a_sampler_stores_is_what_the_learner_draws(name, n_step):
     task.close()
     spec = task.spec
     layout = RowLayout.of(spec, n_step)
-    ring = Ring.create(RingSpec(layout, 1, 300))
+    ring = ReplayRing.create(RingSpec(layout, 1, 300))
     writer = ShardWriter(ring, 0)
-    sampling = Sampling(lambda: open_task(spec), 3, spec, writer, n_step=n_step, gamma=0.9, seeds=[0, 1, 2])
+    sampling = TransitionCollector(lambda: open_task(spec), 3, spec, writer, n_step=n_step, gamma=0.9, seeds=[0, 1, 2])
     try:
         for _ in range(40):
             sampling.step(np.ones((3, 1), np.float32), 0)
         config = DQNConfig(hidden_sizes=(8,), cnn="impala_small", n_step=n_step, gamma=0.9)
-        learning = Learning(spec, "dqn", config, layout, open_reader(ring), batch_size=500, device="cpu", seed=0,
+        learning = ReplayTrainer(spec, "dqn", config, layout, open_reader(ring), batch_size=500, device="cpu", seed=0,
                             normalize_obs=False)  # fmt: skip
         assert isinstance(learning._reader, FrameReader)
         learning.update()
@@ -321,8 +321,10 @@ def test_stored_atari_rewards_are_signs_and_returns_are_counted_in_full():
     task = make_task("ALE/MsPacman-v5", image={**SHORT, "max_episode_frames": 1200})
     task.close()
     spec = task.spec
-    ring = Ring.create(RingSpec(RowLayout.of(spec), 1, 1000))
-    sampling = Sampling(lambda: open_task(spec), 1, spec, ShardWriter(ring, 0), n_step=1, gamma=0.99, seeds=[0])
+    ring = ReplayRing.create(RingSpec(RowLayout.of(spec), 1, 1000))
+    sampling = TransitionCollector(
+        lambda: open_task(spec), 1, spec, ShardWriter(ring, 0), n_step=1, gamma=0.99, seeds=[0]
+    )
     try:
         rng = np.random.default_rng(0)
         while sampling.counts.episodes == 0:

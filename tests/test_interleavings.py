@@ -15,14 +15,13 @@ from spreeze.envs.faults import FaultWrapper
 from spreeze.envs.synthetic import ENV_ID, register
 from spreeze.envs.task import Task, make_task, open_task
 from spreeze.errors import WorkerError
-from spreeze.transport.exchange import Exchange
-from spreeze.transport.parameters import Handover, Parameters, put_back
+from spreeze.transport.inference_mailbox import InferenceMailbox
 from spreeze.transport.rollouts import Rollouts, RolloutSpec
-from spreeze.workers.executor import Asking
-from spreeze.workers.inference import Inference, IntervalPolicy
-from spreeze.workers.randomness import reset_seed
-from spreeze.workers.rollout import RolloutEnvs
-from spreeze.workers.rollout_learning import RolloutLearning
+from spreeze.transport.versioned_parameters import Handover, VersionedParameters, put_back
+from spreeze.workers.collect.rollout_collector import RolloutCollector, reset_seed
+from spreeze.workers.inference_worker import Inference, RolloutPolicy
+from spreeze.workers.learn.on_policy_trainer import OnPolicyTrainer
+from spreeze.workers.rollout_sampler import MailboxClient
 
 T, EXECUTORS, ENVS = 5, 2, 2
 INTERVALS = 6
@@ -40,15 +39,15 @@ def spec():
 class Troupe:
     """A run's parts, moved by hand."""
 
-    def __init__(self, spec, path, *, actors, lag=1, step_synchronous=False, seed=1, saved=None, make_asking=Asking,
-                 make_task=open_task, told=None):  # fmt: skip
+    def __init__(self, spec, path, *, actors, lag=1, step_synchronous=False, seed=1, saved=None,
+                 make_asking=MailboxClient, make_task=open_task, told=None):  # fmt: skip
         self.spec, self.lag, self.path, self.actors = spec, lag, path, actors
         self._make_task, self.told = make_task, [] if told is None else told
         self.step_synchronous, self.seed = step_synchronous, seed
         self._make_asking = make_asking
         rollout_spec = RolloutSpec.of(spec, T, EXECUTORS * ENVS)
-        self.rollouts, self.exchange = Rollouts.create(rollout_spec), Exchange.create(rollout_spec)
-        self.handover = Handover(policies=Parameters.create(), states=Parameters.create())
+        self.rollouts, self.exchange = Rollouts.create(rollout_spec), InferenceMailbox.create(rollout_spec)
+        self.handover = Handover(policies=VersionedParameters.create(), states=VersionedParameters.create())
         if saved is not None:
             put_back(*saved, self.rollouts, self.handover)
         self.learning = self.new_learning()
@@ -58,13 +57,13 @@ class Troupe:
         self.inferences = [self.new_inference(index) for index in range(actors)]
 
     def new_learning(self):
-        return RolloutLearning(
+        return OnPolicyTrainer(
             Ascent(self.spec.obs_dim, self.spec.action_dim), self.rollouts, self.handover, lag=self.lag, meta={},
             batch_size=T * EXECUTORS * ENVS, progress_env_steps=1000, fingerprints=self.path,
         )  # fmt: skip
 
     def new_executor(self, index):
-        return RolloutEnvs(
+        return RolloutCollector(
             lambda: self._make_task(self.spec), self.spec, self.rollouts, first=index * ENVS, num_envs=ENVS,
             seed=self.seed, step_synchronous=self.step_synchronous,
             tell=lambda where, error, count: self.told.append((where, str(error))),
@@ -77,7 +76,7 @@ class Troupe:
         return self._make_asking(self.executors[index], self.exchange, index * ENVS, ENVS)
 
     def new_policies(self):
-        return IntervalPolicy(self.rollouts, self.handover.policies)
+        return RolloutPolicy(self.rollouts, self.handover.policies)
 
     def move(self, dice, deaths):
         """One of them does one thing, or dies and comes back."""
@@ -316,7 +315,7 @@ def test_an_environment_that_always_fails_ends_its_executor_with_what_it_said(sp
         troupe.close()
 
 
-class ArrivalOrder(Asking):
+class ArrivalOrder(MailboxClient):
     """A mutant: noise is drawn from one stream in the order in which environments ask."""
 
     stream = np.random.default_rng(0)

@@ -6,7 +6,7 @@ import math
 import pytest
 from harness import PENDULUM, Run, train, verb
 
-from spreeze.cli import emit, guarded
+from spreeze.cli.common import emit, guarded
 from spreeze.errors import ConfigError, WorkerError
 
 PROMISED = (

@@ -12,19 +12,19 @@ import torch
 from test_algorithms import same
 from test_ring import ring_of
 
-from spreeze.algorithms import create
-from spreeze.config import PARTS
-from spreeze.transport.ring import ShardWriter
-from spreeze.transport.ring_reader import RingReader
+from spreeze.algorithms.registry import create
+from spreeze.config.schema import PARTS
+from spreeze.transport.replay_reader import ReplayReader
+from spreeze.transport.replay_ring import ShardWriter
 from spreeze.types import EnvSpec, RowLayout
-from spreeze.workers import launches as module
-from spreeze.workers import learning as learning_module
-from spreeze.workers import mirror as mirror_module
-from spreeze.workers.devices import HostWaits, staged_copies
-from spreeze.workers.launches import CudaGraph, Launches, NotRecorded, reason_against, updates_in_graph
-from spreeze.workers.learning import Learning
-from spreeze.workers.mirror import Mirror, fitted_mirror
-from spreeze.workers.streams import DeviceLane, Moment
+from spreeze.workers.learn import cuda_graphs as module
+from spreeze.workers.learn import gpu_replay as mirror_module
+from spreeze.workers.learn import replay_trainer as learning_module
+from spreeze.workers.learn.cuda_graphs import CudaGraph, GraphedUpdates, NotRecorded, reason_against, updates_in_graph
+from spreeze.workers.learn.gpu_replay import GpuReplay, fitted_gpu_replay
+from spreeze.workers.learn.replay_trainer import ReplayTrainer
+from spreeze.workers.learn.streams import DeviceStream, StreamEvent
+from spreeze.workers.learn.torch_devices import HostWaits, staged_copies
 
 CPU, LAYOUT, BATCH = torch.device("cpu"), RowLayout(3, 1), 16
 SPEC = EnvSpec(env_id="x", import_module=None, obs_dim=3, action_dim=1, action_low=(-1.0,), action_high=(1.0,),
@@ -69,14 +69,14 @@ def launches_of(ring, name, changes=None, **options):
     discrete = 2 if name == "dqn" else None
     config = dataclasses.replace(PARTS[name](), hidden_sizes=(8, 8), **(changes or {}))
     algorithm = create(name, 3, 1, config, 1, num_actions=discrete)
-    mirror = Mirror(RingReader(ring), BATCH, CPU, 5)
+    mirror = GpuReplay(ReplayReader(ring), BATCH, CPU, 5)
     mirror.pull()
     graphs = options.pop("graphs", None)
     if graphs is not None:
         options["make_graph"] = lambda: graphs.append(PlayedGraph(algorithm)) or graphs[-1]
     told = options.pop("told", [])
-    found = Launches(algorithm, mirror, lambda rows: algorithm.update(LAYOUT.split(rows, 0.99)),
-                     options.pop("lane", DeviceLane(CPU)), tell=told.append, **options)  # fmt: skip
+    found = GraphedUpdates(algorithm, mirror, lambda rows: algorithm.update(LAYOUT.split(rows, 0.99)),
+                     options.pop("lane", DeviceStream(CPU)), tell=told.append, **options)  # fmt: skip
     return algorithm, found
 
 
@@ -148,7 +148,7 @@ def test_after_a_recording_that_failed_the_allocator_is_not_asked_for_its_cache(
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: asked.append(True))
     with filled() as ring:
         learning = learning_of(ring, updates_per_launch=1)
-        learning.use_mirror(Mirror(RingReader(ring), BATCH, CPU, 5), lambda: Asked(learning.algorithm))
+        learning.use_mirror(GpuReplay(ReplayReader(ring), BATCH, CPU, 5), lambda: Asked(learning.algorithm))
         learning.release_cached()
         assert asked == [True], "nothing was recorded yet"
         while learning.updates < 6:
@@ -182,7 +182,7 @@ def test_on_a_gpu_a_recording_that_fails_costs_no_update_and_no_memory():
         assert learning.updates == 17
 
 
-class Counting(DeviceLane):
+class Counting(DeviceStream):
     """Counts the launches that were not waited for."""
 
     def __init__(self):
@@ -194,7 +194,7 @@ class Counting(DeviceLane):
         lane.under_way += 1
         lane.most = max(lane.most, lane.under_way)
 
-        class Counted(Moment):
+        class Counted(StreamEvent):
             def wait(self):
                 lane.under_way -= 1
 
@@ -288,21 +288,21 @@ def test_a_failed_recording_is_an_answer_but_a_lost_device_ends_the_process(monk
 )
 def test_a_mirror_is_as_large_as_the_devices_free_memory_allows(free_rows, held, words):
     with filled() as ring:
-        mirror, note = fitted_mirror(RingReader(ring), BATCH, CPU, 1, free_rows * 4 * LAYOUT.width)
+        mirror, note = fitted_gpu_replay(ReplayReader(ring), BATCH, CPU, 1, free_rows * 4 * LAYOUT.width)
         assert words in note
         assert (None if mirror is None else mirror.rows_per_shard) == held
 
 
 def test_memory_that_is_gone_when_the_mirror_is_made_gives_a_smaller_one(monkeypatch):
-    class Crowded(Mirror):
+    class Crowded(GpuReplay):
         def __init__(self, reader, batch_size, device, seed, rows):
             if rows > 300:
                 raise torch.OutOfMemoryError("CUDA out of memory (pretended)")
             super().__init__(reader, batch_size, device, seed, rows)
 
-    monkeypatch.setattr(mirror_module, "Mirror", Crowded)
+    monkeypatch.setattr(mirror_module, "GpuReplay", Crowded)
     with filled() as ring:
-        mirror, note = fitted_mirror(RingReader(ring), BATCH, CPU, 1, 10**9)
+        mirror, note = fitted_gpu_replay(ReplayReader(ring), BATCH, CPU, 1, 10**9)
         assert mirror.rows_per_shard == 256
         assert "only the newest 256 of 512 rows" in note
 
@@ -310,14 +310,14 @@ def test_memory_that_is_gone_when_the_mirror_is_made_gives_a_smaller_one(monkeyp
 def learning_of(ring, **options):
     config = dataclasses.replace(PARTS["sac"](), hidden_sizes=(8, 8))
     options = {"device": "cpu", "normalize_obs": False, **options}
-    return Learning(SPEC, "sac", config, LAYOUT, RingReader(ring), batch_size=BATCH, seed=1, **options)
+    return ReplayTrainer(SPEC, "sac", config, LAYOUT, ReplayReader(ring), batch_size=BATCH, seed=1, **options)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cpu+cpu"])
 def test_a_learner_with_a_mirror_counts_its_updates_and_tells_lag_and_age(device):
     with filled() as ring:
         learning = learning_of(ring, updates_per_launch=4, device=device)
-        learning.use_mirror(Mirror(RingReader(ring), BATCH, CPU, 5), lambda: PlayedGraph(learning.algorithm))
+        learning.use_mirror(GpuReplay(ReplayReader(ring), BATCH, CPU, 5), lambda: PlayedGraph(learning.algorithm))
         done = [learning.update(20 - learning.updates) for _ in range(8)]
         assert done == [1, 1, 1, 4, 4, 4, 4, 1]
         assert learning.updates == learning.algorithm.updates == 20
@@ -331,7 +331,7 @@ def test_a_learner_with_a_mirror_counts_its_updates_and_tells_lag_and_age(device
 def test_a_mirror_that_is_given_back_leaves_batches_from_the_host():
     with filled() as ring:
         learning = learning_of(ring)
-        learning.use_mirror(Mirror(RingReader(ring), BATCH, CPU, 5), lambda: PlayedGraph(learning.algorithm))
+        learning.use_mirror(GpuReplay(ReplayReader(ring), BATCH, CPU, 5), lambda: PlayedGraph(learning.algorithm))
         learning.update()
         assert learning.drop_mirror()
         assert not learning.drop_mirror()
@@ -357,7 +357,7 @@ def test_batches_of_a_mirror_are_normalised_as_those_of_the_host(monkeypatch):
     taken = []
     with filled() as ring:
         learning = learning_of(ring, normalize_obs=True)
-        mirror = Mirror(RingReader(ring), BATCH, CPU, 5)
+        mirror = GpuReplay(ReplayReader(ring), BATCH, CPU, 5)
         learning.use_mirror(mirror, lambda: PlayedGraph(learning.algorithm))
         monkeypatch.setattr(learning.algorithm, "update_timed", lambda batch, _: taken.append(batch) or (0.0, 0.0))
         for _ in range(30):
@@ -376,14 +376,14 @@ def test_a_split_with_a_mirror_launches_kernels_one_by_one_and_says_so():
     with filled() as ring:
         learning = learning_of(ring, updates_per_launch=1, device="cpu+cpu")
         learning._actor_device = torch.device("meta")  # stands in for a second device
-        learning.use_mirror(Mirror(RingReader(ring), BATCH, CPU, 5), lambda: pytest.fail("recorded"))
+        learning.use_mirror(GpuReplay(ReplayReader(ring), BATCH, CPU, 5), lambda: pytest.fail("recorded"))
         assert learning.notes == ["kernels are launched one by one: actor and critics are on two devices"]
 
 
 def learner_of(ring, name, per_launch, device="cpu"):
     """A learner that takes large steps, so that what it did not do shows."""
     config = dataclasses.replace(PARTS[name](), hidden_sizes=(32, 32), actor_lr=1e-2, critic_lr=1e-2)
-    return Learning(SPEC, name, config, LAYOUT, RingReader(ring), batch_size=BATCH, device=device, seed=1,
+    return ReplayTrainer(SPEC, name, config, LAYOUT, ReplayReader(ring), batch_size=BATCH, device=device, seed=1,
                     normalize_obs=False, mirror=True, updates_per_launch=per_launch)  # fmt: skip
 
 
@@ -416,7 +416,7 @@ def test_the_comparison_of_displacements_finds_out_replays_that_do_nothing(name,
         moved = []
         for per_launch in (0, 4):
             learning = learner_of(ring, name, per_launch)
-            learning.use_mirror(Mirror(RingReader(ring), BATCH, CPU, 5), lambda one=learning: graph(one.algorithm))
+            learning.use_mirror(GpuReplay(ReplayReader(ring), BATCH, CPU, 5), lambda one=learning: graph(one.algorithm))
             moved.append(displacement(learning, name))
         with pytest.raises(AssertionError) if found_out else contextlib.nullcontext():
             check_the_same_way(*moved)
@@ -440,7 +440,7 @@ def test_on_a_gpu_graphs_give_the_parameters_of_single_updates_and_never_wait(na
 def test_a_smaller_batch_is_also_drawn_from_the_mirror():
     with filled() as ring:
         learning = learning_of(ring)
-        mirror = Mirror(RingReader(ring), BATCH, CPU, 5)
+        mirror = GpuReplay(ReplayReader(ring), BATCH, CPU, 5)
         learning.use_mirror(mirror, lambda: PlayedGraph(learning.algorithm))
         learning.set_batch_size(4)
         learning.update()

@@ -12,24 +12,27 @@ from harness import PATIENCE_S
 ROOT = Path(__file__).resolve().parents[1] / "spreeze"
 FILES = sorted(ROOT.rglob("*.py"))
 LAYERS = (
-    {"types", "errors", "config", "settings", "metrics", "check", "formats", "jsonable", "snapshot", "fitting",
-     "convolution"},
-    {"ops", "advantages",
-     "networks", "policies", "heads", "envs", "hardware", "nvml", "returns", "normalizer", "bottleneck", "store",
-     "processes", "output", "strays", "siblings", "load", "testing", "precision", "device_names",
-     "store_reader", "terminal", "video", "utilisation", "rundir", "cli", "arguments", "evaluation", "autotune",
-     "protocol", "synchrony"},
-    {"algorithms", "transport"},
-    {"workers", "lookup"},
-    {"modes", "summary", "tuning", "rollout_tuning", "tune_cache", "portable", "tuning_table", "protocol_table"},
-    {"train", "tune", "evaluate", "play", "doctor", "env_report", "runs", "bench", "dashboard", "__main__", "__init__"},
-)  # fmt: skip
+    {"errors", "types", "formatting"},
+    {"inference"},
+    {"config"},
+    {"run_directory"},
+    {"machine", "metrics"},
+    {"envs", "testing", "algorithms", "transport"},
+    {"workers"},
+    {"runtime"},
+    {"modes"},
+    {"tuner"},
+    {"cli", "bench", "dashboard"},
+    {"train", "__main__", "__init__"},
+)
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
-TORCH = ("ops.py", "networks.py", "algorithms/", "workers/learner.py", "workers/learning.py", "workers/devices.py",
-         "workers/update_probe.py", "workers/streams.py", "workers/mirror.py", "workers/launches.py",
-         "workers/scaling.py", "modes/serial.py", "bench/")  # fmt: skip
-TORCH_FREE = ("workers.child", "workers.sampler", "workers.evaluator", "workers.visualizer", "workers.supervisor",
-              "workers.final", "modes.spreeze", "train", "tune", "evaluate", "play", "runs", "__main__")  # fmt: skip
+PAGE_IMPORTS = {"config", "dashboard", "errors", "formatting", "metrics", "run_directory", "tuner"}
+TORCH = ("algorithms/", "workers/learner.py", "workers/on_policy_learner.py", "workers/update_probe.py",
+         "workers/learn/", "modes/serial.py", "bench/")  # fmt: skip
+TORCH_FREE = ("workers.main", "workers.sampler", "workers.rollout_sampler", "workers.inference_worker",
+              "workers.evaluator", "workers.visualizer", "runtime.supervisor", "runtime.services", "modes.spreeze",
+              "modes.hts", "train", "cli.train", "cli.tune", "cli.evaluate", "cli.play", "cli.runs",
+              "__main__")  # fmt: skip
 
 
 def _relative(path):
@@ -69,6 +72,11 @@ def test_imports_go_down(path):
     assert own in RANK, f"{own} has no layer yet: give it one in tests/test_layers.py"
     for top in set(_tops(path)) - {own}:
         assert RANK[top] <= RANK[own], f"{_relative(path)} imports {top} of a higher layer"
+
+
+def test_the_page_reads_run_directories_and_knows_no_worker():
+    found = {top for path in FILES if path.relative_to(ROOT).parts[0] == "dashboard" for top in _tops(path)}
+    assert found <= PAGE_IMPORTS
 
 
 def test_algorithms_and_transport_never_meet():

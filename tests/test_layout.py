@@ -11,9 +11,9 @@ import pytest
 from gymnasium import spaces
 from harness import train
 
-from spreeze import doctor
-from spreeze.envs.layout import Flattener, leaves_of
-from spreeze.envs.registry import describe
+from spreeze.cli import doctor
+from spreeze.envs.make import describe
+from spreeze.envs.obs_flattening import Flattener, leaves_of
 from spreeze.envs.task import BadTransition, Task
 from spreeze.errors import EnvironmentError_
 

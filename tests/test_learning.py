@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from spreeze.algorithms import create
-from spreeze.config import DDPGConfig, SACConfig, TD3Config
-from spreeze.policies import Policy
-from spreeze.returns import NStep
+from spreeze.algorithms.registry import create
+from spreeze.config.schema import DDPGConfig, SACConfig, TD3Config
+from spreeze.inference.policy import Policy
+from spreeze.transport.n_step import NStep
 from spreeze.types import RowLayout
 
 STEPS, STRIDE, GAMMA = 5, 0.4, 0.9

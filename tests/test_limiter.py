@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spreeze.errors import ConfigError
-from spreeze.transport.limiter import SampleRatio
+from spreeze.transport.rate_limiter import RateLimiter
 
 
 def make(minimum=1.0, maximum=4.0, learning_starts=10, batch_size=8, rows_per_write=1):
-    return SampleRatio(minimum, maximum, learning_starts, batch_size, rows_per_write)
+    return RateLimiter(minimum, maximum, learning_starts, batch_size, rows_per_write)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def cases(draw):
     maximum = draw(st.sampled_from([m for m in (0.1, 0.5, 1.0, 3.7, 24.0, 256.0) if m >= minimum]))
     writers = draw(st.integers(1, 4))
     rows = draw(st.integers(1, 8))
-    limiter = SampleRatio(minimum, maximum, draw(st.integers(0, 50)), draw(st.sampled_from([1, 8, 64])), writers * rows)
+    limiter = RateLimiter(minimum, maximum, draw(st.integers(0, 50)), draw(st.sampled_from([1, 8, 64])), writers * rows)
     return limiter, writers, rows, draw(st.floats(0.01, 0.99)), draw(st.integers(0, 2**32))
 
 

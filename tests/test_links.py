@@ -8,13 +8,13 @@ import socket
 import pytest
 from harness import PENDULUM, TINY, train
 
+from spreeze.cli.find_weights import find_weights
+from spreeze.cli.play import main as play
+from spreeze.cli.runs import main as runs
+from spreeze.cli.train import main as trained
 from spreeze.dashboard import control
 from spreeze.errors import RunError
-from spreeze.lookup import find_weights
-from spreeze.play import main as play
-from spreeze.rundir import SUBDIRECTORIES, RunDir, ask, is_alive, refuse_links
-from spreeze.runs import main as runs
-from spreeze.train import main as trained
+from spreeze.run_directory import SUBDIRECTORIES, RunDir, ask, is_alive, refuse_links
 
 KNOWN = (
     *SUBDIRECTORIES, "run.json", "run.lock", "config.toml", "env.json", "tune.json", "tune-progress.jsonl",

@@ -5,8 +5,8 @@ import pytest
 import torch
 from numpy_reference import central_difference, forward, squashed_log_prob
 
-from spreeze.algorithms import create
-from spreeze.config import DDPGConfig, SACConfig, TD3Config
+from spreeze.algorithms.registry import create
+from spreeze.config.schema import DDPGConfig, SACConfig, TD3Config
 from spreeze.types import RowLayout
 
 OBS, ACT, B, GAMMA, ALPHA = 4, 2, 9, 0.9, 0.3

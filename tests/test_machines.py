@@ -17,10 +17,10 @@ from test_checkpoint import OPERATIONS, Crash
 from test_crew import Stage
 
 from spreeze.errors import CheckpointError, WorkerError
-from spreeze.metrics import Phase
+from spreeze.metrics.table import Phase
 from spreeze.transport.checkpoint import CheckpointStore
-from spreeze.transport.ring import Ring, RingSpec, ShardWriter
-from spreeze.transport.ring_reader import RingReader
+from spreeze.transport.replay_reader import ReplayReader
+from spreeze.transport.replay_ring import ReplayRing, RingSpec, ShardWriter
 from spreeze.types import RowLayout
 
 LONG = "SPREEZE_LONG_TESTS" in os.environ
@@ -171,7 +171,7 @@ class RingMachine(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.ring = Ring.create(RingSpec(RowLayout(2, 1, checksum=True), 2, 24))
+        self.ring = ReplayRing.create(RingSpec(RowLayout(2, 1, checksum=True), 2, 24))
         self.writers = [ShardWriter(self.ring, shard) for shard in range(2)]
         self.count = [0, 0]
 
@@ -197,7 +197,7 @@ class RingMachine(RuleBasedStateMachine):
 
     @invariant()
     def what_is_drawn_is_whole_and_was_published(self):
-        reader = RingReader(self.ring)
+        reader = ReplayReader(self.ring)
         assert self.ring.total_committed() == sum(self.count)
         if reader.available:
             out = np.empty((200, self.ring.spec.layout.width), dtype=np.float32)

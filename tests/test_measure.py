@@ -11,14 +11,14 @@ import psutil
 import pytest
 from harness import PATIENCE_S, poll
 
-from spreeze.autotune.records import JointSetting, LearnerRate, LearnerSetting
+from spreeze.config.layers import Layer, resolve
 from spreeze.envs.probe import probe_env
-from spreeze.modes import ensemble, measure, nursery, troupe
-from spreeze.modes.measure import Measuring
-from spreeze.modes.troupe import remove_leftovers
-from spreeze.settings import Layer, resolve
-from spreeze.workers.interrupts import Interrupts
-from spreeze.workers.plan import RunPlan
+from spreeze.runtime.interrupts import Interrupts
+from spreeze.runtime.plan import RunPlan
+from spreeze.tuner import measure, trials, update_timer
+from spreeze.tuner.measure import ReplayMeasurer
+from spreeze.tuner.problem import JointSetting, LearnerRate, LearnerSetting
+from spreeze.tuner.trials import remove_leftovers
 
 SMALL = LearnerSetting(batch_size=32)
 
@@ -38,7 +38,7 @@ def pendulum():
 
 
 def _measuring(plan, *, seconds=150.0, cap_bytes=4 * 10**9, interrupts=None):
-    return Measuring(plan, usable_cores=2.0, memory_cap_bytes=cap_bytes, crew_bytes=10**8,
+    return ReplayMeasurer(plan, usable_cores=2.0, memory_cap_bytes=cap_bytes, crew_bytes=10**8,
                      ends_s=time.monotonic() + seconds, interrupts=interrupts or Interrupts())
 
 
@@ -59,7 +59,7 @@ def short(monkeypatch):
     monkeypatch.setattr(measure, "_WINDOW_S", 0.3)
     monkeypatch.setattr(measure, "_SETTLE_S", 0.1)
     monkeypatch.setattr(measure, "_LONGEST_START_S", 100.0)  # other tests may keep the machine busy
-    monkeypatch.setattr(nursery, "_LONGEST_REPEAT_S", 0.06)
+    monkeypatch.setattr(update_timer, "_LONGEST_REPEAT_S", 0.06)
 
 
 def test_updates_are_timed_three_times_in_rounds_and_told_as_they_are_known(pendulum, short):
@@ -115,8 +115,8 @@ def _aside(act):
     ("number", "failure"), [(signal.SIGSEGV, "ended by SIGSEGV"), (signal.SIGSTOP, "not done within 2 s")]
 )
 def test_a_candidate_that_crashes_or_hangs_is_data_and_the_next_is_measured(pendulum, monkeypatch, number, failure):
-    monkeypatch.setattr(nursery, "_DEADLINE_S", 2.0)
-    monkeypatch.setattr(nursery, "_LONGEST_REPEAT_S", 0.5)
+    monkeypatch.setattr(update_timer, "_DEADLINE_S", 2.0)
+    monkeypatch.setattr(update_timer, "_LONGEST_REPEAT_S", 0.5)
     done = []
     with _measuring(pendulum) as measuring:
         with _aside(lambda: poll(_fork_of_the_helper, what="a measurement").send_signal(number)):
@@ -138,8 +138,8 @@ def test_a_helper_that_is_killed_costs_one_candidate(pendulum, short):
 
 
 def test_a_helper_that_cannot_start_is_told_once_for_all(pendulum, monkeypatch):
-    monkeypatch.setattr(nursery, "child_environment", lambda threads, nonce: {"PATH": "/nowhere"})
-    monkeypatch.setattr(nursery.sys, "executable", "/bin/false")
+    monkeypatch.setattr(update_timer, "child_environment", lambda threads, nonce: {"PATH": "/nowhere"})
+    monkeypatch.setattr(update_timer.sys, "executable", "/bin/false")
     with _measuring(pendulum) as measuring:
         rates = measuring.learner([SMALL, LearnerSetting(batch_size=64)], within_s=5.0, on_rate=_deaf)
     assert [rate.failure for rate in rates] == ["its process ended with 1"] * 2
@@ -206,9 +206,9 @@ def test_an_environment_without_a_step_within_the_deadline_is_data(short, monkey
 
 
 def test_no_room_in_shared_memory_is_data(pendulum, monkeypatch, short):
-    from spreeze.transport import memory
+    from spreeze.transport import shared_memory
 
-    monkeypatch.setattr(memory, "available_bytes", lambda: 1000)
+    monkeypatch.setattr(shared_memory, "available_bytes", lambda: 1000)
     with _measuring(pendulum) as measuring:
         (rate,) = measuring.joint([_joint()], within_s=10.0, on_rate=_deaf)
     assert "1000 are available" in rate.failure
@@ -234,7 +234,7 @@ def test_a_wish_to_stop_ends_everything_at_once(pendulum, stage):
 
 
 def test_what_a_killed_tuner_left_is_removed_and_what_a_living_one_uses_is_not(tmp_path, monkeypatch):
-    monkeypatch.setattr(troupe.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(trials.tempfile, "tempdir", str(tmp_path))
     gone = next(pid for pid in range(400_000, 500_000) if not psutil.pid_exists(pid))
     for pid in (gone, os.getpid()):
         (tmp_path / f"spreeze-tune-{pid}-abc" / "weights").mkdir(parents=True)
@@ -248,10 +248,12 @@ def test_what_a_killed_tuner_left_is_removed_and_what_a_living_one_uses_is_not(t
     LearnerSetting(batch_size=32, device="cuda:1"), LearnerSetting(batch_size=32, precision="bfloat16"),
 ])  # fmt: skip
 def test_a_learner_alone_and_one_beside_samplers_are_measured_with_the_same_settings(pendulum, monkeypatch, setting):
-    company = ensemble.Company(setting, 2, 0.0)
-    beside = ensemble._measured_plan(pendulum, company, 1, 10**9).config.learner
+    company = trials.TrialGroup(setting, 2, 0.0)
+    beside = trials._measured_plan(pendulum, company, 1, 10**9).config.learner
     turns = []
-    monkeypatch.setattr(nursery.Nursery, "_answer", lambda self, turn: turns.append(turn) or {"failure": "not tried"})
+    monkeypatch.setattr(
+        update_timer.UpdateTimer, "_answer", lambda self, turn: turns.append(turn) or {"failure": "not tried"}
+    )
     with _measuring(pendulum) as measuring:
         measuring.learner([setting], within_s=1.0, on_rate=_deaf)
     for field in dataclasses.fields(LearnerSetting):
@@ -260,7 +262,7 @@ def test_a_learner_alone_and_one_beside_samplers_are_measured_with_the_same_sett
 
 
 def test_one_process_of_a_device_measures_several_batches_and_a_failure_costs_it_alone(pendulum, short, monkeypatch):
-    monkeypatch.setattr(nursery._Candidate, "on_gpu", property(lambda self: True))  # as if its start cost seconds
+    monkeypatch.setattr(update_timer._Candidate, "on_gpu", property(lambda self: True))  # as if its start cost seconds
     pids, failures = [], []
 
     def hear(rate):
@@ -272,7 +274,7 @@ def test_one_process_of_a_device_measures_several_batches_and_a_failure_costs_it
         first = measuring.learner(settings, within_s=60.0, on_rate=hear)
         measuring.learner([LearnerSetting(batch_size=32, precision="tf32")], within_s=20.0, on_rate=hear)
         measuring.learner([LearnerSetting(batch_size=128)], within_s=20.0, on_rate=hear)
-    assert all(len(rate.updates_per_s) == nursery.REPEATS for rate in first)
+    assert all(len(rate.updates_per_s) == update_timer.REPEATS for rate in first)
     assert [failure is None for failure in failures] == [True, True, False, True]
     one, same, gone, fresh = pids
     assert one == same
@@ -284,7 +286,7 @@ def test_one_process_of_a_device_measures_several_batches_and_a_failure_costs_it
 
 def test_repeats_are_as_long_as_measured_starts_leave_time_for(pendulum, monkeypatch):
     clock, turns = [0.0], []
-    monkeypatch.setattr(nursery.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(update_timer.time, "monotonic", lambda: clock[0])
 
     def answer(self, turn):
         start_s = 8.0 if not turns else 0.5  # the first one makes the context
@@ -292,11 +294,11 @@ def test_repeats_are_as_long_as_measured_starts_leave_time_for(pendulum, monkeyp
         clock[0] += start_s + turn.repeats * turn.repeat_s
         return {"updates_per_s": [100.0] * turn.repeats, "memory_bytes": 1, "start_s": start_s}
 
-    monkeypatch.setattr(nursery.Nursery, "_answer", answer)
+    monkeypatch.setattr(update_timer.UpdateTimer, "_answer", answer)
     settings = [LearnerSetting(batch_size=2**power, device="cuda:0") for power in range(7, 13)]
-    timer = nursery.Nursery(pendulum, 10**9, Interrupts())
+    timer = update_timer.UpdateTimer(pendulum, 10**9, Interrupts())
     rates = timer.measure(settings, 14.0, _deaf)
     assert [rate.setting for rate in rates] == settings, "none starved"
-    assert all(isinstance(rate, LearnerRate) and len(rate.updates_per_s) == nursery.REPEATS for rate in rates)
+    assert all(isinstance(rate, LearnerRate) and len(rate.updates_per_s) == update_timer.REPEATS for rate in rates)
     assert clock[0] <= 14.0
     assert turns[0].repeat_s < turns[-1].repeat_s

@@ -11,8 +11,8 @@ import pytest
 from harness import PATIENCE_S
 
 from spreeze.errors import ResourceError, TransportError
-from spreeze.transport import memory
-from spreeze.transport.memory import allocate, attach
+from spreeze.transport import shared_memory
+from spreeze.transport.shared_memory import allocate, attach
 
 
 def test_block_is_zeroed_page_aligned_and_whole_pages():
@@ -38,7 +38,7 @@ def test_block_can_neither_shrink_nor_grow():
 
 
 def test_more_than_there_is_is_refused_with_needed_and_available(monkeypatch):
-    monkeypatch.setattr(memory, "available_bytes", lambda: 1_000_000)
+    monkeypatch.setattr(shared_memory, "available_bytes", lambda: 1_000_000)
     with pytest.raises(ResourceError, match=r"needs 2002944 bytes .* 1000000 are available"):
         allocate("replay", 2_000_000)
 
@@ -52,10 +52,10 @@ def test_control_group_limit_counts_if_it_is_tighter(monkeypatch, tmp_path):
     for name, text in {"max": "1000000\n", "current": "400000\n", "stat": "anon 5\ninactive_file 1000\n"}.items():
         (tmp_path / name).write_text(text)
     paths = tuple(str(tmp_path / name) for name in ("max", "current", "stat"))
-    monkeypatch.setattr(memory, "_CGROUP_FILES", (paths,))
-    assert memory.available_bytes() == 601_000
+    monkeypatch.setattr(shared_memory, "_CGROUP_FILES", (paths,))
+    assert shared_memory.available_bytes() == 601_000
     (tmp_path / "max").write_text("max\n")
-    assert memory.available_bytes() > 601_000
+    assert shared_memory.available_bytes() > 601_000
 
 
 def test_close_tolerates_arrays_that_still_look_inside():
@@ -79,14 +79,16 @@ def test_attach_refuses_what_is_too_small_or_closed():
 
 def test_child_sees_the_same_memory_through_the_inherited_descriptor():
     block = allocate("spreeze-test", 4096)
-    code = f"from spreeze.transport.memory import attach; b = attach({block.fd}, 4096); b.view[7] = 42; b.close()"
+    code = (
+        f"from spreeze.transport.shared_memory import attach; b = attach({block.fd}, 4096); b.view[7] = 42; b.close()"
+    )
     subprocess.run([sys.executable, "-c", code], pass_fds=[block.fd], check=True, timeout=PATIENCE_S)
     assert block.view[7] == 42
     block.close()
 
 
 def test_fallback_without_memfd_works_alike(monkeypatch):
-    monkeypatch.setattr(memory.sys, "platform", "darwin")
+    monkeypatch.setattr(shared_memory.sys, "platform", "darwin")
     block = allocate("spreeze-test", 4096)
     block.view[0] = 1
     other = attach(os.dup(block.fd), 4096)

@@ -9,12 +9,12 @@ from harness import PATIENCE_S
 from test_ring import put, ring_of, wait_for, writer_process
 
 from spreeze.errors import TransportError
-from spreeze.transport.ring import ShardWriter, row_checksum
-from spreeze.transport.ring_reader import RingReader
+from spreeze.transport.replay_reader import ReplayReader
+from spreeze.transport.replay_ring import ShardWriter, row_checksum
 from spreeze.types import RowLayout
-from spreeze.workers import mirror as mirror_module
-from spreeze.workers.mirror import Mirror, mirror_bytes
-from spreeze.workers.streams import Moment
+from spreeze.workers.learn import gpu_replay as mirror_module
+from spreeze.workers.learn.gpu_replay import GpuReplay, gpu_replay_bytes
+from spreeze.workers.learn.streams import StreamEvent
 
 CPU = torch.device("cpu")
 NO_FRAME = np.empty(0, np.uint8)
@@ -22,7 +22,7 @@ DRAWS = 4000
 
 
 def mirror_of(ring, draws=DRAWS, **options):
-    return Mirror(RingReader(ring), draws, CPU, 5, **options)
+    return GpuReplay(ReplayReader(ring), draws, CPU, 5, **options)
 
 
 def numbers(mirror):
@@ -30,7 +30,7 @@ def numbers(mirror):
 
 
 def reader_numbers(ring):
-    return {n for low, end in RingReader(ring).windows for n in range(low, end)}
+    return {n for low, end in ReplayReader(ring).windows for n in range(low, end)}
 
 
 def test_every_row_that_the_ring_gives_is_drawn_bit_for_bit_and_about_equally_often():
@@ -93,13 +93,13 @@ def test_a_smaller_mirror_holds_the_newest_rows_of_each_shard():
             put(ShardWriter(ring, shard), 1000 * shard, 200)
         mirror = mirror_of(ring, rows_per_shard=64)
         mirror.pull()
-        assert mirror.size_bytes == mirror_bytes(ring.spec.layout, 2, 64) == 2 * 64 * 4 * ring.spec.layout.width
+        assert mirror.size_bytes == gpu_replay_bytes(ring.spec.layout, 2, 64) == 2 * 64 * 4 * ring.spec.layout.width
         assert numbers(mirror) == {*range(140, 200), *range(1140, 1200)}
 
 
 def test_a_million_walker_rows_take_what_the_rows_take():
     layout = RowLayout(22, 6)
-    assert mirror_bytes(layout, 3, 333_334) <= 1.1 * 1_000_000 * layout.row_bytes
+    assert gpu_replay_bytes(layout, 3, 333_334) <= 1.1 * 1_000_000 * layout.row_bytes
 
 
 def test_rows_too_old_for_the_ring_are_not_drawn_from_the_mirror():
@@ -131,7 +131,7 @@ def test_a_shard_taken_over_from_a_dead_writer_gives_only_whole_rows():
         assert {64, 67} <= numbers(mirror)
 
 
-class Overwritten(RingReader):
+class Overwritten(ReplayReader):
     """A reader whose ring gets a writer in the middle of a copy."""
 
     def refresh(self):
@@ -145,7 +145,7 @@ def test_rows_announced_as_overwritten_during_the_copy_are_not_taken():
         writer = ShardWriter(ring, 0)
         put(writer, 0, 64)
         reader = Overwritten(ring)
-        mirror = Mirror(reader, DRAWS, CPU, 5)
+        mirror = GpuReplay(reader, DRAWS, CPU, 5)
         # After the mirror noted what is committed, the writer goes on by half of the ring.
         reader.during = [lambda: put(writer, 64, 32)]
         mirror.pull()
@@ -193,7 +193,7 @@ def test_an_empty_ring_gives_an_error_and_not_a_row():
             mirror.draw()
 
 
-class LateMoment(Moment):
+class LateMoment(StreamEvent):
     """Over once its lane has been driven that far."""
 
     def __init__(self, lane, position):
@@ -267,10 +267,10 @@ def test_on_a_gpu_the_first_copies_come_after_the_zeros_that_fill_the_memory():
     device = torch.device("cuda:0")
     with ring_of(rows=64) as ring:
         put(ShardWriter(ring, 0), 1, 40)
-        Mirror(RingReader(ring), DRAWS, device, 5).pull()  # what is made once, made before
+        GpuReplay(ReplayReader(ring), DRAWS, device, 5).pull()  # what is made once, made before
         torch.cuda.synchronize(device)
         torch.cuda._sleep(200_000_000)  # cycles in which the zeros have to wait
-        mirror = Mirror(RingReader(ring), DRAWS, device, 5)
+        mirror = GpuReplay(ReplayReader(ring), DRAWS, device, 5)
         mirror.pull()
         assert numbers(mirror) == set(range(1, 41))
 

@@ -7,12 +7,12 @@ import pytest
 import torch
 from rollouts import FRAMES, learner, rollout, task
 
-from spreeze.algorithms import create_on_policy
+from spreeze.algorithms.on_policy import Samples
 from spreeze.algorithms.ppo import adapted_share
-from spreeze.algorithms.rollout_learning import Samples
-from spreeze.config import A2CConfig, PPOConfig
+from spreeze.algorithms.registry import create_on_policy
+from spreeze.config.schema import A2CConfig, PPOConfig
 from spreeze.errors import CheckpointError, ConfigError
-from spreeze.policies import Policy
+from spreeze.inference.policy import Policy
 from spreeze.types import RolloutBatch
 
 NAMES = ("ppo", "a2c")

@@ -5,7 +5,7 @@ import pytest
 from rollouts import learner, task
 
 from spreeze.envs.task import make_task
-from spreeze.policies import Policy
+from spreeze.inference.policy import Policy
 from spreeze.types import RolloutBatch
 
 STEPS, ENVS = 32, 16

@@ -8,9 +8,9 @@ import torch
 from harness import PATIENCE_S
 from test_algorithms import batches
 
-from spreeze.algorithms import create
-from spreeze.algorithms.pair import Pair, pair_for
-from spreeze.config import PARTS
+from spreeze.algorithms.nn.two_thread_update import ThreadPair, thread_pair_for
+from spreeze.algorithms.registry import create
+from spreeze.config.schema import PARTS
 
 OBS, ACT = 5, 2
 UPDATES = 1000
@@ -27,7 +27,7 @@ def trained(name, dtype, pair):
 @pytest.mark.parametrize("name", ["sac", "td3", "ddpg"])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-6), (torch.float32, 1e-4)])
 def test_a_thousand_updates_in_two_lanes_are_those_of_one_core(name, dtype, tolerance):
-    with Pair() as pair:
+    with ThreadPair() as pair:
         paired = trained(name, dtype, pair)
     for key, alone in trained(name, dtype, None).items():
         if alone.is_floating_point():
@@ -37,7 +37,7 @@ def test_a_thousand_updates_in_two_lanes_are_those_of_one_core(name, dtype, tole
 
 def test_both_calls_run_at_the_same_time():
     meeting = threading.Barrier(2, timeout=PATIENCE_S)
-    with Pair() as pair:
+    with ThreadPair() as pair:
         pair.both(meeting.wait, meeting.wait)
 
 
@@ -46,7 +46,7 @@ def test_an_error_in_either_lane_reaches_the_caller_and_the_lanes_go_on():
         raise ValueError("thread")
 
     done = []
-    with Pair() as pair:
+    with ThreadPair() as pair:
         with pytest.raises(ValueError, match="thread"):
             pair.both(lambda: done.append(1), fail)
         with pytest.raises(ValueError, match="thread"):
@@ -57,7 +57,7 @@ def test_an_error_in_either_lane_reaches_the_caller_and_the_lanes_go_on():
 
 def test_closing_ends_the_second_lane_and_may_be_done_twice():
     before = threading.active_count()
-    pair = Pair()
+    pair = ThreadPair()
     assert threading.active_count() == before + 1
     pair.close()
     pair.close()
@@ -68,7 +68,7 @@ def test_closing_ends_the_second_lane_and_may_be_done_twice():
     ("threads", "paired", "of_a_product"), [(1, False, 1), (2, True, 1), (3, True, 1), (4, True, 2)]
 )
 def test_threads_become_a_pair_first_and_threads_of_a_product_then(threads, paired, of_a_product):
-    pair, product = pair_for(threads)
+    pair, product = thread_pair_for(threads)
     assert (pair is not None, product) == (paired, of_a_product)
     if pair is not None:
         pair.close()

@@ -9,11 +9,11 @@ import torch
 from harness import verb
 from test_algorithms import ACT, OBS, batches, same
 
-from spreeze.algorithms import create
-from spreeze.algorithms.placement import Placement
-from spreeze.config import PARTS
+from spreeze.algorithms.off_policy import Placement
+from spreeze.algorithms.registry import create
+from spreeze.config.schema import PARTS
 from spreeze.errors import ConfigError
-from spreeze.store_reader import MetricsReader
+from spreeze.metrics.store_reader import MetricsReader
 from spreeze.transport.checkpoint import CheckpointStore
 
 NAMES = ["ddpg", "sac", "td3"]

@@ -10,13 +10,13 @@ import pytest
 from harness import PATIENCE_S
 from linear_policy import BAD, FAULT, FAULT_MODULE, GOOD, IDLE, arrays, meta, policy_of, publish
 
-from spreeze import evaluate, play
+from spreeze.cli import evaluate, play
+from spreeze.cli.find_weights import find_weights, spec_of
 from spreeze.envs.task import make_task
 from spreeze.errors import ConfigError, EnvironmentError_, RunError
-from spreeze.evaluation import run_episodes, score, seed_list
-from spreeze.lookup import find_weights, spec_of
 from spreeze.transport.files import replace_bytes
 from spreeze.transport.weights import WeightsStore, encode, read_weights
+from spreeze.workers.collect.greedy_episodes import run_episodes, score, seed_list
 
 
 def make_run(runs_dir, name, started, best=None, module=FAULT_MODULE):
@@ -184,7 +184,7 @@ def test_a_damaged_weights_file_is_one_line(runs_dir, tmp_path, capfd):
 
 
 def test_evaluate_as_a_command(runs_dir):
-    command = [sys.executable, "-m", "spreeze.evaluate", "latest", "--runs-dir", str(runs_dir), "--json"]
+    command = [sys.executable, "-m", "spreeze", "evaluate", "latest", "--runs-dir", str(runs_dir), "--json"]
     done = subprocess.run(
         [*command, "--import", FAULT_MODULE, "--episodes", "3"], capture_output=True, text=True, timeout=PATIENCE_S
     )

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from spreeze.algorithms import create
-from spreeze.config import DDPGConfig, SACConfig, TD3Config
+from spreeze.algorithms.nn.fused_mlp import Tape, mlp_forward
+from spreeze.algorithms.registry import create
+from spreeze.config.schema import DDPGConfig, SACConfig, TD3Config
 from spreeze.errors import WeightsError
-from spreeze.networks import Tape, mlp_forward
-from spreeze.policies import Policy
+from spreeze.inference.policy import Policy
 
 OBS, ACT = 6, 3
 CONFIGS = {"sac": SACConfig, "td3": TD3Config, "ddpg": DDPGConfig}
@@ -115,5 +115,5 @@ def test_unknown_kind_of_policy_is_refused():
 
 
 def test_policies_and_returns_load_without_torch():
-    code = "import sys, spreeze.policies, spreeze.returns; sys.exit('torch' in sys.modules)"
+    code = "import sys, spreeze.inference.policy, spreeze.transport.n_step; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -4,9 +4,9 @@ import tomllib
 
 import pytest
 
+from spreeze.config.layers import Layer, read_profile, resolve
+from spreeze.config.profile_export import MACHINE_FIELDS, applicable, export_path, write_profile
 from spreeze.errors import ConfigError
-from spreeze.portable import MACHINE_FIELDS, applicable, export_path, write_profile
-from spreeze.settings import Layer, read_profile, resolve
 
 RECORD = {
     "machine_id": "2c-8g-0gpu-abc", "env": "Pendulum-v1", "measured_at": "2026-01-01 10:00", "objective": "return",

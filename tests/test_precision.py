@@ -8,13 +8,13 @@ import pytest
 import torch
 from test_algorithms import ACT, OBS, batches
 
-from spreeze.algorithms import create
-from spreeze.algorithms.adam import FlatAdam
-from spreeze.config import PARTS, LearnerConfig
+from spreeze.algorithms.nn.fused_mlp import Tape, mlp_backward, mlp_forward, new_parameters
+from spreeze.algorithms.nn.optimizers import FlatAdam
+from spreeze.algorithms.registry import create
+from spreeze.config.devices import bfloat16_unit, check_precision
+from spreeze.config.schema import PARTS, LearnerConfig
 from spreeze.errors import ConfigError
-from spreeze.networks import Tape, mlp_backward, mlp_forward, new_parameters
-from spreeze.precision import bfloat16_unit, check_precision
-from spreeze.workers.devices import products_in
+from spreeze.workers.learn.torch_devices import products_in
 
 NAMES = ["ddpg", "sac", "td3"]
 CPU, ROWS = torch.device("cpu"), 256

@@ -9,11 +9,11 @@ import sys
 
 from harness import PATIENCE_S, REPO, poll
 
-from spreeze import processes
+from spreeze.machine import processes
 
 _WORKER = """
 import sys
-from spreeze.processes import leave_to_supervisor
+from spreeze.machine.processes import leave_to_supervisor
 leave_to_supervisor()
 sys.stdout.write("listening")
 sys.stdout.flush()
@@ -21,7 +21,7 @@ sys.stdin.read()
 """
 _ENVIRONMENT = """
 import json, multiprocessing, signal, subprocess, sys, time
-from spreeze.processes import leave_to_supervisor
+from spreeze.machine.processes import leave_to_supervisor
 
 def idle():
     time.sleep(600)

@@ -5,28 +5,29 @@ import json
 import numpy as np
 import pytest
 
-from spreeze import evaluate
-from spreeze.protocol import (
+from spreeze.cli import evaluate
+from spreeze.metrics.hts_metrics import (
     Curve,
-    Group,
     Rules,
+    RunGroup,
     bootstrap_interval,
     final_metric,
     parted,
+    read_curve,
     report,
     required_time,
     running_mean,
     spread,
+    spread_text,
 )
-from spreeze.protocol_table import read_curve, spread_text
-from spreeze.store import Evaluation, MetricsWriter
+from spreeze.metrics.store import EvaluationRow, MetricsWriter
 
-HTS, SERIAL = Group("T-v0", "ppo", "hts"), Group("T-v0", "ppo", "serial")
+HTS, SERIAL = RunGroup("T-v0", "ppo", "hts"), RunGroup("T-v0", "ppo", "serial")
 
 
 def evaluations(*points, episodes=10):
     """(wall time, mean return) -> evaluations of ten episodes each."""
-    return [Evaluation(t, int(10 * t), int(t), 1, int(t), episodes, value, 1.0, 20.0) for t, value in points]
+    return [EvaluationRow(t, int(10 * t), int(t), 1, int(t), episodes, value, 1.0, 20.0) for t, value in points]
 
 
 def curve(group, seed, *points, end_s=None, **settings):
@@ -102,7 +103,7 @@ def test_one_seed_has_no_interval_and_none_has_no_mean():
 
 
 def test_the_time_limit_of_a_task_is_the_end_of_its_fastest_run():
-    other = Group("U-v0", "ppo", "hts")
+    other = RunGroup("U-v0", "ppo", "hts")
     found = report([curve(HTS, 1, (1, 1.0), (5, 5.0), end_s=6.0), curve(SERIAL, 1, (2, 2.0), (4, 4.0), end_s=4.5),
                     curve(other, 1, (1, 7.0), end_s=1.5)], Rules(policies=1))
     assert [run.limit_s for run in found.runs] == [4.5, 4.5, 1.5]
@@ -128,7 +129,11 @@ def test_pairs_take_the_seeds_that_both_have():
 
 
 def test_groups_of_different_tasks_or_without_a_common_seed_are_no_pair():
-    curves = [curve(HTS, 1, (1, 1.0)), curve(SERIAL, 2, (1, 1.0)), curve(Group("U-v0", "ppo", "serial"), 1, (1, 1.0))]
+    curves = [
+        curve(HTS, 1, (1, 1.0)),
+        curve(SERIAL, 2, (1, 1.0)),
+        curve(RunGroup("U-v0", "ppo", "serial"), 1, (1, 1.0)),
+    ]
     assert report(curves, Rules(policies=1)).pairs == []
 
 

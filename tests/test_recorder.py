@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from spreeze import train
-from spreeze.workers import recorder
+from spreeze.cli import train
+from spreeze.runtime import recorder
 
 RECORD = {
     "wall_s": 1.0, "env_steps": 100, "updates": 5, "epoch": 1, "version": 5, "episodes": 10, "return_mean": 7.0,

@@ -1,4 +1,4 @@
-from spreeze.workers.restarts import LIMITS, RestartLimit, Restarts
+from spreeze.runtime.supervisor import LIMITS, RestartLimit, Restarts
 
 
 def _failures(limit, times):

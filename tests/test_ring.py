@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 
 from spreeze.errors import CheckpointError, ConfigError, TransportError
-from spreeze.transport import replay_file
-from spreeze.transport.ring import Ring, RingSpec, ShardWriter
-from spreeze.transport.ring_reader import RingReader
+from spreeze.transport import checkpoint
+from spreeze.transport.replay_reader import ReplayReader
+from spreeze.transport.replay_ring import ReplayRing, RingSpec, ShardWriter
 from spreeze.types import RowLayout
 
 LAYOUT = RowLayout(obs_dim=3, action_dim=2, checksum=True)
@@ -27,9 +27,9 @@ REPOSITORY = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 WRITER = """
 import json, os, sys
 import numpy as np
-from spreeze.transport.ring import Ring, RingSpec, ShardWriter
+from spreeze.transport.replay_ring import ReplayRing, RingSpec, ShardWriter
 fd, shard, rows, spec = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), json.loads(sys.argv[4])
-ring = Ring.attach(fd, RingSpec.from_json(spec))
+ring = ReplayRing.attach(fd, RingSpec.from_json(spec))
 writer = ShardWriter(ring, shard)
 rng = np.random.default_rng(os.getpid())
 layout = ring.spec.layout
@@ -45,7 +45,7 @@ while count < rows:
 
 @contextlib.contextmanager
 def ring_of(layout=LAYOUT, shards=1, rows=64, **options):
-    ring = Ring.create(RingSpec(layout, shards, rows), **options)
+    ring = ReplayRing.create(RingSpec(layout, shards, rows), **options)
     try:
         yield ring
     finally:
@@ -93,7 +93,7 @@ def test_fields_come_back_where_the_layout_says():
             np.array([[4.0, 5.0, 6.0]]), np.array([2]),
         )  # fmt: skip
         out = np.empty((1, layout.width), dtype=np.float32)
-        RingReader(ring).sample(np.random.default_rng(0), out)
+        ReplayReader(ring).sample(np.random.default_rng(0), out)
     assert out.tolist() == [[1.0, 2.0, 3.0, 0.25, -0.5, 7.0, 1.0, 4.0, 5.0, 6.0, 2.0]]
 
 
@@ -108,8 +108,8 @@ def test_attach_refuses_another_layout_and_names_the_headers():
     with ring_of() as ring:
         other = RingSpec(RowLayout(2, 3, checksum=True), 1, 64)
         with pytest.raises(TransportError, match="another ring"):
-            Ring.attach(os.dup(ring.fd), other)
-        attached = Ring.attach(os.dup(ring.fd), RingSpec.from_json(json.loads(json.dumps(ring.spec.to_json()))))
+            ReplayRing.attach(os.dup(ring.fd), other)
+        attached = ReplayRing.attach(os.dup(ring.fd), RingSpec.from_json(json.loads(json.dumps(ring.spec.to_json()))))
         attached.sampled = 5
         assert ring.sampled == 5
         attached.close()
@@ -124,7 +124,7 @@ def test_impossible_shapes_are_refused():
 
 def test_empty_ring_cannot_be_drawn_from():
     with ring_of() as ring, pytest.raises(TransportError, match="no replay row"):
-        drawn_numbers(RingReader(ring))
+        drawn_numbers(ReplayReader(ring))
 
 
 def test_n_step_ring_insists_on_the_number_of_steps():
@@ -169,7 +169,7 @@ def test_window_is_the_newest_rows_of_every_shard(shards, rows, steps, locked):
     with ring_of(shards=shards, rows=rows, locked=locked) as ring:
         writers = [ShardWriter(ring, shard) for shard in range(shards)]
         model = [[] for _ in range(shards)]
-        reader = RingReader(ring, max_age_rows=10**9)
+        reader = ReplayReader(ring, max_age_rows=10**9)
         number = 0
         for shard, count, dies in steps:
             shard %= shards
@@ -190,7 +190,7 @@ def test_draws_are_uniform_over_shards_of_unequal_fill():
     with ring_of(shards=3, rows=50) as ring:
         for shard, (start, count) in enumerate([(0, 10), (100, 50), (200, 30)]):
             put(ShardWriter(ring, shard), start, count)
-        numbers = drawn_numbers(RingReader(ring), draws=90_000)
+        numbers = drawn_numbers(ReplayReader(ring), draws=90_000)
         values, counts = np.unique(numbers, return_counts=True)
         assert len(values) == 90
         # chi-square with 89 degrees of freedom: mean 89, deviation sqrt(178) = 13.3; 5 deviations
@@ -201,11 +201,11 @@ def test_rows_that_a_writer_announced_are_not_drawn():
     with ring_of(rows=40) as ring:
         put(ShardWriter(ring, 0), 0, 40)
         ring.words[ring.word(0, 0)] = 45  # a writer died after announcing five rows
-        assert drawn_numbers(RingReader(ring)).min() == 5
+        assert drawn_numbers(ReplayReader(ring)).min() == 5
         ring.takeover(0, os.getpid())
         put(ShardWriter(ring, 0), 40, 1)
         assert ring.words[ring.word(0, 0)] == 45
-        numbers = drawn_numbers(RingReader(ring))
+        numbers = drawn_numbers(ReplayReader(ring))
         assert (numbers.min(), numbers.max()) == (5, 40)
 
 
@@ -213,7 +213,7 @@ def test_rows_overwritten_during_the_copy_are_drawn_again(monkeypatch):
     with ring_of(rows=40) as ring:
         writer = ShardWriter(ring, 0)
         put(writer, 0, 40)
-        reader = RingReader(ring)
+        reader = ReplayReader(ring)
         original, written = ring.counters, []
 
         def counters_after_a_late_write():
@@ -236,7 +236,7 @@ def test_lag_and_age_of_a_batch_come_from_the_stamps():
         writer = ShardWriter(ring, 0)
         put(writer, 0, 256, version=10)
         put(writer, 256, 256, version=30)
-        reader = RingReader(ring)
+        reader = ReplayReader(ring)
         assert reader.last_lag_age(30) == (0.0, 0.0)
         out = np.empty((2048, 5), dtype=np.float32)[:, : ring.spec.layout.width].copy()
         reader.sample(np.random.default_rng(0), out)
@@ -249,7 +249,7 @@ def test_a_retired_shard_fades_away():
     with ring_of(RowLayout(1, 1), shards=2, rows=512) as ring:
         retired, active = ShardWriter(ring, 0), ShardWriter(ring, 1)
         put(retired, 0, 512)
-        reader = RingReader(ring)
+        reader = ReplayReader(ring)
         shares = []
         for start in range(1000, 3000, 100):
             put(active, start, 100)
@@ -269,7 +269,7 @@ def test_age_distribution_is_that_of_one_common_ring():
         for shard in [3] * 64 + [0, 0, 1, 0, 1, 0, 2, 0, 1, 0] * 80:
             put(writers[shard], number, 16)
             number += 16
-        numbers = drawn_numbers(RingReader(ring), draws=20_000)
+        numbers = drawn_numbers(ReplayReader(ring), draws=20_000)
     age = number - numbers
     assert age.max() <= rows * shards + 640  # to within one block: 64 rows of the shard with every tenth row
     assert (numbers >= 1024).all()  # nothing of the shard that stopped long ago
@@ -285,7 +285,7 @@ def test_equal_rates_give_exactly_the_ages_of_one_common_ring():
         writers = [ShardWriter(ring, shard) for shard in range(shards)]
         for number in range(0, 12_288, 8):
             put(writers[(number // 8) % shards], number, 8)
-        age = 12_288 - drawn_numbers(RingReader(ring), draws=40_000)
+        age = 12_288 - drawn_numbers(ReplayReader(ring), draws=40_000)
     expected = np.random.default_rng(1).integers(1, rows * shards, 40_000)
     for quantile in (0.1, 0.5, 0.9):
         assert np.quantile(age, quantile) == pytest.approx(np.quantile(expected, quantile), rel=0.05)
@@ -303,12 +303,12 @@ def test_samplers_that_rest_in_turn_leave_what_one_common_ring_would():
     """Four shards of 1,024 rows, of which 1,024 // 64 = 16 next to each writer are left out."""
     with ring_of(RowLayout(1, 1), shards=4, rows=1024) as ring:
         in_turns(ring, rows_per_turn=32, rows=12_288)  # 32 turns fit into a shard
-        reader = RingReader(ring)
+        reader = ReplayReader(ring)
         assert reader.available == 4 * (1024 - 16)
         assert drawn_numbers(reader, draws=20_000).min() >= 12_288 - 4096
     with ring_of(RowLayout(1, 1), shards=4, rows=1024) as ring:
         in_turns(ring, rows_per_turn=96, rows=12_320)  # 10 turns and 64 rows fit: up to 96 rows of each are missing
-        assert 4 * (1024 - 16 - 96) <= RingReader(ring).available <= 4 * (1024 - 16)
+        assert 4 * (1024 - 16 - 96) <= ReplayReader(ring).available <= 4 * (1024 - 16)
 
 
 def test_a_sampler_that_writes_alone_leaves_less_than_one_common_ring_would():
@@ -316,11 +316,11 @@ def test_a_sampler_that_writes_alone_leaves_less_than_one_common_ring_would():
     with ring_of(RowLayout(1, 1), shards=4, rows=1024) as ring:
         alone = in_turns(ring, rows_per_turn=32, rows=4096)[0]
         put(alone, 4096, 2048)
-        assert 0 <= RingReader(ring).available - (3 * 512 + 1024 - 16) <= 3 * 64
+        assert 0 <= ReplayReader(ring).available - (3 * 512 + 1024 - 16) <= 3 * 64
         put(alone, 6144, 2048)
-        assert 0 <= RingReader(ring).available - (1024 - 16) <= 3 * 64
+        assert 0 <= ReplayReader(ring).available - (1024 - 16) <= 3 * 64
         put(alone, 8192, 128)
-        assert RingReader(ring).available == 1024 - 16
+        assert ReplayReader(ring).available == 1024 - 16
 
 
 def test_learning_begins_anew_with_a_new_baseline():
@@ -341,7 +341,7 @@ def test_two_processes_and_no_torn_row(locked):
     with ring_of(RowLayout(22, 6, checksum=True), shards=2, rows=2048, locked=locked) as ring:
         with writer_process(ring, 0, 10**9), writer_process(ring, 1, 10**9):
             wait_for(lambda: ring.committed.min() > 4000)
-            reader, rng = RingReader(ring), np.random.default_rng(0)
+            reader, rng = ReplayReader(ring), np.random.default_rng(0)
             out = np.empty((1024, ring.spec.layout.width), dtype=np.float32)
             torn, start = 0, ring.total_committed()
             while ring.total_committed() < start + 100 * ring.spec.capacity:
@@ -354,7 +354,7 @@ def test_checksums_do_find_torn_rows():
     with ring_of() as ring:
         put(ShardWriter(ring, 0), 0, 10)
         ring.rows[3, 1] += 1.0
-        reader = RingReader(ring)
+        reader = ReplayReader(ring)
         out = np.empty((500, LAYOUT.width), dtype=np.float32)
         reader.sample(np.random.default_rng(0), out)
         assert reader.count_torn(out) == (out[:, 0] == 3).sum() > 0
@@ -362,7 +362,7 @@ def test_checksums_do_find_torn_rows():
 
 def test_killed_writers_are_taken_over_and_nothing_is_torn():
     with ring_of(RowLayout(22, 6, checksum=True), rows=512) as ring:
-        reader, rng = RingReader(ring), np.random.default_rng(0)
+        reader, rng = ReplayReader(ring), np.random.default_rng(0)
         out = np.empty((512, ring.spec.layout.width), dtype=np.float32)
         for generation in range(1, 4):
             before = ring.total_committed()
@@ -386,33 +386,33 @@ def test_dumped_rows_load_into_any_number_of_shards(tmp_path, shards):
         writers = [ShardWriter(ring, shard) for shard in range(3)]
         for number in range(0, 1800, 10):
             put(writers[number // 10 % 3], number, 10, version=number)
-        assert replay_file.dump(ring, path) == 1200
+        assert checkpoint.dump_replay(ring, path) == 1200
     with ring_of(shards=shards, rows=1200 // shards) as ring:
-        assert replay_file.load(path, ring) == 1200
-        numbers = drawn_numbers(RingReader(ring), draws=20_000)
+        assert checkpoint.load_replay(path, ring) == 1200
+        numbers = drawn_numbers(ReplayReader(ring), draws=20_000)
         assert numbers.min() >= 600
         assert len(set(numbers)) > 1000
         put(ShardWriter(ring, 0), 5000, 10)
-        assert 5000 in drawn_numbers(RingReader(ring), draws=20_000)
+        assert 5000 in drawn_numbers(ReplayReader(ring), draws=20_000)
 
 
 def test_replay_of_another_task_or_a_damaged_file_is_refused(tmp_path):
     path = tmp_path / "replay.safetensors"
     with ring_of() as ring:
         put(ShardWriter(ring, 0), 0, 10)
-        replay_file.dump(ring, path)
+        checkpoint.dump_replay(ring, path)
     with ring_of(RowLayout(4, 2)) as ring, pytest.raises(CheckpointError, match="obs 3, action 2"):
-        replay_file.load(path, ring)
+        checkpoint.load_replay(path, ring)
     path.write_bytes(path.read_bytes()[:100])
     with ring_of() as ring, pytest.raises(CheckpointError, match="cannot be read"):
-        replay_file.load(path, ring)
+        checkpoint.load_replay(path, ring)
 
 
 @pytest.mark.parametrize("checksum", [False, True])
 def test_a_dump_takes_little_memory_and_its_rows_come_back_oldest_first(tmp_path, checksum):
     layout = RowLayout(40, 2, checksum=checksum)
     spec = RingSpec(layout, 2, 20_000)
-    ring = Ring.create(spec)
+    ring = ReplayRing.create(spec)
     writers = [ShardWriter(ring, shard) for shard in range(2)]
     for number in range(0, 60_000, 250):
         value = np.arange(number, number + 250, dtype=np.float32)
@@ -420,8 +420,8 @@ def test_a_dump_takes_little_memory_and_its_rows_come_back_oldest_first(tmp_path
         writers[number // 250 % 2].write(obs, obs[:, :2] * 0, value, value * 0, obs, version=number)
     path, calls = tmp_path / "replay.safetensors", []
     tracemalloc.start()
-    expected = replay_file.dump_bytes(ring)
-    saved = replay_file.dump(ring, path, calls.append)
+    expected = checkpoint.dump_bytes(ring)
+    saved = checkpoint.dump_replay(ring, path, calls.append)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     ring.close()
@@ -440,7 +440,7 @@ def test_rows_overwritten_during_the_dump_are_left_out(tmp_path, monkeypatch):
     with ring_of(shards=1, rows=512) as ring:
         writer = ShardWriter(ring, 0)
         put(writer, 0, 512)
-        original, late = replay_file._copy, [True]
+        original, late = checkpoint._copy, [True]
 
         def copy_late(ring, block):
             if late:
@@ -448,9 +448,9 @@ def test_rows_overwritten_during_the_dump_are_left_out(tmp_path, monkeypatch):
                 put(writer, 512, 100)  # after the blocks were listed, before the first was copied
             return original(ring, block)
 
-        monkeypatch.setattr(replay_file, "_copy", copy_late)
+        monkeypatch.setattr(checkpoint, "_copy", copy_late)
         path = tmp_path / "replay.safetensors"
-        assert replay_file.dump(ring, path) == 412
+        assert checkpoint.dump_replay(ring, path) == 412
     with ring_of(shards=1, rows=512) as ring:
-        assert replay_file.load(path, ring) == 412
-        assert drawn_numbers(RingReader(ring), draws=5_000).min() >= 100
+        assert checkpoint.load_replay(path, ring) == 412
+        assert drawn_numbers(ReplayReader(ring), draws=5_000).min() >= 100

@@ -8,19 +8,18 @@ import time
 import psutil
 import pytest
 
-from spreeze import tuning
-from spreeze.autotune.rollouts import RolloutRate, RolloutSetting
+from spreeze.cli.terminal import show_tuning
+from spreeze.config.layers import Layer, resolve
 from spreeze.envs.probe import Probe, probe_env
 from spreeze.errors import ConfigError
-from spreeze.hardware import read_machine
-from spreeze.modes import rollout_measure
-from spreeze.modes.rollout_measure import RolloutMeasuring, measured_plan
-from spreeze.rollout_tuning import check_tunable, configured, pins, rollout_knobs, setting_names
-from spreeze.settings import Layer, resolve
-from spreeze.tuning_table import show
+from spreeze.machine.hardware import read_machine
+from spreeze.runtime.interrupts import Interrupts
+from spreeze.runtime.plan import RunPlan
+from spreeze.tuner import rollout_measure, run
+from spreeze.tuner.rollout_measure import RolloutMeasurer, measured_plan
+from spreeze.tuner.rollout_search import RolloutRate, RolloutSetting
+from spreeze.tuner.run import check_tunable, configured, pins, rollout_knobs, setting_names
 from spreeze.types import EnvSpec
-from spreeze.workers.interrupts import Interrupts
-from spreeze.workers.plan import RunPlan
 
 SMALL = RolloutSetting(executors=1, envs_per_executor=2, actors=1, sync_interval=16, minibatches=4)
 SIZES = {"executor_bytes": 10**8, "env_bytes": 10**7, "learner_bytes": 5 * 10**8}
@@ -36,7 +35,7 @@ def plan():
 
 
 def measuring(plan, cap_bytes=4 * 10**9, interrupts=None):
-    return RolloutMeasuring(plan, usable_cores=2.0, memory_cap_bytes=cap_bytes, ends_s=time.monotonic() + 150.0,
+    return RolloutMeasurer(plan, usable_cores=2.0, memory_cap_bytes=cap_bytes, ends_s=time.monotonic() + 150.0,
                             interrupts=interrupts or Interrupts())
 
 
@@ -131,7 +130,7 @@ class Asleep:
 def tuned(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(tuning, "RolloutMeasuring", Asleep)
+    monkeypatch.setattr(run, "RolloutMeasurer", Asleep)
     monkeypatch.setattr(Asleep, "asked", 0)
     probe = Probe(spec=SPEC, step_us_median=None, step_cv=None, first_reset_s=0.1, memory_bytes=10**6)
     base = read_machine()
@@ -139,8 +138,8 @@ def tuned(monkeypatch, tmp_path):
 
     def tune(fresh=False, **parts):
         rows = []
-        listener = tuning.Listener(say=lambda text: None, on_row=rows.append)
-        return *tuning.tuned_layer(settings_of(**parts), probe, machine, Interrupts(), listener, fresh=fresh), rows
+        listener = run.Listener(say=lambda text: None, on_row=rows.append)
+        return *run.tuned_layer(settings_of(**parts), probe, machine, Interrupts(), listener, fresh=fresh), rows
 
     return tune
 
@@ -169,7 +168,7 @@ def test_what_is_set_stays_and_a2c_gets_no_minibatches(tuned):
 def test_the_tables_show_every_candidate_and_the_choice(tuned):
     _, record, _ = tuned()
     out = io.StringIO()
-    show(record, out, reasons=True)
+    show_tuning(record, out, reasons=True)
     lines = out.getvalue().splitlines()
     assert sum("4,000" in line and "chosen" in line for line in lines) == 1
     assert any("rollout.executors = 4: 4 executors: 4000 env steps/s" in line for line in lines)

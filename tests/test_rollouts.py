@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from spreeze.errors import CheckpointError, TransportError
-from spreeze.transport.columns import Columns
-from spreeze.transport.exchange import Answers, Exchange
-from spreeze.transport.parameters import Parameters
-from spreeze.transport.rollouts import Rollouts, RolloutSpec, StepRows
+from spreeze.transport.inference_mailbox import Answers, InferenceMailbox
+from spreeze.transport.rollouts import Rollouts, RolloutSpec, RolloutWriter, StepRows
+from spreeze.transport.versioned_parameters import VersionedParameters
 
 SPEC = RolloutSpec(sync_interval=3, num_envs=2, obs_shape=(2,), images=False, action_dim=1, noise_dim=1, log_steps=4)
 
@@ -23,7 +22,7 @@ def rollouts():
 
 @pytest.fixture
 def columns(rollouts):
-    made = Columns(rollouts, 0, 2)
+    made = RolloutWriter(rollouts, 0, 2)
     yield made
     made.close()
 
@@ -78,7 +77,7 @@ def test_an_episode_that_was_announced_but_whose_last_row_was_not_committed_goes
     before = rollouts.steps.copy()
     columns.commit((0, 1), rows(2, (True, True)))
     rollouts.steps[:] = before  # as if the executor had been killed just before the last store
-    successor = Columns(rollouts, 0, 2)
+    successor = RolloutWriter(rollouts, 0, 2)
     start, episode = rollouts.episode_of(BOTH)
     assert (start.tolist(), episode.tolist()) == ([0, 0], [0, 0])
     assert rollouts.played(1).tolist() == [[2]]
@@ -118,7 +117,7 @@ def test_whoever_is_killed_while_an_episode_is_abandoned_leaves_it_or_the_next_o
         before = rollouts.steps.copy()
         columns.commit((0, 1), rows(3, (True, True)))
         rollouts.steps[:] = before
-    dying = Columns(rollouts, 0, 2)
+    dying = RolloutWriter(rollouts, 0, 2)
     assert (dying.steps, dying.episode) == ([2, 2], [1, 0])
     left = [stores]
 
@@ -137,7 +136,7 @@ def test_whoever_is_killed_while_an_episode_is_abandoned_leaves_it_or_the_next_o
     monkeypatch.undo()
     found = [part.tolist() for part in rollouts.episode_of(BOTH)]
     assert found == ([[2, 0], [2, 0]] if stores == 3 else [[1, 0], [1, 0]])
-    successor = Columns(rollouts, 0, 2)
+    successor = RolloutWriter(rollouts, 0, 2)
     successor.abandon(0)
     assert [part.tolist() for part in rollouts.episode_of(BOTH)] == [[2, 0], [found[1][0] + 1, 0]]
     successor.close()
@@ -195,7 +194,7 @@ def test_blocks_of_other_sizes_are_not_attached(rollouts):
 
 
 def test_questions_are_pending_until_answered_and_answers_come_back_to_their_environment():
-    exchange = Exchange.create(SPEC)
+    exchange = InferenceMailbox.create(SPEC)
     try:
         every, odd = slice(0, None, 1), slice(1, None, 2)
         assert exchange.pending(every).size == 0
@@ -211,7 +210,7 @@ def test_questions_are_pending_until_answered_and_answers_come_back_to_their_env
 
 
 def test_two_versions_of_parameters_are_kept_and_older_ones_are_gone():
-    parameters = Parameters.create()
+    parameters = VersionedParameters.create()
     try:
         assert parameters.read(0) is None
         for interval in range(3):
@@ -226,7 +225,7 @@ def test_two_versions_of_parameters_are_kept_and_older_ones_are_gone():
 
 
 def test_parameters_that_are_being_written_are_not_there(monkeypatch):
-    parameters = Parameters.create()
+    parameters = VersionedParameters.create()
     write = os.pwrite
     try:
         parameters.write(0, {"w": np.ones(1000, np.float32)}, {})
@@ -251,7 +250,7 @@ def test_parameters_that_are_being_written_are_not_there(monkeypatch):
 
 @pytest.mark.parametrize("call", [1, 2])
 def test_parameters_that_are_overwritten_while_they_are_read_are_not_there(monkeypatch, call):
-    parameters, calls = Parameters.create(), []
+    parameters, calls = VersionedParameters.create(), []
     try:
         parameters.write(0, {"w": np.ones(1000, np.float32), "v": np.zeros((2, 3), np.uint8)}, {})
         read = os.preadv

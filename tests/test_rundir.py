@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from harness import PATIENCE_S
 
-from spreeze import rundir
+from spreeze import run_directory
+from spreeze.cli.runs import main as runs_main
 from spreeze.errors import ConfigError, ResourceError, RunError
-from spreeze.rundir import RunDir, find_run, is_alive, list_runs, new_name, read_run, state_of, write_json
-from spreeze.runs import main as runs_main
+from spreeze.run_directory import RunDir, find_run, is_alive, list_runs, new_name, read_run, state_of, write_json
 
 REPO = Path(__file__).resolve().parents[1]
 
@@ -26,8 +26,8 @@ def run(tmp_path):
 
 def test_a_new_run_is_private_and_has_its_places(run):
     assert run.path.stat().st_mode & 0o777 == 0o700
-    assert {entry.name for entry in run.path.iterdir() if entry.is_dir()} == set(rundir.SUBDIRECTORIES)
-    assert all((run.path / sub).stat().st_mode & 0o777 == 0o700 for sub in rundir.SUBDIRECTORIES)
+    assert {entry.name for entry in run.path.iterdir() if entry.is_dir()} == set(run_directory.SUBDIRECTORIES)
+    assert all((run.path / sub).stat().st_mode & 0o777 == 0o700 for sub in run_directory.SUBDIRECTORIES)
 
 
 def test_a_name_is_given_away_once(run):
@@ -51,7 +51,7 @@ def test_a_place_that_cannot_be_written_is_refused_in_one_line(tmp_path):
 
 
 def test_too_little_disk_is_refused_with_both_sizes(tmp_path, monkeypatch):
-    monkeypatch.setattr(rundir, "MIN_FREE_DISK_BYTES", 10**18)
+    monkeypatch.setattr(run_directory, "MIN_FREE_DISK_BYTES", 10**18)
     with pytest.raises(ResourceError, match=r"needs 1000000000000 MB of disk, \d+ MB are free"):
         RunDir.create(tmp_path / "runs", "one")
     assert not (tmp_path / "runs" / "one").exists()
@@ -72,7 +72,7 @@ def test_alive_is_who_holds_the_lock(run):
 
 def test_the_lock_ends_with_the_process_that_held_it(tmp_path):
     code = (
-        "import sys, pathlib; from spreeze.rundir import RunDir\n"
+        "import sys, pathlib; from spreeze.run_directory import RunDir\n"
         "run = RunDir.create(pathlib.Path(sys.argv[1]), 'one'); run.write_state(state='running')\n"
         "print('ready', flush=True); sys.stdin.read()"
     )
@@ -106,7 +106,7 @@ def test_trouble_with_the_disk_is_not_fatal(run, monkeypatch):
     def refuse(path, data):
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(rundir, "write_json", refuse)
+    monkeypatch.setattr(run_directory, "write_json", refuse)
     run.write_state(env_steps=5)
 
 
@@ -139,7 +139,7 @@ def test_runs_are_found_by_name_path_and_age(tmp_path):
 def test_names_made_from_tasks_are_names():
     assert new_name("ns/My Env:v0", "sac", 3).endswith("_ns-My-Env-v0_sac_s3")
     for env_id in ("a" * 500, "../../x", "Pendulum-v1"):
-        assert rundir.check_name(new_name(env_id, "sac", 1))
+        assert run_directory.check_name(new_name(env_id, "sac", 1))
 
 
 def test_no_stranger_is_killed_in_place_of_a_supervisor(run, capsys):
@@ -185,7 +185,7 @@ def test_the_visualizer_is_told_by_a_file(run):
 
 
 def test_a_process_is_never_older_than_it_can_be():
-    code = "from spreeze.rundir import process_age_s; print(process_age_s())"
+    code = "from spreeze.run_directory import process_age_s; print(process_age_s())"
     before_s = time.monotonic()
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S, check=True)
     most_s = time.monotonic() - before_s
@@ -193,8 +193,8 @@ def test_a_process_is_never_older_than_it_can_be():
 
 
 def test_without_proc_the_age_comes_from_the_wall_clock(monkeypatch):
-    monkeypatch.setattr(rundir.Path, "read_text", lambda *args, **kwargs: "")
-    monkeypatch.setattr(rundir, "process_start_time", lambda: time.time() - 6.0)
-    assert 5.0 <= rundir.process_age_s() < 3600.0
-    monkeypatch.setattr(rundir, "process_start_time", lambda: time.time() + 5.0)
-    assert rundir.process_age_s() == 0.0
+    monkeypatch.setattr(run_directory.Path, "read_text", lambda *args, **kwargs: "")
+    monkeypatch.setattr(run_directory, "process_start_time", lambda: time.time() - 6.0)
+    assert 5.0 <= run_directory.process_age_s() < 3600.0
+    monkeypatch.setattr(run_directory, "process_start_time", lambda: time.time() + 5.0)
+    assert run_directory.process_age_s() == 0.0

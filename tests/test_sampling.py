@@ -4,7 +4,7 @@ import pytest
 from spreeze.envs.task import BadTransition
 from spreeze.errors import WorkerError
 from spreeze.types import EnvSpec
-from spreeze.workers.sampling import Sampling
+from spreeze.workers.collect.transition_collector import TransitionCollector
 
 SPEC = EnvSpec(
     env_id="Script-v0", import_module=None, obs_dim=2, action_dim=1, action_low=(-4.0,), action_high=(8.0,),
@@ -63,7 +63,7 @@ class Rows:
 
 def _sampling(plan, num_envs=2, *, n_step=1, nan_policy="drop", on_wait=lambda: None):
     rows = Rows()
-    made = Sampling(
+    made = TransitionCollector(
         lambda: Script(plan), num_envs, SPEC, rows, n_step=n_step, gamma=0.5, seeds=list(range(num_envs)),
         nan_policy=nan_policy, on_wait=on_wait,
     )  # fmt: skip

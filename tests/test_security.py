@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from test_catalogue import TESTS, known_tests
 
 from spreeze.bench.page import server
-from spreeze.config import check_name
+from spreeze.config.layers import read_profile, resolve
+from spreeze.config.schema import check_name
 from spreeze.errors import SpreezeError
-from spreeze.rundir import RunDir, read_run, state_of
-from spreeze.settings import read_profile, resolve
-from spreeze.store_reader import MetricsReader
+from spreeze.metrics.store_reader import MetricsReader
+from spreeze.run_directory import RunDir, read_run, state_of
 from spreeze.transport.checkpoint import CheckpointStore
 from spreeze.transport.weights import LATEST, WeightsStore, read_weights
 from spreeze.workers.evaluator import read_rows

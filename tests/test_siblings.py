@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from harness import PATIENCE_S, PENDULUM, REPO, TINY, Run, poll
 
-from spreeze.siblings import EARLY, PAGE, PROBE, Siblings
-from spreeze.store_reader import MetricsReader
-from spreeze.workers.governor import QUIET_CORES
-from spreeze.workers.head_start import HeadStart
+from spreeze.machine.process_names import EARLY, PAGE, PROBE, Siblings
+from spreeze.metrics.store_reader import MetricsReader
+from spreeze.runtime.cpu_governor import QUIET_CORES
+from spreeze.runtime.launcher import Prewarm
 
 GOVERNED = tuple(flag for flag in TINY if flag != "--no-governor")
 QUIET_RUN = (str(Path(__file__).with_name("quiet_run.py")),)
@@ -104,8 +104,18 @@ def test_what_measures_once_has_its_name_before_it_loads_anything(tmp_path):
         "time.sleep(10_000)\n"
     )
     said = tmp_path / "said"
-    with running(sys.executable, "-m", "spreeze.siblings", PROBE, "made_up", str(said), "b", process_group=0, cwd=REPO,
-                 env={**os.environ, "PYTHONPATH": f"{REPO}{os.pathsep}{tmp_path}"}) as child:
+    with running(
+        sys.executable,
+        "-m",
+        "spreeze.machine.process_names",
+        PROBE,
+        "made_up",
+        str(said),
+        "b",
+        process_group=0,
+        cwd=REPO,
+        env={**os.environ, "PYTHONPATH": f"{REPO}{os.pathsep}{tmp_path}"},
+    ) as child:
         poll(lambda: said.exists() and said.read_text() == f"{said} b", what="the module's first line")
         assert name_of(child.pid) == PROBE
         found = Siblings().find(ours=())
@@ -114,7 +124,7 @@ def test_what_measures_once_has_its_name_before_it_loads_anything(tmp_path):
 
 
 def test_a_learner_that_waits_for_its_job_and_one_that_tries_an_environment_are_siblings(tmp_path):
-    with HeadStart(1) as head_start:
+    with Prewarm(1) as head_start:
         poll(lambda: name_of(head_start.pid) == EARLY, what=lambda: name_of(head_start.pid))
     (tmp_path / "slow.py").write_text("import time\ntime.sleep(10_000)\n")
     with running(sys.executable, "-m", "spreeze.envs.probe", "--env", "slow/None-v0", "--import", "slow", "--out",

@@ -12,10 +12,10 @@ import pytest
 from harness import FAULT, PATIENCE_S, PENDULUM, REPO, TINY, Run, poll, train, verb
 from pseudo_terminal import PseudoTerminal
 
-from spreeze.processes import ENDING
-from spreeze.store_reader import MetricsReader, Point
+from spreeze.machine.processes import ENDING
+from spreeze.metrics.store_reader import MetricsReader, Point
+from spreeze.runtime.interrupts import Interrupts
 from spreeze.transport.checkpoint import CheckpointStore
-from spreeze.workers.interrupts import Interrupts
 
 
 def _in_order(run, document, stopped_by):

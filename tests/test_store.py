@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from spreeze.errors import RunError
-from spreeze.metrics import METRICS
-from spreeze.store import Evaluation, MetricsWriter, _open_for_writing
-from spreeze.store_reader import MetricsReader
+from spreeze.metrics.store import EvaluationRow, MetricsWriter, _open_for_writing
+from spreeze.metrics.store_reader import MetricsReader
+from spreeze.metrics.table import METRICS
 
 
 @pytest.fixture
@@ -148,7 +148,7 @@ def test_buckets_open_at_a_crash_are_rebuilt(path):
 def test_events_and_evaluations_come_back_without_control_characters(path):
     writer = MetricsWriter(path)
     writer.event(1.0, "warn", "sampler-0", "gone\x1b[31m\nSIGKILL")
-    record = Evaluation(2.0, 100, 50, 0, 40, 10, -150.5, 3.25, 200.0)
+    record = EvaluationRow(2.0, 100, 50, 0, 40, 10, -150.5, 3.25, 200.0)
     writer.evaluation(record)
     reader = MetricsReader(path)
     assert reader.events() == [(1.0, "warn", "sampler-0", "gone [31m SIGKILL")]
@@ -165,7 +165,7 @@ def test_full_disk_is_counted_and_made_good_later(path, monkeypatch):
             connection.execute("PRAGMA max_page_count = 12")
         return connection
 
-    monkeypatch.setattr("spreeze.store._RETRY_S", 0.0)
+    monkeypatch.setattr("spreeze.metrics.store._RETRY_S", 0.0)
     writer = MetricsWriter(path, connect=connect)
     for i in range(200):
         writer.write(float(i), i, {"updates": float(i), "alpha": 1.0})
@@ -182,7 +182,7 @@ def test_lasting_trouble_keeps_memory_bounded(path, monkeypatch):
     def connect(place):
         raise sqlite3.OperationalError("disk I/O error")
 
-    monkeypatch.setattr("spreeze.store._MAX_PENDING", 100)
+    monkeypatch.setattr("spreeze.metrics.store._MAX_PENDING", 100)
     writer = MetricsWriter(path, connect=connect)
     writer.event(0.0, "error", "learner", "the first error is kept")
     for i in range(500):

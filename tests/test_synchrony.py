@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from spreeze.synchrony import (
+from spreeze.metrics.hts_theory import (
     expected_lag,
     expected_largest,
     expected_run_time,

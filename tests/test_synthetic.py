@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from harness import train_until, verb
 
-from spreeze.envs.registry import make_env, parse_args
+from spreeze.envs.make import make_env, parse_args
 from spreeze.envs.synthetic import ENV_ID, SyntheticEnv, spin
 from spreeze.envs.task import BadTransition, make_task
 from spreeze.errors import EnvironmentError_

@@ -9,9 +9,9 @@ import xml.etree.ElementTree
 import pytest
 from rich.console import Console
 
-from spreeze import formats
-from spreeze.snapshot import GpuSnapshot, Snapshot
-from spreeze.terminal import PlainView, TerminalView, export_svg, open_view, panel, plain_line, sparkline
+from spreeze import formatting
+from spreeze.cli.terminal import PlainView, TerminalView, export_svg, open_view, panel, plain_line, sparkline
+from spreeze.metrics.snapshot import GpuSnapshot, Snapshot
 
 FULL = Snapshot(
     env_id="Walker2DBulletEnv-v0",
@@ -213,6 +213,6 @@ def test_sparkline_scales_to_its_values():
 def test_numbers_as_a_person_reads_them():
     numbers = (None, 0, 0.0123, 0.5, 12.34, 999, 9999, 14_900, 2.5e6, 3e9, float("nan"))
     texts = ["-", "0", "0.0123", "0.50", "12.3", "999", "9,999", "14.9 k", "2.50 M", "3.00 G", "-"]
-    assert [formats.number(value) for value in numbers] == texts
-    assert [formats.duration(value) for value in (None, 5, 3723, 90_061)] == ["-", "0:05", "1:02:03", "1 d 01:01"]
-    assert [formats.size(value) for value in (None, 12, 25.2e9)] == ["-", "12 B", "23.5 GiB"]
+    assert [formatting.number(value) for value in numbers] == texts
+    assert [formatting.duration(value) for value in (None, 5, 3723, 90_061)] == ["-", "0:05", "1:02:03", "1 d 01:01"]
+    assert [formatting.size(value) for value in (None, 12, 25.2e9)] == ["-", "12 B", "23.5 GiB"]

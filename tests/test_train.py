@@ -7,17 +7,17 @@ import sqlite3
 import pytest
 from harness import FAULT, HIDDEN_SIZES, PATIENCE_S, PENDULUM, Run, train, train_until
 
+from spreeze.config.layers import Layer, from_toml, resolve
 from spreeze.envs.probe import probe_env
-from spreeze.metrics import METRICS, by_name
-from spreeze.modes import beside
+from spreeze.metrics.store_reader import MetricsReader
+from spreeze.metrics.table import METRICS, by_name
 from spreeze.modes.spreeze import run_mode
-from spreeze.rundir import RunDir
-from spreeze.settings import Layer, from_toml, resolve
-from spreeze.store_reader import MetricsReader
+from spreeze.run_directory import RunDir
+from spreeze.runtime import services
+from spreeze.runtime.interrupts import Interrupts
+from spreeze.runtime.plan import RunPlan
+from spreeze.runtime.rates import split_names
 from spreeze.transport.weights import WeightsStore
-from spreeze.workers.gauges import split_names
-from spreeze.workers.interrupts import Interrupts
-from spreeze.workers.plan import RunPlan
 
 REQUIRED_SERIES = (
     "env_steps", "env_steps_per_s", "sampler_env_steps_per_s/0", "updates", "updates_per_s", "update_frames_per_s",
@@ -92,7 +92,7 @@ class NoView:
 
 def test_the_last_score_is_that_of_the_last_weights(tmp_path, monkeypatch):
     for name in ("_FINAL_EVALUATION_S", "_EXIT_S"):  # the user's patience, which a slow machine would need more of
-        monkeypatch.setattr(beside, name, PATIENCE_S)
+        monkeypatch.setattr(services, name, PATIENCE_S)
     values = {"env": {"id": "Pendulum-v1"}, "sac": {"hidden_sizes": [8]}, "learner": {"batch_size": 8},
               "replay": {"capacity": 20_000, "learning_starts": 200}, "visualizer": {"enabled": False},
               "evaluation": {"episodes": 1}, "stop": {"updates": 20}}  # fmt: skip

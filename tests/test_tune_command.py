@@ -1,4 +1,4 @@
-"""``python -m spreeze.tune`` as a process: ended at any point, it leaves nothing."""
+"""``python -m spreeze tune`` as a process: ended at any point, it leaves nothing."""
 
 import contextlib
 import json
@@ -11,7 +11,7 @@ import psutil
 import pytest
 from harness import PATIENCE_S, REPO, poll
 
-from spreeze.autotune.records import SCHEMA
+from spreeze.tuner.problem import SCHEMA
 
 PINNED = (
     "--env", "Pendulum-v1", "--samplers", "1", "--envs-per-sampler", "2", "--batch-size", "32",
@@ -25,8 +25,8 @@ def _tuner(folder, *more):
     environment = os.environ | {"XDG_CACHE_HOME": str(folder / "cache"), "TMPDIR": str(folder)}
     with open(folder / "out.txt", "wb") as out:
         process = subprocess.Popen(
-            [sys.executable, "-m", "spreeze.tune", *PINNED, *more], cwd=REPO, env=environment, stdout=out, stderr=out,
-            stdin=subprocess.DEVNULL, start_new_session=True,
+            [sys.executable, "-m", "spreeze", "tune", *PINNED, *more], cwd=REPO, env=environment, stdout=out,
+            stderr=out, stdin=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
     try:
         yield process

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from machine_simulator import Bench, Machine, best_score, changed, chosen, random_machine, true_score
 
-from spreeze.autotune.cost import fit_cost
-from spreeze.autotune.options import LEAST_BATCH
-from spreeze.autotune.records import SCHEMA, Pins
-from spreeze.autotune.scores import FORMULAS, paper_batch
-from spreeze.autotune.tune import tune
 from spreeze.errors import ConfigError, WorkerError
+from spreeze.tuner.candidates import LEAST_BATCH
+from spreeze.tuner.model import fit_cost
+from spreeze.tuner.objective import FORMULAS, paper_batch
+from spreeze.tuner.problem import SCHEMA, Pins
+from spreeze.tuner.search import tune
 
 
 def _tuned(machine, *, noise=0.0, seed=0, budget_s=60.0, knobs=None, **targets):

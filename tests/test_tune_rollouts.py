@@ -4,9 +4,10 @@ import dataclasses
 
 import pytest
 
-from spreeze.autotune.rollouts import (
+from spreeze.errors import ConfigError, WorkerError
+from spreeze.tuner.rollout_search import (
     SHORTEST_INTERVAL,
-    RolloutKnobs,
+    RolloutProblem,
     RolloutRate,
     RolloutSetting,
     fitted,
@@ -14,13 +15,12 @@ from spreeze.autotune.rollouts import (
     tune_rollouts,
     variations,
 )
-from spreeze.errors import ConfigError, WorkerError
 
 DEFAULT = RolloutSetting(executors=2, envs_per_executor=8, actors=1, sync_interval=64, minibatches=4)
 
 
 def knobs(cores=2.0, configured=DEFAULT, pins=(), memory_bytes=8 * 10**9):
-    return RolloutKnobs(cores=cores, memory_bytes=memory_bytes, executor_bytes=10**8, env_bytes=10**7,
+    return RolloutProblem(cores=cores, memory_bytes=memory_bytes, executor_bytes=10**8, env_bytes=10**7,
                         learner_bytes=5 * 10**8, configured=configured, pins=frozenset(pins))
 
 

@@ -8,14 +8,15 @@ import tempfile
 
 import pytest
 
-from spreeze import hardware, tune_cache, tuning
-from spreeze.autotune.records import SCHEMA, JointRate, LearnerRate
+from spreeze.config.layers import Layer, resolve
 from spreeze.envs.probe import Probe
 from spreeze.errors import ConfigError, SpreezeError
-from spreeze.hardware import read_machine
-from spreeze.settings import Layer, resolve
+from spreeze.machine import hardware
+from spreeze.machine.hardware import read_machine
+from spreeze.runtime.interrupts import Interrupts
+from spreeze.tuner import cache, run
+from spreeze.tuner.problem import SCHEMA, JointRate, LearnerRate
 from spreeze.types import EnvSpec
-from spreeze.workers.interrupts import Interrupts
 
 SPEC = EnvSpec(
     env_id="Pendulum-v1", import_module=None, obs_dim=3, action_dim=1, action_low=(-2.0,), action_high=(2.0,),
@@ -66,7 +67,7 @@ class Bench:
         self.cache = folder / "spreeze"
         monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
         monkeypatch.setattr(tempfile, "tempdir", str(folder))
-        monkeypatch.setattr(tuning, "Measuring", self._measuring)
+        monkeypatch.setattr(run, "ReplayMeasurer", self._measuring)
 
     def _measuring(self, plan, **facts):
         self.measured += 1
@@ -82,9 +83,9 @@ class Bench:
 
     def tune(self, user=None, *, fresh=False, probe=PROBE):
         settings = resolve([Layer("user", {"env": {"id": "Pendulum-v1"}, **(user or {})})])
-        listener = tuning.Listener(say=self.said.append, on_row=self.rows.append,
+        listener = run.Listener(say=self.said.append, on_row=self.rows.append,
                                    before=lambda: self.before.append(len(self.rows)))
-        return tuning.tuned_layer(settings, probe, self.machine, Interrupts(), listener, fresh=fresh)
+        return run.tuned_layer(settings, probe, self.machine, Interrupts(), listener, fresh=fresh)
 
     def records(self):
         return sorted(self.cache.glob("tune-*.json"))
@@ -146,7 +147,7 @@ def test_another_question_has_an_answer_of_its_own(bench, user):
 
 def test_another_version_or_task_is_another_question(bench, monkeypatch):
     bench.tune()
-    monkeypatch.setattr(tuning, "versions", lambda: {"torch": "other"})
+    monkeypatch.setattr(run, "versions", lambda: {"torch": "other"})
     bench.tune()
     assert len(bench.records()) == 2
 
@@ -211,8 +212,8 @@ def test_a_cache_that_cannot_be_written_only_costs_time(bench):
 
 
 def test_one_tuner_at_a_time(bench, monkeypatch):
-    monkeypatch.setattr(tune_cache, "_LOCK_WAIT_S", 0.1)
-    fd = os.open(tune_cache.lock_path(), os.O_RDWR | os.O_CREAT)
+    monkeypatch.setattr(cache, "_LOCK_WAIT_S", 0.1)
+    fd = os.open(cache.lock_path(), os.O_RDWR | os.O_CREAT)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
         with pytest.raises(SpreezeError, match=r"another tuner still measures after"):
@@ -224,7 +225,7 @@ def test_one_tuner_at_a_time(bench, monkeypatch):
 
 
 def test_a_tuner_that_waits_can_be_interrupted(bench):
-    fd = os.open(tune_cache.lock_path(), os.O_RDWR | os.O_CREAT)
+    fd = os.open(cache.lock_path(), os.O_RDWR | os.O_CREAT)
     interrupts = Interrupts()
 
     def say(text):
@@ -233,15 +234,15 @@ def test_a_tuner_that_waits_can_be_interrupted(bench):
 
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
-        with pytest.raises(KeyboardInterrupt), tune_cache.only_tuner(say, interrupts):
+        with pytest.raises(KeyboardInterrupt), cache.only_tuner(say, interrupts):
             pytest.fail("two tuners at once")
     finally:
         os.close(fd)
 
 
 def test_a_lock_file_of_somebody_who_is_gone_holds_nobody_up(bench):
-    tune_cache.lock_path().write_text("4242")
-    tune_cache.lock_path().chmod(0o444)
+    cache.lock_path().write_text("4242")
+    cache.lock_path().chmod(0o444)
     bench.tune()
     assert not any("another tuner" in text for text in bench.said)
 
@@ -320,7 +321,7 @@ def test_pinned_values_stay(bench):
 
 @pytest.mark.parametrize(("others", "told"), [(0.9, True), (0.02, False), (None, False)])
 def test_other_programs_that_kept_cores_busy_are_told(bench, monkeypatch, others, told):
-    monkeypatch.setattr(tuning.OthersLoad, "cores", lambda self: others)
+    monkeypatch.setattr(run.OthersLoad, "cores", lambda self: others)
     _, record = bench.tune()
     assert any("other programs kept 0.9" in note for note in record["notes"]) == told
     assert record["other_programs_cores"] == others

@@ -12,9 +12,9 @@ import pytest
 from harness import poll
 from test_hardware import FakeNvml
 
-from spreeze.metrics import by_name
-from spreeze.nvml import GpuMonitor
-from spreeze.utilisation import Utilisation
+from spreeze.machine.gpu import GpuMonitor
+from spreeze.machine.utilisation import Utilisation
+from spreeze.metrics.table import by_name
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ from linear_policy import GOOD, IDLE, SPEC, publish, wait_until
 from PIL import Image
 
 from spreeze.envs.faults import FaultEnv
-from spreeze.transport.board import STOP, VISUALIZER_PAUSED, WEIGHTS_HINT, Board
+from spreeze.transport.status_table import STOP, VISUALIZER_PAUSED, WEIGHTS_HINT, StatusTable
 from spreeze.transport.weights import WeightsStore
 from spreeze.workers import visualizer
-from spreeze.workers.link import Link
+from spreeze.workers.context import WorkerContext
 from spreeze.workers.visualizer import VisualizerJob, run_visualizer
 
 
@@ -37,10 +37,10 @@ def job_of(tmp_path, **changes):
 
 @contextlib.contextmanager
 def running(job):
-    board = Board.create(7)
+    board = StatusTable.create(7)
     read_fd, write_fd = os.pipe()
     os.set_blocking(read_fd, False)
-    link = Link("visualizer", 0, board, 0, write_fd)
+    link = WorkerContext("visualizer", 0, board, 0, write_fd)
     errors = []
 
     def body():
@@ -192,8 +192,8 @@ def test_without_a_free_core_a_frame_s_cost_is_slept_off(tmp_path, monkeypatch):
     clock = iter(float(i) for i in range(100_000))
     monkeypatch.setattr(visualizer.time, "process_time", lambda: next(clock))
     rests = []
-    board = Board.create(7)
-    link = Link("visualizer", 0, board, 0, None)
+    board = StatusTable.create(7)
+    link = WorkerContext("visualizer", 0, board, 0, None)
 
     def sleep(seconds, *rest):
         rests.append(seconds)

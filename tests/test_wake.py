@@ -9,19 +9,19 @@ import time
 import pytest
 from harness import PATIENCE_S
 
-from spreeze.transport.wake import Bell, readable
+from spreeze.transport.wakeup import Wakeup, readable
 
 
 @pytest.fixture
 def bell():
-    made = Bell.create()
+    made = Wakeup.create()
     yield made
     made.close()
 
 
 def test_a_ring_before_the_wait_ends_it_at_once_and_counts_once(bell):
-    bell.ring()
-    bell.ring()
+    bell.notify()
+    bell.notify()
     assert bell.wait(PATIENCE_S)
     assert not bell.wait(0.0)
 
@@ -43,7 +43,7 @@ def test_a_wait_that_nobody_ends_costs_no_processor_time(bell):
 
 def test_a_closed_bell_may_be_rung(bell):
     bell.close()
-    bell.ring()
+    bell.notify()
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from slopes import slope_row
 
 from spreeze.bench import Row, page, row
 from spreeze.errors import SpreezeError
-from spreeze.rundir import read_run, state_of
+from spreeze.run_directory import read_run, state_of
 
 HIDE = "Object.defineProperty(document, 'hidden', {configurable: true, value: arguments[0]}); " \
        "document.dispatchEvent(new Event('visibilitychange'))"

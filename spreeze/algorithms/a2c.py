@@ -12,13 +12,13 @@ from typing import Any
 
 from torch import Tensor
 
-from spreeze.algorithms.adam import FlatRMSProp
-from spreeze.algorithms.rollout_learning import Passed, RolloutLearning, Samples
-from spreeze.config import A2CConfig
+from spreeze.algorithms.nn.optimizers import FlatRMSProp
+from spreeze.algorithms.on_policy import Passed, PolicyGradientBase, Samples
+from spreeze.config.schema import A2CConfig
 from spreeze.types import EnvSpec
 
 
-class A2C(RolloutLearning):
+class A2C(PolicyGradientBase):
     """A2C with RMSProp; see ``OnPolicyAlgorithm`` for what each member does."""
 
     name = "a2c"

@@ -12,14 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spreeze import ops
-from spreeze.algorithms.action_values import ActionValues
-from spreeze.algorithms.actor_critic import ActorCritic
-from spreeze.algorithms.adam import FlatAdam
-from spreeze.algorithms.base import Proposal
+from spreeze.algorithms import losses
+from spreeze.algorithms.nn.fused_mlp import Parameters, Tape, mlp_backward, mlp_forward, new_parameters
+from spreeze.algorithms.nn.optimizers import FlatAdam
+from spreeze.algorithms.nn.q_networks import DiscreteCritics
+from spreeze.algorithms.off_policy import ActorCritic, Proposal
 from spreeze.algorithms.temperature import Temperature
-from spreeze.config import SACConfig
-from spreeze.networks import Parameters, Tape, mlp_backward, mlp_forward, new_parameters
+from spreeze.config.schema import SACConfig
 from spreeze.types import TransitionBatch
 
 
@@ -75,7 +74,9 @@ class CategoricalActor:
         """
         buffers = self._buffers
         assert buffers is not None
-        grad, mean_log_prob = ops.soft_policy_gradient(buffers.prob, buffers.log_prob, values, self.temperature.alpha)
+        grad, mean_log_prob = losses.soft_policy_gradient(
+            buffers.prob, buffers.log_prob, values, self.temperature.alpha
+        )
         buffers.entropy = mean_log_prob.neg_()
         torch.mul(grad, 1.0 / buffers.rows, out=buffers.fresh.grad_out[0])
         mlp_backward(self.online, buffers.fresh, buffers.x_obs_t, self.gradient)
@@ -115,7 +116,7 @@ class DiscreteSAC(ActorCritic):
         init = torch.Generator().manual_seed(seed)
         noise = torch.Generator(place).manual_seed(seed + 1)
         self.actor = CategoricalActor(obs_dim, num_actions, config, init, place, dtype)
-        self.critics = ActionValues(obs_dim, num_actions, hidden, 2, config.critic_lr, init, place, dtype)
+        self.critics = DiscreteCritics(obs_dim, num_actions, hidden, 2, config.critic_lr, init, place, dtype)
         self._tau = config.tau
         meta = {
             "policy": "categorical",
@@ -135,7 +136,7 @@ class DiscreteSAC(ActorCritic):
         soft = self.critics.least(batch.next_obs, target=True)
         soft.addcmul_(next_log_prob, self.actor.temperature.alpha, value=-1.0)
         value = soft.mul_(next_action).sum(0)
-        target = ops.td_target(batch.reward, batch.terminated, batch.discount, value)
+        target = losses.td_target(batch.reward, batch.terminated, batch.discount, value)
         self.critics.step(batch.obs, batch.action[:, 0].long(), target)
 
     def action_gradient(self, batch: TransitionBatch, action: Tensor) -> Tensor:

@@ -14,12 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spreeze import ops
-from spreeze.algorithms.action_values import ActionValues
-from spreeze.algorithms.base import Proposal
-from spreeze.algorithms.common import OffPolicy
-from spreeze.algorithms.image_values import ImageValues
-from spreeze.config import DQNConfig
+from spreeze.algorithms import losses
+from spreeze.algorithms.nn.conv_q_networks import ImageCritics
+from spreeze.algorithms.nn.q_networks import DiscreteCritics
+from spreeze.algorithms.off_policy import OffPolicy, Proposal
+from spreeze.config.schema import DQNConfig
 from spreeze.types import FrameSpec, TransitionBatch
 
 
@@ -42,13 +41,13 @@ class DQN(OffPolicy):
         init = torch.Generator().manual_seed(seed)
         noise = torch.Generator(place).manual_seed(seed + 1)
         hidden, lr, duelling = config.hidden_sizes, config.lr, config.duelling
-        self.critics: ActionValues | ImageValues
+        self.critics: DiscreteCritics | ImageCritics
         image: dict[str, Any] = {}
         if frames is None:
-            self.critics = ActionValues(obs_dim, num_actions, hidden, 1, lr, init, place, dtype, duelling=duelling)
+            self.critics = DiscreteCritics(obs_dim, num_actions, hidden, 1, lr, init, place, dtype, duelling=duelling)
             online = self.critics.online
         else:
-            self.critics = ImageValues(
+            self.critics = ImageCritics(
                 frames, num_actions, config.cnn, hidden, lr, init, place, dtype, duelling=duelling
             )
             online, image = self.critics.online.mlp, {"cnn": config.cnn, "image": self.critics.image}
@@ -87,8 +86,8 @@ class DQN(OffPolicy):
         next_q = self.critics.values(batch.next_obs, target=True) if self._config.double else self._next_q
         assert next_q is not None
         value = next_q[0].gather(0, next_action)[0]
-        target = ops.td_target(batch.reward, batch.terminated, batch.discount, value)
-        self.critics.step(batch.obs, batch.action[:, 0].long(), target, ops.huber_gradient)
+        target = losses.td_target(batch.reward, batch.terminated, batch.discount, value)
+        self.critics.step(batch.obs, batch.action[:, 0].long(), target, losses.huber_gradient)
 
     def update_targets(self) -> None:
         """Moves the target network at every ``target_interval``-th update."""
@@ -100,7 +99,7 @@ class DQN(OffPolicy):
         """Copies of the Q network's weights; a duelling head as the one layer that it amounts to."""
         weight, bias = self.critics.policy_head()
         own = {"head_w": weight.t().contiguous(), "head_b": bias}
-        if isinstance(self.critics, ImageValues):
+        if isinstance(self.critics, ImageCritics):
             own |= self.critics.trunk_arrays()
         return super().policy_arrays() | {name: tensor.cpu().numpy().copy() for name, tensor in own.items()}
 

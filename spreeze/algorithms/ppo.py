@@ -21,10 +21,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spreeze import ops
-from spreeze.algorithms.adam import FlatAdam
-from spreeze.algorithms.rollout_learning import Passed, RolloutLearning, Samples
-from spreeze.config import PPOConfig
+from spreeze.algorithms import losses
+from spreeze.algorithms.nn.optimizers import FlatAdam
+from spreeze.algorithms.on_policy import Passed, PolicyGradientBase, Samples
+from spreeze.config.schema import PPOConfig
 from spreeze.errors import ConfigError
 from spreeze.types import EnvSpec
 
@@ -33,7 +33,7 @@ _STEP_FACTOR = 1.5
 _LEAST_STEP_SHARE = 0.01
 
 
-class PPO(RolloutLearning):
+class PPO(PolicyGradientBase):
     """PPO with Adam; see ``OnPolicyAlgorithm`` for what each member does."""
 
     name = "ppo"
@@ -84,11 +84,11 @@ class PPO(RolloutLearning):
             self.net.flat.sub_(start).add_(theta)
 
     def _policy_slope(self, log_prob: Tensor, log_ratio: Tensor, advantage: Tensor) -> tuple[Tensor, Tensor]:
-        return ops.clipped_surrogate(log_ratio.exp(), advantage, self._config.clip)
+        return losses.clipped_surrogate(log_ratio.exp(), advantage, self._config.clip)
 
     def _value_error(self, value: Tensor, samples: Samples) -> Tensor:
         if self._config.clip_value:
-            return ops.clipped_value_error(value, samples.target, samples.value, self._config.clip)
+            return losses.clipped_value_error(value, samples.target, samples.value, self._config.clip)
         return value - samples.target
 
     def state_json(self) -> dict[str, Any]:

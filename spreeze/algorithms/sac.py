@@ -11,34 +11,27 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spreeze import ops
-from spreeze.algorithms.actor_critic import ActorCritic
-from spreeze.algorithms.adam import FlatAdam
-from spreeze.algorithms.base import Proposal
-from spreeze.algorithms.critics import Critics
-from spreeze.algorithms.pair import Pair
-from spreeze.algorithms.passes import Passes
-from spreeze.algorithms.placement import Placement
+from spreeze.algorithms import losses
+from spreeze.algorithms.nn.fused_mlp import Parameters, Tape, new_parameters
+from spreeze.algorithms.nn.optimizers import FlatAdam
+from spreeze.algorithms.nn.q_networks import Critics
+from spreeze.algorithms.nn.two_thread_update import MlpPasses, ThreadPair
+from spreeze.algorithms.off_policy import ActorCritic, Placement, Proposal
 from spreeze.algorithms.temperature import Temperature
-from spreeze.config import SACConfig
-from spreeze.networks import (
-    Parameters,
-    Tape,
-    new_parameters,
-)
+from spreeze.config.schema import SACConfig
 from spreeze.types import TransitionBatch
 
 
 class _Buffers:
     """Everything whose size depends on the batch: rows 0..B-1 are next_obs, B..2B-1 obs."""
 
-    def __init__(self, parameters: Parameters, rows: int, action_dim: int, pair: Pair | None) -> None:
+    def __init__(self, parameters: Parameters, rows: int, action_dim: int, pair: ThreadPair | None) -> None:
         like, obs_dim = parameters.flat, parameters.sizes[0]
         self.rows = rows
         self.tape = Tape.allocate(parameters, 2 * rows)
-        self.passes = Passes(parameters, self.tape, pair)
+        self.passes = MlpPasses(parameters, self.tape, pair)
         self.fresh = self.tape.part(rows, 2 * rows)
-        self.fresh_passes = Passes(parameters, self.fresh, pair)
+        self.fresh_passes = MlpPasses(parameters, self.fresh, pair)
         self.x = like.new_zeros(1, 2 * rows, obs_dim)
         self.x_next, self.x_obs = self.x[0, :rows], self.x[0, rows:]
         self.x_obs_t = self.x[0, rows:].t().unsqueeze(0)
@@ -66,7 +59,7 @@ class GaussianActor:
         noise: torch.Generator,
         device: torch.device,
         dtype: torch.dtype = torch.float32,
-        pair: Pair | None = None,
+        pair: ThreadPair | None = None,
     ) -> None:
         sizes = (obs_dim, *config.hidden_sizes, 2 * action_dim)
         self.online = new_parameters(sizes, 1, device, dtype)
@@ -88,9 +81,9 @@ class GaussianActor:
         buffers.x_next.copy_(next_obs)
         buffers.x_obs.copy_(obs)
         buffers.passes.forward(buffers.x)
-        torch.clamp(buffers.raw_log_std, ops.LOG_STD_MIN, ops.LOG_STD_MAX, out=buffers.log_std)
+        torch.clamp(buffers.raw_log_std, losses.LOG_STD_MIN, losses.LOG_STD_MAX, out=buffers.log_std)
         buffers.noise.normal_(generator=self._noise)
-        action, log_prob, deviation = ops.squashed_gaussian(buffers.mean, buffers.log_std, buffers.noise)
+        action, log_prob, deviation = losses.squashed_gaussian(buffers.mean, buffers.log_std, buffers.noise)
         buffers.action, buffers.log_prob = action[:, rows:], log_prob[rows:]
         buffers.deviation = deviation[:, rows:]
         return Proposal(action[:, :rows], log_prob[:rows], buffers.action)
@@ -101,7 +94,9 @@ class GaussianActor:
         assert buffers is not None
         weight = self.temperature.alpha * buffers.per_row
         grad_action = dq_da * buffers.minus_per_row
-        grad_mean, grad_log_std = ops.squashed_gaussian_backward(buffers.action, buffers.deviation, grad_action, weight)
+        grad_mean, grad_log_std = losses.squashed_gaussian_backward(
+            buffers.action, buffers.deviation, grad_action, weight
+        )
         buffers.grad_mean.copy_(grad_mean)
         # Outside of its range log_std is constant, so it gets no gradient there.
         torch.eq(buffers.fresh_log_std, buffers.fresh_raw_log_std, out=buffers.in_range)
@@ -144,7 +139,7 @@ class SAC(ActorCritic):
         seed: int,
         device: str = "cpu",
         dtype: torch.dtype = torch.float32,
-        pair: Pair | None = None,
+        pair: ThreadPair | None = None,
         *,
         overlap: bool = False,
     ) -> None:
@@ -171,7 +166,7 @@ class SAC(ActorCritic):
         assert next_log_prob is not None
         value = self.critics.next_value(batch.next_obs, next_action)
         value.addcmul_(next_log_prob, self._placement.to_critics(self.actor.temperature.alpha), value=-1.0)
-        self.critics.step(batch.obs_action, ops.td_target(batch.reward, batch.terminated, batch.discount, value))
+        self.critics.step(batch.obs_action, losses.td_target(batch.reward, batch.terminated, batch.discount, value))
 
     def action_gradient(self, batch: TransitionBatch, action: Tensor) -> Tensor:
         """Critic side: gradient of the lesser critic."""

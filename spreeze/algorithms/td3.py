@@ -5,13 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from spreeze import ops
-from spreeze.algorithms.actor_critic import ActorCritic
-from spreeze.algorithms.base import Proposal
-from spreeze.algorithms.deterministic import deterministic_parts
-from spreeze.algorithms.pair import Pair
-from spreeze.algorithms.placement import Placement
-from spreeze.config import TD3Config
+from spreeze.algorithms import losses
+from spreeze.algorithms.nn.deterministic_actor import deterministic_parts
+from spreeze.algorithms.nn.two_thread_update import ThreadPair
+from spreeze.algorithms.off_policy import ActorCritic, Placement, Proposal
+from spreeze.config.schema import TD3Config
 from spreeze.types import TransitionBatch
 
 
@@ -28,7 +26,7 @@ class TD3(ActorCritic):
         seed: int,
         device: str = "cpu",
         dtype: torch.dtype = torch.float32,
-        pair: Pair | None = None,
+        pair: ThreadPair | None = None,
         *,
         overlap: bool = False,
     ) -> None:
@@ -53,7 +51,7 @@ class TD3(ActorCritic):
     def critic_step(self, batch: TransitionBatch, next_action: Tensor, next_log_prob: Tensor | None) -> None:
         """Critic side: target ``r + discount min Q'(s', a')`` (algorithm 1)."""
         value = self.critics.next_value(batch.next_obs, next_action)
-        self.critics.step(batch.obs_action, ops.td_target(batch.reward, batch.terminated, batch.discount, value))
+        self.critics.step(batch.obs_action, losses.td_target(batch.reward, batch.terminated, batch.discount, value))
 
     def action_gradient(self, batch: TransitionBatch, action: Tensor) -> Tensor:
         """Critic side: gradient of the first critic."""

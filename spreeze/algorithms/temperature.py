@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from spreeze.algorithms.adam import FlatAdam
-from spreeze.config import SACConfig
+from spreeze.algorithms.nn.optimizers import FlatAdam
+from spreeze.config.schema import SACConfig
 
 
 class Temperature:

@@ -7,12 +7,12 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-from spreeze.autotune.scores import FORMULAS
 from spreeze.bench import Row, line
 from spreeze.bench.hts import LAWS, PARTS
-from spreeze.cli import emit, guarded, say
-from spreeze.hardware import read_machine
-from spreeze.rundir import find_run, versions
+from spreeze.cli.common import emit, guarded, say
+from spreeze.machine.hardware import read_machine
+from spreeze.run_directory import find_run, versions
+from spreeze.tuner.objective import FORMULAS
 
 _WALKER = "Walker2DBulletEnv-v0"
 

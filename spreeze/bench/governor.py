@@ -21,8 +21,8 @@ import psutil
 from spreeze.bench import Row, row
 from spreeze.bench.runs import Counters, LiveRun, Say, counters, rates
 from spreeze.errors import SpreezeError
-from spreeze.hardware import core_facts
-from spreeze.store_reader import MetricsReader
+from spreeze.machine.hardware import core_facts
+from spreeze.metrics.store_reader import MetricsReader
 
 _START_S = 90.0
 _BEFORE_S, _AFTER_S = 12.0, 25.0

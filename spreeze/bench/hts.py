@@ -1,7 +1,7 @@
 """HTS-RL against its synchronous baselines: where step times are as given, and on tasks that are learned.
 
 Every figure is a whole ``python -m spreeze.train`` in processes of its own, modes in turn, seed by seed. Given step
-times (``spreeze/Synthetic-v0``) stand beside what ``spreeze.synchrony`` simulates for the same distribution,
+times (``spreeze/Synthetic-v0``) stand beside what ``spreeze.metrics.hts_theory`` simulates for the same distribution,
 environments and interval; runs on tasks are scored by the protocol of the paper.
 """
 
@@ -20,9 +20,8 @@ from spreeze.bench import Row, row
 from spreeze.bench.runs import Document, Say, in_turn, target_rows, train
 from spreeze.envs.synthetic import ENV_ID
 from spreeze.errors import ConfigError, SpreezeError
-from spreeze.protocol import Rules, Spread
-from spreeze.protocol_table import report_of
-from spreeze.synchrony import (
+from spreeze.metrics.hts_metrics import Rules, Spread, report_of
+from spreeze.metrics.hts_theory import (
     Draw,
     expected_run_time,
     gamma_shape_rate,

@@ -21,19 +21,19 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from spreeze.algorithms import create
-from spreeze.algorithms.pair import Pair
+from spreeze.algorithms.nn.fused_mlp import matmuls_round
+from spreeze.algorithms.nn.two_thread_update import ThreadPair
+from spreeze.algorithms.registry import create
 from spreeze.bench import Row, row
-from spreeze.config import PARTS, AlgorithmConfig
+from spreeze.config.schema import PARTS, AlgorithmConfig
 from spreeze.envs.task import make_task
 from spreeze.errors import UsageError
-from spreeze.networks import products_round
 from spreeze.transport.frames import open_reader
-from spreeze.transport.ring import Ring, RingSpec
+from spreeze.transport.replay_ring import ReplayRing, RingSpec
 from spreeze.types import EnvSpec, RowLayout, TransitionBatch
-from spreeze.workers.devices import HostWaits, learner_threads, products_in, resolve_device, synchronise
-from spreeze.workers.filling import fill
-from spreeze.workers.learning import Learning
+from spreeze.workers.learn.replay_trainer import ReplayTrainer
+from spreeze.workers.learn.synthetic_replay import fill_with_synthetic_rows
+from spreeze.workers.learn.torch_devices import HostWaits, learner_threads, products_in, resolve_device, synchronise
 
 OBS_DIM, ACTION_DIM = 22, 6
 """Sizes of Walker2DBulletEnv-v0."""
@@ -119,7 +119,7 @@ def _matmul_call(stack: int, m: int, k: int, n: int) -> Callable[[], Any]:
     """One matmul, written the way that is fastest for its shape."""
     a, b = torch.randn(stack, m, k), torch.randn(stack, k, n)
     if n == 1:
-        times_vector = torch.linalg.vecdot if products_round() else torch.mv
+        times_vector = torch.linalg.vecdot if matmuls_round() else torch.mv
         rows = [(a[index], b[index, :, 0].contiguous(), torch.empty(m)) for index in range(stack)]
         if m < k:
             rows = [(matrix.t().contiguous().t(), vector, out) for matrix, vector, out in rows]
@@ -163,7 +163,7 @@ def learner_cases(
     torch.set_num_threads(1)
     with contextlib.ExitStack() as stack:
         stack.callback(torch.set_num_threads, before)
-        pair = stack.enter_context(Pair()) if copy_interval or any(count > 1 for count in threads) else None
+        pair = stack.enter_context(ThreadPair()) if copy_interval or any(count > 1 for count in threads) else None
         ways = [(count, 0) for count in threads] + ([(2, copy_interval)] if copy_interval else [])
         cases: list[_Case] = []
         for size, precision, (count, interval) in itertools.product(batch_sizes, precisions, ways):
@@ -181,7 +181,7 @@ class _Case:
     """One batch size: an algorithm, the matmuls of its update, and what was measured."""
 
     def __init__(self, algo: str, batch_size: int, obs_dim: int, action_dim: int, hidden: tuple[int, ...],
-                 pair: Pair | None, precision: str, copy_interval: int) -> None:
+                 pair: ThreadPair | None, precision: str, copy_interval: int) -> None:
         config = algorithm_config(algo, hidden)
         self.algo, self.batch_size = algo, batch_size
         self.threads, self.precision, self.copy_interval = 1 if pair is None else 2, precision, copy_interval
@@ -295,11 +295,11 @@ def placed_rows(
     layout, config, device = RowLayout(OBS_DIM, ACTION_DIM), PARTS[algo](), resolve_device(device)
     assert isinstance(config, AlgorithmConfig)
     rows: list[Row] = []
-    with contextlib.closing(Ring.create(RingSpec(layout, 1, _PLACED_ROWS))) as ring:
-        fill(ring, spec)
+    with contextlib.closing(ReplayRing.create(RingSpec(layout, 1, _PLACED_ROWS))) as ring:
+        fill_with_synthetic_rows(ring, spec)
         with products_in(precision, device), learner_threads(spec, 1, device):
             for batch_size in batch_sizes:
-                learning = Learning(
+                learning = ReplayTrainer(
                     spec, algo, config, layout, open_reader(ring), batch_size=batch_size, device=device, seed=0,
                     normalize_obs=False, overlap=overlap, mirror=True, updates_per_launch=updates_per_launch,
                 )
@@ -312,7 +312,9 @@ def placed_rows(
     return rows
 
 
-def _placed(learning: Learning, repeats: int, repeat_s: float, device: str) -> tuple[list[float], dict[str, float]]:
+def _placed(
+    learning: ReplayTrainer, repeats: int, repeat_s: float, device: str
+) -> tuple[list[float], dict[str, float]]:
     """Updates a second of each repeat, and all figures by name."""
     while learning.updates < _WARM_UPDATES:
         learning.update()
@@ -389,9 +391,9 @@ def against_rows(env_id: str, batch_size: int, repeats: int) -> list[Row]:
 
 
 def _ours(spec: EnvSpec, batch_size: int, stack: contextlib.ExitStack) -> Callable[[], object]:
-    ring = stack.enter_context(contextlib.closing(Ring.create(RingSpec(RowLayout.of(spec), 1, _PEER_ROWS))))
-    fill(ring, spec)
-    learning = Learning(spec, "sac", algorithm_config("sac", HIDDEN), ring.spec.layout, open_reader(ring),
+    ring = stack.enter_context(contextlib.closing(ReplayRing.create(RingSpec(RowLayout.of(spec), 1, _PEER_ROWS))))
+    fill_with_synthetic_rows(ring, spec)
+    learning = ReplayTrainer(spec, "sac", algorithm_config("sac", HIDDEN), ring.spec.layout, open_reader(ring),
                         batch_size=batch_size, device="cpu", seed=0, normalize_obs=False)
     learning.refresh()
     for _ in range(3):

@@ -23,8 +23,8 @@ import psutil
 from spreeze.bench import Row, row
 from spreeze.bench.runs import Counters, LiveRun, counters, rates
 from spreeze.errors import ResourceError, SpreezeError
-from spreeze.hardware import read_machine
-from spreeze.rundir import state_of
+from spreeze.machine.hardware import read_machine
+from spreeze.run_directory import state_of
 
 if TYPE_CHECKING:
     from selenium.webdriver import Chrome

@@ -17,8 +17,8 @@ import numpy as np
 
 from spreeze.bench import Row, row
 from spreeze.errors import WorkerError
-from spreeze.transport.ring import Ring, RingSpec, ShardWriter
-from spreeze.transport.ring_reader import RingReader
+from spreeze.transport.replay_reader import ReplayReader
+from spreeze.transport.replay_ring import ReplayRing, RingSpec, ShardWriter
 from spreeze.types import RowLayout
 
 LAYOUT = RowLayout(obs_dim=22, action_dim=6)
@@ -27,9 +27,9 @@ WRITE_ROWS = 8
 CHILD_LIMIT_S = 60.0
 
 
-def open_ring(layout: RowLayout, rows: int) -> contextlib.closing[Ring]:
+def open_ring(layout: RowLayout, rows: int) -> contextlib.closing[ReplayRing]:
     """A ring of one shard, for as long as it is wanted."""
-    return contextlib.closing(Ring.create(RingSpec(layout, 1, rows)))
+    return contextlib.closing(ReplayRing.create(RingSpec(layout, 1, rows)))
 
 
 def transitions(count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -60,7 +60,7 @@ def replay_rows(repeats: int = 5, *, capacity: int = 500_000, checked_rows: int 
     return rows + torn_rows(checked_rows)
 
 
-def _write_figures(ring: Ring, repeats: int) -> list[Row]:
+def _write_figures(ring: ReplayRing, repeats: int) -> list[Row]:
     """Fills the ring once, so that no page is touched for the first time, then times writes of 1 and 8 rows."""
     writer = ShardWriter(ring, 0)
     obs, action, reward = transitions(1000)
@@ -77,9 +77,9 @@ def _write_figures(ring: Ring, repeats: int) -> list[Row]:
     return rows
 
 
-def _gather_figures(ring: Ring, repeats: int) -> list[Row]:
+def _gather_figures(ring: ReplayRing, repeats: int) -> list[Row]:
     """Draws of 8,192 and 256 rows in turns with plain fancy indexing of as many bytes."""
-    reader, rng = RingReader(ring), np.random.default_rng(0)
+    reader, rng = ReplayReader(ring), np.random.default_rng(0)
     rows = [row("refresh_us", "us", [_mean_us(reader.refresh, 2000) for _ in range(repeats)])]
     for batch, calls in ((8192, 20), (256, 500)):
         out = np.empty((batch, ring.spec.layout.width), dtype=np.float32)
@@ -97,7 +97,7 @@ def _gather_figures(ring: Ring, repeats: int) -> list[Row]:
     return rows
 
 
-def _gather_times(ring: Ring, reader: RingReader, rng: np.random.Generator, out: np.ndarray) -> list[float]:
+def _gather_times(ring: ReplayRing, reader: ReplayReader, rng: np.random.Generator, out: np.ndarray) -> list[float]:
     """Times in microseconds, each with other random rows.
 
     A draw of ours, indices and validation included; ``rows[index]``, which allocates its result; and
@@ -123,7 +123,7 @@ def torn_rows(checked_rows: int, *, capacity: int = 16_384, batch: int = 1024) -
     torn = checked = 0
     with open_ring(layout, capacity) as ring, ring_writer(ring, rows_per_s=0) as child:
         wait_for_rows(ring, child)
-        reader, rng = RingReader(ring), np.random.default_rng(0)
+        reader, rng = ReplayReader(ring), np.random.default_rng(0)
         out = np.empty((batch, layout.width), dtype=np.float32)
         while checked < checked_rows or reader.inserted < checked_rows:
             reader.sample(rng, out)
@@ -136,7 +136,7 @@ def torn_rows(checked_rows: int, *, capacity: int = 16_384, batch: int = 1024) -
 
 
 @contextlib.contextmanager
-def ring_writer(ring: Ring, rows_per_s: float) -> Iterator[subprocess.Popen[bytes]]:
+def ring_writer(ring: ReplayRing, rows_per_s: float) -> Iterator[subprocess.Popen[bytes]]:
     """A process that writes into shard 0 until it is killed."""
     code = "import sys; from spreeze.bench.replay import write_into_ring; write_into_ring(*sys.argv[1:])"
     path = os.pathsep.join(filter(None, (str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH"))))
@@ -152,7 +152,7 @@ def ring_writer(ring: Ring, rows_per_s: float) -> Iterator[subprocess.Popen[byte
 
 def write_into_ring(fd: str, spec: str, rows_per_s: str) -> None:
     """Body of the writing process: runs until it is killed or its parent is gone."""
-    ring = Ring.attach(int(fd), RingSpec.from_json(json.loads(spec)))
+    ring = ReplayRing.attach(int(fd), RingSpec.from_json(json.loads(spec)))
     writer = ShardWriter(ring, 0)
     obs, action, reward = transitions(WRITE_ROWS)
     for _ in paced(float(rows_per_s)):
@@ -169,7 +169,7 @@ def paced(rows_per_s: float) -> Iterator[None]:
         yield
 
 
-def wait_for_rows(ring: Ring, child: subprocess.Popen[bytes]) -> None:
+def wait_for_rows(ring: ReplayRing, child: subprocess.Popen[bytes]) -> None:
     """Until the writing process is at work.
 
     Raises:

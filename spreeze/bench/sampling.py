@@ -22,29 +22,29 @@ import numpy as np
 import psutil
 
 from spreeze.bench import Row, row
-from spreeze.envs.native import NativeActions
+from spreeze.config.layers import Layer, resolve, task_profile, with_algorithm
+from spreeze.envs.action_scaling import ActionScaling
 from spreeze.envs.probe import probe_env
 from spreeze.envs.stdout import stdout_to_stderr
 from spreeze.envs.task import open_task, vector_maker
 from spreeze.errors import WorkerError
-from spreeze.hardware import read_machine
-from spreeze.modes.ensemble import counters
+from spreeze.inference.policy import Policy
+from spreeze.machine.hardware import read_machine
 from spreeze.modes.spreeze import open_memory, worker_specs
-from spreeze.policies import Policy
-from spreeze.rundir import SUBDIRECTORIES
-from spreeze.settings import Layer, resolve, task_profile, with_algorithm
-from spreeze.transport import board as words
-from spreeze.transport.board import Board
+from spreeze.run_directory import SUBDIRECTORIES
+from spreeze.runtime.launcher import RunContext
+from spreeze.runtime.plan import RunPlan
+from spreeze.runtime.supervisor import ProcessSupervisor
+from spreeze.transport import status_table as words
 from spreeze.transport.frames import open_reader
-from spreeze.transport.ring import Ring, ShardWriter
+from spreeze.transport.replay_ring import ReplayRing, ShardWriter
+from spreeze.transport.status_table import StatusTable
 from spreeze.transport.weights import WeightsStore
-from spreeze.workers.crew import Crew
-from spreeze.workers.learning import Learning
-from spreeze.workers.link import Link
-from spreeze.workers.plan import RunPlan
+from spreeze.tuner.trials import counters
+from spreeze.workers.collect.transition_collector import TransitionCollector
+from spreeze.workers.context import WorkerContext
+from spreeze.workers.learn.replay_trainer import ReplayTrainer
 from spreeze.workers.sampler import SamplerJob, SamplerLoop
-from spreeze.workers.sampling import Sampling
-from spreeze.workers.spawn import Nest
 
 _TURN_S = 0.05
 """The sampler and the bare loop take turns this long, so that a slow moment of the machine meets them alike."""
@@ -125,8 +125,8 @@ class _Pair(NamedTuple):
 
 def publish_policy(plan: RunPlan, run_dir: Path) -> None:
     """Weights of an untrained policy, published as the learner does."""
-    with contextlib.closing(Ring.create(plan.ring_spec())) as ring:
-        learning = Learning(plan.spec, plan.config.run.algo, plan.config.algorithm, plan.layout, open_reader(ring),
+    with contextlib.closing(ReplayRing.create(plan.ring_spec())) as ring:
+        learning = ReplayTrainer(plan.spec, plan.config.run.algo, plan.config.algorithm, plan.layout, open_reader(ring),
                             batch_size=64, device="cpu", seed=1, normalize_obs=plan.config.env.normalize_obs)
         arrays, meta = learning.policy(plan.spec, plan.config.run.algo)
         WeightsStore(run_dir / "weights").publish(arrays, meta, 1, 1)
@@ -138,7 +138,10 @@ def _seeds(seed: int, count: int) -> list[int]:
 
 def _measure(plan: RunPlan, run_dir: Path, seed: int, seconds: float) -> _Pair:
     """The real loop (limiter, weights look-up, policy, ring, numbers) and the bare one, in turns of 50 ms."""
-    with contextlib.closing(Ring.create(plan.ring_spec())) as ring, contextlib.closing(Board.create(1)) as board:
+    with (
+        contextlib.closing(ReplayRing.create(plan.ring_spec())) as ring,
+        contextlib.closing(StatusTable.create(1)) as board,
+    ):
         loop, sampling = real_sampler(plan, run_dir, ring, board, seed)
         bare = _Bare(plan, seed)
         sampler_s = bare_s = 0.0
@@ -161,14 +164,16 @@ def _measure(plan: RunPlan, run_dir: Path, seed: int, seconds: float) -> _Pair:
         return _Pair(steps / sampler_s, steps / bare_s, shares)
 
 
-def _let_sample(ring: Ring, board: Board) -> None:
+def _let_sample(ring: ReplayRing, board: StatusTable) -> None:
     """Weights are there, and the limiter, which is asked each time, always says yes."""
     board.header[words.WEIGHTS_HINT] = 1
     ring.begin_learning()
     ring.sampled = 2**60
 
 
-def real_sampler(plan: RunPlan, run_dir: Path, ring: Ring, board: Board, seed: int) -> tuple[SamplerLoop, Sampling]:
+def real_sampler(
+    plan: RunPlan, run_dir: Path, ring: ReplayRing, board: StatusTable, seed: int
+) -> tuple[SamplerLoop, TransitionCollector]:
     """The loop of a sampler process, in this one, and the environments that it steps."""
     config, num_envs = plan.config, plan.config.sampling.envs_per_sampler
     _let_sample(ring, board)
@@ -177,12 +182,14 @@ def real_sampler(plan: RunPlan, run_dir: Path, ring: Ring, board: Board, seed: i
         gamma=config.algorithm.gamma, nan_policy="drop", ring_fd=ring.block.fd, ring=ring.spec.to_json(),
         samples_per_insert_min=8.0, samples_per_insert_max=512.0, learning_starts=0, batch_size=256,
     )
-    sampling = Sampling(
+    sampling = TransitionCollector(
         lambda: open_task(plan.spec),
         num_envs, plan.spec, ShardWriter(ring, 0), n_step=job.n_step, gamma=job.gamma, seeds=_seeds(seed, num_envs),
         make_vector=vector_maker(plan.spec),
     )
-    return SamplerLoop(Link("sampler", 0, board, 0, None), job, ring, sampling, np.random.default_rng(seed)), sampling
+    return SamplerLoop(
+        WorkerContext("sampler", 0, board, 0, None), job, ring, sampling, np.random.default_rng(seed)
+    ), sampling
 
 
 class _Bare:
@@ -190,7 +197,7 @@ class _Bare:
 
     def __init__(self, plan: RunPlan, seed: int) -> None:
         self._spec, num_envs = plan.spec, plan.config.sampling.envs_per_sampler
-        self._to_native = NativeActions(self._spec)
+        self._to_native = ActionScaling(self._spec)
         self._envs = [open_task(self._spec).env for _ in range(num_envs)]
         for env, env_seed in zip(self._envs, _seeds(seed, num_envs), strict=True):
             env.reset(seed=env_seed)
@@ -252,7 +259,7 @@ def _observations(plan: RunPlan, count: int, rng: np.random.Generator) -> tuple[
 class _Processes:
     """Workers of a run, of whom only those work that a measurement is about."""
 
-    def __init__(self, crew: Crew, board: Board, ring: Ring, samplers: int) -> None:
+    def __init__(self, crew: ProcessSupervisor, board: StatusTable, ring: ReplayRing, samplers: int) -> None:
         self.crew, self.board, self.ring, self._samplers = crew, board, ring, samplers
 
     def pass_time(self, seconds: float, until: Callable[[], bool] = lambda: False) -> None:
@@ -289,8 +296,8 @@ def _processes(plan: RunPlan, roles: Collection[str]) -> Iterator[_Processes]:
     """Those of the run that ``plan`` describes; they have ended when this ends."""
     num_rows = plan.samplers + 3
     with run_folder() as folder, open_memory(plan, folder, num_rows) as (board, ring):
-        nest = Nest(run_dir=folder, board_fd=board.block.fd, board_rows=num_rows, nonce=secrets.token_hex(8))
-        crew = Crew(nest, board, on_event=lambda level, text: None)
+        nest = RunContext(run_dir=folder, board_fd=board.block.fd, board_rows=num_rows, nonce=secrets.token_hex(8))
+        crew = ProcessSupervisor(nest, board, on_event=lambda level, text: None)
         found = _Processes(crew, board, ring, plan.samplers)
         try:
             if "learner" not in roles:
@@ -338,7 +345,7 @@ def samplers_rows(plan: RunPlan, repeats: int, seconds: float) -> list[Row]:
     ]
 
 
-def _memory_bytes(crew: Crew) -> int:
+def _memory_bytes(crew: ProcessSupervisor) -> int:
     """The largest proportional resident memory of a worker (its share of pages that processes have in common)."""
     held = [psutil.Process(post.child.pid).memory_full_info() for post in crew.posts.values() if post.child is not None]
     return max(int(getattr(info, "pss", info.rss)) for info in held)

@@ -22,20 +22,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from spreeze.autotune.records import JointRate, JointSetting, LearnerSetting
-from spreeze.autotune.scores import joint_score
 from spreeze.bench import Row
 from spreeze.bench.governor import busy_core
 from spreeze.bench.runs import Say
+from spreeze.config.layers import Layer, Settings, resolve, task_profile, with_algorithm
 from spreeze.envs.probe import probe_env
 from spreeze.errors import ConfigError, SpreezeError
-from spreeze.hardware import read_machine
-from spreeze.modes.measure import Measuring
-from spreeze.settings import Layer, Settings, resolve, task_profile, with_algorithm
-from spreeze.tune_cache import only_tuner
-from spreeze.tuning import Listener, tuned_layer
-from spreeze.workers.interrupts import Interrupts
-from spreeze.workers.plan import RunPlan
+from spreeze.machine.hardware import read_machine
+from spreeze.runtime.interrupts import Interrupts
+from spreeze.runtime.plan import RunPlan
+from spreeze.tuner.cache import only_tuner
+from spreeze.tuner.measure import ReplayMeasurer
+from spreeze.tuner.objective import joint_score
+from spreeze.tuner.problem import JointRate, JointSetting, LearnerSetting
+from spreeze.tuner.run import Listener, tuned_layer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,8 +131,8 @@ def _grid(
     ]
     plan = RunPlan(settings=settings, spec=probe.spec, samplers=1, free_core=False)
 
-    def open_measuring(within_s: float) -> Measuring:
-        measuring = Measuring(
+    def open_measuring(within_s: float) -> ReplayMeasurer:
+        measuring = ReplayMeasurer(
             plan, usable_cores=machine.cores.usable, memory_cap_bytes=machine.memory.usable_bytes,
             crew_bytes=10**9, ends_s=time.monotonic() + within_s, interrupts=interrupts,
         )
@@ -224,7 +224,7 @@ def _scores(rate: JointRate, objective: str) -> list[float]:
 
 def measure_grid(
     settings: Sequence[JointSetting], picks: Sequence[JointSetting], rounds: int, objective: str,
-    open_measuring: Callable[[float], Measuring], say: Say,
+    open_measuring: Callable[[float], ReplayMeasurer], say: Say,
 ) -> dict[JointSetting, Point]:
     """Every setting ``rounds`` times, in groups that change from round to round, then the leaders again.
 
@@ -259,7 +259,7 @@ class _Grid:
     points: dict[JointSetting, Point]
     reference: JointSetting
     objective: str
-    open_measuring: Callable[[float], Measuring]
+    open_measuring: Callable[[float], ReplayMeasurer]
 
     def measure(self, trials: Sequence[Sequence[JointSetting]], *, final: bool) -> None:
         """Once, in groups of trials, each in turns with the reference."""

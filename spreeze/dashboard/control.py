@@ -23,11 +23,12 @@ from typing import Any
 
 import psutil
 
-from spreeze.config import RunConfig
-from spreeze.dashboard.data import ROOT, SAMPLE, launch_log, live_run, read_json, tail_lines
+from spreeze.config.schema import RunConfig
+from spreeze.dashboard.run_data import ROOT, SAMPLE, launch_log, live_run, read_json, tail_lines
 from spreeze.errors import ConfigError, ResourceError, RunError
-from spreeze.formats import clean
-from spreeze.rundir import (
+from spreeze.formatting import clean
+from spreeze.metrics.store_reader import MetricsReader
+from spreeze.run_directory import (
     ask,
     find_run,
     is_alive,
@@ -38,7 +39,6 @@ from spreeze.rundir import (
     state_of,
     write_json,
 )
-from spreeze.store_reader import MetricsReader
 
 _ENV_ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_./-]{0,99}$")
 _LAUNCH_S = 20.0
@@ -231,13 +231,13 @@ def stop_command(name: str, folder: Path) -> str:
     waiting = launching(folder)
     if waiting is not None and waiting.name == name:
         return shlex.join(("kill", "-INT", str(waiting.pid)))
-    return shown("spreeze.runs", *place(folder), "stop", name)
+    return shown("spreeze", "runs", *place(folder), "stop", name)
 
 
 def kill(name: str, folder: Path) -> str:
     """Ends a run at once, by the verb that checks whose process it is; returns what that said."""
     done = subprocess.run(
-        [sys.executable, "-m", "spreeze.runs", "--runs-dir", str(folder), "stop", "--force", name],
+        [sys.executable, "-m", "spreeze", "runs", "--runs-dir", str(folder), "stop", "--force", name],
         capture_output=True, text=True, timeout=60, check=False, env=environment(), stdin=subprocess.DEVNULL,
     )
     return clean(done.stdout + done.stderr)
@@ -278,7 +278,7 @@ def _launch(options: list[str], folder: Path, name: str) -> None:
     command = [*COMMAND, *options]
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "spreeze.dashboard.launch", str(log), *command],
+            [sys.executable, "-m", "spreeze.dashboard.detached", str(log), *command],
             capture_output=True, text=True, timeout=_LAUNCH_S, check=True, env=environment(),
             stdin=subprocess.DEVNULL,
         )

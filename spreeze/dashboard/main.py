@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import streamlit as st
 
-from spreeze.dashboard import choice
-from spreeze.dashboard.pages import TITLES, load
+from spreeze.dashboard import run_picker
+from spreeze.dashboard.navigation import TITLES, load
 
 st.set_page_config(page_title="Spreeze", layout="wide")
 pages = [
@@ -14,5 +14,5 @@ pages = [
 ]
 current = st.navigation(pages)
 st.html("<style>.stMainBlockContainer { padding: 3.5rem 2rem 3rem; }</style>")
-choice.sidebar()
+run_picker.sidebar()
 current.run()

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from spreeze.autotune.records import spread
-from spreeze.dashboard.data import read_json, tail_text
+from spreeze.dashboard.run_data import read_json, tail_text
+from spreeze.tuner.problem import spread
 
 PROGRESS = "tune-progress.jsonl"
 _UPDATE = re.compile(r"^\s*batch\s+(\d+), (\d+) threads:\s+([\d.]+) updates/s")
@@ -88,7 +88,7 @@ class RolloutRow:
 
 
 @dataclass(frozen=True)
-class Tuning:
+class TuningView:
     """All that is known; ``choice`` is empty while the tuner is still at work."""
 
     updates: list[UpdateRow] = field(default_factory=list)
@@ -104,12 +104,12 @@ class Tuning:
         return bool(self.updates or self.joint or self.rollouts)
 
 
-def read(path: Path, log: Path | None = None) -> Tuning:
+def read(path: Path, log: Path | None = None) -> TuningView:
     """The tuner's result of a run, or what it has measured so far."""
     record = read_json(path / "tune.json")
     if record:
         entries = [*record.get("update_rates", []), *record.get("joint_rates", [])]
-        return Tuning(*_rows(entries), _dict(record.get("choice")), _dict(record.get("reasons")), record,
+        return TuningView(*_rows(entries), _dict(record.get("choice")), _dict(record.get("reasons")), record,
                       _rollouts(record.get("rollout_rates")))
     entries = []
     for line in tail_text(path / PROGRESS).splitlines():
@@ -118,11 +118,11 @@ def read(path: Path, log: Path | None = None) -> Tuning:
         except ValueError:
             continue
     if entries or log is None:
-        return Tuning(*_rows(entries), rollouts=_rollouts(entries))
+        return TuningView(*_rows(entries), rollouts=_rollouts(entries))
     return from_log(tail_text(log))
 
 
-def from_log(text: str) -> Tuning:
+def from_log(text: str) -> TuningView:
     """The rows that the tuner said on its terminal."""
     updates, joint = [], []
     for line in text.splitlines():
@@ -132,7 +132,7 @@ def from_log(text: str) -> Tuning:
             joint.append(JointRow(int(found[1]), float(found[2]), float(found[3])))
         elif found := _FAILED.match(line):
             updates.append(UpdateRow(int(found[1]), int(found[2]), None, None, found[3]))
-    return Tuning(updates, joint)
+    return TuningView(updates, joint)
 
 
 def _rows(entries: list[Any]) -> tuple[list[UpdateRow], list[JointRow]]:

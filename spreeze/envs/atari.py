@@ -18,8 +18,8 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from spreeze.config import ImageConfig
-from spreeze.envs.frames import AreaResize
+from spreeze.config.schema import ImageConfig
+from spreeze.envs.pixels import AreaResize
 from spreeze.types import FrameSpec
 
 _FIRE = "FIRE"

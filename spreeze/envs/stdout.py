@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Iterator
 
-from spreeze.output import silence
+from spreeze.machine.output import silence
 
 
 @contextlib.contextmanager

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from spreeze.envs.engines import VectorTask, engine_of, open_vector
-from spreeze.envs.layout import Flattener, LeafError, leaves_of
-from spreeze.envs.native import NativeActions
-from spreeze.envs.registry import describe, make_env, parse_args
+from spreeze.envs.action_scaling import ActionScaling
+from spreeze.envs.make import describe, make_env, parse_args
+from spreeze.envs.obs_flattening import Flattener, LeafError, leaves_of
+from spreeze.envs.vector_engines import VectorTask, engine_of, open_vector
 from spreeze.errors import BadTransition
 from spreeze.types import EnvSpec
 
@@ -46,7 +46,7 @@ class Task:
         # Numbers of the space's own type, made once: Gymnasium checks a Python integer at a third more cost.
         kind = getattr(self._action_dtype, "type", np.int64)
         self._numbers = [kind(spec.action_start + index) for index in range(spec.num_actions or 0)]
-        self.to_native = NativeActions(spec)
+        self.to_native = ActionScaling(spec)
         """From a policy's actions [N, A] to those that ``step`` takes."""
 
     def reset(self, seed: int | None = None) -> np.ndarray:

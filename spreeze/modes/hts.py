@@ -16,26 +16,25 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from spreeze.errors import CheckpointError, ConfigError, ResourceError
-from spreeze.modes.beside import last_evaluation, memory_limit_bytes, supervise, watcher_specs
-from spreeze.rundir import RunDir
-from spreeze.strays import StrayWatch
-from spreeze.transport import board as words
-from spreeze.transport.board import Board
+from spreeze.machine.orphan_cleanup import OrphanWatch
+from spreeze.run_directory import RunDir
+from spreeze.runtime.interrupts import Interrupts
+from spreeze.runtime.launcher import RunContext, Start, WorkerSpec, spawn
+from spreeze.runtime.plan import RunPlan
+from spreeze.runtime.rates import CounterSample
+from spreeze.runtime.recorder import Outcome, Recorder, View
+from spreeze.runtime.services import last_evaluation, memory_limit_bytes, supervise, watcher_specs
+from spreeze.runtime.supervisor import ProcessSupervisor, Supervisor
+from spreeze.transport import status_table as words
 from spreeze.transport.checkpoint import CheckpointStore
-from spreeze.transport.exchange import Exchange
-from spreeze.transport.parameters import Handover, Parameters, put_back
+from spreeze.transport.inference_mailbox import InferenceMailbox
 from spreeze.transport.rollouts import Rollouts
-from spreeze.transport.wake import Bell
-from spreeze.workers.crew import Crew
-from spreeze.workers.executor import ExecutorJob
-from spreeze.workers.gauges import Reading
-from spreeze.workers.inference import ActorJob
-from spreeze.workers.interrupts import Interrupts
-from spreeze.workers.jobs import RolloutLearnerJob
-from spreeze.workers.plan import RunPlan
-from spreeze.workers.recorder import Outcome, Recorder, View
-from spreeze.workers.spawn import Nest, Start, WorkerSpec, spawn
-from spreeze.workers.supervisor import Supervisor
+from spreeze.transport.status_table import StatusTable
+from spreeze.transport.versioned_parameters import Handover, VersionedParameters, put_back
+from spreeze.transport.wakeup import Wakeup
+from spreeze.workers.inference_worker import InferenceWorkerJob
+from spreeze.workers.jobs import OnPolicyLearnerJob
+from spreeze.workers.rollout_sampler import RolloutSamplerJob
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +42,7 @@ class Memory:
     """What the workers of an on-policy run share; it belongs to this process."""
 
     rollouts: Rollouts
-    exchange: Exchange
+    exchange: InferenceMailbox
     handover: Handover
 
     @property
@@ -65,7 +64,7 @@ def run_mode(
     with open_memory(plan, run_dir.path) as memory:
         plan = from_interval(plan, memory.rollouts)
         recorder = Recorder(plan, run_dir, view)
-        watch = StrayWatch(run_dir.nonce)
+        watch = OrphanWatch(run_dir.nonce)
         try:
             watch.start()
             supervisor = _trained(plan, run_dir, memory, recorder, interrupts, start)
@@ -82,10 +81,14 @@ def _trained(
     """Starts everybody and watches to the end; nobody is left when it returns."""
     first_watcher = plan.samplers + plan.actors + 1
     with open_bells(plan) as bells:
-        board = Board.create(first_watcher + 2)
+        board = StatusTable.create(first_watcher + 2)
         try:
-            nest = Nest(run_dir=run_dir.path, board_fd=board.block.fd, board_rows=board.num_rows, nonce=run_dir.nonce)
-            crew = Crew(nest, board, on_event=recorder.event, start=start, forgiven=plan.config.run.forgiven_failures)
+            nest = RunContext(
+                run_dir=run_dir.path, board_fd=board.block.fd, board_rows=board.num_rows, nonce=run_dir.nonce
+            )
+            crew = ProcessSupervisor(
+                nest, board, on_event=recorder.event, start=start, forgiven=plan.config.run.forgiven_failures
+            )
             read = Readings(plan, board, memory.rollouts, memory.updates)
             supervisor = Supervisor(run_dir, board, crew, read, recorder, interrupts)
             specs = worker_specs(plan, run_dir.path, memory, bells, recorder.started_s)
@@ -105,14 +108,14 @@ def from_interval(plan: RunPlan, rollouts: Rollouts) -> RunPlan:
 class Readings:
     """All counters of a moment; at the end only whole intervals count."""
 
-    def __init__(self, plan: RunPlan, board: Board, rollouts: Rollouts, updates: int) -> None:
+    def __init__(self, plan: RunPlan, board: StatusTable, rollouts: Rollouts, updates: int) -> None:
         self._plan, self._board, self._rollouts = plan, board, rollouts
         self._rows = rollouts.spec.rows
         self._first_updates = updates
         self.first_interval = rollouts.interval
         """Interval at which this session began."""
 
-    def __call__(self) -> Reading:
+    def __call__(self) -> CounterSample:
         """The reading."""
         plan, board, executors = self._plan, self._board, self._plan.samplers
         collected = (self._rollouts.interval - self.first_interval) * self._rows
@@ -121,7 +124,7 @@ class Readings:
             for sampler in samplers:  # what belongs to no whole interval is collected again by a resume
                 sampler["env_steps"] = collected / executors
         learner = board.named_slots(executors + plan.actors, "learner")
-        return Reading(
+        return CounterSample(
             t_s=time.monotonic(), samplers=tuple(samplers), learner=learner, inserted=collected, baseline_inserted=0,
             sampled=int(max(0.0, learner["updates"] - self._first_updates)) * plan.batch_size,
             actors=tuple(board.named_slots(executors + index, "actor") for index in range(plan.actors)),
@@ -140,11 +143,11 @@ def open_memory(plan: RunPlan, run_dir: Path) -> Iterator[Memory]:
     with contextlib.ExitStack() as stack:
         rollouts = Rollouts.create(spec)
         stack.callback(rollouts.close)
-        exchange = Exchange.create(spec)
+        exchange = InferenceMailbox.create(spec)
         stack.callback(exchange.close)
-        policies = Parameters.create()
+        policies = VersionedParameters.create()
         stack.callback(policies.close)
-        states = Parameters.create()
+        states = VersionedParameters.create()
         stack.callback(states.close)
         memory = Memory(rollouts=rollouts, exchange=exchange, handover=Handover(policies=policies, states=states))
         if plan.earlier.sessions:
@@ -170,9 +173,9 @@ def restore(plan: RunPlan, run_dir: Path, memory: Memory) -> None:
 class Bells:
     """One for each worker that sleeps."""
 
-    executors: tuple[Bell, ...]
-    actors: tuple[Bell, ...]
-    learner: Bell
+    executors: tuple[Wakeup, ...]
+    actors: tuple[Wakeup, ...]
+    learner: Wakeup
 
 
 @contextlib.contextmanager
@@ -183,10 +186,10 @@ def open_bells(plan: RunPlan) -> Iterator[Bells]:
         ResourceError: too few descriptors.
     """
     with contextlib.ExitStack() as stack:
-        def made(count: int) -> tuple[Bell, ...]:
+        def made(count: int) -> tuple[Wakeup, ...]:
             bells = []
             for _ in range(count):
-                bells.append(Bell.create())
+                bells.append(Wakeup.create())
                 stack.callback(bells[-1].close)
             return tuple(bells)
 
@@ -197,7 +200,7 @@ def open_bells(plan: RunPlan) -> Iterator[Bells]:
         yield bells
 
 
-def _fds(*bells: Bell) -> tuple[int, ...]:
+def _fds(*bells: Wakeup) -> tuple[int, ...]:
     return tuple(fd for bell in bells for fd in bell.fds)
 
 
@@ -217,7 +220,7 @@ def worker_specs(
         for index in range(plan.samplers)
     ]
     for index in range(plan.actors):
-        actor = ActorJob(
+        actor = InferenceWorkerJob(
             index=index, num_actors=plan.actors, envs_per_executor=plan.config.rollout.envs_per_executor,
             rollouts=memory.rollouts.spec, rollouts_fd=memory.rollouts.fd, exchange_fd=memory.exchange.fd,
             policy_fds=memory.handover.policies.fds, bell_fds=_fds(bells.actors[index]),
@@ -228,10 +231,10 @@ def worker_specs(
     return {spec.name: spec for spec in found}
 
 
-def executor_job(plan: RunPlan, memory: Memory, bells: Bells, index: int) -> ExecutorJob:
+def executor_job(plan: RunPlan, memory: Memory, bells: Bells, index: int) -> RolloutSamplerJob:
     """What one executor is told."""
     part = plan.config.rollout
-    return ExecutorJob(
+    return RolloutSamplerJob(
         spec=plan.spec, index=index, seed=plan.config.run.seed, num_envs=part.envs_per_executor,
         step_synchronous=plan.lag == 0 and part.synchrony == "step", num_actors=plan.actors,
         nan_policy=plan.config.sampling.nan_policy,
@@ -243,10 +246,10 @@ def executor_job(plan: RunPlan, memory: Memory, bells: Bells, index: int) -> Exe
 
 def learner_job(
     plan: RunPlan, run_dir: Path, memory: Memory, run_started_s: float, bells: Bells | None = None
-) -> RolloutLearnerJob:
+) -> OnPolicyLearnerJob:
     """What the learner is told; without bells: in this process."""
     config, lag = plan.config, plan.lag or 0
-    return RolloutLearnerJob(
+    return OnPolicyLearnerJob(
         run_dir=str(run_dir), spec=plan.spec, algo=config.run.algo, algorithm=plan.algorithm_fields(),
         correction=config.rollout.correction if lag else "on-policy", lag=lag, seed=config.run.seed,
         threads=config.learner.threads, device=config.learner.device, normalize_obs=config.env.normalize_obs,

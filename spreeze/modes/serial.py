@@ -4,7 +4,6 @@ For debugging, repeatable runs, and as the honest baseline of the asynchronous m
 of the environments it takes the updates that are due: one per env step, as serial trainers do
 (samples per insert = batch size), kept inside the asked band.
 """
-
 from __future__ import annotations
 
 import time
@@ -12,26 +11,29 @@ from pathlib import Path
 
 import numpy as np
 
-from spreeze.algorithms.pair import Pair
+from spreeze.algorithms.nn.two_thread_update import ThreadPair
 from spreeze.envs.stdout import stdout_to_stderr
 from spreeze.envs.task import open_task, uniform_actions, vector_maker
-from spreeze.modes import synchronous
-from spreeze.modes.inline import Inline
+from spreeze.inference.policy import Policy
+from spreeze.modes import hts
 from spreeze.modes.spreeze import load_saved_replay
-from spreeze.policies import Policy
-from spreeze.rundir import RunDir
+from spreeze.run_directory import RunDir
+from spreeze.runtime.interrupts import Interrupts
+from spreeze.runtime.launcher import Start, spawn
+from spreeze.runtime.plan import RunPlan
+from spreeze.runtime.rates import CounterSample
+from spreeze.runtime.recorder import Outcome, Recorder, View
+from spreeze.runtime.serial_services import Inline
 from spreeze.transport.checkpoint import CheckpointStore
 from spreeze.transport.frames import open_reader
-from spreeze.transport.ring import Ring, ShardWriter
+from spreeze.transport.replay_ring import ReplayRing, ShardWriter
 from spreeze.transport.weights import Weights, WeightsStore
-from spreeze.workers.devices import learner_threads, products_in, resolve_device
-from spreeze.workers.gauges import Reading
-from spreeze.workers.interrupts import Interrupts
-from spreeze.workers.learning import Learning
-from spreeze.workers.plan import RunPlan
-from spreeze.workers.recorder import Outcome, Recorder, View
-from spreeze.workers.sampling import Sampling
-from spreeze.workers.spawn import Start, spawn
+from spreeze.workers.collect.rollout_collector import RolloutCollector
+from spreeze.workers.collect.transition_collector import TransitionCollector
+from spreeze.workers.inference_worker import RolloutPolicy
+from spreeze.workers.learn.replay_trainer import ReplayTrainer
+from spreeze.workers.learn.torch_devices import learner_threads, products_in, resolve_device
+from spreeze.workers.on_policy_learner import RunFiles, open_learning
 
 
 def run_mode(
@@ -43,12 +45,12 @@ def run_mode(
         ResourceError: no room for replay.
     """
     if plan.config.on_policy is not None:
-        return synchronous.run_mode(plan, run_dir, view, interrupts, start)
+        return run_in_turns(plan, run_dir, view, interrupts, start)
     learner = plan.config.learner
     recorder = Recorder(plan, run_dir, view)
     try:
         with stdout_to_stderr():
-            ring = Ring.create(plan.ring_spec())
+            ring = ReplayRing.create(plan.ring_spec())
             try:
                 load_saved_replay(plan, run_dir.path, ring)
                 device = resolve_device(learner.device)
@@ -63,12 +65,12 @@ def run_mode(
 
 
 class _Serial:
-    def __init__(self, plan: RunPlan, run_dir: Path, ring: Ring, recorder: Recorder, interrupts: Interrupts,
-                 pair: Pair | None) -> None:
+    def __init__(self, plan: RunPlan, run_dir: Path, ring: ReplayRing, recorder: Recorder, interrupts: Interrupts,
+                 pair: ThreadPair | None) -> None:
         config, spec = plan.config, plan.spec
         self._plan, self._ring, self._recorder, self._interrupts = plan, ring, recorder, interrupts
         self._rng = np.random.default_rng([config.run.seed, plan.earlier.sessions])
-        self._sampling = Sampling(
+        self._sampling = TransitionCollector(
             lambda: open_task(spec),
             config.sampling.envs_per_sampler, spec,
             ShardWriter(ring, 0), n_step=config.algorithm.n_step, gamma=config.algorithm.gamma,
@@ -77,7 +79,7 @@ class _Serial:
             tell=recorder.env_error,
         )
         device = resolve_device(config.learner.device)
-        self._learning = Learning(
+        self._learning = ReplayTrainer(
             spec, config.run.algo, config.algorithm, plan.layout, open_reader(ring),
             batch_size=config.learner.batch_size, device=device, seed=config.run.seed,
             normalize_obs=config.env.normalize_obs, pair=pair, overlap=config.learner.overlap,
@@ -186,7 +188,7 @@ class _Serial:
         self._checkpoints.save(tensors, state, epoch=self._epoch, updates=self._learning.updates,
                                ring=self._ring if self._plan.config.replay.save else None)
 
-    def _reading(self) -> Reading:
+    def _reading(self) -> CounterSample:
         counts, learning, ring = self._sampling.counts, self._learning, self._ring
         sampler = {
             "env_steps": counts.env_steps, "episodes": counts.episodes, "rows_refused": counts.rows_refused,
@@ -194,8 +196,104 @@ class _Serial:
             "env_errors": counts.env_errors, "policy_version": learning.updates, "policy_s": self._policy_s,
             "env_s": counts.env_s, "write_s": counts.write_s, "wait_s": 0.0,
         }
-        return Reading(
+        return CounterSample(
             t_s=time.monotonic(), samplers=(sampler,),
             learner=learning.numbers(wait_s=0.0, publish_s=self._refresh_s + self._inline.spent_s),
             inserted=ring.total_committed(), baseline_inserted=ring.baseline_inserted, sampled=ring.sampled,
+        )
+
+
+def run_in_turns(
+    plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts, start: Start = spawn
+) -> Outcome:
+    """Trains until a stop condition or an interrupt.
+
+    Raises:
+        ResourceError: no room for the storage.
+        ConfigError: a resumed run's checkpoint does not fit.
+    """
+    if plan.samplers > 1:
+        return hts.run_mode(plan, run_dir, view, interrupts, start)
+    part = plan.config.learner
+    with hts.open_memory(plan, run_dir.path) as memory:
+        plan = hts.from_interval(plan, memory.rollouts)
+        recorder = Recorder(plan, run_dir, view)
+        try:
+            with stdout_to_stderr(), learner_threads(plan.spec, part.threads, resolve_device(part.device)):
+                _Synchronous(plan, run_dir, memory, recorder, interrupts).run()
+        finally:
+            recorder.close()
+    return recorder.outcome
+
+
+class _Synchronous:
+    def __init__(
+        self, plan: RunPlan, run_dir: RunDir, memory: hts.Memory, recorder: Recorder, interrupts: Interrupts
+    ) -> None:
+        config, spec = plan.config, plan.spec
+        self._plan, self._memory, self._recorder, self._interrupts = plan, memory, recorder, interrupts
+        job = hts.learner_job(plan, run_dir.path, memory, recorder.started_s)
+        recorder.outcome.device = resolve_device(config.learner.device)
+        self._first_interval, self._first_updates = memory.rollouts.interval, memory.updates
+        self._learning = open_learning(job, memory.rollouts)
+        store = CheckpointStore(run_dir.path / "checkpoints", on_progress=lambda left: self._inline.saving(left))
+        self._files = RunFiles(job, self._learning, store)
+        self._envs = RolloutCollector(
+            lambda: open_task(spec), spec, memory.rollouts, first=0, num_envs=config.rollout.envs_per_executor,
+            seed=config.run.seed, step_synchronous=config.rollout.synchrony == "step",
+            nan_policy=config.sampling.nan_policy, tell=recorder.env_error,
+        )
+        self._policies = RolloutPolicy(memory.rollouts, memory.handover.policies)
+        self._inline = Inline(plan, run_dir.path, recorder, interrupts, reading=self._reading,
+                              publish=self._files.publish, checkpoint=self._files.checkpoint)
+
+    def run(self) -> None:
+        """The loop; everything is written out in the order in which it happens."""
+        try:
+            while (reason := self._stop_reason()) is None:
+                self._collect()
+                self._learning.learn()
+                self._learning.swap()
+                self._inline.chores(is_new=self._is_new)
+            self._recorder.outcome.stopped_by = reason
+            self._inline.finish(self._reading(whole=True), self._learning.parameters_sha256(), is_new=self._is_new)
+        finally:
+            self._envs.close()
+            self._inline.close()
+
+    @property
+    def _is_new(self) -> bool:
+        return self._learning.updates != self._files.version
+
+    def _collect(self) -> None:
+        """Steps until the interval is full, or the run is to end: then what was collected counts for nothing."""
+        while not self._memory.rollouts.full and not self._interrupts.asked:
+            self._envs.advance(self._policies)
+            if self._inline.sample() and self._recorder.stop_reason() is not None:
+                return
+
+    def _stop_reason(self) -> str | None:
+        if self._interrupts.count:
+            return f"interrupt ({self._interrupts.cause})"
+        stop = self._plan.config.stop
+        if stop.updates is not None and self._learning.updates >= stop.updates:
+            return "updates"
+        if stop.env_steps is not None and self._learning.env_steps >= stop.env_steps:
+            return "env_steps"
+        return self._recorder.stop_reason()
+
+    def _reading(self, *, whole: bool = False) -> CounterSample:
+        """All counters; at the end only whole intervals count."""
+        counts, learning, rollouts = self._envs.counts, self._learning, self._memory.rollouts
+        collected = (rollouts.interval - self._first_interval) * rollouts.spec.rows
+        executor = {
+            "env_steps": collected if whole else counts.env_steps, "episodes": counts.episodes,
+            "episode_return": counts.episode_return or 0.0, "episode_length": counts.episode_length or 0.0,
+            "rows_refused": counts.rows_refused, "env_errors": counts.env_errors, "policy_version": learning.updates,
+            "policy_s": counts.policy_s, "env_s": counts.env_s, "write_s": counts.write_s, "wait_s": 0.0,
+        }
+        numbers = learning.numbers(wait_s=0.0, publish_s=self._inline.spent_s)
+        return CounterSample(
+            t_s=time.monotonic(), samplers=(executor,), learner=numbers, inserted=collected, baseline_inserted=0,
+            sampled=(learning.updates - self._first_updates) * self._plan.batch_size,
         )

@@ -7,23 +7,22 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from spreeze.modes.beside import last_evaluation, memory_limit_bytes, supervise, watcher_specs
-from spreeze.rundir import RunDir
-from spreeze.strays import StrayWatch
-from spreeze.transport.board import Board
+from spreeze.machine.orphan_cleanup import OrphanWatch
+from spreeze.run_directory import RunDir
+from spreeze.runtime.cpu_governor import GovernorLoop
+from spreeze.runtime.interrupts import Interrupts
+from spreeze.runtime.launcher import RunContext, Start, WorkerSpec, spawn
+from spreeze.runtime.plan import RunPlan
+from spreeze.runtime.rates import CounterSample
+from spreeze.runtime.recorder import Outcome, Recorder, View
+from spreeze.runtime.services import last_evaluation, memory_limit_bytes, supervise, watcher_specs
+from spreeze.runtime.supervisor import ProcessSupervisor, Supervisor
 from spreeze.transport.checkpoint import CheckpointStore
-from spreeze.transport.replay_file import load as load_replay
-from spreeze.transport.ring import Ring
-from spreeze.workers.crew import Crew
-from spreeze.workers.gauges import Reading
-from spreeze.workers.governing import Governing
-from spreeze.workers.interrupts import Interrupts
+from spreeze.transport.checkpoint import load_replay as load_replay
+from spreeze.transport.replay_ring import ReplayRing
+from spreeze.transport.status_table import StatusTable
 from spreeze.workers.jobs import LearnerJob
-from spreeze.workers.plan import RunPlan
-from spreeze.workers.recorder import Outcome, Recorder, View
 from spreeze.workers.sampler import SamplerJob
-from spreeze.workers.spawn import Nest, Start, WorkerSpec, spawn
-from spreeze.workers.supervisor import Supervisor
 
 
 def run_mode(
@@ -36,14 +35,14 @@ def run_mode(
     """
     names = board_rows(plan.samplers)
     recorder = Recorder(plan, run_dir, view)
-    watch = StrayWatch(run_dir.nonce)
+    watch = OrphanWatch(run_dir.nonce)
     try:
         watch.start()
         with open_memory(plan, run_dir.path, len(names)) as (board, ring):
-            nest = Nest(run_dir=run_dir.path, board_fd=board.block.fd, board_rows=len(names), nonce=run_dir.nonce)
-            crew = Crew(nest, board, on_event=recorder.event, takeover=lambda spec: _take_over(ring, spec),
+            nest = RunContext(run_dir=run_dir.path, board_fd=board.block.fd, board_rows=len(names), nonce=run_dir.nonce)
+            crew = ProcessSupervisor(nest, board, on_event=recorder.event, takeover=lambda spec: _take_over(ring, spec),
                         start=start, forgiven=plan.config.run.forgiven_failures)
-            governing = Governing(plan, board, recorder.event) if plan.config.tuning.govern else None
+            governing = GovernorLoop(plan, board, recorder.event) if plan.config.tuning.govern else None
             supervisor = Supervisor(run_dir, board, crew, lambda: _read(board, ring, plan.samplers), recorder,
                                     interrupts, governing)
             supervise(supervisor, crew, worker_specs(plan, run_dir.path, ring, recorder.started_s),
@@ -61,22 +60,22 @@ def board_rows(samplers: int) -> dict[str, int]:
     return {name: row for row, name in enumerate(names)}
 
 
-def _read(board: Board, ring: Ring, samplers: int) -> Reading:
+def _read(board: StatusTable, ring: ReplayRing, samplers: int) -> CounterSample:
     """All counters of this moment."""
-    return Reading(
+    return CounterSample(
         t_s=time.monotonic(), samplers=tuple(board.named_slots(row, "sampler") for row in range(samplers)),
         learner=board.named_slots(samplers, "learner"),
         inserted=ring.total_committed(), baseline_inserted=ring.baseline_inserted, sampled=ring.sampled,
     )
 
 
-def _take_over(ring: Ring, spec: WorkerSpec) -> None:
+def _take_over(ring: ReplayRing, spec: WorkerSpec) -> None:
     """The shard of a sampler that is certainly dead gets a new epoch; its next owner is not known yet."""
     if spec.role == "sampler":
         ring.takeover(spec.index, 0)
 
 
-def load_saved_replay(plan: RunPlan, run_dir: Path, ring: Ring) -> None:
+def load_saved_replay(plan: RunPlan, run_dir: Path, ring: ReplayRing) -> None:
     """Rows saved by an earlier session; before anybody writes into the ring."""
     saved = CheckpointStore(run_dir / "checkpoints").latest_replay() if plan.earlier.sessions else None
     if saved is not None:
@@ -84,12 +83,12 @@ def load_saved_replay(plan: RunPlan, run_dir: Path, ring: Ring) -> None:
 
 
 @contextlib.contextmanager
-def open_memory(plan: RunPlan, run_dir: Path, num_rows: int) -> Iterator[tuple[Board, Ring]]:
+def open_memory(plan: RunPlan, run_dir: Path, num_rows: int) -> Iterator[tuple[StatusTable, ReplayRing]]:
     """Board and ring, owned by this process: a worker may die and come back, its rows stay."""
-    ring = Ring.create(plan.ring_spec())
+    ring = ReplayRing.create(plan.ring_spec())
     try:
         load_saved_replay(plan, run_dir, ring)
-        board = Board.create(num_rows)
+        board = StatusTable.create(num_rows)
         try:
             yield board, ring
         finally:
@@ -98,7 +97,7 @@ def open_memory(plan: RunPlan, run_dir: Path, num_rows: int) -> Iterator[tuple[B
         ring.close()
 
 
-def worker_specs(plan: RunPlan, run_dir: Path, ring: Ring, run_started_s: float) -> dict[str, WorkerSpec]:
+def worker_specs(plan: RunPlan, run_dir: Path, ring: ReplayRing, run_started_s: float) -> dict[str, WorkerSpec]:
     """Worker specifications in starting order: what takes longest to import comes first."""
     config, samplers = plan.config, plan.samplers
     limit = memory_limit_bytes(plan)
@@ -124,7 +123,7 @@ def worker_specs(plan: RunPlan, run_dir: Path, ring: Ring, run_started_s: float)
     return specs | watcher_specs(plan, run_dir, samplers + 1)
 
 
-def _learner_job(plan: RunPlan, run_dir: Path, ring: Ring, run_started_s: float) -> LearnerJob:
+def _learner_job(plan: RunPlan, run_dir: Path, ring: ReplayRing, run_started_s: float) -> LearnerJob:
     config = plan.config
     return LearnerJob(
         run_dir=str(run_dir), spec=plan.spec, algo=config.run.algo, algorithm=plan.algorithm_fields(),

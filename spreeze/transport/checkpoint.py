@@ -3,7 +3,6 @@
 Built under a temporary name, every file and directory synced, the manifest written last, then renamed.
 Loading takes the newest that verifies, and never falls back to a fresh start when any exists.
 """
-
 from __future__ import annotations
 
 import contextlib
@@ -15,15 +14,16 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors import numpy as safetensors_numpy
 
 from spreeze.errors import CheckpointError, ResourceError
-from spreeze.transport import files, replay_file
-from spreeze.transport.ring import Ring
+from spreeze.transport import files
+from spreeze.transport.files import PIECE_BYTES
+from spreeze.transport.replay_ring import ReplayRing, ShardWriter
 
 FORMAT_VERSION = 1
 _NAME = re.compile(r"^ckpt-(\d{6,})-(\d{12,})(?:-(\d+))?$")
@@ -77,7 +77,7 @@ class CheckpointStore:
         *,
         epoch: int,
         updates: int,
-        ring: Ring | None = None,
+        ring: ReplayRing | None = None,
         keep: int = 3,
     ) -> Path:
         """Saves a checkpoint and prunes old ones, the latter only after success.
@@ -126,18 +126,18 @@ class CheckpointStore:
         state: dict[str, Any],
         epoch: int,
         updates: int,
-        ring: Ring | None,
+        ring: ReplayRing | None,
     ) -> None:
         """All files of a checkpoint, the manifest last, each on the disk before the next."""
         contiguous = {name: np.asarray(array, order="C") for name, array in tensors.items()}
         arrays, texts = safetensors_numpy.save(contiguous), files.json_bytes(state)
-        left = _Left(len(arrays) + len(texts) + (0 if ring is None else replay_file.dump_bytes(ring)), self._progress)
+        left = _Left(len(arrays) + len(texts) + (0 if ring is None else dump_bytes(ring)), self._progress)
         left.done(0)
         files.write_bytes(temp / _TENSORS, arrays, durable=True, on_written=left.done)
         files.write_bytes(temp / _STATE, texts, durable=True, on_written=left.done)
         names = [_TENSORS, _STATE]
         if ring is not None:
-            replay_file.dump(ring, temp / _REPLAY, left.done)
+            dump_replay(ring, temp / _REPLAY, left.done)
             names.append(_REPLAY)
         entries = {
             name: {
@@ -253,3 +253,169 @@ def _verify(path: Path, entry: dict[str, Any]) -> None:
         raise ValueError(f"{path.name} has {size_bytes} bytes, the manifest says {entry['bytes']}")
     if files.sha256_of_file(path) != entry["sha256"]:
         raise ValueError(f"{path.name} does not match its hash")
+
+
+_HEADER_BYTES = 1016
+"""Length of the file's header, filled up with blanks: it is written last, when the number of rows is known."""
+_TOLD_BYTES = 1 << 20
+
+
+class _Block(NamedTuple):
+    """Rows [first, stop) of a shard, which share one stamp."""
+
+    clock: int
+    shard: int
+    first: int
+    stop: int
+    version: int
+
+
+def dump_bytes(ring: ReplayRing) -> int:
+    """Size of the file that ``dump`` would write now, header aside."""
+    oldest = np.maximum(0, ring.reserved - ring.spec.rows_per_shard)
+    return int(np.maximum(0, ring.committed - oldest).sum()) * (4 * ring.spec.layout.width + 8)
+
+
+def dump_replay(ring: ReplayRing, path: Path, on_written: Callable[[int], None] = lambda count: None) -> int:
+    """Writes all rows that can be read as a safetensors file, oldest block first; returns how many.
+
+    What was written is on the disk when this returns, and piece by piece before.
+
+    Samplers may go on writing: what they overwrite meanwhile is left out.
+
+    Args:
+        ring: the replay.
+        path: the new file.
+        on_written: gets the number of bytes written since its last call (a heartbeat, say).
+
+    Raises:
+        OSError: no room or no permission.
+    """
+    blocks = sorted(block for shard in range(ring.spec.num_shards) for block in _blocks(ring, shard))
+    counts: list[tuple[int, int]] = []
+    with open(path, "xb", buffering=1 << 20) as file:
+        pieces = _Pieces(file, on_written)
+        file.write(bytes(8 + _HEADER_BYTES))
+        for block in blocks:
+            rows = _copy(ring, block)
+            if len(rows):
+                pieces.write(rows)
+                counts.append((block.version, len(rows)))
+        for version, count in counts:
+            pieces.write(np.full(count, version, dtype="<i8"))
+        total = sum(count for _, count in counts)
+        file.seek(0)
+        _write_header(file, ring, total)
+        pieces.end()
+    return total
+
+
+class _Pieces:
+    """Writes arrays, brings every so many bytes to the disk, and tells how far it is."""
+
+    def __init__(self, file: IO[bytes], on_written: Callable[[int], None]) -> None:
+        self._file, self._on_written = file, on_written
+        self._untold_bytes = self._unsynced_bytes = 0
+
+    def write(self, array: np.ndarray) -> None:
+        """One contiguous array."""
+        self._file.write(array.data)
+        self._untold_bytes += array.nbytes
+        self._unsynced_bytes += array.nbytes
+        if self._unsynced_bytes >= PIECE_BYTES:
+            self._sync()
+        if self._untold_bytes >= _TOLD_BYTES:
+            self._tell()
+
+    def end(self) -> None:
+        """After the last one."""
+        self._sync()
+        self._tell()
+
+    def _sync(self) -> None:
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._unsynced_bytes = 0
+
+    def _tell(self) -> None:
+        self._on_written(self._untold_bytes)
+        self._untold_bytes = 0
+
+
+def _blocks(ring: ReplayRing, shard: int) -> list[_Block]:
+    """The readable rows of a shard by stamp, oldest first."""
+    spec = ring.spec
+    capacity, size = spec.rows_per_shard, spec.block_rows
+    stop, stamps = int(ring.committed[shard]), ring.stamps[shard]
+    first = max(0, int(ring.reserved[shard]) - capacity)
+    found: list[_Block] = []
+    while first < stop:
+        lap, position = divmod(first, capacity)
+        end = min(stop, lap * capacity + min((position // size + 1) * size, capacity))
+        clock, version = stamps[position // size].tolist()
+        found.append(_Block(clock, shard, first, end, version))
+        first = end
+    # Rows that share a block with a newer lap lost their stamp to it; but no row is younger than the next one.
+    for index in range(len(found) - 2, -1, -1):
+        found[index] = found[index]._replace(clock=min(found[index].clock, found[index + 1].clock))
+    return found
+
+
+def _copy(ring: ReplayRing, block: _Block) -> np.ndarray:
+    """A copy of a block's rows [n, W] without those that may have been overwritten meanwhile."""
+    spec = ring.spec
+    start = block.shard * spec.stride_rows + block.first % spec.rows_per_shard
+    with ring.shard_locks(block.shard, block.shard):
+        rows = ring.rows[start : start + block.stop - block.first].copy()
+    oldest = int(ring.reserved[block.shard]) - spec.rows_per_shard  # read after the copy is complete
+    return rows[max(0, oldest - block.first) :]
+
+
+def _write_header(file: IO[bytes], ring: ReplayRing, count: int) -> None:
+    width = ring.spec.layout.width
+    end = 4 * count * width
+    header = {
+        "__metadata__": {"fields": _fields(ring), "width": str(width)},
+        "rows": {"dtype": "F32", "shape": [count, width], "data_offsets": [0, end]},
+        "policy_version": {"dtype": "I64", "shape": [count], "data_offsets": [end, end + 8 * count]},
+    }
+    file.write(_HEADER_BYTES.to_bytes(8, "little") + json.dumps(header).encode().ljust(_HEADER_BYTES))
+
+
+def _fields(ring: ReplayRing) -> str:
+    layout = ring.spec.layout
+    return f"obs {layout.obs_dim}, action {layout.action_dim}, n_step {layout.n_step}"
+
+
+def load_replay(path: Path, ring: ReplayRing) -> int:
+    """Writes a file's rows into an empty ring, whatever its number of shards; returns how many.
+
+    Call it before any sampler has started. The newest rows are kept where the ring is smaller.
+
+    Raises:
+        CheckpointError: damaged, or rows of another task.
+    """
+    try:
+        with safe_open(path, framework="np") as file:
+            fields = (file.metadata() or {}).get("fields", "nothing")
+            if fields != _fields(ring):
+                raise CheckpointError(f"{path} holds rows of {fields}; this run has {_fields(ring)}")
+            rows, versions = file.get_slice("rows"), file.get_tensor("policy_version")
+            if rows.get_shape() != [len(versions), ring.spec.layout.width]:
+                raise CheckpointError(f"{path} holds rows of shape {rows.get_shape()} with {len(versions)} versions")
+            kept = min(len(versions), ring.spec.capacity)
+            first, size = len(versions) - kept, ring.spec.block_rows
+            writers = [ShardWriter(ring, shard) for shard in range(ring.spec.num_shards)]
+            for index, start in enumerate(range(first, len(versions), size)):
+                part = np.asarray(rows[start : min(start + size, len(versions))], dtype=np.float32)
+                _append(ring, writers[index % len(writers)], part, int(versions[start]))
+            return kept
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from None
+
+
+def _append(ring: ReplayRing, writer: ShardWriter, rows: np.ndarray, version: int) -> None:
+    layout = ring.spec.layout
+    batch = layout.split(rows, 1.0)
+    steps = None if layout.num_steps is None else rows[:, layout.num_steps]
+    writer.write(batch.obs, batch.action, batch.reward, batch.terminated, batch.next_obs, steps, version)

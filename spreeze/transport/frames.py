@@ -12,9 +12,9 @@ from typing import NamedTuple
 import numpy as np
 
 from spreeze.errors import TransportError
-from spreeze.returns import NStep, NStepTransition
-from spreeze.transport.ring import FrameColumns, Ring, ShardWriter
-from spreeze.transport.ring_reader import Drawn, RingReader
+from spreeze.transport.n_step import NStep, NStepTransition
+from spreeze.transport.replay_reader import Drawn, ReplayReader
+from spreeze.transport.replay_ring import FrameColumns, ReplayRing, ShardWriter
 
 _MAX_TRIES = 10_000
 
@@ -96,9 +96,9 @@ class FrameLog:
         entries.clear()
 
 
-def open_reader(ring: Ring) -> RingReader:
+def open_reader(ring: ReplayRing) -> ReplayReader:
     """The reader that a ring's rows need."""
-    return FrameReader(ring) if ring.spec.layout.frame_bytes else RingReader(ring)
+    return FrameReader(ring) if ring.spec.layout.frame_bytes else ReplayReader(ring)
 
 
 class _Found(NamedTuple):
@@ -108,7 +108,7 @@ class _Found(NamedTuple):
     overwritten: int  # how many of them because a writer may have been in their rows
 
 
-class FrameReader(RingReader):
+class FrameReader(ReplayReader):
     """Draws whole image transitions."""
 
     def sample_frames(self, rng: np.random.Generator, rows: np.ndarray, frames: np.ndarray) -> int:

@@ -8,20 +8,18 @@ raised by the learner alone, when the write side is full and the read side used 
 For replay the actions of each environment's current episode are kept. An episode's begin is announced
 (``next_*``) before the row that ends the one before it is committed, so that one store decides.
 """
-
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from spreeze.errors import CheckpointError
-from spreeze.jsonable import Jsonable
-from spreeze.transport.fields import Field, Fields
-from spreeze.types import EnvSpec, RolloutBatch
+from spreeze.transport.shared_memory import ArraySpec, SharedArrays
+from spreeze.types import EnvSpec, Jsonable, RolloutBatch
 
 MAX_LOGGED_STEPS = 32_768
 """Actions of one episode that are kept; a longer episode cannot be replayed."""
@@ -62,27 +60,36 @@ class RolloutSpec(Jsonable):
     @property
     def size_bytes(self) -> int:
         """Bytes of the block."""
-        return Fields.size_bytes(self.fields())
+        return SharedArrays.size_bytes(self.fields())
 
     @property
     def obs_dtype(self) -> str:
         """Type of an observation's values."""
         return "uint8" if self.images else "float32"
 
-    def fields(self) -> tuple[Field, ...]:
+    def fields(self) -> tuple[ArraySpec, ...]:
         """The arrays of the block; those that begin with 2 have one half for each parity of the interval."""
         count, side = self.num_envs, (2, self.sync_interval, self.num_envs)
         log, obs = (count, self.log_steps, self.action_dim), (*side, *self.obs_shape)
         return (
-            Field("interval", (1,), "int64"), Field("steps", (count,), "int64"),
-            Field("start", (count,), "int64"), Field("episode", (count,), "int64"),
-            Field("next_start", (count,), "int64"), Field("next_episode", (count,), "int64"),
-            Field("log", log, "float32"), Field("marked_log", (2, *log), "float32"),
-            Field("marked_start", (2, count), "int64"), Field("marked_episode", (2, count), "int64"),
-            Field("obs", obs, self.obs_dtype), Field("action", (*side, self.action_dim), "float32"),
-            Field("log_prob", side, "float32"), Field("version", side, "int64"), Field("reward", side, "float32"),
-            Field("terminated", side, "uint8"), Field("truncated", side, "uint8"),
-            Field("next_obs", obs, self.obs_dtype),
+            ArraySpec("interval", (1,), "int64"),
+            ArraySpec("steps", (count,), "int64"),
+            ArraySpec("start", (count,), "int64"),
+            ArraySpec("episode", (count,), "int64"),
+            ArraySpec("next_start", (count,), "int64"),
+            ArraySpec("next_episode", (count,), "int64"),
+            ArraySpec("log", log, "float32"),
+            ArraySpec("marked_log", (2, *log), "float32"),
+            ArraySpec("marked_start", (2, count), "int64"),
+            ArraySpec("marked_episode", (2, count), "int64"),
+            ArraySpec("obs", obs, self.obs_dtype),
+            ArraySpec("action", (*side, self.action_dim), "float32"),
+            ArraySpec("log_prob", side, "float32"),
+            ArraySpec("version", side, "int64"),
+            ArraySpec("reward", side, "float32"),
+            ArraySpec("terminated", side, "uint8"),
+            ArraySpec("truncated", side, "uint8"),
+            ArraySpec("next_obs", obs, self.obs_dtype),
         )
 
 
@@ -106,7 +113,7 @@ class StepRows(NamedTuple):
 class Rollouts:
     """Typed view of the block; the supervisor creates it, executors and learner attach by descriptor."""
 
-    def __init__(self, spec: RolloutSpec, fields: Fields) -> None:
+    def __init__(self, spec: RolloutSpec, fields: SharedArrays) -> None:
         self.spec, self.fields = spec, fields
         self.steps = fields["steps"]
         self._interval = fields["interval"]
@@ -118,7 +125,7 @@ class Rollouts:
         Raises:
             ResourceError: no room in shared memory.
         """
-        return cls(spec, Fields.create("spreeze-rollouts", spec.fields()))
+        return cls(spec, SharedArrays.create("spreeze-rollouts", spec.fields()))
 
     @classmethod
     def attach(cls, fd: int, spec: RolloutSpec) -> Rollouts:
@@ -127,7 +134,7 @@ class Rollouts:
         Raises:
             TransportError: it holds something else.
         """
-        return cls(spec, Fields.attach(fd, spec.fields()))
+        return cls(spec, SharedArrays.attach(fd, spec.fields()))
 
     @property
     def fd(self) -> int:
@@ -247,3 +254,119 @@ class Rollouts:
         """Drops the views and the mapping."""
         del self.steps, self._interval
         self.fields.close()
+
+
+_TO_COME = 2**62
+"""An env step that no environment ever takes."""
+
+
+class RolloutWriter:
+    """Environments ``first`` to ``first + count - 1`` of all, here by their index from 0."""
+
+    def __init__(self, rollouts: Rollouts, first: int, count: int) -> None:
+        """Finds out where each of them is."""
+        self._rollouts, self._first, self._count = rollouts, first, count
+        self._mine = slice(first, first + count)
+        self._steps, self._log = rollouts.steps, rollouts.fields["log"]
+        self._sides = [rollouts.fields[name] for name in SIDE]
+        self._interval_steps, self._log_steps = rollouts.spec.sync_interval, rollouts.spec.log_steps
+        start, episode = rollouts.episode_of(np.arange(first, first + count))
+        self.steps: list[int] = rollouts.steps[self._mine].tolist()
+        """Env steps of each since the run began."""
+        self.episode: list[int] = episode.tolist()
+        """Number of each one's current episode."""
+        self._start: list[int] = start.tolist()
+
+    def open(self, *, step_synchronous: bool = False) -> list[int]:
+        """Indices of those that may take a step: the interval is not full for them, and none of all is behind.
+
+        Args: ``step_synchronous`` where those behind are waited for.
+        """
+        rollouts = self._rollouts
+        end = self._interval_steps * (rollouts.interval + 1)
+        if step_synchronous:
+            end = min(end, int(self._steps.min()) + 1)
+        return [index for index, steps in enumerate(self.steps) if steps < end]
+
+    def question(self, index: int) -> int:
+        """Number of the question about its next action: a new one after each step and each abandoned episode."""
+        return self.steps[index] + self.episode[index] + 1
+
+    def rows(self, indices: Sequence[int]) -> slice | np.ndarray:
+        """Picks ``indices`` of an array over these environments; all of them as a slice, which takes less time."""
+        return slice(0, self._count) if len(indices) == self._count else np.array(indices)
+
+    def commit(self, indices: Sequence[int], rows: StepRows) -> None:
+        """Stores one env step of each of ``indices`` [n], ascending."""
+        steps, start, action = self.steps, self._start, rows.action
+        envs, place = self._place(indices)
+        for array, values in zip(self._sides, rows, strict=True):
+            array[place] = values
+        ended = []
+        for row, index in enumerate(indices):
+            played = steps[index] - start[index]
+            if played < self._log_steps:
+                self._log[self._first + index, played] = action[row]
+            if rows.terminated[row] or rows.truncated[row]:
+                ended.append(index)
+                self._announce(index)
+        self._rollouts.fields.in_order()
+        self._steps[envs] += 1
+        for index in indices:
+            steps[index] += 1
+        for index in ended:
+            start[index] = steps[index]
+            self.episode[index] += 1
+
+    def _place(self, indices: Sequence[int]) -> tuple[slice | np.ndarray, tuple[Any, ...]]:
+        """The environments' numbers, and where their next rows go."""
+        first_step = self.steps[indices[0]]
+        if len(indices) == self._count == self.steps.count(first_step):
+            interval, at = divmod(first_step, self._interval_steps)
+            return self._mine, (interval % 2, at, self._mine)
+        envs = np.array(indices) + self._first
+        intervals, ats = np.divmod(self._steps[envs], self._interval_steps)
+        return envs, (intervals % 2, ats, envs)
+
+    def _announce(self, index: int) -> None:
+        """An episode will begin after the step at hand: in force as soon as ``steps`` has come to it."""
+        fields, env = self._rollouts.fields, self._first + index
+        fields["start"][env], fields["episode"][env] = self._start[index], self.episode[index]
+        fields.in_order()
+        fields["next_start"][env] = self.steps[index] + 1
+        fields["next_episode"][env] = self.episode[index] + 1
+
+    def abandon(self, index: int) -> None:
+        """Gives the current episode up after its last row, which becomes its truncated end; the next one begins.
+
+        A row of an earlier interval stays as it is: nothing is summed over an interval's end, and it may be in use.
+        """
+        fields, env, steps, start = self._rollouts.fields, self._first + index, self.steps[index], self._start[index]
+        interval, at = divmod(steps, self._interval_steps)
+        if start < steps and at > 0:
+            # First: whoever is killed after it comes to the same error, or goes on with a row cut without need.
+            fields["truncated"][interval % 2, at - 1, env] = True
+        # All the time either pair of start and number is in force and whole: ``start`` while ``next_start`` is to come.
+        fields["start"][env], fields["episode"][env] = start, self.episode[index]
+        fields.in_order()
+        fields["next_start"][env] = _TO_COME
+        fields.in_order()
+        fields["next_episode"][env] = self.episode[index] + 1
+        fields.in_order()
+        fields["next_start"][env] = steps
+        self._start[index] = steps
+        self.episode[index] += 1
+
+    @property
+    def filled(self) -> bool:
+        """True while there is nothing left to step in this interval."""
+        return min(self.steps) >= self._interval_steps * (self._rollouts.interval + 1)
+
+    @property
+    def last_of_step(self) -> bool:
+        """True where all environments have come as far as these: who was ahead may go on."""
+        return int(self._steps.min()) >= max(self.steps)
+
+    def close(self) -> None:
+        """Drops the views."""
+        del self._steps, self._log, self._sides

@@ -23,17 +23,16 @@ from typing import Any
 from spreeze.envs.stdout import stdout_to_stderr
 from spreeze.envs.task import Task, open_task
 from spreeze.errors import SpreezeError
-from spreeze.evaluation import add_task, lanes_for, run_episodes, score, seed_list
-from spreeze.jsonable import Jsonable
-from spreeze.metrics import Phase
-from spreeze.policies import Policy
-from spreeze.processes import leave_to_supervisor
+from spreeze.inference.policy import Policy
+from spreeze.machine.processes import leave_to_supervisor
+from spreeze.metrics.table import Phase
 from spreeze.transport.files import remove_unfinished, replace_bytes, replace_json
 from spreeze.transport.weights import Weights, WeightsStore
-from spreeze.types import EnvSpec
-from spreeze.workers.child import end_with_parent
-from spreeze.workers.env_errors import Tell, event_text, untold, worth_telling, write_error
-from spreeze.workers.link import Link
+from spreeze.types import EnvSpec, Jsonable
+from spreeze.workers.collect.greedy_episodes import add_task, lanes_for, run_episodes, score, seed_list
+from spreeze.workers.context import WorkerContext
+from spreeze.workers.main import end_with_parent
+from spreeze.workers.sampler_stats import Tell, event_text, untold, worth_telling, write_error
 
 COLUMNS = (
     "wall_s", "env_steps", "updates", "epoch", "version", "episodes", "return_mean", "return_std", "length_mean",
@@ -60,7 +59,7 @@ class EvaluatorJob(Jsonable):
     has_free_core: bool
 
 
-def run_evaluator(link: Link, job: EvaluatorJob) -> None:
+def run_evaluator(link: WorkerContext, job: EvaluatorJob) -> None:
     """Evaluates whenever there are new weights, until the supervisor stops everybody."""
     link.beat(Phase.INIT)
     evaluated = read_rows(Path(job.run_dir) / "eval.csv")
@@ -99,12 +98,12 @@ def failure_text(error: Exception, failures: int) -> str:
     return f"evaluation failed{times}: {type(error).__name__}: {error}"[:500]
 
 
-def _beat(link: Link) -> bool:
+def _beat(link: WorkerContext) -> bool:
     link.beat(Phase.EVALUATE)
     return link.stopping
 
 
-def _report(link: Link, record: Record, evaluations: int) -> None:
+def _report(link: WorkerContext, record: Record, evaluations: int) -> None:
     link.post(
         evaluations=evaluations, policy_version=record["version"], eval_return=record["return_mean"],
         eval_length=record["length_mean"], env_steps=record["env_steps"],

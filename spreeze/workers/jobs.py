@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from spreeze.jsonable import Jsonable
 from spreeze.transport.rollouts import RolloutSpec
-from spreeze.types import EnvSpec
+from spreeze.types import EnvSpec, Jsonable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +47,7 @@ class LearnerJob(Jsonable):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RolloutLearnerJob(Jsonable):
+class OnPolicyLearnerJob(Jsonable):
     """All that the learner process of an on-policy mode has to know."""
 
     run_dir: str

@@ -1,29 +1,36 @@
 """The learner process: waits for rows, takes gradient steps, publishes weights, writes checkpoints."""
-
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import dataclasses
+import sys
 import time
 from pathlib import Path
 from time import perf_counter
 
-from spreeze.algorithms.pair import Pair
-from spreeze.config import PARTS, AlgorithmConfig
+from spreeze.algorithms.nn.two_thread_update import ThreadPair
+from spreeze.config.schema import PARTS, AlgorithmConfig
 from spreeze.errors import ResourceError, WorkerError
-from spreeze.metrics import SLOTS, Phase
-from spreeze.transport import board as words
+from spreeze.metrics.table import SLOTS, Phase
+from spreeze.transport import status_table as words
 from spreeze.transport.checkpoint import Checkpoint, CheckpointStore
 from spreeze.transport.frames import open_reader
-from spreeze.transport.limiter import SampleRatio
-from spreeze.transport.ring import Ring, RingSpec
-from spreeze.transport.ring_reader import RingReader
+from spreeze.transport.rate_limiter import RateLimiter
+from spreeze.transport.replay_reader import ReplayReader
+from spreeze.transport.replay_ring import ReplayRing, RingSpec
 from spreeze.transport.weights import WeightsStore
-from spreeze.workers.devices import learner_threads, out_of_memory, products_in, resolve_device, staged_copies
-from spreeze.workers.heap import give_back
+from spreeze.workers.context import WorkerContext
 from spreeze.workers.jobs import LearnerJob
-from spreeze.workers.learning import Learning
-from spreeze.workers.link import Link
-from spreeze.workers.publisher import Publisher
+from spreeze.workers.learn.publisher import Publisher
+from spreeze.workers.learn.replay_trainer import ReplayTrainer
+from spreeze.workers.learn.torch_devices import (
+    learner_threads,
+    out_of_memory,
+    products_in,
+    resolve_device,
+    staged_copies,
+)
 
 _POLL_S = 0.0005
 _POST_S = 0.25
@@ -37,9 +44,9 @@ _CUMULATIVE = ("wait_s", "gather_s", "critic_s", "actor_s", "publish_s", "rows_r
 """Slots that go on from where they were when this process is started again."""
 
 
-def run_learner(link: Link, job: LearnerJob) -> None:
+def run_learner(link: WorkerContext, job: LearnerJob) -> None:
     """Learns until told to stop; leaves a final checkpoint and final weights."""
-    ring = Ring.attach(job.ring_fd, RingSpec.from_json(job.ring))
+    ring = ReplayRing.attach(job.ring_fd, RingSpec.from_json(job.ring))
     try:
         device = resolve_device(job.device)
         with products_in(job.precision, device), learner_threads(job.spec, job.threads, device) as pair:
@@ -53,11 +60,13 @@ def run_learner(link: Link, job: LearnerJob) -> None:
 
 
 class _Learner:
-    def __init__(self, link: Link, job: LearnerJob, ring: Ring, reader: RingReader, pair: Pair | None) -> None:
+    def __init__(
+        self, link: WorkerContext, job: LearnerJob, ring: ReplayRing, reader: ReplayReader, pair: ThreadPair | None
+    ) -> None:
         self._link, self._job, self._ring, self._reader = link, job, ring, reader
         config: AlgorithmConfig = PARTS[job.algo](**job.algorithm)  # type: ignore[assignment]
         self._device = resolve_device(job.device)
-        self._learning = Learning(
+        self._learning = ReplayTrainer(
             job.spec, job.algo, config, ring.spec.layout, reader, batch_size=job.batch_size, device=self._device,
             seed=job.seed, normalize_obs=job.normalize_obs, pair=pair, overlap=job.overlap,
             copy_interval=job.copy_interval, mirror=job.mirror, updates_per_launch=job.updates_per_launch,
@@ -66,7 +75,7 @@ class _Learner:
         self._publisher = Publisher(self._weights, self._tell_readers)
         self._checkpoints = CheckpointStore(Path(job.run_dir) / "checkpoints", on_progress=link.saving)
         self._epoch = 0
-        self._limiter = SampleRatio(
+        self._limiter = RateLimiter(
             minimum=job.samples_per_insert_min, maximum=job.samples_per_insert_max,
             learning_starts=job.learning_starts, batch_size=job.batch_size, rows_per_write=job.rows_per_write,
         )
@@ -139,7 +148,7 @@ class _Learner:
             learning.set_batch_size(smaller)
             self._limiter = dataclasses.replace(self._limiter, batch_size=smaller)
         learning.release_cached()
-        give_back()
+        malloc_trim()
         self._link.beat(Phase.UPDATE)
 
     def _tell(self, notes: list[str], level: str = "info") -> None:
@@ -224,7 +233,7 @@ class _Learner:
         except (OSError, ResourceError) as error:
             self._link.send("event", level="warning", text=f"checkpoint not written, the last one stays: {error}")
         self._link.saving(0)
-        give_back()
+        malloc_trim()
         self._checkpoint_s = perf_counter()
         self._publish_s += self._checkpoint_s - start
 
@@ -260,3 +269,14 @@ class _Learner:
         while not self._link.stopping:
             self._link.beat(Phase.WAIT)
             time.sleep(0.02)
+
+
+def malloc_trim() -> None:
+    """Asks the allocator to return freed memory to the system (glibc; elsewhere nothing happens).
+
+    A checkpoint and a publication that happen to be written at the same moment need some megabytes at once, in
+    different heaps, which stay that large for good otherwise: a run of a week would collect all such coincidences.
+    """
+    if sys.platform == "linux":
+        with contextlib.suppress(AttributeError, OSError):
+            ctypes.CDLL(None).malloc_trim(0)

@@ -11,15 +11,14 @@ from typing import Any
 import numpy as np
 
 from spreeze.envs.task import open_task, uniform_actions, vector_maker
-from spreeze.jsonable import Jsonable
-from spreeze.metrics import Phase
-from spreeze.policies import Policy
-from spreeze.transport.limiter import SampleRatio
-from spreeze.transport.ring import Ring, RingSpec, ShardWriter
+from spreeze.inference.policy import Policy
+from spreeze.metrics.table import Phase
+from spreeze.transport.rate_limiter import RateLimiter
+from spreeze.transport.replay_ring import ReplayRing, RingSpec, ShardWriter
 from spreeze.transport.weights import WeightsStore
-from spreeze.types import EnvSpec
-from spreeze.workers.link import Link
-from spreeze.workers.sampling import Sampling
+from spreeze.types import EnvSpec, Jsonable
+from spreeze.workers.collect.transition_collector import TransitionCollector
+from spreeze.workers.context import WorkerContext
 
 _POLL_S = 0.0005
 """Sleep while the limiter holds the sampler: short against a learner update, long against a wake-up."""
@@ -47,14 +46,14 @@ class SamplerJob(Jsonable):
     batch_size: int
 
 
-def run_sampler(link: Link, job: SamplerJob) -> None:
+def run_sampler(link: WorkerContext, job: SamplerJob) -> None:
     """Samples until told to stop. Returns after closing its environments."""
-    ring = Ring.attach(job.ring_fd, RingSpec.from_json(job.ring))
+    ring = ReplayRing.attach(job.ring_fd, RingSpec.from_json(job.ring))
     writer = ShardWriter(ring, job.index)
     # The shard's committed rows make the stream differ after a restart: no episode is replayed.
     stream = np.random.SeedSequence([job.seed, job.index, int(ring.committed[job.index])])
     rng = np.random.default_rng(stream)
-    sampling = Sampling(
+    sampling = TransitionCollector(
         lambda: open_task(job.spec),
         job.num_envs, job.spec, writer,
         n_step=job.n_step, gamma=job.gamma, seeds=[int(s) for s in rng.integers(2**31, size=job.num_envs)],
@@ -73,9 +72,16 @@ def run_sampler(link: Link, job: SamplerJob) -> None:
 class SamplerLoop:
     """The steady state: limiter, weights, actions, environments, rows, numbers."""
 
-    def __init__(self, link: Link, job: SamplerJob, ring: Ring, sampling: Sampling, rng: np.random.Generator) -> None:
+    def __init__(
+        self,
+        link: WorkerContext,
+        job: SamplerJob,
+        ring: ReplayRing,
+        sampling: TransitionCollector,
+        rng: np.random.Generator,
+    ) -> None:
         self._link, self._job, self._ring, self._sampling, self._rng = link, job, ring, sampling, rng
-        self._limiter = SampleRatio(
+        self._limiter = RateLimiter(
             minimum=job.samples_per_insert_min, maximum=job.samples_per_insert_max,
             learning_starts=job.learning_starts, batch_size=job.batch_size,
             rows_per_write=job.num_envs * ring.spec.num_shards,

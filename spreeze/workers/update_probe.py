@@ -18,17 +18,24 @@ import time
 from pathlib import Path
 from typing import Any, NoReturn
 
-from spreeze.config import PARTS
-from spreeze.processes import leave_to_supervisor
+from spreeze.config.schema import PARTS
+from spreeze.machine.processes import leave_to_supervisor
 from spreeze.transport.frames import open_reader
-from spreeze.transport.ring import Ring, RingSpec
-from spreeze.transport.wake import readable
+from spreeze.transport.replay_ring import ReplayRing, RingSpec
+from spreeze.transport.wakeup import readable
 from spreeze.types import RowLayout
-from spreeze.workers.child import end_with_parent
-from spreeze.workers.devices import gpus_of, learner_threads, peak_bytes, products_in, resolve_device, synchronise
-from spreeze.workers.filling import fill
 from spreeze.workers.jobs import UpdateProbeJob, UpdateTurn
-from spreeze.workers.learning import Learning
+from spreeze.workers.learn.replay_trainer import ReplayTrainer
+from spreeze.workers.learn.synthetic_replay import fill_with_synthetic_rows
+from spreeze.workers.learn.torch_devices import (
+    gpus_of,
+    learner_threads,
+    peak_bytes,
+    products_in,
+    resolve_device,
+    synchronise,
+)
+from spreeze.workers.main import end_with_parent
 
 _LOOK_S = 0.02
 """Time between two looks at the memory of a measurement."""
@@ -44,9 +51,9 @@ def main(argv: list[str]) -> int:
     leave_to_supervisor()
     job = UpdateProbeJob.from_json(json.loads(argv[0]))
     layout = RowLayout.of(job.spec, int(job.algorithm["n_step"]))
-    ring = Ring.create(RingSpec(layout, 1, job.rows))
+    ring = ReplayRing.create(RingSpec(layout, 1, job.rows))
     try:
-        fill(ring, job.spec)
+        fill_with_synthetic_rows(ring, job.spec)
         _answer({"ready": True})
         with contextlib.closing(_Forks(job, ring)) as forks:
             for line in sys.stdin:
@@ -64,7 +71,7 @@ def _answer(record: dict[str, Any]) -> None:
 class _Fork:
     """A forked process that has loaded everything and measures turn after turn, until one fails."""
 
-    def __init__(self, job: UpdateProbeJob, ring: Ring) -> None:
+    def __init__(self, job: UpdateProbeJob, ring: ReplayRing) -> None:
         parent = os.getpid()
         turns, self._turns = os.pipe()
         self._answers, answers = os.pipe()
@@ -114,7 +121,7 @@ class _Fork:
 class _Forks:
     """The processes that measure: one a device where starting costs seconds, else a fresh one each time."""
 
-    def __init__(self, job: UpdateProbeJob, ring: Ring) -> None:
+    def __init__(self, job: UpdateProbeJob, ring: ReplayRing) -> None:
         self._job, self._ring = job, ring
         self._kept: dict[str, _Fork] = {}
 
@@ -148,7 +155,7 @@ def _private_bytes(pid: int) -> int:
     return (int(resident) - int(shared)) * _PAGE_BYTES
 
 
-def _in_child(job: UpdateProbeJob, ring: Ring, turns: int, answers: int, parent: int) -> NoReturn:
+def _in_child(job: UpdateProbeJob, ring: ReplayRing, turns: int, answers: int, parent: int) -> NoReturn:
     """The forked process: one JSON object for each turn, until a failure; ends without clean-up."""
     code = 1
     with contextlib.suppress(OSError):
@@ -163,7 +170,7 @@ def _in_child(job: UpdateProbeJob, ring: Ring, turns: int, answers: int, parent:
     os._exit(code)
 
 
-def _answered(job: UpdateProbeJob, ring: Ring, turn: UpdateTurn) -> tuple[dict[str, Any], int]:
+def _answered(job: UpdateProbeJob, ring: ReplayRing, turn: UpdateTurn) -> tuple[dict[str, Any], int]:
     try:
         return _updates(job, ring, turn), 0
     except BaseException as error:
@@ -172,7 +179,7 @@ def _answered(job: UpdateProbeJob, ring: Ring, turn: UpdateTurn) -> tuple[dict[s
         return {"failure": _too_much(job.memory_cap_bytes) if too_much else text[:300]}, 1
 
 
-def _updates(job: UpdateProbeJob, ring: Ring, turn: UpdateTurn) -> dict[str, Any]:
+def _updates(job: UpdateProbeJob, ring: ReplayRing, turn: UpdateTurn) -> dict[str, Any]:
     """Updates a second, each repeat, and what came before the first of them: allocation, caches, a recorded graph."""
     start = time.perf_counter()
     device = resolve_device(turn.device)
@@ -180,9 +187,20 @@ def _updates(job: UpdateProbeJob, ring: Ring, turn: UpdateTurn) -> dict[str, Any
         _limit_data(job.memory_cap_bytes)
     config: Any = PARTS[job.algo](**job.algorithm)
     with products_in(turn.precision, device), learner_threads(job.spec, turn.threads, device) as pair:
-        learning = Learning(job.spec, job.algo, config, ring.spec.layout, open_reader(ring), batch_size=turn.batch_size,
-                            device=device, seed=0, normalize_obs=job.normalize_obs, pair=pair,
-                            mirror=True, updates_per_launch=1)
+        learning = ReplayTrainer(
+            job.spec,
+            job.algo,
+            config,
+            ring.spec.layout,
+            open_reader(ring),
+            batch_size=turn.batch_size,
+            device=device,
+            seed=0,
+            normalize_obs=job.normalize_obs,
+            pair=pair,
+            mirror=True,
+            updates_per_launch=1,
+        )
         _warm_up(learning)
         synchronise(device)
         start_s = time.perf_counter() - start
@@ -190,7 +208,7 @@ def _updates(job: UpdateProbeJob, ring: Ring, turn: UpdateTurn) -> dict[str, Any
     return {"updates_per_s": rates, "memory_bytes": peak_bytes(device), "start_s": start_s}
 
 
-def _warm_up(learning: Learning) -> None:
+def _warm_up(learning: ReplayTrainer) -> None:
     start, warm = time.perf_counter(), 0
     # However long it takes, the recording of a graph does not belong to what is timed.
     least = max(_LEAST_WARM_UPDATES, learning.updates_before_replay)
@@ -198,7 +216,7 @@ def _warm_up(learning: Learning) -> None:
         warm += learning.update()
 
 
-def _rates(learning: Learning, turn: UpdateTurn, device: str) -> list[float]:
+def _rates(learning: ReplayTrainer, turn: UpdateTurn, device: str) -> list[float]:
     rates = []
     for _ in range(turn.repeats):
         synchronise(device)

@@ -10,16 +10,16 @@ import time
 from pathlib import Path
 from typing import Any
 
-from spreeze.envs.registry import one_line
+from spreeze.envs.make import one_line
 from spreeze.envs.task import ObsRows, Task, open_task
-from spreeze.metrics import Phase
-from spreeze.policies import Policy
+from spreeze.inference.policy import Policy
+from spreeze.metrics.table import Phase
 from spreeze.transport.files import remove_unfinished, replace_json
 from spreeze.transport.weights import Weights
-from spreeze.video import ClipWriter, clip_stride, write_jpeg
+from spreeze.workers.collect.video import ClipWriter, clip_stride, write_jpeg
+from spreeze.workers.context import WorkerContext
 from spreeze.workers.evaluator import WeightsWatch
 from spreeze.workers.jobs import VisualizerJob
-from spreeze.workers.link import Link
 
 _POLL_S = 0.2
 _FIRST_CLIP_S = 5.0
@@ -32,7 +32,7 @@ _UNWATCHED_PICTURE_S = 30.0
 """While nobody looks, ``live.jpg`` is at most this old: for the terminal's user and for the first look."""
 
 
-def run_visualizer(link: Link, job: VisualizerJob) -> None:
+def run_visualizer(link: WorkerContext, job: VisualizerJob) -> None:
     """Shows the newest policy until the supervisor stops everybody; ends quietly where nothing can be drawn."""
     link.beat(Phase.INIT)
     try:
@@ -54,7 +54,7 @@ def run_visualizer(link: Link, job: VisualizerJob) -> None:
         show.close()
 
 
-def _give_up(link: Link, error: Exception) -> None:
+def _give_up(link: WorkerContext, error: Exception) -> None:
     link.send(
         "event", level="warning", text=f"no pictures: {type(error).__name__}: {one_line(error)}; training goes on"
     )
@@ -122,7 +122,7 @@ class _Clip:
 class _Show:
     """The loop: advance, draw, write the picture, feed the clip, rest."""
 
-    def __init__(self, link: Link, job: VisualizerJob, task: Task) -> None:
+    def __init__(self, link: WorkerContext, job: VisualizerJob, task: Task) -> None:
         self._link, self._job = link, job
         self._run_dir = Path(job.run_dir)
         self._videos = self._run_dir / "videos"

@@ -9,11 +9,11 @@ import psutil
 from long_form import LEFT_S, LIMIT_S
 
 from spreeze.bench.runs import LiveRun
+from spreeze.machine.orphan_cleanup import MARK
 from spreeze.modes.spreeze import board_rows
-from spreeze.rundir import read_run
-from spreeze.strays import MARK
-from spreeze.transport.board import Board
-from spreeze.transport.ring import Ring, RingSpec
+from spreeze.run_directory import read_run
+from spreeze.transport.replay_ring import ReplayRing, RingSpec
+from spreeze.transport.status_table import StatusTable
 
 
 class AttachedRun(LiveRun):
@@ -44,8 +44,8 @@ class AttachedRun(LiveRun):
         """
         self.wait(lambda: "sampler-0" in self.workers(), LIMIT_S, "the first sampler's start")
         spec = json.loads(self.children()["sampler-0"].cmdline()[3])
-        self.board = Board.attach(self._descriptor(spec["board_fd"]), spec["board_rows"])
-        self.ring = Ring.attach(self._descriptor(spec["job"]["ring_fd"]), RingSpec.from_json(spec["job"]["ring"]))
+        self.board = StatusTable.attach(self._descriptor(spec["board_fd"]), spec["board_rows"])
+        self.ring = ReplayRing.attach(self._descriptor(spec["job"]["ring_fd"]), RingSpec.from_json(spec["job"]["ring"]))
         self.rows = board_rows(self.ring.spec.num_shards)
 
     def _descriptor(self, number):

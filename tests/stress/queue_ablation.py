@@ -28,7 +28,7 @@ from spreeze.bench.replay import (
     transitions,
     wait_for_rows,
 )
-from spreeze.transport.ring_reader import RingReader
+from spreeze.transport.replay_reader import ReplayReader
 
 QUEUE_SIZES_ROWS = (5_000, 20_000, 50_000)
 """Queue sizes of the Spreeze paper's ablation (section 4.3, Fig. 3a)."""
@@ -110,7 +110,7 @@ def _drive(seconds: float, update_s: float, receive: Callable[[], int]) -> tuple
 def _over_ring(seconds: float, rows_per_s: float, update_s: float) -> _Transfer:
     with open_ring(LAYOUT, 100_000) as ring, ring_writer(ring, rows_per_s) as child:
         wait_for_rows(ring, child)
-        reader = RingReader(ring)
+        reader = ReplayReader(ring)
 
         def receive() -> int:
             before = reader.inserted

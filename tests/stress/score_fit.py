@@ -23,13 +23,13 @@ import torch
 
 from spreeze.bench import Row
 from spreeze.envs.task import Task, open_task, uniform_actions
-from spreeze.evaluation import run_episodes, score, seed_list
-from spreeze.policies import Policy
+from spreeze.inference.policy import Policy
+from spreeze.runtime.plan import RunPlan
 from spreeze.transport.frames import open_reader
-from spreeze.transport.ring import Ring, ShardWriter
-from spreeze.workers.learning import Learning
-from spreeze.workers.plan import RunPlan
-from spreeze.workers.sampling import Sampling
+from spreeze.transport.replay_ring import ReplayRing, ShardWriter
+from spreeze.workers.collect.greedy_episodes import run_episodes, score, seed_list
+from spreeze.workers.collect.transition_collector import TransitionCollector
+from spreeze.workers.learn.replay_trainer import ReplayTrainer
 
 Record = dict[str, Any]
 COUNTED: tuple[tuple[int, float], ...] = (
@@ -84,16 +84,25 @@ def train_until(plan: RunPlan, goal: Goal, batch_size: int, updates_per_env_step
     """One training run to the goal; counts of what it took."""
     torch.set_num_threads(1)
     config, spec = plan.config, plan.spec
-    ring = Ring.create(plan.ring_spec())
+    ring = ReplayRing.create(plan.ring_spec())
     rng = np.random.default_rng([seed, batch_size])
     num_envs = config.sampling.envs_per_sampler
-    sampling = Sampling(
+    sampling = TransitionCollector(
         lambda: open_task(spec), num_envs, spec, ShardWriter(ring, 0),
         n_step=config.algorithm.n_step, gamma=config.algorithm.gamma,
         seeds=[int(s) for s in rng.integers(2**31, size=num_envs)],
     )
-    learning = Learning(spec, config.run.algo, config.algorithm, plan.layout, open_reader(ring), batch_size=batch_size,
-                        device="cpu", seed=seed, normalize_obs=config.env.normalize_obs)
+    learning = ReplayTrainer(
+        spec,
+        config.run.algo,
+        config.algorithm,
+        plan.layout,
+        open_reader(ring),
+        batch_size=batch_size,
+        device="cpu",
+        seed=seed,
+        normalize_obs=config.env.normalize_obs,
+    )
     judges: list[Task] = []
     try:
         return _loop(plan, goal, sampling, learning, judges, updates_per_env_step, rng) | {
@@ -107,8 +116,15 @@ def train_until(plan: RunPlan, goal: Goal, batch_size: int, updates_per_env_step
         ring.close()
 
 
-def _loop(plan: RunPlan, goal: Goal, sampling: Sampling, learning: Learning, judges: list[Task], ratio: float,
-          rng: np.random.Generator) -> Record:
+def _loop(
+    plan: RunPlan,
+    goal: Goal,
+    sampling: TransitionCollector,
+    learning: ReplayTrainer,
+    judges: list[Task],
+    ratio: float,
+    rng: np.random.Generator,
+) -> Record:
     spec, starts = plan.spec, max(plan.config.replay.learning_starts, 1)
     policy: Policy | None = None
     credit, next_evaluation, learner_s, best = 0.0, _FIRST_EVALUATION, 0.0, -np.inf

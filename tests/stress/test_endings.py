@@ -26,7 +26,7 @@ from long_form import LEFT_S, LIMIT_S, PATIENCE_S, asked, by_hand
 
 from spreeze.bench import Row
 from spreeze.errors import SpreezeError
-from spreeze.rundir import read_run
+from spreeze.run_directory import read_run
 from spreeze.transport.checkpoint import CheckpointStore
 
 pytestmark = [pytest.mark.timeout(600),

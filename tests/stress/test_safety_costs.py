@@ -24,13 +24,13 @@ from long_form import asked, by_hand
 from spreeze.bench import Row, row
 from spreeze.bench.sampling import publish_policy, real_sampler, run_folder, task_plan
 from spreeze.envs.stdout import stdout_to_stderr
-from spreeze.transport.board import Board
-from spreeze.transport.ring import FrameColumns, Ring, RingSpec, ShardWriter
-from spreeze.transport.ring_reader import Drawn, RingReader
+from spreeze.runtime.plan import RunPlan
+from spreeze.transport.replay_reader import Drawn, ReplayReader
+from spreeze.transport.replay_ring import FrameColumns, ReplayRing, RingSpec, ShardWriter
+from spreeze.transport.status_table import StatusTable
 from spreeze.transport.weights import WeightsStore
 from spreeze.types import RowLayout
-from spreeze.workers.learning import Learning
-from spreeze.workers.plan import RunPlan
+from spreeze.workers.learn.replay_trainer import ReplayTrainer
 
 _RING_ROWS = 50_000
 _TURNS, _CALLS = 50, 20
@@ -56,7 +56,7 @@ class BareWriter(ShardWriter):
         self._words[self._committed_word] = self._committed
 
 
-class BareReader(RingReader):
+class BareReader(ReplayReader):
     """Copies rows and never looks whether they were overwritten meanwhile."""
 
     def _copy(self, drawn: Drawn, out: np.ndarray) -> np.ndarray | None:
@@ -102,9 +102,9 @@ def _in_turns(calls: dict[str, Callable[[], object]]) -> dict[str, float]:
 
 def _measure(plan: RunPlan, folder: Path, repeat: int) -> dict[str, float]:
     spec, layout = plan.spec, plan.layout
-    rings = [Ring.create(RingSpec(shape, 1, _RING_ROWS)) for shape in (
+    rings = [ReplayRing.create(RingSpec(shape, 1, _RING_ROWS)) for shape in (
         layout, layout, RowLayout(spec.obs_dim, spec.action_dim, layout.n_step, checksum=True))]
-    board = Board.create(1)
+    board = StatusTable.create(1)
     try:
         loop, sampling = real_sampler(plan, folder, rings[0], board, repeat)
         found = _in_turns({"turn": loop.turn}) | _write_times(plan, rings)
@@ -116,7 +116,7 @@ def _measure(plan: RunPlan, folder: Path, repeat: int) -> dict[str, float]:
             ring.close()
 
 
-def _write_times(plan: RunPlan, rings: list[Ring]) -> dict[str, float]:
+def _write_times(plan: RunPlan, rings: list[ReplayRing]) -> dict[str, float]:
     """One sampler turn's rows, written in three ways; every page is touched before."""
     spec, rng = plan.spec, np.random.default_rng(0)
     count = plan.config.sampling.envs_per_sampler
@@ -132,7 +132,7 @@ def _write_times(plan: RunPlan, rings: list[Ring]) -> dict[str, float]:
                       for name, writer in writers.items()})
 
 
-def _learner_times(plan: RunPlan, ring: Ring, folder: Path, repeat: int) -> dict[str, float]:
+def _learner_times(plan: RunPlan, ring: ReplayRing, folder: Path, repeat: int) -> dict[str, float]:
     """Draws with and without the second look, updates, publications; the ring is full."""
     config, rng = plan.config, np.random.default_rng(repeat)
     writer = ShardWriter(ring, 0)
@@ -143,11 +143,11 @@ def _learner_times(plan: RunPlan, ring: Ring, folder: Path, repeat: int) -> dict
     zeros, steps = np.zeros(1000, np.float32), np.ones(1000, np.float32)
     for _ in range(_RING_ROWS // 1000):
         writer.write(obs, action, zeros, zeros, obs, steps if plan.layout.n_step > 1 else None)
-    readers = {"draw": RingReader(ring), "bare_draw": BareReader(ring)}
+    readers = {"draw": ReplayReader(ring), "bare_draw": BareReader(ring)}
     out = np.empty((config.learner.batch_size, plan.layout.width), np.float32)
     found = _in_turns({name: (lambda r=reader: r.sample(rng, out))
                        for name, reader in readers.items()})
-    learning = Learning(plan.spec, config.run.algo, config.algorithm, plan.layout, readers["draw"],
+    learning = ReplayTrainer(plan.spec, config.run.algo, config.algorithm, plan.layout, readers["draw"],
                         batch_size=config.learner.batch_size, device="cpu", seed=1,
                         normalize_obs=config.env.normalize_obs)
     store, times = WeightsStore(folder / "weights", min_age_s=0.0), []

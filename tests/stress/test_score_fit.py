@@ -29,9 +29,9 @@ from score_fit import (
     shape,
 )
 
-from spreeze.autotune.scores import BATCH_HALF_WORTH, UPDATES_PER_STEP
 from spreeze.bench.sampling import task_plan
-from spreeze.settings import Layer, resolve, task_profile
+from spreeze.config.layers import Layer, resolve, task_profile
+from spreeze.tuner.objective import BATCH_HALF_WORTH, UPDATES_PER_STEP
 
 KEPT = Path(__file__).with_name("score_runs.jsonl")
 

@@ -26,9 +26,9 @@ from long_form import LIMIT_S, asked, by_hand
 from spreeze.bench import Row
 from spreeze.errors import SpreezeError
 from spreeze.testing import ENV_ID
-from spreeze.transport import board as words
+from spreeze.transport import status_table as words
 from spreeze.transport.checkpoint import CheckpointStore
-from spreeze.transport.ring_reader import RingReader
+from spreeze.transport.replay_reader import ReplayReader
 
 pytestmark = [pytest.mark.timeout(600),
               pytest.mark.skipif(sys.platform != "linux", reason="looks into the run's memory through /proc")]
@@ -217,7 +217,7 @@ class Storm:
             raise SpreezeError("the storm needs a run that was attached to")
         self._run, self._ring, self._say = run, run.ring, say
         self._dice, self._rng = random.Random(seed), np.random.default_rng(seed)
-        self._reader = RingReader(run.ring)
+        self._reader = ReplayReader(run.ring)
         self._rows = np.empty((_CHECK_ROWS, run.ring.spec.layout.width), dtype=np.float32)
         self.watch = RecoveryWatch(run, SAMPLERS)
         self.tally = Tally()

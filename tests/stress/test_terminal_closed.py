@@ -16,8 +16,8 @@ import pytest
 from harness import PENDULUM, TINY, poll, shared_memory, verb
 from pseudo_terminal import Window
 
-from spreeze.rundir import is_alive, read_run
-from spreeze.store_reader import MetricsReader
+from spreeze.metrics.store_reader import MetricsReader
+from spreeze.run_directory import is_alive, read_run
 from spreeze.transport.checkpoint import CheckpointStore
 
 REPEATS = 50 if "SPREEZE_LONG_TESTS" in os.environ else 2

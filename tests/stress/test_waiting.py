@@ -24,8 +24,8 @@ from long_form import PATIENCE_S, asked, by_hand
 from spreeze.bench import Row, row
 from spreeze.bench.runs import LiveRun
 from spreeze.errors import SpreezeError
-from spreeze.store_reader import MetricsReader
-from spreeze.transport.wake import Bell
+from spreeze.metrics.store_reader import MetricsReader
+from spreeze.transport.wakeup import Wakeup
 
 pytestmark = pytest.mark.timeout(600)
 _TASK = (
@@ -90,7 +90,7 @@ def _cpu_s(process: psutil.Process) -> float:
 
 def _wake_ups_us() -> tuple[float, float]:
     """Half of a round trip between two processes: median and 99th percentile, in microseconds."""
-    here, there = Bell.create(), Bell.create()
+    here, there = Wakeup.create(), Wakeup.create()
     fds = (*here.fds, *there.fds)
     command = [sys.executable, __file__, *map(str, fds)]
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=fds)
@@ -100,7 +100,7 @@ def _wake_ups_us() -> tuple[float, float]:
         times = []
         for _ in range(_ROUND_TRIPS):
             start_s = time.perf_counter()
-            there.ring()
+            there.notify()
             if not here.wait(PATIENCE_S):
                 raise SpreezeError(f"no answer within {PATIENCE_S:g} s")
             times.append(1e6 * (time.perf_counter() - start_s) / 2)
@@ -115,12 +115,12 @@ def _wake_ups_us() -> tuple[float, float]:
 
 def _ring_back(fds: list[int]) -> None:
     """The child: rings as often as it is rung; ends with its parent."""
-    there, here = Bell(*fds[:2]), Bell(*fds[2:])
-    there.ring()
+    there, here = Wakeup(*fds[:2]), Wakeup(*fds[2:])
+    there.notify()
     parent = os.getppid()
     while os.getppid() == parent:
         if here.wait(1.0):
-            there.ring()
+            there.notify()
 
 
 SECONDS, REPEATS = asked("SECONDS", 10.0), asked("REPEATS", 5)

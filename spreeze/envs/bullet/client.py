@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from spreeze.envs.bullet.heap import zeroed_links
+from spreeze.envs.bullet.zeroed_links import zeroed_links
 
 _SOLVER_ITERATIONS = 5
 _CONTACT_ERP = 0.9
@@ -17,7 +17,7 @@ _GAIN = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Joint:
+class BulletJoint:
     """A joint that can be driven or read."""
 
     body: int
@@ -29,7 +29,7 @@ class Joint:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class BulletLink:
     """A link of a body; link -1 is its base."""
 
     body: int
@@ -40,9 +40,9 @@ class Part:
 class Model:
     """What was found in a model file, in Bullet's order."""
 
-    joints: dict[str, Joint]
-    parts: dict[str, Part]
-    root: Part | None
+    joints: dict[str, BulletJoint]
+    parts: dict[str, BulletLink]
+    root: BulletLink | None
     """The part with the root's name."""
 
 
@@ -113,13 +113,13 @@ class Client:
         flags |= self.api.URDF_GOOGLEY_UNDEFINED_COLORS
         with zeroed_links():
             bodies = self.api.loadMJCF(data_file("mjcf", file), flags=flags, physicsClientId=self.id)
-        joints: dict[str, Joint] = {}
-        parts: dict[str, Part] = {}
-        root: Part | None = None
+        joints: dict[str, BulletJoint] = {}
+        parts: dict[str, BulletLink] = {}
+        root: BulletLink | None = None
         for order, body in enumerate(bodies):
             count = self.api.getNumJoints(body, physicsClientId=self.id)
             if not count:
-                parts[self.api.getBodyInfo(body, physicsClientId=self.id)[0].decode()] = Part(body, -1)
+                parts[self.api.getBodyInfo(body, physicsClientId=self.id)[0].decode()] = BulletLink(body, -1)
             for index in range(count):
                 self.api.setJointMotorControl2(
                     body, index, self.api.POSITION_CONTROL, positionGain=_GAIN, velocityGain=_GAIN, force=0,
@@ -127,15 +127,15 @@ class Client:
                 )  # fmt: skip
                 info = self.api.getJointInfo(body, index, physicsClientId=self.id)
                 joint_name, part_name = info[1].decode(), info[12].decode()
-                parts[part_name] = Part(body, index)
+                parts[part_name] = BulletLink(body, index)
                 if part_name == root_name:
                     root = parts[part_name]
                 elif root is None and order == index == 0:
-                    root = parts[root_name] = Part(body, -1)
+                    root = parts[root_name] = BulletLink(body, -1)
                 if joint_name.startswith("ignore"):
                     self.motor_off(body, index)
                 elif not joint_name.startswith("jointfix"):
-                    joints[joint_name] = Joint(body, index, info[8], info[9])
+                    joints[joint_name] = BulletJoint(body, index, info[8], info[9])
         return Model(joints, parts, root)
 
     def motor_off(self, body: int, index: int) -> None:
@@ -145,14 +145,14 @@ class Client:
             positionGain=_GAIN, velocityGain=_GAIN, force=0, physicsClientId=self.id,
         )  # fmt: skip
 
-    def place(self, joint: Joint, position: float) -> None:
+    def place(self, joint: BulletJoint, position: float) -> None:
         """Puts a joint at a position (rad or m), at rest, its motor off."""
         self.api.resetJointState(
             joint.body, joint.index, targetValue=position, targetVelocity=0, physicsClientId=self.id
         )
         self.motor_off(joint.body, joint.index)
 
-    def push(self, joint: Joint, torque: float) -> None:
+    def push(self, joint: BulletJoint, torque: float) -> None:
         """Applies a torque (N m) or force (N) during the next step."""
         self.api.setJointMotorControl2(
             joint.body, joint.index, self.api.TORQUE_CONTROL, force=torque, physicsClientId=self.id
@@ -176,7 +176,7 @@ def _disconnect(api: Any, client: int, pid: int) -> None:
         api.disconnect(physicsClientId=client)
 
 
-def same_body(members: Iterable[Joint | Part]) -> int:
+def same_body(members: Iterable[BulletJoint | BulletLink]) -> int:
     """The body that all members belong to.
 
     Raises:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from spreeze.envs.bullet.base import BulletTask, clipped
-from spreeze.envs.bullet.client import Client, Joint, Model, Physics, same_body
+from spreeze.envs.bullet.client import BulletJoint, Client, Model, Physics, same_body
 
 PHYSICS = Physics(gravity=9.8, substep_s=0.0165, substeps=1)
 _FALLEN_RAD = 0.2
@@ -30,7 +30,7 @@ class _Cart(BulletTask):
 
     def _load(self, client: Client) -> None:
         model = client.load_model(self._file, "cart")
-        self._joints: list[Joint] = [model.joints[name] for name in self._names]
+        self._joints: list[BulletJoint] = [model.joints[name] for name in self._names]
         self._body = same_body(self._joints)
         self._joint_ids = [joint.index for joint in self._joints]
         self._find_parts(model)

@@ -1,0 +1,1 @@
+"""Networks and optimisers that the algorithms share."""

@@ -1,0 +1,296 @@
+"""Multi-layer perceptrons with hand-derived gradients over preallocated buffers.
+
+All parameters of a network lie in one flat vector, its gradient in another, so that Adam, target
+update, norm and finite check are one call each. ``stack`` networks of one shape (twin critics)
+are evaluated by one batched product. No autograd graph is built: what an update does not need
+(input gradients of the critic step, weight gradients of the critics in the actor step) is not
+computed. Tests compare each gradient with autograd and with plain NumPy.
+
+Shapes, besides those of ``types``: S stacked networks, M rows, K outputs, H hidden units.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_ALIGN = 16
+"""Float32 values in a cache line: each block of the flat vector begins on one."""
+
+_relu_backward = torch.ops.aten.threshold_backward.grad_input
+_tanh_backward = torch.ops.aten.tanh_backward.grad_input
+
+
+def matmuls_round() -> bool:
+    """Whether float32 products of this process round their inputs to bfloat16."""
+    mkldnn: Any = torch.backends.mkldnn
+    return bool(mkldnn.matmul.fp32_precision == "bf16")
+
+
+class Parameters:
+    """Views of a flat vector as the weights and biases of S stacked perceptrons.
+
+    ``weights[i]`` is [S, in, out] and ``biases[i]`` [S, 1, out] for hidden layer i; ``head_weight`` is
+    [S, K, H] and ``head_bias`` [S, K, 1]: the head's output is component-first.
+    """
+
+    def __init__(self, flat: Tensor, sizes: tuple[int, ...], stack: int) -> None:
+        self.flat, self.sizes, self.stack = flat, sizes, stack
+        self.weights: list[Tensor] = []
+        self.biases: list[Tensor] = []
+        offset = 0
+
+        def block(*shape: int) -> Tensor:
+            nonlocal offset
+            begin, count = offset, math.prod(shape)
+            offset += _aligned(count)
+            return flat[begin : begin + count].view(shape)
+
+        for fan_in, fan_out in pairwise(sizes[:-1]):
+            self.weights.append(block(stack, fan_in, fan_out))
+            self.biases.append(block(stack, 1, fan_out))
+        self.head_weight = block(stack, sizes[-1], sizes[-2])
+        self.head_bias = block(stack, sizes[-1], 1)
+        self._bind()
+
+    def _bind(self) -> None:
+        """Derived views, made once: at small sizes each view costs as much as an addition."""
+        self.weights_t = [weight.transpose(1, 2) for weight in self.weights]
+        self.head_rows = [self.head_weight[index, 0] for index in range(self.stack)]
+        # A product with one output column is ten times faster as a matrix-vector product, but where products
+        # round to bfloat16 that takes longer than the product: there a float32 sum is taken.
+        self.head_product = torch.linalg.vecdot if matmuls_round() else torch.mv
+
+    def one(self, index: int) -> Parameters:
+        """One network of the stack alone, sharing memory."""
+        one, only = object.__new__(Parameters), slice(index, index + 1)
+        one.flat, one.sizes, one.stack = self.flat, self.sizes, 1
+        one.weights = [weight[only] for weight in self.weights]
+        one.biases = [bias[only] for bias in self.biases]
+        one.head_weight, one.head_bias = self.head_weight[only], self.head_bias[only]
+        one._bind()
+        return one
+
+    def initialise(self, generator: torch.Generator) -> None:
+        """Uniform in +-1/sqrt(fan_in), weights and biases, as torch.nn.Linear does by default."""
+        for tensor, fan_in in self.blocks():
+            bound = 1.0 / math.sqrt(fan_in)
+            values = torch.empty(tensor.shape, dtype=tensor.dtype)
+            tensor.copy_(values.uniform_(-bound, bound, generator=generator))
+
+    def blocks(self) -> list[tuple[Tensor, int]]:
+        """Every weight and bias with the fan-in of its layer."""
+        pairs: list[tuple[Tensor, int]] = []
+        for weight, bias, fan_in in zip(self.weights, self.biases, self.sizes[:-2], strict=True):
+            pairs += [(weight, fan_in), (bias, fan_in)]
+        return [*pairs, (self.head_weight, self.sizes[-2]), (self.head_bias, self.sizes[-2])]
+
+
+def parameter_count(sizes: tuple[int, ...], stack: int) -> int:
+    """Length of the flat vector of S perceptrons of these layer sizes, padding included."""
+    hidden = sum(
+        _aligned(stack * fan_in * fan_out) + _aligned(stack * fan_out) for fan_in, fan_out in pairwise(sizes[:-1])
+    )
+    return hidden + _aligned(stack * sizes[-1] * sizes[-2]) + _aligned(stack * sizes[-1])
+
+
+def _aligned(count: int) -> int:
+    return -(-count // _ALIGN) * _ALIGN
+
+
+def new_parameters(
+    sizes: tuple[int, ...], stack: int, device: torch.device, dtype: torch.dtype = torch.float32
+) -> Parameters:
+    """Zeroed parameters (or their gradient) of S perceptrons; ``sizes`` = (inputs, hidden ..., outputs)."""
+    return Parameters(torch.zeros(parameter_count(sizes, stack), device=device, dtype=dtype), sizes, stack)
+
+
+class Tape:
+    """Buffers of one forward and backward pass over M rows: activations saved, gradients handed back.
+
+    ``out`` [S, K, M] is the output, ``grad_out`` [S, K, M] what the caller fills before
+    ``mlp_backward``, ``hidden[i]`` [S, M, H_i] the activations after the ReLU, or with ``tanh`` after that. The
+    gradient at a layer overwrites the activations of the layer above, which nothing needs any more by then: the
+    less memory a pass goes through, the more of it stays in the core's cache.
+    """
+
+    def __init__(
+        self, hidden: list[Tensor], grads: list[Tensor], out: Tensor, grad_out: Tensor, *, tanh: bool = False
+    ) -> None:
+        self.hidden, self.grads, self.out, self.grad_out, self.tanh = hidden, grads, out, grad_out, tanh
+        self.stack = out.shape[0]
+        self.hidden_t = [tensor.transpose(1, 2) for tensor in hidden]
+        self.grads_t = [tensor.transpose(1, 2) for tensor in grads]
+        self.grad_out_t = grad_out.transpose(1, 2)
+        self.last_rows = [hidden[-1][index] for index in range(self.stack)]
+        self.out_rows = [out[index, 0] for index in range(self.stack)]
+
+    @classmethod
+    def allocate(cls, parameters: Parameters, rows: int, *, tanh: bool = False) -> Tape:
+        """Buffers for M = ``rows`` rows of these networks."""
+        like, stack, outputs = parameters.flat, parameters.stack, parameters.sizes[-1]
+        hidden = [like.new_zeros(stack, rows, size) for size in parameters.sizes[1:-1]]
+        grads = [above if above.shape == own.shape else torch.zeros_like(own) for own, above in pairwise(hidden)]
+        grads.append(torch.zeros_like(hidden[-1]))
+        out, grad_out = like.new_zeros(stack, outputs, rows), like.new_zeros(stack, outputs, rows)
+        return cls(hidden, grads, out, grad_out, tanh=tanh)
+
+    def part(self, begin: int, end: int) -> Tape:
+        """The same buffers, rows ``begin`` to ``end``."""
+        hidden, grads = ([_closed(tensor[:, begin:end]) for tensor in some] for some in (self.hidden, self.grads))
+        out, grad_out = (_closed(tensor[:, :, begin:end]) for tensor in (self.out, self.grad_out))
+        return Tape(hidden, grads, out, grad_out, tanh=self.tanh)
+
+    def under(self, out: Tensor, grad_out: Tensor) -> Tape:
+        """The same memory for activations and gradients, under other outputs [S, K, M]: no more of S and M."""
+        stack, rows = out.shape[0], out.shape[2]
+        hidden, grads = ([_closed(tensor[:stack, :rows]) for tensor in some] for some in (self.hidden, self.grads))
+        return Tape(hidden, grads, _closed(out), _closed(grad_out), tanh=self.tanh)
+
+
+def _closed(tensor: Tensor) -> Tensor:
+    """A stack of one is made anew: oneDNN copies matrices whose distance is not their size."""
+    return tensor[0].unsqueeze(0) if tensor.shape[0] == 1 else tensor
+
+
+def mlp_forward(parameters: Parameters, x: Tensor, tape: Tape) -> Tensor:
+    """S perceptrons with ReLU (or tanh) between layers and a linear head, on the same rows.
+
+    Args:
+        parameters: of the networks.
+        x: [S, M, I] (one input for all: ``expand``); columns contiguous, rows may be strided.
+        tape: receives the activations.
+
+    Returns:
+        ``tape.out`` [S, K, M].
+    """
+    for weight, bias, hidden in zip(parameters.weights, parameters.biases, tape.hidden, strict=True):
+        if tape.tanh:
+            x = torch.bmm(x, weight, out=hidden).add_(bias).tanh_()
+        else:
+            x = _add_relu_(torch.bmm(x, weight, out=hidden), bias)
+    if parameters.sizes[-1] > 1:
+        return torch.baddbmm(parameters.head_bias, parameters.head_weight, tape.hidden_t[-1], out=tape.out)
+    for rows, weight, out in zip(tape.last_rows, parameters.head_rows, tape.out_rows, strict=True):
+        parameters.head_product(rows, weight, out=out)
+    return tape.out.add_(parameters.head_bias)
+
+
+def _add_relu_(hidden: Tensor, bias: Tensor) -> Tensor:
+    """``relu(hidden + bias)`` in place, in one pass over memory where there is a kernel for it (CPU)."""
+    if hidden.device.type == "cpu":
+        return torch._add_relu_(hidden, bias)
+    return torch.relu_(hidden.add_(bias))
+
+
+def mlp_backward(
+    parameters: Parameters, tape: Tape, x_t: Tensor | None, gradient: Parameters | None, *, add: bool = False
+) -> Tensor:
+    """Back-propagates ``tape.grad_out`` to the first layer's pre-activation, and to the weights if asked.
+
+    Args:
+        parameters: of the networks.
+        tape: of the forward pass, with ``grad_out`` filled in.
+        x_t: [S, I, M], the input transposed; only needed for weight gradients.
+        gradient: receives (overwrites) the weight gradients; None computes none.
+        add: to what ``gradient`` holds, instead of overwriting it.
+
+    Returns:
+        [S, M, H_0] gradient to the first layer's pre-activation.
+    """
+    if gradient is not None:
+        head_weight_gradients(tape, gradient, add=add)
+    for index in range(len(tape.hidden), 0, -1):
+        input_gradients(parameters, tape, index)
+        if gradient is not None:
+            weight_gradients(tape, x_t, gradient, index - 1, add=add)
+    return tape.grads[0]
+
+
+def mlp_gradients(parameters: Parameters, tape: Tape) -> Tensor:
+    """Derivative of each row's output, of networks with one, to the first layer's pre-activation [S, M, H_0].
+
+    After ``mlp_forward``; what ``mlp_backward`` gives for a ``grad_out`` of ones, without multiplying by them.
+    """
+    _relu_backward(parameters.head_weight, tape.hidden[-1], 0.0, grad_input=tape.grads[-1])
+    for index in range(len(tape.hidden) - 1, 0, -1):
+        input_gradients(parameters, tape, index)
+    return tape.grads[0]
+
+
+def input_gradients(parameters: Parameters, tape: Tape, index: int) -> None:
+    """Carries the gradient through layer ``index`` (the head is the last) and the activation before it."""
+    below = tape.grads[index - 1]
+    if index < len(tape.hidden):
+        torch.bmm(tape.grads[index], parameters.weights_t[index], out=below)
+    elif parameters.sizes[-1] > 1:
+        torch.bmm(tape.grad_out_t, parameters.head_weight, out=below)
+    else:
+        torch.mul(tape.grad_out_t, parameters.head_weight, out=below)
+    if tape.tanh:
+        _tanh_backward(below, tape.hidden[index - 1], grad_input=below)
+    else:
+        _relu_backward(below, tape.hidden[index - 1], 0.0, grad_input=below)
+
+
+def weight_gradients(tape: Tape, x_t: Tensor | None, gradient: Parameters, index: int, *, add: bool = False) -> None:
+    """Weight and bias gradients of hidden layer ``index``; ``x_t`` [S, I, M] is the input of the first."""
+    inputs_t = tape.hidden_t[index - 1] if index else x_t
+    assert inputs_t is not None
+    _product(inputs_t, tape.grads[index], gradient.weights[index], add=add)
+    _sum(tape.grads[index], 1, gradient.biases[index], add=add)
+
+
+def head_weight_gradients(tape: Tape, gradient: Parameters, *, add: bool = False) -> None:
+    """Weight and bias gradients of the head."""
+    _product(tape.grad_out, tape.hidden[-1], gradient.head_weight, add=add)
+    _sum(tape.grad_out, 2, gradient.head_bias, add=add)
+
+
+def _product(a: Tensor, b: Tensor, out: Tensor, *, add: bool) -> None:
+    if add:
+        torch.baddbmm(out, a, b, out=out)
+    else:
+        torch.bmm(a, b, out=out)
+
+
+def _sum(values: Tensor, dim: int, out: Tensor, *, add: bool) -> None:
+    if add:
+        out.add_(values.sum(dim, keepdim=True))
+    else:
+        torch.sum(values, dim, keepdim=True, out=out)
+
+
+class ParameterCopy:
+    """A network's weights as they are now, on their way to the host: who reads them waits, not who takes them."""
+
+    def __init__(self, parameters: Parameters) -> None:
+        source = parameters.flat
+        self._sizes, self._stack = parameters.sizes, parameters.stack
+        self._flat = torch.empty(source.shape, dtype=source.dtype, pin_memory=source.is_cuda)
+        self._flat.copy_(source, non_blocking=True)
+        self._there: torch.cuda.Event | None = None
+        if source.is_cuda:
+            self._there = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._there.record(torch.cuda.current_stream(source.device))
+
+    def policy_arrays(self) -> dict[str, Tensor]:
+        """``policy_arrays`` of the weights as they were; may be called in another thread."""
+        if self._there is not None:
+            self._there.synchronize()
+        return policy_arrays(Parameters(self._flat, self._sizes, self._stack))
+
+
+def policy_arrays(parameters: Parameters) -> dict[str, Tensor]:
+    """Copies on the CPU of a single network by layer: ``w0`` [in, out], ``b0`` [out] ..., ``head_w`` [H, K]."""
+    arrays: dict[str, Tensor] = {}
+    for index, (weight, bias) in enumerate(zip(parameters.weights, parameters.biases, strict=True)):
+        arrays[f"w{index}"] = weight[0].to("cpu", copy=True)
+        arrays[f"b{index}"] = bias[0, 0].to("cpu", copy=True)
+    arrays["head_w"] = parameters.head_weight[0].t().to("cpu", copy=True).contiguous()
+    arrays["head_b"] = parameters.head_bias[0, :, 0].to("cpu", copy=True)
+    return arrays

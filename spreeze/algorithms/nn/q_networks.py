@@ -1,0 +1,383 @@
+"""The critic side of every off-policy algorithm here: stacked Q networks, their targets and optimiser.
+
+What it takes from the actor side: next actions (with log-densities folded in by the algorithm) and
+fresh actions. What it gives back: dQ/da. Nothing else crosses, so the two sides may live on
+different devices.
+"""
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from spreeze.algorithms import losses
+from spreeze.algorithms.nn.fused_mlp import Parameters, Tape, mlp_backward, mlp_forward, mlp_gradients, new_parameters
+from spreeze.algorithms.nn.optimizers import FlatAdam
+from spreeze.algorithms.nn.two_thread_update import ThreadPair
+
+_CHUNK_ROWS = 512
+"""Rows that go up and down through the networks at once on a CPU, so that activations stay in the core's own cache.
+
+Larger batches go through one critic after the other, in chunks of rows whose gradients are summed.
+"""
+
+
+class _Group:
+    """Networks whose passes are made together: the whole stack, or one critic."""
+
+    def __init__(
+        self, networks: slice, obs_dim: int, online: Parameters, target: Parameters, gradient: Parameters
+    ) -> None:
+        self.networks, self.online, self.target, self.gradient = networks, online, target, gradient
+        self.stack, self.action_weights = online.stack, online.weights[0][:, obs_dim:]
+
+
+class _Chunk:
+    """Views of the buffers for some rows of one group, made once: at small sizes each costs as much as an addition."""
+
+    def __init__(self, group: _Group, buffers: _Buffers, scratch: Tape, rows: slice) -> None:
+        own = group.networks
+        self.rows, self.is_first = rows, rows.start == 0
+        self.tape = scratch.under(buffers.out[own, :, rows], buffers.grad_out[own, :, rows])
+        self.all_q, self.all_grad = self.tape.out[:, 0], self.tape.grad_out[:, 0]
+        self.x = buffers.x[rows].expand(group.stack, -1, -1)
+        self.td_error, self.action_gradients = buffers.td_error[own, rows], buffers.action_gradients[own, :, rows]
+
+
+class _Buffers:
+    """Everything whose size depends on the batch."""
+
+    def __init__(self, parameters: Parameters, rows: int, obs_dim: int, action_dim: int) -> None:
+        like, stack = parameters.flat, parameters.stack
+        self.out, self.grad_out = like.new_zeros(stack, 1, rows), like.new_zeros(stack, 1, rows)
+        self.td_error = like.new_zeros(stack, rows)
+        self.target = like.new_zeros(rows)
+        self.q_action = like.new_full((rows,), math.nan)
+        self.action_gradients = like.new_zeros(stack, action_dim, rows)
+        self.gradients: list[Tensor] = list(self.action_gradients)
+        self.is_first = torch.zeros(rows, dtype=torch.bool, device=like.device)
+        self.least = torch.zeros_like(self.gradients[0])
+        self.x = like.new_zeros(rows, obs_dim + action_dim)
+        self.x_obs, self.x_action_t = self.x[:, :obs_dim], self.x[:, obs_dim:].t()
+        self.rows = rows
+        self.per_row = like.new_full((), 1.0 / rows)
+        self.q = [self.out[index, 0] for index in range(stack)]
+        self.groups: list[tuple[_Group, list[_Chunk]]] = []
+        self.first: list[list[_Chunk]] = []
+        """Of the first critic alone; with a pair of threads half of the rows for each."""
+
+
+class Critics:
+    """S Q networks Q(s, a) as one stacked network, or one in each thread of a pair."""
+
+    def __init__(
+        self,
+        obs_dim: int,
+        action_dim: int,
+        hidden_sizes: tuple[int, ...],
+        stack: int,
+        lr: float,
+        generator: torch.Generator,
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
+        pair: ThreadPair | None = None,
+    ) -> None:
+        sizes = (obs_dim + action_dim, *hidden_sizes, 1)
+        self.online = new_parameters(sizes, stack, device, dtype)
+        self.online.initialise(generator)
+        self.target = new_parameters(sizes, stack, device, dtype)
+        self.target.flat.copy_(self.online.flat)
+        self.gradient = new_parameters(sizes, stack, device, dtype)
+        self.adam = FlatAdam(self.online.flat, self.gradient.flat, lr)
+        self._obs_dim, self._action_dim = obs_dim, action_dim
+        self._pair = pair
+        networks = (self.online, self.target, self.gradient)
+        self._whole = _Group(slice(0, stack), obs_dim, *networks)
+        self._each_critic = [
+            _Group(slice(index, index + 1), obs_dim, *(network.one(index) for network in networks))
+            for index in range(stack)
+        ]
+        self._buffers: _Buffers | None = None
+
+    def _each(self, work: Callable[[_Group, list[_Chunk]], object], buffers: _Buffers) -> None:
+        """Does the work for every group, two groups at once."""
+        if self._pair is None or len(buffers.groups) == 1:
+            for group, chunks in buffers.groups:
+                work(group, chunks)
+            return
+        here, there = buffers.groups
+        self._pair.both(lambda: work(*here), lambda: work(*there))
+
+    def next_value(self, next_obs: Tensor, next_action: Tensor) -> Tensor:
+        """Least of the target networks' values (clipped double Q, arXiv 1802.09477, eq. 10).
+
+        Args:
+            next_obs: [B, O].
+            next_action: [A, B].
+
+        Returns:
+            [B], a new tensor.
+        """
+        buffers = self._sized(next_obs.shape[0])
+        buffers.x_obs.copy_(next_obs)
+        buffers.x_action_t.copy_(next_action)
+
+        def evaluate(group: _Group, chunks: list[_Chunk]) -> None:
+            for chunk in chunks:
+                mlp_forward(group.target, chunk.x, chunk.tape)
+
+        self._each(evaluate, buffers)
+        return buffers.q[0].clone() if self.online.stack == 1 else torch.minimum(*buffers.q)
+
+    def step(self, obs_action: Tensor, target: Tensor) -> None:
+        """One gradient step on ``sum over critics of mean (Q - target)^2 / 2``.
+
+        Args:
+            obs_action: [B, O + A].
+            target: [B].
+        """
+        buffers = self._sized(obs_action.shape[0])
+        buffers.target = target
+
+        def differentiate(group: _Group, chunks: list[_Chunk]) -> None:
+            for chunk in chunks:
+                x = obs_action[chunk.rows].expand(group.stack, -1, -1)
+                mlp_forward(group.online, x, chunk.tape)
+                torch.sub(chunk.all_q, target[chunk.rows], out=chunk.td_error)
+                torch.mul(chunk.td_error, buffers.per_row, out=chunk.all_grad)
+                mlp_backward(group.online, chunk.tape, x.transpose(1, 2), group.gradient, add=not chunk.is_first)
+
+        self._each(differentiate, buffers)
+        self.adam.step()
+
+    def action_gradient(self, obs: Tensor, action: Tensor, *, least: bool) -> Tensor:
+        """dQ/da of each row, Q the least of the critics or the first one alone.
+
+        Args:
+            obs: [B, O].
+            action: [A, B].
+            least: of the critics (SAC); otherwise the first (TD3, DDPG).
+
+        Returns:
+            [A, B], a buffer that the next call overwrites.
+        """
+        buffers = self._sized(obs.shape[0])
+        buffers.x_obs.copy_(obs)
+        buffers.x_action_t.copy_(action)
+        if not least or self.online.stack == 1:
+            return self._first_gradient(buffers)
+        self._each(self._descend, buffers)
+        first, second = buffers.q
+        torch.minimum(first, second, out=buffers.q_action)
+        # Of a row only the lesser critic counts; a tie goes to the first.
+        torch.le(first, second, out=buffers.is_first)
+        return torch.where(buffers.is_first, buffers.gradients[0], buffers.gradients[1], out=buffers.least)
+
+    def _first_gradient(self, buffers: _Buffers) -> Tensor:
+        first, lanes = self._each_critic[0], buffers.first
+        if self._pair is None:
+            self._descend(first, lanes[0])
+        else:
+            self._pair.both(lambda: self._descend(first, lanes[0]), lambda: self._descend(first, lanes[1]))
+        buffers.q_action.copy_(buffers.q[0])
+        return buffers.gradients[0]
+
+    def _descend(self, group: _Group, chunks: list[_Chunk]) -> None:
+        """Q and dQ/da of each network of the group; no sum goes over rows."""
+        for chunk in chunks:
+            mlp_forward(group.online, chunk.x, chunk.tape)
+            mlp_gradients(group.online, chunk.tape)
+            torch.bmm(group.action_weights, chunk.tape.grads_t[0], out=chunk.action_gradients)
+
+    def update_target(self, tau: float) -> None:
+        """Moves the target networks toward the online ones."""
+        losses.polyak_(self.target.flat, self.online.flat, tau)
+
+    def metrics(self) -> dict[str, float]:
+        """critic_loss, q_mean and critic_grad_norm of the latest step (reads the device)."""
+        if self._buffers is None:
+            return {}
+        error = self._buffers.td_error
+        return {
+            "critic_loss": error.square().mean().item(),
+            "q_mean": (error.mean() + self._buffers.target.mean()).item(),
+            "critic_grad_norm": self.adam.gradient_norm,
+        }
+
+    def mean_action_value(self) -> float:
+        """Mean Q of the latest fresh actions, NaN before the first (reads the device)."""
+        return math.nan if self._buffers is None else self._buffers.q_action.mean().item()
+
+    def drop_buffers(self) -> None:
+        """Frees what depends on the size of the batch; the next update makes it anew."""
+        self._buffers = None
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The state that a checkpoint stores."""
+        own = {"online": self.online.flat, "target": self.target.flat}
+        return own | {f"adam.{name}": tensor for name, tensor in self.adam.tensors().items()}
+
+    def _sized(self, rows: int) -> _Buffers:
+        if self._buffers is None or self._buffers.rows != rows:
+            self._buffers = self._allocated(rows)
+        return self._buffers
+
+    def _allocated(self, rows: int) -> _Buffers:
+        buffers = _Buffers(self.online, rows, self._obs_dim, self._action_dim)
+        step = _CHUNK_ROWS if self.online.flat.device.type == "cpu" else rows
+        groups = [self._whole] if self._pair is None and rows <= step else self._each_critic
+        lanes = 1 if self._pair is None else 2
+        scratch = [Tape.allocate(groups[0].online, min(step, rows)) for _ in range(lanes)]
+
+        def cut(group: _Group, lane: int, begin: int, end: int) -> list[_Chunk]:
+            return [_Chunk(group, buffers, scratch[lane], slice(start, min(start + step, end)))
+                    for start in range(begin, end, step)]
+
+        buffers.groups = [(group, cut(group, lane % lanes, 0, rows)) for lane, group in enumerate(groups)]
+        bounds = pairwise(rows * lane // lanes for lane in range(lanes + 1))
+        buffers.first = [cut(self._each_critic[0], lane, *ends) for lane, ends in enumerate(bounds)]
+        return buffers
+
+
+class _DiscreteBuffers:
+    """Everything whose size depends on the batch."""
+
+    def __init__(self, parameters: Parameters, rows: int, actions: int) -> None:
+        like, stack = parameters.flat, parameters.stack
+        self.rows = rows
+        self.tape = Tape.allocate(parameters, rows)
+        self.per_row = like.new_full((), 1.0 / rows)
+        self.td_error = like.new_zeros(stack, rows)
+        self.chosen = like.new_zeros(stack, rows)
+        self.grad_q = like.new_zeros(stack, actions, rows)
+        self.q = like.new_zeros(stack, actions, rows)
+
+
+class DiscreteCritics:
+    """S networks Q(s, .) [K]."""
+
+    def __init__(
+        self, obs_dim: int, num_actions: int, hidden_sizes: tuple[int, ...], stack: int, lr: float,
+        generator: torch.Generator, device: torch.device, dtype: torch.dtype = torch.float32, *, duelling: bool = False,
+    ) -> None:
+        sizes = (obs_dim, *hidden_sizes, num_actions)
+        if duelling:
+            sizes = (obs_dim, *hidden_sizes[:-1], 2 * hidden_sizes[-1], 1 + num_actions)
+        self.online = new_parameters(sizes, stack, device, dtype)
+        self.online.initialise(generator)
+        self._streams = Streams(self.online, num_actions) if duelling else None
+        self.target = new_parameters(sizes, stack, device, dtype)
+        self.target.flat.copy_(self.online.flat)
+        self.gradient = new_parameters(sizes, stack, device, dtype)
+        self.adam = FlatAdam(self.online.flat, self.gradient.flat, lr)
+        self.hidden_sizes, self._num_actions = sizes[1:-1], num_actions
+        self.action_value = self.online.flat.new_full((1,), math.nan)
+        """[B], expected value of the latest fresh actions; set by algorithms that move an actor."""
+        self._buffers: _DiscreteBuffers | None = None
+
+    def values(self, obs: Tensor, *, target: bool = False) -> Tensor:
+        """All actions' values [S, K, B] at obs [B, O], by the online or the target networks.
+
+        Returns:
+            A buffer that the next call overwrites.
+        """
+        buffers = self._sized(obs.shape[0])
+        parameters = self.target if target else self.online
+        out = mlp_forward(parameters, obs.expand(parameters.stack, -1, -1), buffers.tape)
+        return out if self._streams is None else self._streams.join(out, buffers.q)
+
+    def step(
+        self, obs: Tensor, action: Tensor, target: Tensor, loss_gradient: Callable[[Tensor], Tensor] | None = None
+    ) -> None:
+        """One gradient step on ``sum over networks of mean loss(Q(s, a) - target)``.
+
+        Args:
+            obs: [B, O].
+            action: [B], indices, int64.
+            target: [B].
+            loss_gradient: derivative of the loss by its error; None for half the square.
+        """
+        buffers, stack = self._sized(obs.shape[0]), self.online.stack
+        q = self.values(obs)
+        index = action.expand(stack, 1, -1)
+        buffers.chosen = torch.gather(q, 1, index)[:, 0]
+        torch.sub(buffers.chosen, target, out=buffers.td_error)
+        slope = buffers.td_error if loss_gradient is None else loss_gradient(buffers.td_error)
+        grad_q = buffers.tape.grad_out if self._streams is None else buffers.grad_q
+        grad_q.zero_().scatter_(1, index, (slope * buffers.per_row).unsqueeze(1))
+        if self._streams is not None:
+            self._streams.split(grad_q, buffers.tape.grad_out)
+        x_t = obs.t().expand(stack, -1, -1)
+        mlp_backward(self.online, buffers.tape, x_t, self.gradient)
+        if self._streams is not None:
+            self.gradient.head_weight.mul_(self._streams.mask)
+        self.adam.step()
+
+    def least(self, obs: Tensor, *, target: bool = False) -> Tensor:
+        """Each action's least value over the networks [K, B] at obs [B, O], a new tensor."""
+        return self.values(obs, target=target).amin(0)
+
+    def update_target(self, tau: float) -> None:
+        """Moves the target networks toward the online ones."""
+        losses.polyak_(self.target.flat, self.online.flat, tau)
+
+    def policy_head(self) -> tuple[Tensor, Tensor]:
+        """Weight [K, H] and bias [K] that give the first network's action values."""
+        weight, bias = self.online.head_weight[0], self.online.head_bias[0, :, 0]
+        return (weight, bias) if self._streams is None else (self._streams.joint @ weight, self._streams.joint @ bias)
+
+    def metrics(self) -> dict[str, float]:
+        """critic_loss, q_mean and critic_grad_norm of the latest step (reads the device)."""
+        if self._buffers is None:
+            return {}
+        return {
+            "critic_loss": self._buffers.td_error.square().mean().item(),
+            "q_mean": self._buffers.chosen.mean().item(),
+            "critic_grad_norm": self.adam.gradient_norm,
+        }
+
+    def mean_action_value(self) -> float:
+        """Mean of ``action_value``."""
+        return self.action_value.mean().item()
+
+    def drop_buffers(self) -> None:
+        """Frees what depends on the size of the batch; the next update makes it anew."""
+        self._buffers = None
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The state that a checkpoint stores."""
+        own = {"online": self.online.flat, "target": self.target.flat}
+        return own | {f"adam.{name}": tensor for name, tensor in self.adam.tensors().items()}
+
+    def _sized(self, rows: int) -> _DiscreteBuffers:
+        if self._buffers is None or self._buffers.rows != rows:
+            self._buffers = _DiscreteBuffers(self.online, rows, self._num_actions)
+        return self._buffers
+
+
+class Streams:
+    """The linear map between a duelling head's outputs (V, A_1 .. A_K) and the action values."""
+
+    def __init__(self, parameters: Parameters, num_actions: int) -> None:
+        like, half = parameters.flat, parameters.sizes[-2] // 2
+        self.joint = like.new_full((num_actions, 1 + num_actions), -1.0 / num_actions)
+        self.joint[:, 0] = 1.0
+        self.joint[:, 1:].diagonal().add_(1.0)
+        self._joint_t = self.joint.t()
+        self.mask = torch.zeros_like(parameters.head_weight)
+        self.mask[:, 0, :half] = 1.0
+        self.mask[:, 1:, half:] = 1.0
+        # Each stream reads half of the layer, so its initial range is that of half the fan-in.
+        parameters.head_weight.mul_(self.mask).mul_(math.sqrt(2.0))
+        parameters.head_bias.mul_(math.sqrt(2.0))
+
+    def join(self, out: Tensor, q: Tensor) -> Tensor:
+        """``Q = V + A - mean A``: [S, 1 + K, B] into ``q`` [S, K, B]."""
+        return torch.matmul(self.joint, out, out=q)
+
+    def split(self, grad_q: Tensor, grad_out: Tensor) -> None:
+        """Gradient to the outputs [S, 1 + K, B] from that to the values [S, K, B]."""
+        torch.matmul(self._joint_t, grad_q, out=grad_out)

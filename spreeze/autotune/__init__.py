@@ -1,1 +1,0 @@
-"""The autotuner: what to measure, how to choose, and why. Measuring itself is handed in."""

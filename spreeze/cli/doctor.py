@@ -1,0 +1,416 @@
+"""``python -m spreeze doctor``: what this machine has, what is missing, one line of remedy each.
+
+Exit code 0 if the default command would work here. Torch, Bullet and the encoder are tried in child
+processes, at the same time, so that a broken library can neither end nor hang this one.
+"""
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import importlib.util
+import json
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+from rich.table import Table
+from rich.text import Text
+
+from spreeze.cli.common import emit, guarded
+from spreeze.cli.terminal import Screen
+from spreeze.config.compatibility import actions_text, fitting_algorithms
+from spreeze.config.schema import EnvConfig, ReplayConfig, RunConfig
+from spreeze.envs.probe import Probe, in_child, probe_env
+from spreeze.errors import SpreezeError
+from spreeze.formatting import clean, size
+from spreeze.machine.hardware import Machine, read_machine
+from spreeze.run_directory import MIN_FREE_DISK_BYTES, is_alive, list_runs, versions
+from spreeze.types import RowLayout
+
+Status = Literal["ok", "warn", "fail"]
+CHILD_TIMEOUT_S = 30.0
+"""What the doctor tries in a process of its own is given up after that."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One finding: ``fail`` means that the command it is about would not work."""
+
+    name: str
+    status: Status
+    text: str
+    remedy: str | None = None
+
+
+_UNEVEN = 10.0
+"""p99 over median of the step time from which a lockstep of environments waits for its slowest."""
+_SLOW_RESET = 50.0
+"""Median reset over median step from which resets are worth a word."""
+
+
+def check_env(
+    env_id: str, import_module: str | None, args: tuple[str, ...] = (), timeout_s: float = CHILD_TIMEOUT_S
+) -> tuple[list[Check], dict[str, Any] | None]:
+    """All that can be said of an environment, and the figures; one line if it cannot be used."""
+    try:
+        probe = probe_env(env_id, import_module, deadline_s=timeout_s, steps=300, args=args)
+    except SpreezeError as error:
+        return [Check("environment", "fail", clean(error), "name another --env, or fix what the line says")], None
+    checks, found = _closer(probe, env_id, import_module, args, timeout_s)
+    # A picture may take the process down, so it gets one of its own, after the timing.
+    checks = [*_spaces(probe), *checks, _pictures(env_id, import_module, args, timeout_s)]
+    return checks, {**dataclasses.asdict(probe), "checkup": found}
+
+
+def speed(probe: Probe) -> str:
+    """Median step time and its deviation."""
+    if probe.step_us_median is None:
+        return "speed unknown"
+    spread = "" if probe.step_cv is None else f" +- {100 * probe.step_cv:.0f} %"
+    return f"{probe.step_us_median:.0f} us a step{spread}"
+
+
+def _spaces(probe: Probe) -> list[Check]:
+    spec = probe.spec
+    limit = "no time limit" if spec.max_episode_steps is None else f"at most {spec.max_episode_steps} env steps"
+    fit = ", ".join(fitting_algorithms(spec))
+    found = [Check(
+        "environment", "ok",
+        f"{spec.env_id}: observation {spec.obs_dim}, {actions_text(spec)}, {limit}; algorithms that fit: {fit}",
+    )]  # fmt: skip
+    if spec.obs_layout:
+        found.append(Check("env layout", "ok", "; ".join(spec.obs_layout)))
+    return found
+
+
+def _closer(
+    probe: Probe, env_id: str, import_module: str | None, args: tuple[str, ...], timeout_s: float
+) -> tuple[list[Check], dict[str, Any] | None]:
+    try:
+        found = in_child("check", env_id, import_module, deadline_s=timeout_s, args=args)
+    except SpreezeError as error:
+        remedy = "it steps once but not for long: run it in a loop of your own to see where"
+        return [Check("env speed", "fail", clean(error), remedy)], None
+    memory = (
+        f"{size(probe.memory_bytes)} for the first environment of a process, {size(found['further_env_bytes'])} for "
+        "each further one"
+    )
+    return [*_speeds(found), Check("env memory", "ok", memory), _notes(found["notes"])], found
+
+
+def _speeds(found: dict[str, Any]) -> list[Check]:
+    p50, p99, worst, reset = (found[name] for name in ("step_us_p50", "step_us_p99", "step_us_max",
+                                                            "reset_us_median"))
+    text = (
+        f"{found['steps_per_s']:,.0f} env steps/s on one core with random actions, resets included; "
+        f"a step {p50:.0f} us (median), {p99:.0f} us (p99), longest {worst / p50:.0f} times the median; "
+        f"a reset {reset:.0f} us"
+    )
+    if p99 > _UNEVEN * p50:
+        return [Check("env speed", "warn", text, "steps are uneven: environments of one sampler wait for the slowest; "
+                      "try --envs-per-sampler 1 and more --samplers")]
+    if reset > _SLOW_RESET * p50 and reset > 10_000:
+        return [Check("env speed", "warn", text, "resets are slow: each costs as much as many steps; longer episodes, "
+                      "or a reset that reuses what was built, would help")]
+    return [Check("env speed", "ok", text)]
+
+
+def _notes(notes: list[str]) -> Check:
+    if not notes:
+        return Check("env checker", "ok", "Gymnasium's checker has nothing to say that matters here")
+    return Check("env checker", "warn", clean("; ".join(notes), 600), "it can be trained on; better fix this first")
+
+
+def _pictures(env_id: str, import_module: str | None, args: tuple[str, ...], timeout_s: float) -> Check:
+    try:
+        found = in_child("draw", env_id, import_module, deadline_s=timeout_s, args=args)
+    except SpreezeError as error:
+        return Check("env pictures", "warn", clean(error), "training works without; --no-visualizer says nothing of it")
+    return Check("env pictures", "ok", f"draws {found['width']} x {found['height']} without a window")
+
+
+PROCESS_BYTES = 450 * 2**20
+"""Rough resident memory of a learner with Torch; samplers and the others together take as much again."""
+_DEFAULT_LAYOUT = RowLayout(obs_dim=22, action_dim=6)
+"""Rows of the default task, Walker2DBulletEnv-v0."""
+_TORCH = (
+    "import json, torch; print(json.dumps([torch.__version__, torch.version.cuda, torch.cuda.is_available() "
+    "and torch.cuda.device_count()]))"
+)
+_ENCODER = "import av; av.codec.Codec('h264', 'w'); print(av.__version__)"
+
+
+def check_python(version: tuple[int, ...] = sys.version_info[:3]) -> Check:
+    """Python 3.11 runs everything; newer ones have no ready-made Bullet."""
+    text = ".".join(str(part) for part in version)
+    if version[:2] < (3, 11):
+        return Check("Python", "fail", text, "install Python 3.11 and make a virtual environment with it")
+    if version[:2] > (3, 11):
+        return Check("Python", "warn", text, "the Bullet tasks need Python 3.11; other environments work")
+    return Check("Python", "ok", text)
+
+
+def check_torch(timeout_s: float = CHILD_TIMEOUT_S) -> Check:
+    """Torch imports, and which CUDA it was built for."""
+    code, output = _child(_TORCH, timeout_s)
+    if code is None:
+        return Check("PyTorch", "warn", f"still importing after {timeout_s:g} s", "try again; the disk may be slow")
+    try:
+        version, cuda, devices = json.loads(output.splitlines()[-1])
+    except (ValueError, IndexError, TypeError):
+        return Check("PyTorch", "fail", clean(output[-200:]) or f"exit code {code}", "pip install 'torch>=2.11,<2.14'")
+    if cuda is None:
+        return Check("PyTorch", "ok", f"{version}, built for CPU")
+    if not devices:
+        remedy = "without a usable GPU the CPU build is smaller; with one, update the NVIDIA driver"
+        return Check("PyTorch", "warn", f"{version}, CUDA {cuda}, sees no GPU", remedy)
+    return Check("PyTorch", "ok", f"{version}, CUDA {cuda}, {devices} GPU(s)")
+
+
+def check_packages() -> Check:
+    """The libraries that every run needs."""
+    found, missing = [], []
+    for name in ("numpy", "gymnasium", "safetensors", "psutil", "rich", "pillow"):
+        try:
+            found.append(f"{name} {metadata.version(name)}")
+        except metadata.PackageNotFoundError:
+            missing.append(name)
+    if missing:
+        return Check("libraries", "fail", f"missing: {', '.join(missing)}", "pip install -e .")
+    return Check("libraries", "ok", ", ".join(found))
+
+
+def check_bullet(timeout_s: float = CHILD_TIMEOUT_S) -> Check:
+    """The default task: a real reset and steps in a child process."""
+    env_id = EnvConfig().id
+    if not all(importlib.util.find_spec(name) for name in ("pybullet", "pybullet_envs_gymnasium")):
+        remedy = "Python 3.11 on Linux: pip install -e .; elsewhere: train with --env Pendulum-v1"
+        return Check("Bullet tasks", "warn", "pybullet is not installed", remedy)
+    try:
+        probe = probe_env(env_id, deadline_s=timeout_s, steps=300)
+    except SpreezeError as error:
+        return Check("Bullet tasks", "fail", clean(error), "pip install --force-reinstall pybullet==3.2.7")
+    return Check("Bullet tasks", "ok", f"{env_id}: {speed(probe)}")
+
+
+def check_encoder(timeout_s: float = CHILD_TIMEOUT_S) -> Check:
+    """H.264 for the clips; training does not need it."""
+    code, output = _child(_ENCODER, timeout_s)
+    if code == 0:
+        return Check("video encoder", "ok", f"PyAV {clean(output.splitlines()[-1], 40)} with H.264")
+    return Check(
+        "video encoder", "warn", clean(output[-120:]) or "does not answer", "pip install 'av>=14'; or --no-visualizer"
+    )
+
+
+def check_cores(machine: Machine) -> Check:
+    """Cores by affinity, cpuset and quota."""
+    cores = machine.cores
+    physical = "" if cores.physical is None else f", {cores.physical} physical"
+    text = f"{cores.usable:g} usable of {machine.cpu_model or 'an unknown processor'}{physical}: {cores.reason}"
+    if cores.usable < 2:
+        return Check("processor", "warn", text, "samplers and learner share one core; allow at least 2 cores")
+    return Check("processor", "ok", text)
+
+
+def check_memory(machine: Machine, replay: ReplayConfig) -> Check:
+    """Memory for replay and processes."""
+    need = replay_bytes(replay) + 2 * PROCESS_BYTES
+    usable = machine.memory.usable_bytes
+    limit = machine.memory.cgroup_limit_bytes
+    bound = "" if limit is None else f" (cgroup limit {size(limit)})"
+    text = f"{size(usable)} free of {size(machine.memory.total_bytes)}{bound}; the default run takes about {size(need)}"
+    if usable < need:
+        return Check("memory", "fail", text, "close other programs, or lower --replay-capacity and --samplers")
+    return Check("memory", "ok", text)
+
+
+def check_shared_memory(machine: Machine, replay: ReplayConfig, nameless: bool = hasattr(os, "memfd_create")) -> Check:
+    """Room for the replay ring; nameless memory is bound by main memory alone, not by /dev/shm."""
+    need, free = replay_bytes(replay), machine.shared_memory_free_bytes
+    text = f"replay of {replay.capacity:,} rows needs {size(need)}; /dev/shm has {size(free)} free"
+    if nameless:
+        return Check("shared memory", "ok", f"{text} (nameless memory: not bound by it)")
+    if free is not None and free < need:
+        return Check("shared memory", "warn", text, "docker run --shm-size=1g, or lower --replay-capacity")
+    return Check("shared memory", "ok", text)
+
+
+def check_disk(runs_dir: Path) -> Check:
+    """Room and the right to write where runs go."""
+    place = existing_parent(runs_dir)
+    try:
+        with tempfile.NamedTemporaryFile(dir=place, prefix=".spreeze-doctor-"):
+            free = shutil.disk_usage(place).free
+    except OSError as error:
+        return Check("disk", "fail", f"{runs_dir} cannot be written: {error.strerror}", "choose another --runs-dir")
+    text = f"{size(free)} free for {runs_dir}"
+    if free < MIN_FREE_DISK_BYTES:
+        return Check(
+            "disk", "fail", text, f"a run needs {size(MIN_FREE_DISK_BYTES)}: free some, or choose another --runs-dir"
+        )
+    return Check("disk", "ok", text)
+
+
+def check_sqlite(runs_dir: Path) -> Check:
+    """The metrics store needs SQLite's write-ahead log, which network file systems do not give."""
+    try:
+        with (
+            tempfile.TemporaryDirectory(dir=existing_parent(runs_dir), prefix=".spreeze-doctor-") as folder,
+            contextlib.closing(sqlite3.connect(Path(folder) / "try.db")) as db,
+        ):
+            (mode,) = db.execute("PRAGMA journal_mode = WAL").fetchone()
+            db.execute("CREATE TABLE try (x)")
+    except (OSError, sqlite3.Error) as error:
+        return Check(
+            "metrics store", "fail", f"SQLite in {runs_dir}: {clean(error)}", "choose a --runs-dir on a local disk"
+        )
+    if mode != "wal":
+        return Check(
+            "metrics store", "warn", f"SQLite journal is '{mode}', not 'wal'", "choose a --runs-dir on a local disk"
+        )
+    return Check("metrics store", "ok", f"SQLite {sqlite3.sqlite_version} with write-ahead log")
+
+
+def check_gpus(machine: Machine) -> Check:
+    """GPUs and driver; none is no error."""
+    if not machine.gpus:
+        return Check("GPU", "warn", machine.gpu_reason, "none needed: the learner then runs on the processor")
+    names = ", ".join(
+        f"{gpu.name} {size(gpu.memory_bytes)}, {size(gpu.memory_free_bytes)} free" for gpu in machine.gpus
+    )
+    return Check("GPU", "ok", f"{names}; driver {machine.gpus[0].driver}")
+
+
+def check_display(environ: dict[str, str] | None = None) -> Check:
+    """A window for ``spreeze play``."""
+    environment = dict(os.environ) if environ is None else environ
+    found = environment.get("WAYLAND_DISPLAY") or environment.get("DISPLAY")
+    if found or sys.platform in ("darwin", "win32"):
+        return Check("display", "ok", clean(found or "native", 60))
+    return Check("display", "warn", "none", "spreeze play writes a clip instead of opening a window")
+
+
+def check_power(machine: Machine) -> Check:
+    """A laptop on battery slows down and gives measurements that do not last."""
+    if machine.power_source == "battery":
+        return Check(
+            "power", "warn", "on battery", "plug it in: on battery the processor is slower and choices do not last"
+        )
+    return Check("power", "ok", machine.power_source or "no battery reported")
+
+
+def check_other_runs(runs_dir: Path) -> Check:
+    """Runs that share this machine now."""
+    alive = [run.name for run in list_runs(runs_dir) if is_alive(run)]
+    if alive:
+        text = f"{len(alive)} running: {clean(', '.join(alive), 200)}"
+        return Check(
+            "other runs", "warn", text, "they share the cores; stop one with: python -m spreeze runs stop NAME"
+        )
+    return Check("other runs", "ok", "none")
+
+
+def examine(
+    env_id: str | None, import_module: str | None, runs_dir: Path, env_args: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """All checks, the slow ones at the same time; the JSON document of this verb."""
+    replay = ReplayConfig()
+    with ThreadPoolExecutor(max_workers=3) as pool:
+        slow: list[Callable[[], Check]] = [check_torch, check_bullet, check_encoder]
+        waiting = [pool.submit(check) for check in slow]
+        asked = pool.submit(check_env, env_id, import_module, env_args) if env_id else None
+        machine = read_machine()
+        quick = [
+            check_cores(machine), check_memory(machine, replay), check_shared_memory(machine, replay),
+            check_gpus(machine), check_disk(runs_dir), check_sqlite(runs_dir), check_display(), check_power(machine),
+            check_other_runs(runs_dir),
+        ]  # fmt: skip
+        checks = [check_python(), check_packages(), *(job.result() for job in waiting), *quick]
+        environment = None
+        if asked is not None:
+            found, environment = asked.result()
+            checks += found
+    return {
+        "ok": all(check.status != "fail" for check in checks),
+        "checks": [dataclasses.asdict(check) for check in checks],
+        "machine": {**machine.to_json(), "identity": machine.identity(), "one_line": machine.one_line()},
+        "env": environment,
+        "versions": versions(),
+    }
+
+
+def replay_bytes(replay: ReplayConfig) -> int:
+    """Bytes of a replay of the default task."""
+    return replay.capacity * _DEFAULT_LAYOUT.row_bytes
+
+
+def existing_parent(path: Path) -> Path:
+    """The nearest folder on the way up that exists: nothing is created by looking."""
+    place = path.absolute()
+    while not place.is_dir() and place != place.parent:
+        place = place.parent
+    return place
+
+
+def _child(code: str, timeout_s: float) -> tuple[int | None, str]:
+    """(exit code or None after the time limit, output) of a line of Python in a process of its own."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", code], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            timeout=timeout_s, check=False, text=True, errors="replace", env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return None, ""
+    return done.returncode, done.stdout
+
+
+def _print(document: dict[str, Any]) -> None:
+    table = Table.grid(padding=(0, 2))
+    styles = {"ok": "green", "warn": "yellow", "fail": "bold red"}
+    for check in document["checks"]:
+        text = Text(check["text"])
+        if check["remedy"]:
+            text.append(f"\n-> {check['remedy']}", style="dim")
+        table.add_row(Text(check["status"], style=styles[check["status"]]), Text(check["name"]), text)
+    console = Screen(file=sys.stdout)
+    console.print(table)
+    verdict = "Ready: python -m spreeze.train --auto" if document["ok"] else "Not ready: see the lines marked fail."
+    console.print(Text(verdict, style="bold"))
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The verb."""
+    parser = argparse.ArgumentParser(
+        prog="python -m spreeze doctor", description="What this machine has for training, and what is missing."
+    )
+    parser.add_argument("--env", metavar="ID", help="also try this Gymnasium environment (default: none)")
+    parser.add_argument(
+        "--import", dest="import_module", metavar="MODULE", help="module to import for it (default: none)"
+    )
+    parser.add_argument("--env-arg", action="append", default=[], metavar="KEY=VALUE",
+                        help="for its constructor, as often as needed (default: none)")
+    parser.add_argument("--runs-dir", type=Path, default=Path(RunConfig().runs_dir), metavar="DIR",
+                        help="directory of the runs (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="one JSON document on standard output (default: a table)")
+    args = parser.parse_args(argv)
+
+    def body() -> int:
+        document = examine(args.env, args.import_module, args.runs_dir, tuple(args.env_arg))
+        if args.json:
+            emit(document)
+        else:
+            _print(document)
+        return 0 if document["ok"] else 1
+
+    return guarded(body, as_json=args.json)

@@ -1,0 +1,191 @@
+"""``python -m spreeze evaluate``: greedy episodes of a run's weights, with their uncertainty."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from spreeze.cli.common import complain, say
+from spreeze.cli.find_weights import CHECKPOINTS, check_fits, check_output, environment_errors, find_weights, spec_of
+from spreeze.envs.stdout import stdout_to_stderr
+from spreeze.envs.task import Task, frame_options, make_task
+from spreeze.errors import ConfigError, SpreezeError
+from spreeze.inference.policy import Policy
+from spreeze.metrics import hts_metrics
+from spreeze.metrics.hts_metrics import POLICIES, RESAMPLES, bootstrap_interval
+from spreeze.run_directory import find_run
+from spreeze.transport.weights import Weights, read_weights
+from spreeze.workers.collect.greedy_episodes import Episode, run_episodes, score, seed_list
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The flags; each help text states unit and default."""
+    parser = argparse.ArgumentParser(
+        prog="spreeze evaluate", description="Run greedy episodes of trained weights and report mean and uncertainty."
+    )
+    parser.add_argument("runs", metavar="RUN", nargs="+",
+                        help="name or path of a run, 'latest', or a .safetensors file; several with --protocol")
+    parser.add_argument("--runs-dir", default="runs", help="directory of the runs (default: runs)")
+    parser.add_argument("--episodes", type=int, default=10, help="episodes to run (default: 10)")
+    parser.add_argument("--seed", type=int, default=10_000, help="seed of the first episode (default: 10000)")
+    parser.add_argument("--checkpoint", choices=CHECKPOINTS, default="best", help="which weights (default: best)")
+    parser.add_argument("--csv", metavar="FILE", help="write one line for each episode (default: none)")
+    parser.add_argument("--video", metavar="FILE", help="write the first episode as an MP4 clip (default: none)")
+    parser.add_argument(
+        "--import", dest="import_module", metavar="MODULE", help="module to import first (default: none)"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON document on stdout (default: a summary)")
+    protocol = parser.add_argument_group("recorded evaluations of runs, compared; nothing is run")
+    protocol.add_argument("--protocol", choices=("hts",), help="protocol of HTS-RL: final, final-time and "
+                          "required-time metric with bootstrap intervals over seeds (default: none)")
+    protocol.add_argument("--target", type=float, action="append", default=[], metavar="SCORE",
+                          help="score of the required-time metric, as often as needed (default: none)")
+    protocol.add_argument("--limit-s", type=float, default=None, help="wall time of the final-time metric [s] "
+                          "(default: for each task, the end of its fastest run)")
+    protocol.add_argument("--policies", type=int, default=POLICIES, help="policies in a metric (default: 10)")
+    protocol.add_argument("--resamples", type=int, default=RESAMPLES, help="bootstrap resamples (default: 10000)")
+    protocol.add_argument("--by", action="append", default=[], metavar="PART.FIELD",
+                          help="setting that also parts runs into groups where they differ (default: correction and "
+                          "synchrony of rollouts)")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit code: 0, or 2 when the request cannot work."""
+    args = build_parser().parse_args(argv)
+    try:
+        if args.protocol:
+            return _compare(args)
+        with stdout_to_stderr():
+            document = evaluate(args)
+    except SpreezeError as error:
+        complain(str(error))
+        if args.json:
+            say(json.dumps({"error": str(error)}))
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+    say(json.dumps(document) if args.json else _summary(document))
+    return 0
+
+
+def _compare(args: argparse.Namespace) -> int:
+    rules = hts_metrics.rules_of(policies=args.policies, targets=args.target, limit_s=args.limit_s,
+                                    resamples=args.resamples)
+    paths = [find_run(run, Path(args.runs_dir)) for run in args.runs]
+    found = hts_metrics.report_of(paths, args.by, rules)
+    say(json.dumps(hts_metrics.document(found)) if args.json else hts_metrics.text(found))
+    return 0
+
+
+def evaluate(args: argparse.Namespace) -> dict[str, Any]:
+    """Runs the episodes and returns the document.
+
+    Raises:
+        UsageError: no such run, no such environment, or a number out of range.
+        WeightsError: the weights are damaged.
+    """
+    if len(args.runs) > 1:
+        raise ConfigError(f"{len(args.runs)} runs: episodes are run of one only; --protocol hts compares runs")
+    if args.episodes < 1:
+        raise ConfigError(f"--episodes {args.episodes}: at least 1")
+    if args.seed < 0:
+        raise ConfigError(f"--seed {args.seed}: at least 0")
+    check_output(args.csv)
+    check_output(args.video)
+    weights = read_weights(find_weights(args.runs[0], Path(args.runs_dir), args.checkpoint))
+    spec = spec_of(weights, args.import_module)
+    policy = Policy.from_weights(weights.arrays, weights.meta)
+
+    def make() -> Task:
+        task = make_task(spec.env_id, args.import_module, "rgb_array" if args.video else None, args=spec.args,
+                         image=frame_options(spec))
+        check_fits(spec, task.spec, weights.path)
+        return task
+
+    with environment_errors(spec.env_id), _recorder(args.video) as record:
+        episodes = run_episodes(make, policy.act_greedy, seed_list(args.seed, args.episodes), on_step=record)
+    if args.csv:
+        _write_csv(Path(args.csv), episodes)
+    return _document(weights, spec.env_id, episodes, args)
+
+
+@contextlib.contextmanager
+def _recorder(path: str | None) -> Any:
+    """A callback that films the first episode into a clip, or None without a path."""
+    if path is None:
+        yield None
+        return
+    from spreeze.workers.collect.video import (  # an encoder is loaded only by who asked for a clip
+        ClipWriter,
+        clip_stride,
+    )
+
+    with contextlib.ExitStack() as stack:
+        yield _film(lambda fps: stack.enter_context(ClipWriter(Path(path), fps)), clip_stride)
+
+
+def _film(open_clip: Callable[[float], Any], stride_of: Callable[[float], int]) -> Callable[[int, Task], None]:
+    clip: Any = None
+    stride, step = 1, 0
+
+    def on_step(place: int, task: Task) -> None:
+        nonlocal clip, stride, step
+        if place != 0:
+            return
+        if clip is None:
+            stride = stride_of(task.render_fps)
+            clip = open_clip(task.render_fps / stride)
+        if step % stride == 0:
+            clip.add(task.render())
+        step += 1
+
+    return on_step
+
+
+def _write_csv(path: Path, episodes: Sequence[Episode]) -> None:
+    lines = ["seed,return,length,terminated"]
+    lines += [f"{e.seed},{e.episode_return!r},{e.length},{int(e.terminated)}" for e in episodes]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _document(weights: Weights, env_id: str, episodes: Sequence[Episode], args: argparse.Namespace) -> dict[str, Any]:
+    found = score(episodes)
+    low, high = bootstrap_interval([episode.episode_return for episode in episodes])
+    return {
+        "weights": str(weights.path),
+        "env": env_id,
+        "algo": weights.meta.get("algo"),
+        "epoch": weights.epoch,
+        "version": weights.version,
+        "env_steps": weights.meta.get("env_steps"),
+        "updates": weights.meta.get("updates"),
+        "episodes": found.episodes,
+        "seed": args.seed,
+        "return_mean": found.return_mean,
+        "return_std": found.return_std,
+        "return_low": low,
+        "return_high": high,
+        "level": 0.95,
+        "length_mean": found.length_mean,
+        "csv": args.csv,
+        "video": args.video,
+        "per_episode": [dataclasses.asdict(episode) for episode in episodes],
+    }
+
+
+def _summary(document: dict[str, Any]) -> str:
+    lines = [
+        f"{document['env']}, {document['algo']}, weights {document['epoch']}-{document['version']}",
+        f"file    {document['weights']}",
+        f"return  {document['return_mean']:.1f}  (95 % interval {document['return_low']:.1f} to "
+        f"{document['return_high']:.1f}, deviation {document['return_std']:.1f}, {document['episodes']} episodes)",
+        f"length  {document['length_mean']:.1f} env steps",
+    ]
+    lines += [f"{kind:<6}  {document[kind]}" for kind in ("csv", "video") if document[kind]]
+    return "\n".join(lines)

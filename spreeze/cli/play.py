@@ -1,0 +1,205 @@
+"""``python -m spreeze play``: watch a run's policy, in a window where there is a display, else as a clip."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from spreeze.cli.common import complain, say
+from spreeze.cli.find_weights import CHECKPOINTS, check_fits, check_output, environment_errors, find_weights, spec_of
+from spreeze.envs.make import has_display, is_bullet
+from spreeze.envs.stdout import stdout_to_stderr
+from spreeze.envs.task import ObsRows, Task, frame_options, make_task
+from spreeze.errors import ConfigError, SpreezeError, WeightsError
+from spreeze.inference.policy import Policy
+from spreeze.run_directory import refuse_links
+from spreeze.transport.weights import Weights, read_weights
+from spreeze.types import EnvSpec
+from spreeze.workers.collect.greedy_episodes import MAX_STEPS
+from spreeze.workers.collect.video import ClipWriter, clip_stride
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The flags; each help text states unit and default."""
+    parser = argparse.ArgumentParser(
+        prog="spreeze play", description="Show a policy in a window, or write a clip where there is no display."
+    )
+    parser.add_argument("run", metavar="RUN", help="name or path of a run, 'latest', or a .safetensors file")
+    parser.add_argument("--runs-dir", default="runs", help="directory of the runs (default: runs)")
+    parser.add_argument(
+        "--checkpoint",
+        choices=CHECKPOINTS,
+        default="latest",
+        help="which weights; both follow a run that is training (default: latest)",
+    )
+    parser.add_argument(
+        "--clip", metavar="FILE", help="write an MP4 clip even with a display (default: beside the weights)"
+    )
+    parser.add_argument(
+        "--episodes", type=int, help="episodes to show (default: until Ctrl-C in a window, 1 in a clip)"
+    )
+    parser.add_argument("--seed", type=int, default=10_000, help="seed of the first episode (default: 10000)")
+    parser.add_argument(
+        "--import", dest="import_module", metavar="MODULE", help="module to import first (default: none)"
+    )
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit code: 0, or 2 when the request cannot work."""
+    args = build_parser().parse_args(argv)
+    try:
+        with stdout_to_stderr():
+            text = play(args)
+    except SpreezeError as error:
+        complain(str(error))
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 0
+    say(text)
+    return 0
+
+
+def play(args: argparse.Namespace) -> str:
+    """Shows the policy and returns a line that says what was shown.
+
+    Raises:
+        UsageError: no such run, environment or number.
+        WeightsError: the weights are damaged.
+    """
+    if args.episodes is not None and args.episodes < 1:
+        raise ConfigError(f"--episodes {args.episodes}: at least 1")
+    if args.seed < 0:
+        raise ConfigError(f"--seed {args.seed}: at least 0")
+    check_output(args.clip)
+    source = _Source(args)
+    window = args.clip is None and has_display()
+    task = make_task(
+        source.spec.env_id, args.import_module, "human" if window else "rgb_array", args=source.spec.args,
+        image=frame_options(source.spec),
+    )
+    try:
+        check_fits(source.spec, task.spec, source.weights.path)
+        with environment_errors(source.spec.env_id):
+            return _window(source, task, args) if window else _clip(source, task, args)
+    finally:
+        task.close()
+
+
+class _Source:
+    """The weights to show; it follows a run that is still training, to newer weights and to better ones."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self._args = args
+        path = self._path()
+        self._shown = _identity(path)
+        self.weights: Weights = read_weights(path)
+        self.spec: EnvSpec = spec_of(self.weights, args.import_module)
+        self.policy = Policy.from_weights(self.weights.arrays, self.weights.meta)
+
+    def _path(self) -> Path:
+        return find_weights(self._args.run, Path(self._args.runs_dir), self._args.checkpoint)
+
+    def renew(self) -> None:
+        """Takes newer weights if there are any; keeps the old ones on any doubt."""
+        try:
+            path = self._path()
+            found = _identity(path)  # asked first: what is replaced after it is read at the next look
+            if found == self._shown:
+                return
+            weights = read_weights(path)
+            policy = Policy.from_weights(weights.arrays, weights.meta)
+        except SpreezeError:
+            return
+        self._shown, self.weights, self.policy = found, weights, policy
+
+
+def _identity(path: Path) -> tuple[str, int, int, int]:
+    """Tells a file from another one that takes its name: the best weights always have the same.
+
+    Raises:
+        WeightsError: it cannot be read.
+    """
+    try:
+        status = os.stat(path)
+    except OSError as error:
+        raise WeightsError(f"{path} cannot be read: {error}") from None
+    return str(path), status.st_ino, status.st_mtime_ns, status.st_size
+
+
+class _Episode:
+    """One greedy episode, stepped from outside."""
+
+    def __init__(self, source: _Source, task: Task, seed: int) -> None:
+        self._policy, self._task = source.policy, task
+        self._obs = ObsRows(1, task.spec)
+        self._obs.start(0, task.reset(seed=seed))
+        self.total, self.length = 0.0, 0
+        self._limit = task.spec.max_episode_steps or MAX_STEPS
+
+    def step(self) -> bool:
+        """One env step; False at the end of the episode."""
+        action = self._task.to_native(self._policy.act_greedy(self._obs.array))
+        obs, reward, terminated, truncated = self._task.step(action[0])
+        self._obs.put(0, obs)
+        self.total += reward
+        self.length += 1
+        return not (terminated or truncated or self.length >= self._limit)
+
+
+def _window(source: _Source, task: Task, args: argparse.Namespace) -> str:
+    """Episodes in real time until the number is reached or Ctrl-C."""
+    bullet = is_bullet(source.spec.env_id)
+    shown = 0
+    while args.episodes is None or shown < args.episodes:
+        source.renew()
+        episode = _Episode(source, task, args.seed + shown)
+        due_s = time.monotonic()
+        running = True
+        while running:
+            running = episode.step()
+            if bullet:
+                task.env.render()  # moves Bullet's camera; it waits for the next frame itself
+            due_s = max(due_s + 1.0 / task.render_fps, time.monotonic() - 0.1)
+            time.sleep(max(0.0, due_s - time.monotonic()))
+        shown += 1
+        say(_line(source, episode), as_json=True)  # standard output is for what is left at the end
+    return f"{shown} episode{'' if shown == 1 else 's'} shown"
+
+
+def _clip(source: _Source, task: Task, args: argparse.Namespace) -> str:
+    """Episodes into one MP4 file."""
+    path = Path(args.clip) if args.clip else _default_clip(source.weights)
+    stride = clip_stride(task.render_fps, 30.0)
+    lines = []
+    with ClipWriter(path, task.render_fps / stride) as clip:
+        for number in range(args.episodes or 1):
+            source.renew()
+            episode = _Episode(source, task, args.seed + number)
+            clip.add(task.render())
+            while episode.step():
+                if episode.length % stride == 0:
+                    clip.add(task.render())
+            lines.append(_line(source, episode))
+    return "\n".join([*lines, f"clip: {path}" + ("" if args.clip else " (no display for a window)")])
+
+
+def _default_clip(weights: Weights) -> Path:
+    """Into the run's ``videos`` where the weights lie in a run, else beside them.
+
+    Raises:
+        RunError: that folder leads out of the run; ``--clip`` names another place.
+    """
+    folder = weights.path.absolute().parent
+    if (folder.parent / "videos").is_dir():
+        folder = folder.parent / "videos"
+        refuse_links(folder)
+    return folder / f"play-v{weights.version}.mp4"
+
+
+def _line(source: _Source, episode: _Episode) -> str:
+    version = f"{source.weights.epoch}-{source.weights.version}"
+    return f"weights {version}: return {episode.total:.1f} in {episode.length} env steps"

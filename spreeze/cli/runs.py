@@ -1,0 +1,122 @@
+"""``python -m spreeze runs``: list runs, stop one, let its visualizer rest."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from spreeze.cli.common import Parser, emit, guarded, say
+from spreeze.errors import RunError
+from spreeze.formatting import DASH, clean, size
+from spreeze.run_directory import ask, find_run, is_alive, list_runs, read_run, state_of
+
+_MOST = 1e18
+"""No number of a run is as large; what claims to be is not known."""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point; returns the exit code."""
+    parser = Parser(prog="python -m spreeze runs", description="List runs; stop one.")
+    parser.add_argument("--runs-dir", default="runs", help="directory that holds the run directories (default: runs)")
+    parser.add_argument("--json", action="store_true", help="one JSON document on standard output (default: off)")
+    verbs = parser.add_subparsers(dest="verb")
+    verbs.add_parser("list", help="all runs, oldest first (the default)")
+    stop = verbs.add_parser("stop", help="end a run as Ctrl-C would, and wait for it")
+    stop.add_argument("run", help="name, path, or latest")
+    stop.add_argument("--timeout", type=float, default=30.0, help="how long to wait [s] (default: 30)")
+    stop.add_argument("--force", action="store_true", help="kill its supervisor; its workers follow (default: off)")
+    rest = verbs.add_parser("visualizer", help="let a run's visualizer rest, or go on")
+    rest.add_argument("run", help="name, path, or latest")
+    rest.add_argument("what", choices=("pause", "resume"))
+    args = parser.parse_args(argv)
+    body = {"stop": _stop, "visualizer": _visualizer}.get(args.verb or "list", _list)
+    return guarded(lambda: body(args), as_json=args.json)
+
+
+def _list(args: argparse.Namespace) -> int:
+    rows = [_row(path) for path in list_runs(Path(args.runs_dir))]
+    if args.json:
+        emit({"runs": rows})
+        return 0
+    if not rows:
+        say(f"no run in {args.runs_dir}; start one with: python -m spreeze.train --auto")
+        return 0
+    for row in rows:  # of a run from elsewhere: one line, not longer than others
+        row["name"], row["state"] = clean(row["name"], 128), clean(row["state"], 20)
+    width = max(len(row["name"]) for row in rows)
+    say(f"{'run':{width}s}  {'state':9s} {'wall':>8s} {'env steps':>11s} {'updates':>9s} {'best return':>11s}")
+    for row in rows:
+        cells = (_cell(row["wall_s"], ".0f", " s"), _cell(row["env_steps"], ".0f"), _cell(row["updates"], ".0f"),
+                 _cell(row["eval_best"], ".1f"))
+        say(f"{row['name']:{width}s}  {row['state']:9s} {cells[0]:>8s} {cells[1]:>11s} {cells[2]:>9s} {cells[3]:>11s}")
+    return 0
+
+
+def _cell(value: Any, form: str, unit: str = "") -> str:
+    known = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _MOST
+    return format(value, form) + unit if known else DASH
+
+
+def _row(path: Path) -> dict[str, Any]:
+    run = read_run(path)
+    names = ("env_id", "algo", "mode", "seed", "started", "wall_s", "env_steps", "updates", "eval_best", "exit_reason")
+    return {"name": path.name, "state": state_of(path), **{name: run.get(name) for name in names}}
+
+
+def _stop(args: argparse.Namespace) -> int:
+    path = find_run(args.run, Path(args.runs_dir))
+    if not is_alive(path):
+        raise RunError(f"{path.name} is not running (state: {state_of(path)})")
+    if args.force:
+        _kill(path)
+    else:
+        ask(path, "stop")
+    deadline = time.monotonic() + args.timeout
+    while is_alive(path):
+        if time.monotonic() > deadline:
+            raise RunError(f"{path.name} {_doing(path)} after {args.timeout:g} s; spreeze runs stop --force kills it")
+        time.sleep(0.1)
+    if args.json:
+        emit({"run": path.name, "state": state_of(path)})
+    else:
+        say(f"{path.name}: {state_of(path)}")
+    return 0
+
+
+def _doing(path: Path) -> str:
+    left_bytes = read_run(path).get("checkpoint_left_bytes")
+    if isinstance(left_bytes, int) and left_bytes > 0:
+        return f"still writes its last checkpoint, {size(left_bytes)} left,"
+    return "still runs"
+
+
+def _kill(path: Path) -> None:
+    """SIGKILL, but only to the very process that the run names: a pid may have a new owner."""
+    run = read_run(path)
+    try:
+        process = psutil.Process(int(run.get("pid", -1)))
+        same = abs(process.create_time() - float(run.get("create_time", 0.0))) < 1.0
+    except (psutil.Error, ValueError, TypeError, OverflowError):
+        same = False
+    if not same:
+        raise RunError(f"{path.name}: process {run.get('pid')} is not its supervisor any more; nothing was killed")
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process.pid, signal.SIGKILL)
+
+
+def _visualizer(args: argparse.Namespace) -> int:
+    path = find_run(args.run, Path(args.runs_dir))
+    if args.what == "pause":
+        ask(path, "pause-visualizer")
+    else:
+        (path / "control" / "pause-visualizer").unlink(missing_ok=True)
+    if args.json:
+        emit({"run": args.run, "visualizer": args.what})
+    return 0

@@ -1,0 +1,447 @@
+"""The live view of a run in a terminal: one panel, or a plain line now and then where there is none.
+
+Texts of other processes reach the screen only as plain text, free of control characters. A stream
+that breaks (closed pipe, terminal gone) silences the view and never stops a run.
+"""
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol, TextIO
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.segment import Segment
+from rich.table import Table
+from rich.text import Text
+
+from spreeze.formatting import DASH, clean, duration, number, percent, printable, size
+from spreeze.machine.output import silence
+from spreeze.metrics.snapshot import Snapshot
+from spreeze.tuner.problem import median, spread
+
+_SAMPLER_PARTS = (("policy", "cyan"), ("env", "green"), ("write", "yellow"), ("wait", "bright_black"))
+_LEARNER_PARTS = (
+    ("gather", "yellow"), ("critic", "green"), ("actor", "cyan"), ("learn", "green"), ("publish", "magenta"),
+    ("wait", "bright_black"),
+)  # fmt: skip
+_SPARKS = "▁▂▃▄▅▆▇█"
+_ASCII_SPARKS = "_.-=+*#@"
+_MAX_WIDTH = 120
+
+
+class View(Protocol):
+    """What a run shows itself on."""
+
+    def update(self, snapshot: Snapshot) -> None:
+        """Shows the run as it is now."""
+
+    def note(self, text: str) -> None:
+        """Prints a line that stays, above whatever moves."""
+
+    def close(self) -> None:
+        """Leaves the last picture and gives the terminal back."""
+
+
+def open_view(
+    stream: TextIO, is_tty: bool | None = None, json_mode: bool = False, plan: Sequence[str] = ()
+) -> PlainView | TerminalView:
+    """The view that fits a stream.
+
+    Args:
+        stream: where to show; in JSON mode stderr is taken instead.
+        is_tty: whether the stream is a terminal; asked of the stream if None.
+        json_mode: stdout is kept for one JSON document.
+        plan: lines that are printed once, before the first picture.
+    """
+    if json_mode:
+        return PlainView(sys.stderr, plan=plan)
+    if stream.isatty() if is_tty is None else is_tty:
+        return TerminalView(Screen(file=stream), plan)
+    return PlainView(stream, plan=plan)
+
+
+class Screen(Console):
+    """A console for text of any origin: escapes and markup in it are shown, never obeyed.
+
+    It falls silent when its pipe breaks; rich's own would end the process.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(markup=False, emoji=False, **options)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        """What is drawn; rich's own movements of the cursor are no text and stay."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=printable(segment.text))
+
+    def on_broken_pipe(self) -> None:
+        """Shows nothing from now on."""
+        self.quiet = True
+
+
+class PlainView:
+    """One line every few seconds."""
+
+    def __init__(
+        self, stream: TextIO, every_s: float = 10.0, plan: Sequence[str] = (),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        self._stream = stream
+        self._every_s = every_s
+        self._clock = clock
+        self._shown_s: float | None = None
+        self._last: Snapshot | None = None
+        self._error_shown = False
+        for line in plan:
+            self._line(line)
+
+    def update(self, snapshot: Snapshot) -> None:
+        """Prints a line if the last one is old enough, and a child's first error at once."""
+        if snapshot.first_error is not None and not self._error_shown:
+            self._error_shown = True
+            self._line(f"ERROR in {snapshot.first_error[0]}: {snapshot.first_error[1]}")
+        now_s = self._clock()
+        self._last = snapshot
+        if self._shown_s is None or now_s - self._shown_s >= self._every_s:
+            self._shown_s = now_s
+            self._last = None
+            self._line(plain_line(snapshot))
+
+    def note(self, text: str) -> None:
+        """Prints a line."""
+        self._line(text)
+
+    def close(self) -> None:
+        """Prints the last state if it has not been shown."""
+        if self._last is not None:
+            self._line(plain_line(self._last))
+            self._last = None
+
+    def _line(self, text: str) -> None:
+        encoding = getattr(self._stream, "encoding", None) or "utf-8"
+        line = clean(text, 2000).encode(encoding, errors="replace").decode(encoding)
+        try:
+            self._stream.write(line + "\n")
+            self._stream.flush()
+        except (OSError, ValueError):  # closed pipe or file: the run goes on unseen
+            silence(self._stream)
+
+
+class TerminalView:
+    """A panel that is redrawn in place with every update."""
+
+    def __init__(self, console: Console, plan: Sequence[str] = ()) -> None:
+        self._console = console
+        self._broken = False
+        self._live = Live(console=console, auto_refresh=False, vertical_overflow="crop", transient=False)
+        for line in plan:
+            self.note(line)
+
+    def update(self, snapshot: Snapshot) -> None:
+        """Redraws the panel."""
+        self._guarded(lambda: self._redraw(snapshot))
+
+    def note(self, text: str) -> None:
+        """Prints a line above the panel."""
+        self._guarded(lambda: self._console.print(Text(clean(text, 2000))))
+
+    def close(self) -> None:
+        """Leaves the last panel on the screen."""
+        with contextlib.suppress(OSError, ValueError):  # also where the terminal is gone: it holds sys.stdout
+            self._live.stop()
+
+    def _redraw(self, snapshot: Snapshot) -> None:
+        if not self._live.is_started:
+            self._live.start()
+        picture = panel(snapshot, self._console.width, ascii_only=_ascii_only(self._console))
+        self._live.update(picture, refresh=True)
+
+    def _guarded(self, action: Callable[[], Any]) -> None:
+        if self._broken:
+            return
+        try:
+            action()
+        except (OSError, ValueError):  # the terminal is gone
+            self._broken = True
+            silence(self._console.file)
+
+
+def _ascii_only(console: Console) -> bool:
+    return not console.encoding.lower().startswith("utf")
+
+
+def export_svg(snapshot: Snapshot, width: int = 100) -> str:
+    """The panel as an SVG picture."""
+    console = Console(record=True, width=width, file=io.StringIO(), force_terminal=True, color_system="truecolor")
+    console.print(panel(snapshot, width))
+    return console.export_svg(title="spreeze")
+
+
+def plain_line(snapshot: Snapshot) -> str:
+    """The main numbers in one line."""
+    parts = [
+        f"{duration(snapshot.wall_s)} {snapshot.state}",
+        f"env steps {number(snapshot.env_steps)} ({number(snapshot.env_steps_per_s)}/s)",
+        f"updates {number(snapshot.updates)} ({number(snapshot.updates_per_s)}/s, "
+        f"{number(snapshot.update_frames_per_s)} frames/s)",
+        f"samples/insert {number(snapshot.samples_per_insert)}",
+        f"return {number(snapshot.eval_return)} (best {number(snapshot.eval_best)})",
+        f"cpu {percent(snapshot.cpu_use)}",
+    ]
+    if snapshot.env_errors:
+        parts.append(f"env errors {snapshot.env_errors}")
+    if snapshot.samplers_rest:
+        parts.append(_active(snapshot))
+    parts += [f"gpu{gpu.index} {percent(gpu.use)}" for gpu in snapshot.gpus]
+    if snapshot.progress is not None:
+        parts.append(f"{percent(snapshot.progress)}, {duration(snapshot.eta_s)} left")
+    return " | ".join(parts)
+
+
+def panel(snapshot: Snapshot, width: int, ascii_only: bool = False) -> Panel:
+    """The whole picture; ``width`` is in columns, anything from 40 on."""
+    inner = max(36, min(width, _MAX_WIDTH) - 4)
+    rows: list[RenderableType] = []
+    if snapshot.first_error is not None:
+        name, text = snapshot.first_error
+        rows.append(Text(f"first error, in {clean(name, 40)}: {clean(text, 300)}", style="bold red"))
+    rows += [
+        _health(snapshot),
+        _rates(snapshot, inner),
+        _split(_steppers(snapshot), snapshot.sampler_shares, _SAMPLER_PARTS, inner, ascii_only),
+        _split("learner", snapshot.learner_shares, _LEARNER_PARTS, inner, ascii_only),
+        *_machine(snapshot, inner, ascii_only),
+        _returns(snapshot, inner, ascii_only),
+    ]
+    if snapshot.bottleneck:
+        rows.append(Text(clean(snapshot.bottleneck), style="italic"))
+    if snapshot.progress is not None:
+        text = f" {percent(snapshot.progress)}, {duration(snapshot.eta_s)} left"
+        rows.append(_labelled("progress", _bar(snapshot.progress, inner - 10 - len(text), "cyan", ascii_only), text))
+    rows += [Text(clean(event, 200), style="dim", overflow="ellipsis", no_wrap=True) for event in snapshot.events[-3:]]
+    return Panel(
+        Group(*rows), title=Text("spreeze"), width=inner + 4, border_style="red" if snapshot.first_error else ""
+    )
+
+
+def _health(snapshot: Snapshot) -> Text:
+    samplers = f"{_steppers(snapshot)} {_count(snapshot.samplers_alive)}/{_count(snapshot.samplers_wanted)}"
+    restarts = f"restarts {snapshot.restarts}"
+    line = Text.assemble(
+        (clean(snapshot.state, 40), "bold green" if snapshot.first_error is None else "bold red"),
+        f"  {clean(snapshot.env_id, 60)}  {clean(snapshot.algo, 20)}  {duration(snapshot.wall_s)}  ",
+        (samplers, "" if snapshot.samplers_alive == snapshot.samplers_wanted else "yellow"), "  ",
+        (restarts, "yellow" if snapshot.restarts else ""),
+        (f"  env errors {snapshot.env_errors}" if snapshot.env_errors else "", "yellow"),
+        (f"  {_active(snapshot)}" if snapshot.samplers_rest else "", "yellow"),
+    )  # fmt: skip
+    return line
+
+
+def _steppers(snapshot: Snapshot) -> str:
+    """What the processes that step environments are called."""
+    return "samplers" if snapshot.lag is None else "executors"
+
+
+def _active(snapshot: Snapshot) -> str:
+    """How far the samplers rest for other programs."""
+    return (f"{number(snapshot.samplers_active)} of {_count(snapshot.samplers_wanted)} samplers active, other programs "
+            f"keep {number(snapshot.foreign_cores)} cores")
+
+
+def _count(value: int | None) -> str:
+    return DASH if value is None else str(value)
+
+
+def _rates(snapshot: Snapshot, inner: int) -> Table:
+    cells = (
+        ("env steps", number(snapshot.env_steps)), ("env steps/s", number(snapshot.env_steps_per_s)),
+        ("updates", number(snapshot.updates)), ("updates/s", number(snapshot.updates_per_s)),
+        ("samples/insert", number(snapshot.samples_per_insert)), ("frames/s", number(snapshot.update_frames_per_s)),
+        ("policy lag", number(snapshot.policy_lag)), ("row age", number(snapshot.transition_age)),
+    )  # fmt: skip
+    pairs = 4 if inner >= 90 else 2
+    table = Table.grid(padding=(0, 1))
+    for _ in range(pairs):
+        table.add_column(style="dim", no_wrap=True, min_width=14)
+        table.add_column(justify="right", no_wrap=True, style="bold", min_width=8)
+    for first in range(0, len(cells), pairs):
+        table.add_row(*(text for cell in cells[first : first + pairs] for text in cell))
+    return table
+
+
+def _split(
+    name: str, shares: dict[str, float], parts: tuple[tuple[str, str], ...], inner: int, ascii_only: bool
+) -> Text:
+    """One bar cut into a worker's parts of time, and below it the largest parts in words."""
+    if not shares:
+        return _labelled(name, Text(DASH), "")
+    width = inner - 10
+    bar, drawn, total = Text(), 0, 0.0
+    for part, style in parts:
+        total += shares.get(part, 0.0)
+        end = min(width, round(total * width))
+        letter = part[0].upper() if part != "wait" else "."
+        bar.append((letter if ascii_only else "█") * max(0, end - drawn), style=style)
+        drawn = max(drawn, end)
+    legend = Text("\n" + " " * 10)
+    room = width
+    for part, style in parts:
+        text = f"{part} {percent(shares.get(part))}  ".replace(" %", "%")
+        if part in shares and len(text) <= room + 2:
+            legend.append(text[:room], style=style)
+            room -= len(text)
+    return Text.assemble(_labelled(name, bar, ""), legend)
+
+
+def _machine(snapshot: Snapshot, inner: int, ascii_only: bool) -> list[Text]:
+    sparks = _ASCII_SPARKS if ascii_only else _SPARKS
+    cores = "".join(sparks[min(7, int(8 * max(0.0, use)))] for use in snapshot.core_uses[: max(0, inner // 3)])
+    lines = [_use_line("cpu", snapshot.cpu_use, f"  {cores}" if cores else "", inner, ascii_only)]
+    share = None
+    if snapshot.memory_used_bytes is not None and snapshot.memory_total_bytes:
+        share = snapshot.memory_used_bytes / snapshot.memory_total_bytes
+    lines.append(_use_line("memory", share, f"  {size(snapshot.memory_used_bytes)}", inner, ascii_only))
+    if snapshot.lag is None:
+        lines.append(_use_line("replay", snapshot.replay_fill, "", inner, ascii_only))
+    for gpu in snapshot.gpus[:4]:
+        power = DASH if gpu.power_w is None else f"{gpu.power_w:.0f} W"
+        limit = "" if gpu.power_limit_w is None else f" of {gpu.power_limit_w:.0f}"
+        memory = "" if gpu.memory_bytes is None else f" of {size(gpu.memory_bytes)}"
+        text = f"  {power}{limit}  {size(gpu.memory_used_bytes)}{memory}"
+        lines.append(_use_line(f"gpu {gpu.index}", gpu.use, text, inner, ascii_only))
+    return lines
+
+
+def _use_line(name: str, share: float | None, extra: str, inner: int, ascii_only: bool) -> Text:
+    text = f" {percent(share):>5}{extra}"
+    style = "green" if share is None or share < 0.85 else "yellow"
+    return _labelled(name, _bar(share, max(6, min(30, inner - 10 - len(text))), style, ascii_only), text)
+
+
+def _labelled(name: str, content: Text, after: str) -> Text:
+    return Text.assemble((f"{name:<10}", "dim"), content, after)
+
+
+def _bar(share: float | None, width: int, style: str, ascii_only: bool) -> Text:
+    full = 0 if share is None else round(min(1.0, max(0.0, share)) * max(4, width))
+    signs = ("#", ".") if ascii_only else ("█", "░")
+    return Text.assemble((signs[0] * full, style), (signs[1] * (max(4, width) - full), "bright_black"))
+
+
+def _returns(snapshot: Snapshot, inner: int, ascii_only: bool) -> Text:
+    line = Text.assemble(
+        ("return    ", "dim"), (number(snapshot.eval_return), "bold"), f"  best {number(snapshot.eval_best)}"
+        f"  {_steppers(snapshot)}' {number(snapshot.episode_return)}  "
+    )  # fmt: skip
+    return line.append(sparkline(snapshot.eval_returns, max(0, min(30, inner - len(line))), ascii_only), style="cyan")
+
+
+def sparkline(values: Sequence[float], width: int, ascii_only: bool = False) -> str:
+    """The newest ``width`` values as small columns; a constant series is a low line."""
+    sparks = _ASCII_SPARKS if ascii_only else _SPARKS
+    shown = [value for value in values if value == value and abs(value) != float("inf")][-width:] if width else []
+    if not shown:
+        return ""
+    low, high = min(shown), max(shown)
+    scale = 7 / (high - low) if high > low else 0.0
+    return "".join(sparks[round((value - low) * scale)] for value in shown)
+
+
+_PLAIN_WIDTH = 118
+"""Columns where the output is no terminal."""
+
+
+def show_tuning(record: dict[str, Any], stream: TextIO, *, reasons: bool) -> None:
+    """Prints every candidate, then what bounds the choice; with ``reasons`` also the choice itself."""
+    screen = Screen(file=stream, width=None if stream.isatty() else _PLAIN_WIDTH, highlight=False)
+    choice = record["choice"]
+    if record["update_rates"]:
+        screen.print(_learner_table(record["update_rates"], choice))
+    if record.get("rollout_rates"):
+        screen.print(_rollout_table(record["rollout_rates"], choice))
+    if record["joint_rates"]:
+        screen.print(_joint_table(record["joint_rates"], choice))
+    lines = [f"objective {record['objective']}: {record['formula']}"]
+    if reasons:
+        lines += [f"{name} = {choice[name]}: {reason}" for name, reason in record["reasons"].items()]
+    if record.get("paper_batch_size"):
+        lines.append(f"(the Spreeze paper's rule would take batch {record['paper_batch_size']})")
+    lines += [f"limit: {text}" for text in record["limits"]] + [f"note: {text}" for text in record["notes"]]
+    for line in lines:
+        screen.print(f"  {clean(line, 1000)}", soft_wrap=True)
+
+
+def _table(title: str, columns: tuple[str, ...]) -> Table:
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in columns:
+        table.add_column(name, justify="left" if name in ("device", "") else "right", no_wrap=name != "")
+    return table
+
+
+def _learner_table(rates: list[dict[str, Any]], choice: dict[str, Any]) -> Table:
+    table = _table("updates alone", ("batch", "threads", "device", "updates/s", "spread", "update frames/s", ""))
+    for rate in rates:
+        middle = median(rate["updates_per_s"]) if rate["updates_per_s"] else None
+        table.add_row(
+            str(rate["batch_size"]), str(rate["threads"]), _place(rate), number(middle),
+            percent(spread(rate["updates_per_s"])), number(None if middle is None else middle * rate["batch_size"]),
+            _remark(rate, _learner_chosen(rate, choice)),
+        )
+    return table
+
+
+def _joint_table(rates: list[dict[str, Any]], choice: dict[str, Any]) -> Table:
+    table = _table("samplers beside the learner", ("samplers", "envs", "samples/insert", "batch", "threads", "device",
+                                                   "env steps/s", "updates/s", "spread", "cpu", ""))
+    for rate in rates:
+        learner = rate["learner"]
+        same = _learner_chosen(learner, choice) and all(
+            rate[name.split(".")[1]] == choice.get(name)
+            for name in ("sampling.samplers", "sampling.envs_per_sampler", "replay.samples_per_insert_min")
+        )
+        spreads = [one for one in (spread(rate["env_steps_per_s"]), spread(rate["updates_per_s"])) if one is not None]
+        shown = [median(rate[name]) if rate[name] else None for name in ("env_steps_per_s", "updates_per_s")]
+        table.add_row(
+            str(rate["samplers"]), str(rate["envs_per_sampler"]), f">= {rate['samples_per_insert_min']:g}",
+            str(learner["batch_size"]), str(learner["threads"]), _place(learner), *(number(value) for value in shown),
+            percent(max(spreads, default=None)), percent(median(rate["cpu_share"]) if rate["cpu_share"] else None),
+            _remark(rate, same),
+        )
+    return table
+
+
+def _rollout_table(rates: list[dict[str, Any]], choice: dict[str, Any]) -> Table:
+    table = _table("executors and actors beside the learner", (
+        "executors", "envs", "actors", "interval", "minibatches", "env steps/s", "spread", "cpu", ""))
+    for rate in rates:
+        same = all(rate[name] == choice[f"rollout.{name}"] for name in ("executors", "envs_per_executor", "actors",
+                                                                         "sync_interval"))
+        table.add_row(
+            *(str(rate[name]) for name in ("executors", "envs_per_executor", "actors", "sync_interval", "minibatches")),
+            number(median(rate["env_steps_per_s"]) if rate["env_steps_per_s"] else None),
+            percent(spread(rate["env_steps_per_s"])), percent(median(rate["cpu_share"]) if rate["cpu_share"] else None),
+            _remark(rate, same),
+        )
+    return table
+
+
+def _place(learner: dict[str, Any]) -> str:
+    precision = "" if learner["precision"] == "float32" else f" {learner['precision']}"
+    return f"{learner['device']}{precision}"
+
+
+def _learner_chosen(learner: dict[str, Any], choice: dict[str, Any]) -> bool:
+    return all(learner[name] == choice.get(f"learner.{name}", learner[name])
+               for name in ("batch_size", "threads", "device", "precision"))
+
+
+def _remark(rate: dict[str, Any], chosen: bool) -> str:
+    if rate["failure"]:
+        return clean(rate["failure"], 80)
+    return "chosen" if chosen else ""

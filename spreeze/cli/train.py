@@ -1,0 +1,352 @@
+"""``python -m spreeze.train``: look at the machine, decide, train, report.
+
+python -m spreeze.train --auto                                # SAC on Walker2DBulletEnv-v0, until Ctrl-C
+python -m spreeze.train --env Pendulum-v1 --target-return -200
+python -m spreeze.train --resume latest
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from spreeze.cli.arguments import build_parser, user_values
+from spreeze.cli.common import complain, emit, guarded, say
+from spreeze.cli.terminal import open_view, show_tuning
+from spreeze.config.devices import check_precision, named_devices
+from spreeze.config.layers import (
+    Layer,
+    Settings,
+    default_of,
+    from_toml,
+    iterate,
+    read_profile,
+    resolve,
+    task_profile,
+    to_toml,
+    with_algorithm,
+)
+from spreeze.config.profile_export import applicable
+from spreeze.config.schema import PARTS
+from spreeze.envs.import_guard import refuse_foreign
+from spreeze.envs.make import bullet_engine, default_env_id
+from spreeze.envs.probe import Probe, probe_env
+from spreeze.errors import ConfigError, ResourceError, RunError
+from spreeze.machine.hardware import Machine, read_machine
+from spreeze.modes.registry import load_mode
+from spreeze.run_directory import (
+    RunDir,
+    find_run,
+    new_name,
+    process_age_s,
+    process_start_time,
+    read_run,
+    refuse_links,
+    versions,
+    write_json,
+)
+from spreeze.runtime.interrupts import Interrupts
+from spreeze.runtime.launcher import Prewarm, Start
+from spreeze.runtime.plan import EarlierSessions, RunPlan
+from spreeze.runtime.summary import summary
+from spreeze.transport.files import replace_bytes
+from spreeze.transport.shared_memory import check_room
+from spreeze.tuner.problem import TrialResult
+from spreeze.tuner.run import Listener, check_tunable, tuned_layer
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point; returns the exit code (0 trained, 1 failed, 2 refused)."""
+    args = build_parser().parse_args(argv)
+    return guarded(lambda: _train(args), as_json=args.json)
+
+
+def _train(args: argparse.Namespace) -> int:
+    with Interrupts() as interrupts, contextlib.ExitStack() as stack:
+        resumed = find_run(args.resume, _runs_dir(args)) if args.resume else None
+        if resumed is not None:
+            refuse_links(resumed)  # before anything of it is read, and before the machine is looked at
+        machine = read_machine()
+        base, notes = _layers(args, resumed, machine)
+        for note in notes:
+            say(note, as_json=args.json)
+        settings = resolve(base)
+        part = settings.config.env
+        head_start = stack.enter_context(
+            Prewarm(settings.config.learner.threads, wanted=_gains(args, settings, machine))
+        )
+        probe = probe_env(part.id, part.import_module, steps=0, plain=part.plain, args=part.args,
+                          image=dataclasses.asdict(settings.config.image), interrupted=lambda: interrupts.asked)
+        settings, why = with_algorithm(base, settings, probe.spec)
+        if why is not None:
+            say(why, as_json=args.json)
+        say(machine.one_line(), as_json=args.json)
+        engine = bullet_engine(part.id, plain=part.plain, args=part.args)
+        if engine is not None:
+            say(f"{part.id}: {engine.reason}", as_json=args.json)
+        plan = _plan(settings, probe, machine, resumed)
+        _check_machine(plan, machine)
+        if args.auto:
+            check_tunable(plan.config)
+        run = plan.config.run
+        run_dir = RunDir.open(resumed, head_start.nonce) if resumed else RunDir.create(
+            Path(run.runs_dir), run.name or new_name(plan.spec.env_id, run.algo, run.seed), head_start.nonce
+        )
+        try:
+            _describe(plan, run_dir, machine)
+            record = None
+            if args.auto:
+                run_dir.write_state(state="tuning")
+                interrupts.stop_file = run_dir.path / "control" / "stop"
+                tuned, record = _tuned(args, settings, probe, machine, interrupts, run_dir, head_start.close)
+                # run.json already counts this session, so what lies behind the run is taken from before.
+                plan = dataclasses.replace(
+                    _plan(resolve([*base[:-1], tuned, base[-1]]), probe, machine, resumed, record["reasons"]),
+                    earlier=plan.earlier,
+                )
+                _check_machine(plan, machine)
+            return _run(args, plan, run_dir, machine, record, interrupts, head_start.start)
+        except BaseException:
+            run_dir.write_state(state="failed")
+            raise
+        finally:
+            run_dir.close()
+
+
+def _gains(args: argparse.Namespace, settings: Settings, machine: Machine) -> bool:
+    """Whether a learner's process can load meanwhile: on a core of its own, and where there will be one."""
+    return settings.config.run.mode != "serial" and machine.cores.usable >= 2 and not args.fresh
+
+
+def _tuned(
+    args: argparse.Namespace, settings: Settings, probe: Probe, machine: Machine, interrupts: Interrupts,
+    run_dir: RunDir, before: Callable[[], None],
+) -> tuple[Layer, dict[str, Any]]:
+    """The tuner's choice; its rows go to ``tune-progress.jsonl`` as they are measured, ``before`` is called first."""
+    rows: list[TrialResult] = []
+
+    def note(row: TrialResult) -> None:
+        rows.append(row)
+        with contextlib.suppress(OSError), open(run_dir.path / "tune-progress.jsonl", "a", encoding="utf-8") as file:
+            file.write(json.dumps(row.as_json()) + "\n")
+
+    with contextlib.suppress(OSError):
+        (run_dir.path / "tune-progress.jsonl").unlink(missing_ok=True)  # of an earlier session
+    layer, record = tuned_layer(
+        settings, probe, machine, interrupts,
+        Listener(say=lambda text: say(text, as_json=args.json), on_row=note, before=before),
+        fresh=args.fresh, spent_s=process_age_s(),
+    )
+    if rows:
+        show_tuning(record, sys.stderr if args.json else sys.stdout, reasons=False)
+    return layer, record
+
+
+def _runs_dir(args: argparse.Namespace) -> Path:
+    return Path(getattr(args, "run.runs_dir") or "runs")
+
+
+def _layers(
+    args: argparse.Namespace, resumed: Path | None, machine: Machine
+) -> tuple[list[Layer], list[str]]:
+    """Layers from weakest to strongest; the user's comes last. Also what there is to say about them."""
+    user = Layer("user", user_values(args))
+    if resumed is not None:
+        if args.profile:
+            raise ConfigError(f"--profile {args.profile}: a resumed run keeps its settings; --set changes single ones")
+        old = settings_of(resumed)
+        values = {p: {} for p in PARTS}  # type: dict[str, dict[str, Any]]
+        for part, name, value in iterate(old.config):
+            if part != "stop":
+                values[part][name] = value
+        fixed = ["env.id", "env.args", "run.algo", "env.normalize_obs", f"{old.config.run.algo}.hidden_sizes"]
+        if old.config.on_policy is not None:
+            fixed += ["run.mode", "rollout.sync_interval", "rollout.correction"]
+        for key in fixed:
+            part, name = key.split(".")
+            asked = user.values.get(part, {}).get(name)
+            asked = tuple(asked) if isinstance(asked, list) else asked
+            if asked is not None and asked != values[part][name]:
+                raise ConfigError(f"{key} = {asked} cannot change on resume: the run has {values[part][name]}")
+        env, allowed = values["env"], user.values.get("env", {}).get("import_module")
+        refuse_foreign(str(env["id"]), env["import_module"], allowed)
+        return [Layer("resumed run", values), user], [f"continuing {resumed.name}"]
+    notes, layers = [], []
+    env_id = user.values.get("env", {}).get("id")
+    if env_id is None:
+        choice = default_env_id()
+        env_id = choice.value
+        layers.append(Layer("default", {"env": {"id": env_id}}))
+        notes.append(f"environment {env_id}: {choice.reason}")
+    profile = read_profile(args.profile) if args.profile else task_profile(env_id)
+    if profile is not None:
+        notes.append(f"settings from {profile.source}")
+        profile, unfit = applicable(profile, machine.identity())
+        layers.append(profile)
+        notes += unfit
+    return [*layers, user], notes
+
+
+def write_settings(run: Path, settings: Settings) -> None:
+    """Writes ``config.toml``, whole and on the disk: without it the best checkpoint cannot be resumed.
+
+    Raises:
+        OSError: no room, no permission; the settings of the session before are untouched.
+    """
+    replace_bytes(run / "config.toml", to_toml(settings).encode("utf-8"), durable=True)
+
+
+def settings_of(run: Path) -> Settings:
+    """Settings of an earlier session.
+
+    Raises:
+        RunError: it ended before they were written, or they cannot be read.
+    """
+    try:
+        return from_toml((run / "config.toml").read_text(encoding="utf-8"), "resumed run")
+    except FileNotFoundError:
+        raise RunError(f"{run.name} ended before training began: nothing to resume; start a new run") from None
+    except (OSError, ValueError) as error:
+        raise RunError(f"{run.name} cannot be resumed: config.toml: {error}") from None
+
+
+def _plan(
+    settings: Settings, probe: Probe, machine: Machine, resumed: Path | None, tuned: dict[str, str] | None = None
+) -> RunPlan:
+    """The run, decided; ``tuned`` are the tuner's reasons."""
+    config = settings.config
+    usable = machine.cores.usable
+    samplers, reasons = config.sampling.samplers, dict(tuned or {})
+    part, actors = config.rollout, 0
+    if config.on_policy is not None:
+        samplers = part.executors or (1 if config.run.mode == "serial" else max(1, min(int(usable), 16)))
+        actors = part.actors if config.run.mode == "hts" else 0
+        if part.executors is None and config.run.mode == "hts":
+            reasons["rollout.executors"] = f"{usable:g} usable cores"
+        if "rollout.actors" not in settings.sources and config.run.mode == "hts":
+            reasons["rollout.actors"] = "none: executors infer for themselves, which saves a hand-over"
+        if machine.gpus and settings.sources.get("learner.device") == default_of(settings):
+            reasons["learner.device"] = (f"{config.learner.device}: networks over vectors are too small to keep a GPU "
+                                         "busy; --device cuda:0 takes it all the same")
+    elif config.run.mode == "serial":
+        samplers = 1
+    elif samplers is None:
+        samplers = max(1, min(int(usable) - config.learner.threads, 16))
+        reasons["sampling.samplers"] = f"{usable:g} usable cores less {config.learner.threads} for the learner"
+    run = read_run(resumed) if resumed else {}
+    return RunPlan(
+        settings=settings, spec=probe.spec, samplers=samplers, actors=actors, reasons=reasons,
+        free_core=usable - samplers - config.learner.threads >= 1.0,
+        earlier=EarlierSessions(
+            env_steps=int(run.get("env_steps") or 0), wall_s=float(run.get("wall_s") or 0.0),
+            episodes=int(run.get("episodes") or 0),
+            sessions=int(run.get("sessions") or 1) if resumed else 0, best_return=run.get("eval_best"),
+        ),
+        process_age_s=process_age_s(),
+    )
+
+
+def _check_machine(plan: RunPlan, machine: Machine) -> None:
+    """Refuses before anything is written what this machine cannot do."""
+    check_room(*plan.shared_bytes())
+    learner = plan.config.learner
+    devices = named_devices(learner.device, len(machine.gpus), machine.gpu_reason)
+    check_precision(learner.precision, on_gpu=any(device != "cpu" for device in devices))
+    if len(devices) == 2 and plan.spec.num_actions is not None:
+        raise ConfigError(f"learner.device = {learner.device}: two devices are the actor's and the critics'; discrete "
+                          "actions take one device")
+
+
+def _describe(plan: RunPlan, run_dir: RunDir, machine: Machine) -> None:
+    """What ``run.json`` says of a run from its first moment on."""
+    write_json(run_dir.path / "env.json", dataclasses.asdict(plan.spec))
+    sessions = plan.earlier.sessions + 1
+    run_dir.write_state(
+        state="starting", sessions=sessions, env_id=plan.spec.env_id, algo=plan.config.run.algo,
+        mode=plan.config.run.mode, seed=plan.config.run.seed, nonce=run_dir.nonce, command=sys.argv,
+        versions=versions(), machine=machine.one_line(), pid=os.getpid(), create_time=process_start_time(),
+        **({"started": time.strftime("%Y-%m-%dT%H:%M:%S%z")} if sessions == 1 else {}),
+    )
+
+
+def _run(
+    args: argparse.Namespace, plan: RunPlan, run_dir: RunDir, machine: Machine, tune_record: dict[str, Any] | None,
+    interrupts: Interrupts, start: Start,
+) -> int:
+    _check_disk(plan, run_dir)
+    try:
+        write_settings(run_dir.path, plan.settings)
+        if tune_record is not None:
+            write_json(run_dir.path / "tune.json", tune_record)
+    except OSError as error:
+        raise ResourceError(f"{run_dir.path} cannot be written: {error}; make room or choose --runs-dir") from None
+    view = open_view(sys.stderr if args.json else sys.stdout, json_mode=args.json)
+    state = "failed"
+    try:
+        with contextlib.closing(view):
+            view.note(f"run directory {run_dir.path}")
+            for key, reason in plan.reasons.items():
+                view.note(f"{key}: {reason}")
+            outcome = load_mode(plan.config.run.mode).run_mode(plan, run_dir, view, interrupts, start)
+        document = summary(plan, outcome, run_dir.path, machine)
+        try:
+            write_json(run_dir.path / "summary.json", document)
+        except OSError as error:
+            say(f"summary.json could not be written: {error}", as_json=args.json)
+        state = "failed" if outcome.error else "finished"
+        run_dir.write_state(wall_s=outcome.wall_s, env_steps=outcome.env_steps, updates=outcome.updates,
+                            eval_best=outcome.eval_best, episodes=outcome.episodes, exit_reason=outcome.stopped_by)
+    finally:
+        run_dir.write_state(state=state)
+    if args.json:
+        emit(document)
+    else:
+        say(_closing(document))
+    if outcome.error:
+        complain(outcome.error)
+    return 1 if outcome.error else 0
+
+
+def _check_disk(plan: RunPlan, run_dir: RunDir) -> None:
+    """Refuses to promise saved replays that the disk cannot hold (twice: old and new)."""
+    if not plan.config.replay.save or plan.config.on_policy is not None:
+        return
+    needed, free = 2 * plan.ring_spec().size_bytes, shutil.disk_usage(run_dir.path).free
+    if needed > free:
+        raise ResourceError(
+            f"--save-replay needs {needed / 1e6:.0f} MB of disk, {free / 1e6:.0f} MB are free; "
+            "make room, or lower --replay-capacity"
+        )
+
+
+def _closing(document: dict[str, Any]) -> str:
+    def text(name: str, form: str = ".1f") -> str:
+        value = document.get(name)
+        return "-" if value is None else format(value, form)
+
+    return (
+        f"stopped by {document['stopped_by']} after {text('wall_s')} s: {document['env_steps']} env steps "
+        f"({text('env_steps_per_s', '.0f')}/s), {document['updates']} updates ({text('updates_per_s')}/s), "
+        f"{text('samples_per_insert')} samples per insert, greedy return {text('eval_return_mean')} "
+        f"(best {text('eval_return_best')}{_missing(document)})\n"
+        f"watch it: python -m spreeze play {document['run_dir']}\n"
+        f"continue: python -m spreeze.train --resume {document['run_dir']}"
+    )
+
+
+def _missing(document: dict[str, Any]) -> str:
+    """What the last evaluation lacks of the episodes that were asked for."""
+    kinds = (("cut", "cut short"), ("lost", "lost to errors of the environment"))
+    counts = [(document.get(f"eval_episodes_{kind}"), words) for kind, words in kinds]
+    missing = "".join(f", {count} {words}" for count, words in counts if count)
+    return f"; of {document['eval_episodes']} episodes{missing}" if missing else ""
+

@@ -1,0 +1,77 @@
+"""``python -m spreeze tune``: measure this machine for a task, print the choice and why."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from pathlib import Path
+
+from spreeze.cli.arguments import build_parser, user_values
+from spreeze.cli.common import emit, guarded, say
+from spreeze.cli.find_weights import check_output
+from spreeze.cli.terminal import show_tuning
+from spreeze.config.layers import Layer, read_profile, resolve, task_profile, with_algorithm
+from spreeze.config.profile_export import applicable, export_path, write_profile
+from spreeze.envs.make import default_env_id
+from spreeze.envs.probe import probe_env
+from spreeze.machine.hardware import read_machine
+from spreeze.run_directory import process_age_s, write_json
+from spreeze.runtime.interrupts import Interrupts
+from spreeze.tuner.run import Listener, tuned_layer
+
+
+def tune_parser() -> argparse.ArgumentParser:
+    """The flags of ``spreeze.train`` and two more."""
+    parser = build_parser()
+    parser.prog = "python -m spreeze tune"
+    parser.description = "Measure this machine for a task and choose how to use it: batch size, learner, samplers."
+    parser.epilog = "Takes the flags of spreeze.train; what you set yourself stays, the rest is tuned around it."
+    parser.add_argument("--out", metavar="FILE", default=None, help="also write the record here (default: cache only)")
+    parser.add_argument("--export", metavar="NAME|PATH", default=None,
+                        help="write the choice as profiles/NAME.toml, or as a .toml file, to be shared and loaded with "
+                             "--profile (default: not written)")
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point; returns the exit code."""
+    args = tune_parser().parse_args(argv)
+    return guarded(lambda: _tune(args), as_json=args.json)
+
+
+def _tune(args: argparse.Namespace) -> int:
+    check_output(args.out)
+    export = export_path(args.export) if args.export else None
+    machine = read_machine()
+    with Interrupts() as interrupts:
+        user = Layer("user", user_values(args))
+        env_id = user.values.get("env", {}).get("id") or default_env_id().value
+        profile = read_profile(args.profile) if args.profile else task_profile(env_id)
+        layers = [Layer("default", {"env": {"id": env_id}})]
+        if profile is not None:
+            profile, notes = applicable(profile, machine.identity())
+            layers.append(profile)
+            for note in notes:
+                say(note, as_json=args.json)
+        layers.append(user)
+        settings = resolve(layers)
+        part = settings.config.env
+        probe = probe_env(env_id, part.import_module, steps=0, plain=part.plain, args=part.args,
+                          image=dataclasses.asdict(settings.config.image), interrupted=lambda: interrupts.asked)
+        settings, why = with_algorithm(layers, settings, probe.spec)
+        if why is not None:
+            say(why, as_json=args.json)
+        tuned, record = tuned_layer(
+            settings, probe, machine, interrupts, Listener(say=lambda text: say(text, as_json=args.json)),
+            fresh=args.fresh, spent_s=process_age_s(),
+        )
+    show_tuning(record, sys.stderr if args.json else sys.stdout, reasons=True)
+    if export is not None:
+        write_profile(export, resolve([*layers[:-1], tuned, user]), record, machine.one_line())
+        say(f"written: {export}; load it with --profile {args.export}", as_json=args.json)
+    if args.out:
+        write_json(Path(args.out), record)
+    if args.json:
+        emit(record)
+    return 0

@@ -1,0 +1,1 @@
+"""Settings: their schema, the layers they come from, and what fits what."""

@@ -1,0 +1,235 @@
+"""From layers of text to one checked configuration: profiles (TOML), flags and ``--set``.
+
+Every value remembers where it came from (default, profile, tuner, user), and the resolved whole is
+written into the run directory.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from spreeze.config.compatibility import check_algorithm, default_algorithm
+from spreeze.config.schema import PARTS, Config, check_name
+from spreeze.errors import ConfigError, did_you_mean
+from spreeze.types import EnvSpec
+
+PROFILE_DIR = Path(__file__).resolve().parents[2] / "profiles"
+MAX_PROFILE_BYTES = 1_000_000
+_CORRECTIONS = {"ppo": "none"}
+"""Where an algorithm does better with another one than the default. PPO's clip already bounds how far data of an
+earlier policy leads; a delayed displacement of a whole loop of updates is made twice before its effect is seen."""
+_COMMAND_LINE_ONLY = {("env", "import_module"), ("env", "args"), ("run", "runs_dir"), ("run", "name")}
+
+Values = dict[str, dict[str, Any]]
+"""part -> field -> value."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Some values and the word that says where they came from."""
+
+    source: str
+    values: Values
+    about: dict[str, Any] = field(default_factory=dict)
+    """What a profile says of itself."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A checked configuration and the source of each value, keyed ``part.field``."""
+
+    config: Config
+    sources: dict[str, str]
+
+    def with_layer(self, layer: Layer) -> Settings:
+        """These settings with one more layer on top."""
+        base = [Layer(self.sources.get(f"{p}.{f}", "default"), {p: {f: v}}) for p, f, v in iterate(self.config)]
+        return resolve([*base, layer])
+
+
+def iterate(config: Config) -> list[tuple[str, str, Any]]:
+    """All (part, field, value) of a configuration, in order."""
+    return [
+        (part, item.name, getattr(getattr(config, part), item.name))
+        for part in PARTS
+        for item in dataclasses.fields(PARTS[part])
+    ]
+
+
+def resolve(layers: list[Layer]) -> Settings:
+    """Merges layers, later ones winning, and checks the result.
+
+    Raises:
+        ConfigError: unknown part or field (with the nearest known one), wrong type or range.
+    """
+    merged: Values = {part: {} for part in PARTS}
+    sources: dict[str, str] = {}
+    for layer in layers:
+        for part, fields in layer.values.items():
+            _check_part(part, fields, layer.source)
+            for name, value in fields.items():
+                _check_field(part, name, layer.source)
+                merged[part][name] = value
+                sources[f"{part}.{name}"] = layer.source
+    parts = {part: _build(part, merged[part], sources) for part in PARTS}
+    return Settings(config=Config(**parts), sources=sources)
+
+
+def _check_part(part: str, fields: Any, source: str) -> None:
+    if part not in PARTS:
+        raise ConfigError(f"{source}: unknown part '{part}'{did_you_mean(part, PARTS)} (parts: {', '.join(PARTS)})")
+    if not isinstance(fields, dict):
+        raise ConfigError(f"{source}: {part} = {fields!r}: expected a table of fields")
+
+
+def _check_field(part: str, name: str, source: str) -> None:
+    known = [item.name for item in dataclasses.fields(PARTS[part])]
+    if name not in known:
+        raise ConfigError(
+            f"{source}: unknown key '{part}.{name}'{did_you_mean(name, known)} (known: {', '.join(known)})"
+        )
+
+
+def _build(part: str, values: dict[str, Any], sources: dict[str, str]) -> Any:
+    try:
+        return PARTS[part](**values)
+    except ConfigError as error:
+        name = str(error).split(" ", 1)[0].rstrip(":")
+        source = sources.get(f"{part}.{name}", "settings")
+        raise ConfigError(f"{source}: {part}.{error}") from None
+
+
+def with_algorithm(layers: list[Layer], settings: Settings, spec: EnvSpec) -> tuple[Settings, str | None]:
+    """The settings with an algorithm that fits the actions, and why that one where nobody had named any.
+
+    The algorithm's own defaults come with it. PPO and A2C over vectors learn on the CPU, a GPU or not: their networks
+    are small, 64 x 64 units by default, and a GPU would wait for its next kernel most of the time.
+
+    Args:
+        layers: what ``settings`` was resolved from; what is chosen is put below them, and a device of "auto" taken out
+            of them where it is.
+        settings: checked.
+        spec: the environment.
+
+    Raises:
+        ConfigError: the algorithm that was named does not fit the actions or the mode.
+    """
+    reason = None
+    if "run.algo" not in settings.sources:
+        choice = default_algorithm(spec, settings.config.run.mode)
+        layers.insert(0, Layer("action space", {"run": {"algo": choice.value}}))
+        settings, reason = resolve(layers), choice.reason
+    check_algorithm(settings.config.run.algo, spec, settings.config.run.mode)
+    correction = _CORRECTIONS.get(settings.config.run.algo)
+    if correction is not None and "rollout.correction" not in settings.sources:
+        layers.insert(0, Layer(default_of(settings), {"rollout": {"correction": correction}}))
+        settings = resolve(layers)
+    if settings.config.learner.device == "auto" and settings.config.on_policy is not None and spec.frames is None:
+        for layer in layers:  # "auto" leaves it to us, whoever says it
+            layer.values.get("learner", {}).pop("device", None)
+        layers.insert(0, Layer(default_of(settings), {"learner": {"device": "cpu"}}))
+        settings = resolve(layers)
+    return settings, reason
+
+
+def default_of(settings: Settings) -> str:
+    """The source of values that are the default with this algorithm alone."""
+    return f"default of {settings.config.run.algo}"
+
+
+def read_profile(name_or_path: str) -> Layer:
+    """Reads a profile by name (from ``profiles/``) or path. A profile can name no code and no path.
+
+    Raises:
+        ConfigError: not found, too large, not TOML, or a key that only the command line may set.
+    """
+    path = Path(name_or_path)
+    if path.suffix != ".toml":
+        path = PROFILE_DIR / f"{check_name(name_or_path)}.toml"
+    if not path.is_file():
+        known = profile_names()
+        raise ConfigError(
+            f"no profile '{name_or_path}'{did_you_mean(name_or_path, known)} (known: {', '.join(known) or 'none'})"
+        )
+    if path.stat().st_size > MAX_PROFILE_BYTES:
+        raise ConfigError(f"profile {path} has {path.stat().st_size} bytes; at most {MAX_PROFILE_BYTES}")
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(f"profile {path} is not valid TOML: {error}") from None
+    about = values.pop("about", {})
+    if not isinstance(about, dict):
+        raise ConfigError(f"profile {path}: about = {about!r}: expected a table")
+    for part, name in _COMMAND_LINE_ONLY:
+        if isinstance(values.get(part), dict) and name in values[part]:
+            raise ConfigError(f"profile {path}: {part}.{name} may only be set on the command line")
+    return Layer(source=f"profile {path.stem}", values=values, about=about)
+
+
+def task_profile(env_id: str) -> Layer | None:
+    """The profile that names this environment in its ``about.envs`` (``ALE/*``: all that begin so), if any."""
+    for name in profile_names():
+        path = PROFILE_DIR / f"{name}.toml"
+        if path.stat().st_size <= MAX_PROFILE_BYTES:
+            about = tomllib.loads(path.read_text(encoding="utf-8")).get("about", {})
+            if any(fnmatchcase(env_id, pattern) for pattern in about.get("envs", [])):
+                return read_profile(name)
+    return None
+
+
+def profile_names() -> list[str]:
+    """Names of the profiles that come with Spreeze."""
+    return sorted(path.stem for path in PROFILE_DIR.glob("*.toml"))
+
+
+def parse_assignment(text: str) -> Values:
+    """``part.field=value`` (a TOML value, or bare text) as values.
+
+    Raises:
+        ConfigError: no '=' or no '.'.
+    """
+    key, sep, raw = text.partition("=")
+    part, dot, name = key.strip().partition(".")
+    if not sep or not dot or not part or not name:
+        raise ConfigError(f"--set {text!r}: expected part.field=value, for example sac.gamma=0.98")
+    try:
+        value = tomllib.loads(f"value = {raw.strip()}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = raw.strip()
+    return {part: {name: value}}
+
+
+def to_toml(settings: Settings) -> str:
+    """The resolved configuration as TOML, each line with the source of its value."""
+    lines: list[str] = []
+    for part in PARTS:
+        lines.append(f"[{part}]")
+        for item in dataclasses.fields(PARTS[part]):
+            value = getattr(getattr(settings.config, part), item.name)
+            source = settings.sources.get(f"{part}.{item.name}", "default")
+            text = f"# {item.name} is not set" if value is None else f"{item.name} = {toml_value(value)}"
+            lines.append(f"{text}  # {source}")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def toml_value(value: Any) -> str:
+    """A value as TOML writes it."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+        return '"' + "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in escaped) + '"'
+    if isinstance(value, tuple):
+        return "[" + ", ".join(toml_value(entry) for entry in value) + "]"
+    return repr(value)
+
+
+def from_toml(text: str, source: str) -> Settings:
+    """Reads back what ``to_toml`` wrote (the sources of single values are not read back)."""
+    return resolve([Layer(source=source, values=tomllib.loads(text))])

@@ -1,0 +1,109 @@
+"""Profiles that travel: what the tuner chose here as a file, and what of such a file holds elsewhere."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from spreeze.config.layers import PROFILE_DIR, Layer, Settings, Values, iterate, toml_value
+from spreeze.config.schema import PARTS, check_name
+from spreeze.errors import ConfigError, ResourceError
+
+MACHINE_FIELDS = ("learner.device", "learner.threads", "learner.precision", "sampling.samplers",
+                  "sampling.envs_per_sampler", "replay.capacity", "rollout.executors", "rollout.envs_per_executor",
+                  "rollout.actors", "rollout.sync_interval")  # fmt: skip
+"""Settings that hold only on the machine that they were chosen on."""
+_LEFT_OUT = {"stop", "visualizer", "evaluation"}
+_KEPT = {"run": ("algo",), "env": ("normalize_obs",)}
+"""Of these parts only these fields travel: the rest is the user's own."""
+
+
+def applicable(layer: Layer, machine_id: str) -> tuple[Layer, list[str]]:
+    """What of a profile holds on this machine, and lines that say what does not.
+
+    A profile without a machine in its ``[about]`` holds everywhere.
+    """
+    made_on = layer.about.get("machine_id")
+    if made_on is None or made_on == machine_id:
+        return layer, []
+    values: Values = {}
+    dropped, kept = [], []
+    for part, fields in layer.values.items():
+        for name, value in fields.items():
+            if f"{part}.{name}" in MACHINE_FIELDS:
+                dropped.append(f"{part}.{name} = {value}")
+            else:
+                values.setdefault(part, {})[name] = value
+                kept.append(f"{part}.{name}")
+    notes = [f"{layer.source} was made on another machine ({layer.about.get('machine', 'not described')})"]
+    if dropped:
+        notes.append(f"  these do not apply here and are left out: {', '.join(dropped)}")
+    if "learner.batch_size" in kept:
+        notes.append(f"  its batch of {values['learner']['batch_size']} is kept; --auto measures what this machine "
+                     "does best")
+    return dataclasses.replace(layer, values=values), notes
+
+
+def export_path(name_or_path: str) -> Path:
+    """Where a profile is written: ``profiles/NAME.toml``, or the path itself if it ends with ``.toml``.
+
+    Raises:
+        ConfigError: an impossible name, a missing folder, or a file that is there already.
+    """
+    path = Path(name_or_path)
+    if path.suffix != ".toml":
+        path = PROFILE_DIR / f"{check_name(name_or_path)}.toml"
+    if not path.parent.is_dir():
+        raise ConfigError(f"--export {name_or_path}: there is no folder {path.parent}")
+    if path.exists():
+        raise ConfigError(f"--export {name_or_path}: {path} exists; choose another name, or remove it first")
+    return path
+
+
+def write_profile(path: Path, settings: Settings, record: dict[str, Any], machine: str) -> None:
+    """Writes a profile that anybody can load with ``--profile``.
+
+    Args:
+        path: file to make.
+        settings: the resolved whole, the tuner's choice included; what is only default is not written.
+        record: the tuner's result.
+        machine: this machine in one line.
+
+    Raises:
+        ResourceError: the file cannot be written.
+    """
+    try:
+        path.write_text(_text(settings, record, machine), encoding="utf-8")
+    except OSError as error:
+        raise ResourceError(f"cannot write {path}: {error}") from None
+
+
+def _text(settings: Settings, record: dict[str, Any], machine: str) -> str:
+    about = {
+        "machine": (machine, "where it was measured"),
+        "machine_id": (record["machine_id"], "fields of the machine apply only where this is the same"),
+        "tuned_for": (record["env"], "environment"),
+        "measured": (record["measured_at"], "local time"),
+        "objective": (record["objective"], record["formula"]),
+    }
+    lines = ["# Measured and written by python -m spreeze tune --export; load it with --profile.", "[about]"]
+    lines += [f"{name} = {toml_value(value)}  # {_comment(meaning)}" for name, (value, meaning) in about.items()]
+    reasons = record["reasons"]
+    part_now = None
+    for part, name, value in iterate(settings.config):
+        key = f"{part}.{name}"
+        source = settings.sources.get(key, "default")
+        if source == "default" or value is None or part in _LEFT_OUT or name not in _KEPT.get(part, (name,)):
+            continue
+        if part != part_now:
+            lines += ["", f"[{part}]"]
+            part_now = part
+        unit = PARTS[part].__dataclass_fields__[name].metadata["unit"]
+        why = reasons[key] if source == "tuner" and key in reasons else source
+        lines.append(f"{name} = {toml_value(value)}  # [{unit or '1'}]; {_comment(why)}")
+    return "\n".join(lines) + "\n"
+
+
+def _comment(text: str) -> str:
+    return " ".join(text.split())

@@ -1,0 +1,423 @@
+"""Settings: one frozen dataclass a part, every field with meaning, unit and range.
+
+A configuration is built from layers, later ones winning: defaults < profile < tuner < user.
+``Settings`` remembers which layer each value came from. Nothing changes a setting in place.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import types
+import typing
+from dataclasses import dataclass, field
+from typing import Any
+
+from spreeze.config.compatibility import ALGORITHMS, MODES
+from spreeze.errors import ConfigError, did_you_mean
+from spreeze.inference.convolution import CNNS
+
+_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+
+def setting(
+    default: Any, doc: str, *, unit: str = "", low: float | None = None, high: float | None = None,
+    choices: tuple[str, ...] | None = None,
+) -> Any:
+    """A dataclass field with its meaning, unit and allowed range (both ends included)."""
+    return field(default=default, metadata={"doc": doc, "unit": unit, "low": low, "high": high, "choices": choices})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """Base of all parts: checks type and range of every field when built."""
+
+    def __post_init__(self) -> None:
+        hints = typing.get_type_hints(type(self))
+        for item in dataclasses.fields(self):
+            value = _coerced(getattr(self, item.name), hints[item.name], item)
+            object.__setattr__(self, item.name, value)
+
+
+def _coerced(value: Any, hint: Any, item: dataclasses.Field[Any]) -> Any:
+    """``value`` as the field's type, or a ConfigError that names the field and what is allowed."""
+    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    if value is None and type(None) in options:
+        return None
+    wanted = next(option for option in options if option is not type(None))
+    if typing.get_origin(wanted) is tuple:
+        if not isinstance(value, list | tuple) or not (value or item.default == ()):
+            raise ConfigError(f"{item.name} = {value!r}: expected a list of {typing.get_args(wanted)[0].__name__}")
+        return tuple(_scalar(entry, typing.get_args(wanted)[0], item) for entry in value)
+    return _scalar(value, wanted, item)
+
+
+def _scalar(value: Any, wanted: type, item: dataclasses.Field[Any]) -> Any:
+    if wanted is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if not isinstance(value, wanted) or (wanted is int and isinstance(value, bool)):
+        raise ConfigError(f"{item.name} = {value!r}: expected {wanted.__name__}, got {type(value).__name__}")
+    low, high, choices = (item.metadata.get(key) for key in ("low", "high", "choices"))
+    if isinstance(value, float) and math.isnan(value):
+        raise ConfigError(f"{item.name} = nan: expected a number")
+    if (low is not None and value < low) or (high is not None and value > high):
+        raise ConfigError(f"{item.name} = {value!r}: allowed is {_range_text(low, high)}")
+    if choices and value not in choices:
+        hint = did_you_mean(str(value), choices)
+        raise ConfigError(f"{item.name} = {value!r}: allowed is {', '.join(choices)}{hint}")
+    if isinstance(value, str) and len(value) > 4096:
+        raise ConfigError(f"{item.name}: text of {len(value)} characters; at most 4096")
+    return value
+
+
+def _range_text(low: float | None, high: float | None) -> str:
+    if low is None:
+        return f"at most {high:g}"
+    return f"at least {low:g}" if high is None else f"{low:g} to {high:g}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig(Part):
+    """What is run and where its files go."""
+
+    algo: str = setting("sac", "algorithm; not set: by the action space", choices=ALGORITHMS)
+    mode: str = setting("spreeze", "how the parts are wired together", choices=tuple(MODES))
+    seed: int = setting(1, "seed of networks, exploration and environments", low=0, high=2**31 - 1)
+    runs_dir: str = setting("runs", "directory that holds the run directories")
+    name: str | None = setting(None, "name of the run directory; built from time, env, algo and seed if not given")
+    forgiven_failures: int = setting(0, "failures of a worker that are mended at once and do not count; for storms",
+                                     low=0, high=10**9)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.name is not None:
+            check_name(self.name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvConfig(Part):
+    """The task."""
+
+    id: str = setting("Walker2DBulletEnv-v0", "Gymnasium id; observations must be Box, actions Box or Discrete")
+    import_module: str | None = setting(None, "module to import before the id is made (command line only)")
+    plain: bool = setting(False, "step Bullet tasks as their package has them, not the fast equal ones")
+    args: tuple[str, ...] = setting((), "key=value texts for the environment's constructor (command line only)")
+    normalize_obs: bool = setting(False, "scale observations by running mean and deviation of collected data")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageConfig(Part):
+    """Frames of environments that observe images; the lines marked ALE hold for Atari games alone."""
+
+    stack: int = setting(4, "frames in one observation", unit="frames", low=1, high=16)
+    size: int = setting(84, "height and width of a frame", unit="pixels", low=36, high=512)
+    grey: bool = setting(True, "one grey channel instead of red, green and blue (ALE: always)")
+    frame_skip: int = setting(4, "ALE: emulator frames with one action", unit="frames", low=1, high=60)
+    sticky_actions: float = setting(0.25, "ALE: probability that a frame repeats the action before", low=0.0, high=1.0)
+    full_actions: bool = setting(False, "ALE: all 18 actions, not only those that the game reads")
+    episodic_life: bool = setting(False, "ALE: a lost life ends the episode, except in evaluation")
+    clip_rewards: bool = setting(True, "ALE: replay holds the sign of a reward; returns are counted in full")
+    noop_max: int = setting(30, "ALE: idle frames at the start, a random number up to this", unit="frames",
+                            low=0, high=1000)
+    fire_reset: bool = setting(False, "ALE: press FIRE after a reset where the game has that action")
+    max_episode_frames: int = setting(108_000, "ALE: emulator frames after which a game is truncated",
+                                      unit="frames", low=100, high=10**9)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlgorithmConfig(Part):
+    """What all off-policy algorithms share."""
+
+    hidden_sizes: tuple[int, ...] = setting((256, 256), "width of each hidden layer", unit="units", low=1, high=4096)
+    gamma: float = setting(0.99, "discount of one env step", low=0.0, high=1.0)
+    tau: float = setting(0.005, "share of the online weights mixed into the target at each update", low=0.0, high=1.0)
+    n_step: int = setting(1, "env steps a stored transition spans", unit="env steps", low=1, high=64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActorCriticConfig(AlgorithmConfig):
+    """What the algorithms with an actor share."""
+
+    actor_lr: float = setting(3e-4, "Adam step size of the actor", low=0.0, high=1.0)
+    critic_lr: float = setting(3e-4, "Adam step size of the critics", low=0.0, high=1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SACConfig(ActorCriticConfig):
+    """Soft actor-critic (Haarnoja et al. 2018, arXiv 1812.05905); with discrete actions arXiv 1910.07207."""
+
+    alpha_lr: float = setting(3e-4, "Adam step size of the temperature", low=0.0, high=1.0)
+    initial_alpha: float = setting(1.0, "temperature at the start", low=1e-8, high=1e3)
+    tune_alpha: bool = setting(True, "adjust the temperature to the target entropy")
+    target_entropy_per_action: float = setting(-1.0, "target entropy of one action component", unit="nat",
+                                               low=-100, high=100)
+    target_entropy_ratio: float = setting(0.98, "target entropy of discrete actions over that of uniform ones",
+                                          low=0.0, high=1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TD3Config(ActorCriticConfig):
+    """Twin delayed deep deterministic policy gradient (Fujimoto et al. 2018, arXiv 1802.09477)."""
+
+    policy_delay: int = setting(2, "critic steps for one actor step", low=1, high=100)
+    target_noise: float = setting(0.2, "deviation of the noise on the target action, action range is [-1, 1]", low=0.0)
+    target_noise_clip: float = setting(0.5, "bound of that noise", low=0.0)
+    exploration_noise: float = setting(0.1, "deviation of the noise a sampler adds to its action", low=0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DDPGConfig(ActorCriticConfig):
+    """Deep deterministic policy gradient (Lillicrap et al. 2016, arXiv 1509.02971)."""
+
+    exploration_noise: float = setting(0.1, "deviation of the noise a sampler adds to its action", low=0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DQNConfig(AlgorithmConfig):
+    """Deep Q-learning (Mnih et al. 2015) with double estimation and duelling streams as options."""
+
+    lr: float = setting(3e-4, "Adam step size", low=0.0, high=1.0)
+    target_interval: int = setting(1, "updates between two moves of the target network by tau; tau = 1 copies",
+                                   unit="updates", low=1, high=10**9)
+    double: bool = setting(True, "the online network chooses the next action (arXiv 1509.06461)")
+    cnn: str = setting("nature", "convolutional layers for images; hidden_sizes follow them", choices=tuple(CNNS))
+    duelling: bool = setting(False, "streams of state value and advantages (arXiv 1511.06581)")
+    epsilon_start: float = setting(1.0, "share of random actions at the start", low=0.0, high=1.0)
+    epsilon_end: float = setting(0.05, "share of random actions at the end of the schedule", low=0.0, high=1.0)
+    epsilon_env_steps: int = setting(50_000, "env steps over which that share falls, in a straight line",
+                                     unit="env steps", low=0, high=10**12)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnPolicyConfig(Part):
+    """What the on-policy algorithms share."""
+
+    hidden_sizes: tuple[int, ...] = setting((64, 64), "width of each hidden layer, of policy and value network each",
+                                            unit="units", low=1, high=4096)
+    cnn: str = setting("nature", "convolutional layers for images, which policy and value share; hidden_sizes follow",
+                       choices=tuple(CNNS))
+    gamma: float = setting(0.99, "discount of one env step", low=0.0, high=1.0)
+    gae_lambda: float = setting(0.95, "lambda of the advantage estimate; 1: returns alone (arXiv 1506.02438)",
+                                low=0.0, high=1.0)
+    lr: float = setting(3e-4, "step size", low=0.0, high=1.0)
+    lr_schedule: str = setting("linear", "linear: the step size falls to 0 at stop.env_steps, if that is set",
+                               choices=("linear", "constant"))
+    value_coef: float = setting(0.5, "weight of the value loss", low=0.0, high=1e3)
+    entropy_coef: float = setting(0.0, "weight of the policy's entropy", low=0.0, high=1e3)
+    max_grad_norm: float = setting(0.5, "a gradient with a larger norm is scaled down to it", low=1e-6, high=1e9)
+    normalize_advantage: bool = setting(True, "shift and scale the advantages of an interval to mean 0, deviation 1")
+    normalize_returns: bool = setting(False, "divide rewards by the running deviation of discounted returns")
+    initial_log_std: float = setting(0.0, "log deviation of continuous actions at the start", low=-20.0, high=2.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PPOConfig(OnPolicyConfig):
+    """Proximal policy optimisation (Schulman et al. 2017, arXiv 1707.06347)."""
+
+    clip: float = setting(0.2, "range of the probability ratio around 1", low=1e-3, high=10.0)
+    clip_value: bool = setting(False, "keep new values within clip of the old ones")
+    epochs: int = setting(10, "passes over the data of an interval", low=1, high=1000)
+    minibatches: int = setting(4, "parts of an interval's data, one update each", low=1, high=2**20)
+    adam_eps: float = setting(1e-5, "epsilon of Adam", low=1e-12, high=1.0)
+    target_kl: float | None = setting(None, "divergence within an interval's update that the step size aims at: lr is "
+                                      "its upper bound then", unit="nat", low=1e-6, high=10.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class A2CConfig(OnPolicyConfig):
+    """Advantage actor-critic (Mnih et al. 2016, arXiv 1602.01783), synchronous, with RMSProp."""
+
+    gae_lambda: float = setting(1.0, "lambda of the advantage estimate; 1: returns alone (arXiv 1506.02438)",
+                                low=0.0, high=1.0)
+    lr: float = setting(7e-4, "step size", low=0.0, high=1.0)
+    entropy_coef: float = setting(0.01, "weight of the policy's entropy", low=0.0, high=1e3)
+    normalize_advantage: bool = setting(False, "shift and scale the advantages of an interval to mean 0, deviation 1")
+    rmsprop_alpha: float = setting(0.99, "decay of the mean squared gradient", low=0.0, high=1.0)
+    rmsprop_eps: float = setting(1e-5, "epsilon of RMSProp", low=1e-12, high=1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayConfig(Part):
+    """Shared-memory replay and the balance between its two sides."""
+
+    capacity: int = setting(1_000_000, "transitions that replay can hold", unit="transitions", low=2, high=10**10)
+    learning_starts: int = setting(5_000, "env steps collected, with uniform actions, before the first update",
+                                   unit="env steps", low=0, high=10**9)
+    samples_per_insert_min: float = setting(8.0, "below this ratio the samplers wait", low=0.0, high=1e6)
+    samples_per_insert_max: float = setting(512.0, "above this ratio the learner waits", low=0.0, high=1e9)
+    save: bool = setting(False, "store replay with every checkpoint")
+    checksum: bool = setting(False, "a checksum in every row, for storms and tests that look for torn rows")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.samples_per_insert_min > self.samples_per_insert_max:
+            raise ConfigError(
+                f"samples_per_insert_min = {self.samples_per_insert_min:g} is above "
+                f"samples_per_insert_max = {self.samples_per_insert_max:g}: nobody could ever move"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingConfig(Part):
+    """The sampler processes."""
+
+    samplers: int | None = setting(None, "sampler processes; from the usable cores if not given", low=1, high=512)
+    envs_per_sampler: int = setting(8, "environments stepped in one sampler", low=1, high=1024)
+    nan_policy: str = setting("drop", "what to do with a non-finite observation or reward", choices=("drop", "fail"))
+    step_deadline_s: float = setting(30.0, "a sampler whose env step takes longer counts as hung and is started again",
+                                     unit="s", low=0.5, high=1e6)
+    memory_limit_bytes: int | None = setting(
+        None, "private memory above which a sampler is started anew; from the free memory if not given",
+        unit="bytes", low=10_000_000, high=2**50)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutConfig(Part):
+    """Collection of the on-policy algorithms (PPO, A2C) in modes hts and serial."""
+
+    executors: int | None = setting(None, "processes that step environments; not set: hts one a usable core, serial "
+                                    "1, which steps in the run's own process", low=1, high=512)
+    envs_per_executor: int = setting(8, "environments of one executor", low=1, high=1024)
+    actors: int = setting(0, "hts: processes that infer actions in batches; 0: executors infer for themselves, the "
+                          "same bits", low=0, high=512)
+    sync_interval: int = setting(64, "env steps of each environment that one interval of learning is made of (alpha)",
+                                 unit="env steps", low=1, high=65_536)
+    correction: str = setting("delayed", "hts: what is done about data that is one interval old; with ppo none unless "
+                              "it is set", choices=("delayed", "none", "truncated-is"))
+    synchrony: str = setting("batch", "serial: environments wait for each other at every step, or once an interval",
+                             choices=("step", "batch"))
+    fingerprint: bool = setting(False, "hashes of trajectories, parameters and optimiser at each swap, in "
+                                "fingerprints.jsonl of the run")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnerConfig(Part):
+    """The learner process."""
+
+    batch_size: int = setting(256, "transitions in one update", unit="transitions", low=1, high=2**24)
+    threads: int = setting(1, "threads of the learner: two share an update as a pair, more share each product",
+                           low=1, high=256)
+    device: str = setting("auto", "auto, cpu, cuda, cuda:N, split (actor on cuda:0, critics on cuda:1), ACTOR+CRITICS; "
+                          "auto is a GPU where there is one, but the CPU for PPO and A2C without images")
+    precision: str = setting("float32", "what products round their inputs to: tf32 on GPUs, bfloat16 on processors "
+                             "that have it; weights, sums and optimisers are always float32",
+                             choices=("float32", "tf32", "bfloat16"))
+    overlap: bool = setting(False, "the actor follows the critics of one update before: two devices work at once")
+    copy_interval: int = setting(0, "updates between two copies of the weights, where actor and critics train at once "
+                                 "beside copies of each other: on two devices, or in a pair of threads; 0: they share "
+                                 "every update", unit="updates", low=0, high=10_000)
+    mirror: bool = setting(True, "keep a copy of replay on the learner's GPU, as far as its memory allows")
+    updates_per_launch: int = setting(1, "updates in one launch on a GPU with such a copy (a CUDA graph); 0: every "
+                                      "kernel by itself", unit="updates", low=0, high=64)
+    publish_interval_s: float = setting(0.25, "time between two published weights", unit="s", low=0.01, high=3600)
+    checkpoint_interval_s: float = setting(30.0, "time between two checkpoints", unit="s", low=0.5, high=1e6)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationConfig(Part):
+    """Greedy episodes that give the return curve."""
+
+    episodes: int = setting(10, "episodes in one evaluation, on a fixed seed list", low=1, high=10_000)
+    seed: int = setting(10_000, "first seed of that list", low=0, high=2**31 - 1)
+    cpu_share: float = setting(0.15, "share of one core the evaluator may use when no core is free", low=0.01, high=1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class VisualizerConfig(Part):
+    """The picture and the clips of the current policy."""
+
+    enabled: bool = setting(True, "run the visualizer process")
+    frames_per_s: float = setting(8.0, "pictures a second at most", unit="1/s", low=0.1, high=60)
+    clip_interval_s: float = setting(120.0, "time between two clips", unit="s", low=1, high=1e6)
+    clip_length_s: float = setting(10.0, "length of a clip as played", unit="s", low=0.5, high=600)
+    cpu_share: float = setting(0.10, "share of one core the visualizer may use when no core is free", low=0.01,
+                               high=1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuningConfig(Part):
+    """What the tuner aims at, and what of the machine stays with the user."""
+
+    objective: str = setting("return", "what the tuner makes best: progress of the return, the paper's knee, env "
+                             "steps/s, or updates/s", choices=("return", "paper", "sampling", "updates"))
+    cpu_target: float = setting(0.75, "objective paper: share of the usable cores up to which samplers are added",
+                                low=0.05, high=1.0)
+    gpu_target: float = setting(0.85, "objective paper: share of the highest update frame rate that the batch has to "
+                                "reach", low=0.05, high=0.99)
+    govern: bool = setting(True, "let samplers rest while other programs need the cores")
+    leave_free: float = setting(0.0, "share of the usable cores that is left to other programs", low=0.0, high=0.9)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StopConfig(Part):
+    """When training ends by itself; without any condition it goes on until Ctrl-C."""
+
+    seconds: float | None = setting(None, "wall time of training", unit="s", low=0.0)
+    env_steps: int | None = setting(None, "env steps collected", unit="env steps", low=1)
+    updates: int | None = setting(None, "updates (gradient steps of the critics)", unit="updates", low=1)
+    target_return: float | None = setting(None, "mean greedy episode return of one evaluation")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """All parts of one run. Workers are given the parts they need, never the whole."""
+
+    run: RunConfig = field(default_factory=RunConfig)
+    env: EnvConfig = field(default_factory=EnvConfig)
+    image: ImageConfig = field(default_factory=ImageConfig)
+    sac: SACConfig = field(default_factory=SACConfig)
+    td3: TD3Config = field(default_factory=TD3Config)
+    ddpg: DDPGConfig = field(default_factory=DDPGConfig)
+    dqn: DQNConfig = field(default_factory=DQNConfig)
+    ppo: PPOConfig = field(default_factory=PPOConfig)
+    a2c: A2CConfig = field(default_factory=A2CConfig)
+    replay: ReplayConfig = field(default_factory=ReplayConfig)
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    learner: LearnerConfig = field(default_factory=LearnerConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    visualizer: VisualizerConfig = field(default_factory=VisualizerConfig)
+    tuning: TuningConfig = field(default_factory=TuningConfig)
+    stop: StopConfig = field(default_factory=StopConfig)
+
+    def __post_init__(self) -> None:
+        if self.learner.batch_size > self.replay.capacity:
+            raise ConfigError(
+                f"learner.batch_size = {self.learner.batch_size} is larger than replay.capacity = "
+                f"{self.replay.capacity}; lower the batch or raise the capacity"
+            )
+
+    @property
+    def algorithm(self) -> AlgorithmConfig:
+        """The part of the chosen off-policy algorithm.
+
+        Raises:
+            ConfigError: the chosen one learns on policy.
+        """
+        part = getattr(self, self.run.algo)
+        if not isinstance(part, AlgorithmConfig):
+            raise ConfigError(f"--algo {self.run.algo}: it learns on policy, without replay; use --mode hts or serial")
+        return part
+
+    @property
+    def on_policy(self) -> OnPolicyConfig | None:
+        """The part of the chosen on-policy algorithm; None where it learns off policy."""
+        part = getattr(self, self.run.algo)
+        return part if isinstance(part, OnPolicyConfig) else None
+
+
+PARTS: dict[str, type[Part]] = {
+    name: hint for name, hint in typing.get_type_hints(Config).items() if isinstance(hint, type)
+}
+
+
+def check_name(name: str) -> str:
+    """Refuses a run or profile name that could leave its directory or trouble a file system."""
+    reserved = {"con", "prn", "aux", "nul", "latest"}
+    if not _NAME.fullmatch(name) or name.split(".")[0].lower() in reserved:
+        raise ConfigError(
+            f"name {name[:80]!r}: allowed are up to 128 letters, digits, '.', '_' and '-', beginning with a letter "
+            "or digit, and no reserved name (con, prn, aux, nul, latest)"
+        )
+    return name

@@ -1,0 +1,319 @@
+"""The guard before everything that the server answers: who holds no cookie of it sees nothing and does nothing.
+
+A page's actions travel over Streamlit's websocket. Streamlit compares host names of origins but not their
+ports; here the whole origin has to be the server's own, and the cookie has to come with it.
+"""
+from __future__ import annotations
+
+import contextlib
+import html
+import json
+import os
+import secrets
+import shutil
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Iterable
+from http.cookies import CookieError, SimpleCookie
+from pathlib import Path
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from spreeze.cli.common import say
+
+SETTING = "SPREEZE_DASHBOARD_TOKEN"
+"""Environment variable; ``off`` on a machine of one's own: whoever reaches the port gets in."""
+_LEAST_CHARACTERS = 43
+_PLACE = ".launches"
+_FILE = """<!DOCTYPE html>
+<!-- {address} -->
+<meta charset="utf-8"><meta name="referrer" content="no-referrer"><title>Spreeze</title>
+<meta http-equiv="refresh" content="0; url={address}">
+<p><a href="{address}">Open the dashboard</a> (this address works once)</p>
+"""
+
+
+def is_asked() -> bool:
+    """Whether a visitor needs a token; anything but ``off`` leaves it so, and what is neither is told."""
+    found = os.environ.get(SETTING, "on").strip().lower()
+    if found not in ("on", "off"):
+        say(f"{SETTING} = {found}: on or off are allowed; the dashboard asks for its token", as_json=True)
+    return found != "off"
+
+
+def page_token(folder: Path) -> str:
+    """What the cookie holds, kept in a private file so that open pages survive a restart of the server."""
+    place = folder / _PLACE / "page-token"
+    token = secrets.token_urlsafe(32)
+    with contextlib.suppress(OSError):
+        _make_place(place.parent)
+        (place.parent / "token").unlink(missing_ok=True)  # of an earlier version, which gave it to any visitor
+        with contextlib.suppress(FileExistsError):
+            _write_new(place, token)
+        known = _private_text(place)
+        if known is not None and len(known) >= _LEAST_CHARACTERS:
+            return known
+        write_private(place, token)
+    return token
+
+
+def write_private(place: Path, text: str) -> None:
+    """Replaces a file that only its owner reads; whoever looks sees the old text or the new.
+
+    Raises:
+        OSError: no room, no permission, or the folder is not its own.
+    """
+    _make_place(place.parent)
+    temporary = place.with_name(f".{place.name}.{secrets.token_hex(8)}")
+    try:
+        _write_new(temporary, text)
+        os.replace(temporary, place)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _make_place(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if folder.is_symlink():
+        raise NotADirectoryError(f"{folder} is a symbolic link")
+
+
+def _write_new(place: Path, text: str) -> None:
+    fd = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(fd, "w", encoding="utf-8") as file:
+        file.write(text)
+
+
+def _private_text(place: Path) -> str | None:
+    """The start of a file that nobody else can have written or read; None of another."""
+    try:
+        fd = os.open(place, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return None
+    with os.fdopen(fd, encoding="ascii", errors="replace") as file:
+        status = os.fstat(fd)
+        private = stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o077
+        return file.read(200).strip() if private else None
+
+
+class Entrance:
+    """The way in of one server, from ``open`` to ``close``."""
+
+    def __init__(self, folder: Path) -> None:
+        self.asked = is_asked()
+        self.cookie_token = page_token(folder)
+        self._folder = folder
+        self._address = ""
+        self._once: str | None = None
+        self._file: Path | None = None
+
+    def open(self, address: str) -> None:
+        """Tells how to get in, and opens a browser where somebody sits in front of the machine.
+
+        Args:
+            address: of the first page, without a token.
+        """
+        self._address = address
+        if not self.asked:
+            say(f"\n  Dashboard: {address}  ({SETTING} = off: open to every account of this machine)\n")
+            return
+        port = address.rpartition(":")[2].partition("/")[0]
+        self._file = self._folder / _PLACE / f"dashboard-{port}.html"
+        self._tell(self._invite())
+
+    def _tell(self, invitation: str) -> None:
+        """Where to go: the token itself is shown on a terminal only."""
+        where = f"\n  Dashboard: {invitation if sys.stdout.isatty() else self._address}"
+        if sys.stdout.isatty():
+            say(f"{where}\n  The token works once; the browser that brings it stays known for 30 days.\n"
+                f"  On a machine of your own {SETTING}=off asks for none.\n")
+            if self._file is not None and _in_front():
+                show(self._file)
+        elif self._file is not None:
+            say(f"{where}, with a token. Open {self._file} in a browser, or take the address from it:\n"
+                "  only you can read it.\n")
+        else:
+            say(f"{where}, with a token that cannot be told: {self._folder} cannot be written, and this is no terminal."
+                f"\n  Start it in a terminal, or with {SETTING}=off on a machine of your own.\n")
+
+    def redeem(self, token: str) -> bool:
+        """Whether this is the token that was told; from then on there is another one."""
+        if self._once is None or not secrets.compare_digest(token.encode(), self._once.encode()):
+            return False
+        invitation = self._invite()
+        if sys.stdout.isatty():
+            say(f"  A browser was let in. For another one: {invitation}")
+        return True
+
+    def close(self) -> None:
+        """From now on no token gets in."""
+        self._once = None
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                self._file.unlink(missing_ok=True)
+
+    def _invite(self) -> str:
+        """A new token that works once; the address with it, which is also written to the private file."""
+        self._once = secrets.token_urlsafe(32)
+        invitation = f"{self._address}/?token={self._once}"
+        if self._file is not None:
+            try:
+                write_private(self._file, _FILE.format(address=html.escape(invitation)))
+            except OSError:
+                self._file = None
+        return invitation
+
+
+def _in_front() -> bool:
+    """True where a window would appear before who reads the terminal."""
+    if "SSH_CONNECTION" in os.environ:
+        return False
+    return sys.platform != "linux" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+
+
+def show(file: Path) -> None:
+    """Opens a file in the user's browser, whose words go nowhere; nothing happens where there is none."""
+    command = shutil.which("open" if sys.platform == "darwin" else "xdg-open")
+    if command is None:
+        return
+    with contextlib.suppress(OSError):
+        process = subprocess.Popen(
+            [command, str(file)], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        # A browser that was not open yet lasts as long as its window; somebody has to note its end.
+        threading.Thread(target=process.wait, name="browser", daemon=True).start()
+
+
+_READING = ("GET", "HEAD", "OPTIONS")
+_HEALTH = "/_stcore/health"
+"""Tells anybody whether the server is up, and no more."""
+_PARAMETER = "token"
+_COOKIE_S = 30 * 86_400
+_FORBIDDEN, _SEE_OTHER = 403, 303
+_PRIVATE = [(b"cache-control", b"no-store"), (b"referrer-policy", b"no-referrer")]
+"""Neither an address with a token nor an answer to it is kept or handed on."""
+_TOLD = "this browser has no token of this dashboard, or an old one"
+_REMEDY = (
+    "Open the address that the dashboard's terminal shows last: it ends in a token, which works once.",
+    "Without that terminal: open the file .launches/dashboard-{port}.html in the directory of the runs.",
+    f"On a machine of your own {SETTING}=off, set before the dashboard is started, asks for no token.",
+)
+_PAGE = """<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>Spreeze</title>
+<style>:root {{ color-scheme: light dark; font: 1rem/1.5 system-ui, sans-serif }} body {{ max-width: 42rem; \
+margin: 4rem auto; padding: 0 1rem }}</style></head>
+<body><h1>The dashboard does not know this browser</h1><p>It has no token, or an old one.</p>{remedy}</body></html>
+"""
+
+
+class Guard:
+    """ASGI middleware: a token that works once becomes a cookie; everything else asks for the cookie."""
+
+    def __init__(self, app: ASGIApp, entrance: Entrance) -> None:
+        self._app = app
+        self._entrance = entrance
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves one connection."""
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        reads = scope["type"] == "http" and scope["method"] in _READING
+        known = self._knows(headers, scope)
+        brought = _brought(scope) if self._entrance.asked else None
+        if brought is not None and (known or self._entrance.redeem(brought)):
+            await _redirect(scope, send, self._cookie(scope))
+        elif not self._lets_in(scope, headers, reads=reads, known=known):
+            await _refuse(scope, headers, receive, send)
+        elif self._entrance.asked:
+            await self._app(scope, receive, send)
+        else:
+            await self._app(scope, receive, self._handing_out(scope, send))
+
+    def _lets_in(self, scope: Scope, headers: dict[str, str], *, reads: bool, known: bool) -> bool:
+        if reads:
+            return known or not self._entrance.asked or scope["path"].endswith(_HEALTH)
+        origin = headers.get("origin")
+        return known and (origin is None or urlsplit(origin).netloc == headers.get("host"))
+
+    def _knows(self, headers: dict[str, str], scope: Scope) -> bool:
+        try:
+            found = SimpleCookie(headers.get("cookie", "")).get(_name(scope))
+        except CookieError:
+            return False
+        return found is not None and secrets.compare_digest(found.value.encode(), self._entrance.cookie_token.encode())
+
+    def _cookie(self, scope: Scope) -> tuple[bytes, bytes]:
+        # Lax, not Strict: the browser that is opened comes from a file, and its way on would go without the cookie.
+        # Requests of other sites are covered: Lax keeps it from their frames, and acting asks for the whole origin.
+        secure = "; Secure" if scope.get("scheme") in ("https", "wss") else ""
+        text = (f"{_name(scope)}={self._entrance.cookie_token}; Path=/; Max-Age={_COOKIE_S}; HttpOnly; "
+                f"SameSite=Lax{secure}")
+        return b"set-cookie", text.encode("ascii")
+
+    def _handing_out(self, scope: Scope, send: Send) -> Send:
+        """Without a token each page hands the cookie out: other sites' pages still cannot act."""
+
+        async def with_cookie(message: Message) -> None:
+            if message["type"] == "http.response.start" and _is_page(message.get("headers", ())):
+                message["headers"] = [*message.get("headers", ()), self._cookie(scope)]
+            await send(message)
+
+        return with_cookie
+
+
+def _name(scope: Scope) -> str:
+    """Cookies know no ports: two dashboards on one machine need two names."""
+    return f"spreeze_{_port(scope)}"
+
+
+def _port(scope: Scope) -> int:
+    server = scope.get("server")
+    return server[1] if server else 0
+
+
+def _brought(scope: Scope) -> str | None:
+    """The token in the address of a page that is opened."""
+    if scope["type"] != "http" or scope["method"] != "GET":
+        return None
+    return dict(_query(scope)).get(_PARAMETER)
+
+
+def _query(scope: Scope) -> list[tuple[str, str]]:
+    return parse_qsl(scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True)
+
+
+def _is_page(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    return any(name.lower() == b"content-type" and value.startswith(b"text/html") for name, value in headers)
+
+
+async def _redirect(scope: Scope, send: Send, cookie: tuple[bytes, bytes]) -> None:
+    """To the same page without the token, so that neither history nor a link's Referer has it."""
+    rest = urlencode([pair for pair in _query(scope) if pair[0] != _PARAMETER])
+    place = "/" + quote(scope["path"].lstrip("/")) + (f"?{rest}" if rest else "")  # two slashes would be another server
+    headers = [(b"location", place.encode("ascii")), cookie, *_PRIVATE]
+    await send({"type": "http.response.start", "status": _SEE_OTHER, "headers": headers})
+    await send({"type": "http.response.body", "body": b""})
+
+
+async def _refuse(scope: Scope, headers: dict[str, str], receive: Receive, send: Send) -> None:
+    """A page for a person, a document for a page's script, a closed websocket."""
+    if scope["type"] == "websocket":
+        await receive()
+        await send({"type": "websocket.close", "code": 1008, "reason": "no token"})
+        return
+    remedy = [line.format(port=_port(scope)) for line in _REMEDY]
+    if "text/html" in headers.get("accept", ""):
+        kind = b"text/html; charset=utf-8"
+        body = _PAGE.format(remedy="".join(f"<p>{html.escape(line)}</p>" for line in remedy))
+    else:
+        kind, body = b"application/json", json.dumps({"error": f"{_TOLD}. {' '.join(remedy)}"})
+    told = [(b"content-type", kind), *_PRIVATE]
+    await send({"type": "http.response.start", "status": _FORBIDDEN, "headers": told})
+    await send({"type": "http.response.body", "body": body.encode()})

@@ -1,0 +1,166 @@
+"""The one component of the Live page: its script, its style and what it is told once."""
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import streamlit as st
+
+from spreeze.config.compatibility import ON_POLICY
+from spreeze.dashboard import charts, server
+from spreeze.dashboard.charts import SOURCE, published
+from spreeze.dashboard.run_data import SAMPLE, SAMPLE_NAME, meaning, row
+from spreeze.formatting import DASH, clean
+
+PERIOD_MS = 1000
+_RETURN_HELP = "The band is the 95 % interval of that mean. Drag to zoom, double-click to see all."
+_LIVE_HTML = '<div class="sz-live"></div>'
+
+_STATE = "What the run is doing, from its directory: starting, running, stopping, finished, failed or crashed."
+_TILES: tuple[tuple[str, str, str, str], ...] = (
+    ("state", "State", "", _STATE),
+    ("wall", "Wall time [h:min:s]", "", "Time that the run has trained, earlier sessions included."),
+    ("env_steps", "Env steps", "", "env_steps"),
+    ("updates", "Updates", "", "updates"),
+    ("env_rate", "Sampling", "steps/s", "env_steps_per_s"),
+    ("update_rate", "Learning", "updates/s", "updates_per_s"),
+    ("frame_rate", "Update frames", "1/s", "update_frames_per_s"),
+    ("return", "Return", "", "eval_return"),
+    ("interval", "95 % interval", "", "Half of the 95 % interval of the newest mean return, over its episodes."),
+    ("best", "Best return", "", "Best mean return of one whole evaluation in this run."),
+    ("cpu", "Processor", "", "cpu_use"),
+    ("memory", "Memory", "", "memory_used_bytes"),
+    ("restarts", "Restarts", "", "restarts"),
+    ("heartbeat", "Heartbeat [min:s]", "",
+     "Time since the run last wrote its state; it does so every two seconds."),
+)
+"""(id, label, unit, metric or sentence)."""
+_Pipeline = tuple[tuple[str, str, tuple[tuple[str, str, str, str], ...]], ...]
+_PIPELINE: _Pipeline = (
+    ("Samplers", "sampler", (
+        ("samplers", "active", "", "Sampler processes that step now, of those that the run was given."),
+        ("env_rate", "env steps", "/s", "env_steps_per_s"),
+    )),
+    ("Replay", "", (
+        ("fill", "fill", "", "replay_fill"),
+        ("ratio", "samples per insert", "", "samples_per_insert"),
+        ("age", "transition age", "env steps", "transition_age"),
+    )),
+    ("Learner", "learner", (
+        ("update_rate", "updates", "/s", "updates_per_s"),
+        ("lag", "policy lag", "updates", "policy_lag"),
+    )),
+)
+_ON_POLICY_PIPELINE: _Pipeline = (
+    ("Executors", "sampler", (
+        ("samplers", "active", "", "Executor processes that step now, of those that the run was given."),
+        ("env_rate", "env steps", "/s", "env_steps_per_s"),
+    )),
+    ("Storages", "", (
+        ("ratio", "samples per insert", "", "samples_per_insert"),
+        ("lag", "policy lag", "intervals", "policy_lag"),
+    )),
+    ("Learner", "learner", (
+        ("update_rate", "updates", "/s", "updates_per_s"),
+        ("frame_rate", "update frames", "/s", "update_frames_per_s"),
+    )),
+)
+"""Of algorithms that have no replay."""
+
+
+def show_live(path: Path, page_key: str) -> None:
+    """Mounts the component for a run; another run is another instance.
+
+    Args:
+        path: the run.
+        page_key: ``Activity.key`` that this page was drawn for; the component asks for a rerun when it changes.
+    """
+    facts = row(path)
+    reference = published(facts.algo, facts.env_id)
+    # Tuples, not lists: Streamlit asks whether a list is a table, and loads pandas for that.
+    name = SAMPLE_NAME if path == SAMPLE else path.name
+    live_component()(
+        key=f"live-{name}",
+        data={
+            "base": server.prefix(), "run": name, "period_ms": PERIOD_MS, "page": page_key,
+            "charts": tuple(charts.as_json("intervals" if facts.algo in ON_POLICY else "updates")),
+            "colours": charts.COLOURS,
+            "tiles": tuple(_item(*tile) for tile in _TILES),
+            "pipeline": pipeline(facts.algo),
+            "references": reference and ({"value": reference.value, "label": reference.label, "source": SOURCE},),
+            "return_help": f"{meaning('eval_return')} {_RETURN_HELP}",
+        },
+        on_changed_change=_nothing,
+    )
+
+
+def pipeline(algo: str | None) -> tuple[dict[str, Any], ...]:
+    """What data passes through on its way to the learner, with the figures of each part."""
+    return tuple({"title": title, "split": split, "items": [_item(*item) for item in items]}
+                 for title, split, items in (_ON_POLICY_PIPELINE if algo in ON_POLICY else _PIPELINE))
+
+
+def _nothing() -> None:
+    """The rerun itself is what the component asked for."""
+
+
+@cache
+def live_component() -> Any:
+    """The registered component; its style belongs to the page, where the theme's variables are."""
+    files = resources.files("spreeze.dashboard")
+    script = "\n".join(files.joinpath(name).read_text(encoding="utf-8") for name in ("chart.js", "live.js"))
+    return st.components.v2.component(
+        "spreeze_live", html=_LIVE_HTML, css=files.joinpath("live.css").read_text(encoding="utf-8"), js=script,
+        isolate_styles=False,
+    )
+
+
+def _item(key: str, label: str, unit: str, text: str) -> dict[str, str]:
+    return {"id": key, "label": label, "unit": unit, "help": text if " " in text else meaning(text)}
+
+
+_COMMAND_HTML = '<div class="sz-commands"></div>'
+
+
+def show_command(place: str, *lines: str) -> None:
+    """Draws the commands, each with its own key: who copies one has not copied the one that deletes.
+
+    Args:
+        place: what tells it from other commands of the page; the same place is changed, not made anew.
+        lines: one command a line.
+    """
+    command_component()(key=f"command_{place}", data={"lines": lines})
+
+
+@cache
+def command_component() -> Any:
+    """The registered component; its style belongs to the page, where the theme's variables are."""
+    script, style = (
+        resources.files("spreeze.dashboard").joinpath(name).read_text(encoding="utf-8")
+        for name in ("command.js", "command.css")
+    )
+    return st.components.v2.component("spreeze_command", html=_COMMAND_HTML, css=style, js=script, isolate_styles=False)
+
+
+_MARKS = re.compile(r"([\\`*_\[\]<>$|~:#!])")
+_MOST = 500
+
+
+def plain(text: object) -> str:
+    """One line in which every mark stands for itself; a dash for nothing."""
+    return _MARKS.sub(r"\\\1", clean(text or DASH, _MOST))
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A table whose cells wrap, unlike those of ``st.dataframe``."""
+    lines = [head, ["---"] * len(head), *([plain(cell) for cell in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def bullets(texts: Iterable[object]) -> str:
+    """A list."""
+    return "\n".join(f"- {plain(text)}" for text in texts)

@@ -1,0 +1,26 @@
+"""``python -m spreeze.dashboard.detached LOG COMMAND...``: starts a process that belongs to nobody.
+
+The page's server must own no process: this one starts the command in a session of its own, writes its
+number on standard output and is gone, so that the command is adopted by the system.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+
+def main(argv: list[str]) -> int:
+    """Starts ``argv[1:]`` with its output appended to ``argv[0]``."""
+    fd = os.open(argv[0], os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    process = subprocess.Popen(
+        argv[1:], stdin=subprocess.DEVNULL, stdout=fd, stderr=fd, start_new_session=True, close_fds=True
+    )
+    sys.stdout.write(f"{process.pid}\n")
+    process.returncode = 0  # adopted by the system from here on: nothing waits for it
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,69 @@
+"""About this machine: what the doctor finds, and what a run used."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import streamlit as st
+
+from spreeze.dashboard import components, control, run_picker
+from spreeze.dashboard.run_data import runs_dir
+from spreeze.formatting import DASH, clean
+from spreeze.run_directory import read_run
+
+_SIGNS = {"ok": "\u2713", "warn": "!", "fail": "\u2717"}
+_TIMEOUT_S = 120
+
+
+def page() -> None:
+    """The page."""
+    st.subheader("About this machine", anchor=False)
+    st.caption("The doctor tries PyTorch, the Bullet tasks and the encoder in processes of their own (a few seconds).")
+    components.show_command("doctor", control.shown("spreeze", "doctor", *control.place(runs_dir())))
+    if st.button("Examine this machine", type="primary", key="doctor"):
+        with st.spinner("Examining ..."):
+            st.session_state["doctor_report"] = examine()
+    found = st.session_state.get("doctor_report")
+    if found is not None:
+        show(found)
+    path = run_picker.current()
+    if path is not None:
+        run = read_run(path)
+        st.subheader("The chosen run ran on", anchor=False)
+        st.write(components.plain(run.get("machine")))
+        versions = run.get("versions")
+        if isinstance(versions, dict):
+            st.dataframe(
+                [{"part": clean(name), "version": clean(value or DASH)} for name, value in versions.items()],
+                hide_index=True,
+            )
+
+
+def examine() -> dict[str, Any]:
+    """The doctor's document, from a process of its own: it loads Torch, the dashboard never does."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "spreeze", "doctor", "--json", *control.place(runs_dir())],
+            capture_output=True, text=True, timeout=_TIMEOUT_S, check=False, stdin=subprocess.DEVNULL,
+            env=control.environment(),
+        )
+        document = json.loads(done.stdout)
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        return {"ok": False, "checks": [], "error": clean(error)}
+    return document if isinstance(document, dict) else {"ok": False, "checks": []}
+
+
+def show(document: dict[str, Any]) -> None:
+    """The findings as a table, and the verdict."""
+    if document.get("ok"):
+        st.success("Ready: the default command works here.")
+    else:
+        st.error(document.get("error") or "Not ready: see the lines marked \u2717.")
+    rows = [
+        (_SIGNS.get(check.get("status"), "?"), check.get("name"), check.get("text"), check.get("remedy"))
+        for check in document.get("checks", [])
+    ]
+    st.markdown(components.table(("", "what", "finding", "remedy"), rows))

@@ -1,0 +1,198 @@
+"""What the pages know of a run: files of its directory, read in bounded amounts. Imports no Torch."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from spreeze.config.schema import check_name
+from spreeze.errors import ConfigError, RunError
+from spreeze.formatting import clean
+from spreeze.metrics.table import by_name
+from spreeze.run_directory import is_alive, list_runs, read_run, state_of
+
+ROOT = Path(__file__).resolve().parents[2]
+SAMPLE = ROOT / "assets" / "sample_run"
+SAMPLE_NAME = "sample run"
+LIVE_STATES = ("starting", "tuning", "running", "stopping")
+_MAX_BYTES = 1_000_000
+
+@dataclass(frozen=True)
+class RunRow:
+    """One line of the list of runs; None is unknown."""
+
+    name: str
+    state: str
+    env_id: str | None
+    algo: str | None
+    seed: int | None
+    started: str | None
+    wall_s: float | None
+    env_steps: int | None
+    updates: int | None
+    eval_best: float | None
+    exit_reason: str | None
+
+
+def runs_dir() -> Path:
+    """Where runs lie: ``$SPREEZE_RUNS_DIR``, else ``runs`` below the working directory."""
+    return Path(os.environ.get("SPREEZE_RUNS_DIR") or "runs").absolute()
+
+
+def run_names(folder: Path) -> list[str]:
+    """All runs, newest first; the recorded sample run comes last."""
+    names = [path.name for path in reversed(list_runs(folder))]
+    return names + ([SAMPLE_NAME] if (SAMPLE / "run.json").is_file() else [])
+
+
+def run_path(name: str, folder: Path) -> Path:
+    """The directory of a run named by a page or a request.
+
+    Raises:
+        RunError: no such run, or a name that could leave the runs directory.
+    """
+    if name == SAMPLE_NAME:
+        return SAMPLE
+    try:
+        path = folder / check_name(name)
+    except ConfigError as error:
+        raise RunError(str(error)) from None
+    if path.is_symlink() or not (path / "run.json").is_file():
+        raise RunError(f"no run '{clean(name, 80)}' in {folder}")
+    return path
+
+
+def short(path: Path) -> str:
+    """A path as one would type it: below the working directory, else below the checkout or home where it is there."""
+    for base, prefix in ((Path.cwd(), ""), (ROOT, ""), (Path.home(), "~/")):
+        if path.is_relative_to(base) and path != base:
+            return prefix + path.relative_to(base).as_posix()
+    return str(path)
+
+
+def row(path: Path) -> RunRow:
+    """What ``run.json`` tells of a run."""
+    run = read_run(path)
+    return RunRow(
+        name=SAMPLE_NAME if path == SAMPLE else path.name, state=clean(state_of(path), 20),
+        env_id=_text(run.get("env_id")), algo=_text(run.get("algo")), seed=_integer(run.get("seed")),
+        started=_text(run.get("started")), wall_s=_number(run.get("wall_s")), env_steps=_integer(run.get("env_steps")),
+        updates=_integer(run.get("updates")), eval_best=_number(run.get("eval_best")),
+        exit_reason=_text(run.get("exit_reason")),
+    )
+
+
+def rows(folder: Path) -> list[RunRow]:
+    """All runs, newest first."""
+    return [row(path) for path in reversed(list_runs(folder))]
+
+
+def live_run(folder: Path) -> str | None:
+    """The newest run that is alive, or None."""
+    # A lock is asked for in microseconds: this is called each second, however many runs there are.
+    alive = [lock.parent for lock in folder.glob("*/run.lock") if is_alive(lock.parent)]
+    named = {path: read_run(path) for path in alive if not path.is_symlink()}
+    found = [path for path, run in named.items() if run.get("state") in LIVE_STATES]
+    return max(found, key=lambda path: (str(named[path].get("started", "")), path.name)).name if found else None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON file of a run, or an empty dictionary when it is missing, damaged or too large."""
+    try:
+        if path.stat().st_size > _MAX_BYTES:
+            return {}
+        data = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+def tail_text(path: Path, limit_bytes: int = 64_000) -> str:
+    """The end of a text file; empty when it is not there."""
+    try:
+        with open(path, "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - limit_bytes))
+            return file.read(limit_bytes).decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def tail_lines(path: Path, count: int = 200) -> list[str]:
+    """The last lines of a log, without control characters."""
+    return [clean(line, 1000) for line in tail_text(path).splitlines()[-count:]]
+
+
+def log_files(path: Path) -> dict[str, Path]:
+    """Label -> file: errors, logs of the processes, and what the run wrote to its terminal, had it one."""
+    found = {
+        f"{folder}/{file.name}": file
+        for folder in ("errors", "logs")
+        for file in sorted((path / folder).glob("*"))
+        if file.is_file() and not file.is_symlink()
+    }
+    terminal = launch_log(path.name, path.parent)
+    return {**found, "terminal": terminal} if terminal.is_file() else found
+
+
+def launch_log(name: str, folder: Path) -> Path:
+    """What a run that a page started writes to its terminal."""
+    return folder / ".launches" / f"{name}.log"
+
+
+def newest_log(path: Path, count: int) -> tuple[str, list[str]]:
+    """Label and last lines of the log that was written last; empty where nothing was written."""
+    written = []
+    for label, file in log_files(path).items():
+        with contextlib.suppress(OSError):
+            status = file.stat()
+            written += [(status.st_mtime, label, file)] if status.st_size > 0 else []
+    if not written:
+        return "", []
+    _, label, file = max(written)
+    return label, tail_lines(file, count)
+
+
+@dataclass(frozen=True)
+class Clip:
+    """A recorded clip and the numbers that are known of it."""
+
+    path: Path
+    facts: dict[str, float]
+    episode_returns: list[float]
+
+
+def clips(path: Path) -> list[Clip]:
+    """Clips of a run, oldest first."""
+    found = sorted((path / "videos").glob("clip-*.mp4"), key=lambda clip: clip.name)
+    return [_clip(path, read_json(path.with_suffix(".json"))) for path in found if not path.is_symlink()]
+
+
+def _clip(path: Path, told: dict[str, Any]) -> Clip:
+    returns = told.get("episode_returns")
+    known = [_number(value) for value in returns] if isinstance(returns, list) else []
+    numbers = {name: _number(value) for name, value in told.items()}
+    return Clip(path, {name: value for name, value in numbers.items() if value is not None},
+                [value for value in known if value is not None])
+
+
+def meaning(name: str) -> str:
+    """One sentence on a metric, with its unit."""
+    metric = by_name(name)
+    return f"{metric.meaning[0].upper()}{metric.meaning[1:]} [{metric.unit}]."
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _integer(value: Any) -> int | None:
+    return int(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _text(value: Any) -> str | None:
+    return clean(value, 200) if isinstance(value, str) else None

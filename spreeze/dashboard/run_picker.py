@@ -1,0 +1,58 @@
+"""Which run the pages show: chosen in the sidebar, kept in the address."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import streamlit as st
+
+from spreeze.dashboard.run_data import LIVE_STATES, run_names, run_path, runs_dir
+from spreeze.errors import RunError
+from spreeze.run_directory import state_of
+
+_KEY = "run"
+
+
+def sidebar() -> None:
+    """The list of runs; the live one, else the newest, is taken where nothing was chosen."""
+    names = run_names(runs_dir())
+    if not names:
+        st.sidebar.info("No run yet.")
+        return
+    asked = st.session_state.get(_KEY) or st.query_params.get(_KEY)
+    if asked not in names:
+        asked = names[0]
+    chosen = st.sidebar.selectbox(
+        "Run", names, index=names.index(asked), help="Newest first; the address of this page keeps the choice."
+    )
+    st.session_state[_KEY] = chosen
+    st.query_params[_KEY] = chosen
+    st.sidebar.caption("Safe to close: training goes on without this page.")
+
+
+def choose(name: str) -> None:
+    """Shows another run from the next rerun on."""
+    st.session_state[_KEY] = name
+
+
+def current() -> Path | None:
+    """The directory of the chosen run, or None where there is no run at all."""
+    name = st.session_state.get(_KEY)
+    try:
+        return None if name is None else run_path(name, runs_dir())
+    except RunError:
+        return None
+
+
+def need_run() -> Path:
+    """The chosen run; where there is none the page says how to start one and ends."""
+    path = current()
+    if path is None:
+        st.info("No run yet. Start one on the Live page, or type: `python -m spreeze.train --auto`")
+        st.stop()
+    return path
+
+
+def is_live(path: Path) -> bool:
+    """True while the run goes on."""
+    return state_of(path) in LIVE_STATES

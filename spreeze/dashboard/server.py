@@ -1,0 +1,175 @@
+"""What the server does once, before anybody visits: the first page shall not wait for it."""
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import stat
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+
+import streamlit as st
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from spreeze.dashboard import control, live_api, navigation
+from spreeze.dashboard.access import Entrance, Guard
+from spreeze.dashboard.run_data import run_path, runs_dir
+from spreeze.errors import RunError
+from spreeze.formatting import clean
+from spreeze.run_directory import ask, is_alive
+
+_TCP = (socket.AF_INET, socket.AF_INET6)
+
+
+def life(entrance: Entrance) -> Callable[[st.App], AbstractAsyncContextManager[None]]:
+    """The server's life: the entrance is open, and pages' modules load while the first browser is still on its way."""
+
+    @contextlib.asynccontextmanager
+    async def lived(app: st.App) -> AsyncIterator[None]:
+        send_at_once()
+        threading.Thread(target=_load_pages, name="load pages", daemon=True).start()
+        entrance.open(address())
+        try:
+            yield None
+        finally:
+            entrance.close()
+
+    return lived
+
+
+def send_at_once() -> int:
+    """Takes Nagle's delay off every socket that this process listens on; returns how many there were.
+
+    asyncio does so only for sockets that name TCP as their protocol, and Streamlit's (1.67) does not: the second part
+    of each answer then waits until the browser acknowledges the first, which takes it 40 ms. A page is ninety answers.
+    Connections inherit the option.
+    """
+    changed = 0
+    for name in os.listdir("/dev/fd"):
+        with contextlib.suppress(OSError):
+            if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                changed += _without_delay(socket.socket(fileno=int(name)))
+    return changed
+
+
+def _without_delay(shared: socket.socket) -> bool:
+    """Whether it listens for TCP; the descriptor stays its owner's."""
+    try:
+        listens = bool(shared.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)) and shared.family in _TCP
+        if listens:
+            shared.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return listens
+    finally:
+        shared.detach()
+
+
+def _load_pages() -> None:
+    for name in navigation.TITLES:
+        navigation.load(name)
+
+
+SCRIPT = str(Path(__file__).with_name("main.py"))
+_MAX_PICTURE_BYTES = 2_000_000
+_PICTURE_WAIT_S = 1.0
+_PICTURE_POLL_S = 0.04
+_HEADERS = {"Cache-Control": "no-store", "Content-Encoding": "identity"}
+"""On one machine packing an answer takes longer than sending it: Streamlit would pack even pictures."""
+
+
+def prefix() -> str:
+    """The base path that the server was given, without the last slash."""
+    base = str(st.get_option("server.baseUrlPath") or "").strip("/")
+    return f"/{base}" if base else ""
+
+
+def routes() -> list[Route]:
+    """All routes, below the base path."""
+    base = prefix()
+    return [
+        Route(f"{base}/api/live", live),
+        Route(f"{base}/live.jpg", picture),
+    ]
+
+
+def address() -> str:
+    """Of the first page, once the server has its port; the middleware lets in what names this machine so."""
+    scheme = "https" if st.get_option("server.sslCertFile") else "http"
+    return f"{scheme}://localhost:{st.get_option('server.port')}{prefix()}"
+
+
+def middleware(entrance: Entrance) -> list[Middleware]:
+    """Only requests that name this machine (a foreign page cannot rebind its name to us), and only by the entrance."""
+    return [
+        Middleware(TrustedHostMiddleware, allowed_hosts=["localhost", "127.0.0.1"]),
+        Middleware(Guard, entrance=entrance),
+    ]
+
+
+def live(request: Request) -> Response:
+    """News of the run in ``run`` since ``since``; see ``feed.answer``."""
+    query = request.query_params
+    try:
+        path = run_path(query.get("run", ""), runs_dir())
+        since, seen = float(query.get("since", 0)), int(query.get("evals", 0))
+        document = live_api.answer(path, max(0.0, since), max(0, seen), query.get("epoch", ""))
+    except (RunError, ValueError) as error:
+        document = {"error": clean(error)}
+    activity = control.activity(runs_dir())
+    document["page"] = {"key": activity.key, "lines": activity.lines}
+    return Response(
+        json.dumps(document, separators=(",", ":"), allow_nan=False),
+        media_type="application/json",
+        headers=_HEADERS,
+    )
+
+
+async def picture(request: Request) -> Response:
+    """The newest picture of the agent, as soon as it is another one than ``after``; 204 where none comes in a second.
+
+    Asking for it is what tells the visualizer that somebody looks.
+    """
+    try:
+        path = run_path(request.query_params.get("run", ""), runs_dir())
+    except RunError:
+        return Response(status_code=204, headers=_HEADERS)
+    await asyncio.to_thread(watched, path)
+    deadline_s = time.monotonic() + _PICTURE_WAIT_S
+    while True:
+        tag, data = read_picture(path / "live.jpg", request.query_params.get("after", ""))
+        if data is not None:
+            return Response(data, media_type="image/jpeg", headers={**_HEADERS, "X-Picture": tag})
+        if time.monotonic() >= deadline_s or await request.is_disconnected():
+            return Response(status_code=204, headers=_HEADERS)
+        await asyncio.sleep(_PICTURE_POLL_S)
+
+
+def read_picture(path: Path, known: str) -> tuple[str, bytes | None]:
+    """The picture's mark and its bytes; None where it is not there or is the known one."""
+    try:
+        tag = str(path.stat().st_mtime_ns)
+        if tag == known:
+            return tag, None
+        with open(path, "rb") as file:
+            return tag, file.read(_MAX_PICTURE_BYTES)
+    except OSError:
+        return "", None
+
+
+def watched(path: Path) -> None:
+    """Tells a live run's visualizer that somebody looks: touches ``control/viewer``, once a second at most."""
+    mark = path / "control" / "viewer"
+    with contextlib.suppress(OSError):
+        if mark.exists() and time.time() - mark.stat().st_mtime < 1.0:
+            return
+    if is_alive(path):
+        with contextlib.suppress(RunError):
+            ask(path, "viewer")

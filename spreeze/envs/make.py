@@ -1,0 +1,435 @@
+"""From an environment id to an environment, and from an environment to its ``EnvSpec``.
+
+Gymnasium is imported inside the functions: the supervisor asks for the default id only and has no
+use for the quarter of a second.
+"""
+from __future__ import annotations
+
+import ctypes.util
+import importlib
+import importlib.util
+import os
+import re
+import sys
+import tomllib
+import types
+import warnings
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from spreeze.config.schema import ImageConfig
+from spreeze.envs.obs_flattening import leaves_of
+from spreeze.envs.vector_engines import engine_of, single
+from spreeze.errors import EnvironmentError_, did_you_mean
+from spreeze.types import EnvSpec, FrameSpec, Reasoned
+
+if TYPE_CHECKING:
+    import gymnasium
+
+
+BULLET_MODULE = "pybullet_envs_gymnasium"
+_FAST_MODULE = "spreeze.envs.bullet"
+BULLET_IDS = tuple(
+    f"{name}BulletEnv-v0"
+    for name in (
+        "Walker2D", "HalfCheetah", "Ant", "Hopper", "Humanoid", "HumanoidFlagrun", "HumanoidFlagrunHarder",
+        "InvertedPendulum", "InvertedDoublePendulum", "InvertedPendulumSwingup", "Reacher", "Pusher", "Thrower",
+    )
+)  # fmt: skip
+"""Ids that ``pybullet_envs_gymnasium`` 0.6 registers."""
+
+FALLBACK_ID = "Pendulum-v1"
+OWN_IDS = {"spreeze/Synthetic-v0": "spreeze.envs.synthetic"}
+"""Our own environments that need no ``--import``, and the module that registers each."""
+PACKAGES = {
+    "MiniGrid-": ("minigrid", "minigrid"), "BabyAI-": ("minigrid", "minigrid"), "Fetch": ("gymnasium_robotics",
+    "gymnasium-robotics"), "highway-": ("highway_env", "highway-env"), "ALE/": ("ale_py", "ale-py"),
+    "PandaReach": ("panda_gym", "panda-gym"), "PandaPush": ("panda_gym", "panda-gym"),
+}  # fmt: skip
+"""Beginnings of well-known ids: the module that registers them and what to install."""
+_RESERVED_ARGS = ("id", "render_mode", "disable_env_checker", "vectorization_mode", "num_envs")
+_MAX_ACTIONS = 4096
+"""Discrete actions at most: a policy has one output for each."""
+_MODULE = re.compile(r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")
+
+
+def bullet_missing() -> str | None:
+    """Why the Bullet environments cannot be used here, with the remedy; None where they can."""
+    if importlib.util.find_spec("pybullet") and importlib.util.find_spec(BULLET_MODULE):
+        return None
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    if sys.version_info >= (3, 12) or sys.platform != "linux":
+        return (
+            f"pybullet has no wheel for Python {version} on {sys.platform}: use Python 3.11 on Linux, "
+            f"or --env {FALLBACK_ID}"
+        )
+    return (
+        f"pybullet is not installed for this Python {version}: pip install pybullet pybullet-envs-gymnasium, "
+        f"or use --env {FALLBACK_ID}"
+    )
+
+
+def default_env_id() -> Reasoned:
+    """The environment that is trained on when none is named."""
+    missing = bullet_missing()
+    if missing is None:
+        return Reasoned("Walker2DBulletEnv-v0", "default task: Walker2DBulletEnv-v0, pybullet is installed")
+    return Reasoned(FALLBACK_ID, f"{FALLBACK_ID} instead of Walker2DBulletEnv-v0: {missing.split(':')[0]}")
+
+
+def make_env(
+    env_id: str, import_module: str | None = None, render_mode: str | None = None, *, plain: bool = False,
+    args: tuple[str, ...] = (), image: dict[str, Any] | None = None,
+) -> gymnasium.Env[Any, Any]:
+    """Makes one environment (time limit included, no autoreset, no checker).
+
+    The usual Bullet ids get the task of ``spreeze.envs.bullet``, which differs in speed alone, wherever
+    that is proven and no picture is asked for (``bullet_engine``).
+
+    Args:
+        env_id: Gymnasium id; ``module:Id`` only where ``import_module`` names the same module; ``envpool:Id``
+            and ``vector:Id`` for one environment of such an engine.
+        import_module: module to import first, as given on the command line.
+        render_mode: ``rgb_array`` for pictures, ``human`` for a window, None for neither.
+        plain: takes pybullet-envs-gymnasium's own environment for its ids.
+        args: ``key=value`` texts, handed to the environment's constructor (``parse_args``).
+        image: values of the image part of the configuration, for tasks that observe images; its defaults if None.
+
+    Raises:
+        EnvironmentError_: unknown id, missing module, or the environment's constructor raised.
+    """
+    import gymnasium
+
+    values = parse_args(args)
+    if import_module is not None:
+        _import_user_module(import_module)
+    if engine_of(env_id) is not None:
+        return single(env_id, render_mode, values)
+    name = _checked_id(env_id, import_module)
+    _register(name, gymnasium.registry)
+    if name not in gymnasium.registry:
+        raise _unknown(name, gymnasium.registry)
+    if render_mode == "human" and not has_display():
+        raise EnvironmentError_(f"no display for a window of {name}: set DISPLAY or ask for a clip")
+    made = _fast_spec(name, gymnasium.registry[name]) if render_mode is None and not plain and not args else name
+    if made is name:
+        _force_direct(gymnasium.registry[name].entry_point)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # advice to authors; what matters to a user is checked in describe
+            if render_mode == "rgb_array" and not has_display():
+                _render_offscreen()
+            if render_mode is not None:  # a constructor that draws nothing need not know the word
+                values["render_mode"] = render_mode
+            return _drawing(made_with_frames(made, values, ImageConfig(**(image or {}))), name, render_mode)
+    except EnvironmentError_:
+        raise
+    except Exception as error:
+        raise EnvironmentError_(f"{name} could not be made: {type(error).__name__}: {one_line(error)}") from error
+
+
+def _register(name: str, registry: Any) -> None:
+    """Makes known what is ours, Atari's or Bullet's and needs no ``--import``.
+
+    Raises:
+        EnvironmentError_: an Atari game without ale-py.
+    """
+    register_atari(name)
+    if name in OWN_IDS:
+        importlib.import_module(OWN_IDS[name]).register()
+    if name not in registry and bullet_missing() is None:
+        importlib.import_module(BULLET_MODULE)
+        importlib.import_module(_FAST_MODULE).register()
+
+
+def is_bullet(env_id: str) -> bool:
+    """True for the Bullet tasks under either of their names: each environment takes about 30 MB."""
+    name = env_id.rpartition(":")[2]
+    return name in BULLET_IDS or (name.startswith("spreeze/") and "Bullet" in name)
+
+
+def parse_args(args: tuple[str, ...]) -> dict[str, Any]:
+    """``key=value`` texts as keywords; a value is a TOML boolean, number or string, else it is taken as text.
+
+    Raises:
+        EnvironmentError_: no '=', no name, a name given twice or reserved, or a value of another kind.
+    """
+    found: dict[str, Any] = {}
+    for text in args:
+        key, sep, raw = text.partition("=")
+        key = key.strip()
+        if not sep or not key.isidentifier():
+            raise EnvironmentError_(f"--env-arg {text[:80]!r}: expected key=value, for example max_episode_steps=200")
+        if key in _RESERVED_ARGS:
+            raise EnvironmentError_(f"--env-arg {text[:80]!r}: '{key}' is set by Spreeze; leave it out")
+        if key in found:
+            raise EnvironmentError_(f"--env-arg {text[:80]!r}: '{key}' was given twice; give it once")
+        try:
+            value = tomllib.loads(f"value = {raw.strip()}")["value"]
+        except tomllib.TOMLDecodeError:
+            value = raw.strip()
+        if not isinstance(value, bool | int | float | str):
+            raise EnvironmentError_(f"--env-arg {text[:80]!r}: expected a number, true, false or a text")
+        found[key] = value
+    return found
+
+
+def bullet_engine(env_id: str, *, plain: bool = False, args: tuple[str, ...] = ()) -> Reasoned | None:
+    """Whether a usual Bullet id is made ``fast`` or ``plain`` here and why; None for any other id."""
+    if env_id.rpartition(":")[2] not in BULLET_IDS or bullet_missing() is not None:
+        return None
+    fast: Any = importlib.import_module(_FAST_MODULE)
+    if plain:
+        return Reasoned("plain", f"{BULLET_MODULE}'s own environment, as asked")
+    if args:
+        return Reasoned("plain", f"{BULLET_MODULE}'s own environment: --env-arg is for its constructor")
+    if fast.task_of(env_id.rpartition(":")[2]) is None:
+        return Reasoned("plain", f"{BULLET_MODULE}'s own environment: no fast one has been written for this task")
+    unproven = fast.unproven()
+    if unproven is not None:
+        return Reasoned("plain", f"{BULLET_MODULE}'s own environment: {unproven}")
+    return Reasoned("fast", f"batched Bullet calls, equal to {BULLET_MODULE} bit for bit")
+
+
+def _fast_spec(name: str, registered: Any) -> Any:
+    """What to make under a registered name: the fast task's specification, or the name itself."""
+    package = isinstance(registered.entry_point, str) and registered.entry_point.startswith(BULLET_MODULE)
+    engine = bullet_engine(name) if package else None  # a user may have registered another under the same id
+    if engine is None or engine.value != "fast":
+        return name
+    fast: Any = importlib.import_module(_FAST_MODULE)
+    return fast.fast_spec(registered, fast.task_of(name))
+
+
+def has_display() -> bool:
+    """True where a window can be opened; Bullet ends the whole process without one."""
+    return sys.platform != "linux" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+
+
+def _drawing(env: gymnasium.Env[Any, Any], name: str, render_mode: str | None) -> gymnasium.Env[Any, Any]:
+    """The environment, if it can draw as wanted.
+
+    Raises:
+        EnvironmentError_: a picture is wanted, and its author says that it draws only in a window, or not at all.
+    """
+    modes = (env.metadata or {}).get("render_modes")
+    if render_mode != "rgb_array" or modes is None or "rgb_array" in modes:
+        return env
+    env.close()
+    how = f"only as {', '.join(map(str, modes))}, which needs a display" if modes else "not at all"
+    raise EnvironmentError_(f"{name} draws {how}: no clips and no live picture; add 'rgb_array' to its render_modes")
+
+
+def _render_offscreen() -> None:
+    """Tells MuJoCo, which else asks for a display, to draw without one; what the user has set stays."""
+    if "MUJOCO_GL" not in os.environ and importlib.util.find_spec("mujoco") is not None:
+        library = next((name for name in ("EGL", "OSMesa") if ctypes.util.find_library(name)), None)
+        if library is not None:
+            os.environ["MUJOCO_GL"] = library.lower()
+
+
+def one_line(error: BaseException, limit: int = 300) -> str:
+    """The text of an exception on one line."""
+    return " ".join(str(error).split())[:limit]
+
+
+def _checked_id(env_id: str, import_module: str | None) -> str:
+    module, colon, name = env_id.rpartition(":")
+    if colon and module != import_module:
+        raise EnvironmentError_(f"'{env_id}' would import module '{module}': add --import {module} to allow it")
+    return name
+
+
+def _import_user_module(module: str) -> None:
+    if not _MODULE.match(module):
+        raise EnvironmentError_(f"--import {module!r}: expected a module name such as my_package.my_envs")
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # a console script lacks the working directory that python -m has
+    try:
+        importlib.import_module(module)
+    except Exception as error:
+        raise EnvironmentError_(f"--import {module}: {type(error).__name__}: {one_line(error)}") from error
+
+
+def _unknown(name: str, registry: Any) -> EnvironmentError_:
+    if name in BULLET_IDS:
+        return EnvironmentError_(f"{name} needs pybullet; {bullet_missing() or 'its module does not register it'}")
+    package = next((entry for prefix, entry in PACKAGES.items() if name.startswith(prefix)), None)
+    if package is not None:
+        module, install = package
+        installed = "" if importlib.util.find_spec(module) else f"pip install {install}, then "
+        return EnvironmentError_(f"{name} comes from module '{module}': {installed}add --import {module}")
+    hint = did_you_mean(name, [*registry, *BULLET_IDS, *OWN_IDS])
+    return EnvironmentError_(f"unknown environment '{name}'{hint or '; add --import MODULE if a module registers it'}")
+
+
+def _force_direct(entry_point: Any) -> None:
+    """Gives Bullet environments a client of their own.
+
+    ``BulletClient()`` without a mode joins any Bullet server that has shared memory open on this
+    machine. The replacement also loads models from zeroed memory, and keeps each bound function it
+    looked up, which saves about a sixth of a Walker2D step.
+    """
+    if not isinstance(entry_point, str) or not entry_point.startswith((BULLET_MODULE, _FAST_MODULE)):
+        return
+    bases: Any = importlib.import_module(f"{BULLET_MODULE}.env_bases")
+    if isinstance(bases.bullet_client, types.SimpleNamespace):
+        return
+    heap: Any = importlib.import_module(f"{_FAST_MODULE}.zeroed_links")
+    original: Any = bases.bullet_client.BulletClient
+    direct: int = bases.pybullet.DIRECT
+
+    class DirectClient(original):  # type: ignore[misc]
+        """A Bullet client that never joins a foreign server."""
+
+        def __init__(self, connection_mode: int | None = None, hostName: str | None = None, options: str = "") -> None:  # noqa: N803
+            super().__init__(direct if connection_mode is None else connection_mode, hostName, options)
+
+        def __getattr__(self, name: str) -> Any:
+            found = super().__getattr__(name)
+            if name == "loadMJCF":
+                found = heap.zeroed_links()(found)
+            if name != "disconnect":
+                self.__dict__[name] = found
+            return found
+
+    bases.bullet_client = types.SimpleNamespace(BulletClient=DirectClient)
+
+
+def describe(env: gymnasium.Env[Any, Any], import_module: str | None = None) -> EnvSpec:
+    """What the rest of the system has to know about an environment.
+
+    Raises:
+        EnvironmentError_: a space that no algorithm here can handle; the message names the space
+            and what would fit.
+    """
+    spec = env.spec
+    env_id = spec.id if spec is not None else type(env.unwrapped).__name__
+    frames: FrameSpec | None = getattr(env, "frame_spec", None)
+    num_actions, start = _discrete_actions(env_id, env.action_space)
+    if frames is not None and num_actions is None:
+        raise EnvironmentError_(
+            f"{env_id}: observation space is an image and action space {_text(env.action_space)} is not Discrete; dqn "
+            "learns from images and chooses one of n actions, sac, td3 and ddpg have no network for images"
+        )
+    discrete_bounds = (float(start),), (float(start + (num_actions or 0) - 1),)
+    low, high = discrete_bounds if num_actions is not None else _action_bounds(env_id, env.action_space)
+    return EnvSpec(
+        env_id=env_id,
+        import_module=import_module,
+        obs_dim=_obs_dim(env_id, env.observation_space) if frames is None else frames.stack * frames.frame_bytes,
+        action_dim=len(low),
+        action_low=low,
+        action_high=high,
+        max_episode_steps=None if spec is None else getattr(env, "max_steps", None) or spec.max_episode_steps,
+        obs_layout=obs_layout(env.observation_space),
+        frames=frames,
+        reward_threshold=None if spec is None or spec.reward_threshold is None else float(spec.reward_threshold),
+        num_actions=num_actions,
+        action_start=start,
+    )
+
+
+def _text(space: Any) -> str:
+    return " ".join(str(space).split())[:120]
+
+
+def _discrete_actions(env_id: str, space: Any) -> tuple[int | None, int]:
+    """Number of discrete actions and the first one's own number; (None, 0) for any other space."""
+    from gymnasium import spaces
+
+    if not isinstance(space, spaces.Discrete):
+        return None, 0
+    count = int(space.n)
+    if not 2 <= count <= _MAX_ACTIONS:
+        raise EnvironmentError_(
+            f"{env_id}: action space {_text(space)} has {count} actions; there is something to learn from 2 on, "
+            f"and at most {_MAX_ACTIONS} are supported"
+        )
+    return count, int(space.start)
+
+
+def _action_bounds(env_id: str, space: Any) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    from gymnasium import spaces
+
+    what = f"{env_id}: action space {_text(space)}"
+    if isinstance(space, spaces.MultiDiscrete | spaces.MultiBinary):
+        raise EnvironmentError_(
+            f"{what} is several choices at once, not supported: dqn and sac choose one of n; "
+            "wrap it into one Discrete that counts the combinations"
+        )
+    if not isinstance(space, spaces.Box):
+        raise EnvironmentError_(f"{what} is not supported; wrap it into one Box or one Discrete")
+    if not np.issubdtype(space.dtype, np.floating):
+        raise EnvironmentError_(f"{what} holds integers, not supported; wrap it into one Discrete for dqn or sac")
+    low = np.asarray(space.low, dtype=np.float64).reshape(-1)
+    high = np.asarray(space.high, dtype=np.float64).reshape(-1)
+    if not low.size:
+        raise EnvironmentError_(f"{what} has no component: there is nothing to learn")
+    if not (np.isfinite(low).all() and np.isfinite(high).all()):
+        raise EnvironmentError_(
+            f"{what} is unbounded; sac, td3 and ddpg need finite bounds: wrap it with RescaleAction"
+        )
+    return tuple(low.tolist()), tuple(high.tolist())
+
+
+def obs_layout(space: Any) -> tuple[str, ...]:
+    """Where each leaf of a nested or discrete observation space lies in the vector; empty for one Box."""
+    from gymnasium import spaces
+
+    return () if isinstance(space, spaces.Box) else tuple(leaf.text() for leaf in leaves_of(space, "observation"))
+
+
+def _obs_dim(env_id: str, space: Any) -> int:
+    from gymnasium import spaces
+
+    what = f"{env_id}: observation space {_text(space)}"
+    if not isinstance(space, spaces.Box):
+        leaves = leaves_of(space, what)
+        size = leaves[-1].stop if leaves else 0
+    else:
+        size = int(np.prod(space.shape))
+    if not size:
+        raise EnvironmentError_(f"{what} has no component: the policy would see nothing")
+    if is_image(space):
+        raise EnvironmentError_(f"{what} is an image, and no engine's: the CNN takes those of plain environments")
+    return size
+
+
+_ATARI_PREFIX = "ALE/"
+_ATARI_MODULE = "spreeze.envs.atari"
+
+
+def register_atari(name: str) -> None:
+    """Makes the Atari ids known if ``name`` is one.
+
+    Raises:
+        EnvironmentError_: it is, and ale-py is missing.
+    """
+    if not name.startswith(_ATARI_PREFIX):
+        return
+    if importlib.util.find_spec("ale_py") is None:
+        raise EnvironmentError_(f"{name}: ale-py is not installed: pip install 'spreeze[atari]'")
+    importlib.import_module(_ATARI_MODULE).register()
+
+
+def is_image(space: Any) -> bool:
+    """True for a Box of bytes with at least two dimensions."""
+    from gymnasium import spaces
+
+    return isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) > 1
+
+
+def made_with_frames(name: Any, values: dict[str, Any], image: ImageConfig) -> gymnasium.Env[Any, Any]:
+    """The environment of a registered name (or specification), or its frames where it observes images."""
+    import gymnasium
+
+    if isinstance(name, str) and name.startswith(_ATARI_PREFIX):
+        atari: Any = importlib.import_module(_ATARI_MODULE)
+        return cast("gymnasium.Env[Any, Any]", atari.make_atari(name, image, values))
+    env = gymnasium.make(name, disable_env_checker=True, **values)
+    if not is_image(env.observation_space):
+        return env
+    frames: Any = importlib.import_module("spreeze.envs.pixels")
+    return cast("gymnasium.Env[Any, Any]", frames.ImageFrames(env, image))

@@ -1,0 +1,70 @@
+"""A vector environment of one, stepped and reset by hand like any other environment."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from spreeze.envs.vector_engines import VectorTask
+from spreeze.types import EnvSpec
+
+
+class SingleEnv(gymnasium.Env[np.ndarray, Any]):
+    """The only environment of a vector environment; a seed makes it anew, for some engines seed only then."""
+
+    def __init__(self, env_id: str, make: Callable[[int], Any]) -> None:
+        self._env_id, self._make = env_id, make
+        env = make(0)
+        self.observation_space = getattr(env, "single_observation_space", env.observation_space)
+        self.action_space = getattr(env, "single_action_space", env.action_space)
+        limit, threshold = _limits(env)
+        self.spec = gymnasium.envs.registration.EnvSpec(
+            id=env_id, entry_point=f"{__name__}:SingleEnv", max_episode_steps=limit, reward_threshold=threshold
+        )
+        self._task = self._task_of(env)
+
+    def _task_of(self, env: Any) -> VectorTask:
+        action_shape = self.action_space.shape or ()
+        return VectorTask(env, EnvSpec(
+            env_id=self._env_id, import_module=None, obs_dim=math.prod(self.observation_space.shape or (0,)),
+            action_dim=math.prod(action_shape), action_low=(), action_high=(), max_episode_steps=None,
+            reward_threshold=None,
+        ))
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """Begins an episode, where the engine has not begun it already."""
+        if seed is None:
+            return self._shaped(self._task.restart()), {}
+        self._task.close()
+        self._task = self._task_of(self._make(seed))
+        return self._shaped(self._task.reset(seed)), {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        """One env step."""
+        values = np.asarray(action, np.float32) - np.float32(getattr(self.action_space, "start", 0))
+        done = self._task.step(values.reshape(1, -1))
+        return (
+            self._shaped(done.next_obs), float(done.reward[0]), bool(done.terminated[0]), bool(done.truncated[0]), {},
+        )  # fmt: skip
+
+    def _shaped(self, obs: np.ndarray) -> np.ndarray:
+        shaped: np.ndarray = obs[0].reshape(self.observation_space.shape or ())
+        return shaped.astype(self.observation_space.dtype, copy=False)
+
+    def close(self) -> None:
+        """Releases it."""
+        self._task.close()
+
+
+def _limits(env: Any) -> tuple[int | None, float | None]:
+    """Env steps of an episode and reward threshold, as far as the engine says."""
+    spec = getattr(env, "spec", None)
+    config = getattr(spec, "config", spec)
+    limit, threshold = getattr(config, "max_episode_steps", None), getattr(spec, "reward_threshold", None)
+    return (int(limit) if limit else None), (None if threshold is None else float(threshold))

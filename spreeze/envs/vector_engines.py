@@ -1,0 +1,203 @@
+"""Vector environments of other engines: ``envpool:ID``, and ``vector:ID`` for an id's own vector entry point.
+
+Each restarts an ended episode in its own way, its autoreset mode. ``VectorTask`` turns all of them into
+the same transitions: the true last observation, no row for a step that only began an episode, and
+``terminated`` alone as the end of the MDP.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from spreeze.errors import BadTransition, EnvironmentError_, did_you_mean
+from spreeze.types import EnvSpec
+
+if TYPE_CHECKING:
+    import gymnasium
+
+ENGINES = ("envpool", "vector")
+MODES = ("NextStep", "SameStep", "Disabled")
+"""Gymnasium's names of the autoreset modes."""
+
+
+def engine_of(env_id: str) -> str | None:
+    """``envpool`` or ``vector`` for an id with that prefix; None for a plain one."""
+    engine, colon, _ = env_id.partition(":")
+    return engine if colon and engine in ENGINES else None
+
+
+@dataclass
+class VectorStep:
+    """What one step of N environments gave."""
+
+    valid: np.ndarray
+    """bool [N]: False where the step only began an episode, and its action was ignored."""
+    next_obs: np.ndarray
+    """float32 [N, O]: the true next observation, of an ended episode its last."""
+    reward: np.ndarray
+    """float32 [N]."""
+    terminated: np.ndarray
+    """bool [N]."""
+    truncated: np.ndarray
+    """bool [N]."""
+    obs: np.ndarray
+    """float32 [N, O]: what to act on next."""
+
+
+class VectorTask:
+    """N environments of one vector environment, whatever its autoreset mode."""
+
+    def __init__(self, env: Any, spec: EnvSpec) -> None:
+        """Takes a vector environment.
+
+        Raises:
+            EnvironmentError_: it does not say how it resets ended episodes.
+        """
+        self.env, self.spec, self.num_envs = env, spec, int(env.num_envs)
+        mode = (env.metadata or {}).get("autoreset_mode")
+        self.mode = getattr(mode, "value", mode)
+        if self.mode not in MODES:
+            raise EnvironmentError_(
+                f"{spec.env_id}: metadata['autoreset_mode'] is {mode!r}; a vector environment has to say one of "
+                f"{', '.join(MODES)}"
+            )
+        space = getattr(env, "single_action_space", env.action_space)
+        self._action_shape, self._action_dtype = tuple(space.shape or ()), space.dtype
+        self._first_action = int(space.start) if hasattr(space, "n") else None
+        self._ended = np.zeros(self.num_envs, bool)
+        self._fresh = np.zeros(self.num_envs, bool)
+        self.obs = np.zeros((self.num_envs, spec.obs_dim), np.float32)
+
+    def reset(self, seed: int | None = None) -> np.ndarray:
+        """Begins an episode everywhere; returns the observations, float32 [N, O]."""
+        obs, _ = self.env.reset(seed=seed)
+        self._ended = np.zeros(self.num_envs, bool)
+        self._fresh = ~self._ended
+        self.obs = self._checked(obs)
+        return self.obs
+
+    def restart(self) -> np.ndarray:
+        """The first observations of new episodes; the engine's own where it has begun them already."""
+        if self._fresh.all():
+            return self.obs
+        if self._ended.all():  # NextStep: the next step begins them, whatever the action
+            return self.step(np.zeros((self.num_envs, self.spec.action_dim), np.float32)).obs
+        return self.reset()
+
+    def step(self, actions: np.ndarray) -> VectorStep:
+        """Steps all environments.
+
+        Args:
+            actions: float32 [N, A] in the environment's own unit, or the indices of discrete actions.
+
+        Raises:
+            BadTransition: an observation or reward that cannot be stored.
+        """
+        raw, reward, terminated, truncated, infos = self.env.step(self._native(actions))
+        obs, reward = self._checked(raw), np.asarray(reward, np.float32)
+        terminated, truncated = np.asarray(terminated, bool), np.asarray(truncated, bool)
+        valid, next_obs = np.ones(self.num_envs, bool), obs
+        ended = terminated | truncated
+        if self.mode == "NextStep":
+            valid = ~self._ended
+            ended &= valid
+            self._ended = ended
+        elif self.mode == "SameStep" and ended.any():
+            next_obs = obs.copy()
+            for index in np.flatnonzero(ended):
+                next_obs[index] = self._checked(infos["final_obs"][index][None], 1)[0]
+        elif self.mode == "Disabled" and ended.any():
+            first, _ = self.env.reset(options={"reset_mask": ended})
+            obs = np.where(ended[:, None], self._checked(first), obs)
+        if not np.isfinite(reward[valid]).all():
+            raise BadTransition("reward", str(reward.tolist()), self.spec.env_id)
+        self.obs, self._fresh = obs, ~valid if self.mode == "NextStep" else ended
+        return VectorStep(valid, next_obs, reward, terminated & valid, truncated & valid, obs)
+
+    def _native(self, actions: np.ndarray) -> np.ndarray:
+        if self._first_action is not None:
+            return actions.reshape(self.num_envs).astype(self._action_dtype) + self._first_action
+        return actions.reshape(self.num_envs, *self._action_shape).astype(self._action_dtype, copy=False)
+
+    def _checked(self, obs: Any, rows: int | None = None) -> np.ndarray:
+        """A fresh float32 [N, O] array, finite."""
+        count = self.num_envs if rows is None else rows
+        with np.errstate(over="ignore", invalid="ignore"):
+            array = np.array(obs, np.float32)
+        if array.shape[:1] != (count,) or array.size != count * self.spec.obs_dim:
+            found = f"shape {array.shape} for {count} environments; each should have {self.spec.obs_dim} values"
+            raise BadTransition("observation", found, self.spec.env_id)
+        if not np.isfinite(array).all():
+            raise BadTransition("observation", str(array[~np.isfinite(array)][0]), self.spec.env_id)
+        return array.reshape(count, -1)
+
+    def close(self) -> None:
+        """Releases the environments."""
+        self.env.close()
+
+
+def open_vector(spec: EnvSpec, num_envs: int, seed: int, args: dict[str, Any]) -> VectorTask:
+    """The vector environment of an id with an engine's prefix.
+
+    Args:
+        spec: of the environment; ``env_id`` carries the prefix.
+        num_envs: N.
+        seed: of the environments; environment i gets seed + i.
+        args: for the engine's constructor.
+
+    Raises:
+        EnvironmentError_: the engine is not installed, or does not know the id.
+    """
+    return VectorTask(_make(spec.env_id, num_envs, seed, args), spec)
+
+
+def _make(env_id: str, num_envs: int, seed: int, args: dict[str, Any]) -> Any:
+    engine, _, name = env_id.partition(":")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # advice to authors
+            return _envpool(name, num_envs, seed, args) if engine == "envpool" else _vector(name, num_envs, args)
+    except EnvironmentError_:
+        raise
+    except Exception as error:
+        text = " ".join(str(error).split())[:300]
+        raise EnvironmentError_(f"{env_id} could not be made: {type(error).__name__}: {text}") from error
+
+
+def _envpool(name: str, num_envs: int, seed: int, args: dict[str, Any]) -> Any:
+    if importlib.util.find_spec("envpool") is None:
+        raise EnvironmentError_(f"envpool:{name} needs envpool: pip install 'spreeze[envpool]', or use --env {name}")
+    envpool: Any = importlib.import_module("envpool")
+    if name not in envpool.list_all_envs():
+        raise EnvironmentError_(f"envpool has no '{name}'{did_you_mean(name, envpool.list_all_envs())}")
+    # One thread: a sampler is one core, and samplers are what the tuner counts.
+    return envpool.make(name, env_type="gymnasium", num_envs=num_envs, seed=seed, **{"num_threads": 1, **args})
+
+
+def _vector(name: str, num_envs: int, args: dict[str, Any]) -> Any:
+    import gymnasium
+
+    known = gymnasium.registry.get(name)
+    if known is None or known.vector_entry_point is None:
+        reason = "is not registered" if known is None else "has no vector environment of its own"
+        raise EnvironmentError_(f"vector:{name}: '{name}' {reason}; use --env {name}, eight of which a sampler steps")
+    return gymnasium.make_vec(name, num_envs=num_envs, vectorization_mode="vector_entry_point", **args)
+
+
+def single(env_id: str, render_mode: str | None, args: dict[str, Any]) -> gymnasium.Env[Any, Any]:
+    """One environment of an engine as a plain one, for evaluation and probes.
+
+    Raises:
+        EnvironmentError_: as ``open_vector``; or a picture is wanted, which engines do not draw.
+    """
+    if render_mode is not None:
+        name = env_id.partition(":")[2]
+        raise EnvironmentError_(f"{env_id} draws no pictures; a run of {name} does")
+    from spreeze.envs.single_env import SingleEnv
+
+    return SingleEnv(env_id, lambda seed: _make(env_id, 1, seed, args))

@@ -1,0 +1,1 @@
+"""Policies in NumPy, for whoever acts without gradients: torch is never loaded here."""

@@ -1,0 +1,437 @@
+"""Policies in NumPy, for samplers, evaluator and visualizer: torch is never loaded there.
+
+Below some sixteen observations a NumPy pass costs a third of torch's: 12 against 37 us at 2x256.
+
+The last bits of a row of a matrix product depend on how many rows there are: OpenBLAS 0.3.31 gave up to 3
+results for one row over 1 to 64 rows, but one and the same at every place of a product of 4, 8, 16 or 32 (15
+shapes, 3 x 64 to 3136 x 512). So ``draw`` works in tiles of a fixed number of rows.
+"""
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from spreeze.errors import WeightsError
+from spreeze.inference.convolution import Trunk
+
+OBS_CLIP = 10.0
+"""Bound of a normalised observation."""
+TILE = 8
+"""Rows of one product in ``draw``: at 2x256 a product of 16 takes 2.6 times as long, of 4 three quarters."""
+
+# As float32 arrays: a ufunc spends a microsecond on finding the type of a Python number.
+_ZERO = np.array(0.0, np.float32)
+_OBS_LOW, _OBS_HIGH = np.array(-OBS_CLIP, np.float32), np.array(OBS_CLIP, np.float32)
+
+ACTIVATIONS = ("relu", "tanh")
+"""What may follow a hidden layer."""
+
+
+class Policy:
+    """An actor's weights and what to do with them; one instance serves one caller at a time."""
+
+    def __init__(
+        self,
+        layers: list[tuple[np.ndarray, np.ndarray]],
+        head: Head,
+        obs_scale: tuple[np.ndarray, np.ndarray] | None,
+        trunk: Trunk | None = None,
+        activation: str = "relu",
+    ) -> None:
+        self._layers, self._head, self._obs_scale, self._trunk = layers, head, obs_scale, trunk
+        self._tanh = activation == "tanh"
+        self.obs_dim = layers[0][0].shape[0]
+        self._rows = -1
+        self._buffers: list[np.ndarray] = []
+        self._drawing = head if isinstance(head, DrawingHead) else None
+        if self._drawing is not None:
+            self._tile = _Tile(layers, self._drawing.noise_dim)
+
+    @classmethod
+    def from_weights(cls, arrays: Arrays, meta: dict[str, Any]) -> Policy:
+        """Builds the policy that ``policy_arrays`` and ``policy_meta`` of an algorithm describe.
+
+        ``obs_mean`` and ``obs_std`` [O] among the arrays switch the observation normaliser on; ``activation``
+        in the metadata is one of ``ACTIVATIONS``, ReLU if it is not there.
+
+        Raises:
+            WeightsError: a layer is missing or shapes do not fit each other.
+        """
+        head, activation = head_of(meta, arrays), meta.get("activation", ACTIVATIONS[0])
+        if activation not in ACTIVATIONS:
+            raise WeightsError(f"weights need the activation {activation!r}; known are {', '.join(ACTIVATIONS)}")
+        names = [(f"w{index}", f"b{index}") for index in range(len(meta.get("hidden_sizes", ())))]
+        layers = [_layer(arrays, *pair) for pair in [*names, ("head_w", "head_b")]]
+        trunk = Trunk(arrays, meta) if "cnn" in meta else None
+        fan_ins = [trunk.features if trunk else int(meta["obs_dim"]), *(weight.shape[1] for weight, _ in layers)]
+        for (weight, _), fan_in in zip(layers, fan_ins, strict=False):
+            if weight.shape[0] != fan_in:
+                raise WeightsError(f"weights do not fit each other: a layer takes {weight.shape[0]}, gets {fan_in}")
+        if layers[-1][0].shape[1] != head.outputs:
+            raise WeightsError(f"weights give {layers[-1][0].shape[1]} outputs; {head.outputs} are needed")
+        return cls(layers, head, _obs_scale(arrays, fan_ins[0]), trunk, activation)
+
+    def act(self, obs: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """Exploring actions: sampled, with noise, or sometimes random, by the kind of policy.
+
+        Args:
+            obs: [N, O] float32, or images uint8 [N, k, C, H, W].
+            rng: source of the noise.
+
+        Returns:
+            [N, A] float32, a new array.
+        """
+        return self._head.explore(self._forward(obs), rng)
+
+    def act_greedy(self, obs: np.ndarray) -> np.ndarray:
+        """Actions without noise; [N, O] to [N, A], a new array."""
+        return self._head.greedy(self._forward(obs))
+
+    @property
+    def noise_dim(self) -> int:
+        """Z: values of noise that ``draw`` takes for one action; standard normal, or uniform in [0, 1) for discrete."""
+        return self._drawing_head().noise_dim
+
+    def draw(self, obs: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Exploring actions by given noise; each row's result is a function of that row alone, bit by bit.
+
+        Args:
+            obs: [N, O] float32, or images uint8 [N, k, C, H, W].
+            noise: [N, Z] float32.
+
+        Returns:
+            Actions [N, A] float32, continuous ones not clipped to [-1, 1], and their log-probabilities [N]
+            float32 in nat; new arrays.
+
+        Raises:
+            WeightsError: a policy of a kind that draws its own noise.
+        """
+        rows = len(obs)
+        if rows <= TILE:
+            return self._draw_tile(obs, noise)
+        tiles = [self._draw_tile(obs[begin : begin + TILE], noise[begin : begin + TILE])
+                 for begin in range(0, rows, TILE)]
+        return np.concatenate([tile[0] for tile in tiles]), np.concatenate([tile[1] for tile in tiles])
+
+    def _draw_tile(self, obs: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """``draw`` of at most ``TILE`` rows."""
+        head, tile, rows = self._drawing_head(), self._tile, len(obs)
+        tile.fill(obs if self._trunk is None else self._trunk(obs), noise)
+        action, log_prob = head.draw(self._run(self._scaled(tile.features), tile.buffers, tile.row_by_row), tile.noise)
+        return action[:rows], log_prob[:rows]
+
+    def _drawing_head(self) -> DrawingHead:
+        if self._drawing is None:
+            raise WeightsError(f"a policy of kind {type(self._head).__name__} draws its own noise; only on-policy "
+                               "algorithms collect with noise from outside")
+        return self._drawing
+
+    def _forward(self, obs: np.ndarray) -> np.ndarray:
+        """Raw output [N, K] of the network, in a buffer that the next call overwrites."""
+        if len(obs) != self._rows:
+            self._rows = len(obs)
+            self._buffers = [np.empty((self._rows, weight.shape[1]), np.float32) for weight, _ in self._layers]
+        x = obs if self._trunk is None else self._trunk(obs)
+        return self._run(self._scaled(x), self._buffers)
+
+    def _scaled(self, x: np.ndarray) -> np.ndarray:
+        """Observations as the network takes them: normalised and clipped where there is a normaliser."""
+        if self._obs_scale is None:
+            return x
+        mean, std = self._obs_scale
+        x = np.subtract(x, mean)
+        x /= std
+        np.maximum(x, _OBS_LOW, out=x)
+        np.minimum(x, _OBS_HIGH, out=x)
+        return x
+
+    def _run(self, x: np.ndarray, buffers: list[np.ndarray], row_by_row: bool = False) -> np.ndarray:
+        """All layers over x [N, I], in ``buffers``; returns the last one."""
+        last = len(self._layers) - 1
+        for index, ((weight, bias), buffer) in enumerate(zip(self._layers, buffers, strict=True)):
+            if row_by_row:
+                np.matmul(x[:, None], weight, out=buffer[:, None])
+            else:
+                np.dot(x, weight, out=buffer)
+            buffer += bias
+            if index < last:
+                if self._tanh:
+                    np.tanh(buffer, out=buffer)
+                else:
+                    np.maximum(buffer, _ZERO, out=buffer)
+            x = buffer
+        return x
+
+
+class _Tile:
+    """Buffers of ``TILE`` rows for one pass; rows that are not in use are zero."""
+
+    def __init__(self, layers: list[tuple[np.ndarray, np.ndarray]], noise_dim: int) -> None:
+        self.features = np.zeros((TILE, layers[0][0].shape[0]), np.float32)
+        self.noise = np.zeros((TILE, noise_dim), np.float32)
+        self.buffers = [np.zeros((TILE, weight.shape[1]), np.float32) for weight, _ in layers]
+        self.row_by_row = not all(places_agree(*weight.shape) for weight, _ in layers)
+        self._used = 0
+
+    def fill(self, features: np.ndarray, noise: np.ndarray) -> None:
+        """Takes in the first ``len(features)`` rows."""
+        rows = len(features)
+        self.features[:rows], self.noise[:rows] = features, noise
+        if rows < self._used:
+            self.features[rows : self._used], self.noise[rows : self._used] = 0.0, 0.0
+        self._used = rows
+
+
+@cache
+def places_agree(inputs: int, outputs: int) -> bool:
+    """Whether this machine's product of ``TILE`` rows gives a row the same bits at every place and in any company.
+
+    The order in which a kernel sums depends on place and shape, not on values: a trial with full mantissas tells.
+    Where it fails, ``draw`` multiplies row by row, at two to four times the cost.
+    """
+    rng = np.random.default_rng(0)
+    weight = rng.standard_normal((inputs, outputs)).astype(np.float32)
+    row = rng.standard_normal(inputs).astype(np.float32)
+    found = set()
+    for place in range(TILE):
+        x = rng.standard_normal((TILE, inputs)).astype(np.float32)
+        x[place] = row
+        found.add(np.dot(x, weight)[place].tobytes())
+    return len(found) == 1
+
+
+
+def _layer(arrays: Arrays, weight_name: str, bias_name: str) -> tuple[np.ndarray, np.ndarray]:
+    for name in (weight_name, bias_name):
+        if name not in arrays:
+            raise WeightsError(f"weights have no '{name}'; publish them again with this version")
+    weight = np.ascontiguousarray(arrays[weight_name], np.float32)
+    bias = np.ascontiguousarray(arrays[bias_name], np.float32)
+    if weight.ndim != 2 or bias.shape != weight.shape[1:]:
+        raise WeightsError(f"weights '{weight_name}' {weight.shape} and '{bias_name}' {bias.shape} do not fit")
+    return weight, bias
+
+
+def _obs_scale(arrays: Arrays, obs_dim: int) -> tuple[np.ndarray, np.ndarray] | None:
+    if "obs_mean" not in arrays:
+        return None
+    mean, std = (np.ascontiguousarray(arrays[name], np.float32) for name in ("obs_mean", "obs_std"))
+    if mean.shape != (obs_dim,) or std.shape != (obs_dim,):
+        raise WeightsError(f"normaliser has shapes {mean.shape} and {std.shape}; ({obs_dim},) is needed")
+    return mean, std
+
+
+LOG_STD_MIN, LOG_STD_MAX = -20.0, 2.0
+"""Range of the log deviation: the same as in ``spreeze.algorithms.losses`` (a test compares)."""
+
+# As float32 arrays: a ufunc spends a microsecond on finding the type of a Python number.
+_ONE, _MINUS_ONE = np.array(1.0, np.float32), np.array(-1.0, np.float32)
+_LOG_STD_MIN, _LOG_STD_MAX = np.array(LOG_STD_MIN, np.float32), np.array(LOG_STD_MAX, np.float32)
+_MINUS_HALF = np.array(-0.5, np.float32)
+_TINY = np.array(np.finfo(np.float32).tiny, np.float32)
+
+
+Arrays = dict[str, np.ndarray]
+_HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
+
+
+class Head(Protocol):
+    """What the rest of a policy needs of it."""
+
+    outputs: int
+
+    def explore(self, out: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """Actions to collect experience with."""
+        ...
+
+    def greedy(self, out: np.ndarray) -> np.ndarray:
+        """Actions without noise."""
+        ...
+
+
+@runtime_checkable
+class DrawingHead(Protocol):
+    """A head whose noise comes from outside."""
+
+    noise_dim: int
+    """Z: values of noise for one action."""
+
+    def draw(self, out: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Actions [N, A] and their log-probabilities [N] in nat, of noise [N, Z]; ``out`` may be overwritten."""
+        ...
+
+
+class SquashedGaussian:
+    """``tanh(mean + exp(log_std) noise)``; outputs are means, then log deviations."""
+
+    def __init__(self, meta: dict[str, Any], arrays: Arrays) -> None:
+        self._actions = int(meta["action_dim"])
+        self.outputs = 2 * self._actions
+
+    def explore(self, out: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """A sample."""
+        action = rng.standard_normal((len(out), self._actions), np.float32)
+        # np.clip takes longer than the two ufuncs that it stands for.
+        log_std = out[:, self._actions :]
+        np.maximum(log_std, _LOG_STD_MIN, out=log_std)
+        np.minimum(log_std, _LOG_STD_MAX, out=log_std)
+        action *= np.exp(log_std, out=log_std)
+        action += out[:, : self._actions]
+        np.tanh(action, out=action)
+        return action
+
+    def greedy(self, out: np.ndarray) -> np.ndarray:
+        """The mean, squashed."""
+        action: np.ndarray = np.tanh(out[:, : self._actions])
+        return action
+
+
+class Deterministic:
+    """``tanh(out)``; explores with clipped Gaussian noise."""
+
+    def __init__(self, meta: dict[str, Any], arrays: Arrays) -> None:
+        self.outputs = int(meta["action_dim"])
+        self._noise = np.array(float(meta.get("exploration_noise", 0.0)), np.float32)
+
+    def explore(self, out: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """The action and noise, in [-1, 1]."""
+        action = rng.standard_normal(out.shape, np.float32)
+        action *= self._noise
+        action += np.tanh(out, out=out)
+        np.maximum(action, _MINUS_ONE, out=action)
+        np.minimum(action, _ONE, out=action)
+        return action
+
+    def greedy(self, out: np.ndarray) -> np.ndarray:
+        """The action."""
+        action: np.ndarray = np.tanh(out)
+        return action
+
+
+class EpsilonGreedy:
+    """The action of the highest value; explores with a share of random ones that falls with the env steps.
+
+    The share goes in a straight line from ``epsilon_start`` to ``epsilon_end`` over ``epsilon_env_steps``.
+    Env steps are those of the whole run when the weights were published, and those taken here since.
+    """
+
+    def __init__(self, meta: dict[str, Any], arrays: Arrays) -> None:
+        self.outputs = int(meta["num_actions"])
+        self._start, self._end = float(meta["epsilon_start"]), float(meta["epsilon_end"])
+        self._span = int(meta["epsilon_env_steps"])
+        self._env_steps = int(meta.get("env_steps", 0))
+
+    @property
+    def epsilon(self) -> float:
+        """Share of random actions now."""
+        if self._env_steps >= self._span:
+            return self._end
+        return self._start + (self._end - self._start) * self._env_steps / self._span
+
+    def explore(self, out: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """The best action, or with probability epsilon any."""
+        rows, epsilon = len(out), self.epsilon
+        self._env_steps += rows
+        action = out.argmax(1)
+        # One draw decides both: below epsilon, draw / epsilon is uniform again.
+        draw = rng.random(rows)
+        for row in np.flatnonzero(draw < epsilon).tolist():
+            action[row] = min(int(draw[row] / epsilon * self.outputs), self.outputs - 1)
+        return _column(action)
+
+    def greedy(self, out: np.ndarray) -> np.ndarray:
+        """The best action."""
+        return _column(out.argmax(1))
+
+
+class GaussianHead:
+    """``mean + exp(log_std) noise``; outputs are means, the log deviations [A] are parameters of their own."""
+
+    def __init__(self, meta: dict[str, Any], arrays: Arrays) -> None:
+        self.outputs = self.noise_dim = int(meta["action_dim"])
+        log_std = np.ascontiguousarray(arrays["log_std"], np.float32)
+        if log_std.shape != (self.outputs,):
+            raise WeightsError(f"weights 'log_std' have shape {log_std.shape}; ({self.outputs},) is needed")
+        self._std = np.exp(log_std)
+        self._constant = np.float32(-np.sum(log_std, dtype=np.float64) - self.outputs * _HALF_LOG_2PI)
+
+    def draw(self, out: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Samples by standard normal noise [N, A], not bounded."""
+        action = noise * self._std
+        action += out
+        log_prob: np.ndarray = np.add.reduce(np.square(noise), 1)
+        log_prob *= _MINUS_HALF
+        log_prob += self._constant
+        return action, log_prob
+
+    def explore(self, out: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """A sample, clipped to [-1, 1]."""
+        return self.greedy(self.draw(out, rng.standard_normal(out.shape, np.float32))[0])
+
+    def greedy(self, out: np.ndarray) -> np.ndarray:
+        """The mean, clipped to [-1, 1]."""
+        action: np.ndarray = np.minimum(np.maximum(out, _MINUS_ONE), _ONE)
+        return action
+
+
+class CategoricalHead:
+    """Samples from ``softmax(out)``."""
+
+    noise_dim = 1
+
+    def __init__(self, meta: dict[str, Any], arrays: Arrays) -> None:
+        self.outputs = int(meta["num_actions"])
+
+    def draw(self, out: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Samples by uniform noise [N, 1] in [0, 1): the first action whose cumulative probability is above it."""
+        out -= out.max(1, keepdims=True)
+        cumulative = np.cumsum(np.exp(out), axis=1)
+        total = cumulative[:, -1:]
+        # Rounding can make noise * total the total itself, so the last action is the bound.
+        index = (cumulative[:, :-1] <= noise * total).sum(1, keepdims=True)
+        log_prob: np.ndarray = (np.take_along_axis(out, index, 1) - np.log(total))[:, 0]
+        return index.astype(np.float32), log_prob
+
+    def explore(self, out: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """A sample: the greatest of ``out - log E``, E standard exponential (Gumbel 1954)."""
+        noise = rng.standard_exponential(out.shape, np.float32)
+        np.maximum(noise, _TINY, out=noise)
+        out -= np.log(noise, out=noise)
+        return self.greedy(out)
+
+    def greedy(self, out: np.ndarray) -> np.ndarray:
+        """The most likely action."""
+        return _column(out.argmax(1))
+
+
+def _column(index: np.ndarray) -> np.ndarray:
+    """Indices [N] as actions float32 [N, 1]."""
+    action: np.ndarray = index.astype(np.float32)
+    return action.reshape(-1, 1)
+
+
+_HEADS: dict[str, type[SquashedGaussian | GaussianHead | Deterministic | EpsilonGreedy | CategoricalHead]] = {
+    "squashed_gaussian": SquashedGaussian,
+    "gaussian": GaussianHead,
+    "deterministic": Deterministic,
+    "q_values": EpsilonGreedy,
+    "categorical": CategoricalHead,
+}
+
+
+def head_of(meta: dict[str, Any], arrays: Arrays) -> Head:
+    """The head that an algorithm's ``policy_meta`` describes; ``arrays`` hold its own parameters, if it has any.
+
+    Raises:
+        WeightsError: a kind that is not known here, or a value is missing.
+    """
+    kind = meta.get("policy")
+    if kind not in _HEADS:
+        raise WeightsError(f"weights hold a policy of kind {kind!r}; known are {', '.join(_HEADS)}")
+    try:
+        return _HEADS[kind](meta, arrays)
+    except KeyError as error:
+        raise WeightsError(f"weights of a {kind} policy have no {error}; publish them again") from None

@@ -1,0 +1,304 @@
+"""What this machine has and what of it this process may use, each with its reason.
+
+Read from ``/proc`` and ``/sys`` below an injectable root, so that containers of all kinds can be
+played in tests. Cores are never ``cpu_count()``: affinity, cgroup quota and cpuset are all asked.
+Unknown is None.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+import os
+import platform
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import psutil
+
+from spreeze.formatting import clean, size
+from spreeze.machine.gpu import GpuFacts, read_gpus
+from spreeze.types import Reasoned
+
+_NO_LIMIT_BYTES = 2**60
+"""cgroup v1 writes "no limit" as a number near 2**63."""
+
+PowerSource = Literal["battery", "mains"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryFacts:
+    """Main memory; ``usable_bytes`` is what this process may still take, limits of its cgroup included."""
+
+    total_bytes: int
+    available_bytes: int
+    cgroup_limit_bytes: int | None
+    usable_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoreFacts:
+    """Processor cores; ``usable`` is a float because a quota may be half a core."""
+
+    ids: tuple[int, ...]
+    quota: float | None
+    usable: float
+    physical: int | None
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """Everything that the tuner, the checks and the reports need to know about this machine."""
+
+    cpu_model: str | None
+    cores: CoreFacts
+    memory: MemoryFacts
+    shared_memory_free_bytes: int | None
+    power_source: PowerSource | None
+    gpus: tuple[GpuFacts, ...]
+    gpu_reason: str
+    kernel: str | None
+    python_version: str
+
+    def to_json(self) -> dict[str, Any]:
+        """A dictionary of plain values."""
+        return dataclasses.asdict(self)
+
+    def identity(self) -> str:
+        """A short text that stays the same as long as measured choices hold here; a cache key."""
+        memory_bytes = min(self.memory.total_bytes, self.memory.cgroup_limit_bytes or self.memory.total_bytes)
+        memory_gib = round(memory_bytes / 2**30)
+        gpus = [(gpu.uuid, gpu.name, gpu.driver) for gpu in self.gpus]
+        facts = repr((self.cpu_model, len(self.cores.ids), self.cores.usable, self.cores.quota, memory_gib, gpus))
+        digest = hashlib.sha256(facts.encode()).hexdigest()[:12]
+        return f"{self.cores.usable:g}c-{memory_gib}g-{len(self.gpus)}gpu-{digest}"
+
+    def one_line(self) -> str:
+        """The machine in one line for a person."""
+        plural = "" if self.cores.usable == 1 else "s"
+        cpu = f"{self.cores.usable:g} usable core{plural} of {self.cpu_model or 'an unknown processor'}"
+        gpus = ", ".join(f"{gpu.name or 'GPU'} {size(gpu.memory_bytes)}" for gpu in self.gpus) or "no GPU"
+        return f"{cpu}, {size(self.memory.cgroup_limit_bytes or self.memory.total_bytes)}, {gpus}"
+
+
+def usable_cores(root: str | Path = "/") -> Reasoned:
+    """Cores that this process may use (a float, a quota may be 0.5) and what decided it."""
+    facts = core_facts(root)
+    return Reasoned(facts.usable, facts.reason)
+
+
+def core_facts(root: str | Path = "/") -> CoreFacts:
+    """Usable cores: the smallest of affinity, cpuset and cgroup quota."""
+    base = Path(root)
+    affinity = _affinity(base)
+    cpuset = _cpuset(base)
+    ids = sorted(affinity & cpuset) if cpuset and affinity & cpuset else sorted(affinity)
+    quota = _cpu_quota(base)
+    reason = f"{len(ids)} core{'' if len(ids) == 1 else 's'} by affinity"
+    if len(ids) < len(affinity):
+        reason = f"cpuset leaves {len(ids)} of {len(affinity)} cores"
+    usable = float(len(ids))
+    if quota is not None and quota < usable:
+        usable = quota
+        reason = f"cgroup quota of {quota:g} cores (affinity would allow {len(ids)})"
+    return CoreFacts(ids=tuple(ids), quota=quota, usable=usable, physical=physical_cores(root, ids), reason=reason)
+
+
+def physical_cores(root: str | Path = "/", ids: list[int] | None = None) -> int | None:
+    """Physical cores behind the usable ones, by their SMT siblings; None if the kernel does not tell."""
+    base = Path(root)
+    groups = set()
+    for core in sorted(_affinity(base)) if ids is None else ids:
+        topology = base / f"sys/devices/system/cpu/cpu{core}/topology"
+        siblings = _read(topology / "core_cpus_list") or _read(topology / "thread_siblings_list")
+        if siblings is None:
+            return None
+        groups.add(frozenset(_id_list(siblings)))
+    return len(groups) or None
+
+
+def _affinity(base: Path) -> set[int]:
+    if base == Path("/") and hasattr(os, "sched_getaffinity"):
+        return set(os.sched_getaffinity(0))
+    for line in (_read(base / "proc/self/status") or "").splitlines():
+        if line.startswith("Cpus_allowed_list:"):
+            found = _id_list(line.split(":", 1)[1])
+            if found:
+                return found
+    return set(range(os.cpu_count() or 1))
+
+
+def _cpuset(base: Path) -> set[int]:
+    for folder in _cgroup_folders(base, "cpuset"):
+        for name in ("cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus"):
+            found = _id_list(_read(folder / name) or "")
+            if found:
+                return found
+    return set()
+
+
+def _cpu_quota(base: Path) -> float | None:
+    """Cores by the tightest quota on the way from this process' cgroup up to the root."""
+    quotas = []
+    for folder in _cgroup_folders(base, "cpu"):
+        fields = (_read(folder / "cpu.max") or "").split()  # version 2: "50000 100000" or "max 100000"
+        if len(fields) != 2:  # version 1
+            fields = [_read(folder / f"cpu.cfs_{name}_us") or "" for name in ("quota", "period")]
+        quota_us, period_us = (_integer(field) for field in fields)
+        if quota_us is not None and period_us is not None and quota_us > 0 and period_us > 0:
+            quotas.append(quota_us / period_us)
+    return min(quotas, default=None)
+
+
+def _cgroup_folders(base: Path, controller: str) -> list[Path]:
+    """Folders of this process' cgroup for a controller, innermost first, then its ancestors.
+
+    The path in ``/proc/self/cgroup`` may lie outside of a container's view; its ancestors end at the
+    mount point, which then is the container's own cgroup.
+    """
+    mounts: list[tuple[Path, str]] = []
+    for line in (_read(base / "proc/self/cgroup") or "").splitlines():
+        fields = line.split(":", 2)
+        if len(fields) != 3:
+            continue
+        if fields[1] == "":
+            mounts += [(base / "sys/fs/cgroup", fields[2]), (base / "sys/fs/cgroup/unified", fields[2])]
+        elif controller in fields[1].split(","):
+            mounts += [(base / "sys/fs/cgroup" / name, fields[2]) for name in (fields[1], controller)]
+    folders: dict[Path, None] = {}
+    for mount, inner in mounts:
+        parts = [part for part in inner.split("/") if part not in ("", "..")]
+        for depth in range(len(parts), -1, -1):
+            folders[mount.joinpath(*parts[:depth])] = None
+    return [folder for folder in folders if folder.is_dir()]
+
+
+def memory_limits(root: str | Path = "/") -> MemoryFacts:
+    """Main memory and what the tightest cgroup limit leaves of it; page cache that can go counts as free."""
+    base = Path(root)
+    fields: dict[str, int] = {}
+    for line in (_read(base / "proc/meminfo") or "").splitlines():
+        name, _, rest = line.partition(":")
+        value = _integer(rest.split()[0]) if rest.split() else None
+        if value is not None:
+            fields[name] = 1024 * value
+    if "MemTotal" in fields:
+        total = fields["MemTotal"]
+        available = fields.get("MemAvailable", fields.get("MemFree", 0))
+    else:
+        machine = psutil.virtual_memory()
+        total, available = int(machine.total), int(machine.available)
+    limit, usable = None, available
+    for folder in _cgroup_folders(base, "memory"):
+        bound, left = _memory_left(folder)
+        if bound is not None and bound < total:
+            limit = bound if limit is None else min(limit, bound)
+            usable = min(usable, left)
+    return MemoryFacts(total_bytes=total, available_bytes=available, cgroup_limit_bytes=limit, usable_bytes=usable)
+
+
+def _memory_left(folder: Path) -> tuple[int | None, int]:
+    """(limit, what is left below it) of one memory cgroup, in bytes."""
+    limit = _integer(_read(folder / "memory.max") or _read(folder / "memory.limit_in_bytes"))
+    if limit is None or limit >= _NO_LIMIT_BYTES:
+        return None, 0
+    used = _integer(_read(folder / "memory.current") or _read(folder / "memory.usage_in_bytes")) or 0
+    cache = 0
+    for line in (_read(folder / "memory.stat") or "").splitlines():
+        name, _, value = line.partition(" ")
+        if name in ("inactive_file", "total_inactive_file"):
+            cache = max(cache, _integer(value) or 0)
+    return limit, max(0, limit - max(0, used - cache))
+
+
+def shared_memory_bytes(root: str | Path = "/") -> int | None:
+    """Free bytes of ``/dev/shm``; None where there is none. Nameless memory is not bound by it."""
+    try:
+        found = os.statvfs(Path(root) / "dev/shm")
+    except (OSError, AttributeError):
+        return None
+    return found.f_bavail * found.f_frsize
+
+
+def power_source(root: str | Path = "/") -> PowerSource | None:
+    """``battery`` or ``mains``; None on a machine that reports no power supply."""
+    found: PowerSource | None = None
+    try:
+        supplies = sorted((Path(root) / "sys/class/power_supply").iterdir())
+    except OSError:
+        return None
+    for supply in supplies:
+        kind = _read(supply / "type")
+        if kind in ("Mains", "USB") and _read(supply / "online") == "1":
+            return "mains"
+        if kind == "Battery" and _read(supply / "scope") != "Device":  # "Device": a mouse's battery
+            found = "battery" if _read(supply / "status") == "Discharging" else found or "mains"
+    return found
+
+
+def gpus(nvml: Any = None) -> tuple[GpuFacts, ...]:
+    """The visible NVIDIA GPUs; empty without GPU or driver (``read_gpus`` tells why)."""
+    return read_gpus(nvml).gpus
+
+
+def read_machine(root: str | Path = "/", nvml: Any = None) -> Machine:
+    """Gathers all facts; nothing here raises on a missing or odd file.
+
+    Args:
+        root: folder that holds ``proc`` and ``sys``; another than ``/`` in tests.
+        nvml: stand-in for NVML in tests.
+    """
+    report = read_gpus(nvml)
+    return Machine(
+        cpu_model=_cpu_model(Path(root)),
+        cores=core_facts(root),
+        memory=memory_limits(root),
+        shared_memory_free_bytes=shared_memory_bytes(root),
+        power_source=power_source(root),
+        gpus=report.gpus,
+        gpu_reason=report.reason,
+        kernel=_read(Path(root) / "proc/sys/kernel/osrelease") or platform.release() or None,
+        python_version=".".join(str(part) for part in sys.version_info[:3]),
+    )
+
+
+def _cpu_model(base: Path) -> str | None:
+    lines = (_read(base / "proc/cpuinfo") or "").splitlines()
+    for wanted in ("model name", "Model", "Hardware"):
+        for line in lines:
+            name, _, value = line.partition(":")
+            if name.strip() == wanted and value.strip():
+                return clean(value, 80)
+    return clean(platform.processor(), 80) or None
+
+
+def _read(path: Path) -> str | None:
+    """A small file's text without surrounding blanks, or None."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return None
+
+
+def _integer(text: str | None) -> int | None:
+    try:
+        value = float(text) if text is not None else math.nan
+    except ValueError:
+        return None
+    return int(value) if math.isfinite(value) else None
+
+
+def _id_list(text: str) -> set[int]:
+    """``"0-2,5"`` as {0, 1, 2, 5}; empty for anything else."""
+    found: set[int] = set()
+    for part in text.strip().split(","):
+        low, _, high = part.partition("-")
+        first, last = _integer(low), _integer(high or low)
+        if first is None or last is None or not 0 <= first <= last < 2**16:
+            return set()
+        found.update(range(first, last + 1))
+    return found

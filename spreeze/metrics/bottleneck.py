@@ -1,0 +1,171 @@
+"""One sentence that names what holds a run back and what would help.
+
+Pure: a snapshot in, a sentence out. Only the limiter makes anybody wait (samplers below its lower
+bound, the learner above its upper one), so who waits tells who is short. Samplers that rest for other
+programs do not count as waiting; they are named first.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import NamedTuple
+
+from spreeze.formatting import number, percent
+from spreeze.metrics.snapshot import Snapshot
+
+WAITS = 0.10
+"""Share of time above which a side counts as waiting; below it lies the noise of two-second windows."""
+CPU_FULL = 0.85
+GPU_IDLE = 0.50
+_AT_BOUND = 0.05
+"""Relative distance to a bound of the limiter that counts as being held by it."""
+
+
+class Side(StrEnum):
+    """What is the limit."""
+
+    SAMPLER = "sampler"
+    LEARNER = "learner"
+    LIMITER = "limiter"
+    BALANCED = "balanced"
+    WARMING_UP = "warming up"
+    OTHERS = "other programs"
+    UNKNOWN = "unknown"
+
+
+class Bottleneck(NamedTuple):
+    """The sentence and, for programs, the side that it names."""
+
+    sentence: str
+    side: Side
+
+
+def bottleneck(snapshot: Snapshot) -> Bottleneck:
+    """Names the limit of a run from time splits, the limiter's band and the machine's use."""
+    if not snapshot.updates and (snapshot.env_steps or 0) < (snapshot.learning_starts or 0):
+        done, wanted = number(snapshot.env_steps), number(snapshot.learning_starts)
+        return Bottleneck(f"Warming up: {done} of {wanted} env steps before the first update.", Side.WARMING_UP)
+    learner_wait = snapshot.learner_shares.get("wait")
+    sampler_wait = snapshot.sampler_shares.get("wait")
+    if snapshot.samplers_rest and learner_wait is not None:
+        return _resting(snapshot, learner_wait)
+    if learner_wait is None or sampler_wait is None:
+        missing = "learner" if learner_wait is None else "samplers"
+        return Bottleneck(f"Bottleneck not known yet: no time split of the {missing}.", Side.UNKNOWN)
+    if snapshot.lag is not None:
+        return _in_intervals(snapshot, learner_wait, sampler_wait)
+    if learner_wait >= WAITS and sampler_wait >= WAITS:
+        return _limiter_bound(snapshot, learner_wait, sampler_wait)
+    if learner_wait >= WAITS:
+        return _sampler_bound(snapshot, learner_wait)
+    if sampler_wait >= WAITS:
+        return _learner_bound(snapshot, learner_wait, sampler_wait)
+    return _balanced(snapshot, learner_wait, sampler_wait)
+
+
+def _in_intervals(snapshot: Snapshot, learner_wait: float, executor_wait: float) -> Bottleneck:
+    """On-policy: who is done with an interval waits for the other; executors wait for the actors' answers too."""
+    waits = f"learner waits {percent(learner_wait)}, executors {percent(executor_wait)}"
+    if snapshot.lag == 0:
+        return Bottleneck(f"Rollout and learning take turns: {waits}; --mode hts does both at once.", Side.BALANCED)
+    if learner_wait >= WAITS:
+        busy = snapshot.cpu_use is not None and snapshot.cpu_use >= CPU_FULL
+        remedy = "more cores, more epochs" if busy else "more executors, more environments each"
+        return Bottleneck(f"Rollout is the limit: {waits}; {remedy} or a faster environment would help.", Side.SAMPLER)
+    if executor_wait >= WAITS:
+        return Bottleneck(f"Learner is the limit: {waits}; fewer epochs, a smaller network or a GPU would help.",
+                          Side.LEARNER)
+    return Bottleneck(f"Balanced: {waits}.", Side.BALANCED)
+
+
+def _resting(snapshot: Snapshot, learner_wait: float) -> Bottleneck:
+    return Bottleneck(
+        f"Other programs are the limit: they keep {number(snapshot.foreign_cores)} cores, so "
+        f"{number(snapshot.samplers_active)} of {number(snapshot.samplers_wanted)} samplers are active; learner waits "
+        f"{percent(learner_wait)}.",
+        Side.OTHERS,
+    )
+
+
+def _limiter_bound(snapshot: Snapshot, learner_wait: float, sampler_wait: float) -> Bottleneck:
+    ratio = number(snapshot.samples_per_insert)
+    low, high = number(snapshot.samples_per_insert_min), number(snapshot.samples_per_insert_max)
+    return Bottleneck(
+        f"The limiter is the limit: it holds samples per insert at {ratio} (band {low} to {high}), learner waits "
+        f"{percent(learner_wait)} and samplers {percent(sampler_wait)}; a wider band would help.",
+        Side.LIMITER,
+    )
+
+
+def _sampler_bound(snapshot: Snapshot, learner_wait: float) -> Bottleneck:
+    shares = snapshot.sampler_shares
+    env, policy = shares.get("env"), shares.get("policy")
+    if env is not None and policy is not None and policy > env:
+        cause = f" ({percent(policy)} of their time is policy inference)"
+        remedy = "more environments per sampler or a smaller network"
+    elif snapshot.cpu_use is not None and snapshot.cpu_use < CPU_FULL:
+        cause = "" if env is None else f" ({percent(env)} of their time is the environment)"
+        remedy = f"more samplers (the cores are {percent(snapshot.cpu_use)} busy)"
+    else:
+        cause = "" if env is None else f" ({percent(env)} of their time is the environment)"
+        remedy = "more cores or a faster environment"
+    bound = _held_by(snapshot)
+    if bound == "upper":
+        high = number(snapshot.samples_per_insert_max)
+        remedy += f", or a samples-per-insert bound above {high}, which now holds the learner"
+    sentence = f"Samplers are the limit{cause}: learner waits {percent(learner_wait)} for rows; {remedy} would help."
+    return Bottleneck(sentence, Side.SAMPLER)
+
+
+def _learner_bound(snapshot: Snapshot, learner_wait: float, sampler_wait: float) -> Bottleneck:
+    bound = ""
+    if _held_by(snapshot) == "lower":
+        bound = f" at the lower bound of {number(snapshot.samples_per_insert_min)} samples per insert"
+    return Bottleneck(
+        f"Learner is the limit: it computes {percent(1 - learner_wait)} of its time; {_learner_remedy(snapshot)} would "
+        f"help; samplers wait {percent(sampler_wait)} for it{bound}.",
+        Side.LEARNER,
+    )
+
+
+def _learner_remedy(snapshot: Snapshot) -> str:
+    shares = snapshot.learner_shares
+    if shares.get("publish", 0.0) > 0.2:
+        return f"publishing less often (it takes {percent(shares['publish'])})"
+    if shares.get("gather", 0.0) > 0.3:
+        return f"a smaller batch (gathering rows takes {percent(shares['gather'])})"
+    if (snapshot.learner_device or "").startswith("cuda"):
+        uses = [gpu.use for gpu in snapshot.gpus if gpu.use is not None]
+        if uses and max(uses) < GPU_IDLE:
+            return f"a larger batch (kernels run only {percent(max(uses))} of the time)"
+        return "a smaller batch or a second GPU"
+    if snapshot.cpu_use is not None and snapshot.cpu_use >= CPU_FULL and (snapshot.samplers_wanted or 0) > 1:
+        return "fewer samplers, a smaller batch or a GPU"
+    return "a smaller batch or a GPU"
+
+
+def _balanced(snapshot: Snapshot, learner_wait: float, sampler_wait: float) -> Bottleneck:
+    start = f"Balanced: learner waits {percent(learner_wait)}, samplers {percent(sampler_wait)}"
+    if snapshot.cpu_use is None:
+        return Bottleneck(f"{start}; faster hardware would help both.", Side.BALANCED)
+    if snapshot.cpu_use >= CPU_FULL:
+        return Bottleneck(
+            f"{start}, and the cores are {percent(snapshot.cpu_use)} busy; only more cores or a GPU would help.",
+            Side.BALANCED,
+        )
+    return Bottleneck(
+        f"{start}; the cores are {percent(snapshot.cpu_use)} busy, so another sampler would add env steps.",
+        Side.BALANCED,
+    )
+
+
+def _held_by(snapshot: Snapshot) -> str | None:
+    """``lower`` or ``upper`` if the measured ratio lies at that bound of the limiter."""
+    ratio = snapshot.samples_per_insert
+    if ratio is None:
+        return None
+    if snapshot.samples_per_insert_min and ratio <= snapshot.samples_per_insert_min * (1 + _AT_BOUND):
+        return "lower"
+    if snapshot.samples_per_insert_max and ratio >= snapshot.samples_per_insert_max * (1 - _AT_BOUND):
+        return "upper"
+    return None

@@ -1,0 +1,409 @@
+"""The evaluation protocol of HTS-RL (arXiv 2012.09849, section 5 and appendix G), as pure statistics.
+
+*Final metric*: mean of the last 100 evaluation episodes, 10 for each of the last 10 policies. *Final-time
+metric*: the same of the policies that existed when a limit of wall time was reached. *Required-time metric*:
+wall time at which the running mean over the latest 10 policies first reaches a score. Each over seeds,
+with a percentile bootstrap interval of 10,000 resamples.
+"""
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from spreeze.errors import ConfigError, RunError
+from spreeze.formatting import DASH, clean, number
+from spreeze.metrics.store import EvaluationRow
+from spreeze.metrics.store_reader import MetricsReader
+from spreeze.run_directory import read_config, read_run
+
+SPLIT_BY = ("rollout.correction", "rollout.synchrony")
+"""Settings that part runs of one task, algorithm and mode into groups where they differ."""
+POLICIES = 10
+RESAMPLES = 10_000
+LEVEL = 0.95
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """What is reported, and from how many policies."""
+
+    policies: int = POLICIES
+    targets: tuple[float, ...] = ()
+    """Scores of the required-time metric."""
+    limit_s: float | None = None
+    """Wall time of the final-time metric; None: for each task, the end of its fastest run."""
+    resamples: int = RESAMPLES
+    level: float = LEVEL
+
+
+@dataclass(frozen=True)
+class RunGroup:
+    """What runs have in common that are seeds of one thing."""
+
+    env: str
+    algo: str
+    mode: str
+    variant: str = ""
+    """Further settings in which it differs from its neighbours, as ``part.field=value``."""
+
+    @property
+    def label(self) -> str:
+        """Without the task, which tables have in their heading."""
+        return " ".join(part for part in (self.algo, self.mode, self.variant) if part)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """One run: its group, seed, end [s of wall time] and evaluations, oldest first."""
+
+    name: str
+    group: RunGroup
+    seed: int | None
+    end_s: float
+    evaluations: Sequence[EvaluationRow] = field(repr=False)
+    settings: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """``part.field`` -> its value in the run's configuration, as text."""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A mean over seeds; one seed alone has no interval."""
+
+    mean: float
+    low: float | None
+    high: float | None
+    seeds: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunReport:
+    """The three metrics of one run; None is unknown or not reached."""
+
+    name: str
+    group: RunGroup
+    seed: int | None
+    policies: int
+    """Evaluated policies behind the final metric: fewer than asked for in a short run."""
+    final: float | None
+    final_time: float | None
+    limit_s: float
+    required_s: tuple[float | None, ...]
+    """One for each target."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupReport:
+    """The three metrics over the seeds of a group."""
+
+    group: RunGroup
+    runs: int
+    final: Spread | None
+    final_time: Spread | None
+    required_s: tuple[Spread | None, ...]
+    """None as long as one seed has not reached the target: a mean of the others would flatter."""
+    reached: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairReport:
+    """Two groups of the same task and algorithm, seed by seed."""
+
+    group: RunGroup
+    against: RunGroup
+    seeds: int
+    """Seeds that both have."""
+    final: Spread | None
+    """Difference of the final metrics."""
+    final_time: Spread | None
+    """Difference of the final-time metrics."""
+    required_ratio: tuple[Spread | None, ...]
+    """Required time over that of ``against``; None where a seed of either has not reached it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """Everything of a comparison, in the order of the runs."""
+
+    rules: Rules
+    runs: list[RunReport]
+    groups: list[GroupReport]
+    pairs: list[PairReport]
+
+
+def bootstrap_interval(
+    values: Sequence[float] | np.ndarray, level: float = LEVEL, resamples: int = RESAMPLES, seed: int = 0,
+    centre: Callable[[np.ndarray], np.ndarray] | None = None,
+) -> tuple[float, float]:
+    """Percentile bootstrap interval of a centre (Efron 1979): quantiles of the centres of resamples.
+
+    Args:
+        values: at least one number.
+        level: share of the resampled centres inside of the interval.
+        resamples: draws with replacement, each as large as ``values``.
+        seed: of the draws, so that the interval repeats.
+        centre: rows [K, len(values)] -> their centres [K]; the mean if None.
+    """
+    data = np.asarray(values, dtype=np.float64)
+    rng = np.random.default_rng(seed)
+    centres = np.empty(resamples)
+    chunk = max(1, 1_000_000 // data.size)
+    for start in range(0, resamples, chunk):
+        count = min(chunk, resamples - start)
+        drawn = data[rng.integers(0, data.size, (count, data.size))]
+        centres[start : start + count] = drawn.mean(axis=1) if centre is None else centre(drawn)
+    tail = (1.0 - level) / 2.0
+    low, high = np.quantile(centres, [tail, 1.0 - tail])
+    return float(low), float(high)
+
+
+def running_mean(curve: Sequence[EvaluationRow], policies: int) -> list[float]:
+    """For each evaluation the mean return of all episodes of it and the policies just before it.
+
+    The first ``policies - 1`` values are means over fewer.
+    """
+    return [_mean_return(curve[max(0, i + 1 - policies) : i + 1]) for i in range(len(curve))]
+
+
+def final_metric(curve: Sequence[EvaluationRow], policies: int = POLICIES, limit_s: float = math.inf) -> float | None:
+    """Mean return of all episodes of the last policies published up to ``limit_s``; None where there is none."""
+    known = [record for record in curve if record.t <= limit_s][-policies:]
+    return _mean_return(known) if known else None
+
+
+def required_time(curve: Sequence[EvaluationRow], target: float, policies: int = POLICIES) -> float | None:
+    """Wall time [s] of the policy at which the running mean first reaches ``target``.
+
+    A mean over fewer than ``policies`` policies is not asked: one lucky evaluation is no score.
+    """
+    means = running_mean(curve, policies)[policies - 1 :]
+    return next((record.t for record, mean in zip(curve[policies - 1 :], means, strict=True) if mean >= target), None)
+
+
+def spread(values: Sequence[float], rules: Rules) -> Spread | None:
+    """Mean and interval over seeds; None of nothing."""
+    if not values:
+        return None
+    low, high = bootstrap_interval(values, rules.level, rules.resamples) if len(values) > 1 else (None, None)
+    return Spread(sum(values) / len(values), low, high, len(values))
+
+
+def parted(curves: Sequence[Curve], split_by: Sequence[str] = SPLIT_BY) -> list[Curve]:
+    """The curves with their groups parted by those of the settings in which runs of one group differ."""
+    found = []
+    for curve in curves:
+        rivals = [other.settings for other in curves if other.group == curve.group]
+        differ = [key for key in split_by if len({settings.get(key) for settings in rivals}) > 1]
+        variant = ", ".join(f"{key}={curve.settings.get(key, 'unknown')}" for key in differ)
+        found.append(replace(curve, group=replace(curve.group, variant=variant)))
+    return found
+
+
+def report(curves: Sequence[Curve], rules: Rules) -> Report:
+    """The three metrics of each run, over the seeds of each group, and of each two groups seed by seed."""
+    limits = {env: rules.limit_s if rules.limit_s is not None
+              else min(curve.end_s for curve in curves if curve.group.env == env)
+              for env in {curve.group.env for curve in curves}}
+    runs = [_run(curve, rules, limits[curve.group.env]) for curve in curves]
+    groups: dict[RunGroup, list[RunReport]] = {}
+    for run in runs:
+        groups.setdefault(run.group, []).append(run)
+    couples = [(one, other) for one, other in itertools.combinations(groups, 2)
+               if (one.env, one.algo) == (other.env, other.algo)]
+    pairs = [_pair(one, groups[one], other, groups[other], rules) for one, other in couples]
+    return Report(rules=rules, runs=runs, groups=[_group(group, found, rules) for group, found in groups.items()],
+                  pairs=[pair for pair in pairs if pair is not None])
+
+
+def _mean_return(records: Sequence[EvaluationRow]) -> float:
+    """Mean over episodes: an evaluation that time cut short counts with the episodes that it has."""
+    episodes = sum(record.episodes for record in records)
+    if episodes == 0:
+        return sum(record.return_mean for record in records) / len(records)
+    return sum(record.return_mean * record.episodes for record in records) / episodes
+
+
+def _run(curve: Curve, rules: Rules, limit_s: float) -> RunReport:
+    found = curve.evaluations
+    return RunReport(
+        name=curve.name, group=curve.group, seed=curve.seed, policies=min(rules.policies, len(found)),
+        final=final_metric(found, rules.policies), final_time=final_metric(found, rules.policies, limit_s),
+        limit_s=limit_s, required_s=tuple(required_time(found, target, rules.policies) for target in rules.targets),
+    )
+
+
+def _group(group: RunGroup, runs: Sequence[RunReport], rules: Rules) -> GroupReport:
+    times = [[run.required_s[i] for run in runs] for i in range(len(rules.targets))]
+    return GroupReport(
+        group=group, runs=len(runs),
+        final=spread([run.final for run in runs if run.final is not None], rules),
+        final_time=spread([run.final_time for run in runs if run.final_time is not None], rules),
+        required_s=tuple(_of_all(values, rules) for values in times),
+        reached=tuple(sum(value is not None for value in values) for values in times),
+    )
+
+
+def _of_all(values: Sequence[float | None], rules: Rules) -> Spread | None:
+    """Over all seeds, or None where one is unknown."""
+    known = [value for value in values if value is not None]
+    return spread(known, rules) if len(known) == len(values) else None
+
+
+def _pair(
+    group: RunGroup, runs: Sequence[RunReport], against: RunGroup, others: Sequence[RunReport], rules: Rules
+) -> PairReport | None:
+    """None where the two have no seed in common."""
+    mine, theirs = _by_seed(runs), _by_seed(others)
+    seeds = [seed for seed in mine if seed in theirs]
+    if not seeds:
+        return None
+    couples = [(mine[seed], theirs[seed]) for seed in seeds]
+    times = [[(a.required_s[i], b.required_s[i]) for a, b in couples] for i in range(len(rules.targets))]
+    return PairReport(
+        group=group, against=against, seeds=len(seeds),
+        final=_of_all([_minus(a.final, b.final) for a, b in couples], rules),
+        final_time=_of_all([_minus(a.final_time, b.final_time) for a, b in couples], rules),
+        required_ratio=tuple(_of_all([_over(a, b) for a, b in row], rules) for row in times),
+    )
+
+
+def _by_seed(runs: Sequence[RunReport]) -> Mapping[int, RunReport]:
+    return {run.seed: run for run in runs if run.seed is not None}
+
+
+def _minus(a: float | None, b: float | None) -> float | None:
+    return None if a is None or b is None else a - b
+
+
+def _over(a: float | None, b: float | None) -> float | None:
+    return None if a is None or not b else a / b
+
+
+def read_curve(path: Path) -> Curve | None:
+    """A run of any mode, from its directory; None while it has no evaluation.
+
+    Raises:
+        RunError: the run's metrics cannot be read.
+    """
+    evaluations = MetricsReader(path / "metrics.db").evaluations()
+    if not evaluations:
+        return None
+    run = read_run(path)
+    seed, end_s = run.get("seed"), run.get("wall_s")
+    env, algo, mode = (clean(run.get(key) or DASH, 200) for key in ("env_id", "algo", "mode"))
+    return Curve(
+        name=clean(path.name, 128), group=RunGroup(env, algo, mode), seed=seed if isinstance(seed, int) else None,
+        end_s=float(end_s) if isinstance(end_s, int | float) else evaluations[-1].t, evaluations=evaluations,
+        settings={f"{part}.{name}": clean(value, 80) for part, fields in read_config(path).items()
+                  for name, value in fields.items()},
+    )
+
+
+def report_of(paths: Sequence[Path], split_by: Sequence[str], rules: Rules) -> Report:
+    """Runs compared; ``split_by`` names settings beside ``SPLIT_BY``.
+
+    Raises:
+        ConfigError: what is no ``part.field``.
+        RunError: a run without an evaluation, or whose metrics cannot be read.
+    """
+    for key in split_by:
+        if not all(key.partition(".")):
+            raise ConfigError(f"--by {key}: expected part.field, for example ppo.epochs")
+    found = {path: read_curve(path) for path in paths}
+    for path, curve in found.items():
+        if curve is None:
+            raise RunError(f"{path.name} has no evaluation yet; wait for one, or leave the run out")
+    return report(parted([curve for curve in found.values() if curve is not None], (*SPLIT_BY, *split_by)), rules)
+
+
+def document(found: Report) -> dict[str, Any]:
+    """The answer of ``--json``."""
+    return {"protocol": "hts", **dataclasses.asdict(found)}
+
+
+def text(found: Report) -> str:
+    """The tables for a person, one block for each task."""
+    rules = found.rules
+    lines = [f"means over seeds, {100 * rules.level:g} % bootstrap interval of {rules.resamples:,} resamples; "
+             f"final: all evaluation episodes of the last {rules.policies} policies"]
+    for env in dict.fromkeys(run.group.env for run in found.runs):
+        limit_s = next(run.limit_s for run in found.runs if run.group.env == env)
+        lines += ["", f"{env}, time limit {limit_s:.4g} s"]
+        lines += _aligned(_rows(found, env))
+    return "\n".join([*lines, *_remarks(found)])
+
+
+def _rows(found: Report, env: str) -> list[list[str]]:
+    targets = found.rules.targets
+    head = ["", "runs", "final metric", "final-time metric", *(f"time to {number(target)} [s]" for target in targets)]
+    return [
+        head,
+        *(_run_row(run) for run in found.runs if run.group.env == env),
+        *(_group_row(group) for group in found.groups if group.group.env == env),
+        *(_pair_row(pair) for pair in found.pairs if pair.group.env == env),
+    ]
+
+
+def _run_row(run: RunReport) -> list[str]:
+    seed = DASH if run.seed is None else str(run.seed)
+    return [f"  {run.name} (seed {seed})", "1", number(run.final), number(run.final_time),
+            *(number(value) for value in run.required_s)]
+
+
+def _group_row(group: GroupReport) -> list[str]:
+    times = zip(group.required_s, group.reached, strict=True)
+    return [group.group.label, str(group.runs), spread_text(group.final), spread_text(group.final_time),
+            *(f"{spread_text(value)} ({count} of {group.runs})" for value, count in times)]
+
+
+def _pair_row(pair: PairReport) -> list[str]:
+    return [f"{pair.group.label} less {pair.against.label}, same seeds", str(pair.seeds), spread_text(pair.final),
+            spread_text(pair.final_time), *(f"{spread_text(value)} of its time" for value in pair.required_ratio)]
+
+
+def spread_text(value: Spread | None, form: Callable[[float | None], str] = number) -> str:
+    """``12.0 [10.0, 14.0]``; a dash where nothing is known, no interval for one seed."""
+    if value is None:
+        return DASH
+    return form(value.mean) + ("" if value.low is None else f" [{form(value.low)}, {form(value.high)}]")
+
+
+def _aligned(rows: list[list[str]]) -> list[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _remarks(found: Report) -> list[str]:
+    """What a reader has to know before believing the table."""
+    told = []
+    short = [run for run in found.runs if run.policies < found.rules.policies]
+    if short:
+        counts = ", ".join(f"{run.name} {run.policies}" for run in short)
+        told.append(f"fewer than {found.rules.policies} policies were evaluated: {counts}")
+    for group in found.groups:
+        seeds = [run.seed for run in found.runs if run.group == group.group]
+        if len(set(seeds)) < len(seeds):
+            told.append(f"{group.group.env} {group.group.label}: a seed occurs twice; if the runs differ in a setting, "
+                         "--by part.field parts them")
+    return ["", *told] if told else []
+
+
+def rules_of(*, policies: int, targets: Sequence[float], limit_s: float | None, resamples: int) -> Rules:
+    """The rules that a command line asks for.
+
+    Raises:
+        ConfigError: a number out of range.
+    """
+    if policies < 1:
+        raise ConfigError(f"--policies {policies}: at least 1")
+    if resamples < 100:
+        raise ConfigError(f"--resamples {resamples}: at least 100")
+    if limit_s is not None and not limit_s > 0.0:
+        raise ConfigError(f"--limit-s {limit_s:g}: more than 0")
+    return Rules(policies=policies, targets=tuple(targets), limit_s=limit_s, resamples=resamples)

@@ -1,0 +1,318 @@
+"""The run directory: all that is known of a run lies there, and nothing else knows more.
+
+``run.lock``, held by flock for the life of the supervisor, is the truth of "alive"; ``run.json`` tells
+the rest. Names are confined to the runs directory; directories are private (0700).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import secrets
+import shutil
+import stat
+import sys
+import time
+import tomllib
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from spreeze import __version__
+from spreeze.config.schema import check_name
+from spreeze.errors import ResourceError, RunError, did_you_mean
+from spreeze.formatting import clean
+
+SUBDIRECTORIES = ("logs", "weights", "checkpoints", "videos", "errors", "control")
+_PACKAGES = ("numpy", "torch", "gymnasium", "pybullet", "pybullet-envs-gymnasium", "safetensors")
+MIN_FREE_DISK_BYTES = 200_000_000
+_LOCK_S = 0.2
+_START_FIELD = 19
+"""Of ``/proc/PID/stat`` after the name: ticks from boot to the beginning of the process."""
+
+
+def new_name(env_id: str, algo: str, seed: int) -> str:
+    """``20261121-101502_Walker2DBulletEnv-v0_sac_s1``."""
+    env = "".join(c if c.isalnum() or c in "._-" else "-" for c in env_id)[:60]
+    return f"{time.strftime('%Y%m%d-%H%M%S')}_{env}_{algo}_s{seed}"
+
+
+def new_nonce() -> str:
+    """What marks all processes of one session of a run."""
+    return secrets.token_hex(8)
+
+
+class RunDir:
+    """One run directory and its lock."""
+
+    def __init__(self, path: Path, lock_fd: int, nonce: str | None = None) -> None:
+        self.path = path
+        self._lock_fd = lock_fd
+        self.nonce = nonce or new_nonce()
+
+    @classmethod
+    def create(cls, runs_dir: Path, name: str, nonce: str | None = None) -> RunDir:
+        """Makes a new run directory; its mkdir decides who owns the name. ``nonce``: a new one if None.
+
+        Raises:
+            RunError: the name is taken.
+            ResourceError: no place to write, or too little room.
+        """
+        check_name(name)
+        try:
+            runs_dir.mkdir(parents=True, exist_ok=True)
+            free = shutil.disk_usage(runs_dir).free
+            if free < MIN_FREE_DISK_BYTES:
+                raise ResourceError(
+                    f"{runs_dir}: a run needs {MIN_FREE_DISK_BYTES / 1e6:.0f} MB of disk, "
+                    f"{free / 1e6:.0f} MB are free; make room or choose another --runs-dir"
+                )
+            path = runs_dir / name
+            path.mkdir(mode=0o700)
+            for sub in SUBDIRECTORIES:
+                (path / sub).mkdir(mode=0o700)
+        except FileExistsError:
+            raise RunError(f"{runs_dir / name} exists; choose another --name, or --resume {name}") from None
+        except OSError as error:
+            raise ResourceError(f"cannot write below {runs_dir}: {error}") from None
+        return cls(path, _lock(path), nonce)
+
+    @classmethod
+    def open(cls, path: Path, nonce: str | None = None) -> RunDir:
+        """Takes over a run directory to continue it. ``nonce``: a new one if None.
+
+        Raises:
+            RunError: not a run, its supervisor is alive, or something in it leads out of it.
+        """
+        if not (path / "run.json").is_file():
+            raise RunError(f"{path} is no run directory: it has no run.json")
+        refuse_links(path)
+        for sub in SUBDIRECTORIES:
+            (path / sub).mkdir(mode=0o700, exist_ok=True)
+        run = cls(path, _lock(path), nonce)
+        # A request to stop was for the session that has ended.
+        (path / "control" / "stop").unlink(missing_ok=True)
+        return run
+
+    def write_state(self, **fields: Any) -> None:
+        """Merges fields into ``run.json``, atomically; trouble with the disk is not fatal."""
+        with contextlib.suppress(OSError):
+            write_json(self.path / "run.json", {**read_run(self.path), **fields, "heartbeat": time.time()})
+
+    def close(self) -> None:
+        """Gives the lock back."""
+        if self._lock_fd >= 0:
+            os.close(self._lock_fd)
+            self._lock_fd = -1
+
+
+def refuse_links(path: Path) -> None:
+    """Refuses a directory in which writing could change something outside of it.
+
+    A run directory may come from anywhere, an archive say. All of it is looked at, not only the names that a run is
+    known to write: an opened pipe would wait for ever, and names such as those of clips are made while it runs.
+
+    Raises:
+        RunError: the directory itself, or anything in it, is a link, a file with a second name, or no plain file.
+    """
+    if path.is_symlink():
+        meant = _told(path.resolve())
+        raise RunError(f"{_told(path)} is a symbolic link: name the directory that it points to, {meant}")
+    left = [path]
+    while left:
+        folder = left.pop()
+        try:
+            with os.scandir(folder) as entries:
+                found = [(entry.path, _leads_out(entry), entry.is_dir(follow_symlinks=False)) for entry in entries]
+        except FileNotFoundError:
+            continue  # a run that is alive replaces its files
+        except OSError as error:
+            raise RunError(f"{_told(path)}: {_told(folder)} cannot be looked into: {error.strerror}") from None
+        for place, reason, is_folder in found:
+            if reason is not None:
+                inside = _told(Path(place).relative_to(path))
+                raise RunError(f"{_told(path)}: {inside} is {reason}, and a run writes only into plain files of its "
+                               "own; put a copy in its place, or delete it")
+            if is_folder:
+                left.append(Path(place))
+
+
+def _leads_out(entry: os.DirEntry[str]) -> str | None:
+    """What a directory's entry is, where writing to it is not writing to that directory alone."""
+    try:
+        status = entry.stat(follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+    if stat.S_ISLNK(status.st_mode):
+        return "a symbolic link"
+    if stat.S_ISREG(status.st_mode):
+        return "a file with a second name elsewhere (a hard link)" if status.st_nlink > 1 else None
+    return None if stat.S_ISDIR(status.st_mode) else "neither a file nor a directory"
+
+
+def _told(path: Path) -> str:
+    return clean(path, 300)
+
+
+def ask(path: Path, name: str) -> None:
+    """Asks something of a run by an empty file in its ``control``; it follows no link out of the run.
+
+    Raises:
+        RunError: it cannot be written there.
+    """
+    try:
+        folder = os.open(path / "control", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            fd = os.open(name, flags, 0o600, dir_fd=folder)
+            try:
+                os.utime(fd)
+            finally:
+                os.close(fd)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        raise RunError(f"{_told(path)}: control/{name} cannot be written: {error.strerror}") from None
+
+
+def _lock(path: Path) -> int:
+    fd = os.open(path / "run.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    if not _locked_within(fd, _LOCK_S):
+        os.close(fd)
+        pid = read_run(path).get("pid")
+        text = f"{path.name} is running (process {pid}); stop it first: spreeze runs stop {path.name}"
+        raise RunError(text)
+    return fd
+
+
+def _locked_within(fd: int, seconds: float) -> bool:
+    """Takes the lock; whoever asks ``is_alive`` holds it for a moment, and that is not a running run."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except OSError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(0.01)
+
+
+def is_alive(path: Path) -> bool:
+    """True while some supervisor holds the run's lock."""
+    try:
+        fd = os.open(path / "run.lock", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def read_run(path: Path) -> dict[str, Any]:
+    """``run.json``, or an empty dictionary when it is missing or damaged."""
+    try:
+        with open(path / "run.json", "rb") as file:
+            data = json.loads(file.read(1_000_000))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+def read_config(path: Path) -> dict[str, dict[str, Any]]:
+    """``config.toml`` of a run as part -> field -> value; empty when missing or damaged."""
+    try:
+        with open(path / "config.toml", "rb") as file:
+            values = tomllib.loads(file.read(1_000_000).decode("utf-8", "replace"))
+    except (OSError, tomllib.TOMLDecodeError, RecursionError):
+        return {}
+    return {part: fields for part, fields in values.items() if isinstance(fields, dict)}
+
+
+def state_of(path: Path) -> str:
+    """The run's state; a run that says "running" while nobody holds its lock has crashed."""
+    state = str(read_run(path).get("state", "damaged"))
+    if state in ("starting", "tuning", "running", "stopping") and not is_alive(path):
+        return "crashed"
+    return state
+
+
+def list_runs(runs_dir: Path) -> list[Path]:
+    """All run directories, oldest first."""
+    if not runs_dir.is_dir():
+        return []
+    found = [path for path in runs_dir.iterdir() if (path / "run.json").is_file() and not path.is_symlink()]
+    return sorted(found, key=lambda path: (str(read_run(path).get("started", "")), path.name))
+
+
+def find_run(name_or_path: str, runs_dir: Path) -> Path:
+    """A run by name, by path, or "latest".
+
+    Raises:
+        RunError: there is none; says which there are.
+    """
+    runs = list_runs(runs_dir)
+    if name_or_path == "latest":
+        if not runs:
+            raise RunError(f"no run in {runs_dir}; start one with: python -m spreeze.train --auto")
+        return runs[-1]
+    path = Path(name_or_path)
+    if "/" not in name_or_path:
+        path = runs_dir / check_name(name_or_path)
+    if not (path / "run.json").is_file():
+        names = [run.name for run in runs]
+        raise RunError(f"no run '{name_or_path}' in {runs_dir}{did_you_mean(name_or_path, names)}")
+    return path
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Replaces a JSON file atomically.
+
+    Raises:
+        OSError: no room, no permission; the old content is untouched.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+        os.replace(temporary, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def process_start_time() -> float:
+    """Wall-clock time at which this process began, imports included."""
+    return float(psutil.Process().create_time())
+
+
+def process_age_s() -> float:
+    """Seconds since this process began, imports included.
+
+    Linux counts a process's beginning from boot on; as wall-clock time it is off by what the boot time is rounded by,
+    which is up to a second.
+    """
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        after_name = Path("/proc/self/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2]
+        ticks = int(after_name.split()[_START_FIELD])
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    return max(0.0, time.time() - process_start_time())
+
+
+def versions() -> dict[str, str | None]:
+    """Versions of everything that can change a result; None where not installed."""
+    found: dict[str, str | None] = {"spreeze": __version__, "python": sys.version.split()[0]}
+    for name in _PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = None
+    return found

@@ -1,0 +1,334 @@
+"""The governor: how many samplers may work while other programs want the machine.
+
+Arithmetic on one set of facts a second; knows no clock, no process and no memory. It changes nothing
+but the number of active samplers, in eighths: 1.25 is one sampler and a second that works a quarter
+of its time. The learner, evaluation and pictures are never touched.
+
+* What samplers may have is what the usable cores leave beside the other programs (or the share that
+  the user keeps free, if that is more), the learner, and evaluation and pictures. Where more is run than
+  there are cores although nobody else is there, that is the tuner's or the user's choice and stays.
+* So do several runs at once: they are the user's choice, the kernel shares the cores among them, and none rests because
+  of another. When another program comes, what they keep busy is room that this run does not have: each sees the same
+  lack and gives way. On 16 cores two runs that want 6 each let 3 cores of others be (6 + 6 + 3 = 15); 6 cores of others
+  leave the other run 5, so 16 - 5 - (6 - 0.15) = 5.15 for each. A share to be left free is kept by each run for itself.
+* Dead band: nothing changes for less than a quarter of a core, from seven cores on 4 % of the usable ones; 0.15
+  cores of other programs always run.
+* Gives up cores, and half a dead band more, when two seconds in a row ask for it. Takes back when the last ten
+  seconds allow it, by all but their worst second; a load that returns within two minutes makes that wait longer,
+  up to a minute. Never more than six changes in a minute.
+* An eighth of a sampler stays active, and more if the learner waits for rows: it must not starve.
+"""
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from spreeze.formatting import number, percent
+from spreeze.machine.cpu_contention import ContentionReader, CpuContention
+from spreeze.runtime.plan import RunPlan
+from spreeze.runtime.rates import CounterSample, samples_per_insert
+from spreeze.transport import status_table as words
+from spreeze.transport.status_table import StatusTable
+
+STEP = 0.125
+"""Active samplers change in such steps; at least one step stays."""
+DEAD_BAND_CORES, DEAD_BAND_SHARE = 0.25, 0.04
+"""Nothing changes for less than that many cores, or than that share of the usable ones if it is more."""
+QUIET_CORES = 0.15
+"""Other programs below this are what always runs, and count as none."""
+SETTLE_S = 5
+YIELD_S, RETURN_S, STARVED_S = 2, 10, 3
+LONGEST_RETURN_S, RELAPSE_S = 60, 120
+CHANGES_PER_MINUTE = 6
+STARVED_SHARE = 0.10
+"""Share of its time that the learner waits for rows, above which it starves."""
+SMOOTHING = 0.1
+"""Weight of the newest second in what a sampler and the rest of the run want."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """One second of a run. Cores are seconds of processor time a second."""
+
+    usable_cores: float
+    foreign_cores: float
+    """What other programs keep busy of the usable cores; the user's other runs, tuners and page are not among them."""
+    sibling_cores: float = 0.0
+    """What those keep busy."""
+    learner_cores: float
+    """What the learner is given and waits for."""
+    other_cores: float
+    """The same of evaluator, visualizer and supervisor."""
+    sampler_cores: float
+    """The same of all samplers together."""
+    learner_wait_share: float
+    """Share of its time that the learner waits for rows or the limiter."""
+    samples_per_insert: float | None = None
+
+
+class _Others(NamedTuple):
+    """One second of those who are not of this run."""
+
+    foreign_cores: float
+    sibling_cores: float
+
+
+class Change(NamedTuple):
+    """A new number of active samplers, and why."""
+
+    active: float
+    reason: str
+
+
+class Governor:
+    """Holds the number of active samplers; fed once a second."""
+
+    def __init__(self, maximum: int, leave_free: float = 0.0) -> None:
+        """All samplers are active.
+
+        Args:
+            maximum: sampler processes of the run.
+            leave_free: share of the usable cores that other programs keep even while they do not use it.
+        """
+        self._maximum, self._leave_free = float(maximum), leave_free
+        self.active = self._maximum
+        self._others: deque[_Others] = deque(maxlen=LONGEST_RETURN_S)
+        self._fixed, self._each = 0.0, 0.0
+        self._known = False
+        self._starved_s = 0
+        self._now_s = 0
+        self._changed_s: deque[int] = deque(maxlen=CHANGES_PER_MINUTE)
+        self._returned_s: int | None = None
+        self._gave_up_s: int | None = None
+        self._hold_s = RETURN_S
+        self._least = STEP
+
+    def feed(self, facts: Facts | None) -> Change | None:
+        """Takes in one second; returns a change, or None to go on as it is.
+
+        Args:
+            facts: None when this second says nothing: no learning yet, a learner that starts again, a
+                machine that slept.
+        """
+        self._now_s += 1
+        if facts is None:
+            self._others.clear()
+            self._starved_s = 0
+            return None
+        self._others.append(_Others(facts.foreign_cores, facts.sibling_cores))
+        self._smooth(facts)
+        starved = facts.learner_wait_share >= STARVED_SHARE and self.active < self._maximum
+        self._starved_s = self._starved_s + 1 if starved else 0
+        if len(self._others) < SETTLE_S or self._changes_in_a_minute() >= CHANGES_PER_MINUTE:
+            return None
+        return self._feed_learner(facts) or self._give_up(facts) or self._take_back(facts)
+
+    def _smooth(self, facts: Facts) -> None:
+        """Follows what one active sampler wants, and everybody else of this run, over some seconds."""
+        fixed = facts.learner_cores + facts.other_cores
+        each = min(max(facts.sampler_cores / self.active, 0.01), 1.25)
+        weight = SMOOTHING if self._known else 1.0
+        self._fixed += weight * (fixed - self._fixed)
+        self._each += weight * (each - self._each)
+        self._known = True
+
+    def _changes_in_a_minute(self) -> int:
+        return sum(self._now_s - changed_s < 60 for changed_s in self._changed_s)
+
+    def _unchanged_s(self) -> float:
+        return self._now_s - self._changed_s[-1] if self._changed_s else math.inf
+
+    def _room(self, others: _Others, usable_cores: float) -> float:
+        """Samplers that fit beside so much of others; may be negative, or more than there are."""
+        foreign = max(0.0, others.foreign_cores - QUIET_CORES)
+        if self._leave_free > 0.0:
+            free = usable_cores - max(foreign, self._leave_free * usable_cores)
+        else:
+            free = max(usable_cores - others.sibling_cores, self._fixed + self._maximum * self._each) - foreign
+        return (free - self._fixed) / self._each
+
+    def _fitting(self, room: float) -> float:
+        """Whole steps that fit, within what is possible."""
+        steps = math.floor(room / STEP + 1e-6)
+        return min(max(steps * STEP, self._least), self._maximum)
+
+    def _feed_learner(self, facts: Facts) -> Change | None:
+        """One step more when the learner waits for rows; a share to be left free goes before that."""
+        more = min(self.active + STEP, self._maximum)
+        blocked = self._leave_free > 0.0 and self._room(self._others[-1], facts.usable_cores) < more
+        if self._starved_s < STARVED_S or self._unchanged_s() < STARVED_S or blocked:
+            return None
+        self._least = more
+        return self._change(more, f"the learner waits {percent(facts.learner_wait_share)} of its time for rows, at "
+                                  f"{number(facts.samples_per_insert)} samples per insert")
+
+    def _give_up(self, facts: Facts) -> Change | None:
+        latest = list(self._others)[-YIELD_S:]
+        room = max(self._room(others, facts.usable_cores) for others in latest)
+        mean = _Others(*(sum(column) / len(latest) for column in zip(*latest, strict=True)))
+        # Half a dead band more than asked: what follows as noise then asks for nothing further.
+        margin = 0.5 * _dead_band(facts) / self._each
+        fewer = self._fitting(self._room(mean, facts.usable_cores) - margin)
+        starving = self._leave_free == 0.0 and facts.learner_wait_share >= STARVED_SHARE
+        if (self.active - room) * self._each <= _dead_band(facts) or fewer >= self.active or starving:
+            return None
+        if self._unchanged_s() < YIELD_S:
+            return None
+        relapse = self._returned_s is not None and self._now_s - self._returned_s < RELAPSE_S
+        self._hold_s = min(2 * self._hold_s, LONGEST_RETURN_S) if relapse else RETURN_S
+        self._returned_s, self._gave_up_s = None, self._now_s
+        return self._change(fewer, self._reason(mean, facts))
+
+    def _take_back(self, facts: Facts) -> Change | None:
+        latest = list(self._others)[-self._hold_s:]
+        gave_up_s = math.inf if self._gave_up_s is None else self._now_s - self._gave_up_s
+        if self.active >= self._maximum or len(latest) < self._hold_s or gave_up_s < self._hold_s:
+            return None
+        worst = sorted(latest, key=lambda others: self._room(others, facts.usable_cores))[1]
+        room = self._room(worst, facts.usable_cores)
+        # All may come back where they would not be asked to rest again, well inside the dead band; some for more than
+        # the dead band and the half that was given up beyond it.
+        all_back = (self._maximum - room) * self._each <= 0.5 * _dead_band(facts)
+        more = self._maximum if all_back else self._fitting(room)
+        if more <= self.active or (not all_back and (more - self.active) * self._each <= 1.5 * _dead_band(facts)):
+            return None
+        self._returned_s = self._now_s
+        if more == self._maximum:
+            self._least = STEP
+        return self._change(more, self._reason(worst, facts))
+
+    def _change(self, active: float, reason: str) -> Change:
+        self.active = active
+        self._changed_s.append(self._now_s)
+        return Change(active, reason)
+
+    def _reason(self, others: _Others, facts: Facts) -> str:
+        kept = f", your other runs {others.sibling_cores:.2f}" if others.sibling_cores >= QUIET_CORES else ""
+        kept += f", {self._leave_free * facts.usable_cores:.2f} are to stay free" if self._leave_free else ""
+        return (
+            f"other programs keep {others.foreign_cores:.2f} of {facts.usable_cores:g} usable cores busy{kept}; the "
+            f"learner and the rest want {self._fixed:.2f}, a sampler {self._each:.2f}"
+        )
+
+
+def _dead_band(facts: Facts) -> float:
+    return max(DEAD_BAND_CORES, DEAD_BAND_SHARE * facts.usable_cores)
+
+
+_EVERY_S = 1.0
+_LONGEST_S = 3.0
+"""A look later than this after the last one tells nothing: the machine slept, or was stuck."""
+
+_TURN_SHARE = 1 / 32
+"""A turn is over when each active sampler has written this share of its shard, about; looks come twice a second."""
+_LONGEST_TURN_S = 10.0
+"""Nor does it wait longer for a sampler that is slow, or just dead."""
+
+_BLIND_TIMES = 5
+"""Looks in a row without a load, the first of all is always one, until that is said."""
+
+
+class Reader(Protocol):
+    """Where the load comes from."""
+
+    def sample(self, pids: Mapping[str, int]) -> CpuContention | None:
+        """Load since the last call, or None."""
+
+
+class GovernorLoop:
+    """One run's governor with its readings; called by the supervisor, which need not know when it acts."""
+
+    def __init__(
+        self, plan: RunPlan, board: StatusTable, on_event: Callable[[str, str], None], *, reader: Reader | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Lets every sampler work until there is a reason against it.
+
+        Args:
+            plan: the run.
+            board: where the number of active samplers is posted.
+            on_event: is told of each change (level, text).
+            reader: stand-in for tests.
+            clock: monotonic seconds.
+        """
+        self._governor = Governor(plan.samplers, plan.config.tuning.leave_free)
+        self._maximum, self._board, self._on_event, self._clock = plan.samplers, board, on_event, clock
+        self._reader: Reader = ContentionReader() if reader is None else reader
+        self._before: tuple[float, int | None, float] | None = None
+        self._foreign_cores: float | None = None
+        self._blind = 0
+        self._turn_rows = _TURN_SHARE * plan.ring_spec().rows_per_shard
+        self._turn_began = (0.0, 0)  # seconds, rows inserted
+        self._board.header[words.SAMPLERS] = self._maximum
+        self._post(self._governor.active)
+
+    def look(self, reading: CounterSample, pids: Mapping[str, int]) -> dict[str, float | None]:
+        """Acts if a second has passed; returns its metrics.
+
+        Args:
+            reading: counters of this moment.
+            pids: name -> process id of the running workers and of the supervisor.
+        """
+        now_s, learner, wait_s = self._clock(), pids.get("learner"), reading.learner["wait_s"]
+        if self._before is None or now_s - self._before[0] >= _EVERY_S:
+            load = self._reader.sample(pids)
+            self._note_blind(load is None)
+            facts = None if load is None else self._facts(load, reading, now_s, learner)
+            self._foreign_cores = None if load is None else load.foreign_cores
+            self._before = (now_s, learner, wait_s)
+            change = self._governor.feed(facts)
+            if change is not None:
+                self._apply(change)
+        self._pass_turn(now_s, reading.inserted)
+        return {"samplers_active": self._governor.active, "foreign_cores": self._foreign_cores}
+
+    def _pass_turn(self, now_s: float, inserted: int) -> None:
+        """Lets the next sampler be the first, while some rest, when those at work have written enough."""
+        began_s, before = self._turn_began
+        active, header = self._governor.active, self._board.header
+        enough = inserted - before >= self._turn_rows * max(1.0, active) or now_s - began_s >= _LONGEST_TURN_S
+        if enough:
+            self._turn_began = now_s, inserted
+            if active < self._maximum:
+                header[words.FIRST_SAMPLER] = (int(header[words.FIRST_SAMPLER]) + 1) % self._maximum
+
+    def _note_blind(self, blind: bool) -> None:
+        """Says once that there is nothing to govern by."""
+        self._blind = self._blind + 1 if blind else 0
+        if self._blind == _BLIND_TIMES:
+            self._on_event("info", "governor: this system does not tell how long threads wait for a core "
+                                   "(/proc/PID/schedstat), so samplers give way by their priority alone")
+
+    def _facts(self, load: CpuContention, reading: CounterSample, now_s: float, learner: int | None) -> Facts | None:
+        """This second's facts; None while learning has not begun or the learner has just been started again."""
+        if self._before is None or learner is None or learner != self._before[1] or reading.baseline_inserted < 0:
+            return None
+        elapsed_s = now_s - self._before[0]
+        if elapsed_s > _LONGEST_S or reading.learner["updates"] <= 0:
+            return None
+        samplers = sum(cores for name, cores in load.wanted.items() if name.startswith("sampler"))
+        return Facts(
+            usable_cores=load.usable_cores, foreign_cores=load.foreign_cores,
+            sibling_cores=load.sibling_cores,
+            learner_cores=load.wanted.get("learner", 0.0), sampler_cores=samplers,
+            other_cores=sum(load.wanted.values()) - samplers - load.wanted.get("learner", 0.0),
+            learner_wait_share=min(max(0.0, reading.learner["wait_s"] - self._before[2]) / elapsed_s, 1.0),
+            samples_per_insert=samples_per_insert(reading),
+        )
+
+    def _apply(self, change: Change) -> None:
+        before = number(int(self._board.header[words.ACTIVE_SAMPLERS]) + self._board.header[words.SLOWED_SHARE] / 1000)
+        self._post(change.active)
+        self._on_event("info", f"governor: {before} -> {number(change.active)} of {self._maximum} samplers active: "
+                               f"{change.reason}")
+
+    def _post(self, active: float) -> None:
+        """Two stores; what lies between them for a moment is at most one sampler too few."""
+        whole = int(active)
+        self._board.header[words.SLOWED_SHARE] = 0
+        self._board.header[words.ACTIVE_SAMPLERS] = whole
+        self._board.header[words.SLOWED_SHARE] = round(1000 * (active - whole))

@@ -1,0 +1,281 @@
+"""The supervisor's side of a worker process: start it, hear it, end it."""
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Self
+
+from spreeze.machine.orphan_cleanup import MARK
+from spreeze.machine.processes import DEATH_S, held_back, kill_and_wait
+from spreeze.metrics.table import DEADLINE_S, Phase
+from spreeze.run_directory import new_nonce
+from spreeze.workers.context import worker_name
+from spreeze.workers.prewarm import MOST_FDS
+
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+_NAME = "SPREEZE_WORKER"
+"""Environment variable with the worker's name, for environments that want to know where they run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerSpec:
+    """All that is needed to start a worker, and to start it again."""
+
+    role: str
+    index: int
+    row: int
+    """Row of the board."""
+    job: dict[str, Any]
+    """JSON form of the body's job."""
+    body: str = ""
+    """Key of ``child.BODIES``; the role if empty."""
+    threads: int = 1
+    """Threads of numerical libraries, set before any import."""
+    step_deadline_s: float = DEADLINE_S[Phase.STEP]
+    """Silence in the middle of an env step after which the worker counts as hung."""
+    memory_limit_bytes: int | None = None
+    """Private memory above which the worker is started anew; None: no limit."""
+    inherited_fds: tuple[int, ...] = ()
+    """Descriptors of shared memory that the body attaches to."""
+
+    @property
+    def name(self) -> str:
+        """``sampler-3``, ``learner``, ..."""
+        return worker_name(self.role, self.index)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunContext:
+    """What all workers of one run share."""
+
+    run_dir: Path
+    board_fd: int
+    board_rows: int
+    nonce: str
+    """Marks every process of the run in its environment, so that none can be overlooked."""
+
+
+@dataclass
+class WorkerProcess:
+    """A running (or ended) worker process."""
+
+    spec: WorkerSpec
+    process: subprocess.Popen[bytes]
+    message_fd: int
+    lifeline: int
+    _pending: bytes = b""
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self.process.pid
+
+    def poll(self) -> int | None:
+        """Exit code, negative signal number, or None while it runs."""
+        return self.process.poll()
+
+    def read_messages(self) -> list[dict[str, Any]]:
+        """Whole messages that have arrived; damaged lines are skipped. Never waits."""
+        found: list[dict[str, Any]] = []
+        while True:
+            try:
+                data = os.read(self.message_fd, 65536)
+            except (BlockingIOError, OSError):
+                break
+            if not data:
+                break
+            *lines, self._pending = (self._pending + data).split(b"\n")
+            for line in lines:
+                with contextlib.suppress(ValueError):
+                    record = json.loads(line)
+                    if isinstance(record, dict):
+                        found.append(record)
+        return found
+
+    def signal_group(self, number: signal.Signals) -> None:
+        """Signals the worker and whatever it started."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, number)
+
+    def kill_and_wait(self, within_s: float = DEATH_S) -> int | None:
+        """SIGKILL to the whole group, then waits: after this the worker never writes again.
+
+        Returns:
+            The exit code; None where the kernel does not let it go (see ``processes.kill_and_wait``).
+        """
+        return kill_and_wait(self.process, within_s)
+
+    def close(self) -> None:
+        """Closes this side's descriptors; the worker must have been killed or have ended."""
+        for fd in (self.message_fd, self.lifeline):
+            with contextlib.suppress(OSError):
+                os.close(fd)
+
+
+Start = Callable[[WorkerSpec, RunContext], WorkerProcess]
+"""Starts a worker: ``spawn``, or what has something ready for it."""
+Begin = Callable[[str, WorkerSpec, RunContext, tuple[int, ...]], "subprocess.Popen[bytes]"]
+"""Begins a worker's process: its argument, what and where it is, and the descriptors that it gets."""
+
+
+def spawn(spec: WorkerSpec, nest: RunContext, begin: Begin | None = None) -> WorkerProcess:
+    """Starts a worker in a fresh interpreter, or in what ``begin`` has, and in a process group of its own.
+
+    Raises:
+        OSError: no process, descriptor or log file could be made.
+    """
+    message_read, message_write = os.pipe()
+    lifeline_read, lifeline_write = os.pipe()
+    try:
+        os.set_blocking(message_read, False)
+        os.set_blocking(message_write, False)
+        argument = json.dumps({
+            "role": spec.role, "body": spec.body or spec.role, "index": spec.index, "row": spec.row, "job": spec.job,
+            "board_fd": nest.board_fd, "board_rows": nest.board_rows, "message_fd": message_write,
+            "lifeline_fd": lifeline_read, "supervisor_pid": os.getpid(),
+            "errors_dir": str(nest.run_dir / "errors"),
+        })
+        fds = (nest.board_fd, message_write, lifeline_read, *spec.inherited_fds)
+        process = (begin or fresh_process)(argument, spec, nest, fds)
+    except BaseException:
+        os.close(message_read)
+        os.close(lifeline_write)
+        raise
+    finally:
+        os.close(message_write)
+        os.close(lifeline_read)
+    return WorkerProcess(spec=spec, process=process, message_fd=message_read, lifeline=lifeline_write)
+
+
+def fresh_process(
+    argument: str, spec: WorkerSpec, nest: RunContext, fds: tuple[int, ...]
+) -> subprocess.Popen[bytes]:
+    """A fresh interpreter for a worker; the descriptors keep their numbers.
+
+    Raises:
+        OSError: it could not be started.
+    """
+    with log_file(nest.run_dir, spec.name) as log, held_back():
+        return subprocess.Popen(
+            [sys.executable, "-m", "spreeze.workers.main", argument],
+            stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, close_fds=True, process_group=0,
+            pass_fds=fds, env=child_environment(spec.threads, nest.nonce, spec.name),
+        )
+
+
+def log_file(run_dir: Path, name: str) -> IO[bytes]:
+    """The worker's log, or nothing at all when the disk refuses: a log is no reason to stop."""
+    try:
+        return open(run_dir / "logs" / f"{name}.log", "ab")
+    except OSError:
+        return open(os.devnull, "ab")
+
+
+def child_environment(threads: int, nonce: str, name: str = "") -> dict[str, str]:
+    """Environment of a child: its threads pinned before any import, no window, no banner."""
+    package_root = str(Path(__file__).resolve().parents[2])
+    paths = [package_root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    return {
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # cuda:1 is then the GPU that NVML and nvidia-smi call 1
+        **os.environ,
+        **dict.fromkeys(_THREAD_VARIABLES, str(threads)),
+        # Waiting threads must not burn the core that a sampler needs.
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "KMP_BLOCKTIME": "0",
+        "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONFAULTHANDLER": "1",
+        "PYGAME_HIDE_SUPPORT_PROMPT": "1",
+        "SDL_VIDEODRIVER": "dummy",
+        "SDL_AUDIODRIVER": "dummy",
+        MARK: nonce,
+        _NAME: name,
+    }
+
+
+_ROLE = "learner"
+
+
+class Prewarm:
+    """One waiting process, which ends with the ``with`` block unless a worker has taken it."""
+
+    def __init__(self, threads: int, *, wanted: bool = True) -> None:
+        """Begins it.
+
+        Args:
+            threads: of its libraries.
+            wanted: whether there is a process at all; without, every worker is a fresh one.
+        """
+        self.nonce = new_nonce()
+        """Of the run that can use it."""
+        self._threads = threads
+        self._process: subprocess.Popen[bytes] | None = None
+        self._line: socket.socket | None = None
+        if wanted:
+            with contextlib.suppress(OSError):  # a run can do without
+                self._begin()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process, while it waits."""
+        return self._process.pid if self._process else None
+
+    def close(self) -> None:
+        """Ends the process if it still waits; workers are fresh processes from now on."""
+        if self._line is not None:
+            self._line.close()
+        process, self._process = self._process, None
+        if process is not None:
+            kill_and_wait(process)
+
+    def start(self, spec: WorkerSpec, nest: RunContext) -> WorkerProcess:
+        """``spawn``, in the waiting process if there is one for this worker.
+
+        Raises:
+            OSError: the worker could not be started.
+        """
+        return spawn(spec, nest, self._taken if spec.role == _ROLE else fresh_process)
+
+    def _begin(self) -> None:
+        self._line, theirs = socket.socketpair()
+        with theirs, held_back():
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "spreeze.workers.prewarm", str(theirs.fileno())], stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, close_fds=True, process_group=0,
+                pass_fds=(theirs.fileno(),), env=child_environment(self._threads, self.nonce, _ROLE),
+            )
+
+    def _taken(
+        self, argument: str, spec: WorkerSpec, nest: RunContext, fds: tuple[int, ...]
+    ) -> subprocess.Popen[bytes]:
+        """The waiting process with its job, if it fits and lives; else a fresh one. It waits no longer."""
+        taken = None
+        fits = (spec.threads, nest.nonce) == (self._threads, self.nonce) and len(set(fds)) + 2 <= MOST_FDS
+        if fits and self._process is not None and self._line is not None:
+            with contextlib.suppress(OSError):  # it has ended
+                _hand_over(self._line, argument, spec, nest, fds)
+                taken, self._process = self._process, None
+        self.close()
+        return taken or fresh_process(argument, spec, nest, fds)
+
+
+def _hand_over(line: socket.socket, argument: str, spec: WorkerSpec, nest: RunContext, fds: tuple[int, ...]) -> None:
+    with log_file(nest.run_dir, spec.name) as log:
+        places = {1: log.fileno(), 2: log.fileno(), **{fd: fd for fd in fds}}
+        message = json.dumps({"argument": argument, "places": list(places)}).encode() + b"\n"
+        sent = socket.send_fds(line, [message], list(places.values()))
+        line.sendall(message[sent:])

@@ -1,0 +1,359 @@
+"""What happens in a run, written down: metrics, events, evaluations, the outcome. Starts no process."""
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import re
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from spreeze.formatting import size
+from spreeze.machine.hardware import memory_limits
+from spreeze.machine.utilisation import Utilisation
+from spreeze.metrics.bottleneck import bottleneck
+from spreeze.metrics.snapshot import GpuSnapshot, Snapshot
+from spreeze.metrics.store import EvaluationRow, MetricsWriter
+from spreeze.run_directory import RunDir, process_age_s
+from spreeze.runtime.plan import RunPlan
+from spreeze.runtime.rates import CounterSample, Rates
+from spreeze.workers.sampler_stats import event_text, write_error
+
+_STATE_S = 2.0
+SAMPLE_S = 0.5
+"""Time between two samples of all metrics."""
+_SAVING_S = 2.0
+"""Time between two words on a last checkpoint that is being written; one that takes less is not worth a word."""
+
+
+class View(Protocol):
+    """Shows a run while it goes on; the terminal, or nothing."""
+
+    def update(self, snapshot: Snapshot) -> None:
+        """Shows the newest numbers."""
+
+    def note(self, text: str) -> None:
+        """Shows one line for good."""
+
+
+@dataclass
+class Outcome:
+    """What a run came to; None is unknown."""
+
+    stopped_by: str = "unknown"
+    wall_s: float = 0.0
+    env_steps: int = 0
+    updates: int = 0
+    rates: dict[str, float | None] = field(default_factory=dict)
+    warmup_s: float | None = None
+    samples_per_insert: float | None = None
+    policy_lag_mean: float | None = None
+    episodes: int = 0
+    eval_return: float | None = None
+    eval_best: float | None = None
+    eval_episodes: int | None = None
+    """Episodes that ``eval_return`` is the mean of; of those asked for, some were cut by the time limit or lost."""
+    eval_episodes_cut: int | None = None
+    eval_episodes_lost: int | None = None
+    time_to_target_s: float | None = None
+    restarts: int = 0
+    env_errors: int | None = None
+    """Exceptions that environments raised."""
+    rows_refused: int | None = None
+    """Bad transitions that environments gave."""
+    parameters_sha256: str | None = None
+    device: str | None = None
+    bottleneck: str | None = None
+    error: str | None = None
+
+
+class Recorder:
+    """Keeps the store, the view and the outcome of one run up to date."""
+
+    def __init__(self, plan: RunPlan, run_dir: RunDir, view: View) -> None:
+        self._plan, self._run_dir, self._view = plan, run_dir, view
+        self._store = MetricsWriter(run_dir.path / "metrics.db")
+        self._gauges = Rates(plan.batch_size)
+        self._utilisation = Utilisation({})
+        self._memory_total_bytes = memory_limits().total_bytes
+        self._events: deque[str] = deque(maxlen=6)
+        self._eval_returns: deque[float] = deque(maxlen=60)
+        self._lag_sum, self._lag_count = 0.0, 0
+        self._metrics: dict[str, float | None] = {}
+        # Taken once: a clock that is set while the run goes on must not change a duration.
+        self._age_at_start_s = process_age_s()
+        self._next_state_s = 0.0
+        self._evaluated: tuple[Any, Any] = (None, None)
+        self._samplers_alive = 0
+        self._hung_up = False
+        self._saving_said, self._next_saving_s = False, float("inf")
+        self.started_s = time.monotonic()
+        self.reading: CounterSample | None = None
+        self.first_error: tuple[str, str] | None = None
+        self.outcome = Outcome(eval_best=plan.earlier.best_return)
+
+    @property
+    def session_s(self) -> float:
+        """Wall time of this session."""
+        return time.monotonic() - self.started_s
+
+    @property
+    def wall_s(self) -> float:
+        """Wall time of the run, earlier sessions included."""
+        return self._plan.earlier.wall_s + self.session_s
+
+    def event(self, level: str, text: str, source: str = "supervisor") -> None:
+        """Something that a person should know; goes to the store and the view."""
+        line = text if source == "supervisor" else f"{source}: {text}"
+        self._events.append(line)
+        self._store.event(self.wall_s, level, source, text)
+        self._view.note(line if level == "info" else f"{level}: {line}")
+
+    def env_error(self, where: str, error: Exception, count: int) -> None:
+        """An environment of this process raised or gave a bad transition; it cost no more than an episode."""
+        write_error(self._run_dir.path / "errors", "supervisor", error, f"environment-{count}")
+        self.event("warning", event_text(where, error, count)[:500])
+
+    def hung_up(self) -> None:
+        """The terminal was closed, which ends no run; says so once."""
+        if not self._hung_up:
+            self._hung_up = True
+            self.event("info", "the terminal was closed (SIGHUP): the run goes on without it; to end it: "
+                       f"python -m spreeze runs stop {self._run_dir.path.absolute()}")
+
+    def saving(self, left_bytes: int) -> None:
+        """The run only waits for its last checkpoint any more: shows what is left of it, now and then.
+
+        Args:
+            left_bytes: still to be written or checked; 0: it is not being written yet, or is all but done.
+        """
+        now = time.monotonic()
+        if now < self._next_saving_s:
+            if self._next_saving_s == float("inf"):
+                self._next_saving_s = now + _SAVING_S
+            return
+        self._next_saving_s = now + _SAVING_S
+        if not self._saving_said:
+            self._saving_said = True
+            left = f", {size(left_bytes)} left to write and check" if left_bytes else ""
+            self.event("info", f"the run ends when its last checkpoint is written{left}; a second Ctrl-C gives it up")
+        state = f"stopping, {size(left_bytes)} of checkpoint left" if left_bytes else "stopping"
+        self._view.update(self.snapshot(state))
+        self._run_dir.write_state(state="stopping", checkpoint_left_bytes=left_bytes)
+
+    def evaluation(self, record: Mapping[str, Any], *, final: bool = False) -> None:
+        """Greedy episodes of one version of the weights: fields as in ``eval.csv``.
+
+        The final evaluation comes after training: it does not count as reaching the target in time.
+        """
+        value = record.get("return_mean")
+        if not isinstance(value, int | float):
+            return
+        outcome, target = self.outcome, self._plan.config.stop.target_return
+        outcome.eval_return = float(value)
+        self._eval_returns.append(float(value))
+        asked = self._plan.config.evaluation.episodes
+        outcome.eval_episodes = int(record.get("episodes") or 0)
+        outcome.eval_episodes_cut = int(record.get("episodes_cut") or 0)
+        outcome.eval_episodes_lost = int(record.get("episodes_lost") or 0)
+        if outcome.eval_episodes_cut:
+            self.event("info", f"final evaluation: {outcome.eval_episodes} of {asked} episodes, "
+                               "the others would have taken too long; only whole rounds count")
+        whole = bool(record.get("whole", outcome.eval_episodes == asked))
+        if whole and (outcome.eval_best is None or value > outcome.eval_best):
+            outcome.eval_best = float(value)
+        if not final and whole and target is not None and value >= target and outcome.time_to_target_s is None:
+            outcome.time_to_target_s = self._age_at_start_s + self.session_s
+        self._metrics["eval_return"] = float(value)
+        order = (record.get("epoch"), record.get("version"))
+        if final and order == self._evaluated:
+            return
+        self._evaluated = order
+        with contextlib.suppress(KeyError, TypeError, ValueError):
+            fields = {name: record[name] for name in EvaluationRow._fields if name != "t"}
+            self._store.evaluation(EvaluationRow(t=float(record["wall_s"]), **fields))
+            self._store.write(float(record["wall_s"]), int(record["env_steps"]),
+                              {"eval_return": float(value), "eval_length": float(record["length_mean"])})
+
+    def no_final_evaluation(self, budget_s: float) -> None:
+        """Says why the last score is of an earlier policy."""
+        self.event("info", f"no final evaluation: no whole round of episodes gave a score within {budget_s:.0f} s; the "
+                           "score is the latest one of training")
+
+    def sample(
+        self, reading: CounterSample, *, pids: Mapping[str, int] | None, restarts: int = 0, samplers_alive: int = 1,
+        state: str = "training", governed: Mapping[str, float | None] | None = None,
+    ) -> None:
+        """Takes one sample of everything; ``pids`` None leaves utilisation out (the workers are gone)."""
+        self.reading, self._samplers_alive = reading, samplers_alive
+        metrics = self._gauges.read(reading)
+        metrics.update(governed or {})
+        metrics["env_steps"] = self._plan.earlier.env_steps + reading.env_steps
+        metrics["restarts"] = restarts
+        metrics["episodes"] = self._plan.earlier.episodes + (metrics["episodes"] or 0.0)
+        if pids is not None:
+            metrics.update(self._utilisation.sample(pids))
+        if (lag := metrics.get("policy_lag")) is not None:
+            self._lag_sum, self._lag_count = self._lag_sum + lag, self._lag_count + 1
+        self._metrics = {**metrics, "eval_return": self._metrics.get("eval_return")}
+        snapshot = self.snapshot(state)
+        self.outcome.bottleneck = snapshot.bottleneck
+        self._store.write(self.wall_s, int(metrics["env_steps"] or 0),
+                          {name: value for name, value in metrics.items() if value is not None})
+        self._view.update(snapshot)
+        if state == "training" and time.monotonic() >= self._next_state_s:
+            self._next_state_s = time.monotonic() + _STATE_S
+            self._run_dir.write_state(state="running", wall_s=self.wall_s, env_steps=metrics["env_steps"],
+                                      updates=metrics["updates"], eval_best=self.outcome.eval_best,
+                                      episodes=metrics["episodes"])
+
+    def snapshot(self, state: str) -> Snapshot:
+        """What a view shows now."""
+        known: dict[str, Any] = {
+            "state": state, "wall_s": self.wall_s, "eval_best": self.outcome.eval_best,
+            "eval_returns": tuple(self._eval_returns), "memory_total_bytes": self._memory_total_bytes,
+            "learner_device": self.outcome.device, "samplers_alive": self._samplers_alive,
+            "first_error": self.first_error, "events": tuple(self._events),
+        }
+        bare = take_snapshot(self._plan, self._metrics, self.session_s, **known)
+        return dataclasses.replace(bare, bottleneck=bottleneck(bare).sentence)
+
+    def stop_reason(self) -> str | None:
+        """The stop condition that is met, or None."""
+        stop, reading = self._plan.config.stop, self.reading
+        if (self._run_dir.path / "control" / "stop").exists():
+            return "stop request"
+        if self.outcome.time_to_target_s is not None:
+            return "target_return"
+        if stop.seconds is not None and self.session_s >= stop.seconds:
+            return "seconds"
+        if reading is None:
+            return None
+        if self._plan.config.on_policy is not None:
+            return None  # it stops at swaps, which its learner sees
+        if stop.updates is not None and reading.learner["updates"] >= stop.updates:
+            return "updates"
+        steps = reading.env_steps + self._plan.earlier.env_steps
+        return "env_steps" if stop.env_steps is not None and steps >= stop.env_steps else None
+
+    def ending(self) -> None:
+        """Training is over; what follows does not count for its rates."""
+        self._gauges.end()
+
+    def finish(self, restarts: int = 0) -> None:
+        """Fills the outcome from the last sample."""
+        outcome, metrics = self.outcome, self._metrics
+        outcome.wall_s = self.wall_s
+        outcome.env_steps = int(metrics.get("env_steps") or 0)
+        outcome.updates = max(outcome.updates, int(metrics.get("updates") or 0))
+        outcome.rates, outcome.warmup_s = self._gauges.steady(), self._gauges.warmup_s
+        outcome.samples_per_insert = metrics.get("samples_per_insert")
+        outcome.policy_lag_mean = self._lag_sum / self._lag_count if self._lag_count else None
+        outcome.episodes = int(metrics.get("episodes") or 0)
+        outcome.restarts = restarts
+        outcome.env_errors, outcome.rows_refused = _count(metrics, "env_errors"), _count(metrics, "rows_refused")
+        if outcome.error and self.first_error:
+            outcome.error = f"{outcome.error} (first: {self.first_error[0]}: {self.first_error[1]})"
+
+    def close(self) -> None:
+        """Closes the store and the GPU monitor."""
+        if self._saving_said:
+            self._run_dir.write_state(checkpoint_left_bytes=None)
+        self._utilisation.close()
+        self._store.close()
+
+
+def _count(metrics: Mapping[str, float | None], name: str) -> int | None:
+    value = metrics.get(name)
+    return None if value is None else int(value)
+
+
+_SHARES = {
+    "sampler": ("policy", "env", "write", "wait"),
+    "learner": ("wait", "gather", "critic", "actor", "publish"),
+    "rollout learner": ("wait", "learn", "publish"),
+}
+_PLAIN = (
+    "env_steps_per_s", "updates_per_s", "update_frames_per_s", "samples_per_insert", "policy_lag", "transition_age",
+    "replay_fill", "eval_return", "episode_return", "cpu_use", "memory_used_bytes", "samplers_active",
+    "foreign_cores",
+)
+
+
+def take_snapshot(plan: RunPlan, metrics: Mapping[str, float | None], session_s: float, **known: Any) -> Snapshot:
+    """Builds a snapshot; ``known`` are fields that the caller has at hand.
+
+    Args:
+        plan: the run.
+        metrics: newest value of each series, None or absent where unknown.
+        session_s: wall time of this session, for progress.
+        known: further fields of ``Snapshot``.
+    """
+    replay = plan.config.replay
+    progress, eta_s = _progress(plan, metrics, session_s)
+    return Snapshot(
+        env_id=plan.spec.env_id, algo=plan.config.run.algo, lag=plan.lag, env_steps=_integer(metrics.get("env_steps")),
+        updates=_integer(metrics.get("updates")),
+        learning_starts=replay.learning_starts if plan.lag is None else None,
+        samples_per_insert_min=replay.samples_per_insert_min if plan.lag is None else None,
+        samples_per_insert_max=replay.samples_per_insert_max if plan.lag is None else None,
+        samplers_wanted=plan.samplers, restarts=_integer(metrics.get("restarts")) or 0,
+        env_errors=_env_errors(metrics),
+        sampler_shares=_shares(metrics, "sampler"),
+        learner_shares=_shares(metrics, "learner" if plan.lag is None else "rollout learner"),
+        core_uses=_parts(metrics, "cpu_core_use"), gpus=_gpus(metrics), progress=progress, eta_s=eta_s,
+        **{name: metrics.get(name) for name in _PLAIN}, **known,  # type: ignore[arg-type]
+    )
+
+
+def _env_errors(metrics: Mapping[str, float | None]) -> int | None:
+    known = [value for name in ("env_errors", "rows_refused") if (value := metrics.get(name)) is not None]
+    return int(sum(known)) if known else None
+
+
+def _integer(value: float | None) -> int | None:
+    return None if value is None else int(value)
+
+
+def _shares(metrics: Mapping[str, float | None], role: str) -> dict[str, float]:
+    found = {name: metrics.get(f"{role.removeprefix('rollout ')}_{name}_share") for name in _SHARES[role]}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _parts(metrics: Mapping[str, float | None], name: str) -> tuple[float, ...]:
+    pattern = re.compile(name + r"/(\d+)")
+    found = {int(m[1]): metrics[key] for key in metrics if (m := pattern.fullmatch(key))}
+    return tuple(value for _, value in sorted(found.items()) if value is not None)
+
+
+def _gpus(metrics: Mapping[str, float | None]) -> tuple[GpuSnapshot, ...]:
+    indices = sorted({int(key.split("/")[1]) for key in metrics if key.startswith("gpu_")})
+    return tuple(
+        GpuSnapshot(
+            index=i, use=metrics.get(f"gpu_use/{i}"), power_w=metrics.get(f"gpu_power_w/{i}"),
+            memory_used_bytes=metrics.get(f"gpu_memory_used_bytes/{i}"),
+        )
+        for i in indices
+    )
+
+
+def _progress(
+    plan: RunPlan, metrics: Mapping[str, float | None], session_s: float
+) -> tuple[float | None, float | None]:
+    """Share of the stop condition that will come first, and the seconds until then."""
+    stop = plan.config.stop
+    candidates: list[tuple[float, float | None]] = []
+    if stop.seconds:
+        candidates.append((session_s / stop.seconds, max(stop.seconds - session_s, 0.0)))
+    for limit, done, rate in (
+        (stop.env_steps, metrics.get("env_steps"), metrics.get("env_steps_per_s")),
+        (stop.updates, metrics.get("updates"), metrics.get("updates_per_s")),
+    ):
+        if limit and done is not None:
+            candidates.append((done / limit, max(limit - done, 0.0) / rate if rate else None))
+    if not candidates:
+        return None, None
+    share, eta_s = max(candidates, key=lambda entry: entry[0])
+    return min(share, 1.0), eta_s

@@ -1,0 +1,141 @@
+"""What every mode of processes has beside its own workers: evaluator, visualizer, the watch, the last evaluation."""
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from spreeze.errors import ResourceError
+from spreeze.machine.orphan_cleanup import end_orphans
+from spreeze.machine.processes import DEATH_S, held_back, kill_and_wait, left_behind
+from spreeze.run_directory import RunDir
+from spreeze.runtime.interrupts import Interrupts
+from spreeze.runtime.launcher import WorkerSpec, child_environment, log_file
+from spreeze.runtime.plan import RunPlan
+from spreeze.runtime.recorder import Recorder
+from spreeze.runtime.supervisor import ProcessSupervisor, Supervisor
+from spreeze.transport.shared_memory import available_bytes
+from spreeze.workers.evaluator import EvaluatorJob
+from spreeze.workers.jobs import VisualizerJob
+
+_FINAL_EVALUATION_S = 6.0
+_EXIT_S = 12.0
+"""From the wish to stop to the end of the final evaluation; the rest of 15 s is for closing."""
+_VISUALIZER_AFTER_S = 4.0
+_LEAST_LIMIT_BYTES = 2**30
+"""What who steps environments may always have; beyond it, its share of half of the memory that is free."""
+
+
+def memory_limit_bytes(plan: RunPlan) -> int:
+    """Memory above which a sampler or executor is started anew."""
+    asked = plan.config.sampling.memory_limit_bytes
+    return asked or max(_LEAST_LIMIT_BYTES, available_bytes() // (2 * plan.samplers))
+
+
+def supervise(
+    supervisor: Supervisor, crew: ProcessSupervisor, specs: dict[str, WorkerSpec], learning_began: Callable[[], bool]
+) -> None:
+    """Starts the workers and watches them to the end of the run; nobody is left when it returns.
+
+    Raises:
+        ResourceError: a worker could not be started.
+    """
+    visualizer = specs.pop("visualizer", None)
+
+    began_s: float | None = None
+
+    def start_visualizer() -> None:
+        # Not before learning is well under way: its imports would only delay the first updates.
+        nonlocal visualizer, began_s
+        if began_s is None and learning_began():
+            began_s = time.monotonic()
+        if visualizer is not None and began_s is not None and time.monotonic() - began_s > _VISUALIZER_AFTER_S:
+            chosen = visualizer
+            visualizer = None
+            try:
+                crew.add(chosen)
+            except OSError as error:  # never a reason to end the run
+                crew.on_event("warning", f"no pictures: the visualizer could not be started: {error}")
+
+    try:
+        for spec in specs.values():
+            try:
+                crew.add(spec)
+            except OSError as error:
+                raise ResourceError(
+                    f"{spec.name} could not be started: {error}; use fewer {spec.role}s, or raise the limit of "
+                    "processes and open files (ulimit -u, ulimit -n)"
+                ) from None
+        supervisor.run(on_sample=start_visualizer)
+    finally:
+        supervisor.stop()
+
+
+def watcher_specs(plan: RunPlan, run_dir: Path, first_row: int) -> dict[str, WorkerSpec]:
+    """Evaluator and visualizer, in rows ``first_row`` and the next of the board."""
+    config = plan.config
+    evaluator = EvaluatorJob(
+        run_dir=str(run_dir), spec=plan.spec, episodes=config.evaluation.episodes,
+        first_seed=config.evaluation.seed, cpu_share=config.evaluation.cpu_share, has_free_core=plan.free_core,
+    )
+    specs = {"evaluator": WorkerSpec(role="evaluator", index=0, row=first_row, job=evaluator.to_json())}
+    if config.visualizer.enabled:
+        part = config.visualizer
+        visualizer = VisualizerJob(
+            run_dir=str(run_dir), spec=plan.spec, frames_per_s=part.frames_per_s,
+            clip_interval_s=part.clip_interval_s, clip_length_s=part.clip_length_s,
+            cpu_share=part.cpu_share, has_free_core=plan.free_core, seed=config.run.seed,
+        )
+        specs["visualizer"] = WorkerSpec(role="visualizer", index=0, row=first_row + 1, job=visualizer.to_json())
+    return specs
+
+
+def last_evaluation(
+    plan: RunPlan, run_dir: RunDir, recorder: Recorder, supervisor: Supervisor, interrupts: Interrupts
+) -> None:
+    """Greedy episodes of the last policy, as far as time allows."""
+    budget_s = min(_FINAL_EVALUATION_S, _EXIT_S - supervisor.stopping_s)
+    if not interrupts.urgent and recorder.outcome.updates > 0 and budget_s >= 1.0:
+        record = final_evaluation(run_dir, plan, budget_s, interrupts, recorder.event)
+        if record is not None:
+            recorder.evaluation(record, final=True)
+        elif not interrupts.urgent:
+            recorder.no_final_evaluation(budget_s)
+
+
+def final_evaluation(
+    run_dir: RunDir, plan: RunPlan, budget_s: float, interrupts: Interrupts, on_event: Callable[[str, str], None]
+) -> dict[str, Any] | None:
+    """Greedy episodes of the newest weights within ``budget_s``; None if none finished in time."""
+    part = plan.config.evaluation
+    job = EvaluatorJob(run_dir=str(run_dir.path), spec=plan.spec, episodes=part.episodes, first_seed=part.seed,
+                       cpu_share=1.0, has_free_core=True)
+    command = [sys.executable, "-m", "spreeze.workers.evaluator", json.dumps(job.to_json()), str(budget_s)]
+    with log_file(run_dir.path, "evaluator") as log, held_back():
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log,
+                                   process_group=0, env=child_environment(1, run_dir.nonce, "evaluator"))
+    asked, deadline = interrupts.count, time.monotonic() + budget_s + 2.0
+    while process.poll() is None:
+        if interrupts.count > asked or time.monotonic() > deadline:
+            if kill_and_wait(process) is None:
+                on_event("error", left_behind("the last evaluation", process.pid))
+            break
+        time.sleep(0.02)
+    end_orphans(run_dir.nonce)  # what its environment started may hold the pipe open
+    return _record(process)
+
+
+def _record(process: subprocess.Popen[bytes]) -> dict[str, Any] | None:
+    """What the process wrote before it ended."""
+    assert process.stdout is not None
+    with process.stdout, contextlib.suppress(ValueError, subprocess.TimeoutExpired):
+        output, _ = process.communicate(timeout=0.0 if process.returncode is None else DEATH_S)
+        record = json.loads(output)
+        if isinstance(record, dict):
+            return record
+    return None

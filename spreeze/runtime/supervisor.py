@@ -1,0 +1,510 @@
+"""The supervisor: hears the crew, samples the slots, decides when it is over."""
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import psutil
+
+from spreeze.errors import WorkerError
+from spreeze.formatting import size
+from spreeze.machine.orphan_cleanup import end_orphans
+from spreeze.machine.processes import DEATH_S, left_behind
+from spreeze.metrics.table import DEADLINE_S, Phase
+from spreeze.run_directory import RunDir
+from spreeze.runtime.cpu_governor import GovernorLoop
+from spreeze.runtime.interrupts import Interrupts
+from spreeze.runtime.launcher import RunContext, Start, WorkerProcess, WorkerSpec, spawn
+from spreeze.runtime.rates import CounterSample
+from spreeze.runtime.recorder import SAMPLE_S, Recorder
+from spreeze.transport import status_table as words
+from spreeze.transport.checkpoint import CheckpointStore
+from spreeze.transport.status_table import StatusTable
+from spreeze.transport.wakeup import readable
+
+_LOOK_S = 0.05
+
+
+class Supervisor:
+    """Watches one run of processes from the first start to the last one's end."""
+
+    def __init__(
+        self,
+        run_dir: RunDir,
+        board: StatusTable,
+        crew: ProcessSupervisor,
+        read: Callable[[], CounterSample],
+        recorder: Recorder,
+        interrupts: Interrupts,
+        governing: GovernorLoop | None = None,
+    ) -> None:
+        """Args: ``read`` gives all counters of this moment; the board's stop word is set once they are the last."""
+        self._run_dir, self._board, self._crew = run_dir, board, crew
+        self._reading, self._recorder, self._interrupts = read, recorder, interrupts
+        self._governing = governing
+        self._learner_finished: str | None = None
+        self._next_sample_s = 0.0
+        self.stopping_s = 0.0
+        """How long stopping the crew took."""
+
+    def run(self, on_sample: Callable[[], None]) -> None:
+        """Watches until a stop condition, an interrupt, or a failure that cannot be mended.
+
+        Args:
+            on_sample: called after each sample of the metrics, twice a second.
+        """
+        recorder = self._recorder
+        try:
+            while True:
+                self._hear(self._crew.wait(_LOOK_S))
+                self._hear(self._crew.watch())
+                self._tell_hang_up()
+                if time.monotonic() >= self._next_sample_s:
+                    self._next_sample_s = time.monotonic() + SAMPLE_S
+                    self._sample()
+                    on_sample()
+                reason = self._stop_reason()
+                if reason is not None:
+                    recorder.outcome.stopped_by = reason
+                    return
+        except WorkerError as error:
+            recorder.outcome.stopped_by = "failure"
+            recorder.outcome.error = str(error)
+            recorder.event("error", str(error))
+
+    def stop(self) -> None:
+        """Ends the crew and takes the last numbers; nobody is left when it returns."""
+        self._recorder.ending()
+        start_s = time.monotonic()
+        self._run_dir.write_state(state="stopping")
+        try:
+            self._crew.stop(hurry=lambda: self._interrupts.urgent, on_messages=self._hear, on_wait=self._waited)
+        finally:
+            self.stopping_s = time.monotonic() - start_s
+            with contextlib.suppress(OSError):  # a checkpoint that was given up may be of gigabytes
+                CheckpointStore(self._run_dir.path / "checkpoints").remove_unfinished()
+            self._recorder.first_error = self._crew.first_error
+            self._recorder.sample(self._reading(), pids=None, restarts=self._crew.restarts,
+                                  samplers_alive=0, state="stopping")
+            self._recorder.finish(self._crew.restarts)
+
+    def _waited(self, names: list[str]) -> None:
+        """Who stops waits for ``names``; what the learner still has to write is shown."""
+        self._tell_hang_up()
+        if "learner" in names:
+            self._recorder.saving(int(self._reading().learner["checkpoint_left_bytes"]))
+
+    def _tell_hang_up(self) -> None:
+        if self._interrupts.hung_up:
+            self._recorder.hung_up()
+
+    def _stop_reason(self) -> str | None:
+        if self._interrupts.count:
+            return f"interrupt ({self._interrupts.cause})"
+        return self._learner_finished or self._recorder.stop_reason()
+
+    def _hear(self, messages: list[dict[str, Any]]) -> None:
+        outcome = self._recorder.outcome
+        for message in messages:
+            kind, source = message.get("kind"), str(message.get("from", "?"))
+            if kind == "event":
+                self._recorder.event(str(message.get("level", "info")), str(message.get("text", ""))[:2000], source)
+            elif kind == "error":
+                self._crew.note_error(source, str(message.get("error", ""))[:1000])
+            elif kind == "evaluation":
+                self._recorder.evaluation(message)
+            elif kind == "started":
+                outcome.device = message.get("device")
+            elif kind == "finished":
+                outcome.parameters_sha256 = message.get("parameters_sha256")
+                outcome.updates = int(message.get("updates", 0))
+                self._learner_finished = str(message.get("reason") or "updates")
+
+    def _sample(self) -> None:
+        self._recorder.first_error = self._crew.first_error
+        reading, pids = self._reading(), self._crew.pids()
+        governed = self._governing.look(reading, {**pids, "supervisor": os.getpid()}) if self._governing else {}
+        self._recorder.sample(reading, pids=pids, restarts=self._crew.restarts,
+                              samplers_alive=self._crew.alive("sampler") + self._crew.alive("executor"),
+                              governed=governed)
+        paused = (self._run_dir.path / "control" / "pause-visualizer").exists()
+        self._board.header[words.VISUALIZER_PAUSED] = int(paused)
+
+
+_ASLEEP_S = 5.0
+"""A gap this long between two looks means that this process slept: nobody else is to blame."""
+_STOP_S = 6.0
+"""What a worker gets to end after the wish to stop."""
+_LAST_WORK = (Phase.UPDATE, Phase.PUBLISH, Phase.CHECKPOINT)
+"""Phases that lead to the learner's last checkpoint: it has as long as its heart beats as often as it must."""
+_MEMORY_S = 1.0
+"""Time between two looks at the workers' memory."""
+_STACK_S = 0.2
+"""What a hung worker gets to write its stack into its log before it is killed."""
+
+
+@dataclass
+class WorkerHandle:
+    """One place in the crew: its worker now, its failures so far."""
+
+    spec: WorkerSpec
+    restarts: Restarts
+    child: WorkerProcess | None = None
+    finished: bool = False
+    last_heartbeat: int = -1
+    heartbeat_seen_s: float = 0.0
+    failures: list[str] = field(default_factory=list)
+    told: str | None = None
+    """The error that its worker reported, heard before its end was seen."""
+
+
+class ProcessSupervisor:
+    """Starts, watches, restarts and stops workers.
+
+    ``takeover(spec)`` is called after the old writer of a shard is certainly dead and before
+    the new one starts.
+    """
+
+    def __init__(
+        self, nest: RunContext, board: StatusTable, *, on_event: Callable[[str, str], None],
+        takeover: Callable[[WorkerSpec], None] = lambda spec: None,
+        start: Start = spawn, clock: Callable[[], float] = time.monotonic,
+        forgiven: int = 0,
+    ) -> None:
+        self._nest, self._board = nest, board
+        self.on_event, self._takeover, self._start, self._clock = on_event, takeover, start, clock
+        self._forgiven = forgiven
+        self.posts: dict[str, WorkerHandle] = {}
+        self.first_error: tuple[str, str] | None = None
+        self._last_watch_s: float | None = None
+        self._next_memory_s = 0.0
+
+    def add(self, spec: WorkerSpec) -> None:
+        """Starts a worker and keeps it running from now on.
+
+        Raises:
+            OSError: it could not be started (descriptor, process or memory limit).
+        """
+        post = WorkerHandle(spec=spec, restarts=Restarts(LIMITS[spec.role], forgiven=self._forgiven))
+        self.posts[spec.name] = post
+        self._launch(post)
+
+    def _launch(self, post: WorkerHandle) -> None:
+        self._board.control(post.spec.row)[words.PHASE] = int(Phase.START)
+        post.child = self._start(post.spec, self._nest)
+        post.last_heartbeat, post.heartbeat_seen_s, post.told = -1, self._clock(), None
+
+    @property
+    def restarts(self) -> int:
+        """Workers started again so far."""
+        return sum(post.restarts.total for post in self.posts.values())
+
+    def alive(self, role: str) -> int:
+        """Running workers of a role."""
+        return sum(post.child is not None for post in self._of(role))
+
+    def pids(self) -> dict[str, int]:
+        """Name -> process id of the running workers."""
+        return {name: post.child.pid for name, post in self.posts.items() if post.child is not None}
+
+    def _of(self, role: str) -> list[WorkerHandle]:
+        return [post for post in self.posts.values() if post.spec.role == role]
+
+    def wait(self, seconds: float) -> list[dict[str, Any]]:
+        """Waits until a worker says something, at most ``seconds``; returns what was said."""
+        children = [post.child for post in self.posts.values() if post.child is not None]
+        by_fd = {child.message_fd: child for child in children}
+        try:
+            ready = readable(by_fd, seconds) if by_fd else []
+        except InterruptedError:
+            return []
+        if len(ready) == len(by_fd) == 0:
+            time.sleep(seconds)
+        messages: list[dict[str, Any]] = []
+        for fd in ready:
+            found = by_fd[fd].read_messages()
+            messages += found
+        for message in messages:
+            post = self.posts.get(str(message.get("from"))) if message.get("kind") == "error" else None
+            if post is not None:
+                post.told = str(message.get("error"))
+        if ready and not messages:
+            # Only closed pipes of workers that are ending: do not spin until they are reaped.
+            time.sleep(min(seconds, 0.01))
+        return messages
+
+    def note_error(self, name: str, text: str) -> None:
+        """Remembers the first exception of any worker: it is the one that explains the rest."""
+        if self.first_error is None:
+            self.first_error = (name, text)
+
+    def watch(self) -> list[dict[str, Any]]:
+        """Reaps, checks deadlines, restarts. Returns last messages of workers that ended.
+
+        Raises:
+            WorkerError: the learner, an executor or an actor was given up, or more than half of the samplers.
+        """
+        now = self._clock()
+        if self._last_watch_s is not None and now - self._last_watch_s > _ASLEEP_S:
+            self.on_event("warning", f"the machine slept for {now - self._last_watch_s:.0f} s; deadlines extended")
+            for post in self.posts.values():
+                post.heartbeat_seen_s = now
+        self._last_watch_s = now
+        messages: list[dict[str, Any]] = []
+        weigh = now >= self._next_memory_s
+        if weigh:
+            self._next_memory_s = now + _MEMORY_S
+        for post in self.posts.values():
+            if post.child is not None:
+                messages += self._check(post, now) or (self._weigh(post, now) if weigh else [])
+            elif post.restarts.due(now):
+                self._restart(post)
+        self._judge()
+        return messages
+
+    def _check(self, post: WorkerHandle, now: float) -> list[dict[str, Any]]:
+        child = post.child
+        assert child is not None
+        code = child.poll()
+        if code is not None:
+            return self._ended(post, code, now)
+        control = self._board.control(post.spec.row)
+        heartbeat, phase = int(control[words.HEARTBEAT]), Phase(int(control[words.PHASE]))
+        if heartbeat != post.last_heartbeat:
+            post.last_heartbeat, post.heartbeat_seen_s = heartbeat, now
+            return []
+        silent_s = now - post.heartbeat_seen_s
+        if silent_s <= (post.spec.step_deadline_s if phase is Phase.STEP else DEADLINE_S[phase]):
+            return []
+        child.signal_group(signal.SIGUSR1)
+        time.sleep(_STACK_S)
+        self._kill([post])
+        why = f"silent for {silent_s:.0f} s in phase {phase.name}; its stack is in logs/{post.spec.name}.log"
+        return self._ended(post, -int(signal.SIGKILL), now, why)
+
+    def _weigh(self, post: WorkerHandle, now: float) -> list[dict[str, Any]]:
+        """Ends a worker whose environment eats the machine's memory, before the system chooses a victim."""
+        child, limit = post.child, post.spec.memory_limit_bytes
+        if child is None or limit is None:
+            return []
+        used = private_memory_bytes(child.pid)
+        if used is None or used <= limit:
+            return []
+        self._kill([post])
+        why = f"ended: it used {size(used)} of memory, its limit is {size(limit)} (does the environment leak?)"
+        return self._ended(post, -int(signal.SIGKILL), now, why)
+
+    def _ended(self, post: WorkerHandle, code: int, now: float, why: str | None = None) -> list[dict[str, Any]]:
+        child = post.child
+        assert child is not None
+        child.signal_group(signal.SIGKILL)
+        messages = child.read_messages()
+        child.close()
+        post.child = None
+        phase = Phase(int(self._board.control(post.spec.row)[words.PHASE]))
+        if code == 0 and phase is Phase.DONE and post.spec.role in ("evaluator", "visualizer"):
+            post.finished = True
+            return messages
+        reason = why or _exit_text(code, phase)
+        told = next((str(m.get("error")) for m in reversed(messages) if m.get("kind") == "error"), post.told)
+        post.failures.append(f"{reason}: {told}" if told else reason)
+        self.note_error(post.spec.name, post.failures[-1])
+        post.restarts.failed(now)
+        level = "error" if post.restarts.given_up else "warning"
+        self.on_event(level, f"{post.spec.name} {post.failures[-1]}{self._outlook(post, now)}")
+        return messages
+
+    def _outlook(self, post: WorkerHandle, now: float) -> str:
+        if post.restarts.given_up:
+            return "; given up"
+        wait_s = (post.restarts.due_s or now) - now
+        return "; restarting now" if wait_s <= 0 else f"; restarting in {wait_s:.1f} s"
+
+    def _restart(self, post: WorkerHandle) -> None:
+        self._takeover(post.spec)
+        try:
+            self._launch(post)
+        except OSError as error:
+            post.restarts.failed(self._clock())
+            self.on_event("error", f"{post.spec.name} could not be started: {error}")
+            return
+        post.restarts.restarted()
+
+    def _judge(self) -> None:
+        for post in self._of("learner"):
+            if post.restarts.given_up:
+                raise WorkerError(f"the learner failed {len(post.failures)} times; the last: {post.failures[-1]}")
+        for post in self._of("executor") + self._of("actor"):  # all wait for each of them: there is no going on without
+            if post.restarts.given_up:
+                raise WorkerError(f"{post.spec.name} failed {len(post.failures)} times; the last: {post.failures[-1]}")
+        samplers = self._of("sampler")
+        lost = [post for post in samplers if post.restarts.quarantined and post.child is None]
+        if samplers and 2 * len(lost) > len(samplers):
+            raise WorkerError(
+                f"{len(lost)} of {len(samplers)} samplers keep failing; {lost[0].spec.name}: {lost[0].failures[-1]}"
+            )
+
+    def stop(
+        self, hurry: Callable[[], bool], on_messages: Callable[[list[dict[str, Any]]], None],
+        on_wait: Callable[[list[str]], None] = lambda names: None,
+    ) -> None:
+        """Ends everybody: stop flag, then SIGKILL for who is out of patience. Nobody is watched when it returns.
+
+        Args:
+            hurry: asked again and again whether all patience is over.
+            on_messages: gets what is said meanwhile.
+            on_wait: gets the names of those who are waited for, again and again.
+        """
+        self._board.header[words.STOP] = 1
+        start = self._clock()
+        while living := [post for post in self.posts.values() if post.child is not None]:
+            on_messages(self.wait(0.02))
+            on_wait([post.spec.name for post in living])
+            in_hurry, late = hurry(), []
+            for post in living:
+                if post.child is not None and post.child.poll() is not None:
+                    on_messages(self._buried(post))
+                elif in_hurry or self._is_late(post, start):
+                    late.append(post)
+            self._kill(late)
+            for post in late:
+                on_messages(self._buried(post))
+        end_orphans(self._nest.nonce)
+
+    def _is_late(self, post: WorkerHandle, start: float) -> bool:
+        """Whether a worker that is to end since ``start`` has had its time."""
+        now = self._clock()
+        if post.spec.role != "learner":
+            return now - start > _STOP_S
+        control = self._board.control(post.spec.row)
+        heartbeat, phase = int(control[words.HEARTBEAT]), Phase(int(control[words.PHASE]))
+        if heartbeat != post.last_heartbeat:
+            post.last_heartbeat, post.heartbeat_seen_s = heartbeat, now
+        silent_s = now - max(start, post.heartbeat_seen_s)
+        return silent_s > (DEADLINE_S[phase] if phase in _LAST_WORK else _STOP_S)
+
+    def _kill(self, posts: list[WorkerHandle]) -> None:
+        """SIGKILL to workers; all have one time to die, and who does not is named: the run goes on without it."""
+        children = [post.child for post in posts if post.child is not None]
+        for child in children:
+            child.signal_group(signal.SIGKILL)
+        end = self._clock() + DEATH_S
+        for child in children:
+            if child.kill_and_wait(max(0.0, end - self._clock())) is None:
+                self.on_event("error", left_behind(child.spec.name, child.pid))
+        if self._last_watch_s is not None:
+            self._last_watch_s = self._clock()  # waiting for them was no sleep
+
+    def _buried(self, post: WorkerHandle) -> list[dict[str, Any]]:
+        child = post.child
+        assert child is not None
+        child.signal_group(signal.SIGKILL)
+        messages = child.read_messages()
+        phase = Phase(int(self._board.control(post.spec.row)[words.PHASE]))
+        code = child.poll()
+        if code != 0 and post.spec.role == "learner" and phase is not Phase.DONE:
+            how = "was left behind" if code is None else _exit_text(code, phase)
+            self.on_event("warning", f"learner {how} while stopping; its last checkpoint counts")
+        child.close()
+        post.child = None
+        return messages
+
+
+def private_memory_bytes(pid: int) -> int | None:
+    """Memory that a process shares with nobody; None when it is gone."""
+    with contextlib.suppress(psutil.Error, OSError):
+        memory = psutil.Process(pid).memory_info()
+        return int(memory.rss - getattr(memory, "shared", 0))
+    return None
+
+
+def _exit_text(code: int, phase: Phase) -> str:
+    if code < 0:
+        try:
+            name = signal.Signals(-code).name
+        except ValueError:
+            name = f"signal {-code}"
+        return f"ended by {name} in phase {phase.name}"
+    if code == 0:
+        return f"ended by itself (exit code 0) in phase {phase.name} without being asked to"
+    return f"ended with exit code {code} in phase {phase.name}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RestartLimit:
+    """How often a role may fail."""
+
+    failures: int
+    """Failures within the window after which the worker rests for ``quarantine_s``, or for ever."""
+    window_s: float
+    quarantine_s: float | None
+    """None: no further restart."""
+    first_delay_s: float = 0.0
+    backoff_s: float = 0.5
+    max_delay_s: float = 30.0
+
+
+LIMITS: dict[str, RestartLimit] = {
+    "sampler": RestartLimit(failures=5, window_s=60.0, quarantine_s=300.0),
+    "executor": RestartLimit(failures=5, window_s=60.0, quarantine_s=None),
+    "actor": RestartLimit(failures=5, window_s=60.0, quarantine_s=None),
+    "learner": RestartLimit(failures=3, window_s=600.0, quarantine_s=None),
+    "evaluator": RestartLimit(failures=3, window_s=600.0, quarantine_s=None, first_delay_s=1.0),
+    "visualizer": RestartLimit(failures=3, window_s=600.0, quarantine_s=None, first_delay_s=1.0),
+}
+"""Erlang's one-for-one supervision with figures for this job (reliability reference, 3.3)."""
+
+
+@dataclass
+class Restarts:
+    """The failures of one worker."""
+
+    limit: RestartLimit
+    forgiven: int = 0
+    """Failures that are mended at once and do not count."""
+    total: int = 0
+    due_s: float | None = None
+    """Monotonic time of the next start; None while it runs or after it was given up."""
+    quarantined: bool = False
+    given_up: bool = False
+    _times: deque[float] = field(default_factory=deque)
+
+    def failed(self, now_s: float) -> None:
+        """Notes a failure and decides when to start again.
+
+        The first failure in a window comes back at once; then 0.5 s, doubling up to 30 s.
+        """
+        if self.forgiven > 0:
+            self.forgiven -= 1
+            self.due_s = now_s
+            return
+        self._times.append(now_s)
+        while self._times and self._times[0] < now_s - self.limit.window_s:
+            self._times.popleft()
+        recent = len(self._times)
+        self.quarantined = recent >= self.limit.failures
+        if self.quarantined and self.limit.quarantine_s is None:
+            self.given_up, self.due_s = True, None
+            return
+        if self.quarantined:
+            self.due_s = now_s + (self.limit.quarantine_s or 0.0)
+        elif recent == 1:
+            self.due_s = now_s + self.limit.first_delay_s
+        else:
+            self.due_s = now_s + min(self.limit.backoff_s * 2.0 ** (recent - 2), self.limit.max_delay_s)
+
+    def due(self, now_s: float) -> bool:
+        """True when the worker should be started now."""
+        return self.due_s is not None and now_s >= self.due_s
+
+    def restarted(self) -> None:
+        """Notes the start."""
+        self.total += 1
+        self.due_s = None
+        self.quarantined = False

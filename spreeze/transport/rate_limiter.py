@@ -1,0 +1,92 @@
+"""The balance between inserting and sampling, as arithmetic on counters.
+
+Same idea as Reverb's rate limiter (Cassirer et al. 2021, arXiv 2102.04736): an error term is kept
+inside a band. Here there is no lock and no waiting: each side asks before it acts and does
+something else, or sleeps a little, when the answer is no. A dead peer can therefore block nobody.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from spreeze.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class RateLimiter:
+    """Keeps ``sampled / (inserted - baseline)`` between ``minimum`` and ``maximum``.
+
+    With i = inserted - baseline, s = sampled, b = batch_size and w = rows_per_write:
+
+    * insert r <= w rows iff (i + r - w) * minimum <= s
+    * sample b rows iff s <= i * maximum
+
+    *No deadlock.* If inserting is refused then s < (i + r - w) * minimum <= i * minimum <= i * maximum,
+    so sampling is allowed: one side can always go on, whatever the speeds. *Smallest slack.* Write the
+    rules as (i + r) * minimum <= s + S and s + b <= i * maximum + T. At i = s = 0 the larger insertion
+    is refused if w * minimum > S, the batch if b > T; with minimum = maximum = m the counters pass
+    through every i * m - s, so both are refused somewhere unless S + T >= w * m + b (up to one unit of
+    the lattice). The rules take S = w * minimum and T = b: exactly that sum. *Bounds.* After an
+    insertion s >= (i - w) * minimum, after a batch s <= i * maximum + b, so the ratio lies within 5 %
+    of the band once i >= 20 w and i >= 20 b / maximum.
+
+    Before learning begins (baseline < 0) up to w - 1 rows more than ``learning_starts`` may be
+    inserted. The baseline is taken when learning begins, and again when it begins anew after a restart:
+    what was inserted before earns no updates, so there is no burst that catches up.
+    """
+
+    minimum: float
+    """Samples per insert below which samplers wait; 0: they never wait."""
+    maximum: float
+    """Samples per insert above which the learner waits."""
+    learning_starts: int
+    """Rows inserted before the first batch; 0 counts as 1."""
+    batch_size: int
+    """b: rows drawn at once."""
+    rows_per_write: int
+    """w: rows that all samplers together may insert between two looks at the counters."""
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.minimum) and math.isfinite(self.maximum)):
+            raise ConfigError(f"samples per insert {self.minimum}:{self.maximum}: both limits have to be finite")
+        if self.minimum < 0:
+            raise ConfigError(f"samples per insert minimum {self.minimum}: has to be 0 (no limit) or more")
+        if self.maximum <= 0:
+            raise ConfigError(f"samples per insert maximum {self.maximum}: the learner could never sample; raise it")
+        if self.minimum > self.maximum:
+            raise ConfigError(
+                f"samples per insert {self.minimum}:{self.maximum} would deadlock: samplers would wait for a ratio "
+                "that the learner may not reach; the minimum has to be at most the maximum"
+            )
+        if self.batch_size < 1 or self.rows_per_write < 1:
+            raise ConfigError(
+                f"batch of {self.batch_size} and writes of {self.rows_per_write} rows would deadlock: "
+                "both have to be at least 1"
+            )
+        if self.learning_starts < 0:
+            raise ConfigError(f"learning_starts {self.learning_starts}: has to be 0 or more")
+
+    def may_insert(self, inserted: int, baseline: int, sampled: int, rows: int) -> bool:
+        """True if a sampler may write ``rows`` more rows now.
+
+        Args:
+            inserted: rows committed in all shards since the ring exists.
+            baseline: ``inserted`` when learning began; negative before.
+            sampled: rows drawn since learning began.
+            rows: rows about to be written, at most ``rows_per_write``.
+        """
+        if self.minimum == 0:
+            return True
+        if baseline < 0:
+            return inserted + rows <= max(self.learning_starts, 1) + self.rows_per_write - 1
+        return (inserted - baseline + rows - self.rows_per_write) * self.minimum <= sampled
+
+    def may_sample(self, inserted: int, baseline: int, sampled: int) -> bool:
+        """True if the learner may draw a batch now; arguments as in ``may_insert``.
+
+        Before learning began (``baseline`` negative) this says whether it may begin.
+        """
+        if inserted < max(self.learning_starts, 1):
+            return False
+        return baseline < 0 or sampled <= (inserted - baseline) * self.maximum

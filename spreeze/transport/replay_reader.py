@@ -1,0 +1,226 @@
+"""Drawing from the replay ring."""
+
+from __future__ import annotations
+
+import functools
+import zlib
+from typing import NamedTuple
+
+import numpy as np
+
+from spreeze.errors import TransportError
+from spreeze.transport.replay_ring import ReplayRing
+
+_MAX_TRIES = 10_000
+_LAG_SAMPLE_ROWS = 2048
+
+
+class Drawn(NamedTuple):
+    """Where n drawn rows lie."""
+
+    shard: np.ndarray | None  # [n]; None where there is one shard
+    logical: np.ndarray  # [n]: index since the shard exists
+    row: np.ndarray  # [n]: row in ``ring.rows``
+
+
+class ReplayReader:
+    """Draws uniformly over all rows that are published, not about to be overwritten and not too old.
+
+    Rows older than the capacity of the whole ring are out, as they would be in one common ring: a
+    sampler that was retired leaves a shard that fades away instead of being drawn for ever.
+
+    So what can be drawn are the newest C rows of all, as far as the shards still hold them: S shards
+    hold the newest c = C / S of their own. Where samplers write equally much, that is all C. Where one
+    writes alone it is less, for its rows have one shard's room: S = 4, c = 1,024, all full; after 2,048
+    rows of one sampler alone a common ring would hold these and the newest 2,048 of the others and its
+    own before. Of those 512 each lie in the three other shards, but its own holds 1,024:
+    3 x 512 + 1,024 = 2,560 of 4,096. After 4,096 rows it is 1,024.
+
+    That is why samplers rest in turn, not always the same (``workers.governing``). Where they write r
+    rows a turn, a shard holds its last c / r turns, and S shards the last S x c / r = C / r of all: C
+    rows. Where r does not divide c, the C newest rows have at most c + r of one shard: up to r are missing.
+    """
+
+    def __init__(self, ring: ReplayRing, max_age_rows: int | None = None) -> None:
+        """Args: ``max_age_rows`` is the age, in env steps of all samplers, at which a row is out (None: capacity)."""
+        spec = ring.spec
+        self.ring = ring
+        self.max_age_rows = spec.capacity if max_age_rows is None else max_age_rows
+        self._capacity = spec.rows_per_shard
+        # Rows next to the writer are left out: they would be overwritten during the copy. Only a matter of speed.
+        self._guard = min(1024, spec.rows_per_shard // 64)
+        self._shard_start = np.arange(spec.num_shards) * spec.stride_rows
+        self._windows: list[tuple[int, int]] = []  # of logical indices, end excluded
+        self._age_low = [0] * spec.num_shards
+        self._age_block = [0] * spec.num_shards
+        self._age_clock = 0
+        self._drawn: Drawn | None = None
+        self.inserted = 0
+        """Rows committed in all shards at the last refresh."""
+        self.available = 0
+        """Rows that could be drawn at the last refresh."""
+        self.redrawn = 0
+        """Rows drawn again since this reader exists, because they may have been overwritten during the copy."""
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Looks at the counters anew: microseconds, whatever was written."""
+        counters = self.ring.counters()
+        self.inserted = sum([committed for _, committed in counters])
+        if self.inserted > self.max_age_rows and self.inserted - self._age_clock >= self.ring.spec.block_rows:
+            self._advance_age_bound(counters)
+        margin = self._capacity - self._guard
+        self._windows = [
+            (max(0, reserved - margin, oldest), committed)
+            for (reserved, committed), oldest in zip(counters, self._age_low, strict=True)
+        ]
+        self.available = sum([max(0, end - low) for low, end in self._windows])
+
+    @property
+    def windows(self) -> list[tuple[int, int]]:
+        """Logical rows [low, end) of each shard that could be drawn at the last refresh; end is ``committed``."""
+        return list(self._windows)
+
+    def _advance_age_bound(self, counters: list[tuple[int, int]]) -> None:
+        """Moves each shard's first young enough block forward; cost is one step per 256 rows written."""
+        self._age_clock = self.inserted
+        threshold = self.inserted - self.max_age_rows
+        for shard, (reserved, end) in enumerate(counters):
+            if end == 0:
+                continue
+            last = self._block_of(end - 1)
+            oldest = self._block_of(max(0, reserved - self._capacity))
+            block = min(max(self._age_block[shard], oldest), last)
+            while block <= last and self._end_clock(shard, block, last, end) <= threshold:
+                block += 1
+            self._age_block[shard] = min(block, last)
+            self._age_low[shard] = self._first_row(block) if block <= last else end
+
+    def _block_of(self, logical: int) -> int:
+        """Number of a row's block, counted since the shard exists."""
+        spec = self.ring.spec
+        lap, position = divmod(logical, self._capacity)
+        return lap * spec.blocks_per_shard + position // spec.block_rows
+
+    def _first_row(self, block: int) -> int:
+        """Logical index of a block's first row."""
+        spec = self.ring.spec
+        lap, index = divmod(block, spec.blocks_per_shard)
+        return lap * self._capacity + index * spec.block_rows
+
+    def _end_clock(self, shard: int, block: int, last: int, committed: int) -> int:
+        """Clock at which a block was full: the next one's stamp. For the unfinished one, at least its own rows."""
+        stamps = self.ring.stamps[shard]
+        if block < last:
+            return int(stamps[(block + 1) % len(stamps), 0])
+        return int(stamps[block % len(stamps), 0]) + committed - self._first_row(block)
+
+    def sample(self, rng: np.random.Generator, out: np.ndarray) -> int:
+        """Fills ``out`` [B, W] float32 with rows drawn uniformly, with replacement.
+
+        Returns:
+            How many rows were drawn again because a writer may have been in them.
+
+        Raises:
+            TransportError: nothing can be drawn.
+        """
+        count = len(out)
+        self.refresh()
+        drawn = self._draw(rng, count)
+        overwritten = self._copy(drawn, out)
+        self._drawn = drawn
+        return 0 if overwritten is None else self._redraw(rng, out, drawn, overwritten)
+
+    def _redraw(self, rng: np.random.Generator, out: np.ndarray, drawn: Drawn, overwritten: np.ndarray) -> int:
+        """Draws the rows at these positions again until none of them was in danger during its copy."""
+        redrawn = 0
+        for _ in range(_MAX_TRIES):
+            redrawn += overwritten.size
+            self.refresh()
+            again = self._draw(rng, overwritten.size)
+            rows = np.empty((overwritten.size, out.shape[1]), dtype=np.float32)
+            bad = self._copy(again, rows)
+            out[overwritten] = rows
+            drawn.logical[overwritten], drawn.row[overwritten] = again.logical, again.row
+            if drawn.shard is not None:
+                drawn.shard[overwritten] = again.shard
+            if bad is None:
+                self.redrawn += redrawn
+                return redrawn
+            overwritten = overwritten[bad]
+        raise TransportError("replay rows are overwritten faster than they are copied: raise the replay capacity")
+
+    def _draw(self, rng: np.random.Generator, count: int) -> Drawn:
+        """Chooses rows uniformly over the windows of all shards."""
+        if self.available < 1:
+            raise TransportError(f"no replay row can be drawn: {self.inserted} were inserted")
+        capacity = self._capacity
+        logical = rng.integers(0, self.available, size=count)
+        if len(self._windows) == 1:
+            low = self._windows[0][0]
+            logical += low
+            row = logical - (low - low % capacity)
+            row -= capacity * (row >= capacity)
+            return Drawn(None, logical, row)
+        lows = np.array([low for low, _ in self._windows])
+        sizes = np.array([max(0, end - low) for low, end in self._windows])
+        ends = sizes.cumsum()
+        shard = np.searchsorted(ends, logical, side="right")
+        logical += (lows - ends + sizes)[shard]
+        row = logical - (lows - lows % capacity)[shard]
+        row -= capacity * (row >= capacity)
+        row += self._shard_start[shard]
+        return Drawn(shard, logical, row)
+
+    def _copy(self, drawn: Drawn, out: np.ndarray) -> np.ndarray | None:
+        """Copies rows, then returns the positions of those that may have been overwritten meanwhile, if any."""
+        ring = self.ring
+        with ring.shard_locks(0, ring.spec.num_shards - 1):
+            # mode="clip" lets NumPy copy straight into ``out``; "raise" would copy through a buffer.
+            ring.rows.take(drawn.row, axis=0, out=out, mode="clip")
+        counters = ring.counters()  # read after the copy is complete
+        capacity = self._capacity
+        if all(now[0] - capacity <= low for now, (low, _) in zip(counters, self._windows, strict=True)):
+            return None
+        floor = np.array([reserved for reserved, _ in counters]) - capacity
+        bad = np.flatnonzero(drawn.logical < (floor[0] if drawn.shard is None else floor[drawn.shard]))
+        return bad if bad.size else None
+
+    def last_lag_age(self, version_now: int) -> tuple[float, float]:
+        """``lag_age`` of the last drawn batch."""
+        return (0.0, 0.0) if self._drawn is None else self.lag_age(self._drawn.row, version_now)
+
+    def lag_age(self, row: np.ndarray, version_now: int) -> tuple[float, float]:
+        """Mean policy lag (updates) and mean age (env steps of all samplers) of rows [n] of ``ring.rows``.
+
+        From the stamps of at most 2,048 of them. A stamp covers 256 rows of a shard, so the age is
+        at most 256 x (shards - 1) too high.
+        """
+        spec = self.ring.spec
+        row = row[:_LAG_SAMPLE_ROWS]
+        shard, position = np.divmod(row, spec.stride_rows)
+        block, offset = np.divmod(position, spec.block_rows)
+        stamps = self.ring.stamps[shard, block]  # [n, 2]
+        age = np.maximum(self.inserted - stamps[:, 0] - offset, 0)
+        return float(version_now - stamps[:, 1].mean()), float(age.mean())
+
+    def count_torn(self, out: np.ndarray) -> int:
+        """Rows of the last batch, in a ring with checksums, that are not the row that was drawn."""
+        if self._drawn is None or not self.ring.spec.layout.checksum:
+            return 0
+        expected = out[:, -1].copy().view(np.uint32)
+        return int(np.count_nonzero(row_checksums(out, self._drawn.logical) != expected))
+
+
+@functools.cache
+def _crc_table() -> np.ndarray:
+    """[256] uint32: what one byte does to a CRC-32, with the inversions at both ends taken out."""
+    return np.array([zlib.crc32(bytes([byte]), 0xFFFFFFFF) ^ 0xFFFFFFFF for byte in range(256)], np.uint32)
+
+
+def row_checksums(rows: np.ndarray, logical: np.ndarray) -> np.ndarray:
+    """``row_checksum`` of N rows [N, W] float32 without frames, byte by byte over all rows at once: [N] uint32."""
+    table, crc = _crc_table(), ~logical.astype(np.uint32)
+    for column in np.ascontiguousarray(rows[:, :-1]).view(np.uint8).T.copy():
+        crc = table[(crc ^ column) & 0xFF] ^ (crc >> 8)
+    return ~crc

@@ -1,0 +1,87 @@
+"""The board: one small block of shared memory where workers post numbers and read flags.
+
+Every worker has a row of its own (int64 control words, float64 slots). A row has one writer, every
+value is an aligned 8-byte store, and nothing here can block.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from spreeze.errors import TransportError
+from spreeze.metrics.table import SLOTS
+from spreeze.transport.shared_memory import Block, allocate, attach
+
+_MAGIC = 0x53505245455A4542
+_HEADER_WORDS = 64
+_CONTROL_WORDS = 16
+_SLOT_WORDS = 48
+_ROW_WORDS = _CONTROL_WORDS + _SLOT_WORDS
+
+STOP, VISUALIZER_PAUSED, WEIGHTS_HINT, ACTIVE_SAMPLERS, SLOWED_SHARE, FIRST_SAMPLER, SAMPLERS = 2, 3, 4, 5, 6, 7, 8
+"""Words of the header, written by the supervisor (the hint: by the learner).
+
+Of ``SAMPLERS`` samplers, counted from ``FIRST_SAMPLER`` on and round, ``ACTIVE_SAMPLERS`` work all of their time, the
+next one ``SLOWED_SHARE`` thousandths of it, and the others rest.
+"""
+HEARTBEAT, PHASE, PID = 0, 1, 2
+"""Control words of a row, written by its worker."""
+
+
+def status_table_bytes(num_rows: int) -> int:
+    """Bytes of a board with that many rows."""
+    return 8 * (_HEADER_WORDS + num_rows * _ROW_WORDS)
+
+
+class StatusTable:
+    """Typed view of the block; the supervisor creates it, children attach by descriptor."""
+
+    def __init__(self, block: Block, num_rows: int) -> None:
+        words = np.frombuffer(block.view, dtype=np.int64)
+        self.block = block
+        self.header = words[:_HEADER_WORDS]
+        self._rows = words[_HEADER_WORDS : _HEADER_WORDS + num_rows * _ROW_WORDS].reshape(num_rows, _ROW_WORDS)
+        self.num_rows = num_rows
+
+    @classmethod
+    def create(cls, num_rows: int) -> StatusTable:
+        """Allocates a zeroed board.
+
+        Raises:
+            ResourceError: no room in shared memory.
+        """
+        board = cls(allocate("spreeze-board", status_table_bytes(num_rows)), num_rows)
+        board.header[1] = num_rows
+        board.header[ACTIVE_SAMPLERS] = board.header[SAMPLERS] = 2**31
+        board.header[0] = _MAGIC
+        return board
+
+    @classmethod
+    def attach(cls, fd: int, num_rows: int) -> StatusTable:
+        """Attaches to an inherited descriptor.
+
+        Raises:
+            TransportError: the header is not that of such a board.
+        """
+        board = cls(attach(fd, status_table_bytes(num_rows)), num_rows)
+        if int(board.header[0]) != _MAGIC or int(board.header[1]) != num_rows:
+            board.close()
+            raise TransportError(f"descriptor {fd} is no board of {num_rows} rows")
+        return board
+
+    def control(self, row: int) -> np.ndarray:
+        """int64 control words of a row."""
+        return self._rows[row, :_CONTROL_WORDS]
+
+    def slots(self, row: int) -> np.ndarray:
+        """float64 slots of a row, in the order of ``metrics.SLOTS[role]``."""
+        return self._rows[row, _CONTROL_WORDS:].view(np.float64)
+
+    def named_slots(self, row: int, role: str) -> dict[str, float]:
+        """A copy of a row's slots by name."""
+        return dict(zip(SLOTS[role], self.slots(row).tolist(), strict=False))
+
+    def close(self) -> None:
+        """Drops the views and the mapping."""
+        del self.header, self._rows
+        self.block.close()

@@ -1,0 +1,1 @@
+"""The autotuner: what to measure, how to choose, and why."""

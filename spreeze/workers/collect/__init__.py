@@ -1,0 +1,1 @@
+"""Stepping environments, and what becomes of the steps."""

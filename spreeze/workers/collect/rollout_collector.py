@@ -1,0 +1,254 @@
+"""Stepping one executor's environments, with actions drawn here or as answered; storing; replay after a death.
+
+An environment that raises or gives a bad transition costs its episode, and nobody else anything. The step that failed
+is not stored: the episode ends, truncated, at the last good observation, whose value is still learned from. The
+environment is made anew and reset with the seed of its next episode, and its row is collected with that. So an interval
+keeps its T rows of every environment, and what the others do and draw, which depends on their own numbers, episodes
+and steps alone, stays the same. Where the error itself depends on no more than an episode's seed and actions, the whole
+run has the same bits again, however many actors there are and whoever is killed.
+"""
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Callable, Sequence
+from time import perf_counter
+
+import numpy as np
+
+from spreeze.envs.task import ObsRows, Task
+from spreeze.errors import WorkerError
+from spreeze.transport.inference_mailbox import Answers
+from spreeze.transport.rollouts import Rollouts, RolloutWriter, StepRows
+from spreeze.types import EnvSpec
+from spreeze.workers.inference_worker import RolloutPolicy
+from spreeze.workers.sampler_stats import EnvErrors, SamplerStats, Tell, untold
+
+
+class RolloutCollector:
+    """M environments, ``first`` to ``first + M - 1`` of all, each at its own pace within an interval."""
+
+    def __init__(
+        self, make_task: Callable[[], Task], spec: EnvSpec, rollouts: Rollouts, *, first: int, num_envs: int,
+        seed: int, step_synchronous: bool = False, on_progress: Callable[[], None] = lambda: None,
+        nan_policy: str = "drop", tell: Tell = untold,
+    ) -> None:
+        """Makes the environments and brings each to where the storages say it is.
+
+        Raises:
+            WorkerError: an environment does not repeat, its episode is too long to be replayed, or too many errors.
+        """
+        self._make_task, self._spec, self._rollouts, self._seed, self._first = make_task, spec, rollouts, seed, first
+        self._step_synchronous, self._on_progress = step_synchronous, on_progress
+        self.columns = RolloutWriter(rollouts, first, num_envs)
+        self._rows = ObsRows(num_envs, spec)
+        self._sign = spec.frames is not None and spec.frames.sign_rewards
+        noise_dim, uniform = rollouts.spec.noise_dim, spec.num_actions is not None
+        envs = range(first, first + num_envs)
+        self._noise = [ActionNoise(seed, env, noise_dim, uniform=uniform) for env in envs]
+        self._noise_rows = np.zeros((num_envs, noise_dim), np.float32)
+        self._returns, self._lengths = [0.0] * num_envs, [0] * num_envs
+        self._recent: deque[tuple[float, int]] = deque(maxlen=10)
+        self.counts = SamplerStats()
+        self._errors = EnvErrors(self.counts, nan_policy=nan_policy, tell=tell)
+        self._tasks: list[Task] = []
+        try:
+            for index in range(num_envs):
+                on_progress()
+                self._tasks.append(make_task())
+                self._go_back(index)
+        except BaseException:
+            self.close()
+            raise
+
+    def _go_back(self, index: int) -> None:
+        """Begins the current episode of an environment and applies its actions again."""
+        env = self._first + index
+        actions = self._rollouts.played(env)
+        if actions is None:
+            raise WorkerError(
+                f"environment {env} of {self._spec.env_id} cannot be brought back: its episode is longer than the "
+                f"{self._rollouts.spec.log_steps} actions that are kept; give the task a step limit"
+            )
+        if not len(actions):
+            self._reset(index)
+            return
+        # An error here was none at first: it does not belong to the episode, which is tried again.
+        while (ended := self._replayed(index, actions)) is None:
+            self._replace(index)
+        stored = self._rollouts.last_obs(env)
+        if ended:
+            raise self._unlike(env, f"its episode ended after {self._lengths[index]} of {len(actions)} steps")
+        if stored is not None and not np.array_equal(stored, self._rows.array[index]):
+            raise self._unlike(env, f"after {len(actions)} steps it observed something else")
+
+    def _replayed(self, index: int, actions: np.ndarray) -> bool | None:
+        """Applies actions to the current episode's begin; whether it ended, None where the environment raised."""
+        try:
+            self._begin(index)
+            for action in self._tasks[index].to_native(actions):
+                self._on_progress()
+                obs, reward, terminated, truncated = self._tasks[index].step(action)
+                self._take(index, obs, reward)
+                if terminated or truncated:
+                    return True
+        except Exception as error:
+            self._errors.note(self._where(index, f"step {self._lengths[index] + 1}, repeated"), error)
+            return None
+        return False
+
+    def _unlike(self, env: int, what: str) -> WorkerError:
+        return WorkerError(
+            f"environment {env} is not repeatable: with the same seed and the same actions {what}; "
+            f"{self._spec.env_id} cannot be replayed, so a restarted or resumed run would not be the same"
+        )
+
+    def _reset(self, index: int) -> None:
+        """Begins the current episode, or the first one after it whose reset does not raise."""
+        while True:
+            self._on_progress()
+            try:
+                self._begin(index)
+                return
+            except Exception as error:
+                self._lose(index, "reset", error)
+
+    def _lose(self, index: int, what: str, error: Exception) -> None:
+        """Gives the current episode and its environment up; the next one is still to begin."""
+        self._errors.note(self._where(index, what), error)
+        self.columns.abandon(index)
+        self._replace(index)
+
+    def _replace(self, index: int) -> None:
+        self._on_progress()
+        try:
+            self._tasks[index].close()
+        except Exception:
+            self.counts.env_errors += 1
+        self._tasks[index] = self._make_task()
+
+    def _where(self, index: int, what: str) -> str:
+        return f"environment {self._first + index}, episode {self.columns.episode[index]}, {what}"
+
+    def _begin(self, index: int) -> None:
+        self._returns[index], self._lengths[index] = 0.0, 0
+        seed = reset_seed(self._seed, self._first + index, self.columns.episode[index])
+        self._rows.start(index, self._tasks[index].reset(seed))
+
+    def _take(self, index: int, obs: np.ndarray, reward: float) -> None:
+        self._rows.put(index, obs)
+        self._returns[index] += reward
+        self._lengths[index] += 1
+
+    def open(self) -> list[int]:
+        """Indices of the environments that may take a step now."""
+        return self.columns.open(step_synchronous=self._step_synchronous)
+
+    def questions(self, indices: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+        """What their next actions depend on: observations [n, O] and noise [n, Z]; valid until they step."""
+        episode, lengths = self.columns.episode, self._lengths
+        for index in indices:
+            self._noise_rows[index] = self._noise[index].at(episode[index], lengths[index])
+        rows = self.columns.rows(indices)
+        return self._rows.array[rows], self._noise_rows[rows]
+
+    def advance(self, policies: RolloutPolicy) -> bool:
+        """Steps all that may be stepped with actions drawn here; False if there are none, or no policy yet."""
+        start = perf_counter()
+        indices = self.open()
+        policy = policies.current() if indices else None
+        if policy is not None:
+            action, log_prob = policy.draw(*self.questions(indices))
+        self.counts.policy_s += perf_counter() - start
+        if policy is not None:
+            self.step(indices, Answers(action, log_prob, policies.interval))
+        return policy is not None
+
+    def step(self, indices: Sequence[int], answers: Answers) -> None:
+        """Steps environments and commits their rows.
+
+        Raises:
+            WorkerError: too many environments raised lately.
+        """
+        start = perf_counter()
+        obs = self._rows.array[self.columns.rows(indices)].copy()
+        native = self._tasks[0].to_native(answers.action)
+        rewards, terminated, truncated = [], [], []
+        failed: dict[int, Exception] = {}
+        for row, index in enumerate(indices):
+            try:
+                step_obs, reward, is_terminated, is_truncated = self._tasks[index].step(native[row])
+            except Exception as error:
+                failed[index] = error
+                continue
+            self._take(index, step_obs, reward)
+            rewards.append(reward)
+            terminated.append(is_terminated)
+            truncated.append(is_truncated)
+        stepped = perf_counter()
+        if failed:
+            kept = [row for row, index in enumerate(indices) if index not in failed]
+            indices, obs, answers = [indices[row] for row in kept], obs[kept], answers.of(kept)
+        if self._sign:
+            rewards = np.sign(rewards).tolist()
+        if indices:
+            next_obs = self._rows.array[self.columns.rows(indices)]
+            self.columns.commit(indices, StepRows(obs, *answers, rewards, terminated, truncated, next_obs))
+        written = perf_counter()
+        self.counts.env_steps += len(indices)
+        for row, index in enumerate(indices):
+            if terminated[row] or truncated[row]:
+                self._finish(index)
+        for index, reason in failed.items():
+            self._lose(index, f"step {self._lengths[index] + 1}", reason)
+            self._reset(index)
+        self.counts.env_s += stepped - start + perf_counter() - written
+        self.counts.write_s += written - stepped
+
+    def _finish(self, index: int) -> None:
+        self._recent.append((self._returns[index], self._lengths[index]))
+        counts = self.counts
+        counts.episodes += 1
+        counts.episode_return = sum(entry[0] for entry in self._recent) / len(self._recent)
+        counts.episode_length = sum(entry[1] for entry in self._recent) / len(self._recent)
+        self._reset(index)
+
+    def close(self) -> None:
+        """Closes the environments; one that raises hides no earlier error."""
+        self.columns.close()
+        for task in self._tasks:
+            with contextlib.suppress(Exception):
+                task.close()
+
+
+_BLOCK_STEPS = 32
+"""Steps whose noise is drawn at once: a generator costs some ten microseconds to set up."""
+_SEED_BITS = 31
+
+
+def reset_seed(seed: int, env: int, episode: int) -> int:
+    """Seed of an environment's reset."""
+    return int(np.random.SeedSequence((seed, env, episode)).generate_state(1)[0]) >> (32 - _SEED_BITS)
+
+
+class ActionNoise:
+    """The noise of one environment's actions."""
+
+    def __init__(self, seed: int, env: int, noise_dim: int, *, uniform: bool) -> None:
+        """Args: ``uniform`` for discrete actions, noise in [0, 1); else standard normal."""
+        self._key = (seed, env)
+        self._noise_dim, self._uniform = noise_dim, uniform
+        self._held: tuple[int, int] | None = None
+        self._block = np.zeros((0, noise_dim), np.float32)
+
+    def at(self, episode: int, step: int) -> np.ndarray:
+        """Noise float32 [Z] of a step; valid until the next call."""
+        number, row = divmod(step, _BLOCK_STEPS)
+        if self._held != (episode, number):
+            self._held = (episode, number)
+            # The generator counts up the first word; the other two name the block.
+            rng = np.random.Generator(np.random.Philox(key=self._key, counter=(0, number, episode, 0)))
+            draw = rng.random if self._uniform else rng.standard_normal
+            self._block = draw((_BLOCK_STEPS, self._noise_dim), np.float32)
+        noise: np.ndarray = self._block[row]
+        return noise

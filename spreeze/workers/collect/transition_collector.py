@@ -1,0 +1,326 @@
+"""Stepping environments and turning what happens into replay rows; used by samplers and serial mode."""
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Callable
+from time import perf_counter
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from spreeze.envs.action_scaling import ActionScaling
+from spreeze.envs.task import ObsRows, Task
+from spreeze.envs.vector_engines import VectorTask
+from spreeze.transport.frames import FrameLog
+from spreeze.transport.n_step import NStep
+from spreeze.transport.replay_ring import ShardWriter
+from spreeze.types import EnvSpec
+from spreeze.workers.sampler_stats import EnvErrors, SamplerStats, Tell, untold
+
+_ALL = slice(None)
+
+
+class TransitionCollector:
+    """N environments stepped together, each reset by hand.
+
+    A raising environment loses its episode and is built anew; a non-finite or ill-shaped transition
+    is refused before the ring. Too many such errors in a row end the process (`WorkerError`).
+    With ``make_vector`` all N are one vector environment, which an error costs all its episodes.
+    """
+
+    def __init__(
+        self, make_task: Callable[[], Task], num_envs: int, spec: EnvSpec, writer: ShardWriter | RowSink, *,
+        n_step: int, gamma: float, seeds: list[int], nan_policy: str = "drop",
+        on_wait: Callable[[], None] = lambda: None, on_reset: Callable[[], None] = lambda: None,
+        make_vector: Callable[[int, int], VectorTask] | None = None, tell: Tell = untold,
+    ) -> None:
+        self._make_task, self._spec = make_task, spec
+        self._on_wait, self._on_reset = on_wait, on_reset
+        self.counts = SamplerStats()
+        self._errors = EnvErrors(self.counts, nan_policy=nan_policy, tell=tell)
+        self._to_native = ActionScaling(spec, bounded=True)
+        self._native = np.zeros((num_envs, spec.action_dim), np.float32)
+        self._rows = row_writer_for(spec, num_envs, writer, n_step, gamma)
+        self._reward = np.zeros(num_envs, np.float32)
+        self._terminated = np.zeros(num_envs, np.float32)
+        self._returns = [0.0] * num_envs
+        self._lengths = [0] * num_envs
+        self._recent: deque[tuple[float, int]] = deque(maxlen=10)
+        self.num_envs = num_envs
+        self._tasks: list[Task] = []
+        self._make_vector, self._seed = make_vector, seeds[0]
+        self._later_seeds = np.random.default_rng(seeds)
+        self._vector: VectorTask | None = None
+        if make_vector is not None:
+            self._renew_vector()
+        for index in range(num_envs if make_vector is None else 0):
+            on_wait()
+            self._tasks.append(make_task())
+            self._reset(index, seeds[index])
+
+    @property
+    def obs(self) -> np.ndarray:
+        """Current observations of all environments, as a policy takes them."""
+        return self._rows.obs
+
+    def step(self, actions: np.ndarray, version: int) -> None:
+        """Steps every environment once with a policy's ``actions`` [N, A] and stores the rows.
+
+        Raises:
+            WorkerError: errors beyond what the window allows, or the first one under nan_policy "fail".
+        """
+        start = perf_counter()
+        native = self._to_native(actions, self._native)
+        ended, broken = self._step_tasks(native) if self._make_vector is None else self._step_vector(native)
+        stepped = perf_counter()
+        self._rows.store(StepBatch(actions, self._reward, self._terminated, dict(ended), broken, version))
+        written = perf_counter()
+        self.counts.env_steps += self.num_envs - len(broken)
+        for index, _ in ended:
+            self._finish_episode(index)
+        self._go_on(broken)
+        self.counts.env_s += stepped - start + perf_counter() - written
+        self.counts.write_s += written - stepped
+
+    def _step_tasks(self, native: np.ndarray) -> tuple[list[tuple[int, bool]], list[int]]:
+        """Steps the environments one by one; (ended, truncated) of those that did, and those without a row."""
+        ended: list[tuple[int, bool]] = []
+        broken: list[int] = []
+        take, reward, terminated = self._rows.take, self._reward, self._terminated
+        for index, task in enumerate(self._tasks):
+            try:
+                step_obs, step_reward, step_terminated, step_truncated = task.step(native[index])
+            except Exception as error:
+                self._note_error(index, error)
+                broken.append(index)
+                continue
+            take(index, step_obs)
+            reward[index] = step_reward
+            terminated[index] = step_terminated
+            self._returns[index] += step_reward
+            self._lengths[index] += 1
+            if step_terminated or step_truncated:
+                ended.append((index, step_truncated))
+        return ended, broken
+
+    def _step_vector(self, native: np.ndarray) -> tuple[list[tuple[int, bool]], list[int]]:
+        """The same for a vector environment; in one mode its steps that begin an episode give no row."""
+        assert self._vector is not None
+        try:
+            done = self._vector.step(native)
+        except Exception as error:
+            self._note_error(0, error)
+            self._vector.close()
+            self._vector = None
+            return [], list(range(self.num_envs))
+        self._rows.take(_ALL, done.next_obs)
+        self._reward[...], self._terminated[...] = done.reward, done.terminated
+        for index in np.flatnonzero(done.valid).tolist():
+            self._returns[index] += float(done.reward[index])
+            self._lengths[index] += 1
+        over = np.flatnonzero(done.terminated | done.truncated).tolist()
+        return [(index, bool(done.truncated[index])) for index in over], np.flatnonzero(~done.valid).tolist()
+
+    def _go_on(self, broken: list[int]) -> None:
+        """What comes after the rows are stored: new environments for broken ones, the observations to act on."""
+        if self._make_vector is None:
+            for index in broken:
+                self._rebuild(index)
+        elif self._vector is None:
+            self._renew_vector()
+        else:
+            self._rows.start(_ALL, self._vector.obs)
+
+    def _renew_vector(self) -> None:
+        """Makes the vector environment and resets it, anew as long as that raises."""
+        assert self._make_vector is not None
+        while True:
+            self._on_wait()
+            try:
+                self._vector = self._make_vector(self.num_envs, self._seed)
+                self._rows.start(_ALL, self._vector.reset(self._seed))
+                break
+            except Exception as error:
+                self._note_error(0, error)
+        self._seed += self.num_envs  # after an error other episodes than those before
+        self._returns, self._lengths = [0.0] * self.num_envs, [0] * self.num_envs
+
+    def _finish_episode(self, index: int) -> None:
+        self._recent.append((self._returns[index], self._lengths[index]))
+        self.counts.episodes += 1
+        self.counts.episode_return = sum(entry[0] for entry in self._recent) / len(self._recent)
+        self.counts.episode_length = sum(entry[1] for entry in self._recent) / len(self._recent)
+        self._reset(index, None)
+
+    def _reset(self, index: int, seed: int | None) -> None:
+        """Resets one environment, building it anew as long as its reset raises; a vector one has done so itself."""
+        while self._make_vector is None:
+            self._on_reset()
+            try:
+                self._rows.start(index, self._tasks[index].reset(seed))
+                break
+            except Exception as error:
+                self._note_error(index, error)
+                seed = self._replace(index)
+        self._returns[index] = 0.0
+        self._lengths[index] = 0
+
+    def _rebuild(self, index: int) -> None:
+        self._reset(index, self._replace(index))
+
+    def _replace(self, index: int) -> int:
+        """Makes an environment anew; returns the seed of its first reset, without which no run would repeat."""
+        self._on_wait()
+        try:
+            self._tasks[index].close()
+        except Exception:
+            self.counts.env_errors += 1
+        self._tasks[index] = self._make_task()
+        return int(self._later_seeds.integers(2**31))
+
+    def _note_error(self, index: int, error: Exception) -> None:
+        self._errors.note(f"environment {index}", error)
+
+    def close(self) -> None:
+        """Closes the environments; one that raises, for it was closed before, hides no earlier error."""
+        vector: list[Task | VectorTask] = [] if self._vector is None else [self._vector]
+        for task in [*self._tasks, *vector]:
+            with contextlib.suppress(Exception):
+                task.close()
+
+
+class StepBatch(NamedTuple):
+    """What one step of N environments gave besides observations."""
+
+    actions: np.ndarray  # [N, A], as the policy gave them
+    reward: np.ndarray  # [N]
+    terminated: np.ndarray  # [N]
+    ended: dict[int, bool]  # environment -> truncated, of those whose episode ended
+    broken: list[int]  # environments that raised: nothing of theirs is stored
+    version: int  # of the policy
+
+
+class RowSink(Protocol):
+    """Where rows of vectors go: a shard of the ring."""
+
+    def write(
+        self, obs: np.ndarray, action: np.ndarray, reward: np.ndarray, terminated: np.ndarray, next_obs: np.ndarray,
+        num_steps: np.ndarray | None = None, version: int = 0,
+    ) -> None:
+        """Appends N rows."""
+
+
+class ReplayRowWriter(Protocol):
+    """The observations of N environments and their way into replay."""
+
+    @property
+    def obs(self) -> np.ndarray:
+        """Current observations, for the policy."""
+        ...
+
+    def start(self, index: int | slice, obs: np.ndarray) -> None:
+        """An episode begins (of vectors, also several)."""
+        ...
+
+    def take(self, index: int | slice, obs: np.ndarray) -> None:
+        """A step led here (of vectors, also several)."""
+        ...
+
+    def store(self, batch: StepBatch) -> None:
+        """Writes the rows of a step; what it led to is current then."""
+        ...
+
+
+def row_writer_for(
+    spec: EnvSpec, num_envs: int, writer: ShardWriter | RowSink, n_step: int, gamma: float
+) -> ReplayRowWriter:
+    """The rows of a task."""
+    if spec.frames is None:
+        return VectorRowWriter(spec, num_envs, writer, n_step, gamma)
+    assert isinstance(writer, ShardWriter)
+    return FrameRowWriter(spec, num_envs, writer, n_step, gamma)
+
+
+class VectorRowWriter:
+    """Rows of vector observations [N, O]; two buffers that change places."""
+
+    def __init__(self, spec: EnvSpec, num_envs: int, writer: RowSink, n_step: int, gamma: float) -> None:
+        self.obs = np.zeros((num_envs, spec.obs_dim), np.float32)
+        self._next_obs = np.zeros_like(self.obs)
+        self._writer = writer
+        self._n_steps = [NStep(n_step, gamma) for _ in range(num_envs)] if n_step > 1 else None
+
+    def start(self, index: int | slice, obs: np.ndarray) -> None:
+        """An episode begins with ``obs`` [O]."""
+        self.obs[index] = obs
+
+    def take(self, index: int | slice, obs: np.ndarray) -> None:
+        """A step led to ``obs`` [O]."""
+        self._next_obs[index] = obs
+
+    def store(self, batch: StepBatch) -> None:
+        """Writes one row for each environment, or what the n-step windows give."""
+        if self._n_steps is not None:
+            self._store_n_step(batch)
+        elif not batch.broken:
+            self._writer.write(self.obs, batch.actions, batch.reward, batch.terminated, self._next_obs,
+                               version=batch.version)
+        else:
+            keep = np.setdiff1d(np.arange(len(self.obs)), batch.broken)
+            if keep.size:
+                self._writer.write(self.obs[keep], batch.actions[keep], batch.reward[keep], batch.terminated[keep],
+                                   self._next_obs[keep], version=batch.version)
+        self.obs, self._next_obs = self._next_obs, self.obs
+
+    def _store_n_step(self, batch: StepBatch) -> None:
+        assert self._n_steps is not None
+        rows = []
+        for index, window in enumerate(self._n_steps):
+            if index in batch.broken:
+                window.clear()
+                continue
+            rows += window.push(self.obs[index], batch.actions[index], float(batch.reward[index]),
+                                bool(batch.terminated[index]), batch.ended.get(index, False), self._next_obs[index])
+        if not rows:
+            return
+        obs, action, returns, terminated, next_obs, spans = zip(*rows, strict=True)
+        self._writer.write(np.stack(obs), np.stack(action), np.asarray(returns, np.float32),
+                           np.asarray(terminated, np.float32), np.stack(next_obs),
+                           num_steps=np.asarray(spans, np.float32), version=batch.version)
+
+
+class FrameRowWriter:
+    """Rows of images: the stacks for the policy here, each frame once in replay."""
+
+    def __init__(self, spec: EnvSpec, num_envs: int, writer: ShardWriter, n_step: int, gamma: float) -> None:
+        assert spec.frames is not None
+        self._rows = ObsRows(num_envs, spec)
+        self._sign = spec.frames.sign_rewards
+        self._log = FrameLog(writer, num_envs, n_step, gamma)
+
+    @property
+    def obs(self) -> np.ndarray:
+        """[N, k, C, H, W] uint8."""
+        return self._rows.array
+
+    def start(self, index: int | slice, obs: np.ndarray) -> None:
+        """An episode begins with the frame ``obs`` [C, H, W]."""
+        assert isinstance(index, int)
+        self._rows.start(index, obs)
+        self._log.start(index, obs.reshape(-1))
+
+    def take(self, index: int | slice, obs: np.ndarray) -> None:
+        """A step led to the frame ``obs`` [C, H, W]."""
+        assert isinstance(index, int)
+        self._rows.put(index, obs)
+
+    def store(self, batch: StepBatch) -> None:
+        """Writes each environment's step with its newest frame."""
+        newest = self._rows.array[:, -1]
+        reward = np.sign(batch.reward) if self._sign else batch.reward
+        for index in range(len(newest)):
+            if index not in batch.broken:
+                self._log.add(index, batch.actions[index], float(reward[index]), bool(batch.terminated[index]),
+                              batch.ended.get(index, False), newest[index].reshape(-1))
+        self._log.flush(batch.version)

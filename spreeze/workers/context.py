@@ -1,0 +1,141 @@
+"""A worker's tie to its supervisor: heartbeat, flags, slots, and a one-way pipe for messages."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from spreeze.metrics.table import SLOTS, Phase
+from spreeze.transport import status_table as words
+from spreeze.transport.status_table import StatusTable
+from spreeze.workers.sampler_stats import event_text, write_error
+
+_MAX_MESSAGE_BYTES = 4096
+"""A pipe write of at most PIPE_BUF bytes is atomic: a message arrives whole or not at all."""
+
+
+_NUMBERED = ("sampler", "executor", "actor")
+"""Roles of which a run can have several workers."""
+
+
+def worker_name(role: str, index: int) -> str:
+    """Name of a worker in logs and messages, for example ``sampler-0``."""
+    return f"{role}-{index}" if role in _NUMBERED else role
+
+
+class WorkerContext:
+    """What a worker body may know of the outside; it never waits for anybody."""
+
+    def __init__(
+        self,
+        role: str,
+        index: int,
+        board: StatusTable,
+        row: int,
+        message_fd: int | None,
+        errors_dir: Path | None = None,
+    ) -> None:
+        self.role = role
+        self.index = index
+        self.board = board
+        self.slots = board.slots(row)
+        self._control = board.control(row)
+        self._slot_index = {name: i for i, name in enumerate(SLOTS[role])}
+        self._message_fd, self._errors_dir = message_fd, errors_dir
+        self._control[words.PID] = os.getpid()
+        self.messages_lost = 0
+
+    @property
+    def name(self) -> str:
+        """Name used in logs and messages, for example ``sampler-0``."""
+        return worker_name(self.role, self.index)
+
+    def beat(self, phase: Phase) -> None:
+        """Says "alive, now in this phase"; costs two stores."""
+        self._control[words.PHASE] = int(phase)
+        self._control[words.HEARTBEAT] += 1
+
+    @property
+    def stopping(self) -> bool:
+        """True once the supervisor asked everybody to stop."""
+        return bool(self.board.header[words.STOP])
+
+    @property
+    def weights_hint(self) -> int:
+        """Changes whenever new weights were published; the file remains the truth."""
+        return int(self.board.header[words.WEIGHTS_HINT])
+
+    @property
+    def visualizer_paused(self) -> bool:
+        """True while the visualizer is told to rest."""
+        return bool(self.board.header[words.VISUALIZER_PAUSED])
+
+    @property
+    def sampler_share(self) -> float:
+        """Share of its time that this sampler may work: 1, 0, or between for the last one that is wanted."""
+        header = self.board.header
+        active, samplers = int(header[words.ACTIVE_SAMPLERS]), int(header[words.SAMPLERS])
+        if active >= samplers:
+            return 1.0
+        beyond = (self.index - int(header[words.FIRST_SAMPLER])) % samplers - active
+        return 1.0 if beyond < 0 else 0.0 if beyond > 0 else int(header[words.SLOWED_SHARE]) / 1000
+
+    def post(self, **values: float) -> None:
+        """Stores numbers into slots by name (see ``metrics.SLOTS``)."""
+        for name, value in values.items():
+            self.slots[self._slot_index[name]] = value
+
+    def named(self, slots: np.ndarray) -> dict[str, float]:
+        """Slot values by name."""
+        return {name: float(slots[i]) for name, i in self._slot_index.items()}
+
+    def send(self, kind: str, **fields: Any) -> None:
+        """Sends one message; drops it (and counts) when the pipe is full or gone."""
+        if self._message_fd is None:
+            return
+        line = json.dumps({"kind": kind, "from": self.name, **fields}, allow_nan=True).encode() + b"\n"
+        for limit in (1000, 250, 50):  # a character may take twelve bytes
+            if len(line) <= _MAX_MESSAGE_BYTES:
+                break
+            cut = {key: value[:limit] if isinstance(value, str) else value for key, value in fields.items()}
+            line = json.dumps({"kind": kind, "from": self.name, **cut}, allow_nan=True).encode() + b"\n"
+        try:
+            os.write(self._message_fd, line)
+        except OSError:
+            self.messages_lost += 1
+
+    def env_error(self, where: str, error: Exception, count: int) -> None:
+        """Tells of an error of an environment that cost no more than an episode (see ``env_errors``)."""
+        if self._errors_dir is not None:
+            write_error(self._errors_dir, self.name, error, f"environment-{count}")
+        self.send("event", level="warning", text=event_text(where, error, count)[:500])
+
+    def saving(self, left_bytes: int) -> None:
+        """Says "alive, with a checkpoint of which so much is left to write and check"."""
+        self.beat(Phase.CHECKPOINT)
+        self.post(checkpoint_left_bytes=left_bytes)
+
+    def sleep(self, seconds: float, phase: Phase = Phase.WAIT) -> None:
+        """Sleeps in short pieces so that the heartbeat goes on and a stop is seen at once."""
+        end = time.monotonic() + seconds
+        while not self.stopping:
+            self.beat(phase)
+            left = end - time.monotonic()
+            if left <= 0:
+                return
+            time.sleep(min(left, 0.1))
+
+    def close(self) -> None:
+        """Closes the message pipe and the board."""
+        self.slots = self._control = None  # type: ignore[assignment]
+        if self._message_fd is not None:
+            with contextlib.suppress(OSError):
+                os.close(self._message_fd)
+            self._message_fd = None
+        self.board.close()

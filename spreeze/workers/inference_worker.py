@@ -1,0 +1,112 @@
+"""Actors: processes that infer actions in batches for whatever environments have asked (HTS-RL, section 3)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from spreeze.inference.policy import Policy
+from spreeze.metrics.table import SLOTS, Phase
+from spreeze.transport.inference_mailbox import Answers, InferenceMailbox
+from spreeze.transport.rollouts import Rollouts, RolloutSpec
+from spreeze.transport.versioned_parameters import VersionedParameters
+from spreeze.transport.wakeup import Wakeup
+from spreeze.types import Jsonable
+from spreeze.workers.context import WorkerContext
+
+WAIT_S = 0.1
+"""Sleep without being rung: only a lost ring, the heartbeat and a stop need an end to it."""
+
+
+class RolloutPolicy:
+    """The policy of the interval at hand, taken over when a new one has begun."""
+
+    def __init__(self, rollouts: Rollouts, policies: VersionedParameters) -> None:
+        self._rollouts, self._policies = rollouts, policies
+        self._policy: Policy | None = None
+        self.interval = -1
+        """Interval of the policy that was given last."""
+
+    def current(self) -> Policy | None:
+        """The policy, None while it is not there yet; an interval lasts until nobody needs its policy any more."""
+        interval = self._rollouts.interval
+        if interval != self.interval:
+            weights = self._policies.read(interval)
+            if weights is None:
+                return None
+            self._policy, self.interval = Policy.from_weights(weights.arrays, weights.meta), interval
+        return self._policy
+
+
+class Inference:
+    """Answers the questions of some environments with the interval's policy."""
+
+    def __init__(self, policies: RolloutPolicy, exchange: InferenceMailbox, envs: slice) -> None:
+        self._policies, self._exchange, self._envs = policies, exchange, envs
+
+    def answer(self) -> np.ndarray:
+        """Answers what is asked now; returns the environments answered, none while the policy is not there yet."""
+        envs = self._exchange.pending(self._envs)
+        policy = self._policies.current() if envs.size else None
+        if policy is None:
+            return envs[:0]
+        action, log_prob = policy.draw(self._exchange.obs[envs], self._exchange.noise[envs])
+        self._exchange.answer(envs, Answers(action, log_prob, self._policies.interval))
+        return envs
+
+
+@dataclass(frozen=True, kw_only=True)
+class InferenceWorkerJob(Jsonable):
+    """All that an actor process has to know."""
+
+    index: int
+    num_actors: int
+    envs_per_executor: int
+    rollouts: RolloutSpec
+    rollouts_fd: int
+    exchange_fd: int
+    policy_fds: tuple[int, ...]
+    bell_fds: tuple[int, ...]
+    """Its own."""
+    executor_bell_fds: tuple[int, ...]
+    """Of all executors, two each."""
+
+
+def wakeups_of(fds: tuple[int, ...]) -> list[Wakeup]:
+    """Bells of inherited descriptors, two each."""
+    return [Wakeup(fds[at], fds[at + 1]) for at in range(0, len(fds), 2)]
+
+
+def run_inference_worker(link: WorkerContext, job: InferenceWorkerJob) -> None:
+    """Answers until told to stop; sleeps while nobody asks."""
+    rollouts = Rollouts.attach(job.rollouts_fd, job.rollouts)
+    exchange = InferenceMailbox.attach(job.exchange_fd, job.rollouts)
+    first_fd, second_fd = job.policy_fds
+    mine = slice(job.index, None, job.num_actors)
+    policies = RolloutPolicy(rollouts, VersionedParameters((first_fd, second_fd)))
+    inference = Inference(policies, exchange, mine)
+    (bell,) = wakeups_of(job.bell_fds)
+    executors = wakeups_of(job.executor_bell_fds)
+    numbers: dict[str, Any] = link.named(link.slots)
+    assert set(numbers) == set(SLOTS["actor"])
+    while not link.stopping:
+        start = perf_counter()
+        link.beat(Phase.STEP)
+        envs = inference.answer()
+        if envs.size:
+            for executor in np.unique(envs // job.envs_per_executor).tolist():
+                executors[executor].notify()
+            numbers["rows"] += len(envs)
+            numbers["batches"] += 1
+            numbers["policy_s"] += perf_counter() - start
+        else:
+            link.beat(Phase.WAIT)
+            bell.wait(WAIT_S)
+            numbers["wait_s"] += perf_counter() - start
+        numbers["policy_version"] = max(policies.interval, 0)
+        link.post(**numbers)
+    rollouts.close()
+    exchange.close()

@@ -1,0 +1,1 @@
+"""From collected data to gradient steps, on whichever device."""

@@ -1,0 +1,218 @@
+"""A copy of replay on the learner's device: only new rows travel, batches are drawn and gathered there.
+
+The rules are the ring's (``transport.ring_reader``). A pull notes what is committed, copies what is new,
+reads ``reserved`` afterwards and takes no row that may have been overwritten meanwhile. Draws are uniform
+over the rows that are here and that the ring's reader would draw.
+
+Copies run beside the updates. A pull brings at most ``chunk`` rows of a shard, and draws leave out the
+oldest ``chunk`` of them: so a pull overwrites nothing that draws by the windows of the pull before may
+touch. It only has to wait for draws by older windows, which are nearly always over.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from spreeze.errors import TransportError
+from spreeze.formatting import size
+from spreeze.transport.replay_reader import ReplayReader
+from spreeze.types import RowLayout
+from spreeze.workers.learn.streams import DeviceStream, Staging, Stream
+
+_CHUNK_ROWS = 4096
+_SHARE = 0.8
+"""Share of a device's free memory that a mirror may take; updates need the rest."""
+_LEAST_BATCHES = 16
+"""A mirror of fewer batches than this is not worth having."""
+
+
+def gpu_replay_bytes(layout: RowLayout, num_shards: int, rows_per_shard: int) -> int:
+    """What a mirror of that size takes of the device's memory; pinned buffers are the host's."""
+    return num_shards * rows_per_shard * 4 * layout.width
+
+
+class GpuReplay:
+    """The newest rows of every shard on a device."""
+
+    def __init__(
+        self, reader: ReplayReader, batch_size: int, device: torch.device, seed: int, rows_per_shard: int | None = None,
+        *, main: Stream | None = None, beside: Stream | None = None,
+    ) -> None:
+        """Takes the device's memory; ``pull`` brings the rows.
+
+        Args:
+            reader: of the ring.
+            batch_size: rows of one draw.
+            device: of the rows.
+            seed: of the draws.
+            rows_per_shard: newest rows of each shard that are kept; None: as many as the ring has.
+            main: order of the draws; None: the device's current stream.
+            beside: order of the copies; None: a stream of their own.
+
+        Raises:
+            torch.OutOfMemoryError: no room on the device.
+        """
+        spec, pinned = reader.ring.spec, device.type == "cuda"
+        self._reader, self._layout = reader, spec.layout
+        self.rows_per_shard = min(spec.rows_per_shard, rows_per_shard or spec.rows_per_shard)
+        self._chunk = max(1, min(_CHUNK_ROWS, self.rows_per_shard // 16))
+        self._main, self._beside = main or DeviceStream(device), beside or DeviceStream(device, beside=True)
+        self._rows = torch.zeros((spec.num_shards * self.rows_per_shard, spec.layout.width), device=device)
+        self._staging = Staging((self._chunk, spec.layout.width), torch.float32, pinned=pinned)
+        self._end = [0] * spec.num_shards
+        self._floor = [0] * spec.num_shards
+        self._starts = torch.arange(spec.num_shards, device=device) * self.rows_per_shard
+        self._staged_windows = Staging((2, spec.num_shards), torch.int64, pinned=pinned)
+        self._windows = torch.zeros((2, spec.num_shards), dtype=torch.int64, device=device)
+        # Memory is filled with zeros on the main lane: a copy that came before that would be lost.
+        self._draws_before = self._main.mark()
+        self.generator = torch.Generator(device).manual_seed(seed)
+        """Of the draws."""
+        self.available = 0
+        """Rows that can be drawn."""
+        self.rows_pulled = 0
+        self.rows_torn = 0
+        """Rows that were overwritten while they were copied, and so not taken."""
+        self.set_batch_size(batch_size)
+
+    def set_batch_size(self, batch_size: int) -> None:
+        """Draws that many rows at once from now on."""
+        device = self._rows.device
+        self.batch = torch.zeros((batch_size, self._layout.width), device=device)
+        """[B, W], the rows of the latest draw."""
+        self.logical = torch.zeros(batch_size, dtype=torch.int64, device=device)
+        """[B], their indices since their shard exists."""
+        self._random, self._shard = torch.zeros_like(self.logical), torch.zeros_like(self.logical)
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory of the device that the rows take."""
+        return self._rows.element_size() * self._rows.nelement()
+
+    def pull(self) -> None:
+        """Brings what was committed since the last pull, chunk by chunk, and renews the windows of the draws."""
+        self._reader.refresh()
+        windows = self._reader.windows
+        for shard, (_, end) in enumerate(windows):
+            # What is older than the draws' window would travel for nothing.
+            oldest = end - self.rows_per_shard + self._chunk
+            if self._end[shard] < oldest:
+                self._end[shard] = self._floor[shard] = oldest
+                self._draws_before = self._main.mark()  # a leap may land anywhere in the present windows
+        while True:
+            self._beside.follow(self._draws_before)
+            for shard, (_, end) in enumerate(windows):
+                self._bring(shard, min(end, self._end[shard] + self._chunk))
+            self._publish(windows)
+            if all(here == end for here, (_, end) in zip(self._end, windows, strict=True)):
+                return
+
+    def _bring(self, shard: int, end: int) -> None:
+        """Rows ``[self._end, end)`` of a shard, by the ring's protocol."""
+        begin, ring = self._end[shard], self._reader.ring
+        if end == begin:
+            return
+        staged, capacity = self._staging.next(), ring.spec.rows_per_shard
+        host, first = staged.numpy(), shard * ring.spec.stride_rows
+        with ring.shard_locks(shard, shard):
+            for at, place, count in _pieces(begin, end, capacity):
+                np.copyto(host[at : at + count], ring.rows[first + place : first + place + count])
+        safe = ring.counters()[shard][0] - capacity  # read after the copy is complete
+        torn = min(max(0, safe - begin), end - begin)
+        if torn:
+            self._floor[shard] = max(self._floor[shard], begin + torn)
+        first = shard * self.rows_per_shard
+        for at, place, count in _pieces(begin + torn, end, self.rows_per_shard):
+            self._beside.copy(self._rows[first + place : first + place + count], staged[torn + at : torn + at + count])
+        self._staging.sent(self._beside.mark())
+        self._end[shard] = end
+        self.rows_torn += torn
+        self.rows_pulled += end - begin - torn
+
+    def _publish(self, windows: list[tuple[int, int]]) -> None:
+        """Hands the new windows to the draws, which begin after the copies."""
+        kept = self.rows_per_shard - self._chunk
+        lows = np.array([
+            max(low, floor, end - kept)
+            for (low, _), floor, end in zip(windows, self._floor, self._end, strict=True)
+        ])
+        sizes = np.maximum(0, np.array(self._end) - lows)
+        ends = sizes.cumsum()
+        staged = self._staged_windows.next()
+        staged.numpy()[:] = ends, lows - ends + sizes
+        self._main.follow(self._beside.mark())
+        self._draws_before = self._main.mark()
+        self._main.copy(self._windows, staged)
+        self._staged_windows.sent(self._main.mark())
+        self.available = int(ends[-1])
+
+    def draw(self) -> Tensor:
+        """Rows drawn uniformly, with replacement: ``batch`` [B, W]. Work of the device alone.
+
+        Raises:
+            TransportError: nothing can be drawn.
+        """
+        if self.available < 1:
+            raise TransportError("no replay row can be drawn: none was pulled")
+        ends, shifts = self._windows
+        self._random.random_(generator=self.generator).remainder_(ends[-1])
+        torch.searchsorted(ends, self._random, right=True, out=self._shard)
+        torch.add(self._random, shifts[self._shard], out=self.logical)
+        place = torch.remainder(self.logical, self.rows_per_shard).add_(self._starts[self._shard])
+        return torch.index_select(self._rows, 0, place, out=self.batch)
+
+    def settle(self) -> None:
+        """Returns when no copy and no draw is under way: its memory may then be given back."""
+        self._beside.mark().wait()
+        self._main.mark().wait()
+
+    def lag_and_age(self, version_now: int) -> tuple[float, float]:
+        """Mean policy lag and age of the latest draw (reads the device); 0 before anything was pulled."""
+        if self.available < 1:
+            return 0.0, 0.0
+        shard, logical = self._shard.cpu().numpy(), self.logical.cpu().numpy()
+        spec = self._reader.ring.spec
+        return self._reader.lag_age(shard * spec.stride_rows + logical % spec.rows_per_shard, version_now)
+
+
+def _pieces(begin: int, end: int, capacity: int) -> list[tuple[int, int, int]]:
+    """Logical rows ``[begin, end)`` as (offset, place, count), cut where a shard of ``capacity`` rows wraps."""
+    found, at = [], begin
+    while at < end:
+        place = at % capacity
+        count = min(end - at, capacity - place)
+        found.append((at - begin, place, count))
+        at += count
+    return found
+
+
+def fitted_gpu_replay(
+    reader: ReplayReader, batch_size: int, device: torch.device, seed: int, free_bytes: int
+) -> tuple[GpuReplay | None, str]:
+    """The largest mirror that fits, and what to say of it; None where too few rows would.
+
+    Args:
+        reader: of the ring.
+        batch_size: rows of one draw.
+        device: of the rows.
+        seed: of the draws.
+        free_bytes: memory of the device that nobody has taken.
+    """
+    spec = reader.ring.spec
+    whole, needed = spec.rows_per_shard, gpu_replay_bytes(spec.layout, spec.num_shards, spec.rows_per_shard)
+    rows = min(whole, int(_SHARE * free_bytes) // gpu_replay_bytes(spec.layout, spec.num_shards, 1))
+    least = -(-_LEAST_BATCHES * batch_size // spec.num_shards)
+    while rows >= min(whole, least):
+        try:
+            mirror = GpuReplay(reader, batch_size, device, seed, rows)
+        except torch.OutOfMemoryError:
+            rows //= 2  # somebody else was faster, or memory is in pieces
+            continue
+        held = f"replay is mirrored on {device}: {size(mirror.size_bytes)} of {size(free_bytes)} that were free"
+        if rows < whole:
+            held += f", so only the newest {spec.num_shards * rows} of {spec.capacity} rows ({size(needed)})"
+        return mirror, held
+    return None, (f"batches come from the host: a mirror of replay needs {size(needed)}, {device} has "
+                  f"{size(free_bytes)} free")

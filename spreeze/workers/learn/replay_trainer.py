@@ -1,0 +1,354 @@
+"""From replay rows to gradient steps: what the learner process and serial mode have in common."""
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from spreeze.algorithms.nn.two_thread_update import ThreadPair
+from spreeze.algorithms.off_policy import OffPolicyAlgorithm, Placement
+from spreeze.algorithms.registry import create
+from spreeze.config.schema import AlgorithmConfig
+from spreeze.inference.normalizer import Normalizer
+from spreeze.metrics.table import blank_learner
+from spreeze.transport.frames import FrameReader
+from spreeze.transport.replay_reader import ReplayReader
+from spreeze.types import EnvSpec, RowLayout, TransitionBatch
+from spreeze.workers.learn.cuda_graphs import CudaGraph, Graph, GraphedUpdates, reason_against
+from spreeze.workers.learn.gpu_replay import GpuReplay, fitted_gpu_replay
+from spreeze.workers.learn.streams import DeviceStream, Staging, Stream
+from spreeze.workers.learn.torch_devices import free_bytes
+
+_REFRESH_S = 0.005
+"""Age at which the reader's windows are renewed; older windows only miss the newest rows."""
+_NORMALIZER_EVERY = 10
+"""Updates between two batches that the normaliser takes in."""
+
+
+class ReplayTrainer:
+    """Draws batches, updates the algorithm, keeps time and state. Knows no process."""
+
+    def __init__(
+        self, spec: EnvSpec, algo: str, config: AlgorithmConfig, layout: RowLayout, reader: ReplayReader, *,
+        batch_size: int, device: str, seed: int, normalize_obs: bool, pair: ThreadPair | None = None,
+        overlap: bool = False, copy_interval: int = 0, mirror: bool = False, updates_per_launch: int = 0,
+    ) -> None:
+        options: dict[str, Any] = {} if pair is None else {"pair": pair}
+        options |= {} if spec.frames is None else {"frames": spec.frames}
+        options |= {"overlap": True} if overlap else {}
+        self.algorithm: OffPolicyAlgorithm = create(
+            algo, spec.obs_dim, spec.action_dim, config, seed, device, num_actions=spec.num_actions,
+            copy_interval=copy_interval, **options,
+        )
+        self._reader, self._layout, self._gamma = reader, layout, config.gamma
+        placement = Placement.parse(device)
+        self._device, self._actor_device = placement.critics, placement.actor
+        self._rng, self._seed = np.random.default_rng([seed, 7]), seed
+        self._frame_shape = None if spec.frames is None else spec.frames.shape
+        self.notes: list[str] = []
+        """What was decided about replay, launches and a resume, to be told once."""
+        self._updates_per_launch = updates_per_launch
+        self._launches: GraphedUpdates | None = None
+        self._recording_failed = False
+        """By launches that are gone."""
+        self._scale: DeviceNormalizer | None = None
+        self.set_batch_size(batch_size)
+        gpus = {place for place in (self._device, self._actor_device) if place.type == "cuda"}
+        self._copied = {place: torch.cuda.Event() for place in gpus}  # type: ignore[no-untyped-call]
+        self.normalizer = Normalizer(spec.obs_dim) if normalize_obs else None
+        self.updates = 0
+        self._scaled_updates = 0
+        if mirror and self._device.type == "cuda":
+            self._open_mirror()
+        self.rows_redrawn = 0
+        self.gather_s = 0.0
+        self.critic_s = 0.0
+        self.actor_s = 0.0
+        self._refreshed_s = -1.0
+
+    def _open_mirror(self) -> None:
+        if self._frame_shape is not None:
+            self.notes.append("batches come from the host: frames are followed there")
+            return
+        mirror, note = fitted_gpu_replay(
+            self._reader, self.batch_size, self._device, self._seed, free_bytes(self._device)
+        )
+        self.notes.append(note)
+        if mirror is not None:
+            self.use_mirror(mirror, lambda: CudaGraph(self._device))
+
+    def use_mirror(self, mirror: GpuReplay, make_graph: Callable[[], Graph]) -> None:
+        """Draws from a mirror of replay from now on, several updates in one launch where that is possible."""
+        period = self.algorithm.period
+        against = None if self._updates_per_launch == 0 else reason_against(
+            split=self._actor_device != self._device, period=period
+        )
+        if against is not None:
+            self.notes.append(f"kernels are launched one by one: {against}")
+        graphs = self._updates_per_launch > 0 and against is None
+        self._launches = GraphedUpdates(
+            self.algorithm, mirror, self._update_with, DeviceStream(self._device), wanted=self._updates_per_launch,
+            make_graph=make_graph if graphs else None, tell=self.notes.append,
+        )
+        if self.normalizer is not None:
+            self._scale = DeviceNormalizer(self.normalizer, self._layout, self._device, DeviceStream(self._device))
+
+    @property
+    def has_mirror(self) -> bool:
+        """Whether batches come from a mirror of replay."""
+        return self._launches is not None
+
+    @property
+    def updates_before_replay(self) -> int:
+        """Updates until the next one is a replay of a recorded graph; 0 where none is recorded."""
+        return 0 if self._launches is None else self._launches.updates_before_replay
+
+    def drop_mirror(self) -> bool:
+        """Gives the mirror's memory back: batches come from the host from now on. False where there is none."""
+        launches, self._launches, self._scale = self._launches, None, None
+        if launches is None:
+            return False
+        launches.mirror.settle()
+        self._recording_failed |= launches.recording_failed
+        return True
+
+    def release_cached(self) -> None:
+        """Gives GPUs the freed memory back that PyTorch keeps, unless a recording has failed: then it stays there.
+
+        The allocator would raise an internal error; without the call, later allocations are cut out of what it keeps.
+        """
+        failed = self._recording_failed or (self._launches is not None and self._launches.recording_failed)
+        if not failed:
+            torch.cuda.empty_cache()
+
+    def set_batch_size(self, batch_size: int) -> None:
+        """Draws that many rows at once from now on.
+
+        What the old size needed is freed first: the new size is asked for where memory is short.
+        """
+        pinned = "cuda" in (self._device.type, self._actor_device.type)
+        self.batch_size = batch_size
+        self.algorithm.drop_buffers()
+        self._host_batch: TransitionBatch | None = None
+        self._frames: torch.Tensor | None = None
+        self._seen: torch.Tensor | None = None
+        self._rows = torch.empty((0, self._layout.width))
+        self._rows_np = self._rows.numpy()
+        self._rows = torch.empty((batch_size, self._layout.width), dtype=torch.float32, pin_memory=pinned)
+        self._rows_np = self._rows.numpy()
+        if self._frame_shape is not None:
+            shape = (batch_size, self._layout.window, *self._frame_shape)
+            self._frames = torch.empty(shape, dtype=torch.uint8, pin_memory=pinned)
+        if self._actor_device != self._device:
+            self._seen = torch.empty((2, batch_size, self._layout.obs_dim), pin_memory=pinned)
+        if self._launches is not None:
+            self._launches.set_batch_size(batch_size)
+
+    def refresh(self) -> None:
+        """Renews the reader's windows now, and brings what is new to the mirror."""
+        if self._launches is None:
+            self._reader.refresh()
+        else:
+            self._launches.mirror.pull()
+            self._renew_scale()
+        self._refreshed_s = perf_counter()
+
+    def _renew_scale(self) -> None:
+        """Lets the normaliser take in a batch on the host every so many updates, for batches that never come here."""
+        if self._scale is None or self.normalizer is None or self.updates < self._scaled_updates:
+            return
+        self._scaled_updates = self.updates + _NORMALIZER_EVERY
+        self.rows_redrawn += self._draw()
+        self.normalizer.update(self._rows_np[:, self._layout.obs])
+        self._scale.renew()
+
+    def update(self, most: int | None = None) -> int:
+        """One batch, one gradient step; of a graph, several. Returns how many, at most ``most`` (None: no limit)."""
+        start = perf_counter()
+        if start - self._refreshed_s > _REFRESH_S:
+            self.refresh()
+        if self._launches is not None:
+            return self._launched(self._launches, start, most)
+        for copied in self._copied.values():
+            copied.synchronize()  # the pinned rows may still be on their way to the device
+        self.rows_redrawn += self._draw()
+        if self.normalizer is not None:
+            self._normalize(self.normalizer)
+        batch, actor_batch = self._batch(), self._actor_batch()
+        self.gather_s += perf_counter() - start
+        critic_s, actor_s = self.algorithm.update_timed(batch, actor_batch)
+        self.critic_s += critic_s
+        self.actor_s += actor_s
+        self.updates += 1
+        return 1
+
+    def _launched(self, launches: GraphedUpdates, start: float, most: int | None) -> int:
+        launched, told = perf_counter(), self.critic_s + self.actor_s
+        self.gather_s += launched - start
+        done = launches.run(most)
+        # A graph is one piece; its time, and that of waiting for the device, is counted as the critics'.
+        self.critic_s += perf_counter() - launched - (self.critic_s + self.actor_s - told)
+        self.updates += done
+        return done
+
+    def _update_with(self, rows: torch.Tensor) -> None:
+        """One update with rows of the mirror; asks nothing of the host."""
+        actor_batch = None
+        if self._scale is not None:
+            self._scale.apply(rows)
+        if self._seen is not None:
+            layout = self._layout
+            there = torch.stack((rows[:, layout.obs], rows[:, layout.next_obs])).to(self._actor_device)
+            actor_batch = TransitionBatch(there[0], None, None, None, None, None, there[1])
+        critic_s, actor_s = self.algorithm.update_timed(self._split(rows, None), actor_batch)
+        self.critic_s += critic_s
+        self.actor_s += actor_s
+
+    def _draw(self) -> int:
+        """Copies a batch out of replay; returns how many draws had to be repeated."""
+        if self._frames is None:
+            return self._reader.sample(self._rng, self._rows_np)
+        assert isinstance(self._reader, FrameReader)
+        return self._reader.sample_frames(self._rng, self._rows_np, self._frames.flatten(2).numpy())
+
+    def _normalize(self, normalizer: Normalizer) -> None:
+        obs, next_obs = self._rows_np[:, self._layout.obs], self._rows_np[:, self._layout.next_obs]
+        if self.updates % _NORMALIZER_EVERY == 0:
+            normalizer.update(obs)
+        normalizer.apply(obs)
+        normalizer.apply(next_obs)
+
+    def _batch(self) -> TransitionBatch:
+        if self._device in self._copied:
+            rows = self._rows.to(self._device, non_blocking=True)
+            frames = None if self._frames is None else self._frames.to(self._device, non_blocking=True)
+            self._copied[self._device].record(torch.cuda.current_stream(self._device))
+            return self._split(rows, frames)
+        if self._host_batch is None or self._layout.n_step > 1:
+            # One-step batches are views of the same rows: made once, valid for every update.
+            self._host_batch = self._split(self._rows, self._frames)
+        return self._host_batch
+
+    def _actor_batch(self) -> TransitionBatch | None:
+        """What the actor sees of the batch, on its own device; None where it shares the critics'."""
+        if self._seen is None:
+            return None
+        torch.stack((self._rows[:, self._layout.obs], self._rows[:, self._layout.next_obs]), out=self._seen)
+        there = self._seen.to(self._actor_device, non_blocking=True)
+        if self._actor_device in self._copied:
+            self._copied[self._actor_device].record(torch.cuda.current_stream(self._actor_device))
+        return TransitionBatch(there[0], None, None, None, None, None, there[1])
+
+    def _split(self, rows: torch.Tensor, frames: torch.Tensor | None) -> TransitionBatch:
+        if frames is None:
+            return self._layout.split(rows, self._gamma)
+        return self._layout.split_frames(rows, frames, self._gamma)
+
+    def lag_and_age(self) -> tuple[float, float]:
+        """Mean policy lag (updates) and transition age (env steps) of the last batch."""
+        if self._launches is not None:
+            return self._launches.mirror.lag_and_age(self.updates)
+        return self._reader.last_lag_age(self.updates)
+
+    def numbers(self, *, wait_s: float, publish_s: float) -> dict[str, float]:
+        """All of the learner's slots by name (see ``metrics.SLOTS``)."""
+        lag_age = self.lag_and_age() if self.updates > 0 else (0.0, 0.0)
+        return {
+            **blank_learner(), "updates": self.updates, "policy_version": self.updates,
+            "wait_s": wait_s, "gather_s": self.gather_s, "critic_s": self.critic_s, "actor_s": self.actor_s,
+            "publish_s": publish_s, "policy_lag": lag_age[0], "transition_age": lag_age[1],
+            "replay_fill": self._reader.available / self._reader.ring.spec.capacity, "rows_redrawn": self.rows_redrawn,
+            "updates_skipped": self.algorithm.updates_skipped(), **self.algorithm.metrics(),
+        }
+
+    def policy(self, spec: EnvSpec, algo: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        """Arrays and metadata of the current policy, ready to publish."""
+        arrays, meta = self.policy_snapshot(spec, algo)
+        return arrays(), meta
+
+    def policy_snapshot(
+        self, spec: EnvSpec, algo: str
+    ) -> tuple[Callable[[], dict[str, np.ndarray]], dict[str, Any]]:
+        """``policy`` without waiting for the device: the arrays are had later, maybe in another thread."""
+        arrays = self.algorithm.policy_snapshot()
+        scales = {} if self.normalizer is None else self.normalizer.arrays()
+        env = dataclasses.asdict(spec)
+        meta = {**self.algorithm.policy_meta(), "algo": algo, "env": env, "updates": self.updates}
+        return lambda: arrays() | scales, meta
+
+    def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        """Everything that a resume needs, as tensors and JSON."""
+        state = {
+            "algorithm": self.algorithm.state_json(),
+            "updates": self.updates,
+            "draw_rng": self._rng.bit_generator.state,
+            "normalizer": self.normalizer.state() if self.normalizer else None,
+        }
+        return self.algorithm.state_arrays(), state
+
+    def parameters_sha256(self) -> str:
+        """Hash of networks, targets, optimisers and random state: equal runs have equal ones."""
+        digest = hashlib.sha256()
+        for name, tensor in sorted(self.algorithm.state_arrays().items()):
+            digest.update(name.encode() + tensor.tobytes())
+        return digest.hexdigest()
+
+    def load_state(self, tensors: dict[str, np.ndarray], state: dict[str, Any]) -> None:
+        """Takes over what ``state`` gave, on whatever device it was.
+
+        Raises:
+            CheckpointError: shapes or names of another network.
+        """
+        fits = self.algorithm.load_state_arrays(tensors)
+        self.algorithm.load_state_json(state["algorithm"])
+        self.updates = int(state["updates"])
+        if not fits:
+            self.algorithm.seed_noise(self._seed)
+            self.notes.append(
+                "the checkpoint's random numbers are those of another kind of device: the noise of the updates is "
+                f"seeded anew from seed {self._seed} and update {self.updates}"
+            )
+        self._rng.bit_generator.state = state["draw_rng"]
+        if self._launches is not None:
+            self._launches.mirror.generator.manual_seed(self._seed + self.updates)  # not the draws of before again
+        if self.normalizer is not None and state["normalizer"] is not None:
+            self.normalizer.load_state(state["normalizer"])
+            if self._scale is not None:
+                self._scale.renew()
+
+
+class DeviceNormalizer:
+    """Scales batches as ``Normalizer.apply`` does, by the statistics of the latest ``renew``."""
+
+    def __init__(self, normalizer: Normalizer, layout: RowLayout, device: torch.device, lane: Stream) -> None:
+        """Makes the device's copy.
+
+        Args:
+            normalizer: of the learner; takes in batches on the host.
+            layout: of the rows.
+            device: of the batches.
+            lane: order of the updates.
+        """
+        self._normalizer, self._columns, self._lane = normalizer, (layout.obs, layout.next_obs), lane
+        shape = (2, layout.obs_dim)
+        self._staging = Staging(shape, torch.float32, pinned=device.type == "cuda")
+        self._mean, self._std = self._scale = torch.zeros(shape, device=device)
+        self.renew()
+
+    def renew(self) -> None:
+        """Takes over what the normaliser has found so far; updates given from now on use it."""
+        staged = self._staging.next()
+        np.stack((self._normalizer.mean, self._normalizer.std), out=staged.numpy(), casting="same_kind")
+        self._lane.copy(self._scale, staged)
+        self._staging.sent(self._lane.mark())
+
+    def apply(self, rows: Tensor) -> None:
+        """Scales obs and next_obs of rows [B, W] in place; work of the device alone."""
+        for columns in self._columns:
+            rows[:, columns].sub_(self._mean).div_(self._std).clamp_(-Normalizer.CLIP, Normalizer.CLIP)

@@ -1,0 +1,151 @@
+"""Where the learner computes: from a setting's text to devices that exist here, and threads of this process."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import warnings
+from collections.abc import Iterator
+from typing import Any, Self
+
+import torch
+
+from spreeze.algorithms.nn.two_thread_update import ThreadPair, thread_pair_for
+from spreeze.config.devices import check_precision, named_devices
+from spreeze.errors import ConfigError
+from spreeze.types import EnvSpec
+
+_TF32_CAPABILITY = 8
+"""Ampere: first compute capability with TF32."""
+_ALLOCATOR_WORDS = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory",
+                    "std::bad_alloc")  # fmt: skip
+"""What PyTorch says where a processor's memory does not suffice: on Linux and macOS, on Windows, in C++."""
+
+
+def resolve_device(device: str) -> str:
+    """"auto" and "split" as what they mean on this machine; ``ACTOR+CRITICS`` names two devices.
+
+    Raises:
+        ConfigError: a CUDA device that does not exist, or too few for a split.
+    """
+    return "+".join(named_devices(device, torch.cuda.device_count() if torch.cuda.is_available() else 0))
+
+
+def gpus_of(device: str) -> list[str]:
+    """The GPUs among the resolved devices, each once."""
+    return sorted({part for part in device.split("+") if part != "cpu"})
+
+
+def synchronise(device: str) -> None:
+    """Waits until the GPUs have done what they were given."""
+    for gpu in gpus_of(device):
+        torch.cuda.synchronize(gpu)
+
+
+class HostWaits:
+    """Counts how often an operation made the host wait for a GPU while this context lasted.
+
+    A wait that is asked for (``synchronise``, an event's) is not counted. On the processor nothing waits.
+    """
+
+    def __init__(self, device: str) -> None:
+        self.count = 0
+        self._on_gpu = bool(gpus_of(device))
+        self._catching = warnings.catch_warnings(record=True)
+        self._caught: list[warnings.WarningMessage] = []
+
+    def __enter__(self) -> Self:
+        if self._on_gpu:
+            caught = self._catching.__enter__()
+            self._caught = [] if caught is None else caught
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._on_gpu:
+            torch.cuda.set_sync_debug_mode("default")
+            self.count = sum("synchroniz" in str(warning.message) for warning in self._caught)
+            self._catching.__exit__(None, None, None)
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory of a GPU that nobody has taken."""
+    return int(torch.cuda.mem_get_info(device)[0])
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an error only says that there is too little memory, which leaves the device usable.
+
+    For a GPU that is ``torch.OutOfMemoryError``; other CUDA errors are not, even if they speak of memory. On the
+    processor PyTorch raises a RuntimeError like any other, which only its text tells apart; Python and NumPy raise
+    MemoryError.
+    """
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _ALLOCATOR_WORDS)
+
+
+def staged_copies(device: str) -> str | None:
+    """What to say of a split whose two GPUs cannot read each other's memory; None where there is nothing to say."""
+    first, *others = gpus_of(device)[:2] or [""]
+    if not others or torch.cuda.can_device_access_peer(first, others[0]):
+        return None
+    return f"{first} and {others[0]} have no peer access: what crosses between them goes through host memory"
+
+
+def peak_bytes(device: str) -> int:
+    """Most memory that was taken on the devices: of GPUs what was reserved, else of this whole process."""
+    found = gpus_of(device)
+    if found:
+        return sum(int(torch.cuda.max_memory_reserved(gpu)) for gpu in found)
+    return 1024 * int(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+
+
+@contextlib.contextmanager
+def learner_threads(spec: EnvSpec, threads: int, device: str) -> Iterator[ThreadPair | None]:
+    """Sets the threads of one product in this process and lends a second thread where the algorithms can use one.
+
+    Numbers below 1e-38 become zero in this thread and in those that it starts. Adam's mean of a gradient that has
+    become zero (of a unit that the ReLU has switched off) shrinks by a tenth with each update, and so gets there within
+    900 updates; then a processor takes a hundred times as long for each of its elements. In Walker2D runs they
+    were a third of all, and most of an update of batch 32.
+    """
+    flushed = torch.set_flush_denormal(True)
+    pair, of_a_product = thread_pair_for(threads) if device == "cpu" and spec.num_actions is None else (None, threads)
+    torch.set_num_threads(of_a_product)
+    try:
+        yield pair
+    finally:
+        if pair is not None:
+            pair.close()
+        if flushed:
+            torch.set_flush_denormal(False)
+
+
+@contextlib.contextmanager
+def products_in(precision: str, device: str) -> Iterator[None]:
+    """All float32 products of this process round their inputs so; sums and results stay float32.
+
+    Networks have to be made inside of it (see ``VersionedParameters``).
+
+    Raises:
+        ConfigError: a precision that these devices do not have.
+    """
+    gpus = gpus_of(device)
+    check_precision(precision, on_gpu=bool(gpus))
+    old = [gpu for gpu in gpus if torch.cuda.get_device_capability(gpu)[0] < _TF32_CAPABILITY]
+    if precision == "tf32" and old:
+        raise ConfigError(f"learner.precision = tf32: {old[0]} is older than compute capability {_TF32_CAPABILITY}.0 "
+                          "and has none; use float32")
+    on_gpu, on_cpu = "tf32" if precision == "tf32" else "ieee", "bf16" if precision == "bfloat16" else "ieee"
+    backends: Any = torch.backends
+    places = [backends.cuda.matmul, backends.cudnn.conv, backends.mkldnn.matmul, backends.mkldnn.conv]
+    before = [place.fp32_precision for place in places]
+    try:
+        for place, wanted in zip(places, (on_gpu, on_gpu, on_cpu, on_cpu), strict=True):
+            place.fp32_precision = wanted
+        yield
+    finally:
+        for place, value in zip(places, before, strict=True):
+            place.fp32_precision = value

@@ -1,0 +1,132 @@
+"""What a process that steps environments has done, and how it tells the supervisor."""
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import traceback
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from spreeze.errors import BadTransition, WorkerError
+
+
+@dataclass
+class SamplerStats:
+    """What one sampler or executor has done so far; times are cumulative seconds."""
+
+    env_steps: int = 0
+    episodes: int = 0
+    episode_return: float | None = None
+    episode_length: float | None = None
+    rows_refused: int = 0
+    env_errors: int = 0
+    policy_s: float = 0.0
+    env_s: float = 0.0
+    write_s: float = 0.0
+
+    def post(self, slots: np.ndarray, base: Sequence[float] | np.ndarray, wait_s: float) -> None:
+        """Writes all but the policy's version into the slots of the role, in the order of ``metrics.SLOTS``.
+
+        Args:
+            slots: of this process.
+            base: what its predecessors in this place had done.
+            wait_s: seconds waited so far.
+        """
+        slots[0] = base[0] + self.env_steps
+        slots[1] = base[1] + self.episodes
+        if self.episode_return is not None and self.episode_length is not None:
+            slots[2] = self.episode_return
+            slots[3] = self.episode_length
+        slots[4] = base[4] + self.rows_refused
+        slots[5] = base[5] + self.env_errors
+        slots[7] = base[7] + self.policy_s
+        slots[8] = base[8] + self.env_s
+        slots[9] = base[9] + self.write_s
+        slots[10] = base[10] + wait_s
+
+
+Tell = Callable[[str, Exception, int], None]
+"""Told of an error: where it happened, what it is, and how many there have been with it."""
+
+
+def untold(where: str, error: Exception, count: int) -> None:
+    """For who has nobody to tell."""
+
+
+class EnvErrors:
+    """The errors of one process's environments, each of which costs an episode.
+
+    They are told at the 1st, 10th, 100th and so on: an environment that fails once a minute for weeks fills no disk.
+    """
+
+    MOST_IN_WINDOW = 20
+    WINDOW_STEPS = 1000
+
+    def __init__(self, counts: SamplerStats, *, nan_policy: str = "drop", tell: Tell = untold) -> None:
+        """Args: ``nan_policy`` "fail" makes the first bad transition the end; ``counts`` knows env steps and errors."""
+        self._counts, self._nan_policy, self._tell = counts, nan_policy, tell
+        self._steps: deque[int] = deque(maxlen=self.MOST_IN_WINDOW)
+        self._total = 0
+
+    def note(self, where: str, error: Exception) -> None:
+        """Counts an error.
+
+        Raises:
+            WorkerError: there are more than the window allows, or it is a bad transition and one is too many.
+        """
+        counts = self._counts
+        if isinstance(error, BadTransition):
+            counts.rows_refused += 1
+            if self._nan_policy == "fail":
+                raise WorkerError(f"{where} gave a bad transition: {error}") from error
+        else:
+            counts.env_errors += 1
+        self._total += 1
+        if worth_telling(self._total):
+            self._tell(where, error, self._total)
+        self._steps.append(counts.env_steps)
+        within = counts.env_steps - self._steps[0]
+        if len(self._steps) == self.MOST_IN_WINDOW and within < self.WINDOW_STEPS:
+            raise WorkerError(
+                f"{self.MOST_IN_WINDOW} environment errors within {within} env steps; the last: {told(where, error)}"
+            ) from error
+
+
+def worth_telling(count: int) -> bool:
+    """True for 1, 10, 100 and so on."""
+    return str(count).rstrip("0") == "1"
+
+
+def told(where: str, error: BaseException) -> str:
+    """An error in one line."""
+    return f"{where}: {type(error).__name__}: {error}"
+
+
+def event_text(where: str, error: BaseException, count: int) -> str:
+    """What a person reads of an error that cost an episode."""
+    so_far = "" if count == 1 else f"; {count} such errors so far"
+    return f"{told(where, error)}; its episode is lost{so_far}"
+
+
+def write_error(folder: Path, process: str, error: BaseException, kind: str = "") -> dict[str, Any]:
+    """Keeps an error and its traceback as a file of a run's ``errors`` folder; a full disk is no further error.
+
+    Args:
+        folder: made if it is not there.
+        process: the worker's name.
+        error: what was raised.
+        kind: tells several of one process apart.
+    """
+    text = "".join(traceback.format_exception(error))
+    record = {"process": process, "error": f"{type(error).__name__}: {error}"[:1000], "traceback": text[-8000:]}
+    with contextlib.suppress(OSError):
+        folder.mkdir(exist_ok=True)
+        name = "-".join(part for part in (process, str(os.getpid()), kind) if part)
+        (folder / f"{name}.json").write_text(json.dumps(record), encoding="utf-8")
+    return record
