@@ -75,14 +75,6 @@ def test_the_result_takes_the_place_of_the_progress(tmp_path):
     assert found.choice == {"a.b": 1}
 
 
-def test_a_terminal_s_lines_are_rows_too():
-    found = tuning_rows.from_log(" batch    64, 1 threads:  93.5 updates/s\n batch  128, 2 threads: too slow\n"
-                                 "  2 samplers:  2500 env steps/s,  80.1 updates/s\nanything\n")
-    assert [(r.batch_size, r.threads, r.updates_per_s, r.failure) for r in found.updates] == [
-        (64, 1, 93.5, None), (128, 2, None, "too slow")]
-    assert [(r.samplers, r.env_steps_per_s) for r in found.joint] == [(2, 2500.0)]
-
-
 def test_the_chosen_row_is_the_one_that_has_all_that_was_chosen():
     choice = {"sampling.samplers": 2, "learner.batch_size": 256, "replay.samples_per_insert_min": 64.0, "x.y": 1}
     rows = [tuning_rows.JointRow(2, 1.0, 1.0, 256, 8, samples_per_insert_min=m) for m in (8.0, 64.0)]
@@ -107,9 +99,6 @@ def test_rows_of_learner_and_joint_stage_hold_medians_spread_and_score(tmp_path)
     found = tuning_rows.read(tmp_path)
     assert found.updates == [tuning_rows.UpdateRow(256, 1, 100.0, 0.25, None, 50.0)]
     assert found.joint == [tuning_rows.JointRow(2, 2000.0, 80.0, 256, 8, 40.0, None, 8.0, 1)]
-    told = tuning_rows.from_log("\n".join(row.line() for row in rows))
-    assert [row.updates_per_s for row in told.updates] == [100.0]
-    assert [(row.samplers, row.env_steps_per_s, row.updates_per_s) for row in told.joint] == [(2, 2000.0, 80.0)]
 
 
 def test_text_of_a_file_is_no_markdown():

@@ -21,8 +21,8 @@ from rich.text import Text
 
 from spreeze.formatting import DASH, clean, duration, number, percent, printable, size
 from spreeze.machine.output import silence
+from spreeze.metrics.repeats import median, spread
 from spreeze.metrics.snapshot import Snapshot
-from spreeze.tuner.problem import median, spread
 
 _SAMPLER_PARTS = (("policy", "cyan"), ("env", "green"), ("write", "yellow"), ("wait", "bright_black"))
 _LEARNER_PARTS = (

@@ -1,21 +1,17 @@
-"""What the tuner has measured so far: from ``tune.json``, from its progress file, or from its log."""
+"""What the tuner has measured so far: from ``tune.json``, or from its progress file while it is at work."""
 
 from __future__ import annotations
 
 import json
-import re
 import statistics
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from spreeze.dashboard.run_data import read_json, tail_text
-from spreeze.tuner.problem import spread
+from spreeze.metrics.repeats import spread
 
 PROGRESS = "tune-progress.jsonl"
-_UPDATE = re.compile(r"^\s*batch\s+(\d+), (\d+) threads:\s+([\d.]+) updates/s")
-_FAILED = re.compile(r"^\s*batch\s+(\d+), (\d+) threads: (.+)$")
-_JOINT = re.compile(r"^\s*(\d+) samplers[^:]*:\s+([\d.]+) env steps/s,\s+([\d.]+) updates/s")
 
 
 @dataclass(frozen=True)
@@ -104,7 +100,7 @@ class TuningView:
         return bool(self.updates or self.joint or self.rollouts)
 
 
-def read(path: Path, log: Path | None = None) -> TuningView:
+def read(path: Path) -> TuningView:
     """The tuner's result of a run, or what it has measured so far."""
     record = read_json(path / "tune.json")
     if record:
@@ -117,22 +113,7 @@ def read(path: Path, log: Path | None = None) -> TuningView:
             entries.append(json.loads(line))
         except ValueError:
             continue
-    if entries or log is None:
-        return TuningView(*_rows(entries), rollouts=_rollouts(entries))
-    return from_log(tail_text(log))
-
-
-def from_log(text: str) -> TuningView:
-    """The rows that the tuner said on its terminal."""
-    updates, joint = [], []
-    for line in text.splitlines():
-        if found := _UPDATE.match(line):
-            updates.append(UpdateRow(int(found[1]), int(found[2]), float(found[3]), None, None))
-        elif found := _JOINT.match(line):
-            joint.append(JointRow(int(found[1]), float(found[2]), float(found[3])))
-        elif found := _FAILED.match(line):
-            updates.append(UpdateRow(int(found[1]), int(found[2]), None, None, found[3]))
-    return TuningView(updates, joint)
+    return TuningView(*_rows(entries), rollouts=_rollouts(entries))
 
 
 def _rows(entries: list[Any]) -> tuple[list[UpdateRow], list[JointRow]]:

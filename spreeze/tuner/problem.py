@@ -3,24 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from spreeze.metrics.repeats import median, spread
+
 SCHEMA = 4
 """Version of what ``TuningView.as_json`` gives."""
-
-
-def median(values: Sequence[float]) -> float:
-    """Median of the repeats; 0 without any."""
-    return statistics.median(values) if values else 0.0
-
-
-def spread(values: Sequence[float]) -> float | None:
-    """(greatest - least) / median of the repeats; None with fewer than two."""
-    middle = median(values)
-    return (max(values) - min(values)) / middle if len(values) > 1 and middle > 0 else None
 
 
 @dataclass(frozen=True, kw_only=True, order=True)

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from spreeze.errors import ConfigError, WorkerError
-from spreeze.tuner.problem import SCHEMA, Choice, median, spread
+from spreeze.metrics.repeats import median, spread
+from spreeze.tuner.problem import SCHEMA, Choice
 
 TIE = 0.03
 """Rates this near to the best one count as equal to it."""

@@ -11,7 +11,7 @@ import streamlit as st
 from spreeze.dashboard import components, control, run_picker, tuning_rows
 from spreeze.dashboard.charts import COLOURS
 from spreeze.dashboard.pages.compare import CONFIG
-from spreeze.dashboard.run_data import launch_log, row, runs_dir
+from spreeze.dashboard.run_data import row, runs_dir
 from spreeze.dashboard.tuning_rows import TuningView
 from spreeze.errors import SpreezeError
 from spreeze.formatting import DASH, clean, number, percent
@@ -52,7 +52,7 @@ def page() -> None:
         return
     path = run_picker.need_run()
     st.subheader(f"Autotune of {row(path).name}", anchor=False)
-    tuning = tuning_rows.read(path, launch_log(path.name, folder))
+    tuning = tuning_rows.read(path)
     if not tuning.measured:
         st.info("This run was not tuned (it was started without --auto). What it ran with is below.")
         _settings(path)
@@ -72,7 +72,7 @@ def _measuring(name: str, folder: Path) -> None:
     if waiting is None or waiting.name != name or (folder / name / "tune.json").is_file():
         st.rerun()
     st.subheader("Autotune is measuring this machine", anchor=False)
-    tuning = tuning_rows.read(folder / name, launch_log(name, folder))
+    tuning = tuning_rows.read(folder / name)
     if not tuning.measured:
         st.info("The environment is being tried; the first rows come in a few seconds.")
     _measured(tuning)
