@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from spreeze.formatting import clean
-from spreeze.metrics.table import by_name
+from spreeze.metrics.table import TABLE, MetricTable
 
 RAW_S = 3600.0
 TIERS: tuple[tuple[str, float, float], ...] = (("rollup_10s", 10.0, 86_400.0), ("rollup_60s", 60.0, math.inf))
@@ -120,15 +120,19 @@ class _Rollup:
 class MetricsWriter:
     """The one writer of a run's metrics. Trouble with disk or file is counted, never raised."""
 
-    def __init__(self, path: str | Path, connect: Callable[[Path], sqlite3.Connection] | None = None) -> None:
+    def __init__(
+        self, path: str | Path, connect: Callable[[Path], sqlite3.Connection] | None = None,
+        table: MetricTable = TABLE,
+    ) -> None:
         """Opens or creates the file; a damaged one is set aside as ``*.damaged``.
 
         Args:
             path: the file, usually ``metrics.db`` in the run directory.
             connect: opens the file; another one in tests.
+            table: the metrics that may be stored.
         """
         self._path = Path(path)
-        self._connect = connect or _open_for_writing
+        self._connect, self._table = connect or _open_for_writing, table
         self._connection: sqlite3.Connection | None = None
         self._series: dict[str, int] = {}
         self._rollups = [_Rollup(table, width_s) for table, width_s, _ in TIERS]
@@ -151,7 +155,7 @@ class MetricsWriter:
         """
         for name in values:
             if name not in self._series:
-                by_name(name)
+                self._table.by_name(name)
         points = [
             (name, float(t), int(step), float(value))
             for name, value in values.items()
@@ -195,7 +199,7 @@ class MetricsWriter:
             series = dict(self._series)
             for statement, rows in _grouped(self._pending):
                 if statement not in (_INSERT_EVENT, _INSERT_EVALUATION):
-                    _add_series(connection, series, rows)
+                    _add_series(connection, series, rows, self._table)
                     rows = [(series[row[0]], *row[1:]) for row in rows]
                 connection.executemany(statement, rows)
             connection.execute("COMMIT")
@@ -262,11 +266,13 @@ class MetricsWriter:
             self._connection = None
 
 
-def _add_series(connection: sqlite3.Connection, series: dict[str, int], rows: list[tuple[Any, ...]]) -> None:
+def _add_series(
+    connection: sqlite3.Connection, series: dict[str, int], rows: list[tuple[Any, ...]], table: MetricTable
+) -> None:
     """Gives every new series in ``rows`` the next free number, in ``series`` and in the file."""
     for name in {row[0]: None for row in rows if row[0] not in series}:
         series[name] = 1 + max(series.values(), default=0)
-        metric = by_name(name)
+        metric = table.by_name(name)
         connection.execute(_INSERT_SERIES, (series[name], name, metric.unit, metric.meaning))
 
 

@@ -1,4 +1,8 @@
-"""THE table of metrics: every number that Spreeze reports, its unit, its meaning and who writes it.
+"""THE table of metrics: all that is known of each number that Spreeze reports is one row of ``METRICS``.
+
+The row says its unit, its meaning, who writes it, the slot of shared memory it comes through, how it is had from that
+slot, the chart of the Live page that draws it, and whether the terminal shows it. A number that an algorithm returns
+from ``metrics()`` needs a row with the writer ``algorithm`` and nothing else.
 
 Workers put raw numbers into their slots of shared memory (``SLOTS``), a store each and no lock.
 The supervisor turns them into the metrics below and is the only writer of ``metrics.db``.
@@ -7,8 +11,49 @@ The supervisor turns them into the metrics below and is the only writer of ``met
 from __future__ import annotations
 
 import math
-from enum import IntEnum
+from collections.abc import Iterable
+from enum import Enum, IntEnum
 from typing import NamedTuple
+
+MOST_SLOTS = 48
+"""Slots that a role may have: what a row of the status table has room for."""
+_ROLES = ("sampler", "executor", "learner", "actor", "evaluator", "visualizer")
+ALGORITHM = "algorithm"
+"""Writer of what an algorithm tells of its learning; it comes through a slot of the learner."""
+GROUPS = ("Speed", "Machine", "Balance", "Learning")
+"""Groups of charts on the Live page, from top to bottom."""
+RETURN = "Return"
+"""The chart of returns, which the page draws in a place of its own."""
+
+
+class Kind(Enum):
+    """How a metric is had from what workers post."""
+
+    GAUGE = "the newest value; of several samplers the mean over those that have finished an episode"
+    COUNTER = "the total since the start, the sum over samplers"
+    RATE = "increase of a counter in a second, over the latest seconds"
+    SHARE = "part of its role's time; the slot holds cumulative seconds"
+
+
+class Needs(Enum):
+    """When a number of the learner is known; before, and to other learners, it is None."""
+
+    NOTHING = "always"
+    UPDATES = "once there was an update"
+    REPLAY = "once there was an update, of a learner that draws from replay"
+    ROLLOUTS = "once there was an update, of a learner that takes whole intervals"
+
+
+class Chart(NamedTuple):
+    """Where the Live page draws a metric; rows with the same key are lines of one chart."""
+
+    key: str
+    title: str
+    group: str
+    unit: str = ""
+    """As shown; empty: that of the metric."""
+    scale: float = 1.0
+    """Turns stored values into shown ones."""
 
 
 class Metric(NamedTuple):
@@ -18,6 +63,50 @@ class Metric(NamedTuple):
     unit: str
     meaning: str
     writer: str
+    """A role, ``supervisor`` or ``algorithm``."""
+    kind: Kind = Kind.GAUGE
+    slot: str | None = None
+    """``role.slot`` that it comes from; None: the writer's slot of the same name, and no slot of the supervisor."""
+    per_s_of: str | None = None
+    """The counter that a rate is the increase of; None: the supervisor computes the rate by other means."""
+    needs: Needs = Needs.NOTHING
+    parts: bool = False
+    """Recorded as one series for each part, ``name/part``."""
+    shown: bool = False
+    """Whether the terminal shows it: as a field of ``Snapshot``, or, without such a field, by its name."""
+    chart: Chart | None = None
+
+    @property
+    def source(self) -> tuple[str, str] | None:
+        """(role, slot) that it comes from, or None."""
+        if self.slot is not None:
+            return _address(self.slot)
+        role = "learner" if self.writer == ALGORITHM else self.writer
+        return (role, self.name) if role in _ROLES else None
+
+    @property
+    def known_from(self) -> Needs:
+        """``needs``; what an algorithm tells is never known before the first update."""
+        return Needs.UPDATES if self.writer == ALGORITHM and self.needs is Needs.NOTHING else self.needs
+
+    @property
+    def series(self) -> str:
+        """Its series as a chart names them: ``name``, or ``name/*`` for all of its parts."""
+        return f"{self.name}/*" if self.parts else self.name
+
+    @property
+    def sentence(self) -> str:
+        """Its meaning with its unit, for a person."""
+        return f"{self.meaning[0].upper()}{self.meaning[1:]} [{self.unit}]."
+
+
+class Posted(NamedTuple):
+    """A number that a worker posts for the supervisor or for other workers, and that is not recorded."""
+
+    slot: str
+    """``role.slot``"""
+    unit: str
+    meaning: str
 
 
 class Phase(IntEnum):
@@ -43,113 +132,204 @@ DEADLINE_S: dict[Phase, float] = {
 }
 """Seconds without a heartbeat after which a worker in that phase counts as hung."""
 
-_STEPPING = (
-    "env_steps", "episodes", "episode_return", "episode_length", "rows_refused", "env_errors",
-    "policy_version", "policy_s", "env_s", "write_s", "wait_s",
-)
-
-SLOTS: dict[str, tuple[str, ...]] = {
-    "sampler": _STEPPING,
-    "executor": _STEPPING,
-    "learner": (
-        "updates", "policy_version", "wait_s", "gather_s", "critic_s", "actor_s", "publish_s",
-        "critic_loss", "actor_loss", "q_mean", "alpha", "entropy", "critic_grad_norm", "actor_grad_norm",
-        "policy_lag", "transition_age", "replay_fill", "rows_redrawn", "updates_skipped", "checkpoint_updates",
-        "batch_size", "learn_s", "policy_loss", "value_loss", "approx_kl", "clip_share", "explained_variance",
-        "learning_rate", "grad_norm", "checkpoint_left_bytes",
-    ),
-    "actor": ("rows", "batches", "policy_version", "policy_s", "wait_s"),
-    "evaluator": ("evaluations", "policy_version", "eval_return", "eval_length", "env_steps"),
-    "visualizer": ("frames", "clips", "policy_version", "paused"),
-}
-"""role -> names of its float64 slots, in order. Times are cumulative seconds, counts cumulative."""
-
-_LEARNED = (
-    "critic_loss", "actor_loss", "q_mean", "alpha", "entropy", "critic_grad_norm", "actor_grad_norm",
-    "policy_loss", "value_loss", "approx_kl", "clip_share", "explained_variance", "learning_rate", "grad_norm",
-)
-
-
-def blank_learner() -> dict[str, float]:
-    """A learner's slots before it has measured anything.
-
-    Counts and times are 0. What an algorithm tells of its learning is NaN, which says unknown: no algorithm has all
-    of these, and one leaves out what is not finite.
-    """
-    return dict.fromkeys(SLOTS["learner"], 0.0) | dict.fromkeys(_LEARNED, math.nan)
-
-
 METRICS: tuple[Metric, ...] = (
-    Metric("env_steps", "env steps", "env steps collected since the start of the run, all samplers", "supervisor"),
-    Metric("env_steps_per_s", "1/s", "env steps collected a second, all samplers", "supervisor"),
-    Metric("sampler_env_steps_per_s", "1/s", "env steps a second of one sampler (one series for each)", "supervisor"),
-    Metric("updates", "updates", "gradient steps of the critics since the start of the run", "learner"),
-    Metric("updates_per_s", "1/s", "gradient steps of the critics a second", "supervisor"),
-    Metric("update_frames_per_s", "1/s", "updates a second times batch size (headline of the Spreeze paper)", "supervisor"),
-    Metric("samples_per_insert", "ratio", "transitions drawn / transitions inserted since learning began", "supervisor"),
-    Metric("policy_lag", "updates", "mean updates (PPO, A2C: intervals) between the policy that collected and the learner's", "learner"),
-    Metric("transition_age", "env steps", "mean env steps since a drawn row was written", "learner"),
-    Metric("replay_fill", "share", "rows that may be drawn / capacity", "learner"),
-    Metric("rows_redrawn", "rows", "drawn rows that were overwritten during the copy and drawn again", "learner"),
-    Metric("rows_refused", "rows", "transitions with a non-finite or ill-shaped value, not stored", "sampler"),
-    Metric("env_errors", "errors", "exceptions raised by environments", "sampler"),
-    Metric("episodes", "episodes", "episodes finished by the samplers", "sampler"),
-    Metric("episode_return", "return", "undiscounted return of the samplers' latest episodes (noisy policy)", "sampler"),
+    Metric("env_steps", "env steps", "env steps collected since the start of the run, all samplers", "supervisor",
+           kind=Kind.COUNTER, slot="sampler.env_steps"),
+    Metric("env_steps_per_s", "1/s", "env steps collected a second, all samplers", "supervisor",
+           kind=Kind.RATE, per_s_of="env_steps", shown=True, chart=Chart("env", "Env steps a second", "Speed")),
+    Metric("sampler_env_steps_per_s", "1/s", "env steps a second of one sampler (one series for each)", "supervisor",
+           kind=Kind.RATE, parts=True),
+    Metric("updates", "updates", "gradient steps of the critics since the start of the run", "learner",
+           kind=Kind.COUNTER),
+    Metric("updates_per_s", "1/s", "gradient steps of the critics a second", "supervisor",
+           kind=Kind.RATE, per_s_of="updates", shown=True, chart=Chart("updates", "Updates a second", "Speed")),
+    Metric("update_frames_per_s", "1/s",
+           "updates a second times batch size (headline of the Spreeze paper)", "supervisor",
+           kind=Kind.RATE, shown=True, chart=Chart("frames", "Update frames a second", "Speed")),
+    Metric("samples_per_insert", "ratio", "transitions drawn / transitions inserted since learning began", "supervisor",
+           shown=True, chart=Chart("ratio", "Samples per insert", "Balance")),
+    Metric("policy_lag", "updates",
+           "mean updates (PPO, A2C: intervals) between the policy that collected and the learner's", "learner",
+           needs=Needs.UPDATES, shown=True, chart=Chart("lag", "Policy lag", "Balance")),
+    Metric("transition_age", "env steps", "mean env steps since a drawn row was written", "learner",
+           needs=Needs.REPLAY, shown=True, chart=Chart("age", "Transition age", "Balance")),
+    Metric("replay_fill", "share", "rows that may be drawn / capacity", "learner", needs=Needs.REPLAY, shown=True),
+    Metric("rows_redrawn", "rows", "drawn rows that were overwritten during the copy and drawn again", "learner",
+           kind=Kind.COUNTER, needs=Needs.REPLAY),
+    Metric("rows_refused", "rows", "transitions with a non-finite or ill-shaped value, not stored", "sampler",
+           kind=Kind.COUNTER),
+    Metric("env_errors", "errors", "exceptions raised by environments", "sampler", kind=Kind.COUNTER),
+    Metric("episodes", "episodes", "episodes finished by the samplers", "sampler", kind=Kind.COUNTER),
+    Metric("episode_return", "return", "undiscounted return of the samplers' latest episodes (noisy policy)", "sampler",
+           shown=True, chart=Chart("return", "Return", RETURN)),
     Metric("episode_length", "env steps", "length of the samplers' latest episodes", "sampler"),
-    Metric("eval_return", "return", "mean undiscounted return of greedy episodes on the fixed seed list", "evaluator"),
+    Metric("eval_return", "return", "mean undiscounted return of greedy episodes on the fixed seed list", "evaluator",
+           shown=True),
     Metric("eval_length", "env steps", "mean length of these episodes", "evaluator"),
     Metric("policy_version", "updates", "updates taken when the newest weights were published", "learner"),
-    Metric("samplers_active", "samplers", "samplers that the governor lets work; of a fraction, one works part of its time", "supervisor"),
-    Metric("foreign_cores", "cores", "usable cores that other programs keep busy", "supervisor"),
-    Metric("sampler_policy_share", "share", "sampler time spent in policy inference", "supervisor"),
-    Metric("sampler_env_share", "share", "sampler time spent in the environments", "supervisor"),
-    Metric("sampler_write_share", "share", "sampler time spent writing rows", "supervisor"),
-    Metric("sampler_wait_share", "share", "sampler time spent waiting for the limiter", "supervisor"),
+    Metric("samplers_active", "samplers",
+           "samplers that the governor lets work; of a fraction, one works part of its time", "supervisor",
+           shown=True),
+    Metric("foreign_cores", "cores", "usable cores that other programs keep busy", "supervisor", shown=True),
+    Metric("sampler_policy_share", "share", "sampler time spent in policy inference", "supervisor",
+           kind=Kind.SHARE, slot="sampler.policy_s"),
+    Metric("sampler_env_share", "share", "sampler time spent in the environments", "supervisor",
+           kind=Kind.SHARE, slot="sampler.env_s"),
+    Metric("sampler_write_share", "share", "sampler time spent writing rows", "supervisor",
+           kind=Kind.SHARE, slot="sampler.write_s"),
+    Metric("sampler_wait_share", "share", "sampler time spent waiting for the limiter", "supervisor",
+           kind=Kind.SHARE, slot="sampler.wait_s"),
     Metric("actor_rows_per_batch", "rows", "mean rows that an actor process infers at once (hts)", "supervisor"),
-    Metric("actor_policy_share", "share", "time of the actor processes spent in inference (hts)", "supervisor"),
-    Metric("actor_wait_share", "share", "time of the actor processes spent waiting to be asked (hts)", "supervisor"),
-    Metric("learner_wait_share", "share", "learner time spent waiting for rows or the limiter", "supervisor"),
-    Metric("learner_gather_share", "share", "learner time spent gathering batches", "supervisor"),
-    Metric("learner_critic_share", "share", "learner time spent in critic steps", "supervisor"),
-    Metric("learner_actor_share", "share", "learner time spent in actor steps", "supervisor"),
-    Metric("learner_learn_share", "share", "learner time spent learning intervals (PPO, A2C)", "supervisor"),
-    Metric("learner_publish_share", "share", "learner time spent publishing weights and checkpoints", "supervisor"),
-    Metric("critic_loss", "loss", "mean squared temporal-difference error, both critics", "learner"),
-    Metric("actor_loss", "loss", "objective of the actor", "learner"),
-    Metric("q_mean", "return", "mean of the critics' values on the batch", "learner"),
-    Metric("alpha", "ratio", "temperature of the entropy term (SAC)", "learner"),
-    Metric("entropy", "nat", "mean negative log-probability of the fresh actions (SAC); entropy of the policy (PPO, A2C)", "learner"),
-    Metric("critic_grad_norm", "norm", "Euclidean norm of the critics' gradient", "learner"),
-    Metric("actor_grad_norm", "norm", "Euclidean norm of the actor's gradient", "learner"),
-    Metric("policy_loss", "loss", "objective of the policy on the latest minibatch (PPO, A2C)", "learner"),
-    Metric("value_loss", "loss", "half the mean squared error of the values on the latest minibatch (PPO, A2C)", "learner"),
-    Metric("approx_kl", "nat", "estimated divergence of the policy from the one that collected, latest minibatch", "learner"),
-    Metric("clip_share", "share", "probability ratios outside of PPO's range on the latest minibatch", "learner"),
-    Metric("explained_variance", "share", "1 - variance of the values' errors / variance of the returns, latest interval", "learner"),
-    Metric("learning_rate", "ratio", "step size of the latest update (PPO, A2C)", "learner"),
-    Metric("grad_norm", "norm", "Euclidean norm of the latest gradient before it is scaled down (PPO, A2C)", "learner"),
-    Metric("updates_skipped", "updates", "updates not applied because loss or gradient was not finite", "learner"),
-    Metric("cpu_core_use", "share", "use of one processor core (one series for each)", "supervisor"),
-    Metric("cpu_use", "share", "mean use of the usable cores", "supervisor"),
-    Metric("memory_used_bytes", "B", "memory in use on the machine", "supervisor"),
-    Metric("process_cpu_use", "cores", "processor time a second of one process (one series for each)", "supervisor"),
-    Metric("process_memory_bytes", "B", "resident memory of one process (one series for each)", "supervisor"),
-    Metric("gpu_use", "share", "time in which any kernel ran (one series for each GPU)", "supervisor"),
-    Metric("gpu_memory_used_bytes", "B", "memory in use on one GPU", "supervisor"),
-    Metric("gpu_power_w", "W", "power drawn by one GPU", "supervisor"),
-    Metric("gpu_clock_hz", "Hz", "clock of one GPU's multiprocessors", "supervisor"),
-    Metric("disk_write_bytes_per_s", "B/s", "bytes written to disk a second by this run's processes", "supervisor"),
-    Metric("restarts", "restarts", "worker processes started again", "supervisor"),
+    Metric("actor_policy_share", "share", "time of the actor processes spent in inference (hts)", "supervisor",
+           kind=Kind.SHARE, slot="actor.policy_s"),
+    Metric("actor_wait_share", "share", "time of the actor processes spent waiting to be asked (hts)", "supervisor",
+           kind=Kind.SHARE, slot="actor.wait_s"),
+    Metric("learner_wait_share", "share", "learner time spent waiting for rows or the limiter", "supervisor",
+           kind=Kind.SHARE, slot="learner.wait_s"),
+    Metric("learner_gather_share", "share", "learner time spent gathering batches", "supervisor",
+           kind=Kind.SHARE, slot="learner.gather_s", needs=Needs.REPLAY),
+    Metric("learner_critic_share", "share", "learner time spent in critic steps", "supervisor",
+           kind=Kind.SHARE, slot="learner.critic_s", needs=Needs.REPLAY),
+    Metric("learner_actor_share", "share", "learner time spent in actor steps", "supervisor",
+           kind=Kind.SHARE, slot="learner.actor_s", needs=Needs.REPLAY),
+    Metric("learner_learn_share", "share", "learner time spent learning intervals (PPO, A2C)", "supervisor",
+           kind=Kind.SHARE, slot="learner.learn_s", needs=Needs.ROLLOUTS),
+    Metric("learner_publish_share", "share", "learner time spent publishing weights and checkpoints", "supervisor",
+           kind=Kind.SHARE, slot="learner.publish_s"),
+    Metric("critic_loss", "loss", "mean squared temporal-difference error, both critics", "algorithm",
+           needs=Needs.REPLAY, chart=Chart("critic", "Critic loss", "Learning")),
+    Metric("actor_loss", "loss", "objective of the actor", "algorithm",
+           needs=Needs.REPLAY, chart=Chart("actor", "Actor loss", "Learning")),
+    Metric("q_mean", "return", "mean of the critics' values on the batch", "algorithm",
+           needs=Needs.REPLAY, chart=Chart("q", "Mean value", "Learning")),
+    Metric("alpha", "ratio", "temperature of the entropy term (SAC)", "algorithm",
+           chart=Chart("alpha", "Temperature", "Learning")),
+    Metric("entropy", "nat",
+           "mean negative log-probability of the fresh actions (SAC); entropy of the policy (PPO, A2C)", "algorithm",
+           chart=Chart("entropy", "Entropy", "Learning")),
+    Metric("policy_loss", "loss", "objective of the policy on the latest minibatch (PPO, A2C)", "algorithm",
+           needs=Needs.ROLLOUTS, chart=Chart("policy_loss", "Policy loss", "Learning")),
+    Metric("value_loss", "loss",
+           "half the mean squared error of the values on the latest minibatch (PPO, A2C)", "algorithm",
+           needs=Needs.ROLLOUTS, chart=Chart("value_loss", "Value loss", "Learning")),
+    Metric("explained_variance", "share",
+           "1 - variance of the values' errors / variance of the returns, latest interval", "algorithm",
+           needs=Needs.ROLLOUTS, chart=Chart("variance", "Explained variance", "Learning")),
+    Metric("approx_kl", "nat",
+           "estimated divergence of the policy from the one that collected, latest minibatch", "algorithm",
+           needs=Needs.ROLLOUTS, chart=Chart("kl", "Divergence in an update", "Learning")),
+    Metric("learning_rate", "ratio", "step size of the latest update (PPO, A2C)", "algorithm",
+           needs=Needs.ROLLOUTS, chart=Chart("rate", "Learning rate", "Learning", "1e-4", 1e4)),
+    Metric("clip_share", "share", "probability ratios outside of PPO's range on the latest minibatch", "algorithm",
+           needs=Needs.ROLLOUTS, chart=Chart("clipped", "Clipped ratios", "Learning", "%", 100.0)),
+    Metric("grad_norm", "norm",
+           "Euclidean norm of the latest gradient before it is scaled down (PPO, A2C)", "algorithm",
+           needs=Needs.ROLLOUTS, chart=Chart("grad", "Gradient before scaling", "Learning")),
+    Metric("critic_grad_norm", "norm", "Euclidean norm of the critics' gradient", "algorithm",
+           needs=Needs.REPLAY, chart=Chart("critic_grad", "Critic's gradient", "Learning")),
+    Metric("actor_grad_norm", "norm", "Euclidean norm of the actor's gradient", "algorithm",
+           needs=Needs.REPLAY, chart=Chart("actor_grad", "Actor's gradient", "Learning")),
+    Metric("updates_skipped", "updates", "updates not applied because loss or gradient was not finite", "learner",
+           kind=Kind.COUNTER, needs=Needs.UPDATES),
+    Metric("cpu_core_use", "share", "use of one processor core (one series for each)", "supervisor", parts=True),
+    Metric("cpu_use", "share", "mean use of the usable cores", "supervisor",
+           shown=True, chart=Chart("cpu", "Processor use", "Machine", "%", 100.0)),
+    Metric("memory_used_bytes", "B", "memory in use on the machine", "supervisor",
+           shown=True, chart=Chart("memory", "Memory in use", "Machine", "GiB", 2.0**-30)),
+    Metric("process_cpu_use", "cores", "processor time a second of one process (one series for each)", "supervisor",
+           parts=True),
+    Metric("process_memory_bytes", "B", "resident memory of one process (one series for each)", "supervisor",
+           parts=True),
+    Metric("gpu_use", "share", "time in which any kernel ran (one series for each GPU)", "supervisor",
+           parts=True, chart=Chart("gpu", "GPU use", "Machine", "%", 100.0)),
+    Metric("gpu_power_w", "W", "power drawn by one GPU", "supervisor",
+           parts=True, chart=Chart("power", "GPU power", "Machine")),
+    Metric("gpu_memory_used_bytes", "B", "memory in use on one GPU", "supervisor",
+           parts=True, chart=Chart("vram", "GPU memory in use", "Machine", "GiB", 2.0**-30)),
+    Metric("gpu_clock_hz", "Hz", "clock of one GPU's multiprocessors", "supervisor", parts=True),
+    Metric("disk_write_bytes_per_s", "B/s", "bytes written to disk a second by this run's processes", "supervisor",
+           kind=Kind.RATE),
+    Metric("restarts", "restarts", "worker processes started again", "supervisor", kind=Kind.COUNTER),
+)
+
+POSTED: tuple[Posted, ...] = (
+    Posted("sampler.policy_version", "updates", "version of the policy that chooses this sampler's actions"),
+    Posted("learner.checkpoint_updates", "updates", "updates in the newest checkpoint"),
+    Posted("learner.batch_size", "transitions", "batch size now; the learner halves it where a device has too little memory"),
+    Posted("learner.checkpoint_left_bytes", "B", "of a checkpoint that is being written: what is left to write and check"),
+    Posted("actor.rows", "rows", "observations that this actor process has answered"),
+    Posted("actor.batches", "batches", "forward passes that it took for them"),
+    Posted("actor.policy_version", "intervals", "interval of the policy that it infers with"),
+    Posted("evaluator.evaluations", "evaluations", "evaluations done"),
+    Posted("evaluator.policy_version", "updates", "version of the policy that was evaluated last"),
+    Posted("evaluator.env_steps", "env steps", "env steps of the run when that policy was published"),
+    Posted("visualizer.frames", "frames", "pictures drawn"),
+    Posted("visualizer.clips", "clips", "clips recorded"),
+    Posted("visualizer.policy_version", "updates", "version of the policy that is shown"),
+    Posted("visualizer.paused", "flag", "1 while it rests"),
 )
 
 
-def by_name(name: str) -> Metric:
-    """The metric of that name; a series of one part is called ``name/part``.
+class MetricTable:
+    """The rows by name, and what follows from them: the slots of each role, times, charts."""
 
-    Raises:
-        KeyError: no such metric.
-    """
-    return _BY_NAME[name.split("/", 1)[0]]
+    def __init__(self, metrics: Iterable[Metric], posted: Iterable[Posted] = POSTED) -> None:
+        """Raises: ``ValueError`` if two rows have one name, or a role has more slots than there is room for."""
+        self.metrics = tuple(metrics)
+        self._by_name = {metric.name: metric for metric in self.metrics}
+        if len(self._by_name) < len(self.metrics):
+            names = [metric.name for metric in self.metrics]
+            raise ValueError(f"two metrics are called {max(names, key=names.count)}; a metric is one row")
+        slots: dict[str, dict[str, None]] = {role: {} for role in _ROLES}
+        sources = [metric.source for metric in self.metrics]
+        for role, slot in [source for source in sources if source] + [_address(row.slot) for row in posted]:
+            slots[role][slot] = None
+        slots["executor"] = slots["sampler"]
+        self.slots = {role: tuple(names) for role, names in slots.items()}
+        """role -> names of its float64 slots, in order. Times are cumulative seconds, counts cumulative."""
+        for role, found in self.slots.items():
+            if len(found) > MOST_SLOTS:
+                raise ValueError(f"{len(found)} slots of the {role}, room for {MOST_SLOTS}; raise MOST_SLOTS")
+
+    def by_name(self, name: str) -> Metric:
+        """The metric of that name; a series of one part is called ``name/part``.
+
+        Raises:
+            KeyError: no such metric.
+        """
+        return self._by_name[name.split("/", 1)[0]]
+
+    def of(self, role: str, *kinds: Kind) -> list[tuple[Metric, str]]:
+        """The metrics of some kinds that come from slots of a role, each with its slot."""
+        sources = [(metric, metric.source) for metric in self.metrics if metric.kind in kinds]
+        return [(metric, source[1]) for metric, source in sources if source and source[0] == role]
+
+    def splits(self, role: str, *, on_policy: bool = False) -> list[tuple[Metric, str]]:
+        """The shares that a role's time is split into, each with the slot of its seconds.
+
+        Args:
+            role: sampler (executors too), learner or actor.
+            on_policy: the learner takes whole intervals instead of batches from replay.
+        """
+        other = Needs.REPLAY if on_policy else Needs.ROLLOUTS
+        return [row for row in self.of(role, Kind.SHARE) if row[0].needs is not other]
+
+    def blank_learner(self) -> dict[str, float]:
+        """A learner's slots before it has measured anything.
+
+        Counts and times are 0. What an algorithm tells of its learning is NaN, which says unknown: no algorithm has
+        all of these, and one leaves out what is not finite.
+        """
+        told = [metric.name for metric in self.metrics if metric.writer == ALGORITHM]
+        return dict.fromkeys(self.slots["learner"], 0.0) | dict.fromkeys(told, math.nan)
 
 
-_BY_NAME = {metric.name: metric for metric in METRICS}
+def _address(slot: str) -> tuple[str, str]:
+    role, _, name = slot.partition(".")
+    return role, name
+
+
+TABLE = MetricTable(METRICS)
+SLOTS = TABLE.slots
+by_name = TABLE.by_name
+blank_learner = TABLE.blank_learner

@@ -7,10 +7,9 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
+from spreeze.metrics.table import TABLE, Kind, Metric, MetricTable, Needs
+
 _RATE_WINDOW_S = 3.0
-_STEPPING = ("policy", "env", "write", "wait")
-_LEARNING, _LEARNING_ON_POLICY = ("wait", "gather", "critic", "actor", "publish"), ("wait", "learn", "publish")
-_INFERRING = ("policy", "wait")
 
 
 @dataclass(frozen=True)
@@ -43,6 +42,7 @@ class Rates:
     batch_size: int
     warmup_s: float = 1.0
     """Time after the first update that steady-state rates leave out."""
+    table: MetricTable = TABLE
     _window: deque[CounterSample] = field(default_factory=deque)
     _learning_began_s: float | None = None
     _steady: CounterSample | None = None
@@ -57,9 +57,12 @@ class Rates:
         """Metrics at this reading; a rate is None until there are two readings."""
         self._note(reading)
         first = self._window[0]
-        metrics = {**_counts(reading), **_rates(first, reading, self.batch_size), **_shares(first, reading)}
+        metrics = {**_counts(reading, self.table), **self._changes(first, reading)}
         metrics["samples_per_insert"] = samples_per_insert(reading)
         return metrics
+
+    def _changes(self, old: CounterSample, new: CounterSample) -> dict[str, float | None]:
+        return {**_rates(old, new, self.batch_size, self.table), **_shares(old, new, self.table)}
 
     def _note(self, reading: CounterSample) -> None:
         self._window.append(reading)
@@ -78,12 +81,9 @@ class Rates:
         """Rates from the end of the warm-up to the last reading; None when the run was too short."""
         if self._steady is None or self._last is None or self._last.t_s <= self._steady.t_s:
             return dict.fromkeys(("env_steps_per_s", "updates_per_s", "update_frames_per_s", "measured_s"))
-        rates = _rates(self._steady, self._last, self.batch_size)
-        return {
-            **{name: rates[name] for name in ("env_steps_per_s", "updates_per_s", "update_frames_per_s")},
-            "measured_s": self._last.t_s - self._steady.t_s,
-            **_shares(self._steady, self._last),
-        }
+        changes = self._changes(self._steady, self._last)
+        whole = {name: value for name, value in changes.items() if not self.table.by_name(name).parts}
+        return {**whole, "measured_s": self._last.t_s - self._steady.t_s}
 
 
 def split_names(*, on_policy: bool, actors: bool) -> tuple[str, ...]:
@@ -93,12 +93,8 @@ def split_names(*, on_policy: bool, actors: bool) -> tuple[str, ...]:
         on_policy: its learner takes one step an interval instead of critic and actor steps.
         actors: processes of their own infer for its executors.
     """
-    learner = _names("learner", _LEARNING_ON_POLICY if on_policy else _LEARNING)
-    return (*_names("sampler", _STEPPING), *learner, *(_names("actor", _INFERRING) if actors else ()))
-
-
-def _names(role: str, parts: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(f"{role}_{part}_share" for part in parts)
+    roles = ("sampler", "learner", "actor") if actors else ("sampler", "learner")
+    return tuple(metric.name for role in roles for metric, _ in TABLE.splits(role, on_policy=on_policy))
 
 
 def samples_per_insert(reading: CounterSample) -> float | None:
@@ -107,31 +103,24 @@ def samples_per_insert(reading: CounterSample) -> float | None:
     return reading.sampled / inserts if reading.baseline_inserted >= 0 and inserts > 0 else None
 
 
-def _counts(reading: CounterSample) -> dict[str, float | None]:
-    learner = reading.learner
-    learned = learner["updates"] > 0 and reading.sampled > 0
-    on_policy = learner.get("learn_s", 0.0) > 0.0
-    counts: dict[str, float | None] = {
-        "updates": learner["updates"],
-        "policy_version": learner["policy_version"],
-        **{name: learner[name] if learned else None for name in (
-            "policy_lag", "updates_skipped",
-        )},
-        **{name: _known(learner[name]) if learned and not on_policy else None for name in (
-            "transition_age", "replay_fill", "critic_loss", "actor_loss", "q_mean",
-            "critic_grad_norm", "actor_grad_norm", "rows_redrawn",
-        )},
-        **{name: _known(learner[name]) if learned and on_policy else None for name in (
-            "policy_loss", "value_loss", "approx_kl", "clip_share", "explained_variance", "learning_rate", "grad_norm",
-        )},
-        **{name: _known(learner[name]) if learned else None for name in ("alpha", "entropy")},
-    }
-    for name in ("episodes", "rows_refused", "env_errors"):
-        counts[name] = sum(sampler[name] for sampler in reading.samplers)
-    for name in ("episode_return", "episode_length"):
-        values = [sampler[name] for sampler in reading.samplers if sampler["episodes"] > 0]
-        counts[name] = sum(values) / len(values) if values else None
+def _counts(reading: CounterSample, table: MetricTable) -> dict[str, float | None]:
+    learned = reading.learner["updates"] > 0 and reading.sampled > 0
+    other = Needs.REPLAY if _on_policy(reading) else Needs.ROLLOUTS
+    counts: dict[str, float | None] = {}
+    for metric, slot in table.of("learner", Kind.COUNTER, Kind.GAUGE):
+        due = metric.known_from is Needs.NOTHING or (learned and metric.known_from is not other)
+        counts[metric.name] = _known(reading.learner.get(slot, math.nan)) if due else None
+    for metric, slot in table.of("sampler", Kind.COUNTER):
+        counts[metric.name] = sum(sampler[slot] for sampler in reading.samplers)
+    for metric, slot in table.of("sampler", Kind.GAUGE):
+        values = [sampler[slot] for sampler in reading.samplers if sampler["episodes"] > 0]
+        counts[metric.name] = sum(values) / len(values) if values else None
     return counts
+
+
+def _on_policy(reading: CounterSample) -> bool:
+    """Whether the learner takes whole intervals, one step each, instead of batches from replay."""
+    return reading.learner.get("learn_s", 0.0) > 0.0
 
 
 def _known(value: float) -> float | None:
@@ -139,43 +128,45 @@ def _known(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _rates(old: CounterSample, new: CounterSample, batch_size: int) -> dict[str, float | None]:
+def _total(reading: CounterSample, role: str, slot: str) -> float:
+    """A slot's value, summed over all workers of the role."""
+    if role == "learner":
+        return reading.learner.get(slot, 0.0)
+    return sum(worker[slot] for worker in (reading.samplers if role == "sampler" else reading.actors))
+
+
+def _rates(old: CounterSample, new: CounterSample, batch_size: int, table: MetricTable) -> dict[str, float | None]:
+    counters = {metric.name: table.by_name(metric.per_s_of) for metric in table.metrics if metric.per_s_of}
     seconds = new.t_s - old.t_s
     if seconds <= 0:
-        return dict.fromkeys(("env_steps_per_s", "updates_per_s", "update_frames_per_s"))
-    updates_per_s = max(new.learner["updates"] - old.learner["updates"], 0.0) / seconds
-    rates: dict[str, float | None] = {
-        "env_steps_per_s": max(new.env_steps - old.env_steps, 0.0) / seconds,
-        "updates_per_s": updates_per_s,
-        # The learner halves its batch where the device has too little memory.
-        "update_frames_per_s": updates_per_s * (new.learner.get("batch_size") or batch_size),
-    }
+        return dict.fromkeys((*counters, "update_frames_per_s"))
+    rates: dict[str, float | None] = {}
+    for name, counter in counters.items():
+        role, slot = _source(counter)
+        rates[name] = max(_total(new, role, slot) - _total(old, role, slot), 0.0) / seconds
+    # The learner halves its batch where the device has too little memory.
+    rates["update_frames_per_s"] = (rates["updates_per_s"] or 0.0) * (new.learner.get("batch_size") or batch_size)
     for index, (before, after) in enumerate(zip(old.samplers, new.samplers, strict=True)):
         rates[f"sampler_env_steps_per_s/{index}"] = max(after["env_steps"] - before["env_steps"], 0.0) / seconds
     return rates
 
 
-def _shares(old: CounterSample, new: CounterSample) -> dict[str, float | None]:
-    sampler_times = {
-        f"sampler_{name}_share": sum(s[f"{name}_s"] for s in new.samplers) - sum(s[f"{name}_s"] for s in old.samplers)
-        for name in _STEPPING
-    }
-    # An on-policy learner has one step instead of three.
-    parts = _LEARNING_ON_POLICY if new.learner.get("learn_s") else _LEARNING
-    learner_times = {
-        f"learner_{name}_share": new.learner[f"{name}_s"] - old.learner[f"{name}_s"] for name in parts
-    }
-    return {**_normalised(sampler_times), **_normalised(learner_times), **_actors(old, new)}
+def _source(counter: Metric) -> tuple[str, str]:
+    if counter.source is None:
+        raise ValueError(f"metric {counter.name} comes from no slot, so it has no rate; take per_s_of out of its rate")
+    return counter.source
 
 
-def _actors(old: CounterSample, new: CounterSample) -> dict[str, float | None]:
-    """What the actor processes did; nothing where there are none."""
-    if not new.actors:
-        return {}
-    done = {name: sum(a[name] for a in new.actors) - sum(a[name] for a in old.actors) for name in new.actors[0]}
-    times = {f"actor_{name}_share": done[f"{name}_s"] for name in _INFERRING}
-    return {"actor_rows_per_batch": done["rows"] / done["batches"] if done["batches"] > 0 else None,
-            **_normalised(times)}
+def _shares(old: CounterSample, new: CounterSample, table: MetricTable) -> dict[str, float | None]:
+    found: dict[str, float | None] = {}
+    for role in ("sampler", "learner", "actor") if new.actors else ("sampler", "learner"):
+        splits = table.splits(role, on_policy=_on_policy(new))
+        found |= _normalised({m.name: _total(new, role, slot) - _total(old, role, slot) for m, slot in splits})
+    if new.actors:
+        batches = _total(new, "actor", "batches") - _total(old, "actor", "batches")
+        rows = _total(new, "actor", "rows") - _total(old, "actor", "rows")
+        found["actor_rows_per_batch"] = rows / batches if batches > 0 else None
+    return found
 
 
 def _normalised(times: dict[str, float]) -> dict[str, Any]:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import numpy as np
 
 from spreeze.errors import TransportError
-from spreeze.metrics.table import SLOTS
+from spreeze.metrics.table import MOST_SLOTS, TABLE, MetricTable
 from spreeze.transport.shared_memory import Block, allocate, attach
 
 _MAGIC = 0x53505245455A4542
 _HEADER_WORDS = 64
 _CONTROL_WORDS = 16
-_SLOT_WORDS = 48
+_SLOT_WORDS = MOST_SLOTS
 _ROW_WORDS = _CONTROL_WORDS + _SLOT_WORDS
 
 STOP, VISUALIZER_PAUSED, WEIGHTS_HINT, ACTIVE_SAMPLERS, SLOWED_SHARE, FIRST_SAMPLER, SAMPLERS = 2, 3, 4, 5, 6, 7, 8
@@ -74,12 +74,12 @@ class StatusTable:
         return self._rows[row, :_CONTROL_WORDS]
 
     def slots(self, row: int) -> np.ndarray:
-        """float64 slots of a row, in the order of ``metrics.SLOTS[role]``."""
+        """float64 slots of a row, in the order of ``MetricTable.slots`` of its role."""
         return self._rows[row, _CONTROL_WORDS:].view(np.float64)
 
-    def named_slots(self, row: int, role: str) -> dict[str, float]:
+    def named_slots(self, row: int, role: str, table: MetricTable = TABLE) -> dict[str, float]:
         """A copy of a row's slots by name."""
-        return dict(zip(SLOTS[role], self.slots(row).tolist(), strict=False))
+        return dict(zip(table.slots[role], self.slots(row).tolist(), strict=False))
 
     def close(self) -> None:
         """Drops the views and the mapping."""

@@ -236,7 +236,8 @@ class TrialRun:
     def _idle(self) -> str | None:
         """Who has not begun yet; None once all are at work."""
         idle = [] if self._ring.sampled > 0 else ["the learner took no update"]
-        idle += [f"sampler-{row} took no env step" for row in range(self.samplers) if self._board.slots(row)[0] <= 0]
+        steps = [self._board.named_slots(row, "sampler")["env_steps"] for row in range(self.samplers)]
+        idle += [f"sampler-{row} took no env step" for row, taken in enumerate(steps) if taken <= 0]
         return ", ".join(idle) or None
 
     def pause(self) -> None:
@@ -313,5 +314,5 @@ def _measured_plan(plan: RunPlan, company: TrialGroup, samplers: int, cap_bytes:
 
 def counters(board: StatusTable, samplers: int) -> tuple[float, float]:
     """Env steps of the first ``samplers`` rows together, and the learner's updates."""
-    steps = sum(float(board.slots(row)[0]) for row in range(samplers))
+    steps = sum(board.named_slots(row, "sampler")["env_steps"] for row in range(samplers))
     return steps, board.named_slots(samplers, "learner")["updates"]

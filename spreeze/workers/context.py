@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from spreeze.metrics.table import SLOTS, Phase
+from spreeze.errors import WorkerError
+from spreeze.metrics.table import TABLE, MetricTable, Phase
 from spreeze.transport import status_table as words
 from spreeze.transport.status_table import StatusTable
 from spreeze.workers.sampler_stats import event_text, write_error
@@ -40,13 +41,14 @@ class WorkerContext:
         row: int,
         message_fd: int | None,
         errors_dir: Path | None = None,
+        table: MetricTable = TABLE,
     ) -> None:
         self.role = role
         self.index = index
         self.board = board
         self.slots = board.slots(row)
         self._control = board.control(row)
-        self._slot_index = {name: i for i, name in enumerate(SLOTS[role])}
+        self._slot_index = {name: i for i, name in enumerate(table.slots[role])}
         self._message_fd, self._errors_dir = message_fd, errors_dir
         self._control[words.PID] = os.getpid()
         self.messages_lost = 0
@@ -87,9 +89,19 @@ class WorkerContext:
         return 1.0 if beyond < 0 else 0.0 if beyond > 0 else int(header[words.SLOWED_SHARE]) / 1000
 
     def post(self, **values: float) -> None:
-        """Stores numbers into slots by name (see ``metrics.SLOTS``)."""
-        for name, value in values.items():
-            self.slots[self._slot_index[name]] = value
+        """Stores numbers into slots by name (see ``metrics.table``).
+
+        Raises:
+            WorkerError: no row of the table of metrics has such a slot.
+        """
+        try:
+            for name, value in values.items():
+                self.slots[self._slot_index[name]] = value
+        except KeyError as error:
+            raise WorkerError(
+                f"the {self.role} posts {error.args[0]!r}, which is in no row of spreeze/metrics/table.py; add a row "
+                "to METRICS there"
+            ) from None
 
     def named(self, slots: np.ndarray) -> dict[str, float]:
         """Slot values by name."""

@@ -39,7 +39,7 @@ _LAST_PUBLICATION_S = 5.0
 """Patience with the disk for the last weights of a run."""
 _MAX_SKIPPED_IN_A_ROW = 20
 _LEAST_BATCH = 32
-_UPDATES = SLOTS["learner"].index("updates")
+_UPDATES, _ENV_STEPS = SLOTS["learner"].index("updates"), SLOTS["sampler"].index("env_steps")
 _CUMULATIVE = ("wait_s", "gather_s", "critic_s", "actor_s", "publish_s", "rows_redrawn")
 """Slots that go on from where they were when this process is started again."""
 
@@ -193,7 +193,7 @@ class _Learner:
         return self._job.wall_base_s + time.monotonic() - self._job.run_started_s
 
     def _env_steps(self) -> int:
-        steps = sum(float(self._link.board.slots(row)[0]) for row in range(self._job.num_samplers))
+        steps = sum(float(self._link.board.slots(row)[_ENV_STEPS]) for row in range(self._job.num_samplers))
         return self._job.env_steps_base + int(steps)
 
     def _publish(self) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from spreeze.envs.task import open_task, uniform_actions, vector_maker
 from spreeze.inference.policy import Policy
-from spreeze.metrics.table import Phase
+from spreeze.metrics.table import SLOTS, Phase
 from spreeze.transport.rate_limiter import RateLimiter
 from spreeze.transport.replay_ring import ReplayRing, RingSpec, ShardWriter
 from spreeze.transport.weights import WeightsStore
@@ -22,6 +22,7 @@ from spreeze.workers.context import WorkerContext
 
 _POLL_S = 0.0005
 """Sleep while the limiter holds the sampler: short against a learner update, long against a wake-up."""
+_POLICY_VERSION = SLOTS["sampler"].index("policy_version")
 _REST_S = 0.01
 """Sleep while the governor lets the sampler rest: soon enough back, and next to no processor time."""
 
@@ -147,4 +148,4 @@ class SamplerLoop:
     def _post(self) -> None:
         slots = self._link.slots
         self._sampling.counts.post(slots, self._base, self._wait_s)
-        slots[6] = self._held[1] if self._held else 0
+        slots[_POLICY_VERSION] = self._held[1] if self._held else 0

@@ -14,6 +14,16 @@ from typing import Any
 import numpy as np
 
 from spreeze.errors import BadTransition, WorkerError
+from spreeze.metrics.table import SLOTS
+
+# Looked up once: every round over the environments posts, and executors have the slots of samplers.
+_ENV_STEPS, _EPISODES, _EPISODE_RETURN, _EPISODE_LENGTH, _ROWS_REFUSED, _ENV_ERRORS = (
+    SLOTS["sampler"].index(name)
+    for name in ("env_steps", "episodes", "episode_return", "episode_length", "rows_refused", "env_errors")
+)
+_POLICY_S, _ENV_S, _WRITE_S, _WAIT_S = (
+    SLOTS["sampler"].index(name) for name in ("policy_s", "env_s", "write_s", "wait_s")
+)
 
 
 @dataclass
@@ -31,24 +41,24 @@ class SamplerStats:
     write_s: float = 0.0
 
     def post(self, slots: np.ndarray, base: Sequence[float] | np.ndarray, wait_s: float) -> None:
-        """Writes all but the policy's version into the slots of the role, in the order of ``metrics.SLOTS``.
+        """Writes all but the policy's version into the slots of the role, by their names in ``metrics.table``.
 
         Args:
             slots: of this process.
             base: what its predecessors in this place had done.
             wait_s: seconds waited so far.
         """
-        slots[0] = base[0] + self.env_steps
-        slots[1] = base[1] + self.episodes
+        slots[_ENV_STEPS] = base[_ENV_STEPS] + self.env_steps
+        slots[_EPISODES] = base[_EPISODES] + self.episodes
         if self.episode_return is not None and self.episode_length is not None:
-            slots[2] = self.episode_return
-            slots[3] = self.episode_length
-        slots[4] = base[4] + self.rows_refused
-        slots[5] = base[5] + self.env_errors
-        slots[7] = base[7] + self.policy_s
-        slots[8] = base[8] + self.env_s
-        slots[9] = base[9] + self.write_s
-        slots[10] = base[10] + wait_s
+            slots[_EPISODE_RETURN] = self.episode_return
+            slots[_EPISODE_LENGTH] = self.episode_length
+        slots[_ROWS_REFUSED] = base[_ROWS_REFUSED] + self.rows_refused
+        slots[_ENV_ERRORS] = base[_ENV_ERRORS] + self.env_errors
+        slots[_POLICY_S] = base[_POLICY_S] + self.policy_s
+        slots[_ENV_S] = base[_ENV_S] + self.env_s
+        slots[_WRITE_S] = base[_WRITE_S] + self.write_s
+        slots[_WAIT_S] = base[_WAIT_S] + wait_s
 
 
 Tell = Callable[[str, Exception, int], None]

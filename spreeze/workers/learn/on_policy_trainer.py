@@ -169,7 +169,7 @@ class OnPolicyTrainer:
         return sha256_of(_found(self._handover.states, self._rollouts.interval).arrays)
 
     def numbers(self, *, wait_s: float, publish_s: float) -> dict[str, float]:
-        """All of the learner's slots by name (see ``metrics.SLOTS``)."""
+        """All of the learner's slots by name (see ``metrics.table``)."""
         return {
             **blank_learner(), "updates": self.algorithm.updates, "wait_s": wait_s,
             "learn_s": self.learn_s, "publish_s": publish_s + self.hand_s, "policy_lag": self._lag,

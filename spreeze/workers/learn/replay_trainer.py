@@ -257,7 +257,7 @@ class ReplayTrainer:
         return self._reader.last_lag_age(self.updates)
 
     def numbers(self, *, wait_s: float, publish_s: float) -> dict[str, float]:
-        """All of the learner's slots by name (see ``metrics.SLOTS``)."""
+        """All of the learner's slots by name (see ``metrics.table``)."""
         lag_age = self.lag_and_age() if self.updates > 0 else (0.0, 0.0)
         return {
             **blank_learner(), "updates": self.updates, "policy_version": self.updates,
