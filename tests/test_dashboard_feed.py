@@ -16,7 +16,7 @@ from starlette.requests import Request
 
 from spreeze.dashboard import charts, components, live_api, server
 from spreeze.errors import RunError
-from spreeze.metrics.table import SLOTS, by_name
+from spreeze.metrics.table import ALGORITHM, METRICS, by_name
 
 
 @pytest.fixture
@@ -187,12 +187,13 @@ def test_asking_for_the_picture_of_a_live_run_tells_its_visualizer(run):
 
 
 def test_every_series_of_the_charts_is_in_the_table_of_metrics():
-    for name in charts.SERIES:
-        by_name(name.removesuffix("/*"))
+    series = [name for chart in charts.as_json("updates") for name in chart["series"]]
+    assert [metric.series for metric in charts.drawn()] == ["episode_return", *series]
+    assert all(by_name(name.removesuffix("/*")) for name in series)
 
 
 def test_what_ppo_and_a2c_tell_of_their_learning_is_drawn():
-    names = SLOTS["learner"][SLOTS["learner"].index("policy_loss") :]
+    names = [metric.name for metric in METRICS if metric.writer == ALGORITHM]
     assert {"approx_kl", "learning_rate", "grad_norm"} < set(names)
     assert set(charts.wanted(list(names))) == set(names)
 

@@ -18,7 +18,7 @@ RECORD = {
 def made(tmp_path, monkeypatch):
     """A recorder of a run of ten evaluation episodes and a target of 5, and its notes."""
     quiet = {name: lambda *args: None for name in ("event", "write", "evaluation", "close")}
-    monkeypatch.setattr(recorder, "MetricsWriter", lambda path: SimpleNamespace(**quiet))
+    monkeypatch.setattr(recorder, "MetricsWriter", lambda path, table: SimpleNamespace(**quiet))
     config = SimpleNamespace(evaluation=SimpleNamespace(episodes=10), stop=SimpleNamespace(target_return=5.0))
     plan = SimpleNamespace(config=config, batch_size=1, earlier=SimpleNamespace(best_return=None, wall_s=0.0))
     notes = []

@@ -197,6 +197,7 @@ def plain_line(snapshot: Snapshot) -> str:
         parts.append(f"env errors {snapshot.env_errors}")
     if snapshot.samplers_rest:
         parts.append(_active(snapshot))
+    parts += [f"{name} {number(value)}" for name, value in snapshot.more]
     parts += [f"gpu{gpu.index} {percent(gpu.use)}" for gpu in snapshot.gpus]
     if snapshot.progress is not None:
         parts.append(f"{percent(snapshot.progress)}, {duration(snapshot.eta_s)} left")
@@ -218,6 +219,8 @@ def panel(snapshot: Snapshot, width: int, ascii_only: bool = False) -> Panel:
         *_machine(snapshot, inner, ascii_only),
         _returns(snapshot, inner, ascii_only),
     ]
+    if snapshot.more:
+        rows.append(Text("  ".join(f"{name} {number(value)}" for name, value in snapshot.more)))
     if snapshot.bottleneck:
         rows.append(Text(clean(snapshot.bottleneck), style="italic"))
     if snapshot.progress is not None:

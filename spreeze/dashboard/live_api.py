@@ -15,9 +15,10 @@ from spreeze.dashboard import charts
 from spreeze.dashboard.run_data import LIVE_STATES, newest_log, read_json
 from spreeze.formatting import DASH, clean, duration, number, percent, size
 from spreeze.metrics.bottleneck import bottleneck
-from spreeze.metrics.snapshot import GpuSnapshot, Snapshot
+from spreeze.metrics.snapshot import GpuSnapshot, Snapshot, measured, parts_of
 from spreeze.metrics.store import EvaluationRow
 from spreeze.metrics.store_reader import MetricsReader, Point, Series
+from spreeze.metrics.table import TABLE, MetricTable
 from spreeze.run_directory import read_config, read_run, state_of
 
 MAX_BUCKETS = 350
@@ -25,14 +26,19 @@ MAX_BUCKETS = 350
 _TAIL_ROWS = 600
 _LOG_LINES = 8
 STALE_S = 3.0
-_SHARES = {
-    "sampler": ("policy", "env", "write", "wait"),
-    "learner": ("gather", "critic", "actor", "learn", "publish", "wait"),
-}
 
 
-def answer(path: Path, since: float, evals_seen: int, epoch: str) -> dict[str, Any]:
+def answer(
+    path: Path, since: float, evals_seen: int, epoch: str, table: MetricTable = TABLE
+) -> dict[str, Any]:
     """What ``/api/live`` sends: everything when ``since`` is 0 or the epoch is another one, else the news.
+
+    Args:
+        path: the run.
+        since: time of the newest value that the page has [s].
+        evals_seen: evaluations that it has.
+        epoch: session of the run that these are of.
+        table: says what is drawn.
 
     Raises:
         RunError: the metrics are damaged or take too long to read.
@@ -45,7 +51,7 @@ def answer(path: Path, since: float, evals_seen: int, epoch: str) -> dict[str, A
     with MetricsReader(path / "metrics.db").held() as reader:
         latest = reader.latest()
         newest = max((point.t for point in latest.values()), default=0.0)
-        wanted = charts.wanted(list(latest))
+        wanted = charts.wanted(list(latest), table)
         if since > 0.0:
             tail = reader.tail(wanted, since, _TAIL_ROWS) if newest > since else {}
             series = {name: _columns(points) for name, points in tail.items()}
@@ -57,11 +63,11 @@ def answer(path: Path, since: float, evals_seen: int, epoch: str) -> dict[str, A
     fresh = {name: point.value for name, point in latest.items() if point.t > newest - STALE_S}
     if state not in LIVE_STATES:
         fresh.update(_whole_run(path))
-    shown = snapshot(run, read_config(path), fresh, state)
+    shown = snapshot(run, read_config(path), fresh, state, table)
     return {
         "epoch": now, "state": state, "next": newest, "series": series, "evals_next": count,
         "text": {**texts(shown, run, last, path), "restarts": number(fresh.get("restarts"))},
-        "evals": _evaluations(news), "shares": _shares(fresh),
+        "evals": _evaluations(news), "shares": _shares(shown),
         "cores": [round(use, 3) for use in shown.core_uses], "gpus": [_gpu(gpu) for gpu in shown.gpus],
         "log": newest_log(path, _LOG_LINES), "note": _note(shown, state, latest), "live": state in LIVE_STATES,
         "events": [[duration(event.t), event.level, event.source, event.text] for event in events],
@@ -69,44 +75,29 @@ def answer(path: Path, since: float, evals_seen: int, epoch: str) -> dict[str, A
 
 
 def snapshot(
-    run: Mapping[str, Any], config: Mapping[str, Mapping[str, Any]], values: Mapping[str, float], state: str
+    run: Mapping[str, Any], config: Mapping[str, Mapping[str, Any]], values: Mapping[str, float], state: str,
+    table: MetricTable = TABLE,
 ) -> Snapshot:
     """The newest numbers in the form that the bottleneck sentence reads."""
     replay, learner = config.get("replay", {}), config.get("learner", {})
-    cores = sorted((int(name.split("/")[1]), use) for name, use in values.items() if name.startswith("cpu_core_use/"))
-    gpus = sorted({int(name.split("/")[1]) for name in values if name.startswith("gpu_") and "/" in name})
-    active = [rate for name, rate in values.items() if name.startswith("sampler_env_steps_per_s/") and rate > 0.0]
-    plain = (
-        "env_steps_per_s", "updates_per_s", "update_frames_per_s", "samples_per_insert", "policy_lag",
-        "transition_age", "replay_fill", "cpu_use", "memory_used_bytes", "samplers_active",
-        "foreign_cores",
-    )
+    active = [rate for rate in parts_of(values, "sampler_env_steps_per_s").values() if rate > 0.0]
     device = str(learner.get("device", ""))
     lag = {"hts": 1, "serial": 0}.get(str(run.get("mode"))) if run.get("algo") in ON_POLICY else None
     if lag is not None:
         replay, wanted = {}, config.get("rollout", {}).get("executors")
     else:
         wanted = config.get("sampling", {}).get("samplers")
+    counts = {name: values.get(name, run.get(name)) for name in ("env_steps", "updates")}
+    # The metrics tell how the learner works; an old run's configuration may not.
+    known = measured({**values, **counts}, on_policy=bool(values.get("learner_learn_share")), table=table)
     return Snapshot(
-        lag=lag,
-        env_id=clean(run.get("env_id"), 80), algo=clean(run.get("algo"), 20), state=state, wall_s=run.get("wall_s"),
-        env_steps=_integer(values.get("env_steps", run.get("env_steps"))),
-        updates=_integer(values.get("updates", run.get("updates"))),
-        learning_starts=replay.get("learning_starts"), samples_per_insert_min=replay.get("samples_per_insert_min"),
-        samples_per_insert_max=replay.get("samples_per_insert_max"), core_uses=tuple(use for _, use in cores),
-        samplers_wanted=wanted, eval_best=run.get("eval_best"),
-        learner_device=device if device != "auto" else ("cuda:0" if gpus else "cpu"),
-        gpus=tuple(
-            GpuSnapshot(
-                index=i, use=values.get(f"gpu_use/{i}"), power_w=values.get(f"gpu_power_w/{i}"),
-                memory_used_bytes=values.get(f"gpu_memory_used_bytes/{i}"),
-            )
-            for i in gpus
-        ),
-        samplers_alive=len(active) or None,
-        sampler_shares=_split(values, "sampler"), learner_shares=_split(values, "learner"),
-        restarts=_integer(values.get("restarts")) or 0,
-        **{name: values.get(name) for name in plain},  # type: ignore[arg-type]
+        lag=lag, env_id=clean(run.get("env_id"), 80), algo=clean(run.get("algo"), 20), state=state,
+        wall_s=run.get("wall_s"), learning_starts=replay.get("learning_starts"),
+        samples_per_insert_min=replay.get("samples_per_insert_min"),
+        samples_per_insert_max=replay.get("samples_per_insert_max"), samplers_wanted=wanted,
+        eval_best=run.get("eval_best"),
+        learner_device=device if device != "auto" else ("cuda:0" if known["gpus"] else "cpu"),
+        samplers_alive=len(active) or None, **known,
     )
 
 
@@ -215,17 +206,11 @@ def _columns(points: Sequence[Point]) -> dict[str, list[float]]:
     return {"t": [round(x, 3) for x in t], "s": list(step), "y": _rounded(value)}
 
 
-def _split(values: Mapping[str, float], role: str) -> dict[str, float]:
-    # An on-policy learner has one step instead of three.
-    absent = ("gather", "critic", "actor") if values.get("learner_learn_share") else ("learn",)
-    names = {part: values.get(f"{role}_{part}_share") for part in _SHARES[role] if part not in absent}
-    return {part: value for part, value in names.items() if value is not None}
-
-
-def _shares(values: Mapping[str, float]) -> dict[str, list[list[Any]]]:
+def _shares(shown: Snapshot) -> dict[str, list[list[Any]]]:
+    splits = {"sampler": shown.sampler_shares, "learner": shown.learner_shares}
     return {
-        role: [[part, round(share, 4)] for part, share in _split(values, role).items() if share >= 0.0]
-        for role in _SHARES
+        role: [[part, round(share, 4)] for part, share in split.items() if share >= 0.0]
+        for role, split in splits.items()
     }
 
 
@@ -238,10 +223,6 @@ def _picture_age(path: Path) -> str:
 
 def _age(moment: Any) -> str:
     return duration(max(0.0, time.time() - moment)) if isinstance(moment, int | float) else DASH
-
-
-def _integer(value: Any) -> int | None:
-    return int(value) if isinstance(value, int | float) else None
 
 
 def _finite(value: float) -> float | None:

@@ -182,8 +182,7 @@ def _clip(path: Path, told: dict[str, Any]) -> Clip:
 
 def meaning(name: str) -> str:
     """One sentence on a metric, with its unit."""
-    metric = by_name(name)
-    return f"{metric.meaning[0].upper()}{metric.meaning[1:]} [{metric.unit}]."
+    return by_name(name).sentence
 
 
 def _number(value: Any) -> float | None:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
+
+from spreeze.metrics.table import TABLE, MetricTable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,10 +61,12 @@ class Snapshot:
     """``cpu`` or ``cuda:N``."""
 
     sampler_shares: dict[str, float] = field(default_factory=dict)
-    """Time split of the samplers: policy, env, write, wait."""
+    """Time split of the samplers, by parts (policy, env, write, wait)."""
     learner_shares: dict[str, float] = field(default_factory=dict)
-    """Time split of the learner: wait, gather, critic, actor, publish."""
+    """Time split of the learner, by parts (wait, gather, critic, actor, learn, publish)."""
     bottleneck: str | None = None
+    more: tuple[tuple[str, float], ...] = ()
+    """Further metrics whose row says that the terminal shows them, by name."""
 
     samplers_alive: int | None = None
     samplers_wanted: int | None = None
@@ -84,3 +91,57 @@ class Snapshot:
         if self.samplers_active is None or self.samplers_wanted is None:
             return False
         return self.samplers_active < self.samplers_wanted
+
+
+def measured(
+    values: Mapping[str, float | None], *, on_policy: bool, table: MetricTable = TABLE
+) -> dict[str, Any]:
+    """The fields of a snapshot that come from metrics.
+
+    Args:
+        values: newest value of each series, None or absent where unknown.
+        on_policy: the learner takes whole intervals instead of batches from replay.
+        table: says which metrics are shown and what a role's time is split into.
+    """
+    fields = {item.name for item in dataclasses.fields(Snapshot)}
+    shown = [metric.name for metric in table.metrics if metric.shown]
+    more = ((name, values.get(name)) for name in shown if name not in fields)
+    cores = parts_of(values, "cpu_core_use")
+    return {
+        **{name: values.get(name) for name in shown if name in fields},
+        "more": tuple((name, value) for name, value in more if value is not None),
+        "env_steps": _integer(values.get("env_steps")), "updates": _integer(values.get("updates")),
+        "restarts": _integer(values.get("restarts")) or 0, "core_uses": tuple(cores.values()),
+        "gpus": _gpus(values), "sampler_shares": split_of(values, "sampler", table=table),
+        "learner_shares": split_of(values, "learner", on_policy=on_policy, table=table),
+    }
+
+
+def split_of(
+    values: Mapping[str, float | None], role: str, *, on_policy: bool = False, table: MetricTable = TABLE
+) -> dict[str, float]:
+    """How a role's time is split, by parts; what it waits comes last, as it is drawn."""
+    rows = [(slot.removesuffix("_s"), values.get(metric.name)) for metric, slot in
+            table.splits(role, on_policy=on_policy)]
+    return {part: value for part, value in sorted(rows, key=lambda row: row[0] == "wait") if value is not None}
+
+
+def parts_of(values: Mapping[str, float | None], name: str) -> dict[int, float]:
+    """The known series ``name/0``, ``name/1`` and so on, by number."""
+    known = ((series.partition("/"), value) for series, value in values.items() if value is not None)
+    return dict(sorted((int(part), value) for (base, _, part), value in known if base == name and part.isdecimal()))
+
+
+def _gpus(values: Mapping[str, float | None]) -> tuple[GpuSnapshot, ...]:
+    indices = sorted({int(name.split("/")[1]) for name in values if name.startswith("gpu_") and "/" in name})
+    return tuple(
+        GpuSnapshot(
+            index=i, use=values.get(f"gpu_use/{i}"), power_w=values.get(f"gpu_power_w/{i}"),
+            memory_used_bytes=values.get(f"gpu_memory_used_bytes/{i}"),
+        )
+        for i in indices
+    )
+
+
+def _integer(value: Any) -> int | None:
+    return int(value) if isinstance(value, int | float) else None

@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import re
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -14,8 +13,9 @@ from spreeze.formatting import size
 from spreeze.machine.hardware import memory_limits
 from spreeze.machine.utilisation import Utilisation
 from spreeze.metrics.bottleneck import bottleneck
-from spreeze.metrics.snapshot import GpuSnapshot, Snapshot
+from spreeze.metrics.snapshot import Snapshot, measured
 from spreeze.metrics.store import EvaluationRow, MetricsWriter
+from spreeze.metrics.table import TABLE, MetricTable
 from spreeze.run_directory import RunDir, process_age_s
 from spreeze.runtime.plan import RunPlan
 from spreeze.runtime.rates import CounterSample, Rates
@@ -72,10 +72,10 @@ class Outcome:
 class Recorder:
     """Keeps the store, the view and the outcome of one run up to date."""
 
-    def __init__(self, plan: RunPlan, run_dir: RunDir, view: View) -> None:
-        self._plan, self._run_dir, self._view = plan, run_dir, view
-        self._store = MetricsWriter(run_dir.path / "metrics.db")
-        self._gauges = Rates(plan.batch_size)
+    def __init__(self, plan: RunPlan, run_dir: RunDir, view: View, table: MetricTable = TABLE) -> None:
+        self._plan, self._run_dir, self._view, self._table = plan, run_dir, view, table
+        self._store = MetricsWriter(run_dir.path / "metrics.db", table=table)
+        self._gauges = Rates(plan.batch_size, table=table)
         self._utilisation = Utilisation({})
         self._memory_total_bytes = memory_limits().total_bytes
         self._events: deque[str] = deque(maxlen=6)
@@ -217,7 +217,7 @@ class Recorder:
             "learner_device": self.outcome.device, "samplers_alive": self._samplers_alive,
             "first_error": self.first_error, "events": tuple(self._events),
         }
-        bare = take_snapshot(self._plan, self._metrics, self.session_s, **known)
+        bare = take_snapshot(self._plan, self._metrics, self.session_s, self._table, **known)
         return dataclasses.replace(bare, bottleneck=bottleneck(bare).sentence)
 
     def stop_reason(self) -> str | None:
@@ -270,73 +270,33 @@ def _count(metrics: Mapping[str, float | None], name: str) -> int | None:
     return None if value is None else int(value)
 
 
-_SHARES = {
-    "sampler": ("policy", "env", "write", "wait"),
-    "learner": ("wait", "gather", "critic", "actor", "publish"),
-    "rollout learner": ("wait", "learn", "publish"),
-}
-_PLAIN = (
-    "env_steps_per_s", "updates_per_s", "update_frames_per_s", "samples_per_insert", "policy_lag", "transition_age",
-    "replay_fill", "eval_return", "episode_return", "cpu_use", "memory_used_bytes", "samplers_active",
-    "foreign_cores",
-)
-
-
-def take_snapshot(plan: RunPlan, metrics: Mapping[str, float | None], session_s: float, **known: Any) -> Snapshot:
+def take_snapshot(
+    plan: RunPlan, metrics: Mapping[str, float | None], session_s: float, table: MetricTable = TABLE, **known: Any
+) -> Snapshot:
     """Builds a snapshot; ``known`` are fields that the caller has at hand.
 
     Args:
         plan: the run.
         metrics: newest value of each series, None or absent where unknown.
         session_s: wall time of this session, for progress.
+        table: says which metrics are shown.
         known: further fields of ``Snapshot``.
     """
     replay = plan.config.replay
     progress, eta_s = _progress(plan, metrics, session_s)
     return Snapshot(
-        env_id=plan.spec.env_id, algo=plan.config.run.algo, lag=plan.lag, env_steps=_integer(metrics.get("env_steps")),
-        updates=_integer(metrics.get("updates")),
+        env_id=plan.spec.env_id, algo=plan.config.run.algo, lag=plan.lag,
         learning_starts=replay.learning_starts if plan.lag is None else None,
         samples_per_insert_min=replay.samples_per_insert_min if plan.lag is None else None,
         samples_per_insert_max=replay.samples_per_insert_max if plan.lag is None else None,
-        samplers_wanted=plan.samplers, restarts=_integer(metrics.get("restarts")) or 0,
-        env_errors=_env_errors(metrics),
-        sampler_shares=_shares(metrics, "sampler"),
-        learner_shares=_shares(metrics, "learner" if plan.lag is None else "rollout learner"),
-        core_uses=_parts(metrics, "cpu_core_use"), gpus=_gpus(metrics), progress=progress, eta_s=eta_s,
-        **{name: metrics.get(name) for name in _PLAIN}, **known,  # type: ignore[arg-type]
+        samplers_wanted=plan.samplers, env_errors=_env_errors(metrics), progress=progress, eta_s=eta_s,
+        **measured(metrics, on_policy=plan.lag is not None, table=table), **known,
     )
 
 
 def _env_errors(metrics: Mapping[str, float | None]) -> int | None:
     known = [value for name in ("env_errors", "rows_refused") if (value := metrics.get(name)) is not None]
     return int(sum(known)) if known else None
-
-
-def _integer(value: float | None) -> int | None:
-    return None if value is None else int(value)
-
-
-def _shares(metrics: Mapping[str, float | None], role: str) -> dict[str, float]:
-    found = {name: metrics.get(f"{role.removeprefix('rollout ')}_{name}_share") for name in _SHARES[role]}
-    return {name: value for name, value in found.items() if value is not None}
-
-
-def _parts(metrics: Mapping[str, float | None], name: str) -> tuple[float, ...]:
-    pattern = re.compile(name + r"/(\d+)")
-    found = {int(m[1]): metrics[key] for key in metrics if (m := pattern.fullmatch(key))}
-    return tuple(value for _, value in sorted(found.items()) if value is not None)
-
-
-def _gpus(metrics: Mapping[str, float | None]) -> tuple[GpuSnapshot, ...]:
-    indices = sorted({int(key.split("/")[1]) for key in metrics if key.startswith("gpu_")})
-    return tuple(
-        GpuSnapshot(
-            index=i, use=metrics.get(f"gpu_use/{i}"), power_w=metrics.get(f"gpu_power_w/{i}"),
-            memory_used_bytes=metrics.get(f"gpu_memory_used_bytes/{i}"),
-        )
-        for i in indices
-    )
 
 
 def _progress(

@@ -1,0 +1,157 @@
+"""What a new metric costs: one row of the table and one key of an algorithm, from the learner to the page."""
+
+import contextlib
+import math
+
+import numpy as np
+import pytest
+from test_launches import SPEC, filled
+
+from spreeze.algorithms import registry
+from spreeze.algorithms.ddpg import DDPG
+from spreeze.cli.terminal import plain_line
+from spreeze.config.layers import Layer, resolve
+from spreeze.config.schema import PARTS
+from spreeze.dashboard import charts, live_api
+from spreeze.errors import WorkerError
+from spreeze.metrics.store_reader import MetricsReader
+from spreeze.metrics.table import METRICS, MOST_SLOTS, TABLE, Chart, Kind, Metric, MetricTable, Needs
+from spreeze.run_directory import RunDir
+from spreeze.runtime.plan import RunPlan
+from spreeze.runtime.rates import CounterSample, Rates
+from spreeze.runtime.recorder import Recorder
+from spreeze.transport.replay_reader import ReplayReader
+from spreeze.transport.status_table import StatusTable
+from spreeze.workers.context import WorkerContext
+from spreeze.workers.learn.replay_trainer import ReplayTrainer
+from spreeze.workers.sampler_stats import SamplerStats
+
+ROW = Metric("weight_norm", "norm", "Euclidean norm of the policy's weights", "algorithm", shown=True,
+             chart=Chart("weight_norm", "Size of the policy", "Learning"))  # fmt: skip
+
+
+class Telling(DDPG):
+    """Tells one number more than it does."""
+
+    def metrics(self):
+        arrays = self.policy_arrays().values()
+        return super().metrics() | {"weight_norm": math.sqrt(sum(float(np.square(array).sum()) for array in arrays))}
+
+
+class LastSeen:
+    """A view that keeps the newest snapshot."""
+
+    def update(self, snapshot):
+        self.snapshot = snapshot
+
+    def note(self, text):
+        """Nothing."""
+
+
+@pytest.fixture
+def told(monkeypatch):
+    """The numbers of a learner that has taken one update of the made-up algorithm."""
+    monkeypatch.setitem(registry.REGISTRY, "ddpg", Telling)
+    with filled() as ring:
+        trainer = ReplayTrainer(SPEC, "ddpg", PARTS["ddpg"](hidden_sizes=(8, 8)), ring.spec.layout, ReplayReader(ring),
+                                batch_size=16, device="cpu", seed=1, normalize_obs=False)  # fmt: skip
+        trainer.update(1)
+        yield trainer.numbers(wait_s=0.0, publish_s=0.0)
+
+
+@contextlib.contextmanager
+def learner_of(table):
+    board = StatusTable.create(2)
+    link = WorkerContext("learner", 0, board, 1, None, table=table)
+    try:
+        yield board, link
+    finally:
+        link.close()
+
+
+def record(tmp_path, reading, table):
+    """Writes a reading to a run's metrics; gives the run and what its view saw."""
+    plan = RunPlan(settings=resolve([Layer("test", {"env": {"id": "x"}})]), spec=SPEC, samplers=1, free_core=False)
+    run_dir, view = RunDir.create(tmp_path, "run"), LastSeen()
+    recorder = Recorder(plan, run_dir, view, table)
+    try:
+        recorder.sample(reading, pids=None)
+    finally:
+        recorder.close()
+        run_dir.close()
+    return run_dir.path, view.snapshot
+
+
+def test_a_made_up_metric_goes_from_the_algorithm_to_store_terminal_and_page_by_one_row(told, tmp_path):
+    table = MetricTable((*METRICS, ROW))
+    with learner_of(table) as (board, link):
+        link.post(**told)
+        reading = CounterSample(
+            t_s=1.0, samplers=(board.named_slots(0, "sampler", table),), inserted=400, baseline_inserted=0, sampled=16,
+            learner=board.named_slots(1, "learner", table),
+        )  # fmt: skip
+    path, shown = record(tmp_path, reading, table)
+    value = told["weight_norm"]
+    assert value > 0.0
+    assert MetricsReader(path / "metrics.db").latest()["weight_norm"].value == value
+    assert shown.more == (("weight_norm", value),)
+    assert "weight_norm" in plain_line(shown)
+    assert live_api.answer(path, 0.0, 0, "", table)["series"]["weight_norm"]["y"] == [pytest.approx(value, rel=1e-5)]
+    (card,) = [chart for chart in charts.as_json("updates", table) if chart["key"] == "weight_norm"]
+    assert (card["title"], card["unit"], card["group"], card["series"]) == (
+        "Size of the policy", "norm", "Learning", ("weight_norm",))  # fmt: skip
+    assert card["help"] == "Euclidean norm of the policy's weights [norm]."
+
+
+def test_without_its_row_an_algorithm_s_number_is_refused_and_the_table_is_named(told):
+    with learner_of(TABLE) as (_, link), pytest.raises(WorkerError, match=r"'weight_norm'.*metrics/table.py"):
+        link.post(**told)
+
+
+def test_a_made_up_counter_has_its_rate_by_a_row_of_its_own():
+    table = MetricTable((*METRICS, Metric("episodes_per_s", "1/s", "episodes a second", "supervisor", kind=Kind.RATE,
+                                          per_s_of="episodes")))  # fmt: skip
+    samplers = [tuple({**dict.fromkeys(table.slots["sampler"], 0.0), "episodes": done} for done in pair)
+                for pair in ((1.0, 2.0), (4.0, 5.0))]  # fmt: skip
+    rates = Rates(1, table=table)
+    for t_s, both in zip((0.0, 2.0), samplers, strict=True):
+        metrics = rates.read(CounterSample(t_s, both, table.blank_learner(), 0, -1, 0))
+    assert metrics["episodes_per_s"] == 3.0
+
+
+def test_a_learner_s_number_is_known_when_its_row_says():
+    rows = {need: Metric(f"made_up_{need.name.lower()}", "x", "made up", "learner", needs=need) for need in Needs}
+    table = MetricTable((*METRICS, *rows.values()))
+    learner = {**table.blank_learner(), **{row.name: 7.0 for row in rows.values()}}
+
+    def known(**changes):
+        metrics = Rates(1, table=table).read(CounterSample(0.0, (), learner | changes, 0, -1, 16))
+        return {need for need, row in rows.items() if metrics[row.name] == 7.0}
+
+    assert known() == {Needs.NOTHING}
+    assert known(updates=1.0) == {Needs.NOTHING, Needs.UPDATES, Needs.REPLAY}
+    assert known(updates=1.0, learn_s=1.0) == {Needs.NOTHING, Needs.UPDATES, Needs.ROLLOUTS}
+
+
+def test_two_rows_of_one_name_and_more_slots_than_there_is_room_for_are_refused():
+    with pytest.raises(ValueError, match="two metrics are called weight_norm"):
+        MetricTable((*METRICS, ROW, ROW))
+    many = [ROW._replace(name=f"made_up_{index}") for index in range(MOST_SLOTS)]
+    with pytest.raises(ValueError, match=f"slots of the learner, room for {MOST_SLOTS}"):
+        MetricTable((*METRICS, *many))
+
+
+def test_a_sampler_s_counts_come_back_by_their_names():
+    stats = SamplerStats(1, 2, 3.0, 4.0, 5, 6, 7.0, 8.0, 9.0)
+    board = StatusTable.create(1)
+    try:
+        stats.post(board.slots(0), np.full(MOST_SLOTS, 100.0), 10.0)
+        found = board.named_slots(0, "sampler")
+        assert board.named_slots(0, "executor") == found
+    finally:
+        board.close()
+    assert found == {
+        "env_steps": 101.0, "episodes": 102.0, "episode_return": 3.0, "episode_length": 4.0, "rows_refused": 105.0,
+        "env_errors": 106.0, "policy_s": 107.0, "env_s": 108.0, "write_s": 109.0, "wait_s": 110.0,
+        "policy_version": 0.0,
+    }  # fmt: skip
