@@ -9,8 +9,8 @@ import psutil
 import pytest
 from harness import PATIENCE_S, poll
 
-from spreeze.bench import governor, line
-from spreeze.bench.runs import draw_curve, train
+from spreeze.bench import governor, line, runs
+from spreeze.bench.runs import draw_curve, pick_rows, time_to_target_rows, train
 from spreeze.errors import RunError, SpreezeError
 from spreeze.workers.evaluator import COLUMNS
 
@@ -79,6 +79,43 @@ def test_a_failing_run_is_told_with_its_last_line():
         train(["--env", "NoSuchTask-v0"], PATIENCE_S)
 
 
+class Trained:
+    """Runs that take ten seconds, twenty in the serial mode or with a batch of 256; seed 2 never gets there."""
+
+    def __init__(self):
+        self.commands = []
+
+    def __call__(self, arguments, timeout_s):
+        self.commands.append(arguments)
+        slow = "serial" in arguments or "256" in arguments
+        reached = "--seed" not in arguments or arguments[arguments.index("--seed") + 1] == "1"
+        return {"time_to_target_s": (20.0 if slow else 10.0) if reached else None, "process_s": 60.0, "updates": 5,
+                "updates_per_s": 2.0, "env_steps": 100, "eval_return_best": -150.0}
+
+
+def test_time_to_a_return_is_compared_seed_by_seed_and_who_never_got_there_counts_with_all_of_its_time(monkeypatch):
+    monkeypatch.setattr(runs, "train", trained := Trained())
+    said = []
+    rows = time_to_target_rows("Pendulum-v1", -200.0, 2, "runs", 30.0, ["--plain-env"], said.append)
+    spreeze, serial = (row for row in rows if row["metric"] == "time_to_target_s")
+    assert (spreeze["repeats"], spreeze["reached"], spreeze["mode"]) == ([10.0, 60.0], 1, "spreeze")
+    assert (serial["repeats"], serial["reached"], serial["mode"]) == ([20.0, 60.0], 1, "serial")
+    assert rows[-1]["repeats"] == [0.5, 1.0]
+    assert [command[command.index("--mode") + 1] for command in trained.commands] == ["spreeze", "serial"] * 2
+    assert all("--plain-env" in command for command in trained.commands)
+    assert "target after 10.0 s" in said[0]
+
+
+def test_the_tuner_s_pick_is_compared_with_the_best_hand_made_setting(monkeypatch):
+    monkeypatch.setattr(runs, "train", trained := Trained())
+    rows = pick_rows("Pendulum-v1", -200.0, 1, "runs", 30.0, [], lambda text: None)
+    assert len(trained.commands) == 1 + 9, "one to fill the cache"
+    assert rows[0]["setting"] == "auto"
+    assert {row["setting"]: row["value"] for row in rows[1:-1]}["batch 256, 2 samplers"] == 20.0
+    assert (rows[-1]["value"], rows[-1]["best"]) == (1.0, "batch 32, 1 samplers")
+
+
+@pytest.mark.timeout(200)
 def test_governor_bench_reports_the_learner_before_beside_and_after_a_busy_process(monkeypatch):
     short = {"START_S": PATIENCE_S, "BEFORE_S": 1.2, "AFTER_S": 2.4, "TURN_S": 2.4, "TURNS": 1,
              "MARKS_S": (0.0, 1.2, 2.4, 3.6)}  # fmt: skip
