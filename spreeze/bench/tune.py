@@ -183,7 +183,7 @@ _SLOWEST_UPDATE_S = 0.1
 """Larger batches are left out of the grid once an update takes longer."""
 _WINDOW_S, _START_S = 4.5, 8.0
 """All windows of one setting, and the start of a group of trials, about."""
-_TRIALS = 3
+_TOGETHER = 3
 """Trials that take turns with the reference; their start is the dearest part."""
 _LEADERS, _FINAL_ROUNDS = 6, 2
 
@@ -264,7 +264,7 @@ class _Grid:
     def measure(self, trials: Sequence[Sequence[JointSetting]], *, final: bool) -> None:
         """Once, in groups of trials, each in turns with the reference."""
         points, reference = self.points, self.reference
-        for group in [trials[at : at + _TRIALS] for at in range(0, len(trials), _TRIALS)]:
+        for group in [trials[at : at + _TOGETHER] for at in range(0, len(trials), _TOGETHER)]:
             wanted = [reference, *itertools.chain.from_iterable(group)]
             within_s = _WINDOW_S * len(wanted) + _START_S
             with self.open_measuring(within_s) as measuring:
