@@ -14,6 +14,8 @@ from spreeze.metrics.store import EvaluationRow, MetricsWriter
 pytest.importorskip("streamlit")
 from starlette.requests import Request
 
+from spreeze.config.compatibility import ON_POLICY
+from spreeze.config.modes import wiring_of
 from spreeze.dashboard import charts, components, live_api, server
 from spreeze.errors import RunError
 from spreeze.metrics.table import ALGORITHM, METRICS, by_name
@@ -219,10 +221,12 @@ def test_the_first_answer_of_a_long_run_takes_no_more_than_its_share_of_time(run
     assert cpu_s() < 30 * short
 
 
-@pytest.mark.parametrize(("algo", "titles"), [("sac", ["Samplers", "Replay", "Learner"]),
-                                              ("ppo", ["Executors", "Storages", "Learner"])])  # fmt: skip
-def test_the_way_to_the_learner_is_named_as_the_algorithm_s_mode_has_it(tmp_path, algo, titles):
-    stages = components.pipeline(algo)
+@pytest.mark.parametrize(("mode", "algo", "titles"), [
+    ("spreeze", "sac", ["Samplers", "Replay", "Learner"]), ("serial", "sac", ["Samplers", "Replay", "Learner"]),
+    ("serial", "ppo", ["Executors", "Storages", "Learner"]), ("hts", "ppo", ["Executors", "Storages", "Learner"]),
+])  # fmt: skip
+def test_the_way_to_the_learner_is_named_as_the_algorithm_s_mode_has_it(tmp_path, mode, algo, titles):
+    stages = components.pipeline(wiring_of({"mode": mode}, on_policy=algo in ON_POLICY))
     assert [stage["title"] for stage in stages] == titles
     known = live_api.texts(live_api.snapshot({}, {}, {}, "running"), {}, None, tmp_path)
     assert {item["id"] for stage in stages for item in stage["items"]} <= set(known)

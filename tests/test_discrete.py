@@ -10,6 +10,7 @@ import pytest
 from spreeze.cli import train as train_module
 from spreeze.config.compatibility import check_algorithm, default_algorithm, fitting_algorithms
 from spreeze.config.layers import Layer, resolve, with_algorithm
+from spreeze.config.modes import modes
 from spreeze.envs.make import describe
 from spreeze.envs.task import Task, uniform_actions
 from spreeze.errors import ConfigError, WeightsError
@@ -17,6 +18,7 @@ from spreeze.inference.policy import head_of
 from spreeze.types import FrameSpec, RowLayout
 from spreeze.workers.collect.transition_collector import TransitionCollector
 
+MODES = modes()
 Q_META = {"policy": "q_values", "num_actions": 3, "epsilon_start": 1.0, "epsilon_end": 0.25, "epsilon_env_steps": 100}
 
 
@@ -131,25 +133,26 @@ def test_weights_without_their_schedule_are_refused_by_name():
 def test_the_default_algorithm_follows_the_actions_and_what_does_not_fit_is_refused():
     spec = task().spec
     assert fitting_algorithms(spec) == ("dqn", "sac", "ppo", "a2c")
-    choice = default_algorithm(spec, "spreeze")
+    choice = default_algorithm(spec, MODES["spreeze"])
     assert choice.value == "dqn"
     assert choice.reason == "algorithm dqn: the default for 3 discrete actions (sac fits too)"
     with pytest.raises(ConfigError, match=r"--algo td3: Steps has 3 discrete actions; dqn and sac fit"):
-        check_algorithm("td3", spec, "spreeze")
-    check_algorithm("sac", spec, "spreeze")
+        check_algorithm("td3", spec, MODES["spreeze"])
+    check_algorithm("sac", spec, MODES["spreeze"])
 
 
 def test_a_mode_takes_only_the_algorithms_that_it_runs_and_has_a_default_among_them():
     spec = task().spec
-    assert default_algorithm(spec, "hts") == ("ppo", "algorithm ppo: the default for 3 discrete actions (a2c fits too)")
-    assert default_algorithm(spec, "serial").value == "dqn"
+    assert default_algorithm(spec, MODES["hts"]) == (
+        "ppo", "algorithm ppo: the default for 3 discrete actions (a2c fits too)")  # fmt: skip
+    assert default_algorithm(spec, MODES["serial"]).value == "dqn"
     with pytest.raises(ConfigError, match=r"--algo ppo: .* its own policy has just collected, which mode spreeze does "
                                           r"not have; use --mode serial or --mode hts, or --algo dqn or sac"):
-        check_algorithm("ppo", spec, "spreeze")
+        check_algorithm("ppo", spec, MODES["spreeze"])
     with pytest.raises(ConfigError, match=r"--algo dqn: it learns from replay, which mode hts does not have"):
-        check_algorithm("dqn", spec, "hts")
+        check_algorithm("dqn", spec, MODES["hts"])
     for mode in ("serial", "hts"):
-        check_algorithm("a2c", spec, mode)
+        check_algorithm("a2c", spec, MODES[mode])
 
 
 def test_a_named_algorithm_stays_and_an_unnamed_one_is_chosen_below_all_layers():

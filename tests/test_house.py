@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from spreeze.config.compatibility import ALGORITHMS
+from spreeze.config.modes import modes
+
 ROOT = Path(__file__).resolve().parents[1] / "spreeze"
 FILES = sorted(ROOT.rglob("*.py"))
 MOST_TOP_ENTRIES = 20
@@ -66,3 +69,61 @@ def test_outliers_are_named_for_whoever_reads_the_summary():
     for name, count in _functions():
         if count > LONG_FUNCTION_LINES:
             warnings.warn(f"{name} has {count} lines: can it be told in steps?", stacklevel=1)
+
+
+KNOWS_NAMES = ("modes/", "algorithms/", "config/modes.py", "config/compatibility.py", "bench/")
+"""Where a mode or an algorithm may be told by its name: its own folder, the tables, and what compares given ones."""
+_NAMES = frozenset(("mode", "algo"))
+
+
+def _named(node):
+    """Whether an expression reads the name of a mode or an algorithm: ``x.mode``, ``algo``, ``run["mode"]``, ..."""
+    if isinstance(node, ast.Call) and node.args:  # run.get("mode"), str(mode)
+        key = node.args[0]
+        return _named(key) or (isinstance(key, ast.Constant) and key.value in _NAMES)
+    if isinstance(node, ast.Subscript):
+        return isinstance(node.slice, ast.Constant) and node.slice.value in _NAMES
+    return (node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", None)) in _NAMES
+
+
+def _tests_of_names(tree, names):
+    """Lines that compare with, match, or look up the name of a mode or an algorithm."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare):
+            sides = [node.left, *node.comparators]
+        elif isinstance(node, ast.Match):
+            sides = [node.subject, *(case.pattern for case in node.cases)]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "get":
+            sides = [*node.args[:1], node.func.value]
+        elif isinstance(node, ast.Subscript) and isinstance(node.value, ast.Dict):
+            sides = [node.slice, node.value]
+        else:
+            continue
+        constants = {leaf.value for side in sides for leaf in ast.walk(side) if isinstance(leaf, ast.Constant)
+                     and isinstance(leaf.value, str)}  # fmt: skip
+        if constants & names and any(_named(side) for side in sides):
+            yield node.lineno
+
+
+def test_no_mode_and_no_algorithm_is_told_by_its_name_outside_of_its_own_folder():
+    names = {*modes(), *ALGORITHMS}
+    found = []
+    for path in FILES:
+        name = path.relative_to(ROOT).as_posix()
+        if not name.startswith(KNOWS_NAMES):
+            found += [f"{name}:{line}" for line in _tests_of_names(ast.parse(path.read_text(encoding="utf-8")), names)]
+    assert found == [], "declare what differs in config/modes.py, or in the algorithm"
+
+
+@pytest.mark.parametrize("text", [
+    'config.run.mode == "hts"', '"serial" != run.mode', 'algo in ("ppo", "a2c")', 'run["algo"] == "sac"',
+    'str(run.get("mode")) == "hts"', '{"hts": 1, "serial": 0}.get(str(run.get("mode")))', '{"ppo": 1}[config.run.algo]',
+    'match run.mode:\n    case "hts": pass',
+])  # fmt: skip
+def test_every_way_to_tell_them_by_name_is_seen(text):
+    assert list(_tests_of_names(ast.parse(text), {*modes(), *ALGORITHMS})) == [1]
+
+
+@pytest.mark.parametrize("text", ['space.mode == "NextStep"', 'mode == other', 'x == "hts"', 'algo in ON_POLICY'])
+def test_other_comparisons_are_let_be(text):
+    assert list(_tests_of_names(ast.parse(text), {*modes(), *ALGORITHMS})) == []

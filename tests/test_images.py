@@ -7,6 +7,7 @@ from torch import nn
 
 from spreeze.algorithms.dqn import DQN
 from spreeze.config.compatibility import check_algorithm, default_algorithm
+from spreeze.config.modes import find_mode
 from spreeze.config.schema import DQNConfig, ImageConfig
 from spreeze.envs.pixels import AreaResize
 from spreeze.envs.task import ObsRows, make_task, open_task
@@ -71,9 +72,9 @@ def test_images_with_continuous_actions_and_odd_images_are_refused_with_the_reas
 def test_only_dqn_fits_images():
     task = counter()
     task.close()
-    assert default_algorithm(task.spec, "spreeze").value == "dqn"
+    assert default_algorithm(task.spec, find_mode("spreeze")).value == "dqn"
     with pytest.raises(ConfigError, match="images and 3 discrete actions; dqn fits"):
-        check_algorithm("sac", task.spec, "spreeze")
+        check_algorithm("sac", task.spec, find_mode("spreeze"))
 
 
 def test_stacks_repeat_the_first_frame_and_move_on():

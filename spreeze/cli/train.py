@@ -35,6 +35,7 @@ from spreeze.config.layers import (
     to_toml,
     with_algorithm,
 )
+from spreeze.config.modes import recorded
 from spreeze.config.profile_export import applicable
 from spreeze.config.schema import PARTS
 from spreeze.envs.import_guard import refuse_foreign
@@ -124,7 +125,7 @@ def _train(args: argparse.Namespace) -> int:
 
 def _gains(args: argparse.Namespace, settings: Settings, machine: Machine) -> bool:
     """Whether a learner's process can load meanwhile: on a core of its own, and where there will be one."""
-    return settings.config.run.mode != "serial" and machine.cores.usable >= 2 and not args.fresh
+    return settings.config.mode.starts_processes and machine.cores.usable >= 2 and not args.fresh
 
 
 def _tuned(
@@ -226,18 +227,18 @@ def _plan(
     config = settings.config
     usable = machine.cores.usable
     samplers, reasons = config.sampling.samplers, dict(tuned or {})
-    part, actors = config.rollout, 0
+    part, wiring, actors = config.rollout, config.wiring, 0
     if config.on_policy is not None:
-        samplers = part.executors or (1 if config.run.mode == "serial" else max(1, min(int(usable), 16)))
-        actors = part.actors if config.run.mode == "hts" else 0
-        if part.executors is None and config.run.mode == "hts":
+        samplers = part.executors or (1 if wiring.in_turns else max(1, min(int(usable), 16)))
+        actors = part.actors if wiring.actors else 0
+        if part.executors is None and not wiring.in_turns:
             reasons["rollout.executors"] = f"{usable:g} usable cores"
-        if "rollout.actors" not in settings.sources and config.run.mode == "hts":
+        if "rollout.actors" not in settings.sources and wiring.actors:
             reasons["rollout.actors"] = "none: executors infer for themselves, which saves a hand-over"
         if machine.gpus and settings.sources.get("learner.device") == default_of(settings):
             reasons["learner.device"] = (f"{config.learner.device}: networks over vectors are too small to keep a GPU "
                                          "busy; --device cuda:0 takes it all the same")
-    elif config.run.mode == "serial":
+    elif wiring.in_turns:
         samplers = 1
     elif samplers is None:
         samplers = max(1, min(int(usable) - config.learner.threads, 16))
@@ -272,7 +273,8 @@ def _describe(plan: RunPlan, run_dir: RunDir, machine: Machine) -> None:
     sessions = plan.earlier.sessions + 1
     run_dir.write_state(
         state="starting", sessions=sessions, env_id=plan.spec.env_id, algo=plan.config.run.algo,
-        mode=plan.config.run.mode, seed=plan.config.run.seed, nonce=run_dir.nonce, command=sys.argv,
+        mode=plan.config.run.mode, wiring=recorded(plan.config.wiring), seed=plan.config.run.seed,
+        nonce=run_dir.nonce, command=sys.argv,
         versions=versions(), machine=machine.one_line(), pid=os.getpid(), create_time=process_start_time(),
         **({"started": time.strftime("%Y-%m-%dT%H:%M:%S%z")} if sessions == 1 else {}),
     )
@@ -296,7 +298,7 @@ def _run(
             view.note(f"run directory {run_dir.path}")
             for key, reason in plan.reasons.items():
                 view.note(f"{key}: {reason}")
-            outcome = load_mode(plan.config.run.mode).run_mode(plan, run_dir, view, interrupts, start)
+            outcome = load_mode(plan.config.mode).run_mode(plan, run_dir, view, interrupts, start)
         document = summary(plan, outcome, run_dir.path, machine)
         try:
             write_json(run_dir.path / "summary.json", document)

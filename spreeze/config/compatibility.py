@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from spreeze.config.modes import DECLARED, Mode
 from spreeze.errors import ConfigError
 from spreeze.types import EnvSpec, Reasoned
 
@@ -17,27 +18,30 @@ OFF_POLICY = tuple(dict.fromkeys(CONTINUOUS + DISCRETE))
 """Algorithms that learn from replay."""
 ALGORITHMS = OFF_POLICY + ON_POLICY
 """Every algorithm's name."""
-MODES: dict[str, tuple[str, ...]] = {"spreeze": OFF_POLICY, "serial": ALGORITHMS, "hts": ON_POLICY}
-"""mode -> the algorithms that it runs."""
 
 
-def fitting_algorithms(spec: EnvSpec, mode: str = "serial") -> tuple[str, ...]:
-    """The algorithms that can learn this environment and that the mode runs (serial: any), the default first."""
+def runs(mode: Mode, algo: str) -> bool:
+    """Whether the mode runs that algorithm."""
+    return mode.wiring(on_policy=algo in ON_POLICY) is not None
+
+
+def fitting_algorithms(spec: EnvSpec, mode: Mode | None = None) -> tuple[str, ...]:
+    """The algorithms that can learn this environment and that the mode runs (None: any), the default first."""
     if spec.frames is not None:
         off_policy: tuple[str, ...] = IMAGES
     else:
         off_policy = CONTINUOUS if spec.num_actions is None else DISCRETE
-    return tuple(name for name in off_policy + ON_POLICY if name in MODES[mode])
+    return tuple(name for name in off_policy + ON_POLICY if mode is None or runs(mode, name))
 
 
-def default_algorithm(spec: EnvSpec, mode: str) -> Reasoned:
+def default_algorithm(spec: EnvSpec, mode: Mode) -> Reasoned:
     """The algorithm that is taken when none is named."""
     name, *others = fitting_algorithms(spec, mode)
     too = f" ({_listed(others, 'fit')} too)" if others else ""
     return Reasoned(name, f"algorithm {name}: the default for {task_text(spec)}{too}")
 
 
-def check_algorithm(name: str, spec: EnvSpec, mode: str) -> None:
+def check_algorithm(name: str, spec: EnvSpec, mode: Mode) -> None:
     """Refuses an algorithm that cannot learn this environment's actions, or that the mode does not run.
 
     Raises:
@@ -48,9 +52,9 @@ def check_algorithm(name: str, spec: EnvSpec, mode: str) -> None:
         raise ConfigError(f"--algo {name}: {spec.env_id} has {task_text(spec)}; {_listed(fitting, 'fit')}")
     if name not in fitting:
         needs = "what its own policy has just collected" if name in ON_POLICY else "replay"
-        modes = [f"--mode {other}" for other, runs in MODES.items() if name in runs]
+        modes = [f"--mode {other.name}" for other in DECLARED if runs(other, name)]
         raise ConfigError(
-            f"--algo {name}: it learns from {needs}, which mode {mode} does not have; use {' or '.join(modes)}, "
+            f"--algo {name}: it learns from {needs}, which mode {mode.name} does not have; use {' or '.join(modes)}, "
             f"or --algo {' or '.join(fitting)}"
         )
 

@@ -121,10 +121,10 @@ def with_algorithm(layers: list[Layer], settings: Settings, spec: EnvSpec) -> tu
     """
     reason = None
     if "run.algo" not in settings.sources:
-        choice = default_algorithm(spec, settings.config.run.mode)
+        choice = default_algorithm(spec, settings.config.mode)
         layers.insert(0, Layer("action space", {"run": {"algo": choice.value}}))
         settings, reason = resolve(layers), choice.reason
-    check_algorithm(settings.config.run.algo, spec, settings.config.run.mode)
+    check_algorithm(settings.config.run.algo, spec, settings.config.mode)
     correction = _CORRECTIONS.get(settings.config.run.algo)
     if correction is not None and "rollout.correction" not in settings.sources:
         layers.insert(0, Layer(default_of(settings), {"rollout": {"correction": correction}}))

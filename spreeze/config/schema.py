@@ -14,7 +14,8 @@ import typing
 from dataclasses import dataclass, field
 from typing import Any
 
-from spreeze.config.compatibility import ALGORITHMS, MODES
+from spreeze.config.compatibility import ALGORITHMS
+from spreeze.config.modes import DECLARED, Mode, Wiring, find_mode
 from spreeze.errors import ConfigError, did_you_mean
 from spreeze.inference.convolution import CNNS
 
@@ -82,7 +83,8 @@ class RunConfig(Part):
     """What is run and where its files go."""
 
     algo: str = setting("sac", "algorithm; not set: by the action space", choices=ALGORITHMS)
-    mode: str = setting("spreeze", "how the parts are wired together", choices=tuple(MODES))
+    mode: str = setting(DECLARED[0].name, "how the parts are wired together: "
+                        f"{', '.join(mode.name for mode in DECLARED)}, or one that the module of --import declares")
     seed: int = setting(1, "seed of networks, exploration and environments", low=0, high=2**31 - 1)
     runs_dir: str = setting("runs", "directory that holds the run directories")
     name: str | None = setting(None, "name of the run directory; built from time, env, algo and seed if not given")
@@ -387,6 +389,29 @@ class Config:
                 f"learner.batch_size = {self.learner.batch_size} is larger than replay.capacity = "
                 f"{self.replay.capacity}; lower the batch or raise the capacity"
             )
+        if self.env.import_module is None:
+            find_mode(self.run.mode)  # one of a module is looked for when it is used: files are read without imports
+
+    @property
+    def mode(self) -> Mode:
+        """The chosen mode's declaration; imports the module of ``--import`` where that has it.
+
+        Raises:
+            ConfigError: there is no mode of that name.
+        """
+        return find_mode(self.run.mode, self.env.import_module)
+
+    @property
+    def wiring(self) -> Wiring:
+        """How the chosen mode runs the chosen algorithm.
+
+        Raises:
+            ConfigError: it does not.
+        """
+        wiring = self.mode.wiring(on_policy=self.on_policy is not None)
+        if wiring is None:
+            raise ConfigError(f"--mode {self.run.mode} does not run --algo {self.run.algo}")
+        return wiring
 
     @property
     def algorithm(self) -> AlgorithmConfig:

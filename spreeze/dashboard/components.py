@@ -11,10 +11,12 @@ from typing import Any
 import streamlit as st
 
 from spreeze.config.compatibility import ON_POLICY
+from spreeze.config.modes import Wiring, wiring_of
 from spreeze.dashboard import charts, server
 from spreeze.dashboard.charts import SOURCE, published
 from spreeze.dashboard.run_data import SAMPLE, SAMPLE_NAME, meaning, row
 from spreeze.formatting import DASH, clean
+from spreeze.run_directory import read_run
 
 PERIOD_MS = 1000
 _RETURN_HELP = "The band is the 95 % interval of that mean. Drag to zoom, double-click to see all."
@@ -39,37 +41,19 @@ _TILES: tuple[tuple[str, str, str, str], ...] = (
      "Time since the run last wrote its state; it does so every two seconds."),
 )
 """(id, label, unit, metric or sentence)."""
-_Pipeline = tuple[tuple[str, str, tuple[tuple[str, str, str, str], ...]], ...]
-_PIPELINE: _Pipeline = (
-    ("Samplers", "sampler", (
-        ("samplers", "active", "", "Sampler processes that step now, of those that the run was given."),
-        ("env_rate", "env steps", "/s", "env_steps_per_s"),
-    )),
-    ("Replay", "", (
-        ("fill", "fill", "", "replay_fill"),
-        ("ratio", "samples per insert", "", "samples_per_insert"),
-        ("age", "transition age", "env steps", "transition_age"),
-    )),
-    ("Learner", "learner", (
-        ("update_rate", "updates", "/s", "updates_per_s"),
-        ("lag", "policy lag", "updates", "policy_lag"),
-    )),
-)
-_ON_POLICY_PIPELINE: _Pipeline = (
-    ("Executors", "sampler", (
-        ("samplers", "active", "", "Executor processes that step now, of those that the run was given."),
-        ("env_rate", "env steps", "/s", "env_steps_per_s"),
-    )),
-    ("Storages", "", (
-        ("ratio", "samples per insert", "", "samples_per_insert"),
-        ("lag", "policy lag", "intervals", "policy_lag"),
-    )),
-    ("Learner", "learner", (
-        ("update_rate", "updates", "/s", "updates_per_s"),
-        ("frame_rate", "update frames", "/s", "update_frames_per_s"),
-    )),
-)
-"""Of algorithms that have no replay."""
+ITEMS: dict[str, tuple[str, str, str, str]] = {
+    "samplers": ("samplers", "active", "", "Sampler processes that step now, of those that the run was given."),
+    "executors": ("samplers", "active", "", "Executor processes that step now, of those that the run was given."),
+    "env_rate": ("env_rate", "env steps", "/s", "env_steps_per_s"),
+    "fill": ("fill", "fill", "", "replay_fill"),
+    "ratio": ("ratio", "samples per insert", "", "samples_per_insert"),
+    "age": ("age", "transition age", "env steps", "transition_age"),
+    "update_rate": ("update_rate", "updates", "/s", "updates_per_s"),
+    "frame_rate": ("frame_rate", "update frames", "/s", "update_frames_per_s"),
+    "lag_updates": ("lag", "policy lag", "updates", "policy_lag"),
+    "lag_intervals": ("lag", "policy lag", "intervals", "policy_lag"),
+}
+"""What a stage of a mode's pipeline may show: (id in the live answer, label, unit, metric or sentence)."""
 
 
 def show_live(path: Path, page_key: str) -> None:
@@ -79,7 +63,8 @@ def show_live(path: Path, page_key: str) -> None:
         path: the run.
         page_key: ``Activity.key`` that this page was drawn for; the component asks for a rerun when it changes.
     """
-    facts = row(path)
+    facts, run = row(path), read_run(path)
+    wiring = wiring_of(run, on_policy=facts.algo in ON_POLICY)
     reference = published(facts.algo, facts.env_id)
     # Tuples, not lists: Streamlit asks whether a list is a table, and loads pandas for that.
     name = SAMPLE_NAME if path == SAMPLE else path.name
@@ -87,10 +72,10 @@ def show_live(path: Path, page_key: str) -> None:
         key=f"live-{name}",
         data={
             "base": server.prefix(), "run": name, "period_ms": PERIOD_MS, "page": page_key,
-            "charts": tuple(charts.as_json("intervals" if facts.algo in ON_POLICY else "updates")),
+            "charts": tuple(charts.as_json("updates" if wiring is None or wiring.lag is None else "intervals")),
             "colours": charts.COLOURS,
             "tiles": tuple(_item(*tile) for tile in _TILES),
-            "pipeline": pipeline(facts.algo),
+            "pipeline": pipeline(wiring),
             "references": reference and ({"value": reference.value, "label": reference.label, "source": SOURCE},),
             "return_help": f"{meaning('eval_return')} {_RETURN_HELP}",
         },
@@ -98,10 +83,13 @@ def show_live(path: Path, page_key: str) -> None:
     )
 
 
-def pipeline(algo: str | None) -> tuple[dict[str, Any], ...]:
-    """What data passes through on its way to the learner, with the figures of each part."""
-    return tuple({"title": title, "split": split, "items": [_item(*item) for item in items]}
-                 for title, split, items in (_ON_POLICY_PIPELINE if algo in ON_POLICY else _PIPELINE))
+def pipeline(wiring: Wiring | None) -> tuple[dict[str, Any], ...]:
+    """What data passes through on its way to the learner, with the figures of each part; nothing where unknown."""
+    return tuple(
+        {"title": stage.title, "split": stage.split,
+         "items": [_item(*ITEMS[key]) for key in stage.items if key in ITEMS]}
+        for stage in (wiring.stages if wiring else ())
+    )
 
 
 def _nothing() -> None:

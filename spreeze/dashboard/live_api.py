@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from spreeze.config.compatibility import ON_POLICY
+from spreeze.config.modes import wiring_of
 from spreeze.dashboard import charts
 from spreeze.dashboard.run_data import LIVE_STATES, newest_log, read_json
 from spreeze.formatting import DASH, clean, duration, number, percent, size
@@ -82,7 +83,8 @@ def snapshot(
     replay, learner = config.get("replay", {}), config.get("learner", {})
     active = [rate for rate in parts_of(values, "sampler_env_steps_per_s").values() if rate > 0.0]
     device = str(learner.get("device", ""))
-    lag = {"hts": 1, "serial": 0}.get(str(run.get("mode"))) if run.get("algo") in ON_POLICY else None
+    wiring = wiring_of(run, on_policy=run.get("algo") in ON_POLICY)
+    lag = wiring.lag if wiring else None
     if lag is not None:
         replay, wanted = {}, config.get("rollout", {}).get("executors")
     else:

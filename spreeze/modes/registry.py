@@ -1,25 +1,19 @@
-"""Modes: which workers, which buffers, which synchronisation. Wiring only, one file a mode."""
+"""From a mode's declaration (``spreeze.config.modes``) to the module that runs it. Wiring only, one file a mode."""
 
 from __future__ import annotations
 
 import importlib
 from typing import Protocol
 
+from spreeze.config.modes import Mode
 from spreeze.run_directory import RunDir
 from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.launcher import Start, spawn
 from spreeze.runtime.plan import RunPlan
 from spreeze.runtime.recorder import Outcome, View
 
-MODES: dict[str, str] = {
-    "spreeze": "spreeze.modes.spreeze",
-    "serial": "spreeze.modes.serial",
-    "hts": "spreeze.modes.hts",
-}
-"""mode -> module with ``run_mode``; imported when used, so that torch loads only where it is needed."""
 
-
-class Mode(Protocol):
+class ModeModule(Protocol):
     """What a mode's module offers."""
 
     def run_mode(
@@ -28,11 +22,7 @@ class Mode(Protocol):
         """Runs to the end, leaves nothing behind; ``start`` begins its workers, where it has any."""
 
 
-def load_mode(name: str) -> Mode:
-    """The module of a mode.
-
-    Raises:
-        KeyError: no such mode (the configuration has checked the name before).
-    """
-    module: Mode = importlib.import_module(MODES[name])
+def load_mode(mode: Mode) -> ModeModule:
+    """The module of a mode; imported only now, so that torch loads only where it is needed."""
+    module: ModeModule = importlib.import_module(mode.module)
     return module

@@ -130,9 +130,7 @@ class RunPlan:
     @property
     def lag(self) -> int | None:
         """Intervals between the policy that collects and the one that is learned from its data; None: off-policy."""
-        if self.config.on_policy is None:
-            return None
-        return 1 if self.config.run.mode == "hts" else 0
+        return self.config.wiring.lag
 
     @property
     def minibatches(self) -> int:

@@ -20,8 +20,8 @@ def _rollout(plan: RunPlan) -> dict[str, Any]:
     return {
         "executors": plan.samplers, "envs_per_executor": part.envs_per_executor, "actors": plan.actors,
         "sync_interval": part.sync_interval,
-        "correction": part.correction if plan.config.run.mode == "hts" else None,
-        "synchrony": part.synchrony if plan.config.run.mode == "serial" else None,
+        "correction": part.correction if plan.lag else None,
+        "synchrony": part.synchrony if plan.lag == 0 else None,
     }
 
 

@@ -136,8 +136,8 @@ def measured_plan(plan: RunPlan, setting: RolloutSetting) -> RunPlan:
         "learner": {"publish_interval_s": 3600.0, "checkpoint_interval_s": 1e6},
         "visualizer": {"enabled": False}, "stop": {"updates": None, "env_steps": None},
     }  # type: dict[str, dict[str, object]]
-    if plan.config.run.algo == "ppo":
-        values["ppo"] = {"minibatches": setting.minibatches}
+    if hasattr(plan.config.on_policy, "minibatches"):
+        values[plan.config.run.algo] = {"minibatches": setting.minibatches}
     return dataclasses.replace(plan, settings=plan.settings.with_layer(Layer("tuner", values)),
                                samplers=setting.executors, actors=setting.actors)
 

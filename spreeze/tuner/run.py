@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from spreeze.config.layers import Layer, Settings
+from spreeze.config.modes import DECLARED, REPLAY_KNOBS
 from spreeze.config.schema import PARTS, Config
 from spreeze.envs.probe import Probe, probe_env
 from spreeze.errors import ConfigError
@@ -34,13 +35,6 @@ _CAP_SHARE = 0.8
 _PROBE_STEPS = 2000
 _BUSY_CORES = 0.1
 """Load of other programs that is worth a word."""
-_PINS = {
-    "learner.batch_size": "batch_size", "learner.threads": "threads", "learner.precision": "precision",
-    "sampling.samplers": "samplers",
-    "sampling.envs_per_sampler": "envs_per_sampler", "replay.capacity": "capacity",
-    "replay.samples_per_insert_min": "samples_per_insert_min",
-    "replay.samples_per_insert_max": "samples_per_insert_max",
-}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -217,11 +211,11 @@ def _devices(machine: Machine, can_split: bool, pins: Pins) -> tuple[Device, ...
 def _pins(settings: Settings) -> Pins:
     """The user's own values; a resumed run keeps the size of its replay."""
     values: dict[str, Any] = {}
-    for name, pin in _PINS.items():
+    for name in REPLAY_KNOBS:
         part, item = name.split(".")
         source = settings.sources.get(name)
         if source == "user" or (source == "resumed run" and name == "replay.capacity"):
-            values[pin] = getattr(getattr(settings.config, part), item)
+            values[item] = getattr(getattr(settings.config, part), item)
     device = settings.config.learner.device
     if settings.sources.get("learner.device") == "user" and device != "auto":
         values["device"] = {"cuda": "cuda:0", "split": "cuda:0+cuda:1"}.get(device, device)
@@ -250,17 +244,25 @@ def check_tunable(config: Config) -> None:
     """Refuses a mode in which nothing is to choose.
 
     Raises:
-        ConfigError: PPO or A2C in the serial mode.
+        ConfigError: the mode declares no knob for that kind of algorithm.
     """
-    if config.on_policy is not None and config.run.mode != "hts":
+    if not config.wiring.knobs:
+        found = [mode.wiring(on_policy=config.on_policy is not None) for mode in DECLARED]
+        others = [mode.name for mode, wiring in zip(DECLARED, found, strict=True) if wiring and wiring.knobs]
         raise ConfigError(f"--auto: {config.run.algo} in --mode {config.run.mode} leaves nothing to choose; "
-                          "use --mode hts, or leave --auto out")
+                          f"use --mode {' or '.join(others)}, or leave --auto out")
 
 
 def setting_names(config: Config) -> dict[str, str]:
     """Field of ``RolloutSetting`` -> the setting that it is; A2C takes an interval in one update."""
-    names = {name: f"rollout.{name}" for name in ("executors", "envs_per_executor", "actors", "sync_interval")}
-    return {**names, "minibatches": "ppo.minibatches"} if config.run.algo == "ppo" else names
+    names = {}
+    for knob in config.wiring.knobs:
+        part, name = knob.split(".")
+        if part != "algorithm":
+            names[name] = knob
+        elif hasattr(config.on_policy, name):
+            names[name] = f"{config.run.algo}.{name}"
+    return names
 
 
 def configured(config: Config, usable_cores: float) -> RolloutSetting:

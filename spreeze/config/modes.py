@@ -1,0 +1,172 @@
+"""The modes: one declaration each. Config, tuner and page read this table; nothing of a mode is imported for it.
+
+A module that ``--import`` names may declare more of them, as its own ``MODES``. To add a mode that comes with Spreeze,
+write its declaration here and its module, which has ``run_mode`` (see ``spreeze.modes.registry``).
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from spreeze.errors import ConfigError, did_you_mean
+from spreeze.formatting import clean
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """One box of the page's pipeline: data passes through the stages from left to right."""
+
+    title: str
+    items: tuple[str, ...]
+    """Figures in the box: keys of the page's table of items (``dashboard.components.ITEMS``)."""
+    split: str = ""
+    """Role whose time split the box shows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wiring:
+    """How a mode runs one kind of algorithm."""
+
+    stages: tuple[Stage, ...]
+    in_turns: bool = False
+    """Collecting and learning take turns in the run's own process; else they are processes that work at once."""
+    lag: int | None = None
+    """Intervals between the policy that collects and the one that learns from its data; None: there is replay."""
+    actors: bool = False
+    """``rollout.actors`` processes may infer for the executors."""
+    knobs: tuple[str, ...] = ()
+    """Settings that the tuner chooses; ``algorithm.FIELD`` is of the chosen algorithm, if it has that field."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mode:
+    """All that is known of a mode without running it."""
+
+    name: str
+    doc: str
+    """What it does, in one line."""
+    module: str
+    """Module with ``run_mode``; imported when the run begins."""
+    replay: Wiring | None = None
+    """For algorithms that learn from replay; None: it does not run them."""
+    on_policy: Wiring | None = None
+    """For algorithms that learn from what their own policy has just collected; None: it does not run them."""
+
+    def wiring(self, *, on_policy: bool) -> Wiring | None:
+        """How it runs that kind of algorithm; None: not at all."""
+        return self.on_policy if on_policy else self.replay
+
+    @property
+    def starts_processes(self) -> bool:
+        """Whether a worker process will be needed, whatever the algorithm."""
+        return any(not wiring.in_turns for wiring in (self.replay, self.on_policy) if wiring is not None)
+
+
+REPLAY_STAGES = (
+    Stage(title="Samplers", split="sampler", items=("samplers", "env_rate")),
+    Stage(title="Replay", items=("fill", "ratio", "age")),
+    Stage(title="Learner", split="learner", items=("update_rate", "lag_updates")),
+)
+ROLLOUT_STAGES = (
+    Stage(title="Executors", split="sampler", items=("executors", "env_rate")),
+    Stage(title="Storages", items=("ratio", "lag_intervals")),
+    Stage(title="Learner", split="learner", items=("update_rate", "frame_rate")),
+)
+REPLAY_KNOBS = (
+    "learner.batch_size", "learner.threads", "learner.precision", "sampling.samplers", "sampling.envs_per_sampler",
+    "replay.capacity", "replay.samples_per_insert_min", "replay.samples_per_insert_max",
+)
+ROLLOUT_KNOBS = (
+    "rollout.executors", "rollout.envs_per_executor", "rollout.actors", "rollout.sync_interval",
+    "algorithm.minibatches",
+)
+DECLARED = (
+    Mode(
+        name="spreeze", module="spreeze.modes.spreeze",
+        doc="samplers fill replay in shared memory while the learner takes large batches from it",
+        replay=Wiring(stages=REPLAY_STAGES, knobs=REPLAY_KNOBS),
+    ),
+    Mode(
+        name="serial", module="spreeze.modes.serial",
+        doc="the same parts in one process, one after the other: the same seed gives the same bits",
+        replay=Wiring(stages=REPLAY_STAGES, in_turns=True, knobs=REPLAY_KNOBS),
+        on_policy=Wiring(stages=ROLLOUT_STAGES, in_turns=True, lag=0),
+    ),
+    Mode(
+        name="hts", module="spreeze.modes.hts",
+        doc="executors fill one storage while the learner learns from the other (HTS-RL)",
+        on_policy=Wiring(stages=ROLLOUT_STAGES, lag=1, actors=True, knobs=ROLLOUT_KNOBS),
+    ),
+)
+"""The modes that come with Spreeze, the default first."""
+
+
+_MOST_STAGES = 8
+
+
+def modes(import_module: str | None = None) -> dict[str, Mode]:
+    """Name -> mode: the declared ones, then those of a module.
+
+    Args:
+        import_module: of the command's ``--import``; it is imported. Never a name out of a file.
+
+    Raises:
+        ConfigError: the module cannot be imported, or declares what is no new mode.
+    """
+    found = {mode.name: mode for mode in DECLARED}
+    for mode in _declared_by(import_module) if import_module is not None else ():
+        if not isinstance(mode, Mode) or mode.name in found:
+            raise ConfigError(f"--import {import_module}: MODES holds {clean(repr(mode), 200)}; expected a "
+                              f"config.modes.Mode whose name is none of {', '.join(found)}")
+        found[mode.name] = mode
+    return found
+
+
+def find_mode(name: str, import_module: str | None = None) -> Mode:
+    """The mode of that name; the module is imported only where none of the declared modes has it.
+
+    Raises:
+        ConfigError: there is none; the message names those that are there.
+    """
+    known = modes()
+    if name not in known and import_module is not None:
+        known = modes(import_module)
+    if name not in known:
+        raise ConfigError(f"run.mode = {name!r}: allowed is {', '.join(known)}{did_you_mean(name, known)}")
+    return known[name]
+
+
+def _declared_by(module: str) -> Iterable[Any]:
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.append(os.getcwd())  # a console script lacks the working directory that python -m has
+    try:
+        found: Iterable[Any] = getattr(importlib.import_module(module), "MODES", ())
+        return tuple(found)
+    except Exception as error:
+        raise ConfigError(f"--import {module}: {type(error).__name__}: {clean(error, 300)}") from error
+
+
+def recorded(wiring: Wiring) -> dict[str, Any]:
+    """What ``run.json`` keeps of it, so that the page can show a mode that it may not import."""
+    return {"lag": wiring.lag, "stages": [[stage.title, stage.split, list(stage.items)] for stage in wiring.stages]}
+
+
+def wiring_of(run: Mapping[str, Any], *, on_policy: bool) -> Wiring | None:
+    """The wiring of a run, from its ``run.json``; None where neither the table nor the file has it."""
+    mode = modes().get(str(run.get("mode", DECLARED[0].name)))
+    if mode is not None:
+        return mode.wiring(on_policy=on_policy)
+    told = run.get("wiring")
+    if not isinstance(told, dict):
+        return None
+    try:
+        return Wiring(lag=None if told["lag"] is None else int(told["lag"]), stages=tuple(
+            Stage(title=clean(title, 40), split=clean(split, 20), items=tuple(str(item) for item in items))
+            for title, split, items in told["stages"][:_MOST_STAGES]))
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return None  # a file may say anything

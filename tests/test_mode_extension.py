@@ -1,0 +1,123 @@
+"""What a new mode costs: one file with its declaration and ``run_mode``. Nothing of Spreeze is changed for it."""
+
+import json
+import sys
+
+import pytest
+from harness import PENDULUM, train
+
+from spreeze.cli.arguments import build_parser, user_values
+from spreeze.config.compatibility import check_algorithm
+from spreeze.config.layers import Layer, resolve
+from spreeze.config.modes import DECLARED, Wiring, find_mode, modes, recorded, wiring_of
+from spreeze.errors import ConfigError
+from spreeze.modes.registry import load_mode
+from spreeze.tuner.run import check_tunable
+from spreeze.types import EnvSpec
+
+NAME, MODULE = "made-up", "made_up_mode"
+SOURCE = f'''
+from spreeze.config.modes import Mode, Stage, Wiring, find_mode
+from spreeze.modes import registry
+
+STAGES = (Stage(title="Made-up samplers", split="sampler", items=("samplers", "env_rate")),
+          Stage(title="Made-up learner", split="learner", items=("update_rate",)))
+MODES = (Mode(name="{NAME}", doc="the serial mode under another name", module=__name__,
+              replay=Wiring(stages=STAGES, in_turns=True)),)
+
+
+def run_mode(plan, run_dir, view, interrupts, start=None):
+    view.note("the made-up mode runs")
+    return registry.load_mode(find_mode("serial")).run_mode(plan, run_dir, view, interrupts)
+'''
+SPEC = EnvSpec(env_id="T-v0", import_module=None, obs_dim=4, action_dim=1, action_low=(-1.0,), action_high=(1.0,),
+               max_episode_steps=500, reward_threshold=None)  # fmt: skip
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    (tmp_path / f"{MODULE}.py").write_text(SOURCE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    yield MODULE
+    sys.modules.pop(MODULE, None)
+
+
+def asked(*argv):
+    return resolve([Layer("user", user_values(build_parser().parse_args(argv)))]).config
+
+
+def test_a_mode_of_an_imported_module_passes_every_check_of_the_command_line(module):
+    config = asked("--mode", NAME, "--import", module)
+    assert config.mode.module == module
+    assert callable(load_mode(config.mode).run_mode)
+    check_algorithm("sac", SPEC, config.mode)
+    with pytest.raises(ConfigError, match=f"which mode {NAME} does not have; use --mode serial or --mode hts"):
+        check_algorithm("ppo", SPEC, config.mode)
+    with pytest.raises(ConfigError, match="leaves nothing to choose; use --mode spreeze"):
+        check_tunable(config)
+
+
+def test_it_runs_and_gives_the_bits_of_the_mode_that_it_wraps_and_the_page_shows_it(module, tmp_path):
+    run, code, document = train(tmp_path, *PENDULUM, "--mode", NAME, "--import", module, "--updates", "20")
+    assert (code, document["mode"]) == (0, NAME)
+    assert any("the made-up mode runs" in line for line in run.stderr.splitlines())
+    _, _, serial = train(tmp_path, *PENDULUM, "--mode", "serial", "--updates", "20", name="serial")
+    assert document["parameters_sha256"] == serial["parameters_sha256"]
+    components = pytest.importorskip("spreeze.dashboard.components", exc_type=ImportError)
+    assert module not in sys.modules
+    stages = components.pipeline(wiring_of(run.state(), on_policy=False))
+    assert [(stage["title"], [item["id"] for item in stage["items"]]) for stage in stages] == [
+        ("Made-up samplers", ["samplers", "env_rate"]), ("Made-up learner", ["update_rate"])]  # fmt: skip
+    assert module not in sys.modules, "the page imports nothing of a run's choice"
+
+
+def test_the_list_of_modes_is_built_anew_and_keeps_nothing_of_a_module(module):
+    assert list(modes(module)) == [*(mode.name for mode in DECLARED), NAME]
+    assert NAME not in modes()
+
+
+def test_an_unknown_mode_is_refused_with_the_ones_that_there_are(module):
+    with pytest.raises(ConfigError, match=r"run.mode = 'htss': allowed is spreeze, serial, hts.*hts"):
+        asked("--mode", "htss")
+    with pytest.raises(ConfigError, match=f"allowed is spreeze, serial, hts, {NAME}"):
+        find_mode("other", module)
+    with pytest.raises(ConfigError, match="--import no_such_module_here: ModuleNotFoundError"):
+        find_mode("other", "no_such_module_here")
+
+
+def test_settings_out_of_a_file_import_nothing(module):
+    resolve([Layer("resumed run", {"run": {"mode": NAME}, "env": {"import_module": module}})])
+    assert module not in sys.modules
+
+
+@pytest.mark.parametrize("declared", ["1", "(1,)", "(DECLARED[0],)"])
+def test_a_declaration_that_is_none_or_takes_a_known_name_is_refused(module, tmp_path, declared):
+    (tmp_path / f"{MODULE}.py").write_text(f"from spreeze.config.modes import DECLARED\nMODES = {declared}\n")
+    with pytest.raises(ConfigError, match=f"--import {MODULE}: "):
+        modes(module)
+
+
+@pytest.mark.parametrize("told", [None, 3, {}, {"lag": "x", "stages": []}, {"lag": None, "stages": 3},
+                                  {"lag": float("inf"), "stages": []}, {"lag": 0, "stages": [[1]]}])  # fmt: skip
+def test_a_damaged_record_of_a_wiring_is_unknown(told):
+    assert wiring_of({"mode": "gone", "wiring": told}, on_policy=False) is None
+
+
+@pytest.mark.parametrize("mode", DECLARED, ids=lambda mode: mode.name)
+def test_a_record_holds_what_the_page_shows(mode):
+    for wiring in filter(None, (mode.replay, mode.on_policy)):
+        told = json.loads(json.dumps({"mode": "another's", "wiring": recorded(wiring)}))
+        assert wiring_of(told, on_policy=False) == Wiring(stages=wiring.stages, lag=wiring.lag)
+
+
+@pytest.mark.parametrize("mode", DECLARED, ids=lambda mode: mode.name)
+def test_every_declaration_names_settings_and_figures_that_exist(mode):
+    components = pytest.importorskip("spreeze.dashboard.components", exc_type=ImportError)
+    config = asked()
+    for wiring in filter(None, (mode.replay, mode.on_policy)):
+        assert {item for stage in wiring.stages for item in stage.items} <= set(components.ITEMS)
+        for part, name in (knob.split(".") for knob in wiring.knobs):
+            assert hasattr(config.ppo if part == "algorithm" else getattr(config, part), name)
+    assert mode.doc
+    assert callable(load_mode(mode).run_mode)
