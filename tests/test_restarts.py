@@ -1,4 +1,10 @@
-from spreeze.runtime.supervisor import LIMITS, RestartLimit, Restarts
+import importlib
+
+import pytest
+
+from spreeze.metrics.table import SLOTS
+from spreeze.runtime.supervisor import Restarts
+from spreeze.workers.roles import BODIES, ROLES, RestartLimit
 
 
 def _failures(limit, times):
@@ -12,7 +18,7 @@ def _failures(limit, times):
 
 
 def test_a_sampler_comes_back_at_once_then_after_doubling_pauses_then_rests_five_minutes():
-    restarts, delays = _failures(LIMITS["sampler"], [0, 1, 2, 3, 4])
+    restarts, delays = _failures(ROLES["sampler"].limit, [0, 1, 2, 3, 4])
     assert delays == [0.0, 0.5, 1.0, 2.0, 300.0]
     assert restarts.quarantined
     assert not restarts.given_up
@@ -23,28 +29,43 @@ def test_a_sampler_comes_back_at_once_then_after_doubling_pauses_then_rests_five
 
 
 def test_old_failures_are_forgotten():
-    restarts, delays = _failures(LIMITS["sampler"], [0, 61, 122, 183, 244, 305])
+    restarts, delays = _failures(ROLES["sampler"].limit, [0, 61, 122, 183, 244, 305])
     assert delays == [0.0] * 6
     assert not restarts.quarantined
 
 
 def test_a_learner_is_given_up_at_the_third_failure_in_ten_minutes():
-    restarts, delays = _failures(LIMITS["learner"], [0, 100, 200])
+    restarts, delays = _failures(ROLES["learner"].limit, [0, 100, 200])
     assert delays == [0.0, 0.5, None]
     assert restarts.given_up
     assert not restarts.due(1e9)
 
 
 def test_a_learner_that_fails_rarely_is_never_given_up():
-    restarts, _ = _failures(LIMITS["learner"], [0, 301, 602, 903])
+    restarts, _ = _failures(ROLES["learner"].limit, [0, 301, 602, 903])
     assert not restarts.given_up
 
 
 def test_evaluator_and_visualizer_leave_the_others_a_second_first():
-    assert _failures(LIMITS["evaluator"], [0])[1] == [1.0]
-    assert _failures(LIMITS["visualizer"], [0])[1] == [1.0]
+    assert _failures(ROLES["evaluator"].limit, [0])[1] == [1.0]
+    assert _failures(ROLES["visualizer"].limit, [0])[1] == [1.0]
 
 
 def test_pauses_have_an_upper_bound():
     limit = RestartLimit(failures=100, window_s=1e9, quarantine_s=None)
     assert max(_failures(limit, range(60))[1]) == 30.0
+
+
+def test_the_table_of_roles_is_the_whole_truth_about_each():
+    assert set(ROLES) == set(SLOTS)
+    assert all(name == role.name and name in {body.partition("-")[2] or body for body in role.bodies}
+               for name, role in ROLES.items())  # fmt: skip
+    assert sum(len(role.bodies) for role in ROLES.values()) == len(BODIES)
+
+
+@pytest.mark.parametrize("name", sorted(BODIES))
+def test_every_body_can_be_loaded_by_its_row(name):
+    body = BODIES[name]
+    module = importlib.import_module(body.module)
+    assert callable(getattr(module, body.function))
+    assert callable(getattr(module, body.job).from_json)

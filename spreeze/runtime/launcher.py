@@ -36,7 +36,7 @@ class WorkerSpec:
     job: dict[str, Any]
     """JSON form of the body's job."""
     body: str = ""
-    """Key of ``child.BODIES``; the role if empty."""
+    """Key of ``workers.roles.BODIES``; the role if empty."""
     threads: int = 1
     """Threads of numerical libraries, set before any import."""
     step_deadline_s: float = DEADLINE_S[Phase.STEP]

@@ -27,6 +27,7 @@ from spreeze.transport import status_table as words
 from spreeze.transport.checkpoint import CheckpointStore
 from spreeze.transport.status_table import StatusTable
 from spreeze.transport.wakeup import readable
+from spreeze.workers.roles import ROLES, Loss, RestartLimit
 
 _LOOK_S = 0.05
 
@@ -131,7 +132,7 @@ class Supervisor:
         reading, pids = self._reading(), self._crew.pids()
         governed = self._governing.look(reading, {**pids, "supervisor": os.getpid()}) if self._governing else {}
         self._recorder.sample(reading, pids=pids, restarts=self._crew.restarts,
-                              samplers_alive=self._crew.alive("sampler") + self._crew.alive("executor"),
+                              samplers_alive=sum(self._crew.alive(name) for name, role in ROLES.items() if role.steps),
                               governed=governed)
         paused = (self._run_dir.path / "control" / "pause-visualizer").exists()
         self._board.header[words.VISUALIZER_PAUSED] = int(paused)
@@ -191,7 +192,7 @@ class ProcessSupervisor:
         Raises:
             OSError: it could not be started (descriptor, process or memory limit).
         """
-        post = WorkerHandle(spec=spec, restarts=Restarts(LIMITS[spec.role], forgiven=self._forgiven))
+        post = WorkerHandle(spec=spec, restarts=Restarts(ROLES[spec.role].limit, forgiven=self._forgiven))
         self.posts[spec.name] = post
         self._launch(post)
 
@@ -308,7 +309,7 @@ class ProcessSupervisor:
         child.close()
         post.child = None
         phase = Phase(int(self._board.control(post.spec.row)[words.PHASE]))
-        if code == 0 and phase is Phase.DONE and post.spec.role in ("evaluator", "visualizer"):
+        if code == 0 and phase is Phase.DONE and ROLES[post.spec.role].may_end:
             post.finished = True
             return messages
         reason = why or _exit_text(code, phase)
@@ -337,18 +338,16 @@ class ProcessSupervisor:
         post.restarts.restarted()
 
     def _judge(self) -> None:
-        for post in self._of("learner"):
-            if post.restarts.given_up:
-                raise WorkerError(f"the learner failed {len(post.failures)} times; the last: {post.failures[-1]}")
-        for post in self._of("executor") + self._of("actor"):  # all wait for each of them: there is no going on without
-            if post.restarts.given_up:
-                raise WorkerError(f"{post.spec.name} failed {len(post.failures)} times; the last: {post.failures[-1]}")
-        samplers = self._of("sampler")
-        lost = [post for post in samplers if post.restarts.quarantined and post.child is None]
-        if samplers and 2 * len(lost) > len(samplers):
-            raise WorkerError(
-                f"{len(lost)} of {len(samplers)} samplers keep failing; {lost[0].spec.name}: {lost[0].failures[-1]}"
-            )
+        for role in ROLES.values():
+            posts = self._of(role.name)
+            for post in posts if role.lost is Loss.ANY else ():
+                if post.restarts.given_up:
+                    who = post.spec.name if role.several else f"the {post.spec.name}"
+                    raise WorkerError(f"{who} failed {len(post.failures)} times; the last: {post.failures[-1]}")
+            lost = [post for post in posts if post.restarts.quarantined and post.child is None]
+            if role.lost is Loss.MOST and 2 * len(lost) > len(posts):
+                raise WorkerError(f"{len(lost)} of {len(posts)} {role.name}s keep failing; {lost[0].spec.name}: "
+                                  f"{lost[0].failures[-1]}")
 
     def stop(
         self, hurry: Callable[[], bool], on_messages: Callable[[list[dict[str, Any]]], None],
@@ -380,7 +379,7 @@ class ProcessSupervisor:
     def _is_late(self, post: WorkerHandle, start: float) -> bool:
         """Whether a worker that is to end since ``start`` has had its time."""
         now = self._clock()
-        if post.spec.role != "learner":
+        if not ROLES[post.spec.role].saves:
             return now - start > _STOP_S
         control = self._board.control(post.spec.row)
         heartbeat, phase = int(control[words.HEARTBEAT]), Phase(int(control[words.PHASE]))
@@ -408,9 +407,9 @@ class ProcessSupervisor:
         messages = child.read_messages()
         phase = Phase(int(self._board.control(post.spec.row)[words.PHASE]))
         code = child.poll()
-        if code != 0 and post.spec.role == "learner" and phase is not Phase.DONE:
+        if code != 0 and ROLES[post.spec.role].saves and phase is not Phase.DONE:
             how = "was left behind" if code is None else _exit_text(code, phase)
-            self.on_event("warning", f"learner {how} while stopping; its last checkpoint counts")
+            self.on_event("warning", f"{post.spec.name} {how} while stopping; its last checkpoint counts")
         child.close()
         post.child = None
         return messages
@@ -434,31 +433,6 @@ def _exit_text(code: int, phase: Phase) -> str:
     if code == 0:
         return f"ended by itself (exit code 0) in phase {phase.name} without being asked to"
     return f"ended with exit code {code} in phase {phase.name}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class RestartLimit:
-    """How often a role may fail."""
-
-    failures: int
-    """Failures within the window after which the worker rests for ``quarantine_s``, or for ever."""
-    window_s: float
-    quarantine_s: float | None
-    """None: no further restart."""
-    first_delay_s: float = 0.0
-    backoff_s: float = 0.5
-    max_delay_s: float = 30.0
-
-
-LIMITS: dict[str, RestartLimit] = {
-    "sampler": RestartLimit(failures=5, window_s=60.0, quarantine_s=300.0),
-    "executor": RestartLimit(failures=5, window_s=60.0, quarantine_s=None),
-    "actor": RestartLimit(failures=5, window_s=60.0, quarantine_s=None),
-    "learner": RestartLimit(failures=3, window_s=600.0, quarantine_s=None),
-    "evaluator": RestartLimit(failures=3, window_s=600.0, quarantine_s=None, first_delay_s=1.0),
-    "visualizer": RestartLimit(failures=3, window_s=600.0, quarantine_s=None, first_delay_s=1.0),
-}
-"""Erlang's one-for-one supervision with figures for this job (reliability reference, 3.3)."""
 
 
 @dataclass

@@ -15,19 +15,16 @@ from spreeze.errors import WorkerError
 from spreeze.metrics.table import TABLE, MetricTable, Phase
 from spreeze.transport import status_table as words
 from spreeze.transport.status_table import StatusTable
+from spreeze.workers.roles import ROLES
 from spreeze.workers.sampler_stats import event_text, write_error
 
 _MAX_MESSAGE_BYTES = 4096
 """A pipe write of at most PIPE_BUF bytes is atomic: a message arrives whole or not at all."""
 
 
-_NUMBERED = ("sampler", "executor", "actor")
-"""Roles of which a run can have several workers."""
-
-
 def worker_name(role: str, index: int) -> str:
     """Name of a worker in logs and messages, for example ``sampler-0``."""
-    return f"{role}-{index}" if role in _NUMBERED else role
+    return f"{role}-{index}" if ROLES[role].several else role
 
 
 class WorkerContext:

@@ -26,29 +26,10 @@ from spreeze.machine.processes import leave_to_supervisor
 from spreeze.metrics.table import Phase
 from spreeze.transport.status_table import StatusTable
 from spreeze.workers.context import WorkerContext, worker_name
+from spreeze.workers.roles import BODIES, ROLES, Role
 from spreeze.workers.sampler_stats import write_error
 
-BODIES = {
-    "sampler": ("spreeze.workers.sampler", "run_sampler", "SamplerJob"),
-    "executor": ("spreeze.workers.rollout_sampler", "run_rollout_sampler", "RolloutSamplerJob"),
-    "actor": ("spreeze.workers.inference_worker", "run_inference_worker", "InferenceWorkerJob"),
-    "learner": ("spreeze.workers.learner", "run_learner", "LearnerJob"),
-    "rollout-learner": ("spreeze.workers.on_policy_learner", "run_on_policy_learner", "OnPolicyLearnerJob"),
-    "evaluator": ("spreeze.workers.evaluator", "run_evaluator", "EvaluatorJob"),
-    "visualizer": ("spreeze.workers.visualizer", "run_visualizer", "VisualizerJob"),
-}
-"""body, mostly the role -> (module, function, type of its job); imported only in the process that runs it."""
-
 _PR_SET_PDEATHSIG = 1
-_OOM_SCORE = {"sampler": 500, "executor": 500, "actor": 300, "evaluator": 300, "visualizer": 300}
-_NICE = {"sampler": 10, "executor": 5, "actor": 2, "evaluator": 5, "visualizer": 15}
-"""At nice 10 a process gets about a tenth of a core that another one wants; at 15 a third of that.
-
-Executors are waited for like the learner, which then has nothing to do: what counts is that both are always busy.
-
-The evaluator keeps to its share of a core by pausing, so once at work it goes before the samplers: at 15 a
-score of Pendulum came seconds after the policy it was about.
-"""
 
 
 def main(argv: list[str]) -> int:
@@ -59,16 +40,16 @@ def main(argv: list[str]) -> int:
     take_name(worker_name(spec["role"], spec["index"]))
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    _lower_priority(spec["role"])
-    _offer_to_oom_killer(spec["role"])
+    _lower_priority(ROLES[spec["role"]])
+    _offer_to_oom_killer(ROLES[spec["role"]])
     board = StatusTable.attach(spec["board_fd"], spec["board_rows"])
     errors_dir = Path(spec["errors_dir"])
     link = WorkerContext(spec["role"], spec["index"], board, spec["row"], spec["message_fd"], errors_dir)
     link.beat(Phase.INIT)
     try:
-        module, body, job_type = BODIES[spec["body"]]
-        loaded = load(module)
-        getattr(loaded, body)(link, getattr(loaded, job_type).from_json(spec["job"]))
+        body = BODIES[spec["body"]]
+        loaded = load(body.module)
+        getattr(loaded, body.function)(link, getattr(loaded, body.job).from_json(spec["job"]))
     except BaseException as error:
         _report(link, errors_dir, error)
         return 1
@@ -90,21 +71,21 @@ def load(module: str) -> ModuleType:
         gc.enable()
 
 
-def _lower_priority(role: str) -> None:
+def _lower_priority(role: Role) -> None:
     """Who gives way to whom, from the first import on: pictures to samplers, these to evaluation, all to the learner.
 
     The learner is what a run waits for. When another program takes a core, the samplers lose it at once,
     long before the governor has seen anything.
     """
-    if role in _NICE and hasattr(os, "nice"):
+    if role.nice and hasattr(os, "nice"):
         with contextlib.suppress(OSError):
-            os.nice(_NICE[role])
+            os.nice(role.nice)
 
 
-def _offer_to_oom_killer(role: str) -> None:
+def _offer_to_oom_killer(role: Role) -> None:
     """Where memory runs out, Linux shall take a sampler first and the learner last: the former is cheap to replace."""
     with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text(str(_OOM_SCORE.get(role, 0)), encoding="ascii")
+        Path("/proc/self/oom_score_adj").write_text(str(role.oom_score), encoding="ascii")
 
 
 def _report(link: WorkerContext, errors_dir: Path, error: BaseException) -> None:

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from spreeze.machine.process_names import EARLY, take_name
 from spreeze.machine.processes import leave_to_supervisor
 from spreeze.workers import main as worker_main
+from spreeze.workers.roles import ROLES
 
-_BODIES = ("learner", "rollout-learner")
 MOST_FDS = 250
 """Descriptors that one message can carry, about (Linux: 253)."""
 
@@ -28,8 +28,8 @@ def main(argv: list[str]) -> int:
     take_name(EARLY)
     leave_to_supervisor()
     with socket.socket(fileno=int(argv[0])) as line:
-        for body in _BODIES:
-            worker_main.load(worker_main.BODIES[body][0])
+        for body in ROLES["learner"].bodies.values():
+            worker_main.load(body.module)
         data, fds = receive(line)
     if not data:
         return 0  # there is no run, or none for this process

@@ -1,0 +1,113 @@
+"""The roles: one row each. What runs as it, who gives way to it, and what its failures mean to a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+@dataclass(frozen=True, kw_only=True)
+class RestartLimit:
+    """How often a role may fail."""
+
+    failures: int
+    """Failures within the window after which the worker rests for ``quarantine_s``, or for ever."""
+    window_s: float
+    quarantine_s: float | None
+    """None: no further restart."""
+    first_delay_s: float = 0.0
+    backoff_s: float = 0.5
+    max_delay_s: float = 30.0
+
+
+class Loss(Enum):
+    """When a role's lost workers end the run."""
+
+    ANY = "any of them"
+    MOST = "more than half of them"
+    NEVER = "never"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Body:
+    """The code of a worker process; imported only in the process that runs it."""
+
+    module: str
+    function: str
+    job: str
+    """Class of its job, in the same module."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Role:
+    """What the machine and the supervisor have to know of a kind of worker.
+
+    Its slots in the status table are in ``spreeze.metrics.table.SLOTS``; deadlines belong to phases, not to roles.
+    """
+
+    name: str
+    bodies: dict[str, Body]
+    """Name of a body -> its code; a job that names none runs the one that is called as the role."""
+    limit: RestartLimit
+    lost: Loss
+    several: bool = False
+    """A run can have several; their names end in a number."""
+    nice: int = 0
+    """At nice 10 a process gets about a tenth of a core that another one wants; at 15 a third of that."""
+    oom_score: int = 0
+    """Where memory runs out, Linux takes the process with the highest first."""
+    steps: bool = False
+    """It steps environments to collect what is learned from."""
+    may_end: bool = False
+    """It may end by itself before the run does."""
+    saves: bool = False
+    """It writes checkpoints: asked to stop, it has the time that its last work takes."""
+
+
+_WATCHER = RestartLimit(failures=3, window_s=600.0, quarantine_s=None, first_delay_s=1.0)
+_ALL = (
+    # What a run waits for: nothing gives way less, and memory is taken from it last.
+    Role(
+        name="learner", saves=True, lost=Loss.ANY,
+        limit=RestartLimit(failures=3, window_s=600.0, quarantine_s=None),
+        bodies={
+            "learner": Body(module="spreeze.workers.learner", function="run_learner", job="LearnerJob"),
+            "rollout-learner": Body(module="spreeze.workers.on_policy_learner", function="run_on_policy_learner",
+                                    job="OnPolicyLearnerJob"),
+        },
+    ),
+    # Cheap to replace, and nobody waits for a single one: another program's core is theirs first.
+    Role(
+        name="sampler", several=True, steps=True, nice=10, oom_score=500, lost=Loss.MOST,
+        limit=RestartLimit(failures=5, window_s=60.0, quarantine_s=300.0),
+        bodies={"sampler": Body(module="spreeze.workers.sampler", function="run_sampler", job="SamplerJob")},
+    ),
+    # Waited for like the learner, which then has nothing to do: what counts is that both are always busy.
+    Role(
+        name="executor", several=True, steps=True, nice=5, oom_score=500, lost=Loss.ANY,
+        limit=RestartLimit(failures=5, window_s=60.0, quarantine_s=None),
+        bodies={"executor": Body(module="spreeze.workers.rollout_sampler", function="run_rollout_sampler",
+                                 job="RolloutSamplerJob")},
+    ),
+    Role(
+        name="actor", several=True, nice=2, oom_score=300, lost=Loss.ANY,
+        limit=RestartLimit(failures=5, window_s=60.0, quarantine_s=None),
+        bodies={"actor": Body(module="spreeze.workers.inference_worker", function="run_inference_worker",
+                              job="InferenceWorkerJob")},
+    ),
+    # Keeps to its share of a core by pausing, so once at work it goes before the samplers: at 15 a score of Pendulum
+    # came seconds after the policy it was about.
+    Role(
+        name="evaluator", nice=5, oom_score=300, may_end=True, lost=Loss.NEVER, limit=_WATCHER,
+        bodies={"evaluator": Body(module="spreeze.workers.evaluator", function="run_evaluator", job="EvaluatorJob")},
+    ),
+    Role(
+        name="visualizer", nice=15, oom_score=300, may_end=True, lost=Loss.NEVER, limit=_WATCHER,
+        bodies={"visualizer": Body(module="spreeze.workers.visualizer", function="run_visualizer",
+                                   job="VisualizerJob")},
+    ),
+)
+ROLES: dict[str, Role] = {role.name: role for role in _ALL}
+"""Erlang's one-for-one supervision with figures for this job."""
+BODIES: dict[str, Body] = {name: body for role in _ALL for name, body in role.bodies.items()}
+"""Name of a body -> its code."""
