@@ -1,4 +1,4 @@
-"""The README and the code say the same: verbs, flags, commands, profiles, pictures."""
+"""The README, the figures and the code say the same: verbs, flags, commands, paths, profiles, pictures."""
 
 import importlib
 import re
@@ -18,6 +18,14 @@ from spreeze.metrics.table import METRICS, SLOTS
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+FIGURES = (ROOT / "assets" / "figures.md").read_text(encoding="utf-8")
+MOST_WORDS = 2500
+MAIN_FLAGS = (
+    "--env", "--import", "--env-arg", "--algo", "--mode", "--seed", "--auto", "--fresh", "--profile", "--batch-size",
+    "--samplers", "--device", "--objective", "--leave-free", "--seconds", "--env-steps", "--updates", "--target-return",
+    "--resume", "--save-replay", "--json", "--set", "--export", "--no-governor",
+)  # fmt: skip
+"""What the README explains; ``--help`` has them all."""
 
 
 def _flags(parser) -> set[str]:
@@ -30,23 +38,55 @@ def test_every_verb_is_in_the_readme_and_has_an_entry_point(verb):
     assert callable(importlib.import_module("spreeze.bench" if verb == "bench" else f"spreeze.cli.{verb}").main)
 
 
-@pytest.mark.parametrize("flag", sorted(_flags(tune_parser()) - {"--help"}))
-def test_every_flag_of_train_is_in_the_readme(flag):
-    assert flag in README
+def _benches() -> dict:
+    return next(action.choices for action in bench_parser()._actions if action.dest == "bench")
 
 
-def test_every_flag_in_the_readme_exists():
+def _printed_flags(text) -> set[str]:
+    return set(re.findall(r"(?<![\w-])--[a-z][a-z-]+\d?", text))
+
+
+def test_the_readme_can_be_read_in_one_sitting():
+    told = "figures go to assets/figures.md, design notes to the docstring of the package that they are about"
+    assert len(README.split()) <= MOST_WORDS, told
+
+
+@pytest.mark.parametrize("flag", MAIN_FLAGS)
+def test_every_main_flag_is_explained_in_a_table_of_the_readme(flag):
+    tables = "\n".join(line for line in README.splitlines() if line.startswith("|"))
+    assert flag in _printed_flags(tables if flag != "--no-governor" else README)
+
+
+@pytest.mark.parametrize("flag", sorted(_flags(tune_parser())))
+def test_help_tells_every_flag(flag):
+    assert flag in _printed_flags(tune_parser().format_help())
+
+
+@pytest.mark.parametrize("text", [README, FIGURES], ids=["README", "figures"])
+def test_every_flag_that_is_printed_exists(text):
     known = _flags(tune_parser()) | _flags(evaluate_parser()) | {"--help"}
-    for action in bench_parser()._actions:
-        for parser in (getattr(action, "choices", None) or {}).values():
-            known |= _flags(parser)
-    printed = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", README))
-    assert printed - known == set()
+    for parser in _benches().values():
+        known |= _flags(parser)
+    assert _printed_flags(text) - known == set()
 
 
-def test_every_bench_is_in_the_readme():
-    choices = next(action.choices for action in bench_parser()._actions if action.dest == "bench")
-    assert all(f"`{name}`" in README for name in choices)
+@pytest.mark.parametrize("text", [README, FIGURES], ids=["README", "figures"])
+def test_every_bench_that_is_printed_exists_and_takes_the_flags_printed_with_it(text):
+    for name, rest in re.findall(r"\bbench ([a-z]+)((?: [^`#\n]*)?)(?=[`#\n])", text):
+        assert name in _benches(), name
+        assert _printed_flags(rest) - _flags(_benches()[name]) == set(), (name, rest)
+
+
+@pytest.mark.parametrize("text", [README, FIGURES], ids=["README", "figures"])
+def test_every_path_that_is_printed_exists(text):
+    printed = re.findall(r"(?<![\w/.])(?:spreeze|tests|profiles|assets)/[\w/]+\.(?:py|jsonl|toml|md)\b", text)
+    assert [path for path in printed if not (ROOT / path).exists()] == []
+
+
+def test_the_readme_s_table_of_folders_has_every_folder_of_the_package_and_no_other():
+    table = README[README.index("| folder of `spreeze/` |") :].partition("\n\n")[0].splitlines()[2:]
+    printed = re.findall(r"`(\w+)/`", "\n".join(table))
+    assert sorted(printed) == sorted(path.parent.name for path in (ROOT / "spreeze").glob("*/__init__.py"))
 
 
 def test_help_states_a_default_for_every_flag():
@@ -66,9 +106,20 @@ def test_ci_runs_the_readme_s_test_command_as_printed():
     assert command in (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
 
 
-def test_pictures_of_the_readme_exist():
-    for name in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", README):
-        assert (ROOT / name).is_file(), name
+def test_pictures_of_the_readme_and_the_figures_exist():
+    for text, folder in ((README, ROOT), (FIGURES, ROOT / "assets")):
+        for name in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", text):
+            assert (folder / name).is_file(), name
+
+
+def test_links_of_the_readme_and_the_figures_lead_somewhere():
+    titles = [line.lstrip("# ") for line in FIGURES.splitlines() if line.startswith("##")]
+    headings = {"#" + title.lower().replace(" ", "-") for title in titles}
+    for text, folder in ((README, ROOT), (FIGURES, ROOT / "assets")):
+        for link in re.findall(r"(?<!!)\[[^\]]*\]\(([^)]+)\)", text):
+            name, mark, heading = link.partition("#")
+            assert not name or (folder / name).is_file(), link
+            assert not mark or mark + heading in headings, link
 
 
 def test_top_level_holds_nothing_but_what_was_agreed():
