@@ -2,6 +2,11 @@
 
 ``run.lock``, held by flock for the life of the supervisor, is the truth of "alive"; ``run.json`` tells
 the rest. Names are confined to the runs directory; directories are private (0700).
+
+``run.json`` (state, process, versions), ``env.json`` (spaces and layout), ``config.toml`` (every value and its source),
+``tune.json`` (every candidate, the choice, reasons), ``metrics.db`` (SQLite), ``eval.csv``, ``weights/`` (immutable
+safetensors and ``LATEST.json``), ``checkpoints/`` (manifest with hashes; ``best.safetensors``), ``live.jpg``,
+``videos/``, ``logs/``, ``errors/``, ``summary.json``. No pickle anywhere.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""For tests of your own set-up: environments that fail on purpose, seeded and counted.
+r"""For tests of your own set-up: environments that fail on purpose, seeded and counted.
 
 ::
 
@@ -6,6 +6,11 @@
 
     from spreeze.testing import FaultWrapper
     env = FaultWrapper(MyRobot(), p_crash=1e-4, p_crash_reset=1e-3, p_stall=5e-4, stall_s=3.0)
+
+Each fault is a keyword or a variable ``SPREEZE_FAULT_<NAME>``; ``SPREEZE_FAULT_WORKERS`` names who has them::
+
+    SPREEZE_FAULT_P_CRASH=1e-4 SPREEZE_FAULT_P_STALL=5e-4 SPREEZE_FAULT_STALL_S=3 SPREEZE_FAULT_WORKERS=sampler-0 \
+      python -m spreeze.train --env spreeze/Faulty-v0 --import spreeze.testing --profile pendulum
 """
 
 from __future__ import annotations

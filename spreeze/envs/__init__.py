@@ -1,1 +1,17 @@
-"""Environments: made by id, described, stepped one at a time, probed in a child. Only here is Gymnasium known."""
+"""Environments: made by id, described, stepped one at a time, probed in a child. Only here is Gymnasium known.
+
+*Ends.* ``terminated`` cuts the bootstrap, ``truncated`` does not. Engines restart an ended episode in three ways; all
+lead to the same rows: the true last observation, and none for a step that only began an episode.
+
+*Vectors.* ``Dict`` goes by sorted key, ``Tuple`` by index, ``Discrete`` as one-hot, into one float32 vector;
+``env.json`` of a run says where each part lies. ``envpool:ID`` and ``vector:ID`` (an id's own ``vector_entry_point``)
+step all environments of a sampler in one call. MuJoCo draws through EGL or OSMesa where there is no display.
+
+*Images.* A Box of bytes ``[H, W]`` or ``[H, W, 3]`` becomes one small frame a step (area mean; ``image.size``,
+``image.grey``); the last ``image.stack`` frames are an observation. Atari's protocol is in ``atari`` and its values in
+``profiles/atari.toml``; evaluation always plays whole games, and returns are counted in full where replay clips
+rewards.
+
+*Bullet tasks* are written anew in ``bullet``. The usual ids use them where the versions are those that equality was
+proven for; the choice is printed, and ``--plain-env`` opts out.
+"""

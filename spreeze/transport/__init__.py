@@ -1,1 +1,27 @@
-"""Shared memory, files and arithmetic between processes; knows no algorithm and no environment."""
+"""Shared memory, files and arithmetic between processes; knows no algorithm and no environment.
+
+*Nothing can hang on a dead process.* Between processes there are only shared memory, files, one-way pipes and exit
+codes. ``multiprocessing`` locks, events and queues hang for ever after a SIGKILL of a holder or waiter; none is used.
+Shared memory has no name, so it goes with the last process that holds it.
+
+*The replay ring* has one shard a sampler. A writer announces what it is about to overwrite, writes rows in place, and
+publishes last. The reader copies, looks again, and draws anew what may have been overwritten. The protocol is
+model-checked over every interleaving with a crash at every step, and three natural mistakes are shown to be caught. It
+relies on the order of stores on x86-64; other processors take a file lock for each shard. Rows older than the whole
+capacity are left out, so a retired sampler's shard fades as it would in one common ring. A shard has room for its share
+of the capacity only: all of the capacity can be drawn where samplers write equally much; a faster sampler keeps less of
+its past.
+
+*Samples per insert* is a band, with a proof in ``rate_limiter`` that it cannot deadlock. The default is 8:512.
+Large-batch asynchronous systems run at 16 to 32, classic SAC at 256. Trainers between 15 and 256 needed the same number
+of updates on the tasks measured for this design. So the learner is never slowed (512 is out of reach on most machines),
+and samplers are held only where they would write more than one row for eight drawn: there their core is better used by
+evaluation or learning. A resume or a learner's restart starts the count anew.
+
+*Images.* Replay holds each frame once, as bytes: 7,080 bytes a transition of 84 x 84, where two stacks of four would
+take 56,448. A draw follows its environment's rows back to rebuild both stacks; the first frame of an episode stands for
+those before it. Checkpoints hold no frames.
+
+*Weights* travel as immutable files and a pointer that is replaced at once; a hint in shared memory makes looking for
+news cost one load. Every score and every clip belongs to one version of the weights.
+"""

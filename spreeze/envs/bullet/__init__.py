@@ -2,6 +2,10 @@
 
 That package asks Bullet for one number at a time; these tasks ask in batches. Nothing here imports
 Bullet before a task is made.
+
+They repeat themselves better than the package alone: Bullet's MJCF reader never sets a link's transform (valgrind's
+memcheck names it), so what the memory held before places the link until the first reset, orders the broad phase's tree
+and with it the contacts. Here models are loaded from zeroed memory, as a fresh process has it (``zeroed_links``).
 """
 
 from __future__ import annotations
