@@ -146,11 +146,11 @@ def test_the_tuner_s_tables_show_a_foreign_record_as_it_is_written():
             "failure": EVIL}
     record = {"choice": {EVIL: EVIL}, "update_rates": [rate], "joint_rates": [], "objective": EVIL, "formula": EVIL,
               "reasons": {EVIL: EVIL}, "limits": [EVIL], "notes": [EVIL]}
-    for terminal in (False, True):
+    for is_terminal in (False, True):
         stream = io.StringIO()
-        stream.isatty = lambda terminal=terminal: terminal
+        stream.isatty = lambda answer=is_terminal: answer
         terminal.show_tuning(record, stream, reasons=True)
-        shown = re.sub(r"\x1b\[[0-9;]*m", "", stream.getvalue()) if terminal else stream.getvalue()  # its own colours
+        shown = re.sub(r"\x1b\[[0-9;]*m", "", stream.getvalue()) if is_terminal else stream.getvalue()  # its own colours
         assert UNWANTED.findall(shown) == []
         assert "[bold][link=http://evil.example]x" in shown.replace("\n", "")
 

@@ -111,7 +111,7 @@ def test_numbers_that_json_does_not_know_become_null(capsys):
 
 
 def test_an_unknown_verb_names_the_known(tmp_path):
-    done = verb("__main__", "trian")
+    done = verb("trian")
     assert done.returncode == 2
     assert done.stderr.startswith("error: no verb 'trian'; did you mean 'train'?")
     assert done.stderr.count("\n") == 1

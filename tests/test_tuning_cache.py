@@ -41,6 +41,9 @@ class FakeMeasuring:
     def seconds_left(self):
         return 50.0
 
+    def device_start_s(self, device):
+        return 0.0
+
     def learner(self, settings, *, within_s, on_rate):
         rates = [LearnerRate(setting=one, updates_per_s=(1 / (1e-3 + 1e-5 * one.batch_size),) * 3) for one in settings]
         for rate in rates:
@@ -321,7 +324,7 @@ def test_pinned_values_stay(bench):
 
 @pytest.mark.parametrize(("others", "told"), [(0.9, True), (0.02, False), (None, False)])
 def test_other_programs_that_kept_cores_busy_are_told(bench, monkeypatch, others, told):
-    monkeypatch.setattr(run.OthersLoad, "cores", lambda self: others)
+    monkeypatch.setattr(run.ExternalLoad, "cores", lambda self: others)
     _, record = bench.tune()
     assert any("other programs kept 0.9" in note for note in record["notes"]) == told
     assert record["other_programs_cores"] == others

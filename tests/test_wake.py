@@ -27,7 +27,7 @@ def test_a_ring_before_the_wait_ends_it_at_once_and_counts_once(bell):
 
 
 def test_a_ring_from_elsewhere_ends_a_wait(bell):
-    ringer = threading.Timer(0.05, bell.ring)
+    ringer = threading.Timer(0.05, bell.notify)
     ringer.start()
     try:
         assert bell.wait(PATIENCE_S)

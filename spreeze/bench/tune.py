@@ -112,7 +112,7 @@ def _setting_of(record: dict[str, Any]) -> JointSetting:
 
 def _grid(
     case: Case, settings: Settings, picks: Sequence[JointSetting], interrupts: Interrupts, say: Say
-) -> dict[JointSetting, Point]:
+) -> dict[JointSetting, GridPoint]:
     """Every batch, one thread and a pair, with every number of samplers, at the configured and the picks' ratios."""
     machine = read_machine()
     config = settings.config
@@ -143,7 +143,7 @@ def _grid(
         return measure_grid(grid, picks, case.rounds, case.objective, open_measuring, say)
 
 
-def _rows(case: Case, records: Sequence[dict[str, Any]], points: dict[JointSetting, Point]) -> list[Row]:
+def _rows(case: Case, records: Sequence[dict[str, Any]], points: dict[JointSetting, GridPoint]) -> list[Row]:
     scores = {setting: point.score for setting, point in points.items()}
     best = max((setting for setting, point in points.items() if point.final), key=lambda setting: scores[setting])
     if scores[best] <= 0.0:
@@ -189,7 +189,7 @@ _LEADERS, _FINAL_ROUNDS = 6, 2
 
 
 @dataclass
-class Point:
+class GridPoint:
     """Everything measured at one setting."""
 
     env_steps_per_s: list[float] = field(default_factory=list)
@@ -225,7 +225,7 @@ def _scores(rate: JointRate, objective: str) -> list[float]:
 def measure_grid(
     settings: Sequence[JointSetting], picks: Sequence[JointSetting], rounds: int, objective: str,
     open_measuring: Callable[[float], ReplayMeasurer], say: Say,
-) -> dict[JointSetting, Point]:
+) -> dict[JointSetting, GridPoint]:
     """Every setting ``rounds`` times, in groups that change from round to round, then the leaders again.
 
     Settings of one trial (all but the number of samplers equal) stay together. The most frequent of the tuner's picks
@@ -235,7 +235,7 @@ def measure_grid(
         SpreezeError: the reference could not be measured.
     """
     reference = statistics.mode(picks)
-    points = {setting: Point() for setting in dict.fromkeys([reference, *picks, *settings])}
+    points = {setting: GridPoint() for setting in dict.fromkeys([reference, *picks, *settings])}
     points[reference].ratios.append(1.0)
     points[reference].final.append(1.0)
     grid = _Grid(points, reference, objective, open_measuring)
@@ -256,7 +256,7 @@ def measure_grid(
 
 @dataclass(frozen=True)
 class _Grid:
-    points: dict[JointSetting, Point]
+    points: dict[JointSetting, GridPoint]
     reference: JointSetting
     objective: str
     open_measuring: Callable[[float], ReplayMeasurer]
@@ -288,7 +288,7 @@ def _trials(settings: Sequence[JointSetting]) -> list[list[JointSetting]]:
     return list(found.values())
 
 
-def _too_slow(setting: JointSetting, points: dict[JointSetting, Point]) -> bool:
+def _too_slow(setting: JointSetting, points: dict[JointSetting, GridPoint]) -> bool:
     """True for a larger batch than one whose update already takes too long; never for the smallest."""
     return any(
         point.updates_per_s and statistics.median(point.updates_per_s) * _SLOWEST_UPDATE_S < 1.0

@@ -10,7 +10,7 @@ import io
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.live import Live
@@ -32,19 +32,6 @@ _LEARNER_PARTS = (
 _SPARKS = "▁▂▃▄▅▆▇█"
 _ASCII_SPARKS = "_.-=+*#@"
 _MAX_WIDTH = 120
-
-
-class View(Protocol):
-    """What a run shows itself on."""
-
-    def update(self, snapshot: Snapshot) -> None:
-        """Shows the run as it is now."""
-
-    def note(self, text: str) -> None:
-        """Prints a line that stays, above whatever moves."""
-
-    def close(self) -> None:
-        """Leaves the last picture and gives the terminal back."""
 
 
 def open_view(
