@@ -115,7 +115,6 @@ def test_the_tuner_s_pick_is_compared_with_the_best_hand_made_setting(monkeypatc
     assert (rows[-1]["value"], rows[-1]["best"]) == (1.0, "batch 32, 1 samplers")
 
 
-@pytest.mark.timeout(200)
 def test_governor_bench_reports_the_learner_before_beside_and_after_a_busy_process(monkeypatch):
     short = {"START_S": PATIENCE_S, "BEFORE_S": 1.2, "AFTER_S": 2.4, "TURN_S": 2.4, "TURNS": 1,
              "MARKS_S": (0.0, 1.2, 2.4, 3.6)}  # fmt: skip
