@@ -115,7 +115,7 @@ class Bench:
     seed: int = 0
     budget_s: float = 60.0
     start_s: float = 3.0
-    crew_s: float = 5.0
+    group_s: float = 5.0
     gpu_start_s: float = 0.0
     """Context, libraries and kernels, once a device."""
     gpu_warm_s: float = 0.0
@@ -167,13 +167,13 @@ class Bench:
         return LearnerRate(setting=one, updates_per_s=tuple(self._noisy(rate) for _ in range(3)))
 
     def joint(self, settings, *, within_s, on_rate):
-        found, spent, crews = [], 0.0, set()
+        found, spent, groups = [], 0.0, set()
         for one in settings:
-            crew = (one.learner, one.envs_per_sampler, one.samples_per_insert_min)
-            cost = (0.0 if crew in crews else self.crew_s) + 3 * 0.7
+            group = (one.learner, one.envs_per_sampler, one.samples_per_insert_min)
+            cost = (0.0 if group in groups else self.group_s) + 3 * 0.7
             if spent + cost > within_s and found:
                 break
-            crews.add(crew)
+            groups.add(group)
             spent += cost
             found.append(self._joint_rate(one))
             on_rate(found[-1])

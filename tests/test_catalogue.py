@@ -41,11 +41,12 @@ CATALOGUE = {
         "faults::test_an_environment_that_always_dies_ends_the_run_with_the_reason_at_the_top")),
     6: Row("env.step hangs", ("faults::test_a_sampler_whose_environment_takes_it_down_is_started_again",)),
     7: Row("the constructor takes 90 s", (
-        "crew::test_each_phase_has_its_own_deadline", "sampling::test_making_environments_keeps_the_heartbeat_going"),
+        "process_supervisor::test_each_phase_has_its_own_deadline",
+        "sampling::test_making_environments_keeps_the_heartbeat_going"),
         stub=True),
     8: Row("the environment segfaults", ("faults::test_a_sampler_whose_environment_takes_it_down_is_started_again",)),
     9: Row("the environment ends the process", (
-        "crew::test_exit_0_without_being_done_is_a_failure",
+        "process_supervisor::test_exit_0_without_being_done_is_a_failure",
         "faults::test_a_sampler_whose_environment_takes_it_down_is_started_again")),
     10: Row("the environment leaks memory", (
         "fault_runs::test_f10_a_sampler_that_leaks_is_started_anew_and_is_offered_to_the_oom_killer_first",)),
@@ -68,7 +69,7 @@ CATALOGUE = {
     16: Row("NaN or infinite loss or gradient", (
         "algorithms::test_non_finite_batch_is_refused_and_counted",
         "fault_stubs::test_f16_many_skipped_updates_in_a_row_end_the_learner_which_then_goes_back_to_its_checkpoint",
-        "crew::test_a_learner_that_keeps_failing_ends_the_run_with_its_last_words")),
+        "process_supervisor::test_a_learner_that_keeps_failing_ends_the_run_with_its_last_words")),
     17: Row("weights with NaN about to be published", (
         "weights::test_values_that_are_not_finite_are_never_published",)),
     18: Row("learner SIGKILLed", ("kill::test_every_role_is_killed_in_turn_and_training_goes_on",)),
@@ -82,7 +83,7 @@ CATALOGUE = {
     21: Row("GPU lost, its monitor hangs", (
         "hardware::test_hung_driver_does_not_hang_the_caller",
         "utilisation::test_hung_driver_never_holds_a_sample_up_and_its_old_figures_expire",
-        "crew::test_a_learner_that_keeps_failing_ends_the_run_with_its_last_words"), stub=True,
+        "process_supervisor::test_a_learner_that_keeps_failing_ends_the_run_with_its_last_words"), stub=True,
         adjusted="the run ends with the reason and its checkpoint instead of pausing: a lost GPU comes back with a "
                  "reboot at best, and a resume continues from there"),
     22: Row("a GPU gone at resume", (
@@ -160,13 +161,13 @@ CATALOGUE = {
     43: Row("the clock is set by a day", (
         "fault_stubs::test_f43_a_clock_that_is_set_changes_no_duration_and_no_deadline",
         "checkpoint::test_newest_by_epoch_and_updates_not_by_time"), stub=True),
-    44: Row("the laptop sleeps", ("crew::test_nobody_is_blamed_when_the_machine_slept",), stub=True),
+    44: Row("the laptop sleeps", ("process_supervisor::test_nobody_is_blamed_when_the_machine_slept",), stub=True),
     45: Row("limits of descriptors, threads, processes", (
         "fault_runs::test_f45_too_few_open_files_are_a_clear_error_and_nothing_is_left",
-        "crew::test_a_process_that_cannot_be_started_counts_as_a_failure")),
+        "process_supervisor::test_a_process_that_cannot_be_started_counts_as_a_failure")),
     46: Row("evaluator or visualizer crashes, no display", (
         "kill::test_every_role_is_killed_in_turn_and_training_goes_on",
-        "crew::test_evaluator_and_visualizer_are_given_up_without_harm",
+        "process_supervisor::test_evaluator_and_visualizer_are_given_up_without_harm",
         "visualizer::test_an_environment_that_cannot_be_drawn_is_told_once_and_ends_quietly")),
     47: Row("standard output closed, log disk full", (
         "fault_runs::test_f47_a_reader_that_goes_away_and_a_full_log_disk_end_no_run",

@@ -47,15 +47,15 @@ def job_of(tmp_path, **changes):
 
 
 class Running:
-    """The evaluator in a thread, its board and the messages that it sent."""
+    """The evaluator in a thread, its status and the messages that it sent."""
 
     def __init__(self, job, sleep=None):
-        self.board = StatusTable.create(7)
+        self.status = StatusTable.create(7)
         self.read_fd, self._write_fd = os.pipe()
         os.set_blocking(self.read_fd, False)
-        self.link = WorkerContext("evaluator", 0, self.board, 0, self._write_fd, Path(job.run_dir) / "errors")
+        self.context = WorkerContext("evaluator", 0, self.status, 0, self._write_fd, Path(job.run_dir) / "errors")
         if sleep is not None:
-            self.link.sleep = sleep
+            self.context.sleep = sleep
         self.error = None
         self._text = b""
         self._thread = threading.Thread(target=self._body, args=(job,))
@@ -63,12 +63,12 @@ class Running:
 
     def _body(self, job):
         try:
-            run_evaluator(self.link, job)
+            run_evaluator(self.context, job)
         except Exception as error:
             self.error = error
 
     def hint(self):
-        self.board.header[WEIGHTS_HINT] += 1
+        self.status.header[WEIGHTS_HINT] += 1
 
     def messages(self, kind):
         with contextlib.suppress(BlockingIOError):
@@ -77,7 +77,7 @@ class Running:
         return [message for message in found if message["kind"] == kind]
 
     def stop(self):
-        self.board.header[STOP] = 1
+        self.status.header[STOP] = 1
         self._thread.join(PATIENCE_S)
         return self.ended()
 
@@ -94,7 +94,7 @@ def running(job):
         assert body.stop()
         body.messages("")
         os.close(body.read_fd)
-        body.link.close()
+        body.context.close()
 
 
 def expected_return(gain, episodes=4, first_seed=10):
@@ -113,7 +113,7 @@ def test_each_new_version_is_evaluated_and_written_down_and_the_best_is_kept(tmp
             body.hint()
         wait_until(lambda: len(body.messages("evaluation")) == 3)
         sent = body.messages("evaluation")
-        slots = body.board.named_slots(0, "evaluator")
+        slots = body.status.named_slots(0, "evaluator")
     with open(tmp_path / "eval.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert tuple(rows[0]) == COLUMNS
@@ -152,7 +152,7 @@ def test_a_stop_is_obeyed_in_the_middle_of_an_evaluation(tmp_path, store, monkey
     monkeypatch.setenv("SPREEZE_FAULT_STEP_S", "0.02")
     publish(store, GOOD, 1)
     with running(job_of(tmp_path, episodes=16 * 10_000)) as body:  # hours, if nobody stopped it
-        wait_until(lambda: int(body.board.control(0)[1]) == int(evaluator.Phase.EVALUATE))
+        wait_until(lambda: int(body.status.control(0)[1]) == int(evaluator.Phase.EVALUATE))
         assert body.stop()
     assert not (tmp_path / "eval.csv").exists()
 
@@ -166,7 +166,7 @@ def test_without_a_free_core_it_rests_after_an_evaluation(tmp_path, store, monke
     wait_until(lambda: any(rest > 1.0 for rest in rests))
     body.stop()
     os.close(body.read_fd)
-    body.link.close()
+    body.context.close()
     assert max(rests) <= 10.0  # one second of processor time at a share of 0.1, less what has passed
 
 
@@ -234,7 +234,7 @@ def test_environments_that_cannot_be_made_are_tried_again_for_ever(tmp_path, sto
     assert texts == ["evaluation failed: RuntimeError: no display"]
     assert [pause for pause in pauses if pause >= 1.0] == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0]
     os.close(body.read_fd)
-    body.link.close()
+    body.context.close()
 
 
 def test_a_damaged_line_of_the_curve_is_left_out(tmp_path):

@@ -49,10 +49,10 @@ class Learner:
         self._rows = obs, obs[:, :1] * 0, np.full(1000, reward), np.zeros(1000), obs
         self._writer = ShardWriter(self.ring, 0)
         self._writer.write(*self._rows)
-        self.board = StatusTable.create(2)
+        self.status = StatusTable.create(2)
         self.read_fd, self._write_fd = os.pipe()
         os.set_blocking(self.read_fd, False)
-        self.link = WorkerContext("learner", 0, self.board, 1, self._write_fd)
+        self.context = WorkerContext("learner", 0, self.status, 1, self._write_fd)
         fields = {
             "run_dir": str(tmp_path), "spec": SPEC, "algo": "sac", "algorithm": {"hidden_sizes": (8, 8)}, "seed": 1,
             "batch_size": 256, "threads": 1, "device": "cpu", "precision": "float32", "overlap": False,
@@ -66,22 +66,22 @@ class Learner:
         self.job = LearnerJob(**{**fields, **changes})
 
     def run(self):
-        self.link.send = self._send
+        self.context.send = self._send
         self.messages = []
-        run_learner(self.link, self.job)
+        run_learner(self.context, self.job)
 
     def _send(self, kind, **fields):
         self.messages.append({"kind": kind, **fields})
         if "learning began" in fields.get("text", ""):
             self._writer.write(*(column[:10] for column in self._rows))  # the band counts what comes after
         if kind == "finished":
-            self.board.header[2] = 1
+            self.status.header[2] = 1
 
     def events(self):
         return [message["text"] for message in self.messages if message["kind"] == "event"]
 
     def close(self):
-        self.link.close()
+        self.context.close()
         os.close(self.read_fd)
         self._writer = None
         self.ring.close()
@@ -161,7 +161,7 @@ def test_f14_a_huge_reward_is_stored_and_its_update_skipped(learner):
     one = learner(reward=1e38, max_updates=8)
     one.run()
     assert float(one.ring.rows[0, one.ring.spec.layout.reward]) == np.float32(1e38)
-    assert one.link.named(one.link.slots)["updates_skipped"] >= 8
+    assert one.context.named(one.context.slots)["updates_skipped"] >= 8
     stored = CheckpointStore(Path(one.job.run_dir) / "checkpoints").load_latest()
     assert all(np.isfinite(array).all() for array in stored.tensors.values() if array.dtype.kind == "f")
 
@@ -195,7 +195,7 @@ def test_f19_stub_where_the_device_is_too_small_half_of_the_batch_is_taken_and_s
         "batch 128 does not fit into the memory of cpu: goes on with 64; set --batch-size 64",
     ]
     assert one.ring.sampled == 5 * 64
-    assert one.link.named(one.link.slots)["batch_size"] == 64
+    assert one.context.named(one.context.slots)["batch_size"] == 64
 
 
 def test_f19_stub_a_mirror_of_replay_gives_its_memory_back_before_the_batch_gets_smaller(learner, monkeypatch):

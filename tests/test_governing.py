@@ -200,62 +200,62 @@ def test_a_busy_process_of_ours_is_ours_and_one_of_others_is_foreign():
 
 
 @pytest.fixture
-def board():
-    board = StatusTable.create(4)
-    yield board
-    board.close()
+def status():
+    status = StatusTable.create(4)
+    yield status
+    status.close()
 
 
-def shares(board, samplers=3):
-    return [WorkerContext("sampler", index, board, index, None).sampler_share for index in range(samplers)]
+def shares(status, samplers=3):
+    return [WorkerContext("sampler", index, status, index, None).sampler_share for index in range(samplers)]
 
 
-def test_without_a_word_of_the_supervisor_every_sampler_works(board):
-    assert shares(board) == [1.0, 1.0, 1.0]
+def test_without_a_word_of_the_supervisor_every_sampler_works(status):
+    assert shares(status) == [1.0, 1.0, 1.0]
 
 
-def test_the_tuner_sets_whole_numbers_and_nobody_is_slowed(board):
-    board.header[words.ACTIVE_SAMPLERS] = 2
-    assert shares(board) == [1.0, 1.0, 0.0]
+def test_the_tuner_sets_whole_numbers_and_nobody_is_slowed(status):
+    status.header[words.ACTIVE_SAMPLERS] = 2
+    assert shares(status) == [1.0, 1.0, 0.0]
 
 
-def test_who_works_is_counted_from_the_first_sampler_on_and_round(board):
-    board.header[words.SAMPLERS] = 3
-    board.header[words.ACTIVE_SAMPLERS] = 1
-    board.header[words.SLOWED_SHARE] = 250
+def test_who_works_is_counted_from_the_first_sampler_on_and_round(status):
+    status.header[words.SAMPLERS] = 3
+    status.header[words.ACTIVE_SAMPLERS] = 1
+    status.header[words.SLOWED_SHARE] = 250
     found = []
     for first in range(3):
-        board.header[words.FIRST_SAMPLER] = first
-        found.append(shares(board))
+        status.header[words.FIRST_SAMPLER] = first
+        found.append(shares(status))
     assert found == [[1.0, 0.25, 0.0], [0.0, 1.0, 0.25], [0.25, 0.0, 1.0]]
 
 
 class OneSampler:
-    """The sampler of a run in this process, with its board and ring, beside a learner that never limits it."""
+    """The sampler of a run in this process, with its status and ring, beside a learner that never limits it."""
 
     def __init__(self, folder):
         self.plan = plan(replay={"samples_per_insert_min": 0.0, "capacity": 20_000})
-        self.board, self.ring = StatusTable.create(4), ReplayRing.create(self.plan.ring_spec())
+        self.status, self.ring = StatusTable.create(4), ReplayRing.create(self.plan.ring_spec())
         job = SamplerJob.from_json(worker_specs(self.plan, folder, self.ring, 0.0)["sampler-0"].job)
-        self.link = WorkerContext("sampler", 0, self.board, 0, None)
+        self.context = WorkerContext("sampler", 0, self.status, 0, None)
         self.sampling = TransitionCollector(
             lambda: open_task(self.plan.spec), job.num_envs, self.plan.spec, ShardWriter(self.ring, 0), n_step=1,
             gamma=0.99, seeds=[1, 2],
         )
-        self.loop = SamplerLoop(self.link, job, self.ring, self.sampling, np.random.default_rng(1))
+        self.loop = SamplerLoop(self.context, job, self.ring, self.sampling, np.random.default_rng(1))
 
     def turns(self, seconds):
         """Env steps and beats of so much time."""
-        before = self.sampling.counts.env_steps, int(self.board.control(0)[words.HEARTBEAT])
+        before = self.sampling.counts.env_steps, int(self.status.control(0)[words.HEARTBEAT])
         end = time.perf_counter() + seconds
         while time.perf_counter() < end:
             self.loop.turn()
-        return self.sampling.counts.env_steps - before[0], int(self.board.control(0)[words.HEARTBEAT]) - before[1]
+        return self.sampling.counts.env_steps - before[0], int(self.status.control(0)[words.HEARTBEAT]) - before[1]
 
     def close(self):
         self.sampling.close()
-        self.loop = self.link = self.sampling = None
-        self.board.close()
+        self.loop = self.context = self.sampling = None
+        self.status.close()
         self.ring.close()
 
 
@@ -267,24 +267,24 @@ def one_sampler(tmp_path):
 
 
 def test_a_resting_sampler_beats_takes_no_step_and_counts_no_waiting(one_sampler):
-    one_sampler.board.header[words.ACTIVE_SAMPLERS] = 0
+    one_sampler.status.header[words.ACTIVE_SAMPLERS] = 0
     start_s = time.perf_counter()
     steps, beats = one_sampler.turns(0.2)
     assert steps == 0
     # Naps of 10 ms, not the short ones of a sampler that is about to go on.
     assert 1 <= beats <= (time.perf_counter() - start_s) / 0.01 + 1
-    assert one_sampler.board.named_slots(0, "sampler")["wait_s"] == 0.0
-    one_sampler.board.header[words.ACTIVE_SAMPLERS] = 1
+    assert one_sampler.status.named_slots(0, "sampler")["wait_s"] == 0.0
+    one_sampler.status.header[words.ACTIVE_SAMPLERS] = 1
     assert one_sampler.turns(0.1)[0] > 0
 
 
 def test_a_slowed_sampler_works_its_share_of_the_time(one_sampler):
-    one_sampler.board.header[words.ACTIVE_SAMPLERS] = 0
-    one_sampler.board.header[words.SLOWED_SHARE] = 125
+    one_sampler.status.header[words.ACTIVE_SAMPLERS] = 0
+    one_sampler.status.header[words.SLOWED_SHARE] = 125
     start_s = time.perf_counter()
     one_sampler.turns(0.6)
     passed_s = time.perf_counter() - start_s
-    slots = one_sampler.board.named_slots(0, "sampler")
+    slots = one_sampler.status.named_slots(0, "sampler")
     worked_s = slots["policy_s"] + slots["env_s"] + slots["write_s"]
     assert 0.0 < worked_s < 0.5 * passed_s  # an eighth, but for a turn that the machine made long
 
@@ -293,33 +293,33 @@ def test_a_sampler_killed_while_it_rests_is_started_again_and_rests_on(tmp_path)
     decided = plan(replay={"samples_per_insert_min": 0.0, "capacity": 20_000})
     for sub in SUBDIRECTORIES:
         (tmp_path / sub).mkdir()
-    with open_memory(decided, tmp_path, 4) as (board, ring):
-        crew = ProcessSupervisor(
-            RunContext(run_dir=tmp_path, board_fd=board.block.fd, board_rows=4, nonce="resting"),
-            board,
+    with open_memory(decided, tmp_path, 4) as (status, ring):
+        workers = ProcessSupervisor(
+            RunContext(run_dir=tmp_path, status_fd=status.block.fd, status_rows=4, nonce="resting"),
+            status,
             on_event=lambda level, text: None,
             takeover=lambda spec: ring.takeover(spec.index, 0),
         )
-        board.header[words.ACTIVE_SAMPLERS] = 0
+        status.header[words.ACTIVE_SAMPLERS] = 0
 
         def resting():
-            crew.wait(0.02)
-            crew.watch()
-            return board.control(0)[words.PHASE] == Phase.WAIT
+            workers.wait(0.02)
+            workers.watch()
+            return status.control(0)[words.PHASE] == Phase.WAIT
 
         try:
-            crew.add(worker_specs(decided, tmp_path, ring, time.monotonic())["sampler-0"])
+            workers.add(worker_specs(decided, tmp_path, ring, time.monotonic())["sampler-0"])
             poll(resting, what="rest")
-            os.kill(crew.pids()["sampler-0"], signal.SIGKILL)
-            poll(lambda: resting() and crew.restarts == 1, what="rest of the second")
-            beat = int(board.control(0)[words.HEARTBEAT])
-            poll(lambda: resting() and board.control(0)[words.HEARTBEAT] > beat + 5, what="beats")
-            assert board.named_slots(0, "sampler")["env_steps"] == 0
-            board.header[words.ACTIVE_SAMPLERS] = 1
-            poll(lambda: (crew.watch(), board.named_slots(0, "sampler")["env_steps"] > 0)[1], what="work")
-            assert crew.restarts == 1
+            os.kill(workers.pids()["sampler-0"], signal.SIGKILL)
+            poll(lambda: resting() and workers.restarts == 1, what="rest of the second")
+            beat = int(status.control(0)[words.HEARTBEAT])
+            poll(lambda: resting() and status.control(0)[words.HEARTBEAT] > beat + 5, what="beats")
+            assert status.named_slots(0, "sampler")["env_steps"] == 0
+            status.header[words.ACTIVE_SAMPLERS] = 1
+            poll(lambda: (workers.watch(), status.named_slots(0, "sampler")["env_steps"] > 0)[1], what="work")
+            assert workers.restarts == 1
         finally:
-            crew.stop(hurry=lambda: True, on_messages=lambda messages: None)
+            workers.stop(hurry=lambda: True, on_messages=lambda messages: None)
 
 
 class Told:
@@ -339,9 +339,9 @@ def reading(baseline=200, updates=10.0, inserted=1000):
     )
 
 
-def test_changes_are_posted_on_the_board_told_as_events_and_measured(board):
+def test_changes_are_posted_on_the_board_told_as_events_and_measured(status):
     told, events, now = Told(), [], [0.0]
-    governing = GovernorLoop(plan(), board, lambda level, text: events.append(text), reader=told, clock=lambda: now[0])
+    governing = GovernorLoop(plan(), status, lambda level, text: events.append(text), reader=told, clock=lambda: now[0])
 
     def seconds(count, baseline=200, pid=7):
         for _ in range(2 * count):
@@ -351,30 +351,31 @@ def test_changes_are_posted_on_the_board_told_as_events_and_measured(board):
 
     told.foreign_cores = 1.0
     assert seconds(20, baseline=-1)["samplers_active"] == 2.0  # learning has not begun: nobody to protect
-    assert shares(board, 2) == [1.0, 1.0]
+    assert shares(status, 2) == [1.0, 1.0]
     assert events == []
     numbers = seconds(6)
     assert numbers == {"samplers_active": 0.125, "foreign_cores": 1.0}
-    assert sorted(shares(board, 2)) == [0.0, 0.125]
+    assert sorted(shares(status, 2)) == [0.0, 0.125]
     assert events[0].startswith("governor: 2 -> 0.12 of 2 samplers active: other programs keep 1.00 of 2 usable cores")
     told.foreign_cores = 0.0
     seconds(5)
     seconds(2, pid=8)  # the learner was started again: what it wants is not known for a while
     assert seconds(3, pid=8)["samplers_active"] == 0.125
     assert seconds(12, pid=8)["samplers_active"] == 2.0
-    assert shares(board, 2) == [1.0, 1.0]
+    assert shares(status, 2) == [1.0, 1.0]
     assert len(events) == 2
 
 
 class FourSamplers:
     """A governor with four samplers, all but an eighth of one at rest, and what they write."""
 
-    def __init__(self, board, rows_per_look):
+    def __init__(self, status, rows_per_look):
         self.plan = dataclasses.replace(plan(), samplers=4)
-        self.board, self.ring = board, ReplayRing.create(self.plan.ring_spec())
+        self.status, self.ring = status, ReplayRing.create(self.plan.ring_spec())
         self.now_s, self.rows_per_look = 0.0, rows_per_look
         self.writers = [ShardWriter(self.ring, index) for index in range(4)]
-        self.governing = GovernorLoop(self.plan, board, lambda level, text: None, reader=self, clock=lambda: self.now_s)
+        self.governing = GovernorLoop(self.plan, status, lambda level, text: None, reader=self,
+                                      clock=lambda: self.now_s)
         for _ in range(20):
             self.now_s += 0.5
             active = self.governing.look(self.reading(), {"learner": 7})["samplers_active"]
@@ -382,7 +383,7 @@ class FourSamplers:
 
     def sample(self, pids):
         """As ``ContentionReader``: others keep 1.2 of 2 cores, and each active sampler wants 0.3."""
-        wanted = {"learner": 1.0, "sampler-0": 0.3 * sum(shares(self.board, 4))}
+        wanted = {"learner": 1.0, "sampler-0": 0.3 * sum(shares(self.status, 4))}
         return CpuContention(usable_cores=2.0, foreign_cores=1.2, ran={}, wanted=wanted)
 
     def reading(self):
@@ -390,7 +391,7 @@ class FourSamplers:
 
     def look(self, dead=()):
         """Half a second: who may work and is not dead writes its rows, then the supervisor looks; returns who may."""
-        working = [index for index, share in enumerate(shares(self.board, 4)) if share > 0]
+        working = [index for index, share in enumerate(shares(self.status, 4)) if share > 0]
         for index in set(working) - set(dead):
             width = self.plan.layout.obs_dim, self.plan.layout.action_dim
             obs, action, reward = (np.zeros((self.rows_per_look, size), np.float32) for size in (*width, 1))
@@ -405,11 +406,11 @@ class FourSamplers:
 
 
 @pytest.fixture
-def four_samplers(board):
+def four_samplers(status):
     made = []
 
     def make(rows_per_look):
-        made.append(FourSamplers(board, rows_per_look))
+        made.append(FourSamplers(status, rows_per_look))
         return made[0]
 
     yield make
@@ -439,14 +440,14 @@ def test_a_turn_of_a_sampler_that_writes_nothing_is_over_after_ten_seconds(four_
     assert {looks for index, looks in turns[1:-1] if index != 2} == {1}, "200 rows are enough"
 
 
-def test_a_system_that_does_not_tell_is_named_once_and_every_sampler_works(board, tmp_path):
+def test_a_system_that_does_not_tell_is_named_once_and_every_sampler_works(status, tmp_path):
     events, now = [], iter(range(100))
-    governing = GovernorLoop(plan(), board, lambda level, text: events.append(text), clock=lambda: float(next(now)),
+    governing = GovernorLoop(plan(), status, lambda level, text: events.append(text), clock=lambda: float(next(now)),
                           reader=ContentionReader(cores=TWO_CORES, root=tmp_path))
     for _ in range(30):
         numbers = governing.look(reading(), {"learner": 7})
     assert numbers == {"samplers_active": 2.0, "foreign_cores": None}
-    assert shares(board, 2) == [1.0, 1.0]
+    assert shares(status, 2) == [1.0, 1.0]
     [event] = events
     assert "priority alone" in event
 
@@ -497,8 +498,8 @@ def test_a_run_gives_way_to_a_busy_process_and_takes_back_when_it_ends(tmp_path,
     monkeypatch.setattr(cpu_governor, "RETURN_S", 3)
     run_dir = RunDir.create(tmp_path, "run")
     script = Script(run_dir)
-    monkeypatch.setattr(mode, "GovernorLoop", lambda plan, board, on_event: GovernorLoop(
-        plan, board, on_event, reader=OnlyThese(script.processes)))
+    monkeypatch.setattr(mode, "GovernorLoop", lambda plan, status, on_event: GovernorLoop(
+        plan, status, on_event, reader=OnlyThese(script.processes)))
     try:
         with Interrupts() as interrupts:
             short = plan(stop={"seconds": PATIENCE_S}, evaluation={"episodes": 1})

@@ -103,9 +103,10 @@ class _Started:
 
     def __init__(self, held, tmp_path, threads=1, nonce=None):
         (tmp_path / "logs").mkdir(exist_ok=True)
-        self._board = StatusTable.create(1)
-        nest = RunContext(run_dir=tmp_path, board_fd=self._board.block.fd, board_rows=1, nonce=nonce or held.nonce)
-        self.child = held.start(WorkerSpec(role="learner", index=0, row=0, job={}, threads=threads), nest)
+        self._status = StatusTable.create(1)
+        run_context = RunContext(run_dir=tmp_path, status_fd=self._status.block.fd, status_rows=1,
+                                 nonce=nonce or held.nonce)
+        self.child = held.start(WorkerSpec(role="learner", index=0, row=0, job={}, threads=threads), run_context)
 
     def __enter__(self):
         return self
@@ -113,7 +114,7 @@ class _Started:
     def __exit__(self, *exc):
         self.child.kill_and_wait()
         self.child.close()
-        self._board.close()
+        self._status.close()
 
     def error(self):
         """What it says of its end."""

@@ -1,7 +1,7 @@
 """HTS-RL's promise in one process: whatever the order in which executors, actors and learner move, the same bits.
 
 A seeded dice chooses who moves next, and who is thrown away in mid-run and made anew. The algorithm is a double;
-environments, storages, exchange, inference and the learner's cycle are the real ones.
+environments, storages, mailbox, inference and the learner's cycle are the real ones.
 """
 
 import json
@@ -46,7 +46,7 @@ class Troupe:
         self.step_synchronous, self.seed = step_synchronous, seed
         self._make_asking = make_asking
         rollout_spec = RolloutSpec.of(spec, T, EXECUTORS * ENVS)
-        self.rollouts, self.exchange = Rollouts.create(rollout_spec), InferenceMailbox.create(rollout_spec)
+        self.rollouts, self.mailbox = Rollouts.create(rollout_spec), InferenceMailbox.create(rollout_spec)
         self.handover = Handover(policies=VersionedParameters.create(), states=VersionedParameters.create())
         if saved is not None:
             put_back(*saved, self.rollouts, self.handover)
@@ -70,10 +70,10 @@ class Troupe:
         )  # fmt: skip
 
     def new_inference(self, index):
-        return Inference(self.new_policies(), self.exchange, slice(index, None, self.actors))
+        return Inference(self.new_policies(), self.mailbox, slice(index, None, self.actors))
 
     def new_asking(self, index):
-        return self._make_asking(self.executors[index], self.exchange, index * ENVS, ENVS)
+        return self._make_asking(self.executors[index], self.mailbox, index * ENVS, ENVS)
 
     def new_policies(self):
         return RolloutPolicy(self.rollouts, self.handover.policies)
@@ -110,7 +110,7 @@ class Troupe:
     def close(self):
         for executor in self.executors:
             executor.close()
-        for part in (self.rollouts, self.exchange, self.handover.policies, self.handover.states):
+        for part in (self.rollouts, self.mailbox, self.handover.policies, self.handover.states):
             part.close()
 
 
@@ -322,7 +322,7 @@ class ArrivalOrder(MailboxClient):
 
     def ask(self):
         envs = super().ask()
-        self._exchange.noise[envs] = self.stream.standard_normal((len(envs), 2), np.float32)
+        self._mailbox.noise[envs] = self.stream.standard_normal((len(envs), 2), np.float32)
         return envs
 
 

@@ -1,4 +1,4 @@
-"""State machines with random histories: checkpoint store, crew and ring with crashes, damage and hangs."""
+"""State machines with random histories: checkpoint store, workers and ring with crashes, damage and hangs."""
 
 import contextlib
 import os
@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from test_checkpoint import OPERATIONS, Crash
-from test_crew import Stage
+from test_workers import Stage
 
 from spreeze.errors import CheckpointError, WorkerError
 from spreeze.metrics.table import Phase
@@ -116,12 +116,12 @@ class CrewMachine(RuleBasedStateMachine):
 
     def _watch(self):
         try:
-            self.stage.crew.watch()
+            self.stage.workers.watch()
         except WorkerError:
             self.over = True
 
     def _living(self):
-        return [name for name, post in self.stage.crew.posts.items() if post.child is not None]
+        return [name for name, post in self.stage.workers.handles.items() if post.child is not None]
 
     @precondition(lambda self: not self.over and self._living())
     @rule(choice=st.integers(0, 9), code=st.sampled_from([-11, -9, 0, 1]))
@@ -144,7 +144,7 @@ class CrewMachine(RuleBasedStateMachine):
 
     @invariant()
     def every_old_process_is_dead_and_every_post_has_one_at_most(self):
-        held = {id(post.child) for post in self.stage.crew.posts.values() if post.child is not None}
+        held = {id(post.child) for post in self.stage.workers.handles.values() if post.child is not None}
         for child in self.stage.started:
             assert id(child) in held or child.code is not None
 
@@ -161,7 +161,7 @@ class CrewMachine(RuleBasedStateMachine):
             assert self.stage.order.count("start learner") <= 3
 
     def teardown(self):
-        self.stage.crew.stop(hurry=lambda: True, on_messages=lambda messages: None)
+        self.stage.workers.stop(hurry=lambda: True, on_messages=lambda messages: None)
         self.stage.close()
         shutil.rmtree(self.folder)
 

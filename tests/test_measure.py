@@ -38,7 +38,7 @@ def pendulum():
 
 
 def _measuring(plan, *, seconds=150.0, cap_bytes=4 * 10**9, interrupts=None):
-    return ReplayMeasurer(plan, usable_cores=2.0, memory_cap_bytes=cap_bytes, crew_bytes=10**8,
+    return ReplayMeasurer(plan, usable_cores=2.0, memory_cap_bytes=cap_bytes, group_bytes=10**8,
                      ends_s=time.monotonic() + seconds, interrupts=interrupts or Interrupts())
 
 
@@ -145,7 +145,7 @@ def test_a_helper_that_cannot_start_is_told_once_for_all(pendulum, monkeypatch):
     assert [rate.failure for rate in rates] == ["its process ended with 1"] * 2
 
 
-def test_settings_that_differ_in_samplers_share_one_crew(pendulum, short):
+def test_settings_that_differ_in_samplers_share_one_group(pendulum, short):
     told, learners = [], set()
 
     def hear(rate):

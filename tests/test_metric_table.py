@@ -61,12 +61,12 @@ def told(monkeypatch):
 
 @contextlib.contextmanager
 def learner_of(table):
-    board = StatusTable.create(2)
-    link = WorkerContext("learner", 0, board, 1, None, table=table)
+    status = StatusTable.create(2)
+    context = WorkerContext("learner", 0, status, 1, None, table=table)
     try:
-        yield board, link
+        yield status, context
     finally:
-        link.close()
+        context.close()
 
 
 def record(tmp_path, reading, table):
@@ -84,11 +84,11 @@ def record(tmp_path, reading, table):
 
 def test_a_made_up_metric_goes_from_the_algorithm_to_store_terminal_and_page_by_one_row(told, tmp_path):
     table = MetricTable((*METRICS, ROW))
-    with learner_of(table) as (board, link):
-        link.post(**told)
+    with learner_of(table) as (status, context):
+        context.post(**told)
         reading = CounterSample(
-            t_s=1.0, samplers=(board.named_slots(0, "sampler", table),), inserted=400, baseline_inserted=0, sampled=16,
-            learner=board.named_slots(1, "learner", table),
+            t_s=1.0, samplers=(status.named_slots(0, "sampler", table),), inserted=400, baseline_inserted=0, sampled=16,
+            learner=status.named_slots(1, "learner", table),
         )  # fmt: skip
     path, shown = record(tmp_path, reading, table)
     value = told["weight_norm"]
@@ -104,8 +104,8 @@ def test_a_made_up_metric_goes_from_the_algorithm_to_store_terminal_and_page_by_
 
 
 def test_without_its_row_an_algorithm_s_number_is_refused_and_the_table_is_named(told):
-    with learner_of(TABLE) as (_, link), pytest.raises(WorkerError, match=r"'weight_norm'.*metrics/table.py"):
-        link.post(**told)
+    with learner_of(TABLE) as (_, context), pytest.raises(WorkerError, match=r"'weight_norm'.*metrics/table.py"):
+        context.post(**told)
 
 
 def test_a_made_up_counter_has_its_rate_by_a_row_of_its_own():
@@ -143,13 +143,13 @@ def test_two_rows_of_one_name_and_more_slots_than_there_is_room_for_are_refused(
 
 def test_a_sampler_s_counts_come_back_by_their_names():
     stats = SamplerStats(1, 2, 3.0, 4.0, 5, 6, 7.0, 8.0, 9.0)
-    board = StatusTable.create(1)
+    status = StatusTable.create(1)
     try:
-        stats.post(board.slots(0), np.full(MOST_SLOTS, 100.0), 10.0)
-        found = board.named_slots(0, "sampler")
-        assert board.named_slots(0, "executor") == found
+        stats.post(status.slots(0), np.full(MOST_SLOTS, 100.0), 10.0)
+        found = status.named_slots(0, "sampler")
+        assert status.named_slots(0, "executor") == found
     finally:
-        board.close()
+        status.close()
     assert found == {
         "env_steps": 101.0, "episodes": 102.0, "episode_return": 3.0, "episode_length": 4.0, "rows_refused": 105.0,
         "env_errors": 106.0, "policy_s": 107.0, "env_s": 108.0, "write_s": 109.0, "wait_s": 110.0,

@@ -49,7 +49,7 @@ def test_what_is_too_short_is_found(line):
 
 
 @pytest.mark.parametrize("line", [
-    "poll(done, what='it')", "run.end()", "process.wait(PATIENCE_S)", "bell.wait(0.0)", "subprocess.run(command)",
+    "poll(done, what='it')", "run.end()", "process.wait(PATIENCE_S)", "wakeup.wait(0.0)", "subprocess.run(command)",
     "pytest.mark.timeout(1200)",
 ])  # fmt: skip
 def test_what_is_long_enough_or_meant_to_run_out_is_not(line):

@@ -1,4 +1,4 @@
-"""Two storages, the exchange and the handover: rows land where they belong, and every prefix of a commit is whole."""
+"""Two storages, the mailbox and the handover: rows land where they belong, and every prefix of a commit is whole."""
 
 import os
 
@@ -194,19 +194,19 @@ def test_blocks_of_other_sizes_are_not_attached(rollouts):
 
 
 def test_questions_are_pending_until_answered_and_answers_come_back_to_their_environment():
-    exchange = InferenceMailbox.create(SPEC)
+    mailbox = InferenceMailbox.create(SPEC)
     try:
         every, odd = slice(0, None, 1), slice(1, None, 2)
-        assert exchange.pending(every).size == 0
-        exchange.ask(np.array([1]), np.array([[5, 6]]), np.array([[0.5]]), np.array([1]))
-        assert exchange.pending(every).tolist() == exchange.pending(odd).tolist() == [1]
-        exchange.answer(np.array([1]), Answers(np.array([[7.0]]), np.array([-2.0]), np.array([4])))
-        assert exchange.pending(every).size == 0
-        assert exchange.answered.tolist() == [0, 1]
-        action, log_prob, version = exchange.answers(np.array([1]))
+        assert mailbox.pending(every).size == 0
+        mailbox.ask(np.array([1]), np.array([[5, 6]]), np.array([[0.5]]), np.array([1]))
+        assert mailbox.pending(every).tolist() == mailbox.pending(odd).tolist() == [1]
+        mailbox.answer(np.array([1]), Answers(np.array([[7.0]]), np.array([-2.0]), np.array([4])))
+        assert mailbox.pending(every).size == 0
+        assert mailbox.answered.tolist() == [0, 1]
+        action, log_prob, version = mailbox.answers(np.array([1]))
         assert (action.tolist(), log_prob.tolist(), version.tolist()) == ([[7.0]], [-2.0], [4])
     finally:
-        exchange.close()
+        mailbox.close()
 
 
 def test_two_versions_of_parameters_are_kept_and_older_ones_are_gone():

@@ -52,7 +52,7 @@ def test_the_answer_is_feasible_and_within_the_budget(
     tuning, bench, knobs = _tuned(machine, noise=noise, budget_s=budget_s, objective=objective, leave_free=leave_free)
     setting = chosen(tuning)
     _feasible(machine, knobs, setting, tuning)
-    assert bench.left_s >= 0.0 or budget_s == 15.0  # where one crew alone takes the third part of all
+    assert bench.left_s >= 0.0 or budget_s == 15.0  # where one group alone takes the third part of all
     assert bench.left_s >= -8.0
     assert crash is None or setting.learner.batch_size < crash
     assert crowd is None or setting.samplers < crowd

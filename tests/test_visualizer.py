@@ -37,24 +37,24 @@ def job_of(tmp_path, **changes):
 
 @contextlib.contextmanager
 def running(job):
-    board = StatusTable.create(7)
+    status = StatusTable.create(7)
     read_fd, write_fd = os.pipe()
     os.set_blocking(read_fd, False)
-    link = WorkerContext("visualizer", 0, board, 0, write_fd)
+    context = WorkerContext("visualizer", 0, status, 0, write_fd)
     errors = []
 
     def body():
         try:
-            run_visualizer(link, job)
+            run_visualizer(context, job)
         except Exception as error:
             errors.append(error)
 
     thread = threading.Thread(target=body)
     thread.start()
     try:
-        yield board, thread
+        yield status, thread
     finally:
-        board.header[STOP] = 1
+        status.header[STOP] = 1
         thread.join(PATIENCE_S)
         assert not thread.is_alive()
         running.messages = []
@@ -62,18 +62,18 @@ def running(job):
             running.messages = [json.loads(line) for line in os.read(read_fd, 1 << 16).splitlines()]
         running.errors = errors
         os.close(read_fd)
-        link.close()
+        context.close()
 
 
-def slots(board):
-    return board.named_slots(0, "visualizer")
+def slots(status):
+    return status.named_slots(0, "visualizer")
 
 
 def test_the_picture_and_a_clip_with_its_version_appear(tmp_path):
     publish(WeightsStore(tmp_path / "weights"), GOOD, 7)
-    with running(job_of(tmp_path)) as (board, _):
-        wait_until(lambda: slots(board)["clips"] >= 1)
-        found = slots(board)
+    with running(job_of(tmp_path)) as (status, _):
+        wait_until(lambda: slots(status)["clips"] >= 1)
+        found = slots(status)
     assert found["policy_version"] == 7
     assert found["frames"] >= 15
     with Image.open(tmp_path / "live.jpg") as image:
@@ -96,8 +96,8 @@ def test_what_a_killed_one_left_is_removed_and_another_programs_clip_is_not(tmp_
     for path in (*left, kept):
         path.write_bytes(b"half")
     publish(WeightsStore(tmp_path / "weights"), GOOD, 7)
-    with running(job_of(tmp_path)) as (board, _):
-        wait_until(lambda: slots(board)["frames"] >= 1)
+    with running(job_of(tmp_path)) as (status, _):
+        wait_until(lambda: slots(status)["frames"] >= 1)
     assert [path for path in left if path.exists()] == []
     assert kept.exists()
 
@@ -105,44 +105,44 @@ def test_what_a_killed_one_left_is_removed_and_another_programs_clip_is_not(tmp_
 def test_newer_weights_are_taken_but_never_inside_of_a_clip(tmp_path):
     store = WeightsStore(tmp_path / "weights")
     publish(store, IDLE, 1)
-    with running(job_of(tmp_path)) as (board, _):
-        wait_until(lambda: slots(board)["frames"] >= 1)
+    with running(job_of(tmp_path)) as (status, _):
+        wait_until(lambda: slots(status)["frames"] >= 1)
         publish(store, GOOD, 2)
-        board.header[WEIGHTS_HINT] += 1
-        wait_until(lambda: slots(board)["policy_version"] == 2)
-        wait_until(lambda: slots(board)["clips"] >= 1 and list((tmp_path / "videos").glob("*-v2.mp4")))
+        status.header[WEIGHTS_HINT] += 1
+        wait_until(lambda: slots(status)["policy_version"] == 2)
+        wait_until(lambda: slots(status)["clips"] >= 1 and list((tmp_path / "videos").glob("*-v2.mp4")))
     for clip in (tmp_path / "videos").glob("*.mp4"):
         assert clip.stem.endswith(f"-v{json.loads(clip.with_suffix('.json').read_text())['version']}")
 
 
 def test_it_rests_while_paused_and_goes_on_after(tmp_path):
     publish(WeightsStore(tmp_path / "weights"), GOOD, 1)
-    with running(job_of(tmp_path)) as (board, _):
-        wait_until(lambda: slots(board)["frames"] >= 2)
-        board.header[VISUALIZER_PAUSED] = 1
-        wait_until(lambda: slots(board)["paused"] == 1.0)
-        frames, beats = slots(board)["frames"], int(board.control(0)[0])
-        wait_until(lambda: int(board.control(0)[0]) > beats + 3)
-        assert slots(board)["frames"] == frames
-        board.header[VISUALIZER_PAUSED] = 0
-        wait_until(lambda: slots(board)["frames"] > frames)
-        assert slots(board)["paused"] == 0.0
+    with running(job_of(tmp_path)) as (status, _):
+        wait_until(lambda: slots(status)["frames"] >= 2)
+        status.header[VISUALIZER_PAUSED] = 1
+        wait_until(lambda: slots(status)["paused"] == 1.0)
+        frames, beats = slots(status)["frames"], int(status.control(0)[0])
+        wait_until(lambda: int(status.control(0)[0]) > beats + 3)
+        assert slots(status)["frames"] == frames
+        status.header[VISUALIZER_PAUSED] = 0
+        wait_until(lambda: slots(status)["frames"] > frames)
+        assert slots(status)["paused"] == 0.0
 
 
 def test_nothing_is_drawn_while_nobody_looks_but_clips_come_in_time(tmp_path):
     publish(WeightsStore(tmp_path / "weights"), GOOD, 1)
     job = job_of(tmp_path, clip_interval_s=1.5)
     (tmp_path / "control" / "viewer").unlink()
-    with running(job) as (board, _):
-        wait_until(lambda: slots(board)["clips"] >= 1)
-        frames, beats = slots(board)["frames"], int(board.control(0)[0])
-        wait_until(lambda: int(board.control(0)[0]) > beats + 3)
-        assert slots(board)["frames"] == frames, "nobody looked"
+    with running(job) as (status, _):
+        wait_until(lambda: slots(status)["clips"] >= 1)
+        frames, beats = slots(status)["frames"], int(status.control(0)[0])
+        wait_until(lambda: int(status.control(0)[0]) > beats + 3)
+        assert slots(status)["frames"] == frames, "nobody looked"
         assert (tmp_path / "live.jpg").exists()
-        wait_until(lambda: slots(board)["clips"] >= 2)
+        wait_until(lambda: slots(status)["clips"] >= 2)
         (tmp_path / "control" / "viewer").touch()
-        frames = slots(board)["frames"]
-        wait_until(lambda: slots(board)["frames"] > frames + 3)
+        frames = slots(status)["frames"]
+        wait_until(lambda: slots(status)["frames"] > frames + 3)
 
 
 def test_an_environment_that_cannot_be_drawn_is_told_once_and_ends_quietly(tmp_path, monkeypatch):
@@ -179,10 +179,10 @@ def test_a_fault_in_the_middle_drops_the_clip_and_goes_on(tmp_path, monkeypatch)
             raise
 
     monkeypatch.setattr(FaultEnv, "step", step)
-    with running(job_of(tmp_path)) as (board, _):
+    with running(job_of(tmp_path)) as (status, _):
         wait_until(lambda: crashes)
-        frames = slots(board)["frames"]
-        wait_until(lambda: slots(board)["frames"] > frames + 2)
+        frames = slots(status)["frames"]
+        wait_until(lambda: slots(status)["frames"] > frames + 2)
     assert any("picture failed" in message["text"] for message in running.messages)
     assert not running.errors
 
@@ -192,18 +192,18 @@ def test_without_a_free_core_a_frame_s_cost_is_slept_off(tmp_path, monkeypatch):
     clock = iter(float(i) for i in range(100_000))
     monkeypatch.setattr(visualizer.time, "process_time", lambda: next(clock))
     rests = []
-    board = StatusTable.create(7)
-    link = WorkerContext("visualizer", 0, board, 0, None)
+    status = StatusTable.create(7)
+    context = WorkerContext("visualizer", 0, status, 0, None)
 
     def sleep(seconds, *rest):
         rests.append(seconds)
         if len(rests) == 5:
-            board.header[STOP] = 1
+            status.header[STOP] = 1
 
-    monkeypatch.setattr(link, "sleep", sleep)
-    run_visualizer(link, job_of(tmp_path, has_free_core=False, cpu_share=0.1))
+    monkeypatch.setattr(context, "sleep", sleep)
+    run_visualizer(context, job_of(tmp_path, has_free_core=False, cpu_share=0.1))
     assert all(0.0 < rest <= 10.0 for rest in rests)
-    link.close()
+    context.close()
 
 
 def test_clip_numbers_go_on_after_a_restart_and_old_clips_are_removed(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""Bells: no ring is lost, waits end, and waiting takes no processor time."""
+"""Wakeups: no ring is lost, waits end, and waiting takes no processor time."""
 
 import fcntl
 import os
@@ -13,37 +13,37 @@ from spreeze.transport.wakeup import Wakeup, readable
 
 
 @pytest.fixture
-def bell():
+def wakeup():
     made = Wakeup.create()
     yield made
     made.close()
 
 
-def test_a_ring_before_the_wait_ends_it_at_once_and_counts_once(bell):
-    bell.notify()
-    bell.notify()
-    assert bell.wait(PATIENCE_S)
-    assert not bell.wait(0.0)
+def test_a_ring_before_the_wait_ends_it_at_once_and_counts_once(wakeup):
+    wakeup.notify()
+    wakeup.notify()
+    assert wakeup.wait(PATIENCE_S)
+    assert not wakeup.wait(0.0)
 
 
-def test_a_ring_from_elsewhere_ends_a_wait(bell):
-    ringer = threading.Timer(0.05, bell.notify)
+def test_a_ring_from_elsewhere_ends_a_wait(wakeup):
+    ringer = threading.Timer(0.05, wakeup.notify)
     ringer.start()
     try:
-        assert bell.wait(PATIENCE_S)
+        assert wakeup.wait(PATIENCE_S)
     finally:
         ringer.join()
 
 
-def test_a_wait_that_nobody_ends_costs_no_processor_time(bell):
+def test_a_wait_that_nobody_ends_costs_no_processor_time(wakeup):
     used_s = time.thread_time()
-    assert not bell.wait(1.0)
+    assert not wakeup.wait(1.0)
     assert time.thread_time() - used_s < 0.5
 
 
-def test_a_closed_bell_may_be_rung(bell):
-    bell.close()
-    bell.notify()
+def test_a_closed_bell_may_be_rung(wakeup):
+    wakeup.close()
+    wakeup.notify()
 
 
 @pytest.fixture

@@ -35,7 +35,7 @@ class PQL:
         self._actor_side, self._critic_side = actor_side, critic_side
         self._interval, self._pair = interval, pair
         self.crossed_bytes = 0
-        self._exchange_bytes = actor_side.actor_bytes + critic_side.critic_bytes
+        self._mailbox_bytes = actor_side.actor_bytes + critic_side.critic_bytes
 
     @property
     def period(self) -> int:
@@ -71,7 +71,7 @@ class PQL:
         if self.updates % self._interval == 0:
             self._actor_side.take_critics(self._critic_side)
             self._critic_side.take_actor(self._actor_side)
-            self.crossed_bytes += self._exchange_bytes
+            self.crossed_bytes += self._mailbox_bytes
 
     def update(self, batch: TransitionBatch, actor_batch: TransitionBatch | None = None) -> None:
         """One whole update."""

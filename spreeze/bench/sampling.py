@@ -140,9 +140,9 @@ def _measure(plan: RunPlan, run_dir: Path, seed: int, seconds: float) -> _Pair:
     """The real loop (limiter, weights look-up, policy, ring, numbers) and the bare one, in turns of 50 ms."""
     with (
         contextlib.closing(ReplayRing.create(plan.ring_spec())) as ring,
-        contextlib.closing(StatusTable.create(1)) as board,
+        contextlib.closing(StatusTable.create(1)) as status,
     ):
-        loop, sampling = real_sampler(plan, run_dir, ring, board, seed)
+        loop, sampling = real_sampler(plan, run_dir, ring, status, seed)
         bare = _Bare(plan, seed)
         sampler_s = bare_s = 0.0
         end = time.perf_counter() + seconds
@@ -155,7 +155,7 @@ def _measure(plan: RunPlan, run_dir: Path, seed: int, seconds: float) -> _Pair:
                     actions.append(taken)
             sampler_s += time.perf_counter() - start
             bare_s += bare.run(np.stack(actions))
-        slots = board.named_slots(0, "sampler")
+        slots = status.named_slots(0, "sampler")
         total = sum(slots[f"{name}_s"] for name in ("policy", "env", "write", "wait"))
         steps = sampling.counts.env_steps
         sampling.close()
@@ -164,19 +164,19 @@ def _measure(plan: RunPlan, run_dir: Path, seed: int, seconds: float) -> _Pair:
         return _Pair(steps / sampler_s, steps / bare_s, shares)
 
 
-def _let_sample(ring: ReplayRing, board: StatusTable) -> None:
+def _let_sample(ring: ReplayRing, status: StatusTable) -> None:
     """Weights are there, and the limiter, which is asked each time, always says yes."""
-    board.header[words.WEIGHTS_HINT] = 1
+    status.header[words.WEIGHTS_HINT] = 1
     ring.begin_learning()
     ring.sampled = 2**60
 
 
 def real_sampler(
-    plan: RunPlan, run_dir: Path, ring: ReplayRing, board: StatusTable, seed: int
+    plan: RunPlan, run_dir: Path, ring: ReplayRing, status: StatusTable, seed: int
 ) -> tuple[SamplerLoop, TransitionCollector]:
     """The loop of a sampler process, in this one, and the environments that it steps."""
     config, num_envs = plan.config, plan.config.sampling.envs_per_sampler
-    _let_sample(ring, board)
+    _let_sample(ring, status)
     job = SamplerJob(
         run_dir=str(run_dir), spec=plan.spec, index=0, seed=seed, num_envs=num_envs, n_step=config.algorithm.n_step,
         gamma=config.algorithm.gamma, nan_policy="drop", ring_fd=ring.block.fd, ring=ring.spec.to_json(),
@@ -188,7 +188,7 @@ def real_sampler(
         make_vector=vector_maker(plan.spec),
     )
     return SamplerLoop(
-        WorkerContext("sampler", 0, board, 0, None), job, ring, sampling, np.random.default_rng(seed)
+        WorkerContext("sampler", 0, status, 0, None), job, ring, sampling, np.random.default_rng(seed)
     ), sampling
 
 
@@ -259,8 +259,8 @@ def _observations(plan: RunPlan, count: int, rng: np.random.Generator) -> tuple[
 class _Processes:
     """Workers of a run, of whom only those work that a measurement is about."""
 
-    def __init__(self, crew: ProcessSupervisor, board: StatusTable, ring: ReplayRing, samplers: int) -> None:
-        self.crew, self.board, self.ring, self._samplers = crew, board, ring, samplers
+    def __init__(self, workers: ProcessSupervisor, status: StatusTable, ring: ReplayRing, samplers: int) -> None:
+        self.workers, self.status, self.ring, self._samplers = workers, status, ring, samplers
 
     def pass_time(self, seconds: float, until: Callable[[], bool] = lambda: False) -> None:
         """Watches them for so long, or until the condition is true.
@@ -270,14 +270,14 @@ class _Processes:
         """
         end = time.monotonic() + seconds
         while time.monotonic() < end and not until():
-            self.crew.wait(0.02)
-            self.crew.watch()
-            if self.crew.restarts:
-                raise WorkerError(f"a worker died during the measurement: {self.crew.first_error}")
+            self.workers.wait(0.02)
+            self.workers.watch()
+            if self.workers.restarts:
+                raise WorkerError(f"a worker died during the measurement: {self.workers.first_error}")
 
     def let_work(self, roles: Collection[str], first: int | None = None) -> None:
         """Those of these roles work, of each only the first so many if that is said; the others stand still."""
-        for post in self.crew.posts.values():
+        for post in self.workers.handles.values():
             if post.child is not None:
                 works = post.spec.role in roles and (first is None or post.spec.index < first)
                 os.kill(post.child.pid, signal.SIGCONT if works else signal.SIGSTOP)
@@ -285,9 +285,9 @@ class _Processes:
     def rates(self, seconds: float) -> tuple[float, float]:
         """(env steps, updates) a second over that time."""
         self.pass_time(_SETTLE_S)
-        before, start = counters(self.board, self._samplers), time.monotonic()
+        before, start = counters(self.status, self._samplers), time.monotonic()
         self.pass_time(seconds)
-        after, took_s = counters(self.board, self._samplers), time.monotonic() - start
+        after, took_s = counters(self.status, self._samplers), time.monotonic() - start
         return (after[0] - before[0]) / took_s, (after[1] - before[1]) / took_s
 
 
@@ -295,21 +295,22 @@ class _Processes:
 def _processes(plan: RunPlan, roles: Collection[str]) -> Iterator[_Processes]:
     """Those of the run that ``plan`` describes; they have ended when this ends."""
     num_rows = plan.samplers + 3
-    with run_folder() as folder, open_memory(plan, folder, num_rows) as (board, ring):
-        nest = RunContext(run_dir=folder, board_fd=board.block.fd, board_rows=num_rows, nonce=secrets.token_hex(8))
-        crew = ProcessSupervisor(nest, board, on_event=lambda level, text: None)
-        found = _Processes(crew, board, ring, plan.samplers)
+    with run_folder() as folder, open_memory(plan, folder, num_rows) as (status, ring):
+        run_context = RunContext(run_dir=folder, status_fd=status.block.fd, status_rows=num_rows,
+                                 nonce=secrets.token_hex(8))
+        workers = ProcessSupervisor(run_context, status, on_event=lambda level, text: None)
+        found = _Processes(workers, status, ring, plan.samplers)
         try:
             if "learner" not in roles:
                 publish_policy(plan, folder)
-                _let_sample(ring, board)
+                _let_sample(ring, status)
             for spec in worker_specs(plan, folder, ring, time.monotonic()).values():
                 if spec.role in roles:
-                    crew.add(spec)
+                    workers.add(spec)
             yield found
         finally:
             found.let_work(roles)
-            crew.stop(hurry=lambda: True, on_messages=lambda messages: None)
+            workers.stop(hurry=lambda: True, on_messages=lambda messages: None)
 
 
 def samplers_rows(plan: RunPlan, repeats: int, seconds: float) -> list[Row]:
@@ -322,13 +323,13 @@ def samplers_rows(plan: RunPlan, repeats: int, seconds: float) -> list[Row]:
     pairs = []
     with _processes(plan, ("sampler",)) as found:
         def all_step() -> bool:
-            return min(float(found.board.named_slots(index, "sampler")["env_steps"]) for index in range(2)) \
+            return min(float(found.status.named_slots(index, "sampler")["env_steps"]) for index in range(2)) \
                 >= _FIRST_STEPS
 
         found.pass_time(_START_S, until=all_step)
         if not all_step():
             raise WorkerError(f"the samplers did not take {_FIRST_STEPS} env steps each within {_START_S:g} s")
-        memory = _memory_bytes(found.crew)
+        memory = _memory_bytes(found.workers)
         for _ in range(repeats):
             found.let_work(["sampler"], first=1)
             one = found.rates(seconds)[0]
@@ -345,9 +346,10 @@ def samplers_rows(plan: RunPlan, repeats: int, seconds: float) -> list[Row]:
     ]
 
 
-def _memory_bytes(crew: ProcessSupervisor) -> int:
+def _memory_bytes(workers: ProcessSupervisor) -> int:
     """The largest proportional resident memory of a worker (its share of pages that processes have in common)."""
-    held = [psutil.Process(post.child.pid).memory_full_info() for post in crew.posts.values() if post.child is not None]
+    children = [handle.child for handle in workers.handles.values() if handle.child is not None]
+    held = [psutil.Process(child.pid).memory_full_info() for child in children]
     return max(int(getattr(info, "pss", info.rss)) for info in held)
 
 

@@ -134,7 +134,7 @@ def _grid(
     def open_measuring(within_s: float) -> ReplayMeasurer:
         measuring = ReplayMeasurer(
             plan, usable_cores=machine.cores.usable, memory_cap_bytes=machine.memory.usable_bytes,
-            crew_bytes=10**9, ends_s=time.monotonic() + within_s, interrupts=interrupts,
+            group_bytes=10**9, ends_s=time.monotonic() + within_s, interrupts=interrupts,
         )
         measuring.step_us = probe.step_us_median
         return measuring

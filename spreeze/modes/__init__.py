@@ -7,7 +7,7 @@ there, the learner works on the interval before. Two storages in shared memory c
 the other used up, so a policy lags by exactly one update, which is asserted. All randomness belongs to environments and
 is counted (seed, environment, episode, step), and inference works in tiles of a fixed height. So trajectories,
 parameters and optimiser are the same bits for any number of actors, any timing, and across a resume, as long as the
-learner is on the CPU. Without actors executors infer for themselves: an env step then costs half of the exchange, so
+learner is on the CPU. Without actors executors infer for themselves: an env step then costs half of the mailbox, so
 that is the default.
 
 A killed executor repeats its episode's actions and goes on; where that does not give the same observation, the run ends

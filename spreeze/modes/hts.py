@@ -42,7 +42,7 @@ class Memory:
     """What the workers of an on-policy run share; it belongs to this process."""
 
     rollouts: Rollouts
-    exchange: InferenceMailbox
+    mailbox: InferenceMailbox
     handover: Handover
 
     @property
@@ -80,22 +80,22 @@ def _trained(
 ) -> Supervisor:
     """Starts everybody and watches to the end; nobody is left when it returns."""
     first_watcher = plan.samplers + plan.actors + 1
-    with open_bells(plan) as bells:
-        board = StatusTable.create(first_watcher + 2)
+    with open_wakeups(plan) as wakeups:
+        status = StatusTable.create(first_watcher + 2)
         try:
-            nest = RunContext(
-                run_dir=run_dir.path, board_fd=board.block.fd, board_rows=board.num_rows, nonce=run_dir.nonce
+            run_context = RunContext(
+                run_dir=run_dir.path, status_fd=status.block.fd, status_rows=status.num_rows, nonce=run_dir.nonce
             )
-            crew = ProcessSupervisor(
-                nest, board, on_event=recorder.event, start=start, forgiven=plan.config.run.forgiven_failures
+            workers = ProcessSupervisor(
+                run_context, status, on_event=recorder.event, start=start, forgiven=plan.config.run.forgiven_failures
             )
-            read = Readings(plan, board, memory.rollouts, memory.updates)
-            supervisor = Supervisor(run_dir, board, crew, read, recorder, interrupts)
-            specs = worker_specs(plan, run_dir.path, memory, bells, recorder.started_s)
+            read = Readings(plan, status, memory.rollouts, memory.updates)
+            supervisor = Supervisor(run_dir, status, workers, read, recorder, interrupts)
+            specs = worker_specs(plan, run_dir.path, memory, wakeups, recorder.started_s)
             specs |= watcher_specs(plan, run_dir.path, first_watcher)
-            supervise(supervisor, crew, specs, lambda: memory.rollouts.interval > read.first_interval)
+            supervise(supervisor, workers, specs, lambda: memory.rollouts.interval > read.first_interval)
         finally:
-            board.close()
+            status.close()
     return supervisor
 
 
@@ -108,8 +108,8 @@ def from_interval(plan: RunPlan, rollouts: Rollouts) -> RunPlan:
 class Readings:
     """All counters of a moment; at the end only whole intervals count."""
 
-    def __init__(self, plan: RunPlan, board: StatusTable, rollouts: Rollouts, updates: int) -> None:
-        self._plan, self._board, self._rollouts = plan, board, rollouts
+    def __init__(self, plan: RunPlan, status: StatusTable, rollouts: Rollouts, updates: int) -> None:
+        self._plan, self._status, self._rollouts = plan, status, rollouts
         self._rows = rollouts.spec.rows
         self._first_updates = updates
         self.first_interval = rollouts.interval
@@ -117,17 +117,17 @@ class Readings:
 
     def __call__(self) -> CounterSample:
         """The reading."""
-        plan, board, executors = self._plan, self._board, self._plan.samplers
+        plan, status, executors = self._plan, self._status, self._plan.samplers
         collected = (self._rollouts.interval - self.first_interval) * self._rows
-        samplers = [board.named_slots(row, "executor") for row in range(executors)]
-        if board.header[words.STOP]:
+        samplers = [status.named_slots(row, "executor") for row in range(executors)]
+        if status.header[words.STOP]:
             for sampler in samplers:  # what belongs to no whole interval is collected again by a resume
                 sampler["env_steps"] = collected / executors
-        learner = board.named_slots(executors + plan.actors, "learner")
+        learner = status.named_slots(executors + plan.actors, "learner")
         return CounterSample(
             t_s=time.monotonic(), samplers=tuple(samplers), learner=learner, inserted=collected, baseline_inserted=0,
             sampled=int(max(0.0, learner["updates"] - self._first_updates)) * plan.batch_size,
-            actors=tuple(board.named_slots(executors + index, "actor") for index in range(plan.actors)),
+            actors=tuple(status.named_slots(executors + index, "actor") for index in range(plan.actors)),
         )
 
 
@@ -143,13 +143,13 @@ def open_memory(plan: RunPlan, run_dir: Path) -> Iterator[Memory]:
     with contextlib.ExitStack() as stack:
         rollouts = Rollouts.create(spec)
         stack.callback(rollouts.close)
-        exchange = InferenceMailbox.create(spec)
-        stack.callback(exchange.close)
+        mailbox = InferenceMailbox.create(spec)
+        stack.callback(mailbox.close)
         policies = VersionedParameters.create()
         stack.callback(policies.close)
         states = VersionedParameters.create()
         stack.callback(states.close)
-        memory = Memory(rollouts=rollouts, exchange=exchange, handover=Handover(policies=policies, states=states))
+        memory = Memory(rollouts=rollouts, mailbox=mailbox, handover=Handover(policies=policies, states=states))
         if plan.earlier.sessions:
             restore(plan, run_dir, memory)
         yield memory
@@ -170,7 +170,7 @@ def restore(plan: RunPlan, run_dir: Path, memory: Memory) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bells:
+class Wakeups:
     """One for each worker that sleeps."""
 
     executors: tuple[Wakeup, ...]
@@ -179,42 +179,42 @@ class Bells:
 
 
 @contextlib.contextmanager
-def open_bells(plan: RunPlan) -> Iterator[Bells]:
-    """A bell for each worker of the plan.
+def open_wakeups(plan: RunPlan) -> Iterator[Wakeups]:
+    """A wakeup for each worker of the plan.
 
     Raises:
         ResourceError: too few descriptors.
     """
     with contextlib.ExitStack() as stack:
         def made(count: int) -> tuple[Wakeup, ...]:
-            bells = []
+            wakeups = []
             for _ in range(count):
-                bells.append(Wakeup.create())
-                stack.callback(bells[-1].close)
-            return tuple(bells)
+                wakeups.append(Wakeup.create())
+                stack.callback(wakeups[-1].close)
+            return tuple(wakeups)
 
         try:
-            bells = Bells(executors=made(plan.samplers), actors=made(plan.actors), learner=made(1)[0])
+            wakeups = Wakeups(executors=made(plan.samplers), actors=made(plan.actors), learner=made(1)[0])
         except OSError as error:
             raise ResourceError(f"no descriptors for {plan.samplers} executors: {error}; raise ulimit -n") from None
-        yield bells
+        yield wakeups
 
 
-def _fds(*bells: Wakeup) -> tuple[int, ...]:
-    return tuple(fd for bell in bells for fd in bell.fds)
+def _fds(*wakeups: Wakeup) -> tuple[int, ...]:
+    return tuple(fd for wakeup in wakeups for fd in wakeup.fds)
 
 
 def worker_specs(
-    plan: RunPlan, run_dir: Path, memory: Memory, bells: Bells, run_started_s: float
+    plan: RunPlan, run_dir: Path, memory: Memory, wakeups: Wakeups, run_started_s: float
 ) -> dict[str, WorkerSpec]:
     """Learner, executors and actors, in starting order: what takes longest to import comes first."""
-    job, limit = learner_job(plan, run_dir, memory, run_started_s, bells), memory_limit_bytes(plan)
-    shared = (memory.rollouts.fd, memory.exchange.fd, *memory.handover.policies.fds,
-              *_fds(*bells.executors, *bells.actors, bells.learner))
+    job, limit = learner_job(plan, run_dir, memory, run_started_s, wakeups), memory_limit_bytes(plan)
+    shared = (memory.rollouts.fd, memory.mailbox.fd, *memory.handover.policies.fds,
+              *_fds(*wakeups.executors, *wakeups.actors, wakeups.learner))
     found = [WorkerSpec(role="learner", body="rollout-learner", index=0, row=plan.samplers + plan.actors,
                         job=job.to_json(), threads=job.threads, inherited_fds=(*shared, *memory.handover.states.fds))]
     found += [
-        WorkerSpec(role="executor", index=index, row=index, job=executor_job(plan, memory, bells, index).to_json(),
+        WorkerSpec(role="executor", index=index, row=index, job=executor_job(plan, memory, wakeups, index).to_json(),
                    step_deadline_s=plan.config.sampling.step_deadline_s, inherited_fds=shared,
                    memory_limit_bytes=limit)
         for index in range(plan.samplers)
@@ -222,32 +222,32 @@ def worker_specs(
     for index in range(plan.actors):
         actor = InferenceWorkerJob(
             index=index, num_actors=plan.actors, envs_per_executor=plan.config.rollout.envs_per_executor,
-            rollouts=memory.rollouts.spec, rollouts_fd=memory.rollouts.fd, exchange_fd=memory.exchange.fd,
-            policy_fds=memory.handover.policies.fds, bell_fds=_fds(bells.actors[index]),
-            executor_bell_fds=_fds(*bells.executors),
+            rollouts=memory.rollouts.spec, rollouts_fd=memory.rollouts.fd, mailbox_fd=memory.mailbox.fd,
+            policy_fds=memory.handover.policies.fds, wakeup_fds=_fds(wakeups.actors[index]),
+            executor_wakeup_fds=_fds(*wakeups.executors),
         )
         found.append(WorkerSpec(role="actor", index=index, row=plan.samplers + index, job=actor.to_json(),
                                 inherited_fds=shared))
     return {spec.name: spec for spec in found}
 
 
-def executor_job(plan: RunPlan, memory: Memory, bells: Bells, index: int) -> RolloutSamplerJob:
+def executor_job(plan: RunPlan, memory: Memory, wakeups: Wakeups, index: int) -> RolloutSamplerJob:
     """What one executor is told."""
     part = plan.config.rollout
     return RolloutSamplerJob(
         spec=plan.spec, index=index, seed=plan.config.run.seed, num_envs=part.envs_per_executor,
         step_synchronous=plan.lag == 0 and part.synchrony == "step", num_actors=plan.actors,
         nan_policy=plan.config.sampling.nan_policy,
-        rollouts=memory.rollouts.spec, rollouts_fd=memory.rollouts.fd, exchange_fd=memory.exchange.fd,
-        policy_fds=memory.handover.policies.fds, executor_bell_fds=_fds(*bells.executors),
-        actor_bell_fds=_fds(*bells.actors), learner_bell_fds=_fds(bells.learner),
+        rollouts=memory.rollouts.spec, rollouts_fd=memory.rollouts.fd, mailbox_fd=memory.mailbox.fd,
+        policy_fds=memory.handover.policies.fds, executor_wakeup_fds=_fds(*wakeups.executors),
+        actor_wakeup_fds=_fds(*wakeups.actors), learner_wakeup_fds=_fds(wakeups.learner),
     )
 
 
 def learner_job(
-    plan: RunPlan, run_dir: Path, memory: Memory, run_started_s: float, bells: Bells | None = None
+    plan: RunPlan, run_dir: Path, memory: Memory, run_started_s: float, wakeups: Wakeups | None = None
 ) -> OnPolicyLearnerJob:
-    """What the learner is told; without bells: in this process."""
+    """What the learner is told; without wakeups: in this process."""
     config, lag = plan.config, plan.lag or 0
     return OnPolicyLearnerJob(
         run_dir=str(run_dir), spec=plan.spec, algo=config.run.algo, algorithm=plan.algorithm_fields(),
@@ -257,6 +257,7 @@ def learner_job(
         checkpoint_interval_s=config.learner.checkpoint_interval_s, fingerprint=config.rollout.fingerprint,
         max_updates=config.stop.updates, max_env_steps=config.stop.env_steps, rollouts=memory.rollouts.spec,
         rollouts_fd=memory.rollouts.fd, policy_fds=memory.handover.policies.fds, state_fds=memory.handover.states.fds,
-        executor_bell_fds=_fds(*bells.executors) if bells else (), bell_fds=_fds(bells.learner) if bells else (),
+        executor_wakeup_fds=_fds(*wakeups.executors) if wakeups else (),
+        wakeup_fds=_fds(wakeups.learner) if wakeups else (),
         run_started_s=run_started_s, wall_base_s=plan.earlier.wall_s,
     )

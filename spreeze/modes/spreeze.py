@@ -33,19 +33,21 @@ def run_mode(
     Raises:
         ResourceError: no room for replay; nothing was started.
     """
-    names = board_rows(plan.samplers)
+    names = status_rows(plan.samplers)
     recorder = Recorder(plan, run_dir, view)
     watch = OrphanWatch(run_dir.nonce)
     try:
         watch.start()
-        with open_memory(plan, run_dir.path, len(names)) as (board, ring):
-            nest = RunContext(run_dir=run_dir.path, board_fd=board.block.fd, board_rows=len(names), nonce=run_dir.nonce)
-            crew = ProcessSupervisor(nest, board, on_event=recorder.event, takeover=lambda spec: _take_over(ring, spec),
-                        start=start, forgiven=plan.config.run.forgiven_failures)
-            governing = GovernorLoop(plan, board, recorder.event) if plan.config.tuning.govern else None
-            supervisor = Supervisor(run_dir, board, crew, lambda: _read(board, ring, plan.samplers), recorder,
+        with open_memory(plan, run_dir.path, len(names)) as (status, ring):
+            run_context = RunContext(run_dir=run_dir.path, status_fd=status.block.fd, status_rows=len(names),
+                                     nonce=run_dir.nonce)
+            workers = ProcessSupervisor(run_context, status, on_event=recorder.event,
+                                        takeover=lambda spec: _take_over(ring, spec),
+                                        start=start, forgiven=plan.config.run.forgiven_failures)
+            governing = GovernorLoop(plan, status, recorder.event) if plan.config.tuning.govern else None
+            supervisor = Supervisor(run_dir, status, workers, lambda: _read(status, ring, plan.samplers), recorder,
                                     interrupts, governing)
-            supervise(supervisor, crew, worker_specs(plan, run_dir.path, ring, recorder.started_s),
+            supervise(supervisor, workers, worker_specs(plan, run_dir.path, ring, recorder.started_s),
                       lambda: ring.baseline_inserted >= 0)
         last_evaluation(plan, run_dir, recorder, supervisor, interrupts)
     finally:
@@ -54,17 +56,17 @@ def run_mode(
     return recorder.outcome
 
 
-def board_rows(samplers: int) -> dict[str, int]:
-    """Name of a worker -> its row of the board."""
+def status_rows(samplers: int) -> dict[str, int]:
+    """Name of a worker -> its row of the status table."""
     names = (*(f"sampler-{index}" for index in range(samplers)), "learner", "evaluator", "visualizer")
     return {name: row for row, name in enumerate(names)}
 
 
-def _read(board: StatusTable, ring: ReplayRing, samplers: int) -> CounterSample:
+def _read(status: StatusTable, ring: ReplayRing, samplers: int) -> CounterSample:
     """All counters of this moment."""
     return CounterSample(
-        t_s=time.monotonic(), samplers=tuple(board.named_slots(row, "sampler") for row in range(samplers)),
-        learner=board.named_slots(samplers, "learner"),
+        t_s=time.monotonic(), samplers=tuple(status.named_slots(row, "sampler") for row in range(samplers)),
+        learner=status.named_slots(samplers, "learner"),
         inserted=ring.total_committed(), baseline_inserted=ring.baseline_inserted, sampled=ring.sampled,
     )
 
@@ -88,11 +90,11 @@ def open_memory(plan: RunPlan, run_dir: Path, num_rows: int) -> Iterator[tuple[S
     ring = ReplayRing.create(plan.ring_spec())
     try:
         load_saved_replay(plan, run_dir, ring)
-        board = StatusTable.create(num_rows)
+        status = StatusTable.create(num_rows)
         try:
-            yield board, ring
+            yield status, ring
         finally:
-            board.close()
+            status.close()
     finally:
         ring.close()
 

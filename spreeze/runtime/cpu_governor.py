@@ -243,27 +243,27 @@ class GovernorLoop:
     """One run's governor with its readings; called by the supervisor, which need not know when it acts."""
 
     def __init__(
-        self, plan: RunPlan, board: StatusTable, on_event: Callable[[str, str], None], *, reader: Reader | None = None,
+        self, plan: RunPlan, status: StatusTable, on_event: Callable[[str, str], None], *, reader: Reader | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Lets every sampler work until there is a reason against it.
 
         Args:
             plan: the run.
-            board: where the number of active samplers is posted.
+            status: where the number of active samplers is posted.
             on_event: is told of each change (level, text).
             reader: stand-in for tests.
             clock: monotonic seconds.
         """
         self._governor = Governor(plan.samplers, plan.config.tuning.leave_free)
-        self._maximum, self._board, self._on_event, self._clock = plan.samplers, board, on_event, clock
+        self._maximum, self._status, self._on_event, self._clock = plan.samplers, status, on_event, clock
         self._reader: Reader = ContentionReader() if reader is None else reader
         self._before: tuple[float, int | None, float] | None = None
         self._foreign_cores: float | None = None
         self._blind = 0
         self._turn_rows = _TURN_SHARE * plan.ring_spec().rows_per_shard
         self._turn_began = (0.0, 0)  # seconds, rows inserted
-        self._board.header[words.SAMPLERS] = self._maximum
+        self._status.header[words.SAMPLERS] = self._maximum
         self._post(self._governor.active)
 
     def look(self, reading: CounterSample, pids: Mapping[str, int]) -> dict[str, float | None]:
@@ -289,7 +289,7 @@ class GovernorLoop:
     def _pass_turn(self, now_s: float, inserted: int) -> None:
         """Lets the next sampler be the first, while some rest, when those at work have written enough."""
         began_s, before = self._turn_began
-        active, header = self._governor.active, self._board.header
+        active, header = self._governor.active, self._status.header
         enough = inserted - before >= self._turn_rows * max(1.0, active) or now_s - began_s >= _LONGEST_TURN_S
         if enough:
             self._turn_began = now_s, inserted
@@ -321,7 +321,8 @@ class GovernorLoop:
         )
 
     def _apply(self, change: Change) -> None:
-        before = number(int(self._board.header[words.ACTIVE_SAMPLERS]) + self._board.header[words.SLOWED_SHARE] / 1000)
+        header = self._status.header
+        before = number(int(header[words.ACTIVE_SAMPLERS]) + header[words.SLOWED_SHARE] / 1000)
         self._post(change.active)
         self._on_event("info", f"governor: {before} -> {number(change.active)} of {self._maximum} samplers active: "
                                f"{change.reason}")
@@ -329,6 +330,6 @@ class GovernorLoop:
     def _post(self, active: float) -> None:
         """Two stores; what lies between them for a moment is at most one sampler too few."""
         whole = int(active)
-        self._board.header[words.SLOWED_SHARE] = 0
-        self._board.header[words.ACTIVE_SAMPLERS] = whole
-        self._board.header[words.SLOWED_SHARE] = round(1000 * (active - whole))
+        self._status.header[words.SLOWED_SHARE] = 0
+        self._status.header[words.ACTIVE_SAMPLERS] = whole
+        self._status.header[words.SLOWED_SHARE] = round(1000 * (active - whole))

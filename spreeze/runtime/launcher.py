@@ -32,7 +32,7 @@ class WorkerSpec:
     role: str
     index: int
     row: int
-    """Row of the board."""
+    """Row of the status table."""
     job: dict[str, Any]
     """JSON form of the body's job."""
     body: str = ""
@@ -57,8 +57,8 @@ class RunContext:
     """What all workers of one run share."""
 
     run_dir: Path
-    board_fd: int
-    board_rows: int
+    status_fd: int
+    status_rows: int
     nonce: str
     """Marks every process of the run in its environment, so that none can be overlooked."""
 
@@ -126,7 +126,7 @@ Begin = Callable[[str, WorkerSpec, RunContext, tuple[int, ...]], "subprocess.Pop
 """Begins a worker's process: its argument, what and where it is, and the descriptors that it gets."""
 
 
-def spawn(spec: WorkerSpec, nest: RunContext, begin: Begin | None = None) -> WorkerProcess:
+def spawn(spec: WorkerSpec, run_context: RunContext, begin: Begin | None = None) -> WorkerProcess:
     """Starts a worker in a fresh interpreter, or in what ``begin`` has, and in a process group of its own.
 
     Raises:
@@ -139,12 +139,12 @@ def spawn(spec: WorkerSpec, nest: RunContext, begin: Begin | None = None) -> Wor
         os.set_blocking(message_write, False)
         argument = json.dumps({
             "role": spec.role, "body": spec.body or spec.role, "index": spec.index, "row": spec.row, "job": spec.job,
-            "board_fd": nest.board_fd, "board_rows": nest.board_rows, "message_fd": message_write,
+            "status_fd": run_context.status_fd, "status_rows": run_context.status_rows, "message_fd": message_write,
             "lifeline_fd": lifeline_read, "supervisor_pid": os.getpid(),
-            "errors_dir": str(nest.run_dir / "errors"),
+            "errors_dir": str(run_context.run_dir / "errors"),
         })
-        fds = (nest.board_fd, message_write, lifeline_read, *spec.inherited_fds)
-        process = (begin or fresh_process)(argument, spec, nest, fds)
+        fds = (run_context.status_fd, message_write, lifeline_read, *spec.inherited_fds)
+        process = (begin or fresh_process)(argument, spec, run_context, fds)
     except BaseException:
         os.close(message_read)
         os.close(lifeline_write)
@@ -156,18 +156,18 @@ def spawn(spec: WorkerSpec, nest: RunContext, begin: Begin | None = None) -> Wor
 
 
 def fresh_process(
-    argument: str, spec: WorkerSpec, nest: RunContext, fds: tuple[int, ...]
+    argument: str, spec: WorkerSpec, run_context: RunContext, fds: tuple[int, ...]
 ) -> subprocess.Popen[bytes]:
     """A fresh interpreter for a worker; the descriptors keep their numbers.
 
     Raises:
         OSError: it could not be started.
     """
-    with log_file(nest.run_dir, spec.name) as log, held_back():
+    with log_file(run_context.run_dir, spec.name) as log, held_back():
         return subprocess.Popen(
             [sys.executable, "-m", "spreeze.workers.main", argument],
             stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, close_fds=True, process_group=0,
-            pass_fds=fds, env=child_environment(spec.threads, nest.nonce, spec.name),
+            pass_fds=fds, env=child_environment(spec.threads, run_context.nonce, spec.name),
         )
 
 
@@ -242,13 +242,13 @@ class Prewarm:
         if process is not None:
             kill_and_wait(process)
 
-    def start(self, spec: WorkerSpec, nest: RunContext) -> WorkerProcess:
+    def start(self, spec: WorkerSpec, run_context: RunContext) -> WorkerProcess:
         """``spawn``, in the waiting process if there is one for this worker.
 
         Raises:
             OSError: the worker could not be started.
         """
-        return spawn(spec, nest, self._taken if spec.role == _ROLE else fresh_process)
+        return spawn(spec, run_context, self._taken if spec.role == _ROLE else fresh_process)
 
     def _begin(self) -> None:
         self._line, theirs = socket.socketpair()
@@ -260,21 +260,23 @@ class Prewarm:
             )
 
     def _taken(
-        self, argument: str, spec: WorkerSpec, nest: RunContext, fds: tuple[int, ...]
+        self, argument: str, spec: WorkerSpec, run_context: RunContext, fds: tuple[int, ...]
     ) -> subprocess.Popen[bytes]:
         """The waiting process with its job, if it fits and lives; else a fresh one. It waits no longer."""
         taken = None
-        fits = (spec.threads, nest.nonce) == (self._threads, self.nonce) and len(set(fds)) + 2 <= MOST_FDS
+        fits = (spec.threads, run_context.nonce) == (self._threads, self.nonce) and len(set(fds)) + 2 <= MOST_FDS
         if fits and self._process is not None and self._line is not None:
             with contextlib.suppress(OSError):  # it has ended
-                _hand_over(self._line, argument, spec, nest, fds)
+                _hand_over(self._line, argument, spec, run_context, fds)
                 taken, self._process = self._process, None
         self.close()
-        return taken or fresh_process(argument, spec, nest, fds)
+        return taken or fresh_process(argument, spec, run_context, fds)
 
 
-def _hand_over(line: socket.socket, argument: str, spec: WorkerSpec, nest: RunContext, fds: tuple[int, ...]) -> None:
-    with log_file(nest.run_dir, spec.name) as log:
+def _hand_over(
+    line: socket.socket, argument: str, spec: WorkerSpec, run_context: RunContext, fds: tuple[int, ...]
+) -> None:
+    with log_file(run_context.run_dir, spec.name) as log:
         places = {1: log.fileno(), 2: log.fileno(), **{fd: fd for fd in fds}}
         message = json.dumps({"argument": argument, "places": list(places)}).encode() + b"\n"
         sent = socket.send_fds(line, [message], list(places.values()))

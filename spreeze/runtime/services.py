@@ -38,7 +38,7 @@ def memory_limit_bytes(plan: RunPlan) -> int:
 
 
 def supervise(
-    supervisor: Supervisor, crew: ProcessSupervisor, specs: dict[str, WorkerSpec], learning_began: Callable[[], bool]
+    supervisor: Supervisor, workers: ProcessSupervisor, specs: dict[str, WorkerSpec], learning_began: Callable[[], bool]
 ) -> None:
     """Starts the workers and watches them to the end of the run; nobody is left when it returns.
 
@@ -58,14 +58,14 @@ def supervise(
             chosen = visualizer
             visualizer = None
             try:
-                crew.add(chosen)
+                workers.add(chosen)
             except OSError as error:  # never a reason to end the run
-                crew.on_event("warning", f"no pictures: the visualizer could not be started: {error}")
+                workers.on_event("warning", f"no pictures: the visualizer could not be started: {error}")
 
     try:
         for spec in specs.values():
             try:
-                crew.add(spec)
+                workers.add(spec)
             except OSError as error:
                 raise ResourceError(
                     f"{spec.name} could not be started: {error}; use fewer {spec.role}s, or raise the limit of "
@@ -77,7 +77,7 @@ def supervise(
 
 
 def watcher_specs(plan: RunPlan, run_dir: Path, first_row: int) -> dict[str, WorkerSpec]:
-    """Evaluator and visualizer, in rows ``first_row`` and the next of the board."""
+    """Evaluator and visualizer, in rows ``first_row`` and the next of the status table."""
     config = plan.config
     evaluator = EvaluatorJob(
         run_dir=str(run_dir), spec=plan.spec, episodes=config.evaluation.episodes,

@@ -1,4 +1,4 @@
-"""The supervisor: hears the crew, samples the slots, decides when it is over."""
+"""The supervisor: hears the workers, samples the slots, decides when it is over."""
 from __future__ import annotations
 
 import contextlib
@@ -38,21 +38,21 @@ class Supervisor:
     def __init__(
         self,
         run_dir: RunDir,
-        board: StatusTable,
-        crew: ProcessSupervisor,
+        status: StatusTable,
+        workers: ProcessSupervisor,
         read: Callable[[], CounterSample],
         recorder: Recorder,
         interrupts: Interrupts,
         governing: GovernorLoop | None = None,
     ) -> None:
-        """Args: ``read`` gives all counters of this moment; the board's stop word is set once they are the last."""
-        self._run_dir, self._board, self._crew = run_dir, board, crew
+        """Args: ``read`` gives all counters of this moment; after the stop flag is set, the final ones."""
+        self._run_dir, self._status, self._workers = run_dir, status, workers
         self._reading, self._recorder, self._interrupts = read, recorder, interrupts
         self._governing = governing
         self._learner_finished: str | None = None
         self._next_sample_s = 0.0
         self.stopping_s = 0.0
-        """How long stopping the crew took."""
+        """How long stopping the workers took."""
 
     def run(self, on_sample: Callable[[], None]) -> None:
         """Watches until a stop condition, an interrupt, or a failure that cannot be mended.
@@ -63,8 +63,8 @@ class Supervisor:
         recorder = self._recorder
         try:
             while True:
-                self._hear(self._crew.wait(_LOOK_S))
-                self._hear(self._crew.watch())
+                self._hear(self._workers.wait(_LOOK_S))
+                self._hear(self._workers.watch())
                 self._tell_hang_up()
                 if time.monotonic() >= self._next_sample_s:
                     self._next_sample_s = time.monotonic() + SAMPLE_S
@@ -80,20 +80,20 @@ class Supervisor:
             recorder.event("error", str(error))
 
     def stop(self) -> None:
-        """Ends the crew and takes the last numbers; nobody is left when it returns."""
+        """Ends the workers and takes the last numbers; nobody is left when it returns."""
         self._recorder.ending()
         start_s = time.monotonic()
         self._run_dir.write_state(state="stopping")
         try:
-            self._crew.stop(hurry=lambda: self._interrupts.urgent, on_messages=self._hear, on_wait=self._waited)
+            self._workers.stop(hurry=lambda: self._interrupts.urgent, on_messages=self._hear, on_wait=self._waited)
         finally:
             self.stopping_s = time.monotonic() - start_s
             with contextlib.suppress(OSError):  # a checkpoint that was given up may be of gigabytes
                 CheckpointStore(self._run_dir.path / "checkpoints").remove_unfinished()
-            self._recorder.first_error = self._crew.first_error
-            self._recorder.sample(self._reading(), pids=None, restarts=self._crew.restarts,
+            self._recorder.first_error = self._workers.first_error
+            self._recorder.sample(self._reading(), pids=None, restarts=self._workers.restarts,
                                   samplers_alive=0, state="stopping")
-            self._recorder.finish(self._crew.restarts)
+            self._recorder.finish(self._workers.restarts)
 
     def _waited(self, names: list[str]) -> None:
         """Who stops waits for ``names``; what the learner still has to write is shown."""
@@ -117,7 +117,7 @@ class Supervisor:
             if kind == "event":
                 self._recorder.event(str(message.get("level", "info")), str(message.get("text", ""))[:2000], source)
             elif kind == "error":
-                self._crew.note_error(source, str(message.get("error", ""))[:1000])
+                self._workers.note_error(source, str(message.get("error", ""))[:1000])
             elif kind == "evaluation":
                 self._recorder.evaluation(message)
             elif kind == "started":
@@ -128,14 +128,14 @@ class Supervisor:
                 self._learner_finished = str(message.get("reason") or "updates")
 
     def _sample(self) -> None:
-        self._recorder.first_error = self._crew.first_error
-        reading, pids = self._reading(), self._crew.pids()
+        self._recorder.first_error = self._workers.first_error
+        reading, pids = self._reading(), self._workers.pids()
         governed = self._governing.look(reading, {**pids, "supervisor": os.getpid()}) if self._governing else {}
-        self._recorder.sample(reading, pids=pids, restarts=self._crew.restarts,
-                              samplers_alive=sum(self._crew.alive(name) for name, role in ROLES.items() if role.steps),
+        self._recorder.sample(reading, pids=pids, restarts=self._workers.restarts,
+                              samplers_alive=sum(self._workers.alive(r.name) for r in ROLES.values() if r.steps),
                               governed=governed)
         paused = (self._run_dir.path / "control" / "pause-visualizer").exists()
-        self._board.header[words.VISUALIZER_PAUSED] = int(paused)
+        self._status.header[words.VISUALIZER_PAUSED] = int(paused)
 
 
 _ASLEEP_S = 5.0
@@ -152,7 +152,7 @@ _STACK_S = 0.2
 
 @dataclass
 class WorkerHandle:
-    """One place in the crew: its worker now, its failures so far."""
+    """A supervised worker: its process now, its failures so far."""
 
     spec: WorkerSpec
     restarts: Restarts
@@ -173,15 +173,15 @@ class ProcessSupervisor:
     """
 
     def __init__(
-        self, nest: RunContext, board: StatusTable, *, on_event: Callable[[str, str], None],
+        self, run_context: RunContext, status: StatusTable, *, on_event: Callable[[str, str], None],
         takeover: Callable[[WorkerSpec], None] = lambda spec: None,
         start: Start = spawn, clock: Callable[[], float] = time.monotonic,
         forgiven: int = 0,
     ) -> None:
-        self._nest, self._board = nest, board
+        self._run_context, self._status = run_context, status
         self.on_event, self._takeover, self._start, self._clock = on_event, takeover, start, clock
         self._forgiven = forgiven
-        self.posts: dict[str, WorkerHandle] = {}
+        self.handles: dict[str, WorkerHandle] = {}
         self.first_error: tuple[str, str] | None = None
         self._last_watch_s: float | None = None
         self._next_memory_s = 0.0
@@ -192,34 +192,34 @@ class ProcessSupervisor:
         Raises:
             OSError: it could not be started (descriptor, process or memory limit).
         """
-        post = WorkerHandle(spec=spec, restarts=Restarts(ROLES[spec.role].limit, forgiven=self._forgiven))
-        self.posts[spec.name] = post
-        self._launch(post)
+        handle = WorkerHandle(spec=spec, restarts=Restarts(ROLES[spec.role].limit, forgiven=self._forgiven))
+        self.handles[spec.name] = handle
+        self._launch(handle)
 
-    def _launch(self, post: WorkerHandle) -> None:
-        self._board.control(post.spec.row)[words.PHASE] = int(Phase.START)
-        post.child = self._start(post.spec, self._nest)
-        post.last_heartbeat, post.heartbeat_seen_s, post.told = -1, self._clock(), None
+    def _launch(self, handle: WorkerHandle) -> None:
+        self._status.control(handle.spec.row)[words.PHASE] = int(Phase.START)
+        handle.child = self._start(handle.spec, self._run_context)
+        handle.last_heartbeat, handle.heartbeat_seen_s, handle.told = -1, self._clock(), None
 
     @property
     def restarts(self) -> int:
         """Workers started again so far."""
-        return sum(post.restarts.total for post in self.posts.values())
+        return sum(handle.restarts.total for handle in self.handles.values())
 
     def alive(self, role: str) -> int:
         """Running workers of a role."""
-        return sum(post.child is not None for post in self._of(role))
+        return sum(handle.child is not None for handle in self._of(role))
 
     def pids(self) -> dict[str, int]:
         """Name -> process id of the running workers."""
-        return {name: post.child.pid for name, post in self.posts.items() if post.child is not None}
+        return {name: handle.child.pid for name, handle in self.handles.items() if handle.child is not None}
 
     def _of(self, role: str) -> list[WorkerHandle]:
-        return [post for post in self.posts.values() if post.spec.role == role]
+        return [handle for handle in self.handles.values() if handle.spec.role == role]
 
     def wait(self, seconds: float) -> list[dict[str, Any]]:
         """Waits until a worker says something, at most ``seconds``; returns what was said."""
-        children = [post.child for post in self.posts.values() if post.child is not None]
+        children = [handle.child for handle in self.handles.values() if handle.child is not None]
         by_fd = {child.message_fd: child for child in children}
         try:
             ready = readable(by_fd, seconds) if by_fd else []
@@ -232,9 +232,9 @@ class ProcessSupervisor:
             found = by_fd[fd].read_messages()
             messages += found
         for message in messages:
-            post = self.posts.get(str(message.get("from"))) if message.get("kind") == "error" else None
-            if post is not None:
-                post.told = str(message.get("error"))
+            handle = self.handles.get(str(message.get("from"))) if message.get("kind") == "error" else None
+            if handle is not None:
+                handle.told = str(message.get("error"))
         if ready and not messages:
             # Only closed pipes of workers that are ending: do not spin until they are reaped.
             time.sleep(min(seconds, 0.01))
@@ -254,97 +254,97 @@ class ProcessSupervisor:
         now = self._clock()
         if self._last_watch_s is not None and now - self._last_watch_s > _ASLEEP_S:
             self.on_event("warning", f"the machine slept for {now - self._last_watch_s:.0f} s; deadlines extended")
-            for post in self.posts.values():
-                post.heartbeat_seen_s = now
+            for handle in self.handles.values():
+                handle.heartbeat_seen_s = now
         self._last_watch_s = now
         messages: list[dict[str, Any]] = []
         weigh = now >= self._next_memory_s
         if weigh:
             self._next_memory_s = now + _MEMORY_S
-        for post in self.posts.values():
-            if post.child is not None:
-                messages += self._check(post, now) or (self._weigh(post, now) if weigh else [])
-            elif post.restarts.due(now):
-                self._restart(post)
+        for handle in self.handles.values():
+            if handle.child is not None:
+                messages += self._check(handle, now) or (self._weigh(handle, now) if weigh else [])
+            elif handle.restarts.due(now):
+                self._restart(handle)
         self._judge()
         return messages
 
-    def _check(self, post: WorkerHandle, now: float) -> list[dict[str, Any]]:
-        child = post.child
+    def _check(self, handle: WorkerHandle, now: float) -> list[dict[str, Any]]:
+        child = handle.child
         assert child is not None
         code = child.poll()
         if code is not None:
-            return self._ended(post, code, now)
-        control = self._board.control(post.spec.row)
+            return self._ended(handle, code, now)
+        control = self._status.control(handle.spec.row)
         heartbeat, phase = int(control[words.HEARTBEAT]), Phase(int(control[words.PHASE]))
-        if heartbeat != post.last_heartbeat:
-            post.last_heartbeat, post.heartbeat_seen_s = heartbeat, now
+        if heartbeat != handle.last_heartbeat:
+            handle.last_heartbeat, handle.heartbeat_seen_s = heartbeat, now
             return []
-        silent_s = now - post.heartbeat_seen_s
-        if silent_s <= (post.spec.step_deadline_s if phase is Phase.STEP else DEADLINE_S[phase]):
+        silent_s = now - handle.heartbeat_seen_s
+        if silent_s <= (handle.spec.step_deadline_s if phase is Phase.STEP else DEADLINE_S[phase]):
             return []
         child.signal_group(signal.SIGUSR1)
         time.sleep(_STACK_S)
-        self._kill([post])
-        why = f"silent for {silent_s:.0f} s in phase {phase.name}; its stack is in logs/{post.spec.name}.log"
-        return self._ended(post, -int(signal.SIGKILL), now, why)
+        self._kill([handle])
+        why = f"silent for {silent_s:.0f} s in phase {phase.name}; its stack is in logs/{handle.spec.name}.log"
+        return self._ended(handle, -int(signal.SIGKILL), now, why)
 
-    def _weigh(self, post: WorkerHandle, now: float) -> list[dict[str, Any]]:
+    def _weigh(self, handle: WorkerHandle, now: float) -> list[dict[str, Any]]:
         """Ends a worker whose environment eats the machine's memory, before the system chooses a victim."""
-        child, limit = post.child, post.spec.memory_limit_bytes
+        child, limit = handle.child, handle.spec.memory_limit_bytes
         if child is None or limit is None:
             return []
         used = private_memory_bytes(child.pid)
         if used is None or used <= limit:
             return []
-        self._kill([post])
+        self._kill([handle])
         why = f"ended: it used {size(used)} of memory, its limit is {size(limit)} (does the environment leak?)"
-        return self._ended(post, -int(signal.SIGKILL), now, why)
+        return self._ended(handle, -int(signal.SIGKILL), now, why)
 
-    def _ended(self, post: WorkerHandle, code: int, now: float, why: str | None = None) -> list[dict[str, Any]]:
-        child = post.child
+    def _ended(self, handle: WorkerHandle, code: int, now: float, why: str | None = None) -> list[dict[str, Any]]:
+        child = handle.child
         assert child is not None
         child.signal_group(signal.SIGKILL)
         messages = child.read_messages()
         child.close()
-        post.child = None
-        phase = Phase(int(self._board.control(post.spec.row)[words.PHASE]))
-        if code == 0 and phase is Phase.DONE and ROLES[post.spec.role].may_end:
-            post.finished = True
+        handle.child = None
+        phase = Phase(int(self._status.control(handle.spec.row)[words.PHASE]))
+        if code == 0 and phase is Phase.DONE and ROLES[handle.spec.role].may_end:
+            handle.finished = True
             return messages
         reason = why or _exit_text(code, phase)
-        told = next((str(m.get("error")) for m in reversed(messages) if m.get("kind") == "error"), post.told)
-        post.failures.append(f"{reason}: {told}" if told else reason)
-        self.note_error(post.spec.name, post.failures[-1])
-        post.restarts.failed(now)
-        level = "error" if post.restarts.given_up else "warning"
-        self.on_event(level, f"{post.spec.name} {post.failures[-1]}{self._outlook(post, now)}")
+        told = next((str(m.get("error")) for m in reversed(messages) if m.get("kind") == "error"), handle.told)
+        handle.failures.append(f"{reason}: {told}" if told else reason)
+        self.note_error(handle.spec.name, handle.failures[-1])
+        handle.restarts.failed(now)
+        level = "error" if handle.restarts.given_up else "warning"
+        self.on_event(level, f"{handle.spec.name} {handle.failures[-1]}{self._outlook(handle, now)}")
         return messages
 
-    def _outlook(self, post: WorkerHandle, now: float) -> str:
-        if post.restarts.given_up:
+    def _outlook(self, handle: WorkerHandle, now: float) -> str:
+        if handle.restarts.given_up:
             return "; given up"
-        wait_s = (post.restarts.due_s or now) - now
+        wait_s = (handle.restarts.due_s or now) - now
         return "; restarting now" if wait_s <= 0 else f"; restarting in {wait_s:.1f} s"
 
-    def _restart(self, post: WorkerHandle) -> None:
-        self._takeover(post.spec)
+    def _restart(self, handle: WorkerHandle) -> None:
+        self._takeover(handle.spec)
         try:
-            self._launch(post)
+            self._launch(handle)
         except OSError as error:
-            post.restarts.failed(self._clock())
-            self.on_event("error", f"{post.spec.name} could not be started: {error}")
+            handle.restarts.failed(self._clock())
+            self.on_event("error", f"{handle.spec.name} could not be started: {error}")
             return
-        post.restarts.restarted()
+        handle.restarts.restarted()
 
     def _judge(self) -> None:
         for role in ROLES.values():
             posts = self._of(role.name)
-            for post in posts if role.lost is Loss.ANY else ():
-                if post.restarts.given_up:
-                    who = post.spec.name if role.several else f"the {post.spec.name}"
-                    raise WorkerError(f"{who} failed {len(post.failures)} times; the last: {post.failures[-1]}")
-            lost = [post for post in posts if post.restarts.quarantined and post.child is None]
+            for handle in posts if role.lost is Loss.ANY else ():
+                if handle.restarts.given_up:
+                    who = handle.spec.name if role.several else f"the {handle.spec.name}"
+                    raise WorkerError(f"{who} failed {len(handle.failures)} times; the last: {handle.failures[-1]}")
+            lost = [handle for handle in posts if handle.restarts.quarantined and handle.child is None]
             if role.lost is Loss.MOST and 2 * len(lost) > len(posts):
                 raise WorkerError(f"{len(lost)} of {len(posts)} {role.name}s keep failing; {lost[0].spec.name}: "
                                   f"{lost[0].failures[-1]}")
@@ -360,37 +360,37 @@ class ProcessSupervisor:
             on_messages: gets what is said meanwhile.
             on_wait: gets the names of those who are waited for, again and again.
         """
-        self._board.header[words.STOP] = 1
+        self._status.header[words.STOP] = 1
         start = self._clock()
-        while living := [post for post in self.posts.values() if post.child is not None]:
+        while living := [handle for handle in self.handles.values() if handle.child is not None]:
             on_messages(self.wait(0.02))
-            on_wait([post.spec.name for post in living])
+            on_wait([handle.spec.name for handle in living])
             in_hurry, late = hurry(), []
-            for post in living:
-                if post.child is not None and post.child.poll() is not None:
-                    on_messages(self._buried(post))
-                elif in_hurry or self._is_late(post, start):
-                    late.append(post)
+            for handle in living:
+                if handle.child is not None and handle.child.poll() is not None:
+                    on_messages(self._buried(handle))
+                elif in_hurry or self._is_late(handle, start):
+                    late.append(handle)
             self._kill(late)
-            for post in late:
-                on_messages(self._buried(post))
-        end_orphans(self._nest.nonce)
+            for handle in late:
+                on_messages(self._buried(handle))
+        end_orphans(self._run_context.nonce)
 
-    def _is_late(self, post: WorkerHandle, start: float) -> bool:
+    def _is_late(self, handle: WorkerHandle, start: float) -> bool:
         """Whether a worker that is to end since ``start`` has had its time."""
         now = self._clock()
-        if not ROLES[post.spec.role].saves:
+        if not ROLES[handle.spec.role].saves:
             return now - start > _STOP_S
-        control = self._board.control(post.spec.row)
+        control = self._status.control(handle.spec.row)
         heartbeat, phase = int(control[words.HEARTBEAT]), Phase(int(control[words.PHASE]))
-        if heartbeat != post.last_heartbeat:
-            post.last_heartbeat, post.heartbeat_seen_s = heartbeat, now
-        silent_s = now - max(start, post.heartbeat_seen_s)
+        if heartbeat != handle.last_heartbeat:
+            handle.last_heartbeat, handle.heartbeat_seen_s = heartbeat, now
+        silent_s = now - max(start, handle.heartbeat_seen_s)
         return silent_s > (DEADLINE_S[phase] if phase in _LAST_WORK else _STOP_S)
 
     def _kill(self, posts: list[WorkerHandle]) -> None:
         """SIGKILL to workers; all have one time to die, and who does not is named: the run goes on without it."""
-        children = [post.child for post in posts if post.child is not None]
+        children = [handle.child for handle in posts if handle.child is not None]
         for child in children:
             child.signal_group(signal.SIGKILL)
         end = self._clock() + DEATH_S
@@ -400,18 +400,18 @@ class ProcessSupervisor:
         if self._last_watch_s is not None:
             self._last_watch_s = self._clock()  # waiting for them was no sleep
 
-    def _buried(self, post: WorkerHandle) -> list[dict[str, Any]]:
-        child = post.child
+    def _buried(self, handle: WorkerHandle) -> list[dict[str, Any]]:
+        child = handle.child
         assert child is not None
         child.signal_group(signal.SIGKILL)
         messages = child.read_messages()
-        phase = Phase(int(self._board.control(post.spec.row)[words.PHASE]))
+        phase = Phase(int(self._status.control(handle.spec.row)[words.PHASE]))
         code = child.poll()
-        if code != 0 and ROLES[post.spec.role].saves and phase is not Phase.DONE:
+        if code != 0 and ROLES[handle.spec.role].saves and phase is not Phase.DONE:
             how = "was left behind" if code is None else _exit_text(code, phase)
-            self.on_event("warning", f"{post.spec.name} {how} while stopping; its last checkpoint counts")
+            self.on_event("warning", f"{handle.spec.name} {how} while stopping; its last checkpoint counts")
         child.close()
-        post.child = None
+        handle.child = None
         return messages
 
 

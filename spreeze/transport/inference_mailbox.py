@@ -57,7 +57,7 @@ class InferenceMailbox:
         Raises:
             ResourceError: no room in shared memory.
         """
-        return cls(SharedArrays.create("spreeze-exchange", cls.fields(spec)))
+        return cls(SharedArrays.create("spreeze-mailbox", cls.fields(spec)))
 
     @classmethod
     def attach(cls, fd: int, spec: RolloutSpec) -> InferenceMailbox:

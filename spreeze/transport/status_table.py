@@ -1,4 +1,4 @@
-"""The board: one small block of shared memory where workers post numbers and read flags.
+"""The status table: one small block of shared memory where workers post numbers and read flags.
 
 Every worker has a row of its own (int64 control words, float64 slots). A row has one writer, every
 value is an aligned 8-byte store, and nothing here can block.
@@ -29,7 +29,7 @@ HEARTBEAT, PHASE, PID = 0, 1, 2
 
 
 def status_table_bytes(num_rows: int) -> int:
-    """Bytes of a board with that many rows."""
+    """Bytes of a status table with that many rows."""
     return 8 * (_HEADER_WORDS + num_rows * _ROW_WORDS)
 
 
@@ -45,29 +45,29 @@ class StatusTable:
 
     @classmethod
     def create(cls, num_rows: int) -> StatusTable:
-        """Allocates a zeroed board.
+        """Allocates a zeroed table.
 
         Raises:
             ResourceError: no room in shared memory.
         """
-        board = cls(allocate("spreeze-board", status_table_bytes(num_rows)), num_rows)
-        board.header[1] = num_rows
-        board.header[ACTIVE_SAMPLERS] = board.header[SAMPLERS] = 2**31
-        board.header[0] = _MAGIC
-        return board
+        status = cls(allocate("spreeze-status", status_table_bytes(num_rows)), num_rows)
+        status.header[1] = num_rows
+        status.header[ACTIVE_SAMPLERS] = status.header[SAMPLERS] = 2**31
+        status.header[0] = _MAGIC
+        return status
 
     @classmethod
     def attach(cls, fd: int, num_rows: int) -> StatusTable:
         """Attaches to an inherited descriptor.
 
         Raises:
-            TransportError: the header is not that of such a board.
+            TransportError: the header is not that of such a status table.
         """
-        board = cls(attach(fd, status_table_bytes(num_rows)), num_rows)
-        if int(board.header[0]) != _MAGIC or int(board.header[1]) != num_rows:
-            board.close()
-            raise TransportError(f"descriptor {fd} is no board of {num_rows} rows")
-        return board
+        status = cls(attach(fd, status_table_bytes(num_rows)), num_rows)
+        if int(status.header[0]) != _MAGIC or int(status.header[1]) != num_rows:
+            status.close()
+            raise TransportError(f"descriptor {fd} is no status table of {num_rows} rows")
+        return status
 
     def control(self, row: int) -> np.ndarray:
         """int64 control words of a row."""

@@ -1,6 +1,6 @@
-"""Bells: how one process wakes another that sleeps. A counter in shared memory is the truth, a bell only a hint.
+"""Wakeups: how one process wakes another that sleeps. A counter in shared memory is the truth, a wakeup only a hint.
 
-The waker stores first and rings then; the sleeper looks at the counters after it has cleared its bell,
+The waker stores first and rings then; the sleeper looks at the counters after it has cleared its wakeup,
 so no ring is lost. A waker that is killed between the two costs its sleeper one timeout.
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Iterable
 
 
 class Wakeup:
-    """One sleeper's bell: an eventfd on Linux, a pipe elsewhere. Ringing never waits."""
+    """One sleeper's wakeup: an eventfd on Linux, a pipe elsewhere. Ringing never waits."""
 
     def __init__(self, read_fd: int, write_fd: int) -> None:
         self.fds = (read_fd, write_fd)
@@ -43,7 +43,7 @@ class Wakeup:
             os.write(self.fds[1], _ONE)
 
     def wait(self, timeout_s: float) -> bool:
-        """Sleeps until somebody rings, at most ``timeout_s``; True if somebody did. Clears the bell."""
+        """Sleeps until somebody rings, at most ``timeout_s``; True if somebody did. Clears the wakeup."""
         if not self._poll.poll(max(0.0, 1000.0 * timeout_s)):
             return False
         with contextlib.suppress(OSError):

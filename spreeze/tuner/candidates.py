@@ -190,14 +190,14 @@ def find_room(knobs: TuningProblem) -> Room:
     free = int(knobs.memory_bytes * HEADROOM) - knobs.learner_bytes
     envs = _envs_per_sampler(knobs)
     count, pinned = knobs.pins.samplers or 1, knobs.pins.envs_per_sampler is not None
-    while not pinned and envs.value > 1 and _crew_bytes(knobs, count, envs.value) > free / 2:
+    while not pinned and envs.value > 1 and _group_bytes(knobs, count, envs.value) > free / 2:
         envs = Choice(envs.value // 2, f"{envs.value // 2} environments a sampler: memory allows no more")
-    crew = _crew_bytes(knobs, count, envs.value)
-    if crew > free:
-        raise ConfigError(_no_memory(knobs, count, envs.value, crew))
-    capacity = _capacity(knobs, free - crew, limits)
+    group = _group_bytes(knobs, count, envs.value)
+    if group > free:
+        raise ConfigError(_no_memory(knobs, count, envs.value, group))
+    capacity = _capacity(knobs, free - group, limits)
     batch = _batch_bound(knobs, capacity.value)
-    per_sampler = _crew_bytes(knobs, 1, envs.value)
+    per_sampler = _group_bytes(knobs, 1, envs.value)
     most = max(1, min((free - capacity.value * knobs.row_bytes) // max(per_sampler, 1), MOST_SAMPLERS))
     if knobs.pins.samplers is not None:
         most = knobs.pins.samplers
@@ -206,7 +206,7 @@ def find_room(knobs: TuningProblem) -> Room:
     return Room(capacity=capacity, envs_per_sampler=envs, samplers=most, batch_size=batch, limits=tuple(limits))
 
 
-def _crew_bytes(knobs: TuningProblem, samplers: int, envs: int) -> int:
+def _group_bytes(knobs: TuningProblem, samplers: int, envs: int) -> int:
     return samplers * (knobs.sampler_bytes + (envs - 1) * knobs.env_bytes)
 
 

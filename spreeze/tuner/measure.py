@@ -25,9 +25,9 @@ _LONGEST_WINDOW_S = 3.0
 _EDGE_S = 0.1
 """What aligning a window with updates takes, about."""
 _CREW_START_S = 5.0
-"""What starting a crew takes, about; what it may take, between these bounds:"""
+"""What starting a group takes, about; what it may take, between these bounds:"""
 _SHORTEST_START_S, _LONGEST_START_S = 4.0, 25.0
-_MOST_CREWS = 4
+_MOST_GROUPS = 4
 
 
 @dataclass
@@ -50,7 +50,7 @@ class _Candidate:
 
 @dataclass
 class _Group:
-    """A crew and what is to be measured with it."""
+    """A group and what is to be measured with it."""
 
     ensemble: TrialRun
     candidates: list[_Candidate]
@@ -58,7 +58,7 @@ class _Group:
     finish: Callable[[_Candidate], None]
 
     def attempt(self, act: Callable[[], None]) -> None:
-        """Does something for all that are left; a failure becomes theirs and ends the crew."""
+        """Does something for all that are left; a failure becomes theirs and ends the group."""
         if not self.candidates:
             return
         try:
@@ -75,7 +75,7 @@ class ReplayMeasurer:
     """Fulfils ``autotune.records.Measure``; every child process has ended when its ``with`` block has."""
 
     def __init__(
-        self, plan: RunPlan, *, usable_cores: float, memory_cap_bytes: int, crew_bytes: int, ends_s: float,
+        self, plan: RunPlan, *, usable_cores: float, memory_cap_bytes: int, group_bytes: int, ends_s: float,
         interrupts: Interrupts,
     ) -> None:
         """Starts nothing yet.
@@ -84,12 +84,12 @@ class ReplayMeasurer:
             plan: the task and its settings.
             usable_cores: what shares of processor time are shares of.
             memory_cap_bytes: private memory that one candidate may take.
-            crew_bytes: about what learner and samplers of one candidate take.
+            group_bytes: about what learner and samplers of one candidate take.
             ends_s: monotonic time at which all must be done.
             interrupts: the user's wish to stop, which raises KeyboardInterrupt from any method.
         """
         self._plan, self._cores, self._cap_bytes = plan, usable_cores, memory_cap_bytes
-        self._crews = max(1, min(_MOST_CREWS, memory_cap_bytes // max(1, crew_bytes)))
+        self._groups = max(1, min(_MOST_GROUPS, memory_cap_bytes // max(1, group_bytes)))
         self.step_us: float | None = None
         """Time of one env step, None if not known; windows are long enough for some."""
         self._ends_s, self._interrupts = ends_s, interrupts
@@ -121,7 +121,7 @@ class ReplayMeasurer:
     ) -> list[JointRate]:
         """Real samplers beside the real learner; see ``Measure.joint``.
 
-        Settings that differ only in the number of samplers share one crew. Several crews are started
+        Settings that differ only in the number of samplers share one group. Several groups are started
         together and take turns, the others paused meanwhile, as far as memory allows.
         """
         self._nursery.close()  # what it loaded takes memory, and updates alone are known by now
@@ -134,7 +134,7 @@ class ReplayMeasurer:
         while pairs and self.seconds_left() > _SHORTEST_START_S:
             if found and time.monotonic() + _CREW_START_S > end:
                 break
-            now, pairs = pairs[: self._crews], pairs[self._crews :]
+            now, pairs = pairs[: self._groups], pairs[self._groups :]
             share = len(now) / (len(now) + len(pairs))
             found += self._together(now, (end - time.monotonic()) * share, on_rate)
         return found
@@ -145,7 +145,7 @@ class ReplayMeasurer:
         within_s: float,
         on_rate: Callable[[JointRate], None],
     ) -> list[JointRate]:
-        """Measures some crews in turns."""
+        """Measures some groups in turns."""
         end = time.monotonic() + within_s
         done: list[JointRate] = []
 

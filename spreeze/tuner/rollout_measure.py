@@ -19,7 +19,7 @@ from spreeze.tuner.rollout_search import RolloutRate, RolloutSetting
 from spreeze.tuner.trials import TrialFailed, TrialProcesses, Window, folder
 
 REPEATS = 3
-_CREWS = 3
+_GROUPS = 3
 """Crews that are started together and take turns, at most one a core: their start is mostly imports."""
 _SETTLE_S = 0.1
 _WINDOW_S, _SHORTEST_WINDOW_S = 1.2, 0.4
@@ -33,7 +33,7 @@ _INTERVALS = 2
 
 
 class RolloutTrialRun:
-    """One crew of the HTS-RL mode; nothing of it is left after ``close``."""
+    """One group of the HTS-RL mode; nothing of it is left after ``close``."""
 
     def __init__(
         self, plan: RunPlan, setting: RolloutSetting, *, usable_cores: float, memory_cap_bytes: int,
@@ -55,16 +55,16 @@ class RolloutTrialRun:
             plan = measured_plan(self._plan, self._setting)
             run_dir = self._stack.enter_context(folder())
             memory = self._stack.enter_context(hts.open_memory(plan, run_dir))
-            bells = self._stack.enter_context(hts.open_bells(plan))
+            wakeups = self._stack.enter_context(hts.open_wakeups(plan))
             rows = plan.samplers + plan.actors + 1
-            self._board = StatusTable.create(rows)
-            self._stack.callback(self._board.close)
+            self._status = StatusTable.create(rows)
+            self._stack.callback(self._status.close)
             self._rollouts = memory.rollouts
             self._troupe = TrialProcesses(
-                self._stack, run_dir, self._board, rows, shared_bytes=memory.rollouts.spec.size_bytes,
+                self._stack, run_dir, self._status, rows, shared_bytes=memory.rollouts.spec.size_bytes,
                 memory_cap_bytes=self._cap_bytes, interrupts=self._interrupts,
             )
-            for spec in hts.worker_specs(plan, run_dir, memory, bells, time.monotonic()).values():
+            for spec in hts.worker_specs(plan, run_dir, memory, wakeups, time.monotonic()).values():
                 self._troupe.add(spec)
         except (ResourceError, ConfigError, OSError) as error:
             raise TrialFailed(str(error)) from None
@@ -114,8 +114,8 @@ class RolloutTrialRun:
         while self._rollouts.interval == before and time.monotonic() < end:
             time.sleep(0.001)
         executors = range(self._setting.executors)
-        steps = sum(self._board.named_slots(row, "executor")["env_steps"] for row in executors)
-        learner = self._board.named_slots(self._setting.executors + self._setting.actors, "learner")
+        steps = sum(self._status.named_slots(row, "executor")["env_steps"] for row in executors)
+        learner = self._status.named_slots(self._setting.executors + self._setting.actors, "learner")
         return time.monotonic(), steps, learner["updates"]
 
     @property
@@ -150,7 +150,7 @@ class _Candidate:
     failure: str | None = None
 
     def attempt(self, act: Callable[[], None]) -> None:
-        """Does something unless it has failed; a failure ends the crew."""
+        """Does something unless it has failed; a failure ends the group."""
         if self.failure is None:
             try:
                 act()
@@ -187,7 +187,7 @@ class RolloutMeasurer:
             interrupts: the user's wish to stop, which raises KeyboardInterrupt.
         """
         self._plan, self._cores, self._cap_bytes = plan, usable_cores, memory_cap_bytes
-        self._crews = max(1, min(_CREWS, int(usable_cores)))
+        self._groups = max(1, min(_GROUPS, int(usable_cores)))
         self._ends_s, self._interrupts = ends_s, interrupts
 
     def seconds_left(self) -> float:
@@ -197,11 +197,11 @@ class RolloutMeasurer:
     def rollouts(
         self, settings: Sequence[RolloutSetting], *, within_s: float, on_rate: Callable[[RolloutRate], None]
     ) -> list[RolloutRate]:
-        """Each setting's own crew, some started together and measured in turns; see ``RolloutMeasure``."""
+        """Each setting's own group, some started together and measured in turns; see ``RolloutMeasure``."""
         end, left = time.monotonic() + within_s, list(dict.fromkeys(settings))
         found: list[RolloutRate] = []
         while left and self.seconds_left() > _START_S and (not found or time.monotonic() + _START_S < end):
-            now, left = left[: self._crews], left[self._crews :]
+            now, left = left[: self._groups], left[self._groups :]
             share = len(now) / (len(now) + len(left))
             for rate in self._together(now, (end - time.monotonic()) * share):
                 found.append(rate)

@@ -2,7 +2,7 @@
 
 How fast data is collected and learned is tuned, what is learned is not: an interval keeps about its rows and
 exactly its minibatches, so more environments mean fewer steps of each. One knob after the other is varied around
-the best setting so far, with the whole crew running: executors, actors, environments, then executors again.
+the best setting so far, with the whole group running: executors, actors, environments, then executors again.
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ def _replay_search(
     free_bytes = memory_limits().usable_bytes
     with ReplayMeasurer(
         plan, usable_cores=machine.cores.usable, memory_cap_bytes=int(_CAP_SHARE * free_bytes),
-        crew_bytes=_LEARNER_BYTES + int(machine.cores.usable * (_SAMPLER_BYTES + _ENV_BYTES)),
+        group_bytes=_LEARNER_BYTES + int(machine.cores.usable * (_SAMPLER_BYTES + _ENV_BYTES)),
         ends_s=ends_s, interrupts=interrupts,
     ) as measuring:
         if probe.step_us_median is None:

@@ -49,10 +49,10 @@ class TrialFailed(Exception):
 
 
 class TrialProcesses:
-    """Some workers on a board; nothing of them is left after the stack that they were started on has closed."""
+    """Some workers on a status table; nothing of them is left after the stack that they were started on has closed."""
 
     def __init__(
-        self, stack: contextlib.ExitStack, run_dir: Path, board: StatusTable, rows: int, *, shared_bytes: int,
+        self, stack: contextlib.ExitStack, run_dir: Path, status: StatusTable, rows: int, *, shared_bytes: int,
         memory_cap_bytes: int, interrupts: Interrupts,
     ) -> None:
         """Starts nobody yet.
@@ -60,8 +60,8 @@ class TrialProcesses:
         Args:
             stack: ends the workers when it closes, before what was put on it earlier.
             run_dir: where their logs go.
-            board: their slots and heartbeats.
-            rows: of the board.
+            status: their slots and heartbeats.
+            rows: of the status table.
             shared_bytes: shared memory that counts as theirs.
             memory_cap_bytes: what all of it may take.
             interrupts: the user's wish to stop.
@@ -70,9 +70,9 @@ class TrialProcesses:
         watch = OrphanWatch(nonce)
         stack.callback(watch.end)
         watch.start()
-        nest = RunContext(run_dir=run_dir, board_fd=board.block.fd, board_rows=rows, nonce=nonce)
-        self._crew = ProcessSupervisor(nest, board, on_event=lambda level, text: None)
-        stack.callback(self._crew.stop, hurry=lambda: True, on_messages=lambda messages: None)
+        run_context = RunContext(run_dir=run_dir, status_fd=status.block.fd, status_rows=rows, nonce=nonce)
+        self._group = ProcessSupervisor(run_context, status, on_event=lambda level, text: None)
+        stack.callback(self._group.stop, hurry=lambda: True, on_messages=lambda messages: None)
         self._shared_bytes, self._cap_bytes, self._interrupts = shared_bytes, memory_cap_bytes, interrupts
         self.memory_bytes: int | None = None
         """Most that all of it took: private memory of the processes, and what they share."""
@@ -84,11 +84,11 @@ class TrialProcesses:
         Raises:
             OSError: it cannot be started.
         """
-        self._crew.add(spec)
+        self._group.add(spec)
 
     def why(self) -> str:
         """The first error that a worker reported."""
-        return ": ".join(self._crew.first_error) if self._crew.first_error else "no worker reported an error"
+        return ": ".join(self._group.first_error) if self._group.first_error else "no worker reported an error"
 
     def pause(self) -> None:
         """Stops all processes where they are."""
@@ -99,14 +99,14 @@ class TrialProcesses:
         self._signal(signal.SIGCONT)
 
     def _signal(self, number: signal.Signals) -> None:
-        for post in self._crew.posts.values():
+        for post in self._group.handles.values():
             if post.child is not None:
                 post.child.signal_group(number)
 
     def cpu_s(self) -> float:
         """Processor time of all so far."""
         total = 0.0
-        for pid in self._crew.pids().values():
+        for pid in self._group.pids().values():
             with contextlib.suppress(psutil.Error):
                 times = psutil.Process(pid).cpu_times()
                 total += times.user + times.system
@@ -125,15 +125,15 @@ class TrialProcesses:
             Unfit: a worker keeps failing, or too much memory is taken.
             KeyboardInterrupt: the user asked to stop.
         """
-        self._crew.wait(seconds)
+        self._group.wait(seconds)
         if self._interrupts.asked:
             raise KeyboardInterrupt
         try:
-            self._crew.watch()
+            self._group.watch()
         except WorkerError as error:
             raise TrialFailed(str(error)) from None
-        failures = [len(post.failures) for post in self._crew.posts.values() if post.spec.role != "learner"]
-        if self._crew.posts["learner"].failures or sum(failures) > _MOST_FAILURES:
+        failures = [len(post.failures) for post in self._group.handles.values() if post.spec.role != "learner"]
+        if self._group.handles["learner"].failures or sum(failures) > _MOST_FAILURES:
             raise TrialFailed(self.why())
         now = time.monotonic()
         if now - self._looked_s >= _MEMORY_EVERY_S:
@@ -147,7 +147,7 @@ class TrialProcesses:
 
     def _taken_bytes(self) -> int:
         total = self._shared_bytes
-        for pid in self._crew.pids().values():
+        for pid in self._group.pids().values():
             with contextlib.suppress(psutil.Error):
                 process = psutil.Process(pid)
                 total += sum(private_memory_bytes(one.pid) or 0 for one in (process, *process.children(recursive=True)))
@@ -187,7 +187,7 @@ class TrialGroup(NamedTuple):
 
 
 class TrialRun:
-    """One crew; nothing of it is left after ``close``."""
+    """One group; nothing of it is left after ``close``."""
 
     def __init__(
         self, plan: RunPlan, company: TrialGroup, samplers: int, *, usable_cores: float, memory_cap_bytes: int,
@@ -207,10 +207,10 @@ class TrialRun:
         try:
             plan = _measured_plan(self._plan, self.company, self.samplers, self._cap_bytes)
             run_dir = self._stack.enter_context(folder())
-            self._board, self._ring = self._stack.enter_context(open_memory(plan, run_dir, self.samplers + 1))
+            self._status, self._ring = self._stack.enter_context(open_memory(plan, run_dir, self.samplers + 1))
             fill_with_synthetic_rows(self._ring, plan.spec)
             self._troupe = TrialProcesses(
-                self._stack, run_dir, self._board, self.samplers + 1, shared_bytes=self._ring.spec.size_bytes,
+                self._stack, run_dir, self._status, self.samplers + 1, shared_bytes=self._ring.spec.size_bytes,
                 memory_cap_bytes=self._cap_bytes, interrupts=self._interrupts,
             )
             for spec in worker_specs(plan, run_dir, self._ring, time.monotonic()).values():
@@ -236,7 +236,7 @@ class TrialRun:
     def _idle(self) -> str | None:
         """Who has not begun yet; None once all are at work."""
         idle = [] if self._ring.sampled > 0 else ["the learner took no update"]
-        steps = [self._board.named_slots(row, "sampler")["env_steps"] for row in range(self.samplers)]
+        steps = [self._status.named_slots(row, "sampler")["env_steps"] for row in range(self.samplers)]
         idle += [f"sampler-{row} took no env step" for row, taken in enumerate(steps) if taken <= 0]
         return ", ".join(idle) or None
 
@@ -260,7 +260,7 @@ class TrialRun:
             Unfit: a worker keeps failing, or too much memory is taken.
             KeyboardInterrupt: the user asked to stop.
         """
-        self._board.header[words.ACTIVE_SAMPLERS] = samplers
+        self._status.header[words.ACTIVE_SAMPLERS] = samplers
         # The limiter's count starts anew: what another number of samplers saved up must not be spent here.
         self._ring.begin_learning()
         self._troupe.pass_time(settle_s)
@@ -275,10 +275,10 @@ class TrialRun:
 
     def _edge(self) -> tuple[float, tuple[float, float]]:
         """Time and counters at the next update, or after a short while without one."""
-        before = counters(self._board, self.samplers)
+        before = counters(self._status, self.samplers)
         end = time.monotonic() + _TICK_S
         while True:
-            now_s, found = time.monotonic(), counters(self._board, self.samplers)
+            now_s, found = time.monotonic(), counters(self._status, self.samplers)
             if found[1] != before[1] or now_s >= end:
                 return now_s, found
             time.sleep(0.001)
@@ -312,7 +312,7 @@ def _measured_plan(plan: RunPlan, company: TrialGroup, samplers: int, cap_bytes:
     return dataclasses.replace(plan, settings=settings, samplers=samplers)
 
 
-def counters(board: StatusTable, samplers: int) -> tuple[float, float]:
+def counters(status: StatusTable, samplers: int) -> tuple[float, float]:
     """Env steps of the first ``samplers`` rows together, and the learner's updates."""
-    steps = sum(board.named_slots(row, "sampler")["env_steps"] for row in range(samplers))
-    return steps, board.named_slots(samplers, "learner")["updates"]
+    steps = sum(status.named_slots(row, "sampler")["env_steps"] for row in range(samplers))
+    return steps, status.named_slots(samplers, "learner")["updates"]

@@ -34,7 +34,7 @@ class WorkerContext:
         self,
         role: str,
         index: int,
-        board: StatusTable,
+        status: StatusTable,
         row: int,
         message_fd: int | None,
         errors_dir: Path | None = None,
@@ -42,9 +42,9 @@ class WorkerContext:
     ) -> None:
         self.role = role
         self.index = index
-        self.board = board
-        self.slots = board.slots(row)
-        self._control = board.control(row)
+        self.status = status
+        self.slots = status.slots(row)
+        self._control = status.control(row)
         self._slot_index = {name: i for i, name in enumerate(table.slots[role])}
         self._message_fd, self._errors_dir = message_fd, errors_dir
         self._control[words.PID] = os.getpid()
@@ -63,22 +63,22 @@ class WorkerContext:
     @property
     def stopping(self) -> bool:
         """True once the supervisor asked everybody to stop."""
-        return bool(self.board.header[words.STOP])
+        return bool(self.status.header[words.STOP])
 
     @property
     def weights_hint(self) -> int:
         """Changes whenever new weights were published; the file remains the truth."""
-        return int(self.board.header[words.WEIGHTS_HINT])
+        return int(self.status.header[words.WEIGHTS_HINT])
 
     @property
     def visualizer_paused(self) -> bool:
         """True while the visualizer is told to rest."""
-        return bool(self.board.header[words.VISUALIZER_PAUSED])
+        return bool(self.status.header[words.VISUALIZER_PAUSED])
 
     @property
     def sampler_share(self) -> float:
         """Share of its time that this sampler may work: 1, 0, or between for the last one that is wanted."""
-        header = self.board.header
+        header = self.status.header
         active, samplers = int(header[words.ACTIVE_SAMPLERS]), int(header[words.SAMPLERS])
         if active >= samplers:
             return 1.0
@@ -141,10 +141,10 @@ class WorkerContext:
             time.sleep(min(left, 0.1))
 
     def close(self) -> None:
-        """Closes the message pipe and the board."""
+        """Closes the message pipe and the status table."""
         self.slots = self._control = None  # type: ignore[assignment]
         if self._message_fd is not None:
             with contextlib.suppress(OSError):
                 os.close(self._message_fd)
             self._message_fd = None
-        self.board.close()
+        self.status.close()

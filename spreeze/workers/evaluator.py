@@ -59,37 +59,37 @@ class EvaluatorJob(Jsonable):
     has_free_core: bool
 
 
-def run_evaluator(link: WorkerContext, job: EvaluatorJob) -> None:
+def run_evaluator(context: WorkerContext, job: EvaluatorJob) -> None:
     """Evaluates whenever there are new weights, until the supervisor stops everybody."""
-    link.beat(Phase.INIT)
+    context.beat(Phase.INIT)
     evaluated = read_rows(Path(job.run_dir) / "eval.csv")
     seen = (evaluated[-1]["epoch"], evaluated[-1]["version"]) if evaluated else None
     watch = WeightsWatch(Path(job.run_dir) / "weights", seen)
     failures = 0
-    with Evaluation(job, tell=link.env_error) as evaluation:
+    with Evaluation(job, tell=context.env_error) as evaluation:
         with contextlib.suppress(Exception):
             evaluation.prepare()  # while the first weights are still to come, which will tell of an error again
-        while not link.stopping:
-            found = watch.newer(link.weights_hint)
+        while not context.stopping:
+            found = watch.newer(context.weights_hint)
             if found is None:
-                link.sleep(_POLL_S)
+                context.sleep(_POLL_S)
                 continue
             begin_s, cpu_s = time.monotonic(), time.process_time()
             try:
-                record = evaluation.evaluate(*found, should_stop=lambda: _beat(link))
+                record = evaluation.evaluate(*found, should_stop=lambda: _beat(context))
                 failures = 0
             except Exception as error:
                 failures += 1
                 if worth_telling(failures):
-                    link.send("event", level="warning", text=failure_text(error, failures))
+                    context.send("event", level="warning", text=failure_text(error, failures))
                 evaluation.drop_environments()
-                link.sleep(min(_LONGEST_PAUSE_S, 2.0 ** (failures - 1)))
+                context.sleep(min(_LONGEST_PAUSE_S, 2.0 ** (failures - 1)))
                 continue
             if record is not None:
-                _report(link, record, evaluation.evaluations)
+                _report(context, record, evaluation.evaluations)
             if not job.has_free_core:
                 rest_s = (time.process_time() - cpu_s) / job.cpu_share - (time.monotonic() - begin_s)
-                link.sleep(max(0.0, rest_s))
+                context.sleep(max(0.0, rest_s))
 
 
 def failure_text(error: Exception, failures: int) -> str:
@@ -98,17 +98,17 @@ def failure_text(error: Exception, failures: int) -> str:
     return f"evaluation failed{times}: {type(error).__name__}: {error}"[:500]
 
 
-def _beat(link: WorkerContext) -> bool:
-    link.beat(Phase.EVALUATE)
-    return link.stopping
+def _beat(context: WorkerContext) -> bool:
+    context.beat(Phase.EVALUATE)
+    return context.stopping
 
 
-def _report(link: WorkerContext, record: Record, evaluations: int) -> None:
-    link.post(
+def _report(context: WorkerContext, record: Record, evaluations: int) -> None:
+    context.post(
         evaluations=evaluations, policy_version=record["version"], eval_return=record["return_mean"],
         eval_length=record["length_mean"], env_steps=record["env_steps"],
     )  # fmt: skip
-    link.send("evaluation", **record)
+    context.send("evaluation", **record)
 
 
 class WeightsWatch:

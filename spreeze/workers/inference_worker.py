@@ -44,17 +44,17 @@ class RolloutPolicy:
 class Inference:
     """Answers the questions of some environments with the interval's policy."""
 
-    def __init__(self, policies: RolloutPolicy, exchange: InferenceMailbox, envs: slice) -> None:
-        self._policies, self._exchange, self._envs = policies, exchange, envs
+    def __init__(self, policies: RolloutPolicy, mailbox: InferenceMailbox, envs: slice) -> None:
+        self._policies, self._mailbox, self._envs = policies, mailbox, envs
 
     def answer(self) -> np.ndarray:
         """Answers what is asked now; returns the environments answered, none while the policy is not there yet."""
-        envs = self._exchange.pending(self._envs)
+        envs = self._mailbox.pending(self._envs)
         policy = self._policies.current() if envs.size else None
         if policy is None:
             return envs[:0]
-        action, log_prob = policy.draw(self._exchange.obs[envs], self._exchange.noise[envs])
-        self._exchange.answer(envs, Answers(action, log_prob, self._policies.interval))
+        action, log_prob = policy.draw(self._mailbox.obs[envs], self._mailbox.noise[envs])
+        self._mailbox.answer(envs, Answers(action, log_prob, self._policies.interval))
         return envs
 
 
@@ -67,34 +67,34 @@ class InferenceWorkerJob(Jsonable):
     envs_per_executor: int
     rollouts: RolloutSpec
     rollouts_fd: int
-    exchange_fd: int
+    mailbox_fd: int
     policy_fds: tuple[int, ...]
-    bell_fds: tuple[int, ...]
+    wakeup_fds: tuple[int, ...]
     """Its own."""
-    executor_bell_fds: tuple[int, ...]
+    executor_wakeup_fds: tuple[int, ...]
     """Of all executors, two each."""
 
 
 def wakeups_of(fds: tuple[int, ...]) -> list[Wakeup]:
-    """Bells of inherited descriptors, two each."""
+    """Wakeups of inherited descriptors, two each."""
     return [Wakeup(fds[at], fds[at + 1]) for at in range(0, len(fds), 2)]
 
 
-def run_inference_worker(link: WorkerContext, job: InferenceWorkerJob) -> None:
+def run_inference_worker(context: WorkerContext, job: InferenceWorkerJob) -> None:
     """Answers until told to stop; sleeps while nobody asks."""
     rollouts = Rollouts.attach(job.rollouts_fd, job.rollouts)
-    exchange = InferenceMailbox.attach(job.exchange_fd, job.rollouts)
+    mailbox = InferenceMailbox.attach(job.mailbox_fd, job.rollouts)
     first_fd, second_fd = job.policy_fds
     mine = slice(job.index, None, job.num_actors)
     policies = RolloutPolicy(rollouts, VersionedParameters((first_fd, second_fd)))
-    inference = Inference(policies, exchange, mine)
-    (bell,) = wakeups_of(job.bell_fds)
-    executors = wakeups_of(job.executor_bell_fds)
-    numbers: dict[str, Any] = link.named(link.slots)
+    inference = Inference(policies, mailbox, mine)
+    (wakeup,) = wakeups_of(job.wakeup_fds)
+    executors = wakeups_of(job.executor_wakeup_fds)
+    numbers: dict[str, Any] = context.named(context.slots)
     assert set(numbers) == set(SLOTS["actor"])
-    while not link.stopping:
+    while not context.stopping:
         start = perf_counter()
-        link.beat(Phase.STEP)
+        context.beat(Phase.STEP)
         envs = inference.answer()
         if envs.size:
             for executor in np.unique(envs // job.envs_per_executor).tolist():
@@ -103,10 +103,10 @@ def run_inference_worker(link: WorkerContext, job: InferenceWorkerJob) -> None:
             numbers["batches"] += 1
             numbers["policy_s"] += perf_counter() - start
         else:
-            link.beat(Phase.WAIT)
-            bell.wait(WAIT_S)
+            context.beat(Phase.WAIT)
+            wakeup.wait(WAIT_S)
             numbers["wait_s"] += perf_counter() - start
         numbers["policy_version"] = max(policies.interval, 0)
-        link.post(**numbers)
+        context.post(**numbers)
     rollouts.close()
-    exchange.close()
+    mailbox.close()

@@ -74,8 +74,8 @@ class OnPolicyLearnerJob(Jsonable):
     rollouts_fd: int
     policy_fds: tuple[int, ...]
     state_fds: tuple[int, ...]
-    executor_bell_fds: tuple[int, ...]
-    bell_fds: tuple[int, ...]
+    executor_wakeup_fds: tuple[int, ...]
+    wakeup_fds: tuple[int, ...]
     """Its own."""
     run_started_s: float
     """Monotonic time at which wall time of the run is 0 (before earlier sessions' time is added)."""

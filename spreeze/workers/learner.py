@@ -44,13 +44,13 @@ _CUMULATIVE = ("wait_s", "gather_s", "critic_s", "actor_s", "publish_s", "rows_r
 """Slots that go on from where they were when this process is started again."""
 
 
-def run_learner(link: WorkerContext, job: LearnerJob) -> None:
+def run_learner(context: WorkerContext, job: LearnerJob) -> None:
     """Learns until told to stop; leaves a final checkpoint and final weights."""
     ring = ReplayRing.attach(job.ring_fd, RingSpec.from_json(job.ring))
     try:
         device = resolve_device(job.device)
         with products_in(job.precision, device), learner_threads(job.spec, job.threads, device) as pair:
-            learner = _Learner(link, job, ring, open_reader(ring), pair)
+            learner = _Learner(context, job, ring, open_reader(ring), pair)
             try:
                 learner.run()
             finally:
@@ -61,9 +61,9 @@ def run_learner(link: WorkerContext, job: LearnerJob) -> None:
 
 class _Learner:
     def __init__(
-        self, link: WorkerContext, job: LearnerJob, ring: ReplayRing, reader: ReplayReader, pair: ThreadPair | None
+        self, context: WorkerContext, job: LearnerJob, ring: ReplayRing, reader: ReplayReader, pair: ThreadPair | None
     ) -> None:
-        self._link, self._job, self._ring, self._reader = link, job, ring, reader
+        self._context, self._job, self._ring, self._reader = context, job, ring, reader
         config: AlgorithmConfig = PARTS[job.algo](**job.algorithm)  # type: ignore[assignment]
         self._device = resolve_device(job.device)
         self._learning = ReplayTrainer(
@@ -73,13 +73,13 @@ class _Learner:
         )
         self._weights = WeightsStore(Path(job.run_dir) / "weights")
         self._publisher = Publisher(self._weights, self._tell_readers)
-        self._checkpoints = CheckpointStore(Path(job.run_dir) / "checkpoints", on_progress=link.saving)
+        self._checkpoints = CheckpointStore(Path(job.run_dir) / "checkpoints", on_progress=context.saving)
         self._epoch = 0
         self._limiter = RateLimiter(
             minimum=job.samples_per_insert_min, maximum=job.samples_per_insert_max,
             learning_starts=job.learning_starts, batch_size=job.batch_size, rows_per_write=job.rows_per_write,
         )
-        self._base = link.slots.copy()
+        self._base = context.slots.copy()
         self._wait_s = self._publish_s = 0.0
         self._published_s = self._checkpoint_s = self._posted_s = 0.0
         self._offered_updates = -1
@@ -87,14 +87,14 @@ class _Learner:
         self._skipped_before = self._updates_before = self._skipped_in_a_row = 0
 
     def run(self) -> None:
-        self._link.send("started", device=self._device)
+        self._context.send("started", device=self._device)
         staged = staged_copies(self._device)
         self._tell([staged] if staged else [])
         self._restore()
         self._publish()
         self._checkpoint_s = perf_counter()
         started = False
-        while not self._link.stopping and not self._finished():
+        while not self._context.stopping and not self._finished():
             inserted = self._ring.total_committed()
             if not started and inserted >= max(self._job.learning_starts, 1):
                 # A new baseline at every start: what was collected before never causes a burst of updates.
@@ -104,11 +104,11 @@ class _Learner:
                 # The first checkpoint comes soon: without one a death of this process loses everything.
                 interval_s = self._job.checkpoint_interval_s
                 self._checkpoint_s = perf_counter() - interval_s + min(interval_s, _FIRST_CHECKPOINT_S)
-                self._link.send("event", level="info", text=f"learning began after {inserted} transitions in replay")
+                self._context.send("event", level="info", text=f"learning began after {inserted} transitions in replay")
             if started and self._limiter.may_sample(inserted, self._ring.baseline_inserted, self._ring.sampled):
-                self._link.beat(Phase.UPDATE)
+                self._context.beat(Phase.UPDATE)
                 self._update()
-                self._link.slots[_UPDATES] = self._learning.updates
+                self._context.slots[_UPDATES] = self._learning.updates
             else:
                 self._wait()
             self._chores()
@@ -149,16 +149,16 @@ class _Learner:
             self._limiter = dataclasses.replace(self._limiter, batch_size=smaller)
         learning.release_cached()
         malloc_trim()
-        self._link.beat(Phase.UPDATE)
+        self._context.beat(Phase.UPDATE)
 
     def _tell(self, notes: list[str], level: str = "info") -> None:
         """Sends notes as events, once."""
         while notes:
-            self._link.send("event", level=level, text=notes.pop(0))
+            self._context.send("event", level=level, text=notes.pop(0))
 
     def _wait(self) -> None:
         start = perf_counter()
-        self._link.beat(Phase.WAIT)
+        self._context.beat(Phase.WAIT)
         time.sleep(_POLL_S)
         self._wait_s += perf_counter() - start
 
@@ -186,20 +186,20 @@ class _Learner:
         self._updates_before = self._learning.updates
         self._skipped_before = self._learning.algorithm.updates_skipped()
         for reason in checkpoint.skipped:
-            self._link.send("event", level="warning", text=f"checkpoint left out: {reason}"[:500])
-        self._link.send("event", level="info", text=f"learner continues from update {self._learning.updates}")
+            self._context.send("event", level="warning", text=f"checkpoint left out: {reason}"[:500])
+        self._context.send("event", level="info", text=f"learner continues from update {self._learning.updates}")
 
     def _wall_s(self) -> float:
         return self._job.wall_base_s + time.monotonic() - self._job.run_started_s
 
     def _env_steps(self) -> int:
-        steps = sum(float(self._link.board.slots(row)[_ENV_STEPS]) for row in range(self._job.num_samplers))
+        steps = sum(float(self._context.status.slots(row)[_ENV_STEPS]) for row in range(self._job.num_samplers))
         return self._job.env_steps_base + int(steps)
 
     def _publish(self) -> None:
         """Hands a copy of the policy to the publisher's thread."""
         start = perf_counter()
-        self._link.beat(Phase.PUBLISH)
+        self._context.beat(Phase.PUBLISH)
         arrays, meta = self._learning.policy_snapshot(self._job.spec, self._job.algo)
         meta |= {"env_steps": self._env_steps(), "wall_s": self._wall_s()}
         self._offered_updates = self._learning.updates
@@ -208,11 +208,11 @@ class _Learner:
         self._publish_s += self._published_s - start
 
     def _tell_readers(self) -> None:
-        self._link.board.header[words.WEIGHTS_HINT] += 1
+        self._context.status.header[words.WEIGHTS_HINT] += 1
 
     def _report_unpublished(self) -> None:
         for text in self._publisher.failures():
-            self._link.send("event", level="warning", text=f"weights not published, the last good ones stay: {text}")
+            self._context.send("event", level="warning", text=f"weights not published, the last good ones stay: {text}")
 
     def close(self) -> None:
         """Ends the publisher's thread."""
@@ -220,7 +220,7 @@ class _Learner:
 
     def _checkpoint(self, *, with_replay: bool) -> None:
         start = perf_counter()
-        self._link.beat(Phase.CHECKPOINT)
+        self._context.beat(Phase.CHECKPOINT)
         tensors, state = self._learning.state()
         state |= {
             "algo": self._job.algo, "env_id": self._job.spec.env_id, "env_steps": self._env_steps(),
@@ -231,14 +231,14 @@ class _Learner:
                                    ring=self._ring if with_replay else None)
             self._checkpoint_updates = self._learning.updates
         except (OSError, ResourceError) as error:
-            self._link.send("event", level="warning", text=f"checkpoint not written, the last one stays: {error}")
-        self._link.saving(0)
+            self._context.send("event", level="warning", text=f"checkpoint not written, the last one stays: {error}")
+        self._context.saving(0)
         malloc_trim()
         self._checkpoint_s = perf_counter()
         self._publish_s += self._checkpoint_s - start
 
     def _post(self) -> None:
-        learning, base = self._learning, self._link.named(self._base)
+        learning, base = self._learning, self._context.named(self._base)
         skipped = self._learning.algorithm.updates_skipped()
         done = learning.updates - self._updates_before
         self._skipped_in_a_row = self._skipped_in_a_row + done if skipped - self._skipped_before == done else 0
@@ -255,7 +255,7 @@ class _Learner:
         numbers["policy_version"] = max(self._publisher.version, 0)
         numbers["checkpoint_updates"] = self._checkpoint_updates
         numbers["batch_size"] = learning.batch_size
-        self._link.post(**numbers)
+        self._context.post(**numbers)
 
     def _finish(self) -> None:
         self._post()
@@ -264,10 +264,10 @@ class _Learner:
         self._checkpoint(with_replay=self._job.save_replay)
         self._publisher.flush(_LAST_PUBLICATION_S)
         self._report_unpublished()
-        self._link.send("finished", updates=self._learning.updates,
+        self._context.send("finished", updates=self._learning.updates,
                         parameters_sha256=self._learning.parameters_sha256())
-        while not self._link.stopping:
-            self._link.beat(Phase.WAIT)
+        while not self._context.stopping:
+            self._context.beat(Phase.WAIT)
             time.sleep(0.02)
 
 

@@ -42,19 +42,19 @@ def main(argv: list[str]) -> int:
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     _lower_priority(ROLES[spec["role"]])
     _offer_to_oom_killer(ROLES[spec["role"]])
-    board = StatusTable.attach(spec["board_fd"], spec["board_rows"])
+    status = StatusTable.attach(spec["status_fd"], spec["status_rows"])
     errors_dir = Path(spec["errors_dir"])
-    link = WorkerContext(spec["role"], spec["index"], board, spec["row"], spec["message_fd"], errors_dir)
-    link.beat(Phase.INIT)
+    context = WorkerContext(spec["role"], spec["index"], status, spec["row"], spec["message_fd"], errors_dir)
+    context.beat(Phase.INIT)
     try:
         body = BODIES[spec["body"]]
         loaded = load(body.module)
-        getattr(loaded, body.function)(link, getattr(loaded, body.job).from_json(spec["job"]))
+        getattr(loaded, body.function)(context, getattr(loaded, body.job).from_json(spec["job"]))
     except BaseException as error:
-        _report(link, errors_dir, error)
+        _report(context, errors_dir, error)
         return 1
-    link.beat(Phase.DONE)
-    link.close()
+    context.beat(Phase.DONE)
+    context.close()
     return 0
 
 
@@ -88,13 +88,13 @@ def _offer_to_oom_killer(role: Role) -> None:
         Path("/proc/self/oom_score_adj").write_text(str(role.oom_score), encoding="ascii")
 
 
-def _report(link: WorkerContext, errors_dir: Path, error: BaseException) -> None:
+def _report(context: WorkerContext, errors_dir: Path, error: BaseException) -> None:
     """Tells the supervisor why this process ends: by a file (the truth) and by a message."""
     text = "".join(traceback.format_exception(error))
     with contextlib.suppress(OSError):  # a full disk must not hide the reason
         sys.stderr.write(text)
-    record = write_error(errors_dir, link.name, error)
-    link.send("error", error=record["error"], traceback=text[-2500:])
+    record = write_error(errors_dir, context.name, error)
+    context.send("error", error=record["error"], traceback=text[-2500:])
 
 
 def end_with_parent() -> None:

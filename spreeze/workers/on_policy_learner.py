@@ -28,12 +28,12 @@ _CUMULATIVE = ("wait_s", "learn_s", "publish_s")
 """Slots that go on from where they were when this process is started again."""
 
 
-def run_on_policy_learner(link: WorkerContext, job: OnPolicyLearnerJob) -> None:
+def run_on_policy_learner(context: WorkerContext, job: OnPolicyLearnerJob) -> None:
     """Learns until told to stop; leaves checkpoint and weights of the interval that was being collected."""
     rollouts = Rollouts.attach(job.rollouts_fd, job.rollouts)
     try:
         with learner_threads(job.spec, job.threads, resolve_device(job.device)):
-            _RolloutLearner(link, job, open_learning(job, rollouts)).run(rollouts)
+            _RolloutLearner(context, job, open_learning(job, rollouts)).run(rollouts)
     finally:
         rollouts.close()
 
@@ -101,26 +101,26 @@ class RunFiles:
 
 
 class _RolloutLearner:
-    def __init__(self, link: WorkerContext, job: OnPolicyLearnerJob, learning: OnPolicyTrainer) -> None:
-        self._link, self._job, self._learning = link, job, learning
-        store = CheckpointStore(Path(job.run_dir) / "checkpoints", on_progress=link.saving)
+    def __init__(self, context: WorkerContext, job: OnPolicyLearnerJob, learning: OnPolicyTrainer) -> None:
+        self._context, self._job, self._learning = context, job, learning
+        store = CheckpointStore(Path(job.run_dir) / "checkpoints", on_progress=context.saving)
         self._files = RunFiles(job, learning, store)
-        self._executors, (self._bell,) = wakeups_of(job.executor_bell_fds), wakeups_of(job.bell_fds)
-        self._base = link.named(link.slots)
+        self._executors, (self._wakeup,) = wakeups_of(job.executor_wakeup_fds), wakeups_of(job.wakeup_fds)
+        self._base = context.named(context.slots)
         self._wait_s = self._publish_s = self._posted_s = self._published_s = 0.0
         self._checkpoint_s = perf_counter() - max(0.0, job.checkpoint_interval_s - _FIRST_CHECKPOINT_S)
         self._checkpoint_updates = 0
 
     def run(self, rollouts: Rollouts) -> None:
-        self._link.send("started", device=resolve_device(self._job.device))
+        self._context.send("started", device=resolve_device(self._job.device))
         if self._learning.continued:
             text = f"learner continues from update {self._learning.algorithm.updates}, interval {rollouts.interval}"
-            self._link.send("event", level="info", text=text)
+            self._context.send("event", level="info", text=text)
         self._publish()
         self._ring()
         reason = None
-        while not self._link.stopping and (reason := self._finished()) is None:
-            self._link.beat(Phase.UPDATE)
+        while not self._context.stopping and (reason := self._finished()) is None:
+            self._context.beat(Phase.UPDATE)
             self._learning.learn()
             if self._learning.swap():
                 self._ring()
@@ -132,8 +132,8 @@ class _RolloutLearner:
 
     def _ring(self) -> None:
         """Executors wait for a swap, and at the start for the first policy."""
-        for bell in self._executors:
-            bell.notify()
+        for wakeup in self._executors:
+            wakeup.notify()
 
     def _finished(self) -> str | None:
         """The stop condition that is met at the beginning of this interval."""
@@ -144,8 +144,8 @@ class _RolloutLearner:
 
     def _wait(self) -> None:
         start = perf_counter()
-        self._link.beat(Phase.WAIT)
-        self._bell.wait(WAIT_S)
+        self._context.beat(Phase.WAIT)
+        self._wakeup.wait(WAIT_S)
         self._wait_s += perf_counter() - start
 
     def _chores(self) -> None:
@@ -157,23 +157,24 @@ class _RolloutLearner:
 
     def _publish(self) -> None:
         start = perf_counter()
-        self._link.beat(Phase.PUBLISH)
+        self._context.beat(Phase.PUBLISH)
         try:
             if self._files.publish() is not None:
-                self._link.board.header[words.WEIGHTS_HINT] += 1
+                self._context.status.header[words.WEIGHTS_HINT] += 1
         except (WeightsError, OSError) as error:
-            self._link.send("event", level="warning", text=f"weights not published, the last good ones stay: {error}")
+            self._context.send("event", level="warning",
+                               text=f"weights not published, the last good ones stay: {error}")
         self._published_s = perf_counter()
         self._publish_s += self._published_s - start
 
     def _checkpoint(self) -> None:
         start = perf_counter()
-        self._link.beat(Phase.CHECKPOINT)
+        self._context.beat(Phase.CHECKPOINT)
         try:
             self._checkpoint_updates = self._files.checkpoint()
         except (OSError, ResourceError) as error:
-            self._link.send("event", level="warning", text=f"checkpoint not written, the last one stays: {error}")
-        self._link.saving(0)
+            self._context.send("event", level="warning", text=f"checkpoint not written, the last one stays: {error}")
+        self._context.saving(0)
         self._checkpoint_s = perf_counter()
         self._publish_s += self._checkpoint_s - start
 
@@ -187,7 +188,7 @@ class _RolloutLearner:
             numbers[name] += self._base[name]
         numbers["policy_version"] = max(self._files.version, 0)
         numbers["checkpoint_updates"] = self._checkpoint_updates
-        self._link.post(**numbers)
+        self._context.post(**numbers)
 
     def _finish(self, reason: str | None) -> None:
         """What was learned of an interval that is not over counts for nothing: a resume learns it again."""
@@ -195,9 +196,9 @@ class _RolloutLearner:
         self._post()
         self._publish()
         self._checkpoint()
-        self._link.post(updates=self._learning.updates)
-        self._link.send("finished", updates=self._learning.updates, reason=reason,
+        self._context.post(updates=self._learning.updates)
+        self._context.send("finished", updates=self._learning.updates, reason=reason,
                         parameters_sha256=self._learning.parameters_sha256())
-        while not self._link.stopping:
-            self._link.beat(Phase.WAIT)
-            self._bell.wait(WAIT_S)
+        while not self._context.stopping:
+            self._context.beat(Phase.WAIT)
+            self._wakeup.wait(WAIT_S)

@@ -33,85 +33,85 @@ class RolloutSamplerJob(Jsonable):
     """A: 0 means that the executor infers for itself."""
     rollouts: RolloutSpec
     rollouts_fd: int
-    exchange_fd: int
+    mailbox_fd: int
     policy_fds: tuple[int, ...]
-    executor_bell_fds: tuple[int, ...]
+    executor_wakeup_fds: tuple[int, ...]
     """Of all executors, its own among them; two each."""
-    actor_bell_fds: tuple[int, ...]
-    learner_bell_fds: tuple[int, ...]
+    actor_wakeup_fds: tuple[int, ...]
+    learner_wakeup_fds: tuple[int, ...]
 
 
-def run_rollout_sampler(link: WorkerContext, job: RolloutSamplerJob) -> None:
+def run_rollout_sampler(context: WorkerContext, job: RolloutSamplerJob) -> None:
     """Steps until told to stop; a dead one's successor begins where that one was."""
     rollouts = Rollouts.attach(job.rollouts_fd, job.rollouts)
-    exchange = InferenceMailbox.attach(job.exchange_fd, job.rollouts)
+    mailbox = InferenceMailbox.attach(job.mailbox_fd, job.rollouts)
     try:
         envs = RolloutCollector(
             lambda: open_task(job.spec), job.spec, rollouts, first=job.index * job.num_envs, num_envs=job.num_envs,
-            seed=job.seed, step_synchronous=job.step_synchronous, on_progress=lambda: link.beat(Phase.RESET),
-            nan_policy=job.nan_policy, tell=link.env_error,
+            seed=job.seed, step_synchronous=job.step_synchronous, on_progress=lambda: context.beat(Phase.RESET),
+            nan_policy=job.nan_policy, tell=context.env_error,
         )
         try:
-            loop = _Executor(link, job, rollouts, exchange, envs)
-            while not link.stopping:
+            loop = _Executor(context, job, rollouts, mailbox, envs)
+            while not context.stopping:
                 loop.turn()
         finally:
             envs.close()
     finally:
         rollouts.close()
-        exchange.close()
+        mailbox.close()
 
 
 class MailboxClient:
     """An executor's questions to actors."""
 
-    def __init__(self, envs: RolloutCollector, exchange: InferenceMailbox, first: int, num_envs: int) -> None:
-        self._envs, self._exchange, self._first = envs, exchange, first
+    def __init__(self, envs: RolloutCollector, mailbox: InferenceMailbox, first: int, num_envs: int) -> None:
+        self._envs, self._mailbox, self._first = envs, mailbox, first
         self._mine = slice(first, first + num_envs)
 
     def ask(self) -> np.ndarray:
         """Asks for the actions that may be taken now; returns the environments asked about."""
-        number, asked = self._envs.columns.question, self._exchange.asked[self._mine].tolist()
+        number, asked = self._envs.columns.question, self._mailbox.asked[self._mine].tolist()
         indices = [index for index in self._envs.open() if asked[index] != number(index)]
         envs = np.array(indices, np.int64) + self._first
         if indices:
-            self._exchange.ask(envs, *self._envs.questions(indices), np.array([number(index) for index in indices]))
+            self._mailbox.ask(envs, *self._envs.questions(indices), np.array([number(index) for index in indices]))
         return envs
 
     def step(self) -> bool:
         """Steps the environments whose question is answered; False if there is none."""
-        number, answered = self._envs.columns.question, self._exchange.answered[self._mine].tolist()
+        number, answered = self._envs.columns.question, self._mailbox.answered[self._mine].tolist()
         indices = [index for index in self._envs.open() if answered[index] == number(index)]
         if indices:
-            self._envs.step(indices, self._exchange.answers(np.array(indices) + self._first))
+            self._envs.step(indices, self._mailbox.answers(np.array(indices) + self._first))
         return bool(indices)
 
 
 class _Executor:
     def __init__(
         self,
-        link: WorkerContext,
+        context: WorkerContext,
         job: RolloutSamplerJob,
         rollouts: Rollouts,
-        exchange: InferenceMailbox,
+        mailbox: InferenceMailbox,
         envs: RolloutCollector,
     ) -> None:
-        self._link, self._job, self._envs = link, job, envs
-        executors = wakeups_of(job.executor_bell_fds)
-        self._bell = executors[job.index]
+        self._context, self._job, self._envs = context, job, envs
+        executors = wakeups_of(job.executor_wakeup_fds)
+        self._wakeup = executors[job.index]
         # In step synchrony the last one to take a step is what the others wait for.
-        self._others = [bell for bell in executors if bell is not self._bell] if job.step_synchronous else []
-        self._actors, (self._learner,) = wakeups_of(job.actor_bell_fds), wakeups_of(job.learner_bell_fds)
+        self._others = [wakeup for wakeup in executors if wakeup is not self._wakeup] if job.step_synchronous else []
+        self._actors, (self._learner,) = wakeups_of(job.actor_wakeup_fds), wakeups_of(job.learner_wakeup_fds)
         first_fd, second_fd = job.policy_fds
         self._policies = RolloutPolicy(rollouts, VersionedParameters((first_fd, second_fd)))
-        self._asking = MailboxClient(envs, exchange, job.index * job.num_envs, job.num_envs) if job.num_actors else None
+        self._asking = MailboxClient(envs, mailbox, job.index * job.num_envs, job.num_envs) if job.num_actors else None
         self._wait_s = 0.0
         # Slots outlive a restart of this process, so counters go on from where they were.
-        self._base = link.slots.copy()
+        self._base = context.slots.copy()
 
     def turn(self) -> None:
         """One round over the environments, or one sleep."""
-        self._link.beat(Phase.STEP)
+        self._context.beat(Phase.STEP)
         if self._asking is None:
             stepped = self._envs.advance(self._policies)
         else:
@@ -121,7 +121,7 @@ class _Executor:
             self._tell()
         else:
             self._sleep()
-        self._envs.counts.post(self._link.slots, self._base, self._wait_s)
+        self._envs.counts.post(self._context.slots, self._base, self._wait_s)
 
     def _ask(self, asking: MailboxClient) -> None:
         start = perf_counter()
@@ -137,13 +137,13 @@ class _Executor:
         """Wakes those who may have waited for the steps that were just taken."""
         columns = self._envs.columns
         if self._others and columns.last_of_step:
-            for bell in self._others:
-                bell.notify()
+            for wakeup in self._others:
+                wakeup.notify()
         if columns.filled:
             self._learner.notify()
 
     def _sleep(self) -> None:
         start = perf_counter()
-        self._link.beat(Phase.WAIT)
-        self._bell.wait(WAIT_S)
+        self._context.beat(Phase.WAIT)
+        self._wakeup.wait(WAIT_S)
         self._wait_s += perf_counter() - start

@@ -47,7 +47,7 @@ class SamplerJob(Jsonable):
     batch_size: int
 
 
-def run_sampler(link: WorkerContext, job: SamplerJob) -> None:
+def run_sampler(context: WorkerContext, job: SamplerJob) -> None:
     """Samples until told to stop. Returns after closing its environments."""
     ring = ReplayRing.attach(job.ring_fd, RingSpec.from_json(job.ring))
     writer = ShardWriter(ring, job.index)
@@ -58,12 +58,12 @@ def run_sampler(link: WorkerContext, job: SamplerJob) -> None:
         lambda: open_task(job.spec),
         job.num_envs, job.spec, writer,
         n_step=job.n_step, gamma=job.gamma, seeds=[int(s) for s in rng.integers(2**31, size=job.num_envs)],
-        nan_policy=job.nan_policy, on_wait=lambda: link.beat(Phase.INIT), on_reset=lambda: link.beat(Phase.RESET),
-        make_vector=vector_maker(job.spec), tell=link.env_error,
+        nan_policy=job.nan_policy, on_wait=lambda: context.beat(Phase.INIT), on_reset=lambda: context.beat(Phase.RESET),
+        make_vector=vector_maker(job.spec), tell=context.env_error,
     )
     try:
-        loop = SamplerLoop(link, job, ring, sampling, rng)
-        while not link.stopping:
+        loop = SamplerLoop(context, job, ring, sampling, rng)
+        while not context.stopping:
             loop.turn()
     finally:
         sampling.close()
@@ -75,13 +75,13 @@ class SamplerLoop:
 
     def __init__(
         self,
-        link: WorkerContext,
+        context: WorkerContext,
         job: SamplerJob,
         ring: ReplayRing,
         sampling: TransitionCollector,
         rng: np.random.Generator,
     ) -> None:
-        self._link, self._job, self._ring, self._sampling, self._rng = link, job, ring, sampling, rng
+        self._context, self._job, self._ring, self._sampling, self._rng = context, job, ring, sampling, rng
         self._limiter = RateLimiter(
             minimum=job.samples_per_insert_min, maximum=job.samples_per_insert_max,
             learning_starts=job.learning_starts, batch_size=job.batch_size,
@@ -94,18 +94,18 @@ class SamplerLoop:
         self._wait_s = 0.0
         self._rest_until_s = 0.0
         # Slots outlive a restart of this process, so counters go on from where they were.
-        self._base = link.slots.copy()
+        self._base = context.slots.copy()
 
     def turn(self) -> np.ndarray | None:
         """One step of all environments, or one short wait; returns the actions taken [N, A], if any."""
         start = perf_counter()
         actions = None
-        share = self._link.sampler_share
+        share = self._context.sampler_share
         if share < 1.0 and (share <= 0.0 or start < self._rest_until_s):
-            self._link.beat(Phase.WAIT)  # resting is not waiting for the limiter: it counts as nothing
+            self._context.beat(Phase.WAIT)  # resting is not waiting for the limiter: it counts as nothing
             time.sleep(_REST_S if share <= 0.0 else min(_REST_S, self._rest_until_s - start))
         elif self._may_insert():
-            self._link.beat(Phase.STEP)
+            self._context.beat(Phase.STEP)
             self._refresh_policy()
             actions = self._actions()
             self._sampling.counts.policy_s += perf_counter() - start
@@ -114,7 +114,7 @@ class SamplerLoop:
                 end = perf_counter()
                 self._rest_until_s = end + (end - start) * (1.0 - share) / share
         else:
-            self._link.beat(Phase.WAIT)
+            self._context.beat(Phase.WAIT)
             time.sleep(_POLL_S)
             self._wait_s += perf_counter() - start
         self._post()
@@ -127,7 +127,7 @@ class SamplerLoop:
         )
 
     def _refresh_policy(self) -> None:
-        hint = self._link.weights_hint
+        hint = self._context.weights_hint
         if hint == self._hint:
             return
         weights = self._weights.read_latest(self._held)
@@ -146,6 +146,6 @@ class SamplerLoop:
         return self._policy.act(self._sampling.obs, self._rng)
 
     def _post(self) -> None:
-        slots = self._link.slots
+        slots = self._context.slots
         self._sampling.counts.post(slots, self._base, self._wait_s)
         slots[_POLICY_VERSION] = self._held[1] if self._held else 0

@@ -32,30 +32,30 @@ _UNWATCHED_PICTURE_S = 30.0
 """While nobody looks, ``live.jpg`` is at most this old: for the terminal's user and for the first look."""
 
 
-def run_visualizer(link: WorkerContext, job: VisualizerJob) -> None:
+def run_visualizer(context: WorkerContext, job: VisualizerJob) -> None:
     """Shows the newest policy until the supervisor stops everybody; ends quietly where nothing can be drawn."""
-    link.beat(Phase.INIT)
+    context.beat(Phase.INIT)
     try:
         task = open_task(job.spec, "rgb_array", whole_games=True)
     except Exception as error:
-        _give_up(link, error)
+        _give_up(context, error)
         return
     try:
         task.reset(seed=job.seed)
         task.render()
     except Exception as error:
-        _give_up(link, error)
+        _give_up(context, error)
         task.close()
         return
-    show = _Show(link, job, task)
+    show = _Show(context, job, task)
     try:
         show.run()
     finally:
         show.close()
 
 
-def _give_up(link: WorkerContext, error: Exception) -> None:
-    link.send(
+def _give_up(context: WorkerContext, error: Exception) -> None:
+    context.send(
         "event", level="warning", text=f"no pictures: {type(error).__name__}: {one_line(error)}; training goes on"
     )
 
@@ -122,8 +122,8 @@ class _Clip:
 class _Show:
     """The loop: advance, draw, write the picture, feed the clip, rest."""
 
-    def __init__(self, link: WorkerContext, job: VisualizerJob, task: Task) -> None:
-        self._link, self._job = link, job
+    def __init__(self, context: WorkerContext, job: VisualizerJob, task: Task) -> None:
+        self._context, self._job = context, job
         self._run_dir = Path(job.run_dir)
         self._videos = self._run_dir / "videos"
         self._videos.mkdir(parents=True, exist_ok=True)
@@ -148,18 +148,18 @@ class _Show:
     def run(self) -> None:
         """Until the supervisor stops everybody."""
         failures = 0
-        while not self._link.stopping:
-            if self._link.visualizer_paused:
-                self._link.post(paused=1.0)
-                self._link.sleep(_POLL_S)
+        while not self._context.stopping:
+            if self._context.visualizer_paused:
+                self._context.post(paused=1.0)
+                self._context.sleep(_POLL_S)
                 continue
             if self._unneeded():
-                self._link.sleep(_POLL_S)
+                self._context.sleep(_POLL_S)
                 continue
             begin_s, cpu_s = time.monotonic(), time.process_time()
             self._renew()
             if self._policy is None:
-                self._link.sleep(_POLL_S)
+                self._context.sleep(_POLL_S)
                 continue
             try:
                 self._frame(self._policy)
@@ -169,7 +169,7 @@ class _Show:
                 if failures >= _MAX_FAILURES:
                     raise
                 self._abandon(error)
-            self._link.post(frames=self._frames, clips=self._clips, paused=0.0)
+            self._context.post(frames=self._frames, clips=self._clips, paused=0.0)
             self._rest(begin_s, time.process_time() - cpu_s)
 
     def _unneeded(self) -> bool:
@@ -187,7 +187,7 @@ class _Show:
         now_s = time.monotonic()
         if self._clip is not None or not (self._player.at_start or now_s >= self._new_weights_s):
             return
-        found = self._watch.newer(self._link.weights_hint)
+        found = self._watch.newer(self._context.weights_hint)
         if found is None:
             return
         if self._policy is None:
@@ -195,10 +195,10 @@ class _Show:
         self._weights = found[0]
         self._policy = Policy.from_weights(self._weights.arrays, self._weights.meta)
         self._new_weights_s = now_s + _NEW_WEIGHTS_S
-        self._link.post(policy_version=self._weights.version)
+        self._context.post(policy_version=self._weights.version)
 
     def _frame(self, policy: Policy) -> None:
-        self._link.beat(Phase.RENDER)
+        self._context.beat(Phase.RENDER)
         if self._clip is None and time.monotonic() >= self._next_clip_s and self._weights is not None:
             self._next_clip_s = time.monotonic() + self._job.clip_interval_s
             self._player.restart()
@@ -224,13 +224,13 @@ class _Show:
         period_s = 1.0 / (self._clip_fps if in_clip else self._job.frames_per_s)
         if not self._job.has_free_core:
             period_s = max(period_s, cpu_s / self._job.cpu_share)
-        self._link.sleep(max(0.0, period_s - (time.monotonic() - begin_s)))
+        self._context.sleep(max(0.0, period_s - (time.monotonic() - begin_s)))
 
     def _abandon(self, error: Exception) -> None:
         """Gives the clip up, says why, and begins a new episode."""
-        self._link.send("event", level="warning", text=f"picture failed: {type(error).__name__}: {one_line(error)}")
+        self._context.send("event", level="warning", text=f"picture failed: {type(error).__name__}: {one_line(error)}")
         self._drop_clip()
-        self._link.sleep(1.0)
+        self._context.sleep(1.0)
         self._player.restart()
 
     def _drop_clip(self) -> None:

@@ -10,24 +10,24 @@ from long_form import LEFT_S, LIMIT_S
 
 from spreeze.bench.runs import LiveRun
 from spreeze.machine.orphan_cleanup import MARK
-from spreeze.modes.spreeze import board_rows
+from spreeze.modes.spreeze import status_rows
 from spreeze.run_directory import read_run
 from spreeze.transport.replay_ring import ReplayRing, RingSpec
 from spreeze.transport.status_table import StatusTable
 
 
 class AttachedRun(LiveRun):
-    """A run with its board and ring, once ``attach`` has mapped them."""
+    """A run with its status and ring, once ``attach`` has mapped them."""
 
     end_s = LIMIT_S
 
     def __init__(self, *arguments):
-        self.board = self.ring = None
-        self.rows = {}  # name of a worker -> its row of the board
+        self.status = self.ring = None
+        self.rows = {}  # name of a worker -> its row of the status table
         super().__init__(*arguments)
 
     def __exit__(self, *exc):
-        for memory in (self.board, self.ring):
+        for memory in (self.status, self.ring):
             if memory is not None:
                 memory.close()
         super().__exit__(*exc)
@@ -37,16 +37,16 @@ class AttachedRun(LiveRun):
         return {name: child.pid for name, child in self.children().items()}
 
     def attach(self):
-        """Maps the run's board and ring, as a sampler's argument has them.
+        """Maps the run's status and ring, as a sampler's argument has them.
 
         Raises:
             SpreezeError: the run ended or did not start in time.
         """
         self.wait(lambda: "sampler-0" in self.workers(), LIMIT_S, "the first sampler's start")
         spec = json.loads(self.children()["sampler-0"].cmdline()[3])
-        self.board = StatusTable.attach(self._descriptor(spec["board_fd"]), spec["board_rows"])
+        self.status = StatusTable.attach(self._descriptor(spec["status_fd"]), spec["status_rows"])
         self.ring = ReplayRing.attach(self._descriptor(spec["job"]["ring_fd"]), RingSpec.from_json(spec["job"]["ring"]))
-        self.rows = board_rows(self.ring.spec.num_shards)
+        self.rows = status_rows(self.ring.spec.num_shards)
 
     def _descriptor(self, number):
         """A descriptor of our own for what the supervisor has open."""

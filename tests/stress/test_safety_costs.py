@@ -104,14 +104,14 @@ def _measure(plan: RunPlan, folder: Path, repeat: int) -> dict[str, float]:
     spec, layout = plan.spec, plan.layout
     rings = [ReplayRing.create(RingSpec(shape, 1, _RING_ROWS)) for shape in (
         layout, layout, RowLayout(spec.obs_dim, spec.action_dim, layout.n_step, checksum=True))]
-    board = StatusTable.create(1)
+    status = StatusTable.create(1)
     try:
-        loop, sampling = real_sampler(plan, folder, rings[0], board, repeat)
+        loop, sampling = real_sampler(plan, folder, rings[0], status, repeat)
         found = _in_turns({"turn": loop.turn}) | _write_times(plan, rings)
         sampling.close()
         return found | _learner_times(plan, rings[1], folder, repeat)
     finally:
-        board.close()
+        status.close()
         for ring in rings:
             ring.close()
 

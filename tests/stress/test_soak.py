@@ -123,7 +123,7 @@ def _kept_rows(kept: list[Look]) -> list[Row]:
 
 
 def _look(run: AttachedRun) -> Look:
-    assert run.board is not None
+    assert run.status is not None
     assert run.ring is not None
     memory: dict[str, float] = {}
     descriptors = threads = 0.0
@@ -137,10 +137,10 @@ def _look(run: AttachedRun) -> Look:
             memory[role] = memory.get(role, 0.0) + held.rss - getattr(held, "shared", 0)
             descriptors += process.num_fds()
             threads += process.num_threads()
-    learner = run.board.named_slots(run.rows["learner"], "learner") if "learner" in workers else {}
+    learner = run.status.named_slots(run.rows["learner"], "learner") if "learner" in workers else {}
     return Look(
         t_s=time.monotonic(), memory_of=memory, descriptors=descriptors, threads=threads,
-        disk_bytes=_disk_bytes(run.path), env_steps=sum(float(run.board.slots(row)[0]) for row in samplers),
+        disk_bytes=_disk_bytes(run.path), env_steps=sum(float(run.status.slots(row)[0]) for row in samplers),
         updates=learner.get("updates", 0.0), rows_drawn=float(run.ring.sampled),
         rows_redrawn=learner.get("rows_redrawn", 0.0), core_speed=_core_speed(),
     )

@@ -103,9 +103,9 @@ class RecoveryWatch:
     """Notes who was killed when, and when each was back at work."""
 
     def __init__(self, run: AttachedRun, samplers: int) -> None:
-        if run.board is None or run.ring is None:
+        if run.status is None or run.ring is None:
             raise SpreezeError("recoveries are seen only in a run that was attached to")
-        self._board, self._ring, self._samplers = run.board, run.ring, samplers
+        self._status, self._ring, self._samplers = run.status, run.ring, samplers
         self._checkpoints = CheckpointStore(run.path / "checkpoints")
         self._paces = [SamplerPace() for _ in range(samplers)]
         self._rows = run.rows
@@ -129,11 +129,11 @@ class RecoveryWatch:
 
     def updates(self) -> float:
         """The learner's updates now."""
-        return self._board.named_slots(self._rows["learner"], "learner")["updates"]
+        return self._status.named_slots(self._rows["learner"], "learner")["updates"]
 
     def env_steps(self, index: int) -> float:
         """Env steps counted by a sampler and its predecessors."""
-        return float(self._board.slots(index)[0])
+        return float(self._status.slots(index)[0])
 
     def _saved_updates(self) -> int:
         paths = self._checkpoints.paths()
@@ -160,7 +160,7 @@ class RecoveryWatch:
 
     def _is_new(self, name: str) -> bool:
         """Another process has the place of the killed one."""
-        return int(self._board.control(self._rows[name])[words.PID]) != self._killed[name][1]
+        return int(self._status.control(self._rows[name])[words.PID]) != self._killed[name][1]
 
     def _look_at_sampler(self, index: int, now_s: float) -> None:
         """Back is who has 90 % of his usual rate, or of his neighbours' where the machine is slower now."""

@@ -1,4 +1,4 @@
-"""The crew with pretended processes and a clock that the test holds."""
+"""The workers with pretended processes and a clock that the test holds."""
 
 import fcntl
 import json
@@ -64,17 +64,17 @@ class Stage:
     def __init__(self, tmp_path, roles):
         self.now, self.events, self.order, self.started = 0.0, [], [], []
         self.refuse = False
-        self.board = StatusTable.create(len(ROWS))
-        nest = RunContext(run_dir=tmp_path, board_fd=-1, board_rows=len(ROWS), nonce="x")
-        self.crew = ProcessSupervisor(
-            nest, self.board, on_event=lambda level, text: self.events.append(f"{level}: {text}"),
+        self.status = StatusTable.create(len(ROWS))
+        run_context = RunContext(run_dir=tmp_path, status_fd=-1, status_rows=len(ROWS), nonce="x")
+        self.workers = ProcessSupervisor(
+            run_context, self.status, on_event=lambda level, text: self.events.append(f"{level}: {text}"),
             takeover=lambda spec: self.order.append(f"takeover {spec.name}"), start=self._start, clock=lambda: self.now,
         )  # fmt: skip
         for name in roles:
             role, _, index = name.partition("-")
-            self.crew.add(WorkerSpec(role=role, index=int(index or 0), row=ROWS[name], job={}, step_deadline_s=5.0))
+            self.workers.add(WorkerSpec(role=role, index=int(index or 0), row=ROWS[name], job={}, step_deadline_s=5.0))
 
-    def _start(self, spec, nest):
+    def _start(self, spec, run_context):
         if self.refuse:
             raise OSError("no more processes")
         self.order.append(f"start {spec.name}")
@@ -83,10 +83,10 @@ class Stage:
         return self.started[-1]
 
     def child(self, name):
-        return self.crew.posts[name].child
+        return self.workers.handles[name].child
 
     def beat(self, name, phase):
-        control = self.board.control(ROWS[name])
+        control = self.status.control(ROWS[name])
         control[words.HEARTBEAT] += 1
         control[words.PHASE] = int(phase)
 
@@ -97,12 +97,12 @@ class Stage:
             self.now = min(self.now + 1.0, end)
             for name, phase in beating:
                 self.beat(name, phase)
-            self.crew.watch()
+            self.workers.watch()
 
     def close(self):
         for child in self.started:
             child.close()
-        self.board.close()
+        self.status.close()
 
 
 @pytest.fixture
@@ -124,21 +124,21 @@ def test_a_dead_sampler_is_taken_over_before_it_is_started_again_and_counted(sta
     dead = scene.child("sampler-0")
     scene.beat("sampler-0", Phase.STEP)
     dead.code = -signal.SIGSEGV
-    scene.crew.watch()
-    scene.crew.watch()
+    scene.workers.watch()
+    scene.workers.watch()
     assert scene.order == ["takeover sampler-0", "start sampler-0"]
-    assert scene.crew.restarts == 1
-    assert scene.crew.alive("sampler") == 2
+    assert scene.workers.restarts == 1
+    assert scene.workers.alive("sampler") == 2
     assert "ended by SIGSEGV in phase STEP; restarting now" in scene.events[0]
     assert signal.SIGKILL in dead.signals, "what the dead worker had started is ended too"
-    assert scene.crew.first_error == ("sampler-0", "ended by SIGSEGV in phase STEP")
+    assert scene.workers.first_error == ("sampler-0", "ended by SIGSEGV in phase STEP")
 
 
 def test_exit_0_without_being_done_is_a_failure(stage):
     scene = stage("sampler-0")
     scene.beat("sampler-0", Phase.STEP)
     scene.child("sampler-0").code = 0
-    scene.crew.watch()
+    scene.workers.watch()
     assert "exit code 0) in phase STEP without being asked to" in scene.events[0]
 
 
@@ -147,8 +147,8 @@ def test_a_visualizer_that_says_done_is_finished_and_not_started_again(stage):
     scene.beat("visualizer", Phase.DONE)
     scene.child("visualizer").code = 0
     scene.pass_time(20, [("sampler-0", Phase.STEP)])
-    assert scene.crew.posts["visualizer"].finished
-    assert (scene.crew.restarts, scene.events) == (0, [])
+    assert scene.workers.handles["visualizer"].finished
+    assert (scene.workers.restarts, scene.events) == (0, [])
 
 
 @pytest.mark.parametrize("phase", [Phase.INIT, Phase.RESET, Phase.UPDATE, Phase.CHECKPOINT, Phase.EVALUATE])
@@ -156,7 +156,7 @@ def test_each_phase_has_its_own_deadline(stage, phase):
     scene = stage("learner")
     silent = scene.child("learner")
     scene.beat("learner", phase)
-    scene.crew.watch()
+    scene.workers.watch()
     scene.pass_time(DEADLINE_S[phase])
     assert silent.signals == []
     scene.pass_time(2)
@@ -169,7 +169,7 @@ def test_the_deadline_of_an_env_step_is_the_workers_own(stage):
     scene = stage("sampler-0", "sampler-1")
     scene.beat("sampler-0", Phase.STEP)
     scene.pass_time(10, [("sampler-1", Phase.STEP)])
-    assert scene.crew.restarts == 1
+    assert scene.workers.restarts == 1
     assert "sampler-0 silent for 6 s in phase STEP" in scene.events[0]
 
 
@@ -178,22 +178,22 @@ def test_a_stopped_process_that_beats_again_in_time_is_left_alone(stage):
     for _ in range(10):
         scene.beat("sampler-0", Phase.STEP)
         scene.pass_time(4.5)
-    assert scene.crew.restarts == 0
+    assert scene.workers.restarts == 0
 
 
 def test_nobody_is_blamed_when_the_machine_slept(stage):
     scene = stage("sampler-0", "learner")
     for name in ("sampler-0", "learner"):
         scene.beat(name, Phase.STEP)
-    scene.crew.watch()
+    scene.workers.watch()
     scene.now += 3600.0
-    scene.crew.watch()
-    assert scene.crew.restarts == 0
+    scene.workers.watch()
+    assert scene.workers.restarts == 0
     assert "the machine slept for 3600 s" in scene.events[0]
     scene.pass_time(4)
-    assert scene.crew.restarts == 0
+    assert scene.workers.restarts == 0
     scene.pass_time(2)
-    assert scene.crew.posts["sampler-0"].failures, "a full deadline after waking up it counts again"
+    assert scene.workers.handles["sampler-0"].failures, "a full deadline after waking up it counts again"
 
 
 def test_pauses_between_restarts_are_kept(stage):
@@ -201,12 +201,12 @@ def test_pauses_between_restarts_are_kept(stage):
     starts = []
     for _ in range(2):
         scene.child("learner").code = 1
-        scene.crew.watch()
+        scene.workers.watch()
         died = scene.now
         while scene.child("learner") is None:
             scene.now += 0.125
             scene.beat("sampler-0", Phase.STEP)
-            scene.crew.watch()
+            scene.workers.watch()
         starts.append(scene.now - died)
     assert starts == [0.125, 0.5]
 
@@ -219,10 +219,10 @@ def test_a_learner_that_keeps_failing_ends_the_run_with_its_last_words(stage):
         child.code = 1
         if count == 2:
             with pytest.raises(WorkerError, match=r"the learner failed 3 times; the last: .*ValueError: bad 2"):
-                scene.crew.watch()
+                scene.workers.watch()
         else:
             scene.pass_time(2)
-    assert scene.crew.first_error[1].endswith("ValueError: bad 0")
+    assert scene.workers.first_error[1].endswith("ValueError: bad 0")
     assert scene.events[-1].startswith("error: learner ended with exit code 1")
     assert scene.events[-1].endswith("; given up")
 
@@ -231,15 +231,15 @@ def _fail_often(scene, name):
     for _ in range(5):
         while scene.child(name) is None:
             scene.now += 1.0
-            scene.crew.watch()
+            scene.workers.watch()
         scene.child(name).code = 1
-        scene.crew.watch()
+        scene.workers.watch()
 
 
 def test_half_of_the_samplers_may_rest_more_may_not(stage):
     scene = stage("sampler-0", "sampler-1")
     for name in ("sampler-0", "sampler-1"):
-        scene.board.control(ROWS[name])[words.PHASE] = int(Phase.STEP)
+        scene.status.control(ROWS[name])[words.PHASE] = int(Phase.STEP)
     _fail_often(scene, "sampler-0")
     assert "restarting in 300.0 s" in scene.events[-1]
     with pytest.raises(WorkerError, match="2 of 2 samplers keep failing; sampler-0: ended with exit code 1"):
@@ -251,9 +251,9 @@ def test_evaluator_and_visualizer_are_given_up_without_harm(stage):
     for _ in range(3):
         scene.child("evaluator").code = 1
         scene.pass_time(4, [("sampler-0", Phase.STEP)])
-    assert scene.crew.alive("evaluator") == 0
-    assert scene.crew.alive("sampler") == 1
-    assert scene.crew.restarts == 2
+    assert scene.workers.alive("evaluator") == 0
+    assert scene.workers.alive("sampler") == 1
+    assert scene.workers.restarts == 2
 
 
 def test_a_process_that_cannot_be_started_counts_as_a_failure(stage):
@@ -264,16 +264,16 @@ def test_a_process_that_cannot_be_started_counts_as_a_failure(stage):
     assert any("sampler-0 could not be started: no more processes" in event for event in scene.events)
     scene.refuse = False
     scene.pass_time(5, [("sampler-1", Phase.STEP), ("sampler-2", Phase.STEP)])
-    assert scene.crew.alive("sampler") == 3
+    assert scene.workers.alive("sampler") == 3
 
 
 def test_messages_arrive_and_the_last_ones_of_the_dead_too(stage):
     scene = stage("sampler-0", "learner")
     scene.child("learner").say(kind="started")
-    assert scene.crew.wait(1.0) == [{"kind": "started"}]
+    assert scene.workers.wait(1.0) == [{"kind": "started"}]
     scene.child("learner").say(kind="event", text="last words")
     scene.child("learner").code = 1
-    assert scene.crew.watch() == [{"kind": "event", "text": "last words"}]
+    assert scene.workers.watch() == [{"kind": "event", "text": "last words"}]
 
 
 @pytest.mark.skipif(resource.getrlimit(resource.RLIMIT_NOFILE)[0] < 1200, reason="fewer descriptors are allowed here")
@@ -284,14 +284,14 @@ def test_a_worker_is_heard_through_a_descriptor_of_any_number(stage):
     os.close(child.message_fd)
     child.message_fd = high
     child.say(kind="event", text="hello")
-    assert [message["text"] for message in scene.crew.wait(PATIENCE_S)] == ["hello"]
+    assert [message["text"] for message in scene.workers.wait(PATIENCE_S)] == ["hello"]
 
 
 def test_only_the_first_error_is_the_first(stage):
     scene = stage("sampler-0")
-    scene.crew.note_error("learner", "one")
-    scene.crew.note_error("sampler-0", "two")
-    assert scene.crew.first_error == ("learner", "one")
+    scene.workers.note_error("learner", "one")
+    scene.workers.note_error("sampler-0", "two")
+    assert scene.workers.first_error == ("learner", "one")
 
 
 def test_stopping_waits_for_those_who_obey(stage):
@@ -301,15 +301,15 @@ def test_stopping_waits_for_those_who_obey(stage):
     def on_messages(messages):
         said.extend(messages)
         scene.now += 0.5
-        if scene.board.header[words.STOP]:
+        if scene.status.header[words.STOP]:
             for child in scene.started:
                 if child.code is None:
                     child.say(kind="bye")
                     child.code = 0
 
-    scene.crew.stop(hurry=lambda: False, on_messages=on_messages)
+    scene.workers.stop(hurry=lambda: False, on_messages=on_messages)
     assert said == [{"kind": "bye"}, {"kind": "bye"}]
-    assert scene.crew.pids() == {}
+    assert scene.workers.pids() == {}
     assert all(child.waited == 0 for child in scene.started)
 
 
@@ -322,14 +322,14 @@ def test_stopping_asks_then_kills_and_never_terminates(stage):
         scene.now += 0.25
         times.append(scene.now)
 
-    scene.crew.stop(hurry=lambda: False, on_messages=on_messages)
+    scene.workers.stop(hurry=lambda: False, on_messages=on_messages)
     assert set(stubborn.signals) == {signal.SIGKILL}, "workers leave SIGTERM to their supervisor"
     assert 6.0 < times[-1] < 7.0
-    assert scene.crew.pids() == {}
+    assert scene.workers.pids() == {}
 
 
 class Ending:
-    """Time passes while the crew waits; the learner saves until its part is played."""
+    """Time passes while the workers waits; the learner saves until its part is played."""
 
     def __init__(self, scene, phase, *, beats_s, ends_s=float("inf")):
         self.scene, self.phase, self.beats_s, self.ends_s = scene, phase, beats_s, ends_s
@@ -345,7 +345,7 @@ class Ending:
             scene.child("learner").code = 0
 
     def stop(self, hurry=lambda: False):
-        self.scene.crew.stop(hurry=hurry, on_messages=self, on_wait=self.waited_for.update)
+        self.scene.workers.stop(hurry=hurry, on_messages=self, on_wait=self.waited_for.update)
         return self.scene.now
 
 
@@ -380,9 +380,9 @@ def test_who_does_not_die_is_named_and_left_and_all_of_them_together_have_one_ti
     scene = stage("sampler-0", "sampler-1", "sampler-2", "learner")
     for child in scene.started:
         child.undying = True
-    scene.crew.stop(hurry=lambda: True, on_messages=lambda messages: None)
+    scene.workers.stop(hurry=lambda: True, on_messages=lambda messages: None)
     assert scene.now == 10.0
-    assert scene.crew.pids() == {}
+    assert scene.workers.pids() == {}
     named = [event for event in scene.events if event.startswith("error: ") and "left behind" in event]
     assert [event.split()[1] for event in named] == ["sampler-0", "sampler-1", "sampler-2", "learner"]
     assert "(process 100) does not end on SIGKILL" in named[0]
@@ -397,7 +397,7 @@ def test_a_hung_worker_that_does_not_die_is_left_and_another_takes_its_place(sta
     scene.pass_time(8, [("learner", Phase.UPDATE)])
     scene.pass_time(3, [("learner", Phase.UPDATE)])
     assert scene.child("sampler-0") not in (None, held)
-    assert scene.crew.restarts == 1
+    assert scene.workers.restarts == 1
     assert "sampler-0 (process 100) does not end on SIGKILL" in scene.events[0]
     assert "sampler-0 silent for 6 s in phase STEP" in scene.events[1]
     assert not [event for event in scene.events if "slept" in event], "waiting for it was no sleep of the machine"
@@ -406,6 +406,6 @@ def test_a_hung_worker_that_does_not_die_is_left_and_another_takes_its_place(sta
 
 def test_hurry_kills_at_once(stage):
     scene = stage("sampler-0", "learner")
-    scene.crew.stop(hurry=lambda: True, on_messages=lambda messages: None)
+    scene.workers.stop(hurry=lambda: True, on_messages=lambda messages: None)
     assert scene.now == 0.0
     assert all(child.waited == 1 for child in scene.started)
