@@ -133,6 +133,16 @@ def test_a_learner_s_number_is_known_when_its_row_says():
     assert known(updates=1.0, learn_s=1.0) == {Needs.NOTHING, Needs.UPDATES, Needs.ROLLOUTS}
 
 
+def test_a_row_says_whether_its_slot_goes_on_over_a_restart():
+    assert set(TABLE.cumulative("learner")) == {
+        "wait_s", "gather_s", "critic_s", "actor_s", "learn_s", "publish_s", "rows_redrawn"}  # fmt: skip
+    assert set(TABLE.cumulative("sampler")) == {
+        "env_steps", "episodes", "rows_refused", "env_errors", "policy_s", "env_s", "write_s", "wait_s"}  # fmt: skip
+    assert TABLE.cumulative("evaluator") == ()
+    table = MetricTable((*METRICS, ROW._replace(cumulative=True)))
+    assert set(table.cumulative("learner")) - set(TABLE.cumulative("learner")) == {"weight_norm"}
+
+
 def test_two_rows_of_one_name_and_more_slots_than_there_is_room_for_are_refused():
     with pytest.raises(ValueError, match="two metrics are called weight_norm"):
         MetricTable((*METRICS, ROW, ROW))

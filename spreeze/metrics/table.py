@@ -75,6 +75,8 @@ class Metric(NamedTuple):
     shown: bool = False
     """Whether the terminal shows it: as a field of ``Snapshot``, or, without such a field, by its name."""
     chart: Chart | None = None
+    cumulative: bool = False
+    """Whether its slot goes on over a restart of its worker, which adds what it found there; that of a share does."""
 
     @property
     def source(self) -> tuple[str, str] | None:
@@ -107,6 +109,8 @@ class Posted(NamedTuple):
     """``role.slot``"""
     unit: str
     meaning: str
+    cumulative: bool = False
+    """As with ``Metric``."""
 
 
 class Phase(IntEnum):
@@ -134,7 +138,7 @@ DEADLINE_S: dict[Phase, float] = {
 
 METRICS: tuple[Metric, ...] = (
     Metric("env_steps", "env steps", "env steps collected since the start of the run, all samplers", "supervisor",
-           kind=Kind.COUNTER, slot="sampler.env_steps"),
+           kind=Kind.COUNTER, slot="sampler.env_steps", cumulative=True),
     Metric("env_steps_per_s", "1/s", "env steps collected a second, all samplers", "supervisor",
            kind=Kind.RATE, per_s_of="env_steps", shown=True, chart=Chart("env", "Env steps a second", "Speed")),
     Metric("sampler_env_steps_per_s", "1/s", "env steps a second of one sampler (one series for each)", "supervisor",
@@ -155,11 +159,11 @@ METRICS: tuple[Metric, ...] = (
            needs=Needs.REPLAY, shown=True, chart=Chart("age", "Transition age", "Balance")),
     Metric("replay_fill", "share", "rows that may be drawn / capacity", "learner", needs=Needs.REPLAY, shown=True),
     Metric("rows_redrawn", "rows", "drawn rows that were overwritten during the copy and drawn again", "learner",
-           kind=Kind.COUNTER, needs=Needs.REPLAY),
+           kind=Kind.COUNTER, needs=Needs.REPLAY, cumulative=True),
     Metric("rows_refused", "rows", "transitions with a non-finite or ill-shaped value, not stored", "sampler",
-           kind=Kind.COUNTER),
-    Metric("env_errors", "errors", "exceptions raised by environments", "sampler", kind=Kind.COUNTER),
-    Metric("episodes", "episodes", "episodes finished by the samplers", "sampler", kind=Kind.COUNTER),
+           kind=Kind.COUNTER, cumulative=True),
+    Metric("env_errors", "errors", "exceptions raised by environments", "sampler", kind=Kind.COUNTER, cumulative=True),
+    Metric("episodes", "episodes", "episodes finished by the samplers", "sampler", kind=Kind.COUNTER, cumulative=True),
     Metric("episode_return", "return", "undiscounted return of the samplers' latest episodes (noisy policy)", "sampler",
            shown=True, chart=Chart("return", "Return", RETURN)),
     Metric("episode_length", "env steps", "length of the samplers' latest episodes", "sampler"),
@@ -257,8 +261,8 @@ POSTED: tuple[Posted, ...] = (
     Posted("learner.checkpoint_updates", "updates", "updates in the newest checkpoint"),
     Posted("learner.batch_size", "transitions", "batch size now; the learner halves it where a device has too little memory"),
     Posted("learner.checkpoint_left_bytes", "B", "of a checkpoint that is being written: what is left to write and check"),
-    Posted("actor.rows", "rows", "observations that this actor process has answered"),
-    Posted("actor.batches", "batches", "forward passes that it took for them"),
+    Posted("actor.rows", "rows", "observations that this actor process has answered", cumulative=True),
+    Posted("actor.batches", "batches", "forward passes that it took for them", cumulative=True),
     Posted("actor.policy_version", "intervals", "interval of the policy that it infers with"),
     Posted("evaluator.evaluations", "evaluations", "evaluations done"),
     Posted("evaluator.policy_version", "updates", "version of the policy that was evaluated last"),
@@ -275,14 +279,14 @@ class MetricTable:
 
     def __init__(self, metrics: Iterable[Metric], posted: Iterable[Posted] = POSTED) -> None:
         """Raises: ``ValueError`` if two rows have one name, or a role has more slots than there is room for."""
-        self.metrics = tuple(metrics)
+        self.metrics, self._posted = tuple(metrics), tuple(posted)
         self._by_name = {metric.name: metric for metric in self.metrics}
         if len(self._by_name) < len(self.metrics):
             names = [metric.name for metric in self.metrics]
             raise ValueError(f"two metrics are called {max(names, key=names.count)}; a metric is one row")
         slots: dict[str, dict[str, None]] = {role: {} for role in _ROLES}
         sources = [metric.source for metric in self.metrics]
-        for role, slot in [source for source in sources if source] + [_address(row.slot) for row in posted]:
+        for role, slot in [source for source in sources if source] + [_address(row.slot) for row in self._posted]:
             slots[role][slot] = None
         slots["executor"] = slots["sampler"]
         self.slots = {role: tuple(names) for role, names in slots.items()}
@@ -290,6 +294,12 @@ class MetricTable:
         for role, found in self.slots.items():
             if len(found) > MOST_SLOTS:
                 raise ValueError(f"{len(found)} slots of the {role}, room for {MOST_SLOTS}; raise MOST_SLOTS")
+
+    def cumulative(self, role: str) -> tuple[str, ...]:
+        """The slots of a role that go on over a restart: a new worker adds what its predecessors left in them."""
+        rows = [(metric.source, metric.cumulative or metric.kind is Kind.SHARE) for metric in self.metrics]
+        rows += [(_address(row.slot), row.cumulative) for row in self._posted]
+        return tuple(dict.fromkeys(source[1] for source, goes_on in rows if source and goes_on and source[0] == role))
 
     def by_name(self, name: str) -> Metric:
         """The metric of that name; a series of one part is called ``name/part``.
