@@ -3,45 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 
 from spreeze.cli.common import Parser
 from spreeze.config.layers import Values, parse_assignment
-from spreeze.config.schema import PARTS
+from spreeze.config.schema import FLAGS, field_of, kind_of
 from spreeze.errors import ConfigError
-
-FLAGS: dict[str, str] = {
-    "--env": "env.id",
-    "--import": "env.import_module",
-    "--algo": "run.algo",
-    "--mode": "run.mode",
-    "--seed": "run.seed",
-    "--runs-dir": "run.runs_dir",
-    "--name": "run.name",
-    "--samplers": "sampling.samplers",
-    "--envs-per-sampler": "sampling.envs_per_sampler",
-    "--executors": "rollout.executors",
-    "--envs-per-executor": "rollout.envs_per_executor",
-    "--actors": "rollout.actors",
-    "--sync-interval": "rollout.sync_interval",
-    "--correction": "rollout.correction",
-    "--synchrony": "rollout.synchrony",
-    "--batch-size": "learner.batch_size",
-    "--replay-capacity": "replay.capacity",
-    "--learner-threads": "learner.threads",
-    "--device": "learner.device",
-    "--objective": "tuning.objective",
-    "--cpu-target": "tuning.cpu_target",
-    "--gpu-target": "tuning.gpu_target",
-    "--leave-free": "tuning.leave_free",
-    "--seconds": "stop.seconds",
-    "--env-steps": "stop.env_steps",
-    "--updates": "stop.updates",
-    "--target-return": "stop.target_return",
-}
-"""flag -> part.field; any other field is reached by --set part.field=value."""
-
-_TYPES = {"int": int, "float": float, "str": str, "bool": bool}
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -52,16 +18,7 @@ def build_parser() -> argparse.ArgumentParser:
         epilog="Stop with Ctrl-C: once writes a checkpoint and evaluates, twice ends at once.",
     )
     for flag, key in FLAGS.items():
-        part, name = key.split(".")
-        item = next(item for item in dataclasses.fields(PARTS[part]) if item.name == name)
-        meta = item.metadata
-        default = "not set" if item.default is None else item.default
-        unit = f" [{meta['unit']}]" if meta["unit"] else ""
-        parser.add_argument(flag, dest=key, default=None, type=_TYPES[str(item.type).split(" |")[0]],
-                            choices=meta["choices"], metavar=None if meta["choices"] else name.upper(),
-                            help=f"{meta['doc']}{unit} (default: {default})".replace("%", "%%"))
-    parser.add_argument("--plain-env", action="store_true",
-                        help="step Bullet tasks as their package has them, not the fast equal ones (default: off)")
+        _add(parser, flag, key)
     parser.add_argument("--env-arg", action="append", default=[], metavar="KEY=VALUE",
                         help="a number, true, false or text for the environment's constructor, as often as needed "
                              "(default: none)")
@@ -76,15 +33,25 @@ def build_parser() -> argparse.ArgumentParser:
                         help="settings from profiles/NAME.toml or a file (default: the task's own profile, if any)")
     parser.add_argument("--resume", metavar="RUN|latest", default=None,
                         help="continue a run: its name, its path, or latest (default: a new run)")
-    parser.add_argument("--save-replay", action="store_true", help="store replay with each checkpoint (default: off)")
-    parser.add_argument("--no-visualizer", action="store_true", help="no pictures and clips (default: on)")
-    parser.add_argument("--no-governor", action="store_true",
-                        help="samplers do not rest while other programs need the cores (default: they do)")
     parser.add_argument("--json", action="store_true",
                         help="exactly one JSON document on standard output at the end (default: off)")
     parser.add_argument("--set", action="append", default=[], metavar="PART.FIELD=VALUE",
                         help="any setting, for example --set sac.gamma=0.98 (default: none); see config.toml of a run")
     return parser
+
+
+def _add(parser: argparse.ArgumentParser, flag: str, key: str) -> None:
+    """The flag of one setting."""
+    item, kind = field_of(key), kind_of(key)
+    doc, unit, choices = (item.metadata[name] for name in ("doc", "unit", "choices"))
+    if kind is bool:
+        text = f"do not {doc} (default: do)" if item.default else f"{doc} (default: off)"
+        parser.add_argument(flag, dest=key, default=None, action="store_const", const=not item.default, help=text)
+        return
+    default = "not set" if item.default is None else item.default
+    text = f"{doc}{f' [{unit}]' if unit else ''} (default: {default})".replace("%", "%%")
+    parser.add_argument(flag, dest=key, default=None, type=kind, choices=choices, help=text,
+                        metavar=None if choices else item.name.upper())
 
 
 def user_values(args: argparse.Namespace) -> Values:
@@ -102,16 +69,8 @@ def user_values(args: argparse.Namespace) -> Values:
     if args.samples_per_insert is not None:
         low, high = parse_band(args.samples_per_insert)
         values.setdefault("replay", {}).update(samples_per_insert_min=low, samples_per_insert_max=high)
-    if args.plain_env:
-        values.setdefault("env", {})["plain"] = True
     if args.env_arg:
         values.setdefault("env", {})["args"] = tuple(args.env_arg)
-    if args.save_replay:
-        values.setdefault("replay", {})["save"] = True
-    if args.no_visualizer:
-        values.setdefault("visualizer", {})["enabled"] = False
-    if args.no_governor:
-        values.setdefault("tuning", {})["govern"] = False
     for text in args.set:
         for part, fields in parse_assignment(text).items():
             values.setdefault(part, {}).update(fields)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import streamlit as st
 
+from spreeze.config.schema import offered
 from spreeze.dashboard import components, control, run_picker, tuning_rows
 from spreeze.dashboard.charts import COLOURS
 from spreeze.dashboard.pages.compare import CONFIG
@@ -15,21 +17,10 @@ from spreeze.dashboard.run_data import row, runs_dir
 from spreeze.dashboard.tuning_rows import TuningView
 from spreeze.errors import SpreezeError
 from spreeze.formatting import DASH, clean, number, percent
-from spreeze.run_directory import read_config
+from spreeze.run_directory import read_config, read_run
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
-
-_WORDS = {
-    "learner.batch_size": ("Batch size", "transitions"), "learner.threads": ("Learner threads", "threads"),
-    "sampling.samplers": ("Samplers", "processes"), "sampling.envs_per_sampler": ("Envs a sampler", "envs"),
-    "learner.device": ("Device", ""), "learner.precision": ("Precision", ""),
-    "replay.capacity": ("Replay", "transitions"),
-    "rollout.executors": ("Executors", "processes"), "rollout.envs_per_executor": ("Envs an executor", "envs"),
-    "rollout.actors": ("Actors", "processes"), "rollout.sync_interval": ("Interval", "env steps"),
-    "replay.samples_per_insert_min": ("Samples per insert, least", "ratio"),
-    "replay.samples_per_insert_max": ("Samples per insert, most", "ratio"),
-}
 
 _HELP = {
     "spread": st.column_config.TextColumn(help="Fastest less slowest repeat, as a share of the median."),
@@ -60,8 +51,7 @@ def page() -> None:
     _choices(tuning)
     _measured(tuning)
     _reasons(tuning)
-    if not tuning.rollouts:
-        _pins(path, tuning)
+    _pins(path, tuning)
     _settings(path)
 
 
@@ -82,7 +72,8 @@ def _choices(tuning: TuningView) -> None:
     """The four numbers that matter most; all of them, with reasons, come after the charts."""
     main = [key for key in (*_MAIN, *_MAIN_ROLLOUT) if key in tuning.choice][: len(_MAIN)]
     for cell, key in zip(st.columns(len(_MAIN)), main, strict=False):
-        cell.metric(_title(key), _value(tuning, key), help=components.plain(tuning.reasons.get(key)), border=True)
+        why = components.plain(tuning.reasons.get(key))
+        cell.metric(components.title(key), _value(tuning, key), help=why, border=True)
     record = tuning.record
     if record:
         paper = _paper_batch(tuning)
@@ -95,11 +86,6 @@ def _choices(tuning: TuningView) -> None:
         )
 
 
-def _title(key: str) -> str:
-    title, unit = _WORDS.get(key, (key.replace("_", " ").replace(".", ": "), ""))
-    return f"{title} [{unit}]" if unit else title
-
-
 def _value(tuning: TuningView, key: str) -> str:
     value = tuning.choice.get(key)
     return number(value) if isinstance(value, int | float) else clean(value or DASH, 40)
@@ -109,7 +95,7 @@ def _reasons(tuning: TuningView) -> None:
     """Every choice with its reason, and what else the tuner has to say."""
     if tuning.choice:
         st.markdown("**What was chosen, and why**")
-        rows = [(_title(key), _value(tuning, key), tuning.reasons.get(key)) for key in tuning.choice]
+        rows = [(components.title(key), _value(tuning, key), tuning.reasons.get(key)) for key in tuning.choice]
         st.markdown(components.table(("setting", "chosen", "why"), rows))
     told = (*_texts(tuning, "notes"), *_texts(tuning, "limits"))
     if told:
@@ -123,27 +109,28 @@ def _texts(tuning: TuningView, key: str) -> list[str]:
 
 def _pins(path: Path, tuning: TuningView) -> None:
     """Values of one's own for the next start; the tuner keeps them and chooses the rest around them."""
-    st.markdown("**Pin or override**: what you set here is taken over by the next start; the tuner chooses the rest.")
-    pins = st.session_state.get("pins", {})
-    chosen = {key.split(".")[-1]: value for key, value in tuning.choice.items()}
-    chosen["learner_threads"] = chosen.get("threads")
-    cells = st.columns(len(control.PINS))
-    wanted = {
-        field: cell.number_input(label, 1, top, pins.get(field), key=f"pin_{field}", help=text,
-                                 placeholder=f"tuner: {number(chosen.get(field))}")
-        for cell, (field, label, top, text) in zip(cells, control.PINS, strict=True)
-    }
-    wanted = {field: value for field, value in wanted.items() if value is not None}
-    facts = row(path)
+    facts, run = row(path), read_run(path)
+    wanted: dict[str, Any] = {}
     try:
-        request = control.Request(env_id=facts.env_id or "", algo=facts.algo or "sac", seed=facts.seed or 1, **wanted)
+        request = control.Request(env_id=facts.env_id or "", mode=str(run.get("mode", control.Request.mode)),
+                                  algo=facts.algo or "", seed=facts.seed or 1)
+        knobs, _ = offered(request.config)
+        st.markdown("**Pin or override**: what you set here is taken over by the next start; the tuner chooses the "
+                    "rest.")
+        columns = st.columns(4)
+        for place, key in enumerate(knobs):
+            with columns[place % len(columns)]:
+                wanted[key] = components.ask(key, "pin", st.session_state.get("pins", {}).get(key),
+                                             f"tuner: {_value(tuning, key)}")
+        wanted = {key: value for key, value in wanted.items() if value is not None}
+        request = dataclasses.replace(request, settings=wanted)
     except SpreezeError as error:
         st.caption(components.plain(error))
         return
     cells = st.columns([1.3, 5], vertical_alignment="center")
     if cells[0].button("Use for the next start", key="pin", width="stretch"):
         st.session_state["pins"] = wanted
-        st.toast("Taken over: see 'My own numbers' beside Start on the Live page.")
+        st.toast("Taken over: see Settings beside Start on the Live page.")
     with cells[1]:
         components.show_command(
             "pins", control.shown("spreeze.train", *control.arguments(request), *control.place(runs_dir()))
