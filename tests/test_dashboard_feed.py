@@ -188,9 +188,25 @@ def test_asking_for_the_picture_of_a_live_run_tells_its_visualizer(run):
     assert (run / "control" / "viewer").exists()
 
 
+def test_the_series_of_several_learners_are_drawn_beside_the_whole(run):
+    groups = [f"updates_per_s/{group}" for group in range(3)]
+    assert charts.wanted(["updates_per_s", *groups, "rows_redrawn/1"]) == ["updates_per_s", *groups]
+    many = [f"updates_per_s/{group}" for group in range(20)]
+    assert charts.wanted(many) == many[:8]
+    (card,) = [chart for chart in charts.as_json("updates") if chart["key"] == "updates"]
+    assert (card["part"], card["series"]) == ("group", ("updates_per_s", "updates_per_s/*"))
+    (card,) = [chart for chart in charts.as_json("updates") if chart["key"] == "gpu"]
+    assert (card["part"], card["series"]) == ("GPU", ("gpu_use/*",))
+    writer = MetricsWriter(run / "metrics.db")
+    writer.write(50.0, 5000, {"updates_per_s": 30.0, **dict(zip(groups, (10.0, 11.0, 9.0), strict=True))})
+    writer.close()
+    series = live_api.answer(run, 0.0, 0, "")["series"]
+    assert [series[name]["y"][-1] for name in ("updates_per_s", *groups)] == [30.0, 10.0, 11.0, 9.0]
+
+
 def test_every_series_of_the_charts_is_in_the_table_of_metrics():
     series = [name for chart in charts.as_json("updates") for name in chart["series"]]
-    assert [metric.series for metric in charts.drawn()] == ["episode_return", *series]
+    assert [name for metric in charts.drawn()[1:] for name in metric.series] == series
     assert all(by_name(name.removesuffix("/*")) for name in series)
 
 

@@ -99,7 +99,7 @@ def test_a_made_up_metric_goes_from_the_algorithm_to_store_terminal_and_page_by_
     assert live_api.answer(path, 0.0, 0, "", table)["series"]["weight_norm"]["y"] == [pytest.approx(value, rel=1e-5)]
     (card,) = [chart for chart in charts.as_json("updates", table) if chart["key"] == "weight_norm"]
     assert (card["title"], card["unit"], card["group"], card["series"]) == (
-        "Size of the policy", "norm", "Learning", ("weight_norm",))  # fmt: skip
+        "Size of the policy", "norm", "Learning", ("weight_norm", "weight_norm/*"))  # fmt: skip
     assert card["help"] == "Euclidean norm of the policy's weights [norm]."
 
 

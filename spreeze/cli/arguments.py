@@ -1,13 +1,68 @@
-"""The command line of ``spreeze.train``: flags are short names of settings, help comes from them."""
+"""What the verbs share: a parser, errors as one line, and the flags of ``spreeze.train``."""
 
 from __future__ import annotations
 
 import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
 
-from spreeze.cli.common import Parser
 from spreeze.config.layers import Values, parse_assignment
 from spreeze.config.schema import FLAGS, field_of, kind_of
-from spreeze.errors import ConfigError
+from spreeze.errors import ConfigError, RunError, SpreezeError
+from spreeze.machine.output import complain, emit, say
+
+
+class Parser(argparse.ArgumentParser):
+    """Refuses what it cannot read as everything is refused: one line, code 2, a document for ``--json``."""
+
+    _as_json = False
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As its base; remembers whether ``--json`` was among the arguments."""
+        self._as_json = "--json" in (sys.argv[1:] if args is None else args)
+        return super().parse_known_args(args, namespace)
+
+    def error(self, message: str) -> NoReturn:
+        """One line; ends with code 2."""
+        line = " ".join(f"{message} ({self.prog} --help lists all flags)".split())
+        complain(line)
+        if self._as_json:
+            emit({"error": line})
+        sys.exit(2)
+
+
+def guarded(body: Callable[[], int], *, as_json: bool = False) -> int:
+    """Runs a verb; an error raised on purpose becomes one line on stderr and its exit code."""
+    try:
+        return body()
+    except SpreezeError as error:
+        line = " ".join(str(error).split())
+        complain(line)
+        if as_json:
+            emit({"error": line})
+        return error.exit_code
+    except KeyboardInterrupt:
+        say("interrupted", as_json=True)
+        return 130
+    except BrokenPipeError:
+        return 0
+
+
+
+def check_output(path: str | None) -> None:
+    """Refuses a file to write whose folder is not there, before any work is done.
+
+    Raises:
+        RunError: no such folder, or the path is a folder.
+    """
+    if path is None:
+        return
+    if not Path(path).resolve().parent.is_dir():
+        raise RunError(f"cannot write {path}: there is no folder {Path(path).resolve().parent}")
+    if Path(path).is_dir():
+        raise RunError(f"cannot write {path}: it is a folder; name a file in it")
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -14,6 +14,9 @@ COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9")
 """Okabe and Ito (2008): told apart with any colour vision."""
 
 
+_MOST_PARTS = 8
+
+
 def drawn(table: MetricTable = TABLE) -> list[Metric]:
     """The metrics that the Live page draws, by groups of charts."""
     order = {group: rank for rank, group in enumerate((RETURN, *GROUPS))}
@@ -36,20 +39,19 @@ def as_json(lag_unit: str, table: MetricTable = TABLE) -> list[dict[str, Any]]:
         unit = lag_unit if metric.name == "policy_lag" else chart.unit or metric.unit
         card = charts.setdefault(chart.key, {
             "key": chart.key, "title": chart.title, "unit": unit, "series": (), "group": chart.group,
-            "scale": chart.scale, "help": "",
+            "scale": chart.scale, "part": metric.parts or "group", "help": "",
         })
-        card["series"] += (metric.series,)
+        card["series"] += metric.series
         card["help"] = f"{card['help']} {metric.sentence}".strip()
     return list(charts.values())
 
 
 def wanted(names: list[str], table: MetricTable = TABLE) -> list[str]:
-    """Those of ``names`` that some chart shows, at most eight parts of each series."""
+    """Those of ``names`` that some chart shows, of each metric at most eight parts or groups."""
     found: list[str] = []
     for metric in drawn(table):
-        prefix = f"{metric.name}/"
-        parts = [name for name in names if (name.startswith(prefix) if metric.parts else name == metric.name)]
-        found += parts[:8]
+        found += [name for name in names if name == metric.name and not metric.parts]
+        found += [name for name in names if name.startswith(f"{metric.name}/")][:_MOST_PARTS]
     return found
 
 

@@ -163,7 +163,7 @@ def title(key: str) -> str:
         unit = field_of(key).metadata["unit"]
     except (KeyError, StopIteration):
         return text  # of another version
-    return f"{text} [{unit}]" if unit else text
+    return f"{text} [{unit}]" if unit and not text.endswith(f" {unit}") else text
 
 
 def ask(key: str, place: str, known: Any = None, blank: str = "") -> Any:

@@ -70,8 +70,9 @@ class Metric(NamedTuple):
     per_s_of: str | None = None
     """The counter that a rate is the increase of; None: the supervisor computes the rate by other means."""
     needs: Needs = Needs.NOTHING
-    parts: bool = False
-    """Recorded as one series for each part, ``name/part``."""
+    parts: str = ""
+    """What one part is called, if each is recorded as a series of its own, ``name/part``. Any other metric may have such
+    series besides: those of the groups of a run with several learners."""
     shown: bool = False
     """Whether the terminal shows it: as a field of ``Snapshot``, or, without such a field, by its name."""
     chart: Chart | None = None
@@ -92,9 +93,9 @@ class Metric(NamedTuple):
         return Needs.UPDATES if self.writer == ALGORITHM and self.needs is Needs.NOTHING else self.needs
 
     @property
-    def series(self) -> str:
-        """Its series as a chart names them: ``name``, or ``name/*`` for all of its parts."""
-        return f"{self.name}/*" if self.parts else self.name
+    def series(self) -> tuple[str, ...]:
+        """Its series as a chart names them; ``name/*`` are those of all parts or groups."""
+        return (f"{self.name}/*",) if self.parts else (self.name, f"{self.name}/*")
 
     @property
     def sentence(self) -> str:
@@ -142,7 +143,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("env_steps_per_s", "1/s", "env steps collected a second, all samplers", "supervisor",
            kind=Kind.RATE, per_s_of="env_steps", shown=True, chart=Chart("env", "Env steps a second", "Speed")),
     Metric("sampler_env_steps_per_s", "1/s", "env steps a second of one sampler (one series for each)", "supervisor",
-           kind=Kind.RATE, parts=True),
+           kind=Kind.RATE, parts="sampler"),
     Metric("updates", "updates", "gradient steps of the critics since the start of the run", "learner",
            kind=Kind.COUNTER),
     Metric("updates_per_s", "1/s", "gradient steps of the critics a second", "supervisor",
@@ -235,22 +236,22 @@ METRICS: tuple[Metric, ...] = (
            needs=Needs.REPLAY, chart=Chart("actor_grad", "Actor's gradient", "Learning")),
     Metric("updates_skipped", "updates", "updates not applied because loss or gradient was not finite", "learner",
            kind=Kind.COUNTER, needs=Needs.UPDATES),
-    Metric("cpu_core_use", "share", "use of one processor core (one series for each)", "supervisor", parts=True),
+    Metric("cpu_core_use", "share", "use of one processor core (one series for each)", "supervisor", parts="core"),
     Metric("cpu_use", "share", "mean use of the usable cores", "supervisor",
            shown=True, chart=Chart("cpu", "Processor use", "Machine", "%", 100.0)),
     Metric("memory_used_bytes", "B", "memory in use on the machine", "supervisor",
            shown=True, chart=Chart("memory", "Memory in use", "Machine", "GiB", 2.0**-30)),
     Metric("process_cpu_use", "cores", "processor time a second of one process (one series for each)", "supervisor",
-           parts=True),
+           parts="process"),
     Metric("process_memory_bytes", "B", "resident memory of one process (one series for each)", "supervisor",
-           parts=True),
+           parts="process"),
     Metric("gpu_use", "share", "time in which any kernel ran (one series for each GPU)", "supervisor",
-           parts=True, chart=Chart("gpu", "GPU use", "Machine", "%", 100.0)),
+           parts="GPU", chart=Chart("gpu", "GPU use", "Machine", "%", 100.0)),
     Metric("gpu_power_w", "W", "power drawn by one GPU", "supervisor",
-           parts=True, chart=Chart("power", "GPU power", "Machine")),
+           parts="GPU", chart=Chart("power", "GPU power", "Machine")),
     Metric("gpu_memory_used_bytes", "B", "memory in use on one GPU", "supervisor",
-           parts=True, chart=Chart("vram", "GPU memory in use", "Machine", "GiB", 2.0**-30)),
-    Metric("gpu_clock_hz", "Hz", "clock of one GPU's multiprocessors", "supervisor", parts=True),
+           parts="GPU", chart=Chart("vram", "GPU memory in use", "Machine", "GiB", 2.0**-30)),
+    Metric("gpu_clock_hz", "Hz", "clock of one GPU's multiprocessors", "supervisor", parts="GPU"),
     Metric("disk_write_bytes_per_s", "B/s", "bytes written to disk a second by this run's processes", "supervisor",
            kind=Kind.RATE),
     Metric("restarts", "restarts", "worker processes started again", "supervisor", kind=Kind.COUNTER),

@@ -116,7 +116,7 @@ def _modes() -> dict[str, Mode]:
 def _one_of(cell: DeltaGenerator, label: str, options: list[str], key: str, text: str) -> str:
     """A choice that another choice may have made impossible."""
     if st.session_state.get(key, options[0]) not in options:
-        del st.session_state[key]
+        st.session_state[key] = options[0]  # set, not deleted: the browser would go on showing the old one
     return str(cell.selectbox(label, options, key=key, help=text))
 
 
@@ -126,8 +126,8 @@ def _own_settings(request: control.Request) -> dict[str, Any]:
     knobs, others = offered(config)
     values: dict[str, Any] = {}
     if knobs:
-        st.caption("The tuner's part: what you fill in stays." if request.auto
-                   else "What Autotune would choose; without it the defaults hold.")
+        st.caption("What the tuner chooses; it keeps what you fill in." if request.auto
+                   else "What Autotune would choose; while it is off the defaults hold.")
         cells = st.columns(2)
         for place, key in enumerate(knobs):
             with cells[place % 2]:
@@ -139,8 +139,10 @@ def _own_settings(request: control.Request) -> dict[str, Any]:
             values[key] = components.ask(key, "start", blank="never")
     chosen = st.multiselect("More settings", others, key="start_more", placeholder="choose by name",
                             help="Every setting that makes a difference to this mode and algorithm.")
-    for key in chosen:
-        values[key] = components.ask(key, "start")
+    cells = st.columns(2)
+    for place, key in enumerate(chosen):
+        with cells[place % 2]:
+            values[key] = components.ask(key, "start")
     return {key: value for key, value in values.items() if value is not None}
 
 
