@@ -21,12 +21,10 @@ STATES = ("no run", "live", "finished", "damaged", "truncated", "no metrics", "m
 
 
 def script(name):
-    import importlib
+    from spreeze.dashboard import navigation
 
-    from spreeze.dashboard import run_picker
-
-    run_picker.sidebar()
-    importlib.import_module(f"spreeze.dashboard.pages.{name}").page()
+    navigation.sidebar()
+    navigation.load(name)()
 
 
 def make_run(folder: Path, name: str, state: str = "finished", seconds: int = 40) -> Path:
@@ -186,7 +184,7 @@ def test_pages_import_no_torch_and_no_environment_library():
     import subprocess
 
     names = "('torch', 'gymnasium', 'pybullet')"
-    code = f"import spreeze.dashboard.main, sys; print([m for m in {names} if m in sys.modules])"
+    code = f"import spreeze.dashboard.navigation, sys; print([m for m in {names} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip().endswith("[]")
 

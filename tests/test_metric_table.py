@@ -12,7 +12,7 @@ from spreeze.algorithms.ddpg import DDPG
 from spreeze.cli.terminal import plain_line
 from spreeze.config.layers import Layer, resolve
 from spreeze.config.schema import PARTS
-from spreeze.dashboard import charts, live_api
+from spreeze.dashboard import live_api
 from spreeze.errors import WorkerError
 from spreeze.metrics.store_reader import MetricsReader
 from spreeze.metrics.table import METRICS, MOST_SLOTS, TABLE, Chart, Kind, Metric, MetricTable, Needs
@@ -97,7 +97,7 @@ def test_a_made_up_metric_goes_from_the_algorithm_to_store_terminal_and_page_by_
     assert shown.more == (("weight_norm", value),)
     assert "weight_norm" in plain_line(shown)
     assert live_api.answer(path, 0.0, 0, "", table)["series"]["weight_norm"]["y"] == [pytest.approx(value, rel=1e-5)]
-    (card,) = [chart for chart in charts.as_json("updates", table) if chart["key"] == "weight_norm"]
+    (card,) = [chart for chart in live_api.as_json("updates", table) if chart["key"] == "weight_norm"]
     assert (card["title"], card["unit"], card["group"], card["series"]) == (
         "Size of the policy", "norm", "Learning", ("weight_norm", "weight_norm/*"))  # fmt: skip
     assert card["help"] == "Euclidean norm of the policy's weights [norm]."

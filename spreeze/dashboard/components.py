@@ -13,8 +13,8 @@ import streamlit as st
 from spreeze.config.compatibility import ALGORITHMS, ON_POLICY
 from spreeze.config.modes import Wiring, wiring_of
 from spreeze.config.schema import field_of, kind_of
-from spreeze.dashboard import charts, server
-from spreeze.dashboard.charts import SOURCE, published
+from spreeze.dashboard import live_api, server
+from spreeze.dashboard.live_api import SOURCE, published
 from spreeze.dashboard.run_data import SAMPLE, SAMPLE_NAME, meaning, row
 from spreeze.formatting import DASH, clean
 from spreeze.run_directory import read_run
@@ -73,8 +73,8 @@ def show_live(path: Path, page_key: str) -> None:
         key=f"live-{name}",
         data={
             "base": server.prefix(), "run": name, "period_ms": PERIOD_MS, "page": page_key,
-            "charts": tuple(charts.as_json("updates" if wiring is None or wiring.lag is None else "intervals")),
-            "colours": charts.COLOURS,
+            "charts": tuple(live_api.as_json("updates" if wiring is None or wiring.lag is None else "intervals")),
+            "colours": live_api.COLOURS,
             "tiles": tuple(_item(*tile) for tile in _TILES),
             "pipeline": pipeline(wiring),
             "references": reference and ({"value": reference.value, "label": reference.label, "source": SOURCE},),

@@ -14,7 +14,7 @@ from spreeze.config.compatibility import ALGORITHMS, ON_POLICY, runs
 from spreeze.config.layers import PROFILE_DIR
 from spreeze.config.modes import Mode, modes
 from spreeze.config.schema import EnvConfig, RunConfig, offered
-from spreeze.dashboard import components, control, run_picker
+from spreeze.dashboard import components, control, navigation
 from spreeze.dashboard.run_data import SAMPLE, row, runs_dir
 from spreeze.errors import SpreezeError
 from spreeze.formatting import DASH, clean, number
@@ -33,7 +33,7 @@ def page() -> None:
     now = control.activity(folder)
     if st.session_state.get("follow") and now.name is not None and (folder / now.name / "run.json").is_file():
         del st.session_state["follow"]
-        run_picker.choose(now.name)
+        navigation.choose(now.name)
         st.rerun()
     if error := st.session_state.pop("control_error", None):
         st.error(components.plain(error))
@@ -48,7 +48,7 @@ def page() -> None:
 
 def _shown(now: control.Activity) -> None:
     """The chosen run."""
-    path = run_picker.current()
+    path = navigation.current()
     if path is None:
         st.info("No run to show yet: press Start, or type `python -m spreeze.train --auto`.")
         return
