@@ -1,15 +1,24 @@
 """The dashboard: ``streamlit run app.py``; runs are looked for in ``$SPREEZE_RUNS_DIR``, else in ``runs``.
 
 Its address bears a token that works once; ``SPREEZE_DASHBOARD_TOKEN=off`` asks for none, on a machine of one's own.
+``streamlit run app.py -- --import MODULE`` offers the modes of a module of yours as well.
 """
+
+import argparse
+import os
 
 import streamlit as st
 
-from spreeze.dashboard import server
+from spreeze.dashboard import control, server
 from spreeze.dashboard.access import Entrance
 from spreeze.dashboard.run_data import runs_dir
 from spreeze.machine.process_names import PAGE, take_name
 
+parser = argparse.ArgumentParser(prog="streamlit run app.py --", description="The dashboard of Spreeze.")
+parser.add_argument("--import", dest="module", metavar="MODULE", default=control.imported(),
+                    help="module whose modes the Start form offers; its runs are started with the same --import")
+if module := parser.parse_args().module:
+    os.environ[control.IMPORT] = module
 take_name(PAGE)  # by which a run knows that this is no stranger to give way to
 entrance = Entrance(runs_dir())
 app = st.App(

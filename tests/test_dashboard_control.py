@@ -81,14 +81,19 @@ def test_an_environment_that_the_command_line_would_not_trust_is_refused(env_id)
 
 
 def test_the_command_line_states_the_whole_request():
-    request = control.Request(env_id="Pendulum-v1", algo="td3", seed=7, auto=False, seconds=60.0, target_return=-200.0,
-                              batch_size=512, samplers=2)
+    settings = {
+        "stop.seconds": 60.0, "stop.target_return": -200.0, "learner.batch_size": 512, "sampling.samplers": 2,
+        "tuning.govern": False, "visualizer.enabled": True, "td3.hidden_sizes": (8, 8), "td3.tau": 0.01,
+    }
+    request = control.Request(env_id="Pendulum-v1", mode="serial", algo="td3", seed=7, auto=False, settings=settings)
     from spreeze.cli.arguments import build_parser, user_values
 
     values = user_values(build_parser().parse_args(control.arguments(request)))
     assert values == {
-        "env": {"id": "Pendulum-v1"}, "run": {"algo": "td3", "seed": 7}, "learner": {"batch_size": 512},
-        "sampling": {"samplers": 2}, "stop": {"seconds": 60.0, "target_return": -200.0},
+        "env": {"id": "Pendulum-v1"}, "run": {"mode": "serial", "algo": "td3", "seed": 7},
+        "learner": {"batch_size": 512}, "sampling": {"samplers": 2},
+        "stop": {"seconds": 60.0, "target_return": -200.0}, "tuning": {"govern": False},
+        "td3": {"hidden_sizes": [8, 8], "tau": 0.01},
     }
 
 

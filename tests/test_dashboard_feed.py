@@ -16,7 +16,7 @@ from starlette.requests import Request
 
 from spreeze.config.compatibility import ON_POLICY
 from spreeze.config.modes import wiring_of
-from spreeze.dashboard import charts, components, live_api, server
+from spreeze.dashboard import components, live_api, server
 from spreeze.errors import RunError
 from spreeze.metrics.table import ALGORITHM, METRICS, by_name
 
@@ -188,21 +188,37 @@ def test_asking_for_the_picture_of_a_live_run_tells_its_visualizer(run):
     assert (run / "control" / "viewer").exists()
 
 
+def test_the_series_of_several_learners_are_drawn_beside_the_whole(run):
+    groups = [f"updates_per_s/{group}" for group in range(3)]
+    assert live_api.wanted(["updates_per_s", *groups, "rows_redrawn/1"]) == ["updates_per_s", *groups]
+    many = [f"updates_per_s/{group}" for group in range(20)]
+    assert live_api.wanted(many) == many[:8]
+    (card,) = [chart for chart in live_api.as_json("updates") if chart["key"] == "updates"]
+    assert (card["part"], card["series"]) == ("group", ("updates_per_s", "updates_per_s/*"))
+    (card,) = [chart for chart in live_api.as_json("updates") if chart["key"] == "gpu"]
+    assert (card["part"], card["series"]) == ("GPU", ("gpu_use/*",))
+    writer = MetricsWriter(run / "metrics.db")
+    writer.write(50.0, 5000, {"updates_per_s": 30.0, **dict(zip(groups, (10.0, 11.0, 9.0), strict=True))})
+    writer.close()
+    series = live_api.answer(run, 0.0, 0, "")["series"]
+    assert [series[name]["y"][-1] for name in ("updates_per_s", *groups)] == [30.0, 10.0, 11.0, 9.0]
+
+
 def test_every_series_of_the_charts_is_in_the_table_of_metrics():
-    series = [name for chart in charts.as_json("updates") for name in chart["series"]]
-    assert [metric.series for metric in charts.drawn()] == ["episode_return", *series]
+    series = [name for chart in live_api.as_json("updates") for name in chart["series"]]
+    assert [name for metric in live_api.drawn()[1:] for name in metric.series] == series
     assert all(by_name(name.removesuffix("/*")) for name in series)
 
 
 def test_what_ppo_and_a2c_tell_of_their_learning_is_drawn():
     names = [metric.name for metric in METRICS if metric.writer == ALGORITHM]
     assert {"approx_kl", "learning_rate", "grad_norm"} < set(names)
-    assert set(charts.wanted(list(names))) == set(names)
+    assert set(live_api.wanted(list(names))) == set(names)
 
 
 def test_the_policy_s_lag_is_counted_in_what_its_algorithm_waits_for():
     for unit in ("updates", "intervals"):
-        assert [chart["unit"] for chart in charts.as_json(unit) if chart["key"] == "lag"] == [unit]
+        assert [chart["unit"] for chart in live_api.as_json(unit) if chart["key"] == "lag"] == [unit]
 
 
 def test_the_first_answer_of_a_long_run_takes_no_more_than_its_share_of_time(run):

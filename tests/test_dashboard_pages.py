@@ -21,12 +21,10 @@ STATES = ("no run", "live", "finished", "damaged", "truncated", "no metrics", "m
 
 
 def script(name):
-    import importlib
+    from spreeze.dashboard import navigation
 
-    from spreeze.dashboard import run_picker
-
-    run_picker.sidebar()
-    importlib.import_module(f"spreeze.dashboard.pages.{name}").page()
+    navigation.sidebar()
+    navigation.load(name)()
 
 
 def make_run(folder: Path, name: str, state: str = "finished", seconds: int = 40) -> Path:
@@ -186,7 +184,7 @@ def test_pages_import_no_torch_and_no_environment_library():
     import subprocess
 
     names = "('torch', 'gymnasium', 'pybullet')"
-    code = f"import spreeze.dashboard.main, sys; print([m for m in {names} if m in sys.modules])"
+    code = f"import spreeze.dashboard.navigation, sys; print([m for m in {names} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip().endswith("[]")
 
@@ -194,10 +192,10 @@ def test_pages_import_no_torch_and_no_environment_library():
 def test_what_is_pinned_on_the_autotune_page_is_what_the_next_start_uses(world):
     world("no run")
     page = open_page("autotune")
-    page.number_input(key="pin_batch_size").set_value(512).run()
+    page.number_input(key="pin_learner.batch_size").set_value(512).run()
     assert any("--auto --batch-size=512" in line for line in commands(page))
     page.button(key="pin").click().run()
-    assert page.session_state["pins"] == {"batch_size": 512}
+    assert page.session_state["pins"] == {"learner.batch_size": 512}
 
 
 TUNED = {
@@ -236,6 +234,8 @@ def test_autotune_shows_executors_and_actors_of_an_on_policy_run(world):
     rate = {"executors": 2, "envs_per_executor": 8, "actors": 1, "sync_interval": 64, "minibatches": 4,
             "env_steps_per_s": [900.0, 1000.0], "cpu_share": [0.5], "failure": None}
     names = ("executors", "envs_per_executor", "actors", "sync_interval")
+    run = json.loads((folder / "a1" / "run.json").read_text()) | {"algo": "ppo", "mode": "hts"}
+    (folder / "a1" / "run.json").write_text(json.dumps(run))
     (folder / "a1" / "tune.json").write_text(json.dumps({
         "rollout_rates": [rate], "update_rates": [], "joint_rates": [], "objective": "rollout", "formula": "a rate",
         "choice": {f"rollout.{name}": rate[name] for name in names}, "reasons": {"rollout.executors": "best"},
@@ -245,7 +245,8 @@ def test_autotune_shows_executors_and_actors_of_an_on_policy_run(world):
     shown = page.dataframe[0].value.iloc[0]
     assert (shown["executors"], shown["env steps/s"], shown["note"]) == ("2", "950", "chosen")
     assert [metric.value for metric in page.metric] == ["2", "8", "1", "64"]
-    assert "pin" not in [button.key for button in page.button], "what can be pinned there is of the modes with replay"
+    assert "pin" in [button.key for button in page.button]
+    assert page.number_input(key="pin_rollout.sync_interval").placeholder == "tuner: 64"
 
 
 def test_a_run_that_leads_out_of_its_directory_is_not_resumed_by_a_click(world):

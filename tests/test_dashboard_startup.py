@@ -60,10 +60,11 @@ def test_the_first_visitor_finds_the_pages_loaded_and_the_entrance_open(listener
             thread.join(PATIENCE_S)
             assert not thread.is_alive()
     assert listener.getsockopt(*NO_DELAY) == 1
-    assert {f"spreeze.dashboard.pages.{name}" for name in navigation.TITLES} <= set(sys.modules)
+    modules = {of.partition(".")[0] for _, of in navigation.PAGES.values()}
+    assert {f"spreeze.dashboard.pages.{name}" for name in modules} <= set(sys.modules)
 
 
 def test_every_file_of_a_page_is_in_the_navigation():
     files = (Path(navigation.__file__).parent / "pages").glob("[a-z]*.py")
-    assert {file.stem for file in files} == set(navigation.TITLES)
-    assert all(callable(navigation.load(name).page) for name in navigation.TITLES)
+    assert {file.stem for file in files} == {of.partition(".")[0] for _, of in navigation.PAGES.values()}
+    assert all(callable(navigation.load(name)) for name in navigation.PAGES)

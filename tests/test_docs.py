@@ -1,5 +1,6 @@
 """The README, the figures and the code say the same: verbs, flags, commands, paths, profiles, pictures."""
 
+import dataclasses
 import importlib
 import re
 import tomllib
@@ -139,7 +140,7 @@ def test_every_profile_loads_and_states_unit_and_source_of_each_value(name):
 
 def test_every_setting_has_a_meaning():
     for name, part in PARTS.items():
-        for item in part.__dataclass_fields__.values():
+        for item in dataclasses.fields(part):
             assert item.metadata["doc"], f"{name}.{item.name}"
     assert set(PARTS) == set(Config.__dataclass_fields__)
 

@@ -15,12 +15,12 @@ from rich.text import Text
 from test_layers import FILES, ROOT
 
 from spreeze import formatting
-from spreeze.cli import common
 from spreeze.cli.evaluate import main as evaluate
 from spreeze.cli.play import main as play
 from spreeze.cli.runs import main as runs
 from spreeze.cli.terminal import Screen, show_tuning
 from spreeze.cli.train import main as trained
+from spreeze.machine import output
 from spreeze.transport.weights import encode, read_weights
 from spreeze.tuner import cache
 
@@ -137,7 +137,7 @@ def test_the_memory_of_the_tuner_is_told_in_plain_text(tmp_path, monkeypatch, ca
     (tmp_path / "spreeze" / "tune-k.json").write_text(json.dumps({
         "schema": 1, "key": "k", "reasons": {}, "measured_at": "", "notes": [], "limits": [], "formula": "",
         "update_rates": [], "joint_rates": [], "choice": {}, "settings": {f"learner.{EVIL}": 1}}))
-    assert cache.load("k", 1, common.say) is None
+    assert cache.load("k", 1, output.say) is None
     assert "damaged" in plain(capsys)
 
 
@@ -177,11 +177,11 @@ def test_lines_stay_and_what_the_stream_cannot_write_is_no_error(monkeypatch):
     assert formatting.clean("a\u2066b\ufeffc\U000e0041d") == "a b c d"
     raw = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
-    common.say("é\ud800\x1bx")
+    output.say("é\ud800\x1bx")
     assert raw.getvalue() == b"?  x\n"
 
 
-ALLOWED = {"cli/common.py", "__main__.py", "dashboard/detached.py"}
+ALLOWED = {"machine/output.py", "__main__.py", "dashboard/detached.py"}
 """The one place, what names verbs, and what tells its parent a number. Workers' streams are logs and pipes."""
 
 

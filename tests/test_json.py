@@ -6,8 +6,9 @@ import math
 import pytest
 from harness import PENDULUM, Run, train, verb
 
-from spreeze.cli.common import emit, guarded
+from spreeze.cli.arguments import guarded
 from spreeze.errors import ConfigError, WorkerError
+from spreeze.machine.output import emit
 
 PROMISED = (
     "run_dir", "env", "algo", "mode", "seed", "device", "samplers", "envs_per_sampler", "batch_size",

@@ -8,7 +8,7 @@ import socket
 import pytest
 from harness import PENDULUM, TINY, train
 
-from spreeze.cli.find_weights import find_weights
+from spreeze.cli.evaluate import find_weights
 from spreeze.cli.play import main as play
 from spreeze.cli.runs import main as runs
 from spreeze.cli.train import main as trained

@@ -12,7 +12,7 @@ from spreeze.algorithms.ddpg import DDPG
 from spreeze.cli.terminal import plain_line
 from spreeze.config.layers import Layer, resolve
 from spreeze.config.schema import PARTS
-from spreeze.dashboard import charts, live_api
+from spreeze.dashboard import live_api
 from spreeze.errors import WorkerError
 from spreeze.metrics.store_reader import MetricsReader
 from spreeze.metrics.table import METRICS, MOST_SLOTS, TABLE, Chart, Kind, Metric, MetricTable, Needs
@@ -97,9 +97,9 @@ def test_a_made_up_metric_goes_from_the_algorithm_to_store_terminal_and_page_by_
     assert shown.more == (("weight_norm", value),)
     assert "weight_norm" in plain_line(shown)
     assert live_api.answer(path, 0.0, 0, "", table)["series"]["weight_norm"]["y"] == [pytest.approx(value, rel=1e-5)]
-    (card,) = [chart for chart in charts.as_json("updates", table) if chart["key"] == "weight_norm"]
+    (card,) = [chart for chart in live_api.as_json("updates", table) if chart["key"] == "weight_norm"]
     assert (card["title"], card["unit"], card["group"], card["series"]) == (
-        "Size of the policy", "norm", "Learning", ("weight_norm",))  # fmt: skip
+        "Size of the policy", "norm", "Learning", ("weight_norm", "weight_norm/*"))  # fmt: skip
     assert card["help"] == "Euclidean norm of the policy's weights [norm]."
 
 
@@ -131,6 +131,16 @@ def test_a_learner_s_number_is_known_when_its_row_says():
     assert known() == {Needs.NOTHING}
     assert known(updates=1.0) == {Needs.NOTHING, Needs.UPDATES, Needs.REPLAY}
     assert known(updates=1.0, learn_s=1.0) == {Needs.NOTHING, Needs.UPDATES, Needs.ROLLOUTS}
+
+
+def test_a_row_says_whether_its_slot_goes_on_over_a_restart():
+    assert set(TABLE.cumulative("learner")) == {
+        "wait_s", "gather_s", "critic_s", "actor_s", "learn_s", "publish_s", "rows_redrawn"}  # fmt: skip
+    assert set(TABLE.cumulative("sampler")) == {
+        "env_steps", "episodes", "rows_refused", "env_errors", "policy_s", "env_s", "write_s", "wait_s"}  # fmt: skip
+    assert TABLE.cumulative("evaluator") == ()
+    table = MetricTable((*METRICS, ROW._replace(cumulative=True)))
+    assert set(table.cumulative("learner")) - set(TABLE.cumulative("learner")) == {"weight_norm"}
 
 
 def test_two_rows_of_one_name_and_more_slots_than_there_is_room_for_are_refused():

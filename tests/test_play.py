@@ -11,7 +11,7 @@ from harness import PATIENCE_S
 from linear_policy import BAD, FAULT, FAULT_MODULE, GOOD, IDLE, arrays, meta, policy_of, publish
 
 from spreeze.cli import evaluate, play
-from spreeze.cli.find_weights import find_weights, spec_of
+from spreeze.cli.evaluate import find_weights, spec_of
 from spreeze.envs.task import make_task
 from spreeze.errors import ConfigError, EnvironmentError_, RunError
 from spreeze.transport.files import replace_bytes

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from spreeze.bench import Row, line
 from spreeze.bench.hts import LAWS, PARTS
-from spreeze.cli.common import emit, guarded, say
+from spreeze.cli.arguments import guarded
 from spreeze.machine.hardware import read_machine
+from spreeze.machine.output import emit, say
 from spreeze.run_directory import find_run, versions
 from spreeze.tuner.objective import FORMULAS
 

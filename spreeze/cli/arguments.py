@@ -1,47 +1,68 @@
-"""The command line of ``spreeze.train``: flags are short names of settings, help comes from them."""
+"""What the verbs share: a parser, errors as one line, and the flags of ``spreeze.train``."""
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
 
-from spreeze.cli.common import Parser
 from spreeze.config.layers import Values, parse_assignment
-from spreeze.config.schema import PARTS
-from spreeze.errors import ConfigError
+from spreeze.config.schema import FLAGS, field_of, kind_of
+from spreeze.errors import ConfigError, RunError, SpreezeError
+from spreeze.machine.output import complain, emit, say
 
-FLAGS: dict[str, str] = {
-    "--env": "env.id",
-    "--import": "env.import_module",
-    "--algo": "run.algo",
-    "--mode": "run.mode",
-    "--seed": "run.seed",
-    "--runs-dir": "run.runs_dir",
-    "--name": "run.name",
-    "--samplers": "sampling.samplers",
-    "--envs-per-sampler": "sampling.envs_per_sampler",
-    "--executors": "rollout.executors",
-    "--envs-per-executor": "rollout.envs_per_executor",
-    "--actors": "rollout.actors",
-    "--sync-interval": "rollout.sync_interval",
-    "--correction": "rollout.correction",
-    "--synchrony": "rollout.synchrony",
-    "--batch-size": "learner.batch_size",
-    "--replay-capacity": "replay.capacity",
-    "--learner-threads": "learner.threads",
-    "--device": "learner.device",
-    "--objective": "tuning.objective",
-    "--cpu-target": "tuning.cpu_target",
-    "--gpu-target": "tuning.gpu_target",
-    "--leave-free": "tuning.leave_free",
-    "--seconds": "stop.seconds",
-    "--env-steps": "stop.env_steps",
-    "--updates": "stop.updates",
-    "--target-return": "stop.target_return",
-}
-"""flag -> part.field; any other field is reached by --set part.field=value."""
 
-_TYPES = {"int": int, "float": float, "str": str, "bool": bool}
+class Parser(argparse.ArgumentParser):
+    """Refuses what it cannot read as everything is refused: one line, code 2, a document for ``--json``."""
+
+    _as_json = False
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As its base; remembers whether ``--json`` was among the arguments."""
+        self._as_json = "--json" in (sys.argv[1:] if args is None else args)
+        return super().parse_known_args(args, namespace)
+
+    def error(self, message: str) -> NoReturn:
+        """One line; ends with code 2."""
+        line = " ".join(f"{message} ({self.prog} --help lists all flags)".split())
+        complain(line)
+        if self._as_json:
+            emit({"error": line})
+        sys.exit(2)
+
+
+def guarded(body: Callable[[], int], *, as_json: bool = False) -> int:
+    """Runs a verb; an error raised on purpose becomes one line on stderr and its exit code."""
+    try:
+        return body()
+    except SpreezeError as error:
+        line = " ".join(str(error).split())
+        complain(line)
+        if as_json:
+            emit({"error": line})
+        return error.exit_code
+    except KeyboardInterrupt:
+        say("interrupted", as_json=True)
+        return 130
+    except BrokenPipeError:
+        return 0
+
+
+
+def check_output(path: str | None) -> None:
+    """Refuses a file to write whose folder is not there, before any work is done.
+
+    Raises:
+        RunError: no such folder, or the path is a folder.
+    """
+    if path is None:
+        return
+    if not Path(path).resolve().parent.is_dir():
+        raise RunError(f"cannot write {path}: there is no folder {Path(path).resolve().parent}")
+    if Path(path).is_dir():
+        raise RunError(f"cannot write {path}: it is a folder; name a file in it")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -52,16 +73,7 @@ def build_parser() -> argparse.ArgumentParser:
         epilog="Stop with Ctrl-C: once writes a checkpoint and evaluates, twice ends at once.",
     )
     for flag, key in FLAGS.items():
-        part, name = key.split(".")
-        item = next(item for item in dataclasses.fields(PARTS[part]) if item.name == name)
-        meta = item.metadata
-        default = "not set" if item.default is None else item.default
-        unit = f" [{meta['unit']}]" if meta["unit"] else ""
-        parser.add_argument(flag, dest=key, default=None, type=_TYPES[str(item.type).split(" |")[0]],
-                            choices=meta["choices"], metavar=None if meta["choices"] else name.upper(),
-                            help=f"{meta['doc']}{unit} (default: {default})".replace("%", "%%"))
-    parser.add_argument("--plain-env", action="store_true",
-                        help="step Bullet tasks as their package has them, not the fast equal ones (default: off)")
+        _add(parser, flag, key)
     parser.add_argument("--env-arg", action="append", default=[], metavar="KEY=VALUE",
                         help="a number, true, false or text for the environment's constructor, as often as needed "
                              "(default: none)")
@@ -76,15 +88,25 @@ def build_parser() -> argparse.ArgumentParser:
                         help="settings from profiles/NAME.toml or a file (default: the task's own profile, if any)")
     parser.add_argument("--resume", metavar="RUN|latest", default=None,
                         help="continue a run: its name, its path, or latest (default: a new run)")
-    parser.add_argument("--save-replay", action="store_true", help="store replay with each checkpoint (default: off)")
-    parser.add_argument("--no-visualizer", action="store_true", help="no pictures and clips (default: on)")
-    parser.add_argument("--no-governor", action="store_true",
-                        help="samplers do not rest while other programs need the cores (default: they do)")
     parser.add_argument("--json", action="store_true",
                         help="exactly one JSON document on standard output at the end (default: off)")
     parser.add_argument("--set", action="append", default=[], metavar="PART.FIELD=VALUE",
                         help="any setting, for example --set sac.gamma=0.98 (default: none); see config.toml of a run")
     return parser
+
+
+def _add(parser: argparse.ArgumentParser, flag: str, key: str) -> None:
+    """The flag of one setting."""
+    item, kind = field_of(key), kind_of(key)
+    doc, unit, choices = (item.metadata[name] for name in ("doc", "unit", "choices"))
+    if kind is bool:
+        text = f"do not {doc} (default: do)" if item.default else f"{doc} (default: off)"
+        parser.add_argument(flag, dest=key, default=None, action="store_const", const=not item.default, help=text)
+        return
+    default = "not set" if item.default is None else item.default
+    text = f"{doc}{f' [{unit}]' if unit else ''} (default: {default})".replace("%", "%%")
+    parser.add_argument(flag, dest=key, default=None, type=kind, choices=choices, help=text,
+                        metavar=None if choices else item.name.upper())
 
 
 def user_values(args: argparse.Namespace) -> Values:
@@ -102,16 +124,8 @@ def user_values(args: argparse.Namespace) -> Values:
     if args.samples_per_insert is not None:
         low, high = parse_band(args.samples_per_insert)
         values.setdefault("replay", {}).update(samples_per_insert_min=low, samples_per_insert_max=high)
-    if args.plain_env:
-        values.setdefault("env", {})["plain"] = True
     if args.env_arg:
         values.setdefault("env", {})["args"] = tuple(args.env_arg)
-    if args.save_replay:
-        values.setdefault("replay", {})["save"] = True
-    if args.no_visualizer:
-        values.setdefault("visualizer", {})["enabled"] = False
-    if args.no_governor:
-        values.setdefault("tuning", {})["govern"] = False
     for text in args.set:
         for part, fields in parse_assignment(text).items():
             values.setdefault(part, {}).update(fields)

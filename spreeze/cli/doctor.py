@@ -26,7 +26,7 @@ from typing import Any, Literal
 from rich.table import Table
 from rich.text import Text
 
-from spreeze.cli.common import emit, guarded
+from spreeze.cli.arguments import guarded
 from spreeze.cli.terminal import Screen
 from spreeze.config.compatibility import actions_text, fitting_algorithms
 from spreeze.config.schema import EnvConfig, ReplayConfig, RunConfig
@@ -34,6 +34,7 @@ from spreeze.envs.probe import Probe, in_child, probe_env
 from spreeze.errors import SpreezeError
 from spreeze.formatting import clean, size
 from spreeze.machine.hardware import Machine, read_machine
+from spreeze.machine.output import emit
 from spreeze.run_directory import MIN_FREE_DISK_BYTES, is_alive, list_runs, versions
 from spreeze.types import RowLayout
 

@@ -6,21 +6,28 @@ import argparse
 import contextlib
 import dataclasses
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from spreeze.cli.common import complain, say
-from spreeze.cli.find_weights import CHECKPOINTS, check_fits, check_output, environment_errors, find_weights, spec_of
+from spreeze.cli.arguments import check_output
+from spreeze.config.compatibility import actions_text
+from spreeze.envs.import_guard import refuse_foreign
+from spreeze.envs.make import one_line
+from spreeze.envs.probe import spec_from_json
 from spreeze.envs.stdout import stdout_to_stderr
 from spreeze.envs.task import Task, frame_options, make_task
-from spreeze.errors import ConfigError, SpreezeError
+from spreeze.errors import ConfigError, EnvironmentError_, RunError, SpreezeError
 from spreeze.inference.policy import Policy
+from spreeze.machine.output import complain, say
 from spreeze.metrics import hts_metrics
 from spreeze.metrics.hts_metrics import POLICIES, RESAMPLES, bootstrap_interval
 from spreeze.run_directory import find_run
-from spreeze.transport.weights import Weights, read_weights
+from spreeze.transport.weights import LATEST, Weights, read_weights
+from spreeze.types import EnvSpec
 from spreeze.workers.collect.greedy_episodes import Episode, run_episodes, score, seed_list
+
+CHECKPOINTS = ("best", "latest")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -189,3 +196,91 @@ def _summary(document: dict[str, Any]) -> str:
     ]
     lines += [f"{kind:<6}  {document[kind]}" for kind in ("csv", "video") if document[kind]]
     return "\n".join(lines)
+
+
+# --- from what a person types to a weights file; ``play`` too ---
+
+
+def find_weights(run_or_path: str, runs_dir: Path, which: str = "best") -> Path:
+    """The weights file of a run, or the file itself.
+
+    Args:
+        run_or_path: name of a run, its path, ``latest``, or the path of a ``.safetensors`` file.
+        runs_dir: directory of the runs.
+        which: ``best`` (falls back to the newest until an evaluation has ended) or ``latest``.
+
+    Raises:
+        RunError: no such run or file, or the run has no weights yet.
+        ConfigError: the name could not be that of a run.
+    """
+    if run_or_path.endswith(".safetensors"):
+        path = Path(run_or_path)
+        if not path.is_file():
+            raise RunError(f"no weights file {path}")
+        return path
+    run = find_run(run_or_path, runs_dir)
+    best = run / "checkpoints" / "best.safetensors"
+    if which == "best" and best.is_file():
+        return best
+    return _newest(run)
+
+
+def _newest(run: Path) -> Path:
+    """The file that ``LATEST.json`` names, or the one with the highest version."""
+    folder = run / "weights"
+    try:
+        pointed = folder / Path(str(json.loads((folder / LATEST).read_bytes())["file"])).name
+    except (OSError, ValueError, KeyError, TypeError):
+        pointed = folder / ""
+    files = [pointed] if pointed.is_file() else sorted(folder.glob("w-*.safetensors"))
+    if not files:
+        raise RunError(f"run {run.name} has no weights yet: it ended, or is still, before its first update")
+    return files[-1]
+
+
+def spec_of(weights: Weights, import_module: str | None) -> EnvSpec:
+    """The environment that weights were trained on.
+
+    Raises:
+        EnvironmentError_: the file names no environment, or one of a module that was not allowed.
+    """
+    fields: Any = weights.meta.get("env")
+    try:
+        spec = spec_from_json(fields)
+    except (TypeError, AttributeError):
+        raise EnvironmentError_(f"{weights.path} does not say which environment it was trained on") from None
+    refuse_foreign(spec.env_id, spec.import_module, import_module)
+    return spec
+
+
+@contextlib.contextmanager
+def environment_errors(env_id: str) -> Iterator[None]:
+    """Turns what an environment raises into one line.
+
+    Raises:
+        EnvironmentError_: the block raised anything that is not already such an error.
+    """
+    try:
+        yield
+    except SpreezeError:
+        raise
+    except Exception as error:
+        raise EnvironmentError_(f"{env_id} failed: {type(error).__name__}: {one_line(error)}") from error
+
+
+def check_fits(spec: EnvSpec, made: EnvSpec, path: Path) -> None:
+    """Refuses an environment whose sizes differ from those that the weights were trained for.
+
+    Raises:
+        EnvironmentError_: sizes differ.
+    """
+    if (made.obs_dim, made.action_dim, made.num_actions) != (spec.obs_dim, spec.action_dim, spec.num_actions):
+        raise EnvironmentError_(
+            f"{path}: trained for {spec.obs_dim} observations and {actions_text(spec)}, "
+            f"but {made.env_id} has {made.obs_dim} and {actions_text(made)}"
+        )
+    if made.obs_layout != spec.obs_layout:
+        raise EnvironmentError_(
+            f"{path}: trained on an observation laid out as {'; '.join(spec.obs_layout) or 'one Box'}, "
+            f"but {made.env_id} has {'; '.join(made.obs_layout) or 'one Box'}"
+        )

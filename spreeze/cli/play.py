@@ -8,13 +8,14 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from spreeze.cli.common import complain, say
-from spreeze.cli.find_weights import CHECKPOINTS, check_fits, check_output, environment_errors, find_weights, spec_of
+from spreeze.cli.arguments import check_output
+from spreeze.cli.evaluate import CHECKPOINTS, check_fits, environment_errors, find_weights, spec_of
 from spreeze.envs.make import has_display, is_bullet
 from spreeze.envs.stdout import stdout_to_stderr
 from spreeze.envs.task import ObsRows, Task, frame_options, make_task
 from spreeze.errors import ConfigError, SpreezeError, WeightsError
 from spreeze.inference.policy import Policy
+from spreeze.machine.output import complain, say
 from spreeze.run_directory import refuse_links
 from spreeze.transport.weights import Weights, read_weights
 from spreeze.types import EnvSpec

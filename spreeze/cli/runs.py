@@ -12,9 +12,10 @@ from typing import Any
 
 import psutil
 
-from spreeze.cli.common import Parser, emit, guarded, say
+from spreeze.cli.arguments import Parser, guarded
 from spreeze.errors import RunError
 from spreeze.formatting import DASH, clean, size
+from spreeze.machine.output import emit, say
 from spreeze.run_directory import ask, find_run, is_alive, list_runs, read_run, state_of
 
 _MOST = 1e18

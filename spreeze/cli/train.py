@@ -19,8 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from spreeze.cli.arguments import build_parser, user_values
-from spreeze.cli.common import complain, emit, guarded, say
+from spreeze.cli.arguments import build_parser, guarded, user_values
 from spreeze.cli.terminal import open_view, show_tuning
 from spreeze.config.devices import check_precision, named_devices
 from spreeze.config.layers import (
@@ -43,6 +42,7 @@ from spreeze.envs.make import bullet_engine, default_env_id
 from spreeze.envs.probe import Probe, probe_env
 from spreeze.errors import ConfigError, ResourceError, RunError
 from spreeze.machine.hardware import Machine, read_machine
+from spreeze.machine.output import complain, emit, say
 from spreeze.modes.registry import load_mode
 from spreeze.run_directory import (
     RunDir,

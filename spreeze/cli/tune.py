@@ -7,15 +7,14 @@ import dataclasses
 import sys
 from pathlib import Path
 
-from spreeze.cli.arguments import build_parser, user_values
-from spreeze.cli.common import emit, guarded, say
-from spreeze.cli.find_weights import check_output
+from spreeze.cli.arguments import build_parser, check_output, guarded, user_values
 from spreeze.cli.terminal import show_tuning
 from spreeze.config.layers import Layer, read_profile, resolve, task_profile, with_algorithm
 from spreeze.config.profile_export import applicable, export_path, write_profile
 from spreeze.envs.make import default_env_id
 from spreeze.envs.probe import probe_env
 from spreeze.machine.hardware import read_machine
+from spreeze.machine.output import emit, say
 from spreeze.run_directory import process_age_s, write_json
 from spreeze.runtime.interrupts import Interrupts
 from spreeze.tuner.run import Listener, tuned_layer

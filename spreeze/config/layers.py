@@ -20,9 +20,6 @@ from spreeze.types import EnvSpec
 
 PROFILE_DIR = Path(__file__).resolve().parents[2] / "profiles"
 MAX_PROFILE_BYTES = 1_000_000
-_CORRECTIONS = {"ppo": "none"}
-"""Where an algorithm does better with another one than the default. PPO's clip already bounds how far data of an
-earlier policy leads; a delayed displacement of a whole loop of updates is made twice before its effect is seen."""
 _COMMAND_LINE_ONLY = {("env", "import_module"), ("env", "args"), ("run", "runs_dir"), ("run", "name")}
 
 Values = dict[str, dict[str, Any]]
@@ -125,9 +122,11 @@ def with_algorithm(layers: list[Layer], settings: Settings, spec: EnvSpec) -> tu
         layers.insert(0, Layer("action space", {"run": {"algo": choice.value}}))
         settings, reason = resolve(layers), choice.reason
     check_algorithm(settings.config.run.algo, spec, settings.config.mode)
-    correction = _CORRECTIONS.get(settings.config.run.algo)
-    if correction is not None and "rollout.correction" not in settings.sources:
-        layers.insert(0, Layer(default_of(settings), {"rollout": {"correction": correction}}))
+    own = PARTS[settings.config.run.algo].elsewhere
+    missing = {part: {name: value for name, value in fields.items() if f"{part}.{name}" not in settings.sources}
+               for part, fields in own.items()}
+    if any(missing.values()):
+        layers.insert(0, Layer(default_of(settings), missing))
         settings = resolve(layers)
     if settings.config.learner.device == "auto" and settings.config.on_policy is not None and spec.frames is None:
         for layer in layers:  # "auto" leaves it to us, whoever says it

@@ -11,8 +11,10 @@ import math
 import re
 import types
 import typing
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from types import MappingProxyType
+from typing import Any, ClassVar
 
 from spreeze.config.compatibility import ALGORITHMS
 from spreeze.config.modes import DECLARED, Mode, Wiring, find_mode
@@ -24,15 +26,30 @@ _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 def setting(
     default: Any, doc: str, *, unit: str = "", low: float | None = None, high: float | None = None,
-    choices: tuple[str, ...] | None = None,
+    choices: tuple[str, ...] | None = None, flag: str = "",
 ) -> Any:
-    """A dataclass field with its meaning, unit and allowed range (both ends included)."""
-    return field(default=default, metadata={"doc": doc, "unit": unit, "low": low, "high": high, "choices": choices})
+    """A dataclass field: all that is known of a setting, for checks, the command line and the page.
+
+    Args:
+        default: its value where nobody sets it; None: it is not set.
+        doc: its meaning; of a switch what is done while it is on.
+        unit: of a number.
+        low: least value, itself allowed.
+        high: greatest value, itself allowed.
+        choices: all that is allowed.
+        flag: short name on the command line; one of a switch changes it, and begins with ``--no-`` if it is on.
+    """
+    return field(default=default, metadata={
+        "doc": doc, "unit": unit, "low": low, "high": high, "choices": choices, "flag": flag,
+    })
 
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
     """Base of all parts: checks type and range of every field when built."""
+
+    elsewhere: ClassVar[Mapping[str, Mapping[str, Any]]] = MappingProxyType({})
+    """Of an algorithm's part: defaults of other parts with this algorithm, part -> field -> value."""
 
     def __post_init__(self) -> None:
         hints = typing.get_type_hints(type(self))
@@ -82,12 +99,14 @@ def _range_text(low: float | None, high: float | None) -> str:
 class RunConfig(Part):
     """What is run and where its files go."""
 
-    algo: str = setting("sac", "algorithm; not set: by the action space", choices=ALGORITHMS)
+    algo: str = setting("sac", "algorithm; not set: by the action space", choices=ALGORITHMS, flag="--algo")
     mode: str = setting(DECLARED[0].name, "how the parts are wired together: "
-                        f"{', '.join(mode.name for mode in DECLARED)}, or one that the module of --import declares")
-    seed: int = setting(1, "seed of networks, exploration and environments", low=0, high=2**31 - 1)
-    runs_dir: str = setting("runs", "directory that holds the run directories")
-    name: str | None = setting(None, "name of the run directory; built from time, env, algo and seed if not given")
+                        f"{', '.join(mode.name for mode in DECLARED)}, or one that the module of --import declares",
+                        flag="--mode")
+    seed: int = setting(1, "seed of networks, exploration and environments", low=0, high=2**31 - 1, flag="--seed")
+    runs_dir: str = setting("runs", "directory that holds the run directories", flag="--runs-dir")
+    name: str | None = setting(None, "name of the run directory; built from time, env, algo and seed if not given",
+                               flag="--name")
     forgiven_failures: int = setting(0, "failures of a worker that are mended at once and do not count; for storms",
                                      low=0, high=10**9)
 
@@ -101,9 +120,12 @@ class RunConfig(Part):
 class EnvConfig(Part):
     """The task."""
 
-    id: str = setting("Walker2DBulletEnv-v0", "Gymnasium id; observations must be Box, actions Box or Discrete")
-    import_module: str | None = setting(None, "module to import before the id is made (command line only)")
-    plain: bool = setting(False, "step Bullet tasks as their package has them, not the fast equal ones")
+    id: str = setting("Walker2DBulletEnv-v0", "Gymnasium id; observations must be Box, actions Box or Discrete",
+                      flag="--env")
+    import_module: str | None = setting(None, "module to import before the id is made (command line only)",
+                                        flag="--import")
+    plain: bool = setting(False, "step Bullet tasks as their package has them, not the fast equal ones",
+                          flag="--plain-env")
     args: tuple[str, ...] = setting((), "key=value texts for the environment's constructor (command line only)")
     normalize_obs: bool = setting(False, "scale observations by running mean and deviation of collected data")
 
@@ -217,6 +239,10 @@ class OnPolicyConfig(Part):
 class PPOConfig(OnPolicyConfig):
     """Proximal policy optimisation (Schulman et al. 2017, arXiv 1707.06347)."""
 
+    # The clip already bounds how far data of an earlier policy leads; a delayed displacement of a whole loop of updates
+    # is made twice before its effect is seen.
+    elsewhere = MappingProxyType({"rollout": {"correction": "none"}})
+
     clip: float = setting(0.2, "range of the probability ratio around 1", low=1e-3, high=10.0)
     clip_value: bool = setting(False, "keep new values within clip of the old ones")
     epochs: int = setting(10, "passes over the data of an interval", low=1, high=1000)
@@ -243,12 +269,13 @@ class A2CConfig(OnPolicyConfig):
 class ReplayConfig(Part):
     """Shared-memory replay and the balance between its two sides."""
 
-    capacity: int = setting(1_000_000, "transitions that replay can hold", unit="transitions", low=2, high=10**10)
+    capacity: int = setting(1_000_000, "transitions that replay can hold", unit="transitions", low=2, high=10**10,
+                            flag="--replay-capacity")
     learning_starts: int = setting(5_000, "env steps collected, with uniform actions, before the first update",
                                    unit="env steps", low=0, high=10**9)
     samples_per_insert_min: float = setting(8.0, "below this ratio the samplers wait", low=0.0, high=1e6)
     samples_per_insert_max: float = setting(512.0, "above this ratio the learner waits", low=0.0, high=1e9)
-    save: bool = setting(False, "store replay with every checkpoint")
+    save: bool = setting(False, "store replay with every checkpoint", flag="--save-replay")
     checksum: bool = setting(False, "a checksum in every row, for storms and tests that look for torn rows")
 
     def __post_init__(self) -> None:
@@ -264,8 +291,10 @@ class ReplayConfig(Part):
 class SamplingConfig(Part):
     """The sampler processes."""
 
-    samplers: int | None = setting(None, "sampler processes; from the usable cores if not given", low=1, high=512)
-    envs_per_sampler: int = setting(8, "environments stepped in one sampler", low=1, high=1024)
+    samplers: int | None = setting(None, "sampler processes; from the usable cores if not given", low=1, high=512,
+                                   flag="--samplers")
+    envs_per_sampler: int = setting(8, "environments stepped in one sampler", low=1, high=1024,
+                                    flag="--envs-per-sampler")
     nan_policy: str = setting("drop", "what to do with a non-finite observation or reward", choices=("drop", "fail"))
     step_deadline_s: float = setting(30.0, "a sampler whose env step takes longer counts as hung and is started again",
                                      unit="s", low=0.5, high=1e6)
@@ -279,16 +308,16 @@ class RolloutConfig(Part):
     """Collection of the on-policy algorithms (PPO, A2C) in modes hts and serial."""
 
     executors: int | None = setting(None, "processes that step environments; not set: hts one a usable core, serial "
-                                    "1, which steps in the run's own process", low=1, high=512)
-    envs_per_executor: int = setting(8, "environments of one executor", low=1, high=1024)
+                                    "1, which steps in the run's own process", low=1, high=512, flag="--executors")
+    envs_per_executor: int = setting(8, "environments of one executor", low=1, high=1024, flag="--envs-per-executor")
     actors: int = setting(0, "hts: processes that infer actions in batches; 0: executors infer for themselves, the "
-                          "same bits", low=0, high=512)
+                          "same bits", low=0, high=512, flag="--actors")
     sync_interval: int = setting(64, "env steps of each environment that one interval of learning is made of (alpha)",
-                                 unit="env steps", low=1, high=65_536)
+                                 unit="env steps", low=1, high=65_536, flag="--sync-interval")
     correction: str = setting("delayed", "hts: what is done about data that is one interval old; with ppo none unless "
-                              "it is set", choices=("delayed", "none", "truncated-is"))
+                              "it is set", choices=("delayed", "none", "truncated-is"), flag="--correction")
     synchrony: str = setting("batch", "serial: environments wait for each other at every step, or once an interval",
-                             choices=("step", "batch"))
+                             choices=("step", "batch"), flag="--synchrony")
     fingerprint: bool = setting(False, "hashes of trajectories, parameters and optimiser at each swap, in "
                                 "fingerprints.jsonl of the run")
 
@@ -297,11 +326,13 @@ class RolloutConfig(Part):
 class LearnerConfig(Part):
     """The learner process."""
 
-    batch_size: int = setting(256, "transitions in one update", unit="transitions", low=1, high=2**24)
+    batch_size: int = setting(256, "transitions in one update", unit="transitions", low=1, high=2**24,
+                              flag="--batch-size")
     threads: int = setting(1, "threads of the learner: two share an update as a pair, more share each product",
-                           low=1, high=256)
+                           low=1, high=256, flag="--learner-threads")
     device: str = setting("auto", "auto, cpu, cuda, cuda:N, split (actor on cuda:0, critics on cuda:1), ACTOR+CRITICS; "
-                          "auto is a GPU where there is one, but the CPU for PPO and A2C without images")
+                          "auto is a GPU where there is one, but the CPU for PPO and A2C without images",
+                          flag="--device")
     precision: str = setting("float32", "what products round their inputs to: tf32 on GPUs, bfloat16 on processors "
                              "that have it; weights, sums and optimisers are always float32",
                              choices=("float32", "tf32", "bfloat16"))
@@ -329,7 +360,7 @@ class EvaluationConfig(Part):
 class VisualizerConfig(Part):
     """The picture and the clips of the current policy."""
 
-    enabled: bool = setting(True, "run the visualizer process")
+    enabled: bool = setting(True, "run the visualizer process", flag="--no-visualizer")
     frames_per_s: float = setting(8.0, "pictures a second at most", unit="1/s", low=0.1, high=60)
     clip_interval_s: float = setting(120.0, "time between two clips", unit="s", low=1, high=1e6)
     clip_length_s: float = setting(10.0, "length of a clip as played", unit="s", low=0.5, high=600)
@@ -342,23 +373,26 @@ class TuningConfig(Part):
     """What the tuner aims at, and what of the machine stays with the user."""
 
     objective: str = setting("return", "what the tuner makes best: progress of the return, the paper's knee, env "
-                             "steps/s, or updates/s", choices=("return", "paper", "sampling", "updates"))
+                             "steps/s, or updates/s", choices=("return", "paper", "sampling", "updates"),
+                             flag="--objective")
     cpu_target: float = setting(0.75, "objective paper: share of the usable cores up to which samplers are added",
-                                low=0.05, high=1.0)
+                                low=0.05, high=1.0, flag="--cpu-target")
     gpu_target: float = setting(0.85, "objective paper: share of the highest update frame rate that the batch has to "
-                                "reach", low=0.05, high=0.99)
-    govern: bool = setting(True, "let samplers rest while other programs need the cores")
-    leave_free: float = setting(0.0, "share of the usable cores that is left to other programs", low=0.0, high=0.9)
+                                "reach", low=0.05, high=0.99, flag="--gpu-target")
+    govern: bool = setting(True, "let samplers rest while other programs need the cores", flag="--no-governor")
+    leave_free: float = setting(0.0, "share of the usable cores that is left to other programs", low=0.0, high=0.9,
+                                flag="--leave-free")
 
 
 @dataclass(frozen=True, kw_only=True)
 class StopConfig(Part):
     """When training ends by itself; without any condition it goes on until Ctrl-C."""
 
-    seconds: float | None = setting(None, "wall time of training", unit="s", low=0.0)
-    env_steps: int | None = setting(None, "env steps collected", unit="env steps", low=1)
-    updates: int | None = setting(None, "updates (gradient steps of the critics)", unit="updates", low=1)
-    target_return: float | None = setting(None, "mean greedy episode return of one evaluation")
+    seconds: float | None = setting(None, "wall time of training", unit="s", low=0.0, flag="--seconds")
+    env_steps: int | None = setting(None, "env steps collected", unit="env steps", low=1, flag="--env-steps")
+    updates: int | None = setting(None, "updates (gradient steps of the critics)", unit="updates", low=1,
+                                  flag="--updates")
+    target_return: float | None = setting(None, "mean greedy episode return of one evaluation", flag="--target-return")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -435,6 +469,56 @@ class Config:
 PARTS: dict[str, type[Part]] = {
     name: hint for name, hint in typing.get_type_hints(Config).items() if isinstance(hint, type)
 }
+
+
+FLAGS: dict[str, str] = {
+    item.metadata["flag"]: f"{part}.{item.name}"
+    for part, kind in PARTS.items() for item in dataclasses.fields(kind) if item.metadata["flag"]
+}
+"""flag -> part.field; any other field is reached by --set part.field=value."""
+
+
+def field_of(key: str) -> dataclasses.Field[Any]:
+    """The field of a setting that is called ``part.field``."""
+    part, name = key.split(".")
+    return next(item for item in dataclasses.fields(PARTS[part]) if item.name == name)
+
+
+def kind_of(key: str) -> type:
+    """int, float, bool, str or tuple: what a setting holds where it is set."""
+    part, name = key.split(".")
+    hint = typing.get_type_hints(PARTS[part])[name]
+    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    wanted = next(option for option in options if option is not type(None))
+    kind: type = typing.get_origin(wanted) or wanted
+    return kind
+
+
+_ONLY_WITH_REPLAY = ("replay", "sampling.samplers", "sampling.envs_per_sampler", "sampling.memory_limit_bytes",
+                     "learner.batch_size", "learner.precision", "learner.overlap", "learner.mirror",
+                     "learner.updates_per_launch")  # fmt: skip
+_ONLY_ON_POLICY = ("rollout",)
+_ALWAYS = ("env.normalize_obs", "image", "sampling", "learner", "evaluation", "visualizer", "tuning")
+
+
+def offered(config: Config) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The settings that make a difference to the chosen mode and algorithm: what the tuner chooses, and the others.
+
+    What names the run, its task and its end is not among them.
+
+    Raises:
+        ConfigError: the mode does not run the algorithm.
+    """
+    algo, on_policy = config.run.algo, config.on_policy is not None
+    other: tuple[str, ...]
+    other, own = (_ONLY_WITH_REPLAY, _ONLY_ON_POLICY) if on_policy else (_ONLY_ON_POLICY, _ONLY_WITH_REPLAY)
+    other += () if config.wiring.actors else ("rollout.actors",)
+    keys = [f"{part}.{item.name}" for part in PARTS for item in dataclasses.fields(PARTS[part])]
+    named = (knob.replace("algorithm.", f"{algo}.") for knob in config.wiring.knobs)
+    knobs = tuple(knob for knob in named if knob in keys)
+    read = [key for among in ((algo,), own, _ALWAYS) for key in keys
+            if {key, key.partition(".")[0]} & {*among} and not {key, key.partition(".")[0]} & {*other}]
+    return knobs, tuple(key for key in dict.fromkeys(read) if key not in knobs)
 
 
 def check_name(name: str) -> str:

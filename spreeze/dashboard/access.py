@@ -22,7 +22,7 @@ from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from spreeze.cli.common import say
+from spreeze.machine.output import say
 
 SETTING = "SPREEZE_DASHBOARD_TOKEN"
 """Environment variable; ``off`` on a machine of one's own: whoever reaches the port gets in."""

@@ -10,10 +10,11 @@ from typing import Any
 
 import streamlit as st
 
-from spreeze.config.compatibility import ON_POLICY
+from spreeze.config.compatibility import ALGORITHMS, ON_POLICY
 from spreeze.config.modes import Wiring, wiring_of
-from spreeze.dashboard import charts, server
-from spreeze.dashboard.charts import SOURCE, published
+from spreeze.config.schema import field_of, kind_of
+from spreeze.dashboard import live_api, server
+from spreeze.dashboard.live_api import SOURCE, published
 from spreeze.dashboard.run_data import SAMPLE, SAMPLE_NAME, meaning, row
 from spreeze.formatting import DASH, clean
 from spreeze.run_directory import read_run
@@ -72,8 +73,8 @@ def show_live(path: Path, page_key: str) -> None:
         key=f"live-{name}",
         data={
             "base": server.prefix(), "run": name, "period_ms": PERIOD_MS, "page": page_key,
-            "charts": tuple(charts.as_json("updates" if wiring is None or wiring.lag is None else "intervals")),
-            "colours": charts.COLOURS,
+            "charts": tuple(live_api.as_json("updates" if wiring is None or wiring.lag is None else "intervals")),
+            "colours": live_api.COLOURS,
             "tiles": tuple(_item(*tile) for tile in _TILES),
             "pipeline": pipeline(wiring),
             "references": reference and ({"value": reference.value, "label": reference.label, "source": SOURCE},),
@@ -152,3 +153,49 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 def bullets(texts: Iterable[object]) -> str:
     """A list."""
     return "\n".join(f"- {plain(text)}" for text in texts)
+
+
+def title(key: str) -> str:
+    """A setting for a person: ``learner.batch_size`` is "Learner: batch size [transitions]"."""
+    part, _, name = key.partition(".")
+    text = f"{part.upper() if part in ALGORITHMS else part.capitalize()}: {name.replace('_', ' ')}"
+    try:
+        unit = field_of(key).metadata["unit"]
+    except (KeyError, StopIteration):
+        return text  # of another version
+    return f"{text} [{unit}]" if unit and not text.endswith(f" {unit}") else text
+
+
+def ask(key: str, place: str, known: Any = None, blank: str = "") -> Any:
+    """A field for a setting, with its meaning, bounds and default from the schema; None while it is left empty.
+
+    Args:
+        key: ``part.field``.
+        place: tells it from other fields of that setting.
+        known: what it shows at first.
+        blank: what happens while it is empty; the default holds if this is not said.
+    """
+    item, kind = field_of(key), kind_of(key)
+    doc, low, high, choices = (item.metadata[name] for name in ("doc", "low", "high", "choices"))
+    default: Any = item.default
+    told: dict[str, Any] = {"key": f"{place}_{key}", "help": f"{plain(doc[0].upper() + doc[1:])}.",
+                            "placeholder": blank or ("not set" if default is None else _written(default))}
+    if choices or kind is bool:
+        options = list(choices or (True, False))
+        index = options.index(known) if known in options else None
+        return st.selectbox(title(key), options, index, format_func=_written, **told)
+    if kind is int:
+        return st.number_input(title(key), low, high, known, step=1, **told)
+    if kind is float:
+        low, high = (None if bound is None else float(bound) for bound in (low, high))
+        step = (abs(default or 0.0) or 1.0) / 10.0
+        return st.number_input(title(key), low, high, known, step=step, format="%g", **told)
+    text = st.text_input(title(key), known or "", **told).strip()
+    return text or None if kind is str else tuple(int(part) for part in re.findall(r"\d+", text)) or None
+
+
+def _written(value: Any) -> str:
+    """A value as the page writes it: switches are on or off, lists have commas."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -16,14 +16,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from spreeze.config.schema import RunConfig
+from spreeze.config.layers import Layer, Values, resolve, toml_value
+from spreeze.config.modes import DECLARED
+from spreeze.config.schema import FLAGS, Config, RunConfig, field_of, kind_of
 from spreeze.dashboard.run_data import ROOT, SAMPLE, launch_log, live_run, read_json, tail_lines
 from spreeze.errors import ConfigError, ResourceError, RunError
 from spreeze.formatting import clean
@@ -48,36 +50,48 @@ COMMAND = (sys.executable, "-m", "spreeze.train")
 """What starts a run; another one in tests."""
 
 
-PINS: tuple[tuple[str, str, int, str], ...] = (
-    ("batch_size", "Batch size [transitions]", 2**24, "Transitions in one update."),
-    ("samplers", "Samplers [processes]", 512, "Processes that step environments."),
-    ("envs_per_sampler", "Environments a sampler", 4096, "Environments that one sampler steps in turn."),
-    ("learner_threads", "Learner threads", 512, "Threads of one update's matrix products."),
-)
-"""(field of a request, label, most, sentence): what a person may set instead of the tuner."""
+IMPORT = "SPREEZE_DASHBOARD_IMPORT"
+"""Environment variable that ``app.py`` sets from its ``--import``: a module whose modes the page offers. No name
+that a run directory brings is ever imported."""
+
+
+def imported() -> str | None:
+    """The module that whoever started the page has named."""
+    return os.environ.get(IMPORT) or None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What the page asks for; None leaves a value to profile, tuner or default."""
+    """What the page asks for; settings that it leaves out come from profile, tuner or default."""
 
     env_id: str
-    algo: str = "sac"
-    seed: int = 1
+    mode: str = DECLARED[0].name
+    algo: str = RunConfig.algo
+    seed: int = RunConfig.seed
     auto: bool = True
-    seconds: float | None = None
-    target_return: float | None = None
-    batch_size: int | None = None
-    samplers: int | None = None
-    envs_per_sampler: int | None = None
-    learner_threads: int | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """``part.field`` -> its value."""
 
     def __post_init__(self) -> None:
+        """Raises: ``ConfigError`` if the command line would reject it; the message says why."""
         # A colon would make Gymnasium import a module: only the command line may ask for that.
         if not _plain_id(self.env_id):
             raise ConfigError(f"environment {clean(self.env_id, 80)!r}: a Gymnasium id such as Pendulum-v1 is needed; "
                               "one that needs an import is started from the command line")
-        RunConfig(algo=self.algo, seed=self.seed)
+        wiring = self.config.wiring
+        if self.auto and not wiring.knobs:
+            raise ConfigError(f"mode {self.mode} leaves the tuner nothing to choose for {self.algo}: switch Autotune "
+                              "off")
+
+    @property
+    def config(self) -> Config:
+        """All settings as far as they are known now."""
+        values: Values = {"run": {"mode": self.mode, "algo": self.algo, "seed": self.seed},
+                          "env": {"id": self.env_id, "import_module": imported()}}
+        for key, value in self.settings.items():
+            part, name = key.split(".")
+            values.setdefault(part, {})[name] = value
+        return resolve([Layer("the page", values)]).config
 
 
 def _plain_id(env_id: object) -> bool:
@@ -137,14 +151,20 @@ def activity(folder: Path) -> Activity:
 
 def arguments(request: Request) -> list[str]:
     """The part of the command line that states the request."""
-    found = ["--env", request.env_id, "--algo", request.algo, "--seed", str(request.seed)]
+    module = imported()
+    found = ["--env", request.env_id, *(["--import", module] if module else [])]
+    found += ["--mode", request.mode] if request.mode != DECLARED[0].name else []
+    found += ["--algo", request.algo, "--seed", str(request.seed)]
     found += ["--auto"] if request.auto else []
-    for flag, value in (
-        ("--seconds", request.seconds), ("--target-return", request.target_return),
-        ("--batch-size", request.batch_size), ("--samplers", request.samplers),
-        ("--envs-per-sampler", request.envs_per_sampler), ("--learner-threads", request.learner_threads),
-    ):
-        found += [] if value is None else [f"{flag}={value:g}" if isinstance(value, float) else f"{flag}={value}"]
+    flags = {key: flag for flag, key in FLAGS.items()}
+    for key, value in request.settings.items():
+        flag, text = flags.get(key), value if isinstance(value, str) else toml_value(value)
+        if flag is None:
+            found.append(f"--set={key}={text}")
+        elif kind_of(key) is not bool:
+            found.append(f"{flag}={text}")
+        elif value != field_of(key).default:
+            found.append(flag)
     return found
 
 

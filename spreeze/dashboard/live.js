@@ -261,7 +261,7 @@ class LivePage {
   showSeries(card) {
     const traces = card.names.filter((name) => this.store.has(name)).map((name, i) => {
       const part = name.split("/")[1], kept = this.store.get(name);
-      const label = part === undefined ? name.replaceAll("_", " ") : `GPU ${part}`;
+      const label = part === undefined ? name.replaceAll("_", " ") : `${card.spec.part} ${part}`;
       return { name: label, colour: this.data.colours[i % this.data.colours.length], x: kept.x, y: kept.y, ...bandOf(kept) };
     });
     this.chartOf(card).show(traces);

@@ -1,4 +1,4 @@
-"""The live answer: what changed in a run since the page asked last, and the newest numbers as text."""
+"""The Live page's charts, as the table of metrics has them, and its answer each second: what is new in a run."""
 
 from __future__ import annotations
 
@@ -6,20 +6,19 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from spreeze.config.compatibility import ON_POLICY
 from spreeze.config.modes import wiring_of
-from spreeze.dashboard import charts
 from spreeze.dashboard.run_data import LIVE_STATES, newest_log, read_json
 from spreeze.formatting import DASH, clean, duration, number, percent, size
 from spreeze.metrics.bottleneck import bottleneck
 from spreeze.metrics.snapshot import GpuSnapshot, Snapshot, measured, parts_of
 from spreeze.metrics.store import EvaluationRow
 from spreeze.metrics.store_reader import MetricsReader, Point, Series
-from spreeze.metrics.table import TABLE, MetricTable
+from spreeze.metrics.table import GROUPS, RETURN, TABLE, Metric, MetricTable
 from spreeze.run_directory import read_config, read_run, state_of
 
 MAX_BUCKETS = 350
@@ -27,6 +26,105 @@ MAX_BUCKETS = 350
 _TAIL_ROWS = 600
 _LOG_LINES = 8
 STALE_S = 3.0
+
+
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9")
+"""Okabe and Ito (2008): told apart with any colour vision."""
+
+
+_MOST_PARTS = 8
+
+
+def drawn(table: MetricTable = TABLE) -> list[Metric]:
+    """The metrics that the Live page draws, by groups of charts."""
+    order = {group: rank for rank, group in enumerate((RETURN, *GROUPS))}
+    found = [(order[metric.chart.group], metric) for metric in table.metrics if metric.chart]
+    return [metric for _, metric in sorted(found, key=lambda entry: entry[0])]
+
+
+def as_json(lag_unit: str, table: MetricTable = TABLE) -> list[dict[str, Any]]:
+    """The charts with a sentence for each, for the page's script; that of the returns is its own.
+
+    Args:
+        lag_unit: depends on the algorithm: updates, or intervals of those without replay.
+        table: each row says where it is drawn.
+    """
+    charts: dict[str, dict[str, Any]] = {}
+    for metric in drawn(table):
+        chart = metric.chart
+        if chart is None or chart.group == RETURN:
+            continue
+        unit = lag_unit if metric.name == "policy_lag" else chart.unit or metric.unit
+        card = charts.setdefault(chart.key, {
+            "key": chart.key, "title": chart.title, "unit": unit, "series": (), "group": chart.group,
+            "scale": chart.scale, "part": metric.parts or "group", "help": "",
+        })
+        card["series"] += metric.series
+        card["help"] = f"{card['help']} {metric.sentence}".strip()
+    return list(charts.values())
+
+
+def wanted(names: list[str], table: MetricTable = TABLE) -> list[str]:
+    """Those of ``names`` that some chart shows, of each metric at most eight parts or groups."""
+    found: list[str] = []
+    for metric in drawn(table):
+        found += [name for name in names if name == metric.name and not metric.parts]
+        found += [name for name in names if name.startswith(f"{metric.name}/")][:_MOST_PARTS]
+    return found
+
+
+SOURCE = (
+    "RL Baselines3 Zoo, benchmark.md (github.com/DLR-RM/rl-baselines3-zoo): mean return of its trained agent over "
+    "150,000 env steps; one training run each, tuned settings"
+)
+
+
+class Published(NamedTuple):
+    """A published mean return and the env steps it took to train."""
+
+    value: float
+    env_steps: int
+
+    @property
+    def label(self) -> str:
+        """Legend of its line."""
+        steps = f"{self.env_steps // 1_000_000} M" if self.env_steps >= 1_000_000 else f"{self.env_steps // 1000}k"
+        return f"RL Baselines3 Zoo after {steps} env steps: {self.value:g}"
+
+
+PUBLISHED: dict[tuple[str, str], Published] = {
+    ("sac", "AntBulletEnv-v0"): Published(3073.1, 1_000_000),
+    ("sac", "BipedalWalker-v3"): Published(297.7, 500_000),
+    ("sac", "HalfCheetahBulletEnv-v0"): Published(2792.2, 1_000_000),
+    ("sac", "HopperBulletEnv-v0"): Published(2603.5, 1_000_000),
+    ("sac", "LunarLanderContinuous-v2"): Published(260.4, 500_000),
+    ("sac", "MountainCarContinuous-v0"): Published(94.7, 50_000),
+    ("sac", "Pendulum-v1"): Published(-157.0, 20_000),
+    ("sac", "ReacherBulletEnv-v0"): Published(18.1, 300_000),
+    ("sac", "Walker2DBulletEnv-v0"): Published(2292.3, 1_000_000),
+    ("td3", "AntBulletEnv-v0"): Published(3300.0, 1_000_000),
+    ("td3", "BipedalWalker-v3"): Published(306.0, 1_000_000),
+    ("td3", "HalfCheetahBulletEnv-v0"): Published(2821.6, 1_000_000),
+    ("td3", "HopperBulletEnv-v0"): Published(2681.6, 1_000_000),
+    ("td3", "MountainCarContinuous-v0"): Published(93.5, 300_000),
+    ("td3", "Pendulum-v1"): Published(-151.9, 20_000),
+    ("td3", "ReacherBulletEnv-v0"): Published(17.1, 300_000),
+    ("td3", "Walker2DBulletEnv-v0"): Published(2213.7, 1_000_000),
+    ("ddpg", "AntBulletEnv-v0"): Published(2399.1, 1_000_000),
+    ("ddpg", "BipedalWalker-v3"): Published(197.5, 1_000_000),
+    ("ddpg", "HalfCheetahBulletEnv-v0"): Published(2078.3, 1_000_000),
+    ("ddpg", "HopperBulletEnv-v0"): Published(1157.1, 1_000_000),
+    ("ddpg", "MountainCarContinuous-v0"): Published(93.5, 300_000),
+    ("ddpg", "Pendulum-v1"): Published(-152.1, 20_000),
+    ("ddpg", "ReacherBulletEnv-v0"): Published(15.6, 300_000),
+    ("ddpg", "Walker2DBulletEnv-v0"): Published(1387.6, 1_000_000),
+}
+"""(algorithm, task) -> what the source lists."""
+
+
+def published(algo: str | None, env_id: str | None) -> Published | None:
+    """What is published for a task and an algorithm, or None."""
+    return PUBLISHED.get((algo or "", env_id or ""))
 
 
 def answer(
@@ -52,12 +150,12 @@ def answer(
     with MetricsReader(path / "metrics.db").held() as reader:
         latest = reader.latest()
         newest = max((point.t for point in latest.values()), default=0.0)
-        wanted = charts.wanted(list(latest), table)
+        names = wanted(list(latest), table)
         if since > 0.0:
-            tail = reader.tail(wanted, since, _TAIL_ROWS) if newest > since else {}
+            tail = reader.tail(names, since, _TAIL_ROWS) if newest > since else {}
             series = {name: _columns(points) for name, points in tail.items()}
         else:
-            series = {name: _thinned(reader.series(name, 0.0, MAX_BUCKETS), latest[name]) for name in wanted}
+            series = {name: _thinned(reader.series(name, 0.0, MAX_BUCKETS), latest[name]) for name in names}
         count, last = reader.last_evaluation()
         news = _news(reader, evals_seen, count)
         events = reader.events(12)
@@ -86,9 +184,9 @@ def snapshot(
     wiring = wiring_of(run, on_policy=run.get("algo") in ON_POLICY)
     lag = wiring.lag if wiring else None
     if lag is not None:
-        replay, wanted = {}, config.get("rollout", {}).get("executors")
+        replay, samplers = {}, config.get("rollout", {}).get("executors")
     else:
-        wanted = config.get("sampling", {}).get("samplers")
+        samplers = config.get("sampling", {}).get("samplers")
     counts = {name: values.get(name, run.get(name)) for name in ("env_steps", "updates")}
     # The metrics tell how the learner works; an old run's configuration may not.
     known = measured({**values, **counts}, on_policy=bool(values.get("learner_learn_share")), table=table)
@@ -96,7 +194,7 @@ def snapshot(
         lag=lag, env_id=clean(run.get("env_id"), 80), algo=clean(run.get("algo"), 20), state=state,
         wall_s=run.get("wall_s"), learning_starts=replay.get("learning_starts"),
         samples_per_insert_min=replay.get("samples_per_insert_min"),
-        samples_per_insert_max=replay.get("samples_per_insert_max"), samplers_wanted=wanted,
+        samples_per_insert_max=replay.get("samples_per_insert_max"), samplers_wanted=samplers,
         eval_best=run.get("eval_best"),
         learner_device=device if device != "auto" else ("cuda:0" if known["gpus"] else "cpu"),
         samplers_alive=len(active) or None, **known,

@@ -1,22 +1,92 @@
-"""The pages, in the order of the navigation; each is a function ``page`` in a file of its own in ``pages/``."""
+"""The script that Streamlit runs (``app.py`` serves it): the pages, and which run they show, kept in the address."""
 
 from __future__ import annotations
 
 import importlib
-from types import ModuleType
+from collections.abc import Callable
+from pathlib import Path
 
-TITLES = {
-    "live": "Live",
-    "autotune": "Autotune",
-    "runs": "Runs",
-    "compare": "Compare",
-    "watch": "Watch",
-    "logs": "Logs",
-    "about": "About this machine",
+import streamlit as st
+
+from spreeze.dashboard.run_data import LIVE_STATES, run_names, run_path, runs_dir
+from spreeze.errors import RunError
+from spreeze.run_directory import state_of
+
+PAGES: dict[str, tuple[str, str]] = {
+    "live": ("Live", "live.page"),
+    "autotune": ("Autotune", "autotune.page"),
+    "runs": ("Runs", "runs.page"),
+    "compare": ("Compare", "compare.page"),
+    "watch": ("Watch", "runs.watch"),
+    "logs": ("Logs", "runs.logs"),
+    "about": ("About this machine", "about.page"),
 }
-"""By name, which is also the last part of the page's address; the first page is the one shown unasked."""
+"""Last part of the address -> title, and file and function in ``pages/``; the first page is the one shown unasked."""
+_KEY = "run"
 
 
-def load(name: str) -> ModuleType:
-    """The module of one of ``TITLES``."""
-    return importlib.import_module(f"spreeze.dashboard.pages.{name}")
+def load(name: str) -> Callable[[], None]:
+    """The function of one of ``PAGES``."""
+    module, _, function = PAGES[name][1].partition(".")
+    found: Callable[[], None] = getattr(importlib.import_module(f"spreeze.dashboard.pages.{module}"), function)
+    return found
+
+
+def sidebar() -> None:
+    """The list of runs; the live one, else the newest, is taken where nothing was chosen."""
+    names = run_names(runs_dir())
+    if not names:
+        st.sidebar.info("No run yet.")
+        return
+    asked = st.session_state.get(_KEY) or st.query_params.get(_KEY)
+    if asked not in names:
+        asked = names[0]
+    chosen = st.sidebar.selectbox(
+        "Run", names, index=names.index(asked), help="Newest first; the address of this page keeps the choice."
+    )
+    st.session_state[_KEY] = chosen
+    st.query_params[_KEY] = chosen
+    st.sidebar.caption("Safe to close: training goes on without this page.")
+
+
+def choose(name: str) -> None:
+    """Shows another run from the next rerun on."""
+    st.session_state[_KEY] = name
+
+
+def current() -> Path | None:
+    """The directory of the chosen run, or None where there is no run at all."""
+    name = st.session_state.get(_KEY)
+    try:
+        return None if name is None else run_path(name, runs_dir())
+    except RunError:
+        return None
+
+
+def need_run() -> Path:
+    """The chosen run; where there is none the page says how to start one and ends."""
+    path = current()
+    if path is None:
+        st.info("No run yet. Start one on the Live page, or type: `python -m spreeze.train --auto`")
+        st.stop()
+    return path
+
+
+def is_live(path: Path) -> bool:
+    """True while the run goes on."""
+    return state_of(path) in LIVE_STATES
+
+
+def main() -> None:
+    """Draws the navigation, the list of runs and one page."""
+    st.set_page_config(page_title="Spreeze", layout="wide")
+    pages = [st.Page(load(name), title=title, url_path=name, default=not place)
+             for place, (name, (title, _)) in enumerate(PAGES.items())]
+    current_page = st.navigation(pages)
+    st.html("<style>.stMainBlockContainer { padding: 3.5rem 2rem 3rem; }</style>")
+    sidebar()
+    current_page.run()
+
+
+if __name__ == "__main__":
+    main()

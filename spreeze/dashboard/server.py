@@ -73,11 +73,11 @@ def _without_delay(shared: socket.socket) -> bool:
 
 
 def _load_pages() -> None:
-    for name in navigation.TITLES:
+    for name in navigation.PAGES:
         navigation.load(name)
 
 
-SCRIPT = str(Path(__file__).with_name("main.py"))
+SCRIPT = str(Path(__file__).with_name("navigation.py"))
 _MAX_PICTURE_BYTES = 2_000_000
 _PICTURE_WAIT_S = 1.0
 _PICTURE_POLL_S = 0.04

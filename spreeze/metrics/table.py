@@ -70,11 +70,14 @@ class Metric(NamedTuple):
     per_s_of: str | None = None
     """The counter that a rate is the increase of; None: the supervisor computes the rate by other means."""
     needs: Needs = Needs.NOTHING
-    parts: bool = False
-    """Recorded as one series for each part, ``name/part``."""
+    parts: str = ""
+    """What one part is called, if each is recorded as a series of its own, ``name/part``. Any other metric may have such
+    series besides: those of the groups of a run with several learners."""
     shown: bool = False
     """Whether the terminal shows it: as a field of ``Snapshot``, or, without such a field, by its name."""
     chart: Chart | None = None
+    cumulative: bool = False
+    """Whether its slot goes on over a restart of its worker, which adds what it found there; that of a share does."""
 
     @property
     def source(self) -> tuple[str, str] | None:
@@ -90,9 +93,9 @@ class Metric(NamedTuple):
         return Needs.UPDATES if self.writer == ALGORITHM and self.needs is Needs.NOTHING else self.needs
 
     @property
-    def series(self) -> str:
-        """Its series as a chart names them: ``name``, or ``name/*`` for all of its parts."""
-        return f"{self.name}/*" if self.parts else self.name
+    def series(self) -> tuple[str, ...]:
+        """Its series as a chart names them; ``name/*`` are those of all parts or groups."""
+        return (f"{self.name}/*",) if self.parts else (self.name, f"{self.name}/*")
 
     @property
     def sentence(self) -> str:
@@ -107,6 +110,8 @@ class Posted(NamedTuple):
     """``role.slot``"""
     unit: str
     meaning: str
+    cumulative: bool = False
+    """As with ``Metric``."""
 
 
 class Phase(IntEnum):
@@ -134,11 +139,11 @@ DEADLINE_S: dict[Phase, float] = {
 
 METRICS: tuple[Metric, ...] = (
     Metric("env_steps", "env steps", "env steps collected since the start of the run, all samplers", "supervisor",
-           kind=Kind.COUNTER, slot="sampler.env_steps"),
+           kind=Kind.COUNTER, slot="sampler.env_steps", cumulative=True),
     Metric("env_steps_per_s", "1/s", "env steps collected a second, all samplers", "supervisor",
            kind=Kind.RATE, per_s_of="env_steps", shown=True, chart=Chart("env", "Env steps a second", "Speed")),
     Metric("sampler_env_steps_per_s", "1/s", "env steps a second of one sampler (one series for each)", "supervisor",
-           kind=Kind.RATE, parts=True),
+           kind=Kind.RATE, parts="sampler"),
     Metric("updates", "updates", "gradient steps of the critics since the start of the run", "learner",
            kind=Kind.COUNTER),
     Metric("updates_per_s", "1/s", "gradient steps of the critics a second", "supervisor",
@@ -155,11 +160,11 @@ METRICS: tuple[Metric, ...] = (
            needs=Needs.REPLAY, shown=True, chart=Chart("age", "Transition age", "Balance")),
     Metric("replay_fill", "share", "rows that may be drawn / capacity", "learner", needs=Needs.REPLAY, shown=True),
     Metric("rows_redrawn", "rows", "drawn rows that were overwritten during the copy and drawn again", "learner",
-           kind=Kind.COUNTER, needs=Needs.REPLAY),
+           kind=Kind.COUNTER, needs=Needs.REPLAY, cumulative=True),
     Metric("rows_refused", "rows", "transitions with a non-finite or ill-shaped value, not stored", "sampler",
-           kind=Kind.COUNTER),
-    Metric("env_errors", "errors", "exceptions raised by environments", "sampler", kind=Kind.COUNTER),
-    Metric("episodes", "episodes", "episodes finished by the samplers", "sampler", kind=Kind.COUNTER),
+           kind=Kind.COUNTER, cumulative=True),
+    Metric("env_errors", "errors", "exceptions raised by environments", "sampler", kind=Kind.COUNTER, cumulative=True),
+    Metric("episodes", "episodes", "episodes finished by the samplers", "sampler", kind=Kind.COUNTER, cumulative=True),
     Metric("episode_return", "return", "undiscounted return of the samplers' latest episodes (noisy policy)", "sampler",
            shown=True, chart=Chart("return", "Return", RETURN)),
     Metric("episode_length", "env steps", "length of the samplers' latest episodes", "sampler"),
@@ -231,22 +236,22 @@ METRICS: tuple[Metric, ...] = (
            needs=Needs.REPLAY, chart=Chart("actor_grad", "Actor's gradient", "Learning")),
     Metric("updates_skipped", "updates", "updates not applied because loss or gradient was not finite", "learner",
            kind=Kind.COUNTER, needs=Needs.UPDATES),
-    Metric("cpu_core_use", "share", "use of one processor core (one series for each)", "supervisor", parts=True),
+    Metric("cpu_core_use", "share", "use of one processor core (one series for each)", "supervisor", parts="core"),
     Metric("cpu_use", "share", "mean use of the usable cores", "supervisor",
            shown=True, chart=Chart("cpu", "Processor use", "Machine", "%", 100.0)),
     Metric("memory_used_bytes", "B", "memory in use on the machine", "supervisor",
            shown=True, chart=Chart("memory", "Memory in use", "Machine", "GiB", 2.0**-30)),
     Metric("process_cpu_use", "cores", "processor time a second of one process (one series for each)", "supervisor",
-           parts=True),
+           parts="process"),
     Metric("process_memory_bytes", "B", "resident memory of one process (one series for each)", "supervisor",
-           parts=True),
+           parts="process"),
     Metric("gpu_use", "share", "time in which any kernel ran (one series for each GPU)", "supervisor",
-           parts=True, chart=Chart("gpu", "GPU use", "Machine", "%", 100.0)),
+           parts="GPU", chart=Chart("gpu", "GPU use", "Machine", "%", 100.0)),
     Metric("gpu_power_w", "W", "power drawn by one GPU", "supervisor",
-           parts=True, chart=Chart("power", "GPU power", "Machine")),
+           parts="GPU", chart=Chart("power", "GPU power", "Machine")),
     Metric("gpu_memory_used_bytes", "B", "memory in use on one GPU", "supervisor",
-           parts=True, chart=Chart("vram", "GPU memory in use", "Machine", "GiB", 2.0**-30)),
-    Metric("gpu_clock_hz", "Hz", "clock of one GPU's multiprocessors", "supervisor", parts=True),
+           parts="GPU", chart=Chart("vram", "GPU memory in use", "Machine", "GiB", 2.0**-30)),
+    Metric("gpu_clock_hz", "Hz", "clock of one GPU's multiprocessors", "supervisor", parts="GPU"),
     Metric("disk_write_bytes_per_s", "B/s", "bytes written to disk a second by this run's processes", "supervisor",
            kind=Kind.RATE),
     Metric("restarts", "restarts", "worker processes started again", "supervisor", kind=Kind.COUNTER),
@@ -257,8 +262,8 @@ POSTED: tuple[Posted, ...] = (
     Posted("learner.checkpoint_updates", "updates", "updates in the newest checkpoint"),
     Posted("learner.batch_size", "transitions", "batch size now; the learner halves it where a device has too little memory"),
     Posted("learner.checkpoint_left_bytes", "B", "of a checkpoint that is being written: what is left to write and check"),
-    Posted("actor.rows", "rows", "observations that this actor process has answered"),
-    Posted("actor.batches", "batches", "forward passes that it took for them"),
+    Posted("actor.rows", "rows", "observations that this actor process has answered", cumulative=True),
+    Posted("actor.batches", "batches", "forward passes that it took for them", cumulative=True),
     Posted("actor.policy_version", "intervals", "interval of the policy that it infers with"),
     Posted("evaluator.evaluations", "evaluations", "evaluations done"),
     Posted("evaluator.policy_version", "updates", "version of the policy that was evaluated last"),
@@ -275,14 +280,14 @@ class MetricTable:
 
     def __init__(self, metrics: Iterable[Metric], posted: Iterable[Posted] = POSTED) -> None:
         """Raises: ``ValueError`` if two rows have one name, or a role has more slots than there is room for."""
-        self.metrics = tuple(metrics)
+        self.metrics, self._posted = tuple(metrics), tuple(posted)
         self._by_name = {metric.name: metric for metric in self.metrics}
         if len(self._by_name) < len(self.metrics):
             names = [metric.name for metric in self.metrics]
             raise ValueError(f"two metrics are called {max(names, key=names.count)}; a metric is one row")
         slots: dict[str, dict[str, None]] = {role: {} for role in _ROLES}
         sources = [metric.source for metric in self.metrics]
-        for role, slot in [source for source in sources if source] + [_address(row.slot) for row in posted]:
+        for role, slot in [source for source in sources if source] + [_address(row.slot) for row in self._posted]:
             slots[role][slot] = None
         slots["executor"] = slots["sampler"]
         self.slots = {role: tuple(names) for role, names in slots.items()}
@@ -290,6 +295,12 @@ class MetricTable:
         for role, found in self.slots.items():
             if len(found) > MOST_SLOTS:
                 raise ValueError(f"{len(found)} slots of the {role}, room for {MOST_SLOTS}; raise MOST_SLOTS")
+
+    def cumulative(self, role: str) -> tuple[str, ...]:
+        """The slots of a role that go on over a restart: a new worker adds what its predecessors left in them."""
+        rows = [(metric.source, metric.cumulative or metric.kind is Kind.SHARE) for metric in self.metrics]
+        rows += [(_address(row.slot), row.cumulative) for row in self._posted]
+        return tuple(dict.fromkeys(source[1] for source, goes_on in rows if source and goes_on and source[0] == role))
 
     def by_name(self, name: str) -> Metric:
         """The metric of that name; a series of one part is called ``name/part``.

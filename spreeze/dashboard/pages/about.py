@@ -9,7 +9,7 @@ from typing import Any
 
 import streamlit as st
 
-from spreeze.dashboard import components, control, run_picker
+from spreeze.dashboard import components, control, navigation
 from spreeze.dashboard.run_data import runs_dir
 from spreeze.formatting import DASH, clean
 from spreeze.run_directory import read_run
@@ -19,7 +19,6 @@ _TIMEOUT_S = 120
 
 
 def page() -> None:
-    """The page."""
     st.subheader("About this machine", anchor=False)
     st.caption("The doctor tries PyTorch, the Bullet tasks and the encoder in processes of their own (a few seconds).")
     components.show_command("doctor", control.shown("spreeze", "doctor", *control.place(runs_dir())))
@@ -29,7 +28,7 @@ def page() -> None:
     found = st.session_state.get("doctor_report")
     if found is not None:
         show(found)
-    path = run_picker.current()
+    path = navigation.current()
     if path is not None:
         run = read_run(path)
         st.subheader("The chosen run ran on", anchor=False)

@@ -2,35 +2,31 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import statistics
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import streamlit as st
 
-from spreeze.dashboard import components, control, run_picker, tuning_rows
-from spreeze.dashboard.charts import COLOURS
+from spreeze.config.schema import offered
+from spreeze.dashboard import components, control, navigation
+from spreeze.dashboard.live_api import COLOURS
 from spreeze.dashboard.pages.compare import CONFIG
-from spreeze.dashboard.run_data import row, runs_dir
-from spreeze.dashboard.tuning_rows import TuningView
+from spreeze.dashboard.run_data import read_json, row, runs_dir, tail_text
 from spreeze.errors import SpreezeError
 from spreeze.formatting import DASH, clean, number, percent
-from spreeze.run_directory import read_config
+from spreeze.metrics.repeats import spread
+from spreeze.run_directory import read_config, read_run
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-_WORDS = {
-    "learner.batch_size": ("Batch size", "transitions"), "learner.threads": ("Learner threads", "threads"),
-    "sampling.samplers": ("Samplers", "processes"), "sampling.envs_per_sampler": ("Envs a sampler", "envs"),
-    "learner.device": ("Device", ""), "learner.precision": ("Precision", ""),
-    "replay.capacity": ("Replay", "transitions"),
-    "rollout.executors": ("Executors", "processes"), "rollout.envs_per_executor": ("Envs an executor", "envs"),
-    "rollout.actors": ("Actors", "processes"), "rollout.sync_interval": ("Interval", "env steps"),
-    "replay.samples_per_insert_min": ("Samples per insert, least", "ratio"),
-    "replay.samples_per_insert_max": ("Samples per insert, most", "ratio"),
-}
-
+PROGRESS = "tune-progress.jsonl"
+"""Rows of a tuner at work; ``tune.json`` has them at its end."""
 _HELP = {
     "spread": st.column_config.TextColumn(help="Fastest less slowest repeat, as a share of the median."),
     "score": st.column_config.TextColumn(help="What the tuner maximises; higher is better."),
@@ -44,15 +40,14 @@ _SYMBOLS = ("circle", "square", "diamond", "cross", "x", "triangle-up")
 
 
 def page() -> None:
-    """The page."""
     folder = runs_dir()
     waiting = control.launching(folder)
     if waiting is not None and not (folder / waiting.name / "tune.json").is_file():
         _measuring(waiting.name, folder)
         return
-    path = run_picker.need_run()
+    path = navigation.need_run()
     st.subheader(f"Autotune of {row(path).name}", anchor=False)
-    tuning = tuning_rows.read(path)
+    tuning = read(path)
     if not tuning.measured:
         st.info("This run was not tuned (it was started without --auto). What it ran with is below.")
         _settings(path)
@@ -60,8 +55,7 @@ def page() -> None:
     _choices(tuning)
     _measured(tuning)
     _reasons(tuning)
-    if not tuning.rollouts:
-        _pins(path, tuning)
+    _pins(path, tuning)
     _settings(path)
 
 
@@ -72,7 +66,7 @@ def _measuring(name: str, folder: Path) -> None:
     if waiting is None or waiting.name != name or (folder / name / "tune.json").is_file():
         st.rerun()
     st.subheader("Autotune is measuring this machine", anchor=False)
-    tuning = tuning_rows.read(folder / name)
+    tuning = read(folder / name)
     if not tuning.measured:
         st.info("The environment is being tried; the first rows come in a few seconds.")
     _measured(tuning)
@@ -82,7 +76,8 @@ def _choices(tuning: TuningView) -> None:
     """The four numbers that matter most; all of them, with reasons, come after the charts."""
     main = [key for key in (*_MAIN, *_MAIN_ROLLOUT) if key in tuning.choice][: len(_MAIN)]
     for cell, key in zip(st.columns(len(_MAIN)), main, strict=False):
-        cell.metric(_title(key), _value(tuning, key), help=components.plain(tuning.reasons.get(key)), border=True)
+        why = components.plain(tuning.reasons.get(key))
+        cell.metric(components.title(key), _value(tuning, key), help=why, border=True)
     record = tuning.record
     if record:
         paper = _paper_batch(tuning)
@@ -95,11 +90,6 @@ def _choices(tuning: TuningView) -> None:
         )
 
 
-def _title(key: str) -> str:
-    title, unit = _WORDS.get(key, (key.replace("_", " ").replace(".", ": "), ""))
-    return f"{title} [{unit}]" if unit else title
-
-
 def _value(tuning: TuningView, key: str) -> str:
     value = tuning.choice.get(key)
     return number(value) if isinstance(value, int | float) else clean(value or DASH, 40)
@@ -109,7 +99,7 @@ def _reasons(tuning: TuningView) -> None:
     """Every choice with its reason, and what else the tuner has to say."""
     if tuning.choice:
         st.markdown("**What was chosen, and why**")
-        rows = [(_title(key), _value(tuning, key), tuning.reasons.get(key)) for key in tuning.choice]
+        rows = [(components.title(key), _value(tuning, key), tuning.reasons.get(key)) for key in tuning.choice]
         st.markdown(components.table(("setting", "chosen", "why"), rows))
     told = (*_texts(tuning, "notes"), *_texts(tuning, "limits"))
     if told:
@@ -123,27 +113,28 @@ def _texts(tuning: TuningView, key: str) -> list[str]:
 
 def _pins(path: Path, tuning: TuningView) -> None:
     """Values of one's own for the next start; the tuner keeps them and chooses the rest around them."""
-    st.markdown("**Pin or override**: what you set here is taken over by the next start; the tuner chooses the rest.")
-    pins = st.session_state.get("pins", {})
-    chosen = {key.split(".")[-1]: value for key, value in tuning.choice.items()}
-    chosen["learner_threads"] = chosen.get("threads")
-    cells = st.columns(len(control.PINS))
-    wanted = {
-        field: cell.number_input(label, 1, top, pins.get(field), key=f"pin_{field}", help=text,
-                                 placeholder=f"tuner: {number(chosen.get(field))}")
-        for cell, (field, label, top, text) in zip(cells, control.PINS, strict=True)
-    }
-    wanted = {field: value for field, value in wanted.items() if value is not None}
-    facts = row(path)
+    facts, run = row(path), read_run(path)
+    wanted: dict[str, Any] = {}
     try:
-        request = control.Request(env_id=facts.env_id or "", algo=facts.algo or "sac", seed=facts.seed or 1, **wanted)
+        request = control.Request(env_id=facts.env_id or "", mode=str(run.get("mode", control.Request.mode)),
+                                  algo=facts.algo or "", seed=facts.seed or 1)
+        knobs, _ = offered(request.config)
+        st.markdown("**Pin or override**: what you set here is taken over by the next start; the tuner chooses the "
+                    "rest.")
+        columns = st.columns(4)
+        for place, key in enumerate(knobs):
+            with columns[place % len(columns)]:
+                wanted[key] = components.ask(key, "pin", st.session_state.get("pins", {}).get(key),
+                                             f"tuner: {_value(tuning, key)}")
+        wanted = {key: value for key, value in wanted.items() if value is not None}
+        request = dataclasses.replace(request, settings=wanted)
     except SpreezeError as error:
         st.caption(components.plain(error))
         return
     cells = st.columns([1.3, 5], vertical_alignment="center")
     if cells[0].button("Use for the next start", key="pin", width="stretch"):
         st.session_state["pins"] = wanted
-        st.toast("Taken over: see 'My own numbers' beside Start on the Live page.")
+        st.toast("Taken over: see Settings beside Start on the Live page.")
     with cells[1]:
         components.show_command(
             "pins", control.shown("spreeze.train", *control.arguments(request), *control.place(runs_dir()))
@@ -306,3 +297,168 @@ def _settings(path: Path) -> None:
     ]
     with st.expander("Settings that the run was started with"):
         st.dataframe(shown, hide_index=True)
+
+
+# --- the rows ---
+
+
+@dataclass(frozen=True)
+class UpdateRow:
+    """One batch size, measured."""
+
+    batch_size: int
+    threads: int
+    updates_per_s: float | None
+    spread: float | None
+    """Fastest less slowest repeat, as a share of the median."""
+    failure: str | None
+    score: float | None = None
+
+    @property
+    def frames_per_s(self) -> float | None:
+        """Update frames a second."""
+        return None if self.updates_per_s is None else self.updates_per_s * self.batch_size
+
+
+@dataclass(frozen=True)
+class JointRow:
+    """One number of samplers, measured beside the learner."""
+
+    samplers: int
+    env_steps_per_s: float | None
+    updates_per_s: float | None
+    batch_size: int | None = None
+    envs_per_sampler: int | None = None
+    score: float | None = None
+    failure: str | None = None
+    samples_per_insert_min: float | None = None
+    threads: int | None = None
+    cpu_share: float | None = None
+    """Share of the usable cores that the run kept busy."""
+
+    @property
+    def kind(self) -> tuple[float, int, int, int]:
+        """What but the number of samplers tells it from others; they are one curve."""
+        return (self.samples_per_insert_min or 0.0, self.batch_size or 0, self.threads or 0, self.envs_per_sampler or 0)
+
+    def is_choice(self, choice: dict[str, Any]) -> bool:
+        """True where it has all that was chosen."""
+        own = {
+            "sampling.samplers": self.samplers, "sampling.envs_per_sampler": self.envs_per_sampler,
+            "learner.batch_size": self.batch_size, "learner.threads": self.threads,
+            "replay.samples_per_insert_min": self.samples_per_insert_min,
+        }
+        known = {key: value for key, value in own.items() if value is not None and key in choice}
+        return bool(known) and all(choice[key] == value for key, value in known.items())
+
+
+@dataclass(frozen=True)
+class RolloutRow:
+    """One way to collect for an on-policy algorithm, measured beside the learner."""
+
+    executors: int
+    envs_per_executor: int | None
+    actors: int | None
+    sync_interval: int | None
+    minibatches: int | None
+    env_steps_per_s: float | None
+    cpu_share: float | None
+    failure: str | None
+
+    def is_choice(self, choice: dict[str, Any]) -> bool:
+        """True where it has all that was chosen."""
+        return bool(choice) and all(getattr(self, name) == choice.get(f"rollout.{name}") for name in (
+            "executors", "envs_per_executor", "actors", "sync_interval"))
+
+
+@dataclass(frozen=True)
+class TuningView:
+    """All that is known; ``choice`` is empty while the tuner is still at work."""
+
+    updates: list[UpdateRow] = field(default_factory=list)
+    joint: list[JointRow] = field(default_factory=list)
+    choice: dict[str, Any] = field(default_factory=dict)
+    reasons: dict[str, Any] = field(default_factory=dict)
+    record: dict[str, Any] = field(default_factory=dict)
+    rollouts: list[RolloutRow] = field(default_factory=list)
+
+    @property
+    def measured(self) -> bool:
+        """Whether there is any row."""
+        return bool(self.updates or self.joint or self.rollouts)
+
+
+def read(path: Path) -> TuningView:
+    """The tuner's result of a run, or what it has measured so far."""
+    record = read_json(path / "tune.json")
+    if record:
+        entries = [*record.get("update_rates", []), *record.get("joint_rates", [])]
+        return TuningView(*_rows(entries), _dict(record.get("choice")), _dict(record.get("reasons")), record,
+                      _rollouts(record.get("rollout_rates")))
+    entries = []
+    for line in tail_text(path / PROGRESS).splitlines():
+        try:
+            entries.append(json.loads(line))
+        except ValueError:
+            continue
+    return TuningView(*_rows(entries), rollouts=_rollouts(entries))
+
+
+def _rows(entries: list[Any]) -> tuple[list[UpdateRow], list[JointRow]]:
+    updates, joint = [], []
+    for entry in entries:
+        if not isinstance(entry, dict):
+            continue
+        rates = _rates(entry.get("updates_per_s"))
+        middle = statistics.median(rates) if rates else None
+        failure = entry["failure"] if isinstance(entry.get("failure"), str) else None
+        if isinstance(entry.get("samplers"), int):
+            steps, learner = _rates(entry.get("env_steps_per_s")), _dict(entry.get("learner"))
+            joint.append(JointRow(
+                entry["samplers"], statistics.median(steps) if steps else None, middle,
+                _integer(learner.get("batch_size")), _integer(entry.get("envs_per_sampler")),
+                _number(entry.get("score")), failure, _number(entry.get("samples_per_insert_min")),
+                _integer(learner.get("threads")), _middle(entry.get("cpu_share")),
+            ))
+        elif isinstance(entry.get("batch_size"), int) and isinstance(entry.get("threads"), int):
+            told = spread(rates) if len(rates) > 1 else _number(entry.get("spread"))
+            score = _number(entry.get("score"))
+            updates.append(UpdateRow(entry["batch_size"], entry["threads"], middle, told, failure, score))
+    return updates, joint
+
+
+def _rollouts(entries: Any) -> list[RolloutRow]:
+    rows = [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
+    return [
+        RolloutRow(
+            executors=entry["executors"], envs_per_executor=_integer(entry.get("envs_per_executor")),
+            actors=_integer(entry.get("actors")), sync_interval=_integer(entry.get("sync_interval")),
+            minibatches=_integer(entry.get("minibatches")), env_steps_per_s=_middle(entry.get("env_steps_per_s")),
+            cpu_share=_middle(entry.get("cpu_share")),
+            failure=entry["failure"] if isinstance(entry.get("failure"), str) else None,
+        )
+        for entry in rows if _integer(entry.get("executors")) is not None
+    ]
+
+
+def _rates(value: Any) -> list[float]:
+    """Repeats of a rate; a row of a tuner at work has their median alone."""
+    values = value if isinstance(value, list) else [value]
+    return [float(x) for x in values if _number(x) is not None]
+
+
+def _middle(value: Any) -> float | None:
+    rates = _rates(value)
+    return statistics.median(rates) if rates else None
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _integer(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _dict(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}

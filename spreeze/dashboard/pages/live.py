@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
+import dataclasses
 import tomllib
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import streamlit as st
 
-from spreeze.config.compatibility import OFF_POLICY
+from spreeze.config.compatibility import ALGORITHMS, ON_POLICY, runs
 from spreeze.config.layers import PROFILE_DIR
-from spreeze.config.schema import EnvConfig, RunConfig
-from spreeze.dashboard import components, control, run_picker
+from spreeze.config.modes import Mode, modes
+from spreeze.config.schema import EnvConfig, RunConfig, offered
+from spreeze.dashboard import components, control, navigation
 from spreeze.dashboard.run_data import SAMPLE, row, runs_dir
 from spreeze.errors import SpreezeError
 from spreeze.formatting import DASH, clean, number
 
+if TYPE_CHECKING:
+    from streamlit.delta_generator import DeltaGenerator
+
+
+_STOPS = ("stop.seconds", "stop.env_steps", "stop.updates", "stop.target_return")
+_TUNER_HELP = ("Measures this machine for up to a minute and chooses what the mode leaves to the tuner, such as batch "
+               "size, threads and processes; the result is kept for the next run. Off where a mode leaves it nothing.")
+
 
 def page() -> None:
-    """The page."""
     folder = runs_dir()
     now = control.activity(folder)
     if st.session_state.get("follow") and now.name is not None and (folder / now.name / "run.json").is_file():
         del st.session_state["follow"]
-        run_picker.choose(now.name)
+        navigation.choose(now.name)
         st.rerun()
     if error := st.session_state.pop("control_error", None):
         st.error(components.plain(error))
@@ -39,7 +48,7 @@ def page() -> None:
 
 def _shown(now: control.Activity) -> None:
     """The chosen run."""
-    path = run_picker.current()
+    path = navigation.current()
     if path is None:
         st.info("No run to show yet: press Start, or type `python -m spreeze.train --auto`.")
         return
@@ -62,24 +71,29 @@ def tasks() -> list[str]:
 
 
 def _start_box(folder: Path) -> None:
+    """The form of a new run: only what the tables of modes, algorithms and settings allow together."""
     with st.container(border=True):
-        first = st.columns([2.6, 1, 1, 1], vertical_alignment="bottom")
+        first = st.columns([2.4, 1.1, 1, 0.9, 1], vertical_alignment="bottom")
         env_id = first[0].selectbox("Task", tasks(), index=1, accept_new_options=True, key="start_env",
                                     help="Any installed Gymnasium id. Pendulum-v1 learns in about a minute.")
-        algo = first[1].selectbox("Algorithm", OFF_POLICY, key="start_algo",
-                                  help="SAC is the paper's; DQN is for discrete actions.")
-        seed = first[2].number_input("Seed", 0, 2**31 - 1, RunConfig().seed, key="start_seed",
+        known = _modes()
+        lines = "\n".join(f"- **{mode.name}**: {components.plain(mode.doc)}" for mode in known.values())
+        mode = known[_one_of(first[1], "Mode", list(known), "start_mode", lines)]
+        algo = _one_of(first[2], "Algorithm", [name for name in ALGORITHMS if runs(mode, name)], "start_algo",
+                       "Those that this mode runs. DQN and SAC learn discrete actions, PPO and A2C any, the others "
+                       "continuous ones.")
+        seed = first[3].number_input("Seed", 0, 2**31 - 1, RunConfig.seed, key="start_seed",
                                      help="Seed of networks, exploration and environments.")
-        auto = first[3].toggle("Autotune", value=True, key="start_auto",
-                               help="Measures this machine for up to a minute and chooses batch size, learner "
-                                    "threads and samplers; the result is kept for the next run.")
-        last = st.columns([1, 1.4, 5], vertical_alignment="center")
-        with last[1].popover("My own numbers", width="stretch"):
-            wanted = _own_numbers()
+        wiring = mode.wiring(on_policy=algo in ON_POLICY)
+        tunable = bool(wiring and wiring.knobs)
+        auto = first[4].toggle("Autotune", value=True, key="start_auto", disabled=not tunable, help=_TUNER_HELP)
+        st.caption(f"Mode {mode.name}: {components.plain(mode.doc)}.")
+        last = st.columns([1, 1.2, 5], vertical_alignment="center")
         try:
-            request = control.Request(
-                env_id=str(env_id), algo=str(algo), seed=int(seed), auto=auto, **wanted
-            )
+            request = control.Request(env_id=str(env_id), mode=mode.name, algo=algo, seed=int(seed),
+                                      auto=auto and tunable)
+            with last[1].popover("Settings", width="stretch"):
+                request = dataclasses.replace(request, settings=_own_settings(request))
         except SpreezeError as error:
             st.error(components.plain(error))
             return
@@ -90,19 +104,46 @@ def _start_box(folder: Path) -> None:
             )
 
 
-def _own_numbers() -> dict[str, Any]:
-    """Fields of a request that take the place of the tuner's choice, and when to stop."""
-    pins = st.session_state.get("pins", {})
-    values: dict[str, Any] = {
-        field: st.number_input(label, 1, top, pins.get(field), key=f"start_{field}", placeholder="chosen", help=text)
-        for field, label, top, text in control.PINS
-    }
-    minutes = st.number_input("Stop after [min]", 0.1, 1e5, None, key="start_minutes", placeholder="never",
-                              help="Wall time of training.")
-    values["seconds"] = None if minutes is None else 60.0 * minutes
-    values["target_return"] = st.number_input("Stop at return", value=None, key="start_target", placeholder="never",
-                                              help="Mean greedy return of one evaluation that ends the run.")
-    return values
+def _modes() -> dict[str, Mode]:
+    """Those that come with Spreeze, and those of the module that the page was started with."""
+    try:
+        return modes(control.imported())
+    except SpreezeError as error:
+        st.error(components.plain(error))
+        return modes()
+
+
+def _one_of(cell: DeltaGenerator, label: str, options: list[str], key: str, text: str) -> str:
+    """A choice that another choice may have made impossible."""
+    if st.session_state.get(key, options[0]) not in options:
+        st.session_state[key] = options[0]  # set, not deleted: the browser would go on showing the old one
+    return str(cell.selectbox(label, options, key=key, help=text))
+
+
+def _own_settings(request: control.Request) -> dict[str, Any]:
+    """Settings that take the place of the tuner's choice or of the default, and when to stop."""
+    config, pins = request.config, st.session_state.get("pins", {})
+    knobs, others = offered(config)
+    values: dict[str, Any] = {}
+    if knobs:
+        st.caption("What the tuner chooses; it keeps what you fill in." if request.auto
+                   else "What Autotune would choose; while it is off the defaults hold.")
+        cells = st.columns(2)
+        for place, key in enumerate(knobs):
+            with cells[place % 2]:
+                values[key] = components.ask(key, "start", pins.get(key), "tuner" if request.auto else "")
+    st.caption("When to stop: at the first of these, or when you press Stop.")
+    cells = st.columns(2)
+    for place, key in enumerate(_STOPS):
+        with cells[place % 2]:
+            values[key] = components.ask(key, "start", blank="never")
+    chosen = st.multiselect("More settings", others, key="start_more", placeholder="choose by name",
+                            help="Every setting that makes a difference to this mode and algorithm.")
+    cells = st.columns(2)
+    for place, key in enumerate(chosen):
+        with cells[place % 2]:
+            values[key] = components.ask(key, "start")
+    return {key: value for key, value in values.items() if value is not None}
 
 
 def _start(request: control.Request, folder: Path) -> None:

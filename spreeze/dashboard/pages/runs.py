@@ -1,4 +1,4 @@
-"""Runs: all of them, and what can be done with one."""
+"""Runs, Watch and Logs: all runs, what can be done with one, its clips, and what it wrote."""
 
 from __future__ import annotations
 
@@ -10,12 +10,26 @@ from pathlib import Path
 
 import streamlit as st
 
-from spreeze.dashboard import components, control, run_picker
-from spreeze.dashboard.run_data import LIVE_STATES, SAMPLE, meaning, row, rows, runs_dir, short
-from spreeze.errors import SpreezeError
-from spreeze.formatting import DASH, duration, number
+from spreeze.dashboard import components, control, navigation
+from spreeze.dashboard.run_data import (
+    LIVE_STATES,
+    SAMPLE,
+    Clip,
+    clips,
+    log_files,
+    meaning,
+    row,
+    rows,
+    runs_dir,
+    short,
+    tail_lines,
+)
+from spreeze.errors import RunError, SpreezeError
+from spreeze.formatting import DASH, duration, number, size
+from spreeze.metrics.store_reader import MetricsReader
 
 _MAX_EXPORT_BYTES = 100_000_000
+_MAX_CLIP_BYTES = 50_000_000
 _EXPORTED = (
     "run.json", "config.toml", "tune.json", "summary.json", "eval.csv", "metrics.db",
     "checkpoints/best.safetensors", "checkpoints/best.json",
@@ -23,7 +37,6 @@ _EXPORTED = (
 
 
 def page() -> None:
-    """The page."""
     folder = runs_dir()
     st.subheader("Runs", anchor=False)
     if error := st.session_state.pop("control_error", None):
@@ -55,7 +68,7 @@ def page() -> None:
             },
         )
     components.show_command("list", control.shown("spreeze", "runs", *control.place(folder), "list"))
-    path = run_picker.current()
+    path = navigation.current()
     if path is not None:
         _one(path, folder)
 
@@ -125,3 +138,74 @@ def _tried(action: Callable[[], None], note: str) -> None:
         st.session_state["control_note"] = note
     except SpreezeError as error:
         st.session_state["control_error"] = str(error)
+
+
+def watch() -> None:
+    """The clips of a run in time order: how the policy learned to move."""
+    path = navigation.need_run()
+    st.subheader(f"Clips of {row(path).name}", anchor=False)
+    if path != SAMPLE:  # its networks were not kept
+        components.show_command("play", control.shown("spreeze", "play", short(path)))
+    found = clips(path)
+    if not found:
+        st.info("No clip yet: the first one comes after the visualizer's clip interval (two minutes by default).")
+        return
+    index = 0
+    if len(found) > 1:
+        index = st.select_slider("Clip", range(len(found)), value=len(found) - 1, format_func=lambda i: label(found[i]),
+                                 help="In time order, with the updates that the shown policy had seen.")
+    clip = found[index]
+    left, right = st.columns([3, 2])
+    if clip.path.stat().st_size > _MAX_CLIP_BYTES:
+        left.info(f"This clip has {size(clip.path.stat().st_size)}: too large to show; open {short(clip.path)}")
+        return
+    data = clip.path.read_bytes()
+    left.video(data, autoplay=True, loop=True, muted=True)
+    facts = clip.facts
+    shown = ", ".join(number(value) for value in clip.episode_returns) or DASH
+    right.markdown(
+        f"**Policy version** {number(facts.get('version'))} updates\n\n"
+        f"**Recorded at** {duration(facts.get('wall_s'))} (h:min:s of training), "
+        f"{number(facts.get('env_steps'))} env steps\n\n"
+        f"**Returns of whole episodes in it** {shown}\n\n"
+        f"**Return of the episode that goes on** {number(facts.get('return_so_far'))}"
+    )
+    right.caption("A return is the undiscounted sum of an episode's rewards, here of the greedy policy.")
+    right.download_button("Download MP4", data, clip.path.name, "video/mp4", help=f"It lies in {short(clip.path)}")
+
+
+def label(clip: Clip) -> str:
+    """A clip's place on the slider."""
+    return f"{duration(clip.facts.get('wall_s'))} \u00b7 {number(clip.facts.get('version'))} updates"
+
+
+def logs() -> None:
+    """What the processes of a run wrote, its events and its errors."""
+    path = navigation.need_run()
+    st.subheader(f"Logs of {row(path).name}", anchor=False)
+    _events(path)
+    files = log_files(path)
+    if not files:
+        st.info("No log yet: the processes have written nothing.")
+        return
+    labels = sorted(files)
+    first = next((i for i, label in enumerate(labels) if files[label].stat().st_size > 0), 0)
+    chosen = st.selectbox("File", labels, index=first, help="The last 200 lines are shown.")
+    st.code("\n".join(tail_lines(files[chosen])) or "(empty)", language=None, height=420)
+    components.show_command("tail", shlex.join(("tail", "-n", "200", "-f", short(files[chosen]))))
+
+
+def _events(path: Path) -> None:
+    try:
+        events = MetricsReader(path / "metrics.db").events(200)
+    except RunError as error:
+        st.error(str(error))
+        return
+    if events:
+        st.dataframe(
+            [{"wall time": duration(e.t), "level": e.level, "from": e.source, "what": e.text} for e in events[::-1]],
+            hide_index=True, height=240 if len(events) > 6 else "content",
+            column_config={"wall time": st.column_config.TextColumn(help="Since the run began [h:min:s].")},
+        )
+    else:
+        st.caption("No events yet.")

@@ -1,0 +1,186 @@
+"""The Start form: what the tables of modes, algorithms and settings allow together, and that it trains."""
+
+import sys
+
+import pytest
+from harness import PATIENCE_S, poll
+from test_dashboard_pages import commands, open_page
+from test_mode_extension import MODULE, NAME, SOURCE
+
+pytest.importorskip("streamlit")
+
+from spreeze.cli.arguments import build_parser, user_values
+from spreeze.config.compatibility import ALGORITHMS, ON_POLICY, runs
+from spreeze.config.layers import Layer, resolve
+from spreeze.config.modes import DECLARED, find_mode
+from spreeze.config.schema import FLAGS, field_of, offered
+from spreeze.dashboard import components, control
+from spreeze.errors import ConfigError
+from spreeze.run_directory import list_runs, read_run, state_of
+
+TAKEN = [(mode.name, algo) for mode in DECLARED for algo in ALGORITHMS if runs(mode, algo)]
+KINDS = [(mode.name, next(algo for algo in ALGORITHMS if (algo in ON_POLICY) is on_policy))
+         for mode in DECLARED for on_policy in (False, True) if mode.wiring(on_policy=on_policy)]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPREEZE_RUNS_DIR", str(tmp_path / "runs"))
+    return tmp_path / "runs"
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """A module with a made-up mode that the page was started with."""
+    (tmp_path / f"{MODULE}.py").write_text(SOURCE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv(control.IMPORT, MODULE)
+    yield MODULE
+    sys.modules.pop(MODULE, None)
+
+
+def chosen(mode, algo, *, auto=False):
+    """The Live page with a mode and an algorithm chosen."""
+    page = open_page("live")
+    page.selectbox(key="start_env").select("Pendulum-v1")
+    page.selectbox(key="start_mode").select(mode).run()
+    page.selectbox(key="start_algo").select(algo)
+    if not page.toggle(key="start_auto").disabled:
+        page.toggle(key="start_auto").set_value(auto)
+    page.run()
+    assert not page.exception, [error.message for error in page.exception]
+    return page
+
+
+def asked(page):
+    """The values that the shown command asks for, as the command line reads them."""
+    (line,) = (line for line in commands(page) if "spreeze.train" in line)
+    import shlex
+
+    return user_values(build_parser().parse_args(shlex.split(line)[3:]))
+
+
+def test_every_mode_is_offered_with_its_line_and_only_the_algorithms_that_it_runs():
+    for mode in DECLARED:
+        page = open_page("live")
+        assert page.selectbox(key="start_mode").options == [mode.name for mode in DECLARED]
+        page.selectbox(key="start_mode").select(mode.name).run()
+        assert page.selectbox(key="start_algo").options == [algo for algo in ALGORITHMS if runs(mode, algo)]
+        assert any(components.plain(mode.doc) in caption.value for caption in page.caption)
+
+
+@pytest.mark.parametrize(("mode", "algo"), TAKEN)
+def test_each_pair_shows_its_knobs_and_a_command_that_the_command_line_takes(mode, algo):
+    page = chosen(mode, algo)
+    values = asked(page)
+    assert (values["run"].get("mode", DECLARED[0].name), values["run"]["algo"]) == (mode, algo)
+    knobs, others = offered(resolve([Layer("user", values)]).config)
+    shown = {widget.key for kind in (page.number_input, page.selectbox, page.text_input) for widget in kind}
+    assert {f"start_{key}" for key in knobs} <= shown
+    assert page.multiselect(key="start_more").options == list(others)
+    assert all(key.split(".")[0] not in ALGORITHMS or key.startswith(f"{algo}.") for key in (*knobs, *others))
+
+
+def test_autotune_is_off_where_the_mode_leaves_the_tuner_nothing():
+    assert open_page("live").toggle(key="start_auto").disabled is False
+    page = chosen("serial", "ppo", auto=True)
+    assert page.toggle(key="start_auto").disabled
+    assert not any("--auto" in line for line in commands(page))
+
+
+def test_an_algorithm_that_the_next_mode_does_not_run_gives_way_to_one_that_it_does():
+    page = chosen("spreeze", "td3")
+    page.selectbox(key="start_mode").select("hts").run()
+    assert page.selectbox(key="start_algo").value in ON_POLICY
+    assert not page.exception
+
+
+def test_settings_of_each_kind_that_are_filled_in_are_in_the_command_and_others_are_not():
+    page = chosen("hts", "ppo")
+    page.number_input(key="start_rollout.sync_interval").set_value(16)
+    page.number_input(key="start_stop.seconds").set_value(30.0)
+    keys = ["ppo.lr", "ppo.clip_value", "ppo.hidden_sizes", "rollout.correction", "visualizer.enabled"]
+    page.multiselect(key="start_more").set_value(keys).run()
+    page.number_input(key="start_ppo.lr").set_value(1e-3)
+    page.selectbox(key="start_ppo.clip_value").select(True)
+    page.text_input(key="start_ppo.hidden_sizes").input("32, 16")
+    page.selectbox(key="start_rollout.correction").select("truncated-is")
+    page.selectbox(key="start_visualizer.enabled").select(False)
+    page.run()
+    values = asked(page)
+    assert values["rollout"] == {"sync_interval": 16, "correction": "truncated-is"}
+    assert values["ppo"] == {"lr": 1e-3, "clip_value": True, "hidden_sizes": [32, 16]}
+    assert (values["stop"], values["visualizer"]) == ({"seconds": 30.0}, {"enabled": False})
+    assert "learner" not in values
+
+
+def test_a_setting_out_of_its_bounds_is_told_in_one_line_and_nothing_starts():
+    page = chosen("spreeze", "sac")
+    page.number_input(key="start_replay.capacity").set_value(10).run()
+    assert "learner.batch_size = 256 is larger than replay.capacity = 10" in page.error[0].value.replace("\\", "")
+    assert "start" not in [button.key for button in page.button]
+
+
+def test_every_setting_has_a_title_with_its_unit_and_a_flag_that_names_it():
+    assert components.title("learner.batch_size") == "Learner: batch size [transitions]"
+    assert components.title("ppo.lr") == "PPO: lr"
+    assert {field_of(key).metadata["flag"] for key in FLAGS.values()} == set(FLAGS)
+
+
+def test_a_request_that_no_mode_runs_is_rejected_before_anything_starts():
+    with pytest.raises(ConfigError, match="--mode hts does not run --algo sac"):
+        control.Request(env_id="Pendulum-v1", mode="hts", algo="sac")
+    with pytest.raises(ConfigError, match="leaves the tuner nothing to choose"):
+        control.Request(env_id="Pendulum-v1", mode="serial", algo="ppo")
+    with pytest.raises(ConfigError, match="allowed is spreeze, serial, hts"):
+        control.Request(env_id="Pendulum-v1", mode=NAME)
+
+
+def start(page, folder, algo, *, on_policy):
+    """Presses Start for a tiny run that ends by itself; the finished run's state."""
+    page.number_input(key="start_stop.updates").set_value(20)
+    tiny = {f"{algo}.hidden_sizes": "8", "visualizer.enabled": False, "evaluation.episodes": 1}
+    tiny |= {} if on_policy else {"replay.learning_starts": 100}
+    page.multiselect(key="start_more").set_value(list(tiny)).run()
+    for key, value in tiny.items():
+        if isinstance(value, bool):
+            page.selectbox(key=f"start_{key}").select(value)
+        elif isinstance(value, str):
+            page.text_input(key=f"start_{key}").input(value)
+        else:
+            page.number_input(key=f"start_{key}").set_value(value)
+    page.run()
+    page.button(key="start").click().run()
+    assert not page.error, [error.value for error in page.error]
+    name = control.activity(folder).name
+    log = folder / ".launches" / f"{name}.log"
+    poll(lambda: ([path.name for path in list_runs(folder)] == [name] and state_of(folder / name) == "finished")
+         or (control.launching(folder) is None and control.activity(folder).name is None),
+         what=lambda: log.read_text(), timeout_s=PATIENCE_S)  # fmt: skip
+    assert list_runs(folder), log.read_text()
+    return read_run(folder / name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("mode", "algo"), KINDS)
+def test_every_mode_trains_each_kind_of_algorithm_from_the_page(folder, mode, algo):
+    run = start(chosen(mode, algo), folder, algo, on_policy=algo in ON_POLICY)
+    assert (run["state"], run["mode"], run["algo"]) == ("finished", mode, algo)
+    assert run["updates"] >= 20
+
+
+@pytest.mark.slow
+def test_a_made_up_mode_of_the_imported_module_is_offered_and_trains(folder, module):
+    page = chosen(NAME, "sac")
+    assert page.selectbox(key="start_algo").options == [a for a in ALGORITHMS if runs(find_mode(NAME, module), a)]
+    assert asked(page)["env"]["import_module"] == module
+    run = start(page, folder, "sac", on_policy=False)
+    assert (run["state"], run["mode"]) == ("finished", NAME)
+
+
+def test_a_module_that_cannot_be_imported_is_told_and_the_other_modes_stay(monkeypatch):
+    monkeypatch.setenv(control.IMPORT, "no_such_module_here")
+    page = open_page("live")
+    assert "no_such_module_here: ModuleNotFoundError" in page.error[0].value.replace("\\", "")
+    assert page.selectbox(key="start_mode").options == [mode.name for mode in DECLARED]
