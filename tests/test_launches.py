@@ -389,10 +389,10 @@ def learner_of(ring, name, per_launch, device="cpu"):
 
 def displacement(learning, name, updates=40):
     """How far so many updates move the policy: all of its parameters in one vector."""
-    before = learning.policy(SPEC, name)[0]
+    before = learning.policy()[0]
     while learning.updates < updates:
         learning.update(updates - learning.updates)
-    after = learning.policy(SPEC, name)[0]
+    after = learning.policy()[0]
     return np.concatenate([(after[key] - value).ravel() for key, value in before.items()])
 
 

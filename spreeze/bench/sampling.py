@@ -128,7 +128,7 @@ def publish_policy(plan: RunPlan, run_dir: Path) -> None:
     with contextlib.closing(ReplayRing.create(plan.ring_spec())) as ring:
         learning = ReplayTrainer(plan.spec, plan.config.run.algo, plan.config.algorithm, plan.layout, open_reader(ring),
                             batch_size=64, device="cpu", seed=1, normalize_obs=plan.config.env.normalize_obs)
-        arrays, meta = learning.policy(plan.spec, plan.config.run.algo)
+        arrays, meta = learning.policy()
         WeightsStore(run_dir / "weights").publish(arrays, meta, 1, 1)
 
 

@@ -70,6 +70,9 @@ class Metric(NamedTuple):
     per_s_of: str | None = None
     """The counter that a rate is the increase of; None: the supervisor computes the rate by other means."""
     needs: Needs = Needs.NOTHING
+    restored: bool = False
+    """A counter that a checkpoint brings back. The slots of all other counters and shares count from the start of their
+    process, which a successor adds to what it finds there."""
     parts: bool = False
     """Recorded as one series for each part, ``name/part``."""
     shown: bool = False
@@ -140,7 +143,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("sampler_env_steps_per_s", "1/s", "env steps a second of one sampler (one series for each)", "supervisor",
            kind=Kind.RATE, parts=True),
     Metric("updates", "updates", "gradient steps of the critics since the start of the run", "learner",
-           kind=Kind.COUNTER),
+           kind=Kind.COUNTER, restored=True),
     Metric("updates_per_s", "1/s", "gradient steps of the critics a second", "supervisor",
            kind=Kind.RATE, per_s_of="updates", shown=True, chart=Chart("updates", "Updates a second", "Speed")),
     Metric("update_frames_per_s", "1/s",
@@ -230,7 +233,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("actor_grad_norm", "norm", "Euclidean norm of the actor's gradient", "algorithm",
            needs=Needs.REPLAY, chart=Chart("actor_grad", "Actor's gradient", "Learning")),
     Metric("updates_skipped", "updates", "updates not applied because loss or gradient was not finite", "learner",
-           kind=Kind.COUNTER, needs=Needs.UPDATES),
+           kind=Kind.COUNTER, needs=Needs.UPDATES, restored=True),
     Metric("cpu_core_use", "share", "use of one processor core (one series for each)", "supervisor", parts=True),
     Metric("cpu_use", "share", "mean use of the usable cores", "supervisor",
            shown=True, chart=Chart("cpu", "Processor use", "Machine", "%", 100.0)),
@@ -313,6 +316,10 @@ class MetricTable:
         """
         other = Needs.REPLAY if on_policy else Needs.ROLLOUTS
         return [row for row in self.of(role, Kind.SHARE) if row[0].needs is not other]
+
+    def cumulative(self, role: str) -> list[str]:
+        """The slots of a role that go on from where they were when its process is started again."""
+        return [slot for metric, slot in self.of(role, Kind.COUNTER, Kind.SHARE) if not metric.restored]
 
     def blank_learner(self) -> dict[str, float]:
         """A learner's slots before it has measured anything.

@@ -155,7 +155,7 @@ def _learner_times(plan: RunPlan, ring: ReplayRing, folder: Path, repeat: int) -
         start = time.perf_counter()
         learning.update()
         updated, processor = time.perf_counter(), time.thread_time()
-        arrays, meta = learning.policy(plan.spec, config.run.algo)
+        arrays, meta = learning.policy()
         store.publish(arrays, meta, 2 + repeat, version)
         times.append((updated - start, time.perf_counter() - updated, time.thread_time() - processor))
     medians = (1e6 * statistics.median(column) for column in zip(*times, strict=True))
