@@ -21,9 +21,8 @@ from spreeze.workers.learn import cuda_graphs as module
 from spreeze.workers.learn import gpu_replay as mirror_module
 from spreeze.workers.learn import replay_trainer as learning_module
 from spreeze.workers.learn.cuda_graphs import CudaGraph, GraphedUpdates, NotRecorded, reason_against, updates_in_graph
-from spreeze.workers.learn.gpu_replay import GpuReplay, fitted_gpu_replay
+from spreeze.workers.learn.gpu_replay import DeviceStream, GpuReplay, StreamEvent, fitted_gpu_replay
 from spreeze.workers.learn.replay_trainer import ReplayTrainer
-from spreeze.workers.learn.streams import DeviceStream, StreamEvent
 from spreeze.workers.learn.torch_devices import HostWaits, staged_copies
 
 CPU, LAYOUT, BATCH = torch.device("cpu"), RowLayout(3, 1), 16

@@ -23,13 +23,12 @@ import psutil
 
 from spreeze.bench import Row, row
 from spreeze.config.layers import Layer, resolve, task_profile, with_algorithm
-from spreeze.envs.action_scaling import ActionScaling
 from spreeze.envs.probe import probe_env
-from spreeze.envs.stdout import stdout_to_stderr
-from spreeze.envs.task import open_task, vector_maker
+from spreeze.envs.task import ActionScaling, open_task, vector_maker
 from spreeze.errors import WorkerError
 from spreeze.inference.policy import Policy
 from spreeze.machine.hardware import read_machine
+from spreeze.machine.output import stdout_to_stderr
 from spreeze.modes.spreeze import open_memory, worker_specs
 from spreeze.run_directory import SUBDIRECTORIES
 from spreeze.runtime.launcher import RunContext

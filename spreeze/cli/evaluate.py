@@ -12,15 +12,15 @@ from typing import Any
 
 from spreeze.cli.common import complain, say
 from spreeze.cli.find_weights import CHECKPOINTS, check_fits, check_output, environment_errors, find_weights, spec_of
-from spreeze.envs.stdout import stdout_to_stderr
 from spreeze.envs.task import Task, frame_options, make_task
 from spreeze.errors import ConfigError, SpreezeError
 from spreeze.inference.policy import Policy
+from spreeze.machine.output import stdout_to_stderr
 from spreeze.metrics import hts_metrics
 from spreeze.metrics.hts_metrics import POLICIES, RESAMPLES, bootstrap_interval
 from spreeze.run_directory import find_run
 from spreeze.transport.weights import Weights, read_weights
-from spreeze.workers.collect.greedy_episodes import Episode, run_episodes, score, seed_list
+from spreeze.workers.evaluator import Episode, run_episodes, score, seed_list
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -121,7 +121,7 @@ def _recorder(path: str | None) -> Any:
     if path is None:
         yield None
         return
-    from spreeze.workers.collect.video import (  # an encoder is loaded only by who asked for a clip
+    from spreeze.workers.visualizer import (  # an encoder is loaded only by who asked for a clip
         ClipWriter,
         clip_stride,
     )

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from spreeze.config.compatibility import actions_text
-from spreeze.envs.import_guard import refuse_foreign
-from spreeze.envs.make import one_line
+from spreeze.envs.make import one_line, refuse_foreign
 from spreeze.envs.probe import spec_from_json
 from spreeze.errors import EnvironmentError_, RunError, SpreezeError
 from spreeze.run_directory import find_run

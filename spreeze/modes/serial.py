@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 from spreeze.algorithms.nn.two_thread_update import ThreadPair
-from spreeze.envs.stdout import stdout_to_stderr
 from spreeze.envs.task import open_task, uniform_actions, vector_maker
 from spreeze.errors import ResourceError, WeightsError
 from spreeze.inference.policy import Policy
+from spreeze.machine.output import stdout_to_stderr
 from spreeze.modes import hts
 from spreeze.modes.spreeze import load_saved_replay
 from spreeze.run_directory import RunDir

@@ -23,7 +23,7 @@ from long_form import asked, by_hand
 
 from spreeze.bench import Row, row
 from spreeze.bench.sampling import publish_policy, real_sampler, run_folder, task_plan
-from spreeze.envs.stdout import stdout_to_stderr
+from spreeze.machine.output import stdout_to_stderr
 from spreeze.runtime.plan import RunPlan
 from spreeze.transport.replay_reader import Drawn, ReplayReader
 from spreeze.transport.replay_ring import FrameColumns, ReplayRing, RingSpec, ShardWriter

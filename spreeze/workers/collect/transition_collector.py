@@ -8,8 +8,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from spreeze.envs.action_scaling import ActionScaling
-from spreeze.envs.task import ObsRows, Task
+from spreeze.envs.task import ActionScaling, ObsRows, Task
 from spreeze.envs.vector_engines import VectorTask
 from spreeze.transport.frames import FrameLog
 from spreeze.transport.n_step import NStep

@@ -20,9 +20,8 @@ from spreeze.transport.frames import FrameReader
 from spreeze.transport.replay_reader import ReplayReader
 from spreeze.types import EnvSpec, RowLayout, TransitionBatch
 from spreeze.workers.learn.cuda_graphs import CudaGraph, Graph, GraphedUpdates, reason_against
-from spreeze.workers.learn.gpu_replay import GpuReplay, fitted_gpu_replay
+from spreeze.workers.learn.gpu_replay import DeviceStream, GpuReplay, Staging, Stream, fitted_gpu_replay
 from spreeze.workers.learn.on_policy_trainer import sha256_of
-from spreeze.workers.learn.streams import DeviceStream, Staging, Stream
 from spreeze.workers.learn.torch_devices import free_bytes
 
 _REFRESH_S = 0.005
