@@ -12,12 +12,11 @@ from harness import PATIENCE_S
 from linear_policy import SPEC
 
 from spreeze.envs import faults, probe
-from spreeze.envs.action_scaling import ActionScaling
 from spreeze.envs.make import BULLET_IDS, bullet_missing, default_env_id, describe, make_env
 from spreeze.envs.probe import probe_env
-from spreeze.envs.stdout import stdout_to_stderr
-from spreeze.envs.task import BadTransition, Task, make_task
+from spreeze.envs.task import ActionScaling, BadTransition, Task, make_task
 from spreeze.errors import EnvironmentError_
+from spreeze.machine.output import stdout_to_stderr
 
 needs_bullet = pytest.mark.skipif(bullet_missing() is not None, reason="pybullet has no wheel here")
 FAULT = faults.ENV_ID
@@ -383,7 +382,7 @@ def test_a_probe_that_a_ctrl_c_ended_is_an_interrupt_and_no_fault_of_the_environ
 def test_what_c_code_prints_does_not_reach_standard_output():
     code = (
         "import ctypes, os\n"
-        "from spreeze.envs.stdout import stdout_to_stderr\n"
+        "from spreeze.machine.output import stdout_to_stderr\n"
         "with stdout_to_stderr():\n"
         "    ctypes.CDLL(None).printf(b'from c')\n"
         "    print('from python')\n"

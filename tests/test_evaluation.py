@@ -4,7 +4,7 @@ import pytest
 
 from spreeze.envs.make import bullet_missing, describe
 from spreeze.envs.task import Task, make_task
-from spreeze.workers.collect.greedy_episodes import Episode, lanes_for, run_episodes, score, seed_list
+from spreeze.workers.evaluator import Episode, lanes_for, run_episodes, score, seed_list
 
 
 class Countdown(gymnasium.Env):
@@ -168,7 +168,7 @@ def test_each_reset_and_step_is_shown():
 
 
 def test_an_environment_that_never_ends_is_cut(monkeypatch):
-    monkeypatch.setattr("spreeze.workers.collect.greedy_episodes.MAX_STEPS", 7)
+    monkeypatch.setattr("spreeze.workers.evaluator.MAX_STEPS", 7)
     (found,) = run_episodes(countdown([]), half, [100])
     assert (found.length, found.terminated) == (7, False)
 

@@ -19,7 +19,6 @@ from spreeze.envs.task import make_task
 from spreeze.transport.status_table import STOP, WEIGHTS_HINT, StatusTable
 from spreeze.transport.weights import WeightsStore, read_weights
 from spreeze.workers import evaluator
-from spreeze.workers.collect.greedy_episodes import run_episodes, score, seed_list
 from spreeze.workers.context import WorkerContext
 from spreeze.workers.evaluator import (
     COLUMNS,
@@ -29,7 +28,10 @@ from spreeze.workers.evaluator import (
     append_row,
     final_evaluation,
     read_rows,
+    run_episodes,
     run_evaluator,
+    score,
+    seed_list,
 )
 
 

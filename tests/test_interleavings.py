@@ -127,7 +127,7 @@ def play(spec, path, intervals=INTERVALS, *, schedule=0, deaths=0.0, **options):
     troupe = Troupe(spec, path, **options)
     try:
         troupe.run(intervals, schedule=schedule, deaths=deaths)
-        return troupe.learning.checkpoint()
+        return troupe.learning.state()
     finally:
         troupe.close()
 

@@ -21,9 +21,8 @@ from spreeze.workers.learn import cuda_graphs as module
 from spreeze.workers.learn import gpu_replay as mirror_module
 from spreeze.workers.learn import replay_trainer as learning_module
 from spreeze.workers.learn.cuda_graphs import CudaGraph, GraphedUpdates, NotRecorded, reason_against, updates_in_graph
-from spreeze.workers.learn.gpu_replay import GpuReplay, fitted_gpu_replay
+from spreeze.workers.learn.gpu_replay import DeviceStream, GpuReplay, StreamEvent, fitted_gpu_replay
 from spreeze.workers.learn.replay_trainer import ReplayTrainer
-from spreeze.workers.learn.streams import DeviceStream, StreamEvent
 from spreeze.workers.learn.torch_devices import HostWaits, staged_copies
 
 CPU, LAYOUT, BATCH = torch.device("cpu"), RowLayout(3, 1), 16
@@ -389,10 +388,10 @@ def learner_of(ring, name, per_launch, device="cpu"):
 
 def displacement(learning, name, updates=40):
     """How far so many updates move the policy: all of its parameters in one vector."""
-    before = learning.policy(SPEC, name)[0]
+    before = learning.policy()[0]
     while learning.updates < updates:
         learning.update(updates - learning.updates)
-    after = learning.policy(SPEC, name)[0]
+    after = learning.policy()[0]
     return np.concatenate([(after[key] - value).ravel() for key, value in before.items()])
 
 

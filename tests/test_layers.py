@@ -27,7 +27,7 @@ LAYERS = (
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 PAGE_IMPORTS = {"config", "dashboard", "errors", "formatting", "machine", "metrics", "run_directory"}
-TORCH = ("algorithms/", "workers/learner.py", "workers/on_policy_learner.py", "workers/update_probe.py",
+TORCH = ("algorithms/", "workers/learner.py", "workers/update_probe.py",
          "workers/learn/", "modes/serial.py", "bench/")  # fmt: skip
 TORCH_FREE = ("workers.main", "workers.sampler", "workers.rollout_sampler", "workers.inference_worker",
               "workers.evaluator", "workers.visualizer", "runtime.supervisor", "runtime.services", "modes.spreeze",

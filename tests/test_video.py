@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from spreeze.workers.collect.video import ClipWriter, clip_stride, write_jpeg
+from spreeze.workers.visualizer import ClipWriter, clip_stride, write_jpeg
 
 
 def frames(count, height=48, width=64):

@@ -23,13 +23,12 @@ import psutil
 
 from spreeze.bench import Row, row
 from spreeze.config.layers import Layer, resolve, task_profile, with_algorithm
-from spreeze.envs.action_scaling import ActionScaling
 from spreeze.envs.probe import probe_env
-from spreeze.envs.stdout import stdout_to_stderr
-from spreeze.envs.task import open_task, vector_maker
+from spreeze.envs.task import ActionScaling, open_task, vector_maker
 from spreeze.errors import WorkerError
 from spreeze.inference.policy import Policy
 from spreeze.machine.hardware import read_machine
+from spreeze.machine.output import stdout_to_stderr
 from spreeze.modes.spreeze import open_memory, worker_specs
 from spreeze.run_directory import SUBDIRECTORIES
 from spreeze.runtime.launcher import RunContext
@@ -128,7 +127,7 @@ def publish_policy(plan: RunPlan, run_dir: Path) -> None:
     with contextlib.closing(ReplayRing.create(plan.ring_spec())) as ring:
         learning = ReplayTrainer(plan.spec, plan.config.run.algo, plan.config.algorithm, plan.layout, open_reader(ring),
                             batch_size=64, device="cpu", seed=1, normalize_obs=plan.config.env.normalize_obs)
-        arrays, meta = learning.policy(plan.spec, plan.config.run.algo)
+        arrays, meta = learning.policy()
         WeightsStore(run_dir / "weights").publish(arrays, meta, 1, 1)
 
 

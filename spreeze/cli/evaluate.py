@@ -12,20 +12,18 @@ from typing import Any
 
 from spreeze.cli.arguments import check_output
 from spreeze.config.compatibility import actions_text
-from spreeze.envs.import_guard import refuse_foreign
-from spreeze.envs.make import one_line
+from spreeze.envs.make import one_line, refuse_foreign
 from spreeze.envs.probe import spec_from_json
-from spreeze.envs.stdout import stdout_to_stderr
 from spreeze.envs.task import Task, frame_options, make_task
 from spreeze.errors import ConfigError, EnvironmentError_, RunError, SpreezeError
 from spreeze.inference.policy import Policy
-from spreeze.machine.output import complain, say
+from spreeze.machine.output import complain, say, stdout_to_stderr
 from spreeze.metrics import hts_metrics
 from spreeze.metrics.hts_metrics import POLICIES, RESAMPLES, bootstrap_interval
 from spreeze.run_directory import find_run
 from spreeze.transport.weights import LATEST, Weights, read_weights
 from spreeze.types import EnvSpec
-from spreeze.workers.collect.greedy_episodes import Episode, run_episodes, score, seed_list
+from spreeze.workers.evaluator import Episode, run_episodes, score, seed_list
 
 CHECKPOINTS = ("best", "latest")
 
@@ -128,7 +126,7 @@ def _recorder(path: str | None) -> Any:
     if path is None:
         yield None
         return
-    from spreeze.workers.collect.video import (  # an encoder is loaded only by who asked for a clip
+    from spreeze.workers.visualizer import (  # an encoder is loaded only by who asked for a clip
         ClipWriter,
         clip_stride,
     )

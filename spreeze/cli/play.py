@@ -11,16 +11,15 @@ from pathlib import Path
 from spreeze.cli.arguments import check_output
 from spreeze.cli.evaluate import CHECKPOINTS, check_fits, environment_errors, find_weights, spec_of
 from spreeze.envs.make import has_display, is_bullet
-from spreeze.envs.stdout import stdout_to_stderr
 from spreeze.envs.task import ObsRows, Task, frame_options, make_task
 from spreeze.errors import ConfigError, SpreezeError, WeightsError
 from spreeze.inference.policy import Policy
-from spreeze.machine.output import complain, say
+from spreeze.machine.output import complain, say, stdout_to_stderr
 from spreeze.run_directory import refuse_links
 from spreeze.transport.weights import Weights, read_weights
 from spreeze.types import EnvSpec
-from spreeze.workers.collect.greedy_episodes import MAX_STEPS
-from spreeze.workers.collect.video import ClipWriter, clip_stride
+from spreeze.workers.evaluator import MAX_STEPS
+from spreeze.workers.visualizer import ClipWriter, clip_stride
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -37,8 +37,7 @@ from spreeze.config.layers import (
 from spreeze.config.modes import recorded
 from spreeze.config.profile_export import applicable
 from spreeze.config.schema import PARTS
-from spreeze.envs.import_guard import refuse_foreign
-from spreeze.envs.make import bullet_engine, default_env_id
+from spreeze.envs.make import bullet_engine, default_env_id, refuse_foreign
 from spreeze.envs.probe import Probe, probe_env
 from spreeze.errors import ConfigError, ResourceError, RunError
 from spreeze.machine.hardware import Machine, read_machine

@@ -241,6 +241,29 @@ def _checked_id(env_id: str, import_module: str | None) -> str:
     return name
 
 
+def foreign_module(env_id: str, import_module: str | None) -> str | None:
+    """The module outside of this package that an environment, as a file describes it, needs; None if none."""
+    prefix = env_id.rpartition(":")[0] if engine_of(env_id) is None else ""
+    named = (module for module in (import_module, prefix) if module)
+    return next((module for module in named if module.partition(".")[0] != "spreeze"), None)
+
+
+def refuse_foreign(env_id: str, import_module: str | None, allowed: str | None) -> None:
+    """Lets a file's environment import only what the command names too.
+
+    Args:
+        env_id: as the file has it.
+        import_module: as the file has it.
+        allowed: of the command's ``--import``.
+
+    Raises:
+        EnvironmentError_: it needs another module.
+    """
+    module = foreign_module(env_id, import_module)
+    if module is not None and module != allowed:
+        raise EnvironmentError_(f"{env_id} comes from module '{module}': if you trust it, add --import {module}")
+
+
 def _import_user_module(module: str) -> None:
     if not _MODULE.match(module):
         raise EnvironmentError_(f"--import {module!r}: expected a module name such as my_package.my_envs")
@@ -276,7 +299,7 @@ def _force_direct(entry_point: Any) -> None:
     bases: Any = importlib.import_module(f"{BULLET_MODULE}.env_bases")
     if isinstance(bases.bullet_client, types.SimpleNamespace):
         return
-    heap: Any = importlib.import_module(f"{_FAST_MODULE}.zeroed_links")
+    base: Any = importlib.import_module(f"{_FAST_MODULE}.base")
     original: Any = bases.bullet_client.BulletClient
     direct: int = bases.pybullet.DIRECT
 
@@ -289,7 +312,7 @@ def _force_direct(entry_point: Any) -> None:
         def __getattr__(self, name: str) -> Any:
             found = super().__getattr__(name)
             if name == "loadMJCF":
-                found = heap.zeroed_links()(found)
+                found = base.zeroed_links()(found)
             if name != "disconnect":
                 self.__dict__[name] = found
             return found

@@ -1,4 +1,4 @@
-"""Output for a person who may be gone: a closed terminal, a reader that ended, a full disk.
+"""Output for a person who may be gone (a closed terminal, a full disk), and beside libraries that print from C.
 
 All that a verb prints goes through here (tables through ``terminal.Screen``): names, states and errors may be those of
 a run that came from elsewhere, and a terminal obeys the escapes in them.
@@ -7,9 +7,11 @@ a run that came from elsewhere, and a terminal obeys the escapes in them.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import sys
+from collections.abc import Iterator
 from typing import IO, Any, TextIO
 
 from spreeze.formatting import printable
@@ -68,3 +70,27 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(entry) for entry in value]
     return value
+
+
+@contextlib.contextmanager
+def stdout_to_stderr() -> Iterator[None]:
+    """Points descriptor 1 at descriptor 2 inside the block, so that one JSON document stays one."""
+    sys.stdout.flush()
+    saved = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        try:
+            sys.stdout.flush()
+        except OSError:  # the terminal is gone
+            silence(sys.stdout)
+        _flush_c_streams()
+        os.dup2(saved, 1)
+        os.close(saved)
+
+
+def _flush_c_streams() -> None:
+    """Empties libc's buffers: text that Bullet printed would else appear after the block."""
+    with contextlib.suppress(OSError, AttributeError, TypeError):
+        ctypes.CDLL(None).fflush(None)

@@ -1,20 +1,25 @@
 """The serial mode: the same parts in one process, one after the other.
 
-For debugging, repeatable runs, and as the honest baseline of the asynchronous mode. After each step
-of the environments it takes the updates that are due: one per env step, as serial trainers do
-(samples per insert = batch size), kept inside the asked band.
+For debugging, repeatable runs, and as the honest baseline of the asynchronous modes. Off-policy, each step of the
+environments is followed by the updates that are due: one per env step, as serial trainers do (samples per insert =
+batch size), kept inside the asked band. On-policy, a rollout is collected, then learned from.
 """
+
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from spreeze.algorithms.nn.two_thread_update import ThreadPair
-from spreeze.envs.stdout import stdout_to_stderr
 from spreeze.envs.task import open_task, uniform_actions, vector_maker
+from spreeze.errors import ResourceError, WeightsError
 from spreeze.inference.policy import Policy
+from spreeze.machine.output import stdout_to_stderr
 from spreeze.modes import hts
 from spreeze.modes.spreeze import load_saved_replay
 from spreeze.run_directory import RunDir
@@ -22,278 +27,310 @@ from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.launcher import Start, spawn
 from spreeze.runtime.plan import RunPlan
 from spreeze.runtime.rates import CounterSample
-from spreeze.runtime.recorder import Outcome, Recorder, View
-from spreeze.runtime.serial_services import Inline
-from spreeze.transport.checkpoint import CheckpointStore
+from spreeze.runtime.recorder import SAMPLE_S, Outcome, Recorder, View
 from spreeze.transport.frames import open_reader
 from spreeze.transport.replay_ring import ReplayRing, ShardWriter
-from spreeze.transport.weights import Weights, WeightsStore
+from spreeze.transport.weights import Weights, encode
 from spreeze.workers.collect.rollout_collector import RolloutCollector
 from spreeze.workers.collect.transition_collector import TransitionCollector
+from spreeze.workers.evaluator import Evaluation, EvaluatorJob, failure_text
 from spreeze.workers.inference_worker import RolloutPolicy
+from spreeze.workers.learn.on_policy_trainer import OnPolicyTrainer
 from spreeze.workers.learn.replay_trainer import ReplayTrainer
+from spreeze.workers.learn.run_files import RunFiles
 from spreeze.workers.learn.torch_devices import learner_threads, products_in, resolve_device
-from spreeze.workers.on_policy_learner import RunFiles, open_learning
+from spreeze.workers.learner import open_on_policy_trainer
+from spreeze.workers.sampler_stats import worth_telling
+
+_FINAL_EVALUATION_S = 6.0
 
 
 def run_mode(
     plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts, start: Start = spawn
 ) -> Outcome:
-    """Trains in this process until a stop condition or an interrupt.
+    """Trains in this process until a stop condition or an interrupt; on-policy with several samplers as hts does.
 
     Raises:
-        ResourceError: no room for replay.
+        ResourceError: no room for replay or rollouts.
+        ConfigError: a resumed run's checkpoint does not fit.
     """
-    if plan.config.on_policy is not None:
-        return run_in_turns(plan, run_dir, view, interrupts, start)
+    on_policy = plan.config.on_policy is not None
+    if on_policy and plan.samplers > 1:
+        return hts.run_mode(plan, run_dir, view, interrupts, start)
     learner = plan.config.learner
-    recorder = Recorder(plan, run_dir, view)
-    try:
-        with stdout_to_stderr():
+    with contextlib.ExitStack() as stack:
+        memory = stack.enter_context(hts.open_memory(plan, run_dir.path)) if on_policy else None
+        plan = plan if memory is None else hts.from_interval(plan, memory.rollouts)
+        recorder = Recorder(plan, run_dir, view)
+        stack.callback(recorder.close)
+        stack.enter_context(stdout_to_stderr())
+        recorder.outcome.device = device = resolve_device(learner.device)
+        if memory is None:
+            stack.enter_context(products_in(learner.precision, device))
+        pair = stack.enter_context(learner_threads(plan.spec, learner.threads, device))
+        serial = _Serial(plan, run_dir.path, recorder, interrupts)
+        if memory is not None:
+            serial.run(_Rollouts(serial, memory))
+        else:
             ring = ReplayRing.create(plan.ring_spec())
-            try:
-                load_saved_replay(plan, run_dir.path, ring)
-                device = resolve_device(learner.device)
-                with products_in(learner.precision, device), \
-                        learner_threads(plan.spec, learner.threads, device) as pair:
-                    _Serial(plan, run_dir.path, ring, recorder, interrupts, pair).run()
-            finally:
-                ring.close()
-    finally:
-        recorder.close()
+            stack.callback(ring.close)
+            load_saved_replay(plan, run_dir.path, ring)
+            serial.run(_Replay(serial, ring, pair))
     return recorder.outcome
 
 
 class _Serial:
-    def __init__(self, plan: RunPlan, run_dir: Path, ring: ReplayRing, recorder: Recorder, interrupts: Interrupts,
-                 pair: ThreadPair | None) -> None:
-        config, spec = plan.config, plan.spec
-        self._plan, self._ring, self._recorder, self._interrupts = plan, ring, recorder, interrupts
+    """One loop, and what it does between updates by the clock: it samples counters, evaluates and checkpoints."""
+
+    def __init__(self, plan: RunPlan, run_dir: Path, recorder: Recorder, interrupts: Interrupts) -> None:
+        part = plan.config.evaluation
+        self._data: _Replay | _Rollouts
+        self.plan, self.run_dir, self.recorder, self.interrupts = plan, run_dir, recorder, interrupts
+        self._evaluation = Evaluation(EvaluatorJob(
+            run_dir=str(run_dir), spec=plan.spec, episodes=part.episodes, first_seed=part.seed,
+            cpu_share=part.cpu_share, has_free_core=False,
+        ), recorder.env_error)
+        self._failures = 0
+        self._ending = False
+        self._evaluations_s = 0.0
+        self._next_sample_s = self._next_evaluation_s = 0.0
+        self._next_checkpoint_s = time.monotonic() + plan.config.learner.checkpoint_interval_s
+
+    def files(self, trainer: ReplayTrainer | OnPolicyTrainer, env_steps: Callable[[], int]) -> RunFiles:
+        """Where this run's weights and checkpoints go."""
+        return RunFiles(self.run_dir, self.plan.config.run.algo, self.plan.spec.env_id, trainer, env_steps=env_steps,
+                        wall_s=lambda: self.recorder.wall_s, on_progress=self._saving)
+
+    def run(self, data: _Replay | _Rollouts) -> None:
+        """The loop; everything is written out in the order in which it happens."""
+        self._data = data
+        try:
+            while (reason := self._stop_reason()) is None:
+                data.collect()
+                data.learn()
+                self._chores()
+            self.recorder.outcome.stopped_by = reason
+            self._finish()
+        finally:
+            data.envs.close()
+            self._evaluation.drop_environments()
+
+    def _stop_reason(self) -> str | None:
+        if self.interrupts.count:
+            return f"interrupt ({self.interrupts.cause})"
+        stop, data = self.plan.config.stop, self._data
+        if stop.updates is not None and data.trainer.updates >= stop.updates:
+            return "updates"
+        if stop.env_steps is not None and data.env_steps() >= stop.env_steps:
+            return "env_steps"
+        return self.recorder.stop_reason()
+
+    def sample(self) -> bool:
+        """Tells the recorder the counters, if it is time; True if it was."""
+        if time.monotonic() < self._next_sample_s:
+            return False
+        self._next_sample_s = time.monotonic() + SAMPLE_S
+        if self.interrupts.hung_up:
+            self.recorder.hung_up()
+        self.recorder.sample(self._counters(), pids={})
+        return True
+
+    def _counters(self) -> CounterSample:
+        data = self._data
+        counts, (env_steps, inserted, baseline, sampled) = data.envs.counts, data.flow(ending=self._ending)
+        sampler = {
+            "env_steps": env_steps, "episodes": counts.episodes, "episode_return": counts.episode_return or 0.0,
+            "episode_length": counts.episode_length or 0.0, "rows_refused": counts.rows_refused,
+            "env_errors": counts.env_errors, "policy_version": data.trainer.updates, "policy_s": counts.policy_s,
+            "env_s": counts.env_s, "write_s": counts.write_s, "wait_s": 0.0,
+        }
+        learner = data.trainer.numbers(wait_s=0.0, publish_s=self._evaluations_s + data.refresh_s)
+        return CounterSample(t_s=time.monotonic(), samplers=(sampler,), learner=learner, inserted=inserted,
+                             baseline_inserted=baseline, sampled=sampled)
+
+    def _chores(self) -> None:
+        self.sample()
+        if self._data.files.is_new and time.monotonic() >= self._next_evaluation_s:
+            self._evaluate()
+        if time.monotonic() >= self._next_checkpoint_s:
+            self._checkpoint()
+
+    def _finish(self) -> None:
+        """Last sample, summary, checkpoint; an evaluation if the last weights have none and nobody is in a hurry."""
+        self._ending = True
+        self.recorder.sample(self._counters(), pids=None, state="stopping")
+        self.recorder.finish()
+        self.recorder.outcome.parameters_sha256 = self._data.trainer.parameters_sha256()
+        self._checkpoint()
+        if self._data.files.is_new and not self.interrupts.urgent:
+            self._evaluate(final=True)
+
+    def _evaluate(self, *, final: bool = False) -> None:
+        """Greedy episodes, at most ``evaluation.cpu_share`` of the time."""
+        start = time.monotonic()
+        patience = 2 if final else 1
+
+        def should_stop() -> bool:
+            return self.interrupts.count >= patience or (final and time.monotonic() - start > _FINAL_EVALUATION_S)
+
+        try:
+            weights = self._data.files.publish()
+        except (OSError, WeightsError) as error:
+            self.recorder.event("warning", f"weights not published, the last good ones stay: {error}")
+        else:
+            record = self._record(weights, should_stop, final=final)
+            if record is not None:
+                self.recorder.evaluation(record, final=final)
+            elif final and self.interrupts.count < patience:
+                self.recorder.no_final_evaluation(_FINAL_EVALUATION_S)
+        took_s = time.monotonic() - start
+        self._evaluations_s += took_s
+        self._next_evaluation_s = time.monotonic() + took_s / self.plan.config.evaluation.cpu_share
+
+    def _record(self, weights: Weights, should_stop: Callable[[], bool], *, final: bool) -> dict[str, Any] | None:
+        """The evaluation's record; None where there is none, which is no reason to end the run."""
+        data = encode(weights.arrays, weights.meta, weights.epoch, weights.version)
+        try:
+            record = self._evaluation.evaluate(weights, data, should_stop=should_stop, partial=final)
+        except Exception as error:
+            self._failures += 1
+            if worth_telling(self._failures):
+                self.recorder.event("warning", failure_text(error, self._failures))
+            self._evaluation.drop_environments()
+            return None
+        self._failures = 0
+        return record
+
+    def _checkpoint(self) -> None:
+        try:
+            self._data.files.save(self._data.saved_ring)
+        except (OSError, ResourceError) as error:
+            self.recorder.event("warning", f"checkpoint not written, the last one stays: {error}")
+        self._next_checkpoint_s = time.monotonic() + self.plan.config.learner.checkpoint_interval_s
+
+    def _saving(self, left_bytes: int) -> None:
+        """While a checkpoint is written: a second Ctrl-C gives it up."""
+        if self.interrupts.urgent:
+            raise ResourceError("given up by a second Ctrl-C")
+        if self._ending:
+            self.recorder.saving(left_bytes)
+
+
+class _Replay:
+    """Data from replay: one step of the environments, then the updates that its rows have earned."""
+
+    def __init__(self, serial: _Serial, ring: ReplayRing, pair: ThreadPair | None) -> None:
+        plan, recorder, config = serial.plan, serial.recorder, serial.plan.config
+        self._plan, self._ring = plan, ring
+        self.saved_ring = ring if config.replay.save else None
         self._rng = np.random.default_rng([config.run.seed, plan.earlier.sessions])
-        self._sampling = TransitionCollector(
-            lambda: open_task(spec),
-            config.sampling.envs_per_sampler, spec,
+        self.envs = TransitionCollector(
+            lambda: open_task(plan.spec), config.sampling.envs_per_sampler, plan.spec,
             ShardWriter(ring, 0), n_step=config.algorithm.n_step, gamma=config.algorithm.gamma,
             seeds=[int(s) for s in self._rng.integers(2**31, size=config.sampling.envs_per_sampler)],
-            nan_policy=config.sampling.nan_policy, make_vector=vector_maker(spec),
-            tell=recorder.env_error,
+            nan_policy=config.sampling.nan_policy, make_vector=vector_maker(plan.spec), tell=recorder.env_error,
         )
-        device = resolve_device(config.learner.device)
-        self._learning = ReplayTrainer(
-            spec, config.run.algo, config.algorithm, plan.layout, open_reader(ring),
-            batch_size=config.learner.batch_size, device=device, seed=config.run.seed,
+        self.trainer = ReplayTrainer(
+            plan.spec, config.run.algo, config.algorithm, plan.layout, open_reader(ring),
+            batch_size=config.learner.batch_size, device=resolve_device(config.learner.device), seed=config.run.seed,
             normalize_obs=config.env.normalize_obs, pair=pair, overlap=config.learner.overlap,
             copy_interval=config.learner.copy_interval,
         )
-        recorder.outcome.device = device
-        self._weights = WeightsStore(run_dir / "weights")
-        self._checkpoints = CheckpointStore(run_dir / "checkpoints", on_progress=lambda left: self._inline.saving(left))
-        self._inline = Inline(plan, run_dir, recorder, interrupts, reading=self._reading, publish=self._publish,
-                              checkpoint=self._checkpoint)
         self._ratio = min(max(float(config.learner.batch_size), config.replay.samples_per_insert_min),
                           config.replay.samples_per_insert_max)
-        self._epoch = 1
-        self._published_updates = 0
         self._policy: Policy | None = None
-        self._policy_s = self._refresh_s = 0.0
-
-    def run(self) -> None:
-        """The loop; everything is written out in the order in which it happens."""
-        self._restore()
-        try:
-            while (reason := self._stop_reason()) is None:
-                self._sampling.step(self._actions(), self._learning.updates)
-                self._learn()
-                self._inline.chores(is_new=self._is_new)
-            self._recorder.outcome.stopped_by = reason
-            self._inline.finish(self._reading(), self._learning.parameters_sha256(), is_new=self._is_new)
-        finally:
-            self._sampling.close()
-            self._inline.close()
-
-    def _restore(self) -> None:
-        checkpoint = self._checkpoints.load_latest()
-        latest = self._weights.read_latest(None)
-        self._epoch = 1 + max(latest.epoch if latest else 0, checkpoint.epoch if checkpoint else 0)
+        self.refresh_s = 0.0
+        self.files = serial.files(self.trainer, self.env_steps)
+        self.files.offered_updates = 0  # the first actions are uniform: there is no policy to evaluate
+        checkpoint = self.files.begin()
         if checkpoint is not None:
-            self._learning.load_state(checkpoint.tensors, checkpoint.state)
-            while self._learning.notes:
-                self._recorder.event("info", self._learning.notes.pop(0))
+            self.trainer.load_state(checkpoint.tensors, checkpoint.state)
+            while self.trainer.notes:
+                recorder.event("info", self.trainer.notes.pop(0))
             self._refresh_policy()
 
-    def _stop_reason(self) -> str | None:
-        if self._interrupts.count:
-            return f"interrupt ({self._interrupts.cause})"
-        stop = self._plan.config.stop
-        if stop.updates is not None and self._learning.updates >= stop.updates:
-            return "updates"
-        steps = self._sampling.counts.env_steps + self._plan.earlier.env_steps
-        if stop.env_steps is not None and steps >= stop.env_steps:
-            return "env_steps"
-        return self._recorder.stop_reason()
+    def env_steps(self) -> int:
+        return self._plan.earlier.env_steps + self.envs.counts.env_steps
 
-    def _actions(self) -> np.ndarray:
+    def collect(self) -> None:
         start = time.perf_counter()
         if self._policy is None:
-            actions = uniform_actions(self._plan.spec, self._sampling.num_envs, self._rng)
+            actions = uniform_actions(self._plan.spec, self.envs.num_envs, self._rng)
         else:
-            actions = self._policy.act(self._sampling.obs, self._rng)
-        self._policy_s += time.perf_counter() - start
-        return actions
+            actions = self._policy.act(self.envs.obs, self._rng)
+        self.envs.counts.policy_s += time.perf_counter() - start
+        self.envs.step(actions, self.trainer.updates)
 
-    def _learn(self) -> None:
-        """The updates that the rows inserted so far have earned."""
-        ring, learning, stop = self._ring, self._learning, self._plan.config.stop
+    def learn(self) -> None:
+        ring, trainer, most = self._ring, self.trainer, self._plan.config.stop.updates
         inserted = ring.total_committed()
         if ring.baseline_inserted < 0:
             if inserted < max(self._plan.config.replay.learning_starts, 1):
                 return
             ring.begin_learning()
-        learned = False
-        while ring.sampled + learning.batch_size <= (inserted - ring.baseline_inserted) * self._ratio:
-            if stop.updates is not None and learning.updates >= stop.updates:
+        before = trainer.updates
+        while ring.sampled + trainer.batch_size <= (inserted - ring.baseline_inserted) * self._ratio:
+            if most is not None and trainer.updates >= most:
                 break
-            learning.refresh()
-            learning.update()
-            ring.sampled += learning.batch_size
-            learned = True
-        if learned:
+            trainer.refresh()
+            trainer.update()
+            ring.sampled += trainer.batch_size
+        if trainer.updates != before:
             self._refresh_policy()
 
     def _refresh_policy(self) -> None:
         start = time.perf_counter()
-        arrays, meta = self._learning.policy(self._plan.spec, self._plan.config.run.algo)
-        self._policy = Policy.from_weights(arrays, meta | {"env_steps": self._env_steps()})
-        self._refresh_s += time.perf_counter() - start
+        arrays, meta = self.trainer.policy()
+        self._policy = Policy.from_weights(arrays, meta | {"env_steps": self.env_steps()})
+        self.refresh_s += time.perf_counter() - start
 
-    @property
-    def _is_new(self) -> bool:
-        """A version is published and evaluated once: after a resume it stays the same until replay is filled."""
-        return self._learning.updates != self._published_updates
+    def flow(self, *, ending: bool) -> tuple[int, int, int, int]:
+        """Env steps of this session; rows inserted, those of before learning began, and rows sampled."""
+        ring = self._ring
+        return self.envs.counts.env_steps, ring.total_committed(), ring.baseline_inserted, ring.sampled
 
-    def _publish(self) -> Weights | None:
-        arrays, meta = self._learning.policy(self._plan.spec, self._plan.config.run.algo)
-        meta |= {"env_steps": self._env_steps(), "wall_s": self._recorder.wall_s}
-        self._published_updates = self._learning.updates
-        self._weights.publish(arrays, meta, self._epoch, self._published_updates)
-        return self._weights.read_latest(None)
 
-    def _env_steps(self) -> int:
-        return self._plan.earlier.env_steps + self._sampling.counts.env_steps
+class _Rollouts:
+    """Data rollout by rollout: one is collected, then learned from."""
 
-    def _checkpoint(self) -> None:
-        tensors, state = self._learning.state()
-        state |= {"algo": self._plan.config.run.algo, "env_id": self._plan.spec.env_id,
-                  "env_steps": self._env_steps(), "wall_s": self._recorder.wall_s}
-        self._checkpoints.save(tensors, state, epoch=self._epoch, updates=self._learning.updates,
-                               ring=self._ring if self._plan.config.replay.save else None)
+    saved_ring = None
+    refresh_s = 0.0
 
-    def _reading(self) -> CounterSample:
-        counts, learning, ring = self._sampling.counts, self._learning, self._ring
-        sampler = {
-            "env_steps": counts.env_steps, "episodes": counts.episodes, "rows_refused": counts.rows_refused,
-            "episode_return": counts.episode_return or 0.0, "episode_length": counts.episode_length or 0.0,
-            "env_errors": counts.env_errors, "policy_version": learning.updates, "policy_s": self._policy_s,
-            "env_s": counts.env_s, "write_s": counts.write_s, "wait_s": 0.0,
-        }
-        return CounterSample(
-            t_s=time.monotonic(), samplers=(sampler,),
-            learner=learning.numbers(wait_s=0.0, publish_s=self._refresh_s + self._inline.spent_s),
-            inserted=ring.total_committed(), baseline_inserted=ring.baseline_inserted, sampled=ring.sampled,
+    def __init__(self, serial: _Serial, memory: hts.Memory) -> None:
+        plan, config, self._rollouts = serial.plan, serial.plan.config, memory.rollouts
+        self._serial = serial
+        self._first_rollout, self._first_updates = memory.rollouts.interval, memory.updates
+        self.trainer = open_on_policy_trainer(
+            hts.learner_job(plan, serial.run_dir, memory, serial.recorder.started_s), memory.rollouts
         )
-
-
-def run_in_turns(
-    plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts, start: Start = spawn
-) -> Outcome:
-    """Trains until a stop condition or an interrupt.
-
-    Raises:
-        ResourceError: no room for the storage.
-        ConfigError: a resumed run's checkpoint does not fit.
-    """
-    if plan.samplers > 1:
-        return hts.run_mode(plan, run_dir, view, interrupts, start)
-    part = plan.config.learner
-    with hts.open_memory(plan, run_dir.path) as memory:
-        plan = hts.from_interval(plan, memory.rollouts)
-        recorder = Recorder(plan, run_dir, view)
-        try:
-            with stdout_to_stderr(), learner_threads(plan.spec, part.threads, resolve_device(part.device)):
-                _Synchronous(plan, run_dir, memory, recorder, interrupts).run()
-        finally:
-            recorder.close()
-    return recorder.outcome
-
-
-class _Synchronous:
-    def __init__(
-        self, plan: RunPlan, run_dir: RunDir, memory: hts.Memory, recorder: Recorder, interrupts: Interrupts
-    ) -> None:
-        config, spec = plan.config, plan.spec
-        self._plan, self._memory, self._recorder, self._interrupts = plan, memory, recorder, interrupts
-        job = hts.learner_job(plan, run_dir.path, memory, recorder.started_s)
-        recorder.outcome.device = resolve_device(config.learner.device)
-        self._first_interval, self._first_updates = memory.rollouts.interval, memory.updates
-        self._learning = open_learning(job, memory.rollouts)
-        store = CheckpointStore(run_dir.path / "checkpoints", on_progress=lambda left: self._inline.saving(left))
-        self._files = RunFiles(job, self._learning, store)
-        self._envs = RolloutCollector(
-            lambda: open_task(spec), spec, memory.rollouts, first=0, num_envs=config.rollout.envs_per_executor,
-            seed=config.run.seed, step_synchronous=config.rollout.synchrony == "step",
-            nan_policy=config.sampling.nan_policy, tell=recorder.env_error,
+        self.files = serial.files(self.trainer, self.env_steps)
+        self.files.begin()
+        self.envs = RolloutCollector(
+            lambda: open_task(plan.spec), plan.spec, memory.rollouts, first=0,
+            num_envs=config.rollout.envs_per_executor, seed=config.run.seed,
+            step_synchronous=config.rollout.synchrony == "step", nan_policy=config.sampling.nan_policy,
+            tell=serial.recorder.env_error,
         )
         self._policies = RolloutPolicy(memory.rollouts, memory.handover.policies)
-        self._inline = Inline(plan, run_dir.path, recorder, interrupts, reading=self._reading,
-                              publish=self._files.publish, checkpoint=self._files.checkpoint)
 
-    def run(self) -> None:
-        """The loop; everything is written out in the order in which it happens."""
-        try:
-            while (reason := self._stop_reason()) is None:
-                self._collect()
-                self._learning.learn()
-                self._learning.swap()
-                self._inline.chores(is_new=self._is_new)
-            self._recorder.outcome.stopped_by = reason
-            self._inline.finish(self._reading(whole=True), self._learning.parameters_sha256(), is_new=self._is_new)
-        finally:
-            self._envs.close()
-            self._inline.close()
+    def env_steps(self) -> int:
+        return self.trainer.env_steps
 
-    @property
-    def _is_new(self) -> bool:
-        return self._learning.updates != self._files.version
-
-    def _collect(self) -> None:
-        """Steps until the interval is full, or the run is to end: then what was collected counts for nothing."""
-        while not self._memory.rollouts.full and not self._interrupts.asked:
-            self._envs.advance(self._policies)
-            if self._inline.sample() and self._recorder.stop_reason() is not None:
+    def collect(self) -> None:
+        """Steps until the rollout is full, or the run is to end: then what was collected counts for nothing."""
+        serial = self._serial
+        while not self._rollouts.full and not serial.interrupts.asked:
+            self.envs.advance(self._policies)
+            if serial.sample() and serial.recorder.stop_reason() is not None:
                 return
 
-    def _stop_reason(self) -> str | None:
-        if self._interrupts.count:
-            return f"interrupt ({self._interrupts.cause})"
-        stop = self._plan.config.stop
-        if stop.updates is not None and self._learning.updates >= stop.updates:
-            return "updates"
-        if stop.env_steps is not None and self._learning.env_steps >= stop.env_steps:
-            return "env_steps"
-        return self._recorder.stop_reason()
+    def learn(self) -> None:
+        self.trainer.learn()
+        self.trainer.swap()
 
-    def _reading(self, *, whole: bool = False) -> CounterSample:
-        """All counters; at the end only whole intervals count."""
-        counts, learning, rollouts = self._envs.counts, self._learning, self._memory.rollouts
-        collected = (rollouts.interval - self._first_interval) * rollouts.spec.rows
-        executor = {
-            "env_steps": collected if whole else counts.env_steps, "episodes": counts.episodes,
-            "episode_return": counts.episode_return or 0.0, "episode_length": counts.episode_length or 0.0,
-            "rows_refused": counts.rows_refused, "env_errors": counts.env_errors, "policy_version": learning.updates,
-            "policy_s": counts.policy_s, "env_s": counts.env_s, "write_s": counts.write_s, "wait_s": 0.0,
-        }
-        numbers = learning.numbers(wait_s=0.0, publish_s=self._inline.spent_s)
-        return CounterSample(
-            t_s=time.monotonic(), samplers=(executor,), learner=numbers, inserted=collected, baseline_inserted=0,
-            sampled=(learning.updates - self._first_updates) * self._plan.batch_size,
-        )
+    def flow(self, *, ending: bool) -> tuple[int, int, int, int]:
+        """As of replay; in the end only whole rollouts count."""
+        collected = (self._rollouts.interval - self._first_rollout) * self._rollouts.spec.rows
+        sampled = (self.trainer.updates - self._first_updates) * self._serial.plan.batch_size
+        counted = collected if ending else self.envs.counts.env_steps
+        return counted, collected, 0, sampled

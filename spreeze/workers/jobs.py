@@ -10,8 +10,8 @@ from spreeze.types import EnvSpec, Jsonable
 
 
 @dataclass(frozen=True, kw_only=True)
-class LearnerJob(Jsonable):
-    """All that the learner process has to know."""
+class AnyLearnerJob(Jsonable):
+    """What every learner process has to know."""
 
     run_dir: str
     spec: EnvSpec
@@ -20,18 +20,28 @@ class LearnerJob(Jsonable):
     """Fields of the algorithm's part of the configuration."""
     seed: int
     batch_size: int
+    """Rows of one update; on-policy only for the metrics."""
     threads: int
     device: str
+    normalize_obs: bool
+    publish_interval_s: float
+    checkpoint_interval_s: float
+    max_updates: int | None
+    run_started_s: float
+    """Monotonic time at which wall time of the run is 0 (before earlier sessions' time is added)."""
+    wall_base_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnerJob(AnyLearnerJob):
+    """All that a learner from replay has to know."""
+
     precision: str
     overlap: bool
     copy_interval: int
     mirror: bool
     updates_per_launch: int
-    normalize_obs: bool
-    publish_interval_s: float
-    checkpoint_interval_s: float
     save_replay: bool
-    max_updates: int | None
     ring_fd: int
     ring: dict[str, Any]
     samples_per_insert_min: float
@@ -39,37 +49,20 @@ class LearnerJob(Jsonable):
     learning_starts: int
     num_samplers: int
     rows_per_write: int
-    run_started_s: float
-    """Monotonic time at which wall time of the run is 0 (before earlier sessions' time is added)."""
-    wall_base_s: float
     env_steps_base: int
     """Env steps of earlier sessions of this run."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class OnPolicyLearnerJob(Jsonable):
-    """All that the learner process of an on-policy mode has to know."""
+class OnPolicyLearnerJob(AnyLearnerJob):
+    """All that a learner from rollouts has to know."""
 
-    run_dir: str
-    spec: EnvSpec
-    algo: str
-    algorithm: dict[str, Any]
-    """Fields of the algorithm's part of the configuration."""
     correction: str
     lag: int
-    """Intervals between the policy that collects and the one that is learned from its data."""
-    seed: int
-    threads: int
-    device: str
-    normalize_obs: bool
-    batch_size: int
-    """Rows of one update, for the metrics."""
-    publish_interval_s: float
-    checkpoint_interval_s: float
+    """Rollouts between the policy that collects and the one that is learned from its data."""
     fingerprint: bool
-    max_updates: int | None
     max_env_steps: int | None
-    """Of the whole run; rounded up to whole intervals."""
+    """Of the whole run; rounded up to whole rollouts."""
     rollouts: RolloutSpec
     rollouts_fd: int
     policy_fds: tuple[int, ...]
@@ -77,9 +70,6 @@ class OnPolicyLearnerJob(Jsonable):
     executor_wakeup_fds: tuple[int, ...]
     wakeup_fds: tuple[int, ...]
     """Its own."""
-    run_started_s: float
-    """Monotonic time at which wall time of the run is 0 (before earlier sessions' time is added)."""
-    wall_base_s: float
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,5 @@
-"""The learner process: waits for rows, takes gradient steps, publishes weights, writes checkpoints."""
+"""The learner processes: one life for all of them, and two ways to get data, from replay and rollout by rollout."""
+
 from __future__ import annotations
 
 import contextlib
@@ -10,20 +11,23 @@ from pathlib import Path
 from time import perf_counter
 
 from spreeze.algorithms.nn.two_thread_update import ThreadPair
+from spreeze.algorithms.registry import create_on_policy
 from spreeze.config.schema import PARTS, AlgorithmConfig
 from spreeze.errors import ResourceError, WorkerError
-from spreeze.metrics.table import SLOTS, Phase
+from spreeze.metrics.table import SLOTS, TABLE, Phase
 from spreeze.transport import status_table as words
-from spreeze.transport.checkpoint import Checkpoint, CheckpointStore
+from spreeze.transport.checkpoint import Checkpoint
 from spreeze.transport.frames import open_reader
 from spreeze.transport.rate_limiter import RateLimiter
-from spreeze.transport.replay_reader import ReplayReader
 from spreeze.transport.replay_ring import ReplayRing, RingSpec
-from spreeze.transport.weights import WeightsStore
+from spreeze.transport.rollouts import Rollouts
+from spreeze.transport.versioned_parameters import Handover, VersionedParameters
 from spreeze.workers.context import WorkerContext
-from spreeze.workers.jobs import LearnerJob
-from spreeze.workers.learn.publisher import Publisher
+from spreeze.workers.inference_worker import WAIT_S, wakeups_of
+from spreeze.workers.jobs import AnyLearnerJob, LearnerJob, OnPolicyLearnerJob
+from spreeze.workers.learn.on_policy_trainer import FINGERPRINTS, OnPolicyTrainer
 from spreeze.workers.learn.replay_trainer import ReplayTrainer
+from spreeze.workers.learn.run_files import Publisher, RunFiles, Trainer
 from spreeze.workers.learn.torch_devices import (
     learner_threads,
     out_of_memory,
@@ -40,96 +44,219 @@ _LAST_PUBLICATION_S = 5.0
 _MAX_SKIPPED_IN_A_ROW = 20
 _LEAST_BATCH = 32
 _UPDATES, _ENV_STEPS = SLOTS["learner"].index("updates"), SLOTS["sampler"].index("env_steps")
-_CUMULATIVE = ("wait_s", "gather_s", "critic_s", "actor_s", "publish_s", "rows_redrawn")
-"""Slots that go on from where they were when this process is started again."""
 
 
 def run_learner(context: WorkerContext, job: LearnerJob) -> None:
-    """Learns until told to stop; leaves a final checkpoint and final weights."""
+    """Learns from replay until told to stop; leaves a final checkpoint and final weights."""
     ring = ReplayRing.attach(job.ring_fd, RingSpec.from_json(job.ring))
     try:
         device = resolve_device(job.device)
         with products_in(job.precision, device), learner_threads(job.spec, job.threads, device) as pair:
-            learner = _Learner(context, job, ring, open_reader(ring), pair)
-            try:
-                learner.run()
-            finally:
-                learner.close()
+            source = _FromReplay(context, job, ring, pair, device)
+            _Learner(context, job, source.trainer, source).run(ring if job.save_replay else None)
     finally:
         ring.close()
 
 
+def run_on_policy_learner(context: WorkerContext, job: OnPolicyLearnerJob) -> None:
+    """Learns until told to stop; leaves checkpoint and weights of the rollout that was being collected."""
+    rollouts = Rollouts.attach(job.rollouts_fd, job.rollouts)
+    try:
+        with learner_threads(job.spec, job.threads, resolve_device(job.device)):
+            trainer = open_on_policy_trainer(job, rollouts)
+            _Learner(context, job, trainer, _FromRollouts(context, job, trainer, rollouts)).run()
+    finally:
+        rollouts.close()
+
+
 class _Learner:
+    """The life of a learner: restore, then learn, and now and then post, publish and save, until the end."""
+
     def __init__(
-        self, context: WorkerContext, job: LearnerJob, ring: ReplayRing, reader: ReplayReader, pair: ThreadPair | None
+        self, context: WorkerContext, job: AnyLearnerJob, trainer: Trainer, source: _FromReplay | _FromRollouts
     ) -> None:
-        self._context, self._job, self._ring, self._reader = context, job, ring, reader
+        self._context, self._job, self._trainer, self._source = context, job, trainer, source
+        self._files = RunFiles(
+            Path(job.run_dir), job.algo, job.spec.env_id, trainer, env_steps=source.env_steps,
+            wall_s=lambda: job.wall_base_s + time.monotonic() - job.run_started_s, on_progress=context.saving,
+        )
+        self._publisher = Publisher(self._files.weights, self._tell_readers)
+        self._base = context.named(context.slots)
+        self._wait_s = self._publish_s = 0.0
+        self._published_s = self._saved_s = self._posted_s = 0.0
+        self._ring: ReplayRing | None = None
+
+    def run(self, saved_ring: ReplayRing | None = None) -> None:
+        """Learns to the end; checkpoints hold the rows of ``saved_ring``, if there is one."""
+        self._ring = saved_ring
+        try:
+            self._learn()
+        finally:
+            self._publisher.close(_LAST_PUBLICATION_S)
+
+    def _learn(self) -> None:
+        context, source = self._context, self._source
+        context.send("started", device=resolve_device(self._job.device))
+        checkpoint = self._files.begin()
+        for damage in checkpoint.skipped if checkpoint else ():
+            _tell(context, f"checkpoint left out: {damage}"[:500], "warning")
+        source.restore(checkpoint)
+        del checkpoint
+        self._publish()
+        self._saved_s = perf_counter()
+        reason, began = source.stop_reason(), False
+        while not context.stopping and reason is None:
+            if not source.advance():
+                self._wait()
+            if source.began and not began:
+                began = True
+                # The first checkpoint comes soon: without one a death of this process loses everything.
+                self._saved_s = perf_counter() - max(0.0, self._job.checkpoint_interval_s - _FIRST_CHECKPOINT_S)
+            self._chores()
+            reason = source.stop_reason()
+        self._finish(reason)
+
+    def _wait(self) -> None:
+        start = perf_counter()
+        self._context.beat(Phase.WAIT)
+        self._source.wait()
+        self._wait_s += perf_counter() - start
+
+    def _chores(self) -> None:
+        now = perf_counter()
+        if now - self._posted_s >= _POST_S:
+            self._post()
+            self._posted_s = now
+        if now - self._published_s >= self._job.publish_interval_s:
+            if self._files.is_new:
+                self._publish()
+            self._published_s = now
+        if now - self._saved_s >= self._job.checkpoint_interval_s:
+            self._checkpoint()
+
+    def _publish(self) -> None:
+        """Hands a copy of the policy to the publisher's thread."""
+        start = perf_counter()
+        self._context.beat(Phase.PUBLISH)
+        self._publisher.offer(*self._files.offer())
+        self._published_s = perf_counter()
+        self._publish_s += self._published_s - start
+
+    def _tell_readers(self) -> None:
+        self._context.status.header[words.WEIGHTS_HINT] += 1
+
+    def _tell_unpublished(self) -> None:
+        for text in self._publisher.failures():
+            _tell(self._context, f"weights not published, the last good ones stay: {text}", "warning")
+
+    def _checkpoint(self) -> None:
+        start = perf_counter()
+        self._context.beat(Phase.CHECKPOINT)
+        try:
+            self._files.save(self._ring)
+        except (OSError, ResourceError) as error:
+            _tell(self._context, f"checkpoint not written, the last one stays: {error}", "warning")
+        self._context.saving(0)
+        malloc_trim()
+        self._saved_s = perf_counter()
+        self._publish_s += self._saved_s - start
+
+    def _post(self) -> None:
+        self._source.check()
+        numbers = self._trainer.numbers(wait_s=self._wait_s, publish_s=self._publish_s)
+        for name in TABLE.cumulative("learner"):
+            numbers[name] += self._base[name]
+        numbers["policy_version"] = max(self._publisher.version, 0)
+        numbers["checkpoint_updates"] = self._files.saved_updates
+        self._context.post(**numbers)
+        self._tell_unpublished()
+
+    def _finish(self, reason: str | None) -> None:
+        """Of a rollout that is not over nothing counts: a resume learns it again."""
+        context, trainer = self._context, self._trainer
+        self._post()
+        if self._files.is_new:
+            self._publish()
+        self._checkpoint()
+        self._publisher.flush(_LAST_PUBLICATION_S)
+        self._tell_unpublished()
+        context.post(updates=trainer.updates)
+        context.send("finished", updates=trainer.updates, reason=reason, parameters_sha256=trainer.parameters_sha256())
+        while not context.stopping:
+            context.beat(Phase.WAIT)
+            time.sleep(0.02)
+
+
+def _tell(context: WorkerContext, text: str, level: str = "info") -> None:
+    context.send("event", level=level, text=text)
+
+
+class _FromReplay:
+    """Batches drawn from replay, as many as the band of samples per insert allows."""
+
+    def __init__(
+        self, context: WorkerContext, job: LearnerJob, ring: ReplayRing, pair: ThreadPair | None, device: str
+    ) -> None:
+        self._context, self._job, self._ring, self._device = context, job, ring, device
         config: AlgorithmConfig = PARTS[job.algo](**job.algorithm)  # type: ignore[assignment]
-        self._device = resolve_device(job.device)
-        self._learning = ReplayTrainer(
-            job.spec, job.algo, config, ring.spec.layout, reader, batch_size=job.batch_size, device=self._device,
+        self.trainer = ReplayTrainer(
+            job.spec, job.algo, config, ring.spec.layout, open_reader(ring), batch_size=job.batch_size, device=device,
             seed=job.seed, normalize_obs=job.normalize_obs, pair=pair, overlap=job.overlap,
             copy_interval=job.copy_interval, mirror=job.mirror, updates_per_launch=job.updates_per_launch,
         )
-        self._weights = WeightsStore(Path(job.run_dir) / "weights")
-        self._publisher = Publisher(self._weights, self._tell_readers)
-        self._checkpoints = CheckpointStore(Path(job.run_dir) / "checkpoints", on_progress=context.saving)
-        self._epoch = 0
         self._limiter = RateLimiter(
             minimum=job.samples_per_insert_min, maximum=job.samples_per_insert_max,
             learning_starts=job.learning_starts, batch_size=job.batch_size, rows_per_write=job.rows_per_write,
         )
-        self._base = context.slots.copy()
-        self._wait_s = self._publish_s = 0.0
-        self._published_s = self._checkpoint_s = self._posted_s = 0.0
-        self._offered_updates = -1
-        self._checkpoint_updates = 0
+        self.began = False
         self._skipped_before = self._updates_before = self._skipped_in_a_row = 0
 
-    def run(self) -> None:
-        self._context.send("started", device=self._device)
+    def restore(self, checkpoint: Checkpoint | None) -> None:
+        """Continues from the newest checkpoint, if the run has one."""
         staged = staged_copies(self._device)
-        self._tell([staged] if staged else [])
-        self._restore()
-        self._publish()
-        self._checkpoint_s = perf_counter()
-        started = False
-        while not self._context.stopping and not self._finished():
-            inserted = self._ring.total_committed()
-            if not started and inserted >= max(self._job.learning_starts, 1):
-                # A new baseline at every start: what was collected before never causes a burst of updates.
-                self._ring.begin_learning()
-                self._learning.refresh()
-                started = True
-                # The first checkpoint comes soon: without one a death of this process loses everything.
-                interval_s = self._job.checkpoint_interval_s
-                self._checkpoint_s = perf_counter() - interval_s + min(interval_s, _FIRST_CHECKPOINT_S)
-                self._context.send("event", level="info", text=f"learning began after {inserted} transitions in replay")
-            if started and self._limiter.may_sample(inserted, self._ring.baseline_inserted, self._ring.sampled):
-                self._context.beat(Phase.UPDATE)
-                self._update()
-                self._context.slots[_UPDATES] = self._learning.updates
-            else:
-                self._wait()
-            self._chores()
-        self._finish()
+        if staged is not None:
+            _tell(self._context, staged)
+        if checkpoint is None:
+            return
+        self.trainer.load_state(checkpoint.tensors, checkpoint.state)
+        self._updates_before = self.trainer.updates
+        self._skipped_before = self.trainer.algorithm.updates_skipped()
+        _tell(self._context, f"learner continues from update {self.trainer.updates}")
 
-    def _finished(self) -> bool:
-        return self._job.max_updates is not None and self._learning.updates >= self._job.max_updates
+    def stop_reason(self) -> str | None:
+        most = self._job.max_updates
+        return "updates" if most is not None and self.trainer.updates >= most else None
+
+    def advance(self) -> bool:
+        """An update, if the band of samples per insert allows it."""
+        ring = self._ring
+        inserted = ring.total_committed()
+        if not self.began and inserted >= max(self._job.learning_starts, 1):
+            # A new baseline at every start: what was collected before never causes a burst of updates.
+            ring.begin_learning()
+            self.trainer.refresh()
+            self.began = True
+            _tell(self._context, f"learning began after {inserted} transitions in replay")
+        if not self.began or not self._limiter.may_sample(inserted, ring.baseline_inserted, ring.sampled):
+            return False
+        self._context.beat(Phase.UPDATE)
+        self._update()
+        self._context.slots[_UPDATES] = self.trainer.updates
+        return True
 
     def _update(self) -> None:
         """One update; where the device's memory does not suffice, with half of the batch from now on.
 
         Only this error leaves the device usable: any other CUDA error ends the process, and a fresh one goes on.
         """
-        learning = self._learning
-        most = None if self._job.max_updates is None else self._job.max_updates - learning.updates
+        trainer = self.trainer
+        most = None if self._job.max_updates is None else self._job.max_updates - trainer.updates
         while True:
             try:
-                self._ring.sampled += learning.update(most) * learning.batch_size
+                self._ring.sampled += trainer.update(most) * trainer.batch_size
                 return
             except (RuntimeError, MemoryError) as error:
-                can_shrink = learning.has_mirror or learning.batch_size // 2 >= _LEAST_BATCH
+                can_shrink = trainer.has_mirror or trainer.batch_size // 2 >= _LEAST_BATCH
                 if not out_of_memory(error) or not can_shrink:
                     raise
             # Here nothing holds the error any more, nor, by its traceback, what the update had allocated.
@@ -137,138 +264,108 @@ class _Learner:
 
     def _shrink(self) -> None:
         """Goes on with less memory: without the mirror of replay, and if there is none with half of the batch."""
-        learning = self._learning
-        if learning.drop_mirror():
-            self._tell([f"the mirror of replay gives back the memory that updates need on {self._device}: "
-                        "batches come from the host"], level="warning")
+        trainer = self.trainer
+        if trainer.drop_mirror():
+            _tell(self._context, f"the mirror of replay gives back the memory that updates need on {self._device}: "
+                  "batches come from the host", "warning")
         else:
-            smaller = learning.batch_size // 2
-            self._tell([f"batch {learning.batch_size} does not fit into the memory of {self._device}: goes on with "
-                        f"{smaller}; set --batch-size {smaller}"], level="warning")
-            learning.set_batch_size(smaller)
+            smaller = trainer.batch_size // 2
+            _tell(self._context, f"batch {trainer.batch_size} does not fit into the memory of {self._device}: goes on "
+                  f"with {smaller}; set --batch-size {smaller}", "warning")
+            trainer.set_batch_size(smaller)
             self._limiter = dataclasses.replace(self._limiter, batch_size=smaller)
-        learning.release_cached()
+        trainer.release_cached()
         malloc_trim()
         self._context.beat(Phase.UPDATE)
 
-    def _tell(self, notes: list[str], level: str = "info") -> None:
-        """Sends notes as events, once."""
-        while notes:
-            self._context.send("event", level=level, text=notes.pop(0))
-
-    def _wait(self) -> None:
-        start = perf_counter()
-        self._context.beat(Phase.WAIT)
+    def wait(self) -> None:
         time.sleep(_POLL_S)
-        self._wait_s += perf_counter() - start
 
-    def _chores(self) -> None:
-        now = perf_counter()
-        if now - self._posted_s >= _POST_S:
-            self._post()
-            self._report_unpublished()
-            self._posted_s = now
-        if now - self._published_s >= self._job.publish_interval_s:
-            if self._learning.updates != self._offered_updates:
-                self._publish()
-            self._published_s = now
-        if now - self._checkpoint_s >= self._job.checkpoint_interval_s:
-            self._checkpoint(with_replay=self._job.save_replay)
+    def env_steps(self) -> int:
+        rows = range(self._job.num_samplers)
+        return self._job.env_steps_base + int(sum(float(self._context.status.slots(row)[_ENV_STEPS]) for row in rows))
 
-    def _restore(self) -> None:
-        """Continues from the newest checkpoint, if the run has one."""
-        latest = self._weights.read_latest(None)
-        checkpoint: Checkpoint | None = self._checkpoints.load_latest()
-        self._epoch = 1 + max(latest.epoch if latest else 0, checkpoint.epoch if checkpoint else 0)
-        if checkpoint is None:
-            return
-        self._learning.load_state(checkpoint.tensors, checkpoint.state)
-        self._updates_before = self._learning.updates
-        self._skipped_before = self._learning.algorithm.updates_skipped()
-        for reason in checkpoint.skipped:
-            self._context.send("event", level="warning", text=f"checkpoint left out: {reason}"[:500])
-        self._context.send("event", level="info", text=f"learner continues from update {self._learning.updates}")
+    def check(self) -> None:
+        """Tells the trainer's notes.
 
-    def _wall_s(self) -> float:
-        return self._job.wall_base_s + time.monotonic() - self._job.run_started_s
-
-    def _env_steps(self) -> int:
-        steps = sum(float(self._context.status.slots(row)[_ENV_STEPS]) for row in range(self._job.num_samplers))
-        return self._job.env_steps_base + int(steps)
-
-    def _publish(self) -> None:
-        """Hands a copy of the policy to the publisher's thread."""
-        start = perf_counter()
-        self._context.beat(Phase.PUBLISH)
-        arrays, meta = self._learning.policy_snapshot(self._job.spec, self._job.algo)
-        meta |= {"env_steps": self._env_steps(), "wall_s": self._wall_s()}
-        self._offered_updates = self._learning.updates
-        self._publisher.offer(arrays, meta, self._epoch, self._offered_updates)
-        self._published_s = perf_counter()
-        self._publish_s += self._published_s - start
-
-    def _tell_readers(self) -> None:
-        self._context.status.header[words.WEIGHTS_HINT] += 1
-
-    def _report_unpublished(self) -> None:
-        for text in self._publisher.failures():
-            self._context.send("event", level="warning", text=f"weights not published, the last good ones stay: {text}")
-
-    def close(self) -> None:
-        """Ends the publisher's thread."""
-        self._publisher.close(_LAST_PUBLICATION_S)
-
-    def _checkpoint(self, *, with_replay: bool) -> None:
-        start = perf_counter()
-        self._context.beat(Phase.CHECKPOINT)
-        tensors, state = self._learning.state()
-        state |= {
-            "algo": self._job.algo, "env_id": self._job.spec.env_id, "env_steps": self._env_steps(),
-            "wall_s": self._wall_s(), "replay_saved": with_replay,
-        }
-        try:
-            self._checkpoints.save(tensors, state, epoch=self._epoch, updates=self._learning.updates,
-                                   ring=self._ring if with_replay else None)
-            self._checkpoint_updates = self._learning.updates
-        except (OSError, ResourceError) as error:
-            self._context.send("event", level="warning", text=f"checkpoint not written, the last one stays: {error}")
-        self._context.saving(0)
-        malloc_trim()
-        self._checkpoint_s = perf_counter()
-        self._publish_s += self._checkpoint_s - start
-
-    def _post(self) -> None:
-        learning, base = self._learning, self._context.named(self._base)
-        skipped = self._learning.algorithm.updates_skipped()
-        done = learning.updates - self._updates_before
+        Raises:
+            WorkerError: too many updates in a row were not applied.
+        """
+        trainer = self.trainer
+        skipped = trainer.algorithm.updates_skipped()
+        done = trainer.updates - self._updates_before
         self._skipped_in_a_row = self._skipped_in_a_row + done if skipped - self._skipped_before == done else 0
         if self._skipped_in_a_row > _MAX_SKIPPED_IN_A_ROW:
             raise WorkerError(
                 f"{self._skipped_in_a_row} updates in a row had a non-finite loss or gradient; "
                 "going back to the last checkpoint (lower the step size, or look at the rewards' size)"
             )
-        self._skipped_before, self._updates_before = skipped, learning.updates
-        self._tell(learning.notes)
-        numbers = learning.numbers(wait_s=self._wait_s, publish_s=self._publish_s)
-        for name in _CUMULATIVE:
-            numbers[name] += base[name]
-        numbers["policy_version"] = max(self._publisher.version, 0)
-        numbers["checkpoint_updates"] = self._checkpoint_updates
-        numbers["batch_size"] = learning.batch_size
-        self._context.post(**numbers)
+        self._skipped_before, self._updates_before = skipped, trainer.updates
+        while trainer.notes:
+            _tell(self._context, trainer.notes.pop(0))
 
-    def _finish(self) -> None:
-        self._post()
-        if self._learning.updates != self._offered_updates:
-            self._publish()
-        self._checkpoint(with_replay=self._job.save_replay)
-        self._publisher.flush(_LAST_PUBLICATION_S)
-        self._report_unpublished()
-        self._context.send("finished", updates=self._learning.updates,
-                        parameters_sha256=self._learning.parameters_sha256())
-        while not self._context.stopping:
-            self._context.beat(Phase.WAIT)
-            time.sleep(0.02)
+
+class _FromRollouts:
+    """One rollout after the other, each learned from while the next one is collected."""
+
+    began = True
+
+    def __init__(
+        self, context: WorkerContext, job: OnPolicyLearnerJob, trainer: OnPolicyTrainer, rollouts: Rollouts
+    ) -> None:
+        self._context, self._job, self._trainer, self._rollouts = context, job, trainer, rollouts
+        self._samplers, (self._wakeup,) = wakeups_of(job.executor_wakeup_fds), wakeups_of(job.wakeup_fds)
+
+    def restore(self, checkpoint: Checkpoint | None) -> None:
+        """Nothing to do but to say so: the state was in the memory that the learners hand on to each other."""
+        if self._trainer.continued:
+            text = f"learner continues from update {self._trainer.updates}, interval {self._rollouts.interval}"
+            _tell(self._context, text)
+        self._notify()
+
+    def _notify(self) -> None:
+        """Rollout samplers wait for a swap, and at the start for the first policy."""
+        for wakeup in self._samplers:
+            wakeup.notify()
+
+    def stop_reason(self) -> str | None:
+        job = self._job
+        if job.max_env_steps is not None and self.env_steps() >= job.max_env_steps:
+            return "env_steps"
+        return "updates" if job.max_updates is not None and self._trainer.updates >= job.max_updates else None
+
+    def advance(self) -> bool:
+        """Learns what there is to learn; True when the next rollout began."""
+        self._context.beat(Phase.UPDATE)
+        self._trainer.learn()
+        if not self._trainer.swap():
+            return False
+        self._notify()
+        return True
+
+    def wait(self) -> None:
+        self._wakeup.wait(WAIT_S)
+
+    def env_steps(self) -> int:
+        return self._trainer.env_steps
+
+    def check(self) -> None:
+        """The trainer looks at its own progress."""
+
+
+def open_on_policy_trainer(job: OnPolicyLearnerJob, rollouts: Rollouts) -> OnPolicyTrainer:
+    """The trainer of a job, with the state that the current rollout begins with."""
+    algorithm = create_on_policy(
+        job.algo, job.spec, PARTS[job.algo](**job.algorithm), job.seed,  # type: ignore[arg-type]
+        resolve_device(job.device), correction=job.correction, normalize_obs=job.normalize_obs,
+    )
+    handover = Handover(policies=VersionedParameters((job.policy_fds[0], job.policy_fds[1])),
+                        states=VersionedParameters((job.state_fds[0], job.state_fds[1])))
+    return OnPolicyTrainer(
+        algorithm, rollouts, handover, lag=job.lag, batch_size=job.batch_size, progress_env_steps=job.max_env_steps,
+        meta={"algo": job.algo, "env": dataclasses.asdict(job.spec)},
+        fingerprints=Path(job.run_dir) / FINGERPRINTS if job.fingerprint else None,
+    )
 
 
 def malloc_trim() -> None:

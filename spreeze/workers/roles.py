@@ -72,7 +72,7 @@ _ALL = (
         limit=RestartLimit(failures=3, window_s=600.0, quarantine_s=None),
         bodies={
             "learner": Body(module="spreeze.workers.learner", function="run_learner", job="LearnerJob"),
-            "rollout-learner": Body(module="spreeze.workers.on_policy_learner", function="run_on_policy_learner",
+            "rollout-learner": Body(module="spreeze.workers.learner", function="run_on_policy_learner",
                                     job="OnPolicyLearnerJob"),
         },
     ),

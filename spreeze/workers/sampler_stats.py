@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from spreeze.envs.task import Task
 from spreeze.errors import BadTransition, WorkerError
 from spreeze.metrics.table import SLOTS
 
@@ -41,13 +42,7 @@ class SamplerStats:
     write_s: float = 0.0
 
     def post(self, slots: np.ndarray, base: Sequence[float] | np.ndarray, wait_s: float) -> None:
-        """Writes all but the policy's version into the slots of the role, by their names in ``metrics.table``.
-
-        Args:
-            slots: of this process.
-            base: what its predecessors in this place had done.
-            wait_s: seconds waited so far.
-        """
+        """Writes all but the policy's version into the process's slots; ``base`` is what its predecessors had done."""
         slots[_ENV_STEPS] = base[_ENV_STEPS] + self.env_steps
         slots[_EPISODES] = base[_EPISODES] + self.episodes
         if self.episode_return is not None and self.episode_length is not None:
@@ -108,6 +103,42 @@ class EnvErrors:
             ) from error
 
 
+class EnvPool:
+    """The environments of one process: made, made anew and closed, their episodes and errors counted."""
+
+    def __init__(
+        self, make_task: Callable[[], Task], num_envs: int, *, nan_policy: str, tell: Tell,
+        on_progress: Callable[[], None],
+    ) -> None:
+        self.num_envs = num_envs
+        self.counts = SamplerStats()
+        self._make_task, self._on_progress = make_task, on_progress
+        self._errors = EnvErrors(self.counts, nan_policy=nan_policy, tell=tell)
+        self._tasks: list[Task] = []
+        self._returns, self._lengths = [0.0] * num_envs, [0] * num_envs
+        self._recent: deque[tuple[float, int]] = deque(maxlen=10)
+
+    def _count_episode(self, index: int) -> None:
+        self._recent.append((self._returns[index], self._lengths[index]))
+        self.counts.episodes += 1
+        self.counts.episode_return = sum(entry[0] for entry in self._recent) / len(self._recent)
+        self.counts.episode_length = sum(entry[1] for entry in self._recent) / len(self._recent)
+
+    def _replace(self, index: int) -> None:
+        self._on_progress()
+        try:
+            self._tasks[index].close()
+        except Exception:
+            self.counts.env_errors += 1
+        self._tasks[index] = self._make_task()
+
+    def close(self) -> None:
+        """Closes the environments; one that raises, for it was closed before, hides no earlier error."""
+        for task in self._tasks:
+            with contextlib.suppress(Exception):
+                task.close()
+
+
 def worth_telling(count: int) -> bool:
     """True for 1, 10, 100 and so on."""
     return str(count).rstrip("0") == "1"
@@ -127,11 +158,7 @@ def event_text(where: str, error: BaseException, count: int) -> str:
 def write_error(folder: Path, process: str, error: BaseException, kind: str = "") -> dict[str, Any]:
     """Keeps an error and its traceback as a file of a run's ``errors`` folder; a full disk is no further error.
 
-    Args:
-        folder: made if it is not there.
-        process: the worker's name.
-        error: what was raised.
-        kind: tells several of one process apart.
+    ``process`` is the worker's name, ``kind`` tells several errors of one process apart.
     """
     text = "".join(traceback.format_exception(error))
     record = {"process": process, "error": f"{type(error).__name__}: {error}"[:1000], "traceback": text[-8000:]}

@@ -23,7 +23,7 @@ from long_form import asked, by_hand
 
 from spreeze.bench import Row, row
 from spreeze.bench.sampling import publish_policy, real_sampler, run_folder, task_plan
-from spreeze.envs.stdout import stdout_to_stderr
+from spreeze.machine.output import stdout_to_stderr
 from spreeze.runtime.plan import RunPlan
 from spreeze.transport.replay_reader import Drawn, ReplayReader
 from spreeze.transport.replay_ring import FrameColumns, ReplayRing, RingSpec, ShardWriter
@@ -155,7 +155,7 @@ def _learner_times(plan: RunPlan, ring: ReplayRing, folder: Path, repeat: int) -
         start = time.perf_counter()
         learning.update()
         updated, processor = time.perf_counter(), time.thread_time()
-        arrays, meta = learning.policy(plan.spec, config.run.algo)
+        arrays, meta = learning.policy()
         store.publish(arrays, meta, 2 + repeat, version)
         times.append((updated - start, time.perf_counter() - updated, time.thread_time() - processor))
     medians = (1e6 * statistics.median(column) for column in zip(*times, strict=True))

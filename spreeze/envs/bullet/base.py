@@ -1,16 +1,205 @@
-"""What all Bullet tasks share: spaces, seeding, the order of a reset, closing."""
+"""What all Bullet tasks share: a headless server and its models, spaces, seeding, the order of a reset."""
 
 from __future__ import annotations
 
 import abc
+import contextlib
+import ctypes
 import math
+import os
+import re
+import weakref
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
 from gymnasium.utils import seeding
 
-from spreeze.envs.bullet.client import Client, Physics
+_SOLVER_ITERATIONS = 5
+_CONTACT_ERP = 0.9
+_GAIN = 0.1
+_LINK_BYTES = 768
+"""Size of Bullet's ``UrdfLink`` in the wheels for Linux."""
+_CHUNK_BYTES = _LINK_BYTES + 16
+"""What glibc's heap keeps for it."""
+_LINKS = 256
+"""More than any of the models has."""
+_APART_BYTES = 24
+
+
+@dataclass(frozen=True, slots=True)
+class BulletJoint:
+    """A joint that can be driven or read."""
+
+    body: int
+    index: int
+    lower: float
+    """Lower limit in rad or m."""
+    upper: float
+    """Upper limit in rad or m; below the lower one where there is no limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class BulletLink:
+    """A link of a body; link -1 is its base."""
+
+    body: int
+    link: int
+
+
+@dataclass(frozen=True)
+class Model:
+    """What was found in a model file, in Bullet's order."""
+
+    joints: dict[str, BulletJoint]
+    parts: dict[str, BulletLink]
+    root: BulletLink | None
+    """The part with the root's name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Physics:
+    """Constants of a simulation."""
+
+    gravity: float
+    """Downwards, m/s^2."""
+    substep_s: float
+    substeps: int
+
+    @property
+    def step_s(self) -> float:
+        """Simulated time of one env step."""
+        return self.substep_s * self.substeps
+
+
+def data_file(*names: str) -> str:
+    """Path of a file that comes with Bullet."""
+    import pybullet_data
+
+    return str(Path(pybullet_data.getDataPath(), *names))
+
+
+class Client:
+    """A Bullet server of its own in this process; gone with ``close`` or with the last reference.
+
+    ``api`` is the module ``pybullet``, imported with the first client because importing it prints.
+    """
+
+    def __init__(self) -> None:
+        import pybullet
+
+        self.api: Any = pybullet
+        # DIRECT, never the default: that joins a Bullet server that any other process has open.
+        self.id: int = self.api.connect(self.api.DIRECT)
+        self._release = weakref.finalize(self, _disconnect, pybullet, self.id, os.getpid())
+        self.api.resetSimulation(physicsClientId=self.id)
+        self.api.setPhysicsEngineParameter(deterministicOverlappingPairs=1, physicsClientId=self.id)
+
+    def configure(self, physics: Physics) -> None:
+        """Sets the constants; done again at each reset."""
+        self.api.setGravity(0, 0, -physics.gravity, physicsClientId=self.id)
+        self.api.setDefaultContactERP(_CONTACT_ERP, physicsClientId=self.id)
+        self.api.setPhysicsEngineParameter(
+            fixedTimeStep=physics.step_s,
+            numSolverIterations=_SOLVER_ITERATIONS,
+            numSubSteps=physics.substeps,
+            physicsClientId=self.id,
+        )
+
+    def load_ground(self) -> int:
+        """Loads the plane that robots walk on; returns its body."""
+        bodies = self.api.loadSDF(data_file("plane_stadium.sdf"), physicsClientId=self.id)
+        for body in bodies:
+            self.api.changeDynamics(body, -1, lateralFriction=0.8, restitution=0.5, physicsClientId=self.id)
+        return int(bodies[-1])
+
+    def load_model(self, file: str, root_name: str) -> Model:
+        """Loads a robot; the motors that Bullet starts in each joint are switched off.
+
+        Args:
+            file: name among Bullet's MJCF files.
+            root_name: name of the part whose pose is the robot's.
+        """
+        flags = self.api.URDF_USE_SELF_COLLISION | self.api.URDF_USE_SELF_COLLISION_EXCLUDE_ALL_PARENTS
+        flags |= self.api.URDF_GOOGLEY_UNDEFINED_COLORS
+        with zeroed_links():
+            bodies = self.api.loadMJCF(data_file("mjcf", file), flags=flags, physicsClientId=self.id)
+        joints: dict[str, BulletJoint] = {}
+        parts: dict[str, BulletLink] = {}
+        root: BulletLink | None = None
+        for order, body in enumerate(bodies):
+            count = self.api.getNumJoints(body, physicsClientId=self.id)
+            if not count:
+                parts[self.api.getBodyInfo(body, physicsClientId=self.id)[0].decode()] = BulletLink(body, -1)
+            for index in range(count):
+                self.api.setJointMotorControl2(
+                    body, index, self.api.POSITION_CONTROL, positionGain=_GAIN, velocityGain=_GAIN, force=0,
+                    physicsClientId=self.id,
+                )  # fmt: skip
+                info = self.api.getJointInfo(body, index, physicsClientId=self.id)
+                joint_name, part_name = info[1].decode(), info[12].decode()
+                parts[part_name] = BulletLink(body, index)
+                if part_name == root_name:
+                    root = parts[part_name]
+                elif root is None and order == index == 0:
+                    root = parts[root_name] = BulletLink(body, -1)
+                if joint_name.startswith("ignore"):
+                    self.motor_off(body, index)
+                elif not joint_name.startswith("jointfix"):
+                    joints[joint_name] = BulletJoint(body, index, info[8], info[9])
+        return Model(joints, parts, root)
+
+    def motor_off(self, body: int, index: int) -> None:
+        """Lets a joint swing freely."""
+        self.api.setJointMotorControl2(
+            body, index, controlMode=self.api.POSITION_CONTROL, targetPosition=0, targetVelocity=0,
+            positionGain=_GAIN, velocityGain=_GAIN, force=0, physicsClientId=self.id,
+        )  # fmt: skip
+
+    def place(self, joint: BulletJoint, position: float) -> None:
+        """Puts a joint at a position (rad or m), at rest, its motor off."""
+        self.api.resetJointState(
+            joint.body, joint.index, targetValue=position, targetVelocity=0, physicsClientId=self.id
+        )
+        self.motor_off(joint.body, joint.index)
+
+    def push(self, joint: BulletJoint, torque: float) -> None:
+        """Applies a torque (N m) or force (N) during the next step."""
+        self.api.setJointMotorControl2(
+            joint.body, joint.index, self.api.TORQUE_CONTROL, force=torque, physicsClientId=self.id
+        )
+
+    def save(self) -> int:
+        """Keeps the state in the server's memory; returns its number."""
+        return int(self.api.saveState(physicsClientId=self.id))
+
+    def restore(self, state: int) -> None:
+        """Back to a saved state."""
+        self.api.restoreState(state, physicsClientId=self.id)
+
+    def close(self) -> None:
+        """Ends the server; harmless when done twice."""
+        self._release()
+
+
+def _disconnect(api: Any, client: int, pid: int) -> None:
+    if pid == os.getpid():  # a forked child shares nothing with the server and must not end it
+        api.disconnect(physicsClientId=client)
+
+
+def same_body(members: Iterable[BulletJoint | BulletLink]) -> int:
+    """The body that all members belong to.
+
+    Raises:
+        ValueError: they belong to several; one batched call reaches one body.
+    """
+    bodies = {member.body for member in members}
+    if len(bodies) != 1:
+        raise ValueError(f"members of bodies {sorted(bodies)}: expected one body")
+    return bodies.pop()
 
 
 class BulletTask(gymnasium.Env[np.ndarray, np.ndarray], abc.ABC):
@@ -83,3 +272,47 @@ def clipped(action: np.ndarray) -> list[float]:
     if not math.isfinite(sum(values)) and not np.isfinite(action).all():
         raise ValueError(f"action {values}: every component must be finite")
     return [-1.0 if value < -1.0 else 1.0 if value > 1.0 else value for value in values]
+
+
+@contextlib.contextmanager
+def zeroed_links() -> Iterator[None]:
+    """Within it a new link of Bullet gets zeroed memory, as the first one of a fresh process does.
+
+    ``BulletMJCFImporter::createBody`` of pybullet 3.2.7 makes its ``UrdfLink`` with ``new`` and never sets the link's
+    transform: see the package's docstring for what comes of it. The heap gives out free chunks of the exact size before
+    it cuts larger ones: all of them are taken, zeroed and given back. Does nothing where the C library is not glibc.
+    Also decorates a function that loads.
+    """
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "malloc_info"):
+        yield
+        return
+    libc.malloc.restype = ctypes.c_void_p
+    libc.malloc.argtypes = (ctypes.c_size_t,)
+    libc.free.argtypes = (ctypes.c_void_p,)
+    links, apart = [], []
+    for _ in range(_free_chunks(libc) + _LINKS):
+        links.append(libc.malloc(_LINK_BYTES))
+        apart.append(libc.malloc(_APART_BYTES))  # kept meanwhile: free neighbours would become one chunk
+    for link in filter(None, links):
+        ctypes.memset(link, 0, _LINK_BYTES)
+        libc.free(link)
+    try:
+        yield
+    finally:
+        for chunk in apart:
+            libc.free(chunk)
+
+
+def _free_chunks(libc: Any) -> int:
+    """How many free chunks of the heap may have a link's size, by glibc's own report."""
+    text, size = ctypes.c_void_p(), ctypes.c_size_t()
+    libc.open_memstream.restype = ctypes.c_void_p
+    stream = ctypes.c_void_p(libc.open_memstream(ctypes.byref(text), ctypes.byref(size)))
+    libc.malloc_info(0, stream)
+    libc.fclose(stream)
+    report = ctypes.string_at(text, size.value).decode()
+    libc.free(text)
+    bins = re.findall(r'<(?:size|unsorted) from="(\d+)" to="(\d+)" total="\d+" count="(\d+)"/>', report)
+    least, most = _CHUNK_BYTES, _CHUNK_BYTES + 1  # a size is told with the bit of a neighbour in use
+    return sum(int(count) for low, high, count in bins if int(low) <= most and int(high) >= least)

@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from spreeze.envs.bullet.base import BulletTask, clipped
-from spreeze.envs.bullet.client import BulletJoint, Client, Physics, same_body
+from spreeze.envs.bullet.base import BulletJoint, BulletTask, Client, Physics, clipped, same_body
 
 Vector = tuple[float, float, float]
 

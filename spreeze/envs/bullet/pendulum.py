@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from spreeze.envs.bullet.base import BulletTask, clipped
-from spreeze.envs.bullet.client import BulletJoint, Client, Model, Physics, same_body
+from spreeze.envs.bullet.base import BulletJoint, BulletTask, Client, Model, Physics, clipped, same_body
 
 PHYSICS = Physics(gravity=9.8, substep_s=0.0165, substeps=1)
 _FALLEN_RAD = 0.2

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from spreeze.envs.bullet.base import BulletTask, clipped
-from spreeze.envs.bullet.client import Client, Physics, same_body
+from spreeze.envs.bullet.base import BulletTask, Client, Physics, clipped, same_body
 
 PHYSICS = Physics(gravity=0.0, substep_s=0.0165, substeps=1)
 _TORQUE = 0.05

@@ -9,8 +9,6 @@ run has the same bits again, however many actors there are and whoever is killed
 """
 from __future__ import annotations
 
-import contextlib
-from collections import deque
 from collections.abc import Callable, Sequence
 from time import perf_counter
 
@@ -22,10 +20,10 @@ from spreeze.transport.inference_mailbox import Answers
 from spreeze.transport.rollouts import Rollouts, RolloutWriter, StepRows
 from spreeze.types import EnvSpec
 from spreeze.workers.inference_worker import RolloutPolicy
-from spreeze.workers.sampler_stats import EnvErrors, SamplerStats, Tell, untold
+from spreeze.workers.sampler_stats import EnvPool, Tell, untold
 
 
-class RolloutCollector:
+class RolloutCollector(EnvPool):
     """M environments, ``first`` to ``first + M - 1`` of all, each at its own pace within an interval."""
 
     def __init__(
@@ -38,8 +36,9 @@ class RolloutCollector:
         Raises:
             WorkerError: an environment does not repeat, its episode is too long to be replayed, or too many errors.
         """
-        self._make_task, self._spec, self._rollouts, self._seed, self._first = make_task, spec, rollouts, seed, first
-        self._step_synchronous, self._on_progress = step_synchronous, on_progress
+        super().__init__(make_task, num_envs, nan_policy=nan_policy, tell=tell, on_progress=on_progress)
+        self._spec, self._rollouts, self._seed, self._first = spec, rollouts, seed, first
+        self._step_synchronous = step_synchronous
         self.columns = RolloutWriter(rollouts, first, num_envs)
         self._rows = ObsRows(num_envs, spec)
         self._sign = spec.frames is not None and spec.frames.sign_rewards
@@ -47,11 +46,6 @@ class RolloutCollector:
         envs = range(first, first + num_envs)
         self._noise = [ActionNoise(seed, env, noise_dim, uniform=uniform) for env in envs]
         self._noise_rows = np.zeros((num_envs, noise_dim), np.float32)
-        self._returns, self._lengths = [0.0] * num_envs, [0] * num_envs
-        self._recent: deque[tuple[float, int]] = deque(maxlen=10)
-        self.counts = SamplerStats()
-        self._errors = EnvErrors(self.counts, nan_policy=nan_policy, tell=tell)
-        self._tasks: list[Task] = []
         try:
             for index in range(num_envs):
                 on_progress()
@@ -118,14 +112,6 @@ class RolloutCollector:
         self._errors.note(self._where(index, what), error)
         self.columns.abandon(index)
         self._replace(index)
-
-    def _replace(self, index: int) -> None:
-        self._on_progress()
-        try:
-            self._tasks[index].close()
-        except Exception:
-            self.counts.env_errors += 1
-        self._tasks[index] = self._make_task()
 
     def _where(self, index: int, what: str) -> str:
         return f"environment {self._first + index}, episode {self.columns.episode[index]}, {what}"
@@ -198,27 +184,18 @@ class RolloutCollector:
         self.counts.env_steps += len(indices)
         for row, index in enumerate(indices):
             if terminated[row] or truncated[row]:
-                self._finish(index)
+                self._count_episode(index)
+                self._reset(index)
         for index, reason in failed.items():
             self._lose(index, f"step {self._lengths[index] + 1}", reason)
             self._reset(index)
         self.counts.env_s += stepped - start + perf_counter() - written
         self.counts.write_s += written - stepped
 
-    def _finish(self, index: int) -> None:
-        self._recent.append((self._returns[index], self._lengths[index]))
-        counts = self.counts
-        counts.episodes += 1
-        counts.episode_return = sum(entry[0] for entry in self._recent) / len(self._recent)
-        counts.episode_length = sum(entry[1] for entry in self._recent) / len(self._recent)
-        self._reset(index)
-
     def close(self) -> None:
-        """Closes the environments; one that raises hides no earlier error."""
+        """Closes the environments and lets the storages go."""
         self.columns.close()
-        for task in self._tasks:
-            with contextlib.suppress(Exception):
-                task.close()
+        super().close()
 
 
 _BLOCK_STEPS = 32

@@ -2,26 +2,24 @@
 from __future__ import annotations
 
 import contextlib
-from collections import deque
 from collections.abc import Callable
 from time import perf_counter
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from spreeze.envs.action_scaling import ActionScaling
-from spreeze.envs.task import ObsRows, Task
+from spreeze.envs.task import ActionScaling, ObsRows, Task
 from spreeze.envs.vector_engines import VectorTask
 from spreeze.transport.frames import FrameLog
 from spreeze.transport.n_step import NStep
 from spreeze.transport.replay_ring import ShardWriter
 from spreeze.types import EnvSpec
-from spreeze.workers.sampler_stats import EnvErrors, SamplerStats, Tell, untold
+from spreeze.workers.sampler_stats import EnvPool, Tell, untold
 
 _ALL = slice(None)
 
 
-class TransitionCollector:
+class TransitionCollector(EnvPool):
     """N environments stepped together, each reset by hand.
 
     A raising environment loses its episode and is built anew; a non-finite or ill-shaped transition
@@ -35,20 +33,13 @@ class TransitionCollector:
         on_wait: Callable[[], None] = lambda: None, on_reset: Callable[[], None] = lambda: None,
         make_vector: Callable[[int, int], VectorTask] | None = None, tell: Tell = untold,
     ) -> None:
-        self._make_task, self._spec = make_task, spec
-        self._on_wait, self._on_reset = on_wait, on_reset
-        self.counts = SamplerStats()
-        self._errors = EnvErrors(self.counts, nan_policy=nan_policy, tell=tell)
+        super().__init__(make_task, num_envs, nan_policy=nan_policy, tell=tell, on_progress=on_wait)
+        self._on_reset = on_reset
         self._to_native = ActionScaling(spec, bounded=True)
         self._native = np.zeros((num_envs, spec.action_dim), np.float32)
         self._rows = row_writer_for(spec, num_envs, writer, n_step, gamma)
         self._reward = np.zeros(num_envs, np.float32)
         self._terminated = np.zeros(num_envs, np.float32)
-        self._returns = [0.0] * num_envs
-        self._lengths = [0] * num_envs
-        self._recent: deque[tuple[float, int]] = deque(maxlen=10)
-        self.num_envs = num_envs
-        self._tasks: list[Task] = []
         self._make_vector, self._seed = make_vector, seeds[0]
         self._later_seeds = np.random.default_rng(seeds)
         self._vector: VectorTask | None = None
@@ -78,7 +69,8 @@ class TransitionCollector:
         written = perf_counter()
         self.counts.env_steps += self.num_envs - len(broken)
         for index, _ in ended:
-            self._finish_episode(index)
+            self._count_episode(index)
+            self._reset(index, None)
         self._go_on(broken)
         self.counts.env_s += stepped - start + perf_counter() - written
         self.counts.write_s += written - stepped
@@ -126,7 +118,7 @@ class TransitionCollector:
         """What comes after the rows are stored: new environments for broken ones, the observations to act on."""
         if self._make_vector is None:
             for index in broken:
-                self._rebuild(index)
+                self._reset(index, self._rebuild(index))
         elif self._vector is None:
             self._renew_vector()
         else:
@@ -136,7 +128,7 @@ class TransitionCollector:
         """Makes the vector environment and resets it, anew as long as that raises."""
         assert self._make_vector is not None
         while True:
-            self._on_wait()
+            self._on_progress()
             try:
                 self._vector = self._make_vector(self.num_envs, self._seed)
                 self._rows.start(_ALL, self._vector.reset(self._seed))
@@ -145,13 +137,6 @@ class TransitionCollector:
                 self._note_error(0, error)
         self._seed += self.num_envs  # after an error other episodes than those before
         self._returns, self._lengths = [0.0] * self.num_envs, [0] * self.num_envs
-
-    def _finish_episode(self, index: int) -> None:
-        self._recent.append((self._returns[index], self._lengths[index]))
-        self.counts.episodes += 1
-        self.counts.episode_return = sum(entry[0] for entry in self._recent) / len(self._recent)
-        self.counts.episode_length = sum(entry[1] for entry in self._recent) / len(self._recent)
-        self._reset(index, None)
 
     def _reset(self, index: int, seed: int | None) -> None:
         """Resets one environment, building it anew as long as its reset raises; a vector one has done so itself."""
@@ -162,32 +147,24 @@ class TransitionCollector:
                 break
             except Exception as error:
                 self._note_error(index, error)
-                seed = self._replace(index)
+                seed = self._rebuild(index)
         self._returns[index] = 0.0
         self._lengths[index] = 0
 
-    def _rebuild(self, index: int) -> None:
-        self._reset(index, self._replace(index))
-
-    def _replace(self, index: int) -> int:
+    def _rebuild(self, index: int) -> int:
         """Makes an environment anew; returns the seed of its first reset, without which no run would repeat."""
-        self._on_wait()
-        try:
-            self._tasks[index].close()
-        except Exception:
-            self.counts.env_errors += 1
-        self._tasks[index] = self._make_task()
+        self._replace(index)
         return int(self._later_seeds.integers(2**31))
 
     def _note_error(self, index: int, error: Exception) -> None:
         self._errors.note(f"environment {index}", error)
 
     def close(self) -> None:
-        """Closes the environments; one that raises, for it was closed before, hides no earlier error."""
-        vector: list[Task | VectorTask] = [] if self._vector is None else [self._vector]
-        for task in [*self._tasks, *vector]:
+        """Closes the environments."""
+        super().close()
+        if self._vector is not None:
             with contextlib.suppress(Exception):
-                task.close()
+                self._vector.close()
 
 
 class StepBatch(NamedTuple):
@@ -252,11 +229,9 @@ class VectorRowWriter:
         self._n_steps = [NStep(n_step, gamma) for _ in range(num_envs)] if n_step > 1 else None
 
     def start(self, index: int | slice, obs: np.ndarray) -> None:
-        """An episode begins with ``obs`` [O]."""
         self.obs[index] = obs
 
     def take(self, index: int | slice, obs: np.ndarray) -> None:
-        """A step led to ``obs`` [O]."""
         self._next_obs[index] = obs
 
     def store(self, batch: StepBatch) -> None:
@@ -305,13 +280,11 @@ class FrameRowWriter:
         return self._rows.array
 
     def start(self, index: int | slice, obs: np.ndarray) -> None:
-        """An episode begins with the frame ``obs`` [C, H, W]."""
         assert isinstance(index, int)
         self._rows.start(index, obs)
         self._log.start(index, obs.reshape(-1))
 
     def take(self, index: int | slice, obs: np.ndarray) -> None:
-        """A step led to the frame ``obs`` [C, H, W]."""
         assert isinstance(index, int)
         self._rows.put(index, obs)
 

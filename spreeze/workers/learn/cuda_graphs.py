@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from spreeze.algorithms.off_policy import OffPolicyAlgorithm
-from spreeze.workers.learn.gpu_replay import GpuReplay
-from spreeze.workers.learn.streams import Stream, StreamEvent
+from spreeze.workers.learn.gpu_replay import GpuReplay, Stream, StreamEvent
 
 _LONGEST_PERIOD = 16
 """Updates in one graph at most because of what Python decides."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -147,22 +148,24 @@ class OnPolicyTrainer:
         """Env steps of all finished intervals since the run began."""
         return self._rollouts.interval * self._rollouts.spec.rows
 
-    def policy(self) -> StoredParameters:
+    def policy_snapshot(self) -> tuple[Callable[[], Arrays], dict[str, Any]]:
         """Policy of this interval, theta(j), as it was handed over.
 
         Raises:
             WorkerError: it is not there.
         """
-        return _found(self._handover.policies, self._rollouts.interval)
+        found = _found(self._handover.policies, self._rollouts.interval)
+        return lambda: found.arrays, found.meta
 
-    def checkpoint(self) -> tuple[Arrays, dict[str, Any]]:
+    def state(self) -> tuple[Arrays, dict[str, Any]]:
         """All that a resume needs to begin this interval once more: tensors and JSON."""
         rollouts = self._rollouts
         state = _found(self._handover.states, rollouts.interval)
         tensors = {LEARNER + name: array for name, array in state.arrays.items()}
         kept = rollouts.state_arrays(with_batch=self._lag == 1)
         tensors |= {ROLLOUTS + name: array for name, array in kept.items()}
-        return tensors, {"interval": rollouts.interval, "lag": self._lag, "learner": state.meta}
+        return tensors, {"interval": rollouts.interval, "lag": self._lag, "learner": state.meta,
+                         "updates": state.meta["updates"]}
 
     def parameters_sha256(self) -> str:
         """Hash of the learner's arrays at the beginning of this interval: equal runs have equal ones."""

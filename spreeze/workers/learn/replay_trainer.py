@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from collections.abc import Callable
 from time import perf_counter
 from typing import Any
@@ -21,8 +20,8 @@ from spreeze.transport.frames import FrameReader
 from spreeze.transport.replay_reader import ReplayReader
 from spreeze.types import EnvSpec, RowLayout, TransitionBatch
 from spreeze.workers.learn.cuda_graphs import CudaGraph, Graph, GraphedUpdates, reason_against
-from spreeze.workers.learn.gpu_replay import GpuReplay, fitted_gpu_replay
-from spreeze.workers.learn.streams import DeviceStream, Staging, Stream
+from spreeze.workers.learn.gpu_replay import DeviceStream, GpuReplay, Staging, Stream, fitted_gpu_replay
+from spreeze.workers.learn.on_policy_trainer import sha256_of
 from spreeze.workers.learn.torch_devices import free_bytes
 
 _REFRESH_S = 0.005
@@ -46,6 +45,7 @@ class ReplayTrainer:
             algo, spec.obs_dim, spec.action_dim, config, seed, device, num_actions=spec.num_actions,
             copy_interval=copy_interval, **options,
         )
+        self._meta = {"algo": algo, "env": dataclasses.asdict(spec)}
         self._reader, self._layout, self._gamma = reader, layout, config.gamma
         placement = Placement.parse(device)
         self._device, self._actor_device = placement.critics, placement.actor
@@ -261,26 +261,23 @@ class ReplayTrainer:
         lag_age = self.lag_and_age() if self.updates > 0 else (0.0, 0.0)
         return {
             **blank_learner(), "updates": self.updates, "policy_version": self.updates,
-            "wait_s": wait_s, "gather_s": self.gather_s, "critic_s": self.critic_s, "actor_s": self.actor_s,
+            "batch_size": self.batch_size, "wait_s": wait_s,
+            "gather_s": self.gather_s, "critic_s": self.critic_s, "actor_s": self.actor_s,
             "publish_s": publish_s, "policy_lag": lag_age[0], "transition_age": lag_age[1],
             "replay_fill": self._reader.available / self._reader.ring.spec.capacity, "rows_redrawn": self.rows_redrawn,
             "updates_skipped": self.algorithm.updates_skipped(), **self.algorithm.metrics(),
         }
 
-    def policy(self, spec: EnvSpec, algo: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    def policy(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """Arrays and metadata of the current policy, ready to publish."""
-        arrays, meta = self.policy_snapshot(spec, algo)
+        arrays, meta = self.policy_snapshot()
         return arrays(), meta
 
-    def policy_snapshot(
-        self, spec: EnvSpec, algo: str
-    ) -> tuple[Callable[[], dict[str, np.ndarray]], dict[str, Any]]:
+    def policy_snapshot(self) -> tuple[Callable[[], dict[str, np.ndarray]], dict[str, Any]]:
         """``policy`` without waiting for the device: the arrays are had later, maybe in another thread."""
         arrays = self.algorithm.policy_snapshot()
         scales = {} if self.normalizer is None else self.normalizer.arrays()
-        env = dataclasses.asdict(spec)
-        meta = {**self.algorithm.policy_meta(), "algo": algo, "env": env, "updates": self.updates}
-        return lambda: arrays() | scales, meta
+        return lambda: arrays() | scales, {**self.algorithm.policy_meta(), **self._meta, "updates": self.updates}
 
     def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """Everything that a resume needs, as tensors and JSON."""
@@ -294,10 +291,7 @@ class ReplayTrainer:
 
     def parameters_sha256(self) -> str:
         """Hash of networks, targets, optimisers and random state: equal runs have equal ones."""
-        digest = hashlib.sha256()
-        for name, tensor in sorted(self.algorithm.state_arrays().items()):
-            digest.update(name.encode() + tensor.tobytes())
-        return digest.hexdigest()
+        return sha256_of(self.algorithm.state_arrays())
 
     def load_state(self, tensors: dict[str, np.ndarray], state: dict[str, Any]) -> None:
         """Takes over what ``state`` gave, on whatever device it was.
