@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from test_checkpoint import OPERATIONS, Crash
-from test_workers import Stage
+from test_process_supervisor import Stage
 
 from spreeze.errors import CheckpointError, WorkerError
 from spreeze.metrics.table import Phase

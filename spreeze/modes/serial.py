@@ -25,7 +25,7 @@ from spreeze.runtime.rates import CounterSample
 from spreeze.runtime.recorder import Outcome, Recorder, View
 from spreeze.runtime.serial_services import Inline
 from spreeze.transport.checkpoint import CheckpointStore
-from spreeze.transport.frames import open_reader
+from spreeze.transport.replay_reader import open_reader
 from spreeze.transport.replay_ring import ReplayRing, ShardWriter
 from spreeze.transport.weights import Weights, WeightsStore
 from spreeze.workers.collect.rollout_collector import RolloutCollector

@@ -15,9 +15,8 @@ from spreeze.errors import ResourceError, WorkerError
 from spreeze.metrics.table import SLOTS, Phase
 from spreeze.transport import status_table as words
 from spreeze.transport.checkpoint import Checkpoint, CheckpointStore
-from spreeze.transport.frames import open_reader
 from spreeze.transport.rate_limiter import RateLimiter
-from spreeze.transport.replay_reader import ReplayReader
+from spreeze.transport.replay_reader import ReplayReader, open_reader
 from spreeze.transport.replay_ring import ReplayRing, RingSpec
 from spreeze.transport.weights import WeightsStore
 from spreeze.workers.context import WorkerContext

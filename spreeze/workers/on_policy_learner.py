@@ -13,9 +13,8 @@ from spreeze.errors import ResourceError, WeightsError
 from spreeze.metrics.table import Phase
 from spreeze.transport import status_table as words
 from spreeze.transport.checkpoint import CheckpointStore
-from spreeze.transport.rollouts import Rollouts
-from spreeze.transport.versioned_parameters import Handover, VersionedParameters
-from spreeze.transport.weights import Weights, WeightsStore
+from spreeze.transport.rollouts import Handover, Rollouts
+from spreeze.transport.weights import VersionedParameters, Weights, WeightsStore
 from spreeze.workers.context import WorkerContext
 from spreeze.workers.inference_worker import WAIT_S, wakeups_of
 from spreeze.workers.jobs import OnPolicyLearnerJob
