@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spreeze.errors import TransportError
-from spreeze.transport.frames import FrameLog, FrameReader
-from spreeze.transport.n_step import NStep
+from spreeze.transport.replay_reader import FrameReader
 from spreeze.transport.replay_ring import ReplayRing, RingSpec, ShardWriter
+from spreeze.transport.transitions import FrameLog, NStep
 from spreeze.types import RowLayout
 
 FRAME = 8
@@ -66,7 +66,7 @@ def key(obs, action, reward, terminated, next_obs, num_steps):
 def drawn(reader, layout, rng, count):
     rows = np.empty((count, layout.width), np.float32)
     frames = np.empty((count, layout.window, layout.frame_bytes), np.uint8)
-    reader.sample_frames(rng, rows, frames)
+    reader.sample(rng, rows, frames)
     batch = layout.split_frames(rows, frames, 0.9)
     return [
         key(batch.obs[i], batch.action[i, 0], batch.reward[i], batch.terminated[i], batch.next_obs[i],
@@ -120,7 +120,7 @@ def test_the_first_frame_is_repeated_and_the_last_one_is_the_true_one():
         log.add(0, np.array([0.0], np.float32), 0.5, True, False, np.full(FRAME, 21, np.uint8))
         log.flush(0)
         rows, frames = np.empty((200, layout.width), np.float32), np.empty((200, 4, FRAME), np.uint8)
-        FrameReader(ring).sample_frames(np.random.default_rng(0), rows, frames)
+        FrameReader(ring).sample(np.random.default_rng(0), rows, frames)
         found = {(*frames[i, :, 0].tolist(), rows[i, layout.terminated]) for i in range(200)}
         assert found == {(10, 10, 10, 11, 0.0), (10, 10, 11, 12, 0.0), (20, 20, 20, 21, 1.0)}
     finally:
@@ -143,7 +143,7 @@ def test_a_transition_whose_oldest_frame_is_overwritten_during_the_copy_is_drawn
 
         ring.counters = counters
         rows, frames = np.empty((400, layout.width), np.float32), np.empty((400, 5, FRAME), np.uint8)
-        redrawn = reader.sample_frames(rng, rows, frames)
+        redrawn = reader.sample(rng, rows, frames)
         # Rows 0..19 are announced; 20..23 are whole but lean on them.
         oldest = frames[:, 0, 0].astype(int)
         assert redrawn > 0
@@ -158,6 +158,6 @@ def test_nothing_to_draw_is_an_error_and_not_an_endless_search():
     try:
         rows, frames = np.empty((4, layout.width), np.float32), np.empty((4, 5, FRAME), np.uint8)
         with pytest.raises(TransportError):
-            FrameReader(ring).sample_frames(np.random.default_rng(0), rows, frames)
+            FrameReader(ring).sample(np.random.default_rng(0), rows, frames)
     finally:
         ring.close()

@@ -238,11 +238,12 @@ class OneSampler:
         self.status, self.ring = StatusTable.create(4), ReplayRing.create(self.plan.ring_spec())
         job = SamplerJob.from_json(worker_specs(self.plan, folder, self.ring, 0.0)["sampler-0"].job)
         self.context = WorkerContext("sampler", 0, self.status, 0, None)
+        sink = ShardWriter(self.ring, 0)
         self.sampling = TransitionCollector(
-            lambda: open_task(self.plan.spec), job.num_envs, self.plan.spec, ShardWriter(self.ring, 0), n_step=1,
+            lambda: open_task(self.plan.spec), job.num_envs, self.plan.spec, sink, n_step=1,
             gamma=0.99, seeds=[1, 2],
         )
-        self.loop = SamplerLoop(self.context, job, self.ring, self.sampling, np.random.default_rng(1))
+        self.loop = SamplerLoop(self.context, job, sink, self.sampling, np.random.default_rng(1))
 
     def turns(self, seconds):
         """Env steps and beats of so much time."""

@@ -14,7 +14,7 @@ from spreeze.envs.task import ObsRows, make_task, open_task
 from spreeze.errors import ConfigError, EnvironmentError_, WeightsError
 from spreeze.inference.convolution import CNNS, Trunk, place
 from spreeze.inference.policy import Policy
-from spreeze.transport.frames import FrameReader, open_reader
+from spreeze.transport.replay_reader import FrameReader, open_reader
 from spreeze.transport.replay_ring import ReplayRing, RingSpec, ShardWriter
 from spreeze.types import FrameSpec, RowLayout, TransitionBatch
 from spreeze.workers.collect.transition_collector import TransitionCollector

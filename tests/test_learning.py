@@ -7,7 +7,7 @@ import torch
 from spreeze.algorithms.registry import create
 from spreeze.config.schema import DDPGConfig, SACConfig, TD3Config
 from spreeze.inference.policy import Policy
-from spreeze.transport.n_step import NStep
+from spreeze.transport.transitions import NStep
 from spreeze.types import RowLayout
 
 STEPS, STRIDE, GAMMA = 5, 0.4, 0.9

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from spreeze.transport.n_step import NStep
+from spreeze.transport.transitions import NStep
 
 
 def steps(window, rewards, end=None, first=0):

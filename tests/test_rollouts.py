@@ -1,4 +1,4 @@
-"""Two storages, the mailbox and the handover: rows land where they belong, and every prefix of a commit is whole."""
+"""Paced rollouts and the mailbox: rows land where they belong, and every prefix of a commit is whole."""
 
 import os
 
@@ -7,8 +7,8 @@ import pytest
 
 from spreeze.errors import CheckpointError, TransportError
 from spreeze.transport.inference_mailbox import Answers, InferenceMailbox
-from spreeze.transport.rollouts import Rollouts, RolloutSpec, RolloutWriter, StepRows
-from spreeze.transport.versioned_parameters import VersionedParameters
+from spreeze.transport.protocols import StepRows
+from spreeze.transport.rollouts import Rollouts, RolloutSpec, RolloutWriter
 
 SPEC = RolloutSpec(sync_interval=3, num_envs=2, obs_shape=(2,), images=False, action_dim=1, noise_dim=1, log_steps=4)
 
@@ -190,7 +190,7 @@ def test_a_checkpoint_of_other_sizes_is_refused(rollouts, columns, changed):
 def test_blocks_of_other_sizes_are_not_attached(rollouts):
     smaller = RolloutSpec(**(SPEC.to_json() | {"obs_shape": (2,), "sync_interval": 2}))
     with pytest.raises(TransportError, match="bytes of arrays"):
-        Rollouts.attach(__import__("os").dup(rollouts.fd), smaller)
+        Rollouts.attach(os.dup(rollouts.fd), smaller)
 
 
 def test_questions_are_pending_until_answered_and_answers_come_back_to_their_environment():
@@ -207,63 +207,3 @@ def test_questions_are_pending_until_answered_and_answers_come_back_to_their_env
         assert (action.tolist(), log_prob.tolist(), version.tolist()) == ([[7.0]], [-2.0], [4])
     finally:
         mailbox.close()
-
-
-def test_two_versions_of_parameters_are_kept_and_older_ones_are_gone():
-    parameters = VersionedParameters.create()
-    try:
-        assert parameters.read(0) is None
-        for interval in range(3):
-            parameters.write(interval, {"w": np.full(3, interval, np.float32)}, {"updates": interval})
-        assert parameters.read(0) is None
-        assert [parameters.read(i).arrays["w"][0] for i in (1, 2)] == [1, 2]
-        assert parameters.read(2).meta == {"updates": 2}
-        parameters.write(2, {"w": np.zeros(3, np.float32)}, {})  # there already: somebody may be reading it
-        assert parameters.read(2).arrays["w"][0] == 2
-    finally:
-        parameters.close()
-
-
-def test_parameters_that_are_being_written_are_not_there(monkeypatch):
-    parameters = VersionedParameters.create()
-    write = os.pwrite
-    try:
-        parameters.write(0, {"w": np.ones(1000, np.float32)}, {})
-
-        def killed_in_the_array(fd, data, offset):
-            if len(data) > 1000:
-                write(fd, data[:500], offset)
-                raise KeyboardInterrupt
-            return write(fd, data, offset)
-
-        monkeypatch.setattr(os, "pwrite", killed_in_the_array)
-        with pytest.raises(KeyboardInterrupt):
-            parameters.write(2, {"w": np.zeros(1000, np.float32)}, {})
-        monkeypatch.setattr(os, "pwrite", write)
-        assert parameters.read(0) is None
-        assert parameters.read(2) is None
-        parameters.write(2, {"w": np.zeros(1000, np.float32)}, {})
-        assert parameters.read(2).arrays["w"].sum() == 0
-    finally:
-        parameters.close()
-
-
-@pytest.mark.parametrize("call", [1, 2])
-def test_parameters_that_are_overwritten_while_they_are_read_are_not_there(monkeypatch, call):
-    parameters, calls = VersionedParameters.create(), []
-    try:
-        parameters.write(0, {"w": np.ones(1000, np.float32), "v": np.zeros((2, 3), np.uint8)}, {})
-        read = os.preadv
-
-        def slow(fd, buffers, offset):
-            calls.append(offset)
-            if len(calls) == call:  # of the description, or of the first array
-                parameters.write(2, {"w": np.zeros(1000, np.float32), "v": np.ones((2, 3), np.uint8)}, {})
-            return read(fd, buffers, offset)
-
-        monkeypatch.setattr(os, "preadv", slow)
-        assert parameters.read(0) is None
-        found = parameters.read(2).arrays
-        assert (found["w"].sum(), found["v"].tolist()) == (0, [[1] * 3] * 2)
-    finally:
-        parameters.close()

@@ -28,7 +28,7 @@ from spreeze.bench import Row, row
 from spreeze.config.schema import PARTS, AlgorithmConfig
 from spreeze.envs.task import make_task
 from spreeze.errors import UsageError
-from spreeze.transport.frames import open_reader
+from spreeze.transport.replay_reader import open_reader
 from spreeze.transport.replay_ring import ReplayRing, RingSpec
 from spreeze.types import EnvSpec, RowLayout, TransitionBatch
 from spreeze.workers.learn.replay_trainer import ReplayTrainer

@@ -35,7 +35,7 @@ from spreeze.runtime.launcher import RunContext
 from spreeze.runtime.plan import RunPlan
 from spreeze.runtime.supervisor import ProcessSupervisor
 from spreeze.transport import status_table as words
-from spreeze.transport.frames import open_reader
+from spreeze.transport.replay_reader import open_reader
 from spreeze.transport.replay_ring import ReplayRing, ShardWriter
 from spreeze.transport.status_table import StatusTable
 from spreeze.transport.weights import WeightsStore
@@ -181,13 +181,14 @@ def real_sampler(
         gamma=config.algorithm.gamma, nan_policy="drop", ring_fd=ring.block.fd, ring=ring.spec.to_json(),
         samples_per_insert_min=8.0, samples_per_insert_max=512.0, learning_starts=0, batch_size=256,
     )
+    sink = ShardWriter(ring, 0)
     sampling = TransitionCollector(
         lambda: open_task(plan.spec),
-        num_envs, plan.spec, ShardWriter(ring, 0), n_step=job.n_step, gamma=job.gamma, seeds=_seeds(seed, num_envs),
+        num_envs, plan.spec, sink, n_step=job.n_step, gamma=job.gamma, seeds=_seeds(seed, num_envs),
         make_vector=vector_maker(plan.spec),
     )
     return SamplerLoop(
-        WorkerContext("sampler", 0, status, 0, None), job, ring, sampling, np.random.default_rng(seed)
+        WorkerContext("sampler", 0, status, 0, None), job, sink, sampling, np.random.default_rng(seed)
     ), sampling
 
 

@@ -28,10 +28,10 @@ from spreeze.runtime.supervisor import ProcessSupervisor, Supervisor
 from spreeze.transport import status_table as words
 from spreeze.transport.checkpoint import CheckpointStore
 from spreeze.transport.inference_mailbox import InferenceMailbox
-from spreeze.transport.rollouts import Rollouts
+from spreeze.transport.rollouts import Handover, Rollouts, put_back
 from spreeze.transport.status_table import StatusTable
-from spreeze.transport.versioned_parameters import Handover, VersionedParameters, put_back
 from spreeze.transport.wakeup import Wakeup
+from spreeze.transport.weights import VersionedParameters
 from spreeze.workers.inference_worker import InferenceWorkerJob
 from spreeze.workers.jobs import OnPolicyLearnerJob
 from spreeze.workers.rollout_sampler import RolloutSamplerJob

@@ -28,7 +28,7 @@ from spreeze.runtime.launcher import Start, spawn
 from spreeze.runtime.plan import RunPlan
 from spreeze.runtime.rates import CounterSample
 from spreeze.runtime.recorder import SAMPLE_S, Outcome, Recorder, View
-from spreeze.transport.frames import open_reader
+from spreeze.transport.replay_reader import open_reader
 from spreeze.transport.replay_ring import ReplayRing, ShardWriter
 from spreeze.transport.weights import Weights, encode
 from spreeze.workers.collect.rollout_collector import RolloutCollector

@@ -23,7 +23,7 @@ from safetensors import numpy as safetensors_numpy
 from spreeze.errors import CheckpointError, ResourceError
 from spreeze.transport import files
 from spreeze.transport.files import PIECE_BYTES
-from spreeze.transport.replay_ring import ReplayRing, ShardWriter
+from spreeze.transport.replay_ring import ReplayRing, ShardWriter, write_rows
 
 FORMAT_VERSION = 1
 _NAME = re.compile(r"^ckpt-(\d{6,})-(\d{12,})(?:-(\d+))?$")
@@ -408,14 +408,7 @@ def load_replay(path: Path, ring: ReplayRing) -> int:
             writers = [ShardWriter(ring, shard) for shard in range(ring.spec.num_shards)]
             for index, start in enumerate(range(first, len(versions), size)):
                 part = np.asarray(rows[start : min(start + size, len(versions))], dtype=np.float32)
-                _append(ring, writers[index % len(writers)], part, int(versions[start]))
+                write_rows(writers[index % len(writers)], part, int(versions[start]))
             return kept
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from None
-
-
-def _append(ring: ReplayRing, writer: ShardWriter, rows: np.ndarray, version: int) -> None:
-    layout = ring.spec.layout
-    batch = layout.split(rows, 1.0)
-    steps = None if layout.num_steps is None else rows[:, layout.num_steps]
-    writer.write(batch.obs, batch.action, batch.reward, batch.terminated, batch.next_obs, steps, version)

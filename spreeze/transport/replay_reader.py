@@ -1,4 +1,9 @@
-"""Drawing from the replay ring."""
+"""Drawing from the replay ring.
+
+Transitions of images: a draw follows its environment's rows back (see ``RowLayout``). All that a transition needs lies
+in rows that the same writer committed before it, so the ring's own rule holds for the whole of it: a draw is good if,
+after the copy, its oldest row was not about to be overwritten.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +26,13 @@ class Drawn(NamedTuple):
     shard: np.ndarray | None  # [n]; None where there is one shard
     logical: np.ndarray  # [n]: index since the shard exists
     row: np.ndarray  # [n]: row in ``ring.rows``
+
+
+class _Repeat(NamedTuple):
+    """Draws of a copy that must be repeated."""
+
+    bad: np.ndarray  # their positions
+    overwritten: int  # how many of them because a writer may have been in their rows
 
 
 class ReplayReader:
@@ -62,6 +74,10 @@ class ReplayReader:
         self.redrawn = 0
         """Rows drawn again since this reader exists, because they may have been overwritten during the copy."""
         self.refresh()
+
+    @property
+    def capacity(self) -> int:
+        return self.ring.spec.capacity
 
     def refresh(self) -> None:
         """Looks at the counters anew: microseconds, whatever was written."""
@@ -115,40 +131,46 @@ class ReplayReader:
             return int(stamps[(block + 1) % len(stamps), 0])
         return int(stamps[block % len(stamps), 0]) + committed - self._first_row(block)
 
-    def sample(self, rng: np.random.Generator, out: np.ndarray) -> int:
-        """Fills ``out`` [B, W] float32 with rows drawn uniformly, with replacement.
+    def sample(self, rng: np.random.Generator, rows: np.ndarray, frames: np.ndarray | None = None) -> int:
+        """Fills ``rows`` [B, W] float32 with rows drawn uniformly, with replacement.
+
+        Of images also ``frames`` [B, T, F] uint8 (see ``RowLayout.split_frames``); then it is uniform over the
+        transitions whose frames are all still there.
 
         Returns:
-            How many rows were drawn again because a writer may have been in them.
+            How many were drawn again because a writer may have been in their rows.
 
         Raises:
             TransportError: nothing can be drawn.
         """
-        count = len(out)
         self.refresh()
-        drawn = self._draw(rng, count)
-        overwritten = self._copy(drawn, out)
+        drawn = self._draw(rng, len(rows))
+        repeat = self._copy(drawn, rows, frames)
         self._drawn = drawn
-        return 0 if overwritten is None else self._redraw(rng, out, drawn, overwritten)
+        return 0 if repeat is None else self._redraw(rng, drawn, rows, frames, repeat)
 
-    def _redraw(self, rng: np.random.Generator, out: np.ndarray, drawn: Drawn, overwritten: np.ndarray) -> int:
-        """Draws the rows at these positions again until none of them was in danger during its copy."""
-        redrawn = 0
+    def _redraw(
+        self, rng: np.random.Generator, drawn: Drawn, rows: np.ndarray, frames: np.ndarray | None, repeat: _Repeat
+    ) -> int:
+        """Draws again until no row was in danger during its copy."""
+        redrawn, bad = repeat.overwritten, repeat.bad
         for _ in range(_MAX_TRIES):
-            redrawn += overwritten.size
             self.refresh()
-            again = self._draw(rng, overwritten.size)
-            rows = np.empty((overwritten.size, out.shape[1]), dtype=np.float32)
-            bad = self._copy(again, rows)
-            out[overwritten] = rows
-            drawn.logical[overwritten], drawn.row[overwritten] = again.logical, again.row
+            again = self._draw(rng, bad.size)
+            some_rows = np.empty_like(rows[: bad.size])
+            some_frames = None if frames is None else np.empty_like(frames[: bad.size])
+            found = self._copy(again, some_rows, some_frames)
+            rows[bad] = some_rows
+            if frames is not None:
+                frames[bad] = some_frames
+            drawn.logical[bad], drawn.row[bad] = again.logical, again.row
             if drawn.shard is not None:
-                drawn.shard[overwritten] = again.shard
-            if bad is None:
+                drawn.shard[bad] = again.shard
+            if found is None:
                 self.redrawn += redrawn
                 return redrawn
-            overwritten = overwritten[bad]
-        raise TransportError("replay rows are overwritten faster than they are copied: raise the replay capacity")
+            bad, redrawn = bad[found.bad], redrawn + found.overwritten
+        raise TransportError("rows are overwritten faster than whole ones are drawn: raise the replay capacity")
 
     def _draw(self, rng: np.random.Generator, count: int) -> Drawn:
         """Chooses rows uniformly over the windows of all shards."""
@@ -172,19 +194,19 @@ class ReplayReader:
         row += self._shard_start[shard]
         return Drawn(shard, logical, row)
 
-    def _copy(self, drawn: Drawn, out: np.ndarray) -> np.ndarray | None:
-        """Copies rows, then returns the positions of those that may have been overwritten meanwhile, if any."""
+    def _copy(self, drawn: Drawn, rows: np.ndarray, frames: np.ndarray | None) -> _Repeat | None:
+        """Copies rows; returns those that may have been overwritten meanwhile, if any."""
         ring = self.ring
         with ring.shard_locks(0, ring.spec.num_shards - 1):
-            # mode="clip" lets NumPy copy straight into ``out``; "raise" would copy through a buffer.
-            ring.rows.take(drawn.row, axis=0, out=out, mode="clip")
+            # mode="clip" lets NumPy copy straight into ``rows``; "raise" would copy through a buffer.
+            ring.rows.take(drawn.row, axis=0, out=rows, mode="clip")
         counters = ring.counters()  # read after the copy is complete
         capacity = self._capacity
         if all(now[0] - capacity <= low for now, (low, _) in zip(counters, self._windows, strict=True)):
             return None
         floor = np.array([reserved for reserved, _ in counters]) - capacity
         bad = np.flatnonzero(drawn.logical < (floor[0] if drawn.shard is None else floor[drawn.shard]))
-        return bad if bad.size else None
+        return _Repeat(bad, bad.size) if bad.size else None
 
     def last_lag_age(self, version_now: int) -> tuple[float, float]:
         """``lag_age`` of the last drawn batch."""
@@ -210,6 +232,60 @@ class ReplayReader:
             return 0
         expected = out[:, -1].copy().view(np.uint32)
         return int(np.count_nonzero(row_checksums(out, self._drawn.logical) != expected))
+
+
+class FrameReader(ReplayReader):
+    """Draws whole image transitions; ``sample`` needs frames."""
+
+    def _copy(self, drawn: Drawn, rows: np.ndarray, frames: np.ndarray | None) -> _Repeat | None:
+        """Copies transitions; returns those that are none or may have been overwritten meanwhile, if any."""
+        ring, layout = self.ring, self.ring.spec.layout
+        assert layout.num_steps is not None
+        assert frames is not None
+        with ring.shard_locks(0, ring.spec.num_shards - 1):
+            ring.rows.take(drawn.row, axis=0, out=rows, mode="clip")
+            steps = np.clip(np.nan_to_num(rows[:, layout.num_steps]), 0, layout.n_step).astype(np.int64)
+            chain, lowest = self._chain(drawn, rows[:, layout.age])
+            picked = np.take_along_axis(chain, self._places(steps), axis=1)
+            ring.frames.take(picked.reshape(-1), axis=0, out=frames.reshape(-1, layout.frame_bytes), mode="clip")
+        counters = ring.counters()  # read after the copy is complete
+        floor = np.array([reserved for reserved, _ in counters]) - self._capacity
+        overwritten = lowest < (floor[0] if drawn.shard is None else floor[drawn.shard])
+        overwritten |= lowest < 0
+        bad = np.flatnonzero(overwritten | (steps == 0))
+        return _Repeat(bad, int(np.count_nonzero(overwritten))) if bad.size else None
+
+    def _chain(self, drawn: Drawn, age: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Rows [n, depth + 1] in ``ring.rows``, newest first, and the lowest logical index of each draw.
+
+        The first frame of an episode is repeated for what would lie before it. A link that is overwritten
+        while it is read may hold anything; its row is then below the floor, and so is the draw.
+        """
+        layout, capacity = self.ring.spec.layout, self._capacity
+        chain = np.empty((len(drawn.row), layout.depth + 1), np.int64)
+        chain[:, 0] = drawn.row
+        logical = drawn.logical.copy()
+        start = 0 if drawn.shard is None else self._shard_start[drawn.shard]
+        with np.errstate(invalid="ignore"):
+            for place in range(1, layout.depth + 1):
+                back = self.ring.rows[chain[:, place - 1], layout.back]
+                logical -= np.where(age >= place, np.clip(np.nan_to_num(back), 0, capacity), 0).astype(np.int64)
+                chain[:, place] = start + logical % capacity
+        return chain, logical
+
+    def _places(self, steps: np.ndarray) -> np.ndarray:
+        """Which of a chain's rows give the T frames [n, T]: obs, then next_obs, each oldest first."""
+        layout = self.ring.spec.layout
+        stack = layout.stack
+        if layout.n_step == 1:
+            return np.broadcast_to(np.arange(stack, -1, -1), (len(steps), stack + 1))
+        ages = np.arange(stack - 1, -1, -1)
+        return np.concatenate([steps[:, None] + ages, np.broadcast_to(ages, (len(steps), stack))], axis=1)
+
+
+def open_reader(ring: ReplayRing) -> ReplayReader:
+    """The reader that a ring's rows need."""
+    return FrameReader(ring) if ring.spec.layout.frame_bytes else ReplayReader(ring)
 
 
 @functools.cache

@@ -13,12 +13,13 @@ import sys
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from spreeze.errors import ConfigError, TransportError
-from spreeze.transport.shared_memory import PAGE_BYTES, Block, allocate, attach
+from spreeze.transport.protocols import FrameColumns, ReplayCounts, TransitionSink
+from spreeze.transport.shared_memory import PAGE_BYTES, STRONGLY_ORDERED, Block, allocate, attach
 from spreeze.types import RowLayout
 
 LINE_WORDS = 16
@@ -30,6 +31,9 @@ _VERSION = 1
 _STAMP_ROWS = 256
 _ROW_ALIGNMENT = 16
 """16 rows of float32 are a multiple of 64 bytes whatever the width, so every shard starts on a line."""
+_SAMPLED, _BASELINE = LINE_WORDS, 2 * LINE_WORDS
+_RESERVED, _COMMITTED, _EPOCH, _OWNER_PID = 0, 1, 2, 3
+__all__ = ["FrameColumns", "ReplayRing", "RingSpec", "ShardWriter", "row_checksum", "write_rows"]
 
 
 @dataclass(frozen=True)
@@ -118,22 +122,6 @@ class RingSpec:
         return cls(layout, value["num_shards"], value["rows_per_shard"])
 
 
-__all__ = ["STRONGLY_ORDERED", "FrameColumns", "ReplayRing", "RingSpec", "ShardWriter", "row_checksum"]
-
-_SAMPLED, _BASELINE = LINE_WORDS, 2 * LINE_WORDS
-_RESERVED, _COMMITTED, _EPOCH, _OWNER_PID = 0, 1, 2, 3
-STRONGLY_ORDERED = platform.machine().lower() in ("x86_64", "amd64")
-"""True where plain stores and loads suffice."""
-
-
-class FrameColumns(NamedTuple):
-    """What N rows of images hold besides the fields of every row (see ``RowLayout``)."""
-
-    frame: np.ndarray  # [N, F] uint8
-    back: np.ndarray  # [N]
-    age: np.ndarray  # [N]
-
-
 class ReplayRing:
     """Typed view of the memory; made by the supervisor, attached by descriptor in the children."""
 
@@ -188,7 +176,6 @@ class ReplayRing:
 
     @property
     def fd(self) -> int:
-        """Descriptor to hand to a child."""
         return self.block.fd
 
     def word(self, shard: int, field: int) -> int:
@@ -286,13 +273,15 @@ def row_checksum(row: np.ndarray, frame: np.ndarray, logical: int) -> int:
 
 
 class ShardWriter:
-    """Writes rows into one shard; there is one writer per shard at any time."""
+    """Writes rows into one shard, over its oldest ones; there is one writer per shard at any time."""
+
+    has_room = True
 
     def __init__(self, ring: ReplayRing, shard: int) -> None:
         spec, layout = ring.spec, ring.spec.layout
         if not 0 <= shard < spec.num_shards:
             raise TransportError(f"shard {shard} of a ring of {spec.num_shards} shards")
-        self.ring, self.shard = ring, shard
+        self.ring, self.shard, self.layout = ring, shard, layout
         self._words = ring.words
         self._reserved_word, self._committed_word = ring.word(shard, _RESERVED), ring.word(shard, _COMMITTED)
         first = shard * spec.stride_rows
@@ -323,6 +312,14 @@ class ShardWriter:
         """Logical index of the row that is written next."""
         return self._committed
 
+    def counts(self) -> ReplayCounts:
+        ring = self.ring
+        return ReplayCounts(ring.total_committed(), ring.baseline_inserted, ring.sampled)
+
+    def close(self) -> None:
+        """Closes the ring, which its process has for this writer alone."""
+        self.ring.close()
+
     def write(
         self,
         obs: Any,
@@ -343,7 +340,7 @@ class ShardWriter:
             terminated: [N], 1 where the MDP ended.
             next_obs: [N, O].
             num_steps: [N], only in rings with n-step returns or images.
-            version: policy version that collected them.
+            version: of the policy that collected them.
             frames: the rest of the row, only in rings of images.
 
         Raises:
@@ -422,3 +419,12 @@ class ShardWriter:
             images = None if frames is None else FrameColumns(*(column[part] for column in frames))
             self.write(obs[part], action[part], reward[part], terminated[part], next_obs[part], steps, version, images)
             start = stop
+
+
+def write_rows(sink: TransitionSink, rows: np.ndarray, version: int, frames: np.ndarray | None = None) -> None:
+    """Writes whole rows [N, W] float32, and of images their ``frames`` [N, F] uint8."""
+    layout = sink.layout
+    batch = layout.split(rows, 1.0)
+    steps = None if layout.num_steps is None else rows[:, layout.num_steps]
+    columns = None if frames is None else FrameColumns(frames, rows[:, layout.back], rows[:, layout.age])
+    sink.write(batch.obs, batch.action, batch.reward, batch.terminated, batch.next_obs, steps, version, columns)

@@ -1,33 +1,46 @@
-"""Two rollout storages in shared memory, and what a dead executor or a resumed run needs to go on with the same bits.
+"""Rollouts in N slots of shared memory, and what a dead sampler or a resumed run needs to go on with the same bits.
 
-Executors fill the storage of interval j (side j mod 2), each environment its own column, while the learner reads
-the one of interval j - 1 (HTS-RL, arXiv 2012.09849, section 3). ``steps`` counts the rows of each environment
-since the run began and is stored last: whatever is behind it is whole, whoever is killed. ``interval`` is
-raised by the learner alone, when the write side is full and the read side used up.
+Samplers fill rollout j of T steps in slot j mod N, each environment its own column. ``steps`` counts the rows of each
+environment since the run began and is stored last: whatever is behind it is whole, whoever is killed.
+
+*Paced* (HTS-RL, arXiv 2012.09849, section 3; N = 2, K = 1): all environments collect the same rollout, number
+``interval``, while the learner reads the one before it in place. The learner alone raises ``interval``, when that
+rollout is full and the one before it is used up.
+
+*Free running* (the circular buffer of IMPACT, arXiv 1912.00167, section 3.2): each sampler goes on to its next rollout
+at once, over the oldest one, and ``RolloutReader`` takes copies, each rollout up to K times. Rollout j is whole once
+``steps`` has come to (j + 1) T, and untouched until it comes to (j + N) T: this counter is also the announcement of
+what is overwritten next, so a reader that looks again after its copy knows. N - 1 rollouts of a sampler can be read.
 
 For replay the actions of each environment's current episode are kept. An episode's begin is announced
 (``next_*``) before the row that ends the one before it is committed, so that one store decides.
 """
 from __future__ import annotations
 
+import enum
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from spreeze.errors import CheckpointError
+from spreeze.errors import CheckpointError, ConfigError
+from spreeze.transport.protocols import StepRows, TakenRollout
 from spreeze.transport.shared_memory import ArraySpec, SharedArrays
+from spreeze.transport.weights import VersionedParameters
 from spreeze.types import EnvSpec, Jsonable, RolloutBatch
 
 MAX_LOGGED_STEPS = 32_768
 """Actions of one episode that are kept; a longer episode cannot be replayed."""
+_MARKS = 2
+"""A learner that is killed while it marks rollout j + 1 leaves the mark of j whole."""
+_USES_BASE = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutSpec(Jsonable):
-    """Sizes of the storages."""
+    """Sizes of the slots, and how they are used."""
 
     sync_interval: int
     """T: env steps of each environment between two swaps."""
@@ -40,10 +53,23 @@ class RolloutSpec(Jsonable):
     noise_dim: int
     log_steps: int
     """L: actions kept of an episode."""
+    num_slots: int = 2
+    """Slots, of which each sampler fills one."""
+    max_uses: int = 1
+    """K: times that ``RolloutReader`` gives a rollout."""
+    free_running: bool = False
+    """True where samplers wait for nobody; else the learner paces them."""
+
+    def __post_init__(self) -> None:
+        if self.num_slots < 2 or not 1 <= self.max_uses < _USES_BASE:
+            raise ConfigError(
+                f"{self.num_slots} rollout slots with {self.max_uses} uses: at least 2 slots, one to fill and one to "
+                f"read, and 1 to {_USES_BASE - 1} uses"
+            )
 
     @classmethod
     def of(cls, spec: EnvSpec, sync_interval: int, num_envs: int) -> RolloutSpec:
-        """The storages of an environment."""
+        """Two slots, paced, for an environment."""
         frames = spec.frames
         return cls(
             sync_interval=sync_interval, num_envs=num_envs, images=frames is not None, action_dim=spec.action_dim,
@@ -54,23 +80,21 @@ class RolloutSpec(Jsonable):
 
     @property
     def rows(self) -> int:
-        """Rows of one interval: T * N."""
+        """Rows of one rollout of all environments."""
         return self.sync_interval * self.num_envs
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the block."""
         return SharedArrays.size_bytes(self.fields())
 
     @property
     def obs_dtype(self) -> str:
-        """Type of an observation's values."""
         return "uint8" if self.images else "float32"
 
     def fields(self) -> tuple[ArraySpec, ...]:
-        """The arrays of the block; those that begin with 2 have one half for each parity of the interval."""
-        count, side = self.num_envs, (2, self.sync_interval, self.num_envs)
-        log, obs = (count, self.log_steps, self.action_dim), (*side, *self.obs_shape)
+        """The arrays of the block."""
+        count, slots = self.num_envs, (self.num_slots, self.sync_interval, self.num_envs)
+        log, obs = (count, self.log_steps, self.action_dim), (*slots, *self.obs_shape)
         return (
             ArraySpec("interval", (1,), "int64"),
             ArraySpec("steps", (count,), "int64"),
@@ -79,35 +103,23 @@ class RolloutSpec(Jsonable):
             ArraySpec("next_start", (count,), "int64"),
             ArraySpec("next_episode", (count,), "int64"),
             ArraySpec("log", log, "float32"),
-            ArraySpec("marked_log", (2, *log), "float32"),
-            ArraySpec("marked_start", (2, count), "int64"),
-            ArraySpec("marked_episode", (2, count), "int64"),
+            ArraySpec("marked_log", (_MARKS, *log), "float32"),
+            ArraySpec("marked_start", (_MARKS, count), "int64"),
+            ArraySpec("marked_episode", (_MARKS, count), "int64"),
             ArraySpec("obs", obs, self.obs_dtype),
-            ArraySpec("action", (*side, self.action_dim), "float32"),
-            ArraySpec("log_prob", side, "float32"),
-            ArraySpec("version", side, "int64"),
-            ArraySpec("reward", side, "float32"),
-            ArraySpec("terminated", side, "uint8"),
-            ArraySpec("truncated", side, "uint8"),
+            ArraySpec("action", (*slots, self.action_dim), "float32"),
+            ArraySpec("log_prob", slots, "float32"),
+            ArraySpec("version", slots, "int64"),
+            ArraySpec("reward", slots, "float32"),
+            ArraySpec("terminated", slots, "uint8"),
+            ArraySpec("truncated", slots, "uint8"),
             ArraySpec("next_obs", obs, self.obs_dtype),
+            ArraySpec("uses", (self.num_slots, count), "int64"),
         )
 
 
 SIDE = ("obs", "action", "log_prob", "version", "reward", "terminated", "truncated", "next_obs")
-"""The arrays of a storage, in the order of ``StepRows``."""
-
-
-class StepRows(NamedTuple):
-    """One env step of some environments, in the order of their numbers; columns of n."""
-
-    obs: np.ndarray  # [n, O] or [n, k, C, H, W]
-    action: np.ndarray  # [n, A] as drawn
-    log_prob: np.ndarray  # [n]
-    version: np.ndarray | int  # [n] interval of the parameters that drew it
-    reward: Sequence[float]  # [n]
-    terminated: Sequence[bool]  # [n]
-    truncated: Sequence[bool]  # [n]
-    next_obs: np.ndarray  # as obs
+"""The arrays of a slot, in the order of ``StepRows``."""
 
 
 class Rollouts:
@@ -116,11 +128,11 @@ class Rollouts:
     def __init__(self, spec: RolloutSpec, fields: SharedArrays) -> None:
         self.spec, self.fields = spec, fields
         self.steps = fields["steps"]
-        self._interval = fields["interval"]
+        self._interval, self._slots = fields["interval"], spec.num_slots
 
     @classmethod
     def create(cls, spec: RolloutSpec) -> Rollouts:
-        """Allocates empty storages.
+        """Allocates empty slots.
 
         Raises:
             ResourceError: no room in shared memory.
@@ -138,17 +150,16 @@ class Rollouts:
 
     @property
     def fd(self) -> int:
-        """The descriptor that children inherit."""
         return self.fields.block.fd
 
     @property
     def interval(self) -> int:
-        """j: the interval that is being collected."""
+        """j: the rollout that is being collected where the learner paces it."""
         return int(self._interval[0])
 
     @property
     def full(self) -> bool:
-        """True once every environment has taken its T steps of this interval."""
+        """True once every environment has taken its T steps of this rollout."""
         is_full = int(self.steps.min()) >= self.spec.sync_interval * (self.interval + 1)
         self.fields.in_order()
         return is_full
@@ -173,56 +184,56 @@ class Rollouts:
         if last < 0:
             return None
         interval, at = divmod(last, self.spec.sync_interval)
-        obs: np.ndarray = self.fields["next_obs"][interval % 2, at, env]
+        obs: np.ndarray = self.fields["next_obs"][interval % self._slots, at, env]
         return obs
 
     def batch(self, interval: int) -> RolloutBatch:
-        """Views of the storage of an interval; valid until the swap after the next."""
-        side = {name: self.fields[name][interval % 2] for name in SIDE if name != "version"}
+        """Views of a paced rollout; valid for the next N - 1 swaps after its own."""
+        side = {name: self.fields[name][interval % self._slots] for name in SIDE if name != "version"}
         return RolloutBatch(**side)
 
     def versions(self, interval: int) -> np.ndarray:
-        """[T, N] interval of the parameters that drew each action."""
-        versions: np.ndarray = self.fields["version"][interval % 2]
+        """[T, N] version of the parameters that drew each action."""
+        versions: np.ndarray = self.fields["version"][interval % self._slots]
         return versions
 
     def mark(self) -> None:
-        """Keeps where every episode stands for the swap that follows; the write side must be full."""
-        fields, parity = self.fields, (self.interval + 1) % 2
+        """Keeps where every episode stands for the swap that follows; the rollout must be full."""
+        fields, mark = self.fields, (self.interval + 1) % _MARKS
         start, episode = self.episode_of(np.arange(self.spec.num_envs))
         for env, count in enumerate(np.minimum(self.steps - start, self.spec.log_steps).tolist()):
-            fields["marked_log"][parity, env, :count] = fields["log"][env, :count]
-        fields["marked_start"][parity], fields["marked_episode"][parity] = start, episode
+            fields["marked_log"][mark, env, :count] = fields["log"][env, :count]
+        fields["marked_start"][mark], fields["marked_episode"][mark] = start, episode
 
     def swap(self) -> None:
-        """The next interval begins: write and read side change places."""
+        """The next rollout begins, over the oldest one."""
         self.fields.in_order()
         self._interval[0] += 1
 
     def trajectories_sha256(self, interval: int) -> str:
-        """Hash of everything collected in an interval."""
+        """Hash of everything in a rollout."""
         digest = hashlib.sha256()
         for name in SIDE:
-            digest.update(name.encode() + np.ascontiguousarray(self.fields[name][interval % 2]).data)
+            digest.update(name.encode() + np.ascontiguousarray(self.fields[name][interval % self._slots]).data)
         return digest.hexdigest()
 
     def state_arrays(self, *, with_batch: bool) -> dict[str, np.ndarray]:
-        """Copies of what a resume needs to begin this interval again: episodes, and the storage to learn from.
+        """Copies of what a resume needs to begin this rollout again: episodes, and the rollout to learn from.
 
-        Args: ``with_batch`` where the last interval has not been learned from yet.
+        Args: ``with_batch`` where the last rollout has not been learned from yet.
         """
-        fields, parity = self.fields, self.interval % 2
-        start, episode = fields["marked_start"][parity], fields["marked_episode"][parity]
+        fields, mark = self.fields, self.interval % _MARKS
+        start, episode = fields["marked_start"][mark], fields["marked_episode"][mark]
         longest = int(np.minimum(self.interval * self.spec.sync_interval - start, self.spec.log_steps).max())
-        arrays = {"start": start, "episode": episode, "log": fields["marked_log"][parity, :, :longest]}
+        arrays = {"start": start, "episode": episode, "log": fields["marked_log"][mark, :, :longest]}
         if self.interval > 0:
-            before = (self.interval - 1) % 2
+            before = (self.interval - 1) % self._slots
             arrays["last_obs"] = fields["next_obs"][before, -1]
             arrays |= {f"side_{name}": fields[name][before] for name in SIDE if with_batch}
         return {name: array.copy() for name, array in arrays.items()}
 
     def restore(self, arrays: dict[str, np.ndarray], interval: int) -> None:
-        """Takes over what ``state_arrays`` gave at the beginning of that interval; nobody else may be there yet.
+        """Takes over what ``state_arrays`` gave at the beginning of that rollout; nobody else may be there yet.
 
         Raises:
             CheckpointError: it was saved with other sizes.
@@ -242,9 +253,9 @@ class Rollouts:
             fields[name][:] = arrays["episode"]
         for name, array in side.items():
             if array is not None:
-                fields[name][(interval - 1) % 2] = array
+                fields[name][(interval - 1) % self._slots] = array
         if "last_obs" in arrays:
-            fields["next_obs"][(interval - 1) % 2, -1] = arrays["last_obs"]
+            fields["next_obs"][(interval - 1) % self._slots, -1] = arrays["last_obs"]
         self.steps[:] = interval * self.spec.sync_interval
         self._interval[0] = interval - 1
         self.mark()
@@ -264,12 +275,13 @@ class RolloutWriter:
     """Environments ``first`` to ``first + count - 1`` of all, here by their index from 0."""
 
     def __init__(self, rollouts: Rollouts, first: int, count: int) -> None:
-        """Finds out where each of them is."""
         self._rollouts, self._first, self._count = rollouts, first, count
         self._mine = slice(first, first + count)
         self._steps, self._log = rollouts.steps, rollouts.fields["log"]
         self._sides = [rollouts.fields[name] for name in SIDE]
-        self._interval_steps, self._log_steps = rollouts.spec.sync_interval, rollouts.spec.log_steps
+        spec = rollouts.spec
+        self._rollout_steps, self._log_steps, self._slots = spec.sync_interval, spec.log_steps, spec.num_slots
+        self._free_running = spec.free_running
         start, episode = rollouts.episode_of(np.arange(first, first + count))
         self.steps: list[int] = rollouts.steps[self._mine].tolist()
         """Env steps of each since the run began."""
@@ -277,13 +289,18 @@ class RolloutWriter:
         """Number of each one's current episode."""
         self._start: list[int] = start.tolist()
 
-    def open(self, *, step_synchronous: bool = False) -> list[int]:
-        """Indices of those that may take a step: the interval is not full for them, and none of all is behind.
+    @property
+    def _end(self) -> int:
+        """Env steps that each may take now; where nobody paces, no environment gets a rollout ahead of the others."""
+        rollout = min(self.steps) // self._rollout_steps if self._free_running else self._rollouts.interval
+        return self._rollout_steps * (rollout + 1)
 
-        Args: ``step_synchronous`` where those behind are waited for.
+    def open(self, *, step_synchronous: bool = False) -> list[int]:
+        """Indices of those that may take a step: their rollout is not full.
+
+        Args: ``step_synchronous`` where also those of other samplers are waited for after each step.
         """
-        rollouts = self._rollouts
-        end = self._interval_steps * (rollouts.interval + 1)
+        end = self._end
         if step_synchronous:
             end = min(end, int(self._steps.min()) + 1)
         return [index for index, steps in enumerate(self.steps) if steps < end]
@@ -322,11 +339,11 @@ class RolloutWriter:
         """The environments' numbers, and where their next rows go."""
         first_step = self.steps[indices[0]]
         if len(indices) == self._count == self.steps.count(first_step):
-            interval, at = divmod(first_step, self._interval_steps)
-            return self._mine, (interval % 2, at, self._mine)
+            rollout, at = divmod(first_step, self._rollout_steps)
+            return self._mine, (rollout % self._slots, at, self._mine)
         envs = np.array(indices) + self._first
-        intervals, ats = np.divmod(self._steps[envs], self._interval_steps)
-        return envs, (intervals % 2, ats, envs)
+        rollouts, ats = np.divmod(self._steps[envs], self._rollout_steps)
+        return envs, (rollouts % self._slots, ats, envs)
 
     def _announce(self, index: int) -> None:
         """An episode will begin after the step at hand: in force as soon as ``steps`` has come to it."""
@@ -339,13 +356,13 @@ class RolloutWriter:
     def abandon(self, index: int) -> None:
         """Gives the current episode up after its last row, which becomes its truncated end; the next one begins.
 
-        A row of an earlier interval stays as it is: nothing is summed over an interval's end, and it may be in use.
+        A row of an earlier rollout stays as it is: nothing is summed over a rollout's end, and it may be in use.
         """
         fields, env, steps, start = self._rollouts.fields, self._first + index, self.steps[index], self._start[index]
-        interval, at = divmod(steps, self._interval_steps)
+        rollout, at = divmod(steps, self._rollout_steps)
         if start < steps and at > 0:
             # First: whoever is killed after it comes to the same error, or goes on with a row cut without need.
-            fields["truncated"][interval % 2, at - 1, env] = True
+            fields["truncated"][rollout % self._slots, at - 1, env] = True
         # All the time either pair of start and number is in force and whole: ``start`` while ``next_start`` is to come.
         fields["start"][env], fields["episode"][env] = start, self.episode[index]
         fields.in_order()
@@ -359,8 +376,11 @@ class RolloutWriter:
 
     @property
     def filled(self) -> bool:
-        """True while there is nothing left to step in this interval."""
-        return min(self.steps) >= self._interval_steps * (self._rollouts.interval + 1)
+        """True when the last step completed a rollout of all these environments."""
+        least = min(self.steps)
+        if self._free_running:
+            return 0 < least == max(self.steps) and least % self._rollout_steps == 0
+        return least >= self._end
 
     @property
     def last_of_step(self) -> bool:
@@ -370,3 +390,129 @@ class RolloutWriter:
     def close(self) -> None:
         """Drops the views."""
         del self._steps, self._log, self._sides
+
+
+class SlotState(enum.Enum):
+    """What may be done with a rollout."""
+
+    FREE = "free"
+    """Nothing: it has not begun, is overwritten, or was used K times."""
+    FILLING = "filling"
+    """Its sampler writes it."""
+    FULL = "full"
+    """It is whole and was not used."""
+    IN_USE = "in use"
+    """It was used, and may be used again."""
+
+
+class RolloutReader:
+    """Takes copies of rollouts, each at most K times; the one reader of its memory. A ``RolloutSource``.
+
+    Uses are counted in shared memory before a rollout is copied, so that not even a reader that was killed is a cause
+    of more than K.
+    """
+
+    def __init__(self, rollouts: Rollouts, envs_per_writer: int) -> None:
+        """Args: ``envs_per_writer`` (M) is how many of all environments each sampler has.
+
+        Raises:
+            ConfigError: the environments cannot be divided like that.
+        """
+        spec = rollouts.spec
+        if envs_per_writer < 1 or spec.num_envs % envs_per_writer:
+            raise ConfigError(f"{spec.num_envs} environments are not samplers of {envs_per_writer} each")
+        self._rollouts = rollouts
+        self._columns = [slice(first, first + envs_per_writer) for first in range(0, spec.num_envs, envs_per_writer)]
+
+    def state(self, writer: int, rollout: int) -> SlotState:
+        """State of rollout j of a sampler."""
+        current = self._current(writer)
+        if rollout >= current:
+            return SlotState.FILLING if rollout == current else SlotState.FREE
+        uses = self._used(writer, rollout)
+        if self._is_overwritten(writer, rollout) or uses >= self._rollouts.spec.max_uses:
+            return SlotState.FREE
+        return SlotState.IN_USE if uses else SlotState.FULL
+
+    @property
+    def uses_left(self) -> int:
+        """How often ``take`` would succeed now if nobody wrote."""
+        return sum([self._rollouts.spec.max_uses - uses for uses, *_ in self._usable()])
+
+    def take(self) -> TakenRollout | None:
+        """The rollout that was used least, among these the oldest; None while there is none."""
+        spec, fields = self._rollouts.spec, self._rollouts.fields
+        for _ in range(len(self._columns) * spec.num_slots):
+            usable = self._usable()
+            if not usable:
+                break
+            uses, _, rollout, writer = min(usable)
+            slot, columns = rollout % spec.num_slots, self._columns[writer]
+            fields["uses"][slot, columns.start] = rollout * _USES_BASE + uses + 1
+            fields.in_order()
+            copies = {name: fields[name][slot, :, columns].copy() for name in SIDE}
+            fields.in_order()
+            if not self._is_overwritten(writer, rollout):
+                versions = copies.pop("version")
+                return TakenRollout(writer, rollout, uses + 1, int(versions.min()), versions, RolloutBatch(**copies))
+        return None
+
+    def _usable(self) -> list[tuple[int, int, int, int]]:
+        """(uses, version, j, sampler) of every rollout that may be used."""
+        spec, versions = self._rollouts.spec, self._rollouts.fields["version"]
+        found = []
+        for writer, columns in enumerate(self._columns):
+            current = self._current(writer)
+            for rollout in range(max(0, current - spec.num_slots + 1), current):
+                if self.state(writer, rollout) in (SlotState.FULL, SlotState.IN_USE):
+                    version = int(versions[rollout % spec.num_slots, 0, columns.start])
+                    found.append((self._used(writer, rollout), version, rollout, writer))
+        return found
+
+    def _current(self, writer: int) -> int:
+        """The rollout that a sampler fills; all before it are or were whole."""
+        steps = int(self._rollouts.steps[self._columns[writer]].min())
+        self._rollouts.fields.in_order()
+        return steps // self._rollouts.spec.sync_interval
+
+    def _is_overwritten(self, writer: int, rollout: int) -> bool:
+        """Whether its sampler may have begun the rollout that has its place."""
+        spec = self._rollouts.spec
+        if not spec.free_running:
+            return self._rollouts.interval >= rollout + spec.num_slots
+        return int(self._rollouts.steps[self._columns[writer]].max()) >= (rollout + spec.num_slots) * spec.sync_interval
+
+    def _used(self, writer: int, rollout: int) -> int:
+        """Uses of a rollout so far; what the slot says of another rollout is none of this one."""
+        slot = rollout % self._rollouts.spec.num_slots
+        of, uses = divmod(int(self._rollouts.fields["uses"][slot, self._columns[writer].start]), _USES_BASE)
+        return uses if of == rollout else 0
+
+
+ROLLOUTS, LEARNER = "rollouts/", "learner/"
+"""Whose a checkpoint's tensors are."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Handover:
+    """Memory of an on-policy run that outlives its learner."""
+
+    policies: VersionedParameters
+    """theta(j) and theta(j + 1) as actors read them."""
+    states: VersionedParameters
+    """Everything the learner begins interval j with, and j + 1."""
+
+
+def put_back(tensors: dict[str, np.ndarray], state: dict[str, Any], rollouts: Rollouts, handover: Handover) -> None:
+    """Puts a checkpoint where samplers and learner go on from, before any of them is there.
+
+    Raises:
+        CheckpointError: it was saved with other sizes.
+        KeyError: it is no checkpoint of an on-policy run.
+    """
+    def part(name: str) -> dict[str, np.ndarray]:
+        return {key.removeprefix(name): array for key, array in tensors.items() if key.startswith(name)}
+
+    interval = int(state["interval"])
+    rollouts.restore(part(ROLLOUTS), interval)
+    handover.states.publish(part(LEARNER), state["learner"], 0, interval)

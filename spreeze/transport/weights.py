@@ -1,8 +1,12 @@
-"""Weights between processes through files: immutable versions and an atomically replaced pointer.
+"""Parameters from one learner to any number of readers: files on disk, or slots in shared memory.
 
-The order of versions is (epoch, version): epoch rises whenever a learner starts, version counts its
-updates. A reader that doubts anything keeps what it has. Nothing is fsynced: these files are
-replaced many times a minute, and the durable copy is the checkpoint.
+The order of versions is (epoch, version): epoch rises whenever a learner starts, version counts its updates.
+
+``WeightsStore`` keeps immutable files and an atomically replaced pointer. A reader that doubts anything keeps what it
+has. Nothing is fsynced: these files are replaced many times a minute, and the durable copy is the checkpoint.
+
+``VersionedParameters`` keeps the newest N versions in files that exist in memory only and belong to the supervisor, so
+they outlive every worker. On-policy modes hand policies and the learner's whole state on through two such objects.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 import re
 import time
@@ -18,7 +23,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from safetensors import SafetensorError
@@ -26,8 +31,9 @@ from safetensors import numpy as safetensors_numpy
 
 from spreeze.errors import WeightsError
 from spreeze.transport import files
+from spreeze.transport.protocols import Arrays
+from spreeze.transport.shared_memory import nameless_file
 
-Json = Any
 LATEST = "LATEST.json"
 _NAME = re.compile(r"^w-(\d{6,})-(\d{12,})\.safetensors$")
 _MAX_BYTES = 1 << 32
@@ -38,32 +44,32 @@ _MAX_POINTER_BYTES = 1 << 16
 class Weights:
     """One published version."""
 
-    arrays: dict[str, np.ndarray]
-    meta: dict[str, Json]
+    arrays: Arrays
+    meta: dict[str, Any]
     epoch: int
     version: int
     path: Path
 
     @property
     def order(self) -> tuple[int, int]:
-        """What versions are compared by."""
+        """(epoch, version): what versions are compared by."""
         return self.epoch, self.version
 
 
-def schema_of(arrays: dict[str, np.ndarray]) -> str:
+def schema_of(arrays: Arrays) -> str:
     """Short hash of names, types and shapes: equal for weights of equal networks."""
     text = ";".join(f"{name} {array.dtype.name} {array.shape}" for name, array in sorted(arrays.items()))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _check_finite(arrays: dict[str, np.ndarray], where: str) -> None:
+def _check_finite(arrays: Arrays, where: str) -> None:
     for name, array in arrays.items():
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             bad = int(array.size - np.isfinite(array).sum())
             raise WeightsError(f"{where}: {name} has {bad} of {array.size} values that are not finite")
 
 
-def _checksum(arrays: dict[str, np.ndarray], meta_text: str) -> int:
+def _checksum(arrays: Arrays, meta_text: str) -> int:
     """CRC-32 of everything a reader uses; finds every single flipped byte in a file that stands alone."""
     value = zlib.crc32(meta_text.encode())
     for name in sorted(arrays):
@@ -73,7 +79,7 @@ def _checksum(arrays: dict[str, np.ndarray], meta_text: str) -> int:
     return value
 
 
-def encode(arrays: dict[str, np.ndarray], meta: dict[str, Json], epoch: int, version: int) -> bytes:
+def encode(arrays: Arrays, meta: dict[str, Any], epoch: int, version: int) -> bytes:
     """The bytes of a weights file: safetensors, all facts about it as JSON in its metadata."""
     arrays = {name: np.asarray(array, order="C") for name, array in arrays.items()}
     text = json.dumps({"meta": meta, "epoch": epoch, "version": version}, sort_keys=True)
@@ -131,7 +137,7 @@ class WeightsStore:
         self._last: tuple[int, int] | None = None
         self._present: deque[tuple[float, str]] | None = None
 
-    def publish(self, arrays: dict[str, np.ndarray], meta: dict[str, Json], epoch: int, version: int) -> str:
+    def publish(self, arrays: Arrays, meta: dict[str, Any], epoch: int, version: int) -> str:
         """Makes a new version visible, file first, pointer second; returns the file's path.
 
         Raises:
@@ -168,7 +174,7 @@ class WeightsStore:
         except DAMAGE:
             return None
 
-    def _pointer(self) -> dict[str, Json]:
+    def _pointer(self) -> dict[str, Any]:
         pointer = json.loads(files.read_bytes(self.directory / LATEST, _MAX_POINTER_BYTES))
         if not isinstance(pointer, dict):
             raise ValueError("pointer is no JSON object")
@@ -213,7 +219,7 @@ class WeightsStore:
             self.refused += 1
             return None
 
-    def _checked(self, pointer: dict[str, Json], order: tuple[int, int]) -> Weights:
+    def _checked(self, pointer: dict[str, Any], order: tuple[int, int]) -> Weights:
         """The version that a pointer names, if all that is known about it agrees."""
         match = _NAME.match(pointer["file"])
         if match is None or (int(match[1]), int(match[2])) != order:
@@ -226,3 +232,144 @@ class WeightsStore:
         if weights.order != order or schema_of(weights.arrays) != pointer["schema"]:
             raise WeightsError(f"{path} is not version {order[0]}-{order[1]}")
         return weights
+
+
+class StoredParameters(NamedTuple):
+    """One version, in arrays of the reader's own."""
+
+    arrays: Arrays
+    meta: dict[str, Any]
+    epoch: int
+    version: int
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """(epoch, version): what versions are compared by."""
+        return self.epoch, self.version
+
+
+_SLOT_HEADER_BYTES = 24
+"""Version, epoch, length of the description."""
+_NOTHING = -1
+"""In place of a version while something is being written."""
+
+
+class VersionedParameters:
+    """Arrays and facts of the newest versions, version v in slot v mod N; one writer, any number of readers.
+
+    A slot begins with its version, stored last by the writer and looked at again by the reader; what a writer that was
+    killed has left unfinished counts as nothing. There are no checksums: nobody else has these files.
+    """
+
+    def __init__(self, fds: tuple[int, ...]) -> None:
+        self.fds = fds
+
+    @classmethod
+    def create(cls, slots: int = 2) -> VersionedParameters:
+        """Empty slots.
+
+        Raises:
+            OSError: no descriptor left.
+        """
+        fds: list[int] = []
+        try:
+            fds.extend(nameless_file("spreeze-parameters") for _ in range(slots))
+        except OSError:
+            cls(tuple(fds)).close()
+            raise
+        return cls(tuple(fds))
+
+    def publish(self, arrays: Arrays, meta: dict[str, Any], epoch: int, version: int) -> None:
+        """Stores a version; nothing if it is there already, for somebody may be reading it.
+
+        Raises:
+            WeightsError: a newer one is there.
+            OSError: no memory left.
+        """
+        fd, order = self.fds[version % len(self.fds)], (epoch, version)
+        if _slot_header(fd)[:2] == order:
+            return
+        newest = max(_slot_header(slot) for slot in self.fds)
+        if newest[:2] > order:
+            raise WeightsError(f"version {epoch}-{version} is not published: {newest[0]}-{newest[1]} is already there")
+        own = {name: np.asarray(array, order="C") for name, array in arrays.items()}
+        facts = json.dumps({"meta": meta, "arrays": [[name, array.dtype.str, array.shape]
+                                                     for name, array in own.items()]}).encode()
+        parts: list[bytes | memoryview] = [facts, *(array.reshape(-1).view(np.uint8).data for array in own.values())]
+        _pwrite(fd, _EMPTY.encoded(), 0)
+        offset = _SLOT_HEADER_BYTES
+        for data in parts:
+            _pwrite(fd, data, offset)
+            offset += len(data)
+        _pwrite(fd, _SlotHeader(epoch, version, len(facts)).encoded(), 0)
+
+    def read(self, version: int) -> StoredParameters | None:
+        """A version, or None: it is not there (yet), not any more, or being written."""
+        fd = self.fds[version % len(self.fds)]
+        header = _slot_header(fd)
+        return self._read(fd, header) if header.version == version else None
+
+    def read_latest(self, newer_than: tuple[int, int] | None = None) -> StoredParameters | None:
+        """The newest version; None if there is none, or none that is newer than (epoch, version)."""
+        newest, fd = max((_slot_header(fd), fd) for fd in self.fds)
+        if newest.version == _NOTHING or (newer_than is not None and newest[:2] <= newer_than):
+            return None
+        return self._read(fd, newest)
+
+    def _read(self, fd: int, header: _SlotHeader) -> StoredParameters | None:
+        """What a slot with that header holds, None if the writer has gone on meanwhile."""
+        facts = _pread(fd, header.facts_bytes, _SLOT_HEADER_BYTES)
+        if _slot_header(fd) != header:
+            return None
+        described = json.loads(facts)
+        arrays, offset = {}, _SLOT_HEADER_BYTES + header.facts_bytes
+        for name, dtype, shape in described["arrays"]:
+            data = _pread(fd, math.prod(shape) * np.dtype(dtype).itemsize, offset)
+            arrays[name] = np.frombuffer(data, dtype).reshape(shape)
+            offset += len(data)
+        if _slot_header(fd) != header:
+            return None
+        return StoredParameters(arrays, described["meta"], header.epoch, header.version)
+
+    def close(self) -> None:
+        """Closes the files; the last one to do so frees them."""
+        for fd in self.fds:
+            with contextlib.suppress(OSError):
+                os.close(fd)
+
+
+class _SlotHeader(NamedTuple):
+    epoch: int
+    version: int
+    facts_bytes: int
+
+    def encoded(self) -> bytes:
+        parts = (self.version, self.epoch, self.facts_bytes)
+        return b"".join(part.to_bytes(8, "little", signed=True) for part in parts)
+
+
+_EMPTY = _SlotHeader(_NOTHING, _NOTHING, 0)
+
+
+def _slot_header(fd: int) -> _SlotHeader:
+    data = os.pread(fd, _SLOT_HEADER_BYTES, 0)
+    if len(data) < _SLOT_HEADER_BYTES:
+        return _EMPTY
+    version, epoch, facts_bytes = (int.from_bytes(data[at : at + 8], "little", signed=True) for at in (0, 8, 16))
+    return _SlotHeader(epoch, version, facts_bytes)
+
+
+def _pwrite(fd: int, data: bytes | memoryview, offset: int) -> None:
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(fd, view, offset)
+        view, offset = view[written:], offset + written
+
+
+def _pread(fd: int, size_bytes: int, offset: int) -> bytearray:
+    """That many bytes, or zeros where the file ends."""
+    data = bytearray(size_bytes)
+    view = memoryview(data)
+    while view and (count := os.preadv(fd, [view], offset)):
+        view, offset = view[count:], offset + count
+    return data

@@ -12,8 +12,8 @@ from spreeze.inference.policy import Policy
 from spreeze.metrics.table import SLOTS, Phase
 from spreeze.transport.inference_mailbox import Answers, InferenceMailbox
 from spreeze.transport.rollouts import Rollouts, RolloutSpec
-from spreeze.transport.versioned_parameters import VersionedParameters
 from spreeze.transport.wakeup import Wakeup
+from spreeze.transport.weights import VersionedParameters
 from spreeze.types import Jsonable
 from spreeze.workers.context import WorkerContext
 

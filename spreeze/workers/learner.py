@@ -17,11 +17,11 @@ from spreeze.errors import ResourceError, WorkerError
 from spreeze.metrics.table import SLOTS, TABLE, Phase
 from spreeze.transport import status_table as words
 from spreeze.transport.checkpoint import Checkpoint
-from spreeze.transport.frames import open_reader
 from spreeze.transport.rate_limiter import RateLimiter
+from spreeze.transport.replay_reader import open_reader
 from spreeze.transport.replay_ring import ReplayRing, RingSpec
-from spreeze.transport.rollouts import Rollouts
-from spreeze.transport.versioned_parameters import Handover, VersionedParameters
+from spreeze.transport.rollouts import Handover, Rollouts
+from spreeze.transport.weights import VersionedParameters
 from spreeze.workers.context import WorkerContext
 from spreeze.workers.inference_worker import WAIT_S, wakeups_of
 from spreeze.workers.jobs import AnyLearnerJob, LearnerJob, OnPolicyLearnerJob

@@ -11,7 +11,7 @@ from spreeze.envs.task import open_task
 from spreeze.metrics.table import Phase
 from spreeze.transport.inference_mailbox import InferenceMailbox
 from spreeze.transport.rollouts import Rollouts, RolloutSpec
-from spreeze.transport.versioned_parameters import VersionedParameters
+from spreeze.transport.weights import VersionedParameters
 from spreeze.types import EnvSpec, Jsonable
 from spreeze.workers.collect.rollout_collector import RolloutCollector
 from spreeze.workers.context import WorkerContext

@@ -13,7 +13,9 @@ import numpy as np
 from spreeze.envs.task import open_task, uniform_actions, vector_maker
 from spreeze.inference.policy import Policy
 from spreeze.metrics.table import SLOTS, Phase
+from spreeze.transport.protocols import TransitionSink
 from spreeze.transport.rate_limiter import RateLimiter
+from spreeze.transport.remote import SocketSink, read_secret
 from spreeze.transport.replay_ring import ReplayRing, RingSpec, ShardWriter
 from spreeze.transport.weights import WeightsStore
 from spreeze.types import EnvSpec, Jsonable
@@ -39,8 +41,12 @@ class SamplerJob(Jsonable):
     n_step: int
     gamma: float
     nan_policy: str
-    ring_fd: int
     ring: dict[str, Any]
+    """Shape of the ring that the rows go to, by its descriptor or through a socket."""
+    ring_fd: int = -1
+    sink_address: str = ""
+    """Of the gateway to another process's ring (see ``transport.remote``); empty where there is a descriptor."""
+    sink_secret_file: str = ""
     samples_per_insert_min: float
     samples_per_insert_max: float
     learning_starts: int
@@ -49,25 +55,32 @@ class SamplerJob(Jsonable):
 
 def run_sampler(context: WorkerContext, job: SamplerJob) -> None:
     """Samples until told to stop. Returns after closing its environments."""
-    ring = ReplayRing.attach(job.ring_fd, RingSpec.from_json(job.ring))
-    writer = ShardWriter(ring, job.index)
-    # The shard's committed rows make the stream differ after a restart: no episode is replayed.
-    stream = np.random.SeedSequence([job.seed, job.index, int(ring.committed[job.index])])
+    sink = open_sink(job)
+    # The rows that the sink has had make the stream differ after a restart: no episode is replayed.
+    stream = np.random.SeedSequence([job.seed, job.index, sink.next_logical])
     rng = np.random.default_rng(stream)
     sampling = TransitionCollector(
         lambda: open_task(job.spec),
-        job.num_envs, job.spec, writer,
+        job.num_envs, job.spec, sink,
         n_step=job.n_step, gamma=job.gamma, seeds=[int(s) for s in rng.integers(2**31, size=job.num_envs)],
         nan_policy=job.nan_policy, on_wait=lambda: context.beat(Phase.INIT), on_reset=lambda: context.beat(Phase.RESET),
         make_vector=vector_maker(job.spec), tell=context.env_error,
     )
     try:
-        loop = SamplerLoop(context, job, ring, sampling, rng)
+        loop = SamplerLoop(context, job, sink, sampling, rng)
         while not context.stopping:
             loop.turn()
     finally:
         sampling.close()
-        ring.close()
+        sink.close()
+
+
+def open_sink(job: SamplerJob) -> TransitionSink:
+    """Where the sampler's rows go."""
+    spec = RingSpec.from_json(job.ring)
+    if job.sink_address:
+        return SocketSink(job.sink_address, read_secret(Path(job.sink_secret_file)), spec.layout, job.index)
+    return ShardWriter(ReplayRing.attach(job.ring_fd, spec), job.index)
 
 
 class SamplerLoop:
@@ -77,20 +90,21 @@ class SamplerLoop:
         self,
         context: WorkerContext,
         job: SamplerJob,
-        ring: ReplayRing,
+        sink: TransitionSink,
         sampling: TransitionCollector,
         rng: np.random.Generator,
     ) -> None:
-        self._context, self._job, self._ring, self._sampling, self._rng = context, job, ring, sampling, rng
+        self._context, self._job, self._sink, self._sampling, self._rng = context, job, sink, sampling, rng
         self._limiter = RateLimiter(
             minimum=job.samples_per_insert_min, maximum=job.samples_per_insert_max,
             learning_starts=job.learning_starts, batch_size=job.batch_size,
-            rows_per_write=job.num_envs * ring.spec.num_shards,
+            rows_per_write=job.num_envs * RingSpec.from_json(job.ring).num_shards,
         )
         self._weights = WeightsStore(Path(job.run_dir) / "weights")
         self._held: tuple[int, int] | None = None
         self._policy: Policy | None = None
         self._hint = -1
+        self._counts = sink.counts()
         self._wait_s = 0.0
         self._rest_until_s = 0.0
         # Slots outlive a restart of this process, so counters go on from where they were.
@@ -121,10 +135,8 @@ class SamplerLoop:
         return actions
 
     def _may_insert(self) -> bool:
-        ring = self._ring
-        return self._limiter.may_insert(
-            ring.total_committed(), ring.baseline_inserted, ring.sampled, self._sampling.num_envs
-        )
+        self._counts = counts = self._sink.counts()
+        return self._sink.has_room and self._limiter.may_insert(*counts, self._sampling.num_envs)
 
     def _refresh_policy(self) -> None:
         hint = self._context.weights_hint
@@ -141,7 +153,7 @@ class SamplerLoop:
     def _actions(self) -> np.ndarray:
         """Uniform actions until learning starts (and the learner has learned something), then the policy's."""
         untrained = self._held is None or self._held[1] == 0
-        if self._policy is None or (untrained and self._ring.baseline_inserted < 0):
+        if self._policy is None or (untrained and self._counts.baseline < 0):
             return uniform_actions(self._job.spec, self._sampling.num_envs, self._rng)
         return self._policy.act(self._sampling.obs, self._rng)
 

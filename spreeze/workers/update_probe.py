@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 from spreeze.config.schema import PARTS
 from spreeze.machine.processes import leave_to_supervisor
-from spreeze.transport.frames import open_reader
+from spreeze.transport.replay_reader import open_reader
 from spreeze.transport.replay_ring import ReplayRing, RingSpec
 from spreeze.transport.wakeup import readable
 from spreeze.types import RowLayout

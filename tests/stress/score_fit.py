@@ -25,7 +25,7 @@ from spreeze.bench import Row
 from spreeze.envs.task import Task, open_task, uniform_actions
 from spreeze.inference.policy import Policy
 from spreeze.runtime.plan import RunPlan
-from spreeze.transport.frames import open_reader
+from spreeze.transport.replay_reader import open_reader
 from spreeze.transport.replay_ring import ReplayRing, ShardWriter
 from spreeze.workers.collect.transition_collector import TransitionCollector
 from spreeze.workers.evaluator import run_episodes, score, seed_list

@@ -59,9 +59,8 @@ class BareWriter(ShardWriter):
 class BareReader(ReplayReader):
     """Copies rows and never looks whether they were overwritten meanwhile."""
 
-    def _copy(self, drawn: Drawn, out: np.ndarray) -> np.ndarray | None:
-        self.ring.rows.take(drawn.row, axis=0, out=out, mode="clip")
-        return None
+    def _copy(self, drawn: Drawn, rows: np.ndarray, frames: np.ndarray | None) -> None:
+        self.ring.rows.take(drawn.row, axis=0, out=rows, mode="clip")
 
 
 def checks_rows(plan: RunPlan, repeats: int) -> list[Row]:

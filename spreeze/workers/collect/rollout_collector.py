@@ -17,7 +17,8 @@ import numpy as np
 from spreeze.envs.task import ObsRows, Task
 from spreeze.errors import WorkerError
 from spreeze.transport.inference_mailbox import Answers
-from spreeze.transport.rollouts import Rollouts, RolloutWriter, StepRows
+from spreeze.transport.protocols import StepRows
+from spreeze.transport.rollouts import Rollouts, RolloutWriter
 from spreeze.types import EnvSpec
 from spreeze.workers.inference_worker import RolloutPolicy
 from spreeze.workers.sampler_stats import EnvPool, Tell, untold

@@ -10,9 +10,8 @@ import numpy as np
 
 from spreeze.envs.task import ActionScaling, ObsRows, Task
 from spreeze.envs.vector_engines import VectorTask
-from spreeze.transport.frames import FrameLog
-from spreeze.transport.n_step import NStep
-from spreeze.transport.replay_ring import ShardWriter
+from spreeze.transport.protocols import TransitionSink
+from spreeze.transport.transitions import FrameLog, NStep
 from spreeze.types import EnvSpec
 from spreeze.workers.sampler_stats import EnvPool, Tell, untold
 
@@ -28,7 +27,7 @@ class TransitionCollector(EnvPool):
     """
 
     def __init__(
-        self, make_task: Callable[[], Task], num_envs: int, spec: EnvSpec, writer: ShardWriter | RowSink, *,
+        self, make_task: Callable[[], Task], num_envs: int, spec: EnvSpec, sink: TransitionSink, *,
         n_step: int, gamma: float, seeds: list[int], nan_policy: str = "drop",
         on_wait: Callable[[], None] = lambda: None, on_reset: Callable[[], None] = lambda: None,
         make_vector: Callable[[int, int], VectorTask] | None = None, tell: Tell = untold,
@@ -37,7 +36,7 @@ class TransitionCollector(EnvPool):
         self._on_reset = on_reset
         self._to_native = ActionScaling(spec, bounded=True)
         self._native = np.zeros((num_envs, spec.action_dim), np.float32)
-        self._rows = row_writer_for(spec, num_envs, writer, n_step, gamma)
+        self._rows = row_writer_for(spec, num_envs, sink, n_step, gamma)
         self._reward = np.zeros(num_envs, np.float32)
         self._terminated = np.zeros(num_envs, np.float32)
         self._make_vector, self._seed = make_vector, seeds[0]
@@ -178,16 +177,6 @@ class StepBatch(NamedTuple):
     version: int  # of the policy
 
 
-class RowSink(Protocol):
-    """Where rows of vectors go: a shard of the ring."""
-
-    def write(
-        self, obs: np.ndarray, action: np.ndarray, reward: np.ndarray, terminated: np.ndarray, next_obs: np.ndarray,
-        num_steps: np.ndarray | None = None, version: int = 0,
-    ) -> None:
-        """Appends N rows."""
-
-
 class ReplayRowWriter(Protocol):
     """The observations of N environments and their way into replay."""
 
@@ -210,22 +199,21 @@ class ReplayRowWriter(Protocol):
 
 
 def row_writer_for(
-    spec: EnvSpec, num_envs: int, writer: ShardWriter | RowSink, n_step: int, gamma: float
+    spec: EnvSpec, num_envs: int, sink: TransitionSink, n_step: int, gamma: float
 ) -> ReplayRowWriter:
     """The rows of a task."""
     if spec.frames is None:
-        return VectorRowWriter(spec, num_envs, writer, n_step, gamma)
-    assert isinstance(writer, ShardWriter)
-    return FrameRowWriter(spec, num_envs, writer, n_step, gamma)
+        return VectorRowWriter(spec, num_envs, sink, n_step, gamma)
+    return FrameRowWriter(spec, num_envs, sink, n_step, gamma)
 
 
 class VectorRowWriter:
     """Rows of vector observations [N, O]; two buffers that change places."""
 
-    def __init__(self, spec: EnvSpec, num_envs: int, writer: RowSink, n_step: int, gamma: float) -> None:
+    def __init__(self, spec: EnvSpec, num_envs: int, sink: TransitionSink, n_step: int, gamma: float) -> None:
         self.obs = np.zeros((num_envs, spec.obs_dim), np.float32)
         self._next_obs = np.zeros_like(self.obs)
-        self._writer = writer
+        self._sink = sink
         self._n_steps = [NStep(n_step, gamma) for _ in range(num_envs)] if n_step > 1 else None
 
     def start(self, index: int | slice, obs: np.ndarray) -> None:
@@ -239,13 +227,13 @@ class VectorRowWriter:
         if self._n_steps is not None:
             self._store_n_step(batch)
         elif not batch.broken:
-            self._writer.write(self.obs, batch.actions, batch.reward, batch.terminated, self._next_obs,
-                               version=batch.version)
+            self._sink.write(self.obs, batch.actions, batch.reward, batch.terminated, self._next_obs,
+                             version=batch.version)
         else:
             keep = np.setdiff1d(np.arange(len(self.obs)), batch.broken)
             if keep.size:
-                self._writer.write(self.obs[keep], batch.actions[keep], batch.reward[keep], batch.terminated[keep],
-                                   self._next_obs[keep], version=batch.version)
+                self._sink.write(self.obs[keep], batch.actions[keep], batch.reward[keep], batch.terminated[keep],
+                                 self._next_obs[keep], version=batch.version)
         self.obs, self._next_obs = self._next_obs, self.obs
 
     def _store_n_step(self, batch: StepBatch) -> None:
@@ -260,19 +248,19 @@ class VectorRowWriter:
         if not rows:
             return
         obs, action, returns, terminated, next_obs, spans = zip(*rows, strict=True)
-        self._writer.write(np.stack(obs), np.stack(action), np.asarray(returns, np.float32),
-                           np.asarray(terminated, np.float32), np.stack(next_obs),
-                           num_steps=np.asarray(spans, np.float32), version=batch.version)
+        self._sink.write(np.stack(obs), np.stack(action), np.asarray(returns, np.float32),
+                         np.asarray(terminated, np.float32), np.stack(next_obs),
+                         num_steps=np.asarray(spans, np.float32), version=batch.version)
 
 
 class FrameRowWriter:
     """Rows of images: the stacks for the policy here, each frame once in replay."""
 
-    def __init__(self, spec: EnvSpec, num_envs: int, writer: ShardWriter, n_step: int, gamma: float) -> None:
+    def __init__(self, spec: EnvSpec, num_envs: int, sink: TransitionSink, n_step: int, gamma: float) -> None:
         assert spec.frames is not None
         self._rows = ObsRows(num_envs, spec)
         self._sign = spec.frames.sign_rewards
-        self._log = FrameLog(writer, num_envs, n_step, gamma)
+        self._log = FrameLog(sink, num_envs, n_step, gamma)
 
     @property
     def obs(self) -> np.ndarray:

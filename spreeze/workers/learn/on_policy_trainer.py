@@ -22,8 +22,8 @@ import numpy as np
 from spreeze.algorithms.on_policy import OnPolicyAlgorithm
 from spreeze.errors import WorkerError
 from spreeze.metrics.table import blank_learner
-from spreeze.transport.rollouts import Rollouts
-from spreeze.transport.versioned_parameters import LEARNER, ROLLOUTS, Handover, StoredParameters, VersionedParameters
+from spreeze.transport.rollouts import LEARNER, ROLLOUTS, Handover, Rollouts
+from spreeze.transport.weights import StoredParameters, VersionedParameters
 
 Arrays = dict[str, np.ndarray]
 FINGERPRINTS = "fingerprints.jsonl"
@@ -74,10 +74,10 @@ class OnPolicyTrainer:
         """State and policy of an interval, where actors and a successor find them."""
         start = perf_counter()
         algorithm = self.algorithm
-        self._handover.states.write(interval, algorithm.state_arrays(), {"algorithm": algorithm.state_json(),
-                                                                         "updates": algorithm.updates})
+        state = {"algorithm": algorithm.state_json(), "updates": algorithm.updates}
+        self._handover.states.publish(algorithm.state_arrays(), state, 0, interval)
         meta = {**algorithm.policy_meta(), **self._meta, "updates": algorithm.updates}
-        self._handover.policies.write(interval, dict(algorithm.policy_arrays()), meta)
+        self._handover.policies.publish(dict(algorithm.policy_arrays()), meta, 0, interval)
         self.hand_s += perf_counter() - start
 
     def learn(self) -> bool:

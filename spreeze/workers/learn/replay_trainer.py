@@ -16,7 +16,7 @@ from spreeze.algorithms.registry import create
 from spreeze.config.schema import AlgorithmConfig
 from spreeze.inference.normalizer import Normalizer
 from spreeze.metrics.table import blank_learner
-from spreeze.transport.frames import FrameReader
+from spreeze.transport.protocols import BatchSource
 from spreeze.transport.replay_reader import ReplayReader
 from spreeze.types import EnvSpec, RowLayout, TransitionBatch
 from spreeze.workers.learn.cuda_graphs import CudaGraph, Graph, GraphedUpdates, reason_against
@@ -34,7 +34,7 @@ class ReplayTrainer:
     """Draws batches, updates the algorithm, keeps time and state. Knows no process."""
 
     def __init__(
-        self, spec: EnvSpec, algo: str, config: AlgorithmConfig, layout: RowLayout, reader: ReplayReader, *,
+        self, spec: EnvSpec, algo: str, config: AlgorithmConfig, layout: RowLayout, reader: BatchSource, *,
         batch_size: int, device: str, seed: int, normalize_obs: bool, pair: ThreadPair | None = None,
         overlap: bool = False, copy_interval: int = 0, mirror: bool = False, updates_per_launch: int = 0,
     ) -> None:
@@ -76,6 +76,7 @@ class ReplayTrainer:
         if self._frame_shape is not None:
             self.notes.append("batches come from the host: frames are followed there")
             return
+        assert isinstance(self._reader, ReplayReader)
         mirror, note = fitted_gpu_replay(
             self._reader, self.batch_size, self._device, self._seed, free_bytes(self._device)
         )
@@ -212,10 +213,8 @@ class ReplayTrainer:
 
     def _draw(self) -> int:
         """Copies a batch out of replay; returns how many draws had to be repeated."""
-        if self._frames is None:
-            return self._reader.sample(self._rng, self._rows_np)
-        assert isinstance(self._reader, FrameReader)
-        return self._reader.sample_frames(self._rng, self._rows_np, self._frames.flatten(2).numpy())
+        frames = None if self._frames is None else self._frames.flatten(2).numpy()
+        return self._reader.sample(self._rng, self._rows_np, frames)
 
     def _normalize(self, normalizer: Normalizer) -> None:
         obs, next_obs = self._rows_np[:, self._layout.obs], self._rows_np[:, self._layout.next_obs]
@@ -264,7 +263,7 @@ class ReplayTrainer:
             "batch_size": self.batch_size, "wait_s": wait_s,
             "gather_s": self.gather_s, "critic_s": self.critic_s, "actor_s": self.actor_s,
             "publish_s": publish_s, "policy_lag": lag_age[0], "transition_age": lag_age[1],
-            "replay_fill": self._reader.available / self._reader.ring.spec.capacity, "rows_redrawn": self.rows_redrawn,
+            "replay_fill": self._reader.available / self._reader.capacity, "rows_redrawn": self.rows_redrawn,
             "updates_skipped": self.algorithm.updates_skipped(), **self.algorithm.metrics(),
         }
 

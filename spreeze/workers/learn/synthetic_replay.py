@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from spreeze.envs.task import uniform_actions
-from spreeze.transport.frames import FrameLog
 from spreeze.transport.replay_ring import ReplayRing, ShardWriter
+from spreeze.transport.transitions import FrameLog
 from spreeze.types import EnvSpec
 
 _DRAWN_ROWS = 4096
