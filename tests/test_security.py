@@ -8,11 +8,11 @@ import tracemalloc
 import numpy as np
 import psutil
 import pytest
+from dashboard_browser import server
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_catalogue import TESTS, known_tests
 
-from spreeze.bench.page import server
 from spreeze.config.layers import read_profile, resolve
 from spreeze.config.schema import check_name
 from spreeze.errors import SpreezeError
