@@ -22,7 +22,8 @@ import numpy as np
 import psutil
 
 from spreeze.bench import Row, row
-from spreeze.config.layers import Layer, resolve, task_profile, with_algorithm
+from spreeze.config.layers import Layer, resolve, with_algorithm
+from spreeze.config.profiles import task_profile
 from spreeze.envs.action_scaling import ActionScaling
 from spreeze.envs.probe import probe_env
 from spreeze.envs.stdout import stdout_to_stderr

@@ -24,7 +24,8 @@ from typing import Any
 
 from spreeze.bench import Row
 from spreeze.bench.runs import Say, busy_core
-from spreeze.config.layers import Layer, Settings, resolve, task_profile, with_algorithm
+from spreeze.config.layers import Layer, Settings, resolve, with_algorithm
+from spreeze.config.profiles import task_profile
 from spreeze.envs.probe import probe_env
 from spreeze.errors import ConfigError, SpreezeError
 from spreeze.machine.hardware import read_machine

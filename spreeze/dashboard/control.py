@@ -29,7 +29,7 @@ from spreeze.config.schema import FLAGS, Config, RunConfig, field_of, kind_of
 from spreeze.dashboard.run_data import ROOT, SAMPLE, launch_log, live_run, read_json, tail_lines
 from spreeze.errors import ConfigError, ResourceError, RunError
 from spreeze.formatting import clean
-from spreeze.metrics.store_reader import MetricsReader
+from spreeze.metrics.store import MetricsReader
 from spreeze.run_directory import (
     ask,
     find_run,

@@ -16,8 +16,7 @@ from spreeze.dashboard.run_data import LIVE_STATES, newest_log, read_json
 from spreeze.formatting import DASH, clean, duration, number, percent, size
 from spreeze.metrics.bottleneck import bottleneck
 from spreeze.metrics.snapshot import GpuSnapshot, Snapshot, measured, parts_of
-from spreeze.metrics.store import EvaluationRow
-from spreeze.metrics.store_reader import MetricsReader, Point, Series
+from spreeze.metrics.store import EvaluationRow, MetricsReader, Point, Series
 from spreeze.metrics.table import GROUPS, RETURN, TABLE, Metric, MetricTable
 from spreeze.run_directory import read_config, read_run, state_of
 

@@ -19,8 +19,7 @@ import numpy as np
 
 from spreeze.errors import ConfigError, RunError
 from spreeze.formatting import DASH, clean, number
-from spreeze.metrics.store import EvaluationRow
-from spreeze.metrics.store_reader import MetricsReader
+from spreeze.metrics.store import EvaluationRow, MetricsReader
 from spreeze.run_directory import read_config, read_run
 
 SPLIT_BY = ("rollout.correction", "rollout.synchrony")
