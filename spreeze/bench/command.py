@@ -19,7 +19,6 @@ _WALKER = "Walker2DBulletEnv-v0"
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs one bench; returns the exit code."""
     args = _parser().parse_args(argv)
     before = signal.signal(signal.SIGTERM, _end)
     try:

@@ -54,7 +54,6 @@ class Matmul(NamedTuple):
 
 
 def forward(stack: int, rows: int, sizes: tuple[int, ...], times: float = 1.0) -> list[Matmul]:
-    """Matmuls of a forward pass."""
     return [Matmul(stack, rows, a, b, times) for a, b in pairwise(sizes)]
 
 
@@ -255,7 +254,6 @@ _FLOOR_TARGETS = {256: ">= 0.85", 1024: ">= 0.92", 8192: ">= 0.92"}
 
 
 def case_rows(cases: list[dict[str, Any]]) -> list[Row]:
-    """The rows of measured cases."""
     rows: list[Row] = []
     for case in cases:
         more = {name: case[name] for name in ("batch_size", "algo", "learner_threads", "precision", "copy_interval")}

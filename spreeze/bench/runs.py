@@ -208,13 +208,11 @@ class LiveRun:
         self.wait(lambda: (now := counters(self.path)) is not None and now.updates > 0, seconds, "the first update")
 
     def output(self) -> str:
-        """What the run told people so far, at most the last megabyte."""
         size_bytes = os.fstat(self._output.fileno()).st_size
         start = max(0, size_bytes - 1_000_000)
         return os.pread(self._output.fileno(), size_bytes - start, start).decode(errors="replace")
 
     def last_output(self) -> str:
-        """The last line that the run wrote."""
         lines = self.output().strip().splitlines()
         return lines[-1] if lines else "no output"
 

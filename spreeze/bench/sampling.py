@@ -117,8 +117,6 @@ def _names(plan: RunPlan) -> dict[str, Any]:
 
 
 class _Pair(NamedTuple):
-    """One repeat."""
-
     sampler_per_s: float
     bare_per_s: float
     shares: dict[str, float]
@@ -221,7 +219,6 @@ class _Bare:
         return self._to_native(actions)
 
     def close(self) -> None:
-        """Closes the environments."""
         for env in self._envs:
             env.close()
 

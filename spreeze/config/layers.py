@@ -38,7 +38,6 @@ class Settings:
     sources: dict[str, str]
 
     def with_layer(self, layer: Layer) -> Settings:
-        """These settings with one more layer on top."""
         base = [Layer(self.sources.get(f"{p}.{f}", "default"), {p: {f: v}}) for p, f, v in iterate(self.config)]
         return resolve([*base, layer])
 
@@ -167,7 +166,6 @@ def to_toml(settings: Settings) -> str:
 
 
 def toml_value(value: Any) -> str:
-    """A value as TOML writes it."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):

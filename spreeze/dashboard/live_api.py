@@ -79,8 +79,6 @@ SOURCE = (
 
 
 class Published(NamedTuple):
-    """A published mean return and the env steps it took to train."""
-
     value: float
     env_steps: int
 
@@ -122,7 +120,6 @@ PUBLISHED: dict[tuple[str, str], Published] = {
 
 
 def published(algo: str | None, env_id: str | None) -> Published | None:
-    """What is published for a task and an algorithm, or None."""
     return PUBLISHED.get((algo or "", env_id or ""))
 
 
@@ -258,7 +255,6 @@ def _news(reader: MetricsReader, seen: int, count: int) -> list[EvaluationRow]:
 
 
 def _evaluations(chosen: list[EvaluationRow]) -> dict[str, list[float | int | None]]:
-    """Columns of evaluations."""
     bounds = [_interval(record) for record in chosen]
     return {
         "t": [round(record.t, 3) for record in chosen], "s": [record.env_steps for record in chosen],

@@ -74,8 +74,6 @@ class Event(NamedTuple):
 
 
 class _Cell:
-    """The open bucket of one series."""
-
     def __init__(self, t: float, step: int, value: float) -> None:
         self.t, self.step, self.last = t, step, value
         self.low = self.high = self.total = value
@@ -117,7 +115,6 @@ class _Rollup:
         return ended
 
     def rows(self) -> list[tuple[Any, ...]]:
-        """Rows of the open buckets, as they are now."""
         return [cell.row(series, self._bucket) for series, cell in self._cells.items()]
 
 
@@ -173,17 +170,14 @@ class MetricsWriter:
             self._prune(t)
 
     def event(self, t: float, level: str, source: str, text: str) -> None:
-        """Stores an event; control characters are taken out of its texts."""
         self._pending.append((_INSERT_EVENT, (float(t), clean(level, 20), clean(source, 80), clean(text, 2000))))
         self._flush()
 
     def evaluation(self, record: EvaluationRow) -> None:
-        """Stores an evaluation."""
         self._pending.append((_INSERT_EVALUATION, tuple(record)))
         self._flush()
 
     def close(self) -> None:
-        """Stores what is open, folds the log into the file and closes it."""
         self._pending += [(rollup.insert, row) for rollup in self._rollups for row in rollup.rows()]
         self._retry_at_s = 0.0
         self._flush()

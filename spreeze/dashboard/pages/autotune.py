@@ -67,7 +67,6 @@ class MeasuredRow:
 
     @property
     def frames_per_s(self) -> float | None:
-        """Update frames a second."""
         return None if self.updates_per_s is None else self.updates_per_s * self.setting[BATCH]
 
     def is_choice(self, choice: dict[str, Any]) -> bool:

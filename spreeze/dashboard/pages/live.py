@@ -47,7 +47,6 @@ def page() -> None:
 
 
 def _shown(now: control.Activity) -> None:
-    """The chosen run."""
     path = navigation.current()
     if path is None:
         st.info("No run to show yet: press Start, or type `python -m spreeze.train --auto`.")

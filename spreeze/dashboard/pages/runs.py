@@ -175,7 +175,6 @@ def watch() -> None:
 
 
 def label(clip: Clip) -> str:
-    """A clip's place on the slider."""
     return f"{duration(clip.facts.get('wall_s'))} \u00b7 {number(clip.facts.get('version'))} updates"
 
 
