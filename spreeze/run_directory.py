@@ -52,8 +52,6 @@ def new_nonce() -> str:
 
 
 class RunDir:
-    """One run directory and its lock."""
-
     def __init__(self, path: Path, lock_fd: int, nonce: str | None = None) -> None:
         self.path = path
         self._lock_fd = lock_fd

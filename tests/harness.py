@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 
 from spreeze.machine.process_names import is_worker
-from spreeze.metrics.store_reader import MetricsReader
+from spreeze.metrics.store import MetricsReader
 from spreeze.runtime.rates import Rates
 
 REPO = Path(__file__).resolve().parents[1]

@@ -9,8 +9,8 @@ import psutil
 import pytest
 from harness import PATIENCE_S, poll
 
-from spreeze.bench import governor, line, runs
-from spreeze.bench.runs import draw_curve, pick_rows, time_to_target_rows, train
+from spreeze.bench import line, runs
+from spreeze.bench.runs import draw_curve, time_to_target_rows, train
 from spreeze.errors import RunError, SpreezeError
 from spreeze.workers.evaluator import COLUMNS
 
@@ -104,32 +104,6 @@ def test_time_to_a_return_is_compared_seed_by_seed_and_who_never_got_there_count
     assert [command[command.index("--mode") + 1] for command in trained.commands] == ["spreeze", "serial"] * 2
     assert all("--plain-env" in command for command in trained.commands)
     assert "target after 10.0 s" in said[0]
-
-
-def test_the_tuner_s_pick_is_compared_with_the_best_hand_made_setting(monkeypatch):
-    monkeypatch.setattr(runs, "train", trained := Trained())
-    rows = pick_rows("Pendulum-v1", -200.0, 1, "runs", 30.0, [], lambda text: None)
-    assert len(trained.commands) == 1 + 9, "one to fill the cache"
-    assert rows[0]["setting"] == "auto"
-    assert {row["setting"]: row["value"] for row in rows[1:-1]}["batch 256, 2 samplers"] == 20.0
-    assert (rows[-1]["value"], rows[-1]["best"]) == (1.0, "batch 32, 1 samplers")
-
-
-def test_governor_bench_reports_the_learner_before_beside_and_after_a_busy_process(monkeypatch):
-    short = {"START_S": PATIENCE_S, "BEFORE_S": 1.2, "AFTER_S": 2.4, "TURN_S": 2.4, "TURNS": 1,
-             "MARKS_S": (0.0, 1.2, 2.4, 3.6)}  # fmt: skip
-    for name, value in short.items():
-        monkeypatch.setattr(governor, f"_{name}", value)
-    told = []
-    extra = ["--envs-per-sampler", "2", "--set", "evaluation.episodes=1", "--set", "sac.hidden_sizes=[8]"]
-    rows = governor.governor_rows("Pendulum-v1", 8, 1, 1.0, 1, told.append, extra)
-    values = {row["metric"]: row["value"] for row in rows}
-    for name in ("before", "at_1.2_s", "at_2.4_s", "at_3.6_s", "possible", "after"):
-        assert values[f"updates_per_s_{name}"] >= 0, name
-    assert values["updates_per_s_possible"] > 0
-    assert values["share_of_possible"] >= 0
-    assert values["samplers_active_before"] <= 1.0
-    assert told
 
 
 def test_a_bench_that_is_terminated_takes_its_runs_along(tmp_path):

@@ -4,13 +4,13 @@ import json
 
 import numpy as np
 import pytest
+from hts_theory import simulated_run_time, step_times
 
 from spreeze.bench import hts, line
 from spreeze.bench.command import _BENCHES
 from spreeze.bench.command import _parser as bench_parser
-from spreeze.bench.hts import LAWS, hts_rows
+from spreeze.bench.hts import hts_rows
 from spreeze.errors import ConfigError, SpreezeError
-from spreeze.metrics.hts_theory import simulated_run_time, step_times
 from spreeze.metrics.store import EvaluationRow, MetricsWriter
 
 
@@ -59,46 +59,19 @@ def by_metric(rows, metric):
     return [row for row in rows if row["metric"] == metric]
 
 
-def test_steps_compare_with_what_simulation_says_modes_in_turn():
+def test_steps_compare_modes_in_turn():
     run = Ideal()
     rows = hts.steps_rows(bench(run, laws=("constant", "gamma 3"), actors=0))
     constant, gamma = by_metric(rows, "hts_over_step")
     assert constant["value"] == pytest.approx(1.0)
-    assert gamma["simulated"] == pytest.approx(3.5, abs=0.15)
-    for share in by_metric(rows, "share_of_simulated_speedup"):
-        assert share["value"] == pytest.approx(1.0, abs=0.05)
-        assert len(share["repeats"]) == 2
+    assert gamma["value"] == pytest.approx(3.5, abs=0.2)
+    assert len(gamma["repeats"]) == 2
     assert [lag["repeats"] for lag in by_metric(rows, "policy_lag")] == [[1.0, 1.0]] * 2
     assert [command["--mode"] for command in run.commands[:3]] == ["hts", "serial", "serial"]
     assert [command.get("--synchrony") for command in run.commands[:3]] == [None, "step", "batch"]
     assert [command.get("--actors") for command in run.commands[:3]] == ["0", None, None]
     names = ("--executors", "--envs-per-executor", "--sync-interval", "--algo")
     assert {tuple(command[name] for name in names) for command in run.commands} == {("8", "1", "64", "a2c")}
-
-
-def test_the_learner_is_made_as_slow_as_rollout_before_it_is_hidden():
-    run = Ideal(epoch_s=0.004)
-    rows = hts.learner_rows(bench(run, laws=("exponential", "gamma 0.5")))
-    (balance,) = by_metric(rows, "learning_over_rollout")
-    (gain,) = by_metric(rows, "hts_over_alternating")
-    assert balance["value"] == pytest.approx(1.0, abs=0.02)
-    assert 30 < balance["epochs"] < 40, "64 steps of 2 ms and some waiting, 4 ms an epoch"
-    # This run's rounds are all alike, those of the simulation are not: it gains a little less.
-    assert gain["value"] == pytest.approx(2.0, abs=0.03)
-    assert 1.9 < gain["simulated"] < 2.0
-
-
-def test_overhead_is_measured_apart_and_claim_one_holds_with_it():
-    run = Ideal(step_s=0.0002, swap_s=0.001)
-    rows = hts.sweep_rows(bench(run), intervals=(4, 64), executors=(1, 8))
-    assert [row["value"] for row in by_metric(rows, "overhead_of_a_step")] == pytest.approx([0.0002] * 2, rel=0.01)
-    assert [row["value"] for row in by_metric(rows, "overhead_of_a_swap")] == pytest.approx([0.001] * 2, rel=0.01)
-    (largest,) = by_metric(rows, "largest_deviation_from_claim_1")
-    assert largest["value"] < 0.02
-    for row in by_metric(rows, "time_for_a_state"):
-        assert row["simulated_without_overhead_s"] < row["simulated_s"]
-        if row["executors"] == 8:
-            assert row["formula_s"] == pytest.approx(row["simulated_without_overhead_s"] + 0.0002 / 8, rel=0.02)
 
 
 def test_a_run_whose_start_took_too_long_is_repeated_longer_and_then_refused():
@@ -193,9 +166,3 @@ def test_every_bench_of_the_command_line_is_there():
 def test_what_cannot_be_measured_is_refused():
     with pytest.raises(ConfigError, match="not divisible by --executors 3"):
         hts_rows(parsed("--executors", "3"), print)
-
-
-def test_all_laws_are_known():
-    assert len(LAWS) == 5
-    for law in LAWS:
-        assert hts._draw(law)(np.random.default_rng(1), (3,)).shape == (3,)

@@ -359,16 +359,3 @@ def test_numbers_are_added_in_numpy_s_order(count):
 
     for values in np.random.default_rng(count).normal(0, 1, (200, count)) * 1e3:
         assert pairwise_sum(values.tolist()) == values.sum()
-
-
-# --- bench ---
-
-
-def test_the_bench_gives_every_figure_of_a_task():
-    from spreeze.bench.env import env_rows
-
-    rows = {row["metric"]: row for row in env_rows(repeats=2, seconds=0.05, tasks=("Reacher",))}
-    assert set(rows) == {
-        "env_steps_per_s", "package_env_steps_per_s", "env_speedup", "physics_us_per_step", "env_speedup_limit",
-    }  # fmt: skip
-    assert all(len(row["repeats"]) == 2 and row["value"] > 0 and row["task"] == "Reacher" for row in rows.values())

@@ -8,8 +8,6 @@ import pytest
 from harness import PATIENCE_S
 from watched_page import visit, watched_rows
 
-from spreeze.bench import page
-
 pytest.importorskip("streamlit")
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::ResourceWarning"),
               pytest.mark.skipif(web.missing() is not None, reason=str(web.missing()))]
@@ -64,7 +62,7 @@ def test_an_open_page_costs_little_and_a_hidden_one_nothing(tmp_path):
 def test_a_watched_page_and_its_cost_to_the_run_are_rows(tmp_path):
     with long_run.alive(tmp_path / "now"), visit(tmp_path / "now") as seen:
         rows = {row["metric"]: row for row in watched_rows(seen, 20.0, busy_s=1.0, ages_s=1.0)}
-        rows |= {row["metric"]: row for row in page.effect_rows(seen, 2, 2.0, settle_s=1.0)}
+        rows |= {row["metric"]: row for row in web.effect_rows(seen, 2, 2.0, settle_s=1.0)}
     assert rows["requests_hidden_in_10_s"]["value"] == 0
     assert 0 < rows["watched"]["value"] < 1
     assert 0 < rows["data_age_worst"]["value"] < 6

@@ -64,7 +64,8 @@ def test_rows_of_a_tuner_at_work_are_read_and_unknown_fields_are_no_trouble(tmp_
     first, failed = found.updates
     assert (first.updates_per_s, first.spread, first.frames_per_s) == (100.0, 0.3, 6400.0)
     assert (failed.updates_per_s, failed.frames_per_s, failed.failure) == (None, None, "out of memory")
-    assert [(r.samplers, r.env_steps_per_s, r.updates_per_s) for r in found.joint] == [(2, 10.0, 5.0)]
+    assert [(row.setting, row.env_steps_per_s, row.updates_per_s) for row in found.joint] == [
+        ({"sampling.samplers": 2}, 10.0, 5.0)]  # fmt: skip
     assert found.choice == {}
 
 
@@ -72,14 +73,18 @@ def test_the_result_takes_the_place_of_the_progress(tmp_path):
     (tmp_path / autotune.PROGRESS).write_text(json.dumps(entry()))
     (tmp_path / "tune.json").write_text(json.dumps({"update_rates": [entry(batch_size=8)], "choice": {"a.b": 1}}))
     found = autotune.read(tmp_path)
-    assert [row.batch_size for row in found.updates] == [8]
+    assert [row.setting["learner.batch_size"] for row in found.updates] == [8]
     assert found.choice == {"a.b": 1}
 
 
 def test_the_chosen_row_is_the_one_that_has_all_that_was_chosen():
     choice = {"sampling.samplers": 2, "learner.batch_size": 256, "replay.samples_per_insert_min": 64.0, "x.y": 1}
-    rows = [autotune.JointRow(2, 1.0, 1.0, 256, 8, samples_per_insert_min=m) for m in (8.0, 64.0)]
-    rows += [autotune.JointRow(1, 1.0, 1.0, 256, 8, samples_per_insert_min=64.0), autotune.JointRow(2, 1.0, 1.0)]
+    def measured(samplers, **more):
+        return autotune.MeasuredRow({"sampling.samplers": samplers, **more})
+
+    learner = {"learner.batch_size": 256, "learner.threads": 8}
+    rows = [measured(2, **learner, **{"replay.samples_per_insert_min": least}) for least in (8.0, 64.0)]
+    rows += [measured(1, **learner, **{"replay.samples_per_insert_min": 64.0}), measured(2)]
     assert [row.is_choice(choice) for row in rows] == [False, True, False, True]
     assert not rows[0].is_choice({})
 
@@ -98,8 +103,11 @@ def test_rows_of_learner_and_joint_stage_hold_medians_spread_and_score(tmp_path)
             Row(setting=joint, updates_per_s=80.0, env_steps_per_s=2000.0, score=40.0)]
     (tmp_path / autotune.PROGRESS).write_text("".join(json.dumps(row.as_json()) + "\n" for row in rows))
     found = autotune.read(tmp_path)
-    assert found.updates == [autotune.UpdateRow(256, 1, 100.0, 0.25, None, 50.0)]
-    assert found.joint == [autotune.JointRow(2, 2000.0, 80.0, 256, 8, 40.0, None, 8.0, 1)]
+    assert found.updates == [autotune.MeasuredRow(
+        {"learner.batch_size": 256, "learner.threads": 1}, 100.0, spread=0.25, score=50.0)]  # fmt: skip
+    assert found.joint == [autotune.MeasuredRow(
+        {"sampling.samplers": 2, "sampling.envs_per_sampler": 8, "replay.samples_per_insert_min": 8.0,
+         "learner.batch_size": 256, "learner.threads": 1}, 80.0, 2000.0, score=40.0)]  # fmt: skip
 
 
 def test_text_of_a_file_is_no_markdown():
@@ -128,12 +136,12 @@ def test_rows_of_the_on_policy_tuner_are_read_at_work_and_when_it_is_done(tmp_pa
              RolloutRate(setting=setting, failure="out of memory")]
     (tmp_path / autotune.PROGRESS).write_text("".join(json.dumps(rate.as_json()) + "\n" for rate in rates))
     first, failed = autotune.read(tmp_path).rollouts
-    assert first == autotune.RolloutRow(2, 8, 0, 64, 4, 100.0, 0.5, None)
+    assert list(first.setting.values()) == [2, 8, 0, 64, 4]
+    assert (first.env_steps_per_s, first.cpu_share, first.failure) == (100.0, 0.5, None)
     assert (failed.env_steps_per_s, failed.failure) == (None, "out of memory")
     choice = {"rollout.executors": 2, "rollout.envs_per_executor": 8, "rollout.actors": 0, "rollout.sync_interval": 64}
     (tmp_path / "tune.json").write_text(json.dumps({
         "rollout_rates": [rate.as_json() for rate in rates], "choice": choice, "reasons": {}, "update_rates": []}))
     found = autotune.read(tmp_path)
-    assert found.measured
     assert found.rollouts[0].is_choice(found.choice)
     assert not found.rollouts[0].is_choice({**choice, "rollout.actors": 1})

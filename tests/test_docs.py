@@ -13,7 +13,8 @@ from spreeze.bench.command import _parser as bench_parser
 from spreeze.cli.arguments import build_parser
 from spreeze.cli.evaluate import build_parser as evaluate_parser
 from spreeze.cli.tune import tune_parser
-from spreeze.config.layers import profile_names, read_profile, resolve
+from spreeze.config.layers import resolve
+from spreeze.config.profiles import profile_names, read_profile
 from spreeze.config.schema import PARTS, Config
 from spreeze.metrics.table import METRICS, SLOTS
 

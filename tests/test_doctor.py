@@ -153,7 +153,7 @@ def test_table_shows_findings_and_exit_code_says_not_ready(monkeypatch, capsys):
 
 
 def test_none_of_these_modules_loads_torch_or_gymnasium():
-    modules = "machine.hardware machine.utilisation metrics.store metrics.store_reader metrics.bottleneck cli.doctor"
+    modules = "machine.hardware machine.utilisation metrics.store metrics.bottleneck cli.doctor"
     imports = "\n".join(f"import spreeze.{name}" for name in modules.split())
     code = f"import sys\n{imports}\nassert not {{'torch', 'gymnasium'}} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -17,7 +17,7 @@ import torch
 from harness import PATIENCE_S, REPO
 
 from spreeze.errors import CheckpointError, ConfigError, ResourceError, SpreezeError, WorkerError
-from spreeze.metrics.store_reader import MetricsReader
+from spreeze.metrics.store import MetricsReader
 from spreeze.run_directory import read_run
 from spreeze.runtime import recorder
 from spreeze.transport import shared_memory

@@ -18,7 +18,7 @@ from spreeze.envs.probe import probe_env
 from spreeze.envs.task import open_task
 from spreeze.machine.cpu_contention import ContentionReader, CpuContention
 from spreeze.machine.hardware import CoreFacts
-from spreeze.metrics.store_reader import MetricsReader
+from spreeze.metrics.store import MetricsReader
 from spreeze.metrics.table import SLOTS, Phase
 from spreeze.modes import spreeze as mode
 from spreeze.modes.spreeze import open_memory, worker_specs

@@ -14,7 +14,7 @@ from spreeze.config.layers import Layer, resolve
 from spreeze.config.schema import PARTS
 from spreeze.dashboard import live_api
 from spreeze.errors import WorkerError
-from spreeze.metrics.store_reader import MetricsReader
+from spreeze.metrics.store import MetricsReader
 from spreeze.metrics.table import METRICS, MOST_SLOTS, TABLE, Chart, Kind, Metric, MetricTable, Needs
 from spreeze.run_directory import RunDir
 from spreeze.runtime.plan import RunPlan

@@ -13,7 +13,7 @@ from spreeze.algorithms.off_policy import Placement
 from spreeze.algorithms.registry import create
 from spreeze.config.schema import PARTS
 from spreeze.errors import ConfigError
-from spreeze.metrics.store_reader import MetricsReader
+from spreeze.metrics.store import MetricsReader
 from spreeze.transport.checkpoint import CheckpointStore
 
 NAMES = ["ddpg", "sac", "td3"]

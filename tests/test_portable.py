@@ -4,8 +4,8 @@ import tomllib
 
 import pytest
 
-from spreeze.config.layers import Layer, read_profile, resolve
-from spreeze.config.profile_export import MACHINE_FIELDS, applicable, export_path, write_profile
+from spreeze.config.layers import Layer, resolve
+from spreeze.config.profiles import MACHINE_FIELDS, applicable, export_path, read_profile, write_profile
 from spreeze.errors import ConfigError
 
 RECORD = {

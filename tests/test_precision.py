@@ -34,7 +34,7 @@ def test_the_unit_is_read_from_the_processors_flags(tmp_path):
 
 @pytest.mark.parametrize(
     ("precision", "on_gpu", "words"),
-    [("tf32", False, "products of GPUs"), ("bfloat16", True, "use tf32"), ("bfloat16", False, "would only imitate it")],
+    [("tf32", False, "matmuls on GPUs"), ("bfloat16", True, "use tf32"), ("bfloat16", False, "would only imitate it")],
 )
 def test_what_a_device_does_not_have_is_refused_with_what_to_use(tmp_path, precision, on_gpu, words):
     with pytest.raises(ConfigError, match=f"learner.precision = {precision}: .*{words}"):

@@ -8,15 +8,16 @@ import tracemalloc
 import numpy as np
 import psutil
 import pytest
+from dashboard_browser import server
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_catalogue import TESTS, known_tests
 
-from spreeze.bench.page import server
-from spreeze.config.layers import read_profile, resolve
+from spreeze.config.layers import resolve
+from spreeze.config.profiles import read_profile
 from spreeze.config.schema import check_name
 from spreeze.errors import SpreezeError
-from spreeze.metrics.store_reader import MetricsReader
+from spreeze.metrics.store import MetricsReader
 from spreeze.run_directory import RunDir, read_run, state_of
 from spreeze.transport.checkpoint import CheckpointStore
 from spreeze.transport.weights import LATEST, WeightsStore, read_weights

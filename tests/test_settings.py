@@ -4,18 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spreeze.config import layers
+from spreeze.config import profiles
 from spreeze.config.layers import (
     Layer,
     from_toml,
     iterate,
     parse_assignment,
-    profile_names,
-    read_profile,
     resolve,
-    task_profile,
     to_toml,
 )
+from spreeze.config.profiles import profile_names, read_profile, task_profile
 from spreeze.errors import ConfigError
 
 
@@ -133,7 +131,7 @@ def test_a_profile_is_a_layer_that_names_itself(tmp_path):
 
 
 def test_an_unknown_profile_lists_the_known(tmp_path, monkeypatch):
-    monkeypatch.setattr(layers, "PROFILE_DIR", tmp_path)
+    monkeypatch.setattr(profiles, "PROFILE_DIR", tmp_path)
     (tmp_path / "walker.toml").write_text("[about]\nenvs = ['W-v0']\n[sac]\ngamma = 0.5")
     with pytest.raises(ConfigError, match="no profile 'walkr'; did you mean 'walker'"):
         read_profile("walkr")
@@ -147,8 +145,8 @@ def test_an_unknown_profile_lists_the_known(tmp_path, monkeypatch):
 def test_the_profiles_that_come_along_are_valid_and_found_by_their_task(name):
     layer = read_profile(name)
     resolve([layer])
-    path = layers.PROFILE_DIR / f"{name}.toml"
-    about = layers.tomllib.loads(path.read_text())["about"]
+    path = profiles.PROFILE_DIR / f"{name}.toml"
+    about = profiles.tomllib.loads(path.read_text())["about"]
     assert "envs" in about or "machine_id" in about, "found by its task, or an example of a machine"
     for env_id in about.get("envs", []):
         assert task_profile(env_id) is not None

@@ -10,7 +10,7 @@ import pytest
 from harness import PATIENCE_S, PENDULUM, REPO, TINY, Run, poll
 
 from spreeze.machine.process_names import EARLY, PAGE, PROBE, Siblings
-from spreeze.metrics.store_reader import MetricsReader
+from spreeze.metrics.store import MetricsReader
 from spreeze.runtime.cpu_governor import QUIET_CORES
 from spreeze.runtime.launcher import Prewarm
 

@@ -13,7 +13,7 @@ from harness import FAULT, PATIENCE_S, PENDULUM, REPO, TINY, Run, poll, train, v
 from pseudo_terminal import PseudoTerminal
 
 from spreeze.machine.processes import ENDING
-from spreeze.metrics.store_reader import MetricsReader, Point
+from spreeze.metrics.store import MetricsReader, Point
 from spreeze.runtime.interrupts import Interrupts
 from spreeze.transport.checkpoint import CheckpointStore
 

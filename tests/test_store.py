@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from spreeze.errors import RunError
-from spreeze.metrics.store import EvaluationRow, MetricsWriter, _open_for_writing
-from spreeze.metrics.store_reader import MetricsReader
+from spreeze.metrics.store import EvaluationRow, MetricsReader, MetricsWriter, _open_for_writing
 from spreeze.metrics.table import METRICS
 
 

@@ -4,8 +4,7 @@ import math
 
 import numpy as np
 import pytest
-
-from spreeze.metrics.hts_theory import (
+from hts_theory import (
     expected_lag,
     expected_largest,
     expected_run_time,

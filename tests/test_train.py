@@ -9,7 +9,7 @@ from harness import FAULT, HIDDEN_SIZES, PATIENCE_S, PENDULUM, Run, train, train
 
 from spreeze.config.layers import Layer, from_toml, resolve
 from spreeze.envs.probe import probe_env
-from spreeze.metrics.store_reader import MetricsReader
+from spreeze.metrics.store import MetricsReader
 from spreeze.metrics.table import METRICS, by_name
 from spreeze.modes.spreeze import run_mode
 from spreeze.run_directory import RunDir

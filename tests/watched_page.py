@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import dashboard_browser as page
 import psutil
 from slopes import slope_row
 
-from spreeze.bench import Row, page, row
+from spreeze.bench import Row, row
 from spreeze.errors import SpreezeError
 from spreeze.run_directory import read_run, state_of
 
@@ -51,7 +52,7 @@ class WatchedVisit(page.Visit):
         self.driver.execute_script("window.__before = true")
         self.driver.execute_cdp_cmd("Page.reload", {})
         ready = "return !window.__before && document.readyState === 'complete' && !!window.__spreeze"
-        page.wait(lambda: self.driver.execute_script(ready), page.OPEN_S, lambda: "the page did not come again")
+        page.wait(lambda: self.driver.execute_script(ready), lambda: "the page did not come again", page.OPEN_S)
 
     def hide(self, hidden: bool) -> None:
         """Makes the page believe that its tab is behind others, or in front again."""

@@ -38,7 +38,6 @@ def _short(value: Any) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Entry point of ``spreeze bench``; returns the exit code."""
     from spreeze.bench.command import main as command
 
     return command(argv)

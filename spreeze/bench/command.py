@@ -19,7 +19,6 @@ _WALKER = "Walker2DBulletEnv-v0"
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs one bench; returns the exit code."""
     args = _parser().parse_args(argv)
     before = signal.signal(signal.SIGTERM, _end)
     try:
@@ -63,29 +62,21 @@ def _parser() -> argparse.ArgumentParser:
                       help="for the environment's constructor, as often as needed (default: none)")
     _add_plain_env(task)
     task.add_argument("--seconds", type=float, default=None,
-                      help="length of one measurement [s] (default: 3, of whole runs 90, of foreign load 20)")
+                      help="length of one measurement [s] (default: 3, of whole runs 90)")
     _add_runs_dir(task)
 
     def add(name: str, text: str, *parents: argparse.ArgumentParser) -> argparse.ArgumentParser:
         return benches.add_parser(name, help=text, description=text, parents=[common, *parents])
 
     add("sampling", "the real sampler against a bare environment loop with the same actions", task)
-    env = add("env", "the fast Bullet tasks against their package, the same actions in turn")
-    env.add_argument("--tasks", nargs="+", default=None, help="names such as Walker2D (default: all)")
-    env.add_argument("--seconds", type=float, default=2.0, help="length of one repeat [s] (default: 2)")
     replay = add("replay", "writes, gathers and torn rows of the replay ring")
     replay.add_argument("--checked-rows", type=int, default=10_000_000, help="rows checked for tearing (default: 1e7)")
     _add_learner(add("learner", "updates a second against the matmuls that an update needs"))
     add("together", "sampler and learner alone, together, and with evaluator and visualizer", task)
     add("rates", "env steps/s and updates/s of whole runs, batch 256, one sampler", task)
     _add_goal(add("target", "wall time to a return, asynchronous and serial mode in turn", task))
-    _add_goal(add("pick", "wall time to a return: the tuner's pick and eight hand-made settings in turn", task))
-    governor = add("governor", "updates/s of a run before, beside and after a process that keeps one core busy", task)
-    governor.add_argument("--batch-size", type=int, default=256, help="transitions in one update (default: 256)")
-    governor.add_argument("--no-governor", action="store_true", help="priorities alone (default: off)")
     _add_tune(add("tune", "the tuner's pick against the exhaustive grid of batch sizes and samplers"))
     _add_hts(add("hts", "HTS-RL against its synchronous baselines, on step times as given and on tasks"))
-    _add_page(add("page", "what the Live page, open in a real browser, costs the run that it shows (Linux)"))
     curve = add("curve", "picture of the return curves of finished runs")
     curve.add_argument("runs", nargs="+", help="run names or paths, or latest")
     _add_runs_dir(curve, "where runs are")
@@ -127,9 +118,6 @@ def _add_learner(learner: argparse.ArgumentParser) -> None:
         help="with --device: updates in one graph of a GPU, 0 for no graph (default: 1)")
     add("--copy-interval", type=int, default=0, help="besides: a pair of threads, actor and critics beside copies of "
         "each other that are made anew after so many updates (default: 0, not measured)")
-    add("--against", choices=("sb3",), default=None,
-        help="instead: our SAC update against that of stable-baselines3 (default: none)")
-    _add_env(learner, "task whose sizes --against takes")
 
 
 def _add_tune(tune: argparse.ArgumentParser) -> None:
@@ -145,12 +133,11 @@ def _add_tune(tune: argparse.ArgumentParser) -> None:
 
 def _add_hts(hts: argparse.ArgumentParser) -> None:
     add = hts.add_argument
-    add("--parts", nargs="+", choices=PARTS, default=list(PARTS[:3]),
-        help="steps, learner, sweep: step times as given; target, paired, correction: tasks "
-             "(default: the first three)")
+    add("--parts", nargs="+", choices=PARTS, default=list(PARTS[:1]),
+        help="steps: step times as given; target, paired, correction: tasks (default: steps)")
     add("--seconds", type=float, default=10.0,
         help="what a rate is measured over where step times are given [s] (default: 10)")
-    add("--laws", nargs="+", choices=LAWS, default=list(LAWS), help="step times of steps and learner (default: all)")
+    add("--laws", nargs="+", choices=LAWS, default=list(LAWS), help="step times of part steps (default: all)")
     add("--actors", type=int, default=0,
         help="actor processes of HTS-RL where step times are given; 0: executors infer for themselves (default: 0)")
     add("--env", nargs="+", default=["CartPole-v1"], help="tasks (default: CartPole-v1)")
@@ -162,14 +149,6 @@ def _add_hts(hts: argparse.ArgumentParser) -> None:
     add("--set", action="append", default=[], metavar="PART.FIELD=VALUE",
         help="setting of the runs on tasks, as often as needed (default: none)")
     _add_runs_dir(hts)
-
-
-def _add_page(page: argparse.ArgumentParser) -> None:
-    page.add_argument("--seconds", type=float, default=20.0,
-                      help="length of a window with the page open or closed [s] (default: 20)")
-    page.add_argument("--run", default=None, help="a run that is alive (default: one is started)")
-    _add_env(page, "task of the run that is started")
-    _add_runs_dir(page)
 
 
 # --- what they measure ---
@@ -199,12 +178,6 @@ def _sampling(args: argparse.Namespace) -> list[Row]:
             *sampling.samplers_rows(plan, args.repeats, seconds)]
 
 
-def _env(args: argparse.Namespace) -> list[Row]:
-    from spreeze.bench.env import env_rows
-
-    return env_rows(args.repeats, args.seconds, tuple(args.tasks) if args.tasks else None)
-
-
 def _replay(args: argparse.Namespace) -> list[Row]:
     from spreeze.bench.replay import replay_rows
 
@@ -214,8 +187,6 @@ def _replay(args: argparse.Namespace) -> list[Row]:
 def _learner(args: argparse.Namespace) -> list[Row]:
     from spreeze.bench import learner
 
-    if args.against:
-        return [row for size in args.batch_size for row in learner.against_rows(args.env, size, args.repeats)]
     if args.device is not None:
         return learner.placed_rows(args.batch_size, args.repeats, args.device, args.algo, overlap=args.overlap,
                                    precision=args.precision[0], updates_per_launch=args.updates_per_launch)
@@ -231,18 +202,10 @@ def _rates(args: argparse.Namespace) -> list[Row]:
 
 
 def _goal(args: argparse.Namespace) -> list[Row]:
-    from spreeze.bench.runs import pick_rows, time_to_target_rows
+    from spreeze.bench.runs import time_to_target_rows
 
-    measure = {"target": time_to_target_rows, "pick": pick_rows}[args.bench]
-    return measure(args.env, args.target_return, args.repeats, args.runs_dir, args.limit, _extra(args), _say(args))
-
-
-def _governor(args: argparse.Namespace) -> list[Row]:
-    from spreeze.bench.governor import governor_rows
-
-    extra = [*_extra(args), *(["--no-governor"] if args.no_governor else [])]
-    return governor_rows(args.env, args.batch_size, args.samplers, args.seconds or 20.0, args.repeats, _say(args),
-                         extra)
+    return time_to_target_rows(args.env, args.target_return, args.repeats, args.runs_dir, args.limit, _extra(args),
+                               _say(args))
 
 
 def _tune(args: argparse.Namespace) -> list[Row]:
@@ -259,13 +222,6 @@ def _hts(args: argparse.Namespace) -> list[Row]:
     return hts_rows(args, _say(args))
 
 
-def _page(args: argparse.Namespace) -> list[Row]:
-    from spreeze.bench.page import page_rows
-
-    run = None if args.run is None else find_run(args.run, Path(args.runs_dir))
-    return page_rows(args.repeats, args.seconds, run, args.env, args.runs_dir)
-
-
 def _curve(args: argparse.Namespace) -> list[Row]:
     from spreeze.bench.runs import draw_curve
 
@@ -274,7 +230,6 @@ def _curve(args: argparse.Namespace) -> list[Row]:
 
 
 _BENCHES: dict[str, Callable[[argparse.Namespace], list[Row]]] = {
-    "sampling": _sampling, "env": _env, "replay": _replay, "learner": _learner, "together": _sampling,
-    "rates": _rates, "target": _goal, "pick": _goal, "governor": _governor, "tune": _tune, "hts": _hts, "page": _page,
-    "curve": _curve,
+    "sampling": _sampling, "replay": _replay, "learner": _learner, "together": _sampling, "rates": _rates,
+    "target": _goal, "tune": _tune, "hts": _hts, "curve": _curve,
 }

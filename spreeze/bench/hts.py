@@ -1,51 +1,34 @@
 """HTS-RL against its synchronous baselines: where step times are as given, and on tasks that are learned.
 
-Every figure is a whole ``python -m spreeze.train`` in processes of its own, modes in turn, seed by seed. Given step
-times (``spreeze/Synthetic-v0``) stand beside what ``spreeze.metrics.hts_theory`` simulates for the same distribution,
-environments and interval; runs on tasks are scored by the protocol of the paper.
+Every figure is a whole ``python -m spreeze.train`` in processes of its own, modes in turn, seed by seed. Environments
+of given step times are ``spreeze/Synthetic-v0``; runs on tasks are scored by the protocol of the paper.
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from spreeze.bench import Row, row
 from spreeze.bench.runs import Document, Say, in_turn, target_rows, train
 from spreeze.envs.synthetic import ENV_ID
 from spreeze.errors import ConfigError, SpreezeError
 from spreeze.metrics.hts_metrics import Rules, Spread, report_of
-from spreeze.metrics.hts_theory import (
-    Draw,
-    expected_run_time,
-    gamma_shape_rate,
-    simulated_run_time,
-    simulated_speedup,
-    step_times,
-)
 
-PARTS = ("steps", "learner", "sweep", "target", "paired", "correction")
+PARTS = ("steps", "target", "paired", "correction")
 LAWS = ("constant", "exponential", "gamma 0.5", "gamma 1", "gamma 3")
 CORRECTIONS = ("delayed", "none", "truncated-is")
 MEAN_S = 0.002
 EXECUTORS = 8
 INTERVAL = 64
-SWEEP_INTERVALS = (4, 16, 64, 256, 512)
-SWEEP_EXECUTORS = (1, 2, 4, 8, 16)
 MODES: dict[str, list[str]] = {
     "hts": ["--mode", "hts"], "step": ["--mode", "serial", "--synchrony", "step"],
     "batch": ["--mode", "serial", "--synchrony", "batch"],
 }
 """HTS-RL, and the baselines that wait for each other at every step, and once an interval."""
-_CALIBRATIONS = 2
-_FIRST_EPOCHS = 10
-_STATES = 400_000
 _START_S, _OUTSIDE_S = 6.0, 120.0
 _TRIES = 3
 
@@ -102,142 +85,11 @@ def steps_rows(bench: HtsBench) -> list[Row]:
                 if mode == "hts":
                     lags.append(document["policy_lag_mean"])
             bench.say(f"  {law}, seed {seed}: {_last(rates)}")
-        simulated = simulated_speedup(np.random.default_rng(1), _draw(law), EXECUTORS, INTERVAL,
-                                      states=_states(EXECUTORS, INTERVAL))
         over = {mode: _ratios(rates["hts"], rates[mode]) for mode in ("step", "batch")}
         rows += [row("env_steps_per_s", "1/s", found, law=law, mode=mode) for mode, found in rates.items()]
-        rows.append(row("hts_over_step", "ratio", over["step"], law=law, simulated=simulated))
-        rows.append(row("hts_over_batch", "ratio", over["batch"], law=law))
+        rows += [row(f"hts_over_{mode}", "ratio", found, law=law) for mode, found in over.items()]
         rows.append(row("policy_lag", "intervals", lags, law=law, target="exactly 1"))
-        shares = [ratio / simulated for ratio in over["step"]]
-        rows.append(row("share_of_simulated_speedup", "share", shares, law=law,
-                        target=">= 0.9" if law.startswith("gamma") else None))
     return rows
-
-
-def learner_rows(bench: HtsBench) -> list[Row]:
-    """HTS-RL over the alternating baseline where learning takes as long as rollout."""
-    rows = []
-    for law in (law for law in bench.laws if law.startswith("gamma")):
-        epochs = _balanced_epochs(bench, law)
-        rates: dict[str, list[float]] = {"hts": [], "batch": []}
-        balance: list[float] = []
-        rollout: list[float] = []
-        for seed in range(1, bench.repeats + 1):
-            for mode, found in rates.items():
-                document = bench.synthetic(mode, law, seed, *_ppo(epochs))
-                found.append(float(document["env_steps_per_s"]))
-                if mode == "batch":
-                    learn_s, rollout_s = _phases(document)
-                    balance.append(learn_s / rollout_s)
-                    rollout.append(rollout_s)
-            bench.say(f"  {law}, {epochs} epochs, seed {seed}: learning / rollout {balance[-1]:.2f}, "
-                      f"{_last(rates)}")
-        rows += [row("env_steps_per_s", "1/s", found, law=law, mode=mode, learner="as long as rollout")
-                 for mode, found in rates.items()]
-        rows.append(row("learning_over_rollout", "ratio", balance, law=law, epochs=epochs))
-        simulated = _overlap(law, statistics.median(balance), statistics.median(rollout))
-        rows.append(row("hts_over_alternating", "ratio", _ratios(rates["hts"], rates["batch"]), law=law,
-                        simulated=simulated, target=">= 1.8"))
-    return rows
-
-
-def _ppo(epochs: int) -> list[str]:
-    return ["--algo", "ppo", "--set", f"ppo.epochs={epochs}"]
-
-
-def _balanced_epochs(bench: HtsBench, law: str) -> int:
-    """Epochs of PPO at which learning an interval takes about as long as collecting it, in the alternating mode."""
-    epochs = _FIRST_EPOCHS
-    for _ in range(_CALIBRATIONS):
-        learn_s, rollout_s = _phases(bench.synthetic("batch", law, 1, *_ppo(epochs)))
-        epochs = max(1, round(epochs * rollout_s / learn_s))
-    return epochs
-
-
-def _phases(document: Document) -> tuple[float, float]:
-    """Seconds of learning and of rollout in one interval of an alternating run.
-
-    Raises:
-        SpreezeError: the run knows no share of learning.
-    """
-    share = document["time_split"].get("learner_learn_share")
-    if not share or share >= 1.0:
-        raise SpreezeError(f"{document['run_dir']}: share of time spent learning is {share}; take more --seconds")
-    round_s = EXECUTORS * INTERVAL / float(document["env_steps_per_s"])
-    return share * round_s, (1.0 - share) * round_s
-
-
-def _overlap(law: str, balance: float, rollout_s: float) -> float:
-    """Simulated gain of learning during rollout; what a step costs beyond the law is spread over its steps."""
-    draw, rng, states = _draw(law), np.random.default_rng(1), _states(EXECUTORS, INTERVAL)
-    bare_s = simulated_run_time(rng, draw, states, EXECUTORS, INTERVAL) * EXECUTORS * INTERVAL / states
-    actor_s = max(0.0, rollout_s - bare_s) / INTERVAL
-    alternating, at_once = (
-        simulated_run_time(rng, draw, states, EXECUTORS, INTERVAL, actor_s, balance * rollout_s, concurrent=concurrent)
-        for concurrent in (False, True)
-    )
-    return alternating / at_once
-
-
-def sweep_rows(bench: HtsBench, intervals: Sequence[int] = SWEEP_INTERVALS,
-               executors: Sequence[int] = SWEEP_EXECUTORS) -> list[Row]:
-    """Run time of HTS-RL over intervals and executors, exponential step times, against Claim 1 as simulated.
-
-    The overhead is measured apart, with constant step times: c of a step and s of a swap from the shortest and
-    the longest interval. Claim 1 is then simulated with that c and s.
-    """
-    rows: list[Row] = []
-    deviations: list[float] = []
-    for n in executors:
-        step_s, swap_s = _overhead(bench, n, min(intervals), max(intervals))
-        rows.append({"metric": "overhead_of_a_step", "unit": "s", "value": step_s, "executors": n})
-        rows.append({"metric": "overhead_of_a_swap", "unit": "s", "value": swap_s, "executors": n})
-        for interval in intervals:
-            found = [1.0 / float(bench.synthetic("hts", "exponential", seed, executors=n, interval=interval)
-                                 ["env_steps_per_s"]) for seed in range(1, bench.repeats + 1)]
-            one = _sweep_row(found, n, interval, step_s, swap_s)
-            rows.append(one)
-            deviations.append(one["deviation"])
-            bench.say(f"  {n} executors, alpha {interval}: {1e6 * one['value']:.0f} us a state, simulated "
-                      f"{1e6 * one['simulated_s']:.0f} ({100 * one['deviation']:+.1f} %)")
-    rows.append({"metric": "largest_deviation_from_claim_1", "unit": "share", "value": max(map(abs, deviations)),
-                 "repeats": deviations, "target": "<= 0.10"})
-    return rows
-
-
-def _sweep_row(found: list[float], n: int, interval: int, step_s: float, swap_s: float) -> Row:
-    """Seconds for one state, beside simulation with and without the overhead, and the formula."""
-    shape, rate = gamma_shape_rate(MEAN_S, 1.0)
-    draw = _draw("exponential")
-    states = _states(n, interval)
-    bare = simulated_run_time(np.random.default_rng(1), draw, states, n, interval) / states
-    simulated = bare + step_s / n + swap_s / (n * interval)
-    value = statistics.median(found)
-    return row("time_for_a_state", "s", found, law="exponential", executors=n, interval=interval,
-               simulated_s=simulated, simulated_without_overhead_s=bare, deviation=value / simulated - 1.0,
-               formula_s=expected_run_time(states, n, interval, shape, rate, step_s) / states)
-
-
-def _overhead(bench: HtsBench, n: int, short: int, long: int) -> tuple[float, float]:
-    """Seconds of a step and of a swap beyond the environment's own time, from constant step times."""
-    beyond = {}
-    for interval in (short, long):
-        rates = [float(bench.synthetic("hts", "constant", seed, executors=n, interval=interval)["env_steps_per_s"])
-                 for seed in range(1, bench.repeats + 1)]
-        beyond[interval] = interval * (n / statistics.median(rates) - MEAN_S)
-    step_s = max(0.0, (beyond[long] - beyond[short]) / (long - short)) if long > short else beyond[long] / long
-    return step_s, max(0.0, beyond[short] - short * step_s)
-
-
-def _states(n: int, interval: int) -> int:
-    """Whole rounds of about ``_STATES`` states."""
-    return -(-_STATES // (n * interval)) * n * interval
-
-
-def _draw(law: str) -> Draw:
-    name, cv = _law(law)
-    return step_times(name, MEAN_S, cv)
 
 
 def _law(text: str) -> tuple[str, float]:
@@ -364,9 +216,8 @@ def hts_rows(args: argparse.Namespace, say: Say) -> list[Row]:
         extra=tuple(text for setting in args.set for text in ("--set", setting)),
     )
     parts: dict[str, Callable[[], list[Row]]] = {
-        "steps": lambda: steps_rows(given), "learner": lambda: learner_rows(given), "sweep": lambda: sweep_rows(given),
-        "target": lambda: task_target_rows(tasks), "paired": lambda: paired_rows(tasks),
-        "correction": lambda: correction_rows(tasks),
+        "steps": lambda: steps_rows(given), "target": lambda: task_target_rows(tasks),
+        "paired": lambda: paired_rows(tasks), "correction": lambda: correction_rows(tasks),
     }
     rows = []
     for part in args.parts:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib
 import itertools
 import statistics
 from collections.abc import Callable, Sequence
@@ -18,16 +17,13 @@ from itertools import pairwise
 from time import perf_counter
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from spreeze.algorithms.nn.fused_mlp import matmuls_round
 from spreeze.algorithms.nn.two_thread_update import ThreadPair
 from spreeze.algorithms.registry import create
-from spreeze.bench import Row, row
+from spreeze.bench import Row
 from spreeze.config.schema import PARTS, AlgorithmConfig
-from spreeze.envs.task import make_task
-from spreeze.errors import UsageError
 from spreeze.transport.replay_reader import open_reader
 from spreeze.transport.replay_ring import ReplayRing, RingSpec
 from spreeze.types import EnvSpec, RowLayout, TransitionBatch
@@ -58,7 +54,6 @@ class Matmul(NamedTuple):
 
 
 def forward(stack: int, rows: int, sizes: tuple[int, ...], times: float = 1.0) -> list[Matmul]:
-    """Matmuls of a forward pass."""
     return [Matmul(stack, rows, a, b, times) for a, b in pairwise(sizes)]
 
 
@@ -259,7 +254,6 @@ _FLOOR_TARGETS = {256: ">= 0.85", 1024: ">= 0.92", 8192: ">= 0.92"}
 
 
 def case_rows(cases: list[dict[str, Any]]) -> list[Row]:
-    """The rows of measured cases."""
     rows: list[Row] = []
     for case in cases:
         more = {name: case[name] for name in ("batch_size", "algo", "learner_threads", "precision", "copy_interval")}
@@ -342,78 +336,3 @@ def _placed(
         "learner_actor_share": actor_s / total_s, "crossed_bytes_per_update": crossed / updates,
         "host_waits_per_update": waits.count / checked,
     }
-
-
-# --- our SAC update against stable-baselines3's: same networks, batch, rows and thread, in turn in one process ---
-
-_PEER_ROWS, _PEER_BLOCK_S, _PEER_BLOCKS = 20_000, 0.5, 4
-_STEPS_A_CALL = 10
-"""Gradient steps in one call of the other's ``train``, so that what it does once a call weighs little."""
-
-
-def against_rows(env_id: str, batch_size: int, repeats: int) -> list[Row]:
-    """Updates/s of both and their ratio, one thread; each draws from its own replay, as it does in training.
-
-    stable-baselines3 is no dependency: whoever wants the figure installs it.
-
-    Raises:
-        UsageError: stable-baselines3 is not installed.
-    """
-    try:
-        peer: Any = importlib.import_module("stable_baselines3")
-        logger: Any = importlib.import_module("stable_baselines3.common.logger")
-    except ImportError as error:
-        raise UsageError(f"--against sb3 needs stable-baselines3 ({error}): pip install stable-baselines3") from None
-    torch.set_num_threads(1)
-    with contextlib.ExitStack() as stack:
-        task = make_task(env_id)
-        stack.callback(task.close)
-        ours = _ours(task.spec, batch_size, stack)
-        model = peer.SAC("MlpPolicy", task.env, buffer_size=_PEER_ROWS, batch_size=batch_size, device="cpu", seed=0,
-                         policy_kwargs={"net_arch": list(HIDDEN)})
-        model.set_logger(logger.Logger(folder=None, output_formats=[]))
-        _fill_peer(model.replay_buffer, task.spec)
-
-        def theirs() -> None:
-            model.train(gradient_steps=_STEPS_A_CALL, batch_size=batch_size)
-
-        theirs()
-        pairs = []
-        for _ in range(repeats):  # each repeat is a few short blocks of both in turn
-            blocks = [(_STEPS_A_CALL * _calls_per_s(theirs), _calls_per_s(ours)) for _ in range(_PEER_BLOCKS)]
-            pairs.append([statistics.mean(column) for column in zip(*blocks, strict=True)])
-    more: Row = {"batch_size": batch_size, "against": f"stable-baselines3 {peer.__version__}"}
-    return [
-        row("updates_per_s", "1/s", [our_rate for _, our_rate in pairs], **more),
-        row("updates_per_s_theirs", "1/s", [their_rate for their_rate, _ in pairs], **more),
-        row("over_theirs", "ratio", [our_rate / their_rate for their_rate, our_rate in pairs], target=">= 1.6", **more),
-    ]
-
-
-def _ours(spec: EnvSpec, batch_size: int, stack: contextlib.ExitStack) -> Callable[[], object]:
-    ring = stack.enter_context(contextlib.closing(ReplayRing.create(RingSpec(RowLayout.of(spec), 1, _PEER_ROWS))))
-    fill_with_synthetic_rows(ring, spec)
-    learning = ReplayTrainer(spec, "sac", algorithm_config("sac", HIDDEN), ring.spec.layout, open_reader(ring),
-                        batch_size=batch_size, device="cpu", seed=0, normalize_obs=False)
-    learning.refresh()
-    for _ in range(3):
-        learning.update()
-    return learning.update
-
-
-def _fill_peer(buffer: Any, spec: EnvSpec) -> None:
-    """Rows of normal observations and uniform actions, as ours."""
-    rng = np.random.default_rng(0)
-    for _ in range(_PEER_ROWS):
-        obs, next_obs = rng.standard_normal((2, 1, spec.obs_dim), np.float32)
-        action = rng.uniform(-1.0, 1.0, (1, spec.action_dim)).astype(np.float32)
-        buffer.add(obs, next_obs, action, rng.standard_normal(1), np.zeros(1), [{}])
-
-
-def _calls_per_s(call: Callable[[], object]) -> float:
-    """Calls a second over one block."""
-    start_s, count = perf_counter(), 0
-    while (took_s := perf_counter() - start_s) < _PEER_BLOCK_S:
-        call()
-        count += 1
-    return count / took_s

@@ -41,7 +41,6 @@ def transitions(count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _mean_us(call: Callable[[], object], count: int) -> float:
-    """Mean time of a call in microseconds."""
     start = time.perf_counter()
     for _ in range(count):
         call()

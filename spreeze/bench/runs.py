@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -18,7 +18,7 @@ import psutil
 from spreeze.bench import Row, row
 from spreeze.errors import RunError, SpreezeError, UsageError
 from spreeze.machine.process_names import is_worker
-from spreeze.metrics.store_reader import MetricsReader
+from spreeze.metrics.store import MetricsReader
 from spreeze.run_directory import read_run
 from spreeze.workers.evaluator import read_rows
 
@@ -31,8 +31,6 @@ _RATES = {
     "env_steps_per_s": "1/s", "updates_per_s": "1/s", "update_frames_per_s": "1/s", "samples_per_insert": "ratio",
     "policy_lag_mean": "updates", "eval_return_mean": "return", "eval_return_best": "return",
 }
-HAND_MADE = tuple((batch, samplers) for batch in (32, 64, 128, 256) for samplers in (1, 2))
-"""Batch sizes and sampler counts that a careful person would try on a small machine."""
 
 
 def train(arguments: list[str], timeout_s: float, environment: Mapping[str, str] | None = None) -> Document:
@@ -77,25 +75,6 @@ def time_to_target_rows(
     found = in_turn(cases, seeds, _until_target(env_id, target, runs_dir, limit_s, extra), say)
     goals = {"spreeze": "<= 20 s"} if env_id == "Pendulum-v1" else {}
     return target_rows(found, env_id, goals, "<= 0.6")
-
-
-def pick_rows(
-    env_id: str, target: float, seeds: int, runs_dir: str, limit_s: float, extra: list[str], say: Say
-) -> list[Row]:
-    """Wall time to a return with the tuner's (cached) pick and with each hand-made setting, seed by seed in turn."""
-    cases = {"auto": ["--auto"]} | {
-        f"batch {batch}, {samplers} samplers": ["--batch-size", str(batch), "--samplers", str(samplers)]
-        for batch, samplers in HAND_MADE
-    }
-    train(["--env", env_id, "--auto", "--updates", "1", "--runs-dir", runs_dir, *extra], 300.0)  # fills the cache
-    found = in_turn(cases, seeds, _until_target(env_id, target, runs_dir, limit_s, extra), say)
-    times = {name: times_to_target(documents) for name, documents in found.items()}
-    rows = [row("time_to_target_s", "s", values, setting=name, env=env_id, reached=reached)
-            for name, (values, reached) in times.items()]
-    auto, *by_hand = rows
-    best = min(by_hand, key=lambda one: float(one["value"]))
-    return [*rows, row("pick_over_best", "ratio", [auto["value"] / best["value"]], env=env_id, best=best["setting"],
-                       target="<= 1.1")]
 
 
 def _until_target(env_id: str, target: float, runs_dir: str, limit_s: float, extra: list[str]) -> Train:
@@ -229,13 +208,11 @@ class LiveRun:
         self.wait(lambda: (now := counters(self.path)) is not None and now.updates > 0, seconds, "the first update")
 
     def output(self) -> str:
-        """What the run told people so far, at most the last megabyte."""
         size_bytes = os.fstat(self._output.fileno()).st_size
         start = max(0, size_bytes - 1_000_000)
         return os.pread(self._output.fileno(), size_bytes - start, start).decode(errors="replace")
 
     def last_output(self) -> str:
-        """The last line that the run wrote."""
         lines = self.output().strip().splitlines()
         return lines[-1] if lines else "no output"
 
@@ -250,6 +227,26 @@ class LiveRun:
             return self.process.wait(self.end_s)
         except subprocess.TimeoutExpired:
             raise SpreezeError(f"the run did not end within {self.end_s:.0f} s") from None
+
+
+_SPIN = """
+import os, sys
+os.sched_setaffinity(0, {int(sys.argv[1])})
+while os.getppid() == int(sys.argv[2]):
+    sum(range(10000))
+"""
+
+
+@contextlib.contextmanager
+def busy_core(core: int) -> Iterator[None]:
+    """Another program that keeps that core busy, from a session of its own; ends with this process at the latest."""
+    process = subprocess.Popen([sys.executable, "-c", _SPIN, str(core), str(os.getpid())], stdin=subprocess.DEVNULL,
+                               start_new_session=True, env={"PATH": os.defpath})
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
 
 
 # --- a picture ---

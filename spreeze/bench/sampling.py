@@ -22,7 +22,8 @@ import numpy as np
 import psutil
 
 from spreeze.bench import Row, row
-from spreeze.config.layers import Layer, resolve, task_profile, with_algorithm
+from spreeze.config.layers import Layer, resolve, with_algorithm
+from spreeze.config.profiles import task_profile
 from spreeze.envs.probe import probe_env
 from spreeze.envs.task import ActionScaling, open_task, vector_maker
 from spreeze.errors import WorkerError
@@ -115,8 +116,6 @@ def _names(plan: RunPlan) -> dict[str, Any]:
 
 
 class _Pair(NamedTuple):
-    """One repeat."""
-
     sampler_per_s: float
     bare_per_s: float
     shares: dict[str, float]
@@ -220,7 +219,6 @@ class _Bare:
         return self._to_native(actions)
 
     def close(self) -> None:
-        """Closes the environments."""
         for env in self._envs:
             env.close()
 

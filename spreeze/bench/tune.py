@@ -23,9 +23,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from spreeze.bench import Row
-from spreeze.bench.governor import busy_core
-from spreeze.bench.runs import Say
-from spreeze.config.layers import Layer, Settings, resolve, task_profile, with_algorithm
+from spreeze.bench.runs import Say, busy_core
+from spreeze.config.layers import Layer, Settings, resolve, with_algorithm
+from spreeze.config.profiles import task_profile
 from spreeze.envs.probe import probe_env
 from spreeze.errors import ConfigError, SpreezeError
 from spreeze.machine.hardware import read_machine

@@ -96,7 +96,6 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _add(parser: argparse.ArgumentParser, flag: str, key: str) -> None:
-    """The flag of one setting."""
     item, kind = field_of(key), kind_of(key)
     doc, unit, choices = (item.metadata[name] for name in ("doc", "unit", "choices"))
     if kind is bool:

@@ -74,7 +74,7 @@ def check_env(
 
 
 def speed(probe: Probe) -> str:
-    """Median step time and its deviation."""
+    """Median step time and its relative standard deviation."""
     if probe.step_us_median is None:
         return "speed unknown"
     spread = "" if probe.step_cv is None else f" +- {100 * probe.step_cv:.0f} %"
@@ -179,7 +179,6 @@ def check_torch(timeout_s: float = CHILD_TIMEOUT_S) -> Check:
 
 
 def check_packages() -> Check:
-    """The libraries that every run needs."""
     found, missing = [], []
     for name in ("numpy", "gymnasium", "safetensors", "psutil", "rich", "pillow"):
         try:
@@ -215,7 +214,6 @@ def check_encoder(timeout_s: float = CHILD_TIMEOUT_S) -> Check:
 
 
 def check_cores(machine: Machine) -> Check:
-    """Cores by affinity, cpuset and quota."""
     cores = machine.cores
     physical = "" if cores.physical is None else f", {cores.physical} physical"
     text = f"{cores.usable:g} usable of {machine.cpu_model or 'an unknown processor'}{physical}: {cores.reason}"
@@ -225,7 +223,6 @@ def check_cores(machine: Machine) -> Check:
 
 
 def check_memory(machine: Machine, replay: ReplayConfig) -> Check:
-    """Memory for replay and processes."""
     need = replay_bytes(replay) + 2 * PROCESS_BYTES
     usable = machine.memory.usable_bytes
     limit = machine.memory.cgroup_limit_bytes
@@ -294,7 +291,6 @@ def check_gpus(machine: Machine) -> Check:
 
 
 def check_display(environ: dict[str, str] | None = None) -> Check:
-    """A window for ``spreeze play``."""
     environment = dict(os.environ) if environ is None else environ
     found = environment.get("WAYLAND_DISPLAY") or environment.get("DISPLAY")
     if found or sys.platform in ("darwin", "win32"):
@@ -312,7 +308,6 @@ def check_power(machine: Machine) -> Check:
 
 
 def check_other_runs(runs_dir: Path) -> Check:
-    """Runs that share this machine now."""
     alive = [run.name for run in list_runs(runs_dir) if is_alive(run)]
     if alive:
         text = f"{len(alive)} running: {clean(', '.join(alive), 200)}"
@@ -352,7 +347,6 @@ def examine(
 
 
 def replay_bytes(replay: ReplayConfig) -> int:
-    """Bytes of a replay of the default task."""
     return replay.capacity * _DEFAULT_LAYOUT.row_bytes
 
 
@@ -391,7 +385,6 @@ def _print(document: dict[str, Any]) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The verb."""
     parser = argparse.ArgumentParser(
         prog="python -m spreeze doctor", description="What this machine has for training, and what is missing."
     )

@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from spreeze.cli.arguments import check_output
+from spreeze.cli.arguments import Parser, check_output, guarded
 from spreeze.config.compatibility import actions_text
 from spreeze.envs.make import one_line, refuse_foreign
 from spreeze.envs.probe import spec_from_json
 from spreeze.envs.task import Task, frame_options, make_task
 from spreeze.errors import ConfigError, EnvironmentError_, RunError, SpreezeError
 from spreeze.inference.policy import Policy
-from spreeze.machine.output import complain, say, stdout_to_stderr
+from spreeze.machine.output import emit, say, stdout_to_stderr
 from spreeze.metrics import hts_metrics
 from spreeze.metrics.hts_metrics import POLICIES, RESAMPLES, bootstrap_interval
 from spreeze.run_directory import find_run
@@ -29,8 +29,7 @@ CHECKPOINTS = ("best", "latest")
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The flags; each help text states unit and default."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="spreeze evaluate", description="Run greedy episodes of trained weights and report mean and uncertainty."
     )
     parser.add_argument("runs", metavar="RUN", nargs="+",
@@ -61,21 +60,17 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit code: 0, or 2 when the request cannot work."""
     args = build_parser().parse_args(argv)
-    try:
-        if args.protocol:
-            return _compare(args)
-        with stdout_to_stderr():
-            document = evaluate(args)
-    except SpreezeError as error:
-        complain(str(error))
-        if args.json:
-            say(json.dumps({"error": str(error)}))
-        return error.exit_code
-    except KeyboardInterrupt:
-        return 130
-    say(json.dumps(document) if args.json else _summary(document))
+    return guarded(lambda: _compare(args) if args.protocol else _evaluate(args), as_json=args.json)
+
+
+def _evaluate(args: argparse.Namespace) -> int:
+    with stdout_to_stderr():
+        document = evaluate(args)
+    if args.json:
+        emit(document)
+    else:
+        say(_summary(document))
     return 0
 
 
@@ -84,7 +79,10 @@ def _compare(args: argparse.Namespace) -> int:
                                     resamples=args.resamples)
     paths = [find_run(run, Path(args.runs_dir)) for run in args.runs]
     found = hts_metrics.report_of(paths, args.by, rules)
-    say(json.dumps(hts_metrics.document(found)) if args.json else hts_metrics.text(found))
+    if args.json:
+        emit(hts_metrics.document(found))
+    else:
+        say(hts_metrics.text(found))
     return 0
 
 
@@ -189,7 +187,8 @@ def _summary(document: dict[str, Any]) -> str:
         f"{document['env']}, {document['algo']}, weights {document['epoch']}-{document['version']}",
         f"file    {document['weights']}",
         f"return  {document['return_mean']:.1f}  (95 % interval {document['return_low']:.1f} to "
-        f"{document['return_high']:.1f}, deviation {document['return_std']:.1f}, {document['episodes']} episodes)",
+        f"{document['return_high']:.1f}, standard deviation {document['return_std']:.1f}, "
+        f"{document['episodes']} episodes)",
         f"length  {document['length_mean']:.1f} env steps",
     ]
     lines += [f"{kind:<6}  {document[kind]}" for kind in ("csv", "video") if document[kind]]

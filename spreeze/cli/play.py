@@ -23,7 +23,6 @@ from spreeze.workers.visualizer import ClipWriter, clip_stride
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The flags; each help text states unit and default."""
     parser = argparse.ArgumentParser(
         prog="spreeze play", description="Show a policy in a window, or write a clip where there is no display."
     )
@@ -131,8 +130,6 @@ def _identity(path: Path) -> tuple[str, int, int, int]:
 
 
 class _Episode:
-    """One greedy episode, stepped from outside."""
-
     def __init__(self, source: _Source, task: Task, seed: int) -> None:
         self._policy, self._task = source.policy, task
         self._obs = ObsRows(1, task.spec)
@@ -171,7 +168,6 @@ def _window(source: _Source, task: Task, args: argparse.Namespace) -> str:
 
 
 def _clip(source: _Source, task: Task, args: argparse.Namespace) -> str:
-    """Episodes into one MP4 file."""
     path = Path(args.clip) if args.clip else _default_clip(source.weights)
     stride = clip_stride(task.render_fps, 30.0)
     lines = []

@@ -23,7 +23,6 @@ _MOST = 1e18
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Entry point; returns the exit code."""
     parser = Parser(prog="python -m spreeze runs", description="List runs; stop one.")
     parser.add_argument("--runs-dir", default="runs", help="directory that holds the run directories (default: runs)")
     parser.add_argument("--json", action="store_true", help="one JSON document on standard output (default: off)")

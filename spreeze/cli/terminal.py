@@ -67,7 +67,6 @@ class Screen(Console):
             yield segment if segment.control else segment._replace(text=printable(segment.text))
 
     def on_broken_pipe(self) -> None:
-        """Shows nothing from now on."""
         self.quiet = True
 
 
@@ -88,7 +87,6 @@ class PlainView:
             self._line(line)
 
     def update(self, snapshot: Snapshot) -> None:
-        """Prints a line if the last one is old enough, and a child's first error at once."""
         if snapshot.first_error is not None and not self._error_shown:
             self._error_shown = True
             self._line(f"ERROR in {snapshot.first_error[0]}: {snapshot.first_error[1]}")
@@ -100,7 +98,6 @@ class PlainView:
             self._line(plain_line(snapshot))
 
     def note(self, text: str) -> None:
-        """Prints a line."""
         self._line(text)
 
     def close(self) -> None:
@@ -130,11 +127,9 @@ class TerminalView:
             self.note(line)
 
     def update(self, snapshot: Snapshot) -> None:
-        """Redraws the panel."""
         self._guarded(lambda: self._redraw(snapshot))
 
     def note(self, text: str) -> None:
-        """Prints a line above the panel."""
         self._guarded(lambda: self._console.print(Text(clean(text, 2000))))
 
     def close(self) -> None:
@@ -163,14 +158,12 @@ def _ascii_only(console: Console) -> bool:
 
 
 def export_svg(snapshot: Snapshot, width: int = 100) -> str:
-    """The panel as an SVG picture."""
     console = Console(record=True, width=width, file=io.StringIO(), force_terminal=True, color_system="truecolor")
     console.print(panel(snapshot, width))
     return console.export_svg(title="spreeze")
 
 
 def plain_line(snapshot: Snapshot) -> str:
-    """The main numbers in one line."""
     parts = [
         f"{duration(snapshot.wall_s)} {snapshot.state}",
         f"env steps {number(snapshot.env_steps)} ({number(snapshot.env_steps_per_s)}/s)",

@@ -28,14 +28,12 @@ from spreeze.config.layers import (
     default_of,
     from_toml,
     iterate,
-    read_profile,
     resolve,
-    task_profile,
     to_toml,
     with_algorithm,
 )
 from spreeze.config.modes import recorded
-from spreeze.config.profile_export import applicable
+from spreeze.config.profiles import applicable, read_profile, task_profile
 from spreeze.config.schema import PARTS
 from spreeze.envs.make import bullet_engine, default_env_id, refuse_foreign
 from spreeze.envs.probe import Probe, probe_env

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from spreeze.cli.arguments import build_parser, check_output, guarded, user_values
 from spreeze.cli.terminal import show_tuning
-from spreeze.config.layers import Layer, read_profile, resolve, task_profile, with_algorithm
-from spreeze.config.profile_export import applicable, export_path, write_profile
+from spreeze.config.layers import Layer, resolve, with_algorithm
+from spreeze.config.profiles import applicable, export_path, read_profile, task_profile, write_profile
 from spreeze.envs.make import default_env_id
 from spreeze.envs.probe import probe_env
 from spreeze.machine.hardware import read_machine

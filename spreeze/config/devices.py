@@ -1,4 +1,4 @@
-"""Devices of a learner by name. Knows no torch, so that what cannot run is refused before anything is loaded."""
+"""Devices of a learner by name. Knows no torch, so that what cannot run is rejected before anything is loaded."""
 from __future__ import annotations
 
 from pathlib import Path
@@ -41,7 +41,7 @@ _UNITS = ("amx_bf16", "avx512_bf16")
 
 
 def bfloat16_unit(root: str | Path = "/") -> str | None:
-    """The processor's instructions for bfloat16 products, as the kernel calls them; None without any."""
+    """The processor's instructions for bfloat16 matmuls, as the kernel calls them; None without any."""
     try:
         text = (Path(root) / "proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -51,10 +51,10 @@ def bfloat16_unit(root: str | Path = "/") -> str | None:
 
 
 def check_precision(precision: str, *, on_gpu: bool, root: str | Path = "/") -> None:
-    """Refuses a precision that the learner's devices do not have.
+    """Rejects a precision that the learner's devices do not have.
 
     Args:
-        precision: of the learner's products.
+        precision: of the learner's matmuls.
         on_gpu: True where a GPU takes part.
         root: folder that holds ``proc``; another than ``/`` in tests.
 
@@ -62,10 +62,10 @@ def check_precision(precision: str, *, on_gpu: bool, root: str | Path = "/") -> 
         ConfigError: says what would work.
     """
     if precision == "tf32" and not on_gpu:
-        raise ConfigError("learner.precision = tf32: products of GPUs; this learner computes on the processor: "
+        raise ConfigError("learner.precision = tf32: for matmuls on GPUs; this learner computes on the processor: "
                           "use float32, or bfloat16 where the processor has it")
     if precision == "bfloat16" and on_gpu:
-        raise ConfigError("learner.precision = bfloat16: for processors, whose products round float32 inputs; "
+        raise ConfigError("learner.precision = bfloat16: for processors, whose matmuls round float32 inputs; "
                           "a GPU does the same with more digits as tf32: use tf32 or float32")
     if precision == "bfloat16" and bfloat16_unit(root) is None:
         raise ConfigError(f"learner.precision = bfloat16: this processor has none of {', '.join(_UNITS)} and would "

@@ -9,18 +9,12 @@ from __future__ import annotations
 import dataclasses
 import tomllib
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import Any
 
 from spreeze.config.compatibility import check_algorithm, default_algorithm
-from spreeze.config.schema import PARTS, Config, check_name
+from spreeze.config.schema import PARTS, Config
 from spreeze.errors import ConfigError, did_you_mean
 from spreeze.types import EnvSpec
-
-PROFILE_DIR = Path(__file__).resolve().parents[2] / "profiles"
-MAX_PROFILE_BYTES = 1_000_000
-_COMMAND_LINE_ONLY = {("env", "import_module"), ("env", "args"), ("run", "runs_dir"), ("run", "name")}
 
 Values = dict[str, dict[str, Any]]
 """part -> field -> value."""
@@ -44,7 +38,6 @@ class Settings:
     sources: dict[str, str]
 
     def with_layer(self, layer: Layer) -> Settings:
-        """These settings with one more layer on top."""
         base = [Layer(self.sources.get(f"{p}.{f}", "default"), {p: {f: v}}) for p, f, v in iterate(self.config)]
         return resolve([*base, layer])
 
@@ -141,51 +134,6 @@ def default_of(settings: Settings) -> str:
     return f"default of {settings.config.run.algo}"
 
 
-def read_profile(name_or_path: str) -> Layer:
-    """Reads a profile by name (from ``profiles/``) or path. A profile can name no code and no path.
-
-    Raises:
-        ConfigError: not found, too large, not TOML, or a key that only the command line may set.
-    """
-    path = Path(name_or_path)
-    if path.suffix != ".toml":
-        path = PROFILE_DIR / f"{check_name(name_or_path)}.toml"
-    if not path.is_file():
-        known = profile_names()
-        raise ConfigError(
-            f"no profile '{name_or_path}'{did_you_mean(name_or_path, known)} (known: {', '.join(known) or 'none'})"
-        )
-    if path.stat().st_size > MAX_PROFILE_BYTES:
-        raise ConfigError(f"profile {path} has {path.stat().st_size} bytes; at most {MAX_PROFILE_BYTES}")
-    try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"profile {path} is not valid TOML: {error}") from None
-    about = values.pop("about", {})
-    if not isinstance(about, dict):
-        raise ConfigError(f"profile {path}: about = {about!r}: expected a table")
-    for part, name in _COMMAND_LINE_ONLY:
-        if isinstance(values.get(part), dict) and name in values[part]:
-            raise ConfigError(f"profile {path}: {part}.{name} may only be set on the command line")
-    return Layer(source=f"profile {path.stem}", values=values, about=about)
-
-
-def task_profile(env_id: str) -> Layer | None:
-    """The profile that names this environment in its ``about.envs`` (``ALE/*``: all that begin so), if any."""
-    for name in profile_names():
-        path = PROFILE_DIR / f"{name}.toml"
-        if path.stat().st_size <= MAX_PROFILE_BYTES:
-            about = tomllib.loads(path.read_text(encoding="utf-8")).get("about", {})
-            if any(fnmatchcase(env_id, pattern) for pattern in about.get("envs", [])):
-                return read_profile(name)
-    return None
-
-
-def profile_names() -> list[str]:
-    """Names of the profiles that come with Spreeze."""
-    return sorted(path.stem for path in PROFILE_DIR.glob("*.toml"))
-
-
 def parse_assignment(text: str) -> Values:
     """``part.field=value`` (a TOML value, or bare text) as values.
 
@@ -218,7 +166,6 @@ def to_toml(settings: Settings) -> str:
 
 
 def toml_value(value: Any) -> str:
-    """A value as TOML writes it."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):

@@ -107,7 +107,7 @@ class RunConfig(Part):
     runs_dir: str = setting("runs", "directory that holds the run directories", flag="--runs-dir")
     name: str | None = setting(None, "name of the run directory; built from time, env, algo and seed if not given",
                                flag="--name")
-    forgiven_failures: int = setting(0, "failures of a worker that are mended at once and do not count; for storms",
+    forgiven_failures: int = setting(0, "crashes of a worker that do not count toward its limit of restarts: for tests",
                                      low=0, high=10**9)
 
     def __post_init__(self) -> None:
@@ -118,8 +118,6 @@ class RunConfig(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class EnvConfig(Part):
-    """The task."""
-
     id: str = setting("Walker2DBulletEnv-v0", "Gymnasium id; observations must be Box, actions Box or Discrete",
                       flag="--env")
     import_module: str | None = setting(None, "module to import before the id is made (command line only)",
@@ -127,7 +125,7 @@ class EnvConfig(Part):
     plain: bool = setting(False, "step Bullet tasks as their package has them, not the fast equal ones",
                           flag="--plain-env")
     args: tuple[str, ...] = setting((), "key=value texts for the environment's constructor (command line only)")
-    normalize_obs: bool = setting(False, "scale observations by running mean and deviation of collected data")
+    normalize_obs: bool = setting(False, "scale observations by their running mean and standard deviation")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,16 +183,17 @@ class TD3Config(ActorCriticConfig):
     """Twin delayed deep deterministic policy gradient (Fujimoto et al. 2018, arXiv 1802.09477)."""
 
     policy_delay: int = setting(2, "critic steps for one actor step", low=1, high=100)
-    target_noise: float = setting(0.2, "deviation of the noise on the target action, action range is [-1, 1]", low=0.0)
+    target_noise: float = setting(0.2, "standard deviation of the noise on the target action; actions lie in [-1, 1]",
+                                  low=0.0)
     target_noise_clip: float = setting(0.5, "bound of that noise", low=0.0)
-    exploration_noise: float = setting(0.1, "deviation of the noise a sampler adds to its action", low=0.0)
+    exploration_noise: float = setting(0.1, "standard deviation of the noise on the actions of samplers", low=0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DDPGConfig(ActorCriticConfig):
     """Deep deterministic policy gradient (Lillicrap et al. 2016, arXiv 1509.02971)."""
 
-    exploration_noise: float = setting(0.1, "deviation of the noise a sampler adds to its action", low=0.0)
+    exploration_noise: float = setting(0.1, "standard deviation of the noise on the actions of samplers", low=0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,9 +229,9 @@ class OnPolicyConfig(Part):
     value_coef: float = setting(0.5, "weight of the value loss", low=0.0, high=1e3)
     entropy_coef: float = setting(0.0, "weight of the policy's entropy", low=0.0, high=1e3)
     max_grad_norm: float = setting(0.5, "a gradient with a larger norm is scaled down to it", low=1e-6, high=1e9)
-    normalize_advantage: bool = setting(True, "shift and scale the advantages of an interval to mean 0, deviation 1")
-    normalize_returns: bool = setting(False, "divide rewards by the running deviation of discounted returns")
-    initial_log_std: float = setting(0.0, "log deviation of continuous actions at the start", low=-20.0, high=2.0)
+    normalize_advantage: bool = setting(True, "scale the advantages of a rollout to mean 0 and standard deviation 1")
+    normalize_returns: bool = setting(False, "divide rewards by the running standard deviation of returns")
+    initial_log_std: float = setting(0.0, "log standard deviation of actions at the start", low=-20.0, high=2.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,11 +244,11 @@ class PPOConfig(OnPolicyConfig):
 
     clip: float = setting(0.2, "range of the probability ratio around 1", low=1e-3, high=10.0)
     clip_value: bool = setting(False, "keep new values within clip of the old ones")
-    epochs: int = setting(10, "passes over the data of an interval", low=1, high=1000)
-    minibatches: int = setting(4, "parts of an interval's data, one update each", low=1, high=2**20)
+    epochs: int = setting(10, "passes over the data of a rollout", low=1, high=1000)
+    minibatches: int = setting(4, "minibatches of a rollout, one update each", low=1, high=2**20)
     adam_eps: float = setting(1e-5, "epsilon of Adam", low=1e-12, high=1.0)
-    target_kl: float | None = setting(None, "divergence within an interval's update that the step size aims at: lr is "
-                                      "its upper bound then", unit="nat", low=1e-6, high=10.0)
+    target_kl: float | None = setting(None, "divergence in the update from one rollout that the step size aims at: "
+                                      "lr is its upper bound then", unit="nat", low=1e-6, high=10.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,7 +259,7 @@ class A2CConfig(OnPolicyConfig):
                                 low=0.0, high=1.0)
     lr: float = setting(7e-4, "step size", low=0.0, high=1.0)
     entropy_coef: float = setting(0.01, "weight of the policy's entropy", low=0.0, high=1e3)
-    normalize_advantage: bool = setting(False, "shift and scale the advantages of an interval to mean 0, deviation 1")
+    normalize_advantage: bool = setting(False, "scale the advantages of a rollout to mean 0 and standard deviation 1")
     rmsprop_alpha: float = setting(0.99, "decay of the mean squared gradient", low=0.0, high=1.0)
     rmsprop_eps: float = setting(1e-5, "epsilon of RMSProp", low=1e-12, high=1.0)
 
@@ -276,7 +275,7 @@ class ReplayConfig(Part):
     samples_per_insert_min: float = setting(8.0, "below this ratio the samplers wait", low=0.0, high=1e6)
     samples_per_insert_max: float = setting(512.0, "above this ratio the learner waits", low=0.0, high=1e9)
     save: bool = setting(False, "store replay with every checkpoint", flag="--save-replay")
-    checksum: bool = setting(False, "a checksum in every row, for storms and tests that look for torn rows")
+    checksum: bool = setting(False, "a checksum in every row, for tests that look for torn rows")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -289,8 +288,6 @@ class ReplayConfig(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingConfig(Part):
-    """The sampler processes."""
-
     samplers: int | None = setting(None, "sampler processes; from the usable cores if not given", low=1, high=512,
                                    flag="--samplers")
     envs_per_sampler: int = setting(8, "environments stepped in one sampler", low=1, high=1024,
@@ -312,11 +309,11 @@ class RolloutConfig(Part):
     envs_per_executor: int = setting(8, "environments of one executor", low=1, high=1024, flag="--envs-per-executor")
     actors: int = setting(0, "hts: processes that infer actions in batches; 0: executors infer for themselves, the "
                           "same bits", low=0, high=512, flag="--actors")
-    sync_interval: int = setting(64, "env steps of each environment that one interval of learning is made of (alpha)",
+    sync_interval: int = setting(64, "env steps of each environment in one rollout (alpha)",
                                  unit="env steps", low=1, high=65_536, flag="--sync-interval")
-    correction: str = setting("delayed", "hts: what is done about data that is one interval old; with ppo none unless "
+    correction: str = setting("delayed", "hts: what is done about data that is one rollout old; with ppo none unless "
                               "it is set", choices=("delayed", "none", "truncated-is"), flag="--correction")
-    synchrony: str = setting("batch", "serial: environments wait for each other at every step, or once an interval",
+    synchrony: str = setting("batch", "serial: environments wait for each other at every step, or once a rollout",
                              choices=("step", "batch"), flag="--synchrony")
     fingerprint: bool = setting(False, "hashes of trajectories, parameters and optimiser at each swap, in "
                                 "fingerprints.jsonl of the run")
@@ -324,16 +321,14 @@ class RolloutConfig(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class LearnerConfig(Part):
-    """The learner process."""
-
     batch_size: int = setting(256, "transitions in one update", unit="transitions", low=1, high=2**24,
                               flag="--batch-size")
-    threads: int = setting(1, "threads of the learner: two share an update as a pair, more share each product",
+    threads: int = setting(1, "threads of the learner: two share an update as a pair, more share each matmul",
                            low=1, high=256, flag="--learner-threads")
     device: str = setting("auto", "auto, cpu, cuda, cuda:N, split (actor on cuda:0, critics on cuda:1), ACTOR+CRITICS; "
                           "auto is a GPU where there is one, but the CPU for PPO and A2C without images",
                           flag="--device")
-    precision: str = setting("float32", "what products round their inputs to: tf32 on GPUs, bfloat16 on processors "
+    precision: str = setting("float32", "what matmuls round their inputs to: tf32 on GPUs, bfloat16 on processors "
                              "that have it; weights, sums and optimisers are always float32",
                              choices=("float32", "tf32", "bfloat16"))
     overlap: bool = setting(False, "the actor follows the critics of one update before: two devices work at once")

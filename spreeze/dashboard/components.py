@@ -151,7 +151,6 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def bullets(texts: Iterable[object]) -> str:
-    """A list."""
     return "\n".join(f"- {plain(text)}" for text in texts)
 
 

@@ -29,7 +29,7 @@ from spreeze.config.schema import FLAGS, Config, RunConfig, field_of, kind_of
 from spreeze.dashboard.run_data import ROOT, SAMPLE, launch_log, live_run, read_json, tail_lines
 from spreeze.errors import ConfigError, ResourceError, RunError
 from spreeze.formatting import clean
-from spreeze.metrics.store_reader import MetricsReader
+from spreeze.metrics.store import MetricsReader
 from spreeze.run_directory import (
     ask,
     find_run,
@@ -169,7 +169,6 @@ def arguments(request: Request) -> list[str]:
 
 
 def shown(*parts: str) -> str:
-    """A command as a person would type it."""
     return shlex.join(("python", "-m", *parts))
 
 
@@ -247,7 +246,6 @@ def stop(name: str, folder: Path) -> None:
 
 
 def stop_command(name: str, folder: Path) -> str:
-    """The command that does what ``stop`` does."""
     waiting = launching(folder)
     if waiting is not None and waiting.name == name:
         return shlex.join(("kill", "-INT", str(waiting.pid)))

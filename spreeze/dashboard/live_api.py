@@ -16,8 +16,7 @@ from spreeze.dashboard.run_data import LIVE_STATES, newest_log, read_json
 from spreeze.formatting import DASH, clean, duration, number, percent, size
 from spreeze.metrics.bottleneck import bottleneck
 from spreeze.metrics.snapshot import GpuSnapshot, Snapshot, measured, parts_of
-from spreeze.metrics.store import EvaluationRow
-from spreeze.metrics.store_reader import MetricsReader, Point, Series
+from spreeze.metrics.store import EvaluationRow, MetricsReader, Point, Series
 from spreeze.metrics.table import GROUPS, RETURN, TABLE, Metric, MetricTable
 from spreeze.run_directory import read_config, read_run, state_of
 
@@ -80,8 +79,6 @@ SOURCE = (
 
 
 class Published(NamedTuple):
-    """A published mean return and the env steps it took to train."""
-
     value: float
     env_steps: int
 
@@ -123,7 +120,6 @@ PUBLISHED: dict[tuple[str, str], Published] = {
 
 
 def published(algo: str | None, env_id: str | None) -> Published | None:
-    """What is published for a task and an algorithm, or None."""
     return PUBLISHED.get((algo or "", env_id or ""))
 
 
@@ -259,7 +255,6 @@ def _news(reader: MetricsReader, seen: int, count: int) -> list[EvaluationRow]:
 
 
 def _evaluations(chosen: list[EvaluationRow]) -> dict[str, list[float | int | None]]:
-    """Columns of evaluations."""
     bounds = [_interval(record) for record in chosen]
     return {
         "t": [round(record.t, 3) for record in chosen], "s": [record.env_steps for record in chosen],

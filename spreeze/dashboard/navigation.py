@@ -26,7 +26,6 @@ _KEY = "run"
 
 
 def load(name: str) -> Callable[[], None]:
-    """The function of one of ``PAGES``."""
     module, _, function = PAGES[name][1].partition(".")
     found: Callable[[], None] = getattr(importlib.import_module(f"spreeze.dashboard.pages.{module}"), function)
     return found
@@ -73,12 +72,10 @@ def need_run() -> Path:
 
 
 def is_live(path: Path) -> bool:
-    """True while the run goes on."""
     return state_of(path) in LIVE_STATES
 
 
 def main() -> None:
-    """Draws the navigation, the list of runs and one page."""
     st.set_page_config(page_title="Spreeze", layout="wide")
     pages = [st.Page(load(name), title=title, url_path=name, default=not place)
              for place, (name, (title, _)) in enumerate(PAGES.items())]

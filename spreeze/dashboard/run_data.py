@@ -87,12 +87,10 @@ def row(path: Path) -> RunRow:
 
 
 def rows(folder: Path) -> list[RunRow]:
-    """All runs, newest first."""
     return [row(path) for path in reversed(list_runs(folder))]
 
 
 def live_run(folder: Path) -> str | None:
-    """The newest run that is alive, or None."""
     # A lock is asked for in microseconds: this is called each second, however many runs there are.
     alive = [lock.parent for lock in folder.glob("*/run.lock") if is_alive(lock.parent)]
     named = {path: read_run(path) for path in alive if not path.is_symlink()}
@@ -167,7 +165,6 @@ class Clip:
 
 
 def clips(path: Path) -> list[Clip]:
-    """Clips of a run, oldest first."""
     found = sorted((path / "videos").glob("clip-*.mp4"), key=lambda clip: clip.name)
     return [_clip(path, read_json(path.with_suffix(".json"))) for path in found if not path.is_symlink()]
 

@@ -92,7 +92,6 @@ def prefix() -> str:
 
 
 def routes() -> list[Route]:
-    """All routes, below the base path."""
     base = prefix()
     return [
         Route(f"{base}/api/live", live),

@@ -19,8 +19,7 @@ import numpy as np
 
 from spreeze.errors import ConfigError, RunError
 from spreeze.formatting import DASH, clean, number
-from spreeze.metrics.store import EvaluationRow
-from spreeze.metrics.store_reader import MetricsReader
+from spreeze.metrics.store import EvaluationRow, MetricsReader
 from spreeze.run_directory import read_config, read_run
 
 SPLIT_BY = ("rollout.correction", "rollout.synchrony")
@@ -187,7 +186,6 @@ def required_time(curve: Sequence[EvaluationRow], target: float, policies: int =
 
 
 def spread(values: Sequence[float], rules: Rules) -> Spread | None:
-    """Mean and interval over seeds; None of nothing."""
     if not values:
         return None
     low, high = bootstrap_interval(values, rules.level, rules.resamples) if len(values) > 1 else (None, None)
@@ -250,7 +248,6 @@ def _group(group: RunGroup, runs: Sequence[RunReport], rules: Rules) -> GroupRep
 
 
 def _of_all(values: Sequence[float | None], rules: Rules) -> Spread | None:
-    """Over all seeds, or None where one is unknown."""
     known = [value for value in values if value is not None]
     return spread(known, rules) if len(known) == len(values) else None
 

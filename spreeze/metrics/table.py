@@ -57,8 +57,6 @@ class Chart(NamedTuple):
 
 
 class Metric(NamedTuple):
-    """One reported number."""
-
     name: str
     unit: str
     meaning: str

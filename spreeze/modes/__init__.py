@@ -13,7 +13,7 @@ that is the default.
 A killed executor repeats its episode's actions and goes on; where that does not give the same observation, the run ends
 and says that the environment is not repeatable. A step that raises or gives NaN is not stored: its episode ends,
 truncated, at the last good observation, and a new environment collects the row, reset with the seed of its next
-episode. No other environment's seeds or actions change. What waiting costs is in ``spreeze.metrics.hts_theory``, as
+episode. No other environment's seeds or actions change. What waiting costs is in ``tests/hts_theory.py``, as
 formulas and a simulation.
 
 *serial*: the same parts in one process, one after the other.

@@ -16,7 +16,7 @@ from long_form import PATIENCE_S, asked, by_hand
 
 from spreeze.bench import Row, row
 from spreeze.bench.runs import times_to_target, train
-from spreeze.metrics.store_reader import MetricsReader
+from spreeze.metrics.store import MetricsReader
 from spreeze.testing import WRAPPED_ID
 
 pytestmark = pytest.mark.timeout(600)

@@ -4,11 +4,10 @@ By hand: ``SPREEZE_LONG_TESTS=1 SPREEZE_STRESS_MINUTES=60 SPREEZE_STRESS_ENV=Wal
 tests/stress/test_page.py``. The short forms are in ``tests/test_dashboard_cost.py``.
 """
 
+import dashboard_browser as page
 import pytest
 from long_form import asked, by_hand
 from watched_page import visit, watched_rows
-
-from spreeze.bench import page
 
 MINUTES, ENV = asked("MINUTES", 60.0), asked("ENV", "Walker2DBulletEnv-v0")
 

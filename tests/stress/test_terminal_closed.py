@@ -16,7 +16,7 @@ import pytest
 from harness import PENDULUM, TINY, poll, shared_memory, verb
 from pseudo_terminal import Window
 
-from spreeze.metrics.store_reader import MetricsReader
+from spreeze.metrics.store import MetricsReader
 from spreeze.run_directory import is_alive, read_run
 from spreeze.transport.checkpoint import CheckpointStore
 

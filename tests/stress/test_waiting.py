@@ -24,7 +24,7 @@ from long_form import PATIENCE_S, asked, by_hand
 from spreeze.bench import Row, row
 from spreeze.bench.runs import LiveRun
 from spreeze.errors import SpreezeError
-from spreeze.metrics.store_reader import MetricsReader
+from spreeze.metrics.store import MetricsReader
 from spreeze.transport.wakeup import Wakeup
 
 pytestmark = pytest.mark.timeout(600)

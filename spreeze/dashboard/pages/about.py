@@ -56,7 +56,6 @@ def examine() -> dict[str, Any]:
 
 
 def show(document: dict[str, Any]) -> None:
-    """The findings as a table, and the verdict."""
     if document.get("ok"):
         st.success("Ready: the default command works here.")
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import statistics
@@ -27,16 +28,139 @@ if TYPE_CHECKING:
 
 PROGRESS = "tune-progress.jsonl"
 """Rows of a tuner at work; ``tune.json`` has them at its end."""
+_SETTINGS = {
+    "samplers": "sampling.samplers", "envs_per_sampler": "sampling.envs_per_sampler",
+    "samples_per_insert_min": "replay.samples_per_insert_min", "executors": "rollout.executors",
+    "envs_per_executor": "rollout.envs_per_executor", "actors": "rollout.actors",
+    "sync_interval": "rollout.sync_interval", "minibatches": "algorithm.minibatches",
+    "batch_size": "learner.batch_size", "threads": "learner.threads",
+}
+"""Field of a row -> the setting that it is; a row of samplers has the learner's as ``learner``."""
+BATCH, THREADS, SAMPLERS = "learner.batch_size", "learner.threads", "sampling.samplers"
 _HELP = {
     "spread": st.column_config.TextColumn(help="Fastest less slowest repeat, as a share of the median."),
     "score": st.column_config.TextColumn(help="What the tuner maximises; higher is better."),
-    "samples/insert": st.column_config.TextColumn(help="Below it the samplers wait for the learner."),
+    "samples per insert min": st.column_config.TextColumn(help="Below it the samplers wait for the learner."),
     "processor": st.column_config.TextColumn(help="Share of the usable cores that was busy."),
     "note": st.column_config.TextColumn(width="large"),
 }
-_MAIN = ("learner.batch_size", "learner.threads", "sampling.samplers", "sampling.envs_per_sampler")
-_MAIN_ROLLOUT = ("rollout.executors", "rollout.envs_per_executor", "rollout.actors", "rollout.sync_interval")
+_MAIN = (BATCH, THREADS, SAMPLERS, "sampling.envs_per_sampler",
+         "rollout.executors", "rollout.envs_per_executor", "rollout.actors", "rollout.sync_interval")
+_CHOSEN = {"symbol": "circle-open", "color": "#D55E00", "line": {"width": 3}}
 _SYMBOLS = ("circle", "square", "diamond", "cross", "x", "triangle-up")
+
+
+@dataclass(frozen=True)
+class MeasuredRow:
+    """One setting, measured by the tuner; None is unknown."""
+
+    setting: dict[str, int | float]
+    """``part.field`` -> value."""
+    updates_per_s: float | None = None
+    env_steps_per_s: float | None = None
+    spread: float | None = None
+    """Fastest less slowest repeat of the updates, as a share of the median."""
+    cpu_share: float | None = None
+    """Share of the usable cores that the run kept busy."""
+    score: float | None = None
+    failure: str | None = None
+
+    @property
+    def frames_per_s(self) -> float | None:
+        return None if self.updates_per_s is None else self.updates_per_s * self.setting[BATCH]
+
+    def is_choice(self, choice: dict[str, Any]) -> bool:
+        """True where it has all that was chosen."""
+        known = {key: value for key, value in self.setting.items() if key in choice}
+        return bool(known) and all(choice[key] == value for key, value in known.items())
+
+    def cells(self, choice: dict[str, Any]) -> dict[str, str]:
+        """What a table shows of it."""
+        cells = {key.partition(".")[2].replace("_", " "): number(value) for key, value in self.setting.items()}
+        for name, value in (("env steps/s", self.env_steps_per_s), ("updates/s", self.updates_per_s)):
+            cells[name] = number(value)
+        if self.setting.keys() <= {BATCH, THREADS}:
+            cells["update frames/s"] = number(self.frames_per_s)
+        return cells | {
+            "spread": percent(self.spread), "processor": percent(self.cpu_share), "score": number(self.score),
+            "note": clean(self.failure or ("chosen" if self.is_choice(choice) else "")),
+        }
+
+
+@dataclass(frozen=True)
+class TuningView:
+    """All that is known; ``choice`` is empty while the tuner is still at work."""
+
+    rows: list[MeasuredRow] = field(default_factory=list)
+    choice: dict[str, Any] = field(default_factory=dict)
+    reasons: dict[str, Any] = field(default_factory=dict)
+    record: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def updates(self) -> list[MeasuredRow]:
+        """Of the learner alone."""
+        return [row for row in self.rows if row.setting.keys() <= {BATCH, THREADS}]
+
+    @property
+    def joint(self) -> list[MeasuredRow]:
+        """Of samplers beside the learner."""
+        return [row for row in self.rows if SAMPLERS in row.setting]
+
+    @property
+    def rollouts(self) -> list[MeasuredRow]:
+        """Of on-policy collection beside the learner."""
+        return [row for row in self.rows if "rollout.executors" in row.setting]
+
+
+def read(path: Path) -> TuningView:
+    """The tuner's result of a run, or what it has measured so far."""
+    record = read_json(path / "tune.json")
+    entries: list[Any] = []
+    if record:
+        for name in ("update_rates", "joint_rates", "rollout_rates"):
+            entries += record[name] if isinstance(record.get(name), list) else []
+    else:
+        for line in tail_text(path / PROGRESS).splitlines():
+            with contextlib.suppress(ValueError):  # the last line may still be written
+                entries.append(json.loads(line))
+    rows = [found for entry in entries if isinstance(entry, dict) and (found := _row(entry)) is not None]
+    return TuningView(rows, _dict(record.get("choice")), _dict(record.get("reasons")), record)
+
+
+def _row(entry: dict[str, Any]) -> MeasuredRow | None:
+    """A row of a file that may say anything; None where it names no setting that is known."""
+    told = {**_dict(entry.get("learner")), **entry}
+    setting = {key: told[name] for name, key in _SETTINGS.items() if _number(told.get(name)) is not None}
+    alone = setting.keys() <= {BATCH, THREADS}
+    if not setting or (alone and len(setting) < 2):
+        return None
+    updates, steps, busy = (_rates(entry.get(name)) for name in ("updates_per_s", "env_steps_per_s", "cpu_share"))
+    return MeasuredRow(
+        setting, _middle(updates), _middle(steps),
+        spread(updates) if len(updates) > 1 else _number(entry.get("spread")), _middle(busy),
+        _number(entry.get("score")), entry["failure"] if isinstance(entry.get("failure"), str) else None,
+    )
+
+
+def _rates(value: Any) -> list[float]:
+    """Repeats of a rate, or their median alone."""
+    values = value if isinstance(value, list) else [value]
+    return [float(x) for x in values if _number(x) is not None]
+
+
+def _middle(rates: list[float]) -> float | None:
+    return statistics.median(rates) if rates else None
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _dict(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+# --- the page ---
 
 
 def page() -> None:
@@ -48,7 +172,7 @@ def page() -> None:
     path = navigation.need_run()
     st.subheader(f"Autotune of {row(path).name}", anchor=False)
     tuning = read(path)
-    if not tuning.measured:
+    if not tuning.rows:
         st.info("This run was not tuned (it was started without --auto). What it ran with is below.")
         _settings(path)
         return
@@ -67,15 +191,15 @@ def _measuring(name: str, folder: Path) -> None:
         st.rerun()
     st.subheader("Autotune is measuring this machine", anchor=False)
     tuning = read(folder / name)
-    if not tuning.measured:
+    if not tuning.rows:
         st.info("The environment is being tried; the first rows come in a few seconds.")
     _measured(tuning)
 
 
 def _choices(tuning: TuningView) -> None:
     """The four numbers that matter most; all of them, with reasons, come after the charts."""
-    main = [key for key in (*_MAIN, *_MAIN_ROLLOUT) if key in tuning.choice][: len(_MAIN)]
-    for cell, key in zip(st.columns(len(_MAIN)), main, strict=False):
+    main = [key for key in _MAIN if key in tuning.choice]
+    for cell, key in zip(st.columns(4), main, strict=False):
         why = components.plain(tuning.reasons.get(key))
         cell.metric(components.title(key), _value(tuning, key), help=why, border=True)
     record = tuning.record
@@ -142,81 +266,41 @@ def _pins(path: Path, tuning: TuningView) -> None:
 
 
 def _measured(tuning: TuningView) -> None:
-    if tuning.rollouts:
-        st.markdown("**Executors and actors beside the learner**")
-        st.dataframe(_rollout_table(tuning), hide_index=True, column_config=_HELP)
-        return
-    left, right = st.columns(2)
-    with left:
-        st.markdown("**Batch size against update frames a second** (updates/s times batch size)")
-        if tuning.updates:
-            st.plotly_chart(batch_figure(tuning), config=CONFIG, key="tune_batch")
-    with right:
-        st.markdown("**Samplers against env steps a second**, the learner running beside them")
-        if tuning.joint:
-            st.plotly_chart(sampler_figure(tuning), config=CONFIG, key="tune_samplers")
-    if tuning.updates:
-        st.markdown("**The learner alone**")
-        _table(_update_table(tuning), any(r.score is not None for r in tuning.updates))
-    if tuning.joint:
-        st.markdown("**Samplers beside the learner**")
-        _table(_joint_table(tuning), any(r.score is not None for r in tuning.joint))
+    if tuning.updates or tuning.joint:
+        left, right = st.columns(2)
+        with left:
+            st.markdown("**Batch size against update frames a second** (updates/s times batch size)")
+            if tuning.updates:
+                st.plotly_chart(batch_figure(tuning), config=CONFIG, key="tune_batch")
+        with right:
+            st.markdown("**Samplers against env steps a second**, the learner running beside them")
+            if tuning.joint:
+                st.plotly_chart(sampler_figure(tuning), config=CONFIG, key="tune_samplers")
+    for title, rows in (("The learner alone", tuning.updates), ("Samplers beside the learner", tuning.joint),
+                        ("Executors and actors beside the learner", tuning.rollouts)):
+        if rows:
+            st.markdown(f"**{title}**")
+            st.dataframe(_table(rows, tuning.choice), hide_index=True, column_config=_HELP)
 
 
-def _table(rows: list[dict[str, Any]], scored: bool) -> None:
-    """Without the column of scores where none was told: a finished record has them for its choice alone."""
-    shown = rows if scored else [{name: value for name, value in row.items() if name != "score"} for row in rows]
-    st.dataframe(shown, hide_index=True, column_config=_HELP)
-
-
-def _update_table(tuning: TuningView) -> list[dict[str, Any]]:
-    return [
-        {
-            "batch size": number(r.batch_size), "threads": number(r.threads), "updates/s": number(r.updates_per_s),
-            "spread": percent(r.spread), "update frames/s": number(r.frames_per_s), "score": number(r.score),
-            "note": clean(r.failure or ("chosen" if _chosen(tuning, r.batch_size, r.threads) else "")),
-        }
-        for r in tuning.updates
-    ]
-
-
-def _joint_table(tuning: TuningView) -> list[dict[str, Any]]:
-    return [
-        {
-            "samplers": number(r.samplers), "envs each": number(r.envs_per_sampler),
-            "samples/insert": DASH if r.samples_per_insert_min is None
-            else f"at least {number(r.samples_per_insert_min)}",
-            "batch size": number(r.batch_size), "threads": number(r.threads),
-            "env steps/s": number(r.env_steps_per_s), "updates/s": number(r.updates_per_s),
-            "processor": percent(r.cpu_share), "score": number(r.score),
-            "note": clean(r.failure or ("chosen" if r.is_choice(tuning.choice) else "")),
-        }
-        for r in tuning.joint
-    ]
-
-
-def _rollout_table(tuning: TuningView) -> list[dict[str, Any]]:
-    return [
-        {
-            "executors": number(r.executors), "envs each": number(r.envs_per_executor), "actors": number(r.actors),
-            "interval": number(r.sync_interval), "minibatches": number(r.minibatches),
-            "env steps/s": number(r.env_steps_per_s), "processor": percent(r.cpu_share),
-            "note": clean(r.failure or ("chosen" if r.is_choice(tuning.choice) else "")),
-        }
-        for r in tuning.rollouts
-    ]
+def _table(rows: list[MeasuredRow], choice: dict[str, Any]) -> list[dict[str, str]]:
+    """Their cells; a column in which nothing is known is left out."""
+    cells = [row.cells(choice) for row in rows]
+    names = dict.fromkeys(name for line in cells for name in line)
+    kept = [name for name in names if name == "note" or any(line.get(name, DASH) != DASH for line in cells)]
+    return [{name: line.get(name, DASH) for name in kept} for line in cells]
 
 
 def batch_figure(tuning: TuningView) -> go.Figure:
     """Measured frame rates by threads, the fitted curve ``B / (a + b B)``, and the chosen point."""
     chart = _figure("batch size [transitions]", "update frames/s")
-    for i, threads in enumerate(sorted({r.threads for r in tuning.updates})):
-        rows = [r for r in tuning.updates if r.threads == threads and r.frames_per_s is not None]
-        chart.add_scatter(x=[r.batch_size for r in rows], y=[r.frames_per_s for r in rows], mode="markers",
+    for i, threads in enumerate(sorted({r.setting[THREADS] for r in tuning.updates})):
+        rows = [r for r in tuning.updates if r.setting[THREADS] == threads and r.frames_per_s is not None]
+        chart.add_scatter(x=[r.setting[BATCH] for r in rows], y=[r.frames_per_s for r in rows], mode="markers",
                           name=f"{threads} thread" + ("s" if threads > 1 else ""),
                           marker={"size": 9, "color": COLOURS[i % len(COLOURS)]})
     a, b = tuning.record.get("cost_a_s"), tuning.record.get("cost_b_s_per_row")
-    measured = sorted({r.batch_size for r in tuning.updates})
+    measured = sorted({r.setting[BATCH] for r in tuning.updates})
     if isinstance(a, float) and isinstance(b, float):
         sizes = np.geomspace(measured[0], measured[-1], 100)
         chart.add_scatter(x=sizes.tolist(), y=(sizes / (a + b * sizes)).tolist(), mode="lines",
@@ -226,45 +310,50 @@ def batch_figure(tuning: TuningView) -> go.Figure:
             chart.add_vline(x=paper, line={"dash": "dot", "color": "#888888"})
             chart.add_scatter(x=[None], y=[None], mode="lines", name="knee of the paper's rule",
                               line={"dash": "dot", "color": "#888888"})
-    chosen = [r for r in tuning.updates if _chosen(tuning, r.batch_size, r.threads)]
+    chosen = [r for r in tuning.updates if r.is_choice(tuning.choice)]
     if chosen:
-        chart.add_scatter(x=[r.batch_size for r in chosen], y=[r.frames_per_s for r in chosen], mode="markers",
-                          name="chosen", marker={"size": 16, "symbol": "circle-open", "color": "#D55E00",
-                                                 "line": {"width": 3}})
+        chart.add_scatter(x=[r.setting[BATCH] for r in chosen], y=[r.frames_per_s for r in chosen], mode="markers",
+                          name="chosen", marker=_CHOSEN | {"size": 16})
     chart.update_xaxes(type="log", tickvals=measured, ticktext=[number(size) for size in measured])
     return _with_room_for_legend(chart)
 
 
 def _paper_batch(tuning: TuningView) -> int | None:
     """What the paper's rule would take; None where the fit puts it far beyond what was measured."""
-    paper, largest = tuning.record.get("paper_batch_size"), max((r.batch_size for r in tuning.updates), default=0)
+    paper, largest = tuning.record.get("paper_batch_size"), max((r.setting[BATCH] for r in tuning.updates), default=0)
     return paper if isinstance(paper, int) and paper <= 4 * largest else None
 
 
 def sampler_figure(tuning: TuningView) -> go.Figure:
     """Env steps/s and, on the right axis, updates/s."""
     chart = _figure("samplers [processes]", "env steps/s")
-    kinds = sorted({r.kind for r in tuning.joint if r.env_steps_per_s is not None})
-    for i, kind in enumerate(kinds):
-        rows = sorted((r for r in tuning.joint if r.kind == kind), key=lambda r: r.samplers)
-        label = f", batch {kind[1]}, at least {kind[0]:g} samples/insert" if len(kinds) > 1 else ""
+    kinds: dict[tuple[Any, ...], list[MeasuredRow]] = {}
+    for one in sorted((r for r in tuning.joint if r.env_steps_per_s is not None), key=lambda r: r.setting[SAMPLERS]):
+        kinds.setdefault(tuple(v for key, v in one.setting.items() if key != SAMPLERS), []).append(one)
+    for i, rows in enumerate(kinds.values()):
+        label = _kind(rows[0]) if len(kinds) > 1 else ""
         for name, axis, colour, dash, y in (
             ("env steps/s", "y", COLOURS[0], "solid", [r.env_steps_per_s for r in rows]),
             ("updates/s (right)", "y2", COLOURS[1], "dot", [r.updates_per_s for r in rows]),
         ):
-            chart.add_scatter(x=[r.samplers for r in rows], y=y, mode="lines+markers", name=name + label, yaxis=axis,
-                              line={"color": colour, "dash": dash}, showlegend=i == 0 or axis == "y",
+            chart.add_scatter(x=[r.setting[SAMPLERS] for r in rows], y=y, mode="lines+markers", name=name + label,
+                              yaxis=axis, line={"color": colour, "dash": dash}, showlegend=i == 0 or axis == "y",
                               marker={"size": 9, "symbol": _SYMBOLS[i % len(_SYMBOLS)]})
     chosen = [r for r in tuning.joint if r.is_choice(tuning.choice)]
     if chosen:
-        chart.add_scatter(x=[r.samplers for r in chosen], y=[r.env_steps_per_s for r in chosen], mode="markers",
-                          name="chosen", marker={"size": 18, "symbol": "circle-open", "color": "#D55E00",
-                                                 "line": {"width": 3}})
+        chart.add_scatter(x=[r.setting[SAMPLERS] for r in chosen], y=[r.env_steps_per_s for r in chosen],
+                          mode="markers", name="chosen", marker=_CHOSEN | {"size": 18})
     chart.update_layout(yaxis2={"title": "updates/s", "overlaying": "y", "side": "right", "rangemode": "tozero",
                                 "showgrid": False, "tickmode": "auto", "nticks": 5})
-    counts = {r.samplers for r in tuning.joint}
+    counts = {r.setting[SAMPLERS] for r in tuning.joint}
     chart.update_xaxes(dtick=1 if max(counts) < 10 else None, range=[min(counts) - 0.5, max(counts) + 0.5])
     return _with_room_for_legend(chart)
+
+
+def _kind(row: MeasuredRow) -> str:
+    """What but the number of samplers tells a curve from others, for its legend."""
+    words = (("batch", BATCH, ""), ("at least", "replay.samples_per_insert_min", " samples/insert"))
+    return "".join(f", {word} {row.setting[key]:g}{unit}" for word, key, unit in words if key in row.setting)
 
 
 def _figure(x: str, y: str) -> go.Figure:
@@ -284,10 +373,6 @@ def _with_room_for_legend(chart: go.Figure) -> go.Figure:
     return chart.update_layout(height=290 + 20 * entries)
 
 
-def _chosen(tuning: TuningView, batch_size: int, threads: int) -> bool:
-    return (batch_size, threads) == (tuning.choice.get("learner.batch_size"), tuning.choice.get("learner.threads"))
-
-
 def _settings(path: Path) -> None:
     config = read_config(path)
     shown = [
@@ -297,168 +382,3 @@ def _settings(path: Path) -> None:
     ]
     with st.expander("Settings that the run was started with"):
         st.dataframe(shown, hide_index=True)
-
-
-# --- the rows ---
-
-
-@dataclass(frozen=True)
-class UpdateRow:
-    """One batch size, measured."""
-
-    batch_size: int
-    threads: int
-    updates_per_s: float | None
-    spread: float | None
-    """Fastest less slowest repeat, as a share of the median."""
-    failure: str | None
-    score: float | None = None
-
-    @property
-    def frames_per_s(self) -> float | None:
-        """Update frames a second."""
-        return None if self.updates_per_s is None else self.updates_per_s * self.batch_size
-
-
-@dataclass(frozen=True)
-class JointRow:
-    """One number of samplers, measured beside the learner."""
-
-    samplers: int
-    env_steps_per_s: float | None
-    updates_per_s: float | None
-    batch_size: int | None = None
-    envs_per_sampler: int | None = None
-    score: float | None = None
-    failure: str | None = None
-    samples_per_insert_min: float | None = None
-    threads: int | None = None
-    cpu_share: float | None = None
-    """Share of the usable cores that the run kept busy."""
-
-    @property
-    def kind(self) -> tuple[float, int, int, int]:
-        """What but the number of samplers tells it from others; they are one curve."""
-        return (self.samples_per_insert_min or 0.0, self.batch_size or 0, self.threads or 0, self.envs_per_sampler or 0)
-
-    def is_choice(self, choice: dict[str, Any]) -> bool:
-        """True where it has all that was chosen."""
-        own = {
-            "sampling.samplers": self.samplers, "sampling.envs_per_sampler": self.envs_per_sampler,
-            "learner.batch_size": self.batch_size, "learner.threads": self.threads,
-            "replay.samples_per_insert_min": self.samples_per_insert_min,
-        }
-        known = {key: value for key, value in own.items() if value is not None and key in choice}
-        return bool(known) and all(choice[key] == value for key, value in known.items())
-
-
-@dataclass(frozen=True)
-class RolloutRow:
-    """One way to collect for an on-policy algorithm, measured beside the learner."""
-
-    executors: int
-    envs_per_executor: int | None
-    actors: int | None
-    sync_interval: int | None
-    minibatches: int | None
-    env_steps_per_s: float | None
-    cpu_share: float | None
-    failure: str | None
-
-    def is_choice(self, choice: dict[str, Any]) -> bool:
-        """True where it has all that was chosen."""
-        return bool(choice) and all(getattr(self, name) == choice.get(f"rollout.{name}") for name in (
-            "executors", "envs_per_executor", "actors", "sync_interval"))
-
-
-@dataclass(frozen=True)
-class TuningView:
-    """All that is known; ``choice`` is empty while the tuner is still at work."""
-
-    updates: list[UpdateRow] = field(default_factory=list)
-    joint: list[JointRow] = field(default_factory=list)
-    choice: dict[str, Any] = field(default_factory=dict)
-    reasons: dict[str, Any] = field(default_factory=dict)
-    record: dict[str, Any] = field(default_factory=dict)
-    rollouts: list[RolloutRow] = field(default_factory=list)
-
-    @property
-    def measured(self) -> bool:
-        """Whether there is any row."""
-        return bool(self.updates or self.joint or self.rollouts)
-
-
-def read(path: Path) -> TuningView:
-    """The tuner's result of a run, or what it has measured so far."""
-    record = read_json(path / "tune.json")
-    if record:
-        entries = [*record.get("update_rates", []), *record.get("joint_rates", [])]
-        return TuningView(*_rows(entries), _dict(record.get("choice")), _dict(record.get("reasons")), record,
-                      _rollouts(record.get("rollout_rates")))
-    entries = []
-    for line in tail_text(path / PROGRESS).splitlines():
-        try:
-            entries.append(json.loads(line))
-        except ValueError:
-            continue
-    return TuningView(*_rows(entries), rollouts=_rollouts(entries))
-
-
-def _rows(entries: list[Any]) -> tuple[list[UpdateRow], list[JointRow]]:
-    updates, joint = [], []
-    for entry in entries:
-        if not isinstance(entry, dict):
-            continue
-        rates = _rates(entry.get("updates_per_s"))
-        middle = statistics.median(rates) if rates else None
-        failure = entry["failure"] if isinstance(entry.get("failure"), str) else None
-        if isinstance(entry.get("samplers"), int):
-            steps, learner = _rates(entry.get("env_steps_per_s")), _dict(entry.get("learner"))
-            joint.append(JointRow(
-                entry["samplers"], statistics.median(steps) if steps else None, middle,
-                _integer(learner.get("batch_size")), _integer(entry.get("envs_per_sampler")),
-                _number(entry.get("score")), failure, _number(entry.get("samples_per_insert_min")),
-                _integer(learner.get("threads")), _middle(entry.get("cpu_share")),
-            ))
-        elif isinstance(entry.get("batch_size"), int) and isinstance(entry.get("threads"), int):
-            told = spread(rates) if len(rates) > 1 else _number(entry.get("spread"))
-            score = _number(entry.get("score"))
-            updates.append(UpdateRow(entry["batch_size"], entry["threads"], middle, told, failure, score))
-    return updates, joint
-
-
-def _rollouts(entries: Any) -> list[RolloutRow]:
-    rows = [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
-    return [
-        RolloutRow(
-            executors=entry["executors"], envs_per_executor=_integer(entry.get("envs_per_executor")),
-            actors=_integer(entry.get("actors")), sync_interval=_integer(entry.get("sync_interval")),
-            minibatches=_integer(entry.get("minibatches")), env_steps_per_s=_middle(entry.get("env_steps_per_s")),
-            cpu_share=_middle(entry.get("cpu_share")),
-            failure=entry["failure"] if isinstance(entry.get("failure"), str) else None,
-        )
-        for entry in rows if _integer(entry.get("executors")) is not None
-    ]
-
-
-def _rates(value: Any) -> list[float]:
-    """Repeats of a rate; a row of a tuner at work has their median alone."""
-    values = value if isinstance(value, list) else [value]
-    return [float(x) for x in values if _number(x) is not None]
-
-
-def _middle(value: Any) -> float | None:
-    rates = _rates(value)
-    return statistics.median(rates) if rates else None
-
-
-def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
-def _integer(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def _dict(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}

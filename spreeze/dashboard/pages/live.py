@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import streamlit as st
 
 from spreeze.config.compatibility import ALGORITHMS, ON_POLICY, runs
-from spreeze.config.layers import PROFILE_DIR
 from spreeze.config.modes import Mode, modes
+from spreeze.config.profiles import PROFILE_DIR
 from spreeze.config.schema import EnvConfig, RunConfig, offered
 from spreeze.dashboard import components, control, navigation
 from spreeze.dashboard.run_data import SAMPLE, row, runs_dir
@@ -47,7 +47,6 @@ def page() -> None:
 
 
 def _shown(now: control.Activity) -> None:
-    """The chosen run."""
     path = navigation.current()
     if path is None:
         st.info("No run to show yet: press Start, or type `python -m spreeze.train --auto`.")

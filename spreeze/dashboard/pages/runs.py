@@ -26,7 +26,7 @@ from spreeze.dashboard.run_data import (
 )
 from spreeze.errors import RunError, SpreezeError
 from spreeze.formatting import DASH, duration, number, size
-from spreeze.metrics.store_reader import MetricsReader
+from spreeze.metrics.store import MetricsReader
 
 _MAX_EXPORT_BYTES = 100_000_000
 _MAX_CLIP_BYTES = 50_000_000
@@ -175,7 +175,6 @@ def watch() -> None:
 
 
 def label(clip: Clip) -> str:
-    """A clip's place on the slider."""
     return f"{duration(clip.facts.get('wall_s'))} \u00b7 {number(clip.facts.get('version'))} updates"
 
 

@@ -1,15 +1,20 @@
-"""Profiles that travel: what the tuner chose here as a file, and what of such a file holds elsewhere."""
+"""Profiles: settings in TOML files that travel. What the tuner chose here becomes one; not all holds elsewhere."""
 
 from __future__ import annotations
 
 import dataclasses
+import tomllib
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from spreeze.config.layers import PROFILE_DIR, Layer, Settings, Values, iterate, toml_value
+from spreeze.config.layers import Layer, Settings, Values, iterate, toml_value
 from spreeze.config.schema import PARTS, check_name
-from spreeze.errors import ConfigError, ResourceError
+from spreeze.errors import ConfigError, ResourceError, did_you_mean
 
+PROFILE_DIR = Path(__file__).resolve().parents[2] / "profiles"
+MAX_PROFILE_BYTES = 1_000_000
+_COMMAND_LINE_ONLY = {("env", "import_module"), ("env", "args"), ("run", "runs_dir"), ("run", "name")}
 MACHINE_FIELDS = ("learner.device", "learner.threads", "learner.precision", "sampling.samplers",
                   "sampling.envs_per_sampler", "replay.capacity", "rollout.executors", "rollout.envs_per_executor",
                   "rollout.actors", "rollout.sync_interval")  # fmt: skip
@@ -17,6 +22,51 @@ MACHINE_FIELDS = ("learner.device", "learner.threads", "learner.precision", "sam
 _LEFT_OUT = {"stop", "visualizer", "evaluation"}
 _KEPT = {"run": ("algo",), "env": ("normalize_obs",)}
 """Of these parts only these fields travel: the rest is the user's own."""
+
+
+def read_profile(name_or_path: str) -> Layer:
+    """Reads a profile by name (from ``profiles/``) or path. A profile can name no code and no path.
+
+    Raises:
+        ConfigError: not found, too large, not TOML, or a key that only the command line may set.
+    """
+    path = Path(name_or_path)
+    if path.suffix != ".toml":
+        path = PROFILE_DIR / f"{check_name(name_or_path)}.toml"
+    if not path.is_file():
+        known = profile_names()
+        raise ConfigError(
+            f"no profile '{name_or_path}'{did_you_mean(name_or_path, known)} (known: {', '.join(known) or 'none'})"
+        )
+    if path.stat().st_size > MAX_PROFILE_BYTES:
+        raise ConfigError(f"profile {path} has {path.stat().st_size} bytes; at most {MAX_PROFILE_BYTES}")
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(f"profile {path} is not valid TOML: {error}") from None
+    about = values.pop("about", {})
+    if not isinstance(about, dict):
+        raise ConfigError(f"profile {path}: about = {about!r}: expected a table")
+    for part, name in _COMMAND_LINE_ONLY:
+        if isinstance(values.get(part), dict) and name in values[part]:
+            raise ConfigError(f"profile {path}: {part}.{name} may only be set on the command line")
+    return Layer(source=f"profile {path.stem}", values=values, about=about)
+
+
+def task_profile(env_id: str) -> Layer | None:
+    """The profile that names this environment in its ``about.envs`` (``ALE/*``: all that begin so), if any."""
+    for name in profile_names():
+        path = PROFILE_DIR / f"{name}.toml"
+        if path.stat().st_size <= MAX_PROFILE_BYTES:
+            about = tomllib.loads(path.read_text(encoding="utf-8")).get("about", {})
+            if any(fnmatchcase(env_id, pattern) for pattern in about.get("envs", [])):
+                return read_profile(name)
+    return None
+
+
+def profile_names() -> list[str]:
+    """Names of the profiles that come with Spreeze."""
+    return sorted(path.stem for path in PROFILE_DIR.glob("*.toml"))
 
 
 def applicable(layer: Layer, machine_id: str) -> tuple[Layer, list[str]]:
