@@ -14,7 +14,7 @@ import typing
 from dataclasses import dataclass, field
 from typing import Any
 
-from spreeze.config.compatibility import ALGORITHMS
+from spreeze.config.compatibility import ALGORITHMS, find_row
 from spreeze.config.modes import DECLARED, Mode, Wiring, find_mode
 from spreeze.errors import ConfigError, did_you_mean
 from spreeze.inference.convolution import CNNS
@@ -82,7 +82,8 @@ def _range_text(low: float | None, high: float | None) -> str:
 class RunConfig(Part):
     """What is run and where its files go."""
 
-    algo: str = setting("sac", "algorithm; not set: by the action space", choices=ALGORITHMS)
+    algo: str = setting("sac", f"algorithm: {', '.join(ALGORITHMS)}, or one that the module of --import declares; not "
+                        "set: by the action space")
     mode: str = setting(DECLARED[0].name, "how the parts are wired together: "
                         f"{', '.join(mode.name for mode in DECLARED)}, or one that the module of --import declares")
     seed: int = setting(1, "seed of networks, exploration and environments", low=0, high=2**31 - 1)
@@ -306,9 +307,6 @@ class LearnerConfig(Part):
                              "that have it; weights, sums and optimisers are always float32",
                              choices=("float32", "tf32", "bfloat16"))
     overlap: bool = setting(False, "the actor follows the critics of one update before: two devices work at once")
-    copy_interval: int = setting(0, "updates between two copies of the weights, where actor and critics train at once "
-                                 "beside copies of each other: on two devices, or in a pair of threads; 0: they share "
-                                 "every update", unit="updates", low=0, high=10_000)
     mirror: bool = setting(True, "keep a copy of replay on the learner's GPU, as far as its memory allows")
     updates_per_launch: int = setting(1, "updates in one launch on a GPU with such a copy (a CUDA graph); 0: every "
                                       "kernel by itself", unit="updates", low=0, high=64)
@@ -382,6 +380,8 @@ class Config:
     visualizer: VisualizerConfig = field(default_factory=VisualizerConfig)
     tuning: TuningConfig = field(default_factory=TuningConfig)
     stop: StopConfig = field(default_factory=StopConfig)
+    imported: AlgorithmConfig | OnPolicyConfig | None = None
+    """The part of the chosen algorithm where the module of ``--import`` declares it; else None."""
 
     def __post_init__(self) -> None:
         if self.learner.batch_size > self.replay.capacity:
@@ -391,6 +391,11 @@ class Config:
             )
         if self.env.import_module is None:
             find_mode(self.run.mode)  # one of a module is looked for when it is used: files are read without imports
+            find_row(self.run.algo)
+
+    def parts(self) -> dict[str, Part]:
+        """Name -> part, in order; an imported algorithm's own comes last."""
+        return {name: getattr(self, name) for name in PARTS} | ({self.run.algo: self.imported} if self.imported else {})
 
     @property
     def mode(self) -> Mode:
@@ -420,7 +425,7 @@ class Config:
         Raises:
             ConfigError: the chosen one learns on policy.
         """
-        part = getattr(self, self.run.algo)
+        part = self.parts().get(self.run.algo)
         if not isinstance(part, AlgorithmConfig):
             raise ConfigError(f"--algo {self.run.algo}: it learns on policy, without replay; use --mode hts or serial")
         return part
@@ -428,13 +433,28 @@ class Config:
     @property
     def on_policy(self) -> OnPolicyConfig | None:
         """The part of the chosen on-policy algorithm; None where it learns off policy."""
-        part = getattr(self, self.run.algo)
+        part = self.parts().get(self.run.algo)
         return part if isinstance(part, OnPolicyConfig) else None
 
 
 PARTS: dict[str, type[Part]] = {
     name: hint for name, hint in typing.get_type_hints(Config).items() if isinstance(hint, type)
 }
+
+
+def algorithm_part(name: str, import_module: str | None = None) -> type[Any]:
+    """The class of an algorithm's part; ``import_module`` as for ``compatibility.rows``.
+
+    Raises:
+        ConfigError: there is no such algorithm, or the module declares what cannot be its part.
+    """
+    part = find_row(name, import_module).config
+    if part is None:
+        return PARTS[name]
+    if name in PARTS or not name.isidentifier() or not issubclass(part, AlgorithmConfig | OnPolicyConfig):
+        raise ConfigError(f"--import {import_module}: algorithm {name!r} with settings {part.__name__}: expected a "
+                          "name of its own like my_sac, and a dataclass made from AlgorithmConfig or OnPolicyConfig")
+    return part
 
 
 def check_name(name: str) -> str:
