@@ -448,13 +448,14 @@ def algorithm_part(name: str, import_module: str | None = None) -> type[Any]:
     Raises:
         ConfigError: there is no such algorithm, or the module declares what cannot be its part.
     """
-    part = find_row(name, import_module).config
-    if part is None:
+    row = find_row(name, import_module)
+    if row.config is None:
         return PARTS[name]
-    if name in PARTS or not name.isidentifier() or not issubclass(part, AlgorithmConfig | OnPolicyConfig):
-        raise ConfigError(f"--import {import_module}: algorithm {name!r} with settings {part.__name__}: expected a "
-                          "name of its own like my_sac, and a dataclass made from AlgorithmConfig or OnPolicyConfig")
-    return part
+    base = OnPolicyConfig if row.on_policy else AlgorithmConfig
+    if name in PARTS or not name.isidentifier() or not issubclass(row.config, base):
+        raise ConfigError(f"--import {import_module}: algorithm {name!r} with settings {row.config.__name__}: expected "
+                          f"a name of its own like my_sac, and a dataclass made from {base.__name__}")
+    return row.config
 
 
 def check_name(name: str) -> str:
