@@ -14,8 +14,10 @@ from spreeze.config.compatibility import ALGORITHMS, ON_POLICY
 from spreeze.config.modes import Wiring, wiring_of
 from spreeze.config.schema import field_of, kind_of
 from spreeze.dashboard import live_api, server
+from spreeze.dashboard.control import imported
 from spreeze.dashboard.live_api import SOURCE, published
 from spreeze.dashboard.run_data import SAMPLE, SAMPLE_NAME, meaning, row
+from spreeze.errors import ConfigError
 from spreeze.formatting import DASH, clean
 from spreeze.run_directory import read_run
 
@@ -159,8 +161,8 @@ def title(key: str) -> str:
     part, _, name = key.partition(".")
     text = f"{part.upper() if part in ALGORITHMS else part.capitalize()}: {name.replace('_', ' ')}"
     try:
-        unit = field_of(key).metadata["unit"]
-    except (KeyError, StopIteration):
+        unit = field_of(key, imported()).metadata["unit"]
+    except (ConfigError, StopIteration):
         return text  # of another version
     return f"{text} [{unit}]" if unit and not text.endswith(f" {unit}") else text
 
@@ -174,7 +176,7 @@ def ask(key: str, place: str, known: Any = None, blank: str = "") -> Any:
         known: what it shows at first.
         blank: what happens while it is empty; the default holds if this is not said.
     """
-    item, kind = field_of(key), kind_of(key)
+    item, kind = field_of(key, imported()), kind_of(key, imported())
     doc, low, high, choices = (item.metadata[name] for name in ("doc", "low", "high", "choices"))
     default: Any = item.default
     told: dict[str, Any] = {"key": f"{place}_{key}", "help": f"{plain(doc[0].upper() + doc[1:])}.",

@@ -91,7 +91,7 @@ class Request:
         for key, value in self.settings.items():
             part, name = key.split(".")
             values.setdefault(part, {})[name] = value
-        return resolve([Layer("the page", values)]).config
+        return resolve([Layer("the page", values)], imported()).config
 
 
 def _plain_id(env_id: object) -> bool:
@@ -161,9 +161,9 @@ def arguments(request: Request) -> list[str]:
         flag, text = flags.get(key), value if isinstance(value, str) else toml_value(value)
         if flag is None:
             found.append(f"--set={key}={text}")
-        elif kind_of(key) is not bool:
+        elif kind_of(key, imported()) is not bool:
             found.append(f"{flag}={text}")
-        elif value != field_of(key).default:
+        elif value != field_of(key, imported()).default:
             found.append(flag)
     return found
 

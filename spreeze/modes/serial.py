@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from spreeze.algorithms.nn.two_thread_update import ThreadPair
+from spreeze.algorithms.fused_mlp import ThreadPair
 from spreeze.envs.task import open_task, uniform_actions, vector_maker
 from spreeze.errors import ResourceError, WeightsError
 from spreeze.inference.policy import Policy
@@ -234,7 +234,6 @@ class _Replay:
             plan.spec, config.run.algo, config.algorithm, plan.layout, open_reader(ring),
             batch_size=config.learner.batch_size, device=resolve_device(config.learner.device), seed=config.run.seed,
             normalize_obs=config.env.normalize_obs, pair=pair, overlap=config.learner.overlap,
-            copy_interval=config.learner.copy_interval,
         )
         self._ratio = min(max(float(config.learner.batch_size), config.replay.samples_per_insert_min),
                           config.replay.samples_per_insert_max)

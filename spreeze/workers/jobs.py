@@ -38,7 +38,6 @@ class LearnerJob(AnyLearnerJob):
 
     precision: str
     overlap: bool
-    copy_interval: int
     mirror: bool
     updates_per_launch: int
     save_replay: bool

@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 from time import perf_counter
 
-from spreeze.algorithms.nn.two_thread_update import ThreadPair
+from spreeze.algorithms.fused_mlp import ThreadPair
 from spreeze.algorithms.registry import create_on_policy
-from spreeze.config.schema import PARTS, AlgorithmConfig
+from spreeze.config.schema import AlgorithmConfig, algorithm_part
 from spreeze.errors import ResourceError, WorkerError
 from spreeze.metrics.table import SLOTS, TABLE, Phase
 from spreeze.transport import status_table as words
@@ -198,11 +198,11 @@ class _FromReplay:
         self, context: WorkerContext, job: LearnerJob, ring: ReplayRing, pair: ThreadPair | None, device: str
     ) -> None:
         self._context, self._job, self._ring, self._device = context, job, ring, device
-        config: AlgorithmConfig = PARTS[job.algo](**job.algorithm)  # type: ignore[assignment]
+        config: AlgorithmConfig = algorithm_part(job.algo, job.spec.import_module)(**job.algorithm)
         self.trainer = ReplayTrainer(
             job.spec, job.algo, config, ring.spec.layout, open_reader(ring), batch_size=job.batch_size, device=device,
             seed=job.seed, normalize_obs=job.normalize_obs, pair=pair, overlap=job.overlap,
-            copy_interval=job.copy_interval, mirror=job.mirror, updates_per_launch=job.updates_per_launch,
+            mirror=job.mirror, updates_per_launch=job.updates_per_launch,
         )
         self._limiter = RateLimiter(
             minimum=job.samples_per_insert_min, maximum=job.samples_per_insert_max,
@@ -356,7 +356,7 @@ class _FromRollouts:
 def open_on_policy_trainer(job: OnPolicyLearnerJob, rollouts: Rollouts) -> OnPolicyTrainer:
     """The trainer of a job, with the state that the current rollout begins with."""
     algorithm = create_on_policy(
-        job.algo, job.spec, PARTS[job.algo](**job.algorithm), job.seed,  # type: ignore[arg-type]
+        job.algo, job.spec, algorithm_part(job.algo, job.spec.import_module)(**job.algorithm), job.seed,
         resolve_device(job.device), correction=job.correction, normalize_obs=job.normalize_obs,
     )
     handover = Handover(policies=VersionedParameters((job.policy_fds[0], job.policy_fds[1])),
