@@ -89,12 +89,13 @@ def test_damaged_rows_and_records_are_left_out(tmp_path):
 
 
 def test_rows_of_learner_and_joint_stage_hold_medians_spread_and_score(tmp_path):
-    from spreeze.tuner.problem import JointSetting, LearnerSetting, Row
+    from spreeze.tuner.problem import JOINT, LEARNER, Setting, TrialResult
 
-    learner = LearnerSetting(batch_size=256, threads=1)
-    joint = JointSetting(samplers=2, envs_per_sampler=8, samples_per_insert_min=8.0, learner=learner)
-    rows = [Row(setting=learner, updates_per_s=100.0, spread=0.25, score=50.0),
-            Row(setting=joint, updates_per_s=80.0, env_steps_per_s=2000.0, score=40.0)]
+    learner = Setting({"learner.batch_size": 256, "learner.threads": 1})
+    joint = Setting({**learner, "sampling.samplers": 2, "sampling.envs_per_sampler": 8,
+                     "replay.samples_per_insert_min": 8.0})  # fmt: skip
+    rows = [TrialResult(stage=LEARNER, setting=learner, updates_per_s=(90.0, 100.0, 115.0), score=50.0),
+            TrialResult(stage=JOINT, setting=joint, updates_per_s=(80.0,), env_steps_per_s=(2000.0,), score=40.0)]
     (tmp_path / tuning_rows.PROGRESS).write_text("".join(json.dumps(row.as_json()) + "\n" for row in rows))
     found = tuning_rows.read(tmp_path)
     assert found.updates == [tuning_rows.UpdateRow(256, 1, 100.0, 0.25, None, 50.0)]
@@ -120,11 +121,12 @@ def test_odd_facts_of_a_clip_are_left_out(tmp_path):
 
 
 def test_rows_of_the_on_policy_tuner_are_read_at_work_and_when_it_is_done(tmp_path):
-    from spreeze.tuner.rollout_search import RolloutRate, RolloutSetting
+    from spreeze.tuner.problem import ROLLOUT, Setting, TrialResult
 
-    setting = RolloutSetting(executors=2, envs_per_executor=8, actors=0, sync_interval=64, minibatches=4)
-    rates = [RolloutRate(setting=setting, env_steps_per_s=(90.0, 100.0, 120.0), cpu_share=(0.5,)),
-             RolloutRate(setting=setting, failure="out of memory")]
+    setting = Setting({"rollout.executors": 2, "rollout.envs_per_executor": 8, "rollout.actors": 0,
+                       "rollout.sync_interval": 64, "ppo.minibatches": 4})  # fmt: skip
+    rates = [TrialResult(stage=ROLLOUT, setting=setting, env_steps_per_s=(90.0, 100.0, 120.0), cpu_share=(0.5,)),
+             TrialResult(stage=ROLLOUT, setting=setting, failure="out of memory")]
     (tmp_path / tuning_rows.PROGRESS).write_text("".join(json.dumps(rate.as_json()) + "\n" for rate in rates))
     first, failed = tuning_rows.read(tmp_path).rollouts
     assert first == tuning_rows.RolloutRow(2, 8, 0, 64, 4, 100.0, 0.5, None)

@@ -12,7 +12,7 @@ from spreeze.bench.hts import LAWS, PARTS
 from spreeze.cli.common import emit, guarded, say
 from spreeze.machine.hardware import read_machine
 from spreeze.run_directory import find_run, versions
-from spreeze.tuner.objective import FORMULAS
+from spreeze.tuner.model import FORMULAS
 
 _WALKER = "Walker2DBulletEnv-v0"
 
