@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -24,44 +24,29 @@ LEARNER, JOINT, ROLLOUT, FACTS = "learner", "joint", "rollout", "facts"
 """Trials: updates alone; everything of a mode with replay; everything of one with rollouts; none, facts decide."""
 
 
-class Setting(Mapping[str, Any]):
-    """Values by the dotted names of their settings; never changes, so that it can be a key."""
+class Setting(dict[str, Any]):
+    """Values by the dotted names of their settings; a key of other dictionaries, so it is never changed."""
 
-    __slots__ = ("_hash", "_values")
+    __slots__ = ("_hash",)
 
     def __init__(self, values: Mapping[str, Any]) -> None:
-        self._values = dict(values)
-        self._hash = hash(frozenset(self._values.items()))
+        super().__init__(values)
+        self._hash = hash(frozenset(self.items()))
 
-    def __getitem__(self, name: str) -> Any:
-        return self._values[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def __hash__(self) -> int:
+    def __hash__(self) -> int:  # type: ignore[override]
         return self._hash
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Setting) and self._values == other._values
-
-    def __repr__(self) -> str:
-        return f"Setting({self._values})"
 
     def but(self, name: str, value: Any) -> Setting:
         """The same with another value of one knob."""
-        return Setting({**self._values, name: value})
+        return Setting({**self, name: value})
 
     def without(self, *names: str) -> Setting:
-        return Setting({name: value for name, value in self._values.items() if name not in names})
+        return Setting({name: value for name, value in self.items() if name not in names})
 
     def layer(self) -> Layer:
         """As a layer of settings: how a trial, and a run in the end, get all of these values."""
         values: Values = {}
-        for name, value in self._values.items():
+        for name, value in self.items():
             part, item = name.split(".")
             values.setdefault(part, {})[item] = value
         return Layer("tuner", values)
