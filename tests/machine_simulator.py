@@ -4,20 +4,28 @@ import math
 import random
 from dataclasses import dataclass, field, replace
 
-from spreeze.tuner.candidates import batch_sizes, find_room, learner_kinds, most_samplers, ratio_options
-from spreeze.tuner.choice import worth
-from spreeze.tuner.objective import paper_batch
+from spreeze.config.modes import REPLAY_KNOBS
+from spreeze.tuner.knobs import KNOBS, batch_sizes, find_room, learner_kinds, most_samplers, ratios
+from spreeze.tuner.model import learner_setting, paper_batch, worth
 from spreeze.tuner.problem import (
-    Configured,
+    BATCH,
+    DEVICE,
+    ENVS,
+    JOINT,
+    LEARNER,
+    PRECISION,
+    RATIO,
+    SAMPLERS,
+    THREADS,
     Device,
-    JointRate,
-    JointSetting,
-    LearnerRate,
-    LearnerSetting,
-    Pins,
+    Setting,
     Targets,
+    TrialResult,
     TuningProblem,
 )
+
+CONFIGURED = {DEVICE: "cpu", BATCH: 256, THREADS: 1, PRECISION: "float32", SAMPLERS: None, ENVS: 8,
+              "replay.capacity": 1_000_000, RATIO: 8.0, "replay.samples_per_insert_max": 512.0}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,47 +58,47 @@ class Machine:
     crash_from_batch: int | None = None
     crash_from_samplers: int | None = None
 
-    def knobs(self, *, batch_size=256, pins=None, **targets):
+    def problem(self, *, batch_size=256, pins=None, **targets):
         devices = [Device(name="cpu", precisions=("float32", "bfloat16") if self.bfloat16 else ("float32",))]
         if self.gpu:
             devices.append(Device(name="cuda:0", memory_bytes=self.gpu_bytes))
         return TuningProblem(
             usable_cores=self.cores, physical_cores=self.physical, memory_bytes=self.memory_bytes,
-            shared_memory_bytes=self.shared_memory_bytes, step_us=self.step_us, step_cv=self.step_cv, row_bytes=240,
-            sampler_bytes=120_000_000, env_bytes=30_000_000, devices=tuple(devices),
-            configured=Configured(batch_size=batch_size, capacity=1_000_000, learning_starts=5000,
-                                  samples_per_insert_min=8.0, samples_per_insert_max=512.0),
-            pins=pins or Pins(), targets=Targets(**targets),
+            shared_memory_bytes=self.shared_memory_bytes, step_us=self.step_us, row_bytes=240,
+            sampler_bytes=120_000_000, env_bytes=30_000_000, devices=tuple(devices), learning_starts=5000,
+            knobs=tuple(knob for knob in KNOBS if knob.name in REPLAY_KNOBS),
+            configured=Setting({**CONFIGURED, BATCH: batch_size, **(pins or {})}), pins=frozenset(pins or {}),
+            targets=Targets(**targets),
         )  # fmt: skip
 
-    def update_s(self, setting: LearnerSetting) -> float:
+    def update_s(self, setting: Setting) -> float:
         """Seconds of an update that nobody disturbs."""
-        if setting.device != "cpu":
+        if setting[DEVICE] != "cpu":
             assert self.gpu
-            return self.gpu[0] + self.gpu[1] * setting.batch_size
-        row = self.b * (self.bfloat16 if setting.precision == "bfloat16" and self.bfloat16 else 1.0)
-        return self.a + row * setting.batch_size / (1.0 + self.thread_speedup * (setting.threads - 1))
+            return self.gpu[0] + self.gpu[1] * setting[BATCH]
+        row = self.b * (self.bfloat16 if setting[PRECISION] == "bfloat16" and self.bfloat16 else 1.0)
+        return self.a + row * setting[BATCH] / (1.0 + self.thread_speedup * (setting[THREADS] - 1))
 
-    def rates(self, setting: JointSetting) -> tuple[float, float, float]:
+    def rates(self, setting: Setting) -> tuple[float, float, float]:
         """(updates/s, env steps/s, share of the cores) without noise, by the fixed point of the waiting."""
-        learner, envs = setting.learner, setting.envs_per_sampler
-        alone = 1.0 / self.update_s(learner) / (1.0 + self.overhead)
+        envs = setting[ENVS]
+        alone = 1.0 / self.update_s(setting) / (1.0 + self.overhead)
         one = envs / (envs * (self.step_us + 2.0) + self.inference_us) * 1e6
         low, high = 0.0, 1.0
         for _ in range(25):
             duty = (low + high) / 2.0
             updates, steps = self._shared(alone, one, setting, duty)
-            if setting.samples_per_insert_min * steps > updates * learner.batch_size:
+            if setting[RATIO] * steps > updates * setting[BATCH]:
                 high = duty
             else:
                 low = duty
         duty = high if high == 1.0 else low
         updates, steps = self._shared(alone, one, setting, duty)
-        return updates, steps, min(1.0, (setting.samplers * duty + learner.threads) / self.cores)
+        return updates, steps, min(1.0, (setting[SAMPLERS] * duty + setting[THREADS]) / self.cores)
 
     def _shared(self, alone, one, setting, duty):
-        threads = setting.learner.threads
-        busy = threads + setting.samplers * duty
+        threads = setting[THREADS]
+        busy = threads + setting[SAMPLERS] * duty
         fast = min(busy, self.physical, self.cores)
         speed = min(1.0, (fast + self.smt * (min(busy, self.cores) - fast)) / busy)
         speed /= 1.0 + self.bandwidth * (busy - 1.0)
@@ -103,7 +111,7 @@ class Machine:
         others = speed if busy <= threads else max(0.0, (speed * busy - learner * threads) / (busy - threads))
         if threads > 2 and busy > self.cores:
             others = speed
-        return alone * learner, setting.samplers * duty * one * min(others, 1.0)
+        return alone * learner, setting[SAMPLERS] * duty * one * min(others, 1.0)
 
 
 @dataclass
@@ -131,28 +139,27 @@ class Bench:
         return self.left_s
 
     def device_start_s(self, device):
-        known = any(getattr(seen, "device", "cpu") == device for seen in self.asked)
+        known = any(seen[DEVICE] == device and SAMPLERS not in seen for seen in self.asked)
         return 0.0 if device == "cpu" or known or not self.gpu_start_s else 6.0
 
     def _noisy(self, value):
         slowed = 0.75 if self.noise and self.dice.random() < 0.03 else 1.0
         return value * slowed * math.exp(self.dice.gauss(0.0, self.noise))
 
-    def learner(self, settings, *, within_s, on_rate):
+    def learner(self, settings, *, within_s, on_result):
         # One process loads what a learner loads; each measurement is a fork of it.
         found, spent = [], 0.0 if self.asked else self.start_s
         for one in settings:
             cost = 0.4 + 3 * max(0.3, 2 * self.machine.update_s(one))
-            if one.device != "cpu":
-                known = any(getattr(seen, "device", "cpu") == one.device for seen in self.asked) or any(
-                    rate.setting.device == one.device for rate in found
-                )
+            if one[DEVICE] != "cpu":
+                known = any(seen[DEVICE] == one[DEVICE] and SAMPLERS not in seen
+                            for seen in (*self.asked, *(rate.setting for rate in found)))
                 cost += self.gpu_warm_s + (0.0 if known else self.gpu_start_s)
             if spent + cost > within_s and found:
                 break
             spent += cost
             found.append(self._learner_rate(one))
-            on_rate(found[-1])
+            on_result(found[-1])
             if self.machine.update_s(one) > 0.25:
                 break
         self.left_s -= spent
@@ -161,104 +168,94 @@ class Bench:
 
     def _learner_rate(self, one):
         crash = self.machine.crash_from_batch
-        if crash is not None and one.batch_size >= crash:
-            return LearnerRate(setting=one, updates_per_s=(), failure="out of memory")
+        if crash is not None and one[BATCH] >= crash:
+            return TrialResult(stage=LEARNER, setting=one, failure="out of memory")
         rate = 1.0 / self.machine.update_s(one)
-        return LearnerRate(setting=one, updates_per_s=tuple(self._noisy(rate) for _ in range(3)))
+        return TrialResult(stage=LEARNER, setting=one, updates_per_s=tuple(self._noisy(rate) for _ in range(3)))
 
-    def joint(self, settings, *, within_s, on_rate):
+    def joint(self, settings, *, within_s, on_result):
         found, spent, groups = [], 0.0, set()
         for one in settings:
-            group = (one.learner, one.envs_per_sampler, one.samples_per_insert_min)
+            group = one.without(SAMPLERS)
             cost = (0.0 if group in groups else self.group_s) + 3 * 0.7
             if spent + cost > within_s and found:
                 break
             groups.add(group)
             spent += cost
             found.append(self._joint_rate(one))
-            on_rate(found[-1])
+            on_result(found[-1])
         self.left_s -= spent
         self.asked += [one.setting for one in found]
         return found
 
     def _joint_rate(self, one):
         crash = self.machine.crash_from_samplers
-        if one in self.hang or (crash is not None and one.samplers >= crash):
-            return JointRate(setting=one, env_steps_per_s=(), updates_per_s=(), failure="no env step within 30 s")
+        if one in self.hang or (crash is not None and one[SAMPLERS] >= crash):
+            return TrialResult(stage=JOINT, setting=one, failure="no env step within 30 s")
         updates, steps, cpu = self.machine.rates(one)
-        return JointRate(
-            setting=one, updates_per_s=tuple(self._noisy(updates) for _ in range(3)),
+        return TrialResult(
+            stage=JOINT, setting=one, updates_per_s=tuple(self._noisy(updates) for _ in range(3)),
             env_steps_per_s=tuple(self._noisy(steps) for _ in range(3)), cpu_share=(cpu,) * 3,
         )  # fmt: skip
 
 
-def chosen(tuning, *, envs=None) -> JointSetting:
-    """The choice as one setting."""
-    value = {name.split(".")[1]: choice.value for name, choice in tuning.choices.items()}
-    return JointSetting(
-        learner=LearnerSetting(batch_size=value["batch_size"], threads=value["threads"], device=value["device"],
-                               precision=value["precision"]),
-        samplers=value["samplers"], envs_per_sampler=envs or value["envs_per_sampler"],
-        samples_per_insert_min=value["samples_per_insert_min"],
-    )  # fmt: skip
+def chosen(tuning) -> Setting:
+    """The choice as one setting of the trials."""
+    names = (DEVICE, BATCH, THREADS, PRECISION, SAMPLERS, ENVS, RATIO)
+    return Setting({name: tuning.choices[name].value for name in names})
 
 
-def true_score(machine: Machine, knobs: TuningProblem, setting: JointSetting) -> float:
+def true_score(machine: Machine, problem: TuningProblem, setting: Setting) -> float:
     """Score of a setting without noise, by the objective's own formula."""
-    return worth(knobs, setting, *machine.rates(setting)).score
+    return worth(problem, setting, *machine.rates(setting)).score
 
 
-def grid(machine: Machine, knobs: TuningProblem) -> list[JointSetting]:
+def grid(machine: Machine, problem: TuningProblem) -> list[Setting]:
     """Everything that may be chosen on a machine."""
-    room = find_room(knobs)
+    problem = replace(problem, room=find_room(problem))
     learners = [
-        LearnerSetting(batch_size=batch, threads=threads, device=device, precision=precision)
-        for device, precision, threads in learner_kinds(knobs)
-        for batch in _true_sizes(machine, knobs, batch_sizes(knobs, room), (device, precision, threads))
-    ]
-    learners = [one for one in learners if machine.update_s(one) <= 1.0 or one.batch_size == knobs.pins.batch_size]
-    if knobs.targets.objective == "paper":
+        learner_setting(kind, batch) for kind in learner_kinds(problem)
+        for batch in _true_sizes(machine, problem, batch_sizes(problem), kind)
+    ]  # fmt: skip
+    learners = [one for one in learners if machine.update_s(one) <= 1.0 or one[BATCH] == problem.pin(BATCH)]
+    if problem.targets.objective == "paper":
         learners = [_fastest(machine, learners)]
     return [
-        JointSetting(learner=one, samplers=samplers, envs_per_sampler=room.envs_per_sampler.value,
-                     samples_per_insert_min=ratio)
-        for one in learners
-        for samplers in _every_number(knobs, room, one.threads) for ratio in ratio_options(knobs, one.batch_size)
-    ]  # fmt: skip
+        Setting({**one, SAMPLERS: samplers, ENVS: problem.room.envs_per_sampler.value, RATIO: ratio})
+        for one in learners for samplers in _every_number(problem, one[THREADS]) for ratio in ratios(problem, one)
+    ]
 
 
 def _fastest(machine, learners):
     """The learner with the most update frames/s; a less plain one has to add a tenth."""
     best = learners[0]
     for one in learners[1:]:
-        if one.batch_size / machine.update_s(one) > 1.1 * best.batch_size / machine.update_s(best):
+        if one[BATCH] / machine.update_s(one) > 1.1 * best[BATCH] / machine.update_s(best):
             best = one
     return best
 
 
-def _every_number(knobs, room, threads):
+def _every_number(problem, threads):
     """All numbers of samplers up to 12, then about every eighth part more."""
-    if knobs.pins.samplers is not None:
-        return [knobs.pins.samplers]
-    most = most_samplers(knobs, room, threads)
+    if problem.pin(SAMPLERS) is not None:
+        return [problem.pin(SAMPLERS)]
+    most = most_samplers(problem, threads)
     return [count for count in range(1, most + 1) if count <= 12 or count % (1 + count // 8) == 0 or count == most]
 
 
-def _true_sizes(machine, knobs, sizes, kind):
+def _true_sizes(machine, problem, sizes, kind):
     """The batch of the paper's rule, for its objective; all sizes otherwise."""
-    if knobs.targets.objective != "paper" or knobs.pins.batch_size is not None:
+    if problem.targets.objective != "paper" or problem.pin(BATCH) is not None:
         return sizes
-    device, precision, threads = kind
-    small, large = (machine.update_s(LearnerSetting(batch_size=batch, device=device, precision=precision,
-                                                    threads=threads)) for batch in (1, 1001))
+    small, large = (machine.update_s(learner_setting(kind, batch)) for batch in (1, 1001))
     row = (large - small) / 1000.0
-    knee = paper_batch(small - row, row, knobs.targets.gpu_target)
+    knee = paper_batch(small - row, row, problem.targets.gpu_target)
     return [batch for batch in sizes if batch >= knee][:1] or sizes[-1:]
 
 
-def best_score(machine: Machine, knobs: TuningProblem) -> float:
+def best_score(machine: Machine, problem: TuningProblem) -> float:
     """The greatest true score on the whole grid."""
-    return max(true_score(machine, knobs, one) for one in grid(machine, knobs))
+    return max(true_score(machine, problem, one) for one in grid(machine, problem))
 
 
 def random_machine(dice: random.Random) -> Machine:

@@ -7,15 +7,17 @@ import pytest
 
 from spreeze.bench.tune import measure_grid
 from spreeze.errors import SpreezeError
-from spreeze.tuner.problem import JointRate, JointSetting, LearnerSetting
-
-REFERENCE = JointSetting(learner=LearnerSetting(batch_size=64), samplers=1, envs_per_sampler=8,
-                         samples_per_insert_min=8.0)  # fmt: skip
+from spreeze.tuner.problem import BATCH, JOINT, Setting, TrialResult
 
 
 def _setting(batch_size, samplers=1):
-    return JointSetting(learner=LearnerSetting(batch_size=batch_size), samplers=samplers, envs_per_sampler=8,
-                        samples_per_insert_min=8.0)  # fmt: skip
+    return Setting({
+        "learner.device": "cpu", BATCH: batch_size, "learner.threads": 1, "learner.precision": "float32",
+        "sampling.samplers": samplers, "sampling.envs_per_sampler": 8, "replay.samples_per_insert_min": 8.0,
+    })  # fmt: skip
+
+
+REFERENCE = _setting(64)
 
 
 class _Machine:
@@ -30,18 +32,18 @@ class _Machine:
         assert within_s > 4.0
         yield self
 
-    def joint(self, settings, *, within_s, on_rate):
+    def joint(self, settings, *, within_s, on_result):
         self.groups.append(list(settings))
         speed = next(self._speeds)
         return [self._rate(one, speed) for one in settings]
 
     def _rate(self, one, speed):
-        if one.learner.batch_size in self.failing:
-            return JointRate(setting=one, env_steps_per_s=(), updates_per_s=(), failure="out of memory")
-        if one.learner.batch_size == self.lucky:
+        if one[BATCH] in self.failing:
+            return TrialResult(stage=JOINT, setting=one, failure="out of memory")
+        if one[BATCH] == self.lucky:
             self.lucky, speed = None, 10 * speed
-        turns = [speed * turn * 100.0 * 64 / one.learner.batch_size for turn in (1.0, 0.5, 2.0)]
-        return JointRate(setting=one, env_steps_per_s=(1e9,) * 3, updates_per_s=tuple(turns))
+        turns = [speed * turn * 100.0 * 64 / one[BATCH] for turn in (1.0, 0.5, 2.0)]
+        return TrialResult(stage=JOINT, setting=one, env_steps_per_s=(1e9,) * 3, updates_per_s=tuple(turns))
 
 
 def test_a_machine_that_grows_slower_does_not_change_the_order():
@@ -49,7 +51,7 @@ def test_a_machine_that_grows_slower_does_not_change_the_order():
     sizes = [16, 32, 64, 128, 256, 512]
     settings = [_setting(size) for size in sizes]
     points = measure_grid(settings, [REFERENCE], 2, "updates", machine.open, lambda text: None)
-    assert {one.learner.batch_size: point.score for one, point in points.items()} == pytest.approx(
+    assert {one[BATCH]: point.score for one, point in points.items()} == pytest.approx(
         {size: 64 / size for size in sizes}
     )
     assert all(group[0] == REFERENCE and group.count(REFERENCE) == 1 for group in machine.groups)
@@ -70,7 +72,7 @@ def test_the_luckiest_of_the_grid_is_measured_again_and_so_is_every_pick():
     points = measure_grid(others, picks, 1, "updates", machine.open, lambda text: None)
     assert points[_setting(256)].ratios[0] == pytest.approx(10 * 64 / 256)
     assert points[_setting(256)].score == pytest.approx(64 / 256)
-    assert {one.learner.batch_size for one, point in points.items() if point.final} == {
+    assert {one[BATCH] for one, point in points.items() if point.final} == {
         64, 128, 256, 512, 1024, 2048, 4096, 16384,
     }
     assert len(points[_setting(256)].final) == 2 * 3

@@ -52,11 +52,12 @@ def test_smoothing_averages_three_and_looks_back_only():
 
 
 def entry(**fields):
-    return {"batch_size": 64, "threads": 1, "updates_per_s": [90.0, 100.0, 120.0], **fields}
+    setting = {"learner.batch_size": 64, "learner.threads": 1, "learner.device": "cpu"}
+    return {"stage": "learner", "setting": setting, "updates_per_s": [90.0, 100.0, 120.0], **fields}
 
 
 def test_rows_of_a_tuner_at_work_are_read_and_unknown_fields_are_no_trouble(tmp_path):
-    lines = [entry(stage="update", setting={"x": 1}, new_field=[1]), {"samplers": 2, "env_steps_per_s": [10.0],
+    lines = [entry(new_field=[1]), {"stage": "joint", "setting": {"sampling.samplers": 2}, "env_steps_per_s": [10.0],
              "updates_per_s": [5.0], "score": 1.5}, entry(updates_per_s=[], failure="out of memory"), ["no", "row"]]
     text = "\n".join(json.dumps(line) for line in lines) + '\n{"batch_size": 1'  # the last line is being written
     (tmp_path / autotune.PROGRESS).write_text(text)
@@ -71,7 +72,7 @@ def test_rows_of_a_tuner_at_work_are_read_and_unknown_fields_are_no_trouble(tmp_
 
 def test_the_result_takes_the_place_of_the_progress(tmp_path):
     (tmp_path / autotune.PROGRESS).write_text(json.dumps(entry()))
-    (tmp_path / "tune.json").write_text(json.dumps({"update_rates": [entry(batch_size=8)], "choice": {"a.b": 1}}))
+    (tmp_path / "tune.json").write_text(json.dumps({"update_rates": [entry(setting={"learner.batch_size": 8, "learner.threads": 1})], "choice": {"a.b": 1}}))
     found = autotune.read(tmp_path)
     assert [row.setting["learner.batch_size"] for row in found.updates] == [8]
     assert found.choice == {"a.b": 1}
@@ -80,7 +81,7 @@ def test_the_result_takes_the_place_of_the_progress(tmp_path):
 def test_the_chosen_row_is_the_one_that_has_all_that_was_chosen():
     choice = {"sampling.samplers": 2, "learner.batch_size": 256, "replay.samples_per_insert_min": 64.0, "x.y": 1}
     def measured(samplers, **more):
-        return autotune.MeasuredRow({"sampling.samplers": samplers, **more})
+        return autotune.MeasuredRow("joint", {"sampling.samplers": samplers, **more})
 
     learner = {"learner.batch_size": 256, "learner.threads": 8}
     rows = [measured(2, **learner, **{"replay.samples_per_insert_min": least}) for least in (8.0, 64.0)]
@@ -90,24 +91,23 @@ def test_the_chosen_row_is_the_one_that_has_all_that_was_chosen():
 
 
 def test_damaged_rows_and_records_are_left_out(tmp_path):
-    (tmp_path / "tune.json").write_text('{"update_rates": [3, null, {"batch_size": "x"}], "choice": [], "reasons": 1}')
+    (tmp_path / "tune.json").write_text('{"update_rates": [3, null, {"stage": "learner", "setting": {"learner.batch_size": "x"}},'
+                                         ' {"stage": []}, {"setting": {}}], "choice": [], "reasons": 1}')
     assert autotune.read(tmp_path).updates == []
 
 
 def test_rows_of_learner_and_joint_stage_hold_medians_spread_and_score(tmp_path):
-    from spreeze.tuner.problem import JointSetting, LearnerSetting, Row
+    from spreeze.tuner.problem import JOINT, LEARNER, Setting, TrialResult
 
-    learner = LearnerSetting(batch_size=256, threads=1)
-    joint = JointSetting(samplers=2, envs_per_sampler=8, samples_per_insert_min=8.0, learner=learner)
-    rows = [Row(setting=learner, updates_per_s=100.0, spread=0.25, score=50.0),
-            Row(setting=joint, updates_per_s=80.0, env_steps_per_s=2000.0, score=40.0)]
+    learner = Setting({"learner.batch_size": 256, "learner.threads": 1})
+    joint = Setting({**learner, "sampling.samplers": 2, "sampling.envs_per_sampler": 8,
+                     "replay.samples_per_insert_min": 8.0})  # fmt: skip
+    rows = [TrialResult(stage=LEARNER, setting=learner, updates_per_s=(90.0, 100.0, 115.0), score=50.0),
+            TrialResult(stage=JOINT, setting=joint, updates_per_s=(80.0,), env_steps_per_s=(2000.0,), score=40.0)]
     (tmp_path / autotune.PROGRESS).write_text("".join(json.dumps(row.as_json()) + "\n" for row in rows))
     found = autotune.read(tmp_path)
-    assert found.updates == [autotune.MeasuredRow(
-        {"learner.batch_size": 256, "learner.threads": 1}, 100.0, spread=0.25, score=50.0)]  # fmt: skip
-    assert found.joint == [autotune.MeasuredRow(
-        {"sampling.samplers": 2, "sampling.envs_per_sampler": 8, "replay.samples_per_insert_min": 8.0,
-         "learner.batch_size": 256, "learner.threads": 1}, 80.0, 2000.0, score=40.0)]  # fmt: skip
+    assert found.updates == [autotune.MeasuredRow("learner", dict(learner), 100.0, spread=0.25, score=50.0)]
+    assert found.joint == [autotune.MeasuredRow("joint", dict(joint), 80.0, 2000.0, score=40.0)]
 
 
 def test_text_of_a_file_is_no_markdown():
@@ -129,11 +129,12 @@ def test_odd_facts_of_a_clip_are_left_out(tmp_path):
 
 
 def test_rows_of_the_on_policy_tuner_are_read_at_work_and_when_it_is_done(tmp_path):
-    from spreeze.tuner.rollout_search import RolloutRate, RolloutSetting
+    from spreeze.tuner.problem import ROLLOUT, Setting, TrialResult
 
-    setting = RolloutSetting(executors=2, envs_per_executor=8, actors=0, sync_interval=64, minibatches=4)
-    rates = [RolloutRate(setting=setting, env_steps_per_s=(90.0, 100.0, 120.0), cpu_share=(0.5,)),
-             RolloutRate(setting=setting, failure="out of memory")]
+    setting = Setting({"rollout.executors": 2, "rollout.envs_per_executor": 8, "rollout.actors": 0,
+                       "rollout.sync_interval": 64, "ppo.minibatches": 4})  # fmt: skip
+    rates = [TrialResult(stage=ROLLOUT, setting=setting, env_steps_per_s=(90.0, 100.0, 120.0), cpu_share=(0.5,)),
+             TrialResult(stage=ROLLOUT, setting=setting, failure="out of memory")]
     (tmp_path / autotune.PROGRESS).write_text("".join(json.dumps(rate.as_json()) + "\n" for rate in rates))
     first, failed = autotune.read(tmp_path).rollouts
     assert list(first.setting.values()) == [2, 8, 0, 64, 4]

@@ -142,9 +142,9 @@ def test_the_memory_of_the_tuner_is_told_in_plain_text(tmp_path, monkeypatch, ca
 
 
 def test_the_tuner_s_tables_show_a_foreign_record_as_it_is_written():
-    rate = {"batch_size": EVIL, "threads": EVIL, "device": EVIL, "precision": EVIL, "updates_per_s": [],
-            "failure": EVIL}
-    record = {"choice": {EVIL: EVIL}, "update_rates": [rate], "joint_rates": [], "objective": EVIL, "formula": EVIL,
+    rate = {"setting": {EVIL: EVIL}, "updates_per_s": [], "env_steps_per_s": [], "cpu_share": [], "failure": EVIL}
+    record = {"choice": {EVIL: EVIL}, "labels": {EVIL: EVIL}, "update_rates": [rate], "joint_rates": [rate],
+              "objective": EVIL, "formula": EVIL,
               "reasons": {EVIL: EVIL}, "limits": [EVIL], "notes": [EVIL]}
     for is_terminal in (False, True):
         stream = io.StringIO()

@@ -15,12 +15,17 @@ from spreeze.config.layers import Layer, resolve
 from spreeze.envs.probe import probe_env
 from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.plan import RunPlan
-from spreeze.tuner import measure, trials, update_timer
-from spreeze.tuner.measure import ReplayMeasurer
-from spreeze.tuner.problem import JointSetting, LearnerRate, LearnerSetting
-from spreeze.tuner.trials import remove_leftovers
+from spreeze.tuner import measure, trials
+from spreeze.tuner.measure import Measurer
+from spreeze.tuner.problem import BATCH, DEVICE, ENVS, PRECISION, RATIO, SAMPLERS, THREADS, Setting, TrialResult
+from spreeze.tuner.trials import Pace, ReplayTrial, remove_leftovers
 
-SMALL = LearnerSetting(batch_size=32)
+
+def _learner(batch_size=32, threads=1, device="cpu", precision="float32"):
+    return Setting({DEVICE: device, BATCH: batch_size, THREADS: threads, PRECISION: precision})
+
+
+SMALL = _learner()
 
 
 def _plan(env_id="Pendulum-v1", import_module=None, args=(), **parts):
@@ -38,7 +43,7 @@ def pendulum():
 
 
 def _measuring(plan, *, seconds=150.0, cap_bytes=4 * 10**9, interrupts=None):
-    return ReplayMeasurer(plan, usable_cores=2.0, memory_cap_bytes=cap_bytes, group_bytes=10**8,
+    return Measurer(plan, usable_cores=2.0, memory_cap_bytes=cap_bytes, group_bytes=10**8,
                      ends_s=time.monotonic() + seconds, interrupts=interrupts or Interrupts())
 
 
@@ -51,44 +56,51 @@ def _descendants():
 
 
 def _joint(learner=SMALL, samplers=1, ratio=0.0):
-    return JointSetting(learner=learner, samplers=samplers, envs_per_sampler=2, samples_per_insert_min=ratio)
+    return Setting({**learner, SAMPLERS: samplers, ENVS: 2, RATIO: ratio})
 
 
 @pytest.fixture
 def short(monkeypatch):
-    monkeypatch.setattr(measure, "_WINDOW_S", 0.3)
-    monkeypatch.setattr(measure, "_SETTLE_S", 0.1)
+    monkeypatch.setattr(ReplayTrial, "pace", Pace(repeats=5, settle_s=(0.1, 0.1), window_s=(0.3, 0.3)))
     monkeypatch.setattr(measure, "_LONGEST_START_S", 100.0)  # other tests may keep the machine busy
-    monkeypatch.setattr(update_timer, "_LONGEST_REPEAT_S", 0.06)
+    monkeypatch.setattr(measure, "_LONGEST_REPEAT_S", 0.06)
 
 
 def test_updates_are_timed_three_times_in_rounds_and_told_as_they_are_known(pendulum, short):
     told = []
-    settings = [LearnerSetting(batch_size=size) for size in (32, 2048)]
+    settings = [_learner(batch_size=size) for size in (32, 2048)]
     with _measuring(pendulum) as measuring:
-        rates = measuring.learner(settings, within_s=30.0, on_rate=told.append)
+        rates = measuring.learner(settings, within_s=30.0, on_result=told.append)
         assert 0.0 < measuring.seconds_left() < 150.0
     assert told == rates
     assert [rate.setting for rate in rates] == settings
     assert all(len(rate.updates_per_s) == 3 and rate.failure is None and rate.memory_bytes > 10**7 for rate in rates)
-    assert rates[0].median > 2 * rates[1].median
+    assert rates[0].updates > 2 * rates[1].updates
     assert _descendants() == []
 
 
-def test_a_batch_beyond_the_memory_cap_fails_alone(pendulum, short):
-    settings = [LearnerSetting(batch_size=size) for size in (32, 2_000_000)]
-    with _measuring(pendulum, cap_bytes=200_000_000) as measuring:
-        small, large = sorted(measuring.learner(settings, within_s=30.0, on_rate=_deaf),
-                              key=lambda rate: rate.setting.batch_size)
+def test_a_batch_beyond_the_memory_cap_fails_alone(short):
+    settings = [_learner(batch_size=size) for size in (32, 2_000_000)]
+    with _measuring(_plan(replay={"capacity": 3_000_000}), cap_bytes=200_000_000) as measuring:
+        small, large = sorted(measuring.learner(settings, within_s=30.0, on_result=_deaf),
+                              key=lambda rate: rate.setting[BATCH])
     assert small.failure is None
     assert large.failure == "out of memory: more than the 0.2 GB that a candidate may take"
     assert large.updates_per_s == ()
 
 
-def test_a_device_or_precision_that_is_not_there_is_data(pendulum, short):
-    gpu, coarse = LearnerSetting(batch_size=32, device="cuda:7"), LearnerSetting(batch_size=32, precision="tf32")
+def test_a_setting_that_the_schema_rejects_is_data(pendulum, short):
     with _measuring(pendulum) as measuring:
-        rates = {rate.setting: rate for rate in measuring.learner([gpu, coarse, SMALL], within_s=30.0, on_rate=_deaf)}
+        (rate,) = measuring.learner([_learner(threads=0)], within_s=10.0, on_result=_deaf)
+        (joint,) = measuring.joint([_joint().but(ENVS, 0)], within_s=10.0, on_result=_deaf)
+    assert "learner.threads = 0" in rate.failure
+    assert "sampling.envs_per_sampler = 0" in joint.failure
+
+
+def test_a_device_or_precision_that_is_not_there_is_data(pendulum, short):
+    gpu, coarse = _learner(batch_size=32, device="cuda:7"), _learner(batch_size=32, precision="tf32")
+    with _measuring(pendulum) as measuring:
+        rates = {rate.setting: rate for rate in measuring.learner([gpu, coarse, SMALL], within_s=30.0, on_result=_deaf)}
     assert "cuda:7" in rates[gpu].failure
     assert "tf32" in rates[coarse].failure, "no processor has it"
     assert rates[SMALL].failure is None
@@ -115,13 +127,13 @@ def _aside(act):
     ("number", "failure"), [(signal.SIGSEGV, "ended by SIGSEGV"), (signal.SIGSTOP, "not done within 2 s")]
 )
 def test_a_candidate_that_crashes_or_hangs_is_data_and_the_next_is_measured(pendulum, monkeypatch, number, failure):
-    monkeypatch.setattr(update_timer, "_DEADLINE_S", 2.0)
-    monkeypatch.setattr(update_timer, "_LONGEST_REPEAT_S", 0.5)
+    monkeypatch.setattr(measure, "_DEADLINE_S", 2.0)
+    monkeypatch.setattr(measure, "_LONGEST_REPEAT_S", 0.5)
     done = []
     with _measuring(pendulum) as measuring:
         with _aside(lambda: poll(_fork_of_the_helper, what="a measurement").send_signal(number)):
-            measuring.learner([LearnerSetting(batch_size=64)], within_s=30.0, on_rate=done.append)
-        measuring.learner([SMALL], within_s=3.0, on_rate=done.append)
+            measuring.learner([_learner(batch_size=64)], within_s=30.0, on_result=done.append)
+        measuring.learner([SMALL], within_s=3.0, on_result=done.append)
     assert done[0].failure == failure
     assert done[1].failure is None
 
@@ -129,19 +141,19 @@ def test_a_candidate_that_crashes_or_hangs_is_data_and_the_next_is_measured(pend
 def test_a_helper_that_is_killed_costs_one_candidate(pendulum, short):
     done = []
     with _measuring(pendulum) as measuring:
-        measuring.learner([SMALL], within_s=10.0, on_rate=done.append)
+        measuring.learner([SMALL], within_s=10.0, on_result=done.append)
         helper = next(child for child in _descendants() if child.ppid() == os.getpid())
         helper.kill()
-        measuring.learner([SMALL, LearnerSetting(batch_size=64)], within_s=20.0, on_rate=done.append)
+        measuring.learner([SMALL, _learner(batch_size=64)], within_s=20.0, on_result=done.append)
     assert [rate.failure is None for rate in done] == [True, False, True]
     assert "its process ended with -9" in done[1].failure
 
 
 def test_a_helper_that_cannot_start_is_told_once_for_all(pendulum, monkeypatch):
-    monkeypatch.setattr(update_timer, "child_environment", lambda threads, nonce: {"PATH": "/nowhere"})
-    monkeypatch.setattr(update_timer.sys, "executable", "/bin/false")
+    monkeypatch.setattr(measure, "child_environment", lambda threads, nonce: {"PATH": "/nowhere"})
+    monkeypatch.setattr(measure.sys, "executable", "/bin/false")
     with _measuring(pendulum) as measuring:
-        rates = measuring.learner([SMALL, LearnerSetting(batch_size=64)], within_s=5.0, on_rate=_deaf)
+        rates = measuring.learner([SMALL, _learner(batch_size=64)], within_s=5.0, on_result=_deaf)
     assert [rate.failure for rate in rates] == ["its process ended with 1"] * 2
 
 
@@ -154,29 +166,28 @@ def test_settings_that_differ_in_samplers_share_one_group(pendulum, short):
             if '"role": "learner"' in " ".join(child.cmdline()):
                 learners.add(child.pid)
 
-    settings = [_joint(samplers=1), _joint(samplers=2), _joint(learner=LearnerSetting(batch_size=256))]
+    settings = [_joint(samplers=1), _joint(samplers=2), _joint(learner=_learner(batch_size=256))]
     with _measuring(pendulum) as measuring:
-        rates = measuring.joint(settings, within_s=30.0, on_rate=hear)
+        rates = measuring.joint(settings, within_s=30.0, on_result=hear)
     assert told == rates
     assert {rate.setting for rate in rates} == set(settings)
     for rate in rates:
         assert rate.failure is None
-        assert len(rate.env_steps_per_s) == len(rate.updates_per_s) == len(rate.cpu_share) == measure.REPEATS
-        assert rate.env_median > 0
-        assert rate.update_median > 0
-        assert 0 < rate.cpu_median < 1.6
+        assert len(rate.env_steps_per_s) == len(rate.updates_per_s) == len(rate.cpu_share) == ReplayTrial.pace.repeats
+        assert rate.ran
+        assert 0 < rate.cpu < 1.6
         assert rate.memory_bytes > 10**7
     assert len(learners) == 2
     assert _descendants() == []
 
 
 def test_samplers_wait_at_the_asked_ratio(pendulum, short, monkeypatch):
-    monkeypatch.setattr(measure, "_SETTLE_S", 1.0)  # until samplers have given up their lead
-    monkeypatch.setattr(measure, "_WINDOW_S", 0.6)
+    # Settled once samplers have given up their lead.
+    monkeypatch.setattr(ReplayTrial, "pace", Pace(repeats=5, settle_s=(0.1, 1.0), window_s=(0.3, 0.6)))
     free, held = _joint(ratio=0.0), _joint(ratio=64.0)
     with _measuring(pendulum) as measuring:
-        rates = {r.setting: r for r in measuring.joint([free, held], within_s=30.0, on_rate=_deaf)}
-    ratios = {setting: rate.update_median * 32 / rate.env_median for setting, rate in rates.items()}
+        rates = {r.setting: r for r in measuring.joint([free, held], within_s=30.0, on_result=_deaf)}
+    ratios = {setting: rate.updates * 32 / rate.env_steps for setting, rate in rates.items()}
     # Where one core is left for both, the samplers' lead lasts longer than a window: then it is less than asked.
     assert 1.2 * ratios[free] < ratios[held] < 80.0
 
@@ -186,7 +197,7 @@ def test_samplers_that_keep_failing_are_data(short):
     os.environ["SPREEZE_FAULT_EXIT_AT"] = "3"
     try:
         with _measuring(plan) as measuring:
-            (rate,) = measuring.joint([_joint()], within_s=20.0, on_rate=_deaf)
+            (rate,) = measuring.joint([_joint()], within_s=20.0, on_result=_deaf)
     finally:
         del os.environ["SPREEZE_FAULT_EXIT_AT"]
     assert rate.env_steps_per_s == ()
@@ -199,7 +210,7 @@ def test_an_environment_without_a_step_within_the_deadline_is_data(short, monkey
     os.environ["SPREEZE_FAULT_HANG_AT"] = "1"
     try:
         with _measuring(plan) as measuring:
-            (rate,) = measuring.joint([_joint()], within_s=10.0, on_rate=_deaf)
+            (rate,) = measuring.joint([_joint()], within_s=10.0, on_result=_deaf)
     finally:
         del os.environ["SPREEZE_FAULT_HANG_AT"]
     assert "sampler-0 took no env step within 6 s" in rate.failure
@@ -210,13 +221,13 @@ def test_no_room_in_shared_memory_is_data(pendulum, monkeypatch, short):
 
     monkeypatch.setattr(shared_memory, "available_bytes", lambda: 1000)
     with _measuring(pendulum) as measuring:
-        (rate,) = measuring.joint([_joint()], within_s=10.0, on_rate=_deaf)
+        (rate,) = measuring.joint([_joint()], within_s=10.0, on_result=_deaf)
     assert "1000 are available" in rate.failure
 
 
 def test_a_crew_beyond_the_memory_cap_is_ended(pendulum, short):
     with _measuring(pendulum, cap_bytes=30_000_000) as measuring:
-        (rate,) = measuring.joint([_joint()], within_s=20.0, on_rate=_deaf)
+        (rate,) = measuring.joint([_joint()], within_s=20.0, on_result=_deaf)
     assert rate.failure.startswith("out of memory")
 
 
@@ -227,9 +238,9 @@ def test_a_wish_to_stop_ends_everything_at_once(pendulum, stage):
     def stop(rate=None):
         interrupts.count = 1
 
-    settings = {"learner": [SMALL, LearnerSetting(batch_size=64)], "joint": [_joint(), _joint(samplers=2)]}[stage]
+    settings = {"learner": [SMALL, _learner(batch_size=64)], "joint": [_joint(), _joint(samplers=2)]}[stage]
     with pytest.raises(KeyboardInterrupt), _measuring(pendulum, interrupts=interrupts) as measuring:
-        getattr(measuring, stage)(settings, within_s=20.0, on_rate=stop)
+        getattr(measuring, stage)(settings, within_s=20.0, on_result=stop)
     assert _descendants() == []
 
 
@@ -244,37 +255,36 @@ def test_what_a_killed_tuner_left_is_removed_and_what_a_living_one_uses_is_not(t
 
 
 @pytest.mark.parametrize("setting", [
-    LearnerSetting(batch_size=96), LearnerSetting(batch_size=32, threads=3),
-    LearnerSetting(batch_size=32, device="cuda:1"), LearnerSetting(batch_size=32, precision="bfloat16"),
+    _learner(batch_size=96), _learner(batch_size=32, threads=3),
+    _learner(batch_size=32, device="cuda:1"), _learner(batch_size=32, precision="bfloat16"),
 ])  # fmt: skip
 def test_a_learner_alone_and_one_beside_samplers_are_measured_with_the_same_settings(pendulum, monkeypatch, setting):
-    company = trials.TrialGroup(setting, 2, 0.0)
-    beside = trials._measured_plan(pendulum, company, 1, 10**9).config.learner
+    beside = trials.replay_plan(pendulum, _joint(setting), 10**9).config
     turns = []
     monkeypatch.setattr(
-        update_timer.UpdateTimer, "_answer", lambda self, turn: turns.append(turn) or {"failure": "not tried"}
+        measure.UpdateTimer, "_answer", lambda self, turn: turns.append(turn) or {"failure": "not tried"}
     )
     with _measuring(pendulum) as measuring:
-        measuring.learner([setting], within_s=1.0, on_rate=_deaf)
-    for field in dataclasses.fields(LearnerSetting):
-        value = getattr(setting, field.name)
-        assert getattr(beside, field.name) == getattr(turns[0], field.name) == value, field.name
+        measuring.learner([setting], within_s=1.0, on_result=_deaf)
+    assert turns[0].learner == dataclasses.asdict(beside.learner)
+    assert turns[0].algorithm == dataclasses.asdict(beside.sac)
+    assert {name: turns[0].learner[name.split(".")[1]] for name in setting} == dict(setting)
 
 
 def test_one_process_of_a_device_measures_several_batches_and_a_failure_costs_it_alone(pendulum, short, monkeypatch):
-    monkeypatch.setattr(update_timer._Candidate, "on_gpu", property(lambda self: True))  # as if its start cost seconds
+    monkeypatch.setattr(measure.Timing, "on_gpu", property(lambda self: True))  # as if its start cost seconds
     pids, failures = [], []
 
     def hear(rate):
         failures.append(rate.failure)
         pids.append({child.pid for child in _descendants() if child.ppid() != os.getpid()})
 
-    settings = [LearnerSetting(batch_size=32), LearnerSetting(batch_size=64)]
+    settings = [_learner(batch_size=32), _learner(batch_size=64)]
     with _measuring(pendulum) as measuring:
-        first = measuring.learner(settings, within_s=60.0, on_rate=hear)
-        measuring.learner([LearnerSetting(batch_size=32, precision="tf32")], within_s=20.0, on_rate=hear)
-        measuring.learner([LearnerSetting(batch_size=128)], within_s=20.0, on_rate=hear)
-    assert all(len(rate.updates_per_s) == update_timer.REPEATS for rate in first)
+        first = measuring.learner(settings, within_s=60.0, on_result=hear)
+        measuring.learner([_learner(batch_size=32, precision="tf32")], within_s=20.0, on_result=hear)
+        measuring.learner([_learner(batch_size=128)], within_s=20.0, on_result=hear)
+    assert all(len(rate.updates_per_s) == measure.REPEATS for rate in first)
     assert [failure is None for failure in failures] == [True, True, False, True]
     one, same, gone, fresh = pids
     assert one == same
@@ -286,7 +296,7 @@ def test_one_process_of_a_device_measures_several_batches_and_a_failure_costs_it
 
 def test_repeats_are_as_long_as_measured_starts_leave_time_for(pendulum, monkeypatch):
     clock, turns = [0.0], []
-    monkeypatch.setattr(update_timer.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(measure.time, "monotonic", lambda: clock[0])
 
     def answer(self, turn):
         start_s = 8.0 if not turns else 0.5  # the first one makes the context
@@ -294,11 +304,11 @@ def test_repeats_are_as_long_as_measured_starts_leave_time_for(pendulum, monkeyp
         clock[0] += start_s + turn.repeats * turn.repeat_s
         return {"updates_per_s": [100.0] * turn.repeats, "memory_bytes": 1, "start_s": start_s}
 
-    monkeypatch.setattr(update_timer.UpdateTimer, "_answer", answer)
-    settings = [LearnerSetting(batch_size=2**power, device="cuda:0") for power in range(7, 13)]
-    timer = update_timer.UpdateTimer(pendulum, 10**9, Interrupts())
+    monkeypatch.setattr(measure.UpdateTimer, "_answer", answer)
+    settings = [_learner(batch_size=2**power, device="cuda:0") for power in range(7, 13)]
+    timer = measure.UpdateTimer(pendulum, 10**9, Interrupts())
     rates = timer.measure(settings, 14.0, _deaf)
     assert [rate.setting for rate in rates] == settings, "none starved"
-    assert all(isinstance(rate, LearnerRate) and len(rate.updates_per_s) == update_timer.REPEATS for rate in rates)
+    assert all(isinstance(rate, TrialResult) and len(rate.updates_per_s) == measure.REPEATS for rate in rates)
     assert clock[0] <= 14.0
     assert turns[0].repeat_s < turns[-1].repeat_s

@@ -15,14 +15,19 @@ from spreeze.errors import ConfigError
 from spreeze.machine.hardware import read_machine
 from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.plan import RunPlan
-from spreeze.tuner import rollout_measure, run
-from spreeze.tuner.rollout_measure import RolloutMeasurer, measured_plan
-from spreeze.tuner.rollout_search import RolloutRate, RolloutSetting
-from spreeze.tuner.run import check_tunable, configured, pins, rollout_knobs, setting_names
+from spreeze.tuner import measure, run
+from spreeze.tuner.measure import Measurer
+from spreeze.tuner.problem import ACTORS, EXECUTOR_ENVS, EXECUTORS, INTERVAL, ROLLOUT, Setting, TrialResult
+from spreeze.tuner.run import check_tunable, problem_of
+from spreeze.tuner.trials import rollout_plan
 from spreeze.types import EnvSpec
 
-SMALL = RolloutSetting(executors=1, envs_per_executor=2, actors=1, sync_interval=16, minibatches=4)
-SIZES = {"executor_bytes": 10**8, "env_bytes": 10**7, "learner_bytes": 5 * 10**8}
+SMALL = Setting({EXECUTORS: 1, EXECUTOR_ENVS: 2, ACTORS: 1, INTERVAL: 16, "ppo.minibatches": 4})
+
+
+SPEC = EnvSpec(env_id="CartPole-v1", import_module=None, obs_dim=4, action_dim=1, action_low=(), action_high=(),
+               num_actions=2, max_episode_steps=500, reward_threshold=475.0)  # fmt: skip
+PROBE = Probe(spec=SPEC, step_us_median=None, step_cv=None, first_reset_s=0.1, memory_bytes=10**6)
 
 
 def settings_of(**parts):
@@ -35,65 +40,71 @@ def plan():
 
 
 def measuring(plan, cap_bytes=4 * 10**9, interrupts=None):
-    return RolloutMeasurer(plan, usable_cores=2.0, memory_cap_bytes=cap_bytes, ends_s=time.monotonic() + 150.0,
-                            interrupts=interrupts or Interrupts())
+    return Measurer(plan, usable_cores=2.0, memory_cap_bytes=cap_bytes, group_bytes=10**8,
+                    ends_s=time.monotonic() + 150.0, interrupts=interrupts or Interrupts())
 
 
 @pytest.fixture
 def patient(monkeypatch):
-    monkeypatch.setattr(rollout_measure, "_LONGEST_START_S", 100.0)  # other tests may keep the machine busy
+    monkeypatch.setattr(measure, "_LONGEST_START_S", 100.0)  # other tests may keep the machine busy
 
 
 def test_settings_with_and_without_actors_are_measured_beside_the_learner_and_nobody_is_left(plan, patient):
-    settings = [SMALL, dataclasses.replace(SMALL, actors=0), dataclasses.replace(SMALL, minibatches=5)]
+    settings = [SMALL, SMALL.but(ACTORS, 0), SMALL.but("ppo.minibatches", 5)]
     told = []
-    rates = measuring(plan).rollouts(settings, within_s=60.0, on_rate=told.append)
-    assert [rate.setting for rate in rates] == [rate.setting for rate in told] == settings
-    for rate in rates[:2]:
+    found = measuring(plan).joint(settings, within_s=60.0, on_result=told.append)
+    assert told == found
+    rates = {rate.setting: rate for rate in found}
+    assert set(rates) == set(settings)
+    for rate in (rates[one] for one in settings[:2]):
         assert rate.failure is None, rate.failure
-        assert len(rate.env_steps_per_s) == len(rate.cpu_share) == 3
+        assert len(rate.env_steps_per_s) == len(rate.updates_per_s) == len(rate.cpu_share) == 3
         assert min(rate.env_steps_per_s) > 0.0
         assert rate.memory_bytes > 10**7
-    assert "does not divide" in rates[2].failure
+    assert "does not divide" in rates[settings[2]].failure
     assert psutil.Process().children(recursive=True) == []
 
 
 def test_too_much_memory_is_a_result_and_a_wish_to_stop_ends_everything(plan, patient):
-    (rate,) = measuring(plan, cap_bytes=10**6).rollouts([SMALL], within_s=60.0, on_rate=lambda rate: None)
+    (rate,) = measuring(plan, cap_bytes=10**6).joint([SMALL], within_s=60.0, on_result=lambda rate: None)
     assert "out of memory" in rate.failure
     assert rate.env_steps_per_s == ()
     interrupts = Interrupts()
     interrupts.count = 1
     with pytest.raises(KeyboardInterrupt):
-        measuring(plan, interrupts=interrupts).rollouts([SMALL], within_s=60.0, on_rate=lambda rate: None)
+        measuring(plan, interrupts=interrupts).joint([SMALL], within_s=60.0, on_result=lambda rate: None)
     assert psutil.Process().children(recursive=True) == []
 
 
 def test_a_measured_plan_has_the_setting_and_no_stop_condition(plan):
-    found = measured_plan(plan, SMALL)
+    found = rollout_plan(plan, SMALL)
     assert (found.samplers, found.actors, found.batch_size) == (1, 1, 8)
     assert found.config.stop.updates is None
     assert not found.config.visualizer.enabled
 
 
+def problem(settings, cores=6.0):
+    machine = read_machine()
+    machine = dataclasses.replace(machine, cores=dataclasses.replace(machine.cores, usable=cores))
+    return problem_of(settings, PROBE, machine, 8 * 10**9)
+
+
 def test_facts_come_from_settings_and_machine():
-    settings = settings_of(rollout={"executors": 3, "sync_interval": 32})
-    found = configured(settings.config, 6.0)
-    assert (found.executors, found.envs_per_executor, found.actors, found.sync_interval) == (3, 8, 0, 32)
-    assert configured(settings_of().config, 6.0).executors == 6
-    assert pins(settings) == {"executors", "sync_interval"}
-    knobs = rollout_knobs(settings, 6.0, 8 * 10**9, **SIZES)
-    assert (knobs.cores, knobs.configured, knobs.pins) == (6.0, found, pins(settings))
+    found = problem(settings_of(rollout={"executors": 3, "sync_interval": 32}))
+    assert dict(found.configured) == {EXECUTORS: 3, EXECUTOR_ENVS: 8, ACTORS: 0, INTERVAL: 32, "ppo.minibatches": 4}
+    assert (found.cores, found.pins) == (6.0, {EXECUTORS, INTERVAL})
+    assert problem(settings_of()).configured[EXECUTORS] == 6
 
 
 def test_a_resumed_run_keeps_its_environments_and_may_change_its_actors():
-    values = {"run": {"mode": "hts", "algo": "ppo"}, "rollout": {"executors": 2, "actors": 1, "sync_interval": 64}}
-    assert pins(resolve([Layer("resumed run", values)])) == {"executors", "sync_interval"}
+    values = {"env": {"id": "CartPole-v1"}, "run": {"mode": "hts", "algo": "ppo"},
+              "rollout": {"executors": 2, "actors": 1, "sync_interval": 64}}  # fmt: skip
+    assert problem(resolve([Layer("resumed run", values)])).pins == {EXECUTORS, INTERVAL}
 
 
 def test_an_algorithm_without_minibatches_has_none_to_choose():
-    assert "ppo.minibatches" in setting_names(settings_of().config).values()
-    assert "minibatches" not in setting_names(settings_of(run={"mode": "hts", "algo": "a2c"}).config)
+    assert "ppo.minibatches" in problem(settings_of()).configured
+    assert len(problem(settings_of(run={"mode": "hts", "algo": "a2c"})).configured) == 4
 
 
 def test_the_serial_mode_has_nothing_to_choose():
@@ -103,10 +114,6 @@ def test_the_serial_mode_has_nothing_to_choose():
 
 
 # --- from the question to the layer of settings ---
-
-SPEC = EnvSpec(env_id="CartPole-v1", import_module=None, obs_dim=4, action_dim=1, action_low=(), action_high=(),
-               num_actions=2, max_episode_steps=500, reward_threshold=475.0)  # fmt: skip
-
 
 class Asleep:
     """Stands in for the measurements: environments that sleep, so that executors add up to four."""
@@ -119,27 +126,33 @@ class Asleep:
     def seconds_left(self):
         return 50.0
 
-    def rollouts(self, settings, *, within_s, on_rate):
-        rates = [RolloutRate(setting=one, env_steps_per_s=(1000.0 * min(one.executors, 4),) * 3) for one in settings]
-        for rate in rates:
-            on_rate(rate)
-        return rates
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc):
+        pass
+
+    def joint(self, settings, *, within_s, on_result):
+        results = [TrialResult(stage=ROLLOUT, setting=one, env_steps_per_s=(1000.0 * min(one[EXECUTORS], 4),) * 3,
+                               updates_per_s=(10.0,) * 3) for one in settings]  # fmt: skip
+        for result in results:
+            on_result(result)
+        return results
 
 
 @pytest.fixture
 def tuned(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(run, "RolloutMeasurer", Asleep)
+    monkeypatch.setattr(run, "Measurer", Asleep)
     monkeypatch.setattr(Asleep, "asked", 0)
-    probe = Probe(spec=SPEC, step_us_median=None, step_cv=None, first_reset_s=0.1, memory_bytes=10**6)
     base = read_machine()
     machine = dataclasses.replace(base, cores=dataclasses.replace(base.cores, usable=2.0))
 
     def tune(fresh=False, **parts):
         rows = []
         listener = run.Listener(say=lambda text: None, on_row=rows.append)
-        return *run.tuned_layer(settings_of(**parts), probe, machine, Interrupts(), listener, fresh=fresh), rows
+        return *run.tuned_layer(settings_of(**parts), PROBE, machine, Interrupts(), listener, fresh=fresh), rows
 
     return tune
 

@@ -12,29 +12,41 @@ from hypothesis import strategies as st
 from machine_simulator import Bench, Machine, best_score, changed, chosen, random_machine, true_score
 
 from spreeze.errors import ConfigError, WorkerError
-from spreeze.tuner.candidates import LEAST_BATCH
-from spreeze.tuner.model import fit_cost
-from spreeze.tuner.objective import FORMULAS, paper_batch
-from spreeze.tuner.problem import SCHEMA, Pins
-from spreeze.tuner.search import tune
+from spreeze.tuner.knobs import LEAST_BATCH
+from spreeze.tuner.model import FORMULAS, fit_cost, paper_batch
+from spreeze.tuner.problem import (
+    BATCH,
+    CAPACITY,
+    DEVICE,
+    ENVS,
+    LEARNER,
+    PRECISION,
+    RATIO,
+    RATIO_MAX,
+    SAMPLERS,
+    SCHEMA,
+    THREADS,
+    result_line,
+)
+from spreeze.tuner.report import tune
 
 
 def _tuned(machine, *, noise=0.0, seed=0, budget_s=60.0, knobs=None, **targets):
     bench = Bench(machine, noise=noise, seed=seed, budget_s=budget_s)
-    knobs = knobs or machine.knobs(**targets)
+    knobs = knobs or machine.problem(**targets)
     return tune(knobs, bench, lambda row: None), bench, knobs
 
 
 def _feasible(machine, knobs, setting, tuning):
     cores = max(1, int(knobs.cores))
-    assert setting.samplers <= max(2, cores - setting.learner.threads + 1)
-    assert setting.learner.threads <= max(1, min(cores, 2), cores // 2)
-    assert setting.learner.batch_size * 4 <= tuning.choices["replay.capacity"].value
-    assert machine.update_s(setting.learner) <= 1.1
-    memory = setting.samplers * (knobs.sampler_bytes + (setting.envs_per_sampler - 1) * knobs.env_bytes)
+    assert setting[SAMPLERS] <= max(2, cores - setting[THREADS] + 1)
+    assert setting[THREADS] <= max(1, min(cores, 2), cores // 2)
+    assert setting[BATCH] * 4 <= tuning.choices["replay.capacity"].value
+    assert machine.update_s(setting) <= 1.1
+    memory = setting[SAMPLERS] * (knobs.sampler_bytes + (setting[ENVS] - 1) * knobs.env_bytes)
     assert memory + tuning.choices["replay.capacity"].value * knobs.row_bytes <= knobs.memory_bytes
     low, high = (tuning.choices[f"replay.samples_per_insert_{end}"].value for end in ("min", "max"))
-    assert 0 < low <= high <= max(512.0, 8 * setting.learner.batch_size)
+    assert 0 < low <= high <= max(512.0, 8 * setting[BATCH])
     assert all(choice.reason and "\n" not in choice.reason for choice in tuning.choices.values())
 
 
@@ -54,15 +66,15 @@ def test_the_answer_is_feasible_and_within_the_budget(
     _feasible(machine, knobs, setting, tuning)
     assert bench.left_s >= 0.0 or budget_s == 15.0  # where one group alone takes the third part of all
     assert bench.left_s >= -8.0
-    assert crash is None or setting.learner.batch_size < crash
-    assert crowd is None or setting.samplers < crowd
+    assert crash is None or setting[BATCH] < crash
+    assert crowd is None or setting[SAMPLERS] < crowd
 
 
 @pytest.mark.parametrize(("paired", "threads"), [(True, 2), (False, 1)])
 def test_a_cheap_task_gets_a_pair_of_threads_on_two_cores_where_there_are_pairs(paired, threads):
     machine = Machine(cores=2.0, physical=2, a=1e-3, b=5e-5, step_us=20.0, thread_speedup=0.8)
-    tuning, _, _ = _tuned(machine, knobs=replace(machine.knobs(), paired=paired))
-    assert chosen(tuning).learner.threads == threads
+    tuning, _, _ = _tuned(machine, knobs=replace(machine.problem(), paired=paired))
+    assert chosen(tuning)[THREADS] == threads
 
 
 @pytest.mark.parametrize(("objective", "share"), [("return", 0.98), ("sampling", 0.95), ("updates", 0.98)])
@@ -89,7 +101,7 @@ def test_noise_of_three_per_cent_does_not_change_the_answer(objective, share):
         for repeat in range(2):
             noisy = chosen(_tuned(machine, noise=0.03, seed=10 * number + repeat, knobs=knobs)[0])
             count += 1
-            learning += noisy.learner.batch_size == steady.learner.batch_size
+            learning += noisy[BATCH] == steady[BATCH]
             worth += true_score(machine, knobs, noisy) >= 0.95 * true_score(machine, knobs, steady)
     assert learning >= share * count
     assert worth >= 0.95 * count
@@ -102,12 +114,11 @@ def test_the_papers_objective_finds_the_knee_and_fills_the_cores_up_to_its_targe
         machine = random_machine(dice)
         tuning, _, knobs = _tuned(machine, objective="paper")
         setting = chosen(tuning)
-        learner = setting.learner
-        time_1, time_2 = (machine.update_s(replace(learner, batch_size=size)) for size in (1, 1001))
+        time_1, time_2 = (machine.update_s(setting.but(BATCH, size)) for size in (1, 1001))
         row = (time_2 - time_1) / 1000
         knee = paper_batch(time_1 - row, row, 0.85)
-        knees += learner.batch_size == min(knee, 2**15) or machine.update_s(replace(learner, batch_size=knee)) > 0.25
-        allowed = [replace(setting, samplers=number) for number in range(1, max(1, int(knobs.cores)) + 1)]
+        knees += setting[BATCH] == min(knee, 2**15) or machine.update_s(setting.but(BATCH, knee)) > 0.25
+        allowed = [setting.but(SAMPLERS, number) for number in range(1, max(1, int(knobs.cores)) + 1)]
         best = max(true_score(machine, knobs, one) for one in allowed)
         fills += true_score(machine, knobs, setting) >= 0.8 * best
     assert knees >= 0.85 * count
@@ -141,9 +152,9 @@ def test_dearer_rows_never_ask_for_a_larger_batch():
     dice = random.Random(21)
     for _ in range(25):
         machine = changed(random_machine(dice), gpu=None, bfloat16=None)
-        pins = Pins(threads=1)
+        pins = {THREADS: 1}
         cheap, dear = (
-            chosen(_tuned(one, knobs=one.knobs(pins=pins))[0]).learner.batch_size
+            chosen(_tuned(one, knobs=one.problem(pins=pins))[0])[BATCH]
             for one in (machine, changed(machine, b=4 * machine.b))
         )
         assert dear <= cheap
@@ -156,51 +167,48 @@ def test_more_cores_never_mean_less_sampling():
         machine = changed(random_machine(dice), gpu=None, bfloat16=None, cores=2.0, physical=2)
         more = changed(machine, cores=8.0, physical=8)
         few, many = (chosen(_tuned(one, objective="sampling")[0]) for one in (machine, more))
-        fine += many.samplers >= few.samplers
+        fine += many[SAMPLERS] >= few[SAMPLERS]
     assert fine == count
 
 
 @pytest.mark.parametrize(
     "pins",
-    [Pins(batch_size=100), Pins(threads=2), Pins(samplers=3), Pins(envs_per_sampler=5), Pins(capacity=50_000),
-     Pins(samples_per_insert_min=3.0), Pins(samples_per_insert_max=600.0), Pins(precision="float32"),
-     Pins(batch_size=512, samplers=2, threads=1, samples_per_insert_min=16.0)],
+    [{BATCH: 100}, {THREADS: 2}, {SAMPLERS: 3}, {ENVS: 5}, {CAPACITY: 50_000}, {RATIO: 3.0}, {RATIO_MAX: 600.0},
+     {PRECISION: "float32"}, {BATCH: 512, SAMPLERS: 2, THREADS: 1, RATIO: 16.0}],
     ids=str,
 )  # fmt: skip
 def test_what_the_user_has_set_stays(pins):
     machine = Machine()
-    tuning, bench, _ = _tuned(machine, knobs=machine.knobs(pins=pins))
-    names = {name.split(".")[1]: choice for name, choice in tuning.choices.items()}
-    for name in ("batch_size", "threads", "samplers", "envs_per_sampler", "capacity", "samples_per_insert_min",
-                 "samples_per_insert_max", "precision"):  # fmt: skip
-        asked = getattr(pins, name)
-        assert names[name].pinned == (asked is not None)
-        if asked is not None:
-            assert names[name].value == asked
-            assert "set by you" in names[name].reason
-    if pins.batch_size:
-        assert {getattr(one, "learner", one).batch_size for one in bench.asked} == {pins.batch_size}
+    tuning, bench, _ = _tuned(machine, knobs=machine.problem(pins=pins))
+    assert len(tuning.choices) == 9
+    for name, choice in tuning.choices.items():
+        assert choice.pinned == (name in pins)
+        if choice.pinned:
+            assert choice.value == pins[name]
+            assert "set by you" in choice.reason
+    if BATCH in pins:
+        assert {one[BATCH] for one in bench.asked} == {pins[BATCH]}
 
 
 @pytest.mark.parametrize(
     ("machine", "pins", "limit"),
     [
-        (Machine(), Pins(device="cuda:0"), "this machine offers cpu"),
-        (Machine(), Pins(precision="bfloat16"), "cpu offers float32|this machine offers float32"),
-        (Machine(), Pins(samplers=400), "400 with 1 environments each need 44.7 GiB: 16.0 GiB of memory may be used"),
-        (Machine(), Pins(capacity=10**9), r"replay.capacity = 1000000000: needs 223.5 GiB, memory leaves"),
-        (Machine(shared_memory_bytes=10**7), Pins(capacity=10**6), "shared memory leaves 8.6 MiB"),
-        (Machine(), Pins(capacity=10_000, batch_size=20_000), "replay holds 10000 transitions"),
-        (Machine(), Pins(samples_per_insert_min=9.0, samples_per_insert_max=3.0), "nobody could ever move"),
-        (Machine(crash_from_batch=64), Pins(batch_size=4096), "learner.batch_size = 4096 cannot work here: out of mem"),
-        (Machine(crash_from_samplers=2), Pins(samplers=3), "sampling.samplers = 3 cannot work here: no env step"),
-        (Machine(shared_memory_bytes=10_000), Pins(), "replay has room for 37 transitions, at least 5000"),
-        (Machine(memory_bytes=3 * 10**8), Pins(), "not even one sampler fits"),
+        (Machine(), {DEVICE: "cuda:0"}, "this machine offers cpu"),
+        (Machine(), {PRECISION: "bfloat16"}, "cpu offers float32|this machine offers float32"),
+        (Machine(), {SAMPLERS: 400}, "400 with 1 environments each need 44.7 GiB: 16.0 GiB of memory may be used"),
+        (Machine(), {CAPACITY: 10**9}, r"replay.capacity = 1000000000: needs 223.5 GiB, memory leaves"),
+        (Machine(shared_memory_bytes=10**7), {CAPACITY: 10**6}, "shared memory leaves 8.6 MiB"),
+        (Machine(), {CAPACITY: 10_000, BATCH: 20_000}, "replay holds 10000 transitions"),
+        (Machine(), {RATIO: 9.0, RATIO_MAX: 3.0}, "nobody could ever move"),
+        (Machine(crash_from_batch=64), {BATCH: 4096}, "learner.batch_size = 4096 cannot work here: out of mem"),
+        (Machine(crash_from_samplers=2), {SAMPLERS: 3}, "sampling.samplers = 3 cannot work here: no env step"),
+        (Machine(shared_memory_bytes=10_000), {}, "replay has room for 37 transitions, at least 5000"),
+        (Machine(memory_bytes=3 * 10**8), {}, "not even one sampler fits"),
     ],
 )  # fmt: skip
 def test_a_value_that_cannot_work_is_refused_with_the_limit_that_it_breaks(machine, pins, limit):
     with pytest.raises(ConfigError, match=limit) as refusal:
-        _tuned(machine, knobs=machine.knobs(pins=pins))
+        _tuned(machine, knobs=machine.problem(pins=pins))
     assert "\n" not in str(refusal.value)
 
 
@@ -221,11 +229,11 @@ def test_a_machine_on_which_nothing_runs_is_one_error(fault):
 def test_odd_machines_get_a_choice(machine):
     tuning, _, knobs = _tuned(machine)
     setting = chosen(tuning)
-    assert setting.samplers >= 1
+    assert setting[SAMPLERS] >= 1
     if machine.a < 1.0:
         _feasible(machine, knobs, setting, tuning)
     else:
-        assert setting.learner.batch_size == LEAST_BATCH
+        assert setting[BATCH] == LEAST_BATCH
         assert any("longer than 1 s" in limit for limit in tuning.limits)
 
 
@@ -242,10 +250,10 @@ def test_samplers_that_flood_the_learner_are_held_back_and_it_is_said():
 def test_every_row_is_told_as_it_is_measured_and_all_is_kept():
     machine, rows = Machine(), []
     bench = Bench(machine, noise=0.02)
-    record = json.loads(json.dumps(tune(machine.knobs(), bench, rows.append).as_json()))
+    record = json.loads(json.dumps(tune(machine.problem(), bench, rows.append).as_json()))
     assert len(rows) == len(bench.asked) == len(record["update_rates"]) + len(record["joint_rates"])
     assert {row.stage for row in rows} == {"learner", "joint"}
-    assert all(row.line() and json.dumps(row.as_json()) for row in rows)
+    assert all(result_line(machine.problem(), row) and json.dumps(row.as_json()) for row in rows)
     assert record["schema"] == SCHEMA
     assert set(record["choice"]) == set(record["reasons"])
     assert record["formula"] == FORMULAS["return"]
@@ -261,13 +269,13 @@ def test_the_default_objective_takes_no_small_batch_and_says_why():
     choice = tuning.choices["learner.batch_size"]
     assert choice.value == LEAST_BATCH
     assert f"below {LEAST_BATCH} it takes none unless you set one" in choice.reason
-    assert min(getattr(one, "learner", one).batch_size for one in bench.asked) == LEAST_BATCH
+    assert min(one[BATCH] for one in bench.asked) == LEAST_BATCH
 
 
 def test_a_pinned_or_profiled_batch_may_be_smaller():
-    pinned, _, _ = _tuned(FLAT, knobs=FLAT.knobs(pins=Pins(batch_size=32)))
+    pinned, _, _ = _tuned(FLAT, knobs=FLAT.problem(pins={BATCH: 32}))
     assert pinned.choices["learner.batch_size"].value == 32
-    profiled, _, _ = _tuned(FLAT, knobs=FLAT.knobs(batch_size=64))
+    profiled, _, _ = _tuned(FLAT, knobs=FLAT.problem(batch_size=64))
     assert profiled.choices["learner.batch_size"].value == 64
 
 
@@ -281,9 +289,9 @@ def test_the_papers_rule_may_take_batches_beyond_32768_on_a_gpu():
 def test_candidates_on_a_gpu_whose_context_takes_seconds_are_all_measured_in_time():
     desktop = Machine(cores=12, physical=6, gpu=(1e-3, 5e-7), a=9e-3, b=1e-4, step_us=400.0)
     bench = Bench(desktop, gpu_start_s=8.0, gpu_warm_s=0.6)
-    knobs = desktop.knobs()
+    knobs = desktop.problem()
     tuning = tune(knobs, bench, lambda row: None)
-    on_gpu = [one.setting.batch_size for one in tuning.learner_rates if one.setting.device == "cuda:0"]
+    on_gpu = [one.setting[BATCH] for one in tuning.results if one.setting[DEVICE] == "cuda:0" and one.stage == LEARNER]
     assert len(on_gpu) >= 4
     assert bench.left_s >= 0.0
     assert true_score(desktop, knobs, chosen(tuning)) >= 0.9 * best_score(desktop, knobs)

@@ -4,6 +4,7 @@ import dataclasses
 import fcntl
 import json
 import os
+import sys
 import tempfile
 
 import pytest
@@ -15,7 +16,7 @@ from spreeze.machine import hardware
 from spreeze.machine.hardware import read_machine
 from spreeze.runtime.interrupts import Interrupts
 from spreeze.tuner import cache, run
-from spreeze.tuner.problem import SCHEMA, JointRate, LearnerRate
+from spreeze.tuner.problem import BATCH, JOINT, LEARNER, SAMPLERS, SCHEMA, TrialResult
 from spreeze.types import EnvSpec
 
 SPEC = EnvSpec(
@@ -44,20 +45,21 @@ class FakeMeasuring:
     def device_start_s(self, device):
         return 0.0
 
-    def learner(self, settings, *, within_s, on_rate):
-        rates = [LearnerRate(setting=one, updates_per_s=(1 / (1e-3 + 1e-5 * one.batch_size),) * 3) for one in settings]
+    def learner(self, settings, *, within_s, on_result):
+        rates = [TrialResult(stage=LEARNER, setting=one, updates_per_s=(1 / (1e-3 + 1e-5 * one[BATCH]),) * 3)
+                 for one in settings]  # fmt: skip
         for rate in rates:
-            on_rate(rate)
+            on_result(rate)
         return rates
 
-    def joint(self, settings, *, within_s, on_rate):
+    def joint(self, settings, *, within_s, on_result):
         rates = [
-            JointRate(setting=one, env_steps_per_s=(1000.0 * one.samplers,) * 3,
-                      updates_per_s=(1 / (1e-3 + 1e-5 * one.learner.batch_size),) * 3, cpu_share=(0.5,) * 3)
+            TrialResult(stage=JOINT, setting=one, env_steps_per_s=(1000.0 * one[SAMPLERS],) * 3,
+                        updates_per_s=(1 / (1e-3 + 1e-5 * one[BATCH]),) * 3, cpu_share=(0.5,) * 3)
             for one in settings
         ]  # fmt: skip
         for rate in rates:
-            on_rate(rate)
+            on_result(rate)
         return rates
 
 
@@ -70,17 +72,17 @@ class Bench:
         self.cache = folder / "spreeze"
         monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
         monkeypatch.setattr(tempfile, "tempdir", str(folder))
-        monkeypatch.setattr(run, "ReplayMeasurer", self._measuring)
+        monkeypatch.setattr(run, "Measurer", self._measuring)
 
     def _measuring(self, plan, **facts):
         self.measured += 1
         fake = FakeMeasuring(plan, **facts)
         if self.fail:
-            fake.learner = lambda settings, *, within_s, on_rate: [
-                LearnerRate(setting=one, updates_per_s=(), failure="it crashed") for one in settings
+            fake.learner = lambda settings, *, within_s, on_result: [
+                TrialResult(stage=LEARNER, setting=one, failure="it crashed") for one in settings
             ]
-            fake.joint = lambda settings, *, within_s, on_rate: [
-                JointRate(setting=one, env_steps_per_s=(), updates_per_s=(), failure="it crashed") for one in settings
+            fake.joint = lambda settings, *, within_s, on_result: [
+                TrialResult(stage=JOINT, setting=one, failure="it crashed") for one in settings
             ]
         return fake
 
@@ -146,6 +148,21 @@ def test_another_question_has_an_answer_of_its_own(bench, user):
     bench.tune()
     bench.tune(user)
     assert len(bench.records()) == 2
+
+
+def test_other_candidates_of_another_module_s_knob_are_another_question(bench, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    records = []
+    for number, values in enumerate(("(0.5, 2.0)", "(0.5, 2.0)", "(0.5, 3.0)")):
+        (tmp_path / "knobs_of_a_test.py").write_text(
+            "from spreeze.tuner.problem import Knob\n"
+            f"KNOBS = (Knob(name='learner.publish_interval_s', candidates=lambda problem, here: {values}),)\n"
+            f"NUMBER = {number * 'x'!r}\n")
+        sys.modules.pop("knobs_of_a_test", None)
+        _, record = bench.tune({"env": {"id": "Pendulum-v1", "import_module": "knobs_of_a_test"}})
+        assert record["choice"]["learner.publish_interval_s"] == 0.25, "as configured: all were the same"
+        records.append(len(bench.records()))
+    assert records == [1, 1, 2]
 
 
 def test_another_version_or_task_is_another_question(bench, monkeypatch):
@@ -306,13 +323,13 @@ def test_two_gpus_are_also_tried_as_actor_and_critics(bench, gpus, actions, offe
     bench.machine = dataclasses.replace(MACHINE, gpus=_gpus(gpus))
     probe = dataclasses.replace(PROBE, spec=dataclasses.replace(SPEC, num_actions=actions))
     _, record = bench.tune(probe=probe)
-    assert {rate["device"] for rate in record["update_rates"]} == offered
+    assert {rate["setting"]["learner.device"] for rate in record["update_rates"]} == offered
 
 
 def test_two_devices_asked_for_are_tuned_around(bench):
     layer, record = bench.tune({"learner": {"device": "cpu+cpu"}})
     assert layer.values.get("learner", {}).get("device", "cpu+cpu") == "cpu+cpu"
-    assert {rate["device"] for rate in record["update_rates"]} == {"cpu+cpu"}
+    assert {rate["setting"]["learner.device"] for rate in record["update_rates"]} == {"cpu+cpu"}
 
 
 def test_pinned_values_stay(bench):

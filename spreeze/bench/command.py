@@ -13,7 +13,7 @@ from spreeze.cli.arguments import guarded
 from spreeze.machine.hardware import read_machine
 from spreeze.machine.output import emit, say
 from spreeze.run_directory import find_run, versions
-from spreeze.tuner.objective import FORMULAS
+from spreeze.tuner.model import FORMULAS
 
 _WALKER = "Walker2DBulletEnv-v0"
 

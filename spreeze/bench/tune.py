@@ -32,9 +32,9 @@ from spreeze.machine.hardware import read_machine
 from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.plan import RunPlan
 from spreeze.tuner.cache import only_tuner
-from spreeze.tuner.measure import ReplayMeasurer
-from spreeze.tuner.objective import joint_score
-from spreeze.tuner.problem import JointRate, JointSetting, LearnerSetting
+from spreeze.tuner.measure import Measurer
+from spreeze.tuner.model import joint_score
+from spreeze.tuner.problem import BATCH, DEVICE, ENVS, PRECISION, RATIO, SAMPLERS, THREADS, Setting, TrialResult
 from spreeze.tuner.run import Listener, tuned_layer
 
 
@@ -101,38 +101,33 @@ def _tuned(settings: Settings, interrupts: Interrupts) -> dict[str, Any]:
     return record
 
 
-def _setting_of(record: dict[str, Any]) -> JointSetting:
-    choice = record["choice"]
-    learner = LearnerSetting(batch_size=choice["learner.batch_size"], threads=choice["learner.threads"],
-                             device=choice["learner.device"], precision=choice["learner.precision"])
-    return JointSetting(learner=learner, samplers=choice["sampling.samplers"],
-                        envs_per_sampler=choice["sampling.envs_per_sampler"],
-                        samples_per_insert_min=choice["replay.samples_per_insert_min"])
+def _setting_of(record: dict[str, Any]) -> Setting:
+    names = (DEVICE, BATCH, THREADS, PRECISION, SAMPLERS, ENVS, RATIO)
+    return Setting({name: record["choice"][name] for name in names})
 
 
 def _grid(
-    case: Case, settings: Settings, picks: Sequence[JointSetting], interrupts: Interrupts, say: Say
-) -> dict[JointSetting, GridPoint]:
+    case: Case, settings: Settings, picks: Sequence[Setting], interrupts: Interrupts, say: Say
+) -> dict[Setting, GridPoint]:
     """Every batch, one thread and a pair, with every number of samplers, at the configured and the picks' ratios."""
     machine = read_machine()
     config = settings.config
     most = int(machine.cores.usable) + 1
-    ratios = sorted({config.replay.samples_per_insert_min, *(pick.samples_per_insert_min for pick in picks)})
-    kinds = {(pick.learner.threads, pick.learner.device, pick.learner.precision, pick.envs_per_sampler)
-             for pick in picks}
+    ratios = sorted({config.replay.samples_per_insert_min, *(pick[RATIO] for pick in picks)})
+    kinds = {(pick[THREADS], pick[DEVICE], pick[PRECISION], pick[ENVS]) for pick in picks}
     probe = probe_env(case.env_id, steps=1000, plain=case.plain, image=dataclasses.asdict(config.image))
     if probe.spec.num_actions is None and machine.cores.usable >= 2.0:
         kinds |= {(threads, *kind[1:]) for kind in kinds for threads in (1, 2)}
     grid = [
-        JointSetting(learner=LearnerSetting(batch_size=batch, threads=threads, device=device, precision=precision),
-                     samplers=samplers, envs_per_sampler=envs, samples_per_insert_min=ratio)
+        Setting({DEVICE: device, BATCH: batch, THREADS: threads, PRECISION: precision, SAMPLERS: samplers, ENVS: envs,
+                 RATIO: ratio})
         for batch in case.batches for threads, device, precision, envs in sorted(kinds)
         for ratio in ratios for samplers in range(1, most + 2 - threads)
     ]
     plan = RunPlan(settings=settings, spec=probe.spec, samplers=1, free_core=False)
 
-    def open_measuring(within_s: float) -> ReplayMeasurer:
-        measuring = ReplayMeasurer(
+    def open_measuring(within_s: float) -> Measurer:
+        measuring = Measurer(
             plan, usable_cores=machine.cores.usable, memory_cap_bytes=machine.memory.usable_bytes,
             group_bytes=10**9, ends_s=time.monotonic() + within_s, interrupts=interrupts,
         )
@@ -143,7 +138,7 @@ def _grid(
         return measure_grid(grid, picks, case.rounds, case.objective, open_measuring, say)
 
 
-def _rows(case: Case, records: Sequence[dict[str, Any]], points: dict[JointSetting, GridPoint]) -> list[Row]:
+def _rows(case: Case, records: Sequence[dict[str, Any]], points: dict[Setting, GridPoint]) -> list[Row]:
     scores = {setting: point.score for setting, point in points.items()}
     best = max((setting for setting, point in points.items() if point.final), key=lambda setting: scores[setting])
     if scores[best] <= 0.0:
@@ -163,18 +158,17 @@ def _rows(case: Case, records: Sequence[dict[str, Any]], points: dict[JointSetti
         rows.append({
             "metric": f"score over the reference's {_short(setting)}", "unit": "ratio", "value": scores[setting],
             "picked": picks.count(setting), "env_steps_per_s": point.env_steps_per_s,
-            "updates_per_s": point.updates_per_s, "batch_size": setting.learner.batch_size,
-            "samplers": setting.samplers, "samples_per_insert_min": setting.samples_per_insert_min,
+            "updates_per_s": point.updates_per_s, "batch_size": setting[BATCH],
+            "samplers": setting[SAMPLERS], "samples_per_insert_min": setting[RATIO],
             **({"failure": point.failure} if point.failure else {}),
         })
     return rows
 
 
-def _short(setting: JointSetting) -> str:
-    learner = setting.learner
-    more = "" if learner.device == "cpu" else f" on {learner.device}"
-    return (f"batch {learner.batch_size} x {learner.threads} thr{more}, {setting.samplers} smp x "
-            f"{setting.envs_per_sampler}, spi >= {setting.samples_per_insert_min:g}")
+def _short(setting: Setting) -> str:
+    more = "" if setting[DEVICE] == "cpu" else f" on {setting[DEVICE]}"
+    return (f"batch {setting[BATCH]} x {setting[THREADS]} thr{more}, {setting[SAMPLERS]} smp x {setting[ENVS]}, "
+            f"spi >= {setting[RATIO]:g}")
 
 
 # --- the grid ---
@@ -206,7 +200,7 @@ class GridPoint:
         ratios = self.final or self.ratios
         return statistics.median(ratios) if ratios else 0.0
 
-    def take(self, rate: JointRate, reference: JointRate, objective: str, *, final: bool) -> None:
+    def take(self, rate: TrialResult, reference: TrialResult, objective: str, *, final: bool) -> None:
         """Takes in a measurement and that of the reference in the same turns."""
         self.env_steps_per_s += rate.env_steps_per_s
         self.updates_per_s += rate.updates_per_s
@@ -216,16 +210,16 @@ class GridPoint:
         found += [own / other for own, other in pairs if other > 0.0]
 
 
-def _scores(rate: JointRate, objective: str) -> list[float]:
-    batch = rate.setting.learner.batch_size
+def _scores(rate: TrialResult, objective: str) -> list[float]:
+    batch = rate.setting[BATCH]
     return [joint_score(objective, batch, updates, steps)
             for updates, steps in zip(rate.updates_per_s, rate.env_steps_per_s, strict=True)]
 
 
 def measure_grid(
-    settings: Sequence[JointSetting], picks: Sequence[JointSetting], rounds: int, objective: str,
-    open_measuring: Callable[[float], ReplayMeasurer], say: Say,
-) -> dict[JointSetting, GridPoint]:
+    settings: Sequence[Setting], picks: Sequence[Setting], rounds: int, objective: str,
+    open_measuring: Callable[[float], Measurer], say: Say,
+) -> dict[Setting, GridPoint]:
     """Every setting ``rounds`` times, in groups that change from round to round, then the leaders again.
 
     Settings of one trial (all but the number of samplers equal) stay together. The most frequent of the tuner's picks
@@ -256,12 +250,12 @@ def measure_grid(
 
 @dataclass(frozen=True)
 class _Grid:
-    points: dict[JointSetting, GridPoint]
-    reference: JointSetting
+    points: dict[Setting, GridPoint]
+    reference: Setting
     objective: str
-    open_measuring: Callable[[float], ReplayMeasurer]
+    open_measuring: Callable[[float], Measurer]
 
-    def measure(self, trials: Sequence[Sequence[JointSetting]], *, final: bool) -> None:
+    def measure(self, trials: Sequence[Sequence[Setting]], *, final: bool) -> None:
         """Once, in groups of trials, each in turns with the reference."""
         points, reference = self.points, self.reference
         for group in [trials[at : at + _TOGETHER] for at in range(0, len(trials), _TOGETHER)]:
@@ -269,7 +263,7 @@ class _Grid:
             within_s = _WINDOW_S * len(wanted) + _START_S
             with self.open_measuring(within_s) as measuring:
                 found = {rate.setting: rate for rate in
-                         measuring.joint(wanted, within_s=within_s, on_rate=lambda rate: None)}
+                         measuring.joint(wanted, within_s=within_s, on_result=lambda rate: None)}
             if reference not in found or found[reference].failure:
                 why = found[reference].failure if reference in found else "no time"
                 raise SpreezeError(f"the reference could not be measured: {why}")
@@ -280,18 +274,18 @@ class _Grid:
             points[reference].updates_per_s += found[reference].updates_per_s
 
 
-def _trials(settings: Sequence[JointSetting]) -> list[list[JointSetting]]:
+def _trials(settings: Sequence[Setting]) -> list[list[Setting]]:
     """The settings that one trial can run."""
-    found: dict[tuple[object, ...], list[JointSetting]] = {}
+    found: dict[Setting, list[Setting]] = {}
     for one in settings:
-        found.setdefault((one.learner, one.envs_per_sampler, one.samples_per_insert_min), []).append(one)
+        found.setdefault(one.without(SAMPLERS), []).append(one)
     return list(found.values())
 
 
-def _too_slow(setting: JointSetting, points: dict[JointSetting, GridPoint]) -> bool:
+def _too_slow(setting: Setting, points: dict[Setting, GridPoint]) -> bool:
     """True for a larger batch than one whose update already takes too long; never for the smallest."""
     return any(
         point.updates_per_s and statistics.median(point.updates_per_s) * _SLOWEST_UPDATE_S < 1.0
-        and setting.learner.batch_size > other.learner.batch_size
+        and setting[BATCH] > other[BATCH]
         for other, point in points.items()
     )

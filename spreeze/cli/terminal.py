@@ -344,12 +344,10 @@ def show_tuning(record: dict[str, Any], stream: TextIO, *, reasons: bool) -> Non
     """Prints every candidate, then what bounds the choice; with ``reasons`` also the choice itself."""
     screen = Screen(file=stream, width=None if stream.isatty() else _PLAIN_WIDTH, highlight=False)
     choice = record["choice"]
-    if record["update_rates"]:
-        screen.print(_learner_table(record["update_rates"], choice))
-    if record.get("rollout_rates"):
-        screen.print(_rollout_table(record["rollout_rates"], choice))
-    if record["joint_rates"]:
-        screen.print(_joint_table(record["joint_rates"], choice))
+    for title, kind in (("updates alone", "update_rates"), ("samplers beside the learner", "joint_rates"),
+                        ("executors and actors beside the learner", "rollout_rates")):
+        if record.get(kind):
+            screen.print(_trial_table(title, record[kind], record["labels"], choice))
     lines = [f"objective {record['objective']}: {record['formula']}"]
     if reasons:
         lines += [f"{name} = {choice[name]}: {reason}" for name, reason in record["reasons"].items()]
@@ -367,61 +365,28 @@ def _table(title: str, columns: tuple[str, ...]) -> Table:
     return table
 
 
-def _learner_table(rates: list[dict[str, Any]], choice: dict[str, Any]) -> Table:
-    table = _table("updates alone", ("batch", "threads", "device", "updates/s", "spread", "update frames/s", ""))
+def _trial_table(
+    title: str, rates: list[dict[str, Any]], labels: dict[str, str], choice: dict[str, Any]
+) -> Table:
+    """One row for each measured setting: its values under the knobs' labels, then its rates."""
+    names = [name for name in labels if any(name in rate["setting"] for rate in rates)]
+    alone = not any(rate["env_steps_per_s"] for rate in rates)
+    figures = ("updates/s", "spread", "update frames/s") if alone else ("env steps/s", "updates/s", "spread", "cpu")
+    table = _table(title, (*(clean(labels[name], 20) for name in names), *figures, ""))
     for rate in rates:
-        middle = median(rate["updates_per_s"]) if rate["updates_per_s"] else None
-        table.add_row(
-            str(rate["batch_size"]), str(rate["threads"]), _place(rate), number(middle),
-            percent(spread(rate["updates_per_s"])), number(None if middle is None else middle * rate["batch_size"]),
-            _remark(rate, _learner_chosen(rate, choice)),
-        )
-    return table
-
-
-def _joint_table(rates: list[dict[str, Any]], choice: dict[str, Any]) -> Table:
-    table = _table("samplers beside the learner", ("samplers", "envs", "samples/insert", "batch", "threads", "device",
-                                                   "env steps/s", "updates/s", "spread", "cpu", ""))
-    for rate in rates:
-        learner = rate["learner"]
-        same = _learner_chosen(learner, choice) and all(
-            rate[name.split(".")[1]] == choice.get(name)
-            for name in ("sampling.samplers", "sampling.envs_per_sampler", "replay.samples_per_insert_min")
-        )
+        setting = rate["setting"]
+        updates, steps, cpu = (median(rate[name]) if rate[name] else None
+                               for name in ("updates_per_s", "env_steps_per_s", "cpu_share"))
         spreads = [one for one in (spread(rate["env_steps_per_s"]), spread(rate["updates_per_s"])) if one is not None]
-        shown = [median(rate[name]) if rate[name] else None for name in ("env_steps_per_s", "updates_per_s")]
-        table.add_row(
-            str(rate["samplers"]), str(rate["envs_per_sampler"]), f">= {rate['samples_per_insert_min']:g}",
-            str(learner["batch_size"]), str(learner["threads"]), _place(learner), *(number(value) for value in shown),
-            percent(max(spreads, default=None)), percent(median(rate["cpu_share"]) if rate["cpu_share"] else None),
-            _remark(rate, same),
-        )
+        apart = percent(max(spreads, default=None))
+        frames = None if updates is None else updates * setting.get("learner.batch_size", 0)
+        shown = (number(updates), apart, number(frames)) if alone else (
+            number(steps), number(updates), apart, percent(cpu))
+        values = (clean(f"{value:g}" if isinstance(value, float) else str(value), 40)
+                  for value in (setting.get(name, "-") for name in names))
+        chosen = all(choice.get(name) == value for name, value in setting.items())
+        table.add_row(*values, *shown, _remark(rate, chosen))
     return table
-
-
-def _rollout_table(rates: list[dict[str, Any]], choice: dict[str, Any]) -> Table:
-    table = _table("executors and actors beside the learner", (
-        "executors", "envs", "actors", "interval", "minibatches", "env steps/s", "spread", "cpu", ""))
-    for rate in rates:
-        same = all(rate[name] == choice[f"rollout.{name}"] for name in ("executors", "envs_per_executor", "actors",
-                                                                         "sync_interval"))
-        table.add_row(
-            *(str(rate[name]) for name in ("executors", "envs_per_executor", "actors", "sync_interval", "minibatches")),
-            number(median(rate["env_steps_per_s"]) if rate["env_steps_per_s"] else None),
-            percent(spread(rate["env_steps_per_s"])), percent(median(rate["cpu_share"]) if rate["cpu_share"] else None),
-            _remark(rate, same),
-        )
-    return table
-
-
-def _place(learner: dict[str, Any]) -> str:
-    precision = "" if learner["precision"] == "float32" else f" {learner['precision']}"
-    return f"{learner['device']}{precision}"
-
-
-def _learner_chosen(learner: dict[str, Any], choice: dict[str, Any]) -> bool:
-    return all(learner[name] == choice.get(f"learner.{name}", learner[name])
-               for name in ("batch_size", "threads", "device", "precision"))
 
 
 def _remark(rate: dict[str, Any], chosen: bool) -> str:

@@ -78,8 +78,8 @@ ROLLOUT_STAGES = (
     Stage(title="Learner", split="learner", items=("update_rate", "frame_rate")),
 )
 REPLAY_KNOBS = (
-    "learner.batch_size", "learner.threads", "learner.precision", "sampling.samplers", "sampling.envs_per_sampler",
-    "replay.capacity", "replay.samples_per_insert_min", "replay.samples_per_insert_max",
+    "learner.device", "learner.batch_size", "learner.threads", "learner.precision", "sampling.samplers",
+    "sampling.envs_per_sampler", "replay.capacity", "replay.samples_per_insert_min", "replay.samples_per_insert_max",
 )
 ROLLOUT_KNOBS = (
     "rollout.executors", "rollout.envs_per_executor", "rollout.actors", "rollout.sync_interval",

@@ -1,7 +1,10 @@
-"""The autotuner: what to measure, how to choose, and why.
+"""The autotuner: one search over declared knobs.
 
-*What is made best.* Every objective is one formula of U updates/s, E env steps/s and batch size B, taken with learner
-and samplers running together (``objective``):
+*Knobs.* A knob is a setting that the tuner chooses (``problem.Knob``, the table is ``knobs.KNOBS``): its candidates,
+what they need of memory and cores, the trial that measures it, how it reads in a reason. A mode names its knobs in
+``config/modes.py``. A module that ``--import`` names may declare more of them, one row each, as ``KNOBS``.
+
+*Objectives.* Each is a formula of U updates/s, E env steps/s and batch size B, with everything running (``model``):
 
 ========  ==================================================================================================
 return    (default) ``U * B / (B + B0) * E / (E + U / R)``: an update's worth grows with its batch, and falls where
@@ -10,41 +13,39 @@ paper     the smallest power of two with ``b B / (a + b B) >= gpu_target``, wher
           then E, while the run keeps at most ``cpu_target`` of the cores busy
 sampling  E, with the configured batch
 updates   U, with the configured batch
+rollout   E: modes with rollouts. A rollout keeps about its rows and exactly its minibatches, so that tuning does not
+          change what is learned; more environments mean fewer steps of each
 ========  ==================================================================================================
 
 The constants of ``return`` describe early returns of easy tasks. They do not say which batch reaches a later return
-first: on Walker2D batches below 128 learned less in the same time (figures in ``assets/figures.md``). So ``return``
-takes no batch below ``candidates.LEAST_BATCH`` unless it is pinned or the profile has a smaller one.
+first: on Walker2D batches below 128 learned less in the same time (``assets/figures.md``). So ``return`` takes no batch
+below ``knobs.LEAST_BATCH`` unless the user or the profile sets a smaller one.
 
-*How it chooses.* The choice knows no clock; ``measure`` does the measuring.
+*Search* (``search``; it knows no clock, ``measure`` does the measuring).
 
 1. Memory bounds replay (which holds at least four batches), batch, samplers and environments. A pin that does not fit
-   is refused with the limit that it breaks.
-2. Learners alone: growing batches while larger ones pay, then threads, devices and precisions near the best. Two
-   threads share an update as a pair and are tried wherever there are two cores; more share each matmul and are tried up
-   to half of the cores, because a matmul stalls when one of its threads waits for a core. ``t(B) = a + b B`` is fitted
-   with relative weights; a deviation counts only beyond two standard errors. An update slower than 1 s is never chosen;
-   what crashes, hangs or runs out of memory rules out all larger batches.
-3. Samplers beside the best learner, unthrottled, up to one more than the cores it leaves. A model of shared cores
-   (physical ones, SMT siblings, quota) is fitted and forecasts every combination of learner, batch, samplers and lower
-   bound of samples per insert. Scores within 3 % are ties: they go to the configured batch, else the smaller, then to
-   fewer threads, the configured ratio and fewer samplers.
-4. The choice and its neighbours (batch doubled and halved, samplers one step up and down, ratio x4 and /4, and the best
-   forecast with another number of threads, device or precision) are measured together, as time allows, in short windows
-   and many turns, and compared turn by turn: the speed of a shared machine changes within seconds, and what slows one
-   turn slows all of it. Measurement and forecast are weighed by the inverse squares of their errors; a gain of 5 %
-   moves the choice.
+   is rejected with the limit that it breaks.
+2. Learners alone, where the mode has such knobs: growing batches while larger ones pay, then threads, devices and
+   precisions near the best. Two threads share an update and are tried wherever there are two cores; more share each
+   matmul and are tried up to half of the cores, because a matmul stalls when one of its threads waits for a core.
+   ``t(B) = a + b B`` is fitted with relative weights; a residual counts only beyond two standard errors. An update
+   slower than 1 s is never chosen; a crash, a hang or lack of memory rules out all larger batches.
+3. Everything running. With learners measured alone: samplers beside the best one, unthrottled, up to one more than
+   the cores that it leaves; a model of shared cores (physical ones, SMT siblings, quota) is fitted and forecasts every
+   combination of learner, batch, samplers and lower bound of samples per insert. Else each knob is varied in turn
+   around the best so far. Scores within 3 % are ties; the knobs decide them in the order of their table, mostly for
+   the configured value, then for the smaller one.
+4. The choice and its neighbours (one step of one knob, and the best forecast with another number of threads, device or
+   precision) are measured together, as time allows, in short windows and many turns, and compared turn by turn: the
+   speed of a shared machine changes within seconds, and what slows one turn slows all of it. Measurement and forecast
+   are weighed by the inverse squares of their errors; a gain of 5 % moves the choice.
+5. Other modules' knobs, one after the other around the choice, in the same way.
 
 The upper bound of samples per insert is raised to twice what was measured, never above 8 updates per env step.
 
-*How it measures.* Each candidate runs in fresh child processes with a deadline and a memory cap; its crash, hang or
-lack of memory is a row with a reason. A rate is the median of three repeats after a warm-up, taken in turns, so that
-drift meets all alike; whoever waits for a turn is stopped, not idle. All of it takes at most 60 s. Programs that kept
-cores busy meanwhile are named. The result is cached by machine (processor, usable cores, quota, memory, GPUs, driver),
-task, algorithm, networks, targets, pins and versions. A damaged cache is reported and measured anew. One tuner measures
-at a time.
-
-*Modes with rollouts.* Executors, actors and environments of an executor are varied in turn, each candidate with
-everything running, by env steps/s. What is learned is not touched: an interval keeps about its rows and exactly its
-minibatches, so more environments mean fewer steps of each. After a resume only the actors may still change.
+*Measuring.* Each candidate runs in fresh child processes with a deadline and a memory cap; its crash, hang or lack of
+memory is a result with a reason. Trials take turns, and those that wait for theirs are stopped. All of it takes at most
+60 s. Programs that kept cores busy meanwhile are named. The result is cached by machine (processor, usable cores,
+quota, memory, GPUs, driver), task, algorithm, networks, knobs, targets, pins and versions. A damaged cache is reported
+and measured anew. One tuner measures at a time. A resumed run keeps what its stored data depend on.
 """

@@ -41,7 +41,7 @@ def load(key: str, schema: int, say: Callable[[str], None]) -> dict[str, Any] | 
         record = json.loads(path.read_text(encoding="utf-8"))
         if record["schema"] != schema or record["key"] != key:
             raise ValueError("it answers another question")
-        names = ("reasons", "measured_at", "notes", "limits", "formula", "update_rates", "joint_rates")
+        names = ("reasons", "measured_at", "notes", "limits", "formula", "labels", "update_rates", "joint_rates")
         if missing := [name for name in names if name not in record]:
             raise ValueError(f"it has no {', '.join(missing)}")
         if set(record["reasons"]) != set(record["choice"]):

@@ -1,4 +1,5 @@
-"""The cost of an update, ``t(B) = a + b B``, and how much of a measurement is noise."""
+"""Scores, the cost of an update ``t(B) = a + b B``, shared cores, and how much of a measurement is noise."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -8,7 +9,132 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from spreeze.tuner.problem import JointRate, JointSetting, LearnerRate, LearnerSetting, TuningProblem
+from spreeze.tuner.problem import (
+    BATCH,
+    DEVICE,
+    LEARNER,
+    PRECISION,
+    RATIO,
+    RATIO_MAX,
+    ROLLOUT,
+    SAMPLERS,
+    THREADS,
+    Setting,
+    TrialResult,
+    TuningProblem,
+)
+
+BATCH_HALF_WORTH = 16.0
+"""B0 (transitions): the batch at which an update has half of its greatest worth; fitted (``tests/stress``)."""
+UPDATES_PER_STEP = 2.0
+"""R (updates per env step): the ratio at which an update has half of the worth it has on fresh data; fitted too."""
+
+FORMULAS = {
+    "return": f"U * B / (B + {BATCH_HALF_WORTH:g}) * E / (E + U / {UPDATES_PER_STEP:g})",
+    "paper": "the smallest power of two B with b B / (a + b B) >= gpu_target, where an update takes a + b B; "
+             "then E while the run keeps at most cpu_target of the cores busy",
+    "sampling": "E, with the configured batch",
+    "updates": "U, with the configured batch",
+}  # fmt: skip
+"""Objective -> its formula in one line; U updates/s, E env steps/s, B batch size, learner and samplers together."""
+ROLLOUT_FORMULA = "env steps/s with everything running; rows and minibatches of a rollout as configured"
+UPDATES_PER_STEP_BOUND = 8.0
+"""Samples per insert are never allowed above this many updates per env step (times the batch)."""
+
+
+def batch_worth(batch_size: int) -> float:
+    """Worth of one update, from 0 to 1: ``B / (B + B0)``."""
+    return batch_size / (batch_size + BATCH_HALF_WORTH)
+
+
+def fresh_worth(updates_per_s: float, env_steps_per_s: float) -> float:
+    """Worth of an update by how fresh its data is, from 0 to 1: ``E / (E + U / R)``."""
+    if env_steps_per_s <= 0.0:
+        return 0.0
+    return env_steps_per_s / (env_steps_per_s + updates_per_s / UPDATES_PER_STEP)
+
+
+def learner_score(objective: str, batch_size: int, updates_per_s: float) -> float:
+    """Worth of a learner before the samplers are known; all that run are equal where only env steps count."""
+    if objective == "sampling":
+        return float(updates_per_s > 0.0)
+    return updates_per_s * (batch_worth(batch_size) if objective == "return" else 1.0)
+
+
+def joint_score(objective: str, batch_size: int, updates_per_s: float, env_steps_per_s: float) -> float:
+    """Worth of learner and samplers together; ``paper`` takes the batch by its rule and scores E."""
+    if objective == "return":
+        return updates_per_s * batch_worth(batch_size) * fresh_worth(updates_per_s, env_steps_per_s)
+    return updates_per_s if objective == "updates" else env_steps_per_s
+
+
+def paper_batch(a_s: float, b_s: float, gpu_target: float) -> int:
+    """Smallest power of two whose frame rate reaches ``gpu_target`` of the asymptotic one, 1/b (papers: 3.3).
+
+    Args:
+        a_s: time of an update that does not depend on its batch.
+        b_s: time that each row of the batch adds.
+        gpu_target: share to reach, below 1.
+    """
+    needed = gpu_target / (1.0 - gpu_target) * a_s / b_s
+    return 1 << max(0, math.ceil(math.log2(max(needed, 1.0)) - 1e-9))
+
+@dataclass(frozen=True, kw_only=True)
+class Scored:
+    """A setting with its score; higher is better."""
+
+    setting: Setting
+    score: float
+    updates_per_s: float
+    env_steps_per_s: float
+
+
+TIE = 0.03
+"""Scores this near to the best one count as equal to it."""
+_CPU_ERROR = 1e-6
+_OVER_TARGET = 1e-3
+"""What a setting over the processor target keeps of its score: it is taken only where nothing else is."""
+
+
+def ratio_bound(problem: TuningProblem, batch_size: int) -> float:
+    """Samples per insert above which the learner has to wait, at most."""
+    if problem.pin(RATIO_MAX) is not None:
+        return float(problem.pin(RATIO_MAX))
+    least = problem.configured[RATIO_MAX], UPDATES_PER_STEP_BOUND * batch_size, problem.pin(RATIO) or 0.0
+    return float(max(least))
+
+
+def worth(
+    problem: TuningProblem, setting: Setting, updates_per_s: float, env_steps_per_s: float, cpu_share: float | None
+) -> Scored:
+    """Score of a setting from its rates, the learner held to the upper bound of samples per insert."""
+    objective = problem.targets.objective
+    if objective == ROLLOUT:
+        return Scored(setting=setting, score=env_steps_per_s, updates_per_s=updates_per_s,
+                      env_steps_per_s=env_steps_per_s)
+    batch = setting[BATCH]
+    updates = min(updates_per_s, ratio_bound(problem, batch) * env_steps_per_s / batch)
+    score = joint_score(objective, batch, updates, env_steps_per_s)
+    if objective == "paper" and setting[SAMPLERS] > 1:
+        share = (setting[SAMPLERS] + setting[THREADS]) / problem.cores if cpu_share is None else cpu_share
+        if share > problem.targets.cpu_target + _CPU_ERROR:
+            score *= _OVER_TARGET
+    return Scored(setting=setting, score=score, updates_per_s=updates, env_steps_per_s=env_steps_per_s)
+
+
+def measured_worth(problem: TuningProblem, result: TrialResult) -> Scored:
+    """Score of what was measured; 0 for a failed candidate."""
+    return worth(problem, result.setting, result.updates, result.env_steps, result.cpu)
+
+
+def pick(problem: TuningProblem, scored: Iterable[Scored]) -> Scored:
+    """The best setting; among those within ``TIE`` of it the one that the knobs prefer, in their order."""
+    found = list(scored)
+    best = max(one.score for one in found)
+    knobs = [knob for knob in problem.knobs if knob.name in found[0].setting]
+    return min((one for one in found if one.score >= best * (1.0 - TIE)),
+               key=lambda one: tuple(knob.tie(problem, knob.name, one.setting[knob.name]) for knob in knobs))
+
 
 _LEAST_NOISE, _MOST_NOISE = 0.01, 0.15
 _RANGE_TO_SIGMA = {2: 1.13, 3: 1.69, 4: 2.06, 5: 2.33}
@@ -20,9 +146,14 @@ Kind = tuple[str, str, int]
 """(device, precision, threads) of a learner."""
 
 
-def kind_of(setting: LearnerSetting) -> Kind:
+def kind_of(setting: Setting) -> Kind:
     """What the settings of one curve share."""
-    return setting.device, setting.precision, setting.threads
+    return setting[DEVICE], setting[PRECISION], setting[THREADS]
+
+
+def learner_setting(kind: Kind, batch_size: int) -> Setting:
+    device, precision, threads = kind
+    return Setting({DEVICE: device, BATCH: batch_size, THREADS: threads, PRECISION: precision})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,10 +178,6 @@ class CostCurve:
         """Smoothed updates a second."""
         return 1.0 / self.update_s(batch_size)
 
-    def setting(self, batch_size: int) -> LearnerSetting:
-        """The learner setting at a batch size."""
-        device, precision, threads = self.kind
-        return LearnerSetting(batch_size=batch_size, threads=threads, device=device, precision=precision)
 
 
 def noise(repeats: Iterable[Sequence[float]]) -> float:
@@ -96,9 +223,9 @@ def fit_cost(points: Sequence[tuple[int, float]]) -> tuple[float, float] | None:
     return a, max(b, 1e-12)
 
 
-def fit_curve(rates: Sequence[LearnerRate], error: float) -> CostCurve | None:
+def fit_curve(rates: Sequence[TrialResult], error: float) -> CostCurve | None:
     """Curve of one kind of learner; None if not one of its candidates ran."""
-    points = [(rate.setting.batch_size, 1.0 / rate.median) for rate in rates if rate.median > 0]
+    points = [(rate.setting[BATCH], 1.0 / rate.updates) for rate in rates if rate.updates > 0]
     if not points:
         return None
     kind = kind_of(rates[0].setting)
@@ -168,21 +295,21 @@ class Sharing:
     cpu_excess: tuple[tuple[float, float], ...] = ()
     """(busy threads, measured share of the cores less the model's), by busy threads."""
 
-    def forecast(self, setting: JointSetting) -> Forecast:
+    def forecast(self, setting: Setting) -> Forecast:
         """Rates of a setting whose learner was measured alone."""
-        learner, ratio = setting.learner, setting.samples_per_insert_min
-        alone = self.curves[kind_of(learner)].updates_per_s(learner.batch_size)
-        quiet = float(learner.threads)
-        full = setting.samplers * self.sampler.factor(quiet + 1.0, self.physical)
+        batch, samplers, ratio = setting[BATCH], setting[SAMPLERS], setting[RATIO]
+        alone = self.curves[kind_of(setting)].updates_per_s(batch)
+        quiet = float(setting[THREADS])
+        full = samplers * self.sampler.factor(quiet + 1.0, self.physical)
         duty = 1.0
         if ratio > 0.0 and full > 0.0:
-            duty = min(1.0, alone * self.learner.factor(quiet, self.physical) * learner.batch_size / (ratio * full))
-        busy = setting.samplers * duty + quiet
+            duty = min(1.0, alone * self.learner.factor(quiet, self.physical) * batch / (ratio * full))
+        busy = samplers * duty + quiet
         share = speed(busy, self.cores, self.physical)
         updates = alone * share * self.learner.factor(busy, self.physical)
-        steps = setting.samplers * duty * share * self.sampler.factor(busy, self.physical)
+        steps = samplers * duty * share * self.sampler.factor(busy, self.physical)
         if ratio > 0.0:
-            steps = min(steps, updates * learner.batch_size / ratio)
+            steps = min(steps, updates * batch / ratio)
         cpu = busy / self.cores + _between(self.cpu_excess, busy)
         return Forecast(updates_per_s=updates, env_steps_per_s=steps, cpu_share=min(1.0, max(0.0, cpu)))
 
@@ -199,37 +326,36 @@ def _between(table: Sequence[tuple[float, float]], at: float) -> float:
     return table[-1][1]
 
 
-def physical_cores(knobs: TuningProblem) -> float:
+def physical_cores(problem: TuningProblem) -> float:
     """Cores of their own behind the usable ones, the user's share taken off."""
-    return min(knobs.cores, knobs.physical_cores or knobs.cores)
+    return min(problem.cores, problem.physical_cores or problem.cores)
 
 
 def fit_sharing(
-    knobs: TuningProblem, curves: Mapping[Kind, CostCurve], rates: Sequence[JointRate], error: float
+    problem: TuningProblem, curves: Mapping[Kind, CostCurve], rates: Sequence[TrialResult], error: float
 ) -> Sharing:
     """Constants of the model from samplers that ran unthrottled beside one learner.
 
     Args:
-        knobs: for the cores, and for the step time where nothing was measured.
+        problem: for the cores, and for the step time where nothing was measured.
         curves: the learners measured alone.
         rates: good joint rates; none if there was no time.
         error: relative standard error of a median.
     """
-    cores, physical = knobs.cores, physical_cores(knobs)
-    good = sorted(rates, key=lambda rate: rate.setting.samplers)
+    cores, physical = problem.cores, physical_cores(problem)
+    good = sorted(rates, key=lambda rate: rate.setting[SAMPLERS])
     if not good:
-        guess = Trend(level=math.log(1e6 / knobs.step_us if knobs.step_us else 1000.0))
+        guess = Trend(level=math.log(1e6 / problem.step_us if problem.step_us else 1000.0))
         return Sharing(cores=cores, physical=physical, curves=curves, learner=Trend(), sampler=guess)
     learner, sampler, cpu = [], [], []
     for rate in good:
-        busy = float(rate.setting.samplers + rate.setting.learner.threads)
+        busy = float(rate.setting[SAMPLERS] + rate.setting[THREADS])
         share = speed(busy, cores, physical)
-        setting = rate.setting.learner
-        alone = curves[kind_of(setting)].updates_per_s(setting.batch_size)
-        learner.append((busy, math.log(rate.update_median / (alone * share))))
-        sampler.append((busy, math.log(rate.env_median / (rate.setting.samplers * share))))
-        if rate.cpu_median is not None:
-            off = rate.cpu_median - min(1.0, busy / cores)
+        alone = curves[kind_of(rate.setting)].updates_per_s(rate.setting[BATCH])
+        learner.append((busy, math.log(rate.updates / (alone * share))))
+        sampler.append((busy, math.log(rate.env_steps / (rate.setting[SAMPLERS] * share))))
+        if rate.cpu is not None:
+            off = rate.cpu - min(1.0, busy / cores)
             cpu.append((busy, math.copysign(max(0.0, abs(off) - _SHARE_ERROR), off)))
     return Sharing(cores=cores, physical=physical, curves=curves, learner=fit_trend(learner, physical, error),
                    sampler=fit_trend(sampler, physical, error), cpu_excess=tuple(cpu))
@@ -262,3 +388,63 @@ def _solved(matrix: list[list[float]]) -> list[float]:
             if j != i:
                 matrix[j] = [x - matrix[j][i] * y for x, y in zip(matrix[j], matrix[i], strict=True)]
     return [row[3] for row in matrix]
+
+
+_MODEL_ERROR = 0.06
+"""Relative error of a ratio of two expected scores, at least; twice the measurements' error where that is more."""
+_LEAST_ERROR = 0.01
+_MEDIAN_OVER_MEAN = 1.25
+"""Standard error of a median over that of a mean, of normal values."""
+
+
+def bayes_update(
+    problem: TuningProblem,
+    rates: Sequence[TrialResult],
+    here: TrialResult,
+    expected: Mapping[Setting, Scored],
+    error: float,
+) -> dict[Setting, float]:
+    """Log of each setting's score over that of ``here``, as it is to be believed.
+
+    All were measured in turns, so what slowed one turn slowed all: the ratio of two scores is taken turn by
+    turn, and scatters less than either. Prior and measurement are weighed by the inverse squares of their errors.
+
+    Args:
+        problem: the objective and its bounds.
+        rates: measured in the same turns as ``here``, without failures.
+        here: what they are compared with.
+        expected: scores of the model.
+        error: relative standard error of a median that the model was fitted to.
+    """
+    logs = {rate.setting: _log_ratios(problem, rate, here) for rate in rates if rate.setting != here.setting}
+    scatter = [statistics.pstdev(values) for values in logs.values() if len(values) > 1]
+    sigma = statistics.median(scatter) if scatter else error
+    model_error = max(_MODEL_ERROR, 2.0 * error)
+    found: dict[Setting, float] = {}
+    for setting, values in logs.items():
+        if not values:
+            continue
+        own = max(_LEAST_ERROR, _MEDIAN_OVER_MEAN * sigma / math.sqrt(len(values)))
+        trust = model_error**2 / (model_error**2 + own**2)
+        prior = _log(expected[setting].score, expected[here.setting].score)
+        found[setting] = trust * statistics.median(values) + (1.0 - trust) * prior
+    return found
+
+
+def _log_ratios(problem: TuningProblem, rate: TrialResult, here: TrialResult) -> list[float]:
+    """Of the turns in which both made updates and env steps."""
+    own, other = _turn_scores(problem, rate), _turn_scores(problem, here)
+    return [_log(a, b) for a, b in zip(own, other, strict=False) if a > 0.0 and b > 0.0]
+
+
+def _turn_scores(problem: TuningProblem, rate: TrialResult) -> list[float]:
+    if rate.stage == LEARNER:
+        objective, batch = problem.targets.objective, rate.setting[BATCH]
+        return [learner_score(objective, batch, updates) for updates in rate.updates_per_s]
+    shares = rate.cpu_share or (None,) * len(rate.updates_per_s)
+    return [worth(problem, rate.setting, updates, steps, share).score
+            for updates, steps, share in zip(rate.updates_per_s, rate.env_steps_per_s, shares, strict=False)]
+
+
+def _log(score: float, other: float) -> float:
+    return math.log(score / other) if score > 0.0 and other > 0.0 else 0.0

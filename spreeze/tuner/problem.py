@@ -1,147 +1,106 @@
-"""What the tuner is told, what it asks to be measured, and what it answers; plain values only."""
+"""What the tuner is told, what it measures, and what it answers: plain values, and the rows of the knob table."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
+from spreeze.config.layers import Layer, Values
 from spreeze.metrics.repeats import median, spread
 
-SCHEMA = 4
-"""Version of what ``TuningView.as_json`` gives."""
+SCHEMA = 5
+"""Version of what ``Tuning.as_json`` gives."""
+
+DEVICE, PRECISION = "learner.device", "learner.precision"
+BATCH, THREADS = "learner.batch_size", "learner.threads"
+SAMPLERS, ENVS = "sampling.samplers", "sampling.envs_per_sampler"
+CAPACITY, RATIO, RATIO_MAX = "replay.capacity", "replay.samples_per_insert_min", "replay.samples_per_insert_max"
+EXECUTORS, EXECUTOR_ENVS, ACTORS = "rollout.executors", "rollout.envs_per_executor", "rollout.actors"
+INTERVAL, MINIBATCHES = "rollout.sync_interval", "algorithm.minibatches"
+"""Knobs by their names; ``algorithm.FIELD`` stands for a field of the chosen algorithm."""
+
+LEARNER, JOINT, ROLLOUT, FACTS = "learner", "joint", "rollout", "facts"
+"""Trials: updates alone; everything of a mode with replay; everything of one with rollouts; none, facts decide."""
 
 
-@dataclass(frozen=True, kw_only=True, order=True)
-class LearnerSetting:
-    """One way to run the learner."""
+class Setting(dict[str, Any]):
+    """Values by the dotted names of their settings; a key of other dictionaries, so it is never changed."""
 
-    batch_size: int
-    threads: int = 1
-    device: str = "cpu"
-    """A name from ``TuningProblem.devices``: ``cpu``, ``cuda:0``, ``cuda:0+cuda:1`` (actor, critics) ..."""
-    precision: str = "float32"
+    __slots__ = ("_hash",)
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        super().__init__(values)
+        self._hash = hash(frozenset(self.items()))
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return self._hash
+
+    def but(self, name: str, value: Any) -> Setting:
+        """The same with another value of one knob."""
+        return Setting({**self, name: value})
+
+    def without(self, *names: str) -> Setting:
+        return Setting({name: value for name, value in self.items() if name not in names})
+
+    def layer(self) -> Layer:
+        """As a layer of settings: how a trial, and a run in the end, get all of these values."""
+        values: Values = {}
+        for name, value in self.items():
+            part, item = name.split(".")
+            values.setdefault(part, {})[item] = value
+        return Layer("tuner", values)
 
 
 @dataclass(frozen=True, kw_only=True)
-class LearnerRate:
-    """Updates of one setting, measured with nothing else running."""
+class TrialResult:
+    """What one setting reached in one kind of trial; told as soon as it is known."""
 
-    setting: LearnerSetting
-    updates_per_s: tuple[float, ...]
+    stage: str
+    """``LEARNER``, ``JOINT`` or ``ROLLOUT``."""
+    setting: Setting
+    updates_per_s: tuple[float, ...] = ()
     """Every repeat after the warm-up; empty when the candidate failed."""
-    failure: str | None = None
+    env_steps_per_s: tuple[float, ...] = ()
+    cpu_share: tuple[float, ...] = ()
+    """Share of the usable cores that the whole trial kept busy, each repeat; empty if not known."""
     memory_bytes: int | None = None
-    """What the device needs for it."""
+    failure: str | None = None
+    score: float | None = None
 
     @property
-    def median(self) -> float:
+    def updates(self) -> float:
         """Median updates a second; 0 for a failed candidate."""
         return median(self.updates_per_s)
 
     @property
-    def spread(self) -> float | None:
-        """(greatest - least) / median of the repeats."""
-        return spread(self.updates_per_s)
-
-    def as_json(self) -> dict[str, Any]:
-        """A dictionary of plain values."""
-        return {**dataclasses.asdict(self.setting), "updates_per_s": list(self.updates_per_s),
-                "failure": self.failure, "memory_bytes": self.memory_bytes}
-
-
-@dataclass(frozen=True, kw_only=True, order=True)
-class JointSetting:
-    """Learner and samplers at the same time."""
-
-    learner: LearnerSetting
-    samplers: int
-    envs_per_sampler: int
-    samples_per_insert_min: float
-    """Below this ratio the samplers wait; the learner is never throttled while measuring."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class JointRate:
-    """Sampling and learning measured at the same time."""
-
-    setting: JointSetting
-    env_steps_per_s: tuple[float, ...]
-    updates_per_s: tuple[float, ...]
-    cpu_share: tuple[float, ...] = ()
-    """Share of the usable cores that the whole run kept busy, each repeat; empty if not known."""
-    memory_bytes: int | None = None
-    failure: str | None = None
-
-    @property
-    def env_median(self) -> float:
+    def env_steps(self) -> float:
         """Median env steps a second; 0 for a failed candidate."""
         return median(self.env_steps_per_s)
 
     @property
-    def update_median(self) -> float:
-        """Median updates a second; 0 for a failed candidate."""
-        return median(self.updates_per_s)
-
-    @property
-    def cpu_median(self) -> float | None:
-        """Median share of the usable cores; None if not known."""
+    def cpu(self) -> float | None:
         return median(self.cpu_share) if self.cpu_share else None
 
     @property
     def spread(self) -> float | None:
-        """The larger spread of the two rates."""
+        """(greatest - least) / median of the repeats, the larger one of the two rates."""
         found = [one for one in (spread(self.env_steps_per_s), spread(self.updates_per_s)) if one is not None]
         return max(found, default=None)
 
-    def as_json(self) -> dict[str, Any]:
-        """A dictionary of plain values."""
-        return {**dataclasses.asdict(self.setting), "env_steps_per_s": list(self.env_steps_per_s),
-                "updates_per_s": list(self.updates_per_s), "cpu_share": list(self.cpu_share),
-                "failure": self.failure, "memory_bytes": self.memory_bytes}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """One measured candidate, told as soon as it is known."""
-
-    setting: LearnerSetting | JointSetting
-    updates_per_s: float | None
-    env_steps_per_s: float | None = None
-    spread: float | None = None
-    cpu_share: float | None = None
-    score: float | None = None
-    failure: str | None = None
-
     @property
-    def stage(self) -> str:
-        """``learner`` for updates alone, ``joint`` with samplers running."""
-        return "learner" if isinstance(self.setting, LearnerSetting) else "joint"
+    def ran(self) -> bool:
+        return (self.failure is None and (self.updates > 0 or self.stage == ROLLOUT)
+                and (self.env_steps > 0 or self.stage == LEARNER))
 
     def as_json(self) -> dict[str, Any]:
-        """One line of ``tune-progress.jsonl``: the setting's fields beside the medians."""
-        fields = {item.name: getattr(self, item.name) for item in dataclasses.fields(self) if item.name != "setting"}
-        return {"stage": self.stage, **dataclasses.asdict(self.setting), **fields}
-
-    def line(self) -> str:
-        """One line for a terminal."""
-        learner = self.setting if isinstance(self.setting, LearnerSetting) else self.setting.learner
-        where = f"batch {learner.batch_size:6d}, {learner.threads} threads"
-        if learner.device != "cpu" or learner.precision != "float32":
-            where += f", {learner.device} {learner.precision}"
-        if isinstance(self.setting, JointSetting):
-            joint = self.setting
-            where = (f"{joint.samplers} samplers x {joint.envs_per_sampler} at >= {joint.samples_per_insert_min:g} "
-                     f"samples/insert, {where}")
-        if self.failure:
-            return f"  {where}: {self.failure}"
-        rates = f"{self.updates_per_s or 0.0:8.1f} updates/s"
-        if self.env_steps_per_s is None:
-            rates += f", {(self.updates_per_s or 0.0) * learner.batch_size:10.0f} update frames/s"
-        else:
-            rates = f"{self.env_steps_per_s:8.0f} env steps/s, {rates}"
-        return f"  {where}: {rates}" + (f" (+-{50 * self.spread:.0f} %)" if self.spread is not None else "")
+        """A line of ``tune-progress.jsonl`` and an entry of ``tune.json``."""
+        return {
+            "stage": self.stage, "setting": dict(self.setting),
+            "updates_per_s": list(self.updates_per_s), "env_steps_per_s": list(self.env_steps_per_s),
+            "cpu_share": list(self.cpu_share), "memory_bytes": self.memory_bytes, "failure": self.failure,
+            "score": self.score,
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +108,7 @@ class Device:
     """Where the learner may run."""
 
     name: str
-    """``cpu``, ``cuda:0`` or both devices of a split, ``cuda:0,cuda:1``."""
+    """``cpu``, ``cuda:0`` or both devices of a split (actor, critics), ``cuda:0+cuda:1``."""
     memory_bytes: int | None = None
     """Free memory of the device; None for the processor, which has ``TuningProblem.memory_bytes``."""
     precisions: tuple[str, ...] = ("float32",)
@@ -157,115 +116,15 @@ class Device:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Configured:
-    """What defaults and profile say; the tuner falls back on it and ties go to it."""
-
-    batch_size: int
-    capacity: int
-    learning_starts: int
-    samples_per_insert_min: float
-    samples_per_insert_max: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pins:
-    """What the user has set; None where the tuner chooses."""
-
-    device: str | None = None
-    precision: str | None = None
-    batch_size: int | None = None
-    threads: int | None = None
-    samplers: int | None = None
-    envs_per_sampler: int | None = None
-    capacity: int | None = None
-    samples_per_insert_min: float | None = None
-    samples_per_insert_max: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
 class Targets:
     """What the user wants of the machine."""
 
     objective: str = "return"
-    """A name from ``scores.FORMULAS``."""
+    """A name from ``model.FORMULAS``, or ``rollout``."""
     cpu_target: float = 0.75
     gpu_target: float = 0.85
     leave_free: float = 0.0
     """Share of the usable cores that is left to the user."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TuningProblem:
-    """Facts of the machine and the task, what is configured, what is pinned, what is wanted."""
-
-    usable_cores: float
-    physical_cores: int | None
-    memory_bytes: int
-    """Main memory that may still be taken."""
-    shared_memory_bytes: int | None
-    """Room for replay's memory where that is bounded separately; None if only main memory bounds it."""
-    step_us: float | None
-    """Mean or median time of one env step; None if not known."""
-    step_cv: float | None
-    """Its standard deviation over its mean."""
-    row_bytes: int
-    """One transition in replay."""
-    sampler_bytes: int
-    """A sampler process with its first environment."""
-    env_bytes: int
-    """Each further environment."""
-    learner_bytes: int = 500_000_000
-    """The learner process."""
-    devices: tuple[Device, ...] = (Device(name="cpu"),)
-    paired: bool = True
-    """Whether two threads on the processor share an update as a pair; if not, each product."""
-    configured: Configured
-    pins: Pins = Pins()
-    targets: Targets = Targets()
-    budget_s: float = 60.0
-    """All of the tuning."""
-
-    @property
-    def cores(self) -> float:
-        """Cores that may be used: the usable ones without the share that is left free."""
-        return self.usable_cores * (1.0 - self.targets.leave_free)
-
-
-class TrialResult(Protocol):
-    """One measured candidate of any search, told as soon as it is known."""
-
-    def as_json(self) -> dict[str, Any]:
-        """One line of ``tune-progress.jsonl``."""
-
-    def line(self) -> str:
-        """One line for a terminal."""
-
-
-class Measure(Protocol):
-    """The measuring side. Candidates come in the order of their importance.
-
-    Each method measures every setting (at least three repeats, warm-up dropped, repeats interleaved) in
-    fresh child processes with a deadline and a memory cap; settings that can share a process do. It tells
-    ``on_rate`` each result once, as soon as it is known, and returns all of them. It aims to be done
-    within ``within_s`` seconds: it shortens its windows, then leaves out the last settings. A crash, a
-    hang or missing memory is a result with ``failure``. What is not returned was not measured.
-    """
-
-    def learner(
-        self, settings: Sequence[LearnerSetting], *, within_s: float, on_rate: Callable[[LearnerRate], None]
-    ) -> list[LearnerRate]:
-        """Updates alone, on synthetic rows; may leave out larger batches once an update takes over 0.25 s."""
-
-    def joint(
-        self, settings: Sequence[JointSetting], *, within_s: float, on_rate: Callable[[JointRate], None]
-    ) -> list[JointRate]:
-        """Real samplers beside the real learner."""
-
-    def device_start_s(self, device: str) -> float:
-        """What the first measurement on a device takes besides the updates, about; 0 once it has been started."""
-
-    def seconds_left(self) -> float:
-        """Seconds of the budget that are left; negative when it is overdrawn."""
 
 
 @dataclass(frozen=True)
@@ -280,36 +139,198 @@ class Choice:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Room:
+    """What fits into memory together."""
+
+    capacity: Choice
+    envs_per_sampler: Choice
+    samplers: int
+    """Sampler processes that memory allows, at least 1."""
+    batch_size: int
+    """Largest batch that replay allows."""
+    limits: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuningProblem:
+    """Facts of the machine and the task, what is configured, what is pinned, what is wanted."""
+
+    knobs: tuple[Knob, ...]
+    """What may be chosen; ties go by them, the first one first."""
+    configured: Setting
+    """Value of each knob in defaults, profile and the user's settings; None where it is not known yet."""
+    pins: frozenset[str] = frozenset()
+    """Knobs that the user has set: they stay as configured."""
+    targets: Targets = Targets()
+    usable_cores: float
+    memory_bytes: int
+    """Main memory that may still be taken."""
+    sampler_bytes: int
+    """A process that steps environments, with its first one."""
+    env_bytes: int
+    """Each further environment."""
+    learner_bytes: int = 500_000_000
+    physical_cores: int | None = None
+    shared_memory_bytes: int | None = None
+    """Room for replay's memory where that is bounded separately; None if only main memory bounds it."""
+    step_us: float | None = None
+    """Mean or median time of one env step; None if not known."""
+    row_bytes: int = 1
+    """One transition in replay."""
+    learning_starts: int = 0
+    devices: tuple[Device, ...] = (Device(name="cpu"),)
+    paired: bool = True
+    """Whether two threads on the processor share an update as a pair; if not, each matmul."""
+    room: Room | None = None
+    """Filled in by ``search.tune``, for modes with replay."""
+
+    @property
+    def cores(self) -> float:
+        """Cores that may be used: the usable ones without the share that is left free."""
+        return self.usable_cores * (1.0 - self.targets.leave_free)
+
+    @property
+    def stage(self) -> str:
+        """The trial in which everything runs."""
+        return ROLLOUT if self.targets.objective == ROLLOUT else JOINT
+
+    def pin(self, name: str) -> Any:
+        """What the user has set; None where the tuner chooses."""
+        return self.configured[name] if name in self.pins else None
+
+
+def _nearest(problem: TuningProblem, name: str, value: Any) -> Any:
+    configured = problem.configured[name]
+    return value != configured, abs(value) if isinstance(value, int | float) else str(value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Knob:
+    """One setting that the tuner chooses; all that it has to know of it.
+
+    A module that ``--import`` names may declare knobs of its own, as ``KNOBS``: one row for each, with a name and
+    candidates at least. Such a knob is varied after all others, around the choice, and takes another value only for a
+    gain of 5 %.
+    """
+
+    name: str
+    """The setting, ``part.field``; ``algorithm.FIELD`` is read as a field of the chosen algorithm."""
+    candidates: Callable[[TuningProblem, Setting], Iterable[Any]]
+    """Values worth trying, the most promising first, from the facts and what the other knobs stand at."""
+    trial: str = JOINT
+    """``LEARNER``: the learner alone tells; ``JOINT``: everything has to run; ``FACTS``: nothing has to be measured."""
+    fit: Callable[[TuningProblem, Setting], Setting | None] = lambda problem, setting: setting
+    """The setting with what has to follow from this knob; None where memory, cores or other knobs forbid it."""
+    words: str = ""
+    """How a value reads in a sentence, for example ``{} sampler{s}``; by default the name and the value."""
+    label: str = ""
+    """Head of its column in the table of results; by default the last word of the name."""
+    usual: Any = None
+    """The value that goes without saying in a line of results."""
+    tie: Callable[[TuningProblem, str, Any], Any] = _nearest
+    """Among equal scores the value with the least of this is taken: by default the configured one, then the least."""
+    remark: Callable[[TuningProblem, Setting], str] = lambda problem, setting: ""
+    """What else there is to say of the chosen value."""
+
+    figures: str = ""
+    """What the choice reached, in its reason: a format of ``updates_per_s`` and ``env_steps_per_s``."""
+    fixed: bool = False
+    """A resumed run keeps the value that it has: what is stored depends on it."""
+    own: bool = False
+    """Of another module; set by ``knobs.knobs_of``."""
+
+    def text(self, value: Any) -> str:
+        return self.words.format(value, s="" if value == 1 else "s") if self.words else f"{self.name} {value}"
+
+    def moves(self, problem: TuningProblem, here: Setting) -> list[Setting]:
+        """Settings that differ from ``here`` in this knob and what follows from it."""
+        if self.name in problem.pins:
+            return []
+        found = [self.fit(problem, here.but(self.name, value)) for value in self.candidates(problem, here)]
+        return list(dict.fromkeys(one for one in found if one is not None and one != here))
+
+
+def setting_text(problem: TuningProblem, setting: Setting) -> str:
+    """A setting in one line; what goes without saying is left out."""
+    knobs = {knob.name: knob for knob in problem.knobs}
+    names = [name for name in problem.configured if name in setting]
+    return ", ".join(knobs[name].text(setting[name]) for name in names if setting[name] != knobs[name].usual)
+
+
+def result_line(problem: TuningProblem, result: TrialResult) -> str:
+    """A measured candidate in one line, for a terminal."""
+    where = setting_text(problem, result.setting)
+    if result.failure:
+        return f"  {where}: {result.failure}"
+    rates = f"{result.env_steps:.0f} env steps/s"
+    if result.stage == LEARNER:
+        rates = f"{result.updates:.1f} updates/s, {result.updates * result.setting[BATCH]:.0f} update frames/s"
+    elif result.stage == JOINT:
+        rates += f", {result.updates:.1f} updates/s"
+    return f"  {where}: {rates}" + (f" (+-{50 * result.spread:.0f} %)" if result.spread is not None else "")
+
+
+class Measure(Protocol):
+    """The measuring side. Candidates come in the order of their importance.
+
+    Each method measures every setting (at least three repeats, warm-up dropped, in turns) in fresh child processes with
+    a deadline and a memory cap; settings that can share a process do. It tells ``on_result`` each result once, as soon
+    as it is known, and returns all of them. It aims to be done within ``within_s`` seconds: it shortens its windows,
+    then leaves out the last settings. A crash, a hang or missing memory is a result with ``failure``. What is not
+    returned was not measured.
+    """
+
+    def learner(
+        self, settings: Sequence[Setting], *, within_s: float, on_result: Callable[[TrialResult], None]
+    ) -> list[TrialResult]:
+        """Updates alone, on synthetic rows; may leave out larger batches once an update takes over 0.25 s."""
+
+    def joint(
+        self, settings: Sequence[Setting], *, within_s: float, on_result: Callable[[TrialResult], None]
+    ) -> list[TrialResult]:
+        """The mode's real workers, all at work."""
+
+    def device_start_s(self, device: str) -> float:
+        """What the first measurement on a device takes besides the updates, about; 0 once it has been started."""
+
+    def seconds_left(self) -> float:
+        """Seconds of the budget that are left; negative when it is overdrawn."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Tuning:
     """The choice, its reasons, and everything that was measured."""
 
     choices: Mapping[str, Choice]
-    """By the setting's name: learner.device, learner.precision, learner.batch_size, learner.threads,
-    sampling.samplers, sampling.envs_per_sampler, replay.capacity, replay.samples_per_insert_min and _max."""
+    """By the knob's name, in the order in which they are told."""
+    labels: Mapping[str, str]
+    """Heads of the columns in the table of results, by the knob's name."""
     objective: str
     formula: str
-    learner_rates: tuple[LearnerRate, ...]
-    joint_rates: tuple[JointRate, ...]
-    cost: tuple[float, float] | None
+    results: tuple[TrialResult, ...]
+    cost: tuple[float, float] | None = None
     """a (s) and b (s per row) of ``t(B) = a + b B`` for the chosen learner; None if fewer than two batches ran."""
-    paper_batch: int | None
+    paper_batch: int | None = None
     """What the Spreeze paper's rule would take."""
     limits: tuple[str, ...] = ()
     """Bounds that cut the choice short, each in a sentence."""
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
     """What changes in the algorithm, what was gained, what could not be measured."""
 
     def as_json(self) -> dict[str, Any]:
         """Everything measured and chosen, for ``tune.json``."""
         a, b = self.cost or (None, None)
+        choices = self.choices
+        rates = {stage: [one.as_json() for one in self.results if one.stage == stage]
+                 for stage in (LEARNER, JOINT, ROLLOUT)}
         return {
             "schema": SCHEMA, "objective": self.objective, "formula": self.formula,
-            "choice": {name: choice.value for name, choice in self.choices.items()},
-            "reasons": {name: choice.reason for name, choice in self.choices.items()},
-            "pinned": sorted(name for name, choice in self.choices.items() if choice.pinned),
-            "runners_up": {name: [list(one) for one in choice.runners_up] for name, choice in self.choices.items()},
+            "choice": {name: choice.value for name, choice in choices.items()},
+            "reasons": {name: choice.reason for name, choice in choices.items()},
+            "pinned": sorted(name for name, choice in choices.items() if choice.pinned),
+            "runners_up": {name: [list(one) for one in choice.runners_up] for name, choice in choices.items()},
+            "labels": dict(self.labels),
             "cost_a_s": a, "cost_b_s_per_row": b, "paper_batch_size": self.paper_batch,
             "limits": list(self.limits), "notes": list(self.notes),
-            "update_rates": [rate.as_json() for rate in self.learner_rates],
-            "joint_rates": [rate.as_json() for rate in self.joint_rates],
+            "update_rates": rates[LEARNER], "joint_rates": rates[JOINT], "rollout_rates": rates[ROLLOUT],
         }

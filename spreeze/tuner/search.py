@@ -1,191 +1,58 @@
-"""The whole choice: facts, learners alone, samplers beside the learner, neighbours, answer."""
+"""The whole choice: learners alone, everything running, the neighbours, other modules' knobs."""
+
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from spreeze.errors import ConfigError, WorkerError
-from spreeze.tuner.candidates import (
-    LEAST_BATCH,
-    UPDATES_PER_STEP_BOUND,
-    Room,
-    check_pins,
-    find_room,
-    ratio_bound,
-    sampler_ladder,
+from spreeze.tuner import knobs as table
+from spreeze.tuner.model import (
+    TIE,
+    CostCurve,
+    Kind,
+    Scored,
+    Sharing,
+    bayes_update,
+    fit_curve,
+    fit_sharing,
+    kind_of,
+    learner_score,
+    learner_setting,
+    measured_worth,
+    noise,
+    paper_batch,
+    pick,
+    worth,
 )
-from spreeze.tuner.choice import Scored, all_settings, bayes_update, expected_worth, measured_worth, pick
-from spreeze.tuner.learner_search import Learners, measure_learners
-from spreeze.tuner.model import CostCurve, Kind, Sharing, fit_sharing, kind_of, noise
-from spreeze.tuner.objective import FORMULAS, learner_score, paper_batch
-from spreeze.tuner.problem import Choice, JointRate, JointSetting, LearnerRate, Measure, Row, Tuning, TuningProblem
+from spreeze.tuner.problem import (
+    ACTORS,
+    BATCH,
+    DEVICE,
+    ENVS,
+    EXECUTOR_ENVS,
+    EXECUTORS,
+    JOINT,
+    LEARNER,
+    PRECISION,
+    RATIO,
+    ROLLOUT,
+    SAMPLERS,
+    THREADS,
+    Knob,
+    Measure,
+    Room,
+    Setting,
+    TrialResult,
+    TuningProblem,
+    setting_text,
+)
 
 LEARNER_SHARE, SWEEP_SHARE = 0.45, 0.5
 """Share of the budget for learners alone, and share of what is left then for the number of samplers."""
-_RUNNERS = 3
-
-Say = Callable[[Row], None]
-
-
-def tune(knobs: TuningProblem, measure: Measure, say: Say) -> Tuning:
-    """Measures and chooses within the budget; ``say`` is told each row as it is measured.
-
-    Raises:
-        ConfigError: a pinned value cannot work, or memory has no room; the message names the limit.
-        WorkerError: nothing could be measured.
-    """
-    check_pins(knobs)
-    room = find_room(knobs)
-    keep_s = measure.seconds_left() * (1.0 - LEARNER_SHARE)
-    learners = measure_learners(knobs, room, measure, lambda rate: say(_learner_row(knobs, rate)), keep_s)
-    joint = measure_joint(knobs, room, learners, measure, lambda rate: say(_joint_row(knobs, rate)),
-                          measure.seconds_left() * SWEEP_SHARE)
-    return _answer(knobs, room, learners, joint)
-
-
-def _learner_row(knobs: TuningProblem, rate: LearnerRate) -> Row:
-    score = learner_score(knobs.targets.objective, rate.setting.batch_size, rate.median)
-    return Row(setting=rate.setting, updates_per_s=rate.median or None, spread=rate.spread,
-               score=None if rate.failure else score, failure=rate.failure)
-
-
-def _joint_row(knobs: TuningProblem, rate: JointRate) -> Row:
-    return Row(
-        setting=rate.setting, updates_per_s=rate.update_median or None, env_steps_per_s=rate.env_median or None,
-        spread=rate.spread, cpu_share=rate.cpu_median, failure=rate.failure,
-        score=None if rate.failure else measured_worth(knobs, rate).score,
-    )  # fmt: skip
-
-
-def _answer(knobs: TuningProblem, room: Room, learners: Learners, joint: JointMeasurement) -> Tuning:
-    setting = joint.chosen.setting
-    curve = learners.curves[kind_of(setting.learner)]
-    limits = [*learners.limits, *joint.limits]
-    low = lower_band(knobs, joint)
-    low = dataclasses.replace(low, runners_up=_runners_up(knobs, joint, "samples_per_insert_min"))
-    high = upper_band(knobs, joint, low.value, limits)
-    learner = setting.learner
-    choices = {
-        "learner.device": _plain(learner.device, f"learner on {learner.device}", knobs.pins.device,
-                                 _learner_runners(knobs, joint, "device"), len(knobs.devices) == 1),
-        "learner.precision": _plain(learner.precision, f"learner in {learner.precision}", knobs.pins.precision,
-                                    _learner_runners(knobs, joint, "precision"),
-                                    all(len(device.precisions) == 1 for device in knobs.devices)),
-        "learner.batch_size": _batch(knobs, joint),
-        "learner.threads": _plain(learner.threads, f"{learner.threads} learner thread{_s(learner.threads)}",
-                                  knobs.pins.threads, _learner_runners(knobs, joint, "threads"), knobs.cores < 2),
-        "sampling.samplers": _samplers(knobs, joint),
-        "sampling.envs_per_sampler": room.envs_per_sampler,
-        "replay.capacity": room.capacity,
-        "replay.samples_per_insert_min": low,
-        "replay.samples_per_insert_max": high,
-    }
-    notes = [*band_notes(knobs, low, high, joint), *(f"checked with its neighbours: {one}" for one in joint.moved)]
-    if not joint.measured:
-        notes.append("the chosen setting itself was not measured: its rates are the model's")
-    return Tuning(
-        choices=choices, objective=knobs.targets.objective, formula=FORMULAS[knobs.targets.objective],
-        learner_rates=learners.rates, joint_rates=joint.rates, cost=(curve.a, curve.b) if curve.fitted else None,
-        paper_batch=_paper_batch(curve, learners, knobs.targets.gpu_target),
-        limits=tuple(dict.fromkeys(limits)), notes=tuple(notes),
-    )
-
-
-def _paper_batch(curve: CostCurve, learners: Learners, gpu_target: float) -> int | None:
-    """The paper's rule, or None where the cost of a row is lost in the noise: the rule divides by it."""
-    largest = max((one.setting.batch_size for one in learners.rates if kind_of(one.setting) == curve.kind), default=0)
-    if not curve.fitted or curve.b * largest < learners.error * curve.a:
-        return None
-    return paper_batch(curve.a, curve.b, gpu_target)
-
-
-def _s(count: int) -> str:
-    return "" if count == 1 else "s"
-
-
-def _plain(
-    value: str | int, what: str, pin: str | int | None, runners: tuple[tuple[str | int, float], ...], only: bool
-) -> Choice:
-    """Choice of a knob whose reason is its score against the others."""
-    if pin is not None:
-        return Choice(value, f"{what}: set by you", pinned=True, runners_up=runners)
-    if not runners:
-        return Choice(value, f"{what}: {'no other is offered' if only else 'no other was better alone'}")
-    return Choice(value, f"{what}: {_against(runners)}", runners_up=runners)
-
-
-def _against(runners: tuple[tuple[str | int, float], ...]) -> str:
-    if not runners:
-        return "nothing else was possible"
-    others = ", ".join(f"{value}: {100 * share:.0f} %" for value, share in runners)
-    return f"best score, ties to what is configured and plainer ({others})"
-
-
-def _learner_runners(knobs: TuningProblem, joint: JointMeasurement, name: str) -> tuple[tuple[str | int, float], ...]:
-    """Other values of one field of the learner, each with its best expected score."""
-    here = getattr(joint.chosen.setting.learner, name)
-    return _ranked(knobs, joint, [(getattr(one.learner, name), one) for one in joint.expected
-                                  if getattr(one.learner, name) != here])
-
-
-def _runners_up(knobs: TuningProblem, joint: JointMeasurement, name: str) -> tuple[tuple[str | int, float], ...]:
-    """Other values of one knob with all others as chosen."""
-    chosen = joint.chosen.setting
-    return _ranked(knobs, joint, [
-        (getattr(one, name), one) for one in joint.expected
-        if one != chosen and one.learner == chosen.learner
-        and dataclasses.replace(one, **{name: getattr(chosen, name)}) == chosen
-    ])
-
-
-def _ranked(
-    knobs: TuningProblem, joint: JointMeasurement, others: list[tuple[str | int, JointSetting]]
-) -> tuple[tuple[str | int, float], ...]:
-    """(value, expected score over that of the choice), best first."""
-    own = expected_worth(knobs, joint.sharing, joint.chosen.setting).score
-    best: dict[str | int, float] = {}
-    for value, setting in others:
-        share = joint.expected[setting].score / own if own > 0 else 0.0
-        best[value] = max(best.get(value, 0.0), share)
-    return tuple(sorted(best.items(), key=lambda one: -one[1])[:_RUNNERS])
-
-
-def _batch(knobs: TuningProblem, joint: JointMeasurement) -> Choice:
-    """Reason of the batch size."""
-    batch, updates = joint.chosen.setting.learner.batch_size, joint.chosen.updates_per_s
-    runners = tuple(one for one in _learner_runners(knobs, joint, "batch_size"))
-    what = f"batch {batch}: {updates:.0f} updates/s beside the samplers"
-    if knobs.pins.batch_size is not None:
-        return Choice(batch, f"{what}, set by you", pinned=True)
-    if knobs.targets.objective == "paper":
-        return Choice(batch, f"{what}; smallest power of two with {100 * knobs.targets.gpu_target:.0f} % of the "
-                             "highest frame rate", runners_up=runners)
-    if knobs.targets.objective in ("sampling", "updates"):
-        return Choice(batch, f"{what}; the configured batch, which this objective keeps")
-    why = "the configured batch, and none is clearly better" if batch == knobs.configured.batch_size else "best score"
-    others = ", ".join(f"{value}: {100 * share:.0f} %" for value, share in runners)
-    why += f" ({others})" if others else ""
-    if batch == LEAST_BATCH:
-        why += f"; below {LEAST_BATCH} it takes none unless you set one: smaller batches learned less in the same time"
-    return Choice(batch, f"{what}; {why}", runners_up=runners)
-
-
-def _samplers(knobs: TuningProblem, joint: JointMeasurement) -> Choice:
-    """Reason of the number of samplers."""
-    count = joint.chosen.setting.samplers
-    runners = _runners_up(knobs, joint, "samplers")
-    what = (f"{count} sampler{_s(count)}: {joint.chosen.env_steps_per_s:.0f} env steps/s beside "
-            f"{joint.chosen.updates_per_s:.0f} updates/s")
-    if knobs.pins.samplers is not None:
-        return Choice(count, f"{what}, set by you", pinned=True)
-    others = ", ".join(f"{value}: {100 * share:.0f} %" for value, share in runners)
-    why = f"; scores of others: {others}" if others else f"; {knobs.cores:g} usable cores and memory allow no more"
-    return Choice(count, what + why, runners_up=runners)
-
-
 _MOST_NEIGHBOURS = 4
 _LEAST_GAIN = 0.05
 _PROMISING, _PROMISING_RIVAL = 0.85, 0.6
@@ -194,270 +61,581 @@ _SAME = 0.002
 """Settings whose expected rates differ by less are one and the same: a bound that does not bind."""
 _ROUNDS = 3
 _LEAST_S = 4.0
-"""A round of joint measurements is not begun with less time than this."""
+"""A round with everything running is not begun with less time than this."""
+_KIND = (DEVICE, PRECISION, THREADS)
+_STEPPED = (BATCH, SAMPLERS, RATIO, EXECUTORS, ACTORS, EXECUTOR_ENVS)
+"""Knobs whose next smaller and next larger values are neighbours."""
 
-OnRate = Callable[[JointRate], None]
-_Number = TypeVar("_Number", int, float)
+MAX_UPDATE_S = 1.0
+"""A batch whose update takes longer is never chosen."""
+THREAD_GAIN = 0.03
+"""More threads are only tried while each doubling adds this share to the score."""
+_KIND_GAIN = 0.10
+"""``paper``: share of update frames/s that a less plain learner has to add."""
+_NEAR = (0, 1, 2)
+"""Batch sizes tried on further kinds of learner, as steps of the ladder from the best one so far."""
+_CLIMB_S = 2.0
+"""Less time than this is not worth another call."""
+_FIRST_SIZES, _FURTHER_SIZES, _BESIDE_SIZES = 6, 2, 3
+"""Steps of the ladder measured at once; of a pair of threads, beside one thread."""
+
+Runners = tuple[tuple[Any, float], ...]
+
+
+def search(problem: TuningProblem, measure: Measure, say: Callable[[TrialResult], None]) -> Search:
+    """Measures and chooses within the budget; ``say`` is told each result as it is measured.
+
+    Raises:
+        ConfigError: a pinned value cannot work, or memory has no room; the message names the limit.
+        WorkerError: nothing could be measured.
+    """
+    if problem.targets.objective == ROLLOUT:
+        state = Search(problem, measure, say)
+        state.sweep_rollouts()
+    else:
+        table.check_pins(problem)
+        room = table.find_room(problem)
+        state = Search(dataclasses.replace(problem, room=room), measure, say)
+        keep_s = measure.seconds_left() * (1.0 - LEARNER_SHARE)
+        learners = measure_learners(state.problem, room, measure, state.told, keep_s)
+        state.limits += learners.limits
+        state.vary_learner(learners.first)
+        state.sweep_samplers(learners, room, measure.seconds_left() * SWEEP_SHARE)
+    state.check()
+    state.vary_own()
+    return state
+
+
+# --- stage 1: learners alone ---
 
 
 @dataclass(frozen=True, kw_only=True)
-class JointMeasurement:
-    """What is known after stages 2 and 3."""
+class Learners:
+    """What is known after stage 1."""
 
-    rates: tuple[JointRate, ...]
-    sharing: Sharing
-    expected: Mapping[JointSetting, Scored]
-    """The model's forecast of everything that could be chosen."""
-    chosen: Scored
-    measured: bool
-    """False if the chosen setting itself was not measured."""
-    moved: tuple[str, ...]
-    """How the check of the neighbours changed the choice."""
+    rates: tuple[TrialResult, ...]
+    curves: Mapping[Kind, CostCurve]
+    sizes: Mapping[Kind, Sequence[int]]
+    """Batch sizes that may be chosen, by kind; kinds without any are left out."""
+    first: Setting
+    """The best of them while the samplers are not known."""
+    error: float
+    """Relative standard error of a median."""
     limits: tuple[str, ...]
 
 
-def measure_joint(
-    knobs: TuningProblem, room: Room, learners: Learners, measure: Measure, on_rate: OnRate, sweep_s: float
-) -> JointMeasurement:
-    """Measures samplers beside the best learner, forecasts every setting, and checks the best one's neighbours.
+def measure_learners(
+    problem: TuningProblem, room: Room, measure: Measure, on_result: Callable[[TrialResult], None], until_s: float
+) -> Learners:
+    """Measures kind after kind and fits their curves; ``until_s`` of the budget have to be left afterwards.
 
     Raises:
-        ConfigError: what the user pinned cannot run.
+        ConfigError: a pinned value cannot run.
         WorkerError: nothing could.
     """
-    ladder = [
-        JointSetting(learner=learners.first, samplers=count, envs_per_sampler=room.envs_per_sampler.value,
-                     samples_per_insert_min=0.0)
-        for count in sampler_ladder(knobs, room, learners.first.threads)
+    ladder, kinds = table.batch_sizes(problem), table.learner_kinds(problem)
+    trial = _Trial(problem, measure, on_result, until_s, ladder, list(room.limits))
+    plain = {kind[0]: kind for kind in reversed(kinds)}
+    for position, kind in enumerate(plain.values()):
+        pair = (*kind[:2], 2)
+        beside = pair if pair in kinds and len(kinds) == 2 else None
+        trial.climb(kind, share=1.0 / (len(plain) - position + (len(kinds) > len(plain))), beside=beside)
+    for kind in kinds:
+        if kind not in plain.values() and kind[1] == plain[kind[0]][1] and _threads_pay(problem, trial.rates, kind):
+            trial.near(kind)
+    for kind in kinds:
+        # Another precision is only tried with the best number of threads.
+        if kind[1] != plain[kind[0]][1] and kind[2] == _best_threads(problem, trial.rates, kind[0]):
+            trial.near(kind)
+    return _learners(problem, ladder, trial.rates, trial.limits)
+
+
+class _Trial:
+    """Learners measured so far, and the time that they may take."""
+
+    def __init__(
+        self, problem: TuningProblem, measure: Measure, on_result: Callable[[TrialResult], None], until_s: float,
+        ladder: Sequence[int], limits: list[str],
+    ) -> None:
+        self.problem, self.measure, self.on_result, self.until_s = problem, measure, on_result, until_s
+        self.ladder, self.limits = ladder, limits
+        self.rates: list[TrialResult] = []
+
+    def climb(self, kind: Kind, share: float, beside: Kind | None = None) -> None:
+        """Measures every second batch until larger ones no longer pay, then those beside the best.
+
+        Args:
+            kind: of learner.
+            share: of the time that is left.
+            beside: a kind to compare it with, measured in the same turns: a machine whose speed changes from second
+                to second tells nothing of two learners that were measured one after the other.
+        """
+        end_s = self.measure.seconds_left() - max(self._left_s() * share, _LEAST_S)
+        end_s -= self.measure.device_start_s(kind[0])  # else a device that starts slowly is measured with one batch
+        # A line needs few points; more of them take off noise where there is time for them.
+        stride = 1 if share == 1.0 or len(self.problem.devices) == 1 else 2
+        coarse = sorted({*self.ladder[::stride], self.ladder[-1]})
+        position, step = 0, _FIRST_SIZES // stride
+        while position < len(coarse) and (position == 0 or self.measure.seconds_left() - end_s > _CLIMB_S):
+            wanted = _settings(kind, coarse[position : position + step])
+            if beside is not None and position == 0:
+                wanted += _settings(beside, coarse[:_BESIDE_SIZES])
+            found = self._measured(wanted, self.measure.seconds_left() - end_s)
+            position, step = position + step, _FURTHER_SIZES
+            if len(found) < len(wanted) or any(rate.failure for rate in found) or not self._rising(kind):
+                break
+        best = _best(self.problem, self.rates, kind)
+        if best is not None and self.measure.seconds_left() - end_s > _CLIMB_S:
+            at = self.ladder.index(best[1])
+            seen = {rate.setting[BATCH] for rate in self.rates if kind_of(rate.setting) == kind}
+            between = [one for one in self.ladder[max(0, at - 1) : at + 2] if one not in seen]
+            if between:
+                self._measured(_settings(kind, between), self.measure.seconds_left() - end_s)
+
+    def near(self, kind: Kind) -> None:
+        """Measures a further kind of learner round the best batch of its device."""
+        if self._left_s() < _CLIMB_S:
+            self.limits.append(f"time was up before {_kind_text(kind)} could be tried")
+            return
+        known = {rate.setting for rate in self.rates}
+        wanted = _settings(kind, _sizes_to_try(self.problem, self.rates, kind, self.ladder))
+        if new := [setting for setting in wanted if setting not in known]:
+            self._measured(new, self._left_s())
+
+    def _left_s(self) -> float:
+        return self.measure.seconds_left() - self.until_s
+
+    def _measured(self, settings: Sequence[Setting], within_s: float) -> list[TrialResult]:
+        found = self.measure.learner(settings, within_s=within_s, on_result=self.on_result)
+        self.rates += found
+        return found
+
+    def _rising(self, kind: Kind) -> bool:
+        """True while a larger batch may still be better."""
+        own = [rate for rate in self.rates if kind_of(rate.setting) == kind and rate.updates > 0]
+        if self.problem.targets.objective == "paper":
+            curve = fit_curve(own, 0.03)
+            top = own[-1].setting[BATCH] if own else 0
+            knee = paper_batch(curve.a, curve.b, self.problem.targets.gpu_target) if curve and curve.fitted else 2 * top
+            return knee * 2 > top
+        best = _best(self.problem, self.rates, kind)
+        return best is not None and best[1] >= own[-1].setting[BATCH] / 4
+
+
+def _best_threads(problem: TuningProblem, rates: Sequence[TrialResult], device: str) -> int:
+    """Threads of the best learner so far on a device; more only where they pay."""
+    found = [(best[0] / (1.0 + THREAD_GAIN) ** position, kind[2])
+             for position, kind in enumerate(sorted({kind_of(rate.setting) for rate in rates if
+                                                     rate.setting[DEVICE] == device}))
+             if (best := _best(problem, rates, kind)) is not None]
+    return max(found, default=(0.0, 1))[1]
+
+
+def _settings(kind: Kind, sizes: Sequence[int]) -> list[Setting]:
+    return [learner_setting(kind, batch) for batch in sizes]
+
+
+def _learners(
+    problem: TuningProblem, ladder: Sequence[int], rates: Sequence[TrialResult], limits: list[str]
+) -> Learners:
+    error = noise(rate.updates_per_s for rate in rates)
+    by_kind: dict[Kind, list[TrialResult]] = {}
+    for rate in rates:
+        by_kind.setdefault(kind_of(rate.setting), []).append(rate)
+    fitted = {kind: fit_curve(found, error) for kind, found in by_kind.items()}
+    curves = {kind: curve for kind, curve in fitted.items() if curve is not None}
+    sizes: dict[Kind, Sequence[int]] = {}
+    for kind, curve in curves.items():
+        if ran := _allowed(problem, curve, by_kind[kind], limits):
+            sizes[kind] = [batch for batch in ladder if ran[0] <= batch <= ran[-1]]
+    if not sizes:
+        raise _no_learner_ran(problem, rates)
+    quick = {kind: [b for b in found if curves[kind].update_s(b) <= MAX_UPDATE_S] for kind, found in sizes.items()}
+    if any(quick.values()):
+        sizes = {kind: found for kind, found in quick.items() if found}
+    else:
+        limits.append(f"every batch that could be tried takes longer than {MAX_UPDATE_S:g} s an update")
+        sizes = {kind: found[:1] for kind, found in sizes.items()}
+    if problem.targets.objective == "paper":
+        sizes = _paper_sizes(problem, curves, sizes, limits)
+    return Learners(rates=tuple(rates), curves=curves, sizes=sizes, first=_first(problem, curves, sizes), error=error,
+                    limits=tuple(dict.fromkeys(limits)))
+
+
+def _kind_text(kind: Kind) -> str:
+    device, precision, threads = kind
+    return f"{threads} learner threads on {device} in {precision}"
+
+
+def _threads_pay(problem: TuningProblem, rates: Sequence[TrialResult], kind: Kind) -> bool:
+    """False if half of these threads were no better than a quarter of them."""
+    device, precision, threads = kind
+    half, quarter = (_best(problem, rates, (device, precision, count)) for count in (threads // 2, threads // 4))
+    return half is None or quarter is None or half[0] >= quarter[0] * (1.0 + THREAD_GAIN)
+
+
+def _best(problem: TuningProblem, rates: Sequence[TrialResult], kind: Kind) -> tuple[float, int] | None:
+    """(score, batch) of the best rate of a kind."""
+    found = [(learner_score(problem.targets.objective, rate.setting[BATCH], rate.updates), rate.setting[BATCH])
+             for rate in rates if kind_of(rate.setting) == kind and rate.updates > 0]
+    return max(found, default=None)
+
+
+def _sizes_to_try(problem: TuningProblem, rates: Sequence[TrialResult], kind: Kind, ladder: Sequence[int]) -> list[int]:
+    """The whole ladder on a device not seen yet, else what lies near its best batch."""
+    device = kind[0]
+    seen = [found for other in {kind_of(rate.setting) for rate in rates} if other[0] == device
+            if (found := _best(problem, rates, other)) is not None]
+    if not seen:
+        return list(ladder)
+    if problem.targets.objective == "paper":
+        own = [rate for rate in rates if rate.setting[DEVICE] == kind[0] and rate.updates > 0]
+        top = ladder.index(max(rate.setting[BATCH] for rate in own))
+        return [ladder[at] for at in sorted({max(0, top - 3), max(0, top - 1), min(top + 1, len(ladder) - 1)})]
+    centre = ladder.index(max(seen)[1])
+    return [ladder[min(centre + step, len(ladder) - 1)] for step in _NEAR][: len(ladder) - centre]
+
+
+def _allowed(problem: TuningProblem, curve: CostCurve, rates: Sequence[TrialResult], limits: list[str]) -> list[int]:
+    """Batch sizes that ran, below the first that failed and within the device's memory."""
+    room = next((device.memory_bytes for device in problem.devices if device.name == curve.kind[0]), None)
+    failed = [rate for rate in rates if rate.failure or rate.updates <= 0]
+    bound = min((rate.setting[BATCH] for rate in failed), default=None)
+    limits += [f"batch {rate.setting[BATCH]} with {_kind_text(curve.kind)}: {rate.failure or 'no updates'}"
+               for rate in failed]
+    found = []
+    for rate in sorted(rates, key=lambda one: one.setting[BATCH]):
+        batch = rate.setting[BATCH]
+        if rate.updates <= 0 or (bound is not None and batch >= bound):
+            continue
+        if room is not None and rate.memory_bytes is not None and rate.memory_bytes > room * table.HEADROOM:
+            limits.append(f"batch {batch} leaves no headroom in the memory of {curve.kind[0]}")
+            break
+        found.append(batch)
+    return found
+
+
+def _no_learner_ran(problem: TuningProblem, rates: Sequence[TrialResult]) -> Exception:
+    reasons = "; ".join(sorted({rate.failure or "no updates" for rate in rates})) or "no time to measure"
+    pins = [f"{name} = {problem.pin(name)}" for name in (BATCH, THREADS, DEVICE, PRECISION) if name in problem.pins]
+    if pins and rates:
+        return ConfigError(f"{', '.join(pins)} cannot work here: {reasons}; leave it to the tuner or set another")
+    return WorkerError(f"tuning failed: no batch size could be measured: {reasons}")
+
+
+def _paper_sizes(
+    problem: TuningProblem, curves: Mapping[Kind, CostCurve], sizes: Mapping[Kind, Sequence[int]], limits: list[str]
+) -> dict[Kind, Sequence[int]]:
+    """The knee of the fastest kind of learner alone; the plainer one unless another is clearly faster."""
+    chosen: tuple[float, Kind, int] | None = None
+    cut: dict[Kind, str] = {}
+    for kind, allowed in sizes.items():
+        curve = curves[kind]
+        batch = allowed[-1]
+        if problem.pin(BATCH) is None and curve.fitted:
+            knee = paper_batch(curve.a, curve.b, problem.targets.gpu_target)
+            batch = min((one for one in allowed if one >= knee and one & (one - 1) == 0), default=allowed[-1])
+            if knee > allowed[-1]:
+                cut[kind] = f"the paper's rule asks for batch {knee}, {batch} is the largest that may be taken"
+        frames = batch * curve.updates_per_s(batch)
+        if chosen is None or frames > chosen[0] * (1.0 + _KIND_GAIN):
+            chosen = frames, kind, batch
+    assert chosen is not None
+    limits += [cut[kind] for kind in cut if kind == chosen[1]]
+    return {chosen[1]: [chosen[2]]}
+
+
+def _first(
+    problem: TuningProblem, curves: Mapping[Kind, CostCurve], sizes: Mapping[Kind, Sequence[int]]
+) -> Setting:
+    """The best learner on its own score, ties to the configured batch, then to the smaller and plainer."""
+    scored = [
+        (learner_score(problem.targets.objective, batch, curves[kind].updates_per_s(batch)), position,
+         learner_setting(kind, batch))
+        for position, (kind, found) in enumerate(sizes.items()) for batch in found
     ]
-    sweep = measure.joint(ladder, within_s=max(sweep_s, 1.0), on_rate=on_rate)
-    good = [rate for rate in sweep if not rate.failure and rate.update_median > 0 and rate.env_median > 0]
-    if sweep and not good:
-        raise _nothing_ran(knobs, sweep)
-    error = max(learners.error, noise(values for rate in good for values in (rate.updates_per_s, rate.env_steps_per_s)))
-    sharing = fit_sharing(knobs, learners.curves, good, error)
-    # Never more busy threads than ran together.
-    busy = max((rate.setting.samplers for rate in good), default=1) + learners.first.threads
-    settings = [one for one in all_settings(knobs, room, sharing, learners.sizes)
-                if one.samplers + one.learner.threads <= busy or one.samplers in (1, knobs.pins.samplers)]
-    settings = _without_failed(settings, sweep)
-    limits = [f"{rate.setting.samplers} samplers: {rate.failure}" for rate in sweep if rate.failure]
-    if not sweep:
-        limits.append("time was up before samplers could be measured: chosen from the facts")
-    expected = {one: expected_worth(knobs, sharing, one) for one in settings}
-    return _check(_Search(knobs, sharing, expected, list(sweep), limits, error), measure, on_rate)
+    best = max(score for score, _, _ in scored)
+    near = [entry for entry in scored if entry[0] >= best * (1.0 - TIE)]
+    return min(near, key=lambda one: (one[2][BATCH] != problem.configured[BATCH], one[2][BATCH], one[1]))[2]
 
 
-def _nothing_ran(knobs: TuningProblem, rates: Sequence[JointRate]) -> Exception:
-    reasons = "; ".join(sorted({rate.failure or "no env step or no update" for rate in rates}))
-    if knobs.pins.samplers is not None:
-        return ConfigError(f"sampling.samplers = {knobs.pins.samplers} cannot work here: {reasons}; set another")
-    return WorkerError(f"tuning failed: samplers could not be measured beside the learner: {reasons}")
-
-
-def _without_failed(settings: Sequence[JointSetting], sweep: Sequence[JointRate]) -> list[JointSetting]:
-    """Without the numbers of samplers from the first that failed on, as long as any is left."""
-    failed = min((rate.setting.samplers for rate in sweep if rate.failure), default=None)
-    left = [one for one in settings if failed is None or one.samplers < failed]
-    return left or list(settings)
+# --- stages 2 and 3: everything running ---
 
 
 @dataclass
-class _Search:
-    """The state of stage 3."""
+class Search:
+    """What is known so far, and the steps that find out more."""
 
-    knobs: TuningProblem
-    sharing: Sharing
-    expected: dict[JointSetting, Scored]
-    rates: list[JointRate]
-    limits: list[str]
-    error: float
+    problem: TuningProblem
+    measure: Measure
+    say: Callable[[TrialResult], None]
+    results: list[TrialResult] = field(default_factory=list)
+    limits: list[str] = field(default_factory=list)
+    moved: list[str] = field(default_factory=list)
+    """How the check of the neighbours changed the choice."""
+    learners: Learners | None = None
+    sharing: Sharing | None = None
+    """The model, where learners were measured alone."""
+    error: float = 0.03
     """Relative standard error of a median."""
+    expected: dict[Setting, Scored] = field(default_factory=dict)
+    """Everything that could be chosen, as the model forecasts it or, without a model, as the sweeps measured it."""
+    own: dict[str, Any] = field(default_factory=dict)
+    """Values of other modules' knobs."""
+    own_runners: dict[str, Runners] = field(default_factory=dict)
+    centre: Setting = field(init=False)
+    """The choice before other modules' knobs were varied."""
+    chosen: Scored = field(init=False)
+    measured: bool = True
+    """False if the chosen setting itself was not measured."""
+
+    def __post_init__(self) -> None:
+        self.own = {knob.name: self.problem.configured[knob.name] for knob in self._own_knobs()}
+
+    def told(self, result: TrialResult) -> None:
+        """Keeps a result with its score and tells it."""
+        if result.failure is None:
+            score = (learner_score(self.problem.targets.objective, result.setting[BATCH], result.updates)
+                     if result.stage == LEARNER else measured_worth(self.problem, result).score)
+            result = dataclasses.replace(result, score=score)
+        self.results.append(result)
+        self.say(result)
+
+    def _joint(self, settings: Sequence[Setting], within_s: float) -> list[TrialResult]:
+        return self.measure.joint(settings, within_s=within_s, on_result=self.told)
+
+    def sweep_rollouts(self) -> None:
+        """Stage 2 without a model: varies one knob after the other around the best so far, then the first once more.
+
+        Raises:
+            ConfigError: the configured setting itself has no room, or its numbers do not go together.
+            WorkerError: nothing could be measured.
+        """
+        problem = self.problem
+        here = table.fit_rollout(problem, problem.configured)
+        if here is None:
+            raise ConfigError(f"{setting_text(problem, problem.configured)}: they do not go together, or memory has no "
+                              "room; set fewer of them")
+        knobs = [knob for knob in problem.knobs if knob.trial == JOINT and not knob.own]
+        knobs += knobs[:1]
+        for number, knob in enumerate(knobs):
+            left_s, seen = self.measure.seconds_left(), {result.setting for result in self.results}
+            wanted = [one for one in (here, *knob.moves(problem, here)) if one not in seen]
+            if wanted and left_s > 0.0:
+                found = self._joint(wanted, left_s / (len(knobs) - number))
+                self.expected |= {one.setting: measured_worth(problem, one) for one in found if one.ran}
+            here = pick(problem, self.expected.values()).setting if self.expected else here
+        if not self.expected:
+            failures = [result.failure for result in self.results if result.failure]
+            raise WorkerError(f"no setting of the mode could be measured: {(failures or ['no time was left'])[0]}")
+
+    def sweep_samplers(self, learners: Learners, room: Room, within_s: float) -> None:
+        """Stage 2 with a model: samplers beside the best learner, unthrottled, tell what all other settings would do.
+
+        Raises:
+            ConfigError: what the user pinned cannot run.
+            WorkerError: nothing could.
+        """
+        problem, first = self.problem, learners.first
+        base = Setting({**first, **self.own, ENVS: room.envs_per_sampler.value, RATIO: 0.0})
+        sweep = self._joint([base.but(SAMPLERS, count) for count in table.sampler_ladder(problem, first)],
+                            max(within_s, 1.0))
+        good = [result for result in sweep if result.ran]
+        if sweep and not good:
+            raise _nothing_ran(problem, sweep)
+        self.learners = learners
+        self.error = max(learners.error, noise(values for one in good
+                                               for values in (one.updates_per_s, one.env_steps_per_s)))
+        self.sharing = fit_sharing(problem, learners.curves, good, self.error)
+        # Never more busy threads than ran together.
+        busy = max((one.setting[SAMPLERS] for one in good), default=1) + first[THREADS]
+        settings = [one for one in self._all_settings(base, learners)
+                    if one[SAMPLERS] + one[THREADS] <= busy or one[SAMPLERS] in (1, problem.pin(SAMPLERS))]
+        failed = min((one.setting[SAMPLERS] for one in sweep if one.failure), default=math.inf)
+        settings = [one for one in settings if one[SAMPLERS] < failed] or settings
+        self.limits += [f"{one.setting[SAMPLERS]} samplers: {one.failure}" for one in sweep if one.failure]
+        if not sweep:
+            self.limits.append("time was up before samplers could be measured: chosen from the facts")
+        self.expected = {one: self.forecast(one) for one in settings}
+
+    def _all_settings(self, base: Setting, learners: Learners) -> list[Setting]:
+        """Every kind of learner with its batch sizes, samplers and ratios."""
+        found = []
+        for kind in learners.curves:
+            for batch in learners.sizes.get(kind, ()):
+                here = Setting({**base, **learner_setting(kind, batch)})
+                counts, low = table.sampler_counts(self.problem, here), table.ratios(self.problem, here)
+                found += [Setting({**here, SAMPLERS: count, RATIO: ratio}) for count in counts for ratio in low]
+        return found
+
+    def forecast(self, setting: Setting) -> Scored:
+        """What is expected of a setting: by the model, or as it was measured."""
+        if self.sharing is None:
+            return self.expected[setting]
+        found = self.sharing.forecast(setting)
+        return worth(self.problem, setting, found.updates_per_s, found.env_steps_per_s, found.cpu_share)
+
+    def check(self) -> None:
+        """Stage 3: hill-climbing from the expected best, by gains as expectation and measurement together tell them."""
+        self.chosen = pick(self.problem, self.expected.values())
+        known: dict[Setting, Scored] = {}
+        own = sum(knob.trial == JOINT for knob in self._own_knobs())
+        keep_s = self.measure.seconds_left() * own / (own + 1)
+        cost_s = _LEAST_S
+        for _ in range(_ROUNDS):
+            left_s = self.measure.seconds_left() - keep_s
+            wanted = [self.chosen.setting, *self._neighbours(known)]
+            if len(wanted) == 1 and (self.chosen.setting in known or self.sharing is None):
+                break
+            if left_s < cost_s:
+                if not known and self.sharing is not None:
+                    self.limits.append("time was up before the neighbours of the choice were measured")
+                break
+            found = self._joint(wanted, left_s - 1.0)
+            cost_s = max(_LEAST_S, left_s + keep_s - self.measure.seconds_left())
+            before = self.chosen
+            known |= self._move(found)
+            if self.chosen.setting == before.setting:
+                break
+            self.moved.append(_move_text(self.problem, before, self.chosen))
+        self.chosen = known.get(self.chosen.setting, self.chosen)
+        self.centre = self.chosen.setting
+        self.measured = self.centre in known or self.sharing is None
+
+    def _move(self, found: Sequence[TrialResult]) -> dict[Setting, Scored]:
+        """Moves the choice after a round; returns the scores that were measured."""
+        problem, here = self.problem, self.chosen.setting
+        failed = {one.setting for one in found if one.failure or (one.updates <= 0 and one.stage == JOINT)}
+        self.expected = {one: score for one, score in self.expected.items() if one not in failed} or self.expected
+        self.limits += [f"{setting_text(problem, one.setting)}: {one.failure or 'no updates'}"
+                        for one in found if one.setting in failed]
+        now = {one.setting: measured_worth(problem, one) for one in found if one.setting not in failed}
+        if here in failed:
+            left = [score for one, score in self.expected.items() if self._smaller(one, here)]
+            self.chosen = (max(now.values(), key=lambda one: one.score, default=None)
+                           or pick(problem, left or self.expected.values()))
+        elif here in now:
+            gains = self._gains([one for one in found if one.setting in now], here, self.expected)
+            self.chosen = now[_clearly_best(gains, here)]
+        return now
+
+    def _gains(
+        self, good: Sequence[TrialResult], here: Setting, expected: Mapping[Setting, Scored]
+    ) -> dict[Setting, float]:
+        own = next(result for result in good if result.setting == here)
+        return bayes_update(self.problem, good, own, expected, self.error)
+
+    def _smaller(self, one: Setting, other: Setting) -> bool:
+        """Whether a setting asks for no more than another one that failed, and for no more than what ran."""
+        if one == other or BATCH not in one:
+            return one != other
+        ran = max((result.setting[SAMPLERS] for result in self.results
+                   if result.stage == JOINT and not result.failure), default=1)
+        return bool(one[BATCH] <= other[BATCH] and one[SAMPLERS] <= min(other[SAMPLERS], ran))
+
+    def _neighbours(self, known: Mapping[Setting, Scored]) -> list[Setting]:
+        """The most promising settings that differ in one knob by one step and were not measured yet.
+
+        Of each other kind of learner it is the one expected to be the best: the model knows kinds apart least well.
+        """
+        centre = self.chosen.setting
+        here = self.expected.get(centre)
+        around = dict.fromkeys(self._steps(centre), _PROMISING)
+        around |= dict.fromkeys(_rivals(self.expected.values(), centre), _PROMISING_RIVAL)
+        promising = [self.expected[one] for one, share in around.items() if one in self.expected and one not in known
+                     and (here is None or _differs(self.expected[one], here, share))]
+        promising.sort(key=lambda one: -one.score)
+        return [one.setting for one in promising[:_MOST_NEIGHBOURS]]
+
+    def _steps(self, centre: Setting) -> list[Setting]:
+        """The next smaller and the next larger value of each knob, the kind of learner as it is."""
+        found: list[Setting | None] = []
+        same = [one for one in self.expected if all(one.get(name) == centre.get(name) for name in _KIND)]
+        for knob in self.problem.knobs:
+            if knob.name in _STEPPED and knob.name in centre:
+                value = centre[knob.name]
+                values = {one[knob.name] for one in same}
+                beside = [max((one for one in values if one < value), default=None),
+                          min((one for one in values if one > value), default=None)]
+                found += [knob.fit(self.problem, centre.but(knob.name, one)) for one in beside if one is not None]
+        return [one for one in found if one is not None]
+
+    # --- knobs of other modules ---
+
+    def _own_knobs(self) -> list[Knob]:
+        return [knob for knob in self.problem.knobs if knob.own]
+
+    def vary_learner(self, first: Setting) -> None:
+        """Those that the learner alone tells, around the best learner."""
+        for knob in self._own_knobs():
+            if knob.trial == LEARNER:
+                here = Setting({**first, knob.name: self.own[knob.name]})
+                found = self._vary(knob, here, self.measure.seconds_left() / 4)
+                self.own[knob.name] = here[knob.name] if found is None else found.setting[knob.name]
+
+    def vary_own(self) -> None:
+        """Those for which everything has to run, one after the other around the choice."""
+        knobs = [knob for knob in self._own_knobs() if knob.trial == JOINT]
+        for number, knob in enumerate(knobs):
+            found = self._vary(knob, self.chosen.setting, self.measure.seconds_left() / (len(knobs) - number))
+            if found is not None:
+                self.chosen, self.measured = measured_worth(self.problem, found), True
+
+    def _vary(self, knob: Knob, here: Setting, within_s: float) -> TrialResult | None:
+        """Measures a knob's candidates together with what is there, and returns the best; None where nothing ran."""
+        wanted = knob.moves(self.problem, here)
+        if wanted and within_s < _LEAST_S:
+            self.limits.append(f"time was up before {knob.name} could be varied")
+        if not wanted or within_s < _LEAST_S:
+            return None
+        ask = self.measure.learner if knob.trial == LEARNER else self.measure.joint
+        found = ask([here, *wanted], within_s=within_s, on_result=self.told)
+        self.limits += [f"{knob.text(one.setting[knob.name])}: {one.failure}" for one in found if one.failure]
+        good = {one.setting: one for one in found if one.ran}
+        if here not in good:
+            return max(good.values(), key=lambda one: (one.env_steps, one.updates), default=None)
+        even = Scored(setting=here, score=1.0, updates_per_s=0.0, env_steps_per_s=0.0)
+        gains = self._gains(list(good.values()), here, dict.fromkeys(good, even))
+        shares = [(one[knob.name], math.exp(gain)) for one, gain in gains.items()]
+        best = _clearly_best(gains, here)
+        own = math.exp(gains.get(best, 0.0))
+        self.own_runners[knob.name] = tuple(sorted(
+            ((value, share / own) for value, share in [*shares, (here[knob.name], 1.0)] if value != best[knob.name]),
+            key=lambda one: -one[1]))
+        return good[best]
 
 
-def _check(search: _Search, measure: Measure, on_rate: OnRate) -> JointMeasurement:
-    """Hill-climbing from the expected best, by gains as model and measurement together tell them."""
-    known: dict[JointSetting, Scored] = {}
-    chosen = pick(search.knobs, search.expected.values())
-    moved: list[str] = []
-    cost_s = _LEAST_S
-    for _ in range(_ROUNDS):
-        left = measure.seconds_left()
-        if left < cost_s:
-            if not known:
-                search.limits.append("time was up before the neighbours of the choice were measured")
-            break
-        wanted = [chosen.setting, *_neighbours(search, chosen.setting, known)]
-        if len(wanted) == 1 and chosen.setting in known:
-            break
-        found = measure.joint(wanted, within_s=left - 1.0, on_rate=on_rate)
-        cost_s = max(_LEAST_S, left - measure.seconds_left())
-        search.rates += found
-        failed = {rate.setting for rate in found if rate.failure or rate.update_median <= 0}
-        search.expected = {one: score for one, score in search.expected.items() if one not in failed} or search.expected
-        now = {rate.setting: measured_worth(search.knobs, rate) for rate in found if rate.setting not in failed}
-        known.update(now)
-        before, chosen = chosen, _next(search, chosen, found, now, failed)
-        if chosen.setting == before.setting:
-            break
-        moved.append(_move_text(before, chosen))
-    return JointMeasurement(rates=tuple(search.rates), sharing=search.sharing, expected=search.expected,
-                 chosen=known.get(chosen.setting, chosen), measured=chosen.setting in known, moved=tuple(moved),
-                 limits=tuple(dict.fromkeys(search.limits)))
+def _clearly_best(gains: Mapping[Setting, float], here: Setting) -> Setting:
+    """The setting to go on with: another one only for a clear gain."""
+    best = max(gains, key=lambda one: gains[one], default=here)
+    return best if gains.get(best, 0.0) > math.log1p(_LEAST_GAIN) else here
 
 
-def _next(
-    search: _Search, chosen: Scored, found: Sequence[JointRate], now: Mapping[JointSetting, Scored],
-    failed: set[JointSetting],
-) -> Scored:
-    """The setting to go on with after a round."""
-    search.limits += [f"{_text(rate.setting)}: {rate.failure or 'no updates'}"
-                      for rate in found if rate.setting in failed]
-    if chosen.setting in failed:
-        ran = max((rate.setting.samplers for rate in search.rates if not rate.failure), default=1)
-        left = [score for one, score in search.expected.items()
-                if _no_larger(one, chosen.setting) and one.samplers <= ran] or list(search.expected.values())
-        return max(now.values(), key=lambda one: one.score, default=None) or pick(search.knobs, left)
-    if chosen.setting not in now:
-        return chosen
-    good = [rate for rate in found if rate.setting in now]
-    here = next(rate for rate in good if rate.setting == chosen.setting)
-    gains = bayes_update(search.knobs, good, here, search.expected, search.error)
-    best = max(gains, key=lambda one: gains[one], default=chosen.setting)
-    return now[best] if gains.get(best, 0.0) > math.log1p(_LEAST_GAIN) else now[chosen.setting]
-
-
-def _no_larger(one: JointSetting, other: JointSetting) -> bool:
-    return one != other and one.learner.batch_size <= other.learner.batch_size and one.samplers <= other.samplers
-
-
-def _neighbours(search: _Search, centre: JointSetting, known: Mapping[JointSetting, Scored]) -> list[JointSetting]:
-    """The most promising settings that differ in one knob by one step and were not measured yet.
-
-    Of each other kind of learner it is the one expected to be the best: the model knows kinds apart least well.
-    """
-    here = search.expected.get(centre)
-    around = {dataclasses.replace(centre, **change): _PROMISING for change in _changes(list(search.expected), centre)}
-    around |= dict.fromkeys(_rivals(search, centre), _PROMISING_RIVAL)
-    promising = [search.expected[one] for one, share in around.items() if one in search.expected and one not in known
-                 and (here is None or _differs(search.expected[one], here, share))]
-    promising.sort(key=lambda one: (-one.score, one.setting))
-    return [one.setting for one in promising[:_MOST_NEIGHBOURS]]
+def _nothing_ran(problem: TuningProblem, results: Sequence[TrialResult]) -> Exception:
+    reasons = "; ".join(sorted({one.failure or "no env step or no update" for one in results}))
+    if problem.pin(SAMPLERS) is not None:
+        return ConfigError(f"{SAMPLERS} = {problem.pin(SAMPLERS)} cannot work here: {reasons}; set another")
+    return WorkerError(f"tuning failed: samplers could not be measured beside the learner: {reasons}")
 
 
 def _differs(one: Scored, here: Scored, share: float) -> bool:
     """Whether a setting is promising and not the same as the choice in all but name."""
     rates = (one.updates_per_s, here.updates_per_s), (one.env_steps_per_s, here.env_steps_per_s)
-    same = all(abs(a - b) <= _SAME * b for a, b in rates) and one.setting.learner == here.setting.learner
+    same = all(abs(a - b) <= _SAME * b for a, b in rates)
+    same = same and all(one.setting.get(name) == here.setting.get(name) for name in (*_KIND, BATCH))
     return one.score >= share * here.score and not same
 
 
-def _rivals(search: _Search, centre: JointSetting) -> set[JointSetting]:
+def _rivals(expected: Iterable[Scored], centre: Setting) -> list[Setting]:
     """The best expected setting of each other kind of learner."""
     best: dict[Kind, Scored] = {}
-    for score in search.expected.values():
-        kind = kind_of(score.setting.learner)
-        if kind != kind_of(centre.learner) and (kind not in best or score.score > best[kind].score):
+    for score in expected if BATCH in centre else ():
+        kind = kind_of(score.setting)
+        if kind != kind_of(centre) and (kind not in best or score.score > best[kind].score):
             best[kind] = score
-    return {score.setting for score in best.values()}
+    return [score.setting for score in best.values()]
 
 
-def _changes(settings: Sequence[JointSetting], centre: JointSetting) -> list[dict[str, Any]]:
-    """The next smaller and the next larger value of each knob."""
-    learner = centre.learner
-    same = [one.learner for one in settings
-            if dataclasses.replace(one.learner, batch_size=learner.batch_size) == learner]
-    steps: list[dict[str, Any]] = [
-        {"learner": dataclasses.replace(learner, batch_size=batch)}
-        for batch in _beside(learner.batch_size, [one.batch_size for one in same])
-    ]
-    steps += [{"samplers": count} for count in _beside(centre.samplers, [one.samplers for one in settings])]
-    ratios = [one.samples_per_insert_min for one in settings if one.learner == learner]
-    steps += [{"samples_per_insert_min": ratio} for ratio in _beside(centre.samples_per_insert_min, ratios)]
-    return steps
-
-
-def _beside(value: _Number, values: Sequence[_Number]) -> list[_Number]:
-    below = [one for one in values if one < value]
-    above = [one for one in values if one > value]
-    return ([max(below)] if below else []) + ([min(above)] if above else [])
-
-
-def _text(setting: JointSetting) -> str:
-    return (f"batch {setting.learner.batch_size} with {setting.samplers} samplers at "
-            f">= {setting.samples_per_insert_min:g} samples per insert")
-
-
-def _move_text(before: Scored, after: Scored) -> str:
-    if before.score <= 0:
-        return f"{_text(after.setting)} in place of {_text(before.setting)}"
-    return f"{_text(after.setting)} measured better than {_text(before.setting)}"
-
-
-_ROOM = 2.0
-"""The upper bound is this many times what was measured, so that the learner is not held back by chance."""
-
-
-def lower_band(knobs: TuningProblem, joint: JointMeasurement) -> Choice:
-    """Samples per insert below which the samplers wait."""
-    low = joint.chosen.setting.samples_per_insert_min
-    if knobs.pins.samples_per_insert_min is not None:
-        return Choice(low, f"samplers wait below {low:g} samples per insert: set by you", pinned=True)
-    if low == knobs.configured.samples_per_insert_min:
-        return Choice(low, f"samplers wait below {low:g} samples per insert: as configured")
-    return Choice(low, f"samplers wait below {low:g} samples per insert: {_gain(knobs, joint)}")
-
-
-def _gain(knobs: TuningProblem, joint: JointMeasurement) -> str:
-    setting = joint.chosen.setting
-    before = expected_worth(knobs, joint.sharing, _with_ratio(setting, knobs.configured.samples_per_insert_min))
-    after = expected_worth(knobs, joint.sharing, setting)
-    return (f"updates {_percent(after.updates_per_s, before.updates_per_s)}, env steps "
-            f"{_percent(after.env_steps_per_s, before.env_steps_per_s)} against "
-            f"{knobs.configured.samples_per_insert_min:g}")
-
-
-def _with_ratio(setting: JointSetting, ratio: float) -> JointSetting:
-    return JointSetting(learner=setting.learner, samplers=setting.samplers,
-                        envs_per_sampler=setting.envs_per_sampler, samples_per_insert_min=ratio)
-
-
-def _percent(after: float, before: float) -> str:
-    return f"{100.0 * (after / before - 1.0):+.0f} %" if before > 0 else "new"
-
-
-def upper_band(knobs: TuningProblem, joint: JointMeasurement, low: float, limits: list[str]) -> Choice:
-    """Samples per insert above which the learner waits; raised where it would wait at the measured rates."""
-    batch = joint.chosen.setting.learner.batch_size
-    configured = max(knobs.configured.samples_per_insert_max, low)
-    if knobs.pins.samples_per_insert_max is not None:
-        high = knobs.pins.samples_per_insert_max
-        return Choice(high, f"the learner waits above {high:g} samples per insert: set by you", pinned=True)
-    rates = expected_worth(knobs, joint.sharing, joint.chosen.setting) if not joint.measured else joint.chosen
-    ratio = rates.updates_per_s * batch / rates.env_steps_per_s if rates.env_steps_per_s > 0 else 0.0
-    if _ROOM * ratio <= configured:
-        return Choice(configured, f"the learner waits above {configured:g} samples per insert: as configured, "
-                                  f"{ratio:.3g} were measured")
-    bound = ratio_bound(knobs, batch)
-    high = max(configured, min(_ROOM * ratio, bound))
-    if high >= bound > configured:
-        limits.append(f"the learner may draw {bound:g} samples per insert, {UPDATES_PER_STEP_BOUND:g} updates per env "
-                      "step, and waits above")
-    return Choice(float(round(high)), f"the learner waits above {high:.0f} samples per insert: {ratio:.3g} were "
-                                      f"measured, {configured:g} would hold it back")
-
-
-def band_notes(knobs: TuningProblem, low: Choice, high: Choice, joint: JointMeasurement) -> list[str]:
-    """What changes in the algorithm."""
-    found = []
-    if not low.pinned and low.value != knobs.configured.samples_per_insert_min:
-        found.append(
-            f"samples per insert at least {low.value:g} instead of {knobs.configured.samples_per_insert_min:g} "
-            f"({_gain(knobs, joint)}): each transition is drawn at least {low.value:g} times on average"
-        )
-    if not high.pinned and high.value > knobs.configured.samples_per_insert_max:
-        found.append(
-            f"samples per insert up to {high.value:g} instead of {knobs.configured.samples_per_insert_max:g}: "
-            f"up to {high.value / joint.chosen.setting.learner.batch_size:.1f} updates per env step"
-        )
-    return found
+def _move_text(problem: TuningProblem, before: Scored, after: Scored) -> str:
+    one, other = setting_text(problem, after.setting), setting_text(problem, before.setting)
+    return f"{one} in place of {other}" if before.score <= 0 else f"{one} measured better than {other}"

@@ -11,14 +11,14 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import ClassVar, NamedTuple, Self
 
 import psutil
 
-from spreeze.config.layers import Layer
+from spreeze.config.layers import Layer, Settings, Values
 from spreeze.errors import ConfigError, ResourceError, WorkerError
 from spreeze.machine.orphan_cleanup import OrphanWatch
-from spreeze.modes.spreeze import open_memory, worker_specs
+from spreeze.modes import hts, spreeze
 from spreeze.run_directory import SUBDIRECTORIES
 from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.launcher import RunContext, WorkerSpec
@@ -26,7 +26,7 @@ from spreeze.runtime.plan import RunPlan
 from spreeze.runtime.supervisor import ProcessSupervisor, private_memory_bytes
 from spreeze.transport import status_table as words
 from spreeze.transport.status_table import StatusTable
-from spreeze.tuner.problem import LearnerSetting
+from spreeze.tuner.problem import BATCH, ENVS, EXECUTORS, JOINT, ROLLOUT, SAMPLERS, Setting
 from spreeze.workers.learn.synthetic_replay import fill_with_synthetic_rows
 
 _MOST_FAILURES = 1
@@ -99,9 +99,9 @@ class TrialProcesses:
         self._signal(signal.SIGCONT)
 
     def _signal(self, number: signal.Signals) -> None:
-        for post in self._group.handles.values():
-            if post.child is not None:
-                post.child.signal_group(number)
+        for handle in self._group.handles.values():
+            if handle.child is not None:
+                handle.child.signal_group(number)
 
     def cpu_s(self) -> float:
         """Processor time of all so far."""
@@ -122,7 +122,7 @@ class TrialProcesses:
         """Waits, then sees to workers, memory and the user's wish to stop.
 
         Raises:
-            Unfit: a worker keeps failing, or too much memory is taken.
+            TrialFailed: a worker keeps failing, or too much memory is taken.
             KeyboardInterrupt: the user asked to stop.
         """
         self._group.wait(seconds)
@@ -132,7 +132,7 @@ class TrialProcesses:
             self._group.watch()
         except WorkerError as error:
             raise TrialFailed(str(error)) from None
-        failures = [len(post.failures) for post in self._group.handles.values() if post.spec.role != "learner"]
+        failures = [len(one.failures) for one in self._group.handles.values() if one.spec.role != "learner"]
         if self._group.handles["learner"].failures or sum(failures) > _MOST_FAILURES:
             raise TrialFailed(self.why())
         now = time.monotonic()
@@ -173,115 +173,133 @@ def remove_leftovers() -> None:
                 shutil.rmtree(path, ignore_errors=True)
 
 
-_ROWS, _ROWS_BYTES = 100_000, 128_000_000
-_TICK_S = 0.2
-"""A window begins and ends with an update, where one comes within this time: few updates are counted exactly."""
+class Pace(NamedTuple):
+    """How a kind of trial is measured: many short windows, since the speed of a shared machine changes in seconds."""
 
-
-class TrialGroup(NamedTuple):
-    """What can share one learner and its samplers."""
-
-    learner: LearnerSetting
-    envs_per_sampler: int
-    samples_per_insert_min: float
+    repeats: int
+    settle_s: tuple[float, float]
+    """Least and most time that is let pass before a window, and that the window takes."""
+    window_s: tuple[float, float]
 
 
 class TrialRun:
-    """One group; nothing of it is left after ``close``."""
+    """A mode's real workers on one setting, or on settings that can share them; nothing is left after ``close``."""
+
+    stage: ClassVar[str]
+    pace: ClassVar[Pace]
 
     def __init__(
-        self, plan: RunPlan, company: TrialGroup, samplers: int, *, usable_cores: float, memory_cap_bytes: int,
-        interrupts: Interrupts,
+        self, plan: RunPlan, setting: Setting, *, usable_cores: float, memory_cap_bytes: int, interrupts: Interrupts
     ) -> None:
-        self.company, self.samplers = company, samplers
-        self._interrupts, self._cores, self._cap_bytes = interrupts, usable_cores, memory_cap_bytes
-        self._plan = plan
+        self._plan, self._setting, self._cores = plan, setting, usable_cores
+        self._cap_bytes, self._interrupts = memory_cap_bytes, interrupts
         self._stack = contextlib.ExitStack()
+
+    def _open(self, run_dir: Path) -> tuple[StatusTable, int, list[WorkerSpec]]:
+        """Opens what the workers share; returns the status table, bytes of shared memory, and the workers."""
+        raise NotImplementedError
+
+    def _late(self) -> str | None:
+        """Who has not begun yet; None once all are at work."""
+        raise NotImplementedError
+
+    def _mark(self) -> float:
+        """What changes with each update or swap."""
+        raise NotImplementedError
+
+    def _counters(self) -> tuple[float, float]:
+        """Env steps and updates."""
+        raise NotImplementedError
+
+    def _edge_within_s(self) -> float:
+        """A window begins and ends with an update or a swap if one comes within this time: few are counted exactly."""
+        return 0.2
+
+    def _prepare(self, setting: Setting) -> None:
+        """Sets the running workers to one of the settings that share them."""
+
+    def least_window_s(self, setting: Setting, step_us: float | None) -> float:
+        """Time that a window has to hold to tell anything."""
+        raise NotImplementedError
+
+    @classmethod
+    def shared(cls, setting: Setting) -> Setting:
+        """What settings have to have in common to share one trial."""
+        return setting
+
+    @classmethod
+    def most_groups(cls, usable_cores: float) -> int:
+        """Trials that are started together and take turns; their start is mostly imports."""
+        raise NotImplementedError
 
     def start(self) -> None:
         """Starts all processes and returns at once.
 
         Raises:
-            Unfit: no room, or settings that contradict each other.
+            TrialFailed: no room, or settings that contradict each other.
         """
         try:
-            plan = _measured_plan(self._plan, self.company, self.samplers, self._cap_bytes)
             run_dir = self._stack.enter_context(folder())
-            self._status, self._ring = self._stack.enter_context(open_memory(plan, run_dir, self.samplers + 1))
-            fill_with_synthetic_rows(self._ring, plan.spec)
-            self._troupe = TrialProcesses(
-                self._stack, run_dir, self._status, self.samplers + 1, shared_bytes=self._ring.spec.size_bytes,
+            self._status, shared_bytes, specs = self._open(run_dir)
+            self._workers = TrialProcesses(
+                self._stack, run_dir, self._status, self._status.num_rows, shared_bytes=shared_bytes,
                 memory_cap_bytes=self._cap_bytes, interrupts=self._interrupts,
             )
-            for spec in worker_specs(plan, run_dir, self._ring, time.monotonic()).values():
-                if spec.role in ("learner", "sampler"):
-                    self._troupe.add(spec)
+            for spec in specs:
+                self._workers.add(spec)
         except (ResourceError, ConfigError, OSError) as error:
             raise TrialFailed(str(error)) from None
 
     def begin(self, within_s: float) -> None:
-        """Waits until the learner learns and every sampler samples, then pauses all.
+        """Waits until everybody has been at work, then pauses all.
 
         Raises:
-            Unfit: they do not, or a worker keeps failing.
+            TrialFailed: that takes too long, or a worker keeps failing.
             KeyboardInterrupt: the user asked to stop.
         """
         end = time.monotonic() + within_s
-        while (late := self._idle()) is not None:
-            self._troupe.look()
+        while (late := self._late()) is not None:
+            self._workers.look()
             if time.monotonic() > end:
-                raise TrialFailed(f"{late} within {within_s:.0f} s; {self._troupe.why()}")
+                raise TrialFailed(f"{late} within {within_s:.0f} s; {self._workers.why()}")
         self.pause()
-
-    def _idle(self) -> str | None:
-        """Who has not begun yet; None once all are at work."""
-        idle = [] if self._ring.sampled > 0 else ["the learner took no update"]
-        steps = [self._status.named_slots(row, "sampler")["env_steps"] for row in range(self.samplers)]
-        idle += [f"sampler-{row} took no env step" for row, taken in enumerate(steps) if taken <= 0]
-        return ", ".join(idle) or None
 
     def pause(self) -> None:
         """Stops all processes where they are."""
-        self._troupe.pause()
+        self._workers.pause()
 
     def resume(self) -> None:
-        """Lets them go on."""
-        self._troupe.resume()
+        self._workers.resume()
 
     @property
     def memory_bytes(self) -> int | None:
-        """Most that all of it took: private memory of the processes, and replay."""
-        return self._troupe.memory_bytes
+        """Most that all of it took: private memory of the processes, and what they share."""
+        return self._workers.memory_bytes
 
-    def window(self, samplers: int, settle_s: float, window_s: float) -> Window:
-        """Rates with that many samplers at work, after a while to settle.
+    def window(self, setting: Setting, settle_s: float, window_s: float) -> Window:
+        """Rates of that setting, after a while to settle.
 
         Raises:
-            Unfit: a worker keeps failing, or too much memory is taken.
+            TrialFailed: a worker keeps failing, or too much memory is taken.
             KeyboardInterrupt: the user asked to stop.
         """
-        self._status.header[words.ACTIVE_SAMPLERS] = samplers
-        # The limiter's count starts anew: what another number of samplers saved up must not be spent here.
-        self._ring.begin_learning()
-        self._troupe.pass_time(settle_s)
+        self._prepare(setting)
+        self._workers.pass_time(settle_s)
         first_s, first = self._edge()
-        cpu_s = self._troupe.cpu_s()
-        self._troupe.pass_time(window_s)
+        cpu_s = self._workers.cpu_s()
+        self._workers.pass_time(window_s)
         last_s, last = self._edge()
         took_s = last_s - first_s
-        used_s = self._troupe.cpu_s() - cpu_s
+        used_s = self._workers.cpu_s() - cpu_s
         return Window((last[0] - first[0]) / took_s, (last[1] - first[1]) / took_s,
                       max(0.0, used_s) / (took_s * self._cores))
 
     def _edge(self) -> tuple[float, tuple[float, float]]:
-        """Time and counters at the next update, or after a short while without one."""
-        before = counters(self._status, self.samplers)
-        end = time.monotonic() + _TICK_S
-        while True:
-            now_s, found = time.monotonic(), counters(self._status, self.samplers)
-            if found[1] != before[1] or now_s >= end:
-                return now_s, found
+        """Time and counters at the next update or swap, or after a short while without one."""
+        before, end = self._mark(), time.monotonic() + self._edge_within_s()
+        while self._mark() == before and time.monotonic() < end:
             time.sleep(0.001)
+        return time.monotonic(), self._counters()
 
     def close(self) -> None:
         """Ends the processes, frees memory, removes files."""
@@ -294,25 +312,142 @@ class TrialRun:
         self.close()
 
 
-def _measured_plan(plan: RunPlan, company: TrialGroup, samplers: int, cap_bytes: int) -> RunPlan:
-    """The same task; the learner never waits, samplers only below the asked ratio, replay is full at once."""
-    learner = company.learner
-    least = 4 * max(learner.batch_size, samplers * company.envs_per_sampler * (1 + plan.layout.depth))
-    rows = max(min(_ROWS, _ROWS_BYTES // plan.layout.row_bytes), least)
-    rows = min(rows, max(plan.config.replay.capacity, learner.batch_size), cap_bytes // 4 // plan.layout.row_bytes)
-    settings = plan.settings.with_layer(Layer("tuner", {
-        "replay": {
-            "capacity": max(rows, 2), "samples_per_insert_min": company.samples_per_insert_min,
-            "samples_per_insert_max": 1e9, "learning_starts": 1, "save": False,
-        },
-        "learner": dataclasses.asdict(learner),  # whole: a field left out would be measured as something else
-        "sampling": {"envs_per_sampler": company.envs_per_sampler, "samplers": samplers},
-        "visualizer": {"enabled": False}, "stop": {"updates": None},
-    }))
-    return dataclasses.replace(plan, settings=settings, samplers=samplers)
+_ROWS, _ROWS_BYTES = 100_000, 128_000_000
+_TURNS_IN_WINDOW = 3
+"""Turns of a sampler (a step of each of its environments) that a window should hold, where that takes at most:"""
+_LONGEST_WINDOW_S = 3.0
+
+
+class ReplayTrial(TrialRun):
+    """Samplers, replay and learner; settings that differ only in the number of samplers share one."""
+
+    stage = JOINT
+    pace = Pace(repeats=5, settle_s=(0.1, 0.25), window_s=(0.3, 0.5))
+
+    @classmethod
+    def shared(cls, setting: Setting) -> Setting:
+        return setting.without(SAMPLERS)
+
+    @classmethod
+    def most_groups(cls, usable_cores: float) -> int:
+        return 4
+
+    def _open(self, run_dir: Path) -> tuple[StatusTable, int, list[WorkerSpec]]:
+        plan = replay_plan(self._plan, self._setting, self._cap_bytes)
+        status, self._ring = self._stack.enter_context(spreeze.open_memory(plan, run_dir, plan.samplers + 1))
+        fill_with_synthetic_rows(self._ring, plan.spec)
+        specs = spreeze.worker_specs(plan, run_dir, self._ring, time.monotonic()).values()
+        return status, self._ring.spec.size_bytes, [one for one in specs if one.role in ("learner", "sampler")]
+
+    def _late(self) -> str | None:
+        late = [] if self._ring.sampled > 0 else ["the learner took no update"]
+        steps = [self._status.named_slots(row, "sampler")["env_steps"] for row in range(self._setting[SAMPLERS])]
+        late += [f"sampler-{row} took no env step" for row, taken in enumerate(steps) if taken <= 0]
+        return ", ".join(late) or None
+
+    def _mark(self) -> float:
+        return self._counters()[1]
+
+    def _counters(self) -> tuple[float, float]:
+        return counters(self._status, self._setting[SAMPLERS])
+
+    def _prepare(self, setting: Setting) -> None:
+        self._status.header[words.ACTIVE_SAMPLERS] = setting[SAMPLERS]
+        # The limiter's count starts anew: what another number of samplers saved up must not be spent here.
+        self._ring.begin_learning()
+
+    def least_window_s(self, setting: Setting, step_us: float | None) -> float:
+        return min(_TURNS_IN_WINDOW * int(setting[ENVS]) * (step_us or 0.0) / 1e6, _LONGEST_WINDOW_S)
 
 
 def counters(status: StatusTable, samplers: int) -> tuple[float, float]:
     """Env steps of the first ``samplers`` rows together, and the learner's updates."""
     steps = sum(status.named_slots(row, "sampler")["env_steps"] for row in range(samplers))
     return steps, status.named_slots(samplers, "learner")["updates"]
+
+
+def replay_plan(plan: RunPlan, setting: Setting, cap_bytes: int) -> RunPlan:
+    """The same task with that setting; the learner never waits, samplers only below the ratio, replay is full."""
+    row_bytes, batch, samplers = plan.layout.row_bytes, setting[BATCH], setting[SAMPLERS]
+    least = 4 * max(batch, samplers * setting[ENVS] * (1 + plan.layout.depth))
+    rows = max(min(_ROWS, _ROWS_BYTES // row_bytes), least)
+    rows = min(rows, max(plan.config.replay.capacity, batch), cap_bytes // 4 // row_bytes)
+    settings = _with(plan, setting, {
+        "replay": {"capacity": max(rows, 2), "samples_per_insert_max": 1e9, "learning_starts": 1, "save": False},
+        "visualizer": {"enabled": False}, "stop": {"updates": None},
+    })
+    return dataclasses.replace(plan, samplers=samplers, settings=settings)
+
+
+def _with(plan: RunPlan, setting: Setting, values: Values) -> Settings:
+    """The plan's settings with those of a trial, and what makes a trial of them."""
+    own = setting.layer().values
+    return plan.settings.with_layer(Layer("tuner", {part: {**own.get(part, {}), **values.get(part, {})}
+                                                    for part in (*own, *values)}))
+
+
+_ROLLOUTS = 2
+"""Rollouts after which learner, executors and actors have all been at work, and that a window should hold, where that
+takes at most so long:"""
+_LONGEST_ROLLOUTS_S = 4.0
+
+
+class RolloutTrial(TrialRun):
+    """Executors, actors and learner, each setting by itself; windows begin and end with a swap of the storages."""
+
+    stage = ROLLOUT
+    pace = Pace(repeats=3, settle_s=(0.1, 0.1), window_s=(0.4, 1.2))
+
+    def __init__(
+        self, plan: RunPlan, setting: Setting, *, usable_cores: float, memory_cap_bytes: int, interrupts: Interrupts
+    ) -> None:
+        super().__init__(plan, setting, usable_cores=usable_cores, memory_cap_bytes=memory_cap_bytes,
+                         interrupts=interrupts)
+        self._rollout_s = self._swap_s = 0.0
+        self._seen = 0
+
+    @classmethod
+    def most_groups(cls, usable_cores: float) -> int:
+        return max(1, min(3, int(usable_cores)))
+
+    def _open(self, run_dir: Path) -> tuple[StatusTable, int, list[WorkerSpec]]:
+        plan = self._trial_plan = rollout_plan(self._plan, self._setting)
+        memory = self._stack.enter_context(hts.open_memory(plan, run_dir))
+        wakeups = self._stack.enter_context(hts.open_wakeups(plan))
+        status = StatusTable.create(plan.samplers + plan.actors + 1)
+        self._stack.callback(status.close)
+        self._rollouts = memory.rollouts
+        specs = hts.worker_specs(plan, run_dir, memory, wakeups, time.monotonic())
+        return status, memory.rollouts.spec.size_bytes, list(specs.values())
+
+    def _late(self) -> str | None:
+        done, now = self._rollouts.interval, time.monotonic()
+        if done != self._seen:
+            if self._seen > 0:  # the first one holds the imports as well
+                self._rollout_s = (now - self._swap_s) / (done - self._seen)
+            self._seen, self._swap_s = done, now
+        return None if done >= _ROLLOUTS else f"{done} rollouts"
+
+    def _mark(self) -> float:
+        return self._rollouts.interval
+
+    def _edge_within_s(self) -> float:
+        return max(1.0, 1.5 * self._rollout_s)
+
+    def _counters(self) -> tuple[float, float]:
+        plan = self._trial_plan
+        steps = sum(self._status.named_slots(row, "executor")["env_steps"] for row in range(plan.samplers))
+        return steps, self._status.named_slots(plan.samplers + plan.actors, "learner")["updates"]
+
+    def least_window_s(self, setting: Setting, step_us: float | None) -> float:
+        return min(_ROLLOUTS * self._rollout_s, _LONGEST_ROLLOUTS_S)
+
+
+def rollout_plan(plan: RunPlan, setting: Setting) -> RunPlan:
+    """The same task with that setting, until it is stopped."""
+    settings = _with(plan, setting, {
+        "learner": {"publish_interval_s": 3600.0, "checkpoint_interval_s": 1e6}, "visualizer": {"enabled": False},
+        "stop": {"updates": None, "env_steps": None},
+    })
+    return dataclasses.replace(plan, settings=settings, samplers=setting[EXECUTORS],
+                               actors=settings.config.rollout.actors)

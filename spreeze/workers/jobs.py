@@ -89,10 +89,9 @@ class UpdateProbeJob(Jsonable):
 class UpdateTurn(Jsonable):
     """One measurement of updates."""
 
-    batch_size: int
-    threads: int
-    device: str
-    precision: str
+    learner: dict[str, Any]
+    """The settings' parts ``learner`` and of the algorithm, whole: what was left out would be measured otherwise."""
+    algorithm: dict[str, Any]
     repeats: int
     repeat_s: float
     deadline_s: float

@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any, NoReturn
 
-from spreeze.config.schema import algorithm_part
+from spreeze.config.schema import LearnerConfig, algorithm_part
 from spreeze.machine.processes import leave_to_supervisor
 from spreeze.transport.replay_reader import open_reader
 from spreeze.transport.replay_ring import ReplayRing, RingSpec
@@ -127,10 +127,10 @@ class _Forks:
 
     def measure(self, turn: UpdateTurn) -> dict[str, Any]:
         """What a process found, or why it did not."""
-        fork = self._kept.pop(turn.device, None) or _Fork(self._job, self._ring)
+        fork = self._kept.pop(turn.learner["device"], None) or _Fork(self._job, self._ring)
         found = fork.measure(turn)
         if turn.kept and "failure" not in found:
-            self._kept[turn.device] = fork
+            self._kept[turn.learner["device"]] = fork
         else:
             fork.close()
         return found
@@ -182,18 +182,19 @@ def _answered(job: UpdateProbeJob, ring: ReplayRing, turn: UpdateTurn) -> tuple[
 def _updates(job: UpdateProbeJob, ring: ReplayRing, turn: UpdateTurn) -> dict[str, Any]:
     """Updates a second, each repeat, and what came before the first of them: allocation, caches, a recorded graph."""
     start = time.perf_counter()
-    device = resolve_device(turn.device)
+    learner = LearnerConfig(**turn.learner)
+    device = resolve_device(learner.device)
     if not gpus_of(device):
         _limit_data(job.memory_cap_bytes)
-    config: Any = algorithm_part(job.algo, job.spec.import_module)(**job.algorithm)
-    with products_in(turn.precision, device), learner_threads(job.spec, turn.threads, device) as pair:
+    config: Any = algorithm_part(job.algo, job.spec.import_module)(**turn.algorithm)
+    with products_in(learner.precision, device), learner_threads(job.spec, learner.threads, device) as pair:
         learning = ReplayTrainer(
             job.spec,
             job.algo,
             config,
             ring.spec.layout,
             open_reader(ring),
-            batch_size=turn.batch_size,
+            batch_size=learner.batch_size,
             device=device,
             seed=0,
             normalize_obs=job.normalize_obs,

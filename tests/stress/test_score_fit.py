@@ -32,7 +32,7 @@ from score_fit import (
 from spreeze.bench.sampling import task_plan
 from spreeze.config.layers import Layer, resolve
 from spreeze.config.profiles import task_profile
-from spreeze.tuner.objective import BATCH_HALF_WORTH, UPDATES_PER_STEP
+from spreeze.tuner.model import BATCH_HALF_WORTH, UPDATES_PER_STEP
 
 KEPT = Path(__file__).with_name("score_runs.jsonl")
 

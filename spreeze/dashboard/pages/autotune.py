@@ -28,15 +28,9 @@ if TYPE_CHECKING:
 
 PROGRESS = "tune-progress.jsonl"
 """Rows of a tuner at work; ``tune.json`` has them at its end."""
-_SETTINGS = {
-    "samplers": "sampling.samplers", "envs_per_sampler": "sampling.envs_per_sampler",
-    "samples_per_insert_min": "replay.samples_per_insert_min", "executors": "rollout.executors",
-    "envs_per_executor": "rollout.envs_per_executor", "actors": "rollout.actors",
-    "sync_interval": "rollout.sync_interval", "minibatches": "algorithm.minibatches",
-    "batch_size": "learner.batch_size", "threads": "learner.threads",
-}
-"""Field of a row -> the setting that it is; a row of samplers has the learner's as ``learner``."""
 BATCH, THREADS, SAMPLERS = "learner.batch_size", "learner.threads", "sampling.samplers"
+_NEEDED = {"learner": (BATCH, THREADS), "joint": (SAMPLERS,), "rollout": ()}
+"""Stage of a row -> numbers that it must have to be drawn."""
 _HELP = {
     "spread": st.column_config.TextColumn(help="Fastest less slowest repeat, as a share of the median."),
     "score": st.column_config.TextColumn(help="What the tuner maximises; higher is better."),
@@ -54,7 +48,9 @@ _SYMBOLS = ("circle", "square", "diamond", "cross", "x", "triangle-up")
 class MeasuredRow:
     """One setting, measured by the tuner; None is unknown."""
 
-    setting: dict[str, int | float]
+    stage: str
+    """``learner``: alone; ``joint``: beside samplers; ``rollout``: collection on-policy beside the learner."""
+    setting: dict[str, Any]
     """``part.field`` -> value."""
     updates_per_s: float | None = None
     env_steps_per_s: float | None = None
@@ -67,7 +63,8 @@ class MeasuredRow:
 
     @property
     def frames_per_s(self) -> float | None:
-        return None if self.updates_per_s is None else self.updates_per_s * self.setting[BATCH]
+        batch = self.setting.get(BATCH)
+        return None if self.updates_per_s is None or batch is None else self.updates_per_s * batch
 
     def is_choice(self, choice: dict[str, Any]) -> bool:
         """True where it has all that was chosen."""
@@ -76,10 +73,11 @@ class MeasuredRow:
 
     def cells(self, choice: dict[str, Any]) -> dict[str, str]:
         """What a table shows of it."""
-        cells = {key.partition(".")[2].replace("_", " "): number(value) for key, value in self.setting.items()}
+        cells = {clean(key.partition(".")[2].replace("_", " "), 40): clean(value) if isinstance(value, str) else number(value)
+                 for key, value in self.setting.items()}
         for name, value in (("env steps/s", self.env_steps_per_s), ("updates/s", self.updates_per_s)):
             cells[name] = number(value)
-        if self.setting.keys() <= {BATCH, THREADS}:
+        if self.stage == "learner":
             cells["update frames/s"] = number(self.frames_per_s)
         return cells | {
             "spread": percent(self.spread), "processor": percent(self.cpu_share), "score": number(self.score),
@@ -99,17 +97,17 @@ class TuningView:
     @property
     def updates(self) -> list[MeasuredRow]:
         """Of the learner alone."""
-        return [row for row in self.rows if row.setting.keys() <= {BATCH, THREADS}]
+        return [row for row in self.rows if row.stage == "learner"]
 
     @property
     def joint(self) -> list[MeasuredRow]:
         """Of samplers beside the learner."""
-        return [row for row in self.rows if SAMPLERS in row.setting]
+        return [row for row in self.rows if row.stage == "joint"]
 
     @property
     def rollouts(self) -> list[MeasuredRow]:
         """Of on-policy collection beside the learner."""
-        return [row for row in self.rows if "rollout.executors" in row.setting]
+        return [row for row in self.rows if row.stage == "rollout"]
 
 
 def read(path: Path) -> TuningView:
@@ -129,14 +127,13 @@ def read(path: Path) -> TuningView:
 
 def _row(entry: dict[str, Any]) -> MeasuredRow | None:
     """A row of a file that may say anything; None where it names no setting that is known."""
-    told = {**_dict(entry.get("learner")), **entry}
-    setting = {key: told[name] for name, key in _SETTINGS.items() if _number(told.get(name)) is not None}
-    alone = setting.keys() <= {BATCH, THREADS}
-    if not setting or (alone and len(setting) < 2):
+    stage, told = entry.get("stage"), _dict(entry.get("setting"))
+    setting = {key: value for key, value in told.items() if isinstance(value, str | int | float)}
+    if stage not in _NEEDED or any(_number(setting.get(key)) is None for key in _NEEDED[stage]):
         return None
     updates, steps, busy = (_rates(entry.get(name)) for name in ("updates_per_s", "env_steps_per_s", "cpu_share"))
     return MeasuredRow(
-        setting, _middle(updates), _middle(steps),
+        stage, setting, _middle(updates), _middle(steps),
         spread(updates) if len(updates) > 1 else _number(entry.get("spread")), _middle(busy),
         _number(entry.get("score")), entry["failure"] if isinstance(entry.get("failure"), str) else None,
     )

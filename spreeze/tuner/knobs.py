@@ -1,0 +1,469 @@
+"""The knob table: one row for each setting that the tuner chooses, and what bounds it.
+
+Modes name their knobs in ``config/modes.py``; a module that ``--import`` names may declare more of them as ``KNOBS``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from spreeze.config.schema import PARTS, Config
+from spreeze.errors import ConfigError
+from spreeze.formatting import clean, size
+from spreeze.tuner.model import UPDATES_PER_STEP_BOUND, Kind, ratio_bound
+from spreeze.tuner.problem import (
+    ACTORS,
+    BATCH,
+    CAPACITY,
+    DEVICE,
+    ENVS,
+    EXECUTOR_ENVS,
+    EXECUTORS,
+    FACTS,
+    INTERVAL,
+    LEARNER,
+    MINIBATCHES,
+    PRECISION,
+    RATIO,
+    RATIO_MAX,
+    SAMPLERS,
+    THREADS,
+    Choice,
+    Device,
+    Knob,
+    Room,
+    Setting,
+    TuningProblem,
+)
+
+HEADROOM = 0.9
+"""Share of free memory that may be planned for: the load grows after a measurement."""
+LEAST_BATCH = 128
+"""Objective ``return`` takes no smaller batch unless it is pinned or the profile has one: its score was fitted to the
+early returns of easy tasks and ranks batch 32 above 256, which was at 909 on Walker2D in 139 to 207 s with each of
+three seeds, batch 32 with one of three in 290 s."""
+_LEAST_FITTED_BATCH = 32
+SHORTEST_INTERVAL = 16
+"""Env steps of a rollout at least: shorter ones cut returns short and swap too often."""
+_RATIO_STEP = 4.0
+_LADDER = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+_MOST_MEASURED = 8
+"""Numbers of samplers measured on one machine."""
+_MOST_KINDS = 6
+"""Kinds of learner (device, precision, threads) measured at most."""
+_ROWS_OFF = 0.25
+"""A rollout's rows may differ from the configured ones by this share, where they do not divide."""
+
+
+# --- learner ---
+
+
+def check_pins(problem: TuningProblem) -> None:
+    """Rejects a pin that no measurement is needed to reject.
+
+    Raises:
+        ConfigError: with the limit that it breaks.
+    """
+    device, precision = problem.pin(DEVICE), problem.pin(PRECISION)
+    names = [one.name for one in problem.devices]
+    if device is not None and device not in names:
+        raise ConfigError(f"{DEVICE} = {device!r}: this machine offers {', '.join(names)}")
+    offered = {one for each in _devices(problem) for one in each.precisions}
+    if precision is not None and precision not in offered:
+        raise ConfigError(f"{PRECISION} = {precision!r}: {device or 'this machine'} offers "
+                          f"{', '.join(sorted(offered))}")
+    low, high = problem.pin(RATIO), problem.pin(RATIO_MAX)
+    if low is not None and high is not None and low > high:
+        raise ConfigError(f"samples_per_insert_min = {low:g} is above samples_per_insert_max = {high:g}: nobody "
+                          "could ever move")
+
+
+def _devices(problem: TuningProblem) -> list[Device]:
+    return [device for device in problem.devices if problem.pin(DEVICE) in (None, device.name)]
+
+
+def _device(problem: TuningProblem, name: str) -> Device:
+    return next(device for device in problem.devices if device.name == name)
+
+
+def _precisions(problem: TuningProblem, setting: Setting) -> list[str]:
+    return [one for one in _device(problem, setting[DEVICE]).precisions if problem.pin(PRECISION) in (None, one)]
+
+
+def _threads(problem: TuningProblem, setting: Setting) -> list[int]:
+    # Two threads share an update as a pair, which a busy core slows by its share only. More also share each matmul, and
+    # are only tried up to half of the cores: a matmul whose threads wait for a busy core stalls altogether (1.3 instead
+    # of 81 updates/s were seen on two cores).
+    if problem.pin(THREADS) is not None:
+        return [problem.pin(THREADS)]
+    if setting[DEVICE] != "cpu":
+        return [1]
+    most = {2: problem.cores if problem.paired else problem.cores / 2}
+    return [count for count in (1, 2, 4, 8) if count == 1 or count <= most.get(count, problem.cores / 2)]
+
+
+def learner_kinds(problem: TuningProblem) -> list[Kind]:
+    """Kinds of learner worth trying, the plainest of each device first."""
+    plain: list[Kind] = []
+    others: list[Kind] = []
+    for device in _devices(problem):
+        here = Setting({DEVICE: device.name})
+        found = [(device.name, precision, count) for count in _threads(problem, here)
+                 for precision in _precisions(problem, here)]
+        plain += found[:1]
+        others += found[1:]
+    return [*plain, *others][:_MOST_KINDS]
+
+
+def batch_sizes(problem: TuningProblem, setting: Setting | None = None) -> list[int]:
+    """Powers of two and the configured batch, from the least that may be chosen up to what replay allows; or the pin.
+
+    Nothing else bounds them: a batch that the device's memory does not hold, or whose update takes too long, is found
+    so by measuring, and larger ones are left out then.
+    """
+    if problem.pin(BATCH) is not None:
+        return [problem.pin(BATCH)]
+    most, configured = _room(problem).batch_size, problem.configured[BATCH]
+    if problem.targets.objective in ("sampling", "updates"):
+        return [min(configured, most)]
+    ladder = {2**power for power in range(int(math.log2(max(1, most))) + 1)} | {configured}
+    return sorted(batch for batch in ladder if least_batch(problem) <= batch <= most) or [most]
+
+
+def least_batch(problem: TuningProblem) -> int:
+    """The smallest batch that may be chosen; a profile that asks for a smaller one knows its task."""
+    if problem.targets.objective != "return":
+        return _LEAST_FITTED_BATCH
+    return min(LEAST_BATCH, int(problem.configured[BATCH]))
+
+
+def _batch_remark(problem: TuningProblem, setting: Setting) -> str:
+    if problem.targets.objective == "paper":
+        return f"smallest power of two with {100 * problem.targets.gpu_target:.0f} % of the highest frame rate"
+    if problem.targets.objective in ("sampling", "updates"):
+        return "the configured batch, which this objective keeps"
+    if setting[BATCH] == LEAST_BATCH:
+        return f"below {LEAST_BATCH} it takes none unless you set one: smaller batches learned less in the same time"
+    return ""
+
+
+def _device_order(problem: TuningProblem, name: str, value: str) -> int:
+    return [device.name for device in problem.devices].index(value)
+
+
+def _precision_order(problem: TuningProblem, name: str, value: str) -> int:
+    return max(device.precisions.index(value) for device in problem.devices if value in device.precisions)
+
+
+# --- samplers and replay ---
+
+
+def most_samplers(problem: TuningProblem, threads: int) -> int:
+    """Samplers beside a learner: each has a core, and one may share; none with a learner of several threads.
+
+    Two even on one core: samplers run at a low priority, so their number sets the share that they get of it.
+    """
+    spare = math.floor(problem.cores + 1e-9) - threads + (1 if threads == 1 else 0)
+    return max(1, min(max(spare, 2), _room(problem).samplers))
+
+
+def sampler_counts(problem: TuningProblem, setting: Setting) -> list[int]:
+    """Numbers of samplers to choose from: 1, 2, 3, 4, 6, 8 ... and those that just fill the cores.
+
+    Coarse on purpose: 14 or 15 samplers do the same, and noise would choose between them.
+    """
+    if problem.pin(SAMPLERS) is not None:
+        return [problem.pin(SAMPLERS)]
+    most = most_samplers(problem, setting[THREADS])
+    physical = int(problem.physical_cores or problem.usable_cores) - setting[THREADS]
+    return sorted({count for count in (*_LADDER, physical, most) if 1 <= count <= most
+                   and not (most * 0.85 < count < most)})
+
+
+def sampler_ladder(problem: TuningProblem, setting: Setting) -> list[int]:
+    """Numbers of samplers to measure, at most eight: the fewest, the most, then what lies between."""
+    steps = sampler_counts(problem, setting)
+    while len(steps) > _MOST_MEASURED:
+        # The neighbour that lies nearest, relatively, tells least; both ends stay.
+        gaps = [steps[i + 1] / steps[i - 1] for i in range(1, len(steps) - 1)]
+        steps.pop(1 + gaps.index(min(gaps)))
+    return [*steps[:1], *steps[1:][-1:], *steps[1:-1]]
+
+
+def ratios(problem: TuningProblem, setting: Setting) -> Sequence[float]:
+    """Samples per insert below which samplers wait: the configured value, and that in steps of four."""
+    if problem.pin(RATIO) is not None:
+        return [problem.pin(RATIO)]
+    bound = ratio_bound(problem, setting[BATCH])
+    start = min(problem.configured[RATIO], bound)
+    if problem.targets.objective == "paper" or start <= 0.0:
+        return [start]
+    most = min(bound, UPDATES_PER_STEP_BOUND * setting[BATCH]) / 2.0
+    steps = [start * _RATIO_STEP**power for power in range(-2, 5)]
+    return [one for one in steps if one == start or 0.5 <= one <= most]
+
+
+def _moved(problem: TuningProblem, name: str, value: float) -> float:
+    start = problem.configured[name]
+    return round(abs(math.log(value / start)), 6) if value > 0 and start > 0 else 0.0
+
+
+# --- memory ---
+
+_REPLAY_SHARE = 0.5
+"""Share of the free memory that replay may take where its capacity is the tuner's choice."""
+_BATCHES_IN_REPLAY = 4
+"""Replay has to hold this many batches, or a batch draws the same rows again and again."""
+_SMALLEST_BATCH = 64
+_INFERENCE_US, _INFERENCE_SHARE = 15.0, 0.04
+"""Time of one batched inference of a sampler, and the share of the env steps it may take."""
+_SLOW_STEP_US = 5000.0
+_MOST_SAMPLERS = 512
+
+
+def _room(problem: TuningProblem) -> Room:
+    assert problem.room is not None
+    return problem.room
+
+
+def find_room(problem: TuningProblem) -> Room:
+    """Divides memory between learner, replay and samplers.
+
+    Raises:
+        ConfigError: what is pinned does not fit, or nothing does; the message names the limit.
+    """
+    limits: list[str] = []
+    free = int(problem.memory_bytes * HEADROOM) - problem.learner_bytes
+    envs = _envs_per_sampler(problem)
+    count = problem.pin(SAMPLERS) or 1
+    while not envs.pinned and envs.value > 1 and _group_bytes(problem, count, envs.value) > free / 2:
+        envs = Choice(envs.value // 2, f"{envs.value // 2} environments a sampler: memory allows no more")
+    group = _group_bytes(problem, count, envs.value)
+    if group > free:
+        raise ConfigError(_no_memory(problem, count, envs.value, group))
+    capacity = _capacity(problem, free - group, limits)
+    per_sampler = _group_bytes(problem, 1, envs.value)
+    most = max(1, min((free - capacity.value * problem.row_bytes) // max(per_sampler, 1), _MOST_SAMPLERS))
+    batch = problem.pin(BATCH) or max(capacity.value // _BATCHES_IN_REPLAY, 1)
+    _check_rows(problem, capacity.value, count * envs.value)
+    most = max(count, min(problem.pin(SAMPLERS) or most, capacity.value // (2 * envs.value)))
+    return Room(capacity=capacity, envs_per_sampler=envs, samplers=most, batch_size=batch, limits=tuple(limits))
+
+
+def _group_bytes(problem: TuningProblem, samplers: int, envs: int) -> int:
+    return samplers * (problem.sampler_bytes + (envs - 1) * problem.env_bytes)
+
+
+def _no_memory(problem: TuningProblem, samplers: int, envs: int, needed: int) -> str:
+    bound = (f"{size(problem.memory_bytes)} of memory may be used, of which the learner needs "
+             f"{size(problem.learner_bytes)}")
+    if not {SAMPLERS, ENVS} & problem.pins:
+        return f"not even one sampler fits: it needs {size(needed)}; {bound}; free some memory"
+    return (f"samplers = {samplers} with {envs} environments each need {size(needed)}: {bound}; lower "
+            "--samplers or --envs-per-sampler")
+
+
+def _envs_per_sampler(problem: TuningProblem) -> Choice:
+    """Enough environments that one batched inference costs little beside their steps."""
+    if problem.pin(ENVS) is not None:
+        return Choice(problem.pin(ENVS), f"{problem.pin(ENVS)} environments a sampler: set by you", pinned=True)
+    step = problem.step_us
+    if step is None or step <= 0.0:
+        return Choice(8, "8 environments a sampler: step time not known")
+    if step > _SLOW_STEP_US:
+        return Choice(4, f"4 environments a sampler: a step takes {step:.0f} us, inference costs nothing beside it")
+    count = 8
+    while count < 32 and _INFERENCE_US / (count * step) > _INFERENCE_SHARE:
+        count *= 2
+    return Choice(count, f"{count} environments a sampler: a step takes {step:.0f} us, inference is shared")
+
+
+def _capacity(problem: TuningProblem, left: int, limits: list[str]) -> Choice:
+    """Replay capacity: as pinned or configured, less where memory or shared memory say so."""
+    pinned, row = problem.pin(CAPACITY), max(problem.row_bytes, 1)
+    bounds = {"memory": left if pinned else int(left * _REPLAY_SHARE)}
+    if problem.shared_memory_bytes is not None:
+        bounds["shared memory"] = int(problem.shared_memory_bytes * HEADROOM)
+    name = min(bounds, key=lambda one: bounds[one])
+    most, wanted = max(bounds[name], 0) // row, problem.configured[CAPACITY]
+    if pinned is not None and wanted > most:
+        raise ConfigError(f"{CAPACITY} = {wanted}: needs {size(wanted * row)}, {name} leaves "
+                          f"{size(max(bounds[name], 0))}; at most {most} transitions fit")
+    if pinned is not None:
+        return Choice(wanted, f"replay of {wanted} transitions: set by you", pinned=True)
+    if wanted <= most:
+        return Choice(wanted, f"replay of {wanted} transitions: as configured, {size(wanted * row)}")
+    rounded = most - most % 1000 if most >= 10_000 else most
+    limits.append(f"replay capacity {rounded} instead of {wanted}: {name} has room for no more")
+    return Choice(rounded, f"replay of {rounded} transitions: {size(rounded * row)}, as {name} allows")
+
+
+def _check_rows(problem: TuningProblem, capacity: int, envs: int) -> None:
+    """Rejects a replay too small to learn from at all."""
+    pinned, starts = problem.pin(BATCH), problem.learning_starts
+    if pinned is not None and pinned > capacity:
+        raise ConfigError(f"{BATCH} = {pinned}: replay holds {capacity} transitions; lower the batch")
+    needed = max(2 * envs, starts, 0 if pinned else _BATCHES_IN_REPLAY * _SMALLEST_BATCH)
+    if capacity < needed:
+        raise ConfigError(
+            f"replay has room for {capacity} transitions, at least {needed} are needed (learning starts after "
+            f"{starts}, {envs} environments); free memory or shared memory, or set less"
+        )
+
+
+# --- rollouts ---
+
+
+def _minibatches(setting: Setting) -> str | None:
+    """Name of the setting, which is the algorithm's; A2C takes a rollout in one update and has none."""
+    return next((name for name in setting if name.endswith(".minibatches")), None)
+
+
+def rollout_rows(setting: Setting) -> int:
+    """Transitions of a rollout."""
+    return int(setting[EXECUTORS] * setting[EXECUTOR_ENVS] * setting[INTERVAL])
+
+
+def fit_rollout(problem: TuningProblem, setting: Setting) -> Setting | None:
+    """The setting with the interval that keeps the configured rows; None where none does, or memory has no room."""
+    executors, each = setting[EXECUTORS], setting[EXECUTOR_ENVS]
+    if executors < 1 or each < 1:
+        return None
+    actors = min(setting[ACTORS], executors)
+    if actors != setting[ACTORS] and ACTORS in problem.pins:
+        return None
+    configured, name = problem.configured, _minibatches(problem.configured)
+    rows, envs = rollout_rows(configured), executors * each
+    interval, minibatches = configured[INTERVAL], configured[name] if name else 1
+    if INTERVAL not in problem.pins and envs != configured[EXECUTORS] * configured[EXECUTOR_ENVS]:
+        step = minibatches // math.gcd(envs, minibatches)
+        interval = step * max(1, round(rows / envs / step))
+        if interval < SHORTEST_INTERVAL or abs(interval * envs / rows - 1.0) > _ROWS_OFF:
+            return None
+    if (envs * interval) % minibatches:
+        if name in problem.pins:
+            return None
+        minibatches = max(count for count in range(1, minibatches + 1) if (envs * interval) % count == 0)
+    if _group_bytes(problem, executors, each) + problem.learner_bytes > HEADROOM * problem.memory_bytes:
+        return None
+    return Setting({**setting, ACTORS: actors, INTERVAL: interval, **({name: minibatches} if name else {})})
+
+
+def _fit_fewer(problem: TuningProblem, setting: Setting) -> Setting | None:
+    """The same, with fewer environments of each executor where so many would leave a rollout too short."""
+    found = fit_rollout(problem, setting)
+    while found is None and setting[EXECUTOR_ENVS] > 1 and EXECUTOR_ENVS not in problem.pins:
+        setting = setting.but(EXECUTOR_ENVS, setting[EXECUTOR_ENVS] // 2)
+        found = fit_rollout(problem, setting)
+    return found
+
+
+def _executors(problem: TuningProblem, here: Setting) -> Iterable[int]:
+    cores = max(1, math.floor(problem.cores + 1e-9))
+    return cores, cores - 1, cores + 1, 2 * cores, cores // 2
+
+
+def _executor_envs(problem: TuningProblem, here: Setting) -> Iterable[int]:
+    envs = here[EXECUTOR_ENVS]
+    return 2 * envs, envs // 2, 4 * envs, 1
+
+
+def _interval_remark(problem: TuningProblem, setting: Setting) -> str:
+    return f"a rollout has {rollout_rows(setting)} rows, configured are {rollout_rows(problem.configured)}"
+
+
+def _minibatches_remark(problem: TuningProblem, setting: Setting) -> str:
+    name = _minibatches(setting)
+    assert name is not None
+    same = setting[name] == problem.configured[name]
+    return "as configured, they change what is learned" if same else "as many as divide the rows"
+
+
+# --- the table ---
+
+
+def _none(problem: TuningProblem, here: Setting) -> Iterable[Any]:
+    return ()
+
+
+def _least(problem: TuningProblem, name: str, value: Any) -> Any:
+    return value
+
+
+_ROLLOUT_FIGURES = "{env_steps_per_s:.0f} env steps/s"
+KNOBS = (
+    Knob(name=PRECISION, trial=LEARNER, candidates=_precisions, words="learner in {}", usual="float32",
+         tie=_precision_order),
+    Knob(name=BATCH, trial=LEARNER, candidates=batch_sizes, words="batch {}", label="batch", remark=_batch_remark,
+         figures="{updates_per_s:.0f} updates/s beside the samplers"),
+    Knob(name=THREADS, trial=LEARNER, candidates=_threads, words="{} learner thread{s}", tie=_least),
+    Knob(name=RATIO, candidates=ratios, words="at least {:g} samples per insert", label="samples/insert",
+         tie=_moved),
+    Knob(name=SAMPLERS, candidates=sampler_counts, words="{} sampler{s}", tie=_least,
+         figures="{env_steps_per_s:.0f} env steps/s beside {updates_per_s:.0f} updates/s"),
+    Knob(name=DEVICE, trial=LEARNER, candidates=lambda problem, here: [one.name for one in _devices(problem)],
+         words="learner on {}", usual="cpu", tie=_device_order),
+    Knob(name=ENVS, trial=FACTS, candidates=_none, words="{} environment{s} a sampler", label="envs"),
+    Knob(name=CAPACITY, trial=FACTS, fixed=True, candidates=_none, words="replay of {} transitions"),
+    Knob(name=RATIO_MAX, trial=FACTS, candidates=_none, words="the learner waits above {:g} samples per insert"),
+    Knob(name=EXECUTORS, candidates=_executors, fit=_fit_fewer, words="{} executor{s}", fixed=True,
+         figures=_ROLLOUT_FIGURES),
+    Knob(name=ACTORS, candidates=lambda problem, here: (0, 1, 2), fit=_fit_fewer, words="actor processes {}",
+         remark=lambda problem, setting: "" if setting[ACTORS] else "executors infer for themselves"),
+    Knob(name=EXECUTOR_ENVS, candidates=_executor_envs, fit=_fit_fewer, words="{} environment{s} an executor",
+         label="envs", fixed=True, figures=_ROLLOUT_FIGURES),
+    Knob(name=INTERVAL, trial=FACTS, candidates=_none, words="sync interval {}", label="interval", fixed=True,
+         remark=_interval_remark),
+    Knob(name=MINIBATCHES, trial=FACTS, candidates=_none, words="minibatches {}", fixed=True,
+         remark=_minibatches_remark),
+)
+"""Every knob of the modes that come with Spreeze; equal scores are decided by them, the first one first."""
+
+
+def knobs_of(config: Config) -> tuple[Knob, ...]:
+    """The knobs of the chosen mode, those of ``--import`` last, each under the full name of its setting.
+
+    Raises:
+        ConfigError: a declared knob is none, names no setting, or nobody has declared it.
+    """
+    own = _declared_by(config.env.import_module)
+    table = {knob.name: knob for knob in (*KNOBS, *own)}
+    names = [name for name in table if name in config.wiring.knobs]
+    if unknown := [name for name in config.wiring.knobs if name not in table]:
+        raise ConfigError(f"--mode {config.run.mode}: nobody declares its knob {unknown[0]}; declare it in KNOBS of "
+                          f"the module that --import names, or take one of {', '.join(table)}")
+    names += [knob.name for knob in own if names and knob.name not in names]
+    return tuple(named for name in names if (named := _of_algorithm(table[name], config)) is not None)
+
+
+def _of_algorithm(knob: Knob, config: Config) -> Knob | None:
+    """The knob under the name of the algorithm's field; None where the algorithm has no such field."""
+    part, field = knob.name.split(".")
+    if part != "algorithm":
+        return knob
+    has = field in PARTS[config.run.algo].__dataclass_fields__
+    return dataclasses.replace(knob, name=f"{config.run.algo}.{field}") if has else None
+
+
+def _declared_by(module: str | None) -> tuple[Knob, ...]:
+    """``KNOBS`` of the module of the command's ``--import``, checked; it is imported."""
+    if module is None:
+        return ()
+    try:
+        found = tuple(getattr(importlib.import_module(module), "KNOBS", ()))
+    except Exception as error:
+        raise ConfigError(f"--import {module}: {type(error).__name__}: {clean(error, 300)}") from error
+    known = {knob.name for knob in KNOBS}
+    for knob in found:
+        if not isinstance(knob, Knob) or knob.name in known:
+            raise ConfigError(f"--import {module}: KNOBS holds {clean(repr(knob), 200)}; expected a "
+                              "tuner.problem.Knob whose name none of Spreeze's own knobs has")
+        part, _, field = knob.name.partition(".")
+        if part != "algorithm" and (part not in PARTS or field not in PARTS[part].__dataclass_fields__):
+            raise ConfigError(f"--import {module}: knob {knob.name!r} is no setting; expected PART.FIELD, for example "
+                              "learner.batch_size")
+    return tuple(dataclasses.replace(knob, own=True) for knob in found)

@@ -1,0 +1,113 @@
+"""What a new knob of the tuner costs: one row in one file. Nothing of Spreeze is changed for it."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from harness import PATIENCE_S, REPO, train
+
+from spreeze.cli.arguments import build_parser, user_values
+from spreeze.config.layers import Layer, resolve
+from spreeze.errors import ConfigError
+from spreeze.tuner.knobs import KNOBS, knobs_of
+
+MODULE, NAME = "made_up_knob", "learner.publish_interval_s"
+SOURCE = f'''
+from spreeze.tuner.problem import Knob
+
+KNOBS = (Knob(name="{NAME}", label="publish", words="weights every {{}} s",
+              candidates=lambda problem, here: (0.1, 2.0), remark=lambda problem, setting: "made up for a test"),)
+'''
+MODE = '''
+from spreeze.config.modes import REPLAY_KNOBS, REPLAY_STAGES, Mode, Wiring, find_mode
+from spreeze.modes import registry
+
+MODES = (Mode(name="made-up", doc="the mode spreeze under another name", module=__name__,
+              replay=Wiring(stages=REPLAY_STAGES, knobs=(*REPLAY_KNOBS, "learner.publish_interval_s"))),)
+
+
+def run_mode(plan, run_dir, view, interrupts, start=None):
+    return registry.load_mode(find_mode("spreeze")).run_mode(plan, run_dir, view, interrupts)
+'''
+PINNED = (
+    "--env", "Pendulum-v1", "--samplers", "1", "--envs-per-sampler", "2", "--batch-size", "32",
+    "--learner-threads", "1", "--samples-per-insert", "0:1000", "--replay-capacity", "20000",
+    "--set", "sac.hidden_sizes=[32,32]", "--import", MODULE,
+)  # fmt: skip
+
+
+@pytest.fixture
+def declare(tmp_path, monkeypatch):
+    """Writes the one file."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    yield lambda source: (tmp_path / f"{MODULE}.py").write_text(source)
+    sys.modules.pop(MODULE, None)
+
+
+def tune(*more):
+    return subprocess.run([sys.executable, "-m", "spreeze", "tune", *PINNED, *more], cwd=REPO, env=os.environ,
+                          capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+
+
+def test_a_knob_of_one_file_is_varied_measured_chosen_with_a_reason_shown_kept_and_taken_by_a_run(declare, tmp_path):
+    declare(SOURCE + MODE)
+    run = tune("--mode", "made-up", "--out", str(tmp_path / "record.json"))
+    assert run.returncode == 0, run.stderr
+    record = json.loads((tmp_path / "record.json").read_text())
+    assert {rate["setting"][NAME] for rate in record["joint_rates"]} == {0.1, 2.0}, "varied and measured"
+    value, reason = record["choice"][NAME], record["reasons"][NAME]
+    assert reason.startswith(f"weights every {value} s: ")
+    assert "%" in reason, "what the other value reached"
+    assert reason.endswith("made up for a test")
+    assert f"{NAME} = {value}: {reason}" in run.stdout
+    assert any("publish" in line and "env steps/s" in line for line in run.stdout.splitlines()), "a column of its own"
+
+    again = tune("--mode", "made-up", "--json")
+    assert json.loads(again.stdout)["settings"][NAME] == value, "kept"
+    assert "tuned before on this machine" in again.stderr
+
+    trained, code, document = train(tmp_path, *PINNED, "--mode", "made-up", "--auto", "--updates", "20", tiny=())
+    assert (code, document["mode"]) == (0, "made-up"), trained.stderr
+    assert f"publish_interval_s = {value}" in (trained.path / "config.toml").read_text()
+    assert f"{NAME}: {reason}" in trained.stderr
+    assert "tuned before on this machine" in trained.stderr
+
+
+def knobs_with(*argv):
+    return knobs_of(resolve([Layer("user", user_values(build_parser().parse_args(argv)))]).config)
+
+
+def test_own_knobs_come_last_and_only_where_the_mode_has_any(declare):
+    declare(SOURCE)
+    knobs = knobs_with("--import", MODULE)
+    assert [knob.name for knob in knobs if knob.own] == [NAME] == [knobs[-1].name]
+    assert knobs_with("--import", MODULE, "--mode", "serial", "--algo", "ppo") == ()
+
+
+@pytest.mark.parametrize(("source", "why"), [
+    ("KNOBS = (1,)", "expected a tuner.problem.Knob"),
+    ("from spreeze.tuner.knobs import KNOBS", "whose name none of Spreeze's own knobs has"),
+    (SOURCE.replace(NAME, "learner.no_such"), "knob 'learner.no_such' is no setting"),
+    ("raise OSError('gone')", "OSError: gone"),
+])  # fmt: skip
+def test_a_declaration_that_is_none_is_rejected_by_name(declare, source, why):
+    declare(source)
+    with pytest.raises(ConfigError, match=f"--import {MODULE}: .*{why}"):
+        knobs_with("--import", MODULE)
+
+
+def test_a_mode_whose_knob_nobody_declares_is_rejected(declare):
+    declare(MODE)
+    with pytest.raises(ConfigError, match=f"nobody declares its knob {NAME}; declare it in KNOBS"):
+        knobs_with("--import", MODULE, "--mode", "made-up")
+
+
+def test_the_table_has_every_knob_once_and_no_setting_that_is_none():
+    names = [knob.name for knob in KNOBS]
+    assert len(set(names)) == len(names)
+    assert not any(knob.own for knob in KNOBS)
