@@ -204,11 +204,12 @@ TUNED = {
                "replay.samples_per_insert_min": 8.0, "learner.device": "cpu"},
     "reasons": {"learner.batch_size": "best ![x](http://evil/y) of | all"}, "notes": ["checked"], "limits": [],
     "cost_a_s": 0.002, "cost_b_s_per_row": 1e-12, "paper_batch_size": 2**34,
-    "update_rates": [{"stage": "learner", "setting": {"learner.batch_size": b, "learner.threads": 1}, "updates_per_s": [r],
-                      "failure": None}
+    "update_rates": [{"stage": "learner", "setting": {"learner.batch_size": b, "learner.threads": 1},
+                      "updates_per_s": [r], "failure": None}
                      for b, r in ((128, 90.0), (256, 80.0))],
-    "joint_rates": [{"stage": "joint", "setting": {"learner.batch_size": 256, "learner.threads": 1, "sampling.samplers": n,
-                     "sampling.envs_per_sampler": 8, "replay.samples_per_insert_min": m}, "env_steps_per_s": r, "updates_per_s": r, "failure": f}
+    "joint_rates": [{"stage": "joint", "setting": {
+        "learner.batch_size": 256, "learner.threads": 1, "sampling.samplers": n, "sampling.envs_per_sampler": 8,
+        "replay.samples_per_insert_min": m}, "env_steps_per_s": r, "updates_per_s": r, "failure": f}
                     for n, m, r, f in ((1, 8.0, [10.0], None), (2, 8.0, [20.0], None), (2, 0.0, [], "took no step"))],
 }
 
@@ -233,7 +234,8 @@ def test_the_autotune_page_shows_rows_the_choice_and_its_reasons(world):
 def test_autotune_shows_executors_and_actors_of_an_on_policy_run(world):
     folder = world("finished")
     setting = {"rollout.executors": 2, "rollout.envs_per_executor": 8, "rollout.actors": 1, "rollout.sync_interval": 64}
-    rate = {"stage": "rollout", "setting": {**setting, "ppo.minibatches": 4}, "env_steps_per_s": [900.0, 1000.0], "cpu_share": [0.5], "failure": None}
+    rate = {"stage": "rollout", "setting": {**setting, "ppo.minibatches": 4},
+            "env_steps_per_s": [900.0, 1000.0], "cpu_share": [0.5], "failure": None}
     run = json.loads((folder / "a1" / "run.json").read_text()) | {"algo": "ppo", "mode": "hts"}
     (folder / "a1" / "run.json").write_text(json.dumps(run))
     (folder / "a1" / "tune.json").write_text(json.dumps({

@@ -72,7 +72,8 @@ def test_rows_of_a_tuner_at_work_are_read_and_unknown_fields_are_no_trouble(tmp_
 
 def test_the_result_takes_the_place_of_the_progress(tmp_path):
     (tmp_path / autotune.PROGRESS).write_text(json.dumps(entry()))
-    (tmp_path / "tune.json").write_text(json.dumps({"update_rates": [entry(setting={"learner.batch_size": 8, "learner.threads": 1})], "choice": {"a.b": 1}}))
+    rates = [entry(setting={"learner.batch_size": 8, "learner.threads": 1})]
+    (tmp_path / "tune.json").write_text(json.dumps({"update_rates": rates, "choice": {"a.b": 1}}))
     found = autotune.read(tmp_path)
     assert [row.setting["learner.batch_size"] for row in found.updates] == [8]
     assert found.choice == {"a.b": 1}
@@ -91,8 +92,8 @@ def test_the_chosen_row_is_the_one_that_has_all_that_was_chosen():
 
 
 def test_damaged_rows_and_records_are_left_out(tmp_path):
-    (tmp_path / "tune.json").write_text('{"update_rates": [3, null, {"stage": "learner", "setting": {"learner.batch_size": "x"}},'
-                                         ' {"stage": []}, {"setting": {}}], "choice": [], "reasons": 1}')
+    rates = [3, None, entry(setting={"learner.batch_size": "x"}), {"stage": []}, {"setting": {}}]
+    (tmp_path / "tune.json").write_text(json.dumps({"update_rates": rates, "choice": [], "reasons": 1}))
     assert autotune.read(tmp_path).updates == []
 
 

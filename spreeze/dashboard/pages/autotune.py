@@ -73,8 +73,8 @@ class MeasuredRow:
 
     def cells(self, choice: dict[str, Any]) -> dict[str, str]:
         """What a table shows of it."""
-        cells = {clean(key.partition(".")[2].replace("_", " "), 40): clean(value) if isinstance(value, str) else number(value)
-                 for key, value in self.setting.items()}
+        cells = {clean(key.partition(".")[2].replace("_", " "), 40):
+                 clean(value) if isinstance(value, str) else number(value) for key, value in self.setting.items()}
         for name, value in (("env steps/s", self.env_steps_per_s), ("updates/s", self.updates_per_s)):
             cells[name] = number(value)
         if self.stage == "learner":
@@ -127,7 +127,7 @@ def read(path: Path) -> TuningView:
 
 def _row(entry: dict[str, Any]) -> MeasuredRow | None:
     """A row of a file that may say anything; None where it names no setting that is known."""
-    stage, told = entry.get("stage"), _dict(entry.get("setting"))
+    stage, told = str(entry.get("stage")), _dict(entry.get("setting"))
     setting = {key: value for key, value in told.items() if isinstance(value, str | int | float)}
     if stage not in _NEEDED or any(_number(setting.get(key)) is None for key in _NEEDED[stage]):
         return None
