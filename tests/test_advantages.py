@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from spreeze.algorithms.advantages import RewardScale, explained_variance, gae, vtrace
+from spreeze.algorithms.losses import explained_variance, gae, vtrace
+from spreeze.algorithms.on_policy import RewardScale
 
 
 def column(*values):

@@ -10,16 +10,17 @@ import numpy as np
 import pytest
 import torch
 
-from spreeze.algorithms.nn.optimizers import FlatAdam
-from spreeze.algorithms.nn.two_thread_update import ThreadPair
-from spreeze.algorithms.registry import REGISTRY, create
+from spreeze.algorithms.fused_mlp import ThreadPair
+from spreeze.algorithms.optimizers import FlatAdam
+from spreeze.algorithms.registry import create
+from spreeze.config.compatibility import ROWS
 from spreeze.config.schema import PARTS
 from spreeze.errors import CheckpointError, ConfigError
 from spreeze.metrics.table import by_name
 from spreeze.types import RowLayout
 
 OBS, ACT = 5, 2
-NAMES = sorted(REGISTRY)
+NAMES = sorted(row.name for row in ROWS if row.continuous)
 
 
 def made(name, seed=1, hidden=(16, 16), **changes):
@@ -50,8 +51,7 @@ def same(first, second):
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("interval", [0, 2])
-def test_dropped_buffers_are_free_and_the_next_update_is_what_it_would_have_been(name, threads, interval):
+def test_dropped_buffers_are_free_and_the_next_update_is_what_it_would_have_been(name, threads):
     def large():
         gc.collect()
         with warnings.catch_warnings():
@@ -64,7 +64,7 @@ def test_dropped_buffers_are_free_and_the_next_update_is_what_it_would_have_been
         found = []
         for drops in (False, True):
             pair = stack.enter_context(ThreadPair()) if threads == 2 else None
-            algorithm = create(name, OBS, ACT, config, 1, copy_interval=interval, **({"pair": pair} if pair else {}))
+            algorithm = create(name, OBS, ACT, config, 1, **({"pair": pair} if pair else {}))
             for index, batch in enumerate(batches(4, size=1999)):
                 algorithm.update(batch)
                 if drops and index % 2:

@@ -76,7 +76,7 @@ def test_malformed_bands_are_refused(text):
         parse_band(text)
 
 
-@pytest.mark.parametrize("argv", [["--batch-size", "many"], ["--algo", "ars"], ["--nonsense"], ["--env"]])
+@pytest.mark.parametrize("argv", [["--batch-size", "many"], ["--objective", "most"], ["--nonsense"], ["--env"]])
 def test_arguments_that_cannot_be_read_end_with_code_2(argv, capsys):
     with pytest.raises(SystemExit) as caught:
         build_parser().parse_args(argv)

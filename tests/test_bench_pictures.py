@@ -53,8 +53,7 @@ def draw_learner(rows, out, machine):
 
 
 def kind(row):
-    threads = f"{row['learner_threads']} thread{'s' * (row['learner_threads'] > 1)}, {row['precision']}"
-    return f"{threads}, copies every {row['copy_interval']} updates" if row["copy_interval"] else threads
+    return f"{row['learner_threads']} thread{'s' * (row['learner_threads'] > 1)}, {row['precision']}"
 
 
 # --- tests ---

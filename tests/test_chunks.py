@@ -8,9 +8,8 @@ import pytest
 import torch
 from test_algorithms import ACT, NAMES, OBS, batches
 
-from spreeze.algorithms.nn import q_networks, two_thread_update
-from spreeze.algorithms.nn.fused_mlp import Tape, mlp_backward, mlp_forward, mlp_gradients, new_parameters
-from spreeze.algorithms.nn.two_thread_update import ThreadPair
+from spreeze.algorithms import fused_mlp
+from spreeze.algorithms.fused_mlp import Tape, ThreadPair, mlp_backward, mlp_forward, mlp_gradients, new_parameters
 from spreeze.algorithms.registry import create
 from spreeze.config.schema import PARTS
 
@@ -32,9 +31,8 @@ def trained(name, hidden, paired=False):
 @pytest.mark.parametrize("paired", [False, True])
 def test_rows_in_chunks_give_the_update_of_all_rows_at_once(name, hidden, paired, monkeypatch):
     chunked = trained(name, hidden, paired)
-    for module in (q_networks, two_thread_update):
-        assert module._CHUNK_ROWS < ROWS
-        monkeypatch.setattr(module, "_CHUNK_ROWS", 2 * ROWS)
+    assert fused_mlp.CHUNK_ROWS < ROWS
+    monkeypatch.setattr(fused_mlp, "CHUNK_ROWS", 2 * ROWS)
     whole = trained(name, hidden)
     assert chunked.keys() == whole.keys()
     for key, value in whole.items():

@@ -5,7 +5,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spreeze.config.schema import PARTS, Config, LearnerConfig, ReplayConfig, RunConfig, SACConfig, check_name
+from spreeze.config.schema import (
+    PARTS,
+    Config,
+    LearnerConfig,
+    ReplayConfig,
+    RunConfig,
+    SACConfig,
+    SamplingConfig,
+    check_name,
+)
 from spreeze.errors import ConfigError
 
 FIELDS = [(part, item) for part, cls in PARTS.items() for item in dataclasses.fields(cls)]
@@ -56,8 +65,10 @@ def test_lists_become_tuples_and_each_entry_is_checked():
 
 
 def test_choices_suggest_the_near_one():
-    with pytest.raises(ConfigError, match=r"allowed is sac, td3, ddpg, dqn, ppo, a2c; did you mean 'sac'"):
-        RunConfig(algo="sacc")
+    with pytest.raises(ConfigError, match=r"allowed is drop, fail; did you mean 'drop'"):
+        SamplingConfig(nan_policy="dropp")
+    with pytest.raises(ConfigError, match=r"allowed is sac, td3, ddpg, dqn, ppo, a2c .*; did you mean 'sac'"):
+        Config(run=RunConfig(algo="sacc"))
 
 
 def test_parts_that_contradict_each_other_are_refused():

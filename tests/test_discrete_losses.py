@@ -11,7 +11,8 @@ from numpy_reference import central_difference, forward
 from test_losses import layers_of, numeric
 
 from spreeze.algorithms import losses
-from spreeze.algorithms.registry import DISCRETE_REGISTRY, create
+from spreeze.algorithms.registry import create
+from spreeze.config.compatibility import ROWS
 from spreeze.config.schema import PARTS, DQNConfig, SACConfig
 from spreeze.errors import CheckpointError, ConfigError
 from spreeze.inference.policy import Policy
@@ -310,7 +311,7 @@ def test_numpy_policy_acts_as_the_network(variant):
 
 
 def test_every_name_for_discrete_actions_is_covered_and_others_are_refused_with_a_hint():
-    assert {variant.split()[0] for variant in NAMES} == set(DISCRETE_REGISTRY)
+    assert {variant.split()[0] for variant in NAMES} == {row.name for row in ROWS if row.discrete}
     with pytest.raises(ConfigError, match="no algorithm 'td3' for discrete actions"):
         create("td3", OBS, 1, SACConfig(), 0, num_actions=K)
     with pytest.raises(ConfigError, match="no algorithm 'dqn' for continuous actions"):

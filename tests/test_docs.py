@@ -143,7 +143,7 @@ def test_every_setting_has_a_meaning():
     for name, part in PARTS.items():
         for item in dataclasses.fields(part):
             assert item.metadata["doc"], f"{name}.{item.name}"
-    assert set(PARTS) == set(Config.__dataclass_fields__)
+    assert set(PARTS) == set(Config.__dataclass_fields__) - {"imported"}
 
 
 def test_metrics_have_unique_names_units_and_meanings():

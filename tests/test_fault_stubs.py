@@ -56,7 +56,7 @@ class Learner:
         fields = {
             "run_dir": str(tmp_path), "spec": SPEC, "algo": "sac", "algorithm": {"hidden_sizes": (8, 8)}, "seed": 1,
             "batch_size": 256, "threads": 1, "device": "cpu", "precision": "float32", "overlap": False,
-            "copy_interval": 0, "mirror": True, "updates_per_launch": 1,
+            "mirror": True, "updates_per_launch": 1,
             "normalize_obs": False, "publish_interval_s": 0.05,
             "checkpoint_interval_s": 1e6, "save_replay": False, "max_updates": 60, "ring_fd": os.dup(self.ring.fd),
             "ring": self.ring.spec.to_json(), "samples_per_insert_min": 0.0, "samples_per_insert_max": 1e9,

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from test_launches import SPEC, filled
 
-from spreeze.algorithms import registry
-from spreeze.algorithms.ddpg import DDPG
+from spreeze.algorithms.td3 import DDPG
 from spreeze.cli.terminal import plain_line
 from spreeze.config.layers import Layer, resolve
 from spreeze.config.schema import PARTS
@@ -51,7 +50,7 @@ class LastSeen:
 @pytest.fixture
 def told(monkeypatch):
     """The numbers of a learner that has taken one update of the made-up algorithm."""
-    monkeypatch.setitem(registry.REGISTRY, "ddpg", Telling)
+    monkeypatch.setattr("spreeze.algorithms.td3.DDPG", Telling)
     with filled() as ring:
         trainer = ReplayTrainer(SPEC, "ddpg", PARTS["ddpg"](hidden_sizes=(8, 8)), ring.spec.layout, ReplayReader(ring),
                                 batch_size=16, device="cpu", seed=1, normalize_obs=False)  # fmt: skip

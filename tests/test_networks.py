@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from spreeze.algorithms.nn.fused_mlp import Tape, mlp_backward, mlp_forward, new_parameters, policy_arrays
+from spreeze.algorithms.fused_mlp import Tape, mlp_backward, mlp_forward, new_parameters, policy_arrays
 
 CPU = torch.device("cpu")
 CASES = [((5, 8, 7, 1), 2), ((5, 8, 7, 1), 1), ((3, 16, 6), 1), ((4, 8, 8, 8, 2), 2)]

@@ -280,7 +280,7 @@ def test_a_loaded_checkpoint_goes_on_bit_by_bit(name, correction):
 def test_checkpoints_of_another_algorithm_correction_or_setting_are_refused():
     spec = task()
     ppo = learner("ppo", spec, "delayed", hidden_sizes=(8,))
-    with pytest.raises(CheckpointError, match="made with algo 'ppo', not 'a2c'"):
+    with pytest.raises(CheckpointError, match="made by 'ppo', not by 'a2c'"):
         learner("a2c", spec, "delayed").load_state_json(ppo.state_json())
     with pytest.raises(CheckpointError, match="made with correction 'delayed', not 'none'"):
         learner("ppo", spec, "none").load_state_json(ppo.state_json())
@@ -291,10 +291,10 @@ def test_checkpoints_of_another_algorithm_correction_or_setting_are_refused():
             learner("ppo", spec, "none", hidden_sizes=(8,)).state_arrays())
     with pytest.raises(ConfigError, match="'sometimes': allowed is on-policy, delayed, none, truncated-is"):
         learner("ppo", spec, "sometimes")
-    with pytest.raises(ConfigError, match="no on-policy algorithm 'pp'; did you mean 'ppo'"):
+    with pytest.raises(ConfigError, match=r"allowed is .*; did you mean 'ppo'"):
         create_on_policy("pp", spec, PPOConfig(), 1, correction="none")
     batch = rollout(ppo, spec, np.random.default_rng(0))
-    with pytest.raises(ConfigError, match=r"minibatches = 5: 32 env steps of an interval cannot"):
+    with pytest.raises(ConfigError, match=r"minibatches = 5: 32 env steps of a rollout cannot"):
         learner("ppo", spec, minibatches=5).learn(batch, None)
     with pytest.raises(ConfigError, match="images are scaled by 1/255 already"):
         learner("ppo", task(discrete=True, frames=FRAMES), normalize_obs=True)

@@ -8,7 +8,7 @@ import torch
 from harness import PATIENCE_S
 from test_algorithms import batches
 
-from spreeze.algorithms.nn.two_thread_update import ThreadPair, thread_pair_for
+from spreeze.algorithms.fused_mlp import ThreadPair, thread_pair_for
 from spreeze.algorithms.registry import create
 from spreeze.config.schema import PARTS
 

@@ -133,8 +133,8 @@ def cuda_state(seed=1, offset=40):
     return np.array([seed, offset], dtype=np.int64).view(np.uint8)
 
 
-def trained_five(name, device="cpu", **options):
-    algorithm = made(name, device, **options)
+def trained_five(name):
+    algorithm = made(name, "cpu")
     for batch in batches(5, ROWS):
         algorithm.update(batch)
     return algorithm
@@ -154,12 +154,11 @@ def noise_of(algorithm):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("options", [{}, {"device": "cpu+cpu", "copy_interval": 2}], ids=["one", "copies"])
-def test_noise_of_a_gpu_is_seeded_anew_on_the_processor_and_all_else_taken_over(name, options):
-    first = trained_five(name, **options)
+def test_noise_of_a_gpu_is_seeded_anew_on_the_processor_and_all_else_taken_over(name):
+    first = trained_five(name)
     stored, state, found = of_cuda(first.state_arrays()), first.state_json(), []
     for seed, updates in ((1, 5), (1, 5), (2, 5), (1, 6)):
-        other = made(name, **{"device": "cpu", **options})
+        other = made(name, "cpu")
         untouched = noise_of(other)
         assert other.load_state_arrays(stored) is False
         other.load_state_json({**state, "updates": updates})
@@ -173,7 +172,7 @@ def test_noise_of_a_gpu_is_seeded_anew_on_the_processor_and_all_else_taken_over(
     assert same(found[0], found[1])
     assert not same(found[0], found[2])
     assert not same(found[0], found[3])
-    again = made(name, **{"device": "cpu", **options})
+    again = made(name, "cpu")
     assert again.load_state_arrays(first.state_arrays()) is True
     assert same(again.state_arrays(), first.state_arrays())
 
@@ -181,14 +180,14 @@ def test_noise_of_a_gpu_is_seeded_anew_on_the_processor_and_all_else_taken_over(
 @pytest.mark.parametrize("name", NAMES)
 def test_noise_of_a_processor_is_seeded_anew_on_a_gpu_and_that_of_another_gpu_taken_over(name):
     first, there = trained_five(name), made(name, "cpu")
-    there._noise = CudaGenerator()
+    there._generator = CudaGenerator()
     assert there.load_state_arrays(first.state_arrays()) is False
     there.load_state_json(first.state_json())
     there.seed_noise(1)
     assert same(without_noise(there.state_arrays()), without_noise(first.state_arrays()))
-    assert there._noise.get_state().any()
+    assert there._generator.get_state().any()
     assert there.load_state_arrays(of_cuda(first.state_arrays())) is True
-    assert np.array_equal(there._noise.get_state().numpy(), cuda_state())
+    assert np.array_equal(there._generator.get_state().numpy(), cuda_state())
 
 
 @pytest.mark.gpu

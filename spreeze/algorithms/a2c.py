@@ -1,6 +1,6 @@
-"""Advantage actor-critic (Mnih et al. 2016, arXiv 1602.01783), synchronous: one gradient step an interval.
+"""Advantage actor-critic (Mnih et al. 2016, arXiv 1602.01783), synchronous: one gradient step a rollout.
 
-One interval behind, with correction "delayed", that step is eq. 6 of HTS-RL (arXiv 2012.09849):
+One rollout behind, with correction "delayed", that step is eq. 6 of HTS-RL (arXiv 2012.09849):
 ``theta(j + 1) = theta(j) + step(gradient at theta(j - 1))``, values and advantages of theta(j - 1) too. With
 "none" the gradient is taken at theta(j), with "truncated-is" too and each term times
 ``min(1, pi_theta(j) / pi_theta(j - 1))``, advantages and targets by V-trace with the same weights.
@@ -12,15 +12,13 @@ from typing import Any
 
 from torch import Tensor
 
-from spreeze.algorithms.nn.optimizers import FlatRMSProp
-from spreeze.algorithms.on_policy import Passed, PolicyGradientBase, Samples
+from spreeze.algorithms.on_policy import OnPolicyAlgorithm, Passed, Samples
+from spreeze.algorithms.optimizers import FlatRMSProp
 from spreeze.config.schema import A2CConfig
 from spreeze.types import EnvSpec
 
 
-class A2C(PolicyGradientBase):
-    """A2C with RMSProp; see ``OnPolicyAlgorithm`` for what each member does."""
-
+class A2C(OnPolicyAlgorithm):
     name = "a2c"
     single_step = True
 

@@ -15,53 +15,40 @@ import torch
 from torch import Tensor
 
 from spreeze.algorithms import losses
-from spreeze.algorithms.nn.conv_q_networks import ImageCritics
-from spreeze.algorithms.nn.q_networks import DiscreteCritics
-from spreeze.algorithms.off_policy import OffPolicy, Proposal
+from spreeze.algorithms.conv_networks import ConvParameters
+from spreeze.algorithms.off_policy import CriticNetworks, DiscreteCritics, OffPolicyAlgorithm, Proposal, Streams
 from spreeze.config.schema import DQNConfig
+from spreeze.inference.convolution import features, place
 from spreeze.types import FrameSpec, TransitionBatch
 
 
-class DQN(OffPolicy):
-    """DQN; see ``OffPolicyAlgorithm`` for what each member does."""
-
+class DQN(OffPolicyAlgorithm):
     name = "dqn"
 
     def __init__(
-        self,
-        obs_dim: int,
-        num_actions: int,
-        config: DQNConfig,
-        seed: int,
-        device: str = "cpu",
-        dtype: torch.dtype = torch.float32,
-        frames: FrameSpec | None = None,
+        self, obs_dim: int, num_actions: int, config: DQNConfig, seed: int, device: str = "cpu",
+        dtype: torch.dtype = torch.float32, frames: FrameSpec | None = None,
     ) -> None:
-        place = torch.device(device)
+        there = torch.device(device)
         init = torch.Generator().manual_seed(seed)
-        noise = torch.Generator(place).manual_seed(seed + 1)
+        noise = torch.Generator(there).manual_seed(seed + 1)
         hidden, lr, duelling = config.hidden_sizes, config.lr, config.duelling
         self.critics: DiscreteCritics | ImageCritics
         image: dict[str, Any] = {}
         if frames is None:
-            self.critics = DiscreteCritics(obs_dim, num_actions, hidden, 1, lr, init, place, dtype, duelling=duelling)
+            self.critics = DiscreteCritics(obs_dim, num_actions, hidden, 1, lr, init, there, dtype, duelling=duelling)
             online = self.critics.online
         else:
             self.critics = ImageCritics(
-                frames, num_actions, config.cnn, hidden, lr, init, place, dtype, duelling=duelling
+                frames, num_actions, config.cnn, hidden, lr, init, there, dtype, duelling=duelling
             )
             online, image = self.critics.online.mlp, {"cnn": config.cnn, "image": self.critics.image}
         self._config = config
         self._next_q: Tensor | None = None
         meta = {
-            "policy": "q_values",
-            "obs_dim": obs_dim,
-            "num_actions": num_actions,
-            "hidden_sizes": list(self.critics.hidden_sizes),
-            "epsilon_start": config.epsilon_start,
-            "epsilon_end": config.epsilon_end,
-            "epsilon_env_steps": config.epsilon_env_steps,
-            **image,
+            "policy": "q_values", "obs_dim": obs_dim, "num_actions": num_actions,
+            "hidden_sizes": list(self.critics.hidden_sizes), "epsilon_start": config.epsilon_start,
+            "epsilon_end": config.epsilon_end, "epsilon_env_steps": config.epsilon_env_steps, **image,
         }
         super().__init__(online, self.critics, noise, meta)
 
@@ -69,11 +56,6 @@ class DQN(OffPolicy):
     def period(self) -> int:
         """The target network moves at every ``target_interval``-th update."""
         return self._config.target_interval
-
-    def drop_buffers(self) -> None:
-        """Frees what depends on the size of the batch; the next update makes it anew."""
-        super().drop_buffers()
-        self._next_q = None
 
     def propose(self, batch: TransitionBatch) -> Proposal:
         """Next actions [1, B], indices: the best of the online network (double) or of the target network."""
@@ -90,20 +72,101 @@ class DQN(OffPolicy):
         self.critics.step(batch.obs, batch.action[:, 0].long(), target, losses.huber_gradient)
 
     def update_targets(self) -> None:
-        """Moves the target network at every ``target_interval``-th update."""
+        """At every ``target_interval``-th update."""
         self.updates += 1
         if self.updates % self._config.target_interval == 0:
             self.critics.update_target(self._config.tau)
+
+    def drop_buffers(self) -> None:
+        super().drop_buffers()
+        self._next_q = None
 
     def policy_arrays(self) -> dict[str, np.ndarray]:
         """Copies of the Q network's weights; a duelling head as the one layer that it amounts to."""
         weight, bias = self.critics.policy_head()
         own = {"head_w": weight.t().contiguous(), "head_b": bias}
         if isinstance(self.critics, ImageCritics):
-            own |= self.critics.trunk_arrays()
+            own |= self.critics.online.trunk_arrays()
         return super().policy_arrays() | {name: tensor.cpu().numpy().copy() for name, tensor in own.items()}
 
     def policy_snapshot(self) -> Callable[[], dict[str, np.ndarray]]:
-        """A copy of the Q network's weights; waits for the device."""
+        """Waits for the device."""
         arrays = self.policy_arrays()
         return lambda: arrays
+
+
+class ImageCritics(CriticNetworks[ConvParameters]):
+    """Q(s, .) [K] of images; members as in ``DiscreteCritics``, S = 1."""
+
+    def __init__(
+        self, frames: FrameSpec, num_actions: int, cnn: str, hidden_sizes: tuple[int, ...], lr: float,
+        generator: torch.Generator, device: torch.device, dtype: torch.dtype = torch.float32, *, duelling: bool = False,
+    ) -> None:
+        self.image = [frames.stack * frames.channels, frames.height, frames.width]
+        placed = place(cnn, *self.image)
+        sizes = (features(placed), *hidden_sizes, num_actions)
+        if duelling:
+            sizes = (features(placed), *hidden_sizes[:-1], 2 * hidden_sizes[-1], 1 + num_actions)
+        self.hidden_sizes = sizes[1:-1]
+
+        def parameters() -> ConvParameters:
+            flat = torch.zeros(ConvParameters.count(placed, sizes), device=device, dtype=dtype)
+            return ConvParameters(flat, placed, sizes)
+
+        super().__init__(parameters, lr, generator)
+        self._streams = Streams(self.online.mlp, num_actions) if duelling else None
+        self.target.flat.copy_(self.online.flat)
+        self._leaves = self.online.leaves()
+        self._td_error: Tensor | None = None
+        self._chosen: Tensor | None = None
+
+    def values(self, obs: Tensor, *, target: bool = False) -> Tensor:
+        """All actions' values [1, K, B] at images [B, k, C, H, W]."""
+        parameters = self.target if target else self.online
+        with torch.no_grad():
+            return self._joined(parameters.forward(obs, parameters.tensors())).t().unsqueeze(0)
+
+    def _joined(self, out: Tensor) -> Tensor:
+        """Action values [B, K] of the network's outputs."""
+        return out if self._streams is None else out @ self._streams.joint.t()
+
+    def step(
+        self, obs: Tensor, action: Tensor, target: Tensor, loss_gradient: Callable[[Tensor], Tensor] | None = None
+    ) -> None:
+        """One gradient step on ``mean loss(Q(s, a) - target)``; arguments as in ``DiscreteCritics``, obs images."""
+        with torch.inference_mode(False), torch.enable_grad():
+            out = self.online.forward(obs, self._leaves)
+            q, index = self._joined(out.detach()), action.unsqueeze(1)
+            chosen = q.gather(1, index)[:, 0]
+            error = chosen - target
+            slope = error if loss_gradient is None else loss_gradient(error)
+            grad = torch.zeros_like(q).scatter_(1, index, (slope / len(obs)).unsqueeze(1))
+            if self._streams is not None:
+                grad = grad @ self._streams.joint
+            leaves = [tensor for pair in self._leaves for tensor in pair]
+            found = torch.autograd.grad(out, leaves, grad)
+        with torch.no_grad():
+            own = [tensor for pair in self.gradient.tensors() for tensor in pair]
+            for tensor, value in zip(own, found, strict=True):
+                tensor.copy_(value)
+            if self._streams is not None:
+                self.gradient.mlp.head_weight.mul_(self._streams.mask)
+        self._chosen, self._td_error = chosen, error
+        self.adam.step()
+
+    def policy_head(self) -> tuple[Tensor, Tensor]:
+        """Weight [K, H] and bias [K] that give the action values."""
+        weight, bias = self.online.tensors()[-1]
+        return (weight, bias) if self._streams is None else (self._streams.joint @ weight, self._streams.joint @ bias)
+
+    def metrics(self) -> dict[str, float]:
+        if self._td_error is None or self._chosen is None:
+            return {}
+        return {
+            "critic_loss": self._td_error.square().mean().item(),
+            "q_mean": self._chosen.mean().item(),
+            "critic_grad_norm": self.adam.gradient_norm,
+        }
+
+    def drop_buffers(self) -> None:
+        self._td_error = self._chosen = None

@@ -1,4 +1,4 @@
-"""The contract of off-policy algorithms. They know no process, no clock but their own, no device map.
+"""Off-policy algorithms: the contract, the order of an update, and the critics of all of them.
 
 One update is four functions, two on each side; what crosses between the sides is in their arguments
 and results and nowhere else::
@@ -8,27 +8,41 @@ and results and nowhere else::
                            -- fresh actions              -->  action_gradient(batch, action)
     actor_step(dq_da)      <-- dQ/da                     --
 
-``update`` runs them in this order on one device or over two (``placement``); with ``overlap`` dQ/da is
-taken before the critics' step, so that two devices work at once and the actor follows one update late.
-Action-side tensors are component-first, [A, B]. An algorithm without an actor (DQN) has no ``action_gradient`` and
-no ``actor_step``, and nothing crosses back.
+``update`` runs them in this order on one device or over two (``Placement``, the two-GPU split of the Spreeze paper).
+One needs the result of the one before, so with ``overlap`` dQ/da is taken before the critics' step: only then do two
+devices work at once, and the actor follows the critics of one update before. Action-side tensors are component-first,
+[A, B]. An algorithm without an actor (DQN) has no ``action_gradient`` and no ``actor_step``, and nothing crosses back.
 """
+
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable
+from itertools import pairwise
 from time import perf_counter
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from spreeze.algorithms.nn.fused_mlp import ParameterCopy, Parameters, policy_arrays
-from spreeze.algorithms.nn.optimizers import FlatAdam
-from spreeze.algorithms.state import generator_fits, load_arrays, seed_anew, to_arrays
-from spreeze.errors import CheckpointError, ConfigError
+from spreeze.algorithms import losses
+from spreeze.algorithms.algorithm import Algorithm, finite
+from spreeze.algorithms.fused_mlp import (
+    ParameterCopy,
+    Parameters,
+    Tape,
+    ThreadPair,
+    chunk_rows,
+    mlp_backward,
+    mlp_forward,
+    mlp_gradients,
+    new_parameters,
+    policy_arrays,
+)
+from spreeze.algorithms.optimizers import FlatAdam
+from spreeze.errors import ConfigError
 from spreeze.types import TransitionBatch
 
 
@@ -41,120 +55,6 @@ class Proposal(NamedTuple):
 
     # A discrete policy hands over the probabilities [K, B] of all actions instead of one action, and their
     # logarithms [K, B]; dQ/da is then the value of each action [K, B]. DQN: the index of one action [1, B].
-
-
-class OffPolicyAlgorithm(Protocol):
-    """Networks, losses and update step of one off-policy algorithm."""
-
-    name: str
-    updates: int
-    """Updates so far; whoever repeats recorded updates counts them here."""
-
-    @property
-    def crossed_bytes(self) -> int:
-        """Bytes that went from one side to the other so far; 0 on one device. Recorded updates count once."""
-        ...
-
-    @property
-    def period(self) -> int:
-        """Updates after which the same steps are taken again: what an update does follows from its number."""
-        ...
-
-    @property
-    def noise(self) -> torch.Generator:
-        """Of all noise that updates draw."""
-        ...
-
-    def propose(self, batch: TransitionBatch) -> Proposal:
-        """Actor side: actions at ``next_obs`` and fresh actions at ``obs``; draws all noise of the update."""
-        ...
-
-    def critic_step(self, batch: TransitionBatch, next_action: Tensor, next_log_prob: Tensor | None) -> None:
-        """Critic side: one gradient step of the critics toward the target."""
-        ...
-
-    def update_targets(self) -> None:
-        """Moves the target networks; ends the update."""
-        ...
-
-    def update(self, batch: TransitionBatch, actor_batch: TransitionBatch | None = None) -> None:
-        """One whole update. A step whose gradient is not finite is not applied, and counted.
-
-        Args:
-            batch: on the critics' device.
-            actor_batch: obs and next_obs on the actor's device, where that is another one.
-        """
-        ...
-
-    def update_timed(self, batch: TransitionBatch, actor_batch: TransitionBatch | None = None) -> tuple[float, float]:
-        """``update``; returns the seconds of the critic step (with proposals) and of the actor step.
-
-        On a GPU these are the times to enqueue the work, not to do it.
-        """
-        ...
-
-    def drop_buffers(self) -> None:
-        """Frees all memory that depends on the size of the batch; the next update takes what it needs anew."""
-        ...
-
-    def metrics(self) -> dict[str, float]:
-        """Finite metrics of the latest update, by their names in the table of metrics (reads the device)."""
-        ...
-
-    def updates_skipped(self) -> int:
-        """Gradient steps that were not applied because they were not finite (reads the device)."""
-        ...
-
-    def all_finite(self) -> bool:
-        """Whether the latest gradients were finite (reads the device)."""
-        ...
-
-    def policy_arrays(self) -> dict[str, np.ndarray]:
-        """Copies of the actor's weights, as ``spreeze.inference.policy`` reads them."""
-        ...
-
-    def policy_snapshot(self) -> Callable[[], dict[str, np.ndarray]]:
-        """Copies the actor's weights without waiting for the device; what is returned gives them as ``policy_arrays``.
-
-        It may be called in another thread, and waits there.
-        """
-        ...
-
-    def policy_meta(self) -> dict[str, Any]:
-        """JSON values that ``spreeze.inference.policy`` needs besides the weights."""
-        ...
-
-    def state_arrays(self) -> dict[str, np.ndarray]:
-        """Copies of everything that a bit-exact resume needs: networks, targets, optimisers, random state."""
-        ...
-
-    def load_state_arrays(self, arrays: dict[str, np.ndarray]) -> bool:
-        """Takes over what ``state_arrays`` gave.
-
-        Returns:
-            False if all but the random state was: that is another kind of device's. Then call ``seed_noise``, once
-            ``load_state_json`` has told how many updates there were.
-
-        Raises:
-            CheckpointError: names or shapes of another network.
-        """
-        ...
-
-    def seed_noise(self, seed: int) -> None:
-        """Noise that follows from this seed and the number of updates, from here on."""
-        ...
-
-    def state_json(self) -> dict[str, Any]:
-        """Counters and identity, as JSON values."""
-        ...
-
-    def load_state_json(self, state: dict[str, Any]) -> None:
-        """Takes over what ``state_json`` gave.
-
-        Raises:
-            CheckpointError: the state of another algorithm.
-        """
-        ...
 
 
 class Placement:
@@ -182,7 +82,6 @@ class Placement:
         return cls(devices[0], devices[-1], split=len(devices) == 2)
 
     def send(self, proposal: Proposal) -> Proposal:
-        """What the actor side proposes, on the critics' device."""
         if not self.split:
             return proposal
         next_action, next_log_prob, action = proposal
@@ -192,11 +91,9 @@ class Placement:
         )
 
     def to_critics(self, tensor: Tensor) -> Tensor:
-        """A tensor of the actor side on the critics' device."""
         return self._moved(tensor, self.critics)
 
     def to_actor(self, tensor: Tensor) -> Tensor:
-        """A tensor of the critic side on the actor's device."""
         return self._moved(tensor, self.actor)
 
     def _moved(self, tensor: Tensor, device: torch.device) -> Tensor:
@@ -207,71 +104,41 @@ class Placement:
         return tensor if tensor.device == device else tensor.to(device, non_blocking=device.type != "cpu")
 
 
-class CriticSide(Protocol):
-    """What the common part needs of the critic side."""
+class OffPolicyAlgorithm(Algorithm):
+    """Networks, losses and update of one algorithm; as it is here, its policy is read from its critics."""
 
-    adam: FlatAdam
-
-    def metrics(self) -> dict[str, float]:
-        """Metrics of the latest step (reads the device)."""
-        ...
-
-    def mean_action_value(self) -> float:
-        """Mean value of the latest fresh actions, NaN before the first (reads the device)."""
-        ...
-
-    def drop_buffers(self) -> None:
-        """Frees what depends on the size of the batch."""
-        ...
-
-    def tensors(self) -> dict[str, Tensor]:
-        """The state that a checkpoint stores."""
-        ...
-
-
-class OffPolicy(ABC):
-    """An ``OffPolicyAlgorithm`` whose policy is read from its critics, but for the steps that each one writes out."""
-
-    name: str
-
-    def __init__(self, online: Parameters, critics: CriticSide, noise: torch.Generator, meta: dict[str, Any]) -> None:
-        self.updates = 0
-        self._online, self._critic_side, self._noise = online, critics, noise
-        self._meta = {"algo": self.name, **meta}
+    def __init__(
+        self, online: Parameters, critics: CriticNetworks[Any], noise: torch.Generator, meta: dict[str, Any]
+    ) -> None:
+        super().__init__(noise, meta)
+        self._online, self._critic_side = online, critics
 
     @abstractmethod
     def propose(self, batch: TransitionBatch) -> Proposal:
-        """Next actions, and fresh ones where there is an actor."""
+        """Actor side: actions at ``next_obs``, and fresh ones at ``obs`` where there is an actor; draws all noise."""
 
     @abstractmethod
     def critic_step(self, batch: TransitionBatch, next_action: Tensor, next_log_prob: Tensor | None) -> None:
-        """One gradient step of the critics."""
+        """Critic side: one gradient step of the critics toward the target."""
 
     @abstractmethod
     def update_targets(self) -> None:
-        """Moves the target networks; ends the update."""
-
-    @property
-    def period(self) -> int:
-        """Updates after which the same steps are taken again."""
-        return 1
-
-    @property
-    def noise(self) -> torch.Generator:
-        """Of all noise that updates draw."""
-        return self._noise
-
-    @property
-    def crossed_bytes(self) -> int:
-        """Bytes that went from one side to the other: there is one side."""
-        return 0
+        """Moves the target networks and counts the update."""
 
     def update(self, batch: TransitionBatch, actor_batch: TransitionBatch | None = None) -> None:
-        """One whole update."""
+        """One whole update. A step whose gradient is not finite is not applied, and counted.
+
+        Args:
+            batch: on the critics' device.
+            actor_batch: obs and next_obs on the actor's device, where that is another one.
+        """
         self.update_timed(batch, actor_batch)
 
     def update_timed(self, batch: TransitionBatch, actor_batch: TransitionBatch | None = None) -> tuple[float, float]:
-        """One whole update and its (critic_s, actor_s)."""
+        """``update``; returns the seconds of the critic step (with proposals) and of the actor step.
+
+        On a GPU these are the times to enqueue the work, not to do it.
+        """
         with torch.inference_mode():
             start_s = perf_counter()
             proposal = self.propose(batch)
@@ -280,109 +147,55 @@ class OffPolicy(ABC):
             self.update_targets()
             return critic_done_s - start_s, perf_counter() - critic_done_s
 
+    @property
+    def period(self) -> int:
+        """Updates after which the same steps are taken again: what an update does follows from its number."""
+        return 1
+
+    @property
+    def noise(self) -> torch.Generator:
+        """Of all noise that updates draw."""
+        return self._generator
+
+    @property
+    def crossed_bytes(self) -> int:
+        """Bytes that went from one side to the other so far; 0 on one device. Recorded updates count once."""
+        return 0
+
     def drop_buffers(self) -> None:
-        """Frees what depends on the size of the batch; the next update makes it anew."""
+        """Frees all memory that depends on the size of the batch; the next update takes what it needs anew."""
         self._critic_side.drop_buffers()
 
     def metrics(self) -> dict[str, float]:
-        """Metrics of the latest update; one that is not finite is left out, never shown as a number."""
-        return self.critic_metrics()
-
-    def critic_metrics(self) -> dict[str, float]:
-        """Those of the critics' latest step (reads the device)."""
         return finite(self._critic_side.metrics())
 
     def updates_skipped(self) -> int:
-        """Updates of which a step was refused."""
-        return self._critic_side.adam.refused
+        return self._critic_side.rejected()
 
     def all_finite(self) -> bool:
-        """Whether the latest gradients were finite."""
-        return all(math.isfinite(adam.gradient_norm) for adam in self.optimisers())
-
-    def optimisers(self) -> list[FlatAdam]:
-        """All of them."""
-        return [self._critic_side.adam]
+        """Whether the latest gradients were finite (reads the device)."""
+        return math.isfinite(self._critic_side.adam.gradient_norm)
 
     def policy_arrays(self) -> dict[str, np.ndarray]:
-        """Copies of the policy's weights by layer."""
         return {name: tensor.numpy() for name, tensor in policy_arrays(self._online).items()}
 
     def policy_snapshot(self) -> Callable[[], dict[str, np.ndarray]]:
-        """A copy of the policy's weights, to be had later."""
+        """Copies the policy's weights without waiting for the device; what is returned gives them as ``policy_arrays``.
+
+        It may be called in another thread, and waits there.
+        """
         copy = ParameterCopy(self._online)
         return lambda: {name: tensor.numpy() for name, tensor in copy.policy_arrays().items()}
 
-    def policy_meta(self) -> dict[str, Any]:
-        """What the policy is."""
-        return dict(self._meta)
-
-    def state_arrays(self) -> dict[str, np.ndarray]:
-        """Copies of networks, targets, optimisers, temperature and random state."""
-        return to_arrays(self._tensors(), self._noise)
-
-    def load_state_arrays(self, arrays: dict[str, np.ndarray]) -> bool:
-        """Takes over what ``state_arrays`` gave; False if the noise was not taken over."""
-        fits = generator_fits(self._noise, arrays)
-        load_arrays(self._tensors(), self._noise if fits else None, arrays)
-        return fits
-
-    def seed_noise(self, seed: int) -> None:
-        """New noise for the updates from here on."""
-        seed_anew(self._noise, seed, self.updates)
-
-    def state_json(self) -> dict[str, Any]:
-        """Counters and identity."""
-        return {"algo": self.name, "updates": self.updates}
-
-    def load_state_json(self, state: dict[str, Any]) -> None:
-        """Takes over what ``state_json`` gave."""
-        if state.get("algo") != self.name:
-            raise CheckpointError(
-                f"checkpoint was made by '{state.get('algo')}', not by '{self.name}'; use the same algorithm"
-            )
-        self.updates = int(state["updates"])
-
-    def _sides(self) -> dict[str, dict[str, Tensor]]:
-        return {"critics": self._critic_side.tensors()}
-
     def _tensors(self) -> dict[str, Tensor]:
-        return {f"{side}.{name}": tensor for side, own in self._sides().items() for name, tensor in own.items()}
+        return {f"critics.{name}": tensor for name, tensor in self._critic_side.tensors().items()}
 
 
-def finite(values: dict[str, float]) -> dict[str, float]:
-    """Those of them that are finite numbers."""
-    return {name: value for name, value in values.items() if math.isfinite(value)}
-
-
-class ActorSide(Protocol):
-    """What the common part needs of the actor side."""
-
-    online: Parameters
-    adam: FlatAdam
-
-    def metrics(self, mean_action_value: float) -> dict[str, float]:
-        """Metrics of the latest step (reads the device)."""
-        ...
-
-    def refused(self) -> int:
-        """Steps that were not applied (reads the device)."""
-        ...
-
-    def drop_buffers(self) -> None:
-        """Frees what depends on the size of the batch."""
-        ...
-
-    def tensors(self) -> dict[str, Tensor]:
-        """The state that a checkpoint stores."""
-        ...
-
-
-class ActorCritic(OffPolicy):
-    """An ``OffPolicyAlgorithm`` but for the steps themselves, which each algorithm writes out."""
+class ActorCritic(OffPolicyAlgorithm):
+    """An algorithm with an actor beside its critics."""
 
     def __init__(
-        self, actor: ActorSide, critics: CriticSide, noise: torch.Generator, meta: dict[str, Any],
+        self, actor: ActorNetworks, critics: CriticNetworks[Any], noise: torch.Generator, meta: dict[str, Any],
         placement: Placement | None = None, *, overlap: bool = False,
     ) -> None:
         super().__init__(actor.online, critics, noise, meta)
@@ -399,14 +212,12 @@ class ActorCritic(OffPolicy):
         """Actor side: one gradient step."""
 
     def update_timed(self, batch: TransitionBatch, actor_batch: TransitionBatch | None = None) -> tuple[float, float]:
-        """One whole update and its (critic_s, actor_s)."""
         placement = self._placement
         with torch.inference_mode():
             start_s = perf_counter()
             proposal = placement.send(self.propose(batch if actor_batch is None else actor_batch))
             dq_da: Tensor | None = None
             if self._overlap and proposal.action is not None:
-                # By the critics of before this update: the actor's device need not wait for their step.
                 dq_da = placement.to_actor(self.action_gradient(batch, proposal.action).clone())
             self.critic_step(batch, proposal.next_action, proposal.next_log_prob)
             critic_done_s = perf_counter()
@@ -419,51 +230,401 @@ class ActorCritic(OffPolicy):
 
     @property
     def crossed_bytes(self) -> int:
-        """Bytes that went from one side to the other so far; 0 on one device."""
         return self._placement.crossed_bytes
 
     def metrics(self) -> dict[str, float]:
-        """Metrics of the latest update; one that is not finite is left out, never shown as a number."""
-        return self.critic_metrics() | self.actor_metrics()
-
-    def actor_metrics(self) -> dict[str, float]:
-        """Those of the actor's latest step (reads the device)."""
-        return finite(self._actor_side.metrics(self._critic_side.mean_action_value()))
-
-    def take_actor(self, other: ActorCritic) -> None:
-        """Copies the actor of an algorithm of the same kind, maybe on another device."""
-        self._actor_side.online.flat.copy_(other._actor_side.online.flat, non_blocking=True)
-
-    def take_critics(self, other: ActorCritic) -> None:
-        """Copies the critics of an algorithm of the same kind, maybe on another device."""
-        self._critic_side.tensors()["online"].copy_(other._critic_side.tensors()["online"], non_blocking=True)
-
-    @property
-    def actor_bytes(self) -> int:
-        """Bytes that ``take_actor`` copies."""
-        return _bytes(self._actor_side.online.flat)
-
-    @property
-    def critic_bytes(self) -> int:
-        """Bytes that ``take_critics`` copies."""
-        return _bytes(self._critic_side.tensors()["online"])
+        return super().metrics() | finite(self._actor_side.metrics(self._critic_side.mean_action_value()))
 
     def drop_buffers(self) -> None:
-        """Frees what depends on the size of the batch; the next update makes it anew."""
         super().drop_buffers()
         self._actor_side.drop_buffers()
 
     def updates_skipped(self) -> int:
-        """Updates of which a step was refused: the critics' or the actor's, whichever is more."""
-        return max(self._critic_side.adam.refused, self._actor_side.refused())
+        """The critics' steps or the actor's, whichever is more."""
+        return max(super().updates_skipped(), self._actor_side.rejected())
 
-    def optimisers(self) -> list[FlatAdam]:
-        """Those of the critics and of the actor."""
-        return [self._critic_side.adam, self._actor_side.adam]
+    def all_finite(self) -> bool:
+        return super().all_finite() and math.isfinite(self._actor_side.adam.gradient_norm)
 
-    def _sides(self) -> dict[str, dict[str, Tensor]]:
-        return {"actor": self._actor_side.tensors(), **super()._sides()}
+    def _tensors(self) -> dict[str, Tensor]:
+        return {f"actor.{name}": tensor for name, tensor in self._actor_side.tensors().items()} | super()._tensors()
 
 
-def _bytes(tensor: Tensor) -> int:
-    return tensor.element_size() * tensor.nelement()
+class FlatNetwork(Protocol):
+    """Parameters in one flat vector, with a way to draw their first values."""
+
+    flat: Tensor
+
+    def initialise(self, generator: torch.Generator) -> None: ...
+
+
+N = TypeVar("N", bound=FlatNetwork)
+
+
+class TrainedNetworks(Generic[N]):
+    """The networks of one side: online, their gradient, maybe a target copy, and Adam."""
+
+    def __init__(self, make: Callable[[], N], lr: float, generator: torch.Generator, *, target: bool = True) -> None:
+        self.online, self.gradient = make(), make()
+        self.online.initialise(generator)
+        self.target = make() if target else self.online
+        self.target.flat.copy_(self.online.flat)
+        self.adam = FlatAdam(self.online.flat, self.gradient.flat, lr)
+        self._buffers: Any = None
+        """Everything whose size depends on the batch."""
+
+    def update_target(self, tau: float) -> None:
+        """Moves the target networks toward the online ones."""
+        losses.polyak_(self.target.flat, self.online.flat, tau)
+
+    def rejected(self) -> int:
+        """Steps that were not applied (reads the device)."""
+        return self.adam.rejected
+
+    def drop_buffers(self) -> None:
+        """Frees what depends on the size of the batch; the next update makes it anew."""
+        self._buffers = None
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The state that a checkpoint stores."""
+        own = {"online": self.online.flat} | ({} if self.target is self.online else {"target": self.target.flat})
+        return own | {f"adam.{name}": tensor for name, tensor in self.adam.tensors().items()}
+
+
+class ActorNetworks(TrainedNetworks[Parameters]):
+    """The policy of one algorithm."""
+
+    def metrics(self, mean_action_value: float) -> dict[str, float]:
+        """actor_loss and actor_grad_norm of the latest step, given mean Q of its actions (reads the device)."""
+        return {"actor_loss": -mean_action_value, "actor_grad_norm": self.adam.gradient_norm}
+
+
+class CriticNetworks(TrainedNetworks[N]):
+    """The action values of one algorithm."""
+
+    @abstractmethod
+    def metrics(self) -> dict[str, float]:
+        """critic_loss, q_mean and critic_grad_norm of the latest step (reads the device)."""
+
+    def mean_action_value(self) -> float:
+        """Mean Q of the latest fresh actions, NaN where there are none (reads the device)."""
+        return math.nan
+
+
+class _Group:
+    """Networks whose passes are made together: the whole stack, or one critic."""
+
+    def __init__(
+        self, networks: slice, obs_dim: int, online: Parameters, target: Parameters, gradient: Parameters
+    ) -> None:
+        self.networks, self.online, self.target, self.gradient = networks, online, target, gradient
+        self.stack, self.action_weights = online.stack, online.weights[0][:, obs_dim:]
+
+
+class _Chunk:
+    """Views of the buffers for some rows of one group, made once: at small sizes each costs as much as an addition."""
+
+    def __init__(self, group: _Group, buffers: _Buffers, scratch: Tape, rows: slice) -> None:
+        own = group.networks
+        self.rows, self.is_first = rows, rows.start == 0
+        self.tape = scratch.under(buffers.out[own, :, rows], buffers.grad_out[own, :, rows])
+        self.all_q, self.all_grad = self.tape.out[:, 0], self.tape.grad_out[:, 0]
+        self.x = buffers.x[rows].expand(group.stack, -1, -1)
+        self.td_error, self.action_gradients = buffers.td_error[own, rows], buffers.action_gradients[own, :, rows]
+
+
+class _Buffers:
+    """Everything whose size depends on the batch."""
+
+    def __init__(self, parameters: Parameters, rows: int, obs_dim: int, action_dim: int) -> None:
+        like, stack = parameters.flat, parameters.stack
+        self.out, self.grad_out = like.new_zeros(stack, 1, rows), like.new_zeros(stack, 1, rows)
+        self.td_error = like.new_zeros(stack, rows)
+        self.target = like.new_zeros(rows)
+        self.q_action = like.new_full((rows,), math.nan)
+        self.action_gradients = like.new_zeros(stack, action_dim, rows)
+        self.gradients: list[Tensor] = list(self.action_gradients)
+        self.is_first = torch.zeros(rows, dtype=torch.bool, device=like.device)
+        self.least = torch.zeros_like(self.gradients[0])
+        self.x = like.new_zeros(rows, obs_dim + action_dim)
+        self.x_obs, self.x_action_t = self.x[:, :obs_dim], self.x[:, obs_dim:].t()
+        self.rows = rows
+        self.per_row = like.new_full((), 1.0 / rows)
+        self.q = [self.out[index, 0] for index in range(stack)]
+        self.groups: list[tuple[_Group, list[_Chunk]]] = []
+        self.first: list[list[_Chunk]] = []
+        """Of the first critic alone; with a pair of threads half of the rows for each."""
+
+
+class Critics(CriticNetworks[Parameters]):
+    """S Q networks Q(s, a) as one stacked network, or one in each thread of a pair.
+
+    What they take from the actor side: next actions (with log-densities folded in by the algorithm) and fresh actions.
+    What they give back: dQ/da. Batches of more than ``CHUNK_ROWS`` rows go through one critic after the other, in
+    chunks of rows whose gradients are summed.
+    """
+
+    _buffers: _Buffers | None
+
+    def __init__(
+        self, obs_dim: int, action_dim: int, hidden_sizes: tuple[int, ...], stack: int, lr: float,
+        generator: torch.Generator, device: torch.device, dtype: torch.dtype = torch.float32,
+        pair: ThreadPair | None = None,
+    ) -> None:
+        sizes = (obs_dim + action_dim, *hidden_sizes, 1)
+        super().__init__(lambda: new_parameters(sizes, stack, device, dtype), lr, generator)
+        self._obs_dim, self._action_dim = obs_dim, action_dim
+        self._pair = pair
+        networks = (self.online, self.target, self.gradient)
+        self._whole = _Group(slice(0, stack), obs_dim, *networks)
+        self._each_critic = [
+            _Group(slice(index, index + 1), obs_dim, *(network.one(index) for network in networks))
+            for index in range(stack)
+        ]
+
+    def _each(self, work: Callable[[_Group, list[_Chunk]], object], buffers: _Buffers) -> None:
+        """Does the work for every group, two groups at once."""
+        if self._pair is None or len(buffers.groups) == 1:
+            for group, chunks in buffers.groups:
+                work(group, chunks)
+            return
+        here, there = buffers.groups
+        self._pair.both(lambda: work(*here), lambda: work(*there))
+
+    def next_value(self, next_obs: Tensor, next_action: Tensor) -> Tensor:
+        """Least of the target networks' values (clipped double Q, arXiv 1802.09477, eq. 10).
+
+        Args:
+            next_obs: [B, O].
+            next_action: [A, B].
+
+        Returns:
+            [B], a new tensor.
+        """
+        buffers = self._sized(next_obs.shape[0])
+        buffers.x_obs.copy_(next_obs)
+        buffers.x_action_t.copy_(next_action)
+
+        def evaluate(group: _Group, chunks: list[_Chunk]) -> None:
+            for chunk in chunks:
+                mlp_forward(group.target, chunk.x, chunk.tape)
+
+        self._each(evaluate, buffers)
+        return buffers.q[0].clone() if self.online.stack == 1 else torch.minimum(*buffers.q)
+
+    def step(self, obs_action: Tensor, target: Tensor) -> None:
+        """One gradient step on ``sum over critics of mean (Q - target)^2 / 2``.
+
+        Args:
+            obs_action: [B, O + A].
+            target: [B].
+        """
+        buffers = self._sized(obs_action.shape[0])
+        buffers.target = target
+
+        def differentiate(group: _Group, chunks: list[_Chunk]) -> None:
+            for chunk in chunks:
+                x = obs_action[chunk.rows].expand(group.stack, -1, -1)
+                mlp_forward(group.online, x, chunk.tape)
+                torch.sub(chunk.all_q, target[chunk.rows], out=chunk.td_error)
+                torch.mul(chunk.td_error, buffers.per_row, out=chunk.all_grad)
+                mlp_backward(group.online, chunk.tape, x.transpose(1, 2), group.gradient, add=not chunk.is_first)
+
+        self._each(differentiate, buffers)
+        self.adam.step()
+
+    def action_gradient(self, obs: Tensor, action: Tensor, *, least: bool) -> Tensor:
+        """dQ/da of each row, Q the least of the critics or the first one alone.
+
+        Args:
+            obs: [B, O].
+            action: [A, B].
+            least: of the critics (SAC); otherwise the first (TD3, DDPG).
+
+        Returns:
+            [A, B], a buffer that the next call overwrites.
+        """
+        buffers = self._sized(obs.shape[0])
+        buffers.x_obs.copy_(obs)
+        buffers.x_action_t.copy_(action)
+        if not least or self.online.stack == 1:
+            return self._first_gradient(buffers)
+        self._each(self._descend, buffers)
+        first, second = buffers.q
+        torch.minimum(first, second, out=buffers.q_action)
+        # Of a row only the lesser critic counts; a tie goes to the first.
+        torch.le(first, second, out=buffers.is_first)
+        return torch.where(buffers.is_first, buffers.gradients[0], buffers.gradients[1], out=buffers.least)
+
+    def _first_gradient(self, buffers: _Buffers) -> Tensor:
+        first, lanes = self._each_critic[0], buffers.first
+        if self._pair is None:
+            self._descend(first, lanes[0])
+        else:
+            self._pair.both(lambda: self._descend(first, lanes[0]), lambda: self._descend(first, lanes[1]))
+        buffers.q_action.copy_(buffers.q[0])
+        return buffers.gradients[0]
+
+    def _descend(self, group: _Group, chunks: list[_Chunk]) -> None:
+        """Q and dQ/da of each network of the group; no sum goes over rows."""
+        for chunk in chunks:
+            mlp_forward(group.online, chunk.x, chunk.tape)
+            mlp_gradients(group.online, chunk.tape)
+            torch.bmm(group.action_weights, chunk.tape.grads_t[0], out=chunk.action_gradients)
+
+    def metrics(self) -> dict[str, float]:
+        if self._buffers is None:
+            return {}
+        error = self._buffers.td_error
+        return {
+            "critic_loss": error.square().mean().item(),
+            "q_mean": (error.mean() + self._buffers.target.mean()).item(),
+            "critic_grad_norm": self.adam.gradient_norm,
+        }
+
+    def mean_action_value(self) -> float:
+        return math.nan if self._buffers is None else self._buffers.q_action.mean().item()
+
+    def _sized(self, rows: int) -> _Buffers:
+        if self._buffers is None or self._buffers.rows != rows:
+            self._buffers = self._allocated(rows)
+        return self._buffers
+
+    def _allocated(self, rows: int) -> _Buffers:
+        buffers = _Buffers(self.online, rows, self._obs_dim, self._action_dim)
+        step = chunk_rows(self.online.flat, rows)
+        groups = [self._whole] if self._pair is None and rows <= step else self._each_critic
+        lanes = 1 if self._pair is None else 2
+        scratch = [Tape.allocate(groups[0].online, min(step, rows)) for _ in range(lanes)]
+
+        def cut(group: _Group, lane: int, begin: int, end: int) -> list[_Chunk]:
+            return [_Chunk(group, buffers, scratch[lane], slice(start, min(start + step, end)))
+                    for start in range(begin, end, step)]
+
+        buffers.groups = [(group, cut(group, lane % lanes, 0, rows)) for lane, group in enumerate(groups)]
+        bounds = pairwise(rows * lane // lanes for lane in range(lanes + 1))
+        buffers.first = [cut(self._each_critic[0], lane, *ends) for lane, ends in enumerate(bounds)]
+        return buffers
+
+
+class _DiscreteBuffers:
+    """Everything whose size depends on the batch."""
+
+    def __init__(self, parameters: Parameters, rows: int, actions: int) -> None:
+        like, stack = parameters.flat, parameters.stack
+        self.rows = rows
+        self.tape = Tape.allocate(parameters, rows)
+        self.per_row = like.new_full((), 1.0 / rows)
+        self.td_error = like.new_zeros(stack, rows)
+        self.chosen = like.new_zeros(stack, rows)
+        self.grad_q = like.new_zeros(stack, actions, rows)
+        self.q = like.new_zeros(stack, actions, rows)
+
+
+class DiscreteCritics(CriticNetworks[Parameters]):
+    """S networks Q(s, .) [K]."""
+
+    _buffers: _DiscreteBuffers | None
+
+    def __init__(
+        self, obs_dim: int, num_actions: int, hidden_sizes: tuple[int, ...], stack: int, lr: float,
+        generator: torch.Generator, device: torch.device, dtype: torch.dtype = torch.float32, *, duelling: bool = False,
+    ) -> None:
+        sizes = (obs_dim, *hidden_sizes, num_actions)
+        if duelling:
+            sizes = (obs_dim, *hidden_sizes[:-1], 2 * hidden_sizes[-1], 1 + num_actions)
+        super().__init__(lambda: new_parameters(sizes, stack, device, dtype), lr, generator)
+        self._streams = Streams(self.online, num_actions) if duelling else None
+        self.target.flat.copy_(self.online.flat)
+        self.hidden_sizes, self._num_actions = sizes[1:-1], num_actions
+        self.action_value = self.online.flat.new_full((1,), math.nan)
+        """[B], expected value of the latest fresh actions; set by algorithms that move an actor."""
+
+    def values(self, obs: Tensor, *, target: bool = False) -> Tensor:
+        """All actions' values [S, K, B] at obs [B, O], by the online or the target networks.
+
+        Returns:
+            A buffer that the next call overwrites.
+        """
+        buffers = self._sized(obs.shape[0])
+        parameters = self.target if target else self.online
+        out = mlp_forward(parameters, obs.expand(parameters.stack, -1, -1), buffers.tape)
+        return out if self._streams is None else self._streams.join(out, buffers.q)
+
+    def step(
+        self, obs: Tensor, action: Tensor, target: Tensor, loss_gradient: Callable[[Tensor], Tensor] | None = None
+    ) -> None:
+        """One gradient step on ``sum over networks of mean loss(Q(s, a) - target)``.
+
+        Args:
+            obs: [B, O].
+            action: [B], indices, int64.
+            target: [B].
+            loss_gradient: derivative of the loss by its error; None for half the square.
+        """
+        buffers, stack = self._sized(obs.shape[0]), self.online.stack
+        q = self.values(obs)
+        index = action.expand(stack, 1, -1)
+        buffers.chosen = torch.gather(q, 1, index)[:, 0]
+        torch.sub(buffers.chosen, target, out=buffers.td_error)
+        slope = buffers.td_error if loss_gradient is None else loss_gradient(buffers.td_error)
+        grad_q = buffers.tape.grad_out if self._streams is None else buffers.grad_q
+        grad_q.zero_().scatter_(1, index, (slope * buffers.per_row).unsqueeze(1))
+        if self._streams is not None:
+            self._streams.split(grad_q, buffers.tape.grad_out)
+        x_t = obs.t().expand(stack, -1, -1)
+        mlp_backward(self.online, buffers.tape, x_t, self.gradient)
+        if self._streams is not None:
+            self.gradient.head_weight.mul_(self._streams.mask)
+        self.adam.step()
+
+    def least(self, obs: Tensor, *, target: bool = False) -> Tensor:
+        """Each action's least value over the networks [K, B] at obs [B, O], a new tensor."""
+        return self.values(obs, target=target).amin(0)
+
+    def policy_head(self) -> tuple[Tensor, Tensor]:
+        """Weight [K, H] and bias [K] that give the first network's action values."""
+        weight, bias = self.online.head_weight[0], self.online.head_bias[0, :, 0]
+        return (weight, bias) if self._streams is None else (self._streams.joint @ weight, self._streams.joint @ bias)
+
+    def metrics(self) -> dict[str, float]:
+        if self._buffers is None:
+            return {}
+        return {
+            "critic_loss": self._buffers.td_error.square().mean().item(),
+            "q_mean": self._buffers.chosen.mean().item(),
+            "critic_grad_norm": self.adam.gradient_norm,
+        }
+
+    def mean_action_value(self) -> float:
+        return self.action_value.mean().item()
+
+    def _sized(self, rows: int) -> _DiscreteBuffers:
+        if self._buffers is None or self._buffers.rows != rows:
+            self._buffers = _DiscreteBuffers(self.online, rows, self._num_actions)
+        return self._buffers
+
+
+class Streams:
+    """The linear map between a duelling head's outputs (V, A_1 .. A_K) and the action values."""
+
+    def __init__(self, parameters: Parameters, num_actions: int) -> None:
+        like, half = parameters.flat, parameters.sizes[-2] // 2
+        self.joint = like.new_full((num_actions, 1 + num_actions), -1.0 / num_actions)
+        self.joint[:, 0] = 1.0
+        self.joint[:, 1:].diagonal().add_(1.0)
+        self._joint_t = self.joint.t()
+        self.mask = torch.zeros_like(parameters.head_weight)
+        self.mask[:, 0, :half] = 1.0
+        self.mask[:, 1:, half:] = 1.0
+        # Each stream reads half of the layer, so its initial range is that of half the fan-in.
+        parameters.head_weight.mul_(self.mask).mul_(math.sqrt(2.0))
+        parameters.head_bias.mul_(math.sqrt(2.0))
+
+    def join(self, out: Tensor, q: Tensor) -> Tensor:
+        """``Q = V + A - mean A``: [S, 1 + K, B] into ``q`` [S, K, B]."""
+        return torch.matmul(self.joint, out, out=q)
+
+    def split(self, grad_q: Tensor, grad_out: Tensor) -> None:
+        """Gradient to the outputs [S, 1 + K, B] from that to the values [S, K, B]."""
+        torch.matmul(self._joint_t, grad_q, out=grad_out)

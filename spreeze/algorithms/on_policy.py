@@ -1,8 +1,8 @@
-"""The contract of on-policy algorithms: they learn from intervals of T env steps of N environments.
+"""On-policy algorithms: the contract, the gradient of an update, and the networks and policies of PPO and A2C.
 
-theta(j) are the parameters that collect interval j, D(j) its data. A mode may collect interval j while the
-algorithm learns from D(j - 1), so parameters can be one interval ahead of the data. What is done about that
-is the *correction*:
+They learn from rollouts of T env steps of N environments. theta(j) are the parameters that collect rollout j, D(j) its
+data. A mode may collect rollout j while the algorithm learns from D(j - 1), so parameters can be one rollout ahead of
+the data. What is done about that is the *correction*:
 
 =============  =========================================================================================
 on-policy      theta(j + 1) from D(j), nothing to correct: rollout and learning take turns
@@ -15,89 +15,32 @@ truncated-is   the update at theta(j), each sample weighted by min(1, pi_theta(j
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from typing import Any, NamedTuple, Protocol
+from abc import abstractmethod
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from spreeze.algorithms.advantages import RewardScale, explained_variance, gae, vtrace
-from spreeze.algorithms.nn.actor_critic_networks import (
-    ActorCriticNetwork,
-    CategoricalDistribution,
-    ConvActorCritic,
-    Distribution,
-    GaussianDistribution,
-    MlpActorCritic,
+from spreeze.algorithms import losses
+from spreeze.algorithms.algorithm import Algorithm, finite
+from spreeze.algorithms.conv_networks import HIDDEN_GAIN, POLICY_GAIN, VALUE_GAIN, ConvActorCritic
+from spreeze.algorithms.fused_mlp import (
+    Parameters,
+    Tape,
+    mlp_backward,
+    mlp_forward,
+    orthogonal_,
+    parameter_count,
+    policy_arrays,
 )
-from spreeze.algorithms.nn.optimizers import FlatAdam, FlatRMSProp
-from spreeze.algorithms.state import load_arrays, to_arrays
+from spreeze.algorithms.optimizers import FlatAdam, FlatRMSProp
 from spreeze.config.schema import OnPolicyConfig
 from spreeze.errors import CheckpointError, ConfigError
-from spreeze.inference.normalizer import Normalizer
+from spreeze.inference.policy import Normalizer
 from spreeze.types import EnvSpec, RolloutBatch
 
 CORRECTIONS = ("on-policy", "delayed", "none", "truncated-is")
-
-
-class OnPolicyAlgorithm(Protocol):
-    """Networks, losses and update of one on-policy algorithm."""
-
-    name: str
-    updates: int
-    """Gradient steps so far, refused ones included."""
-
-    def learn(self, batch: RolloutBatch, progress: float | None) -> None:
-        """Everything that one interval's data is used for.
-
-        A gradient that is not finite is not applied, and counted.
-
-        Args:
-            batch: collected by theta(j) with correction "on-policy", by theta(j - 1) with the others.
-            progress: share of the run that is over, for the step size's schedule; None where nobody knows.
-        """
-        ...
-
-    def metrics(self) -> dict[str, float]:
-        """Metrics of the latest update by their names in ``spreeze.metrics.table``; what is not finite is left out."""
-        ...
-
-    def updates_skipped(self) -> int:
-        """Gradients that were not applied."""
-        ...
-
-    def policy_arrays(self) -> dict[str, np.ndarray]:
-        """Copies of theta(j)'s policy as ``Policy.from_weights`` reads it, its own normaliser included."""
-        ...
-
-    def policy_meta(self) -> dict[str, Any]:
-        """What the policy is."""
-        ...
-
-    def state_arrays(self) -> dict[str, np.ndarray]:
-        """Copies of both thetas, the optimiser, the running statistics and the random state."""
-        ...
-
-    def load_state_arrays(self, arrays: dict[str, np.ndarray]) -> None:
-        """Takes over what ``state_arrays`` gave.
-
-        Raises:
-            CheckpointError: of another network or algorithm.
-        """
-        ...
-
-    def state_json(self) -> dict[str, Any]:
-        """Counters and identity."""
-        ...
-
-    def load_state_json(self, state: dict[str, Any]) -> None:
-        """Takes over what ``state_json`` gave.
-
-        Raises:
-            CheckpointError: of another algorithm or correction.
-        """
-        ...
 
 
 class Samples(NamedTuple):
@@ -116,7 +59,7 @@ Passed = tuple[Tensor, Tensor]
 
 
 class _Latest(NamedTuple):
-    """Of the latest gradient, for metrics; no view of an interval's data, which is valid only during ``learn``."""
+    """Of the latest gradient, for metrics; no view of a rollout's data, which is valid only during ``learn``."""
 
     objective: Tensor  # [M]
     log_ratio: Tensor  # [M]
@@ -124,12 +67,11 @@ class _Latest(NamedTuple):
     target: Tensor  # [M]
 
 
-class PolicyGradientBase(ABC):
-    """An ``OnPolicyAlgorithm`` but for the update itself."""
+class OnPolicyAlgorithm(Algorithm):
+    """Networks, losses and update of one algorithm, but for ``_update`` itself."""
 
-    name: str
     single_step: bool
-    """True where an interval gives one gradient step, on all of it: values and gradient take one pass together."""
+    """True where a rollout gives one gradient step, on all of it: values and gradient take one pass together."""
     optimiser: FlatAdam | FlatRMSProp
 
     def __init__(
@@ -140,35 +82,33 @@ class PolicyGradientBase(ABC):
             raise ConfigError(f"correction = {correction!r}: allowed is {', '.join(CORRECTIONS)}")
         if normalize_obs and spec.frames is not None:
             raise ConfigError("env.normalize_obs = true: images are scaled by 1/255 already; leave it out")
-        self.updates = 0
         self.correction = correction
         self._place, self._dtype, self._shared = torch.device(device), dtype, config
         generator = torch.Generator().manual_seed(seed)
         self.net = _network(spec, config, generator, self._place, dtype)
-        self._kind: Distribution = (
+        self._kind: CategoricalDistribution | GaussianDistribution = (
             GaussianDistribution(self.net.log_std, self.net.grad_log_std) if spec.num_actions is None
             else CategoricalDistribution(spec.num_actions)
         )
         self._before = self.net.flat.clone() if correction == "delayed" else None
         """theta(j - 1)."""
-        self._shuffle = torch.Generator().manual_seed(seed + 1)
         self._normalizer = Normalizer(spec.obs_dim) if normalize_obs else None
         self._normalizer_before = Normalizer(spec.obs_dim) if normalize_obs and correction == "delayed" else None
         self._reward_scale = RewardScale(config.gamma) if config.normalize_returns else None
         image = {"cnn": config.cnn, "image": self.net.image} if isinstance(self.net, ConvActorCritic) else {}
-        self._meta = {
-            "algo": self.name, **self._kind.meta(), "obs_dim": spec.obs_dim,
-            "hidden_sizes": list(self.net.hidden_sizes), "activation": self.net.activation, **image,
-        }
+        super().__init__(torch.Generator().manual_seed(seed + 1), {
+            **self._kind.meta, "obs_dim": spec.obs_dim, "hidden_sizes": list(self.net.hidden_sizes),
+            "activation": self.net.activation, **image,
+        })
         self._latest: _Latest | None = None
         self._explained_variance = math.nan
 
     @abstractmethod
     def _update(self, samples: Samples, passed: Passed | None, theta: Tensor | None) -> None:
-        """All gradient steps on an interval's samples.
+        """All gradient steps on a rollout's samples.
 
         Args:
-            samples: of the interval.
+            samples: of the rollout.
             passed: where ``single_step`` is set, the pass that they come from.
             theta: theta(j), where the network holds theta(j - 1); at the end it has to hold theta(j + 1).
         """
@@ -182,7 +122,12 @@ class PolicyGradientBase(ABC):
         """Derivative [M] of the value loss by the values."""
 
     def learn(self, batch: RolloutBatch, progress: float | None) -> None:
-        """One interval."""
+        """Everything that one rollout's data is used for. A gradient that is not finite is not applied, and counted.
+
+        Args:
+            batch: collected by theta(j) with correction "on-policy", by theta(j - 1) with the others.
+            progress: share of the run that is over, for the step size's schedule; None where nobody knows.
+        """
         config = self._shared
         over = 0.0 if progress is None or config.lr_schedule == "constant" else min(max(progress, 0.0), 1.0)
         self.optimiser.lr = config.lr * (1.0 - over)
@@ -197,7 +142,7 @@ class PolicyGradientBase(ABC):
         self._take_statistics(batch)
 
     def _samples(self, batch: RolloutBatch) -> tuple[Samples, Passed | None]:
-        """The interval with advantages and targets by the parameters that the network holds now."""
+        """The rollout with advantages and targets by the parameters that the network holds now."""
         steps, envs = batch.reward.shape
         rows = steps * envs
         normalizer = self._normalizer if self._normalizer_before is None else self._normalizer_before
@@ -214,7 +159,7 @@ class PolicyGradientBase(ABC):
             log_prob = now
         old = value.cpu().numpy().reshape(steps, envs)
         advantage, target = self._advantages(batch, old, self._next_values(batch, old, normalizer), weight)
-        self._explained_variance = explained_variance(old, target)
+        self._explained_variance = losses.explained_variance(old, target)
         if self._shared.normalize_advantage:
             advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
         columns = self._tensor(np.stack((advantage.reshape(rows), target.reshape(rows)), 1))
@@ -240,10 +185,10 @@ class PolicyGradientBase(ABC):
         if self._reward_scale is not None:
             reward = self._reward_scale.apply(reward, *ended)
         if weight is None:
-            advantage = gae(reward, value, next_value, *ended, config.gamma, config.gae_lambda)
+            advantage = losses.gae(reward, value, next_value, *ended, config.gamma, config.gae_lambda)
             return advantage, advantage + value
         weights = weight.cpu().numpy().reshape(reward.shape)
-        target, advantage = vtrace(reward, value, next_value, *ended, weights, config.gamma, config.gae_lambda)
+        target, advantage = losses.vtrace(reward, value, next_value, *ended, weights, config.gamma, config.gae_lambda)
         return advantage, target
 
     def _gradient(self, samples: Samples, passed: Passed | None = None) -> None:
@@ -259,7 +204,7 @@ class PolicyGradientBase(ABC):
         self._latest = _Latest(objective, log_ratio, value, samples.target)
 
     def _take_statistics(self, batch: RolloutBatch) -> None:
-        """The next theta's normaliser knows this interval too."""
+        """The next theta's normaliser knows this rollout too."""
         if self._normalizer is None:
             return
         if self._normalizer_before is not None:
@@ -272,11 +217,11 @@ class PolicyGradientBase(ABC):
         return tensor.to(self._place) if tensor.dtype == torch.uint8 else tensor.to(self._place, self._dtype)
 
     def metrics(self) -> dict[str, float]:
-        """Of the latest minibatch and interval."""
+        """Of the latest minibatch and rollout."""
         if self._latest is None:
             return {}
         objective, _, value, target = self._latest
-        found = {
+        return finite({
             "policy_loss": -objective.mean().item(),
             "value_loss": 0.5 * (value - target).square().mean().item(),
             "entropy": self._kind.entropy(),
@@ -284,8 +229,7 @@ class PolicyGradientBase(ABC):
             "explained_variance": self._explained_variance,
             "learning_rate": self.optimiser.lr,
             "grad_norm": self.optimiser.gradient_norm,
-        }
-        return {name: value for name, value in found.items() if math.isfinite(value)}
+        })
 
     def _divergence(self) -> Tensor:
         """Of the latest minibatch's policies, in nat: the estimator k3 of Schulman 2020, never negative."""
@@ -294,48 +238,33 @@ class PolicyGradientBase(ABC):
         return (log_ratio.exp() - 1.0 - log_ratio).mean()
 
     def updates_skipped(self) -> int:
-        """Gradients that were refused."""
-        return self.optimiser.refused
+        return self.optimiser.rejected
 
     def policy_arrays(self) -> dict[str, np.ndarray]:
-        """Theta(j)'s policy and its normaliser."""
+        """Theta(j)'s policy and its normalizer."""
         arrays = {name: tensor.numpy() for name, tensor in self.net.policy_arrays().items()}
         if len(self.net.log_std):
             arrays["log_std"] = self.net.log_std.to("cpu", copy=True).numpy()
         return arrays if self._normalizer is None else arrays | self._normalizer.arrays()
 
-    def policy_meta(self) -> dict[str, Any]:
-        """What the policy is."""
-        return dict(self._meta)
-
-    def state_arrays(self) -> dict[str, np.ndarray]:
-        """Thetas, optimiser, random state."""
-        return to_arrays(self._tensors(), self._shuffle)
-
-    def load_state_arrays(self, arrays: dict[str, np.ndarray]) -> None:
-        """Takes over what ``state_arrays`` gave."""
-        load_arrays(self._tensors(), self._shuffle, arrays)
-
     def state_json(self) -> dict[str, Any]:
-        """Counters, identity and running statistics."""
-        parts = {"normalizer": self._normalizer, "normalizer_before": self._normalizer_before,
-                 "reward_scale": self._reward_scale}  # fmt: skip
-        statistics = {name: part.state() for name, part in parts.items() if part is not None}
-        return {"algo": self.name, "correction": self.correction, "updates": self.updates, **statistics}
+        statistics = {name: part.state() for name, part in self._statistics().items()}
+        return super().state_json() | {"correction": self.correction, **statistics}
 
     def load_state_json(self, state: dict[str, Any]) -> None:
-        """Takes over what ``state_json`` gave."""
-        for key, own in (("algo", self.name), ("correction", self.correction)):
-            if state.get(key) != own:
-                raise CheckpointError(f"checkpoint was made with {key} '{state.get(key)}', not '{own}'; use the same")
+        super().load_state_json(state)
+        if state.get("correction") != self.correction:
+            raise CheckpointError(f"checkpoint was made with correction '{state.get('correction')}', not "
+                                  f"'{self.correction}'; use the same")
+        for name, part in self._statistics().items():
+            if name not in state:
+                raise CheckpointError(f"checkpoint has no '{name}'; use the settings that it was made with")
+            part.load_state(state[name])
+
+    def _statistics(self) -> dict[str, Normalizer | RewardScale]:
         parts = {"normalizer": self._normalizer, "normalizer_before": self._normalizer_before,
                  "reward_scale": self._reward_scale}  # fmt: skip
-        for name, part in parts.items():
-            if part is not None:
-                if name not in state:
-                    raise CheckpointError(f"checkpoint has no '{name}'; use the settings that it was made with")
-                part.load_state(state[name])
-        self.updates = int(state["updates"])
+        return {name: part for name, part in parts.items() if part is not None}
 
     def _tensors(self) -> dict[str, Tensor]:
         own = {"theta": self.net.flat}
@@ -346,7 +275,7 @@ class PolicyGradientBase(ABC):
 
 def _network(
     spec: EnvSpec, config: OnPolicyConfig, generator: torch.Generator, device: torch.device, dtype: torch.dtype
-) -> ActorCriticNetwork:
+) -> MlpActorCritic | ConvActorCritic:
     outputs = spec.action_dim if spec.num_actions is None else spec.num_actions
     num_log_std = spec.action_dim if spec.num_actions is None else 0
     hidden = config.hidden_sizes
@@ -365,3 +294,156 @@ def _normalised(obs: np.ndarray, normalizer: Normalizer | None) -> np.ndarray:
     if normalizer is not None:
         normalizer.apply(own)
     return own
+
+
+class RewardScale:
+    """Divides rewards by the running standard deviation of their discounted returns, as OpenAI's baselines do.
+
+    One return an environment goes on from interval to interval; an episode's end starts it at 0.
+    """
+
+    CLIP = 10.0
+
+    def __init__(self, gamma: float) -> None:
+        self._gamma = gamma
+        self._returns = np.zeros(0)
+        self._count, self._mean, self._m2 = 0.0, 0.0, 0.0
+
+    def apply(self, reward: np.ndarray, terminated: np.ndarray, truncated: np.ndarray) -> np.ndarray:
+        """Takes in an interval's rewards [T, N] and returns them scaled and clipped; all as they are if any is NaN."""
+        if not np.isfinite(reward).all():
+            return reward
+        if len(self._returns) != reward.shape[1]:
+            self._returns = np.zeros(reward.shape[1])
+        found = np.empty(reward.shape)
+        kept = 1.0 - np.logical_or(terminated, truncated)
+        for t, row in enumerate(reward):
+            found[t] = self._returns = self._gamma * self._returns + row
+            self._returns = self._returns * kept[t]
+        self._take(found)
+        scaled = reward / max(np.sqrt(self._m2 / self._count), 1e-4)
+        clipped: np.ndarray = np.clip(scaled, -self.CLIP, self.CLIP).astype(np.float32)
+        return clipped
+
+    def _take(self, values: np.ndarray) -> None:
+        """Chan et al. 1979, parallel variance."""
+        mean, count = float(values.mean()), float(values.size)
+        delta, total = mean - self._mean, self._count + count
+        self._m2 += float(((values - mean) ** 2).sum()) + delta**2 * self._count * count / total
+        self._mean += delta * count / total
+        self._count = total
+
+    def state(self) -> dict[str, Any]:
+        """JSON form of the exact state."""
+        return {"count": self._count, "mean": self._mean, "m2": self._m2, "returns": self._returns.tolist()}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Takes over what ``state`` gave."""
+        self._count, self._mean, self._m2 = (float(state[name]) for name in ("count", "mean", "m2"))
+        self._returns = np.asarray(state["returns"], np.float64)
+
+
+class MlpActorCritic:
+    """Two perceptrons with tanh, stacked into one batched matmul; the value is the second one's first output.
+
+    ``flat`` are all parameters and ``gradient`` what ``backward`` fills; the log standard deviations of a continuous
+    policy are the views ``log_std`` and ``grad_log_std`` [A] at their ends, and the caller fills the latter.
+    """
+
+    activation = "tanh"
+
+    def __init__(
+        self, obs_dim: int, outputs: int, num_log_std: int, hidden_sizes: tuple[int, ...], generator: torch.Generator,
+        device: torch.device, dtype: torch.dtype = torch.float32,
+    ) -> None:
+        sizes = (obs_dim, *hidden_sizes, outputs)
+        count = parameter_count(sizes, 2)
+        self.hidden_sizes = hidden_sizes
+        self.flat = torch.zeros(count + num_log_std, device=device, dtype=dtype)
+        self.gradient = torch.zeros_like(self.flat)
+        self.log_std, self.grad_log_std = self.flat[count:], self.gradient[count:]
+        self._parameters = Parameters(self.flat[:count], sizes, 2)
+        self._policy, self._value = self._parameters.one(0), self._parameters.one(1)
+        self._gradients = Parameters(self.gradient[:count], sizes, 2)
+        self._tape = Tape.allocate(self._parameters, 1, tanh=True)
+        self._x_t = self.flat[:0]
+        for weight in self._parameters.weights:
+            for network in weight:
+                orthogonal_(network.t(), HIDDEN_GAIN, generator)
+        orthogonal_(self._parameters.head_weight[0], POLICY_GAIN, generator)
+        orthogonal_(self._parameters.head_weight[1, :1], VALUE_GAIN, generator)
+
+    def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        """Outputs [K, M] (logits or means) and values [M] at M rows, in buffers that the next call overwrites."""
+        rows = obs.shape[0]
+        if self._tape.out.shape[2] != rows:
+            self._tape = Tape.allocate(self._parameters, rows, tanh=True)
+        self._x_t = obs.t().expand(2, -1, -1)
+        out = mlp_forward(self._parameters, obs.expand(2, -1, -1), self._tape)
+        return out[0], out[1, 0]
+
+    def backward(self, grad_out: Tensor, grad_value: Tensor) -> None:
+        """Fills ``gradient``, but for ``grad_log_std``, from those to the latest outputs [K, M] and values [M].
+
+        The value network's other outputs have no gradient and stay as they began.
+        """
+        self._tape.grad_out[0].copy_(grad_out)
+        self._tape.grad_out[1, 0].copy_(grad_value)
+        mlp_backward(self._parameters, self._tape, self._x_t, self._gradients)
+
+    def values(self, obs: Tensor) -> Tensor:
+        tape = Tape.allocate(self._value, obs.shape[0], tanh=True)
+        return mlp_forward(self._value, obs.unsqueeze(0), tape)[0, 0]
+
+    def policy_arrays(self) -> dict[str, Tensor]:
+        """Copies of the policy by layer, without the log standard deviations."""
+        return policy_arrays(self._policy)
+
+
+class CategoricalDistribution:
+    """One of K actions; outputs are logits. ``backward`` and ``entropy`` are of the latest ``log_prob``."""
+
+    def __init__(self, num_actions: int) -> None:
+        self.meta = {"policy": "categorical", "num_actions": num_actions}
+        self._log_pi: Tensor | None = None
+        self._index: Tensor | None = None
+
+    def log_prob(self, out: Tensor, action: Tensor) -> Tensor:
+        """Log-probabilities [M] in nat of actions [M, A] under outputs [K, M]."""
+        self._index = action.t().long()
+        self._log_pi, chosen = losses.categorical(out, self._index)
+        return chosen
+
+    def backward(self, grad_log_prob: Tensor, entropy_weight: float) -> Tensor:
+        """Gradient of ``sum(grad_log_prob log pi) - entropy_weight sum H`` to the outputs [K, M]."""
+        assert self._log_pi is not None
+        assert self._index is not None
+        return losses.categorical_backward(self._log_pi, self._index, grad_log_prob, entropy_weight)
+
+    def entropy(self) -> float:
+        """Mean in nat (reads the device)."""
+        assert self._log_pi is not None
+        return -(self._log_pi.exp() * self._log_pi).sum(0).mean().item()
+
+
+class GaussianDistribution:
+    """Independent Gaussians, not squashed; outputs are means, the log standard deviations the same everywhere."""
+
+    def __init__(self, log_std: Tensor, grad_log_std: Tensor) -> None:
+        self._log_std, self._grad_log_std = log_std, grad_log_std
+        self.meta = {"policy": "gaussian", "action_dim": len(log_std)}
+        self._z: Tensor | None = None
+
+    def log_prob(self, out: Tensor, action: Tensor) -> Tensor:
+        self._z, log_prob = losses.gaussian(out, self._log_std, action.t())
+        return log_prob
+
+    def backward(self, grad_log_prob: Tensor, entropy_weight: float) -> Tensor:
+        """To the means; that to the log standard deviations goes to where it belongs."""
+        assert self._z is not None
+        grad_mean, grad_log_std = losses.gaussian_backward(self._z, self._log_std, grad_log_prob, entropy_weight)
+        self._grad_log_std.copy_(grad_log_std)
+        return grad_mean
+
+    def entropy(self) -> float:
+        return losses.gaussian_entropy(self._log_std).item()

@@ -1,7 +1,7 @@
-"""Proximal policy optimisation (Schulman et al. 2017, arXiv 1707.06347), also one interval behind.
+"""Proximal policy optimisation (Schulman et al. 2017, arXiv 1707.06347), also one rollout behind.
 
-An update is an inner loop of K = epochs x minibatches steps phi_0, phi_1 ... phi_K on one interval. What it means
-one interval behind:
+An update is an inner loop of K = epochs x minibatches steps phi_0, phi_1 ... phi_K on one rollout. What it means
+one rollout behind:
 
 - delayed: the loop starts at phi_0 = theta(j - 1), which collected the data, with ratios to pi_theta(j - 1), values,
   advantages and normaliser of theta(j - 1): it is exactly the update that serial PPO would have made there.
@@ -22,20 +22,18 @@ import torch
 from torch import Tensor
 
 from spreeze.algorithms import losses
-from spreeze.algorithms.nn.optimizers import FlatAdam
-from spreeze.algorithms.on_policy import Passed, PolicyGradientBase, Samples
+from spreeze.algorithms.on_policy import OnPolicyAlgorithm, Passed, Samples
+from spreeze.algorithms.optimizers import FlatAdam
 from spreeze.config.schema import PPOConfig
 from spreeze.errors import ConfigError
 from spreeze.types import EnvSpec
 
 _STEP_FACTOR = 1.5
-"""What the step size is divided or multiplied by where an interval's divergence was too great or small."""
+"""What the step size is divided or multiplied by where a rollout's divergence was too great or small."""
 _LEAST_STEP_SHARE = 0.01
 
 
-class PPO(PolicyGradientBase):
-    """PPO with Adam; see ``OnPolicyAlgorithm`` for what each member does."""
-
+class PPO(OnPolicyAlgorithm):
     name = "ppo"
     single_step = False
 
@@ -53,7 +51,7 @@ class PPO(PolicyGradientBase):
         """Of the schedule's step size, what the divergence so far allows."""
 
     def metrics(self) -> dict[str, float]:
-        """Of the latest minibatch and interval, the share of clipped ratios too."""
+        """Of the latest minibatch and rollout, the share of clipped ratios too."""
         found = super().metrics()
         if self._latest is not None and not self._latest.log_ratio.isnan().any():
             outside = self._latest.log_ratio.expm1().abs_() > self._config.clip
@@ -63,7 +61,7 @@ class PPO(PolicyGradientBase):
     def _update(self, samples: Samples, passed: Passed | None, theta: Tensor | None) -> None:
         config, rows = self._config, len(samples.target)
         if rows % config.minibatches:
-            raise ConfigError(f"ppo.minibatches = {config.minibatches}: {rows} env steps of an interval cannot be cut "
+            raise ConfigError(f"ppo.minibatches = {config.minibatches}: {rows} env steps of a rollout cannot be cut "
                               "into that many equal parts")
         if self._blocks is None or not self._blocks.fits(samples):
             self._blocks = _Blocks(samples, config.minibatches)
@@ -72,7 +70,7 @@ class PPO(PolicyGradientBase):
         self.optimiser.lr *= self._step_share
         divergences: list[Tensor] = []
         for epoch in range(config.epochs):
-            for part in self._blocks.shuffled(self._shuffle):
+            for part in self._blocks.shuffled(self._generator):
                 self._gradient(part)
                 if config.target_kl is not None and epoch == config.epochs - 1:
                     divergences.append(self._divergence())
@@ -92,23 +90,22 @@ class PPO(PolicyGradientBase):
         return value - samples.target
 
     def state_json(self) -> dict[str, Any]:
-        """The same, and the share of the step size."""
         share = {} if self._config.target_kl is None else {"step_share": self._step_share}
         return super().state_json() | share
 
     def load_state_json(self, state: dict[str, Any]) -> None:
-        """Takes over what ``state_json`` gave; without ``target_kl``, then or now, the step size is the whole one."""
         super().load_state_json(state)
+        # Without target_kl, then or now, the step size is the whole one.
         self._step_share = 1.0 if self._config.target_kl is None else float(state.get("step_share", 1.0))
 
 
 def adapted_share(share: float, divergence: float, target: float) -> float:
-    """The share of the step size for the next interval; the whole one is the greatest.
+    """The share of the step size for the next rollout; the whole one is the greatest.
 
     The rule and factors of Rudin et al. 2021 (arXiv 2109.11978), who aim at 0.01 and let it grow beyond.
 
     Args:
-        share: of the interval at hand, 0.01 to 1.
+        share: of the rollout at hand, 0.01 to 1.
         divergence: of its policies, in nat; one that is not finite counts as too great.
         target: what is aimed at, in nat; up to twice of it and down to half of it nothing changes.
     """
@@ -118,7 +115,7 @@ def adapted_share(share: float, divergence: float, target: float) -> float:
 
 
 class _Blocks:
-    """An interval's samples side by side in one block of rows, a shuffled copy of it, and its parts.
+    """A rollout's samples side by side in one block of rows, a shuffled copy of it, and its parts.
 
     One gather shuffles all columns, and the parts are views that are made once.
     """
@@ -144,17 +141,16 @@ class _Blocks:
         return Samples(obs, rows[:, wide : wide + actions], *last)
 
     def fits(self, samples: Samples) -> bool:
-        """Whether samples have the shapes of these buffers."""
         return self._source.shape == samples.obs.shape
 
     def fill(self, samples: Samples) -> None:
-        """Takes in an interval."""
+        """Takes in a rollout."""
         for own, new in zip(self._own[self._images :], samples[self._images :], strict=True):
             own.copy_(new)
         self._source = samples.obs
 
     def shuffled(self, generator: torch.Generator) -> list[Samples]:
-        """The parts of a new random order of all rows."""
+        """The parts, after all rows were put into a new random order."""
         torch.randperm(len(self._order), generator=generator, out=self._order)
         order = self._order.to(self._rows.device)
         torch.index_select(self._rows, 0, order, out=self._copy)

@@ -1,101 +1,158 @@
-"""Soft actor-critic with automatic temperature and twin critics (Haarnoja et al. 2018, arXiv 1812.05905).
+"""Soft actor-critic with twin critics, for continuous and for discrete actions.
 
-Departures from the authors' code: all networks take their step in the order critics, actor,
-temperature, targets; the temperature's step is on log alpha; both of an update's action draws (at
-``next_obs`` for the target, at ``obs`` for the actor) are one pass of the actor over 2 B rows.
+Haarnoja et al. 2018 (arXiv 1812.05905), with automatic temperature; Christodoulou 2019 (arXiv 1910.07207). Departures
+from the authors' code: all networks take their step in the order critics, actor, temperature, targets; the
+temperature's step is on log alpha; both of an update's action draws (at ``next_obs`` for the target, at ``obs`` for the
+actor) are one pass of the actor over 2 B rows. With discrete actions every expectation over actions is computed exactly
+from the policy's probabilities: no action is drawn.
 """
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from spreeze.algorithms import losses
-from spreeze.algorithms.nn.fused_mlp import Parameters, Tape, new_parameters
-from spreeze.algorithms.nn.optimizers import FlatAdam
-from spreeze.algorithms.nn.q_networks import Critics
-from spreeze.algorithms.nn.two_thread_update import MlpPasses, ThreadPair
-from spreeze.algorithms.off_policy import ActorCritic, Placement, Proposal
-from spreeze.algorithms.temperature import Temperature
+from spreeze.algorithms.fused_mlp import (
+    MlpPasses,
+    Parameters,
+    Tape,
+    ThreadPair,
+    mlp_backward,
+    mlp_forward,
+    new_parameters,
+)
+from spreeze.algorithms.off_policy import ActorCritic, ActorNetworks, Critics, DiscreteCritics, Placement, Proposal
+from spreeze.algorithms.optimizers import FlatAdam
 from spreeze.config.schema import SACConfig
 from spreeze.types import TransitionBatch
+
+
+class Temperature:
+    """``alpha`` [1], moved by gradient steps on its logarithm (arXiv 1812.05905, eq. 18)."""
+
+    def __init__(self, config: SACConfig, device: torch.device, dtype: torch.dtype) -> None:
+        self.tuned = config.tune_alpha
+        self.log_alpha = torch.full((1,), math.log(config.initial_alpha), device=device, dtype=dtype)
+        self.alpha = self.log_alpha.exp()
+        self.gradient = torch.zeros_like(self.log_alpha)
+        """[1], to log alpha; filled in before ``step``."""
+        self.adam = FlatAdam(self.log_alpha, self.gradient, config.alpha_lr)
+
+    def step(self) -> None:
+        self.adam.step()
+        self.derive()
+
+    def derive(self) -> None:
+        """Makes ``alpha`` follow its logarithm: after a step, or after a checkpoint was loaded."""
+        torch.exp(self.log_alpha, out=self.alpha)
 
 
 class _Buffers:
     """Everything whose size depends on the batch: rows 0..B-1 are next_obs, B..2B-1 obs."""
 
-    def __init__(self, parameters: Parameters, rows: int, action_dim: int, pair: ThreadPair | None) -> None:
+    def __init__(self, parameters: Parameters, rows: int) -> None:
         like, obs_dim = parameters.flat, parameters.sizes[0]
         self.rows = rows
         self.tape = Tape.allocate(parameters, 2 * rows)
-        self.passes = MlpPasses(parameters, self.tape, pair)
         self.fresh = self.tape.part(rows, 2 * rows)
-        self.fresh_passes = MlpPasses(parameters, self.fresh, pair)
         self.x = like.new_zeros(1, 2 * rows, obs_dim)
         self.x_next, self.x_obs = self.x[0, :rows], self.x[0, rows:]
-        self.x_obs_t = self.x[0, rows:].t().unsqueeze(0)
+        self.x_obs_t = self.x_obs.t().unsqueeze(0)
+        self.log_prob = like.new_zeros(rows)
+
+
+class _GaussianBuffers(_Buffers):
+    """The same for actions that are drawn."""
+
+    def __init__(self, parameters: Parameters, rows: int, pair: ThreadPair | None) -> None:
+        super().__init__(parameters, rows)
+        like, action_dim = parameters.flat, parameters.sizes[-1] // 2
+        self.passes = MlpPasses(parameters, self.tape, pair)
+        self.fresh_passes = MlpPasses(parameters, self.fresh, pair)
         self.noise = like.new_zeros(action_dim, 2 * rows)
         self.mean, self.raw_log_std = self.tape.out[0, :action_dim], self.tape.out[0, action_dim:]
         self.grad_mean, self.grad_log_std = self.fresh.grad_out[0, :action_dim], self.fresh.grad_out[0, action_dim:]
-        self.action = self.deviation = like.new_zeros(action_dim, rows)
+        self.action = self.scaled_noise = like.new_zeros(action_dim, rows)
         self.log_std = like.new_zeros(action_dim, 2 * rows)
         self.fresh_log_std, self.fresh_raw_log_std = self.log_std[:, rows:], self.raw_log_std[:, rows:]
         self.in_range = torch.ones_like(self.action)
-        self.log_prob = like.new_zeros(rows)
         self.per_row, self.minus_per_row = like.new_full((), 1.0 / rows), like.new_full((), -1.0 / rows)
         self.minus_mean = like.new_full((rows,), -1.0 / rows)
 
 
-class GaussianActor:
-    """The actor side: squashed Gaussian policy, temperature, and their optimisers."""
+class SoftActor(ActorNetworks):
+    """What both policies share: the temperature, and what is stored and told of it."""
 
     def __init__(
-        self,
-        obs_dim: int,
-        action_dim: int,
-        config: SACConfig,
-        init: torch.Generator,
-        noise: torch.Generator,
-        device: torch.device,
+        self, sizes: tuple[int, ...], config: SACConfig, init: torch.Generator, device: torch.device,
         dtype: torch.dtype = torch.float32,
-        pair: ThreadPair | None = None,
     ) -> None:
-        sizes = (obs_dim, *config.hidden_sizes, 2 * action_dim)
-        self.online = new_parameters(sizes, 1, device, dtype)
-        self.online.initialise(init)
-        self.gradient = new_parameters(sizes, 1, device, dtype)
-        self.adam = FlatAdam(self.online.flat, self.gradient.flat, config.actor_lr)
+        super().__init__(lambda: new_parameters(sizes, 1, device, dtype), config.actor_lr, init, target=False)
         self.temperature = Temperature(config, device, dtype)
+        self._entropy: Tensor | None = None
+        """[B], estimates of the latest step."""
+
+    def metrics(self, mean_action_value: float) -> dict[str, float]:
+        alpha = self.temperature.log_alpha.exp().item()
+        if self._entropy is None:
+            return {"alpha": alpha}
+        entropy = self._entropy.mean().item()
+        found = {"alpha": alpha, "entropy": entropy, "actor_loss": -alpha * entropy - mean_action_value}
+        return found | {"actor_grad_norm": self.adam.gradient_norm}
+
+    def rejected(self) -> int:
+        """Of the actor or of its temperature, whichever is more."""
+        return max(super().rejected(), self.temperature.adam.rejected)
+
+    def drop_buffers(self) -> None:
+        super().drop_buffers()
+        self._entropy = None
+
+    def tensors(self) -> dict[str, Tensor]:
+        own = super().tensors() | {"log_alpha": self.temperature.log_alpha}
+        return own | {f"alpha_adam.{name}": tensor for name, tensor in self.temperature.adam.tensors().items()}
+
+
+class GaussianActor(SoftActor):
+    """Squashed Gaussian policy."""
+
+    _buffers: _GaussianBuffers | None
+
+    def __init__(
+        self, obs_dim: int, action_dim: int, config: SACConfig, init: torch.Generator, noise: torch.Generator,
+        device: torch.device, dtype: torch.dtype = torch.float32, pair: ThreadPair | None = None,
+    ) -> None:
+        super().__init__((obs_dim, *config.hidden_sizes, 2 * action_dim), config, init, device, dtype)
         self._target_entropy = torch.full_like(self.temperature.alpha, config.target_entropy_per_action * action_dim)
-        self._action_dim, self._noise = action_dim, noise
-        self._pair = pair
-        self._buffers: _Buffers | None = None
+        self._noise, self._pair = noise, pair
 
     def propose(self, next_obs: Tensor, obs: Tensor) -> Proposal:
         """Actions and log-densities at ``next_obs`` and actions at ``obs``, both [B, O]."""
         rows = obs.shape[0]
         if self._buffers is None or self._buffers.rows != rows:
-            self._buffers = _Buffers(self.online, rows, self._action_dim, self._pair)
+            self._buffers = _GaussianBuffers(self.online, rows, self._pair)
         buffers = self._buffers
         buffers.x_next.copy_(next_obs)
         buffers.x_obs.copy_(obs)
         buffers.passes.forward(buffers.x)
         torch.clamp(buffers.raw_log_std, losses.LOG_STD_MIN, losses.LOG_STD_MAX, out=buffers.log_std)
         buffers.noise.normal_(generator=self._noise)
-        action, log_prob, deviation = losses.squashed_gaussian(buffers.mean, buffers.log_std, buffers.noise)
+        action, log_prob, scaled_noise = losses.squashed_gaussian(buffers.mean, buffers.log_std, buffers.noise)
         buffers.action, buffers.log_prob = action[:, rows:], log_prob[rows:]
-        buffers.deviation = deviation[:, rows:]
+        buffers.scaled_noise = scaled_noise[:, rows:]
         return Proposal(action[:, :rows], log_prob[:rows], buffers.action)
 
     def step(self, dq_da: Tensor) -> None:
         """Gradient step on ``mean(alpha log pi(a|s) - Q(s, a))`` (eq. 9), then on the temperature (eq. 18)."""
         buffers = self._buffers
         assert buffers is not None
-        weight = self.temperature.alpha * buffers.per_row
-        grad_action = dq_da * buffers.minus_per_row
         grad_mean, grad_log_std = losses.squashed_gaussian_backward(
-            buffers.action, buffers.deviation, grad_action, weight
+            buffers.action, buffers.scaled_noise, dq_da * buffers.minus_per_row,
+            self.temperature.alpha * buffers.per_row,
         )
         buffers.grad_mean.copy_(grad_mean)
         # Outside of its range log_std is constant, so it gets no gradient there.
@@ -109,39 +166,91 @@ class GaussianActor:
             self.temperature.step()
 
     def metrics(self, mean_action_value: float) -> dict[str, float]:
-        """alpha, entropy, actor_loss and actor_grad_norm of the latest step (reads the device)."""
-        entropy = None if self._buffers is None else -self._buffers.log_prob
-        return self.temperature.metrics(self.adam, entropy, mean_action_value)
+        self._entropy = None if self._buffers is None else -self._buffers.log_prob
+        return super().metrics(mean_action_value)
 
-    def refused(self) -> int:
-        """Steps of actor and temperature that were not applied (reads the device)."""
-        return self.temperature.refused(self.adam)
+
+class CategoricalActor(SoftActor):
+    """Softmax policy."""
+
+    _buffers: _Buffers | None
+
+    def __init__(
+        self, obs_dim: int, num_actions: int, config: SACConfig, init: torch.Generator, device: torch.device,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__((obs_dim, *config.hidden_sizes, num_actions), config, init, device, dtype)
+        self._target_entropy = config.target_entropy_ratio * math.log(num_actions)
+        self._prob = self.online.flat[:0]
+
+    def propose(self, next_obs: Tensor, obs: Tensor) -> Proposal:
+        """Probabilities and their logarithms at ``next_obs`` and probabilities at ``obs``, both [B, O]."""
+        rows = obs.shape[0]
+        if self._buffers is None or self._buffers.rows != rows:
+            self._buffers = _Buffers(self.online, rows)
+        buffers = self._buffers
+        buffers.x_next.copy_(next_obs)
+        buffers.x_obs.copy_(obs)
+        log_prob = mlp_forward(self.online, buffers.x, buffers.tape)[0].log_softmax(0)
+        prob = log_prob.exp()
+        buffers.log_prob, self._prob = log_prob[:, rows:], prob[:, rows:]
+        return Proposal(prob[:, :rows], log_prob[:, :rows], self._prob)
+
+    def step(self, values: Tensor) -> None:
+        """Gradient step on ``mean E_pi(alpha log pi(a|s) - Q(s, a))`` (eq. 12), then on the temperature (eq. 11).
+
+        Args:
+            values: [K, B], Q of each action.
+        """
+        buffers = self._buffers
+        assert buffers is not None
+        grad, mean_log_prob = losses.soft_policy_gradient(self._prob, buffers.log_prob, values, self.temperature.alpha)
+        self._entropy = mean_log_prob.neg_()
+        torch.mul(grad, 1.0 / buffers.rows, out=buffers.fresh.grad_out[0])
+        mlp_backward(self.online, buffers.fresh, buffers.x_obs_t, self.gradient)
+        self.adam.step()
+        if self.temperature.tuned:
+            self.temperature.gradient.copy_(self._entropy.mean()).sub_(self._target_entropy)
+            self.temperature.step()
 
     def drop_buffers(self) -> None:
-        """Frees what depends on the size of the batch; the next update makes it anew."""
-        self._buffers = None
-
-    def tensors(self) -> dict[str, Tensor]:
-        """The state that a checkpoint stores."""
-        return self.temperature.tensors(self.online.flat, self.adam)
+        super().drop_buffers()
+        self._prob = self.online.flat[:0]
 
 
-class SAC(ActorCritic):
-    """Soft actor-critic; see ``OffPolicyAlgorithm`` for what each member does."""
+class _SoftActorCritic(ActorCritic):
+    """What both kinds of actions share."""
 
+    actor: GaussianActor | CategoricalActor
+    critics: Critics | DiscreteCritics
+    _tau: float
+
+    def propose(self, batch: TransitionBatch) -> Proposal:
+        """One pass over next_obs and obs together."""
+        return self.actor.propose(batch.next_obs, batch.obs)
+
+    def actor_step(self, dq_da: Tensor) -> None:
+        """Actor, then temperature."""
+        self.actor.step(dq_da)
+
+    def update_targets(self) -> None:
+        self.critics.update_target(self._tau)
+        self.updates += 1
+
+    def load_state_arrays(self, arrays: dict[str, np.ndarray]) -> bool:
+        fits = super().load_state_arrays(arrays)
+        self.actor.temperature.derive()
+        return fits
+
+
+class SAC(_SoftActorCritic):
+    actor: GaussianActor
+    critics: Critics
     name = "sac"
 
     def __init__(
-        self,
-        obs_dim: int,
-        action_dim: int,
-        config: SACConfig,
-        seed: int,
-        device: str = "cpu",
-        dtype: torch.dtype = torch.float32,
-        pair: ThreadPair | None = None,
-        *,
-        overlap: bool = False,
+        self, obs_dim: int, action_dim: int, config: SACConfig, seed: int, device: str = "cpu",
+        dtype: torch.dtype = torch.float32, pair: ThreadPair | None = None, *, overlap: bool = False,
     ) -> None:
         placement, hidden = Placement.parse(device), config.hidden_sizes
         init = torch.Generator().manual_seed(seed)
@@ -149,53 +258,53 @@ class SAC(ActorCritic):
         self.actor = GaussianActor(obs_dim, action_dim, config, init, noise, placement.actor, dtype, pair)
         self.critics = Critics(obs_dim, action_dim, hidden, 2, config.critic_lr, init, placement.critics, dtype, pair)
         self._tau = config.tau
-        meta = {
-            "policy": "squashed_gaussian",
-            "obs_dim": obs_dim,
-            "action_dim": action_dim,
-            "hidden_sizes": list(hidden),
-        }
+        meta = {"policy": "squashed_gaussian", "obs_dim": obs_dim, "action_dim": action_dim,
+                "hidden_sizes": list(hidden)}  # fmt: skip
         super().__init__(self.actor, self.critics, noise, meta, placement, overlap=overlap)
 
-    def propose(self, batch: TransitionBatch) -> Proposal:
-        """Actor side: one pass over next_obs and obs together."""
-        return self.actor.propose(batch.next_obs, batch.obs)
-
     def critic_step(self, batch: TransitionBatch, next_action: Tensor, next_log_prob: Tensor | None) -> None:
-        """Critic side: target ``r + discount (min Q'(s', a') - alpha log pi(a'|s'))`` (eq. 5 to 7)."""
+        """Target ``r + discount (min Q'(s', a') - alpha log pi(a'|s'))`` (eq. 5 to 7)."""
         assert next_log_prob is not None
         value = self.critics.next_value(batch.next_obs, next_action)
         value.addcmul_(next_log_prob, self._placement.to_critics(self.actor.temperature.alpha), value=-1.0)
         self.critics.step(batch.obs_action, losses.td_target(batch.reward, batch.terminated, batch.discount, value))
 
     def action_gradient(self, batch: TransitionBatch, action: Tensor) -> Tensor:
-        """Critic side: gradient of the lesser critic."""
+        """Of the lesser critic."""
         return self.critics.action_gradient(batch.obs, action, least=True)
 
-    def actor_step(self, dq_da: Tensor) -> None:
-        """Actor side: actor, then temperature."""
-        self.actor.step(dq_da)
 
-    def update_targets(self) -> None:
-        """Moves the target critics."""
-        self.critics.update_target(self._tau)
-        self.updates += 1
+class DiscreteSAC(_SoftActorCritic):
+    """SAC over n actions."""
 
-    def take_actor(self, other: ActorCritic) -> None:
-        """Copies the actor and its temperature."""
-        super().take_actor(other)
-        assert isinstance(other, SAC)
-        self.actor.temperature.log_alpha.copy_(other.actor.temperature.log_alpha, non_blocking=True)
-        self.actor.temperature.derive()
+    actor: CategoricalActor
+    critics: DiscreteCritics
+    name = "sac"
 
-    @property
-    def actor_bytes(self) -> int:
-        """Bytes that ``take_actor`` copies."""
-        alpha = self.actor.temperature.alpha
-        return super().actor_bytes + alpha.element_size()
+    def __init__(
+        self, obs_dim: int, num_actions: int, config: SACConfig, seed: int, device: str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        place, hidden = torch.device(device), config.hidden_sizes
+        init = torch.Generator().manual_seed(seed)
+        noise = torch.Generator(place).manual_seed(seed + 1)
+        self.actor = CategoricalActor(obs_dim, num_actions, config, init, place, dtype)
+        self.critics = DiscreteCritics(obs_dim, num_actions, hidden, 2, config.critic_lr, init, place, dtype)
+        self._tau = config.tau
+        meta = {"policy": "categorical", "obs_dim": obs_dim, "num_actions": num_actions, "hidden_sizes": list(hidden)}
+        super().__init__(self.actor, self.critics, noise, meta)
 
-    def load_state_arrays(self, arrays: dict[str, np.ndarray]) -> bool:
-        """Takes over what ``state_arrays`` gave; False if the noise was not taken over."""
-        fits = super().load_state_arrays(arrays)
-        self.actor.temperature.derive()
-        return fits
+    def critic_step(self, batch: TransitionBatch, next_action: Tensor, next_log_prob: Tensor | None) -> None:
+        """Target ``r + discount E_pi(min Q'(s', a') - alpha log pi(a'|s'))`` (eq. 10)."""
+        assert next_log_prob is not None
+        soft = self.critics.least(batch.next_obs, target=True)
+        soft.addcmul_(next_log_prob, self.actor.temperature.alpha, value=-1.0)
+        value = soft.mul_(next_action).sum(0)
+        target = losses.td_target(batch.reward, batch.terminated, batch.discount, value)
+        self.critics.step(batch.obs, batch.action[:, 0].long(), target)
+
+    def action_gradient(self, batch: TransitionBatch, action: Tensor) -> Tensor:
+        """The lesser value of each action, which is the gradient of E_pi Q to its probability."""
+        values = self.critics.least(batch.obs)
+        self.critics.action_value = (values * action).sum(0)
+        return values

@@ -116,8 +116,6 @@ def _add_learner(learner: argparse.ArgumentParser) -> None:
     add("--overlap", action="store_true", help="with --device: the actor one update late")
     add("--updates-per-launch", type=int, default=1,
         help="with --device: updates in one graph of a GPU, 0 for no graph (default: 1)")
-    add("--copy-interval", type=int, default=0, help="besides: a pair of threads, actor and critics beside copies of "
-        "each other that are made anew after so many updates (default: 0, not measured)")
 
 
 def _add_tune(tune: argparse.ArgumentParser) -> None:
@@ -191,8 +189,7 @@ def _learner(args: argparse.Namespace) -> list[Row]:
         return learner.placed_rows(args.batch_size, args.repeats, args.device, args.algo, overlap=args.overlap,
                                    precision=args.precision[0], updates_per_launch=args.updates_per_launch)
     return learner.case_rows(learner.learner_cases(
-        args.batch_size, args.repeats, threads=args.threads, algo=args.algo, precisions=args.precision,
-        copy_interval=args.copy_interval))
+        args.batch_size, args.repeats, threads=args.threads, algo=args.algo, precisions=args.precision))
 
 
 def _rates(args: argparse.Namespace) -> list[Row]:

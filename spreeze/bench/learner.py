@@ -19,8 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from spreeze.algorithms.nn.fused_mlp import matmuls_round
-from spreeze.algorithms.nn.two_thread_update import ThreadPair
+from spreeze.algorithms.fused_mlp import ThreadPair, matmuls_round
 from spreeze.algorithms.registry import create
 from spreeze.bench import Row
 from spreeze.config.schema import PARTS, AlgorithmConfig
@@ -147,24 +146,21 @@ def algorithm_config(algo: str, hidden: tuple[int, ...]) -> AlgorithmConfig:
 def learner_cases(
     batch_sizes: Sequence[int], repeats: int = 5, *, obs_dim: int = OBS_DIM, action_dim: int = ACTION_DIM,
     hidden: tuple[int, ...] = HIDDEN, threads: Sequence[int] = (1,), algo: str = "sac",
-    precisions: Sequence[str] = ("float32",), copy_interval: int = 0,
+    precisions: Sequence[str] = ("float32",),
 ) -> list[dict[str, Any]]:
     """Measures one case for each batch size, precision and number of threads; all take turns, matmuls too.
 
-    With ``copy_interval`` a pair of threads is also measured with actor and critics beside copies of each other.
     The matmuls are those of one thread throughout: the floor of one core, in the case's precision.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     with contextlib.ExitStack() as stack:
         stack.callback(torch.set_num_threads, before)
-        pair = stack.enter_context(ThreadPair()) if copy_interval or any(count > 1 for count in threads) else None
-        ways = [(count, 0) for count in threads] + ([(2, copy_interval)] if copy_interval else [])
+        pair = stack.enter_context(ThreadPair()) if any(count > 1 for count in threads) else None
         cases: list[_Case] = []
-        for size, precision, (count, interval) in itertools.product(batch_sizes, precisions, ways):
+        for size, precision, count in itertools.product(batch_sizes, precisions, threads):
             with products_in(precision, "cpu"):
-                cases.append(_Case(algo, size, obs_dim, action_dim, hidden, pair if count > 1 else None, precision,
-                                   interval))
+                cases.append(_Case(algo, size, obs_dim, action_dim, hidden, pair if count > 1 else None, precision))
         for _ in range(repeats):
             for case in cases:
                 with products_in(case.precision, "cpu"):
@@ -176,12 +172,12 @@ class _Case:
     """One batch size: an algorithm, the matmuls of its update, and what was measured."""
 
     def __init__(self, algo: str, batch_size: int, obs_dim: int, action_dim: int, hidden: tuple[int, ...],
-                 pair: ThreadPair | None, precision: str, copy_interval: int) -> None:
+                 pair: ThreadPair | None, precision: str) -> None:
         config = algorithm_config(algo, hidden)
         self.algo, self.batch_size = algo, batch_size
-        self.threads, self.precision, self.copy_interval = 1 if pair is None else 2, precision, copy_interval
+        self.threads, self.precision = 1 if pair is None else 2, precision
         options: dict[str, Any] = {} if pair is None else {"pair": pair}
-        self.algorithm = create(algo, obs_dim, action_dim, config, seed=0, copy_interval=copy_interval, **options)
+        self.algorithm = create(algo, obs_dim, action_dim, config, seed=0, **options)
         self.batch = synthetic_batch(RowLayout(obs_dim, action_dim), batch_size, config.gamma)
         delay = getattr(config, "policy_delay", 1)
         self.round = MatmulRound(matmuls(algo, batch_size, obs_dim, action_dim, hidden, delay))
@@ -215,8 +211,7 @@ class _Case:
 
     def _over(self, others: list[_Case], name: str, **plain: Any) -> dict[str, float]:
         """Ratio of this rate to that of the same case with ``plain`` values, repeat by repeat; empty without one."""
-        wanted = {"batch_size": self.batch_size, "threads": self.threads, "precision": self.precision,
-                  "copy_interval": self.copy_interval, **plain}
+        wanted = {"batch_size": self.batch_size, "threads": self.threads, "precision": self.precision, **plain}
         for other in others:
             if other is not self and all(getattr(other, key) == value for key, value in wanted.items()):
                 ratios = [slow / fast for slow, fast in zip(other.update_s, self.update_s, strict=True)]
@@ -234,9 +229,9 @@ class _Case:
         step_s = self.critic_s + self.actor_s
         return {
             "algo": self.algo, "batch_size": self.batch_size, "learner_threads": self.threads,
-            "precision": self.precision, "copy_interval": self.copy_interval,
+            "precision": self.precision,
             **{name: statistics.median(values) for name, values in repeats.items()},
-            **self._over(cases, "over_one_thread", threads=1, copy_interval=0),
+            **self._over(cases, "over_one_thread", threads=1),
             **self._over(cases, "over_float32", precision="float32"),
             "matmul_flop": self.round.flop,
             "learner_critic_share": self.critic_s / step_s, "learner_actor_share": self.actor_s / step_s,
@@ -256,7 +251,7 @@ _FLOOR_TARGETS = {256: ">= 0.85", 1024: ">= 0.92", 8192: ">= 0.92"}
 def case_rows(cases: list[dict[str, Any]]) -> list[Row]:
     rows: list[Row] = []
     for case in cases:
-        more = {name: case[name] for name in ("batch_size", "algo", "learner_threads", "precision", "copy_interval")}
+        more = {name: case[name] for name in ("batch_size", "algo", "learner_threads", "precision")}
         plain = case["learner_threads"] == 1 and case["precision"] == "float32"
         for name in (name for name in _UNITS if name in case):
             target = _FLOOR_TARGETS.get(case["batch_size"]) if plain and name == "matmul_floor_share" else None

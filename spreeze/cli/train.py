@@ -34,7 +34,6 @@ from spreeze.config.layers import (
 )
 from spreeze.config.modes import recorded
 from spreeze.config.profiles import applicable, read_profile, task_profile
-from spreeze.config.schema import PARTS
 from spreeze.envs.import_guard import refuse_foreign
 from spreeze.envs.make import bullet_engine, default_env_id
 from spreeze.envs.probe import Probe, probe_env
@@ -162,11 +161,12 @@ def _layers(
     if resumed is not None:
         if args.profile:
             raise ConfigError(f"--profile {args.profile}: a resumed run keeps its settings; --set changes single ones")
-        old = settings_of(resumed)
-        values = {p: {} for p in PARTS}  # type: dict[str, dict[str, Any]]
+        module = user.values.get("env", {}).get("import_module")
+        old = settings_of(resumed, module)
+        values: dict[str, dict[str, Any]] = {}
         for part, name, value in iterate(old.config):
             if part != "stop":
-                values[part][name] = value
+                values.setdefault(part, {})[name] = value
         fixed = ["env.id", "env.args", "run.algo", "env.normalize_obs", f"{old.config.run.algo}.hidden_sizes"]
         if old.config.on_policy is not None:
             fixed += ["run.mode", "rollout.sync_interval", "rollout.correction"]
@@ -176,8 +176,8 @@ def _layers(
             asked = tuple(asked) if isinstance(asked, list) else asked
             if asked is not None and asked != values[part][name]:
                 raise ConfigError(f"{key} = {asked} cannot change on resume: the run has {values[part][name]}")
-        env, allowed = values["env"], user.values.get("env", {}).get("import_module")
-        refuse_foreign(str(env["id"]), env["import_module"], allowed)
+        env = values["env"]
+        refuse_foreign(str(env["id"]), env["import_module"], module)
         return [Layer("resumed run", values), user], [f"continuing {resumed.name}"]
     notes, layers = [], []
     env_id = user.values.get("env", {}).get("id")
@@ -204,14 +204,14 @@ def write_settings(run: Path, settings: Settings) -> None:
     replace_bytes(run / "config.toml", to_toml(settings).encode("utf-8"), durable=True)
 
 
-def settings_of(run: Path) -> Settings:
-    """Settings of an earlier session.
+def settings_of(run: Path, import_module: str | None = None) -> Settings:
+    """Settings of an earlier session; ``import_module`` as the command names it.
 
     Raises:
         RunError: it ended before they were written, or they cannot be read.
     """
     try:
-        return from_toml((run / "config.toml").read_text(encoding="utf-8"), "resumed run")
+        return from_toml((run / "config.toml").read_text(encoding="utf-8"), "resumed run", import_module)
     except FileNotFoundError:
         raise RunError(f"{run.name} ended before training began: nothing to resume; start a new run") from None
     except (OSError, ValueError) as error:

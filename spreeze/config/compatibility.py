@@ -1,37 +1,107 @@
-"""Which algorithm fits which action space and mode: the tables, the checks and the default that follow from them."""
+"""The algorithms: one row each, and which of them fit which actions and mode; nothing of them is imported here.
+
+A module that ``--import`` names may declare more of them, as its own ``ALGORITHMS``. To add one that comes with
+Spreeze, write its module in ``spreeze.algorithms``, its settings in ``config.schema``, and its row here.
+"""
 
 from __future__ import annotations
 
-from spreeze.config.modes import DECLARED, Mode
-from spreeze.errors import ConfigError
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from spreeze.config.modes import DECLARED, Mode, declared_by
+from spreeze.errors import ConfigError, did_you_mean
+from spreeze.formatting import clean
 from spreeze.types import EnvSpec, Reasoned
 
-CONTINUOUS = ("sac", "td3", "ddpg")
-"""Off-policy algorithms for actions that are vectors of real numbers, the default first."""
-DISCRETE = ("dqn", "sac")
-"""Off-policy algorithms for one of n actions, the default first."""
-IMAGES = ("dqn",)
-"""Off-policy algorithms with a network for images; their actions are one of n."""
-ON_POLICY = ("ppo", "a2c")
-"""Algorithms that learn from what their own policy has just collected; they fit every task."""
-OFF_POLICY = tuple(dict.fromkeys(CONTINUOUS + DISCRETE))
-"""Algorithms that learn from replay."""
+Maker = str | Callable[..., Any]
+"""A class as ``MODULE:CLASS``, imported when it learns, or the class itself; empty where there is none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlgorithmRow:
+    """All that is known of an algorithm without running it."""
+
+    name: str
+    config: type | None = None
+    """Its settings, a ``schema.Part``: ``--set NAME.FIELD=VALUE``; None: the part of that name in ``schema.Config``."""
+    continuous: Maker = ""
+    """An ``OffPolicyAlgorithm`` for actions that are vectors of real numbers."""
+    discrete: Maker = ""
+    """An ``OffPolicyAlgorithm`` for one of n actions."""
+    on_policy: Maker = ""
+    """An ``OnPolicyAlgorithm``: it learns from what its own policy has just collected, and fits every task."""
+    images: bool = False
+    """``discrete`` has a network for images."""
+    correction: str | None = None
+    """``rollout.correction`` where that is not set; None: the default of all."""
+
+    def fits(self, spec: EnvSpec) -> bool:
+        """Whether it can learn this environment."""
+        if self.on_policy:
+            return True
+        if spec.frames is not None:
+            return self.images
+        return bool(self.continuous if spec.num_actions is None else self.discrete)
+
+    def runs_in(self, mode: Mode) -> bool:
+        """Whether the mode runs it."""
+        return mode.wiring(on_policy=bool(self.on_policy)) is not None
+
+
+ROWS = (
+    AlgorithmRow(name="dqn", discrete="spreeze.algorithms.dqn:DQN", images=True),
+    AlgorithmRow(name="sac", continuous="spreeze.algorithms.sac:SAC", discrete="spreeze.algorithms.sac:DiscreteSAC"),
+    AlgorithmRow(name="td3", continuous="spreeze.algorithms.td3:TD3"),
+    AlgorithmRow(name="ddpg", continuous="spreeze.algorithms.td3:DDPG"),
+    # PPO's clip already bounds how far data of an earlier policy leads; a delayed displacement of a whole loop of
+    # updates is made twice before its effect is seen.
+    AlgorithmRow(name="ppo", on_policy="spreeze.algorithms.ppo:PPO", correction="none"),
+    AlgorithmRow(name="a2c", on_policy="spreeze.algorithms.a2c:A2C"),
+)
+"""The algorithms that come with Spreeze; the first that fits a task is its default."""
+ON_POLICY = tuple(row.name for row in ROWS if row.on_policy)
+OFF_POLICY = tuple(row.name for row in sorted(ROWS, key=lambda row: not row.continuous) if not row.on_policy)
 ALGORITHMS = OFF_POLICY + ON_POLICY
-"""Every algorithm's name."""
 
 
-def runs(mode: Mode, algo: str) -> bool:
-    """Whether the mode runs that algorithm."""
-    return mode.wiring(on_policy=algo in ON_POLICY) is not None
+def rows(import_module: str | None = None) -> dict[str, AlgorithmRow]:
+    """Name -> row: the declared ones, then those of a module.
+
+    Args:
+        import_module: of the command's ``--import``; it is imported. Never a name out of a file.
+
+    Raises:
+        ConfigError: the module cannot be imported, or declares what is no new algorithm.
+    """
+    found = {row.name: row for row in sorted(ROWS, key=lambda row: ALGORITHMS.index(row.name))}
+    for row in declared_by(import_module, "ALGORITHMS") if import_module is not None else ():
+        if not isinstance(row, AlgorithmRow) or row.name in found or row.config is None:
+            raise ConfigError(f"--import {import_module}: ALGORITHMS holds {clean(repr(row), 200)}; expected a "
+                              f"config.compatibility.AlgorithmRow with a config, named none of {', '.join(found)}")
+        found[row.name] = row
+    return found
+
+
+def find_row(name: str, import_module: str | None = None) -> AlgorithmRow:
+    """The row of that name; the module is imported only where none of the declared rows has it.
+
+    Raises:
+        ConfigError: there is none; the message names those that are there.
+    """
+    known = rows()
+    if name not in known and import_module is not None:
+        known = rows(import_module)
+    if name not in known:
+        more = "" if import_module else " (and what a module of --import declares)"
+        raise ConfigError(f"run.algo = {name!r}: allowed is {', '.join(known)}{more}{did_you_mean(name, known)}")
+    return known[name]
 
 
 def fitting_algorithms(spec: EnvSpec, mode: Mode | None = None) -> tuple[str, ...]:
     """The algorithms that can learn this environment and that the mode runs (None: any), the default first."""
-    if spec.frames is not None:
-        off_policy: tuple[str, ...] = IMAGES
-    else:
-        off_policy = CONTINUOUS if spec.num_actions is None else DISCRETE
-    return tuple(name for name in off_policy + ON_POLICY if mode is None or runs(mode, name))
+    return tuple(row.name for row in ROWS if row.fits(spec) and (mode is None or row.runs_in(mode)))
 
 
 def default_algorithm(spec: EnvSpec, mode: Mode) -> Reasoned:
@@ -42,17 +112,17 @@ def default_algorithm(spec: EnvSpec, mode: Mode) -> Reasoned:
 
 
 def check_algorithm(name: str, spec: EnvSpec, mode: Mode) -> None:
-    """Refuses an algorithm that cannot learn this environment's actions, or that the mode does not run.
+    """Rejects an algorithm that cannot learn this environment's actions, or that the mode does not run.
 
     Raises:
         ConfigError: it does not fit; the message says what would.
     """
-    fitting = fitting_algorithms(spec, mode)
-    if name not in fitting_algorithms(spec):
+    row, fitting = find_row(name, spec.import_module), fitting_algorithms(spec, mode)
+    if not row.fits(spec):
         raise ConfigError(f"--algo {name}: {spec.env_id} has {task_text(spec)}; {_listed(fitting, 'fit')}")
-    if name not in fitting:
-        needs = "what its own policy has just collected" if name in ON_POLICY else "replay"
-        modes = [f"--mode {other.name}" for other in DECLARED if runs(other, name)]
+    if not row.runs_in(mode):
+        needs = "what its own policy has just collected" if row.on_policy else "replay"
+        modes = [f"--mode {other.name}" for other in DECLARED if row.runs_in(other)]
         raise ConfigError(
             f"--algo {name}: it learns from {needs}, which mode {mode.name} does not have; use {' or '.join(modes)}, "
             f"or --algo {' or '.join(fitting)}"

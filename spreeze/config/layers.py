@@ -11,10 +11,13 @@ import tomllib
 from dataclasses import dataclass, field
 from typing import Any
 
-from spreeze.config.compatibility import check_algorithm, default_algorithm
-from spreeze.config.schema import PARTS, Config
+from spreeze.config.compatibility import ALGORITHMS, check_algorithm, default_algorithm, find_row
+from spreeze.config.schema import PARTS, Config, Part, algorithm_part
 from spreeze.errors import ConfigError, did_you_mean
 from spreeze.types import EnvSpec
+
+USER = "user"
+"""Source of what the command line says. No file may give a layer this name: modules are imported because of it."""
 
 Values = dict[str, dict[str, Any]]
 """part -> field -> value."""
@@ -44,50 +47,75 @@ class Settings:
 
 def iterate(config: Config) -> list[tuple[str, str, Any]]:
     """All (part, field, value) of a configuration, in order."""
-    return [
-        (part, item.name, getattr(getattr(config, part), item.name))
-        for part in PARTS
-        for item in dataclasses.fields(PARTS[part])
-    ]
+    return [(name, item.name, getattr(part, item.name)) for name, part in config.parts().items()
+            for item in dataclasses.fields(part)]
 
 
-def resolve(layers: list[Layer]) -> Settings:
+def resolve(layers: list[Layer], import_module: str | None = None) -> Settings:
     """Merges layers, later ones winning, and checks the result.
+
+    Args:
+        layers: weakest first.
+        import_module: of the command's ``--import``, imported where the algorithm is none of Spreeze's own; None: as
+            the ``USER`` layer says. Never a name out of a file.
 
     Raises:
         ConfigError: unknown part or field (with the nearest known one), wrong type or range.
     """
-    merged: Values = {part: {} for part in PARTS}
+    known, own = _parts(layers, import_module)
+    merged: Values = {part: {} for part in known}
     sources: dict[str, str] = {}
     for layer in layers:
         for part, fields in layer.values.items():
-            _check_part(part, fields, layer.source)
+            _check_part(part, fields, layer.source, known)
             for name, value in fields.items():
-                _check_field(part, name, layer.source)
+                _check_field(part, name, layer.source, known)
                 merged[part][name] = value
                 sources[f"{part}.{name}"] = layer.source
-    parts = {part: _build(part, merged[part], sources) for part in PARTS}
+    parts = {"imported" if part == own else part: _build(cls, part, merged[part], sources)
+             for part, cls in known.items()}
     return Settings(config=Config(**parts), sources=sources)
 
 
-def _check_part(part: str, fields: Any, source: str) -> None:
-    if part not in PARTS:
-        raise ConfigError(f"{source}: unknown part '{part}'{did_you_mean(part, PARTS)} (parts: {', '.join(PARTS)})")
+def _parts(layers: list[Layer], import_module: str | None) -> tuple[dict[str, type[Part]], str | None]:
+    """The parts that there are, and which of them is an imported algorithm's, if any."""
+    algo, source = _said(layers, "run", "algo")
+    if not isinstance(algo, str) or algo in ALGORITHMS:
+        return PARTS, None
+    module = import_module or _said([layer for layer in layers if layer.source == USER], "env", "import_module")[0]
+    try:
+        return {**PARTS, algo: algorithm_part(algo, module)}, algo
+    except ConfigError as error:
+        raise ConfigError(f"{source}: {error}") from None
+
+
+def _said(layers: list[Layer], part: str, name: str) -> tuple[Any, str]:
+    """The value of the strongest layer that says one, and that layer's source; None where none does."""
+    for layer in reversed(layers):
+        fields = layer.values.get(part)
+        if isinstance(fields, dict) and name in fields:
+            return fields[name], layer.source
+    return None, ""
+
+
+def _check_part(part: str, fields: Any, source: str, known: dict[str, type[Part]]) -> None:
+    if part not in known:
+        raise ConfigError(f"{source}: unknown part '{part}'{did_you_mean(part, known)} (parts: {', '.join(known)})")
     if not isinstance(fields, dict):
         raise ConfigError(f"{source}: {part} = {fields!r}: expected a table of fields")
 
 
-def _check_field(part: str, name: str, source: str) -> None:
-    known = [item.name for item in dataclasses.fields(PARTS[part])]
-    if name not in known:
+def _check_field(part: str, name: str, source: str, known: dict[str, type[Part]]) -> None:
+    names = [item.name for item in dataclasses.fields(known[part])]
+    if name not in names:
         raise ConfigError(
-            f"{source}: unknown key '{part}.{name}'{did_you_mean(name, known)} (known: {', '.join(known)})"
+            f"{source}: unknown key '{part}.{name}'{did_you_mean(name, names)} (known: {', '.join(names)})"
         )
 
 
-def _build(part: str, values: dict[str, Any], sources: dict[str, str]) -> Any:
+def _build(cls: type[Part], part: str, values: dict[str, Any], sources: dict[str, str]) -> Any:
     try:
-        return PARTS[part](**values)
+        return cls(**values)
     except ConfigError as error:
         name = str(error).split(" ", 1)[0].rstrip(":")
         source = sources.get(f"{part}.{name}", "settings")
@@ -115,11 +143,9 @@ def with_algorithm(layers: list[Layer], settings: Settings, spec: EnvSpec) -> tu
         layers.insert(0, Layer("action space", {"run": {"algo": choice.value}}))
         settings, reason = resolve(layers), choice.reason
     check_algorithm(settings.config.run.algo, spec, settings.config.mode)
-    own = PARTS[settings.config.run.algo].elsewhere
-    missing = {part: {name: value for name, value in fields.items() if f"{part}.{name}" not in settings.sources}
-               for part, fields in own.items()}
-    if any(missing.values()):
-        layers.insert(0, Layer(default_of(settings), missing))
+    correction = find_row(settings.config.run.algo, spec.import_module).correction
+    if correction is not None and "rollout.correction" not in settings.sources:
+        layers.insert(0, Layer(default_of(settings), {"rollout": {"correction": correction}}))
         settings = resolve(layers)
     if settings.config.learner.device == "auto" and settings.config.on_policy is not None and spec.frames is None:
         for layer in layers:  # "auto" leaves it to us, whoever says it
@@ -154,11 +180,11 @@ def parse_assignment(text: str) -> Values:
 def to_toml(settings: Settings) -> str:
     """The resolved configuration as TOML, each line with the source of its value."""
     lines: list[str] = []
-    for part in PARTS:
-        lines.append(f"[{part}]")
-        for item in dataclasses.fields(PARTS[part]):
-            value = getattr(getattr(settings.config, part), item.name)
-            source = settings.sources.get(f"{part}.{item.name}", "default")
+    for name, part in settings.config.parts().items():
+        lines.append(f"[{name}]")
+        for item in dataclasses.fields(part):
+            value = getattr(part, item.name)
+            source = settings.sources.get(f"{name}.{item.name}", "default")
             text = f"# {item.name} is not set" if value is None else f"{item.name} = {toml_value(value)}"
             lines.append(f"{text}  # {source}")
         lines.append("")
@@ -176,6 +202,9 @@ def toml_value(value: Any) -> str:
     return repr(value)
 
 
-def from_toml(text: str, source: str) -> Settings:
-    """Reads back what ``to_toml`` wrote (the sources of single values are not read back)."""
-    return resolve([Layer(source=source, values=tomllib.loads(text))])
+def from_toml(text: str, source: str, import_module: str | None = None) -> Settings:
+    """Reads back what ``to_toml`` wrote (the sources of single values are not read back).
+
+    ``import_module`` is that of the command's ``--import``; one that the text names is not imported.
+    """
+    return resolve([Layer(source=source, values=tomllib.loads(text))], import_module)

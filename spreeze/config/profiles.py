@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from spreeze.config.layers import Layer, Settings, Values, iterate, toml_value
-from spreeze.config.schema import PARTS, check_name
+from spreeze.config.schema import check_name
 from spreeze.errors import ConfigError, ResourceError, did_you_mean
 
 PROFILE_DIR = Path(__file__).resolve().parents[2] / "profiles"
@@ -149,7 +149,7 @@ def _text(settings: Settings, record: dict[str, Any], machine: str) -> str:
         if part != part_now:
             lines += ["", f"[{part}]"]
             part_now = part
-        unit = PARTS[part].__dataclass_fields__[name].metadata["unit"]
+        unit = settings.config.parts()[part].__dataclass_fields__[name].metadata["unit"]
         why = reasons[key] if source == "tuner" and key in reasons else source
         lines.append(f"{name} = {toml_value(value)}  # [{unit or '1'}]; {_comment(why)}")
     return "\n".join(lines) + "\n"

@@ -11,12 +11,10 @@ import math
 import re
 import types
 import typing
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any
 
-from spreeze.config.compatibility import ALGORITHMS
+from spreeze.config.compatibility import ALGORITHMS, find_row
 from spreeze.config.modes import DECLARED, Mode, Wiring, find_mode
 from spreeze.errors import ConfigError, did_you_mean
 from spreeze.inference.convolution import CNNS
@@ -47,9 +45,6 @@ def setting(
 @dataclass(frozen=True, kw_only=True)
 class Part:
     """Base of all parts: checks type and range of every field when built."""
-
-    elsewhere: ClassVar[Mapping[str, Mapping[str, Any]]] = MappingProxyType({})
-    """Of an algorithm's part: defaults of other parts with this algorithm, part -> field -> value."""
 
     def __post_init__(self) -> None:
         hints = typing.get_type_hints(type(self))
@@ -99,7 +94,8 @@ def _range_text(low: float | None, high: float | None) -> str:
 class RunConfig(Part):
     """What is run and where its files go."""
 
-    algo: str = setting("sac", "algorithm; not set: by the action space", choices=ALGORITHMS, flag="--algo")
+    algo: str = setting("sac", f"algorithm: {', '.join(ALGORITHMS)}, or one that the module of --import declares; not "
+                        "set: by the action space", flag="--algo")
     mode: str = setting(DECLARED[0].name, "how the parts are wired together: "
                         f"{', '.join(mode.name for mode in DECLARED)}, or one that the module of --import declares",
                         flag="--mode")
@@ -238,10 +234,6 @@ class OnPolicyConfig(Part):
 class PPOConfig(OnPolicyConfig):
     """Proximal policy optimisation (Schulman et al. 2017, arXiv 1707.06347)."""
 
-    # The clip already bounds how far data of an earlier policy leads; a delayed displacement of a whole loop of updates
-    # is made twice before its effect is seen.
-    elsewhere = MappingProxyType({"rollout": {"correction": "none"}})
-
     clip: float = setting(0.2, "range of the probability ratio around 1", low=1e-3, high=10.0)
     clip_value: bool = setting(False, "keep new values within clip of the old ones")
     epochs: int = setting(10, "passes over the data of a rollout", low=1, high=1000)
@@ -332,9 +324,6 @@ class LearnerConfig(Part):
                              "that have it; weights, sums and optimisers are always float32",
                              choices=("float32", "tf32", "bfloat16"))
     overlap: bool = setting(False, "the actor follows the critics of one update before: two devices work at once")
-    copy_interval: int = setting(0, "updates between two copies of the weights, where actor and critics train at once "
-                                 "beside copies of each other: on two devices, or in a pair of threads; 0: they share "
-                                 "every update", unit="updates", low=0, high=10_000)
     mirror: bool = setting(True, "keep a copy of replay on the learner's GPU, as far as its memory allows")
     updates_per_launch: int = setting(1, "updates in one launch on a GPU with such a copy (a CUDA graph); 0: every "
                                       "kernel by itself", unit="updates", low=0, high=64)
@@ -411,6 +400,8 @@ class Config:
     visualizer: VisualizerConfig = field(default_factory=VisualizerConfig)
     tuning: TuningConfig = field(default_factory=TuningConfig)
     stop: StopConfig = field(default_factory=StopConfig)
+    imported: AlgorithmConfig | OnPolicyConfig | None = None
+    """The part of the chosen algorithm where the module of ``--import`` declares it; else None."""
 
     def __post_init__(self) -> None:
         if self.learner.batch_size > self.replay.capacity:
@@ -420,6 +411,11 @@ class Config:
             )
         if self.env.import_module is None:
             find_mode(self.run.mode)  # one of a module is looked for when it is used: files are read without imports
+            find_row(self.run.algo)
+
+    def parts(self) -> dict[str, Part]:
+        """Name -> part, in order; an imported algorithm's own comes last."""
+        return {name: getattr(self, name) for name in PARTS} | ({self.run.algo: self.imported} if self.imported else {})
 
     @property
     def mode(self) -> Mode:
@@ -449,7 +445,7 @@ class Config:
         Raises:
             ConfigError: the chosen one learns on policy.
         """
-        part = getattr(self, self.run.algo)
+        part = self.parts().get(self.run.algo)
         if not isinstance(part, AlgorithmConfig):
             raise ConfigError(f"--algo {self.run.algo}: it learns on policy, without replay; use --mode hts or serial")
         return part
@@ -457,7 +453,7 @@ class Config:
     @property
     def on_policy(self) -> OnPolicyConfig | None:
         """The part of the chosen on-policy algorithm; None where it learns off policy."""
-        part = getattr(self, self.run.algo)
+        part = self.parts().get(self.run.algo)
         return part if isinstance(part, OnPolicyConfig) else None
 
 
@@ -473,20 +469,24 @@ FLAGS: dict[str, str] = {
 """flag -> part.field; any other field is reached by --set part.field=value."""
 
 
-def field_of(key: str) -> dataclasses.Field[Any]:
-    """The field of a setting that is called ``part.field``."""
+def field_of(key: str, config: Config | None = None) -> dataclasses.Field[Any]:
+    """The field of a setting that is called ``part.field``; ``config`` knows an imported algorithm's part."""
     part, name = key.split(".")
-    return next(item for item in dataclasses.fields(PARTS[part]) if item.name == name)
+    return next(item for item in dataclasses.fields(_class_of(part, config)) if item.name == name)
 
 
-def kind_of(key: str) -> type:
+def kind_of(key: str, config: Config | None = None) -> type:
     """int, float, bool, str or tuple: what a setting holds where it is set."""
     part, name = key.split(".")
-    hint = typing.get_type_hints(PARTS[part])[name]
+    hint = typing.get_type_hints(_class_of(part, config))[name]
     options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     wanted = next(option for option in options if option is not type(None))
     kind: type = typing.get_origin(wanted) or wanted
     return kind
+
+
+def _class_of(part: str, config: Config | None) -> type[Part]:
+    return PARTS[part] if config is None else type(config.parts()[part])
 
 
 _ONLY_WITH_REPLAY = ("replay", "sampling.samplers", "sampling.envs_per_sampler", "sampling.memory_limit_bytes",
@@ -508,12 +508,28 @@ def offered(config: Config) -> tuple[tuple[str, ...], tuple[str, ...]]:
     other: tuple[str, ...]
     other, own = (_ONLY_WITH_REPLAY, _ONLY_ON_POLICY) if on_policy else (_ONLY_ON_POLICY, _ONLY_WITH_REPLAY)
     other += () if config.wiring.actors else ("rollout.actors",)
-    keys = [f"{part}.{item.name}" for part in PARTS for item in dataclasses.fields(PARTS[part])]
+    keys = [f"{name}.{item.name}" for name, part in config.parts().items() for item in dataclasses.fields(part)]
     named = (knob.replace("algorithm.", f"{algo}.") for knob in config.wiring.knobs)
     knobs = tuple(knob for knob in named if knob in keys)
     read = [key for among in ((algo,), own, _ALWAYS) for key in keys
             if {key, key.partition(".")[0]} & {*among} and not {key, key.partition(".")[0]} & {*other}]
     return knobs, tuple(key for key in dict.fromkeys(read) if key not in knobs)
+
+
+def algorithm_part(name: str, import_module: str | None = None) -> type[Any]:
+    """The class of an algorithm's part; ``import_module`` as for ``compatibility.rows``.
+
+    Raises:
+        ConfigError: there is no such algorithm, or the module declares what cannot be its part.
+    """
+    row = find_row(name, import_module)
+    if row.config is None:
+        return PARTS[name]
+    base = OnPolicyConfig if row.on_policy else AlgorithmConfig
+    if name in PARTS or not name.isidentifier() or not issubclass(row.config, base):
+        raise ConfigError(f"--import {import_module}: algorithm {name!r} with settings {row.config.__name__}: expected "
+                          f"a name of its own like my_sac, and a dataclass made from {base.__name__}")
+    return row.config
 
 
 def check_name(name: str) -> str:

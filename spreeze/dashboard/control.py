@@ -91,7 +91,7 @@ class Request:
         for key, value in self.settings.items():
             part, name = key.split(".")
             values.setdefault(part, {})[name] = value
-        return resolve([Layer("the page", values)]).config
+        return resolve([Layer("the page", values)], imported()).config
 
 
 def _plain_id(env_id: object) -> bool:

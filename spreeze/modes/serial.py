@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from spreeze.algorithms.nn.two_thread_update import ThreadPair
+from spreeze.algorithms.fused_mlp import ThreadPair
 from spreeze.envs.stdout import stdout_to_stderr
 from spreeze.envs.task import open_task, uniform_actions, vector_maker
 from spreeze.inference.policy import Policy
@@ -83,7 +83,6 @@ class _Serial:
             spec, config.run.algo, config.algorithm, plan.layout, open_reader(ring),
             batch_size=config.learner.batch_size, device=device, seed=config.run.seed,
             normalize_obs=config.env.normalize_obs, pair=pair, overlap=config.learner.overlap,
-            copy_interval=config.learner.copy_interval,
         )
         recorder.outcome.device = device
         self._weights = WeightsStore(run_dir / "weights")

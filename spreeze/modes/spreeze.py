@@ -131,7 +131,6 @@ def _learner_job(plan: RunPlan, run_dir: Path, ring: ReplayRing, run_started_s: 
         run_dir=str(run_dir), spec=plan.spec, algo=config.run.algo, algorithm=plan.algorithm_fields(),
         seed=config.run.seed, batch_size=config.learner.batch_size, threads=config.learner.threads,
         device=config.learner.device, precision=config.learner.precision, overlap=config.learner.overlap,
-        copy_interval=config.learner.copy_interval,
         mirror=config.learner.mirror, updates_per_launch=config.learner.updates_per_launch,
         normalize_obs=config.env.normalize_obs,
         publish_interval_s=config.learner.publish_interval_s,

@@ -48,7 +48,6 @@ class RunPlan:
         if config.on_policy is not None:
             self._check_rollout()
             return
-        self._check_sides()
         if self.spec.frames is not None:
             self._check_images()
         smallest = self.samplers * max(config.sampling.envs_per_sampler, 1) * 2 * (1 + self.layout.depth)
@@ -61,23 +60,6 @@ class RunPlan:
             raise ConfigError(
                 f"replay.learning_starts = {config.replay.learning_starts} is above replay.capacity = "
                 f"{config.replay.capacity}: learning would never begin"
-            )
-
-    def _check_sides(self) -> None:
-        """Refuses ways to share an update between actor and critics that do not go together.
-
-        Raises:
-            ConfigError: says which.
-        """
-        learner = self.config.learner
-        if learner.copy_interval and learner.overlap:
-            raise ConfigError(
-                f"learner.copy_interval = {learner.copy_interval} with learner.overlap = true: choose one of them"
-            )
-        if learner.copy_interval and self.spec.num_actions is not None:
-            raise ConfigError(
-                f"learner.copy_interval = {learner.copy_interval}: only for continuous actions; use 0 for "
-                f"{self.spec.env_id}"
             )
 
     def _check_images(self) -> None:
@@ -116,10 +98,10 @@ class RunPlan:
         if self.config.env.normalize_obs and self.spec.frames is not None:
             raise ConfigError("env.normalize_obs = true: images are scaled by 1/255 already; leave it out")
         learner = self.config.learner
-        if learner.overlap or learner.copy_interval or "+" in learner.device or learner.device == "split":
+        if learner.overlap or "+" in learner.device or learner.device == "split":
             raise ConfigError(
-                f"learner.device = {learner.device}, learner.overlap = {str(learner.overlap).lower()}, "
-                f"learner.copy_interval = {learner.copy_interval}: {self.config.run.algo} has one network on one device"
+                f"learner.device = {learner.device}, learner.overlap = {str(learner.overlap).lower()}: "
+                f"{self.config.run.algo} has one network on one device"
             )
         if self.config.learner.precision != "float32":
             raise ConfigError(

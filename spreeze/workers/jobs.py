@@ -24,7 +24,6 @@ class LearnerJob(Jsonable):
     device: str
     precision: str
     overlap: bool
-    copy_interval: int
     mirror: bool
     updates_per_launch: int
     normalize_obs: bool

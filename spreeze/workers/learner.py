@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 from time import perf_counter
 
-from spreeze.algorithms.nn.two_thread_update import ThreadPair
-from spreeze.config.schema import PARTS, AlgorithmConfig
+from spreeze.algorithms.fused_mlp import ThreadPair
+from spreeze.config.schema import AlgorithmConfig, algorithm_part
 from spreeze.errors import ResourceError, WorkerError
 from spreeze.metrics.table import SLOTS, Phase
 from spreeze.transport import status_table as words
@@ -64,12 +64,12 @@ class _Learner:
         self, context: WorkerContext, job: LearnerJob, ring: ReplayRing, reader: ReplayReader, pair: ThreadPair | None
     ) -> None:
         self._context, self._job, self._ring, self._reader = context, job, ring, reader
-        config: AlgorithmConfig = PARTS[job.algo](**job.algorithm)  # type: ignore[assignment]
+        config: AlgorithmConfig = algorithm_part(job.algo, job.spec.import_module)(**job.algorithm)
         self._device = resolve_device(job.device)
         self._learning = ReplayTrainer(
             job.spec, job.algo, config, ring.spec.layout, reader, batch_size=job.batch_size, device=self._device,
             seed=job.seed, normalize_obs=job.normalize_obs, pair=pair, overlap=job.overlap,
-            copy_interval=job.copy_interval, mirror=job.mirror, updates_per_launch=job.updates_per_launch,
+            mirror=job.mirror, updates_per_launch=job.updates_per_launch,
         )
         self._weights = WeightsStore(Path(job.run_dir) / "weights")
         self._publisher = Publisher(self._weights, self._tell_readers)

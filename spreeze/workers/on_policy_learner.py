@@ -8,7 +8,7 @@ from pathlib import Path
 from time import perf_counter
 
 from spreeze.algorithms.registry import create_on_policy
-from spreeze.config.schema import PARTS
+from spreeze.config.schema import algorithm_part
 from spreeze.errors import ResourceError, WeightsError
 from spreeze.metrics.table import Phase
 from spreeze.transport import status_table as words
@@ -41,7 +41,7 @@ def run_on_policy_learner(context: WorkerContext, job: OnPolicyLearnerJob) -> No
 def open_learning(job: OnPolicyLearnerJob, rollouts: Rollouts) -> OnPolicyTrainer:
     """The algorithm of a job, with the state that the storages' interval begins with."""
     algorithm = create_on_policy(
-        job.algo, job.spec, PARTS[job.algo](**job.algorithm), job.seed,  # type: ignore[arg-type]
+        job.algo, job.spec, algorithm_part(job.algo, job.spec.import_module)(**job.algorithm), job.seed,
         resolve_device(job.device), correction=job.correction, normalize_obs=job.normalize_obs,
     )
     handover = Handover(policies=VersionedParameters((job.policy_fds[0], job.policy_fds[1])),

@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any, NoReturn
 
-from spreeze.config.schema import PARTS
+from spreeze.config.schema import algorithm_part
 from spreeze.machine.processes import leave_to_supervisor
 from spreeze.transport.frames import open_reader
 from spreeze.transport.replay_ring import ReplayRing, RingSpec
@@ -185,7 +185,7 @@ def _updates(job: UpdateProbeJob, ring: ReplayRing, turn: UpdateTurn) -> dict[st
     device = resolve_device(turn.device)
     if not gpus_of(device):
         _limit_data(job.memory_cap_bytes)
-    config: Any = PARTS[job.algo](**job.algorithm)
+    config: Any = algorithm_part(job.algo, job.spec.import_module)(**job.algorithm)
     with products_in(turn.precision, device), learner_threads(job.spec, turn.threads, device) as pair:
         learning = ReplayTrainer(
             job.spec,

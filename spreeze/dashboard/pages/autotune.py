@@ -248,7 +248,7 @@ def _pins(path: Path, tuning: TuningView) -> None:
         columns = st.columns(4)
         for place, key in enumerate(knobs):
             with columns[place % len(columns)]:
-                wanted[key] = components.ask(key, "pin", st.session_state.get("pins", {}).get(key),
+                wanted[key] = components.ask(request.config, key, "pin", st.session_state.get("pins", {}).get(key),
                                              f"tuner: {_value(tuning, key)}")
         wanted = {key: value for key, value in wanted.items() if value is not None}
         request = dataclasses.replace(request, settings=wanted)

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spreeze.algorithms.nn.two_thread_update import ThreadPair
+from spreeze.algorithms.fused_mlp import ThreadPair
 from spreeze.algorithms.off_policy import OffPolicyAlgorithm, Placement
 from spreeze.algorithms.registry import create
 from spreeze.config.schema import AlgorithmConfig
-from spreeze.inference.normalizer import Normalizer
+from spreeze.inference.policy import OBS_CLIP, Normalizer
 from spreeze.metrics.table import blank_learner
 from spreeze.transport.frames import FrameReader
 from spreeze.transport.replay_reader import ReplayReader
@@ -37,14 +37,14 @@ class ReplayTrainer:
     def __init__(
         self, spec: EnvSpec, algo: str, config: AlgorithmConfig, layout: RowLayout, reader: ReplayReader, *,
         batch_size: int, device: str, seed: int, normalize_obs: bool, pair: ThreadPair | None = None,
-        overlap: bool = False, copy_interval: int = 0, mirror: bool = False, updates_per_launch: int = 0,
+        overlap: bool = False, mirror: bool = False, updates_per_launch: int = 0,
     ) -> None:
         options: dict[str, Any] = {} if pair is None else {"pair": pair}
         options |= {} if spec.frames is None else {"frames": spec.frames}
         options |= {"overlap": True} if overlap else {}
         self.algorithm: OffPolicyAlgorithm = create(
             algo, spec.obs_dim, spec.action_dim, config, seed, device, num_actions=spec.num_actions,
-            copy_interval=copy_interval, **options,
+            import_module=spec.import_module, **options,
         )
         self._reader, self._layout, self._gamma = reader, layout, config.gamma
         placement = Placement.parse(device)
@@ -351,4 +351,4 @@ class DeviceNormalizer:
     def apply(self, rows: Tensor) -> None:
         """Scales obs and next_obs of rows [B, W] in place; work of the device alone."""
         for columns in self._columns:
-            rows[:, columns].sub_(self._mean).div_(self._std).clamp_(-Normalizer.CLIP, Normalizer.CLIP)
+            rows[:, columns].sub_(self._mean).div_(self._std).clamp_(-OBS_CLIP, OBS_CLIP)

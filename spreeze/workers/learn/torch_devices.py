@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import torch
 
-from spreeze.algorithms.nn.two_thread_update import ThreadPair, thread_pair_for
+from spreeze.algorithms.fused_mlp import ThreadPair, thread_pair_for
 from spreeze.config.devices import check_precision, named_devices
 from spreeze.errors import ConfigError
 from spreeze.types import EnvSpec

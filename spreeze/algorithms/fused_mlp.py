@@ -1,10 +1,10 @@
-"""Multi-layer perceptrons with hand-derived gradients over preallocated buffers.
+"""Perceptrons with hand-derived gradients over preallocated buffers, and two threads that share their work.
 
-All parameters of a network lie in one flat vector, its gradient in another, so that Adam, target
-update, norm and finite check are one call each. ``stack`` networks of one shape (twin critics)
-are evaluated by one batched product. No autograd graph is built: what an update does not need
-(input gradients of the critic step, weight gradients of the critics in the actor step) is not
-computed. Tests compare each gradient with autograd and with plain NumPy.
+What ``torch.nn`` and autograd are elsewhere: an algorithm uses it by ``Parameters``, ``Tape``, ``mlp_forward`` and
+``mlp_backward``, and can be read without it. All parameters of a network lie in one flat vector, its gradient in
+another, so that Adam, target update, norm and finite check are one call each. ``stack`` networks of one shape (twin
+critics) are evaluated by one batched matmul. What an update does not need (input gradients of the critic step, weight
+gradients of the critics in the actor step) is not computed. Tests compare each gradient with autograd and with NumPy.
 
 Shapes, besides those of ``types``: S stacked networks, M rows, K outputs, H hidden units.
 """
@@ -12,7 +12,10 @@ Shapes, besides those of ``types``: S stacked networks, M rows, K outputs, H hid
 from __future__ import annotations
 
 import math
+import threading
+from collections.abc import Callable
 from itertools import pairwise
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -20,13 +23,20 @@ from torch import Tensor
 
 _ALIGN = 16
 """Float32 values in a cache line: each block of the flat vector begins on one."""
+CHUNK_ROWS = 512
+"""Rows that go through a network at once on a CPU, so that what a layer gives is in the core's cache for the next."""
 
 _relu_backward = torch.ops.aten.threshold_backward.grad_input
 _tanh_backward = torch.ops.aten.tanh_backward.grad_input
 
 
+def chunk_rows(tensor: Tensor, rows: int) -> int:
+    """Of so many rows, how many go through a network at once where the tensor lives."""
+    return CHUNK_ROWS if tensor.device.type == "cpu" else rows
+
+
 def matmuls_round() -> bool:
-    """Whether float32 products of this process round their inputs to bfloat16."""
+    """Whether float32 matmuls of this process round their inputs to bfloat16."""
     mkldnn: Any = torch.backends.mkldnn
     return bool(mkldnn.matmul.fp32_precision == "bf16")
 
@@ -61,9 +71,9 @@ class Parameters:
         """Derived views, made once: at small sizes each view costs as much as an addition."""
         self.weights_t = [weight.transpose(1, 2) for weight in self.weights]
         self.head_rows = [self.head_weight[index, 0] for index in range(self.stack)]
-        # A product with one output column is ten times faster as a matrix-vector product, but where products
-        # round to bfloat16 that takes longer than the product: there a float32 sum is taken.
-        self.head_product = torch.linalg.vecdot if matmuls_round() else torch.mv
+        # A matmul with one output column is ten times faster as a matrix-vector one, but where matmuls round to
+        # bfloat16 that takes longer than the matmul: there a float32 sum is taken.
+        self.head_matmul = torch.linalg.vecdot if matmuls_round() else torch.mv
 
     def one(self, index: int) -> Parameters:
         """One network of the stack alone, sharing memory."""
@@ -158,15 +168,12 @@ def _closed(tensor: Tensor) -> Tensor:
 
 
 def mlp_forward(parameters: Parameters, x: Tensor, tape: Tape) -> Tensor:
-    """S perceptrons with ReLU (or tanh) between layers and a linear head, on the same rows.
+    """S perceptrons with ReLU (or tanh) between layers and a linear head, on the same rows: ``tape.out`` [S, K, M].
 
     Args:
         parameters: of the networks.
         x: [S, M, I] (one input for all: ``expand``); columns contiguous, rows may be strided.
         tape: receives the activations.
-
-    Returns:
-        ``tape.out`` [S, K, M].
     """
     for weight, bias, hidden in zip(parameters.weights, parameters.biases, tape.hidden, strict=True):
         if tape.tanh:
@@ -176,7 +183,7 @@ def mlp_forward(parameters: Parameters, x: Tensor, tape: Tape) -> Tensor:
     if parameters.sizes[-1] > 1:
         return torch.baddbmm(parameters.head_bias, parameters.head_weight, tape.hidden_t[-1], out=tape.out)
     for rows, weight, out in zip(tape.last_rows, parameters.head_rows, tape.out_rows, strict=True):
-        parameters.head_product(rows, weight, out=out)
+        parameters.head_matmul(rows, weight, out=out)
     return tape.out.add_(parameters.head_bias)
 
 
@@ -241,17 +248,17 @@ def weight_gradients(tape: Tape, x_t: Tensor | None, gradient: Parameters, index
     """Weight and bias gradients of hidden layer ``index``; ``x_t`` [S, I, M] is the input of the first."""
     inputs_t = tape.hidden_t[index - 1] if index else x_t
     assert inputs_t is not None
-    _product(inputs_t, tape.grads[index], gradient.weights[index], add=add)
+    _matmul(inputs_t, tape.grads[index], gradient.weights[index], add=add)
     _sum(tape.grads[index], 1, gradient.biases[index], add=add)
 
 
 def head_weight_gradients(tape: Tape, gradient: Parameters, *, add: bool = False) -> None:
     """Weight and bias gradients of the head."""
-    _product(tape.grad_out, tape.hidden[-1], gradient.head_weight, add=add)
+    _matmul(tape.grad_out, tape.hidden[-1], gradient.head_weight, add=add)
     _sum(tape.grad_out, 2, gradient.head_bias, add=add)
 
 
-def _product(a: Tensor, b: Tensor, out: Tensor, *, add: bool) -> None:
+def _matmul(a: Tensor, b: Tensor, out: Tensor, *, add: bool) -> None:
     if add:
         torch.baddbmm(out, a, b, out=out)
     else:
@@ -265,8 +272,14 @@ def _sum(values: Tensor, dim: int, out: Tensor, *, add: bool) -> None:
         torch.sum(values, dim, keepdim=True, out=out)
 
 
+def orthogonal_(matrix: Tensor, gain: float, generator: torch.Generator) -> None:
+    """Fills a matrix [out, in], which may be a view, with orthonormal rows or columns times ``gain``."""
+    values = torch.empty(matrix.shape, dtype=matrix.dtype)
+    matrix.copy_(torch.nn.init.orthogonal_(values, gain, generator=generator))
+
+
 class ParameterCopy:
-    """A network's weights as they are now, on their way to the host: who reads them waits, not who takes them."""
+    """A network's weights as they are now, on their way to the host: whoever reads them waits, not who takes them."""
 
     def __init__(self, parameters: Parameters) -> None:
         source = parameters.flat
@@ -294,3 +307,129 @@ def policy_arrays(parameters: Parameters) -> dict[str, Tensor]:
     arrays["head_w"] = parameters.head_weight[0].t().to("cpu", copy=True).contiguous()
     arrays["head_b"] = parameters.head_bias[0, :, 0].to("cpu", copy=True)
     return arrays
+
+
+Work = Callable[[], object]
+
+
+class ThreadPair:
+    """Two threads that share the work of one update exactly: the learner's second core. A context, or ``close`` it.
+
+    The threads of one matmul wait for each other by spinning; where anything else runs on one of their cores, each
+    matmul stalls (1.3 instead of 81 updates/s were measured). Here the second thread sleeps until it is handed a whole
+    pass of a network, some milliseconds of work, so a busy core costs its share and no more. Torch lets go of the
+    interpreter's lock inside of every matmul.
+    """
+
+    def __init__(self, threads: int = 1) -> None:
+        """Args: ``threads`` of one matmul, in each of the two."""
+        self._threads = threads
+        self._handed, self._done = threading.Semaphore(0), threading.Semaphore(0)
+        self._work: Work | None = None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="learner-2", daemon=True)
+        self._thread.start()
+
+    def both(self, here: Work, there: Work) -> None:
+        """Runs ``there`` in the second thread and ``here`` in the caller's; returns when both are done.
+
+        Raises:
+            BaseException: what either raised; the caller's own first.
+        """
+        self._work = there
+        self._handed.release()
+        try:
+            here()
+        finally:
+            self._done.acquire()
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    def close(self) -> None:
+        if self._thread.is_alive():
+            self._work = None
+            self._handed.release()
+            self._thread.join()
+
+    def __enter__(self) -> ThreadPair:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        self.close()
+
+    def _run(self) -> None:
+        torch.set_num_threads(self._threads)  # a setting of each thread
+        with torch.inference_mode():
+            while True:
+                self._handed.acquire()
+                # Nothing keeps the work once it is done: it holds the buffers of a batch.
+                work, self._work = self._work, None
+                if work is None:
+                    return
+                try:
+                    work()
+                except BaseException as error:
+                    self._error = error
+                del work
+                self._done.release()
+
+
+def thread_pair_for(threads: int) -> tuple[ThreadPair | None, int]:
+    """How a number of learner threads is used: (a pair or None, threads of one matmul).
+
+    Two threads are a pair of one thread each; with more, each of the pair has threads in its matmuls.
+    """
+    if threads < 2:
+        return None, 1
+    return ThreadPair(threads // 2), threads // 2
+
+
+class MlpPasses:
+    """Passes of one network over the rows of one tape."""
+
+    def __init__(self, parameters: Parameters, tape: Tape, pair: ThreadPair | None = None) -> None:
+        self._parameters, self._tape, self._pair = parameters, tape, pair
+        rows, lanes = tape.out.shape[2], 1 if pair is None else 2
+        step = chunk_rows(tape.out, rows)
+
+        def cut(begin: int, end: int) -> list[tuple[slice, Tape]]:
+            ends = (slice(start, min(start + step, end)) for start in range(begin, end, step))
+            return [(chunk, tape.part(chunk.start, chunk.stop)) for chunk in ends]
+
+        self._lanes = [cut(*ends) for ends in pairwise(rows * lane // lanes for lane in range(lanes + 1))]
+        self._down = cut(0, rows)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``mlp_forward`` of x [1, M, I]."""
+        if self._pair is None:
+            self._up(self._lanes[0], x)
+        else:
+            self._pair.both(lambda: self._up(self._lanes[0], x), lambda: self._up(self._lanes[1], x))
+        return self._tape.out
+
+    def _up(self, chunks: list[tuple[slice, Tape]], x: Tensor) -> None:
+        for rows, tape in chunks:
+            mlp_forward(self._parameters, x[:, rows], tape)
+
+    def backward(self, x_t: Tensor, gradient: Parameters) -> None:
+        """``mlp_backward`` of the tape's ``grad_out`` with weight gradients; x_t is [1, I, M]."""
+        for rows, tape in self._down:
+            if self._pair is None or len(tape.hidden) < 2:
+                mlp_backward(self._parameters, tape, x_t[:, :, rows], gradient, add=rows.start > 0)
+            else:
+                self._by_both(self._pair, tape, x_t[:, :, rows], gradient, add=rows.start > 0)
+
+    def _by_both(self, pair: ThreadPair, tape: Tape, x_t: Tensor, gradient: Parameters, *, add: bool) -> None:
+        head_weight_gradients(tape, gradient, add=add)
+        input_gradients(self._parameters, tape, len(tape.hidden))
+        for index in range(len(tape.hidden) - 1, 0, -1):
+
+            def way_down(index: int = index) -> None:
+                input_gradients(self._parameters, tape, index)
+                if index == 1:
+                    weight_gradients(tape, x_t, gradient, 0, add=add)
+
+            pair.both(lambda index=index: weight_gradients(tape, x_t, gradient, index, add=add),  # type: ignore[misc]
+                      way_down)

@@ -15,25 +15,25 @@ _BETA_1, _BETA_2, _EPSILON = 0.9, 0.999, 1e-8
 
 
 class _Guarded:
-    """What an optimiser knows of the gradients that it was given: their norm, and how many it refused."""
+    """What an optimizer knows of the gradients that it was given: their norm, and how many it rejected."""
 
     def __init__(self, parameters: Tensor) -> None:
-        self._refused = torch.zeros((), device=parameters.device)
+        self._rejected = torch.zeros((), device=parameters.device)
         self._norm = torch.zeros((), device=parameters.device, dtype=parameters.dtype)
 
     @property
     def gradient_norm(self) -> float:
-        """Euclidean norm of the latest gradient before it was scaled, refused or not (reads the device)."""
+        """Euclidean norm of the latest gradient before it was scaled, rejected or not (reads the device)."""
         return self._norm.item()
 
     @property
-    def refused(self) -> int:
+    def rejected(self) -> int:
         """Gradients that were not applied (reads the device)."""
-        return int(self._refused.item())
+        return int(self._rejected.item())
 
 
 class FlatAdam(_Guarded):
-    """Adam (Kingma and Ba 2015, arXiv 1412.6980) that refuses a gradient with a non-finite norm.
+    """Adam (Kingma and Ba 2015, arXiv 1412.6980) that rejects a gradient with a non-finite norm.
 
     The norm is needed for the metrics anyway and is non-finite if any component is. On a
     CPU it is read at once; on a GPU the fused kernel takes the flag itself, so nothing waits. A gradient
@@ -53,17 +53,17 @@ class FlatAdam(_Guarded):
         self._on_cpu = parameters.device.type == "cpu"
 
     def step(self) -> None:
-        """Applies the gradient, or counts it as refused if its norm is not finite."""
-        # Not torch.dot: where products round to bfloat16, it does too, at ten times the time.
+        """Applies the gradient, or counts it as rejected if its norm is not finite."""
+        # Not torch.dot: where matmuls round to bfloat16, it does too, at ten times the time.
         torch.linalg.vector_norm(self._gradient, out=self._norm)
         if self._on_cpu:
             if math.isfinite(self._norm.item()):
                 self.apply()
             else:
-                self._refused.add_(self._one)
+                self._rejected.add_(self._one)
             return
         bad = torch.isfinite(self._norm).logical_not_().to(self._steps.dtype)
-        self._refused.add_(bad)
+        self._rejected.add_(bad)
         self._steps.sub_(bad)
         self.apply(bad)
 
@@ -73,30 +73,18 @@ class FlatAdam(_Guarded):
         if self._max_norm is not None:
             _scale_down_(self._gradient, self._norm, self._max_norm)
         torch._fused_adam_(
-            [self._parameters],
-            [self._gradient],
-            [self._m],
-            [self._v],
-            [],
-            [self._steps],
-            lr=self.lr,
-            beta1=_BETA_1,
-            beta2=_BETA_2,
-            weight_decay=0.0,
-            eps=self._eps,
-            amsgrad=False,
-            maximize=False,
-            grad_scale=None,
+            [self._parameters], [self._gradient], [self._m], [self._v], [], [self._steps], lr=self.lr, beta1=_BETA_1,
+            beta2=_BETA_2, weight_decay=0.0, eps=self._eps, amsgrad=False, maximize=False, grad_scale=None,
             found_inf=bad,
         )
 
     def tensors(self) -> dict[str, Tensor]:
         """The state that a checkpoint stores."""
-        return {"m": self._m, "v": self._v, "steps": self._steps, "refused": self._refused}
+        return {"m": self._m, "v": self._v, "steps": self._steps, "refused": self._rejected}
 
 
 class FlatRMSProp(_Guarded):
-    """RMSProp (Tieleman and Hinton 2012, lecture 6.5), the root before epsilon; refuses and scales as ``FlatAdam``."""
+    """RMSProp (Tieleman and Hinton 2012, lecture 6.5), the root before epsilon; rejects and scales as ``FlatAdam``."""
 
     def __init__(
         self, parameters: Tensor, gradient: Tensor, lr: float, alpha: float, eps: float, max_norm: float
@@ -107,10 +95,10 @@ class FlatRMSProp(_Guarded):
         self._v = torch.zeros_like(parameters)
 
     def step(self) -> None:
-        """Applies the gradient, or counts it as refused if its norm is not finite (reads the device)."""
+        """Applies the gradient, or counts it as rejected if its norm is not finite (reads the device)."""
         torch.linalg.vector_norm(self._gradient, out=self._norm)
         if not math.isfinite(self._norm.item()):
-            self._refused.add_(1.0)
+            self._rejected.add_(1.0)
             return
         _scale_down_(self._gradient, self._norm, self._max_norm)
         self._v.mul_(self._alpha).addcmul_(self._gradient, self._gradient, value=1.0 - self._alpha)
@@ -118,7 +106,7 @@ class FlatRMSProp(_Guarded):
 
     def tensors(self) -> dict[str, Tensor]:
         """The state that a checkpoint stores."""
-        return {"v": self._v, "refused": self._refused}
+        return {"v": self._v, "refused": self._rejected}
 
 
 def _scale_down_(gradient: Tensor, norm: Tensor, max_norm: float) -> None:

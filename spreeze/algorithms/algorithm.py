@@ -1,0 +1,112 @@
+"""What every algorithm has: a name, counters, a policy to publish, and a bit-exact state. No update is in here."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from spreeze.errors import CheckpointError
+
+_GENERATOR = "generator"
+_MAX_SEED = 2**63 - 1
+
+
+class Algorithm(ABC):
+    """Names, counters and state; ``off_policy`` and ``on_policy`` add how an update is made."""
+
+    name: str
+    updates: int
+    """Updates so far, rejected ones included; whoever repeats recorded updates counts them here."""
+
+    def __init__(self, generator: torch.Generator, meta: dict[str, Any]) -> None:
+        self.updates = 0
+        self._generator = generator
+        self._meta = {"algo": self.name, **meta}
+
+    @abstractmethod
+    def metrics(self) -> dict[str, float]:
+        """Finite metrics of the latest update, by their names in ``spreeze.metrics.table`` (reads the device)."""
+
+    @abstractmethod
+    def updates_skipped(self) -> int:
+        """Gradient steps that were not applied because they were not finite (reads the device)."""
+
+    @abstractmethod
+    def policy_arrays(self) -> dict[str, np.ndarray]:
+        """Copies of the policy's weights, as ``Policy.from_weights`` reads them."""
+
+    @abstractmethod
+    def _tensors(self) -> dict[str, Tensor]:
+        """Everything besides the random state that a checkpoint stores."""
+
+    def policy_meta(self) -> dict[str, Any]:
+        """JSON values that ``Policy.from_weights`` needs besides the weights."""
+        return dict(self._meta)
+
+    def state_arrays(self) -> dict[str, np.ndarray]:
+        """Copies of networks, targets, optimizers and random state: what a bit-exact resume needs."""
+        arrays = {name: tensor.detach().to("cpu", copy=True).numpy() for name, tensor in self._tensors().items()}
+        arrays[_GENERATOR] = self._generator.get_state().cpu().numpy().copy()
+        return arrays
+
+    def load_state_arrays(self, arrays: dict[str, np.ndarray]) -> bool:
+        """Takes over what ``state_arrays`` gave, all or nothing.
+
+        Returns:
+            False if all but the random state was taken over: that is another kind of device's, 5,056 bytes on a CPU
+            and 16 on a CUDA GPU. Then call ``seed_noise``, after ``load_state_json``.
+
+        Raises:
+            CheckpointError: a name is missing, or a shape is that of another network.
+        """
+        tensors = self._tensors()
+        for name in (*tensors, _GENERATOR):
+            if name not in arrays:
+                raise CheckpointError(f"checkpoint has no '{name}'; it was made by another algorithm or version")
+        for name, tensor in tensors.items():
+            if tuple(arrays[name].shape) != tuple(tensor.shape):
+                raise CheckpointError(
+                    f"checkpoint '{name}' has shape {tuple(arrays[name].shape)}, this network needs "
+                    f"{tuple(tensor.shape)}; use the hidden_sizes and the environment of the checkpoint"
+                )
+        for name, tensor in tensors.items():
+            tensor.copy_(torch.from_numpy(np.array(arrays[name])))
+        state = np.array(arrays[_GENERATOR], dtype=np.uint8)
+        if state.size != self._generator.get_state().numel():
+            return False
+        try:
+            self._generator.set_state(torch.from_numpy(state))
+        except RuntimeError as error:
+            raise CheckpointError(f"checkpoint '{_GENERATOR}' does not fit this device: {error}") from None
+        return True
+
+    def seed_noise(self, seed: int) -> None:
+        """Noise that follows from this seed and the number of updates, wherever it is drawn."""
+        words = np.random.SeedSequence([seed, self.updates]).generate_state(1, np.uint64)
+        self._generator.manual_seed(int(words[0]) & _MAX_SEED)
+
+    def state_json(self) -> dict[str, Any]:
+        """Counters and identity, as JSON values."""
+        return {"algo": self.name, "updates": self.updates}
+
+    def load_state_json(self, state: dict[str, Any]) -> None:
+        """Takes over what ``state_json`` gave.
+
+        Raises:
+            CheckpointError: the state of another algorithm.
+        """
+        if state.get("algo") != self.name:
+            raise CheckpointError(
+                f"checkpoint was made by '{state.get('algo')}', not by '{self.name}'; use the same algorithm"
+            )
+        self.updates = int(state["updates"])
+
+
+def finite(values: dict[str, float]) -> dict[str, float]:
+    """Those of them that are finite numbers."""
+    return {name: value for name, value in values.items() if math.isfinite(value)}

@@ -1,0 +1,147 @@
+"""Networks over images: a convolutional trunk and a perceptron on it, by autograd.
+
+Parameters lie in one flat vector, so that optimizer, target and checkpoint are those of every other network.
+Channels-last memory was tried: no faster on a CPU, where a layer is bound by its matmul.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from spreeze.algorithms.fused_mlp import Parameters, orthogonal_, parameter_count, policy_arrays
+from spreeze.inference.convolution import Placed, features, place
+from spreeze.types import FrameSpec
+
+_PIXEL = 1.0 / 255.0
+HIDDEN_GAIN, POLICY_GAIN, VALUE_GAIN = math.sqrt(2.0), 0.01, 1.0
+"""Gains of orthogonal initialisation (Saxe et al. 2014, arXiv 1312.6120): Andrychowicz et al. 2021 (arXiv 2006.05990)
+found the small policy head to matter most of such choices."""
+_CHUNK_ROWS = 128
+"""Images that go through a trunk at once on a CPU: what a layer gives is still in the cache for the next."""
+
+
+class ConvParameters:
+    """Views of a flat vector: ``convolutions`` [(weight [C', C, k, k], bias [C'])] and the perceptron ``mlp``."""
+
+    def __init__(self, flat: Tensor, placed: list[Placed], sizes: tuple[int, ...]) -> None:
+        self.flat, self._strides = flat, [part.layer.stride for part in placed]
+        self.convolutions: list[tuple[Tensor, Tensor]] = []
+        offset = 0
+        for part in placed:
+            shape = (part.layer.channels, part.inputs, part.layer.kernel, part.layer.kernel)
+            weight = flat[offset : offset + math.prod(shape)].view(shape)
+            offset += weight.numel()
+            self.convolutions.append((weight, flat[offset : offset + shape[0]]))
+            offset += shape[0]
+        self.mlp = Parameters(flat[offset:], sizes, 1)
+
+    @staticmethod
+    def count(placed: list[Placed], sizes: tuple[int, ...]) -> int:
+        own = sum(part.layer.channels * (part.inputs * part.layer.kernel**2 + 1) for part in placed)
+        return own + parameter_count(sizes, 1)
+
+    def initialise(self, generator: torch.Generator) -> None:
+        """Uniform in +-1/sqrt(fan_in), weights and biases, as torch.nn does by default."""
+        for weight, bias in self.convolutions:
+            bound = 1.0 / math.sqrt(weight[0].numel())
+            for tensor in (weight, bias):
+                tensor.copy_(torch.empty(tensor.shape, dtype=tensor.dtype).uniform_(-bound, bound, generator=generator))
+        self.mlp.initialise(generator)
+
+    def leaves(self) -> list[tuple[Tensor, Tensor]]:
+        """``tensors`` that share this memory and by which autograd differentiates."""
+        return [(weight.detach().requires_grad_(), bias.detach().requires_grad_()) for weight, bias in self.tensors()]
+
+    def trunk_arrays(self) -> dict[str, Tensor]:
+        """Copies on the CPU of the trunk, as ``spreeze.inference.convolution`` reads them."""
+        named: dict[str, Tensor] = {}
+        for index, (weight, bias) in enumerate(self.convolutions):
+            named |= {f"conv{index}_w": weight.to("cpu", copy=True), f"conv{index}_b": bias.to("cpu", copy=True)}
+        return named
+
+    def tensors(self) -> list[tuple[Tensor, Tensor]]:
+        """(weight, bias) of all layers, the head last."""
+        hidden = [(weight[0], bias[0, 0]) for weight, bias in zip(self.mlp.weights, self.mlp.biases, strict=True)]
+        return [*self.convolutions, *hidden, (self.mlp.head_weight[0], self.mlp.head_bias[0, :, 0])]
+
+    def forward(self, obs: Tensor, layers: list[tuple[Tensor, Tensor]]) -> Tensor:
+        """Outputs [B, K] at images uint8 [B, k, C, H, W], by ``layers`` as ``tensors`` gives them."""
+        convolutions = len(self.convolutions)
+        # Pixel by pixel, all channels of each: on a CPU a pass there and back takes two thirds of the time.
+        x = obs.flatten(1, 2).to(self.flat.dtype, memory_format=torch.channels_last).mul_(_PIXEL)
+        for stride, (weight, bias) in zip(self._strides, layers[:convolutions], strict=True):
+            x = torch.relu(functional.conv2d(x, weight, bias, stride))
+        x = x.permute(0, 2, 3, 1).flatten(1)  # by row, column, channel, as in the sampler
+        for weight, bias in layers[convolutions:-1]:
+            x = torch.relu(torch.addmm(bias, x, weight))
+        weight, bias = layers[-1]
+        return functional.linear(x, weight, bias)
+
+
+class ConvActorCritic:
+    """Policy and value with a trunk and a perceptron shared; the head's last output is the value.
+
+    Members as in ``on_policy.MlpActorCritic``.
+    """
+
+    activation = "relu"
+
+    def __init__(
+        self, frames: FrameSpec, outputs: int, num_log_std: int, cnn: str, hidden_sizes: tuple[int, ...],
+        generator: torch.Generator, device: torch.device, dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self.image = [frames.stack * frames.channels, frames.height, frames.width]
+        placed = place(cnn, *self.image)
+        sizes = (features(placed), *hidden_sizes, outputs + 1)
+        count = ConvParameters.count(placed, sizes)
+        self.hidden_sizes, self._outputs = hidden_sizes, outputs
+        self.flat = torch.zeros(count + num_log_std, device=device, dtype=dtype)
+        self.gradient = torch.zeros_like(self.flat)
+        self.log_std, self.grad_log_std = self.flat[count:], self.gradient[count:]
+        self._parameters = ConvParameters(self.flat[:count], placed, sizes)
+        self._net_gradient = self.gradient[:count]
+        self._gradients = ConvParameters(self._net_gradient, placed, sizes)
+        self._leaves = self._parameters.leaves()
+        self._outs: tuple[Tensor, ...] = ()
+        self._chunk_rows = _CHUNK_ROWS if device.type == "cpu" else None
+        for weight, _ in self._parameters.convolutions:
+            orthogonal_(weight.flatten(1), HIDDEN_GAIN, generator)
+        for weight in self._parameters.mlp.weights:
+            orthogonal_(weight[0].t(), HIDDEN_GAIN, generator)
+        orthogonal_(self._parameters.mlp.head_weight[0, :outputs], POLICY_GAIN, generator)
+        orthogonal_(self._parameters.mlp.head_weight[0, outputs:], VALUE_GAIN, generator)
+
+    def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        """One pass at images uint8 [M, k, C, H, W]; keeps the graphs."""
+        with torch.enable_grad():
+            self._outs = tuple(self._parameters.forward(part, self._leaves) for part in self._chunks(obs))
+        out = torch.cat([part.detach() for part in self._outs]).t()
+        return out[: self._outputs], out[self._outputs]
+
+    def backward(self, grad_out: Tensor, grad_value: Tensor) -> None:
+        leaves = [tensor for pair in self._leaves for tensor in pair]
+        own = [tensor for pair in self._gradients.tensors() for tensor in pair]
+        grad = torch.cat((grad_out, grad_value.unsqueeze(0))).t()
+        outs, self._outs = self._outs, ()
+        self._net_gradient.zero_()
+        for out, part in zip(outs, self._chunks(grad), strict=True):
+            for tensor, found in zip(own, torch.autograd.grad(out, leaves, part), strict=True):
+                tensor.add_(found)
+
+    def values(self, obs: Tensor) -> Tensor:
+        layers = self._parameters.tensors()
+        return torch.cat([self._parameters.forward(part, layers)[:, self._outputs] for part in self._chunks(obs)])
+
+    def _chunks(self, rows: Tensor) -> tuple[Tensor, ...]:
+        return torch.split(rows, self._chunk_rows or len(rows))
+
+    def policy_arrays(self) -> dict[str, Tensor]:
+        """Trunk and perceptron, of the head only the policy's part."""
+        arrays = policy_arrays(self._parameters.mlp)
+        arrays["head_w"] = arrays["head_w"][:, : self._outputs].contiguous()
+        arrays["head_b"] = arrays["head_b"][: self._outputs].contiguous()
+        return arrays | self._parameters.trunk_arrays()

@@ -1,1 +1,0 @@
-"""Networks and optimisers that the algorithms share."""
