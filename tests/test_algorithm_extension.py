@@ -6,7 +6,6 @@ import sys
 import numpy as np
 import pytest
 from harness import PENDULUM, train, verb
-from spreeze.metrics.store_reader import MetricsReader
 
 from spreeze.algorithms.registry import create_on_policy
 from spreeze.cli.arguments import build_parser, user_values
@@ -14,6 +13,7 @@ from spreeze.config.compatibility import ROWS, check_algorithm, rows
 from spreeze.config.layers import Layer, from_toml, resolve, to_toml, with_algorithm
 from spreeze.config.modes import find_mode
 from spreeze.errors import ConfigError
+from spreeze.metrics.store import MetricsReader
 from spreeze.types import EnvSpec
 
 NAME, MODULE = "eager_sac", "made_up_algorithm"

@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("streamlit")
 from spreeze.dashboard.access import SETTING, Entrance, Guard
-from spreeze.dashboard.pages.compare import CONFIG
+from spreeze.dashboard.compare import CONFIG
 
 ONCE = "o" * 43
 

@@ -3,24 +3,35 @@
 import sys
 
 import pytest
+import test_algorithm_extension as made_up
 from harness import PATIENCE_S, poll
 from test_dashboard_pages import commands, open_page
+from test_dashboard_pages import components as components_told
 from test_mode_extension import MODULE, NAME, SOURCE
 
 pytest.importorskip("streamlit")
 
 from spreeze.cli.arguments import build_parser, user_values
-from spreeze.config.compatibility import ALGORITHMS, ON_POLICY, runs
+from spreeze.config.compatibility import ALGORITHMS, ON_POLICY, find_row
 from spreeze.config.layers import Layer, resolve
 from spreeze.config.modes import DECLARED, find_mode
 from spreeze.config.schema import FLAGS, field_of, offered
-from spreeze.dashboard import components, control
+from spreeze.dashboard import components, control, live_api, run_data
 from spreeze.errors import ConfigError
+from spreeze.metrics.store import MetricsReader
+from spreeze.metrics.table import TABLE
 from spreeze.run_directory import list_runs, read_run, state_of
 
-TAKEN = [(mode.name, algo) for mode in DECLARED for algo in ALGORITHMS if runs(mode, algo)]
+TAKEN = [(mode.name, algo) for mode in DECLARED for algo in ALGORITHMS if find_row(algo).runs_in(mode)]
 KINDS = [(mode.name, next(algo for algo in ALGORITHMS if (algo in ON_POLICY) is on_policy))
          for mode in DECLARED for on_policy in (False, True) if mode.wiring(on_policy=on_policy)]  # fmt: skip
+
+METRIC = """
+from spreeze.metrics.table import TABLE, Chart, Metric
+
+TABLE.extend([Metric("bonus", "reward", "added to every reward", "algorithm",
+                     chart=Chart("bonus", "Made-up bonus", "Learning"))])
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -66,7 +77,7 @@ def test_every_mode_is_offered_with_its_line_and_only_the_algorithms_that_it_run
         page = open_page("live")
         assert page.selectbox(key="start_mode").options == [mode.name for mode in DECLARED]
         page.selectbox(key="start_mode").select(mode.name).run()
-        assert page.selectbox(key="start_algo").options == [algo for algo in ALGORITHMS if runs(mode, algo)]
+        assert page.selectbox(key="start_algo").options == [algo for algo in ALGORITHMS if find_row(algo).runs_in(mode)]
         assert any(components.plain(mode.doc) in caption.value for caption in page.caption)
 
 
@@ -173,10 +184,36 @@ def test_every_mode_trains_each_kind_of_algorithm_from_the_page(folder, mode, al
 @pytest.mark.slow
 def test_a_made_up_mode_of_the_imported_module_is_offered_and_trains(folder, module):
     page = chosen(NAME, "sac")
-    assert page.selectbox(key="start_algo").options == [a for a in ALGORITHMS if runs(find_mode(NAME, module), a)]
+    mode = find_mode(NAME, module)
+    assert page.selectbox(key="start_algo").options == [algo for algo in ALGORITHMS if find_row(algo).runs_in(mode)]
     assert asked(page)["env"]["import_module"] == module
     run = start(page, folder, "sac", on_policy=False)
     assert (run["state"], run["mode"]) == ("finished", NAME)
+
+
+@pytest.mark.slow
+def test_a_made_up_algorithm_of_the_module_brings_settings_and_metric_and_trains(folder, tmp_path, monkeypatch):
+    name, module = made_up.NAME, made_up.MODULE
+    (tmp_path / f"{module}.py").write_text(made_up.SOURCE.replace('{"alpha"', '{"bonus"') + METRIC)
+    for attribute in ("metrics", "_by_name"):  # the module is imported in the page's process, which is this one
+        monkeypatch.setattr(TABLE, attribute, getattr(TABLE, attribute))
+    monkeypatch.setitem(TABLE.slots, "learner", TABLE.slots["learner"])
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv(control.IMPORT, module)
+    try:
+        assert name in chosen("spreeze", "sac").selectbox(key="start_algo").options
+        page = chosen("serial", name)
+        assert f"{name}.bonus" in page.multiselect(key="start_more").options
+        run = start(page, folder, name, on_policy=False)
+        assert (run["state"], run["algo"]) == ("finished", name)
+        path = folder / run_data.run_names(folder)[0]
+        assert MetricsReader(path / "metrics.db").latest()["bonus"].value == 0.0
+        assert live_api.answer(path, 0.0, 0, "")["series"]["bonus"]["y"][-1] == 0.0
+        (told,) = components_told(open_page("live"), "spreeze_live")
+        assert [chart["title"] for chart in told["charts"] if "bonus" in chart["series"]] == ["Made-up bonus"]
+    finally:
+        sys.modules.pop(module, None)
 
 
 def test_a_module_that_cannot_be_imported_is_told_and_the_other_modes_stay(monkeypatch):

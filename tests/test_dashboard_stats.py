@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip("streamlit")
-from spreeze.dashboard import components, run_data
-from spreeze.dashboard.pages import autotune, compare
+from spreeze.dashboard import autotune, compare, components, run_data
 from spreeze.metrics.store import EvaluationRow
 
 

@@ -142,6 +142,18 @@ def test_a_row_says_whether_its_slot_goes_on_over_a_restart():
     assert set(table.cumulative("learner")) - set(TABLE.cumulative("learner")) == {"weight_norm"}
 
 
+def test_rows_that_a_module_adds_come_behind_the_slots_that_were_there():
+    table = MetricTable(METRICS)
+    before = table.slots["learner"]
+    for _ in range(2):
+        table.extend([ROW])
+    assert table.slots["learner"] == (*before, "weight_norm")
+    assert table.by_name("weight_norm") == ROW
+    assert table.slots["sampler"] == TABLE.slots["sampler"]
+    with pytest.raises(ValueError, match="two metrics are called weight_norm"):
+        table.extend([ROW._replace(unit="other")])
+
+
 def test_two_rows_of_one_name_and_more_slots_than_there_is_room_for_are_refused():
     with pytest.raises(ValueError, match="two metrics are called weight_norm"):
         MetricTable((*METRICS, ROW, ROW))

@@ -18,6 +18,7 @@ from spreeze.types import EnvSpec
 
 USER = "user"
 """Source of what the command line says. No file may give a layer this name: modules are imported because of it."""
+
 Values = dict[str, dict[str, Any]]
 """part -> field -> value."""
 

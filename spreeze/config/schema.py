@@ -469,20 +469,24 @@ FLAGS: dict[str, str] = {
 """flag -> part.field; any other field is reached by --set part.field=value."""
 
 
-def field_of(key: str, import_module: str | None = None) -> dataclasses.Field[Any]:
-    """The field of a setting that is called ``part.field``; the part may be of an algorithm of that module."""
+def field_of(key: str, config: Config | None = None) -> dataclasses.Field[Any]:
+    """The field of a setting that is called ``part.field``; ``config`` knows an imported algorithm's part."""
     part, name = key.split(".")
-    return next(item for item in dataclasses.fields(_part(part, import_module)) if item.name == name)
+    return next(item for item in dataclasses.fields(_class_of(part, config)) if item.name == name)
 
 
-def kind_of(key: str, import_module: str | None = None) -> type:
+def kind_of(key: str, config: Config | None = None) -> type:
     """int, float, bool, str or tuple: what a setting holds where it is set."""
     part, name = key.split(".")
-    hint = typing.get_type_hints(_part(part, import_module))[name]
+    hint = typing.get_type_hints(_class_of(part, config))[name]
     options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     wanted = next(option for option in options if option is not type(None))
     kind: type = typing.get_origin(wanted) or wanted
     return kind
+
+
+def _class_of(part: str, config: Config | None) -> type[Part]:
+    return PARTS[part] if config is None else type(config.parts()[part])
 
 
 _ONLY_WITH_REPLAY = ("replay", "sampling.samplers", "sampling.envs_per_sampler", "sampling.memory_limit_bytes",
@@ -510,10 +514,6 @@ def offered(config: Config) -> tuple[tuple[str, ...], tuple[str, ...]]:
     read = [key for among in ((algo,), own, _ALWAYS) for key in keys
             if {key, key.partition(".")[0]} & {*among} and not {key, key.partition(".")[0]} & {*other}]
     return knobs, tuple(key for key in dict.fromkeys(read) if key not in knobs)
-
-
-def _part(name: str, import_module: str | None) -> type[Any]:
-    return PARTS[name] if name in PARTS else algorithm_part(name, import_module)
 
 
 def algorithm_part(name: str, import_module: str | None = None) -> type[Any]:

@@ -10,14 +10,12 @@ from typing import Any
 
 import streamlit as st
 
-from spreeze.config.compatibility import ALGORITHMS, ON_POLICY
+from spreeze.config.compatibility import ALGORITHMS
 from spreeze.config.modes import Wiring, wiring_of
-from spreeze.config.schema import field_of, kind_of
+from spreeze.config.schema import Config, field_of, kind_of
 from spreeze.dashboard import live_api, server
-from spreeze.dashboard.control import imported
 from spreeze.dashboard.live_api import SOURCE, published
-from spreeze.dashboard.run_data import SAMPLE, SAMPLE_NAME, meaning, row
-from spreeze.errors import ConfigError
+from spreeze.dashboard.run_data import SAMPLE, SAMPLE_NAME, meaning, on_policy, row
 from spreeze.formatting import DASH, clean
 from spreeze.run_directory import read_run
 
@@ -67,7 +65,7 @@ def show_live(path: Path, page_key: str) -> None:
         page_key: ``Activity.key`` that this page was drawn for; the component asks for a rerun when it changes.
     """
     facts, run = row(path), read_run(path)
-    wiring = wiring_of(run, on_policy=facts.algo in ON_POLICY)
+    wiring = wiring_of(run, on_policy=on_policy(run))
     reference = published(facts.algo, facts.env_id)
     # Tuples, not lists: Streamlit asks whether a list is a table, and loads pandas for that.
     name = SAMPLE_NAME if path == SAMPLE else path.name
@@ -156,27 +154,28 @@ def bullets(texts: Iterable[object]) -> str:
     return "\n".join(f"- {plain(text)}" for text in texts)
 
 
-def title(key: str) -> str:
+def title(key: str, config: Config | None = None) -> str:
     """A setting for a person: ``learner.batch_size`` is "Learner: batch size [transitions]"."""
     part, _, name = key.partition(".")
     text = f"{part.upper() if part in ALGORITHMS else part.capitalize()}: {name.replace('_', ' ')}"
     try:
-        unit = field_of(key, imported()).metadata["unit"]
-    except (ConfigError, StopIteration):
+        unit = field_of(key, config).metadata["unit"]
+    except (KeyError, StopIteration):
         return text  # of another version
     return f"{text} [{unit}]" if unit and not text.endswith(f" {unit}") else text
 
 
-def ask(key: str, place: str, known: Any = None, blank: str = "") -> Any:
+def ask(config: Config, key: str, place: str, known: Any = None, blank: str = "") -> Any:
     """A field for a setting, with its meaning, bounds and default from the schema; None while it is left empty.
 
     Args:
+        config: what has been chosen so far.
         key: ``part.field``.
         place: tells it from other fields of that setting.
         known: what it shows at first.
         blank: what happens while it is empty; the default holds if this is not said.
     """
-    item, kind = field_of(key, imported()), kind_of(key, imported())
+    item, kind = field_of(key, config), kind_of(key, config)
     doc, low, high, choices = (item.metadata[name] for name in ("doc", "low", "high", "choices"))
     default: Any = item.default
     told: dict[str, Any] = {"key": f"{place}_{key}", "help": f"{plain(doc[0].upper() + doc[1:])}.",
@@ -184,14 +183,14 @@ def ask(key: str, place: str, known: Any = None, blank: str = "") -> Any:
     if choices or kind is bool:
         options = list(choices or (True, False))
         index = options.index(known) if known in options else None
-        return st.selectbox(title(key), options, index, format_func=_written, **told)
+        return st.selectbox(title(key, config), options, index, format_func=_written, **told)
     if kind is int:
-        return st.number_input(title(key), low, high, known, step=1, **told)
+        return st.number_input(title(key, config), low, high, known, step=1, **told)
     if kind is float:
         low, high = (None if bound is None else float(bound) for bound in (low, high))
         step = (abs(default or 0.0) or 1.0) / 10.0
-        return st.number_input(title(key), low, high, known, step=step, format="%g", **told)
-    text = st.text_input(title(key), known or "", **told).strip()
+        return st.number_input(title(key, config), low, high, known, step=step, format="%g", **told)
+    text = st.text_input(title(key, config), known or "", **told).strip()
     return text or None if kind is str else tuple(int(part) for part in re.findall(r"\d+", text)) or None
 
 

@@ -161,9 +161,9 @@ def arguments(request: Request) -> list[str]:
         flag, text = flags.get(key), value if isinstance(value, str) else toml_value(value)
         if flag is None:
             found.append(f"--set={key}={text}")
-        elif kind_of(key, imported()) is not bool:
+        elif kind_of(key) is not bool:
             found.append(f"{flag}={text}")
-        elif value != field_of(key, imported()).default:
+        elif value != field_of(key).default:
             found.append(flag)
     return found
 

@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from spreeze.config.compatibility import ON_POLICY
 from spreeze.config.modes import wiring_of
-from spreeze.dashboard.run_data import LIVE_STATES, newest_log, read_json
+from spreeze.dashboard.run_data import LIVE_STATES, newest_log, on_policy, read_json
 from spreeze.formatting import DASH, clean, duration, number, percent, size
 from spreeze.metrics.bottleneck import bottleneck
 from spreeze.metrics.snapshot import GpuSnapshot, Snapshot, measured, parts_of
@@ -177,7 +176,7 @@ def snapshot(
     replay, learner = config.get("replay", {}), config.get("learner", {})
     active = [rate for rate in parts_of(values, "sampler_env_steps_per_s").values() if rate > 0.0]
     device = str(learner.get("device", ""))
-    wiring = wiring_of(run, on_policy=run.get("algo") in ON_POLICY)
+    wiring = wiring_of(run, on_policy=on_policy(run))
     lag = wiring.lag if wiring else None
     if lag is not None:
         replay, samplers = {}, config.get("rollout", {}).get("executors")

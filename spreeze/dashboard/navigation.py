@@ -21,13 +21,15 @@ PAGES: dict[str, tuple[str, str]] = {
     "logs": ("Logs", "runs.logs"),
     "about": ("About this machine", "about.page"),
 }
-"""Last part of the address -> title, and file and function in ``pages/``; the first page is the one shown unasked."""
+"""Last part of the address -> title, and file and function here; the first page is the one shown unasked.
+
+None lies in a folder ``pages``: Streamlit would take that for its own, and a first visit to one would be empty."""
 _KEY = "run"
 
 
 def load(name: str) -> Callable[[], None]:
     module, _, function = PAGES[name][1].partition(".")
-    found: Callable[[], None] = getattr(importlib.import_module(f"spreeze.dashboard.pages.{module}"), function)
+    found: Callable[[], None] = getattr(importlib.import_module(f"spreeze.dashboard.{module}"), function)
     return found
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from spreeze.config.compatibility import ON_POLICY
 from spreeze.config.schema import check_name
 from spreeze.errors import ConfigError, RunError
 from spreeze.formatting import clean
@@ -175,6 +177,12 @@ def _clip(path: Path, told: dict[str, Any]) -> Clip:
     numbers = {name: _number(value) for name, value in told.items()}
     return Clip(path, {name: value for name, value in numbers.items() if value is not None},
                 [value for value in known if value is not None])
+
+
+def on_policy(run: Mapping[str, Any]) -> bool:
+    """Whether a run's algorithm learns from what its own policy has just collected, as its ``run.json`` tells."""
+    wiring = run.get("wiring")
+    return wiring.get("lag") is not None if isinstance(wiring, dict) else run.get("algo") in ON_POLICY
 
 
 def meaning(name: str) -> str:

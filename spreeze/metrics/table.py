@@ -2,7 +2,8 @@
 
 The row says its unit, its meaning, who writes it, the slot of shared memory it comes through, how it is had from that
 slot, the chart of the Live page that draws it, and whether the terminal shows it. A number that an algorithm returns
-from ``metrics()`` needs a row with the writer ``algorithm`` and nothing else.
+from ``metrics()`` needs a row with the writer ``algorithm`` and nothing else; a module of ``--import`` adds its rows by
+``TABLE.extend``.
 
 Workers put raw numbers into their slots of shared memory (``SLOTS``), a store each and no lock.
 The supervisor turns them into the metrics below and is the only writer of ``metrics.db``.
@@ -293,6 +294,17 @@ class MetricTable:
         for role, found in self.slots.items():
             if len(found) > MOST_SLOTS:
                 raise ValueError(f"{len(found)} slots of the {role}, room for {MOST_SLOTS}; raise MOST_SLOTS")
+
+    def extend(self, metrics: Iterable[Metric]) -> None:
+        """Adds rows where a module is imported; again the same ones change nothing. Known slots keep their places.
+
+        Raises:
+            ValueError: another row has that name, or a role has more slots than there is room for.
+        """
+        more = MetricTable((*self.metrics, *(row for row in metrics if row not in self.metrics)), self._posted)
+        self.metrics, self._by_name = more.metrics, more._by_name
+        for role, slots in more.slots.items():
+            self.slots[role] = tuple(dict.fromkeys((*self.slots[role], *slots)))
 
     def cumulative(self, role: str) -> tuple[str, ...]:
         """The slots of a role that go on over a restart: a new worker adds what its predecessors left in them."""

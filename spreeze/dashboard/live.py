@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import streamlit as st
 
-from spreeze.config.compatibility import AlgorithmRow
-from spreeze.config.compatibility import rows as algorithm_rows
+from spreeze.config.compatibility import AlgorithmRow, rows
 from spreeze.config.modes import Mode, modes
 from spreeze.config.profiles import PROFILE_DIR
 from spreeze.config.schema import EnvConfig, RunConfig, offered
@@ -79,9 +78,10 @@ def _start_box(folder: Path) -> None:
         known, algorithms = _tables()
         lines = "\n".join(f"- **{mode.name}**: {components.plain(mode.doc)}" for mode in known.values())
         mode = known[_one_of(first[1], "Mode", list(known), "start_mode", lines)]
-        algo = _one_of(first[2], "Algorithm", [row.name for row in algorithms.values() if row.runs_in(mode)],
-                       "start_algo", "Those that this mode runs. DQN and SAC learn discrete actions, PPO and A2C any, "
-                       "the others continuous ones.")
+        fitting = [row.name for row in algorithms.values() if row.runs_in(mode)]
+        algo = _one_of(first[2], "Algorithm", fitting, "start_algo",
+                       "Those that this mode runs. DQN and SAC learn discrete actions, PPO and A2C any, the others "
+                       "continuous ones.")
         seed = first[3].number_input("Seed", 0, 2**31 - 1, RunConfig.seed, key="start_seed",
                                      help="Seed of networks, exploration and environments.")
         wiring = mode.wiring(on_policy=bool(algorithms[algo].on_policy))
@@ -105,12 +105,12 @@ def _start_box(folder: Path) -> None:
 
 
 def _tables() -> tuple[dict[str, Mode], dict[str, AlgorithmRow]]:
-    """Modes and algorithms that come with Spreeze, and those of the module that the page was started with."""
+    """Modes and algorithms: those of Spreeze, and those of the module that the page was started with."""
     try:
-        return modes(control.imported()), algorithm_rows(control.imported())
+        return modes(control.imported()), rows(control.imported())
     except SpreezeError as error:
         st.error(components.plain(error))
-        return modes(), algorithm_rows()
+        return modes(), rows()
 
 
 def _one_of(cell: DeltaGenerator, label: str, options: list[str], key: str, text: str) -> str:
@@ -131,18 +131,18 @@ def _own_settings(request: control.Request) -> dict[str, Any]:
         cells = st.columns(2)
         for place, key in enumerate(knobs):
             with cells[place % 2]:
-                values[key] = components.ask(key, "start", pins.get(key), "tuner" if request.auto else "")
+                values[key] = components.ask(config, key, "start", pins.get(key), "tuner" if request.auto else "")
     st.caption("When to stop: at the first of these, or when you press Stop.")
     cells = st.columns(2)
     for place, key in enumerate(_STOPS):
         with cells[place % 2]:
-            values[key] = components.ask(key, "start", blank="never")
+            values[key] = components.ask(config, key, "start", blank="never")
     chosen = st.multiselect("More settings", others, key="start_more", placeholder="choose by name",
                             help="Every setting that makes a difference to this mode and algorithm.")
     cells = st.columns(2)
     for place, key in enumerate(chosen):
         with cells[place % 2]:
-            values[key] = components.ask(key, "start")
+            values[key] = components.ask(config, key, "start")
     return {key: value for key, value in values.items() if value is not None}
 
 

@@ -15,8 +15,8 @@ import streamlit as st
 
 from spreeze.config.schema import offered
 from spreeze.dashboard import components, control, navigation
+from spreeze.dashboard.compare import CONFIG
 from spreeze.dashboard.live_api import COLOURS
-from spreeze.dashboard.pages.compare import CONFIG
 from spreeze.dashboard.run_data import read_json, row, runs_dir, tail_text
 from spreeze.errors import SpreezeError
 from spreeze.formatting import DASH, clean, number, percent
@@ -198,7 +198,8 @@ def _choices(tuning: TuningView) -> None:
     main = [key for key in _MAIN if key in tuning.choice]
     for cell, key in zip(st.columns(4), main, strict=False):
         why = components.plain(tuning.reasons.get(key))
-        cell.metric(components.title(key), _value(tuning, key), help=why, border=True)
+        title = components.title(key).partition(": ")[2]
+        cell.metric(title[0].upper() + title[1:], _value(tuning, key), help=why, border=True)
     record = tuning.record
     if record:
         paper = _paper_batch(tuning)
@@ -245,7 +246,7 @@ def _pins(path: Path, tuning: TuningView) -> None:
         columns = st.columns(4)
         for place, key in enumerate(knobs):
             with columns[place % len(columns)]:
-                wanted[key] = components.ask(key, "pin", st.session_state.get("pins", {}).get(key),
+                wanted[key] = components.ask(request.config, key, "pin", st.session_state.get("pins", {}).get(key),
                                              f"tuner: {_value(tuning, key)}")
         wanted = {key: value for key, value in wanted.items() if value is not None}
         request = dataclasses.replace(request, settings=wanted)

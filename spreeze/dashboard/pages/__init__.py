@@ -1,1 +1,0 @@
-"""One file a page; each has a function ``page``."""
