@@ -8,7 +8,7 @@ import streamlit as st
 from spreeze.dashboard import server
 from spreeze.dashboard.access import Entrance
 from spreeze.dashboard.run_data import runs_dir
-from spreeze.machine.process_names import PAGE, take_name
+from spreeze.machine.processes import PAGE, take_name
 
 take_name(PAGE)  # by which a run knows that this is no stranger to give way to
 entrance = Entrance(runs_dir())

@@ -11,8 +11,6 @@ from spreeze.types import EnvSpec, Jsonable
 
 @dataclass(frozen=True, kw_only=True)
 class AnyLearnerJob(Jsonable):
-    """What every learner process has to know."""
-
     run_dir: str
     spec: EnvSpec
     algo: str
@@ -34,8 +32,6 @@ class AnyLearnerJob(Jsonable):
 
 @dataclass(frozen=True, kw_only=True)
 class LearnerJob(AnyLearnerJob):
-    """All that a learner from replay has to know."""
-
     precision: str
     overlap: bool
     copy_interval: int
@@ -55,8 +51,6 @@ class LearnerJob(AnyLearnerJob):
 
 @dataclass(frozen=True, kw_only=True)
 class OnPolicyLearnerJob(AnyLearnerJob):
-    """All that a learner from rollouts has to know."""
-
     correction: str
     lag: int
     """Rollouts between the policy that collects and the one that is learned from its data."""
@@ -74,8 +68,6 @@ class OnPolicyLearnerJob(AnyLearnerJob):
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateProbeJob(Jsonable):
-    """What the process that times updates is told once."""
-
     spec: EnvSpec
     algo: str
     algorithm: dict[str, Any]
@@ -88,8 +80,6 @@ class UpdateProbeJob(Jsonable):
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateTurn(Jsonable):
-    """One measurement of updates."""
-
     batch_size: int
     threads: int
     device: str
@@ -103,8 +93,6 @@ class UpdateTurn(Jsonable):
 
 @dataclass(frozen=True, kw_only=True)
 class VisualizerJob(Jsonable):
-    """What the visualizer is told."""
-
     run_dir: str
     spec: EnvSpec
     frames_per_s: float
