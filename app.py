@@ -12,7 +12,7 @@ import streamlit as st
 from spreeze.dashboard import control, server
 from spreeze.dashboard.access import Entrance
 from spreeze.dashboard.run_data import runs_dir
-from spreeze.machine.process_names import PAGE, take_name
+from spreeze.machine.processes import PAGE, take_name
 
 parser = argparse.ArgumentParser(prog="streamlit run app.py --", description="The dashboard of Spreeze.")
 parser.add_argument("--import", dest="module", metavar="MODULE", default=control.imported(),

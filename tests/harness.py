@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from spreeze.machine.process_names import is_worker
+from spreeze.machine.processes import is_worker
 from spreeze.metrics.store import MetricsReader
 from spreeze.runtime.rates import Rates
 

@@ -8,8 +8,7 @@ import runpy
 
 import psutil
 
-from spreeze.machine.cpu_contention import ContentionReader
-from spreeze.machine.process_names import Found, Siblings
+from spreeze.machine.cpu_contention import ContentionReader, Found, Siblings
 
 
 def family():

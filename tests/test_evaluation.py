@@ -4,7 +4,7 @@ import pytest
 
 from spreeze.envs.make import bullet_missing, describe
 from spreeze.envs.task import Task, make_task
-from spreeze.workers.evaluator import Episode, lanes_for, run_episodes, score, seed_list
+from spreeze.workers.evaluator import Episode, envs_at_once, run_episodes, score, seed_list
 
 
 class Countdown(gymnasium.Env):
@@ -213,5 +213,5 @@ def test_the_score_by_hand():
 
 def test_bullet_environments_are_few_because_they_are_large():
     task = make_task("Pendulum-v1")
-    assert lanes_for(task.spec) == 16
+    assert envs_at_once(task.spec) == 16
     task.close()

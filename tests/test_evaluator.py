@@ -266,7 +266,7 @@ def test_the_last_evaluation_takes_the_newest_weights_once(tmp_path, store):
 
 def test_the_last_evaluation_keeps_to_its_budget_and_counts_a_prefix_of_the_seeds(tmp_path, store, monkeypatch):
     monkeypatch.setenv("SPREEZE_FAULT_STEP_S", "0.004")
-    monkeypatch.setattr(evaluator, "lanes_for", lambda spec: 1)
+    monkeypatch.setattr(evaluator, "envs_at_once", lambda spec: 1)
     publish(store, GOOD, 1)
     # An episode sleeps for 0.2 s: some of them fit into the budget, and ten thousand do not.
     record = final_evaluation(job_of(tmp_path, episodes=10_000), budget_s=3.0)
@@ -276,7 +276,7 @@ def test_the_last_evaluation_keeps_to_its_budget_and_counts_a_prefix_of_the_seed
 
 
 def test_a_stop_leaves_whole_rounds_and_the_record_says_how_many_were_cut(tmp_path, store, monkeypatch):
-    monkeypatch.setattr(evaluator, "lanes_for", lambda spec: 4)
+    monkeypatch.setattr(evaluator, "envs_at_once", lambda spec: 4)
     publish(store, GOOD, 1)
     asked = []
     with Evaluation(job_of(tmp_path, episodes=10)) as evaluation:

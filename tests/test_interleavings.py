@@ -18,9 +18,9 @@ from spreeze.errors import WorkerError
 from spreeze.transport.inference_mailbox import InferenceMailbox
 from spreeze.transport.rollouts import Handover, Rollouts, RolloutSpec, put_back
 from spreeze.transport.weights import VersionedParameters
-from spreeze.workers.collect.rollout_collector import RolloutCollector, reset_seed
 from spreeze.workers.inference_worker import Inference, RolloutPolicy
 from spreeze.workers.learn.on_policy_trainer import OnPolicyTrainer
+from spreeze.workers.rollout_collector import RolloutCollector, reset_seed
 from spreeze.workers.rollout_sampler import MailboxClient
 
 T, EXECUTORS, ENVS = 5, 2, 2

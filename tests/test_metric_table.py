@@ -176,3 +176,14 @@ def test_a_sampler_s_counts_come_back_by_their_names():
         "env_errors": 106.0, "policy_s": 107.0, "env_s": 108.0, "write_s": 109.0, "wait_s": 110.0,
         "policy_version": 0.0,
     }  # fmt: skip
+
+
+def test_which_slots_go_on_after_a_restart_follows_from_the_rows():
+    times = {"wait_s", "gather_s", "critic_s", "actor_s", "learn_s", "publish_s"}
+    assert set(TABLE.cumulative("learner")) == times | {"rows_redrawn"}, "updates come back with a checkpoint"
+    assert set(TABLE.cumulative("sampler")) == {
+        "env_steps", "episodes", "rows_refused", "env_errors", "policy_s", "env_s", "write_s", "wait_s",
+    }  # fmt: skip
+    counted = ROW._replace(name="made_up_count", writer="learner", kind=Kind.COUNTER, chart=None)
+    assert "made_up_count" in MetricTable((*METRICS, counted)).cumulative("learner")
+    assert "made_up_count" not in MetricTable((*METRICS, counted._replace(restored=True))).cumulative("learner")

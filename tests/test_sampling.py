@@ -4,7 +4,7 @@ import pytest
 from spreeze.envs.task import BadTransition
 from spreeze.errors import WorkerError
 from spreeze.types import EnvSpec
-from spreeze.workers.collect.transition_collector import TransitionCollector
+from spreeze.workers.transition_collector import TransitionCollector
 
 SPEC = EnvSpec(
     env_id="Script-v0", import_module=None, obs_dim=2, action_dim=1, action_low=(-4.0,), action_high=(8.0,),

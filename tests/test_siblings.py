@@ -1,6 +1,7 @@
 """Which processes belong to Spreeze, and two real runs that share the cores without resting because of each other."""
 
 import contextlib
+import json
 import os
 import subprocess
 import sys
@@ -9,7 +10,8 @@ from pathlib import Path
 import pytest
 from harness import PATIENCE_S, PENDULUM, REPO, TINY, Run, poll
 
-from spreeze.machine.process_names import EARLY, PAGE, PROBE, Siblings
+from spreeze.machine.cpu_contention import Siblings
+from spreeze.machine.processes import EARLY, PAGE, PROBE
 from spreeze.metrics.store import MetricsReader
 from spreeze.runtime.cpu_governor import QUIET_CORES
 from spreeze.runtime.launcher import Prewarm
@@ -107,7 +109,7 @@ def test_what_measures_once_has_its_name_before_it_loads_anything(tmp_path):
     with running(
         sys.executable,
         "-m",
-        "spreeze.machine.process_names",
+        "spreeze.machine.processes",
         PROBE,
         "made_up",
         str(said),
@@ -127,8 +129,10 @@ def test_a_learner_that_waits_for_its_job_and_one_that_tries_an_environment_are_
     with Prewarm(1) as head_start:
         poll(lambda: name_of(head_start.pid) == EARLY, what=lambda: name_of(head_start.pid))
     (tmp_path / "slow.py").write_text("import time\ntime.sleep(10_000)\n")
-    with running(sys.executable, "-m", "spreeze.envs.probe", "--env", "slow/None-v0", "--import", "slow", "--out",
-                 str(tmp_path / "out"), env={**os.environ, "PYTHONPATH": f"{REPO}{os.pathsep}{tmp_path}"}) as child:
+    job = {"what": "time", "steps": 0, "end_s": PATIENCE_S, "out": str(tmp_path / "out"),
+           "task": {"env_id": "slow/None-v0", "import_module": "slow", "args": []}}  # fmt: skip
+    with running(sys.executable, "-m", "spreeze.envs.probe", json.dumps(job),
+                 env={**os.environ, "PYTHONPATH": f"{REPO}{os.pathsep}{tmp_path}"}) as child:
         poll(lambda: name_of(child.pid) == PROBE, what=lambda: name_of(child.pid))
 
 

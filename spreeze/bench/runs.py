@@ -17,7 +17,7 @@ import psutil
 
 from spreeze.bench import Row, row
 from spreeze.errors import RunError, SpreezeError, UsageError
-from spreeze.machine.process_names import is_worker
+from spreeze.machine.processes import is_worker
 from spreeze.metrics.store import MetricsReader
 from spreeze.run_directory import read_run
 from spreeze.workers.evaluator import read_rows

@@ -94,7 +94,6 @@ class AtariFrames(gymnasium.Wrapper[np.ndarray, Any, np.ndarray, Any]):
         return self._frame(), {}
 
     def _begin(self) -> None:
-        """The game's first frame."""
         if self._is_new:
             self._load()
             self._is_new = False
@@ -162,7 +161,6 @@ class AtariFrames(gymnasium.Wrapper[np.ndarray, Any, np.ndarray, Any]):
         return self._frame(), reward, (ended and not truncated) or lost_life, truncated, {"lives": self._lives}
 
     def _frame(self) -> np.ndarray:
-        """The screen as a frame, a new array."""
         out = np.empty(self.frame_spec.shape, np.uint8)
         self._resize(self._screen, out[0])
         return out

@@ -173,14 +173,12 @@ class FaultEnv(gymnasium.Env[np.ndarray, np.ndarray]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        """Starts at a seeded position."""
         super().reset(seed=seed)
         self._injector.reset(seed)
         self._state = flat_float32([self.np_random.uniform(-1.0, 1.0), 0.0, 0.0])
         return self._state.copy(), {}
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        """One step of the point, or a fault."""
         dice = self._injector.begin()
         position, velocity, clock = self._state.tolist()
         velocity = 0.9 * velocity + 0.05 * float(np.clip(action, -2.0, 2.0)[0])
@@ -190,7 +188,6 @@ class FaultEnv(gymnasium.Env[np.ndarray, np.ndarray]):
         return obs, reward, False, False, {}
 
     def render(self) -> np.ndarray:
-        """A white field with a dark column at the position."""
         frame = np.full((48, 65, 3), 255, dtype=np.uint8)
         column = int(np.clip(32 + 6 * self._state[0], 1, 63))
         frame[:, column - 1 : column + 2] = 40
@@ -198,19 +195,15 @@ class FaultEnv(gymnasium.Env[np.ndarray, np.ndarray]):
 
 
 class FaultWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Any environment, with faults."""
-
     def __init__(self, env: gymnasium.Env[Any, Any], **faults: Any) -> None:
         super().__init__(env)
         self._injector = Injector(Faults.from_environment(**faults))
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Resets the environment, or raises."""
         self._injector.reset(seed)
         return self.env.reset(seed=seed, options=options)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """One step of the environment, or a fault."""
         dice = self._injector.begin()
         obs, reward, terminated, truncated, info = self.env.step(action)
         return *self._injector.spoil(dice, obs, reward), terminated, truncated, info

@@ -1,7 +1,7 @@
 """From an environment id to an environment, and from an environment to its ``EnvSpec``.
 
-Gymnasium is imported inside the functions: the supervisor asks for the default id only and has no
-use for the quarter of a second.
+Gymnasium is imported inside the functions: that takes a quarter of a second, and the supervisor asks for the default
+id only.
 """
 from __future__ import annotations
 
@@ -71,7 +71,6 @@ def bullet_missing() -> str | None:
 
 
 def default_env_id() -> Reasoned:
-    """The environment that is trained on when none is named."""
     missing = bullet_missing()
     if missing is None:
         return Reasoned("Walker2DBulletEnv-v0", "default task: Walker2DBulletEnv-v0, pybullet is installed")
@@ -208,7 +207,7 @@ def has_display() -> bool:
 
 
 def _drawing(env: gymnasium.Env[Any, Any], name: str, render_mode: str | None) -> gymnasium.Env[Any, Any]:
-    """The environment, if it can draw as wanted.
+    """The environment, if it can draw in that mode.
 
     Raises:
         EnvironmentError_: a picture is wanted, and its author says that it draws only in a window, or not at all.
@@ -230,7 +229,6 @@ def _render_offscreen() -> None:
 
 
 def one_line(error: BaseException, limit: int = 300) -> str:
-    """The text of an exception on one line."""
     return " ".join(str(error).split())[:limit]
 
 
@@ -249,12 +247,7 @@ def foreign_module(env_id: str, import_module: str | None) -> str | None:
 
 
 def refuse_foreign(env_id: str, import_module: str | None, allowed: str | None) -> None:
-    """Lets a file's environment import only what the command names too.
-
-    Args:
-        env_id: as the file has it.
-        import_module: as the file has it.
-        allowed: of the command's ``--import``.
+    """Lets a file's environment import only what the command's ``--import`` allows: files may come from anywhere.
 
     Raises:
         EnvironmentError_: it needs another module.
@@ -304,8 +297,6 @@ def _force_direct(entry_point: Any) -> None:
     direct: int = bases.pybullet.DIRECT
 
     class DirectClient(original):  # type: ignore[misc]
-        """A Bullet client that never joins a foreign server."""
-
         def __init__(self, connection_mode: int | None = None, hostName: str | None = None, options: str = "") -> None:  # noqa: N803
             super().__init__(direct if connection_mode is None else connection_mode, hostName, options)
 
@@ -339,18 +330,11 @@ def describe(env: gymnasium.Env[Any, Any], import_module: str | None = None) -> 
     discrete_bounds = (float(start),), (float(start + (num_actions or 0) - 1),)
     low, high = discrete_bounds if num_actions is not None else _action_bounds(env_id, env.action_space)
     return EnvSpec(
-        env_id=env_id,
-        import_module=import_module,
+        env_id=env_id, import_module=import_module, action_dim=len(low), action_low=low, action_high=high,
         obs_dim=_obs_dim(env_id, env.observation_space) if frames is None else frames.stack * frames.frame_bytes,
-        action_dim=len(low),
-        action_low=low,
-        action_high=high,
         max_episode_steps=None if spec is None else getattr(env, "max_steps", None) or spec.max_episode_steps,
-        obs_layout=obs_layout(env.observation_space),
-        frames=frames,
+        obs_layout=obs_layout(env.observation_space), frames=frames, num_actions=num_actions, action_start=start,
         reward_threshold=None if spec is None or spec.reward_threshold is None else float(spec.reward_threshold),
-        num_actions=num_actions,
-        action_start=start,
     )
 
 
@@ -438,7 +422,6 @@ def register_atari(name: str) -> None:
 
 
 def is_image(space: Any) -> bool:
-    """True for a Box of bytes with at least two dimensions."""
     from gymnasium import spaces
 
     return isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) > 1

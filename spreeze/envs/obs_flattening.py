@@ -35,8 +35,6 @@ class LeafError(Exception):
 
 @dataclass(frozen=True)
 class Leaf:
-    """One leaf space and where its values lie."""
-
     path: Path
     start: int
     stop: int
@@ -60,11 +58,7 @@ class Leaf:
 
 
 def leaves_of(space: Any, what: str) -> tuple[Leaf, ...]:
-    """The leaves of an observation space and their places, in the order of the vector.
-
-    Args:
-        space: a Gymnasium space.
-        what: how an error names the observation space.
+    """The leaves of a Gymnasium space, which an error calls ``what``, and their places, in the order of the vector.
 
     Raises:
         EnvironmentError_: a leaf that cannot be part of a vector; the message names it and why.

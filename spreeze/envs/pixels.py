@@ -20,7 +20,7 @@ _GREY = np.array([0.299, 0.587, 0.114], np.float32)
 class AreaResize:
     """Shrinks or stretches a picture; each output pixel is the mean of the area that it covers.
 
-    The weights repeat after ``gcd`` of the two sizes, so each axis is a product with one small block.
+    The weights repeat after ``gcd`` of the two sizes, so each axis is a matmul with one small block.
     """
 
     def __init__(self, height: int, width: int, size: int) -> None:

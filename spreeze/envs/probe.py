@@ -5,7 +5,6 @@ prints from C or takes the process down cannot harm the caller.
 """
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
 import faulthandler
@@ -31,8 +30,7 @@ from spreeze.envs.make import make_env, one_line
 from spreeze.envs.task import Task, make_task, uniform_actions
 from spreeze.errors import EnvironmentError_
 from spreeze.machine.orphan_cleanup import MARK, end_orphans
-from spreeze.machine.process_names import PROBE, take_name
-from spreeze.machine.processes import held_back, kill_and_wait, leave_to_supervisor
+from spreeze.machine.processes import PROBE, held_back, kill_and_wait, leave_to_supervisor, take_name
 from spreeze.types import EnvSpec, rebuild
 
 _TIMING_S = 1.5
@@ -42,8 +40,6 @@ _LOOK_S = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """What a probe found out."""
-
     spec: EnvSpec
     step_us_median: float | None
     """Median time of one env step with random actions; None if not timed."""
@@ -60,15 +56,8 @@ def spec_from_json(values: dict[str, Any]) -> EnvSpec:
 
 
 def probe_env(
-    env_id: str,
-    import_module: str | None = None,
-    *,
-    deadline_s: float = 60.0,
-    steps: int = 2000,
-    log: Path | None = None,
-    plain: bool = False,
-    args: tuple[str, ...] = (),
-    image: dict[str, Any] | None = None,
+    env_id: str, import_module: str | None = None, *, deadline_s: float = 60.0, steps: int = 2000,
+    log: Path | None = None, plain: bool = False, args: tuple[str, ...] = (), image: dict[str, Any] | None = None,
     interrupted: Callable[[], bool] = lambda: False,
 ) -> Probe:
     """Describes and times an environment in a child process.
@@ -87,7 +76,7 @@ def probe_env(
     Raises:
         EnvironmentError_: it cannot be used, hangs, or took its process down.
         KeyboardInterrupt: ``interrupted`` said so; the child is gone.
-    """  # fmt: skip
+    """
     found = in_child("time", env_id, import_module, deadline_s=deadline_s, steps=steps, log=log, plain=plain, args=args,
                      image=image, interrupted=interrupted)
     return Probe(**{**found, "spec": spec_from_json(found["spec"])})
@@ -104,14 +93,11 @@ def in_child(
         EnvironmentError_: it cannot be used, hangs, or took its process down.
         KeyboardInterrupt: ``interrupted`` said so; the child is gone.
     """
+    task = {"env_id": env_id, "import_module": import_module, "plain": plain, "args": args, "image": image}
     with tempfile.TemporaryDirectory(prefix="spreeze-probe-") as folder:
         out = Path(folder) / "probe.json"
-        command = [sys.executable, "-m", "spreeze.envs.probe", "--what", what, "--env", env_id, "--out", str(out)]
-        command += ["--steps", str(steps), "--deadline", str(deadline_s + _GRACE_S)]
-        command += ["--import", import_module] if import_module else []
-        command += ["--plain"] if plain else []
-        command += [f"--env-arg={text}" for text in args]
-        command += ["--image", json.dumps(image)] if image else []
+        job = {"what": what, "task": task, "steps": steps, "out": str(out), "end_s": deadline_s + _GRACE_S}
+        command = [sys.executable, "-m", "spreeze.envs.probe", json.dumps(job)]
         code = _run(command, deadline_s, log, interrupted)
         if code is None:
             raise EnvironmentError_(f"{env_id}: no environment step within {deadline_s:g} s; the probe was ended")
@@ -129,12 +115,8 @@ def in_child(
 def _run(command: list[str], deadline_s: float, log: Path | None, interrupted: Callable[[], bool]) -> int | None:
     """Exit code of the child, or None if it had to be killed (with all that it started)."""
     nonce = secrets.token_hex(8)
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-        "OMP_NUM_THREADS": "1",
-        MARK: nonce,
-    }
+    paths = os.pathsep.join(path for path in sys.path if path)
+    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", MARK: nonce}
     with open(log or os.devnull, "ab") as output, held_back():
         child = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment, start_new_session=True
@@ -157,19 +139,12 @@ def _ending(code: int) -> str:
     return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
-def measure(
-    env_id: str, import_module: str | None, steps: int, plain: bool = False, args: tuple[str, ...] = (),
-    image: dict[str, Any] | None = None,
-) -> Probe:
-    """Makes, checks and times an environment in this process."""
-    import numpy as np
+def measure(make: Callable[[], Task], steps: int) -> Probe:
     import psutil
-
-    from spreeze.envs.task import make_task, uniform_actions
 
     process = psutil.Process()
     memory = process.memory_info().rss
-    task = make_task(env_id, import_module, plain=plain, args=args, image=image)
+    task = make()
     try:
         start = time.perf_counter()
         task.reset(seed=0)
@@ -191,53 +166,36 @@ def measure(
         task.close()
     timed = np.array(times[1:]) if steps > 1 and len(times) > 1 else None
     return Probe(
-        spec=task.spec,
+        spec=task.spec, first_reset_s=first_reset_s, memory_bytes=memory,
         step_us_median=None if timed is None else float(np.median(timed)),
         step_cv=None if timed is None else float(timed.std() / timed.mean()),
-        first_reset_s=first_reset_s,
-        memory_bytes=memory,
     )
 
 
-def _find_out(args: argparse.Namespace) -> dict[str, Any]:
-    given = (args.env, args.import_module)
-    if args.what == "time":
-        return dataclasses.asdict(measure(*given, args.steps, args.plain, tuple(args.env_arg), args.image))
-
-
-    if args.what == "draw":
-        return draw(*given, args.plain, tuple(args.env_arg))
-    return dataclasses.asdict(check_up(*given, args.plain, tuple(args.env_arg)))
-
-
-def main(argv: list[str] | None = None) -> int:
-    """The child: one environment, one JSON file."""
-    parser = argparse.ArgumentParser(prog="spreeze.envs.probe", description="Try an environment; write a JSON file.")
-    parser.add_argument("--env", required=True, help="Gymnasium id")
-    parser.add_argument("--import", dest="import_module", help="module to import first (default: none)")
-    parser.add_argument("--plain", action="store_true", help="a Bullet task as its package has it (default: off)")
-    parser.add_argument("--env-arg", action="append", default=[], help="key=value for its constructor (default: none)")
-    parser.add_argument("--what", choices=("time", "check", "draw"), default="time", help="what to do (default: time)")
-    parser.add_argument("--image", type=json.loads, help="JSON object: how frames are made (default: as usual)")
-    parser.add_argument("--out", required=True, type=Path, help="JSON file to write")
-    parser.add_argument("--steps", type=int, default=2000, help="env steps to time (default: 2000, at most 1.5 s)")
-    parser.add_argument("--deadline", type=float, help="end this process after so many s (default: never)")
-    args = parser.parse_args(argv)
+def main(argv: list[str]) -> int:
+    """The child: one JSON object says what to do, one JSON file what was found."""
+    job: dict[str, Any] = json.loads(argv[0])
+    task = {**job["task"], "args": tuple(job["task"]["args"])}
     leave_to_supervisor()
-    if args.deadline:
-        faulthandler.dump_traceback_later(args.deadline, exit=True)  # also when the caller was killed
+    faulthandler.dump_traceback_later(job["end_s"], exit=True)  # also when the caller was killed
     try:
-        found = _find_out(args)
+        if job["what"] == "time":
+            found = dataclasses.asdict(measure(lambda: make_task(**task), job["steps"]))
+        elif job["what"] == "draw":
+            found = draw(make_task(**task, render_mode="rgb_array"))
+        else:
+            found = dataclasses.asdict(check_up(task))
     except Exception as error:
         text = " ".join(str(error).split())
         if not isinstance(error, EnvironmentError_):
-            text = f"{args.env} failed when tried: {type(error).__name__}: {text}"
+            text = f"{task['env_id']} failed when tried: {type(error).__name__}: {text}"
         found = {"error": text[:1000], "kind": type(error).__name__}
     finally:
         faulthandler.cancel_dump_traceback_later()
-    temporary = args.out.with_suffix(".tmp")
+    out = Path(job["out"])
+    temporary = out.with_suffix(".tmp")
     temporary.write_text(json.dumps(found), encoding="utf-8")
-    os.replace(temporary, args.out)
+    os.replace(temporary, out)
     return 2 if "error" in found else 0
 
 
@@ -257,8 +215,6 @@ _PLAIN_WORDS: tuple[tuple[str, str | None], ...] = (
 
 @dataclass(frozen=True, kw_only=True)
 class Checkup:
-    """What a closer look found."""
-
     steps_per_s: float
     """Env steps a second of one core with random actions, resets included."""
     step_us_p50: float
@@ -271,16 +227,16 @@ class Checkup:
     """What Gymnasium's checker has to say, in plain words."""
 
 
-def check_up(env_id: str, import_module: str | None, plain: bool, args: tuple[str, ...]) -> Checkup:
-    """Times steps and resets, weighs a second environment, asks Gymnasium's checker."""
+def check_up(given: dict[str, Any]) -> Checkup:
+    """Times steps and resets, measures a second environment's memory, asks Gymnasium's checker."""
     import psutil
 
-    task = make_task(env_id, import_module, plain=plain, args=args)
+    task = make_task(**given)
     try:
         steps_us, resets_us, mean_us = _time(task)
         process = psutil.Process()
         before = process.memory_info().rss
-        second = make_task(env_id, import_module, plain=plain, args=args)
+        second = make_task(**given)
         try:
             second.reset(seed=1)
             added = max(0, process.memory_info().rss - before)
@@ -292,15 +248,15 @@ def check_up(env_id: str, import_module: str | None, plain: bool, args: tuple[st
     return Checkup(
         steps_per_s=1e6 / mean_us, step_us_p50=float(p50), step_us_p99=float(p99),
         step_us_max=float(max(steps_us)), reset_us_median=float(np.median(resets_us)), further_env_bytes=added,
-        notes=_ask_gymnasium(make_env(env_id, import_module, plain=plain, args=args)),
+        notes=_ask_gymnasium(make_env(**given)),
     )
 
 
 def _time(task: Task) -> tuple[list[float], list[float], float]:
     """Times of steps and resets in us, and the mean time of a step, its share of resets included.
 
-    Steps in which another program took the core are left out: they would say more of the machine than of
-    the environment, unless hardly any other is left.
+    Steps in which another program took the core say more of the machine than of the environment: they are left out,
+    unless hardly any other is left.
     """
     steps_us: list[float] = []
     quiet_us: list[float] = []
@@ -326,7 +282,7 @@ def _time(task: Task) -> tuple[list[float], list[float], float]:
 
 
 def _preemptions() -> int:
-    """How often this thread has lost its core against its will; 0 where the system does not say."""
+    """How often this thread was preempted; 0 where the system does not say."""
     who = getattr(resource, "RUSAGE_THREAD", None)
     return 0 if who is None else resource.getrusage(who).ru_nivcsw
 
@@ -363,9 +319,8 @@ def plain_words(text: str) -> str | None:
     return text[:200]
 
 
-def draw(env_id: str, import_module: str | None, plain: bool, args: tuple[str, ...]) -> dict[str, Any]:
+def draw(task: Task) -> dict[str, Any]:
     """Draws one picture; its height and width."""
-    task = make_task(env_id, import_module, "rgb_array", plain=plain, args=args)
     try:
         task.reset(seed=0)
         height, width, _ = task.render().shape
@@ -376,4 +331,4 @@ def draw(env_id: str, import_module: str | None, plain: bool, args: tuple[str, .
 
 if __name__ == "__main__":
     take_name(PROBE)
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -46,7 +46,6 @@ class SingleEnv(gymnasium.Env[np.ndarray, Any]):
         return self._shaped(self._task.reset(seed)), {}
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        """One env step."""
         values = np.asarray(action, np.float32) - np.float32(getattr(self.action_space, "start", 0))
         done = self._task.step(values.reshape(1, -1))
         return (
@@ -58,7 +57,6 @@ class SingleEnv(gymnasium.Env[np.ndarray, Any]):
         return shaped.astype(self.observation_space.dtype, copy=False)
 
     def close(self) -> None:
-        """Releases it."""
         self._task.close()
 
 

@@ -1,6 +1,6 @@
 """An environment whose cost is as given: ``spreeze/Synthetic-v0``, for the tuner, modes and fault tests.
 
-Step times come from a constant, exponential or Gamma law; sizes, reward and episode length are as
+Step times come from a constant, exponential or Gamma distribution; sizes, reward and episode length are as
 given; everything repeats with the seed of the reset. Example:
 ``--env spreeze/Synthetic-v0 --env-arg law=gamma --env-arg mean_s=0.002 --env-arg cv=0.5``.
 """
@@ -39,13 +39,13 @@ class SyntheticEnv(gymnasium.Env[np.ndarray, Any]):
         cost: str = "sleep", reset_s: float = 0.0, obs_dim: int = 8, action_dim: int = 2, action_kind: str = "box",
         episode_steps: int = 200, p_terminated: float = 0.0, task_seed: int = 0, **faults: Any,
     ) -> None:
-        """Takes the law of the step time and the sizes.
+        """Takes the distribution of the step time and the sizes.
 
         Args:
             render_mode: ``rgb_array`` draws the observation as grey columns.
             law: ``constant``, ``exponential`` or ``gamma``.
             mean_s: mean step time.
-            cv: deviation over mean of the Gamma law; the exponential law has 1, the constant one 0.
+            cv: standard deviation over mean of the Gamma distribution; the exponential one has 1, the constant one 0.
             cost: ``sleep`` waits like a simulator in another process, ``spin`` takes that much CPU time.
             reset_s: time of a reset, spent likewise.
             obs_dim: O.
@@ -96,7 +96,7 @@ class SyntheticEnv(gymnasium.Env[np.ndarray, Any]):
         return self._obs, {}
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        """Spends the time that the law says; rewards what W says of the last observation."""
+        """Spends the time that was drawn; rewards what W says of the last observation."""
         dice = None if self._injector is None else self._injector.begin()
         cost_s = self._times.next()
         if cost_s > 0.0:
@@ -135,12 +135,10 @@ class _StepTimes:
         self.seeded = False
 
     def seed(self, seed: int) -> None:
-        """Begins the sequence of that seed."""
         self._rng, self.seeded = np.random.default_rng(seed), True
         self._ready.clear()
 
     def next(self) -> float:
-        """Time of the next step."""
         if self._law == "constant" or not self._mean_s:
             return self._mean_s
         if not self._ready:
@@ -150,7 +148,7 @@ class _StepTimes:
     def _draw(self) -> list[float]:
         if self._law == "exponential":
             return list(self._rng.exponential(self._mean_s, _AHEAD).tolist())
-        shape = 1.0 / self._cv**2  # a Gamma law of shape k has deviation / mean = 1 / sqrt(k)
+        shape = 1.0 / self._cv**2  # standard deviation / mean = 1 / sqrt(shape)
         return list(self._rng.gamma(shape, self._mean_s / shape, _AHEAD).tolist())
 
 
@@ -173,6 +171,5 @@ def _check_least(**values: tuple[float, float]) -> None:
 
 
 def register() -> None:
-    """Makes the id known to Gymnasium; harmless when it already is."""
     if ENV_ID not in gymnasium.registry:
         gymnasium.register(id=ENV_ID, entry_point=SyntheticEnv)

@@ -40,14 +40,9 @@ class ActionScaling:
         self._as_given = self._unit and bounded
 
     def __call__(self, actions: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-        """Actions [N, A] as ``Task.step`` takes them.
+        """A policy's actions [N, A], float32, as ``Task.step`` takes them; discrete ones are returned as they are.
 
-        Args:
-            actions: as a policy gives them, float32.
-            out: where they go, float32 [N, A]; environments may write into it. None makes a new array.
-
-        Returns:
-            ``out`` or the new array; of discrete actions ``actions`` itself.
+        They go to ``out``, if it is given, which environments may write into; else to a new array.
         """
         if self._discrete:
             return actions
@@ -101,13 +96,9 @@ class Task:
         return self._checked_obs(result[0])
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool]:
-        """One env step.
+        """One env step; returns next observation float32 [O], reward, terminated, truncated.
 
-        Args:
-            action: float32 [A], in the environment's own unit; a discrete action's index.
-
-        Returns:
-            next observation float32 [O], reward, terminated, truncated.
+        ``action`` is float32 [A] in the environment's own unit, or a discrete action's index.
 
         Raises:
             BadTransition: wrong shape, non-finite value, or not the five values of the Gymnasium API.
@@ -182,7 +173,6 @@ class Task:
         return float(fps) if fps else 30.0
 
     def close(self) -> None:
-        """Releases the environment."""
         self.env.close()
 
 
@@ -216,10 +206,7 @@ def vector_maker(spec: EnvSpec) -> Callable[[int, int], VectorTask] | None:
 def open_task(spec: EnvSpec, render_mode: str | None = None, *, whole_games: bool = False) -> Task:
     """One more environment of a known description; errors as ``make_env``.
 
-    Args:
-        spec: of the environment.
-        render_mode: as for ``make_env``.
-        whole_games: an Atari episode is a game also where a lost life ends it for the samplers (evaluation).
+    ``whole_games``: an Atari episode is a game also where a lost life ends it for the samplers (evaluation).
     """
     image = frame_options(spec, whole_games=whole_games)
     env = make_env(spec.env_id, spec.import_module, render_mode, plain=spec.plain, args=spec.args, image=image)
@@ -248,11 +235,9 @@ class ObsRows:
         self._stacked = frames is not None
 
     def start(self, row: int, obs: np.ndarray) -> None:
-        """Takes in what a reset gave."""
         self.array[row] = obs
 
     def put(self, row: int, obs: np.ndarray) -> None:
-        """Takes in what a step gave."""
         if self._stacked:
             stack = self.array[row]
             stack[:-1] = stack[1:]  # one move within the cache: a thousandth of what the step takes

@@ -33,8 +33,6 @@ def engine_of(env_id: str) -> str | None:
 
 @dataclass
 class VectorStep:
-    """What one step of N environments gave."""
-
     valid: np.ndarray
     """bool [N]: False where the step only began an episode, and its action was ignored."""
     next_obs: np.ndarray
@@ -90,10 +88,7 @@ class VectorTask:
         return self.reset()
 
     def step(self, actions: np.ndarray) -> VectorStep:
-        """Steps all environments.
-
-        Args:
-            actions: float32 [N, A] in the environment's own unit, or the indices of discrete actions.
+        """Steps all: ``actions`` float32 [N, A] in the environment's own unit, or the indices of discrete actions.
 
         Raises:
             BadTransition: an observation or reward that cannot be stored.
@@ -137,18 +132,11 @@ class VectorTask:
         return array.reshape(count, -1)
 
     def close(self) -> None:
-        """Releases the environments."""
         self.env.close()
 
 
 def open_vector(spec: EnvSpec, num_envs: int, seed: int, args: dict[str, Any]) -> VectorTask:
-    """The vector environment of an id with an engine's prefix.
-
-    Args:
-        spec: of the environment; ``env_id`` carries the prefix.
-        num_envs: N.
-        seed: of the environments; environment i gets seed + i.
-        args: for the engine's constructor.
+    """The vector environment of an id with an engine's prefix; environment i gets ``seed`` + i.
 
     Raises:
         EnvironmentError_: the engine is not installed, or does not know the id.

@@ -3,10 +3,20 @@
 The kernel keeps for every thread how long it ran and how long it was ready but had to wait for a
 core (``schedstat``). Both together are what a process wants, however little it is given.
 
-Siblings are this user's other runs, tuners and the dashboard page (``spreeze.machine.process_names``). They are not
-foreign: two runs that took each other for strangers would both rest, for as long as both are there.
-What a process did in the fraction of a second before it ended is nobody's any more and counts as
-foreign, once. Of a sibling that may use other cores too, the share counts that our cores are of its own.
+Siblings are this user's other runs, tuners and the dashboard page. They are not foreign: two runs that took each other
+for strangers would both rest, for as long as both are there. They are told by the name that each takes as soon as its
+interpreter is up (``processes.take_name``), which the kernel hands out in ``/proc/PID/stat``. A command line or
+environment lies in the process's own memory: reading that waits for a lock, which a process that hangs in a driver or
+on a dead disk may never give back, and then the supervisor would hang as well. Until it has its name, about a second, a
+process counts as foreign; so does, once, what a process did in the fraction of a second before it ended. A sibling, if
+it runs as this user, is
+
+* a worker (``sampler-0``, ``learner``, ...) that leads a process group of its own, as ours all do; what has a name of
+  our own (``spreeze-...``); and all that these started;
+* the process that started one of them, itself only: a supervisor or a tuner, which may be a notebook that starts other
+  things too. The page is started by a person's shell, which stays a stranger.
+
+Of a sibling that may use other cores too, the share counts that our cores are of its own.
 """
 
 from __future__ import annotations
@@ -14,13 +24,13 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from spreeze.machine.hardware import CoreFacts, core_facts
-from spreeze.machine.process_names import Siblings
+from spreeze.machine.processes import OWN_PREFIX, PAGE, is_worker
 
 _TICKS_PER_S = 100.0
 """Unit of ``/proc/stat`` (USER_HZ), the same on every architecture that this runs on."""
@@ -28,6 +38,65 @@ _BUSY_FIELDS = (0, 1, 2, 5, 6)
 """user, nice, system, irq, softirq: not idle, iowait or what a hypervisor took."""
 _WAITING_CORES = 0.25
 """Waiting of all our threads together above which a quota that is not used up must be used by somebody else."""
+_MOST_LOOKS = 8
+"""A stranger is looked at again after 1, 2, 4, then every 8 looks: it may have been too young to have its name."""
+_PARENT, _GROUP = 1, 2
+"""Of ``/proc/PID/stat`` after the name."""
+
+
+class Found(NamedTuple):
+    roots: set[int]
+    """What they started is theirs as well."""
+    parents: set[int]
+    """Who started a root; themselves only."""
+
+
+class Siblings:
+    """Looks for siblings; costs one system call for each process that is new or due again."""
+
+    def __init__(self, proc: Path = Path("/proc")) -> None:
+        self._proc, self._user = proc, os.geteuid()
+        self._look = 0
+        self._strangers: dict[int, tuple[int, int]] = {}  # process id -> (look at which it is due, looks until then)
+
+    def find(self, ours: Collection[int]) -> Found:
+        """Siblings of this moment, which any of them may leave by the next; ``ours`` are the asking run's processes.
+
+        Raises:
+            OSError: the system does not list processes.
+        """
+        self._look += 1
+        before, self._strangers = self._strangers, {}
+        found = Found(set(), set())
+        for pid in [int(name) for name in os.listdir(self._proc) if name.isdecimal()]:
+            if pid in ours:
+                continue
+            due, pause = before.get(pid, (0, 0))
+            if due > self._look:
+                self._strangers[pid] = due, pause
+            elif not self._enter(pid, found):
+                pause = min(max(1, 2 * pause), _MOST_LOOKS)
+                self._strangers[pid] = self._look + pause, pause
+        found.parents.difference_update(ours, found.roots)
+        return found
+
+    def _enter(self, pid: int, found: Found) -> bool:
+        """Adds a process to ``found`` if it is a sibling; returns whether it is. One that is gone is none."""
+        try:
+            if (self._proc / str(pid)).stat().st_uid != self._user:
+                return False
+            text = (self._proc / str(pid) / "stat").read_text(encoding="ascii", errors="replace")
+            name, _, rest = text.partition("(")[2].rpartition(") ")  # a name may hold anything, brackets too
+            fields = rest.split()
+            parent, group = int(fields[_PARENT]), int(fields[_GROUP])
+        except (OSError, ValueError, IndexError):
+            return False
+        if not (name.startswith(OWN_PREFIX) or (is_worker(name) and group == pid)):
+            return False
+        found.roots.add(pid)
+        if name != PAGE and parent > 0:
+            found.parents.add(parent)
+        return True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,13 +132,6 @@ class ContentionReader:
     def __init__(
         self, *, cores: CoreFacts | None = None, root: str | Path = "/", clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Reads nothing yet.
-
-        Args:
-            cores: cores that may be used; of this process if None.
-            root: where ``proc`` lies, for tests.
-            clock: monotonic seconds.
-        """
         self._cores = core_facts(root) if cores is None else cores
         self._proc = Path(root) / "proc"
         self._clock = clock
@@ -79,9 +141,7 @@ class ContentionReader:
     def sample(self, pids: Mapping[str, int]) -> CpuContention | None:
         """Load since the last call; None at the first, and where the kernel does not tell.
 
-        Args:
-            pids: worker name -> process id. A worker's descendants count as the worker, unless they have
-                a name of their own.
+        Descendants of a worker in ``pids`` count as the worker, unless they are named there themselves.
         """
         before = self._before
         try:
@@ -108,13 +168,8 @@ class ContentionReader:
         foreign = busy - ours - siblings - beyond_quota
         if beyond_quota > 0 and sum(wanted.values()) - ours > _WAITING_CORES:
             foreign = max(foreign, usable - ours - siblings)  # somebody else lives on the same quota
-        return CpuContention(
-            usable_cores=usable,
-            foreign_cores=min(max(0.0, foreign), usable),
-            sibling_cores=siblings,
-            ran=ran,
-            wanted=wanted,
-        )
+        return CpuContention(usable_cores=usable, foreign_cores=min(max(0.0, foreign), usable),
+                             sibling_cores=siblings, ran=ran, wanted=wanted)
 
     def _now(self, pids: Mapping[str, int]) -> _Sample:
         t_s, busy_s, threads = self._clock(), self._busy_s(), self._threads(pids)
@@ -171,7 +226,6 @@ class ContentionReader:
         return found
 
     def _process(self, pid: int) -> tuple[_Threads, list[int]]:
-        """Threads and children of a process."""
         tasks = self._proc / str(pid) / "task"
         threads: _Threads = {}
         children: list[int] = []

@@ -35,14 +35,11 @@ class GpuFacts:
 
 
 class GpuReport(NamedTuple):
-    """The visible GPUs, and why there are no more of them."""
-
     gpus: tuple[GpuFacts, ...]
     reason: str
 
 
 def load_nvml() -> Any:
-    """The binding, or None where it is not installed."""
     try:
         return importlib.import_module("pynvml")
     except ImportError:
@@ -50,12 +47,9 @@ def load_nvml() -> Any:
 
 
 def read_gpus(nvml: Any = None, visible: str | None = None, timeout_s: float = _OPEN_TIMEOUT_S) -> GpuReport:
-    """The GPUs that this process may use, in the order of CUDA_VISIBLE_DEVICES.
+    """The GPUs that this process may use, in the order of CUDA_VISIBLE_DEVICES (``visible`` in its place).
 
-    Args:
-        nvml: module with NVML's functions; the installed binding if None.
-        visible: value of CUDA_VISIBLE_DEVICES; this process' own if None.
-        timeout_s: seconds after which a driver counts as hung.
+    A driver that does not answer within ``timeout_s`` counts as hung.
     """
     binding = nvml if nvml is not None else load_nvml()
     if binding is None:
@@ -139,15 +133,12 @@ def _facts(nvml: Any, index: int, handle: Any, is_mig: bool) -> GpuFacts:
     limit_mw = _ask(nvml.nvmlDeviceGetEnforcedPowerLimit, handle)
     clock_mhz = _ask(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM)
     return GpuFacts(
-        index=index,
-        uuid=_text(_ask(nvml.nvmlDeviceGetUUID, handle)),
-        name=_text(_ask(nvml.nvmlDeviceGetName, handle)),
+        index=index, uuid=_text(_ask(nvml.nvmlDeviceGetUUID, handle)), name=_text(_ask(nvml.nvmlDeviceGetName, handle)),
         memory_bytes=None if memory is None else int(memory.total),
         memory_free_bytes=None if memory is None else int(memory.free),
         power_limit_w=None if limit_mw is None else limit_mw / 1000,
         clock_max_hz=None if clock_mhz is None else clock_mhz * 1e6,
-        driver=_text(_ask(nvml.nvmlSystemGetDriverVersion)),
-        is_mig=is_mig,
+        driver=_text(_ask(nvml.nvmlSystemGetDriverVersion)), is_mig=is_mig,
     )
 
 

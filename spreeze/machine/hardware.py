@@ -52,8 +52,6 @@ class CoreFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """Everything that the tuner, the checks and the reports need to know about this machine."""
-
     cpu_model: str | None
     cores: CoreFacts
     memory: MemoryFacts
@@ -65,7 +63,6 @@ class Machine:
     python_version: str
 
     def to_json(self) -> dict[str, Any]:
-        """A dictionary of plain values."""
         return dataclasses.asdict(self)
 
     def identity(self) -> str:
@@ -78,7 +75,6 @@ class Machine:
         return f"{self.cores.usable:g}c-{memory_gib}g-{len(self.gpus)}gpu-{digest}"
 
     def one_line(self) -> str:
-        """The machine in one line for a person."""
         plural = "" if self.cores.usable == 1 else "s"
         cpu = f"{self.cores.usable:g} usable core{plural} of {self.cpu_model or 'an unknown processor'}"
         gpus = ", ".join(f"{gpu.name or 'GPU'} {size(gpu.memory_bytes)}" for gpu in self.gpus) or "no GPU"
@@ -246,21 +242,12 @@ def gpus(nvml: Any = None) -> tuple[GpuFacts, ...]:
 
 
 def read_machine(root: str | Path = "/", nvml: Any = None) -> Machine:
-    """Gathers all facts; nothing here raises on a missing or odd file.
-
-    Args:
-        root: folder that holds ``proc`` and ``sys``; another than ``/`` in tests.
-        nvml: stand-in for NVML in tests.
-    """
+    """Gathers all facts; nothing here raises on a missing or odd file."""
     report = read_gpus(nvml)
     return Machine(
-        cpu_model=_cpu_model(Path(root)),
-        cores=core_facts(root),
-        memory=memory_limits(root),
-        shared_memory_free_bytes=shared_memory_bytes(root),
-        power_source=power_source(root),
-        gpus=report.gpus,
-        gpu_reason=report.reason,
+        cpu_model=_cpu_model(Path(root)), cores=core_facts(root), memory=memory_limits(root),
+        shared_memory_free_bytes=shared_memory_bytes(root), power_source=power_source(root),
+        gpus=report.gpus, gpu_reason=report.reason,
         kernel=_read(Path(root) / "proc/sys/kernel/osrelease") or platform.release() or None,
         python_version=".".join(str(part) for part in sys.version_info[:3]),
     )

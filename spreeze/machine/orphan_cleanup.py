@@ -48,7 +48,7 @@ class OrphanWatch:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Starts the watcher; where no process is to be had the run goes on without it."""
+        """Starts the watcher; where no process can be started the run goes on without it."""
         root = str(Path(__file__).resolve().parents[2])
         paths = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
         with contextlib.suppress(OSError), held_back():

@@ -18,16 +18,16 @@ from spreeze.formatting import printable
 
 
 def silence(stream: IO[Any]) -> None:
-    """Lets all that goes to a stream go nowhere; what is still in its buffer would fail again at the end."""
+    """Sends a stream to nowhere; what is still in its buffer would fail again at the end."""
     with contextlib.suppress(OSError, ValueError):
         send_nowhere(stream.fileno())
 
 
 def send_nowhere(*fds: int) -> None:
-    """Lets all that goes to these descriptors go nowhere; what is read from them is at its end.
+    """Points descriptors at /dev/null: what is written is lost, what is read is at its end.
 
     Raises:
-        OSError: no descriptor was to be had.
+        OSError: no descriptor is free.
     """
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     try:

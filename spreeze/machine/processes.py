@@ -1,4 +1,4 @@
-"""Who heeds which signal, and how a process is ended: what a supervisor and its processes share.
+"""What a supervisor and its processes share: names, who heeds which signal, how a process is ended.
 
 A closed window, a logout, ``systemctl stop`` and batch systems signal many processes of a run, or all. Only the
 supervisor decides what becomes of it; every other process ends when the supervisor says so, or is gone.
@@ -8,15 +8,35 @@ from __future__ import annotations
 
 import contextlib
 import os
+import runpy
 import signal
 import subprocess
+import sys
 import types
 from collections.abc import Iterator
+from pathlib import Path
+
+from spreeze.metrics.table import SLOTS
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that ask a process to end."""
 DEATH_S = 10.0
 """What a process gets to die after SIGKILL; freeing much memory takes a while."""
+OWN_PREFIX = "spreeze-"
+PAGE, EARLY, PROBE = OWN_PREFIX + "page", OWN_PREFIX + "early", OWN_PREFIX + "probe"
+"""Names of processes that are no workers: the page's server, a learner that waits for its job, what measures once."""
+_LONGEST_NAME_BYTES = 15
+
+
+def take_name(name: str) -> None:
+    """What ``top`` shows instead of python, and what siblings know this process by (Linux; at most 15 letters)."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/comm").write_bytes(name.encode("ascii")[:_LONGEST_NAME_BYTES])
+
+
+def is_worker(process_name: str, role: str | None = None) -> bool:
+    """Whether a process of this name (Linux: as ``top`` shows it) is a worker with its job, of this role if any."""
+    return process_name.partition("-")[0] in (SLOTS if role is None else (role,))
 
 
 @contextlib.contextmanager
@@ -83,3 +103,14 @@ def kill_and_wait(process: subprocess.Popen[bytes], within_s: float = DEATH_S) -
 def left_behind(name: str, pid: int) -> str:
     """What to tell of a process for which ``kill_and_wait`` gave None."""
     return f"{name} (process {pid}) does not end on SIGKILL, a hung driver or a dead disk may hold it: left behind"
+
+
+def main(argv: list[str]) -> None:
+    """``NAME MODULE ARGUMENT...``: as ``python -m MODULE ARGUMENT...``, with its name before its first import."""
+    take_name(argv[0])
+    sys.argv[1:] = argv[2:]
+    runpy.run_module(argv[1], run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -36,21 +36,10 @@ class Utilisation:
     """Samples cores, memory, this run's processes and the GPUs; never waits for a driver."""
 
     def __init__(
-        self,
-        pids: Mapping[str, int],
-        *,
-        core_ids: tuple[int, ...] | None = None,
-        gpu_monitor: GpuMonitor | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        self, pids: Mapping[str, int], *, core_ids: tuple[int, ...] | None = None,
+        gpu_monitor: GpuMonitor | None = None, clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Starts the GPU thread.
-
-        Args:
-            pids: worker name -> process id.
-            core_ids: cores to report; those that this process may use if None.
-            gpu_monitor: stand-in for tests.
-            clock: monotonic seconds.
-        """
+        """Args: ``pids`` by worker; ``core_ids`` to report, those that this process may use if None."""
         self._core_ids = core_facts().ids if core_ids is None else core_ids
         self._gpus = GpuMonitor() if gpu_monitor is None else gpu_monitor
         self._clock = clock
@@ -63,11 +52,7 @@ class Utilisation:
         return self._gpus.trouble
 
     def sample(self, pids: Mapping[str, int] | None = None) -> dict[str, float]:
-        """Figures now, rates since the sample before; a process that is gone has no figures.
-
-        Args:
-            pids: worker name -> process id, as of now; as before if None.
-        """
+        """Figures now, rates since the sample before; without ``pids`` of the same processes, as far as they live."""
         if pids is not None:
             self._pids = dict(pids)
         values: dict[str, float] = {}
@@ -82,7 +67,6 @@ class Utilisation:
         return values | self._gpus.poll()
 
     def close(self) -> None:
-        """Ends the GPU thread."""
         self._gpus.close()
 
     def _core_times(self) -> dict[int, tuple[float, float]]:

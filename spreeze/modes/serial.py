@@ -11,7 +11,6 @@ import contextlib
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -30,17 +29,16 @@ from spreeze.runtime.rates import CounterSample
 from spreeze.runtime.recorder import SAMPLE_S, Outcome, Recorder, View
 from spreeze.transport.replay_reader import open_reader
 from spreeze.transport.replay_ring import ReplayRing, ShardWriter
-from spreeze.transport.weights import Weights, encode
-from spreeze.workers.collect.rollout_collector import RolloutCollector
-from spreeze.workers.collect.transition_collector import TransitionCollector
-from spreeze.workers.evaluator import Evaluation, EvaluatorJob, failure_text
+from spreeze.transport.weights import encode
+from spreeze.workers.evaluator import Evaluation, EvaluatorJob
 from spreeze.workers.inference_worker import RolloutPolicy
 from spreeze.workers.learn.on_policy_trainer import OnPolicyTrainer
 from spreeze.workers.learn.replay_trainer import ReplayTrainer
 from spreeze.workers.learn.run_files import RunFiles
 from spreeze.workers.learn.torch_devices import learner_threads, products_in, resolve_device
 from spreeze.workers.learner import open_on_policy_trainer
-from spreeze.workers.sampler_stats import worth_telling
+from spreeze.workers.rollout_collector import RolloutCollector
+from spreeze.workers.transition_collector import TransitionCollector
 
 _FINAL_EVALUATION_S = 6.0
 
@@ -90,14 +88,12 @@ class _Serial:
             run_dir=str(run_dir), spec=plan.spec, episodes=part.episodes, first_seed=part.seed,
             cpu_share=part.cpu_share, has_free_core=False,
         ), recorder.env_error)
-        self._failures = 0
         self._ending = False
         self._evaluations_s = 0.0
         self._next_sample_s = self._next_evaluation_s = 0.0
         self._next_checkpoint_s = time.monotonic() + plan.config.learner.checkpoint_interval_s
 
     def files(self, trainer: ReplayTrainer | OnPolicyTrainer, env_steps: Callable[[], int]) -> RunFiles:
-        """Where this run's weights and checkpoints go."""
         return RunFiles(self.run_dir, self.plan.config.run.algo, self.plan.spec.env_id, trainer, env_steps=env_steps,
                         wall_s=lambda: self.recorder.wall_s, on_progress=self._saving)
 
@@ -178,7 +174,9 @@ class _Serial:
         except (OSError, WeightsError) as error:
             self.recorder.event("warning", f"weights not published, the last good ones stay: {error}")
         else:
-            record = self._record(weights, should_stop, final=final)
+            data = encode(weights.arrays, weights.meta, weights.epoch, weights.version)
+            record = self._evaluation.attempt(weights, data, should_stop, partial=final,
+                                              on_failure=lambda text: self.recorder.event("warning", text))
             if record is not None:
                 self.recorder.evaluation(record, final=final)
             elif final and self.interrupts.count < patience:
@@ -186,20 +184,6 @@ class _Serial:
         took_s = time.monotonic() - start
         self._evaluations_s += took_s
         self._next_evaluation_s = time.monotonic() + took_s / self.plan.config.evaluation.cpu_share
-
-    def _record(self, weights: Weights, should_stop: Callable[[], bool], *, final: bool) -> dict[str, Any] | None:
-        """The evaluation's record; None where there is none, which is no reason to end the run."""
-        data = encode(weights.arrays, weights.meta, weights.epoch, weights.version)
-        try:
-            record = self._evaluation.evaluate(weights, data, should_stop=should_stop, partial=final)
-        except Exception as error:
-            self._failures += 1
-            if worth_telling(self._failures):
-                self.recorder.event("warning", failure_text(error, self._failures))
-            self._evaluation.drop_environments()
-            return None
-        self._failures = 0
-        return record
 
     def _checkpoint(self) -> None:
         try:

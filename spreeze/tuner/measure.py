@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 from typing import IO, Any, Self
 
 from spreeze.errors import ConfigError
-from spreeze.machine.process_names import PROBE
-from spreeze.machine.processes import held_back, kill_and_wait
+from spreeze.machine.processes import PROBE, held_back, kill_and_wait
 from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.launcher import child_environment
 from spreeze.runtime.plan import RunPlan
@@ -268,7 +267,7 @@ class UpdateTimer:
         self._pending, self._ready = b"", False
         with held_back():
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "spreeze.machine.process_names", PROBE, "spreeze.workers.update_probe",
+                [sys.executable, "-m", "spreeze.machine.processes", PROBE, "spreeze.workers.update_probe",
                  json.dumps(self._job.to_json())],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, process_group=0,
                 env=child_environment(1, "probe"),

@@ -57,8 +57,6 @@ OnError = Callable[[int, int, Exception], None]
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluatorJob(Jsonable):
-    """What the evaluator is told."""
-
     run_dir: str
     spec: EnvSpec
     episodes: int
@@ -74,7 +72,10 @@ def run_evaluator(context: WorkerContext, job: EvaluatorJob) -> None:
     evaluated = read_rows(Path(job.run_dir) / "eval.csv")
     seen = (evaluated[-1]["epoch"], evaluated[-1]["version"]) if evaluated else None
     watch = WeightsWatch(Path(job.run_dir) / "weights", seen)
-    failures = 0
+
+    def on_failure(text: str) -> None:
+        context.send("event", level="warning", text=text)
+
     with Evaluation(job, tell=context.env_error) as evaluation:
         with contextlib.suppress(Exception):
             evaluation.prepare()  # while the first weights are still to come, which will tell of an error again
@@ -84,27 +85,14 @@ def run_evaluator(context: WorkerContext, job: EvaluatorJob) -> None:
                 context.sleep(_POLL_S)
                 continue
             begin_s, cpu_s = time.monotonic(), time.process_time()
-            try:
-                record = evaluation.evaluate(*found, should_stop=lambda: _beat(context))
-                failures = 0
-            except Exception as error:
-                failures += 1
-                if worth_telling(failures):
-                    context.send("event", level="warning", text=failure_text(error, failures))
-                evaluation.drop_environments()
-                context.sleep(min(_LONGEST_PAUSE_S, 2.0 ** (failures - 1)))
-                continue
+            record = evaluation.attempt(*found, should_stop=lambda: _beat(context), on_failure=on_failure)
             if record is not None:
                 _report(context, record, evaluation.evaluations)
-            if not job.has_free_core:
+            if evaluation.failures:
+                context.sleep(min(_LONGEST_PAUSE_S, 2.0 ** (evaluation.failures - 1)))
+            elif not job.has_free_core:
                 rest_s = (time.process_time() - cpu_s) / job.cpu_share - (time.monotonic() - begin_s)
                 context.sleep(max(0.0, rest_s))
-
-
-def failure_text(error: Exception, failures: int) -> str:
-    """What there is to say of an evaluation that failed as a whole, so many times in a row."""
-    times = "" if failures == 1 else f" {failures} times in a row"
-    return f"evaluation failed{times}: {type(error).__name__}: {error}"[:500]
 
 
 def _beat(context: WorkerContext) -> bool:
@@ -150,7 +138,6 @@ class Evaluation:
     """The evaluator's environments and files; a context manager that closes the environments."""
 
     def __init__(self, job: EvaluatorJob, tell: Tell = untold) -> None:
-        """Args: ``tell`` of errors of its environments, now and then."""
         self._job, self._tell = job, tell
         self._errors = 0
         self._run_dir = Path(job.run_dir)
@@ -158,30 +145,27 @@ class Evaluation:
         remove_unfinished(self._run_dir / "checkpoints")  # of an evaluator that was killed at its best weights
         self._best = _best_so_far(self._run_dir)
         self.evaluations = 0
+        self.failures = 0
+        """Attempts that failed as a whole, in a row."""
 
     def _make_task(self) -> Task:
         return open_task(self._job.spec, whole_games=True)
 
     def prepare(self) -> None:
-        """Makes the first environment."""
         if not self._tasks:
             add_task(self._tasks, self._make_task)
 
     def evaluate(
         self, weights: Weights, data: bytes, should_stop: Callable[[], bool], *, partial: bool = False
     ) -> Record | None:
-        """Runs the episodes of one version and writes them down.
+        """Runs the episodes of one version and writes them down; with ``partial`` what a stop leaves finished counts.
 
-        Args:
-            weights: what to evaluate.
-            data: the bytes of their file, kept when they are the best so far.
-            should_stop: True abandons the evaluation.
-            partial: what was finished by then counts, in whole rounds (see ``run_episodes``).
+        ``data`` are the bytes of the weights' file, kept when they are the best so far.
 
         Returns:
-            The record, or None when it was abandoned or no episode was finished. Besides the columns of ``eval.csv``
-            it has ``episodes_cut`` by the stop, ``episodes_lost`` to errors, and ``whole``: none was cut, and no
-            more were lost than finished, so that it compares with others.
+            The record, or None when it was stopped or no episode was finished. Besides the columns of ``eval.csv`` it
+            has ``episodes_cut`` by the stop, ``episodes_lost`` to errors, and ``whole``: none was cut, and no more
+            were lost than finished, so that it compares with others.
         """
         self.prepare()
         lost: set[int] = set()
@@ -193,9 +177,9 @@ class Evaluation:
 
         policy = Policy.from_weights(weights.arrays, weights.meta)
         seeds = seed_list(self._job.first_seed, self._job.episodes)
-        lanes = lanes_for(self._tasks[0].spec)
+        count = envs_at_once(self._tasks[0].spec)
         episodes = run_episodes(
-            self._make_task, policy.act_greedy, seeds, should_stop=should_stop, max_envs=lanes, tasks=self._tasks,
+            self._make_task, policy.act_greedy, seeds, should_stop=should_stop, max_envs=count, tasks=self._tasks,
             on_error=on_error, whole_rounds=partial,
         )  # fmt: skip
         cut = len(seeds) - len(episodes) - len(lost)
@@ -203,11 +187,8 @@ class Evaluation:
             return None
         found = score(episodes)
         record: Record = {
-            "wall_s": float(weights.meta.get("wall_s", 0.0)),
-            "env_steps": int(weights.meta.get("env_steps", 0)),
-            "updates": int(weights.meta.get("updates", 0)),
-            "epoch": weights.epoch,
-            "version": weights.version,
+            "wall_s": float(weights.meta.get("wall_s", 0.0)), "env_steps": int(weights.meta.get("env_steps", 0)),
+            "updates": int(weights.meta.get("updates", 0)), "epoch": weights.epoch, "version": weights.version,
             **found._asdict(),
             "episodes_cut": cut, "episodes_lost": len(lost), "whole": not cut and len(lost) <= len(episodes),
         }  # fmt: skip
@@ -215,6 +196,23 @@ class Evaluation:
         append_row(self._run_dir / "eval.csv", record)
         if record["whole"]:
             self._keep_best(record, data)
+        return record
+
+    def attempt(
+        self, weights: Weights, data: bytes, should_stop: Callable[[], bool], *, partial: bool = False,
+        on_failure: Callable[[str], None],
+    ) -> Record | None:
+        """``evaluate``, whose failure as a whole ends no run: the next attempt makes new environments."""
+        try:
+            record = self.evaluate(weights, data, should_stop, partial=partial)
+        except Exception as error:
+            self.failures += 1
+            if worth_telling(self.failures):
+                times = "" if self.failures == 1 else f" {self.failures} times in a row"
+                on_failure(f"evaluation failed{times}: {type(error).__name__}: {error}"[:500])
+            self.drop_environments()
+            return None
+        self.failures = 0
         return record
 
     def _note_error(self, where: str, error: Exception) -> None:
@@ -286,8 +284,6 @@ def _number(cell: str) -> int | float:
 
 @dataclass(frozen=True, kw_only=True)
 class Episode:
-    """One finished episode."""
-
     seed: int
     episode_return: float
     """Undiscounted sum of the rewards."""
@@ -298,7 +294,7 @@ class Episode:
 
 
 class Score(NamedTuple):
-    """What some episodes say together; the deviation is that of these episodes (divided by n)."""
+    """What some episodes say together; the standard deviation is that of these episodes (divided by n)."""
 
     episodes: int
     return_mean: float
@@ -307,18 +303,17 @@ class Score(NamedTuple):
 
 
 def score(episodes: Sequence[Episode]) -> Score:
-    """Mean and deviation of the returns of at least one episode."""
+    """Of at least one episode."""
     returns = np.array([episode.episode_return for episode in episodes], dtype=np.float64)
     lengths = [episode.length for episode in episodes]
     return Score(len(episodes), float(returns.mean()), float(returns.std()), float(np.mean(lengths)))
 
 
 def seed_list(first_seed: int, episodes: int) -> range:
-    """The fixed seeds of an evaluation."""
     return range(first_seed, first_seed + episodes)
 
 
-def lanes_for(spec: EnvSpec) -> int:
+def envs_at_once(spec: EnvSpec) -> int:
     """How many environments to step together.
 
     A Bullet environment takes 29 MiB and its step costs 30 times a policy call, so batching the
@@ -329,15 +324,9 @@ def lanes_for(spec: EnvSpec) -> int:
 
 
 def run_episodes(
-    make_task: Callable[[], Task],
-    policy_act: Act,
-    seeds: Sequence[int],
-    on_step: Callable[[int, Task], None] | None = None,
-    should_stop: Callable[[], bool] | None = None,
-    *,
-    max_envs: int | None = None,
-    tasks: list[Task] | None = None,
-    on_error: OnError | None = None,
+    make_task: Callable[[], Task], policy_act: Act, seeds: Sequence[int],
+    on_step: Callable[[int, Task], None] | None = None, should_stop: Callable[[], bool] | None = None, *,
+    max_envs: int | None = None, tasks: list[Task] | None = None, on_error: OnError | None = None,
     whole_rounds: bool = False,
 ) -> list[Episode]:
     """Runs one episode for each seed; the environments advance together, one policy call a step.
@@ -347,15 +336,15 @@ def run_episodes(
     these are over, and of a round that a stop cuts none counts.
 
     Args:
-        make_task: makes an environment when one more is needed.
+        make_task: called when one more environment is needed.
         policy_act: the greedy policy.
-        seeds: seed of each episode's reset.
+        seeds: of the episodes' resets.
         on_step: called with the episode's place in ``seeds`` after its reset and each of its steps.
-        should_stop: asked before every step; True abandons what is not finished.
-        max_envs: environments at most; by ``lanes_for`` if None.
+        should_stop: asked before every step; True gives up what is not finished.
+        max_envs: by ``envs_at_once`` if None.
         tasks: environments to reuse; new ones are added, and the caller closes them.
-        on_error: told when an environment raises or gives a bad transition, which then costs its episode; the
-            environment is made anew. None: the error is raised.
+        on_error: told when an environment raises or gives a bad transition, which then costs its episode and its
+            environment. None: the error is raised.
         whole_rounds: see above; without a stop the episodes are the same.
 
     Returns:
@@ -365,10 +354,10 @@ def run_episodes(
     try:
         if not pool:
             add_task(pool, make_task)
-        lanes = min(len(seeds), max_envs or lanes_for(pool[0].spec))
-        while len(pool) < lanes:
+        count = min(len(seeds), max_envs or envs_at_once(pool[0].spec))
+        while len(pool) < count:
             add_task(pool, make_task)
-        return _Lockstep(pool, lanes, policy_act, seeds, on_step, on_error, make_task).run(should_stop, whole_rounds)
+        return _Lockstep(pool, count, policy_act, seeds, on_step, on_error, make_task).run(should_stop, whole_rounds)
     finally:
         if tasks is None:
             for task in pool:
@@ -391,8 +380,8 @@ def _warm_up(task: Task) -> None:
         task.reset(seed=0)
 
 
-class _Lane:
-    """One environment and the episode that it is in."""
+class _Running:
+    """An environment and its current episode."""
 
     def __init__(self, row: int, task: Task) -> None:
         self.row = row
@@ -403,85 +392,84 @@ class _Lane:
 
 
 class _Lockstep:
-    """Episodes in progress. The batch keeps its size when lanes fall idle, so that no result depends on that."""
+    """Episodes in progress. The batch keeps its size when environments fall idle, so that no result depends on that."""
 
     def __init__(
-        self, pool: list[Task], lanes: int, act: Act, seeds: Sequence[int],
+        self, pool: list[Task], count: int, act: Act, seeds: Sequence[int],
         on_step: Callable[[int, Task], None] | None, on_error: OnError | None, make_task: Callable[[], Task],
     ) -> None:
         self._pool, self._act, self._seeds = pool, act, seeds
         self._on_step, self._on_error, self._make_task = on_step, on_error, make_task
         self._next = 0
         self._done: dict[int, Episode] = {}
-        self._lanes = [_Lane(row, task) for row, task in enumerate(pool[:lanes])]
-        if not self._lanes:
+        self._all = [_Running(row, task) for row, task in enumerate(pool[:count])]
+        if not self._all:
             return
         spec = pool[0].spec
         self._limit = MAX_STEPS if spec.max_episode_steps is None else spec.max_episode_steps
-        self._obs = ObsRows(lanes, spec)
+        self._obs = ObsRows(count, spec)
 
     def run(self, should_stop: Callable[[], bool] | None, whole_rounds: bool) -> list[Episode]:
-        """Steps until all episodes are finished or it is told to stop."""
         settled = 0
-        while busy := [lane for lane in self._lanes if self._begin(lane)]:
+        while busy := [one for one in self._all if self._begin(one)]:
             while busy:
                 if should_stop is not None and should_stop():
                     return self._episodes(before=settled if whole_rounds else self._next)
                 actions = busy[0].task.to_native(self._act(self._obs.array))
-                busy = [lane for lane in busy
-                        if self._step(lane, actions[lane.row]) or (not whole_rounds and self._begin(lane))]
+                busy = [one for one in busy
+                        if self._step(one, actions[one.row]) or (not whole_rounds and self._begin(one))]
             settled = self._next
         return self._episodes(before=self._next)
 
     def _episodes(self, *, before: int) -> list[Episode]:
         return [self._done[place] for place in sorted(self._done) if place < before]
 
-    def _begin(self, lane: _Lane) -> bool:
-        """Starts the next seed's episode in a lane; False when none is left."""
+    def _begin(self, one: _Running) -> bool:
+        """Starts the next seed's episode; False when none is left."""
         while self._next < len(self._seeds):
-            lane.place, lane.total, lane.length = self._next, 0.0, 0
+            one.place, one.total, one.length = self._next, 0.0, 0
             self._next += 1
             try:
-                first = lane.task.reset(seed=int(self._seeds[lane.place]))
+                first = one.task.reset(seed=int(self._seeds[one.place]))
             except Exception as error:
-                self._lost(lane, error)
+                self._lost(one, error)
                 continue
-            self._obs.start(lane.row, first)
+            self._obs.start(one.row, first)
             if self._on_step is not None:
-                self._on_step(lane.place, lane.task)
+                self._on_step(one.place, one.task)
             return True
         return False
 
-    def _step(self, lane: _Lane, action: np.ndarray) -> bool:
+    def _step(self, one: _Running, action: np.ndarray) -> bool:
         """One env step; False when the episode is over."""
         try:
-            obs, reward, terminated, truncated = lane.task.step(action)
+            obs, reward, terminated, truncated = one.task.step(action)
         except Exception as error:
-            self._lost(lane, error)
+            self._lost(one, error)
             return False
-        self._obs.put(lane.row, obs)
-        lane.total += reward
-        lane.length += 1
+        self._obs.put(one.row, obs)
+        one.total += reward
+        one.length += 1
         if self._on_step is not None:
-            self._on_step(lane.place, lane.task)
-        if not (terminated or truncated or lane.length >= self._limit):
+            self._on_step(one.place, one.task)
+        if not (terminated or truncated or one.length >= self._limit):
             return True
-        self._done[lane.place] = Episode(
-            seed=int(self._seeds[lane.place]), episode_return=lane.total, length=lane.length, terminated=terminated
+        self._done[one.place] = Episode(
+            seed=int(self._seeds[one.place]), episode_return=one.total, length=one.length, terminated=terminated
         )
         return False
 
-    def _lost(self, lane: _Lane, error: Exception) -> None:
+    def _lost(self, one: _Running, error: Exception) -> None:
         """The episode is over without a result, and its environment is made anew."""
         if self._on_error is None:
             raise error
-        self._on_error(lane.place, lane.length, error)
-        old = self._pool.pop(lane.row)
+        self._on_error(one.place, one.length, error)
+        old = self._pool.pop(one.row)
         with contextlib.suppress(Exception):
             old.close()
-        lane.task = self._make_task()
-        self._pool.insert(lane.row, lane.task)
-        _warm_up(lane.task)
+        one.task = self._make_task()
+        self._pool.insert(one.row, one.task)
+        _warm_up(one.task)
 
 
 def final_evaluation(job: EvaluatorJob, budget_s: float) -> Record | None:

@@ -42,8 +42,6 @@ class RolloutPolicy:
 
 
 class Inference:
-    """Answers the questions of some environments with the interval's policy."""
-
     def __init__(self, policies: RolloutPolicy, mailbox: InferenceMailbox, envs: slice) -> None:
         self._policies, self._mailbox, self._envs = policies, mailbox, envs
 
@@ -60,8 +58,6 @@ class Inference:
 
 @dataclass(frozen=True, kw_only=True)
 class InferenceWorkerJob(Jsonable):
-    """All that an actor process has to know."""
-
     index: int
     num_actors: int
     envs_per_executor: int
@@ -76,7 +72,6 @@ class InferenceWorkerJob(Jsonable):
 
 
 def wakeups_of(fds: tuple[int, ...]) -> list[Wakeup]:
-    """Wakeups of inherited descriptors, two each."""
     return [Wakeup(fds[at], fds[at + 1]) for at in range(0, len(fds), 2)]
 
 

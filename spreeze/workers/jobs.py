@@ -11,8 +11,6 @@ from spreeze.types import EnvSpec, Jsonable
 
 @dataclass(frozen=True, kw_only=True)
 class AnyLearnerJob(Jsonable):
-    """What every learner process has to know."""
-
     run_dir: str
     spec: EnvSpec
     algo: str
@@ -34,8 +32,6 @@ class AnyLearnerJob(Jsonable):
 
 @dataclass(frozen=True, kw_only=True)
 class LearnerJob(AnyLearnerJob):
-    """All that a learner from replay has to know."""
-
     precision: str
     overlap: bool
     mirror: bool
@@ -54,8 +50,6 @@ class LearnerJob(AnyLearnerJob):
 
 @dataclass(frozen=True, kw_only=True)
 class OnPolicyLearnerJob(AnyLearnerJob):
-    """All that a learner from rollouts has to know."""
-
     correction: str
     lag: int
     """Rollouts between the policy that collects and the one that is learned from its data."""
@@ -73,8 +67,6 @@ class OnPolicyLearnerJob(AnyLearnerJob):
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateProbeJob(Jsonable):
-    """What the process that times updates is told once."""
-
     spec: EnvSpec
     algo: str
     algorithm: dict[str, Any]
@@ -87,8 +79,6 @@ class UpdateProbeJob(Jsonable):
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateTurn(Jsonable):
-    """One measurement of updates."""
-
     learner: dict[str, Any]
     """The settings' parts ``learner`` and of the algorithm, whole: what was left out would be measured otherwise."""
     algorithm: dict[str, Any]
@@ -101,8 +91,6 @@ class UpdateTurn(Jsonable):
 
 @dataclass(frozen=True, kw_only=True)
 class VisualizerJob(Jsonable):
-    """What the visualizer is told."""
-
     run_dir: str
     spec: EnvSpec
     frames_per_s: float

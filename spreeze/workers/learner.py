@@ -81,7 +81,8 @@ class _Learner:
             wall_s=lambda: job.wall_base_s + time.monotonic() - job.run_started_s, on_progress=context.saving,
         )
         self._publisher = Publisher(self._files.weights, self._tell_readers)
-        self._base = context.named(context.slots)
+        found = context.named(context.slots)
+        self._base = {name: found[name] for name in TABLE.cumulative("learner")}
         self._wait_s = self._publish_s = 0.0
         self._published_s = self._saved_s = self._posted_s = 0.0
         self._ring: ReplayRing | None = None
@@ -135,7 +136,6 @@ class _Learner:
             self._checkpoint()
 
     def _publish(self) -> None:
-        """Hands a copy of the policy to the publisher's thread."""
         start = perf_counter()
         self._context.beat(Phase.PUBLISH)
         self._publisher.offer(*self._files.offer())
@@ -164,8 +164,8 @@ class _Learner:
     def _post(self) -> None:
         self._source.check()
         numbers = self._trainer.numbers(wait_s=self._wait_s, publish_s=self._publish_s)
-        for name in TABLE.cumulative("learner"):
-            numbers[name] += self._base[name]
+        for name, before in self._base.items():
+            numbers[name] += before
         numbers["policy_version"] = max(self._publisher.version, 0)
         numbers["checkpoint_updates"] = self._files.saved_updates
         self._context.post(**numbers)
@@ -212,7 +212,6 @@ class _FromReplay:
         self._skipped_before = self._updates_before = self._skipped_in_a_row = 0
 
     def restore(self, checkpoint: Checkpoint | None) -> None:
-        """Continues from the newest checkpoint, if the run has one."""
         staged = staged_copies(self._device)
         if staged is not None:
             _tell(self._context, staged)
@@ -228,7 +227,6 @@ class _FromReplay:
         return "updates" if most is not None and self.trainer.updates >= most else None
 
     def advance(self) -> bool:
-        """An update, if the band of samples per insert allows it."""
         ring = self._ring
         inserted = ring.total_committed()
         if not self.began and inserted >= max(self._job.learning_starts, 1):
@@ -354,7 +352,6 @@ class _FromRollouts:
 
 
 def open_on_policy_trainer(job: OnPolicyLearnerJob, rollouts: Rollouts) -> OnPolicyTrainer:
-    """The trainer of a job, with the state that the current rollout begins with."""
     algorithm = create_on_policy(
         job.algo, job.spec, algorithm_part(job.algo, job.spec.import_module)(**job.algorithm), job.seed,
         resolve_device(job.device), correction=job.correction, normalize_obs=job.normalize_obs,

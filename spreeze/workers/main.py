@@ -21,8 +21,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from spreeze.machine.process_names import take_name
-from spreeze.machine.processes import leave_to_supervisor
+from spreeze.machine.processes import leave_to_supervisor, take_name
 from spreeze.metrics.table import Phase
 from spreeze.transport.status_table import StatusTable
 from spreeze.workers.context import WorkerContext, worker_name

@@ -13,8 +13,7 @@ import socket
 import sys
 from collections.abc import Sequence
 
-from spreeze.machine.process_names import EARLY, take_name
-from spreeze.machine.processes import leave_to_supervisor
+from spreeze.machine.processes import EARLY, leave_to_supervisor, take_name
 from spreeze.workers import main as worker_main
 from spreeze.workers.roles import ROLES
 

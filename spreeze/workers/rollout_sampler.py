@@ -13,15 +13,13 @@ from spreeze.transport.inference_mailbox import InferenceMailbox
 from spreeze.transport.rollouts import Rollouts, RolloutSpec
 from spreeze.transport.weights import VersionedParameters
 from spreeze.types import EnvSpec, Jsonable
-from spreeze.workers.collect.rollout_collector import RolloutCollector
 from spreeze.workers.context import WorkerContext
 from spreeze.workers.inference_worker import WAIT_S, RolloutPolicy, wakeups_of
+from spreeze.workers.rollout_collector import RolloutCollector
 
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutSamplerJob(Jsonable):
-    """All that an executor process has to know."""
-
     spec: EnvSpec
     index: int
     seed: int
@@ -89,11 +87,7 @@ class MailboxClient:
 
 class _Executor:
     def __init__(
-        self,
-        context: WorkerContext,
-        job: RolloutSamplerJob,
-        rollouts: Rollouts,
-        mailbox: InferenceMailbox,
+        self, context: WorkerContext, job: RolloutSamplerJob, rollouts: Rollouts, mailbox: InferenceMailbox,
         envs: RolloutCollector,
     ) -> None:
         self._context, self._job, self._envs = context, job, envs

@@ -19,8 +19,8 @@ from spreeze.transport.remote import SocketSink, read_secret
 from spreeze.transport.replay_ring import ReplayRing, RingSpec, ShardWriter
 from spreeze.transport.weights import WeightsStore
 from spreeze.types import EnvSpec, Jsonable
-from spreeze.workers.collect.transition_collector import TransitionCollector
 from spreeze.workers.context import WorkerContext
+from spreeze.workers.transition_collector import TransitionCollector
 
 _POLL_S = 0.0005
 """Sleep while the limiter holds the sampler: short against a learner update, long against a wake-up."""
@@ -31,8 +31,6 @@ _REST_S = 0.01
 
 @dataclass(frozen=True, kw_only=True)
 class SamplerJob(Jsonable):
-    """All that a sampler process has to know."""
-
     run_dir: str
     spec: EnvSpec
     index: int
@@ -87,11 +85,7 @@ class SamplerLoop:
     """The steady state: limiter, weights, actions, environments, rows, numbers."""
 
     def __init__(
-        self,
-        context: WorkerContext,
-        job: SamplerJob,
-        sink: TransitionSink,
-        sampling: TransitionCollector,
+        self, context: WorkerContext, job: SamplerJob, sink: TransitionSink, sampling: TransitionCollector,
         rng: np.random.Generator,
     ) -> None:
         self._context, self._job, self._sink, self._sampling, self._rng = context, job, sink, sampling, rng

@@ -61,20 +61,20 @@ Tell = Callable[[str, Exception, int], None]
 
 
 def untold(where: str, error: Exception, count: int) -> None:
-    """For who has nobody to tell."""
+    """Tells nobody."""
 
 
 class EnvErrors:
     """The errors of one process's environments, each of which costs an episode.
 
-    They are told at the 1st, 10th, 100th and so on: an environment that fails once a minute for weeks fills no disk.
+    The 1st, 10th, 100th and so on are told: an environment that fails once a minute for weeks must not fill the disk.
     """
 
     MOST_IN_WINDOW = 20
     WINDOW_STEPS = 1000
 
     def __init__(self, counts: SamplerStats, *, nan_policy: str = "drop", tell: Tell = untold) -> None:
-        """Args: ``nan_policy`` "fail" makes the first bad transition the end; ``counts`` knows env steps and errors."""
+        """Args: with ``nan_policy`` "fail" the first bad transition ends the run; errors are counted in ``counts``."""
         self._counts, self._nan_policy, self._tell = counts, nan_policy, tell
         self._steps: deque[int] = deque(maxlen=self.MOST_IN_WINDOW)
         self._total = 0
@@ -140,12 +140,10 @@ class EnvPool:
 
 
 def worth_telling(count: int) -> bool:
-    """True for 1, 10, 100 and so on."""
     return str(count).rstrip("0") == "1"
 
 
 def told(where: str, error: BaseException) -> str:
-    """An error in one line."""
     return f"{where}: {type(error).__name__}: {error}"
 
 

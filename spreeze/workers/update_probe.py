@@ -26,7 +26,6 @@ from spreeze.transport.wakeup import readable
 from spreeze.types import RowLayout
 from spreeze.workers.jobs import UpdateProbeJob, UpdateTurn
 from spreeze.workers.learn.replay_trainer import ReplayTrainer
-from spreeze.workers.learn.synthetic_replay import fill_with_synthetic_rows
 from spreeze.workers.learn.torch_devices import (
     gpus_of,
     learner_threads,
@@ -36,6 +35,7 @@ from spreeze.workers.learn.torch_devices import (
     synchronise,
 )
 from spreeze.workers.main import end_with_parent
+from spreeze.workers.transition_collector import fill_with_synthetic_rows
 
 _LOOK_S = 0.02
 """Time between two looks at the memory of a measurement."""

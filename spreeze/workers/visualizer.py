@@ -68,8 +68,6 @@ def _give_up(context: WorkerContext, error: Exception) -> None:
 
 
 class _Player:
-    """One environment driven by the greedy policy."""
-
     def __init__(self, task: Task, seed: int) -> None:
         self.task = task
         self._seed = seed
@@ -80,7 +78,6 @@ class _Player:
         self.restart()
 
     def restart(self) -> None:
-        """Begins an episode."""
         self._obs.start(0, self.task.reset(seed=self._seed))
         self._seed = (self._seed + 1) % 2**31
         self.episode_return, self.at_start = 0.0, True
@@ -113,13 +110,9 @@ class _Clip:
         """Writes the JSON first: who sees the clip finds its facts."""
         meta = self._weights.meta
         facts: dict[str, Any] = {
-            "version": self._weights.version,
-            "epoch": self._weights.epoch,
-            "env_steps": meta.get("env_steps"),
-            "wall_s": meta.get("wall_s"),
-            "episode_returns": self._player.returns,
-            "return_so_far": self._player.episode_return,
-            "frames": self.writer.frames,
+            "version": self._weights.version, "epoch": self._weights.epoch, "env_steps": meta.get("env_steps"),
+            "wall_s": meta.get("wall_s"), "episode_returns": self._player.returns,
+            "return_so_far": self._player.episode_return, "frames": self.writer.frames,
             "frames_per_s": self.writer.frames_per_s,
         }
         replace_json(self.path.with_suffix(".json"), facts)
@@ -153,7 +146,6 @@ class _Show:
         self._number = _last_number(self._videos)
 
     def run(self) -> None:
-        """Until the supervisor stops everybody."""
         failures = 0
         while not self._context.stopping:
             if self._context.visualizer_paused:
@@ -246,7 +238,6 @@ class _Show:
             self._clip = None
 
     def close(self) -> None:
-        """Removes an unfinished clip and closes the environment."""
         self._drop_clip()
         self._player.task.close()
 
@@ -272,13 +263,7 @@ def _prune(videos: Path) -> None:
 
 
 def write_jpeg(path: Path, frame: np.ndarray, quality: int = 80) -> None:
-    """Replaces a picture atomically.
-
-    Args:
-        path: where; its directory must exist.
-        frame: uint8 [H, W, 3].
-        quality: 1 to 95.
-    """
+    """Replaces a picture atomically; ``frame`` is uint8 [H, W, 3]."""
     temporary = _temporary(path)
     try:
         Image.fromarray(frame).save(temporary, format="JPEG", quality=quality)
@@ -345,7 +330,6 @@ class ClipWriter:
         return self.path
 
     def discard(self) -> None:
-        """Gives the clip up and removes what was written."""
         if self._container is not None:
             with contextlib.suppress(Exception):
                 self._container.close()

@@ -43,12 +43,7 @@ _ENTRY = "spreeze.envs.bullet:make"
 
 
 def make(task: str, render_mode: str | None = None) -> gymnasium.Env[Any, Any]:
-    """Makes one of ``TASKS``, without time limit; for pictures it is the package's own environment.
-
-    Args:
-        task: Walker2D, Reacher, and so on.
-        render_mode: ``rgb_array`` or ``human`` for the plain environment, which draws; None for the fast one.
-    """
+    """Makes one of ``TASKS``, without time limit; with a render mode it is the package's own, which draws."""
     if render_mode is not None:
         importlib.import_module(PLAIN_MODULE)
         return gymnasium.make(plain_id(task), render_mode=render_mode, disable_env_checker=True).unwrapped
@@ -78,12 +73,10 @@ def pair(task: str) -> tuple[gymnasium.Env[Any, Any], gymnasium.Env[Any, Any]]:
 
 
 def plain_id(task: str) -> str:
-    """The id that the package registers a task under."""
     return f"{task}BulletEnv-v0"
 
 
 def fast_id(task: str) -> str:
-    """The id that the fast task is registered under."""
     return f"{PREFIX}{task}Bullet-v0"
 
 
@@ -93,16 +86,10 @@ def task_of(env_id: str) -> str | None:
 
 
 def register() -> None:
-    """Makes ``spreeze/Walker2DBullet-v0`` and so on known to Gymnasium; harmless when they are."""
     for task, (steps, threshold) in _EPISODES.items():
         if fast_id(task) not in gymnasium.registry:
-            gymnasium.register(
-                id=fast_id(task),
-                entry_point=_ENTRY,
-                max_episode_steps=steps,
-                reward_threshold=threshold,
-                kwargs={"task": task},
-            )
+            gymnasium.register(id=fast_id(task), entry_point=_ENTRY, max_episode_steps=steps,
+                               reward_threshold=threshold, kwargs={"task": task})
 
 
 def fast_spec(plain: Any, task: str) -> Any:

@@ -62,8 +62,6 @@ class Model:
 
 @dataclass(frozen=True, kw_only=True)
 class Physics:
-    """Constants of a simulation."""
-
     gravity: float
     """Downwards, m/s^2."""
     substep_s: float
@@ -71,12 +69,10 @@ class Physics:
 
     @property
     def step_s(self) -> float:
-        """Simulated time of one env step."""
         return self.substep_s * self.substeps
 
 
 def data_file(*names: str) -> str:
-    """Path of a file that comes with Bullet."""
     import pybullet_data
 
     return str(Path(pybullet_data.getDataPath(), *names))
@@ -99,13 +95,10 @@ class Client:
         self.api.setPhysicsEngineParameter(deterministicOverlappingPairs=1, physicsClientId=self.id)
 
     def configure(self, physics: Physics) -> None:
-        """Sets the constants; done again at each reset."""
         self.api.setGravity(0, 0, -physics.gravity, physicsClientId=self.id)
         self.api.setDefaultContactERP(_CONTACT_ERP, physicsClientId=self.id)
         self.api.setPhysicsEngineParameter(
-            fixedTimeStep=physics.step_s,
-            numSolverIterations=_SOLVER_ITERATIONS,
-            numSubSteps=physics.substeps,
+            fixedTimeStep=physics.step_s, numSolverIterations=_SOLVER_ITERATIONS, numSubSteps=physics.substeps,
             physicsClientId=self.id,
         )
 
@@ -117,11 +110,9 @@ class Client:
         return int(bodies[-1])
 
     def load_model(self, file: str, root_name: str) -> Model:
-        """Loads a robot; the motors that Bullet starts in each joint are switched off.
+        """Loads one of Bullet's MJCF files, whose part ``root_name`` has the robot's pose.
 
-        Args:
-            file: name among Bullet's MJCF files.
-            root_name: name of the part whose pose is the robot's.
+        The motors that Bullet starts in each joint are switched off.
         """
         flags = self.api.URDF_USE_SELF_COLLISION | self.api.URDF_USE_SELF_COLLISION_EXCLUDE_ALL_PARENTS
         flags |= self.api.URDF_GOOGLEY_UNDEFINED_COLORS
@@ -177,7 +168,6 @@ class Client:
         return int(self.api.saveState(physicsClientId=self.id))
 
     def restore(self, state: int) -> None:
-        """Back to a saved state."""
         self.api.restoreState(state, physicsClientId=self.id)
 
     def close(self) -> None:

@@ -165,7 +165,7 @@ class Locomotion(BulletTask):
         if self._start_height is None:
             self._start_height = np.float64(height)
         roll, pitch, yaw = self._api.getEulerFromQuaternion(quaternion)
-        # NumPy's trigonometry and BLAS products differ from Python's in the last bit on some processors.
+        # NumPy's trigonometry and BLAS matmuls differ from Python's in the last bit on some processors.
         to_target = self._to_target
         to_target[0], to_target[1] = 0.0 - y, TARGET_X_M - x
         angle = np.arctan2(0.0 - y, TARGET_X_M - x) - yaw
@@ -204,8 +204,6 @@ Alive = Callable[[Any, float, Sequence[float]], float]
 
 @dataclass(frozen=True, kw_only=True)
 class Robot:
-    """One robot."""
-
     file: str
     obs_dim: int
     power: float
@@ -219,7 +217,7 @@ class Robot:
     motors: tuple[str, ...] | None = None
     """Joints in the order of the action; None: in the model's order."""
     single_torque: bool = False
-    """Torques are products in the action's own precision."""
+    """Torques are computed in the action's own precision."""
     start_height: float | None = None
     """Height that the observed one counts from, m; None: the height at reset."""
     electricity_cost: float = -2.0
@@ -259,48 +257,24 @@ _HUMANOID_MOTORS: tuple[tuple[str, float], ...] = (
 
 ROBOTS: dict[str, Robot] = {
     "Walker2D": Robot(
-        file="walker2d.xml",
-        obs_dim=22,
-        power=0.40,
-        feet=("foot", "foot_left"),
-        alive=_upright,
+        file="walker2d.xml", obs_dim=22, power=0.40, feet=("foot", "foot_left"), alive=_upright,
         motor_power=(("foot_joint", 30.0), ("foot_left_joint", 30.0)),
     ),
     "Hopper": Robot(file="hopper.xml", obs_dim=15, power=0.75, feet=("foot",), alive=_upright),
     "HalfCheetah": Robot(
-        file="half_cheetah.xml",
-        obs_dim=26,
-        power=0.90,
+        file="half_cheetah.xml", obs_dim=26, power=0.90, alive=_runs_on_feet,
         feet=("ffoot", "fshin", "fthigh", "bfoot", "bshin", "bthigh"),
-        alive=_runs_on_feet,
-        motor_power=(
-            ("bthigh", 120.0),
-            ("bshin", 90.0),
-            ("bfoot", 60.0),
-            ("fthigh", 140.0),
-            ("fshin", 60.0),
-            ("ffoot", 30.0),
-        ),
+        motor_power=(("bthigh", 120.0), ("bshin", 90.0), ("bfoot", 60.0),
+                     ("fthigh", 140.0), ("fshin", 60.0), ("ffoot", 30.0)),
         ends_fallen=False,
     ),
     "Ant": Robot(
-        file="ant.xml",
-        obs_dim=28,
-        power=2.5,
+        file="ant.xml", obs_dim=28, power=2.5, alive=_above(0.26, 1.0),
         feet=("front_left_foot", "front_right_foot", "left_back_foot", "right_back_foot"),
-        alive=_above(0.26, 1.0),
     ),
     "Humanoid": Robot(
-        file="humanoid_symmetric.xml",
-        obs_dim=44,
-        power=0.41,
-        feet=("right_foot", "left_foot"),
-        alive=_above(0.78, 2.0),
-        motor_power=_HUMANOID_MOTORS,
-        motors=tuple(name for name, _ in _HUMANOID_MOTORS),
-        single_torque=True,
-        start_height=0.8,
-        electricity_cost=4.25 * -2.0,
-        stall_cost=4.25 * -0.1,
+        file="humanoid_symmetric.xml", obs_dim=44, power=0.41, feet=("right_foot", "left_foot"),
+        alive=_above(0.78, 2.0), motor_power=_HUMANOID_MOTORS, motors=tuple(name for name, _ in _HUMANOID_MOTORS),
+        single_torque=True, start_height=0.8, electricity_cost=4.25 * -2.0, stall_cost=4.25 * -0.1,
     ),
 }

@@ -2,7 +2,7 @@
 
 Small networks leave a GPU waiting for its next kernel: an update is a hundred of them. A graph hands all
 of them over at once. It can hold only work of the device: draws from a mirror of replay, noise of generators
-that are registered with it. What Python decides by counting updates (a delayed actor, a target that moves every
+registered with it. What Python decides by counting updates (a delayed actor, a target that moves every
 n updates) is decided while the graph is recorded, so one graph holds whole periods of these decisions.
 """
 
@@ -30,10 +30,10 @@ class NotRecorded(Exception):
 
 
 class Graph(Protocol):
-    """Work that is recorded once and then done again and again."""
+    """Work that is recorded once and repeated at will."""
 
     def record(self, work: Callable[[], None], generators: Sequence[torch.Generator]) -> None:
-        """Takes down what ``work`` asks of the device, without doing it.
+        """Records what ``work`` asks of the device, without doing it.
 
         Raises:
             NotRecorded: it cannot be recorded; it may still be done kernel by kernel.
@@ -41,13 +41,11 @@ class Graph(Protocol):
         ...
 
     def replay(self) -> None:
-        """Does what was recorded; returns before it is done."""
+        """Starts what was recorded; returns before it is done."""
         ...
 
 
 class CudaGraph:
-    """A graph of one GPU."""
-
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._graph = torch.cuda.CUDAGraph()
@@ -75,7 +73,6 @@ class CudaGraph:
             raise NotRecorded(" ".join(str(error).split())[:200]) from None
 
     def replay(self) -> None:
-        """Does what was recorded."""
         self._graph.replay()
 
 
@@ -97,7 +94,7 @@ class GraphedUpdates:
     """Updates with batches from a mirror of replay: one by one at first, then as graphs if there is one."""
 
     def __init__(
-        self, algorithm: OffPolicyAlgorithm, mirror: GpuReplay, update: Callable[[Tensor], None], lane: Stream, *,
+        self, algorithm: OffPolicyAlgorithm, mirror: GpuReplay, update: Callable[[Tensor], None], stream: Stream, *,
         wanted: int = 1, make_graph: Callable[[], Graph] | None = None, tell: Callable[[str], None],
     ) -> None:
         """Makes nothing yet.
@@ -106,14 +103,14 @@ class GraphedUpdates:
             algorithm: what is updated.
             mirror: where batches are drawn.
             update: one update with rows [B, W].
-            lane: order of the updates.
-            wanted: updates in one graph; whole periods of the algorithm are taken.
+            stream: of the updates.
+            wanted: updates in one graph, rounded up to whole periods of the algorithm.
             make_graph: gives an empty graph; None: every kernel is launched by itself.
-            tell: is told if no graph can be recorded.
+            tell: is told why no graph can be recorded.
         """
         self.mirror = mirror
         self.in_graph = updates_in_graph(wanted, algorithm.period)
-        self._algorithm, self._update, self._lane = algorithm, update, lane
+        self._algorithm, self._update, self._stream = algorithm, update, stream
         self._make_graph, self._tell = make_graph, tell
         self.recording_failed = False
         """PyTorch's allocator takes it for unfinished from then on: ``torch.cuda.empty_cache`` would fail."""
@@ -138,7 +135,7 @@ class GraphedUpdates:
         if len(self._under_way) >= _UNDER_WAY:
             self._under_way.popleft().wait()
         done = self._launch(most)
-        self._under_way.append(self._lane.mark())
+        self._under_way.append(self._stream.mark())
         return done
 
     def _launch(self, most: int | None) -> int:

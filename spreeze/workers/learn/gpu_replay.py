@@ -1,12 +1,12 @@
 """A copy of replay on the learner's device: only new rows travel, batches are drawn and gathered there.
 
-The rules are the ring's (``transport.ring_reader``). A pull notes what is committed, copies what is new,
+The rules are the ring's (``transport.replay_reader``). A pull notes what is committed, copies what is new,
 reads ``reserved`` afterwards and takes no row that may have been overwritten meanwhile. Draws are uniform
 over the rows that are here and that the ring's reader would draw.
 
 Copies run beside the updates. A pull brings at most ``chunk`` rows of a shard, and draws leave out the
-oldest ``chunk`` of them: so a pull overwrites nothing that draws by the windows of the pull before may
-touch. It only has to wait for draws by older windows, which are nearly always over.
+oldest ``chunk`` of them: so a pull overwrites nothing that draws may touch by the windows of the pull before.
+It only has to wait for draws by older windows, which are nearly always over.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _CHUNK_ROWS = 4096
 _SHARE = 0.8
 """Share of a device's free memory that a mirror may take; updates need the rest."""
 _LEAST_BATCHES = 16
-"""A mirror of fewer batches than this is not worth having."""
+"""A mirror of fewer batches than this is not worth its memory."""
 
 
 def gpu_replay_bytes(layout: RowLayout, num_shards: int, rows_per_shard: int) -> int:
@@ -50,8 +50,8 @@ class GpuReplay:
             device: of the rows.
             seed: of the draws.
             rows_per_shard: newest rows of each shard that are kept; None: as many as the ring has.
-            main: order of the draws; None: the device's current stream.
-            beside: order of the copies; None: a stream of their own.
+            main: of the draws; None: the device's current stream.
+            beside: of the copies; None: a stream of their own.
 
         Raises:
             torch.OutOfMemoryError: no room on the device.
@@ -68,7 +68,7 @@ class GpuReplay:
         self._starts = torch.arange(spec.num_shards, device=device) * self.rows_per_shard
         self._staged_windows = Staging((2, spec.num_shards), torch.int64, pinned=pinned)
         self._windows = torch.zeros((2, spec.num_shards), dtype=torch.int64, device=device)
-        # Memory is filled with zeros on the main lane: a copy that came before that would be lost.
+        # Memory is filled with zeros on the main stream: a copy that came before that would be lost.
         self._draws_before = self._main.mark()
         self.generator = torch.Generator(device).manual_seed(seed)
         """Of the draws."""
@@ -80,7 +80,6 @@ class GpuReplay:
         self.set_batch_size(batch_size)
 
     def set_batch_size(self, batch_size: int) -> None:
-        """Draws that many rows at once from now on."""
         device = self._rows.device
         self.batch = torch.zeros((batch_size, self._layout.width), device=device)
         """[B, W], the rows of the latest draw."""
@@ -193,15 +192,7 @@ def _pieces(begin: int, end: int, capacity: int) -> list[tuple[int, int, int]]:
 def fitted_gpu_replay(
     reader: ReplayReader, batch_size: int, device: torch.device, seed: int, free_bytes: int
 ) -> tuple[GpuReplay | None, str]:
-    """The largest mirror that fits, and what to say of it; None where too few rows would.
-
-    Args:
-        reader: of the ring.
-        batch_size: rows of one draw.
-        device: of the rows.
-        seed: of the draws.
-        free_bytes: memory of the device that nobody has taken.
-    """
+    """The largest mirror that fits into ``free_bytes``, and what to say of it; None where too few rows would."""
     spec = reader.ring.spec
     whole, needed = spec.rows_per_shard, gpu_replay_bytes(spec.layout, spec.num_shards, spec.rows_per_shard)
     rows = min(whole, int(_SHARE * free_bytes) // gpu_replay_bytes(spec.layout, spec.num_shards, 1))
@@ -221,7 +212,7 @@ def fitted_gpu_replay(
 
 
 class StreamEvent:
-    """A point in the work of a lane."""
+    """A point in the work of a stream; on a processor, where all is done when a call returns, it is always over."""
 
     def __init__(self, event: torch.cuda.Event | None = None) -> None:
         self.event = event
@@ -236,20 +227,20 @@ class Stream(Protocol):
     """Work that is done in the order in which it was given."""
 
     def copy(self, to: Tensor, source: Tensor) -> None:
-        """Copies ``source`` into ``to``; ``source`` must stay as it is until a later moment is over."""
+        """Copies ``source`` into ``to``; ``source`` must stay as it is until a later event is over."""
         ...
 
     def mark(self) -> StreamEvent:
         """The point behind all work given so far."""
         ...
 
-    def follow(self, moment: StreamEvent) -> None:
-        """Work given from now on begins after that moment of another lane."""
+    def follow(self, event: StreamEvent) -> None:
+        """Work given from now on begins after that event of another stream."""
         ...
 
 
 class DeviceStream:
-    """A lane of a device: its current stream, or a stream beside it."""
+    """A stream of a device: its current one, or one beside it."""
 
     def __init__(self, device: torch.device, *, beside: bool = False) -> None:
         self._device = device
@@ -265,17 +256,15 @@ class DeviceStream:
             to.copy_(source, non_blocking=True)
 
     def mark(self) -> StreamEvent:
-        """The point behind all work given so far."""
         if not self._on_gpu:
             return StreamEvent()
         event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # a host that waits leaves its core
         event.record(self._stream())
         return StreamEvent(event)
 
-    def follow(self, moment: StreamEvent) -> None:
-        """Work given from now on begins after that moment."""
-        if moment.event is not None:
-            self._stream().wait_event(moment.event)
+    def follow(self, event: StreamEvent) -> None:
+        if event.event is not None:
+            self._stream().wait_event(event.event)
 
 
 class Staging:
@@ -292,6 +281,6 @@ class Staging:
         self._sent[self._turn].wait()
         return self._buffers[self._turn]
 
-    def sent(self, moment: StreamEvent) -> None:
+    def sent(self, event: StreamEvent) -> None:
         """The copy of that buffer is over then."""
-        self._sent[self._turn] = moment
+        self._sent[self._turn] = event

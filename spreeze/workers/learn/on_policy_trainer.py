@@ -45,9 +45,9 @@ class OnPolicyTrainer:
             handover: where state and policies go.
             lag: 1 or 0 intervals between the policy that collected and the one that learns.
             meta: facts that are published with every policy.
-            batch_size: rows of one update.
+            batch_size: rows of one update, for the metrics.
             progress_env_steps: env steps at which the step size's schedule ends; None: it does not.
-            fingerprints: file that a line of hashes is added to at each swap; None: no hashes.
+            fingerprints: file that gets a line of hashes at each swap; None: no hashes.
 
         Raises:
             CheckpointError: the state is that of another network.
@@ -172,7 +172,6 @@ class OnPolicyTrainer:
         return sha256_of(_found(self._handover.states, self._rollouts.interval).arrays)
 
     def numbers(self, *, wait_s: float, publish_s: float) -> dict[str, float]:
-        """All of the learner's slots by name (see ``metrics.table``)."""
         return {
             **blank_learner(), "updates": self.algorithm.updates, "wait_s": wait_s,
             "learn_s": self.learn_s, "publish_s": publish_s + self.hand_s, "policy_lag": self._lag,

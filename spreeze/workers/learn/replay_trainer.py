@@ -102,7 +102,6 @@ class ReplayTrainer:
 
     @property
     def has_mirror(self) -> bool:
-        """Whether batches come from a mirror of replay."""
         return self._launches is not None
 
     @property
@@ -256,7 +255,6 @@ class ReplayTrainer:
         return self._reader.last_lag_age(self.updates)
 
     def numbers(self, *, wait_s: float, publish_s: float) -> dict[str, float]:
-        """All of the learner's slots by name (see ``metrics.table``)."""
         lag_age = self.lag_and_age() if self.updates > 0 else (0.0, 0.0)
         return {
             **blank_learner(), "updates": self.updates, "policy_version": self.updates,
@@ -268,7 +266,6 @@ class ReplayTrainer:
         }
 
     def policy(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        """Arrays and metadata of the current policy, ready to publish."""
         arrays, meta = self.policy_snapshot()
         return arrays(), meta
 
@@ -279,7 +276,6 @@ class ReplayTrainer:
         return lambda: arrays() | scales, {**self.algorithm.policy_meta(), **self._meta, "updates": self.updates}
 
     def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        """Everything that a resume needs, as tensors and JSON."""
         state = {
             "algorithm": self.algorithm.state_json(),
             "updates": self.updates,
@@ -289,7 +285,6 @@ class ReplayTrainer:
         return self.algorithm.state_arrays(), state
 
     def parameters_sha256(self) -> str:
-        """Hash of networks, targets, optimisers and random state: equal runs have equal ones."""
         return sha256_of(self.algorithm.state_arrays())
 
     def load_state(self, tensors: dict[str, np.ndarray], state: dict[str, Any]) -> None:
@@ -319,16 +314,9 @@ class ReplayTrainer:
 class DeviceNormalizer:
     """Scales batches as ``Normalizer.apply`` does, by the statistics of the latest ``renew``."""
 
-    def __init__(self, normalizer: Normalizer, layout: RowLayout, device: torch.device, lane: Stream) -> None:
-        """Makes the device's copy.
-
-        Args:
-            normalizer: of the learner; takes in batches on the host.
-            layout: of the rows.
-            device: of the batches.
-            lane: order of the updates.
-        """
-        self._normalizer, self._columns, self._lane = normalizer, (layout.obs, layout.next_obs), lane
+    def __init__(self, normalizer: Normalizer, layout: RowLayout, device: torch.device, stream: Stream) -> None:
+        """Args: ``normalizer`` takes in batches on the host; ``stream`` is that of the updates."""
+        self._normalizer, self._columns, self._stream = normalizer, (layout.obs, layout.next_obs), stream
         shape = (2, layout.obs_dim)
         self._staging = Staging(shape, torch.float32, pinned=device.type == "cuda")
         self._mean, self._std = self._scale = torch.zeros(shape, device=device)
@@ -338,8 +326,8 @@ class DeviceNormalizer:
         """Takes over what the normaliser has found so far; updates given from now on use it."""
         staged = self._staging.next()
         np.stack((self._normalizer.mean, self._normalizer.std), out=staged.numpy(), casting="same_kind")
-        self._lane.copy(self._scale, staged)
-        self._staging.sent(self._lane.mark())
+        self._stream.copy(self._scale, staged)
+        self._staging.sent(self._stream.mark())
 
     def apply(self, rows: Tensor) -> None:
         """Scales obs and next_obs of rows [B, W] in place; work of the device alone."""

@@ -42,8 +42,6 @@ class Trainer(Protocol):
 
 
 class Offer(NamedTuple):
-    """A version of the policy, to be published."""
-
     arrays: Callable[[], Arrays]
     meta: dict[str, Any]
     epoch: int

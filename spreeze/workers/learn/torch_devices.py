@@ -87,7 +87,7 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def staged_copies(device: str) -> str | None:
-    """What to say of a split whose two GPUs cannot read each other's memory; None where there is nothing to say."""
+    """A note on a split whose two GPUs cannot read each other's memory; None where they can."""
     first, *others = gpus_of(device)[:2] or [""]
     if not others or torch.cuda.can_device_access_peer(first, others[0]):
         return None
@@ -95,7 +95,7 @@ def staged_copies(device: str) -> str | None:
 
 
 def peak_bytes(device: str) -> int:
-    """Most memory that was taken on the devices: of GPUs what was reserved, else of this whole process."""
+    """Peak memory: what was reserved on GPUs, else that of this whole process."""
     found = gpus_of(device)
     if found:
         return sum(int(torch.cuda.max_memory_reserved(gpu)) for gpu in found)
@@ -104,7 +104,7 @@ def peak_bytes(device: str) -> int:
 
 @contextlib.contextmanager
 def learner_threads(spec: EnvSpec, threads: int, device: str) -> Iterator[ThreadPair | None]:
-    """Sets the threads of one product in this process and lends a second thread where the algorithms can use one.
+    """Sets the threads of one matmul in this process and lends a second thread where the algorithms can use one.
 
     Numbers below 1e-38 become zero in this thread and in those that it starts. Adam's mean of a gradient that has
     become zero (of a unit that the ReLU has switched off) shrinks by a tenth with each update, and so gets there within
@@ -112,8 +112,8 @@ def learner_threads(spec: EnvSpec, threads: int, device: str) -> Iterator[Thread
     were a third of all, and most of an update of batch 32.
     """
     flushed = torch.set_flush_denormal(True)
-    pair, of_a_product = thread_pair_for(threads) if device == "cpu" and spec.num_actions is None else (None, threads)
-    torch.set_num_threads(of_a_product)
+    pair, of_a_matmul = thread_pair_for(threads) if device == "cpu" and spec.num_actions is None else (None, threads)
+    torch.set_num_threads(of_a_matmul)
     try:
         yield pair
     finally:
@@ -125,7 +125,7 @@ def learner_threads(spec: EnvSpec, threads: int, device: str) -> Iterator[Thread
 
 @contextlib.contextmanager
 def products_in(precision: str, device: str) -> Iterator[None]:
-    """All float32 products of this process round their inputs so; sums and results stay float32.
+    """All float32 matmuls of this process round their inputs to ``precision``; sums and results stay float32.
 
     Networks have to be made inside of it (see ``VersionedParameters``).
 

@@ -128,7 +128,6 @@ class RolloutCollector(EnvPool):
         self._lengths[index] += 1
 
     def open(self) -> list[int]:
-        """Indices of the environments that may take a step now."""
         return self.columns.open(step_synchronous=self._step_synchronous)
 
     def questions(self, indices: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
@@ -194,7 +193,6 @@ class RolloutCollector(EnvPool):
         self.counts.write_s += written - stepped
 
     def close(self) -> None:
-        """Closes the environments and lets the storages go."""
         self.columns.close()
         super().close()
 
@@ -205,13 +203,10 @@ _SEED_BITS = 31
 
 
 def reset_seed(seed: int, env: int, episode: int) -> int:
-    """Seed of an environment's reset."""
     return int(np.random.SeedSequence((seed, env, episode)).generate_state(1)[0]) >> (32 - _SEED_BITS)
 
 
 class ActionNoise:
-    """The noise of one environment's actions."""
-
     def __init__(self, seed: int, env: int, noise_dim: int, *, uniform: bool) -> None:
         """Args: ``uniform`` for discrete actions, noise in [0, 1); else standard normal."""
         self._key = (seed, env)

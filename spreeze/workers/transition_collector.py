@@ -4,13 +4,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from time import perf_counter
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
-from spreeze.envs.task import ActionScaling, ObsRows, Task
+from spreeze.envs.task import ActionScaling, ObsRows, Task, uniform_actions
 from spreeze.envs.vector_engines import VectorTask
 from spreeze.transport.protocols import TransitionSink
+from spreeze.transport.replay_ring import ReplayRing, ShardWriter
 from spreeze.transport.transitions import FrameLog, NStep
 from spreeze.types import EnvSpec
 from spreeze.workers.sampler_stats import EnvPool, Tell, untold
@@ -22,7 +23,7 @@ class TransitionCollector(EnvPool):
     """N environments stepped together, each reset by hand.
 
     A raising environment loses its episode and is built anew; a non-finite or ill-shaped transition
-    is refused before the ring. Too many such errors in a row end the process (`WorkerError`).
+    is rejected before the ring. Too many such errors in a row end the process (`WorkerError`).
     With ``make_vector`` all N are one vector environment, which an error costs all its episodes.
     """
 
@@ -51,7 +52,6 @@ class TransitionCollector(EnvPool):
 
     @property
     def obs(self) -> np.ndarray:
-        """Current observations of all environments, as a policy takes them."""
         return self._rows.obs
 
     def step(self, actions: np.ndarray, version: int) -> None:
@@ -159,7 +159,6 @@ class TransitionCollector(EnvPool):
         self._errors.note(f"environment {index}", error)
 
     def close(self) -> None:
-        """Closes the environments."""
         super().close()
         if self._vector is not None:
             with contextlib.suppress(Exception):
@@ -167,8 +166,6 @@ class TransitionCollector(EnvPool):
 
 
 class StepBatch(NamedTuple):
-    """What one step of N environments gave besides observations."""
-
     actions: np.ndarray  # [N, A], as the policy gave them
     reward: np.ndarray  # [N]
     terminated: np.ndarray  # [N]
@@ -177,38 +174,16 @@ class StepBatch(NamedTuple):
     version: int  # of the policy
 
 
-class ReplayRowWriter(Protocol):
-    """The observations of N environments and their way into replay."""
-
-    @property
-    def obs(self) -> np.ndarray:
-        """Current observations, for the policy."""
-        ...
-
-    def start(self, index: int | slice, obs: np.ndarray) -> None:
-        """An episode begins (of vectors, also several)."""
-        ...
-
-    def take(self, index: int | slice, obs: np.ndarray) -> None:
-        """A step led here (of vectors, also several)."""
-        ...
-
-    def store(self, batch: StepBatch) -> None:
-        """Writes the rows of a step; what it led to is current then."""
-        ...
-
-
 def row_writer_for(
     spec: EnvSpec, num_envs: int, sink: TransitionSink, n_step: int, gamma: float
-) -> ReplayRowWriter:
-    """The rows of a task."""
+) -> VectorRowWriter | FrameRowWriter:
     if spec.frames is None:
         return VectorRowWriter(spec, num_envs, sink, n_step, gamma)
     return FrameRowWriter(spec, num_envs, sink, n_step, gamma)
 
 
 class VectorRowWriter:
-    """Rows of vector observations [N, O]; two buffers that change places."""
+    """Rows of vector observations on their way into replay; ``obs`` [N, O] is current, two buffers change places."""
 
     def __init__(self, spec: EnvSpec, num_envs: int, sink: TransitionSink, n_step: int, gamma: float) -> None:
         self.obs = np.zeros((num_envs, spec.obs_dim), np.float32)
@@ -223,7 +198,6 @@ class VectorRowWriter:
         self._next_obs[index] = obs
 
     def store(self, batch: StepBatch) -> None:
-        """Writes one row for each environment, or what the n-step windows give."""
         if self._n_steps is not None:
             self._store_n_step(batch)
         elif not batch.broken:
@@ -277,7 +251,6 @@ class FrameRowWriter:
         self._rows.put(index, obs)
 
     def store(self, batch: StepBatch) -> None:
-        """Writes each environment's step with its newest frame."""
         newest = self._rows.array[:, -1]
         reward = np.sign(batch.reward) if self._sign else batch.reward
         for index in range(len(newest)):
@@ -285,3 +258,39 @@ class FrameRowWriter:
                 self._log.add(index, batch.actions[index], float(reward[index]), bool(batch.terminated[index]),
                               batch.ended.get(index, False), newest[index].reshape(-1))
         self._log.flush(batch.version)
+
+
+_DRAWN_ROWS = 4096
+_IMAGES = 2000
+
+
+def fill_with_synthetic_rows(ring: ReplayRing, spec: EnvSpec) -> None:
+    """Fills every shard with rows of normal observations and uniform actions, for a learner that is only measured.
+
+    To be called before anybody else writes.
+    """
+    layout, rng = ring.spec.layout, np.random.default_rng(0)
+    if spec.frames is not None:
+        for shard in range(ring.spec.num_shards):
+            _fill_frames(ring, shard, spec, rng)
+        return
+    count = min(_DRAWN_ROWS, ring.spec.rows_per_shard)
+    obs, next_obs = (rng.standard_normal((count, layout.obs_dim), np.float32) for _ in range(2))
+    action, reward = uniform_actions(spec, count, rng), rng.standard_normal(count, np.float32)
+    steps, terminated = None if layout.num_steps is None else np.ones(count), np.zeros(count)
+    for shard in range(ring.spec.num_shards):
+        writer, left = ShardWriter(ring, shard), ring.spec.rows_per_shard
+        while left > 0:
+            part = slice(0, min(count, left))
+            writer.write(obs[part], action[part], reward[part], terminated[part], next_obs[part],
+                         None if steps is None else steps[part])
+            left -= count
+
+
+def _fill_frames(ring: ReplayRing, shard: int, spec: EnvSpec, rng: np.random.Generator) -> None:
+    log = FrameLog(ShardWriter(ring, shard), 1, ring.spec.layout.n_step, 0.99)
+    frames = rng.integers(256, size=(16, ring.spec.layout.frame_bytes), dtype=np.uint8)
+    log.start(0, frames[0])
+    for step, action in enumerate(uniform_actions(spec, min(_IMAGES, ring.spec.rows_per_shard) - 1, rng)):
+        log.add(0, action, 0.0, False, False, frames[step % len(frames)])
+        log.flush(0)

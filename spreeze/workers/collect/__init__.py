@@ -1,1 +1,0 @@
-"""Stepping environments, and what becomes of the steps."""
