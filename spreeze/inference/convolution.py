@@ -2,7 +2,7 @@
 
 On one core this takes as long as torch with eight observations and two thirds of it with one, and a
 sampler need not load torch. The stride is folded into channels, so that every patch is a few long runs of
-memory and each layer one matrix product; observations go one by one, whose patches fit a core's cache.
+memory and each layer one matmul; observations go one by one, whose patches fit a core's cache.
 """
 
 from __future__ import annotations
