@@ -18,13 +18,9 @@ away, both critics are one stacked network, Adam and the target update are one c
 against autograd and against NumPy; ``tests/lean_sac.py`` measures what they are worth: an update is 1.3 to 1.5 times as
 fast as one by lean autograd, and below 1.25 they would go.
 
-*Corrections (PPO, A2C in mode hts).* ``delayed`` takes the update at the parameters that collected the data and applies
-it to the newest ones (HTS-RL, eq. 6). PPO's update is a loop of epochs over minibatches: the loop runs from the old
-parameters, and its whole displacement is added to the newest; with one epoch and one minibatch that is eq. 6. ``none``
-and ``truncated-is`` are the paper's ablations. A2C takes ``delayed`` unless told otherwise. PPO takes ``none``, as the
-authors' release does: its ratios bound how far old data may lead, while a displacement is made once more before the
-first one shows. ``ppo.target_kl`` adapts the step size to how far an update leads the policy away, for runs that end by
-the clock.
+*Corrections.* What PPO and A2C do about data that is one rollout old in mode hts is told in ``on_policy`` and ``ppo``.
+A2C takes ``delayed`` unless told otherwise. PPO takes ``none``, as the authors' release does: its ratios bound how far
+old data may lead, while a displacement is made once more before the first one shows.
 
 *Discrete actions.* SAC takes exact expectations over the actions (arXiv 1910.07207). DQN explores with a share of
 random actions that falls from ``dqn.epsilon_start`` to ``dqn.epsilon_end``; its target network follows softly

@@ -204,7 +204,6 @@ class OnPolicyAlgorithm(Algorithm):
         self._latest = _Latest(objective, log_ratio, value, samples.target)
 
     def _take_statistics(self, batch: RolloutBatch) -> None:
-        """The next theta's normaliser knows this rollout too."""
         if self._normalizer is None:
             return
         if self._normalizer_before is not None:
@@ -217,7 +216,6 @@ class OnPolicyAlgorithm(Algorithm):
         return tensor.to(self._place) if tensor.dtype == torch.uint8 else tensor.to(self._place, self._dtype)
 
     def metrics(self) -> dict[str, float]:
-        """Of the latest minibatch and rollout."""
         if self._latest is None:
             return {}
         objective, _, value, target = self._latest
@@ -289,7 +287,6 @@ def _network(
 
 
 def _normalised(obs: np.ndarray, normalizer: Normalizer | None) -> np.ndarray:
-    """A copy of observations [B, O] as a network takes them."""
     own = np.array(obs)
     if normalizer is not None:
         normalizer.apply(own)
@@ -334,11 +331,9 @@ class RewardScale:
         self._count = total
 
     def state(self) -> dict[str, Any]:
-        """JSON form of the exact state."""
         return {"count": self._count, "mean": self._mean, "m2": self._m2, "returns": self._returns.tolist()}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Takes over what ``state`` gave."""
         self._count, self._mean, self._m2 = (float(state[name]) for name in ("count", "mean", "m2"))
         self._returns = np.asarray(state["returns"], np.float64)
 
@@ -396,7 +391,6 @@ class MlpActorCritic:
         return mlp_forward(self._value, obs.unsqueeze(0), tape)[0, 0]
 
     def policy_arrays(self) -> dict[str, Tensor]:
-        """Copies of the policy by layer, without the log standard deviations."""
         return policy_arrays(self._policy)
 
 

@@ -109,7 +109,6 @@ class _Layer:
         return self._convolve()
 
     def _cut(self, image: np.ndarray) -> tuple[np.ndarray, int, int]:
-        """The pixels that the patches cover, and how many blocks of them there are."""
         height, width = (min(size, used) // self._stride for size, used in zip(image.shape, self._used, strict=False))
         return image[: height * self._stride, : width * self._stride], height, width
 

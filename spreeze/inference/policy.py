@@ -9,8 +9,10 @@ shapes, 3 x 64 to 3136 x 512). So ``draw`` works in tiles of a fixed number of r
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from functools import cache
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 
@@ -22,12 +24,20 @@ OBS_CLIP = 10.0
 TILE = 8
 """Rows of one matmul in ``draw``: at 2x256 a matmul of 16 takes 2.6 times as long, of 4 three quarters."""
 
-# As float32 arrays: a ufunc spends a microsecond on finding the type of a Python number.
-_ZERO = np.array(0.0, np.float32)
-_OBS_LOW, _OBS_HIGH = np.array(-OBS_CLIP, np.float32), np.array(OBS_CLIP, np.float32)
-
+LOG_STD_MIN, LOG_STD_MAX = -20.0, 2.0
+"""Range of SAC's log standard deviation: that of the authors' code for arXiv 1801.01290."""
 ACTIVATIONS = ("relu", "tanh")
 """What may follow a hidden layer."""
+
+Arrays = dict[str, np.ndarray]
+
+# As float32 arrays: a ufunc spends a microsecond on finding the type of a Python number.
+_ZERO, _ONE, _MINUS_ONE = np.array(0.0, np.float32), np.array(1.0, np.float32), np.array(-1.0, np.float32)
+_OBS_LOW, _OBS_HIGH = np.array(-OBS_CLIP, np.float32), np.array(OBS_CLIP, np.float32)
+_LOG_STD_MIN, _LOG_STD_MAX = np.array(LOG_STD_MIN, np.float32), np.array(LOG_STD_MAX, np.float32)
+_MINUS_HALF = np.array(-0.5, np.float32)
+_TINY = np.array(np.finfo(np.float32).tiny, np.float32)
+_HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 
 
 class Policy:
@@ -208,46 +218,32 @@ def _obs_scale(arrays: Arrays, obs_dim: int) -> tuple[np.ndarray, np.ndarray] | 
     return mean, std
 
 
-LOG_STD_MIN, LOG_STD_MAX = -20.0, 2.0
-"""Range of the log standard deviation: the same as in ``spreeze.algorithms.losses`` (a test compares)."""
-
-_ONE, _MINUS_ONE = np.array(1.0, np.float32), np.array(-1.0, np.float32)
-_LOG_STD_MIN, _LOG_STD_MAX = np.array(LOG_STD_MIN, np.float32), np.array(LOG_STD_MAX, np.float32)
-_MINUS_HALF = np.array(-0.5, np.float32)
-_TINY = np.array(np.finfo(np.float32).tiny, np.float32)
-
-
-Arrays = dict[str, np.ndarray]
-_HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
-
-
-class Head(Protocol):
-    """What the rest of a policy needs of it."""
+class Head(ABC):
+    """Actions from the outputs of a network."""
 
     outputs: int
 
+    @abstractmethod
     def explore(self, out: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Actions to collect experience with."""
-        ...
+        """Actions [N, A] to collect experience with; ``out`` [N, K] may be overwritten."""
 
+    @abstractmethod
     def greedy(self, out: np.ndarray) -> np.ndarray:
-        """Actions without noise."""
-        ...
+        """Actions [N, A] without noise."""
 
 
-@runtime_checkable
-class DrawingHead(Protocol):
-    """A head whose noise comes from outside."""
+class DrawingHead(Head):
+    """A head whose noise may come from outside."""
 
     noise_dim: int
     """Z: values of noise for one action."""
 
+    @abstractmethod
     def draw(self, out: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Actions [N, A] and their log-probabilities [N] in nat, of noise [N, Z]; ``out`` may be overwritten."""
-        ...
 
 
-class SquashedGaussian:
+class SquashedGaussian(Head):
     """``tanh(mean + exp(log_std) noise)``; outputs are means, then log standard deviations."""
 
     def __init__(self, meta: dict[str, Any], arrays: Arrays) -> None:
@@ -270,7 +266,7 @@ class SquashedGaussian:
         return action
 
 
-class Deterministic:
+class Deterministic(Head):
     """``tanh(out)``; explores with clipped Gaussian noise."""
 
     def __init__(self, meta: dict[str, Any], arrays: Arrays) -> None:
@@ -290,7 +286,7 @@ class Deterministic:
         return action
 
 
-class EpsilonGreedy:
+class EpsilonGreedy(Head):
     """The action of the highest value; explores with a share of random ones that falls with the env steps.
 
     The share goes in a straight line from ``epsilon_start`` to ``epsilon_end`` over ``epsilon_env_steps``.
@@ -323,7 +319,7 @@ class EpsilonGreedy:
         return _column(out.argmax(1))
 
 
-class GaussianHead:
+class GaussianHead(DrawingHead):
     """``mean + exp(log_std) noise``; outputs are means, the log standard deviations [A] are parameters of their own."""
 
     def __init__(self, meta: dict[str, Any], arrays: Arrays) -> None:
@@ -351,7 +347,7 @@ class GaussianHead:
         return action
 
 
-class CategoricalHead:
+class CategoricalHead(DrawingHead):
     """Samples from ``softmax(out)``."""
 
     noise_dim = 1
@@ -386,7 +382,7 @@ def _column(index: np.ndarray) -> np.ndarray:
     return action.reshape(-1, 1)
 
 
-_HEADS: dict[str, type[SquashedGaussian | GaussianHead | Deterministic | EpsilonGreedy | CategoricalHead]] = {
+_HEADS: dict[str, Callable[[dict[str, Any], Arrays], Head]] = {
     "squashed_gaussian": SquashedGaussian,
     "gaussian": GaussianHead,
     "deterministic": Deterministic,
