@@ -133,8 +133,8 @@ class ImageCritics(ActionValues[ConvParameters]):
             q, index = self._joined(out.detach()), action.unsqueeze(1)
             chosen = q.gather(1, index)[:, 0]
             error = chosen - target
-            slope = error if loss_gradient is None else loss_gradient(error)
-            grad = torch.zeros_like(q).scatter_(1, index, (slope / len(obs)).unsqueeze(1))
+            derivative = error if loss_gradient is None else loss_gradient(error)
+            grad = torch.zeros_like(q).scatter_(1, index, (derivative / len(obs)).unsqueeze(1))
             if self._streams is not None:
                 grad = grad @ self._streams.joint
             leaves = [tensor for pair in self._leaves for tensor in pair]

@@ -163,9 +163,9 @@ def gaussian_entropy(log_std: Tensor) -> Tensor:
 
 
 def clipped_surrogate(ratio: Tensor, advantage: Tensor, clip: float) -> tuple[Tensor, Tensor]:
-    """PPO's objective ``min(r A, clamp(r, 1 - clip, 1 + clip) A)`` [B] (arXiv 1707.06347, eq. 7), and its slope [B].
+    """PPO's objective ``min(r A, clamp(r, 1 - clip, 1 + clip) A)`` [B] (arXiv 1707.06347, eq. 7), and a derivative [B].
 
-    The slope is the derivative by log pi: ``r A`` where the minimum is the first term, else 0.
+    It is that by log pi: ``r A`` where the minimum is the first term, else 0.
     """
     plain = ratio * advantage
     clipped = ratio.clamp(1.0 - clip, 1.0 + clip).mul_(advantage)

@@ -154,7 +154,7 @@ class OffPolicyAlgorithm(Algorithm):
 
     @property
     def noise(self) -> torch.Generator:
-        """Of all noise that updates draw."""
+        """Source of all noise that updates draw."""
         return self._generator
 
     @property
@@ -570,9 +570,9 @@ class DiscreteCritics(ActionValues[Parameters]):
         index = action.expand(stack, 1, -1)
         self._chosen, self._td_error = torch.gather(q, 1, index)[:, 0], buffers.td_error
         torch.sub(self._chosen, target, out=buffers.td_error)
-        slope = buffers.td_error if loss_gradient is None else loss_gradient(buffers.td_error)
+        derivative = buffers.td_error if loss_gradient is None else loss_gradient(buffers.td_error)
         grad_q = buffers.tape.grad_out if self._streams is None else buffers.grad_q
-        grad_q.zero_().scatter_(1, index, (slope * buffers.per_row).unsqueeze(1))
+        grad_q.zero_().scatter_(1, index, (derivative * buffers.per_row).unsqueeze(1))
         if self._streams is not None:
             self._streams.split(grad_q, buffers.tape.grad_out)
         x_t = obs.t().expand(stack, -1, -1)

@@ -83,9 +83,9 @@ class OnPolicyAlgorithm(Algorithm):
         if normalize_obs and spec.frames is not None:
             raise ConfigError("env.normalize_obs = true: images are scaled by 1/255 already; leave it out")
         self.correction = correction
-        self._place, self._dtype, self._shared = torch.device(device), dtype, config
+        self._device, self._dtype, self._shared = torch.device(device), dtype, config
         generator = torch.Generator().manual_seed(seed)
-        self.net = _network(spec, config, generator, self._place, dtype)
+        self.net = _network(spec, config, generator, self._device, dtype)
         self._kind: CategoricalDistribution | GaussianDistribution = (
             GaussianDistribution(self.net.log_std, self.net.grad_log_std) if spec.num_actions is None
             else CategoricalDistribution(spec.num_actions)
@@ -114,8 +114,8 @@ class OnPolicyAlgorithm(Algorithm):
         """
 
     @abstractmethod
-    def _policy_slope(self, log_prob: Tensor, log_ratio: Tensor, advantage: Tensor) -> tuple[Tensor, Tensor]:
-        """The objective [M] to make great, and its derivative [M] by the log-probabilities; all [M]."""
+    def _policy_derivative(self, log_prob: Tensor, log_ratio: Tensor, advantage: Tensor) -> tuple[Tensor, Tensor]:
+        """The objective [M] to maximize, and its derivative [M] by the log-probabilities; all [M]."""
 
     @abstractmethod
     def _value_error(self, value: Tensor, samples: Samples) -> Tensor:
@@ -197,9 +197,9 @@ class OnPolicyAlgorithm(Algorithm):
         out, value = self.net.forward(samples.obs) if passed is None else passed
         log_prob = self._kind.log_prob(out, samples.action)
         log_ratio = log_prob - samples.log_prob
-        objective, slope = self._policy_slope(log_prob, log_ratio, samples.advantage)
+        objective, derivative = self._policy_derivative(log_prob, log_ratio, samples.advantage)
         error = self._value_error(value, samples)
-        grad_out = self._kind.backward(slope.mul_(-1.0 / rows), config.entropy_coef / rows)
+        grad_out = self._kind.backward(derivative.mul_(-1.0 / rows), config.entropy_coef / rows)
         self.net.backward(grad_out, error.mul_(config.value_coef / rows))
         self._latest = _Latest(objective, log_ratio, value, samples.target)
 
@@ -213,7 +213,7 @@ class OnPolicyAlgorithm(Algorithm):
 
     def _tensor(self, array: np.ndarray) -> Tensor:
         tensor = torch.from_numpy(array)
-        return tensor.to(self._place) if tensor.dtype == torch.uint8 else tensor.to(self._place, self._dtype)
+        return tensor.to(self._device) if tensor.dtype == torch.uint8 else tensor.to(self._device, self._dtype)
 
     def metrics(self) -> dict[str, float]:
         if self._latest is None:
