@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 import torch
+from lean_sac import LeanSAC, tensors_of
 from numpy_reference import central_difference, forward, squashed_log_prob
 
 from spreeze.algorithms.registry import create
+from spreeze.bench.learner import ACTION_DIM, OBS_DIM, synthetic_batch
 from spreeze.config.schema import DDPGConfig, SACConfig, TD3Config
 from spreeze.types import RowLayout
 
@@ -167,3 +169,18 @@ def test_sac_action_gradient_follows_the_lesser_critic_of_each_row():
     lesser = q_values(nets, obs, action).argmin(0)
     assert set(lesser) == {0, 1}
     np.testing.assert_allclose(got.numpy().T.reshape(-1), expected, rtol=1e-5, atol=1e-8)
+
+
+def test_sac_updates_are_those_of_lean_autograd():
+    ours, lean = create("sac", OBS_DIM, ACTION_DIM, SACConfig(), 1, dtype=torch.float64), LeanSAC(torch.float64)
+    lean.take(ours)
+    batch = synthetic_batch(RowLayout(OBS_DIM, ACTION_DIM), 64, 0.99)
+    batch = type(batch)(*(x.double() if isinstance(x, torch.Tensor) else x for x in batch))
+    for _ in range(3):
+        ours.update(batch)
+        lean.update(batch, ours.actor._buffers.noise.t().clone())
+    pairs = ((lean.actor, ours.actor.online), (lean.critics, ours.critics.online), (lean.targets, ours.critics.target))
+    for layers, theirs in pairs:
+        for layer, value in zip(layers, tensors_of(theirs), strict=True):
+            torch.testing.assert_close(layer.detach(), value, rtol=0.0, atol=1e-12)
+    torch.testing.assert_close(lean.log_alpha.detach(), ours.actor.temperature.log_alpha, rtol=0.0, atol=1e-12)

@@ -8,7 +8,6 @@ import torch
 from numpy_reference import squashed_log_prob
 
 from spreeze.algorithms import losses
-from spreeze.inference import policy
 
 
 def test_target_bootstraps_unless_terminated():
@@ -79,7 +78,3 @@ def test_smoothed_action_clips_noise_and_action():
     action = torch.tensor([[0.0, 0.0, 0.75, -0.875]])
     smoothed = losses.smoothed_action(action, noise, 0.25, 0.5)
     assert smoothed.tolist() == [[0.25, 0.5, 1.0, -1.0]]
-
-
-def test_heads_and_ops_agree_on_the_range_of_log_std():
-    assert (policy.LOG_STD_MIN, policy.LOG_STD_MAX) == (losses.LOG_STD_MIN, losses.LOG_STD_MAX)

@@ -98,7 +98,7 @@ def test_number_of_rows_may_change_between_calls():
         ({"w0": np.zeros((OBS + 1, 32), np.float32)}, "takes 7, gets 6"),
         ({"head_w": np.zeros((24, 5), np.float32), "head_b": np.zeros(5, np.float32)}, "5 outputs; 6"),
         ({"b0": np.zeros(3, np.float32)}, "do not fit"),
-        ({"obs_mean": np.zeros(2, np.float32), "obs_std": np.zeros(2, np.float32)}, "normaliser has shapes"),
+        ({"obs_mean": np.zeros(2, np.float32), "obs_std": np.zeros(2, np.float32)}, "normalizer has shapes"),
     ],
 )
 def test_weights_that_do_not_fit_are_refused_by_name(change, message):

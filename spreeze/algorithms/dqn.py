@@ -16,7 +16,7 @@ from torch import Tensor
 
 from spreeze.algorithms import losses
 from spreeze.algorithms.conv_networks import ConvParameters
-from spreeze.algorithms.off_policy import CriticNetworks, DiscreteCritics, OffPolicyAlgorithm, Proposal, Streams
+from spreeze.algorithms.off_policy import ActionValues, DiscreteCritics, OffPolicyAlgorithm, Proposal
 from spreeze.config.schema import DQNConfig
 from spreeze.inference.convolution import features, place
 from spreeze.types import FrameSpec, TransitionBatch
@@ -39,9 +39,8 @@ class DQN(OffPolicyAlgorithm):
             self.critics = DiscreteCritics(obs_dim, num_actions, hidden, 1, lr, init, there, dtype, duelling=duelling)
             online = self.critics.online
         else:
-            self.critics = ImageCritics(
-                frames, num_actions, config.cnn, hidden, lr, init, there, dtype, duelling=duelling
-            )
+            self.critics = ImageCritics(frames, num_actions, config.cnn, hidden, lr, init, there, dtype,
+                                        duelling=duelling)
             online, image = self.critics.online.mlp, {"cnn": config.cnn, "image": self.critics.image}
         self._config = config
         self._next_q: Tensor | None = None
@@ -95,8 +94,8 @@ class DQN(OffPolicyAlgorithm):
         return lambda: arrays
 
 
-class ImageCritics(CriticNetworks[ConvParameters]):
-    """Q(s, .) [K] of images; members as in ``DiscreteCritics``, S = 1."""
+class ImageCritics(ActionValues[ConvParameters]):
+    """Q(s, .) [K] of images, by autograd; members as in ``DiscreteCritics``, S = 1."""
 
     def __init__(
         self, frames: FrameSpec, num_actions: int, cnn: str, hidden_sizes: tuple[int, ...], lr: float,
@@ -104,21 +103,16 @@ class ImageCritics(CriticNetworks[ConvParameters]):
     ) -> None:
         self.image = [frames.stack * frames.channels, frames.height, frames.width]
         placed = place(cnn, *self.image)
-        sizes = (features(placed), *hidden_sizes, num_actions)
-        if duelling:
-            sizes = (features(placed), *hidden_sizes[:-1], 2 * hidden_sizes[-1], 1 + num_actions)
-        self.hidden_sizes = sizes[1:-1]
 
-        def parameters() -> ConvParameters:
+        def parameters(sizes: tuple[int, ...]) -> ConvParameters:
             flat = torch.zeros(ConvParameters.count(placed, sizes), device=device, dtype=dtype)
             return ConvParameters(flat, placed, sizes)
 
-        super().__init__(parameters, lr, generator)
-        self._streams = Streams(self.online.mlp, num_actions) if duelling else None
-        self.target.flat.copy_(self.online.flat)
+        super().__init__(
+            features(placed), num_actions, hidden_sizes, lr, generator, parameters, lambda network: network.mlp,
+            duelling=duelling,
+        )
         self._leaves = self.online.leaves()
-        self._td_error: Tensor | None = None
-        self._chosen: Tensor | None = None
 
     def values(self, obs: Tensor, *, target: bool = False) -> Tensor:
         """All actions' values [1, K, B] at images [B, k, C, H, W]."""
@@ -139,8 +133,8 @@ class ImageCritics(CriticNetworks[ConvParameters]):
             q, index = self._joined(out.detach()), action.unsqueeze(1)
             chosen = q.gather(1, index)[:, 0]
             error = chosen - target
-            slope = error if loss_gradient is None else loss_gradient(error)
-            grad = torch.zeros_like(q).scatter_(1, index, (slope / len(obs)).unsqueeze(1))
+            derivative = error if loss_gradient is None else loss_gradient(error)
+            grad = torch.zeros_like(q).scatter_(1, index, (derivative / len(obs)).unsqueeze(1))
             if self._streams is not None:
                 grad = grad @ self._streams.joint
             leaves = [tensor for pair in self._leaves for tensor in pair]
@@ -153,20 +147,3 @@ class ImageCritics(CriticNetworks[ConvParameters]):
                 self.gradient.mlp.head_weight.mul_(self._streams.mask)
         self._chosen, self._td_error = chosen, error
         self.adam.step()
-
-    def policy_head(self) -> tuple[Tensor, Tensor]:
-        """Weight [K, H] and bias [K] that give the action values."""
-        weight, bias = self.online.tensors()[-1]
-        return (weight, bias) if self._streams is None else (self._streams.joint @ weight, self._streams.joint @ bias)
-
-    def metrics(self) -> dict[str, float]:
-        if self._td_error is None or self._chosen is None:
-            return {}
-        return {
-            "critic_loss": self._td_error.square().mean().item(),
-            "q_mean": self._chosen.mean().item(),
-            "critic_grad_norm": self.adam.gradient_norm,
-        }
-
-    def drop_buffers(self) -> None:
-        self._td_error = self._chosen = None

@@ -170,10 +170,7 @@ def _closed(tensor: Tensor) -> Tensor:
 def mlp_forward(parameters: Parameters, x: Tensor, tape: Tape) -> Tensor:
     """S perceptrons with ReLU (or tanh) between layers and a linear head, on the same rows: ``tape.out`` [S, K, M].
 
-    Args:
-        parameters: of the networks.
-        x: [S, M, I] (one input for all: ``expand``); columns contiguous, rows may be strided.
-        tape: receives the activations.
+    ``x`` is [S, M, I] (one input for all: ``expand``); columns contiguous, rows may be strided.
     """
     for weight, bias, hidden in zip(parameters.weights, parameters.biases, tape.hidden, strict=True):
         if tape.tanh:
@@ -197,17 +194,10 @@ def _add_relu_(hidden: Tensor, bias: Tensor) -> Tensor:
 def mlp_backward(
     parameters: Parameters, tape: Tape, x_t: Tensor | None, gradient: Parameters | None, *, add: bool = False
 ) -> Tensor:
-    """Back-propagates ``tape.grad_out`` to the first layer's pre-activation, and to the weights if asked.
+    """Back-propagates ``tape.grad_out`` to the first layer's pre-activation [S, M, H_0], and to the weights if asked.
 
-    Args:
-        parameters: of the networks.
-        tape: of the forward pass, with ``grad_out`` filled in.
-        x_t: [S, I, M], the input transposed; only needed for weight gradients.
-        gradient: receives (overwrites) the weight gradients; None computes none.
-        add: to what ``gradient`` holds, instead of overwriting it.
-
-    Returns:
-        [S, M, H_0] gradient to the first layer's pre-activation.
+    ``gradient`` receives the weight gradients, for which ``x_t`` [S, I, M], the input transposed, is needed; with
+    ``add`` they are added to what it holds.
     """
     if gradient is not None:
         head_weight_gradients(tape, gradient, add=add)

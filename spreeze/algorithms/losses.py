@@ -20,9 +20,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-LOG_STD_MIN, LOG_STD_MAX = -20.0, 2.0
-"""Range of the policy's log standard deviation: that of the authors' code for arXiv 1801.01290."""
-
 _LOG_2 = math.log(2.0)
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 
@@ -32,14 +29,8 @@ def td_target(reward: Tensor, terminated: Tensor, discount: Tensor | float, next
 
     ``terminated`` alone cuts the bootstrap: a truncated episode would have gone on.
 
-    Args:
-        reward: [B], for n steps the discounted sum of their rewards.
-        terminated: [B], 1.0 where the MDP ended.
-        discount: gamma^k, [B] or one number; k is the number of env steps the transition spans.
-        next_value: [B], value of the state after the transition.
-
-    Returns:
-        [B]
+    All are [B]. ``reward`` is for n steps the discounted sum of their rewards, ``discount`` gamma^k, also as one
+    number; k is the number of env steps the transition spans.
     """
     kept = torch.addcmul(next_value, terminated, next_value, value=-1.0)
     if isinstance(discount, Tensor):
@@ -53,10 +44,7 @@ def squashed_gaussian(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Ten
     The correction ``log(1 - tanh(u)^2)`` is computed as ``2 (log 2 - u - softplus(-2 u))``, which
     neither overflows nor loses digits for large ``u``.
 
-    Args:
-        mean: [A, B].
-        log_std: [A, B], already in its range.
-        noise: [A, B], standard normal.
+    All arguments are [A, B], ``log_std`` already in its range and ``noise`` standard normal.
 
     Returns:
         action [A, B], log-density [B] in nat, and ``exp(log_std) noise`` [A, B] for the gradient.
@@ -78,14 +66,8 @@ def squashed_gaussian_backward(
     With ``da/du = 1 - a^2`` and ``d log-density / du = 2 a``; ``u`` moves with ``log_std`` by
     ``scaled_noise``, and the density's own ``-log_std`` adds ``-weight``.
 
-    Args:
-        action: [A, B] from ``squashed_gaussian``.
-        scaled_noise: [A, B] from ``squashed_gaussian``.
-        grad_action: [A, B], gradient that reaches the action from elsewhere (the critic).
-        weight: one number, factor of each log-density; for SAC alpha / B.
-
-    Returns:
-        Gradients to mean and log_std, both [A, B].
+    ``grad_action`` [A, B] reaches the action from elsewhere (the critic), ``weight``, one number, is the factor of
+    each log-density; for SAC alpha / B. Both gradients are [A, B].
     """
     inner = torch.sub(weight + weight, action * grad_action)
     grad_mean = torch.addcmul(grad_action, action, inner)
@@ -107,14 +89,8 @@ def soft_policy_gradient(prob: Tensor, log_prob: Tensor, values: Tensor, alpha: 
 
     With ``f = alpha log pi - Q`` it is ``pi (f - E_pi f)``: what alpha log pi adds by itself sums to zero.
 
-    Args:
-        prob: [K, B], the policy.
-        log_prob: [K, B], its logarithm.
-        values: [K, B], Q.
-        alpha: one number.
-
-    Returns:
-        The gradient [K, B] and ``E_pi log pi`` [B] in nat, the negative entropy.
+    The policy, its logarithm and Q are [K, B]. Returns the gradient [K, B] and ``E_pi log pi`` [B] in nat, the negative
+    entropy.
     """
     f = torch.sub(log_prob * alpha, values)
     mean = (prob * f).sum(0)
@@ -138,12 +114,7 @@ def smoothed_action(action: Tensor, noise: Tensor, std: float, clip: float) -> T
 
 
 def categorical(logits: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-    """Log-probabilities of a softmax policy: of all actions [K, B] and of those taken [B], in nat.
-
-    Args:
-        logits: [K, B].
-        index: [1, B], the actions taken, int64.
-    """
+    """Log-probabilities in nat of a softmax policy: of all actions [K, B] and [B] of those taken, ``index`` [1, B]."""
     log_pi = torch.log_softmax(logits, 0)
     return log_pi, log_pi.gather(0, index)[0]
 
@@ -165,12 +136,9 @@ def categorical_backward(
 
 
 def gaussian(mean: Tensor, log_std: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-    """Log-density [B] in nat of actions under independent Gaussians, and ``(action - mean) / std`` [A, B].
+    """Log-density [B] in nat of actions [A, B] under independent Gaussians, and ``(action - mean) / std`` [A, B].
 
-    Args:
-        mean: [A, B].
-        log_std: [A], the same for all rows.
-        action: [A, B].
+    ``log_std`` [A] is the same for all rows.
     """
     z = torch.sub(action, mean).mul_(log_std.neg().exp_().unsqueeze(1))
     constant = log_std.sum().add_(len(mean) * _HALF_LOG_2PI).neg_()
@@ -195,9 +163,9 @@ def gaussian_entropy(log_std: Tensor) -> Tensor:
 
 
 def clipped_surrogate(ratio: Tensor, advantage: Tensor, clip: float) -> tuple[Tensor, Tensor]:
-    """PPO's objective ``min(r A, clamp(r, 1 - clip, 1 + clip) A)`` [B] (arXiv 1707.06347, eq. 7), and its slope [B].
+    """PPO's objective ``min(r A, clamp(r, 1 - clip, 1 + clip) A)`` [B] (arXiv 1707.06347, eq. 7), and a derivative [B].
 
-    The slope is the derivative by log pi: ``r A`` where the minimum is the first term, else 0.
+    It is that by log pi: ``r A`` where the minimum is the first term, else 0.
     """
     plain = ratio * advantage
     clipped = ratio.clamp(1.0 - clip, 1.0 + clip).mul_(advantage)

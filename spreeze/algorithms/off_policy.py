@@ -154,7 +154,7 @@ class OffPolicyAlgorithm(Algorithm):
 
     @property
     def noise(self) -> torch.Generator:
-        """Of all noise that updates draw."""
+        """Source of all noise that updates draw."""
         return self._generator
 
     @property
@@ -392,15 +392,7 @@ class Critics(CriticNetworks[Parameters]):
         self._pair.both(lambda: work(*here), lambda: work(*there))
 
     def next_value(self, next_obs: Tensor, next_action: Tensor) -> Tensor:
-        """Least of the target networks' values (clipped double Q, arXiv 1802.09477, eq. 10).
-
-        Args:
-            next_obs: [B, O].
-            next_action: [A, B].
-
-        Returns:
-            [B], a new tensor.
-        """
+        """Least [B] of the target networks' values at actions [A, B] (clipped double Q, arXiv 1802.09477, eq. 10)."""
         buffers = self._sized(next_obs.shape[0])
         buffers.x_obs.copy_(next_obs)
         buffers.x_action_t.copy_(next_action)
@@ -413,12 +405,7 @@ class Critics(CriticNetworks[Parameters]):
         return buffers.q[0].clone() if self.online.stack == 1 else torch.minimum(*buffers.q)
 
     def step(self, obs_action: Tensor, target: Tensor) -> None:
-        """One gradient step on ``sum over critics of mean (Q - target)^2 / 2``.
-
-        Args:
-            obs_action: [B, O + A].
-            target: [B].
-        """
+        """One gradient step on ``sum over critics of mean (Q - target)^2 / 2``, the target [B]."""
         buffers = self._sized(obs_action.shape[0])
         buffers.target = target
 
@@ -434,16 +421,7 @@ class Critics(CriticNetworks[Parameters]):
         self.adam.step()
 
     def action_gradient(self, obs: Tensor, action: Tensor, *, least: bool) -> Tensor:
-        """dQ/da of each row, Q the least of the critics or the first one alone.
-
-        Args:
-            obs: [B, O].
-            action: [A, B].
-            least: of the critics (SAC); otherwise the first (TD3, DDPG).
-
-        Returns:
-            [A, B], a buffer that the next call overwrites.
-        """
+        """dQ/da [A, B], Q the least of the critics or the first alone, in a buffer that the next call overwrites."""
         buffers = self._sized(obs.shape[0])
         buffers.x_obs.copy_(obs)
         buffers.x_action_t.copy_(action)
@@ -516,13 +494,48 @@ class _DiscreteBuffers:
         self.tape = Tape.allocate(parameters, rows)
         self.per_row = like.new_full((), 1.0 / rows)
         self.td_error = like.new_zeros(stack, rows)
-        self.chosen = like.new_zeros(stack, rows)
         self.grad_q = like.new_zeros(stack, actions, rows)
         self.q = like.new_zeros(stack, actions, rows)
 
 
-class DiscreteCritics(CriticNetworks[Parameters]):
-    """S networks Q(s, .) [K]."""
+class ActionValues(CriticNetworks[N]):
+    """Networks Q(s, .) [K] that end in a perceptron, maybe with duelling streams."""
+
+    def __init__(
+        self, inputs: int, num_actions: int, hidden_sizes: tuple[int, ...], lr: float, generator: torch.Generator,
+        make: Callable[[tuple[int, ...]], N], mlp: Callable[[N], Parameters], *, duelling: bool,
+    ) -> None:
+        sizes = (inputs, *hidden_sizes, num_actions)
+        if duelling:
+            sizes = (inputs, *hidden_sizes[:-1], 2 * hidden_sizes[-1], 1 + num_actions)
+        super().__init__(lambda: make(sizes), lr, generator)
+        self._mlp, self._num_actions = mlp(self.online), num_actions
+        self._streams = Streams(self._mlp, num_actions) if duelling else None
+        self.target.flat.copy_(self.online.flat)
+        self.hidden_sizes = sizes[1:-1]
+        self._td_error: Tensor | None = None
+        self._chosen: Tensor | None = None
+
+    def policy_head(self) -> tuple[Tensor, Tensor]:
+        """Weight [K, H] and bias [K] that give the first network's action values."""
+        weight, bias = self._mlp.head_weight[0], self._mlp.head_bias[0, :, 0]
+        return (weight, bias) if self._streams is None else (self._streams.joint @ weight, self._streams.joint @ bias)
+
+    def metrics(self) -> dict[str, float]:
+        if self._td_error is None or self._chosen is None:
+            return {}
+        return {
+            "critic_loss": self._td_error.square().mean().item(),
+            "q_mean": self._chosen.mean().item(),
+            "critic_grad_norm": self.adam.gradient_norm,
+        }
+
+    def drop_buffers(self) -> None:
+        self._buffers = self._td_error = self._chosen = None
+
+
+class DiscreteCritics(ActionValues[Parameters]):
+    """S networks over vectors."""
 
     _buffers: _DiscreteBuffers | None
 
@@ -530,22 +543,15 @@ class DiscreteCritics(CriticNetworks[Parameters]):
         self, obs_dim: int, num_actions: int, hidden_sizes: tuple[int, ...], stack: int, lr: float,
         generator: torch.Generator, device: torch.device, dtype: torch.dtype = torch.float32, *, duelling: bool = False,
     ) -> None:
-        sizes = (obs_dim, *hidden_sizes, num_actions)
-        if duelling:
-            sizes = (obs_dim, *hidden_sizes[:-1], 2 * hidden_sizes[-1], 1 + num_actions)
-        super().__init__(lambda: new_parameters(sizes, stack, device, dtype), lr, generator)
-        self._streams = Streams(self.online, num_actions) if duelling else None
-        self.target.flat.copy_(self.online.flat)
-        self.hidden_sizes, self._num_actions = sizes[1:-1], num_actions
+        super().__init__(
+            obs_dim, num_actions, hidden_sizes, lr, generator,
+            lambda sizes: new_parameters(sizes, stack, device, dtype), lambda network: network, duelling=duelling,
+        )
         self.action_value = self.online.flat.new_full((1,), math.nan)
         """[B], expected value of the latest fresh actions; set by algorithms that move an actor."""
 
     def values(self, obs: Tensor, *, target: bool = False) -> Tensor:
-        """All actions' values [S, K, B] at obs [B, O], by the online or the target networks.
-
-        Returns:
-            A buffer that the next call overwrites.
-        """
+        """All actions' values [S, K, B] at obs [B, O], in a buffer that the next call overwrites."""
         buffers = self._sized(obs.shape[0])
         parameters = self.target if target else self.online
         out = mlp_forward(parameters, obs.expand(parameters.stack, -1, -1), buffers.tape)
@@ -556,20 +562,17 @@ class DiscreteCritics(CriticNetworks[Parameters]):
     ) -> None:
         """One gradient step on ``sum over networks of mean loss(Q(s, a) - target)``.
 
-        Args:
-            obs: [B, O].
-            action: [B], indices, int64.
-            target: [B].
-            loss_gradient: derivative of the loss by its error; None for half the square.
+        ``action`` [B] are indices, ``loss_gradient`` is the derivative of the loss by its error; None for half the
+        square.
         """
         buffers, stack = self._sized(obs.shape[0]), self.online.stack
         q = self.values(obs)
         index = action.expand(stack, 1, -1)
-        buffers.chosen = torch.gather(q, 1, index)[:, 0]
-        torch.sub(buffers.chosen, target, out=buffers.td_error)
-        slope = buffers.td_error if loss_gradient is None else loss_gradient(buffers.td_error)
+        self._chosen, self._td_error = torch.gather(q, 1, index)[:, 0], buffers.td_error
+        torch.sub(self._chosen, target, out=buffers.td_error)
+        derivative = buffers.td_error if loss_gradient is None else loss_gradient(buffers.td_error)
         grad_q = buffers.tape.grad_out if self._streams is None else buffers.grad_q
-        grad_q.zero_().scatter_(1, index, (slope * buffers.per_row).unsqueeze(1))
+        grad_q.zero_().scatter_(1, index, (derivative * buffers.per_row).unsqueeze(1))
         if self._streams is not None:
             self._streams.split(grad_q, buffers.tape.grad_out)
         x_t = obs.t().expand(stack, -1, -1)
@@ -581,20 +584,6 @@ class DiscreteCritics(CriticNetworks[Parameters]):
     def least(self, obs: Tensor, *, target: bool = False) -> Tensor:
         """Each action's least value over the networks [K, B] at obs [B, O], a new tensor."""
         return self.values(obs, target=target).amin(0)
-
-    def policy_head(self) -> tuple[Tensor, Tensor]:
-        """Weight [K, H] and bias [K] that give the first network's action values."""
-        weight, bias = self.online.head_weight[0], self.online.head_bias[0, :, 0]
-        return (weight, bias) if self._streams is None else (self._streams.joint @ weight, self._streams.joint @ bias)
-
-    def metrics(self) -> dict[str, float]:
-        if self._buffers is None:
-            return {}
-        return {
-            "critic_loss": self._buffers.td_error.square().mean().item(),
-            "q_mean": self._buffers.chosen.mean().item(),
-            "critic_grad_norm": self.adam.gradient_norm,
-        }
 
     def mean_action_value(self) -> float:
         return self.action_value.mean().item()

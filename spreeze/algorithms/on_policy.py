@@ -83,9 +83,9 @@ class OnPolicyAlgorithm(Algorithm):
         if normalize_obs and spec.frames is not None:
             raise ConfigError("env.normalize_obs = true: images are scaled by 1/255 already; leave it out")
         self.correction = correction
-        self._place, self._dtype, self._shared = torch.device(device), dtype, config
+        self._device, self._dtype, self._shared = torch.device(device), dtype, config
         generator = torch.Generator().manual_seed(seed)
-        self.net = _network(spec, config, generator, self._place, dtype)
+        self.net = _network(spec, config, generator, self._device, dtype)
         self._kind: CategoricalDistribution | GaussianDistribution = (
             GaussianDistribution(self.net.log_std, self.net.grad_log_std) if spec.num_actions is None
             else CategoricalDistribution(spec.num_actions)
@@ -114,8 +114,8 @@ class OnPolicyAlgorithm(Algorithm):
         """
 
     @abstractmethod
-    def _policy_slope(self, log_prob: Tensor, log_ratio: Tensor, advantage: Tensor) -> tuple[Tensor, Tensor]:
-        """The objective [M] to make great, and its derivative [M] by the log-probabilities; all [M]."""
+    def _policy_derivative(self, log_prob: Tensor, log_ratio: Tensor, advantage: Tensor) -> tuple[Tensor, Tensor]:
+        """The objective [M] to maximize, and its derivative [M] by the log-probabilities; all [M]."""
 
     @abstractmethod
     def _value_error(self, value: Tensor, samples: Samples) -> Tensor:
@@ -197,14 +197,13 @@ class OnPolicyAlgorithm(Algorithm):
         out, value = self.net.forward(samples.obs) if passed is None else passed
         log_prob = self._kind.log_prob(out, samples.action)
         log_ratio = log_prob - samples.log_prob
-        objective, slope = self._policy_slope(log_prob, log_ratio, samples.advantage)
+        objective, derivative = self._policy_derivative(log_prob, log_ratio, samples.advantage)
         error = self._value_error(value, samples)
-        grad_out = self._kind.backward(slope.mul_(-1.0 / rows), config.entropy_coef / rows)
+        grad_out = self._kind.backward(derivative.mul_(-1.0 / rows), config.entropy_coef / rows)
         self.net.backward(grad_out, error.mul_(config.value_coef / rows))
         self._latest = _Latest(objective, log_ratio, value, samples.target)
 
     def _take_statistics(self, batch: RolloutBatch) -> None:
-        """The next theta's normaliser knows this rollout too."""
         if self._normalizer is None:
             return
         if self._normalizer_before is not None:
@@ -214,10 +213,9 @@ class OnPolicyAlgorithm(Algorithm):
 
     def _tensor(self, array: np.ndarray) -> Tensor:
         tensor = torch.from_numpy(array)
-        return tensor.to(self._place) if tensor.dtype == torch.uint8 else tensor.to(self._place, self._dtype)
+        return tensor.to(self._device) if tensor.dtype == torch.uint8 else tensor.to(self._device, self._dtype)
 
     def metrics(self) -> dict[str, float]:
-        """Of the latest minibatch and rollout."""
         if self._latest is None:
             return {}
         objective, _, value, target = self._latest
@@ -289,7 +287,6 @@ def _network(
 
 
 def _normalised(obs: np.ndarray, normalizer: Normalizer | None) -> np.ndarray:
-    """A copy of observations [B, O] as a network takes them."""
     own = np.array(obs)
     if normalizer is not None:
         normalizer.apply(own)
@@ -334,11 +331,9 @@ class RewardScale:
         self._count = total
 
     def state(self) -> dict[str, Any]:
-        """JSON form of the exact state."""
         return {"count": self._count, "mean": self._mean, "m2": self._m2, "returns": self._returns.tolist()}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Takes over what ``state`` gave."""
         self._count, self._mean, self._m2 = (float(state[name]) for name in ("count", "mean", "m2"))
         self._returns = np.asarray(state["returns"], np.float64)
 
@@ -396,7 +391,6 @@ class MlpActorCritic:
         return mlp_forward(self._value, obs.unsqueeze(0), tape)[0, 0]
 
     def policy_arrays(self) -> dict[str, Tensor]:
-        """Copies of the policy by layer, without the log standard deviations."""
         return policy_arrays(self._policy)
 
 

@@ -81,7 +81,7 @@ class PPO(OnPolicyAlgorithm):
         if theta is not None and start is not None:
             self.net.flat.sub_(start).add_(theta)
 
-    def _policy_slope(self, log_prob: Tensor, log_ratio: Tensor, advantage: Tensor) -> tuple[Tensor, Tensor]:
+    def _policy_derivative(self, log_prob: Tensor, log_ratio: Tensor, advantage: Tensor) -> tuple[Tensor, Tensor]:
         return losses.clipped_surrogate(log_ratio.exp(), advantage, self._config.clip)
 
     def _value_error(self, value: Tensor, samples: Samples) -> Tensor:

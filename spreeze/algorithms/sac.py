@@ -28,6 +28,7 @@ from spreeze.algorithms.fused_mlp import (
 from spreeze.algorithms.off_policy import ActorCritic, ActorNetworks, Critics, DiscreteCritics, Placement, Proposal
 from spreeze.algorithms.optimizers import FlatAdam
 from spreeze.config.schema import SACConfig
+from spreeze.inference.policy import LOG_STD_MAX, LOG_STD_MIN
 from spreeze.types import TransitionBatch
 
 
@@ -139,7 +140,7 @@ class GaussianActor(SoftActor):
         buffers.x_next.copy_(next_obs)
         buffers.x_obs.copy_(obs)
         buffers.passes.forward(buffers.x)
-        torch.clamp(buffers.raw_log_std, losses.LOG_STD_MIN, losses.LOG_STD_MAX, out=buffers.log_std)
+        torch.clamp(buffers.raw_log_std, LOG_STD_MIN, LOG_STD_MAX, out=buffers.log_std)
         buffers.noise.normal_(generator=self._noise)
         action, log_prob, scaled_noise = losses.squashed_gaussian(buffers.mean, buffers.log_std, buffers.noise)
         buffers.action, buffers.log_prob = action[:, rows:], log_prob[rows:]

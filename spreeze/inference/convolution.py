@@ -2,7 +2,7 @@
 
 On one core this takes as long as torch with eight observations and two thirds of it with one, and a
 sampler need not load torch. The stride is folded into channels, so that every patch is a few long runs of
-memory and each layer one matrix product; observations go one by one, whose patches fit a core's cache.
+memory and each layer one matmul; observations go one by one, whose patches fit a core's cache.
 """
 
 from __future__ import annotations
@@ -109,7 +109,6 @@ class _Layer:
         return self._convolve()
 
     def _cut(self, image: np.ndarray) -> tuple[np.ndarray, int, int]:
-        """The pixels that the patches cover, and how many blocks of them there are."""
         height, width = (min(size, used) // self._stride for size, used in zip(image.shape, self._used, strict=False))
         return image[: height * self._stride, : width * self._stride], height, width
 

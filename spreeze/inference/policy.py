@@ -2,15 +2,17 @@
 
 Below some sixteen observations a NumPy pass costs a third of torch's: 12 against 37 us at 2x256.
 
-The last bits of a row of a matrix product depend on how many rows there are: OpenBLAS 0.3.31 gave up to 3
-results for one row over 1 to 64 rows, but one and the same at every place of a product of 4, 8, 16 or 32 (15
+The last bits of a row of a matmul depend on how many rows there are: OpenBLAS 0.3.31 gave up to 3
+results for one row over 1 to 64 rows, but one and the same at every place of a matmul of 4, 8, 16 or 32 (15
 shapes, 3 x 64 to 3136 x 512). So ``draw`` works in tiles of a fixed number of rows.
 """
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from functools import cache
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 
@@ -18,28 +20,32 @@ from spreeze.errors import WeightsError
 from spreeze.inference.convolution import Trunk
 
 OBS_CLIP = 10.0
-"""Bound of a normalised observation."""
+"""Bound of a normalized observation."""
 TILE = 8
-"""Rows of one product in ``draw``: at 2x256 a product of 16 takes 2.6 times as long, of 4 three quarters."""
+"""Rows of one matmul in ``draw``: at 2x256 a matmul of 16 takes 2.6 times as long, of 4 three quarters."""
 
-# As float32 arrays: a ufunc spends a microsecond on finding the type of a Python number.
-_ZERO = np.array(0.0, np.float32)
-_OBS_LOW, _OBS_HIGH = np.array(-OBS_CLIP, np.float32), np.array(OBS_CLIP, np.float32)
-
+LOG_STD_MIN, LOG_STD_MAX = -20.0, 2.0
+"""Range of SAC's log standard deviation: that of the authors' code for arXiv 1801.01290."""
 ACTIVATIONS = ("relu", "tanh")
 """What may follow a hidden layer."""
+
+Arrays = dict[str, np.ndarray]
+
+# As float32 arrays: a ufunc spends a microsecond on finding the type of a Python number.
+_ZERO, _ONE, _MINUS_ONE = np.array(0.0, np.float32), np.array(1.0, np.float32), np.array(-1.0, np.float32)
+_OBS_LOW, _OBS_HIGH = np.array(-OBS_CLIP, np.float32), np.array(OBS_CLIP, np.float32)
+_LOG_STD_MIN, _LOG_STD_MAX = np.array(LOG_STD_MIN, np.float32), np.array(LOG_STD_MAX, np.float32)
+_MINUS_HALF = np.array(-0.5, np.float32)
+_TINY = np.array(np.finfo(np.float32).tiny, np.float32)
+_HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 
 
 class Policy:
     """An actor's weights and what to do with them; one instance serves one caller at a time."""
 
     def __init__(
-        self,
-        layers: list[tuple[np.ndarray, np.ndarray]],
-        head: Head,
-        obs_scale: tuple[np.ndarray, np.ndarray] | None,
-        trunk: Trunk | None = None,
-        activation: str = "relu",
+        self, layers: list[tuple[np.ndarray, np.ndarray]], head: Head, obs_scale: tuple[np.ndarray, np.ndarray] | None,
+        trunk: Trunk | None = None, activation: str = "relu",
     ) -> None:
         self._layers, self._head, self._obs_scale, self._trunk = layers, head, obs_scale, trunk
         self._tanh = activation == "tanh"
@@ -54,7 +60,7 @@ class Policy:
     def from_weights(cls, arrays: Arrays, meta: dict[str, Any]) -> Policy:
         """Builds the policy that ``policy_arrays`` and ``policy_meta`` of an algorithm describe.
 
-        ``obs_mean`` and ``obs_std`` [O] among the arrays switch the observation normaliser on; ``activation``
+        ``obs_mean`` and ``obs_std`` [O] among the arrays switch the observation normalizer on; ``activation``
         in the metadata is one of ``ACTIVATIONS``, ReLU if it is not there.
 
         Raises:
@@ -75,14 +81,9 @@ class Policy:
         return cls(layers, head, _obs_scale(arrays, fan_ins[0]), trunk, activation)
 
     def act(self, obs: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Exploring actions: sampled, with noise, or sometimes random, by the kind of policy.
+        """Exploring actions [N, A] float32, a new array: sampled, with noise, or sometimes random.
 
-        Args:
-            obs: [N, O] float32, or images uint8 [N, k, C, H, W].
-            rng: source of the noise.
-
-        Returns:
-            [N, A] float32, a new array.
+        ``obs`` is [N, O] float32, or images uint8 [N, k, C, H, W].
         """
         return self._head.explore(self._forward(obs), rng)
 
@@ -96,11 +97,7 @@ class Policy:
         return self._drawing_head().noise_dim
 
     def draw(self, obs: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Exploring actions by given noise; each row's result is a function of that row alone, bit by bit.
-
-        Args:
-            obs: [N, O] float32, or images uint8 [N, k, C, H, W].
-            noise: [N, Z] float32.
+        """Exploring actions by given noise [N, Z]; each row's result is a function of that row alone, bit by bit.
 
         Returns:
             Actions [N, A] float32, continuous ones not clipped to [-1, 1], and their log-probabilities [N]
@@ -117,7 +114,6 @@ class Policy:
         return np.concatenate([tile[0] for tile in tiles]), np.concatenate([tile[1] for tile in tiles])
 
     def _draw_tile(self, obs: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """``draw`` of at most ``TILE`` rows."""
         head, tile, rows = self._drawing_head(), self._tile, len(obs)
         tile.fill(obs if self._trunk is None else self._trunk(obs), noise)
         action, log_prob = head.draw(self._run(self._scaled(tile.features), tile.buffers, tile.row_by_row), tile.noise)
@@ -138,7 +134,7 @@ class Policy:
         return self._run(self._scaled(x), self._buffers)
 
     def _scaled(self, x: np.ndarray) -> np.ndarray:
-        """Observations as the network takes them: normalised and clipped where there is a normaliser."""
+        """Observations as the network takes them: normalized and clipped where there is a normalizer."""
         if self._obs_scale is None:
             return x
         mean, std = self._obs_scale
@@ -177,7 +173,6 @@ class _Tile:
         self._used = 0
 
     def fill(self, features: np.ndarray, noise: np.ndarray) -> None:
-        """Takes in the first ``len(features)`` rows."""
         rows = len(features)
         self.features[:rows], self.noise[:rows] = features, noise
         if rows < self._used:
@@ -187,7 +182,7 @@ class _Tile:
 
 @cache
 def places_agree(inputs: int, outputs: int) -> bool:
-    """Whether this machine's product of ``TILE`` rows gives a row the same bits at every place and in any company.
+    """Whether this machine's matmul of ``TILE`` rows gives a row the same bits at every place and in any company.
 
     The order in which a kernel sums depends on place and shape, not on values: a trial with full mantissas tells.
     Where it fails, ``draw`` multiplies row by row, at two to four times the cost.
@@ -201,7 +196,6 @@ def places_agree(inputs: int, outputs: int) -> bool:
         x[place] = row
         found.add(np.dot(x, weight)[place].tobytes())
     return len(found) == 1
-
 
 
 def _layer(arrays: Arrays, weight_name: str, bias_name: str) -> tuple[np.ndarray, np.ndarray]:
@@ -220,59 +214,43 @@ def _obs_scale(arrays: Arrays, obs_dim: int) -> tuple[np.ndarray, np.ndarray] | 
         return None
     mean, std = (np.ascontiguousarray(arrays[name], np.float32) for name in ("obs_mean", "obs_std"))
     if mean.shape != (obs_dim,) or std.shape != (obs_dim,):
-        raise WeightsError(f"normaliser has shapes {mean.shape} and {std.shape}; ({obs_dim},) is needed")
+        raise WeightsError(f"normalizer has shapes {mean.shape} and {std.shape}; ({obs_dim},) is needed")
     return mean, std
 
 
-LOG_STD_MIN, LOG_STD_MAX = -20.0, 2.0
-"""Range of the log deviation: the same as in ``spreeze.algorithms.losses`` (a test compares)."""
-
-# As float32 arrays: a ufunc spends a microsecond on finding the type of a Python number.
-_ONE, _MINUS_ONE = np.array(1.0, np.float32), np.array(-1.0, np.float32)
-_LOG_STD_MIN, _LOG_STD_MAX = np.array(LOG_STD_MIN, np.float32), np.array(LOG_STD_MAX, np.float32)
-_MINUS_HALF = np.array(-0.5, np.float32)
-_TINY = np.array(np.finfo(np.float32).tiny, np.float32)
-
-
-Arrays = dict[str, np.ndarray]
-_HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
-
-
-class Head(Protocol):
-    """What the rest of a policy needs of it."""
+class Head(ABC):
+    """Actions from the outputs of a network."""
 
     outputs: int
 
+    @abstractmethod
     def explore(self, out: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Actions to collect experience with."""
-        ...
+        """Actions [N, A] to collect experience with; ``out`` [N, K] may be overwritten."""
 
+    @abstractmethod
     def greedy(self, out: np.ndarray) -> np.ndarray:
-        """Actions without noise."""
-        ...
+        """Actions [N, A] without noise."""
 
 
-@runtime_checkable
-class DrawingHead(Protocol):
-    """A head whose noise comes from outside."""
+class DrawingHead(Head):
+    """A head whose noise may come from outside."""
 
     noise_dim: int
     """Z: values of noise for one action."""
 
+    @abstractmethod
     def draw(self, out: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Actions [N, A] and their log-probabilities [N] in nat, of noise [N, Z]; ``out`` may be overwritten."""
-        ...
 
 
-class SquashedGaussian:
-    """``tanh(mean + exp(log_std) noise)``; outputs are means, then log deviations."""
+class SquashedGaussian(Head):
+    """``tanh(mean + exp(log_std) noise)``; outputs are means, then log standard deviations."""
 
     def __init__(self, meta: dict[str, Any], arrays: Arrays) -> None:
         self._actions = int(meta["action_dim"])
         self.outputs = 2 * self._actions
 
     def explore(self, out: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """A sample."""
         action = rng.standard_normal((len(out), self._actions), np.float32)
         # np.clip takes longer than the two ufuncs that it stands for.
         log_std = out[:, self._actions :]
@@ -284,12 +262,11 @@ class SquashedGaussian:
         return action
 
     def greedy(self, out: np.ndarray) -> np.ndarray:
-        """The mean, squashed."""
         action: np.ndarray = np.tanh(out[:, : self._actions])
         return action
 
 
-class Deterministic:
+class Deterministic(Head):
     """``tanh(out)``; explores with clipped Gaussian noise."""
 
     def __init__(self, meta: dict[str, Any], arrays: Arrays) -> None:
@@ -297,7 +274,6 @@ class Deterministic:
         self._noise = np.array(float(meta.get("exploration_noise", 0.0)), np.float32)
 
     def explore(self, out: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """The action and noise, in [-1, 1]."""
         action = rng.standard_normal(out.shape, np.float32)
         action *= self._noise
         action += np.tanh(out, out=out)
@@ -306,12 +282,11 @@ class Deterministic:
         return action
 
     def greedy(self, out: np.ndarray) -> np.ndarray:
-        """The action."""
         action: np.ndarray = np.tanh(out)
         return action
 
 
-class EpsilonGreedy:
+class EpsilonGreedy(Head):
     """The action of the highest value; explores with a share of random ones that falls with the env steps.
 
     The share goes in a straight line from ``epsilon_start`` to ``epsilon_end`` over ``epsilon_env_steps``.
@@ -326,13 +301,11 @@ class EpsilonGreedy:
 
     @property
     def epsilon(self) -> float:
-        """Share of random actions now."""
         if self._env_steps >= self._span:
             return self._end
         return self._start + (self._end - self._start) * self._env_steps / self._span
 
     def explore(self, out: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """The best action, or with probability epsilon any."""
         rows, epsilon = len(out), self.epsilon
         self._env_steps += rows
         action = out.argmax(1)
@@ -343,12 +316,11 @@ class EpsilonGreedy:
         return _column(action)
 
     def greedy(self, out: np.ndarray) -> np.ndarray:
-        """The best action."""
         return _column(out.argmax(1))
 
 
-class GaussianHead:
-    """``mean + exp(log_std) noise``; outputs are means, the log deviations [A] are parameters of their own."""
+class GaussianHead(DrawingHead):
+    """``mean + exp(log_std) noise``; outputs are means, the log standard deviations [A] are parameters of their own."""
 
     def __init__(self, meta: dict[str, Any], arrays: Arrays) -> None:
         self.outputs = self.noise_dim = int(meta["action_dim"])
@@ -368,16 +340,14 @@ class GaussianHead:
         return action, log_prob
 
     def explore(self, out: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """A sample, clipped to [-1, 1]."""
         return self.greedy(self.draw(out, rng.standard_normal(out.shape, np.float32))[0])
 
     def greedy(self, out: np.ndarray) -> np.ndarray:
-        """The mean, clipped to [-1, 1]."""
         action: np.ndarray = np.minimum(np.maximum(out, _MINUS_ONE), _ONE)
         return action
 
 
-class CategoricalHead:
+class CategoricalHead(DrawingHead):
     """Samples from ``softmax(out)``."""
 
     noise_dim = 1
@@ -403,7 +373,6 @@ class CategoricalHead:
         return self.greedy(out)
 
     def greedy(self, out: np.ndarray) -> np.ndarray:
-        """The most likely action."""
         return _column(out.argmax(1))
 
 
@@ -413,7 +382,7 @@ def _column(index: np.ndarray) -> np.ndarray:
     return action.reshape(-1, 1)
 
 
-_HEADS: dict[str, type[SquashedGaussian | GaussianHead | Deterministic | EpsilonGreedy | CategoricalHead]] = {
+_HEADS: dict[str, Callable[[dict[str, Any], Arrays], Head]] = {
     "squashed_gaussian": SquashedGaussian,
     "gaussian": GaussianHead,
     "deterministic": Deterministic,
@@ -464,7 +433,7 @@ class Normalizer:
         return np.maximum(np.sqrt(self._m2 / self.count), 1e-4)
 
     def apply(self, obs: np.ndarray) -> None:
-        """Normalises observations [B, O] in place."""
+        """Normalizes observations [B, O] in place."""
         obs -= self.mean.astype(np.float32)
         obs /= self.std.astype(np.float32)
         np.clip(obs, -OBS_CLIP, OBS_CLIP, out=obs)
@@ -474,11 +443,9 @@ class Normalizer:
         return {"obs_mean": self.mean.astype(np.float32), "obs_std": self.std.astype(np.float32)}
 
     def state(self) -> dict[str, Any]:
-        """JSON form of the exact state."""
         return {"count": self.count, "mean": self.mean.tolist(), "m2": self._m2.tolist()}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Takes over what ``state`` gave."""
         self.count = float(state["count"])
         self.mean = np.asarray(state["mean"], np.float64)
         self._m2 = np.asarray(state["m2"], np.float64)
