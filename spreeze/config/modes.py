@@ -119,7 +119,7 @@ def modes(import_module: str | None = None) -> dict[str, Mode]:
         ConfigError: the module cannot be imported, or declares what is no new mode.
     """
     found = {mode.name: mode for mode in DECLARED}
-    for mode in _declared_by(import_module) if import_module is not None else ():
+    for mode in declared_by(import_module, "MODES") if import_module is not None else ():
         if not isinstance(mode, Mode) or mode.name in found:
             raise ConfigError(f"--import {import_module}: MODES holds {clean(repr(mode), 200)}; expected a "
                               f"config.modes.Mode whose name is none of {', '.join(found)}")
@@ -141,11 +141,16 @@ def find_mode(name: str, import_module: str | None = None) -> Mode:
     return known[name]
 
 
-def _declared_by(module: str) -> Iterable[Any]:
+def declared_by(module: str, name: str) -> Iterable[Any]:
+    """What a module of the command's ``--import`` declares under a name; it is imported.
+
+    Raises:
+        ConfigError: it cannot be.
+    """
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.append(os.getcwd())  # a console script lacks the working directory that python -m has
     try:
-        found: Iterable[Any] = getattr(importlib.import_module(module), "MODES", ())
+        found: Iterable[Any] = getattr(importlib.import_module(module), name, ())
         return tuple(found)
     except Exception as error:
         raise ConfigError(f"--import {module}: {type(error).__name__}: {clean(error, 300)}") from error

@@ -6,11 +6,11 @@ Modes name their knobs in ``config/modes.py``; a module that ``--import`` names 
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from spreeze.config.modes import declared_by
 from spreeze.config.schema import PARTS, Config
 from spreeze.errors import ConfigError
 from spreeze.formatting import clean, size
@@ -78,8 +78,8 @@ def check_pins(problem: TuningProblem) -> None:
                           f"{', '.join(sorted(offered))}")
     low, high = problem.pin(RATIO), problem.pin(RATIO_MAX)
     if low is not None and high is not None and low > high:
-        raise ConfigError(f"samples_per_insert_min = {low:g} is above samples_per_insert_max = {high:g}: nobody "
-                          "could ever move")
+        raise ConfigError(f"samples_per_insert_min = {low:g} is above samples_per_insert_max = {high:g}: samplers "
+                          "and learner would wait for each other; lower the first or raise the second")
 
 
 def _devices(problem: TuningProblem) -> list[Device]:
@@ -445,7 +445,7 @@ def _of_algorithm(knob: Knob, config: Config) -> Knob | None:
     part, field = knob.name.split(".")
     if part != "algorithm":
         return knob
-    has = field in PARTS[config.run.algo].__dataclass_fields__
+    has = hasattr(config.on_policy or config.algorithm, field)
     return dataclasses.replace(knob, name=f"{config.run.algo}.{field}") if has else None
 
 
@@ -453,10 +453,7 @@ def _declared_by(module: str | None) -> tuple[Knob, ...]:
     """``KNOBS`` of the module of the command's ``--import``, checked; it is imported."""
     if module is None:
         return ()
-    try:
-        found = tuple(getattr(importlib.import_module(module), "KNOBS", ()))
-    except Exception as error:
-        raise ConfigError(f"--import {module}: {type(error).__name__}: {clean(error, 300)}") from error
+    found = tuple(declared_by(module, "KNOBS"))
     known = {knob.name for knob in KNOBS}
     for knob in found:
         if not isinstance(knob, Knob) or knob.name in known:

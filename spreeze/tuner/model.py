@@ -134,7 +134,7 @@ _LEAST_NOISE, _MOST_NOISE = 0.01, 0.15
 _RANGE_TO_SIGMA = {2: 1.13, 3: 1.69, 4: 2.06, 5: 2.33}
 """Expected range of n normal values in standard deviations."""
 BELIEF = 2.0
-"""A deviation from the model below this many standard errors is taken for noise."""
+"""A difference from the model below this many standard errors is taken for noise."""
 
 Kind = tuple[str, str, int]
 """(device, precision, threads) of a learner."""
@@ -186,7 +186,7 @@ def noise(repeats: Iterable[Sequence[float]]) -> float:
 
 
 def beyond_noise(log_ratio: float, error: float) -> float:
-    """What is left of a deviation when the part that noise explains is taken off (soft threshold)."""
+    """What is left of a difference when the part that noise explains is taken off (soft threshold)."""
     return math.copysign(max(0.0, abs(log_ratio) - BELIEF * error), log_ratio)
 
 
@@ -221,7 +221,7 @@ def fit_curve(rates: Sequence[TrialResult], error: float) -> CostCurve | None:
     if found is None:
         return CostCurve(kind=kind, a=points[0][1], b=0.0, excess={}, fitted=False)
     a, b = found
-    # Two points lie on any line: only a third can tell a deviation.
+    # Two points lie on any line: only a third can show a difference.
     over = {batch: math.log(t / (a + b * batch)) for batch, t in points} if len(points) > 2 else {}
     excess = {batch: beyond_noise(log_ratio, error) for batch, log_ratio in over.items()}
     return CostCurve(kind=kind, a=a, b=b, excess=excess, fitted=True)

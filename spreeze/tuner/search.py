@@ -83,7 +83,7 @@ Runners = tuple[tuple[Any, float], ...]
 
 
 def search(problem: TuningProblem, measure: Measure, say: Callable[[TrialResult], None]) -> Search:
-    """Measures and chooses within the budget; ``say`` is told each result as it is measured.
+    """Measures and chooses within the budget; ``say`` hears each result as it is measured.
 
     Raises:
         ConfigError: a pinned value cannot work, or memory has no room; the message names the limit.
@@ -97,7 +97,7 @@ def search(problem: TuningProblem, measure: Measure, say: Callable[[TrialResult]
         room = table.find_room(problem)
         state = Search(dataclasses.replace(problem, room=room), measure, say)
         keep_s = measure.seconds_left() * (1.0 - LEARNER_SHARE)
-        learners = measure_learners(state.problem, measure, state.told, keep_s)
+        learners = measure_learners(state.problem, measure, state.record, keep_s)
         state.limits += [*room.limits, *learners.limits]
         state.vary_learner(learners.first)
         state.sweep_samplers(learners, room, measure.seconds_left() * SWEEP_SHARE)
@@ -368,8 +368,8 @@ class Search:
     def __post_init__(self) -> None:
         self.own = {knob.name: self.problem.configured[knob.name] for knob in self._own_knobs()}
 
-    def told(self, result: TrialResult) -> None:
-        """Keeps a result with its score and tells it."""
+    def record(self, result: TrialResult) -> None:
+        """Scores a result, keeps it and reports it."""
         if result.failure is None:
             score = (learner_score(self.problem.targets.objective, result.setting[BATCH], result.updates)
                      if result.stage == LEARNER else measured_worth(self.problem, result).score)
@@ -378,7 +378,7 @@ class Search:
         self.say(result)
 
     def _joint(self, settings: Sequence[Setting], within_s: float) -> list[TrialResult]:
-        return self.measure.joint(settings, within_s=within_s, on_result=self.told)
+        return self.measure.joint(settings, within_s=within_s, on_result=self.record)
 
     def sweep_rollouts(self) -> None:
         """Stage 2 without a model: varies one knob after the other around the best so far, then the first once more.
@@ -406,7 +406,7 @@ class Search:
             raise WorkerError(f"no setting of the mode could be measured: {(failures or ['no time was left'])[0]}")
 
     def sweep_samplers(self, learners: Learners, room: Room, within_s: float) -> None:
-        """Stage 2 with a model: samplers beside the best learner, unthrottled, tell what all other settings would do.
+        """Stage 2 with a model: samplers beside the best learner, unthrottled; all else is forecast.
 
         Raises:
             ConfigError: what the user pinned cannot run.
@@ -564,7 +564,7 @@ class Search:
         if not wanted or within_s < _LEAST_S:
             return None
         ask = self.measure.learner if knob.trial == LEARNER else self.measure.joint
-        found = ask([here, *wanted], within_s=within_s, on_result=self.told)
+        found = ask([here, *wanted], within_s=within_s, on_result=self.record)
         self.limits += [f"{knob.text(one.setting[knob.name])}: {one.failure}" for one in found if one.failure]
         good = {one.setting: one for one in found if one.ran}
         if here not in good:

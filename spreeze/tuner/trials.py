@@ -329,7 +329,7 @@ def replay_plan(plan: RunPlan, setting: Setting, cap_bytes: int) -> RunPlan:
 def _with(plan: RunPlan, setting: Setting, values: Values) -> Settings:
     """The plan's settings with those of a trial, and what makes a trial of them."""
     own = setting.layer().values
-    return plan.settings.with_layer(Layer("tuner", {part: {**own.get(part, {}), **values.get(part, {})}
+    return plan.settings.with_layer(Layer("tuner", {part: {**values.get(part, {}), **own.get(part, {})}
                                                     for part in (*own, *values)}))
 
 
