@@ -386,10 +386,6 @@ def _minibatches_remark(problem: TuningProblem, setting: Setting) -> str:
 # --- the table ---
 
 
-def _none(problem: TuningProblem, here: Setting) -> Iterable[Any]:
-    return ()
-
-
 def _least(problem: TuningProblem, name: str, value: Any) -> Any:
     return value
 
@@ -401,25 +397,22 @@ KNOBS = (
     Knob(name=BATCH, trial=LEARNER, candidates=batch_sizes, words="batch {}", label="batch", remark=_batch_remark,
          figures="{updates_per_s:.0f} updates/s beside the samplers"),
     Knob(name=THREADS, trial=LEARNER, candidates=_threads, words="{} learner thread{s}", tie=_least),
-    Knob(name=RATIO, candidates=ratios, words="at least {:g} samples per insert", label="samples/insert",
-         tie=_moved),
+    Knob(name=RATIO, candidates=ratios, words="at least {:g} samples per insert", label="samples/insert", tie=_moved),
     Knob(name=SAMPLERS, candidates=sampler_counts, words="{} sampler{s}", tie=_least,
          figures="{env_steps_per_s:.0f} env steps/s beside {updates_per_s:.0f} updates/s"),
     Knob(name=DEVICE, trial=LEARNER, candidates=lambda problem, here: [one.name for one in _devices(problem)],
          words="learner on {}", usual="cpu", tie=_device_order),
-    Knob(name=ENVS, trial=FACTS, candidates=_none, words="{} environment{s} a sampler", label="envs"),
-    Knob(name=CAPACITY, trial=FACTS, fixed=True, candidates=_none, words="replay of {} transitions"),
-    Knob(name=RATIO_MAX, trial=FACTS, candidates=_none, words="the learner waits above {:g} samples per insert"),
+    Knob(name=ENVS, trial=FACTS, words="{} environment{s} a sampler", label="envs"),
+    Knob(name=CAPACITY, trial=FACTS, fixed=True, words="replay of {} transitions"),
+    Knob(name=RATIO_MAX, trial=FACTS, words="the learner waits above {:g} samples per insert"),
     Knob(name=EXECUTORS, candidates=_executors, fit=_fit_fewer, words="{} executor{s}", fixed=True,
          figures=_ROLLOUT_FIGURES),
     Knob(name=ACTORS, candidates=lambda problem, here: (0, 1, 2), fit=_fit_fewer, words="actor processes {}",
          remark=lambda problem, setting: "" if setting[ACTORS] else "executors infer for themselves"),
     Knob(name=EXECUTOR_ENVS, candidates=_executor_envs, fit=_fit_fewer, words="{} environment{s} an executor",
          label="envs", fixed=True, figures=_ROLLOUT_FIGURES),
-    Knob(name=INTERVAL, trial=FACTS, candidates=_none, words="sync interval {}", label="interval", fixed=True,
-         remark=_interval_remark),
-    Knob(name=MINIBATCHES, trial=FACTS, candidates=_none, words="minibatches {}", fixed=True,
-         remark=_minibatches_remark),
+    Knob(name=INTERVAL, trial=FACTS, words="sync interval {}", label="interval", fixed=True, remark=_interval_remark),
+    Knob(name=MINIBATCHES, trial=FACTS, words="minibatches {}", fixed=True, remark=_minibatches_remark),
 )
 """Every knob of the modes that come with Spreeze; equal scores are decided by them, the first one first."""
 

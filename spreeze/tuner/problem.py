@@ -222,7 +222,7 @@ class Knob:
 
     name: str
     """The setting, ``part.field``; ``algorithm.FIELD`` is read as a field of the chosen algorithm."""
-    candidates: Callable[[TuningProblem, Setting], Iterable[Any]]
+    candidates: Callable[[TuningProblem, Setting], Iterable[Any]] = lambda problem, here: ()
     """Values worth trying, the most promising first, from the facts and what the other knobs stand at."""
     trial: str = JOINT
     """``LEARNER``: the learner alone tells; ``JOINT``: everything has to run; ``FACTS``: nothing has to be measured."""
