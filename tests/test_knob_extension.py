@@ -1,5 +1,6 @@
 """What a new knob of the tuner costs: one row in one file. Nothing of Spreeze is changed for it."""
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -7,11 +8,14 @@ import sys
 
 import pytest
 from harness import PATIENCE_S, REPO, train
+from machine_simulator import Bench, Machine
 
 from spreeze.cli.arguments import build_parser, user_values
 from spreeze.config.layers import Layer, resolve
 from spreeze.errors import ConfigError
 from spreeze.tuner.knobs import KNOBS, knobs_of
+from spreeze.tuner.problem import JOINT, LEARNER, SAMPLERS, Knob, Setting
+from spreeze.tuner.report import tune
 
 MODULE, NAME = "made_up_knob", "learner.publish_interval_s"
 SOURCE = f'''
@@ -49,14 +53,14 @@ def declare(tmp_path, monkeypatch):
     sys.modules.pop(MODULE, None)
 
 
-def tune(*more):
+def tune_command(*more):
     return subprocess.run([sys.executable, "-m", "spreeze", "tune", *PINNED, *more], cwd=REPO, env=os.environ,
                           capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
 
 def test_a_knob_of_one_file_is_varied_measured_chosen_with_a_reason_shown_kept_and_taken_by_a_run(declare, tmp_path):
     declare(SOURCE + MODE)
-    run = tune("--mode", "made-up", "--out", str(tmp_path / "record.json"))
+    run = tune_command("--mode", "made-up", "--out", str(tmp_path / "record.json"))
     assert run.returncode == 0, run.stderr
     record = json.loads((tmp_path / "record.json").read_text())
     assert {rate["setting"][NAME] for rate in record["joint_rates"]} == {0.1, 2.0}, "varied and measured"
@@ -67,7 +71,7 @@ def test_a_knob_of_one_file_is_varied_measured_chosen_with_a_reason_shown_kept_a
     assert f"{NAME} = {value}: {reason}" in run.stdout
     assert any("publish" in line and "env steps/s" in line for line in run.stdout.splitlines()), "a column of its own"
 
-    again = tune("--mode", "made-up", "--json")
+    again = tune_command("--mode", "made-up", "--json")
     assert json.loads(again.stdout)["settings"][NAME] == value, "kept"
     assert "tuned before on this machine" in again.stderr
 
@@ -76,6 +80,55 @@ def test_a_knob_of_one_file_is_varied_measured_chosen_with_a_reason_shown_kept_a
     assert f"publish_interval_s = {value}" in (trained.path / "config.toml").read_text()
     assert f"{NAME}: {reason}" in trained.stderr
     assert "tuned before on this machine" in trained.stderr
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Helped(Machine):
+    """A machine whose updates take half of the time with one value of a knob."""
+
+    best: float = 2.0
+
+    def update_s(self, setting):
+        return super().update_s(setting) * (0.5 if setting.get(NAME) == self.best else 1.0)
+
+
+def simulated(trial, *, best=2.0, pins=(), budget_s=60.0):
+    machine = Helped(best=best)
+    problem = machine.problem()
+    problem = dataclasses.replace(
+        problem, configured=Setting({**problem.configured, NAME: 0.1}), pins=frozenset(pins),
+        knobs=(*problem.knobs, Knob(name=NAME, candidates=lambda problem, here: (0.1, 2.0), trial=trial, own=True)),
+    )  # fmt: skip
+    bench = Bench(machine, noise=0.02, budget_s=budget_s)
+    return tune(problem, bench, lambda result: None), bench
+
+
+@pytest.mark.parametrize("trial", [LEARNER, JOINT])
+def test_a_value_that_helps_is_taken_and_the_reason_says_how_much_the_other_one_lacks(trial):
+    tuning, bench = simulated(trial)
+    choice = tuning.choices[NAME]
+    assert (choice.value, choice.runners_up[0][0]) == (2.0, 0.1)
+    assert 0.4 < choice.runners_up[0][1] < 0.95
+    assert "best score" in choice.reason
+    beside = {one[NAME] for one in bench.asked if SAMPLERS in one}
+    assert beside == ({2.0} if trial == LEARNER else {0.1, 2.0}), "what the learner alone has told is settled"
+    assert bench.left_s >= 0.0
+
+
+@pytest.mark.parametrize("trial", [LEARNER, JOINT])
+def test_a_value_that_does_not_help_is_not_taken_and_a_pinned_knob_is_not_varied(trial):
+    tuning, _ = simulated(trial, best=9.0)
+    assert tuning.choices[NAME].value == 0.1
+    assert "as configured, and none is clearly better" in tuning.choices[NAME].reason
+    pinned, bench = simulated(trial, pins=(NAME,))
+    assert (pinned.choices[NAME].value, pinned.choices[NAME].pinned) == (0.1, True)
+    assert {one.get(NAME, 0.1) for one in bench.asked} == {0.1}
+
+
+def test_time_that_is_up_before_a_knob_was_varied_is_told():
+    tuning, _ = simulated(JOINT, budget_s=14.0)
+    assert tuning.choices[NAME].value == 0.1
+    assert f"time was up before {NAME} could be varied" in tuning.limits
 
 
 def knobs_with(*argv):

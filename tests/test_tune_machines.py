@@ -199,7 +199,7 @@ def test_what_the_user_has_set_stays(pins):
         (Machine(), {CAPACITY: 10**9}, r"replay.capacity = 1000000000: needs 223.5 GiB, memory leaves"),
         (Machine(shared_memory_bytes=10**7), {CAPACITY: 10**6}, "shared memory leaves 8.6 MiB"),
         (Machine(), {CAPACITY: 10_000, BATCH: 20_000}, "replay holds 10000 transitions"),
-        (Machine(), {RATIO: 9.0, RATIO_MAX: 3.0}, "nobody could ever move"),
+        (Machine(), {RATIO: 9.0, RATIO_MAX: 3.0}, "would wait for each other"),
         (Machine(crash_from_batch=64), {BATCH: 4096}, "learner.batch_size = 4096 cannot work here: out of mem"),
         (Machine(crash_from_samplers=2), {SAMPLERS: 3}, "sampling.samplers = 3 cannot work here: no env step"),
         (Machine(shared_memory_bytes=10_000), {}, "replay has room for 37 transitions, at least 5000"),

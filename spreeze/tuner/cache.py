@@ -1,4 +1,4 @@
-"""What the tuner found out about this machine before, and the lock that lets only one tuner measure at a time."""
+"""Results of earlier tunings, and the lock that lets only one tuner measure at a time."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from spreeze.config.layers import Layer, Values, resolve
+from spreeze.config.layers import Layer, resolve
 from spreeze.errors import ConfigError, SpreezeError
 from spreeze.run_directory import write_json
 from spreeze.runtime.interrupts import Interrupts
+from spreeze.tuner.problem import Setting
 
 _LOCK_WAIT_S = 120.0
 _MAX_BYTES = 4_000_000
@@ -33,20 +34,20 @@ def cache_key(facts: dict[str, Any]) -> str:
 
 
 def load(key: str, schema: int, say: Callable[[str], None]) -> dict[str, Any] | None:
-    """The result kept for a question, or None; one that is damaged or another tuner's is told and not used."""
+    """The cached result of that key, or None; ``say`` hears of a damaged one."""
     path = _path(key)
     try:
         if path.stat().st_size > _MAX_BYTES:
             raise ValueError(f"it has {path.stat().st_size} bytes")
         record = json.loads(path.read_text(encoding="utf-8"))
         if record["schema"] != schema or record["key"] != key:
-            raise ValueError("it answers another question")
+            raise ValueError("it is of another version or another key")
         names = ("reasons", "measured_at", "notes", "limits", "formula", "labels", "update_rates", "joint_rates")
         if missing := [name for name in names if name not in record]:
             raise ValueError(f"it has no {', '.join(missing)}")
         if set(record["reasons"]) != set(record["choice"]):
             raise ValueError("reasons and choice differ")
-        resolve([layer_of(record)])  # impossible values are no reason to refuse the run
+        resolve([layer_of(record)])  # impossible values must not stop the run
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, ConfigError) as error:
@@ -57,7 +58,7 @@ def load(key: str, schema: int, say: Callable[[str], None]) -> dict[str, Any] | 
 
 
 def save(key: str, record: dict[str, Any]) -> None:
-    """Remembers a result; a disk that refuses only costs the time of measuring again."""
+    """Writes a result; where the disk does not take it, the next tuning measures again."""
     with contextlib.suppress(OSError):
         cache_dir().mkdir(parents=True, exist_ok=True)
         write_json(_path(key), record)
@@ -69,11 +70,7 @@ def _path(key: str) -> Path:
 
 def layer_of(record: dict[str, Any]) -> Layer:
     """The choice of a record as a layer of settings."""
-    values: Values = {}
-    for name, value in record["settings"].items():
-        part, item = name.split(".")
-        values.setdefault(part, {})[item] = value
-    return Layer("tuner", values)
+    return Setting(record["settings"]).layer()
 
 
 def lock_path() -> Path:
@@ -107,15 +104,15 @@ def only_tuner(say: Callable[[str], None], interrupts: Interrupts, wait_s: float
         return
     limit_s = _LOCK_WAIT_S if wait_s is None else wait_s
     try:
-        deadline, told = time.monotonic() + limit_s, False
+        deadline, said = time.monotonic() + limit_s, False
         while True:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except OSError:
-                if not told:
+                if not said:
                     say("another tuner is measuring this machine; waiting for it")
-                    told = True
+                    said = True
                 if interrupts.asked:
                     raise KeyboardInterrupt from None
                 if time.monotonic() > deadline:

@@ -6,11 +6,11 @@ Modes name their knobs in ``config/modes.py``; a module that ``--import`` names 
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from spreeze.config.modes import declared_by
 from spreeze.config.schema import PARTS, Config
 from spreeze.errors import ConfigError
 from spreeze.formatting import clean, size
@@ -78,8 +78,8 @@ def check_pins(problem: TuningProblem) -> None:
                           f"{', '.join(sorted(offered))}")
     low, high = problem.pin(RATIO), problem.pin(RATIO_MAX)
     if low is not None and high is not None and low > high:
-        raise ConfigError(f"samples_per_insert_min = {low:g} is above samples_per_insert_max = {high:g}: nobody "
-                          "could ever move")
+        raise ConfigError(f"samples_per_insert_min = {low:g} is above samples_per_insert_max = {high:g}: samplers "
+                          "and learner would wait for each other; lower the first or raise the second")
 
 
 def _devices(problem: TuningProblem) -> list[Device]:
@@ -386,10 +386,6 @@ def _minibatches_remark(problem: TuningProblem, setting: Setting) -> str:
 # --- the table ---
 
 
-def _none(problem: TuningProblem, here: Setting) -> Iterable[Any]:
-    return ()
-
-
 def _least(problem: TuningProblem, name: str, value: Any) -> Any:
     return value
 
@@ -401,25 +397,22 @@ KNOBS = (
     Knob(name=BATCH, trial=LEARNER, candidates=batch_sizes, words="batch {}", label="batch", remark=_batch_remark,
          figures="{updates_per_s:.0f} updates/s beside the samplers"),
     Knob(name=THREADS, trial=LEARNER, candidates=_threads, words="{} learner thread{s}", tie=_least),
-    Knob(name=RATIO, candidates=ratios, words="at least {:g} samples per insert", label="samples/insert",
-         tie=_moved),
+    Knob(name=RATIO, candidates=ratios, words="at least {:g} samples per insert", label="samples/insert", tie=_moved),
     Knob(name=SAMPLERS, candidates=sampler_counts, words="{} sampler{s}", tie=_least,
          figures="{env_steps_per_s:.0f} env steps/s beside {updates_per_s:.0f} updates/s"),
     Knob(name=DEVICE, trial=LEARNER, candidates=lambda problem, here: [one.name for one in _devices(problem)],
          words="learner on {}", usual="cpu", tie=_device_order),
-    Knob(name=ENVS, trial=FACTS, candidates=_none, words="{} environment{s} a sampler", label="envs"),
-    Knob(name=CAPACITY, trial=FACTS, fixed=True, candidates=_none, words="replay of {} transitions"),
-    Knob(name=RATIO_MAX, trial=FACTS, candidates=_none, words="the learner waits above {:g} samples per insert"),
+    Knob(name=ENVS, trial=FACTS, words="{} environment{s} a sampler", label="envs"),
+    Knob(name=CAPACITY, trial=FACTS, fixed=True, words="replay of {} transitions"),
+    Knob(name=RATIO_MAX, trial=FACTS, words="the learner waits above {:g} samples per insert"),
     Knob(name=EXECUTORS, candidates=_executors, fit=_fit_fewer, words="{} executor{s}", fixed=True,
          figures=_ROLLOUT_FIGURES),
     Knob(name=ACTORS, candidates=lambda problem, here: (0, 1, 2), fit=_fit_fewer, words="actor processes {}",
          remark=lambda problem, setting: "" if setting[ACTORS] else "executors infer for themselves"),
     Knob(name=EXECUTOR_ENVS, candidates=_executor_envs, fit=_fit_fewer, words="{} environment{s} an executor",
          label="envs", fixed=True, figures=_ROLLOUT_FIGURES),
-    Knob(name=INTERVAL, trial=FACTS, candidates=_none, words="sync interval {}", label="interval", fixed=True,
-         remark=_interval_remark),
-    Knob(name=MINIBATCHES, trial=FACTS, candidates=_none, words="minibatches {}", fixed=True,
-         remark=_minibatches_remark),
+    Knob(name=INTERVAL, trial=FACTS, words="sync interval {}", label="interval", fixed=True, remark=_interval_remark),
+    Knob(name=MINIBATCHES, trial=FACTS, words="minibatches {}", fixed=True, remark=_minibatches_remark),
 )
 """Every knob of the modes that come with Spreeze; equal scores are decided by them, the first one first."""
 
@@ -445,7 +438,7 @@ def _of_algorithm(knob: Knob, config: Config) -> Knob | None:
     part, field = knob.name.split(".")
     if part != "algorithm":
         return knob
-    has = field in PARTS[config.run.algo].__dataclass_fields__
+    has = hasattr(config.on_policy or config.algorithm, field)
     return dataclasses.replace(knob, name=f"{config.run.algo}.{field}") if has else None
 
 
@@ -453,10 +446,7 @@ def _declared_by(module: str | None) -> tuple[Knob, ...]:
     """``KNOBS`` of the module of the command's ``--import``, checked; it is imported."""
     if module is None:
         return ()
-    try:
-        found = tuple(getattr(importlib.import_module(module), "KNOBS", ()))
-    except Exception as error:
-        raise ConfigError(f"--import {module}: {type(error).__name__}: {clean(error, 300)}") from error
+    found = tuple(declared_by(module, "KNOBS"))
     known = {knob.name for knob in KNOBS}
     for knob in found:
         if not isinstance(knob, Knob) or knob.name in known:

@@ -91,15 +91,9 @@ class Measurer:
         self, plan: RunPlan, *, usable_cores: float, memory_cap_bytes: int, group_bytes: int, ends_s: float,
         interrupts: Interrupts,
     ) -> None:
-        """Starts nothing yet.
+        """Starts nothing yet; all must be done at ``ends_s``, and a wish to stop raises KeyboardInterrupt anywhere.
 
-        Args:
-            plan: the task and its settings; they decide which workers a trial has.
-            usable_cores: what shares of processor time are shares of.
-            memory_cap_bytes: private memory that one candidate may take.
-            group_bytes: about what all workers of one candidate take.
-            ends_s: monotonic time at which all must be done.
-            interrupts: the user's wish to stop, which raises KeyboardInterrupt from any method.
+        One candidate may take ``memory_cap_bytes`` of private memory; it takes about ``group_bytes``.
         """
         on_policy = plan.config.on_policy is not None
         self._trial: type[TrialRun] = RolloutTrial if on_policy else ReplayTrial
@@ -121,27 +115,21 @@ class Measurer:
             self._timer.close()
 
     def seconds_left(self) -> float:
-        """Seconds of the budget that are left; negative when it is overdrawn."""
         return self._ends_s - time.monotonic()
 
     def device_start_s(self, device: str) -> float:
-        """Context and libraries of a GPU that was not used yet; see ``Measure.device_start_s``."""
         return self._timer.device_start_s(device) if self._timer is not None else 0.0
 
     def learner(
         self, settings: Sequence[Setting], *, within_s: float, on_result: Callable[[TrialResult], None]
     ) -> list[TrialResult]:
-        """Updates alone, on synthetic rows; see ``Measure.learner``."""
         assert self._timer is not None
         return self._timer.measure(settings, within_s, on_result)
 
     def joint(
         self, settings: Sequence[Setting], *, within_s: float, on_result: Callable[[TrialResult], None]
     ) -> list[TrialResult]:
-        """The mode's real workers; see ``Measure.joint``.
-
-        Several groups are started together and take turns, the others paused meanwhile, as far as memory allows.
-        """
+        # Several groups are started together and take turns, the others paused meanwhile, as far as memory allows.
         if self._timer is not None:
             self._timer.close()  # what it loaded takes memory, and updates alone are known by now
         shared: dict[Setting, list[_Candidate]] = {}
@@ -215,6 +203,8 @@ _GPU_DEADLINE_S = 25.0
 
 @dataclass
 class Timing:
+    """Updates of one setting, as far as they are timed."""
+
     setting: Setting
     rates: list[float] = field(default_factory=list)
     memory_bytes: int | None = None

@@ -69,13 +69,7 @@ def joint_score(objective: str, batch_size: int, updates_per_s: float, env_steps
 
 
 def paper_batch(a_s: float, b_s: float, gpu_target: float) -> int:
-    """Smallest power of two whose frame rate reaches ``gpu_target`` of the asymptotic one, 1/b (papers: 3.3).
-
-    Args:
-        a_s: time of an update that does not depend on its batch.
-        b_s: time that each row of the batch adds.
-        gpu_target: share to reach, below 1.
-    """
+    """Smallest power of two whose frame rate reaches ``gpu_target`` of the asymptotic one, 1/b (papers: 3.3)."""
     needed = gpu_target / (1.0 - gpu_target) * a_s / b_s
     return 1 << max(0, math.ceil(math.log2(max(needed, 1.0)) - 1e-9))
 
@@ -140,7 +134,7 @@ _LEAST_NOISE, _MOST_NOISE = 0.01, 0.15
 _RANGE_TO_SIGMA = {2: 1.13, 3: 1.69, 4: 2.06, 5: 2.33}
 """Expected range of n normal values in standard deviations."""
 BELIEF = 2.0
-"""A deviation from the model below this many standard errors is taken for noise."""
+"""A difference from the model below this many standard errors is taken for noise."""
 
 Kind = tuple[str, str, int]
 """(device, precision, threads) of a learner."""
@@ -171,11 +165,9 @@ class CostCurve:
     """False with only one batch size: ``a`` then is its time and ``b`` zero."""
 
     def update_s(self, batch_size: int) -> float:
-        """Smoothed time of an update."""
         return (self.a + self.b * batch_size) * math.exp(self.excess.get(batch_size, 0.0))
 
     def updates_per_s(self, batch_size: int) -> float:
-        """Smoothed updates a second."""
         return 1.0 / self.update_s(batch_size)
 
 
@@ -194,18 +186,14 @@ def noise(repeats: Iterable[Sequence[float]]) -> float:
 
 
 def beyond_noise(log_ratio: float, error: float) -> float:
-    """What is left of a deviation when the part that noise explains is taken off (soft threshold)."""
+    """What is left of a difference when the part that noise explains is taken off (soft threshold)."""
     return math.copysign(max(0.0, abs(log_ratio) - BELIEF * error), log_ratio)
 
 
 def fit_cost(points: Sequence[tuple[int, float]]) -> tuple[float, float] | None:
-    """Least squares of ``t(B) = a + b B`` with weights 1/t^2 (relative errors), a and b not negative.
+    """(a, b) of ``t(B) = a + b B`` by least squares with weights 1/t^2 (relative errors), neither negative.
 
-    Args:
-        points: (batch size, seconds of an update).
-
-    Returns:
-        (a, b) in seconds, or None with fewer than two batch sizes.
+    Points are (batch size, seconds of an update); None with fewer than two batch sizes.
     """
     if len({batch for batch, _ in points}) < 2:
         return None
@@ -233,7 +221,7 @@ def fit_curve(rates: Sequence[TrialResult], error: float) -> CostCurve | None:
     if found is None:
         return CostCurve(kind=kind, a=points[0][1], b=0.0, excess={}, fitted=False)
     a, b = found
-    # Two points lie on any line: only a third can tell a deviation.
+    # Two points lie on any line: only a third can show a difference.
     over = {batch: math.log(t / (a + b * batch)) for batch, t in points} if len(points) > 2 else {}
     excess = {batch: beyond_noise(log_ratio, error) for batch, log_ratio in over.items()}
     return CostCurve(kind=kind, a=a, b=b, excess=excess, fitted=True)
@@ -255,15 +243,6 @@ def speed(busy: float, cores: float, physical: float) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Forecast:
-    """What a setting is expected to do."""
-
-    updates_per_s: float
-    env_steps_per_s: float
-    cpu_share: float
-
-
-@dataclass(frozen=True, kw_only=True)
 class Trend:
     """Log of a measured rate over the model's: ``level + per_thread k + crowded max(0, k / physical - 1)``.
 
@@ -276,7 +255,6 @@ class Trend:
     rest: tuple[tuple[float, float], ...] = ()
 
     def factor(self, busy: float, physical: float) -> float:
-        """What to multiply the model's rate with."""
         crowd = max(0.0, busy / physical - 1.0)
         return math.exp(self.level + self.per_thread * busy + self.crowded * crowd + _between(self.rest, busy))
 
@@ -295,8 +273,8 @@ class Sharing:
     cpu_excess: tuple[tuple[float, float], ...] = ()
     """(busy threads, measured share of the cores less the model's), by busy threads."""
 
-    def forecast(self, setting: Setting) -> Forecast:
-        """Rates of a setting whose learner was measured alone."""
+    def forecast(self, setting: Setting) -> tuple[float, float, float]:
+        """(updates/s, env steps/s, share of the cores) of a setting whose learner was measured alone."""
         batch, samplers, ratio = setting[BATCH], setting[SAMPLERS], setting[RATIO]
         alone = self.curves[kind_of(setting)].updates_per_s(batch)
         quiet = float(setting[THREADS])
@@ -311,7 +289,7 @@ class Sharing:
         if ratio > 0.0:
             steps = min(steps, updates * batch / ratio)
         cpu = busy / self.cores + _between(self.cpu_excess, busy)
-        return Forecast(updates_per_s=updates, env_steps_per_s=steps, cpu_share=min(1.0, max(0.0, cpu)))
+        return updates, steps, min(1.0, max(0.0, cpu))
 
 
 def _between(table: Sequence[tuple[float, float]], at: float) -> float:
@@ -326,23 +304,15 @@ def _between(table: Sequence[tuple[float, float]], at: float) -> float:
     return table[-1][1]
 
 
-def physical_cores(problem: TuningProblem) -> float:
-    """Cores of their own behind the usable ones, the user's share taken off."""
-    return min(problem.cores, problem.physical_cores or problem.cores)
-
-
 def fit_sharing(
     problem: TuningProblem, curves: Mapping[Kind, CostCurve], rates: Sequence[TrialResult], error: float
 ) -> Sharing:
-    """Constants of the model from samplers that ran unthrottled beside one learner.
+    """Constants of the model from samplers that ran unthrottled beside one learner; guessed if none did.
 
-    Args:
-        problem: for the cores, and for the step time where nothing was measured.
-        curves: the learners measured alone.
-        rates: good joint rates; none if there was no time.
-        error: relative standard error of a median.
+    ``error`` is the relative standard error of a median.
     """
-    cores, physical = problem.cores, physical_cores(problem)
+    cores = problem.cores
+    physical = min(cores, problem.physical_cores or cores)
     good = sorted(rates, key=lambda rate: rate.setting[SAMPLERS])
     if not good:
         guess = Trend(level=math.log(1e6 / problem.step_us if problem.step_us else 1000.0))
@@ -362,12 +332,9 @@ def fit_sharing(
 
 
 def fit_trend(points: Sequence[tuple[float, float]], physical: float, error: float) -> Trend:
-    """Ridge regression: the trend stays zero where few or noisy points do not ask for one.
+    """Ridge regression over (busy threads, log of measured over modelled rate), each with that standard error.
 
-    Args:
-        points: (busy threads, log of measured over modelled rate), by busy threads, at least one.
-        physical: cores of their own.
-        error: standard error of each.
+    The trend stays zero where few or noisy points do not ask for one.
     """
     level = math.fsum(value for _, value in points) / len(points)
     rows = [((1.0, busy, max(0.0, busy / physical - 1.0)), value - level) for busy, value in points]
@@ -406,15 +373,9 @@ def bayes_update(
 ) -> dict[Setting, float]:
     """Log of each setting's score over that of ``here``, as it is to be believed.
 
-    All were measured in turns, so what slowed one turn slowed all: the ratio of two scores is taken turn by
-    turn, and scatters less than either. Prior and measurement are weighed by the inverse squares of their errors.
-
-    Args:
-        problem: the objective and its bounds.
-        rates: measured in the same turns as ``here``, without failures.
-        here: what they are compared with.
-        expected: scores of the model.
-        error: relative standard error of a median that the model was fitted to.
+    All were measured in the same turns, so what slowed one turn slowed all: the ratio of two scores is taken turn by
+    turn, and scatters less than either. Prior (``expected``) and measurement are weighed by the inverse squares of
+    their errors; ``error`` is the standard error of a median that the model was fitted to.
     """
     logs = {rate.setting: _log_ratios(problem, rate, here) for rate in rates if rate.setting != here.setting}
     scatter = [statistics.pstdev(values) for values in logs.values() if len(values) > 1]

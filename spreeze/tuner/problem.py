@@ -1,4 +1,4 @@
-"""What the tuner is told, what it measures, and what it answers: plain values, and the rows of the knob table."""
+"""The tuner's input, measurements and answer as plain values, and what a knob is."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Setting(dict[str, Any]):
 
 @dataclass(frozen=True, kw_only=True)
 class TrialResult:
-    """What one setting reached in one kind of trial; told as soon as it is known."""
+    """What one setting reached in one kind of trial; reported as soon as it is known."""
 
     stage: str
     """``LEARNER``, ``JOINT`` or ``ROLLOUT``."""
@@ -215,7 +215,7 @@ class Knob:
 
     name: str
     """The setting, ``part.field``; ``algorithm.FIELD`` is read as a field of the chosen algorithm."""
-    candidates: Callable[[TuningProblem, Setting], Iterable[Any]]
+    candidates: Callable[[TuningProblem, Setting], Iterable[Any]] = lambda problem, here: ()
     """Values worth trying, the most promising first, from the facts and what the other knobs stand at."""
     trial: str = JOINT
     """``LEARNER``: the learner alone tells; ``JOINT``: everything has to run; ``FACTS``: nothing has to be measured."""
@@ -274,8 +274,8 @@ class Measure(Protocol):
     """The measuring side. Candidates come in the order of their importance.
 
     Each method measures every setting (at least three repeats, warm-up dropped, in turns) in fresh child processes with
-    a deadline and a memory cap; settings that can share a process do. It tells ``on_result`` each result once, as soon
-    as it is known, and returns all of them. It aims to be done within ``within_s`` seconds: it shortens its windows,
+    a deadline and a memory cap; settings that can share a process do. ``on_result`` hears each result once, as soon as
+    it is known, and all of them are returned. It aims to be done within ``within_s`` seconds: it shortens its windows,
     then leaves out the last settings. A crash, a hang or missing memory is a result with ``failure``. What is not
     returned was not measured.
     """
@@ -302,7 +302,7 @@ class Tuning:
     """The choice, its reasons, and everything that was measured."""
 
     choices: Mapping[str, Choice]
-    """By the knob's name, in the order in which they are told."""
+    """By the knob's name, in the order in which they are shown."""
     labels: Mapping[str, str]
     """Heads of the columns in the table of results, by the knob's name."""
     objective: str

@@ -37,7 +37,7 @@ _ROOM = 2.0
 
 
 def tune(problem: TuningProblem, measure: Measure, say: Callable[[TrialResult], None]) -> Tuning:
-    """Measures and chooses within the budget; ``say`` is told each result as it is measured.
+    """Measures and chooses within the budget; ``say`` hears each result as it is measured.
 
     Raises:
         ConfigError: a pinned value cannot work, or memory has no room; the message names the limit.

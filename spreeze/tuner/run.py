@@ -52,7 +52,7 @@ _BUSY_CORES = 0.1
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Listener:
-    """Who is told what the tuner does, as it does it."""
+    """Who hears what the tuner does, as it does it."""
 
     say: Callable[[str], None]
     on_row: Callable[[TrialResult], None] = lambda row: None
@@ -130,11 +130,11 @@ def _searched(
         measurer.step_us = probe.step_us_median
         problem = problem_of(settings, probe, machine, free_bytes)
 
-        def told(result: TrialResult) -> None:
+        def heard(result: TrialResult) -> None:
             listener.say(result_line(problem, result))
             listener.on_row(result)
 
-        return tune(problem, measurer, told).as_json(), probe
+        return tune(problem, measurer, heard).as_json(), probe
 
 
 def _circumstances(machine: Machine, others: float | None) -> list[str]:
@@ -180,7 +180,8 @@ def problem_of(settings: Settings, probe: Probe, machine: Machine, free_bytes: i
 def _configured(config: Config, name: str, machine: Machine) -> Any:
     """What a run would take without the tuner; None where that is not known yet."""
     part, item = name.split(".")
-    value = getattr(getattr(config, part), item)
+    owner = (config.on_policy or config.algorithm) if part == config.run.algo else getattr(config, part)
+    value = getattr(owner, item)
     if name == DEVICE:
         return {"cuda": "cuda:0", "split": "cuda:0+cuda:1"}.get(value, value)
     return max(1, int(machine.cores.usable)) if name == EXECUTORS and value is None else value

@@ -83,7 +83,7 @@ Runners = tuple[tuple[Any, float], ...]
 
 
 def search(problem: TuningProblem, measure: Measure, say: Callable[[TrialResult], None]) -> Search:
-    """Measures and chooses within the budget; ``say`` is told each result as it is measured.
+    """Measures and chooses within the budget; ``say`` hears each result as it is measured.
 
     Raises:
         ConfigError: a pinned value cannot work, or memory has no room; the message names the limit.
@@ -97,8 +97,8 @@ def search(problem: TuningProblem, measure: Measure, say: Callable[[TrialResult]
         room = table.find_room(problem)
         state = Search(dataclasses.replace(problem, room=room), measure, say)
         keep_s = measure.seconds_left() * (1.0 - LEARNER_SHARE)
-        learners = measure_learners(state.problem, room, measure, state.told, keep_s)
-        state.limits += learners.limits
+        learners = measure_learners(state.problem, measure, state.record, keep_s)
+        state.limits += [*room.limits, *learners.limits]
         state.vary_learner(learners.first)
         state.sweep_samplers(learners, room, measure.seconds_left() * SWEEP_SHARE)
     state.check()
@@ -125,7 +125,7 @@ class Learners:
 
 
 def measure_learners(
-    problem: TuningProblem, room: Room, measure: Measure, on_result: Callable[[TrialResult], None], until_s: float
+    problem: TuningProblem, measure: Measure, on_result: Callable[[TrialResult], None], until_s: float
 ) -> Learners:
     """Measures kind after kind and fits their curves; ``until_s`` of the budget have to be left afterwards.
 
@@ -133,42 +133,39 @@ def measure_learners(
         ConfigError: a pinned value cannot run.
         WorkerError: nothing could.
     """
-    ladder, kinds = table.batch_sizes(problem), table.learner_kinds(problem)
-    trial = _Trial(problem, measure, on_result, until_s, ladder, list(room.limits))
+    stage, kinds = _LearnerStage(problem, measure, on_result, until_s), table.learner_kinds(problem)
     plain = {kind[0]: kind for kind in reversed(kinds)}
     for position, kind in enumerate(plain.values()):
         pair = (*kind[:2], 2)
         beside = pair if pair in kinds and len(kinds) == 2 else None
-        trial.climb(kind, share=1.0 / (len(plain) - position + (len(kinds) > len(plain))), beside=beside)
+        stage.climb(kind, share=1.0 / (len(plain) - position + (len(kinds) > len(plain))), beside=beside)
     for kind in kinds:
-        if kind not in plain.values() and kind[1] == plain[kind[0]][1] and _threads_pay(problem, trial.rates, kind):
-            trial.near(kind)
+        if kind not in plain.values() and kind[1] == plain[kind[0]][1] and stage.threads_pay(kind):
+            stage.near(kind)
     for kind in kinds:
         # Another precision is only tried with the best number of threads.
-        if kind[1] != plain[kind[0]][1] and kind[2] == _best_threads(problem, trial.rates, kind[0]):
-            trial.near(kind)
-    return _learners(problem, ladder, trial.rates, trial.limits)
+        if kind[1] != plain[kind[0]][1] and kind[2] == stage.best_threads(kind[0]):
+            stage.near(kind)
+    return stage.answer()
 
 
-class _Trial:
+class _LearnerStage:
     """Learners measured so far, and the time that they may take."""
 
     def __init__(
-        self, problem: TuningProblem, measure: Measure, on_result: Callable[[TrialResult], None], until_s: float,
-        ladder: Sequence[int], limits: list[str],
+        self, problem: TuningProblem, measure: Measure, on_result: Callable[[TrialResult], None], until_s: float
     ) -> None:
         self.problem, self.measure, self.on_result, self.until_s = problem, measure, on_result, until_s
-        self.ladder, self.limits = ladder, limits
-        self.rates: list[TrialResult] = []
+        self.ladder = table.batch_sizes(problem)
+        self.paper = problem.targets.objective == "paper"
+        self.rates: dict[Kind, list[TrialResult]] = {}
+        self.limits: list[str] = []
 
     def climb(self, kind: Kind, share: float, beside: Kind | None = None) -> None:
         """Measures every second batch until larger ones no longer pay, then those beside the best.
 
-        Args:
-            kind: of learner.
-            share: of the time that is left.
-            beside: a kind to compare it with, measured in the same turns: a machine whose speed changes from second
-                to second tells nothing of two learners that were measured one after the other.
+        In a ``share`` of the time that is left. ``beside`` is a kind to compare it with in the same turns: a machine
+        whose speed changes from second to second tells nothing of two learners measured one after the other.
         """
         end_s = self.measure.seconds_left() - max(self._left_s() * share, _LEAST_S)
         end_s -= self.measure.device_start_s(kind[0])  # else a device that starts slowly is measured with one batch
@@ -184,10 +181,10 @@ class _Trial:
             position, step = position + step, _FURTHER_SIZES
             if len(found) < len(wanted) or any(rate.failure for rate in found) or not self._rising(kind):
                 break
-        best = _best(self.problem, self.rates, kind)
+        best = self._best(kind)
         if best is not None and self.measure.seconds_left() - end_s > _CLIMB_S:
             at = self.ladder.index(best[1])
-            seen = {rate.setting[BATCH] for rate in self.rates if kind_of(rate.setting) == kind}
+            seen = {rate.setting[BATCH] for rate in self.rates[kind]}
             between = [one for one in self.ladder[max(0, at - 1) : at + 2] if one not in seen]
             if between:
                 self._measured(_settings(kind, between), self.measure.seconds_left() - end_s)
@@ -197,9 +194,8 @@ class _Trial:
         if self._left_s() < _CLIMB_S:
             self.limits.append(f"time was up before {_kind_text(kind)} could be tried")
             return
-        known = {rate.setting for rate in self.rates}
-        wanted = _settings(kind, _sizes_to_try(self.problem, self.rates, kind, self.ladder))
-        if new := [setting for setting in wanted if setting not in known]:
+        known = {rate.setting for rate in self.rates.get(kind, ())}
+        if new := [one for one in _settings(kind, self._sizes_to_try(kind)) if one not in known]:
             self._measured(new, self._left_s())
 
     def _left_s(self) -> float:
@@ -207,156 +203,136 @@ class _Trial:
 
     def _measured(self, settings: Sequence[Setting], within_s: float) -> list[TrialResult]:
         found = self.measure.learner(settings, within_s=within_s, on_result=self.on_result)
-        self.rates += found
+        for rate in found:
+            self.rates.setdefault(kind_of(rate.setting), []).append(rate)
         return found
 
     def _rising(self, kind: Kind) -> bool:
         """True while a larger batch may still be better."""
-        own = [rate for rate in self.rates if kind_of(rate.setting) == kind and rate.updates > 0]
-        if self.problem.targets.objective == "paper":
+        own = [rate for rate in self.rates[kind] if rate.updates > 0]
+        top = own[-1].setting[BATCH] if own else 0
+        if self.paper:
             curve = fit_curve(own, 0.03)
-            top = own[-1].setting[BATCH] if own else 0
             knee = paper_batch(curve.a, curve.b, self.problem.targets.gpu_target) if curve and curve.fitted else 2 * top
-            return knee * 2 > top
-        best = _best(self.problem, self.rates, kind)
-        return best is not None and best[1] >= own[-1].setting[BATCH] / 4
+            return bool(knee * 2 > top)
+        best = self._best(kind)
+        return best is not None and best[1] >= top / 4
 
+    def _best(self, kind: Kind) -> tuple[float, int] | None:
+        """(score, batch) of the best rate of a kind."""
+        objective = self.problem.targets.objective
+        found = [(learner_score(objective, rate.setting[BATCH], rate.updates), rate.setting[BATCH])
+                 for rate in self.rates.get(kind, ()) if rate.updates > 0]
+        return max(found, default=None)
 
-def _best_threads(problem: TuningProblem, rates: Sequence[TrialResult], device: str) -> int:
-    """Threads of the best learner so far on a device; more only where they pay."""
-    found = [(best[0] / (1.0 + THREAD_GAIN) ** position, kind[2])
-             for position, kind in enumerate(sorted({kind_of(rate.setting) for rate in rates if
-                                                     rate.setting[DEVICE] == device}))
-             if (best := _best(problem, rates, kind)) is not None]
-    return max(found, default=(0.0, 1))[1]
+    def best_threads(self, device: str) -> int:
+        """Threads of the best learner so far on a device; more only where they pay."""
+        kinds = sorted(kind for kind in self.rates if kind[0] == device)
+        found = [(best[0] / (1.0 + THREAD_GAIN) ** position, kind[2]) for position, kind in enumerate(kinds)
+                 if (best := self._best(kind)) is not None]
+        return max(found, default=(0.0, 1))[1]
+
+    def threads_pay(self, kind: Kind) -> bool:
+        """False if half of these threads were no better than a quarter of them."""
+        device, precision, threads = kind
+        half, quarter = (self._best((device, precision, count)) for count in (threads // 2, threads // 4))
+        return half is None or quarter is None or half[0] >= quarter[0] * (1.0 + THREAD_GAIN)
+
+    def _sizes_to_try(self, kind: Kind) -> list[int]:
+        """The whole ladder on a device not seen yet, else what lies near its best batch."""
+        ladder, others = self.ladder, [other for other in self.rates if other[0] == kind[0]]
+        seen = [found for other in others if (found := self._best(other)) is not None]
+        if not seen:
+            return list(ladder)
+        if self.paper:
+            top = ladder.index(max(rate.setting[BATCH] for other in others for rate in self.rates[other]
+                                   if rate.updates > 0))
+            return [ladder[at] for at in sorted({max(0, top - 3), max(0, top - 1), min(top + 1, len(ladder) - 1)})]
+        centre = ladder.index(max(seen)[1])
+        return [ladder[min(centre + step, len(ladder) - 1)] for step in _NEAR][: len(ladder) - centre]
+
+    def answer(self) -> Learners:
+        """Curves of what was measured, and what may be chosen of it."""
+        rates = [rate for found in self.rates.values() for rate in found]
+        error = noise(rate.updates_per_s for rate in rates)
+        fitted = {kind: fit_curve(found, error) for kind, found in self.rates.items()}
+        curves = {kind: curve for kind, curve in fitted.items() if curve is not None}
+        allowed = {kind: self._allowed(kind) for kind in curves}
+        sizes: dict[Kind, Sequence[int]] = {
+            kind: [batch for batch in self.ladder if ran[0] <= batch <= ran[-1]] for kind, ran in allowed.items() if ran
+        }
+        if not sizes:
+            raise self._nothing_ran(rates)
+        quick = {kind: [b for b in found if curves[kind].update_s(b) <= MAX_UPDATE_S] for kind, found in sizes.items()}
+        if any(quick.values()):
+            sizes = {kind: found for kind, found in quick.items() if found}
+        else:
+            self.limits.append(f"every batch that could be tried takes longer than {MAX_UPDATE_S:g} s an update")
+            sizes = {kind: found[:1] for kind, found in sizes.items()}
+        if self.paper:
+            sizes = self._paper_sizes(curves, sizes)
+        return Learners(rates=tuple(rates), curves=curves, sizes=sizes, first=self._first(curves, sizes), error=error,
+                        limits=tuple(dict.fromkeys(self.limits)))
+
+    def _allowed(self, kind: Kind) -> list[int]:
+        """Batch sizes that ran, below the first that failed and within the device's memory."""
+        room = next((device.memory_bytes for device in self.problem.devices if device.name == kind[0]), None)
+        found: list[int] = []
+        for rate in sorted(self.rates[kind], key=lambda one: one.setting[BATCH]):
+            batch = rate.setting[BATCH]
+            if rate.updates <= 0:
+                self.limits.append(f"batch {batch} with {_kind_text(kind)}: {rate.failure or 'no updates'}")
+                break
+            if room is not None and rate.memory_bytes is not None and rate.memory_bytes > room * table.HEADROOM:
+                self.limits.append(f"batch {batch} leaves no headroom in the memory of {kind[0]}")
+                break
+            found.append(batch)
+        return found
+
+    def _nothing_ran(self, rates: Sequence[TrialResult]) -> Exception:
+        reasons = "; ".join(sorted({rate.failure or "no updates" for rate in rates})) or "no time to measure"
+        pins = [f"{name} = {self.problem.pin(name)}" for name in (BATCH, *_KIND) if name in self.problem.pins]
+        if pins and rates:
+            return ConfigError(f"{', '.join(pins)} cannot work here: {reasons}; leave it to the tuner or set another")
+        return WorkerError(f"tuning failed: no batch size could be measured: {reasons}")
+
+    def _paper_sizes(
+        self, curves: Mapping[Kind, CostCurve], sizes: Mapping[Kind, Sequence[int]]
+    ) -> dict[Kind, Sequence[int]]:
+        """The knee of the fastest kind of learner alone; the plainer one unless another is clearly faster."""
+        best = 0.0
+        chosen: dict[Kind, Sequence[int]] = {}
+        cut = ""
+        for kind, allowed in sizes.items():
+            curve, batch, text = curves[kind], allowed[-1], ""
+            if self.problem.pin(BATCH) is None and curve.fitted:
+                knee = paper_batch(curve.a, curve.b, self.problem.targets.gpu_target)
+                batch = min((one for one in allowed if one >= knee and one & (one - 1) == 0), default=allowed[-1])
+                if knee > allowed[-1]:
+                    text = f"the paper's rule asks for batch {knee}, {batch} is the largest that may be taken"
+            frames = batch * curve.updates_per_s(batch)
+            if not chosen or frames > best * (1.0 + _KIND_GAIN):
+                best, chosen, cut = frames, {kind: [batch]}, text
+        self.limits += [cut] if cut else []
+        return chosen
+
+    def _first(self, curves: Mapping[Kind, CostCurve], sizes: Mapping[Kind, Sequence[int]]) -> Setting:
+        """The best learner on its own score, ties to the configured batch, then to the smaller and plainer."""
+        objective, configured = self.problem.targets.objective, self.problem.configured[BATCH]
+        scored = [(learner_score(objective, batch, curves[kind].updates_per_s(batch)), position, kind, batch)
+                  for position, (kind, found) in enumerate(sizes.items()) for batch in found]
+        near = [one for one in scored if one[0] >= max(scored)[0] * (1.0 - TIE)]
+        _, _, kind, batch = min(near, key=lambda one: (one[3] != configured, one[3], one[1]))
+        return learner_setting(kind, batch)
 
 
 def _settings(kind: Kind, sizes: Sequence[int]) -> list[Setting]:
     return [learner_setting(kind, batch) for batch in sizes]
 
 
-def _learners(
-    problem: TuningProblem, ladder: Sequence[int], rates: Sequence[TrialResult], limits: list[str]
-) -> Learners:
-    error = noise(rate.updates_per_s for rate in rates)
-    by_kind: dict[Kind, list[TrialResult]] = {}
-    for rate in rates:
-        by_kind.setdefault(kind_of(rate.setting), []).append(rate)
-    fitted = {kind: fit_curve(found, error) for kind, found in by_kind.items()}
-    curves = {kind: curve for kind, curve in fitted.items() if curve is not None}
-    sizes: dict[Kind, Sequence[int]] = {}
-    for kind, curve in curves.items():
-        if ran := _allowed(problem, curve, by_kind[kind], limits):
-            sizes[kind] = [batch for batch in ladder if ran[0] <= batch <= ran[-1]]
-    if not sizes:
-        raise _no_learner_ran(problem, rates)
-    quick = {kind: [b for b in found if curves[kind].update_s(b) <= MAX_UPDATE_S] for kind, found in sizes.items()}
-    if any(quick.values()):
-        sizes = {kind: found for kind, found in quick.items() if found}
-    else:
-        limits.append(f"every batch that could be tried takes longer than {MAX_UPDATE_S:g} s an update")
-        sizes = {kind: found[:1] for kind, found in sizes.items()}
-    if problem.targets.objective == "paper":
-        sizes = _paper_sizes(problem, curves, sizes, limits)
-    return Learners(rates=tuple(rates), curves=curves, sizes=sizes, first=_first(problem, curves, sizes), error=error,
-                    limits=tuple(dict.fromkeys(limits)))
-
-
 def _kind_text(kind: Kind) -> str:
     device, precision, threads = kind
     return f"{threads} learner threads on {device} in {precision}"
-
-
-def _threads_pay(problem: TuningProblem, rates: Sequence[TrialResult], kind: Kind) -> bool:
-    """False if half of these threads were no better than a quarter of them."""
-    device, precision, threads = kind
-    half, quarter = (_best(problem, rates, (device, precision, count)) for count in (threads // 2, threads // 4))
-    return half is None or quarter is None or half[0] >= quarter[0] * (1.0 + THREAD_GAIN)
-
-
-def _best(problem: TuningProblem, rates: Sequence[TrialResult], kind: Kind) -> tuple[float, int] | None:
-    """(score, batch) of the best rate of a kind."""
-    found = [(learner_score(problem.targets.objective, rate.setting[BATCH], rate.updates), rate.setting[BATCH])
-             for rate in rates if kind_of(rate.setting) == kind and rate.updates > 0]
-    return max(found, default=None)
-
-
-def _sizes_to_try(problem: TuningProblem, rates: Sequence[TrialResult], kind: Kind, ladder: Sequence[int]) -> list[int]:
-    """The whole ladder on a device not seen yet, else what lies near its best batch."""
-    device = kind[0]
-    seen = [found for other in {kind_of(rate.setting) for rate in rates} if other[0] == device
-            if (found := _best(problem, rates, other)) is not None]
-    if not seen:
-        return list(ladder)
-    if problem.targets.objective == "paper":
-        own = [rate for rate in rates if rate.setting[DEVICE] == kind[0] and rate.updates > 0]
-        top = ladder.index(max(rate.setting[BATCH] for rate in own))
-        return [ladder[at] for at in sorted({max(0, top - 3), max(0, top - 1), min(top + 1, len(ladder) - 1)})]
-    centre = ladder.index(max(seen)[1])
-    return [ladder[min(centre + step, len(ladder) - 1)] for step in _NEAR][: len(ladder) - centre]
-
-
-def _allowed(problem: TuningProblem, curve: CostCurve, rates: Sequence[TrialResult], limits: list[str]) -> list[int]:
-    """Batch sizes that ran, below the first that failed and within the device's memory."""
-    room = next((device.memory_bytes for device in problem.devices if device.name == curve.kind[0]), None)
-    failed = [rate for rate in rates if rate.failure or rate.updates <= 0]
-    bound = min((rate.setting[BATCH] for rate in failed), default=None)
-    limits += [f"batch {rate.setting[BATCH]} with {_kind_text(curve.kind)}: {rate.failure or 'no updates'}"
-               for rate in failed]
-    found = []
-    for rate in sorted(rates, key=lambda one: one.setting[BATCH]):
-        batch = rate.setting[BATCH]
-        if rate.updates <= 0 or (bound is not None and batch >= bound):
-            continue
-        if room is not None and rate.memory_bytes is not None and rate.memory_bytes > room * table.HEADROOM:
-            limits.append(f"batch {batch} leaves no headroom in the memory of {curve.kind[0]}")
-            break
-        found.append(batch)
-    return found
-
-
-def _no_learner_ran(problem: TuningProblem, rates: Sequence[TrialResult]) -> Exception:
-    reasons = "; ".join(sorted({rate.failure or "no updates" for rate in rates})) or "no time to measure"
-    pins = [f"{name} = {problem.pin(name)}" for name in (BATCH, THREADS, DEVICE, PRECISION) if name in problem.pins]
-    if pins and rates:
-        return ConfigError(f"{', '.join(pins)} cannot work here: {reasons}; leave it to the tuner or set another")
-    return WorkerError(f"tuning failed: no batch size could be measured: {reasons}")
-
-
-def _paper_sizes(
-    problem: TuningProblem, curves: Mapping[Kind, CostCurve], sizes: Mapping[Kind, Sequence[int]], limits: list[str]
-) -> dict[Kind, Sequence[int]]:
-    """The knee of the fastest kind of learner alone; the plainer one unless another is clearly faster."""
-    chosen: tuple[float, Kind, int] | None = None
-    cut: dict[Kind, str] = {}
-    for kind, allowed in sizes.items():
-        curve = curves[kind]
-        batch = allowed[-1]
-        if problem.pin(BATCH) is None and curve.fitted:
-            knee = paper_batch(curve.a, curve.b, problem.targets.gpu_target)
-            batch = min((one for one in allowed if one >= knee and one & (one - 1) == 0), default=allowed[-1])
-            if knee > allowed[-1]:
-                cut[kind] = f"the paper's rule asks for batch {knee}, {batch} is the largest that may be taken"
-        frames = batch * curve.updates_per_s(batch)
-        if chosen is None or frames > chosen[0] * (1.0 + _KIND_GAIN):
-            chosen = frames, kind, batch
-    assert chosen is not None
-    limits += [cut[kind] for kind in cut if kind == chosen[1]]
-    return {chosen[1]: [chosen[2]]}
-
-
-def _first(
-    problem: TuningProblem, curves: Mapping[Kind, CostCurve], sizes: Mapping[Kind, Sequence[int]]
-) -> Setting:
-    """The best learner on its own score, ties to the configured batch, then to the smaller and plainer."""
-    scored = [
-        (learner_score(problem.targets.objective, batch, curves[kind].updates_per_s(batch)), position,
-         learner_setting(kind, batch))
-        for position, (kind, found) in enumerate(sizes.items()) for batch in found
-    ]
-    best = max(score for score, _, _ in scored)
-    near = [entry for entry in scored if entry[0] >= best * (1.0 - TIE)]
-    return min(near, key=lambda one: (one[2][BATCH] != problem.configured[BATCH], one[2][BATCH], one[1]))[2]
 
 
 # --- stages 2 and 3: everything running ---
@@ -392,8 +368,8 @@ class Search:
     def __post_init__(self) -> None:
         self.own = {knob.name: self.problem.configured[knob.name] for knob in self._own_knobs()}
 
-    def told(self, result: TrialResult) -> None:
-        """Keeps a result with its score and tells it."""
+    def record(self, result: TrialResult) -> None:
+        """Scores a result, keeps it and reports it."""
         if result.failure is None:
             score = (learner_score(self.problem.targets.objective, result.setting[BATCH], result.updates)
                      if result.stage == LEARNER else measured_worth(self.problem, result).score)
@@ -402,7 +378,7 @@ class Search:
         self.say(result)
 
     def _joint(self, settings: Sequence[Setting], within_s: float) -> list[TrialResult]:
-        return self.measure.joint(settings, within_s=within_s, on_result=self.told)
+        return self.measure.joint(settings, within_s=within_s, on_result=self.record)
 
     def sweep_rollouts(self) -> None:
         """Stage 2 without a model: varies one knob after the other around the best so far, then the first once more.
@@ -430,7 +406,7 @@ class Search:
             raise WorkerError(f"no setting of the mode could be measured: {(failures or ['no time was left'])[0]}")
 
     def sweep_samplers(self, learners: Learners, room: Room, within_s: float) -> None:
-        """Stage 2 with a model: samplers beside the best learner, unthrottled, tell what all other settings would do.
+        """Stage 2 with a model: samplers beside the best learner, unthrottled; all else is forecast.
 
         Raises:
             ConfigError: what the user pinned cannot run.
@@ -472,8 +448,7 @@ class Search:
         """What is expected of a setting: by the model, or as it was measured."""
         if self.sharing is None:
             return self.expected[setting]
-        found = self.sharing.forecast(setting)
-        return worth(self.problem, setting, found.updates_per_s, found.env_steps_per_s, found.cpu_share)
+        return worth(self.problem, setting, *self.sharing.forecast(setting))
 
     def check(self) -> None:
         """Stage 3: hill-climbing from the expected best, by gains as expectation and measurement together tell them."""
@@ -589,7 +564,7 @@ class Search:
         if not wanted or within_s < _LEAST_S:
             return None
         ask = self.measure.learner if knob.trial == LEARNER else self.measure.joint
-        found = ask([here, *wanted], within_s=within_s, on_result=self.told)
+        found = ask([here, *wanted], within_s=within_s, on_result=self.record)
         self.limits += [f"{knob.text(one.setting[knob.name])}: {one.failure}" for one in found if one.failure]
         good = {one.setting: one for one in found if one.ran}
         if here not in good:

@@ -48,112 +48,6 @@ class TrialFailed(Exception):
     """These settings cannot run here; the text says why. Data for the tuner, not an error."""
 
 
-class TrialProcesses:
-    """Some workers on a status table; nothing of them is left after the stack that they were started on has closed."""
-
-    def __init__(
-        self, stack: contextlib.ExitStack, run_dir: Path, status: StatusTable, rows: int, *, shared_bytes: int,
-        memory_cap_bytes: int, interrupts: Interrupts,
-    ) -> None:
-        """Starts nobody yet.
-
-        Args:
-            stack: ends the workers when it closes, before what was put on it earlier.
-            run_dir: where their logs go.
-            status: their slots and heartbeats.
-            rows: of the status table.
-            shared_bytes: shared memory that counts as theirs.
-            memory_cap_bytes: what all of it may take.
-            interrupts: the user's wish to stop.
-        """
-        nonce = secrets.token_hex(8)
-        watch = OrphanWatch(nonce)
-        stack.callback(watch.end)
-        watch.start()
-        run_context = RunContext(run_dir=run_dir, status_fd=status.block.fd, status_rows=rows, nonce=nonce)
-        self._group = ProcessSupervisor(run_context, status, on_event=lambda level, text: None)
-        stack.callback(self._group.stop, hurry=lambda: True, on_messages=lambda messages: None)
-        self._shared_bytes, self._cap_bytes, self._interrupts = shared_bytes, memory_cap_bytes, interrupts
-        self.memory_bytes: int | None = None
-        """Most that all of it took: private memory of the processes, and what they share."""
-        self._looked_s = 0.0
-
-    def add(self, spec: WorkerSpec) -> None:
-        """Starts a worker and returns at once.
-
-        Raises:
-            OSError: it cannot be started.
-        """
-        self._group.add(spec)
-
-    def why(self) -> str:
-        """The first error that a worker reported."""
-        return ": ".join(self._group.first_error) if self._group.first_error else "no worker reported an error"
-
-    def pause(self) -> None:
-        """Stops all processes where they are."""
-        self._signal(signal.SIGSTOP)
-
-    def resume(self) -> None:
-        """Lets them go on."""
-        self._signal(signal.SIGCONT)
-
-    def _signal(self, number: signal.Signals) -> None:
-        for handle in self._group.handles.values():
-            if handle.child is not None:
-                handle.child.signal_group(number)
-
-    def cpu_s(self) -> float:
-        """Processor time of all so far."""
-        total = 0.0
-        for pid in self._group.pids().values():
-            with contextlib.suppress(psutil.Error):
-                times = psutil.Process(pid).cpu_times()
-                total += times.user + times.system
-        return total
-
-    def pass_time(self, seconds: float) -> None:
-        """Lets time pass, with an eye on the workers; raises as ``look`` does."""
-        end = time.monotonic() + seconds
-        while (left := end - time.monotonic()) > 0:
-            self.look(min(left, _LOOK_S))
-
-    def look(self, seconds: float = _LOOK_S) -> None:
-        """Waits, then sees to workers, memory and the user's wish to stop.
-
-        Raises:
-            TrialFailed: a worker keeps failing, or too much memory is taken.
-            KeyboardInterrupt: the user asked to stop.
-        """
-        self._group.wait(seconds)
-        if self._interrupts.asked:
-            raise KeyboardInterrupt
-        try:
-            self._group.watch()
-        except WorkerError as error:
-            raise TrialFailed(str(error)) from None
-        failures = [len(one.failures) for one in self._group.handles.values() if one.spec.role != "learner"]
-        if self._group.handles["learner"].failures or sum(failures) > _MOST_FAILURES:
-            raise TrialFailed(self.why())
-        now = time.monotonic()
-        if now - self._looked_s >= _MEMORY_EVERY_S:
-            self._looked_s = now
-            taken = self._taken_bytes()
-            self.memory_bytes = max(taken, self.memory_bytes or 0)
-            if taken > self._cap_bytes:
-                raise TrialFailed(
-                    f"out of memory: more than the {self._cap_bytes / 1e9:.1f} GB that a candidate may take"
-                )
-
-    def _taken_bytes(self) -> int:
-        total = self._shared_bytes
-        for pid in self._group.pids().values():
-            with contextlib.suppress(psutil.Error):
-                process = psutil.Process(pid)
-                total += sum(private_memory_bytes(one.pid) or 0 for one in (process, *process.children(recursive=True)))
-        return total
-
-
 @contextlib.contextmanager
 def folder() -> Iterator[Path]:
     """A run directory that is removed afterwards; also removes those that a killed tuner left."""
@@ -187,6 +81,10 @@ class TrialRun:
 
     stage: ClassVar[str]
     pace: ClassVar[Pace]
+    edge_s = 0.2
+    """A window begins and ends with an update or a swap if one comes within this time: few are counted exactly."""
+    memory_bytes: int | None = None
+    """Most that all of it took: private memory of the processes, and what they share."""
 
     def __init__(
         self, plan: RunPlan, setting: Setting, *, usable_cores: float, memory_cap_bytes: int, interrupts: Interrupts
@@ -194,6 +92,9 @@ class TrialRun:
         self._plan, self._setting, self._cores = plan, setting, usable_cores
         self._cap_bytes, self._interrupts = memory_cap_bytes, interrupts
         self._stack = contextlib.ExitStack()
+        self._looked_s = 0.0
+
+    # What each kind of trial has of its own.
 
     def _open(self, run_dir: Path) -> tuple[StatusTable, int, list[WorkerSpec]]:
         """Opens what the workers share; returns the status table, bytes of shared memory, and the workers."""
@@ -210,10 +111,6 @@ class TrialRun:
     def _counters(self) -> tuple[float, float]:
         """Env steps and updates."""
         raise NotImplementedError
-
-    def _edge_within_s(self) -> float:
-        """A window begins and ends with an update or a swap if one comes within this time: few are counted exactly."""
-        return 0.2
 
     def _prepare(self, setting: Setting) -> None:
         """Sets the running workers to one of the settings that share them."""
@@ -232,6 +129,8 @@ class TrialRun:
         """Trials that are started together and take turns; their start is mostly imports."""
         raise NotImplementedError
 
+    # What all have in common.
+
     def start(self) -> None:
         """Starts all processes and returns at once.
 
@@ -240,41 +139,40 @@ class TrialRun:
         """
         try:
             run_dir = self._stack.enter_context(folder())
-            self._status, shared_bytes, specs = self._open(run_dir)
-            self._workers = TrialProcesses(
-                self._stack, run_dir, self._status, self._status.num_rows, shared_bytes=shared_bytes,
-                memory_cap_bytes=self._cap_bytes, interrupts=self._interrupts,
-            )
+            self._status, self._shared_bytes, specs = self._open(run_dir)
+            nonce = secrets.token_hex(8)
+            watch = OrphanWatch(nonce)
+            self._stack.callback(watch.end)
+            watch.start()
+            context = RunContext(run_dir=run_dir, status_fd=self._status.block.fd, status_rows=self._status.num_rows,
+                                 nonce=nonce)
+            self._workers = ProcessSupervisor(context, self._status, on_event=lambda level, text: None)
+            self._stack.callback(self._workers.stop, hurry=lambda: True, on_messages=lambda messages: None)
             for spec in specs:
                 self._workers.add(spec)
         except (ResourceError, ConfigError, OSError) as error:
             raise TrialFailed(str(error)) from None
 
     def begin(self, within_s: float) -> None:
-        """Waits until everybody has been at work, then pauses all.
-
-        Raises:
-            TrialFailed: that takes too long, or a worker keeps failing.
-            KeyboardInterrupt: the user asked to stop.
-        """
+        """Waits until everybody has been at work, then pauses all; raises as ``window`` does."""
         end = time.monotonic() + within_s
         while (late := self._late()) is not None:
-            self._workers.look()
+            self._look(_LOOK_S)
             if time.monotonic() > end:
-                raise TrialFailed(f"{late} within {within_s:.0f} s; {self._workers.why()}")
+                raise TrialFailed(f"{late} within {within_s:.0f} s; {self._why()}")
         self.pause()
 
     def pause(self) -> None:
         """Stops all processes where they are."""
-        self._workers.pause()
+        self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        self._workers.resume()
+        self._signal(signal.SIGCONT)
 
-    @property
-    def memory_bytes(self) -> int | None:
-        """Most that all of it took: private memory of the processes, and what they share."""
-        return self._workers.memory_bytes
+    def _signal(self, number: signal.Signals) -> None:
+        for handle in self._workers.handles.values():
+            if handle.child is not None:
+                handle.child.signal_group(number)
 
     def window(self, setting: Setting, settle_s: float, window_s: float) -> Window:
         """Rates of that setting, after a while to settle.
@@ -284,22 +182,71 @@ class TrialRun:
             KeyboardInterrupt: the user asked to stop.
         """
         self._prepare(setting)
-        self._workers.pass_time(settle_s)
+        self._pass_time(settle_s)
         first_s, first = self._edge()
-        cpu_s = self._workers.cpu_s()
-        self._workers.pass_time(window_s)
+        cpu_s = self._cpu_s()
+        self._pass_time(window_s)
         last_s, last = self._edge()
         took_s = last_s - first_s
-        used_s = self._workers.cpu_s() - cpu_s
+        used_s = self._cpu_s() - cpu_s
         return Window((last[0] - first[0]) / took_s, (last[1] - first[1]) / took_s,
                       max(0.0, used_s) / (took_s * self._cores))
 
     def _edge(self) -> tuple[float, tuple[float, float]]:
         """Time and counters at the next update or swap, or after a short while without one."""
-        before, end = self._mark(), time.monotonic() + self._edge_within_s()
+        before, end = self._mark(), time.monotonic() + self.edge_s
         while self._mark() == before and time.monotonic() < end:
             time.sleep(0.001)
         return time.monotonic(), self._counters()
+
+    def _pass_time(self, seconds: float) -> None:
+        """Lets time pass, with an eye on the workers."""
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            self._look(min(left, _LOOK_S))
+
+    def _look(self, seconds: float) -> None:
+        """Waits, then sees to workers, memory and the user's wish to stop; raises as ``window`` does."""
+        self._workers.wait(seconds)
+        if self._interrupts.asked:
+            raise KeyboardInterrupt
+        try:
+            self._workers.watch()
+        except WorkerError as error:
+            raise TrialFailed(str(error)) from None
+        failures = [len(one.failures) for one in self._workers.handles.values() if one.spec.role != "learner"]
+        if self._workers.handles["learner"].failures or sum(failures) > _MOST_FAILURES:
+            raise TrialFailed(self._why())
+        now = time.monotonic()
+        if now - self._looked_s >= _MEMORY_EVERY_S:
+            self._looked_s = now
+            taken = self._shared_bytes + sum(private_memory_bytes(one.pid) or 0 for one in self._processes(whole=True))
+            self.memory_bytes = max(taken, self.memory_bytes or 0)
+            if taken > self._cap_bytes:
+                raise TrialFailed(
+                    f"out of memory: more than the {self._cap_bytes / 1e9:.1f} GB that a candidate may take"
+                )
+
+    def _why(self) -> str:
+        """The first error that a worker reported."""
+        return ": ".join(self._workers.first_error) if self._workers.first_error else "no worker reported an error"
+
+    def _processes(self, *, whole: bool) -> Iterator[psutil.Process]:
+        """The workers that live; as a ``whole``, with all that they started."""
+        for pid in self._workers.pids().values():
+            with contextlib.suppress(psutil.Error):
+                process = psutil.Process(pid)
+                yield process
+                yield from process.children(recursive=True) if whole else ()
+
+    def _cpu_s(self) -> float:
+        """Processor time of all so far."""
+        total = 0.0
+        for process in self._processes(whole=False):
+            with contextlib.suppress(psutil.Error):
+                times = process.cpu_times()
+                total += times.user + times.system
+        return total
 
     def close(self) -> None:
         """Ends the processes, frees memory, removes files."""
@@ -382,7 +329,7 @@ def replay_plan(plan: RunPlan, setting: Setting, cap_bytes: int) -> RunPlan:
 def _with(plan: RunPlan, setting: Setting, values: Values) -> Settings:
     """The plan's settings with those of a trial, and what makes a trial of them."""
     own = setting.layer().values
-    return plan.settings.with_layer(Layer("tuner", {part: {**own.get(part, {}), **values.get(part, {})}
+    return plan.settings.with_layer(Layer("tuner", {part: {**values.get(part, {}), **own.get(part, {})}
                                                     for part in (*own, *values)}))
 
 
@@ -397,14 +344,10 @@ class RolloutTrial(TrialRun):
 
     stage = ROLLOUT
     pace = Pace(repeats=3, settle_s=(0.1, 0.1), window_s=(0.4, 1.2))
+    edge_s = 1.0
 
-    def __init__(
-        self, plan: RunPlan, setting: Setting, *, usable_cores: float, memory_cap_bytes: int, interrupts: Interrupts
-    ) -> None:
-        super().__init__(plan, setting, usable_cores=usable_cores, memory_cap_bytes=memory_cap_bytes,
-                         interrupts=interrupts)
-        self._rollout_s = self._swap_s = 0.0
-        self._seen = 0
+    _rollout_s = _swap_s = 0.0
+    _seen = 0
 
     @classmethod
     def most_groups(cls, usable_cores: float) -> int:
@@ -425,14 +368,12 @@ class RolloutTrial(TrialRun):
         if done != self._seen:
             if self._seen > 0:  # the first one holds the imports as well
                 self._rollout_s = (now - self._swap_s) / (done - self._seen)
+                self.edge_s = max(1.0, 1.5 * self._rollout_s)
             self._seen, self._swap_s = done, now
         return None if done >= _ROLLOUTS else f"{done} rollouts"
 
     def _mark(self) -> float:
         return self._rollouts.interval
-
-    def _edge_within_s(self) -> float:
-        return max(1.0, 1.5 * self._rollout_s)
 
     def _counters(self) -> tuple[float, float]:
         plan = self._trial_plan

@@ -69,7 +69,7 @@ def _answer(record: dict[str, Any]) -> None:
 
 
 class _Fork:
-    """A forked process that has loaded everything and measures turn after turn, until one fails."""
+    """A forked process that measures turn after turn, until one fails."""
 
     def __init__(self, job: UpdateProbeJob, ring: ReplayRing) -> None:
         parent = os.getpid()
@@ -126,7 +126,6 @@ class _Forks:
         self._kept: dict[str, _Fork] = {}
 
     def measure(self, turn: UpdateTurn) -> dict[str, Any]:
-        """What a process found, or why it did not."""
         fork = self._kept.pop(turn.learner["device"], None) or _Fork(self._job, self._ring)
         found = fork.measure(turn)
         if turn.kept and "failure" not in found:
@@ -136,7 +135,6 @@ class _Forks:
         return found
 
     def close(self) -> None:
-        """Ends all that are kept."""
         for fork in self._kept.values():
             fork.close()
         self._kept.clear()
