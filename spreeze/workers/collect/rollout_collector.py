@@ -18,9 +18,8 @@ import numpy as np
 
 from spreeze.envs.task import ObsRows, Task
 from spreeze.errors import WorkerError
-from spreeze.transport.inference_mailbox import Answers
 from spreeze.transport.protocols import StepRows
-from spreeze.transport.rollouts import Rollouts, RolloutWriter
+from spreeze.transport.rollouts import Answers, Rollouts, RolloutWriter
 from spreeze.types import EnvSpec
 from spreeze.workers.inference_worker import RolloutPolicy
 from spreeze.workers.sampler_stats import EnvErrors, SamplerStats, Tell, untold
