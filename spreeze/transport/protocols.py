@@ -222,7 +222,7 @@ class ParameterPublisher(Protocol):
         A version that is there already stays as it is; this may be an error.
 
         Raises:
-            WeightsError: an older version than what is there, or values that are refused; nothing was changed.
+            WeightsError: an older version than what is there, or values that are not finite; nothing was changed.
             OSError: no room; the version before it is still there.
         """
         ...

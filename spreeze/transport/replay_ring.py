@@ -33,7 +33,7 @@ _ROW_ALIGNMENT = 16
 """16 rows of float32 are a multiple of 64 bytes whatever the width, so every shard starts on a line."""
 _SAMPLED, _BASELINE = LINE_WORDS, 2 * LINE_WORDS
 _RESERVED, _COMMITTED, _EPOCH, _OWNER_PID = 0, 1, 2, 3
-__all__ = ["FrameColumns", "ReplayRing", "RingSpec", "ShardWriter", "row_checksum", "write_rows"]
+__all__ = ["FrameColumns", "ReplayRing", "RingSpec", "ShardWriter", "pack_rows", "row_checksum", "write_rows"]
 
 
 @dataclass(frozen=True)
@@ -325,7 +325,7 @@ class ShardWriter:
                 self._reward[at], self._terminated[at] = reward, terminated
             if self._num_steps is not None:
                 if num_steps is None:
-                    raise ValueError("this ring holds n-step transitions: num_steps is missing")
+                    raise ValueError(_NO_STEPS)
                 self._num_steps[position:stop] = num_steps
             if self._has_frames:
                 self._write_frames(slice(position, stop), frames)
@@ -343,7 +343,7 @@ class ShardWriter:
 
     def _write_frames(self, at: slice, frames: FrameColumns | None) -> None:
         if frames is None:
-            raise ValueError("this ring holds images: frames are missing")
+            raise ValueError(_NO_FRAMES)
         self._frames[at], self._links[at, 0], self._links[at, 1] = frames
 
     def _seal(self, position: int, stop: int) -> None:
@@ -377,8 +377,36 @@ class ShardWriter:
             start = stop
 
 
+_NO_STEPS = "this ring holds n-step transitions: num_steps is missing"
+_NO_FRAMES = "this ring holds images: frames are missing"
+
+
+def pack_rows(
+    layout: RowLayout, obs: Any, action: Any, reward: Any, terminated: Any, next_obs: Any, num_steps: Any,
+    frames: FrameColumns | None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Whole rows [N, W] float32 and their frames [N, F] uint8 of what ``ShardWriter.write`` takes.
+
+    Raises:
+        ValueError: a shape that does not fit.
+    """
+    rows = np.zeros((len(reward), layout.width), np.float32)
+    images = np.zeros((len(reward), layout.frame_bytes), np.uint8)
+    rows[:, layout.obs], rows[:, layout.action], rows[:, layout.next_obs] = obs, action, next_obs
+    rows[:, layout.reward], rows[:, layout.terminated] = reward, terminated
+    if layout.num_steps is not None:
+        if num_steps is None:
+            raise ValueError(_NO_STEPS)
+        rows[:, layout.num_steps] = num_steps
+    if layout.frame_bytes:
+        if frames is None:
+            raise ValueError(_NO_FRAMES)
+        images[:], rows[:, layout.back], rows[:, layout.age] = frames
+    return rows, images
+
+
 def write_rows(sink: TransitionSink, rows: np.ndarray, version: int, frames: np.ndarray | None = None) -> None:
-    """Writes whole rows [N, W] float32, and of images their ``frames`` [N, F] uint8."""
+    """Writes packed rows [N, W] float32, and of images their ``frames`` [N, F] uint8."""
     layout = sink.layout
     batch = layout.split(rows, 1.0)
     steps = None if layout.num_steps is None else rows[:, layout.num_steps]

@@ -1,4 +1,4 @@
-"""Rollouts in N slots of shared memory, and what a dead sampler or a resumed run needs to go on with the same bits.
+"""Rollouts in N slots of shared memory, the mailbox for their actions, and what a successor or a resume goes on from.
 
 Samplers fill rollout j of T steps in slot j mod N, each environment its own column. ``steps`` counts the rows of each
 environment since the run began and is stored last: whatever is behind it is whole, whoever is killed.
@@ -173,18 +173,18 @@ class Rollouts:
         last = int(self.steps[env]) - 1
         if last < 0:
             return None
-        interval, at = divmod(last, self.spec.sync_interval)
-        obs: np.ndarray = self.fields["next_obs"][interval % self._slots, at, env]
+        rollout, at = divmod(last, self.spec.sync_interval)
+        obs: np.ndarray = self.fields["next_obs"][rollout % self._slots, at, env]
         return obs
 
-    def batch(self, interval: int) -> RolloutBatch:
+    def batch(self, rollout: int) -> RolloutBatch:
         """Views of a paced rollout; valid for the next N - 1 swaps after its own."""
-        side = {name: self.fields[name][interval % self._slots] for name in SIDE if name != "version"}
+        side = {name: self.fields[name][rollout % self._slots] for name in SIDE if name != "version"}
         return RolloutBatch(**side)
 
-    def versions(self, interval: int) -> np.ndarray:
+    def versions(self, rollout: int) -> np.ndarray:
         """[T, N] version of the parameters that drew each action."""
-        versions: np.ndarray = self.fields["version"][interval % self._slots]
+        versions: np.ndarray = self.fields["version"][rollout % self._slots]
         return versions
 
     def mark(self) -> None:
@@ -200,11 +200,11 @@ class Rollouts:
         self.fields.in_order()
         self._interval[0] += 1
 
-    def trajectories_sha256(self, interval: int) -> str:
+    def trajectories_sha256(self, rollout: int) -> str:
         """Hash of everything in a rollout."""
         digest = hashlib.sha256()
         for name in SIDE:
-            digest.update(name.encode() + np.ascontiguousarray(self.fields[name][interval % self._slots]).data)
+            digest.update(name.encode() + np.ascontiguousarray(self.fields[name][rollout % self._slots]).data)
         return digest.hexdigest()
 
     def state_arrays(self, *, with_batch: bool) -> dict[str, np.ndarray]:
@@ -222,7 +222,7 @@ class Rollouts:
             arrays |= {f"side_{name}": fields[name][before] for name in SIDE if with_batch}
         return {name: array.copy() for name, array in arrays.items()}
 
-    def restore(self, arrays: dict[str, np.ndarray], interval: int) -> None:
+    def restore(self, arrays: dict[str, np.ndarray], rollout: int) -> None:
         """Takes over what ``state_arrays`` gave at the beginning of that rollout; nobody else may be there yet.
 
         Raises:
@@ -243,13 +243,13 @@ class Rollouts:
             fields[name][:] = arrays["episode"]
         for name, array in side.items():
             if array is not None:
-                fields[name][(interval - 1) % self._slots] = array
+                fields[name][(rollout - 1) % self._slots] = array
         if "last_obs" in arrays:
-            fields["next_obs"][(interval - 1) % self._slots, -1] = arrays["last_obs"]
-        self.steps[:] = interval * self.spec.sync_interval
-        self._interval[0] = interval - 1
+            fields["next_obs"][(rollout - 1) % self._slots, -1] = arrays["last_obs"]
+        self.steps[:] = rollout * self.spec.sync_interval
+        self._interval[0] = rollout - 1
         self.mark()
-        self._interval[0] = interval
+        self._interval[0] = rollout
 
     def sink(self, first: int, count: int) -> RolloutSink:
         """For the sampler of environments ``first`` to ``first + count - 1``."""
@@ -579,7 +579,7 @@ class Handover:
     policies: VersionedParameters
     """theta(j) and theta(j + 1) as inference workers read them."""
     states: VersionedParameters
-    """Everything the learner begins interval j with, and j + 1."""
+    """Everything the learner begins rollout j with, and j + 1."""
 
 
 def put_back(tensors: dict[str, np.ndarray], state: dict[str, Any], rollouts: Rollouts, handover: Handover) -> None:
