@@ -15,8 +15,7 @@ from spreeze.envs.faults import FaultWrapper
 from spreeze.envs.synthetic import ENV_ID, register
 from spreeze.envs.task import Task, make_task, open_task
 from spreeze.errors import WorkerError
-from spreeze.transport.inference_mailbox import InferenceMailbox
-from spreeze.transport.rollouts import Handover, Rollouts, RolloutSpec, put_back
+from spreeze.transport.rollouts import Handover, InferenceMailbox, Rollouts, RolloutSpec, put_back
 from spreeze.transport.weights import VersionedParameters
 from spreeze.workers.inference_worker import Inference, RolloutPolicy
 from spreeze.workers.learn.on_policy_trainer import OnPolicyTrainer

@@ -115,5 +115,5 @@ def test_unknown_kind_of_policy_is_refused():
 
 
 def test_policies_and_returns_load_without_torch():
-    code = "import sys, spreeze.inference.policy, spreeze.transport.n_step; sys.exit('torch' in sys.modules)"
+    code = "import sys, spreeze.inference.policy, spreeze.transport.transitions; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

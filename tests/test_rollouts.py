@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from spreeze.errors import CheckpointError, TransportError
-from spreeze.transport.inference_mailbox import Answers, InferenceMailbox
 from spreeze.transport.protocols import StepRows
-from spreeze.transport.rollouts import Rollouts, RolloutSpec, RolloutWriter
+from spreeze.transport.rollouts import Answers, InferenceMailbox, Rollouts, RolloutSpec, RolloutWriter
 
 SPEC = RolloutSpec(sync_interval=3, num_envs=2, obs_shape=(2,), images=False, action_dim=1, noise_dim=1, log_steps=4)
 

@@ -9,7 +9,7 @@ import time
 import pytest
 from harness import PATIENCE_S
 
-from spreeze.transport.wakeup import Wakeup, readable
+from spreeze.transport.shared_memory import Wakeup, readable
 
 
 @pytest.fixture

@@ -42,7 +42,7 @@ def test_what_is_published_comes_back(store):
         assert weights.arrays.keys() == arrays().keys()
         np.testing.assert_array_equal(weights.arrays["actor.0.weight"], arrays(2.5)["actor.0.weight"])
         assert weights.arrays["count"].shape == ()
-    assert store.refused == 0
+    assert store.rejected == 0
 
 
 def test_the_name_of_a_version_does_not_stay_in_the_interpreter_s_table(store):
@@ -59,7 +59,7 @@ def test_views_that_are_not_contiguous_are_stored_as_seen(store):
 
 def test_nothing_there_yet_is_no_doubt(store):
     assert store.read_latest() is None
-    assert store.refused == 0
+    assert store.rejected == 0
 
 
 def test_only_newer_versions_are_read_and_epoch_counts_more_than_version(store):
@@ -68,7 +68,7 @@ def test_only_newer_versions_are_read_and_epoch_counts_more_than_version(store):
     assert store.read_latest((1, 499)).order == (1, 500)
     store.publish(arrays(), {}, 2, 10)
     assert store.read_latest((1, 500)).order == (2, 10)
-    assert store.refused == 0
+    assert store.rejected == 0
 
 
 @pytest.mark.parametrize("order", [(1, 5), (1, 4), (0, 9)])
@@ -141,7 +141,7 @@ def test_a_pointer_that_lies_is_refused_and_counted(store, damage):
     pointer = store.directory / LATEST
     pointer.write_text(json.dumps(damage(json.loads(pointer.read_text()))))
     assert store.read_latest() is None
-    assert store.refused == 1
+    assert store.rejected == 1
 
 
 @settings(max_examples=100, deadline=None)
@@ -151,7 +151,7 @@ def test_any_bytes_as_pointer_or_weights_end_in_a_refusal(tmp_path_factory, data
     (directory / LATEST).write_bytes(data)
     store = WeightsStore(directory)
     assert store.read_latest() is None
-    assert store.refused == 1
+    assert store.rejected == 1
     path = directory / "w-000001-000000000001.safetensors"
     path.write_bytes(data)
     with pytest.raises(WeightsError):
@@ -215,7 +215,7 @@ while seen is None or seen[1] < int(sys.argv[2]):
         assert seen is None or weights.order > seen
         assert (weights.arrays["w"] == weights.version).all()
         seen, reads = weights.order, reads + 1
-print(reads, store.refused)
+print(reads, store.rejected)
 """
 
 

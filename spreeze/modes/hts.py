@@ -27,10 +27,9 @@ from spreeze.runtime.services import last_evaluation, memory_limit_bytes, superv
 from spreeze.runtime.supervisor import ProcessSupervisor, Supervisor
 from spreeze.transport import status_table as words
 from spreeze.transport.checkpoint import CheckpointStore
-from spreeze.transport.inference_mailbox import InferenceMailbox
-from spreeze.transport.rollouts import Handover, Rollouts, put_back
+from spreeze.transport.rollouts import Handover, InferenceMailbox, Rollouts, put_back
+from spreeze.transport.shared_memory import Wakeup
 from spreeze.transport.status_table import StatusTable
-from spreeze.transport.wakeup import Wakeup
 from spreeze.transport.weights import VersionedParameters
 from spreeze.workers.inference_worker import InferenceWorkerJob
 from spreeze.workers.jobs import OnPolicyLearnerJob

@@ -25,8 +25,8 @@ from spreeze.runtime.rates import CounterSample
 from spreeze.runtime.recorder import SAMPLE_S, Recorder
 from spreeze.transport import status_table as words
 from spreeze.transport.checkpoint import CheckpointStore
+from spreeze.transport.shared_memory import readable
 from spreeze.transport.status_table import StatusTable
-from spreeze.transport.wakeup import readable
 from spreeze.workers.roles import ROLES, Loss, RestartLimit
 
 _LOOK_S = 0.05

@@ -1,8 +1,12 @@
-"""Shared memory, files and arithmetic between processes; knows no algorithm and no environment.
+"""Shared memory, files, sockets and arithmetic between processes; knows no algorithm and no environment.
 
-*Nothing can hang on a dead process.* Between processes there are only shared memory, files, one-way pipes and exit
-codes. ``multiprocessing`` locks, events and queues hang for ever after a SIGKILL of a holder or waiter; none is used.
-Shared memory has no name, so it goes with the last process that holds it.
+*Seams.* Samplers write into a ``TransitionSink`` or a ``RolloutSink``, learners read a ``BatchSource`` or a
+``RolloutSource``, parameters go from a ``ParameterPublisher`` to a ``ParameterSource``: see ``protocols``. Another way
+to travel is one more class and one more line in the tests' tables of implementations.
+
+*Nothing can hang on a dead process.* Between processes there are only shared memory, files, one-way pipes, exit
+codes, and sockets that nobody waits for. ``multiprocessing`` locks, events and queues hang for ever after a SIGKILL of
+a holder or waiter; none is used. Shared memory has no name, so it goes with the last process that holds it.
 
 *The replay ring* has one shard a sampler. A writer announces what it is about to overwrite, writes rows in place, and
 publishes last. The reader copies, looks again, and draws anew what may have been overwritten. The protocol is
@@ -22,6 +26,11 @@ evaluation or learning. A resume or a learner's restart starts the count anew.
 take 56,448. A draw follows its environment's rows back to rebuild both stacks; the first frame of an episode stands for
 those before it. Checkpoints hold no frames.
 
+*Rollouts* lie in N slots, rollout j in slot j mod N. HTS-RL has two, and its learner paces the samplers. In a circular
+buffer like IMPACT's nobody waits, and a reader uses each rollout at most K times. One counter an environment, stored
+last, says what is whole, what is overwritten next, and where a successor goes on. This is model-checked like the ring.
+
 *Weights* travel as immutable files and a pointer that is replaced at once; a hint in shared memory makes looking for
-news cost one load. Every score and every clip belongs to one version of the weights.
+news cost one load. Every score and every clip belongs to one version of the weights. On-policy policies travel through
+slots in memory, without a file.
 """

@@ -6,6 +6,7 @@ Loading takes the newest that verifies, and never falls back to a fresh start wh
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import platform
@@ -45,7 +46,7 @@ class Checkpoint:
     tensors: dict[str, np.ndarray]
     state: dict[str, Any]
     replay_path: Path | None
-    """File with the replay rows for ``replay_file.load``, if they were saved."""
+    """File with the replay rows for ``load_replay``, if they were saved."""
     skipped: tuple[str, ...] = ()
     """Newer checkpoints that did not verify, each with the reason."""
 
@@ -57,7 +58,6 @@ class _Left:
         self._left_bytes, self._tell = 2 * file_bytes, tell
 
     def done(self, count: int) -> None:
-        """So many bytes were written or read."""
         self._left_bytes = max(0, self._left_bytes - count)
         self._tell(self._left_bytes)
 
@@ -71,24 +71,13 @@ class CheckpointStore:
         self._progress = on_progress
 
     def save(
-        self,
-        tensors: dict[str, np.ndarray],
-        state: dict[str, Any],
-        *,
-        epoch: int,
-        updates: int,
-        ring: ReplayRing | None = None,
-        keep: int = 3,
+        self, tensors: dict[str, np.ndarray], state: dict[str, Any], *, epoch: int, updates: int,
+        ring: ReplayRing | None = None, keep: int = 3,
     ) -> Path:
         """Saves a checkpoint and prunes old ones, the latter only after success.
 
-        Args:
-            tensors: by name; any shapes and types that safetensors knows.
-            state: a JSON object: counters, random states, settings.
-            epoch: how often a learner was started in this run.
-            updates: gradient steps so far.
-            ring: replay to store as well, or None.
-            keep: newest checkpoints that stay.
+        Args: ``state`` is a JSON object; ``epoch`` says how often a learner was started in this run; ``ring`` is replay
+        to store as well; the ``keep`` newest checkpoints stay.
 
         Raises:
             ResourceError: less than twice the needed space is free on the disk.
@@ -120,12 +109,7 @@ class CheckpointStore:
             )
 
     def _write(
-        self,
-        temp: Path,
-        tensors: dict[str, np.ndarray],
-        state: dict[str, Any],
-        epoch: int,
-        updates: int,
+        self, temp: Path, tensors: dict[str, np.ndarray], state: dict[str, Any], epoch: int, updates: int,
         ring: ReplayRing | None,
     ) -> None:
         """All files of a checkpoint, the manifest last, each on the disk before the next."""
@@ -139,21 +123,11 @@ class CheckpointStore:
         if ring is not None:
             dump_replay(ring, temp / _REPLAY, left.done)
             names.append(_REPLAY)
-        entries = {
-            name: {
-                "bytes": (temp / name).stat().st_size,
-                "sha256": files.sha256_of_file(temp / name, left.done),
-            }
-            for name in names
-        }
+        entries = {name: {"bytes": (temp / name).stat().st_size,
+                          "sha256": files.sha256_of_file(temp / name, left.done)} for name in names}
         manifest = {
-            "format_version": FORMAT_VERSION,
-            "epoch": epoch,
-            "updates": updates,
-            "files": entries,
-            "replay_saved": ring is not None,
-            "python": platform.python_version(),
-            "numpy": np.__version__,
+            "format_version": FORMAT_VERSION, "epoch": epoch, "updates": updates, "files": entries,
+            "replay_saved": ring is not None, "python": platform.python_version(), "numpy": np.__version__,
         }
         files.write_bytes(temp / _MANIFEST, files.json_bytes(manifest), durable=True)
         files.sync_directory(temp)
@@ -162,11 +136,8 @@ class CheckpointStore:
         """A name that is not taken: no checkpoint is ever replaced by another."""
         name = f"ckpt-{epoch:06d}-{updates:012d}"
         taken = {path.name for path in self.paths()}
-        attempt, candidate = 0, name
-        while candidate in taken:
-            attempt += 1
-            candidate = f"{name}-{attempt}"
-        return self.directory / candidate
+        candidates = itertools.chain([name], (f"{name}-{attempt}" for attempt in itertools.count(1)))
+        return self.directory / next(candidate for candidate in candidates if candidate not in taken)
 
     def paths(self) -> list[Path]:
         """Finished checkpoints, oldest first, verified or not."""
@@ -210,11 +181,7 @@ class CheckpointStore:
         return None
 
     def latest_replay(self) -> Path | None:
-        """Replay rows of the newest checkpoint that verifies, for ``replay_file.load``; None if it has none.
-
-        Raises:
-            CheckpointError: there are checkpoints, but none verifies.
-        """
+        """``replay_path`` of ``load_latest``, which raises the same errors."""
         newest = self.load_latest()
         return None if newest is None else newest.replay_path
 
@@ -271,7 +238,7 @@ class _Block(NamedTuple):
 
 
 def dump_bytes(ring: ReplayRing) -> int:
-    """Size of the file that ``dump`` would write now, header aside."""
+    """Size of the file that ``dump_replay`` would write now, header aside."""
     oldest = np.maximum(0, ring.reserved - ring.spec.rows_per_shard)
     return int(np.maximum(0, ring.committed - oldest).sum()) * (4 * ring.spec.layout.width + 8)
 
@@ -279,14 +246,8 @@ def dump_bytes(ring: ReplayRing) -> int:
 def dump_replay(ring: ReplayRing, path: Path, on_written: Callable[[int], None] = lambda count: None) -> int:
     """Writes all rows that can be read as a safetensors file, oldest block first; returns how many.
 
-    What was written is on the disk when this returns, and piece by piece before.
-
-    Samplers may go on writing: what they overwrite meanwhile is left out.
-
-    Args:
-        ring: the replay.
-        path: the new file.
-        on_written: gets the number of bytes written since its last call (a heartbeat, say).
+    It is on the disk when this returns, and piece by piece before; ``on_written`` gets the number of bytes written
+    since its last call (a heartbeat, say). Samplers may go on writing: what they overwrite meanwhile is left out.
 
     Raises:
         OSError: no room or no permission.
@@ -318,7 +279,6 @@ class _Pieces:
         self._untold_bytes = self._unsynced_bytes = 0
 
     def write(self, array: np.ndarray) -> None:
-        """One contiguous array."""
         self._file.write(array.data)
         self._untold_bytes += array.nbytes
         self._unsynced_bytes += array.nbytes
@@ -328,7 +288,6 @@ class _Pieces:
             self._tell()
 
     def end(self) -> None:
-        """After the last one."""
         self._sync()
         self._tell()
 

@@ -20,7 +20,6 @@ nobody can tell it from a dead one."""
 
 
 def temp_name() -> str:
-    """A fresh name for something unfinished."""
     return f"{TEMP_PREFIX}{os.getpid()}-{secrets.token_hex(6)}"
 
 
@@ -29,11 +28,7 @@ def write_bytes(
 ) -> None:
     """Writes a new file in place; with ``durable`` its bytes are on the disk when this returns.
 
-    Args:
-        path: the new file.
-        data: its content.
-        durable: syncs it.
-        on_written: gets the number of bytes of each piece (a heartbeat, say).
+    Args: ``on_written`` gets the number of bytes of each piece (a heartbeat, say).
 
     Raises:
         FileExistsError: the name is taken.
@@ -90,7 +85,6 @@ def remove_unfinished(folder: Path) -> None:
 
 
 def replace_json(path: Path, value: Any, *, durable: bool = False) -> None:
-    """``replace_bytes`` with a JSON document."""
     replace_bytes(path, json_bytes(value), durable=durable)
 
 

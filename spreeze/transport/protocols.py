@@ -142,6 +142,14 @@ class RolloutSink(Protocol):
         """Indices of those that may take a step now; none while the rollout has to wait for its reader."""
         ...
 
+    def question(self, index: int) -> int:
+        """Number of the question about its next action: a new one after each step and each abandoned episode."""
+        ...
+
+    def rows(self, indices: Sequence[int]) -> slice | np.ndarray:
+        """Picks ``indices`` of an array over these environments."""
+        ...
+
     def commit(self, indices: Sequence[int], rows: StepRows) -> None:
         """Stores one env step of each of ``indices`` [n], ascending."""
         ...
@@ -152,7 +160,12 @@ class RolloutSink(Protocol):
 
     @property
     def filled(self) -> bool:
-        """True when the steps of all of these environments make whole rollouts."""
+        """True when the last step completed a rollout of all these environments."""
+        ...
+
+    @property
+    def last_of_step(self) -> bool:
+        """True where all environments, of other samplers too, have come as far as these."""
         ...
 
     def close(self) -> None: ...
@@ -209,7 +222,7 @@ class ParameterPublisher(Protocol):
         A version that is there already stays as it is; this may be an error.
 
         Raises:
-            WeightsError: an older version than what is there, or values that are refused; nothing was changed.
+            WeightsError: an older version than what is there, or values that are not finite; nothing was changed.
             OSError: no room; the version before it is still there.
         """
         ...

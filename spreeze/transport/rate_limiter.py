@@ -22,11 +22,11 @@ class RateLimiter:
     * insert r <= w rows iff (i + r - w) * minimum <= s
     * sample b rows iff s <= i * maximum
 
-    *No deadlock.* If inserting is refused then s < (i + r - w) * minimum <= i * minimum <= i * maximum,
+    *No deadlock.* Where inserting is not allowed, s < (i + r - w) * minimum <= i * minimum <= i * maximum,
     so sampling is allowed: one side can always go on, whatever the speeds. *Smallest slack.* Write the
     rules as (i + r) * minimum <= s + S and s + b <= i * maximum + T. At i = s = 0 the larger insertion
-    is refused if w * minimum > S, the batch if b > T; with minimum = maximum = m the counters pass
-    through every i * m - s, so both are refused somewhere unless S + T >= w * m + b (up to one unit of
+    is rejected if w * minimum > S, the batch if b > T; with minimum = maximum = m the counters pass
+    through every i * m - s, so both are rejected somewhere unless S + T >= w * m + b (up to one unit of
     the lattice). The rules take S = w * minimum and T = b: exactly that sum. *Bounds.* After an
     insertion s >= (i - w) * minimum, after a batch s <= i * maximum + b, so the ratio lies within 5 %
     of the band once i >= 20 w and i >= 20 b / maximum.

@@ -27,8 +27,9 @@ from typing import Any
 import numpy as np
 
 from spreeze.errors import TransportError
+from spreeze.transport import files
 from spreeze.transport.protocols import FrameColumns, ReplayCounts, TransitionSink
-from spreeze.transport.replay_ring import write_rows
+from spreeze.transport.replay_ring import pack_rows, write_rows
 from spreeze.types import RowLayout
 
 SECRET_BYTES = 32
@@ -58,12 +59,9 @@ def create_secret(path: Path) -> bytes:
 def read_secret(path: Path) -> bytes:
     """Reads back ``create_secret``; a TransportError if there is none."""
     try:
-        secret = path.read_bytes()
-    except OSError as error:
-        raise TransportError(f"the secret of the run, {path}, cannot be read: {error.strerror}") from None
-    if len(secret) != SECRET_BYTES:
-        raise TransportError(f"{path} has {len(secret)} bytes; a secret of a run has {SECRET_BYTES}")
-    return secret
+        return files.read_bytes(path, SECRET_BYTES)
+    except (OSError, ValueError) as error:
+        raise TransportError(f"the secret of the run cannot be read: {error}") from None
 
 
 def _proof(secret: bytes, *parts: bytes) -> bytes:
@@ -139,19 +137,7 @@ class SocketSink:
     ) -> None:
         if not self.has_room:
             raise TransportError(f"{self._kept_bytes} bytes are on their way to {self._address}: ask has_room first")
-        layout = self.layout
-        rows = np.zeros((len(reward), layout.width), np.float32)
-        images = np.zeros((len(reward), layout.frame_bytes), np.uint8)
-        rows[:, layout.obs], rows[:, layout.action], rows[:, layout.next_obs] = obs, action, next_obs
-        rows[:, layout.reward], rows[:, layout.terminated] = reward, terminated
-        if layout.num_steps is not None:
-            if num_steps is None:
-                raise ValueError("this ring holds n-step transitions: num_steps is missing")
-            rows[:, layout.num_steps] = num_steps
-        if layout.frame_bytes:
-            if frames is None:
-                raise ValueError("this ring holds images: frames are missing")
-            images[:], rows[:, layout.back], rows[:, layout.age] = frames
+        rows, images = pack_rows(self.layout, obs, action, reward, terminated, next_obs, num_steps, frames)
         for start in range(0, len(rows), self._most_rows):
             part = rows[start : start + self._most_rows]
             header = _FRAME.pack(len(part), self.next_logical, version)

@@ -1,8 +1,8 @@
-"""Shape of the replay ring and the place of everything in its memory.
+"""The replay ring: its shape, its memory, and the one writer of each shard.
 
-In int64 words: header | sampled | baseline_inserted | (free) | one line per shard | stamps
-``[S, blocks, 2]``; then, from a page of their own, float32 rows ``[S, stride, W]``; then, for images, from
-a page of their own, uint8 frames ``[S, stride, F]``.
+In int64 words: header | sampled | baseline_inserted | (free) | one line per shard | stamps ``[S, blocks, 2]``; then,
+from a page of their own, float32 rows ``[S, stride, W]``; then, for images, from a page of their own, uint8 frames
+``[S, stride, F]``. Package ``transport`` tells the protocol.
 """
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import numpy as np
 from spreeze.errors import ConfigError, TransportError
 from spreeze.transport.protocols import FrameColumns, ReplayCounts, TransitionSink
 from spreeze.transport.shared_memory import PAGE_BYTES, STRONGLY_ORDERED, Block, allocate, attach
-from spreeze.types import RowLayout
+from spreeze.types import Jsonable, RowLayout
 
 LINE_WORDS = 16
 """128 bytes: two cache lines, since processors fetch them in pairs."""
@@ -33,11 +33,11 @@ _ROW_ALIGNMENT = 16
 """16 rows of float32 are a multiple of 64 bytes whatever the width, so every shard starts on a line."""
 _SAMPLED, _BASELINE = LINE_WORDS, 2 * LINE_WORDS
 _RESERVED, _COMMITTED, _EPOCH, _OWNER_PID = 0, 1, 2, 3
-__all__ = ["FrameColumns", "ReplayRing", "RingSpec", "ShardWriter", "row_checksum", "write_rows"]
+__all__ = ["FrameColumns", "ReplayRing", "RingSpec", "ShardWriter", "pack_rows", "row_checksum", "write_rows"]
 
 
 @dataclass(frozen=True)
-class RingSpec:
+class RingSpec(Jsonable):
     """Shape of a ring: S shards of C rows."""
 
     layout: RowLayout
@@ -60,7 +60,6 @@ class RingSpec:
 
     @property
     def blocks_per_shard(self) -> int:
-        """Stamps of a shard."""
         return -(-self.rows_per_shard // self.block_rows)
 
     @property
@@ -70,18 +69,15 @@ class RingSpec:
 
     @property
     def stamps_word(self) -> int:
-        """Index of the first word of the stamps."""
         return FIRST_SHARD_WORD + self.num_shards * LINE_WORDS
 
     @property
     def rows_offset_bytes(self) -> int:
-        """Where the rows start."""
         words = self.stamps_word + 2 * self.num_shards * self.blocks_per_shard
         return -(-8 * words // PAGE_BYTES) * PAGE_BYTES
 
     @property
     def size_bytes(self) -> int:
-        """Memory of the whole ring."""
         return self.frames_offset_bytes + self.num_shards * self.stride_rows * self.layout.frame_bytes
 
     @property
@@ -97,30 +93,7 @@ class RingSpec:
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
 
     def header(self) -> list[int]:
-        """First words of the memory."""
         return [_MAGIC, _VERSION, self.schema_hash, self.rows_per_shard, self.num_shards, self.layout.width]
-
-    def to_json(self) -> dict[str, Any]:
-        """As a JSON object, for a child's command line."""
-        layout = self.layout
-        return {
-            "obs_dim": layout.obs_dim,
-            "action_dim": layout.action_dim,
-            "n_step": layout.n_step,
-            "checksum": layout.checksum,
-            "frame_bytes": layout.frame_bytes,
-            "stack": layout.stack,
-            "num_shards": self.num_shards,
-            "rows_per_shard": self.rows_per_shard,
-        }
-
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> RingSpec:
-        """Reads back ``to_json``."""
-        names = ("obs_dim", "action_dim", "n_step", "checksum", "frame_bytes", "stack")
-        layout = RowLayout(**{name: value[name] for name in names})
-        return cls(layout, value["num_shards"], value["rows_per_shard"])
-
 
 class ReplayRing:
     """Typed view of the memory; made by the supervisor, attached by descriptor in the children."""
@@ -162,11 +135,7 @@ class ReplayRing:
 
     @classmethod
     def attach(cls, fd: int, spec: RingSpec, *, locked: bool | None = None) -> ReplayRing:
-        """Attaches to an inherited descriptor.
-
-        Raises:
-            TransportError: too small, or its header is that of another ring.
-        """
+        """Attaches to an inherited descriptor; a TransportError if it is another ring's."""
         ring = cls(spec, attach(fd, spec.size_bytes), locked)
         found, expected = ring.words[:6].tolist(), spec.header()
         if found != expected:
@@ -321,27 +290,14 @@ class ShardWriter:
         self.ring.close()
 
     def write(
-        self,
-        obs: Any,
-        action: Any,
-        reward: Any,
-        terminated: Any,
-        next_obs: Any,
-        num_steps: Any = None,
-        version: int = 0,
-        frames: FrameColumns | None = None,
+        self, obs: Any, action: Any, reward: Any, terminated: Any, next_obs: Any, num_steps: Any = None,
+        version: int = 0, frames: FrameColumns | None = None,
     ) -> None:
         """Appends N transitions; the arguments are cast to float32.
 
-        Args:
-            obs: [N, O].
-            action: [N, A], in [-1, 1].
-            reward: [N].
-            terminated: [N], 1 where the MDP ended.
-            next_obs: [N, O].
-            num_steps: [N], only in rings with n-step returns or images.
-            version: of the policy that collected them.
-            frames: the rest of the row, only in rings of images.
+        Args: ``obs`` and ``next_obs`` [N, O], ``action`` [N, A] in [-1, 1], ``reward`` [N], ``terminated`` [N] with 1
+        where the MDP ended, ``num_steps`` [N] only in rings with n-step returns or images, ``version`` of the policy,
+        ``frames`` only in rings of images.
 
         Raises:
             ValueError: a shape that does not fit; nothing was published.
@@ -369,7 +325,7 @@ class ShardWriter:
                 self._reward[at], self._terminated[at] = reward, terminated
             if self._num_steps is not None:
                 if num_steps is None:
-                    raise ValueError("this ring holds n-step transitions: num_steps is missing")
+                    raise ValueError(_NO_STEPS)
                 self._num_steps[position:stop] = num_steps
             if self._has_frames:
                 self._write_frames(slice(position, stop), frames)
@@ -387,7 +343,7 @@ class ShardWriter:
 
     def _write_frames(self, at: slice, frames: FrameColumns | None) -> None:
         if frames is None:
-            raise ValueError("this ring holds images: frames are missing")
+            raise ValueError(_NO_FRAMES)
         self._frames[at], self._links[at, 0], self._links[at, 1] = frames
 
     def _seal(self, position: int, stop: int) -> None:
@@ -421,8 +377,36 @@ class ShardWriter:
             start = stop
 
 
+_NO_STEPS = "this ring holds n-step transitions: num_steps is missing"
+_NO_FRAMES = "this ring holds images: frames are missing"
+
+
+def pack_rows(
+    layout: RowLayout, obs: Any, action: Any, reward: Any, terminated: Any, next_obs: Any, num_steps: Any,
+    frames: FrameColumns | None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Whole rows [N, W] float32 and their frames [N, F] uint8 of what ``ShardWriter.write`` takes.
+
+    Raises:
+        ValueError: a shape that does not fit.
+    """
+    rows = np.zeros((len(reward), layout.width), np.float32)
+    images = np.zeros((len(reward), layout.frame_bytes), np.uint8)
+    rows[:, layout.obs], rows[:, layout.action], rows[:, layout.next_obs] = obs, action, next_obs
+    rows[:, layout.reward], rows[:, layout.terminated] = reward, terminated
+    if layout.num_steps is not None:
+        if num_steps is None:
+            raise ValueError(_NO_STEPS)
+        rows[:, layout.num_steps] = num_steps
+    if layout.frame_bytes:
+        if frames is None:
+            raise ValueError(_NO_FRAMES)
+        images[:], rows[:, layout.back], rows[:, layout.age] = frames
+    return rows, images
+
+
 def write_rows(sink: TransitionSink, rows: np.ndarray, version: int, frames: np.ndarray | None = None) -> None:
-    """Writes whole rows [N, W] float32, and of images their ``frames`` [N, F] uint8."""
+    """Writes packed rows [N, W] float32, and of images their ``frames`` [N, F] uint8."""
     layout = sink.layout
     batch = layout.split(rows, 1.0)
     steps = None if layout.num_steps is None else rows[:, layout.num_steps]

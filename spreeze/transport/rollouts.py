@@ -1,4 +1,4 @@
-"""Rollouts in N slots of shared memory, and what a dead sampler or a resumed run needs to go on with the same bits.
+"""Rollouts in N slots of shared memory, the mailbox for their actions, and what a successor or a resume goes on from.
 
 Samplers fill rollout j of T steps in slot j mod N, each environment its own column. ``steps`` counts the rows of each
 environment since the run began and is stored last: whatever is behind it is whole, whoever is killed.
@@ -21,12 +21,12 @@ import enum
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from spreeze.errors import CheckpointError, ConfigError
-from spreeze.transport.protocols import StepRows, TakenRollout
+from spreeze.transport.protocols import RolloutSink, RolloutSource, StepRows, TakenRollout
 from spreeze.transport.shared_memory import ArraySpec, SharedArrays
 from spreeze.transport.weights import VersionedParameters
 from spreeze.types import EnvSpec, Jsonable, RolloutBatch
@@ -45,7 +45,7 @@ class RolloutSpec(Jsonable):
     sync_interval: int
     """T: env steps of each environment between two swaps."""
     num_envs: int
-    """N: all environments of all executors."""
+    """N: all environments of all samplers."""
     obs_shape: tuple[int, ...]
     """[O], or [k, C, H, W] of images."""
     images: bool
@@ -123,7 +123,7 @@ SIDE = ("obs", "action", "log_prob", "version", "reward", "terminated", "truncat
 
 
 class Rollouts:
-    """Typed view of the block; the supervisor creates it, executors and learner attach by descriptor."""
+    """Typed view of the block; the supervisor creates it, samplers and learner attach by descriptor."""
 
     def __init__(self, spec: RolloutSpec, fields: SharedArrays) -> None:
         self.spec, self.fields = spec, fields
@@ -132,20 +132,10 @@ class Rollouts:
 
     @classmethod
     def create(cls, spec: RolloutSpec) -> Rollouts:
-        """Allocates empty slots.
-
-        Raises:
-            ResourceError: no room in shared memory.
-        """
         return cls(spec, SharedArrays.create("spreeze-rollouts", spec.fields()))
 
     @classmethod
     def attach(cls, fd: int, spec: RolloutSpec) -> Rollouts:
-        """Attaches to an inherited descriptor.
-
-        Raises:
-            TransportError: it holds something else.
-        """
         return cls(spec, SharedArrays.attach(fd, spec.fields()))
 
     @property
@@ -167,7 +157,7 @@ class Rollouts:
     def episode_of(self, envs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Of each environment's current episode the step at which it began and its number, [n] each."""
         fields = self.fields
-        next_start = fields["next_start"][envs]  # once: an executor may be about to change it
+        next_start = fields["next_start"][envs]  # once: a sampler may be about to change it
         begun = next_start <= self.steps[envs]
         start = np.where(begun, next_start, fields["start"][envs])
         return start, np.where(begun, fields["next_episode"][envs], fields["episode"][envs])
@@ -183,18 +173,18 @@ class Rollouts:
         last = int(self.steps[env]) - 1
         if last < 0:
             return None
-        interval, at = divmod(last, self.spec.sync_interval)
-        obs: np.ndarray = self.fields["next_obs"][interval % self._slots, at, env]
+        rollout, at = divmod(last, self.spec.sync_interval)
+        obs: np.ndarray = self.fields["next_obs"][rollout % self._slots, at, env]
         return obs
 
-    def batch(self, interval: int) -> RolloutBatch:
+    def batch(self, rollout: int) -> RolloutBatch:
         """Views of a paced rollout; valid for the next N - 1 swaps after its own."""
-        side = {name: self.fields[name][interval % self._slots] for name in SIDE if name != "version"}
+        side = {name: self.fields[name][rollout % self._slots] for name in SIDE if name != "version"}
         return RolloutBatch(**side)
 
-    def versions(self, interval: int) -> np.ndarray:
+    def versions(self, rollout: int) -> np.ndarray:
         """[T, N] version of the parameters that drew each action."""
-        versions: np.ndarray = self.fields["version"][interval % self._slots]
+        versions: np.ndarray = self.fields["version"][rollout % self._slots]
         return versions
 
     def mark(self) -> None:
@@ -210,11 +200,11 @@ class Rollouts:
         self.fields.in_order()
         self._interval[0] += 1
 
-    def trajectories_sha256(self, interval: int) -> str:
+    def trajectories_sha256(self, rollout: int) -> str:
         """Hash of everything in a rollout."""
         digest = hashlib.sha256()
         for name in SIDE:
-            digest.update(name.encode() + np.ascontiguousarray(self.fields[name][interval % self._slots]).data)
+            digest.update(name.encode() + np.ascontiguousarray(self.fields[name][rollout % self._slots]).data)
         return digest.hexdigest()
 
     def state_arrays(self, *, with_batch: bool) -> dict[str, np.ndarray]:
@@ -232,7 +222,7 @@ class Rollouts:
             arrays |= {f"side_{name}": fields[name][before] for name in SIDE if with_batch}
         return {name: array.copy() for name, array in arrays.items()}
 
-    def restore(self, arrays: dict[str, np.ndarray], interval: int) -> None:
+    def restore(self, arrays: dict[str, np.ndarray], rollout: int) -> None:
         """Takes over what ``state_arrays`` gave at the beginning of that rollout; nobody else may be there yet.
 
         Raises:
@@ -253,16 +243,23 @@ class Rollouts:
             fields[name][:] = arrays["episode"]
         for name, array in side.items():
             if array is not None:
-                fields[name][(interval - 1) % self._slots] = array
+                fields[name][(rollout - 1) % self._slots] = array
         if "last_obs" in arrays:
-            fields["next_obs"][(interval - 1) % self._slots, -1] = arrays["last_obs"]
-        self.steps[:] = interval * self.spec.sync_interval
-        self._interval[0] = interval - 1
+            fields["next_obs"][(rollout - 1) % self._slots, -1] = arrays["last_obs"]
+        self.steps[:] = rollout * self.spec.sync_interval
+        self._interval[0] = rollout - 1
         self.mark()
-        self._interval[0] = interval
+        self._interval[0] = rollout
+
+    def sink(self, first: int, count: int) -> RolloutSink:
+        """For the sampler of environments ``first`` to ``first + count - 1``."""
+        return RolloutWriter(self, first, count)
+
+    def source(self, envs_per_writer: int) -> RolloutSource:
+        """For the learner of samplers with so many environments each."""
+        return RolloutReader(self, envs_per_writer)
 
     def close(self) -> None:
-        """Drops the views and the mapping."""
         del self.steps, self._interval
         self.fields.close()
 
@@ -388,7 +385,6 @@ class RolloutWriter:
         return int(self._steps.min()) >= max(self.steps)
 
     def close(self) -> None:
-        """Drops the views."""
         del self._steps, self._log, self._sides
 
 
@@ -489,6 +485,89 @@ class RolloutReader:
         return uses if of == rollout else 0
 
 
+class Answers(NamedTuple):
+    """What inference workers answered about some environments."""
+
+    action: np.ndarray  # [n, A]
+    log_prob: np.ndarray  # [n]
+    version: np.ndarray | int  # [n] of the parameters
+
+    def of(self, rows: list[int]) -> Answers:
+        version = self.version if isinstance(self.version, int) else self.version[rows]
+        return Answers(self.action[rows], self.log_prob[rows], version)
+
+
+class InferenceMailbox:
+    """State buffer and action buffer between rollout samplers and inference workers: one slot an environment.
+
+    A sampler writes observation and noise and then the question's number; an inference worker writes the answer and
+    then the same number into ``answered`` (HTS-RL, section 3). Whoever is killed in between leaves a question without
+    an answer, which the next one answers alike.
+    """
+
+    def __init__(self, fields: SharedArrays) -> None:
+        self._fields = fields
+        self.asked, self.answered = fields["asked"], fields["answered"]
+        self.obs, self.noise = fields["obs"], fields["noise"]
+
+    @staticmethod
+    def fields(spec: RolloutSpec) -> tuple[ArraySpec, ...]:
+        count = spec.num_envs
+        return (
+            ArraySpec("asked", (count,), "int64"),
+            ArraySpec("answered", (count,), "int64"),
+            ArraySpec("obs", (count, *spec.obs_shape), spec.obs_dtype),
+            ArraySpec("noise", (count, spec.noise_dim), "float32"),
+            ArraySpec("action", (count, spec.action_dim), "float32"),
+            ArraySpec("log_prob", (count,), "float32"),
+            ArraySpec("version", (count,), "int64"),
+        )
+
+    @classmethod
+    def create(cls, spec: RolloutSpec) -> InferenceMailbox:
+        return cls(SharedArrays.create("spreeze-mailbox", cls.fields(spec)))
+
+    @classmethod
+    def attach(cls, fd: int, spec: RolloutSpec) -> InferenceMailbox:
+        return cls(SharedArrays.attach(fd, cls.fields(spec)))
+
+    @property
+    def fd(self) -> int:
+        return self._fields.block.fd
+
+    def ask(self, envs: np.ndarray, obs: np.ndarray, noise: np.ndarray, numbers: np.ndarray) -> None:
+        """Asks about ``envs`` [n]; ``numbers`` [n], from 1 on, all different, come from ``RolloutWriter.question``."""
+        self.obs[envs] = obs
+        self.noise[envs] = noise
+        self._fields.in_order()
+        self.asked[envs] = numbers
+
+    def pending(self, envs: slice) -> np.ndarray:
+        """Those of ``envs`` (with a start) whose question nobody has answered."""
+        waiting = np.flatnonzero(self.asked[envs] != self.answered[envs])
+        self._fields.in_order()
+        found: np.ndarray = waiting * (envs.step or 1) + envs.start
+        return found
+
+    def answer(self, envs: np.ndarray, answers: Answers) -> None:
+        """Answers the questions of ``envs`` [n]; only their inference worker may call this."""
+        fields = self._fields
+        fields["action"][envs], fields["log_prob"][envs] = answers.action, answers.log_prob
+        fields["version"][envs] = answers.version
+        fields.in_order()
+        self.answered[envs] = self.asked[envs]
+
+    def answers(self, envs: np.ndarray) -> Answers:
+        """Copies of the answers to ``envs`` [n], which must be there."""
+        fields = self._fields
+        fields.in_order()
+        return Answers(fields["action"][envs], fields["log_prob"][envs], fields["version"][envs])
+
+    def close(self) -> None:
+        del self.asked, self.answered, self.obs, self.noise
+        self._fields.close()
+
+
 ROLLOUTS, LEARNER = "rollouts/", "learner/"
 """Whose a checkpoint's tensors are."""
 
@@ -498,9 +577,9 @@ class Handover:
     """Memory of an on-policy run that outlives its learner."""
 
     policies: VersionedParameters
-    """theta(j) and theta(j + 1) as actors read them."""
+    """theta(j) and theta(j + 1) as inference workers read them."""
     states: VersionedParameters
-    """Everything the learner begins interval j with, and j + 1."""
+    """Everything the learner begins rollout j with, and j + 1."""
 
 
 def put_back(tensors: dict[str, np.ndarray], state: dict[str, Any], rollouts: Rollouts, handover: Handover) -> None:

@@ -1,7 +1,7 @@
-"""Nameless shared memory: nothing to unlink, so nothing can leak whoever is killed.
+"""What processes share: memory without a name, and wakeups for who sleeps.
 
-On Linux a sealed memfd, elsewhere a temporary file that is unlinked at once. A child gets the
-descriptor by inheritance.
+Nothing has to be unlinked, so nothing can leak, whoever is killed: memory is a sealed memfd on Linux, elsewhere a
+temporary file that is unlinked at once. A child gets the descriptor by inheritance.
 """
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ import math
 import mmap
 import os
 import platform
+import select
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -52,14 +54,10 @@ class Block:
 
 
 def allocate(name: str, size_bytes: int) -> Block:
-    """Allocates zeroed shared memory, all of it now, so that no later write can fail.
-
-    Args:
-        name: shown in ``/proc/<pid>/maps``; no other process can find the block by it.
-        size_bytes: rounded up to whole pages.
+    """Allocates zeroed shared memory in whole pages, all of it now, so that no later write can fail.
 
     Raises:
-        ResourceError: less memory is available; says needed and available bytes.
+        ResourceError: less memory is available.
     """
     size_bytes = -(-max(size_bytes, 1) // PAGE_BYTES) * PAGE_BYTES
     available = check_room(name, size_bytes)
@@ -73,10 +71,10 @@ def allocate(name: str, size_bytes: int) -> Block:
 
 
 def check_room(name: str, size_bytes: int) -> int:
-    """Says now whether a block could be had; returns the available bytes.
+    """Returns the available bytes.
 
     Raises:
-        ResourceError: less memory is available; says needed and available bytes.
+        ResourceError: a block of that size could not be had.
     """
     available = available_bytes()
     if size_bytes > available:
@@ -92,11 +90,7 @@ def _no_room(name: str, size_bytes: int, available: int) -> str:
 
 
 def nameless_file(name: str) -> int:
-    """The descriptor of an empty file in memory that no other process can find.
-
-    Raises:
-        OSError: no descriptor left.
-    """
+    """The descriptor of an empty file in memory that no other process can find; an OSError if none is left."""
     if sys.platform == "linux":
         return os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     else:
@@ -176,7 +170,7 @@ class ArraySpec(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """Its bytes, rounded up to whole cache lines."""
+        """Whole cache lines."""
         raw = math.prod(self.shape) * np.dtype(self.dtype).itemsize
         return -(-raw // _LINE_BYTES) * _LINE_BYTES
 
@@ -195,27 +189,17 @@ class SharedArrays:
 
     @staticmethod
     def size_bytes(fields: tuple[ArraySpec, ...]) -> int:
-        """Bytes of such a block."""
         return _LINE_BYTES + sum(field.size_bytes for field in fields)
 
     @classmethod
     def create(cls, name: str, fields: tuple[ArraySpec, ...]) -> SharedArrays:
-        """Allocates the block.
-
-        Raises:
-            ResourceError: no room in shared memory.
-        """
         made = cls(allocate(name, cls.size_bytes(fields)), fields)
         np.frombuffer(made.block.view, np.int64, 1)[0] = cls.size_bytes(fields)
         return made
 
     @classmethod
     def attach(cls, fd: int, fields: tuple[ArraySpec, ...]) -> SharedArrays:
-        """Attaches to an inherited descriptor.
-
-        Raises:
-            TransportError: it is no block of these fields.
-        """
+        """Attaches to an inherited descriptor; a TransportError if it is no block of these fields."""
         block = attach(fd, cls.size_bytes(fields))
         found, wanted = int(np.frombuffer(block.view, np.int64, 1)[0]), cls.size_bytes(fields)
         if found != wanted:
@@ -241,6 +225,65 @@ class SharedArrays:
             fcntl.lockf(self.block.fd, fcntl.LOCK_UN, 1, 0, os.SEEK_SET)
 
     def close(self) -> None:
-        """Drops the arrays and the mapping."""
         self._arrays = {}
         self.block.close()
+
+
+_ONE = (1).to_bytes(8, sys.byteorder)
+"""What an eventfd is told; a pipe takes any bytes."""
+
+
+class Wakeup:
+    """How others wake one sleeper: an eventfd on Linux, a pipe elsewhere. Notifying never waits.
+
+    Counters in shared memory are the truth, a wakeup only a hint. The waker stores first and notifies then; the sleeper
+    looks at the counters after it has cleared its wakeup, so none is lost. A waker that is killed between the two costs
+    its sleeper one timeout.
+    """
+
+    def __init__(self, read_fd: int, write_fd: int) -> None:
+        self.fds = (read_fd, write_fd)
+        self._poll = select.poll()
+        self._poll.register(read_fd, select.POLLIN)
+
+    @classmethod
+    def create(cls) -> Wakeup:
+        """A new one; an OSError if no descriptor is left."""
+        if sys.platform == "linux":
+            fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+            return cls(fd, fd)
+        else:
+            read_fd, write_fd = os.pipe()
+            os.set_blocking(read_fd, False)
+            os.set_blocking(write_fd, False)
+            return cls(read_fd, write_fd)
+
+    def notify(self) -> None:
+        """Wakes the sleeper, now or at its next wait."""
+        with contextlib.suppress(OSError):  # a full pipe has woken it already
+            os.write(self.fds[1], _ONE)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Sleeps until somebody notifies, at most ``timeout_s``; True if somebody did. Clears the wakeup."""
+        if not self._poll.poll(max(0.0, 1000.0 * timeout_s)):
+            return False
+        with contextlib.suppress(OSError):
+            os.read(self.fds[0], 4096)
+        return True
+
+    def close(self) -> None:
+        for fd in set(self.fds):
+            with contextlib.suppress(OSError):
+                os.close(fd)
+        self.fds = (-1, -1)
+
+
+def readable(fds: Iterable[int], timeout_s: float) -> list[int]:
+    """Those of some descriptors that can be read or are closed at the other end; waits for one at most ``timeout_s``.
+
+    Not ``select.select``, which rejects descriptors above 1,023 however many a process may have.
+    """
+    poll = select.poll()
+    for fd in fds:
+        poll.register(fd, select.POLLIN)
+    return [fd for fd, _ in poll.poll(max(0.0, 1000.0 * timeout_s))]

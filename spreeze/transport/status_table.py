@@ -29,7 +29,6 @@ HEARTBEAT, PHASE, PID = 0, 1, 2
 
 
 def status_table_bytes(num_rows: int) -> int:
-    """Bytes of a status table with that many rows."""
     return 8 * (_HEADER_WORDS + num_rows * _ROW_WORDS)
 
 
@@ -45,11 +44,6 @@ class StatusTable:
 
     @classmethod
     def create(cls, num_rows: int) -> StatusTable:
-        """Allocates a zeroed table.
-
-        Raises:
-            ResourceError: no room in shared memory.
-        """
         status = cls(allocate("spreeze-status", status_table_bytes(num_rows)), num_rows)
         status.header[1] = num_rows
         status.header[ACTIVE_SAMPLERS] = status.header[SAMPLERS] = 2**31
@@ -58,11 +52,7 @@ class StatusTable:
 
     @classmethod
     def attach(cls, fd: int, num_rows: int) -> StatusTable:
-        """Attaches to an inherited descriptor.
-
-        Raises:
-            TransportError: the header is not that of such a status table.
-        """
+        """Attaches to an inherited descriptor; a TransportError if it is no such table."""
         status = cls(attach(fd, status_table_bytes(num_rows)), num_rows)
         if int(status.header[0]) != _MAGIC or int(status.header[1]) != num_rows:
             status.close()
@@ -82,6 +72,5 @@ class StatusTable:
         return dict(zip(table.slots[role], self.slots(row).tolist(), strict=False))
 
     def close(self) -> None:
-        """Drops the views and the mapping."""
         del self.header, self._rows
         self.block.close()

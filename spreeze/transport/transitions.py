@@ -39,12 +39,7 @@ class NStep:
         self._window: deque[tuple[np.ndarray, np.ndarray, float]] = deque(maxlen=n)
 
     def push(
-        self,
-        obs: np.ndarray,
-        action: np.ndarray,
-        reward: float,
-        terminated: bool,
-        truncated: bool,
+        self, obs: np.ndarray, action: np.ndarray, reward: float, terminated: bool, truncated: bool,
         next_obs: np.ndarray,
     ) -> list[NStepTransition]:
         """Takes in one env step (arrays are copied); returns the transitions that it finished, oldest first."""

@@ -131,7 +131,7 @@ class WeightsStore:
         self.directory = Path(directory)
         self.keep = max(1, keep)
         self.min_age_s = min_age_s
-        self.refused = 0
+        self.rejected = 0
         """Times that ``read_latest`` doubted what it found."""
         self._clock = clock
         self._last: tuple[int, int] | None = None
@@ -153,14 +153,8 @@ class WeightsStore:
         name = f"w-{epoch:06d}-{version:012d}.safetensors"
         path = os.path.join(self.directory, name)  # see files.replace_bytes
         files.replace_bytes(path, data)
-        pointer = {
-            "epoch": epoch,
-            "version": version,
-            "file": name,
-            "bytes": len(data),
-            "sha256": hashlib.sha256(data).hexdigest(),
-            "schema": schema_of(arrays),
-        }
+        pointer = {"epoch": epoch, "version": version, "file": name, "bytes": len(data),
+                   "sha256": hashlib.sha256(data).hexdigest(), "schema": schema_of(arrays)}
         files.replace_json(self.directory / LATEST, pointer)
         self._last = (epoch, version)
         self._prune(path)
@@ -200,11 +194,7 @@ class WeightsStore:
                 os.unlink(path)
 
     def read_latest(self, newer_than: tuple[int, int] | None = None) -> Weights | None:
-        """The newest version, or None: nothing there, nothing newer, or doubtful (then ``refused`` rises).
-
-        Args:
-            newer_than: (epoch, version) that the caller already has.
-        """
+        """The newest version, or None: nothing there, nothing newer, or doubtful (then ``rejected`` rises)."""
         try:
             pointer = self._pointer()
             order = (int(pointer["epoch"]), int(pointer["version"]))
@@ -213,10 +203,10 @@ class WeightsStore:
             return self._checked(pointer, order)
         except FileNotFoundError:
             # No pointer yet is no doubt; a pointer to a file that is gone is.
-            self.refused += (self.directory / LATEST).exists()
+            self.rejected += (self.directory / LATEST).exists()
             return None
         except (*DAMAGE, WeightsError):
-            self.refused += 1
+            self.rejected += 1
             return None
 
     def _checked(self, pointer: dict[str, Any], order: tuple[int, int]) -> Weights:
@@ -266,11 +256,7 @@ class VersionedParameters:
 
     @classmethod
     def create(cls, slots: int = 2) -> VersionedParameters:
-        """Empty slots.
-
-        Raises:
-            OSError: no descriptor left.
-        """
+        """Empty slots; an OSError if no descriptor is left."""
         fds: list[int] = []
         try:
             fds.extend(nameless_file("spreeze-parameters") for _ in range(slots))

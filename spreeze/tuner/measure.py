@@ -20,7 +20,7 @@ from spreeze.machine.processes import PROBE, held_back, kill_and_wait
 from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.launcher import child_environment
 from spreeze.runtime.plan import RunPlan
-from spreeze.transport.wakeup import readable
+from spreeze.transport.shared_memory import readable
 from spreeze.tuner.problem import BATCH, DEVICE, LEARNER, SAMPLERS, Setting, TrialResult
 from spreeze.tuner.trials import ReplayTrial, RolloutTrial, TrialFailed, TrialRun, Window
 from spreeze.workers.jobs import UpdateProbeJob, UpdateTurn

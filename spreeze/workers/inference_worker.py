@@ -10,9 +10,8 @@ import numpy as np
 
 from spreeze.inference.policy import Policy
 from spreeze.metrics.table import SLOTS, Phase
-from spreeze.transport.inference_mailbox import Answers, InferenceMailbox
-from spreeze.transport.rollouts import Rollouts, RolloutSpec
-from spreeze.transport.wakeup import Wakeup
+from spreeze.transport.rollouts import Answers, InferenceMailbox, Rollouts, RolloutSpec
+from spreeze.transport.shared_memory import Wakeup
 from spreeze.transport.weights import VersionedParameters
 from spreeze.types import Jsonable
 from spreeze.workers.context import WorkerContext

@@ -16,9 +16,8 @@ import numpy as np
 
 from spreeze.envs.task import ObsRows, Task
 from spreeze.errors import WorkerError
-from spreeze.transport.inference_mailbox import Answers
-from spreeze.transport.protocols import StepRows
-from spreeze.transport.rollouts import Rollouts, RolloutWriter
+from spreeze.transport.protocols import RolloutSink, StepRows
+from spreeze.transport.rollouts import Answers, Rollouts, RolloutWriter
 from spreeze.types import EnvSpec
 from spreeze.workers.inference_worker import RolloutPolicy
 from spreeze.workers.sampler_stats import EnvPool, Tell, untold
@@ -26,6 +25,8 @@ from spreeze.workers.sampler_stats import EnvPool, Tell, untold
 
 class RolloutCollector(EnvPool):
     """M environments, ``first`` to ``first + M - 1`` of all, each at its own pace within an interval."""
+
+    columns: RolloutSink
 
     def __init__(
         self, make_task: Callable[[], Task], spec: EnvSpec, rollouts: Rollouts, *, first: int, num_envs: int,

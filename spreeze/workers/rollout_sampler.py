@@ -9,8 +9,7 @@ import numpy as np
 
 from spreeze.envs.task import open_task
 from spreeze.metrics.table import Phase
-from spreeze.transport.inference_mailbox import InferenceMailbox
-from spreeze.transport.rollouts import Rollouts, RolloutSpec
+from spreeze.transport.rollouts import InferenceMailbox, Rollouts, RolloutSpec
 from spreeze.transport.weights import VersionedParameters
 from spreeze.types import EnvSpec, Jsonable
 from spreeze.workers.context import WorkerContext

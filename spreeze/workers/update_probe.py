@@ -22,7 +22,7 @@ from spreeze.config.schema import LearnerConfig, algorithm_part
 from spreeze.machine.processes import leave_to_supervisor
 from spreeze.transport.replay_reader import open_reader
 from spreeze.transport.replay_ring import ReplayRing, RingSpec
-from spreeze.transport.wakeup import readable
+from spreeze.transport.shared_memory import readable
 from spreeze.types import RowLayout
 from spreeze.workers.jobs import UpdateProbeJob, UpdateTurn
 from spreeze.workers.learn.replay_trainer import ReplayTrainer

@@ -25,7 +25,7 @@ from spreeze.bench import Row, row
 from spreeze.bench.runs import LiveRun
 from spreeze.errors import SpreezeError
 from spreeze.metrics.store import MetricsReader
-from spreeze.transport.wakeup import Wakeup
+from spreeze.transport.shared_memory import Wakeup
 
 pytestmark = pytest.mark.timeout(600)
 _TASK = (
