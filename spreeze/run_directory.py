@@ -114,7 +114,7 @@ class RunDir:
 
 
 def refuse_links(path: Path) -> None:
-    """Refuses a directory in which writing could change something outside of it.
+    """Rejects a directory in which writing could change something outside of it.
 
     A run directory may come from anywhere, an archive say. All of it is looked at, not only the names that a run is
     known to write: an opened pipe would wait for ever, and names such as those of clips are made while it runs.

@@ -15,7 +15,7 @@ from spreeze.machine.output import complain, emit, say
 
 
 class Parser(argparse.ArgumentParser):
-    """Refuses what it cannot read as everything is refused: one line, code 2, a document for ``--json``."""
+    """Rejects what it cannot read as everything is refused: one line, code 2, a document for ``--json``."""
 
     _as_json = False
 
@@ -52,7 +52,7 @@ def guarded(body: Callable[[], int], *, as_json: bool = False) -> int:
 
 
 def check_output(path: str | None) -> None:
-    """Refuses a file to write whose folder is not there, before any work is done.
+    """Rejects a file to write whose folder is not there, before any work is done.
 
     Raises:
         RunError: no such folder, or the path is a folder.

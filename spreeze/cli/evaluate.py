@@ -266,7 +266,7 @@ def environment_errors(env_id: str) -> Iterator[None]:
 
 
 def check_fits(spec: EnvSpec, made: EnvSpec, path: Path) -> None:
-    """Refuses an environment whose sizes differ from those that the weights were trained for.
+    """Rejects an environment whose sizes differ from those that the weights were trained for.
 
     Raises:
         EnvironmentError_: sizes differ.

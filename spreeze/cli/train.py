@@ -254,7 +254,7 @@ def _plan(
 
 
 def _check_machine(plan: RunPlan, machine: Machine) -> None:
-    """Refuses before anything is written what this machine cannot do."""
+    """Rejects before anything is written what this machine cannot do."""
     check_room(*plan.shared_bytes())
     learner = plan.config.learner
     devices = named_devices(learner.device, len(machine.gpus), machine.gpu_reason)
@@ -316,7 +316,7 @@ def _run(
 
 
 def _check_disk(plan: RunPlan, run_dir: RunDir) -> None:
-    """Refuses to promise saved replays that the disk cannot hold (twice: old and new)."""
+    """Rejects to promise saved replays that the disk cannot hold (twice: old and new)."""
     if not plan.config.replay.save or plan.config.on_policy is not None:
         return
     needed, free = 2 * plan.ring_spec().size_bytes, shutil.disk_usage(run_dir.path).free

@@ -533,7 +533,7 @@ def algorithm_part(name: str, import_module: str | None = None) -> type[Any]:
 
 
 def check_name(name: str) -> str:
-    """Refuses a run or profile name that could leave its directory or trouble a file system."""
+    """Rejects a run or profile name that could leave its directory or trouble a file system."""
     reserved = {"con", "prn", "aux", "nul", "latest"}
     if not _NAME.fullmatch(name) or name.split(".")[0].lower() in reserved:
         raise ConfigError(

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import streamlit as st
 
-from spreeze.dashboard.run_data import LIVE_STATES, run_names, run_path, runs_dir
+from spreeze.dashboard.run_data import run_names, run_path, runs_dir
 from spreeze.errors import RunError
-from spreeze.run_directory import state_of
 
 PAGES: dict[str, tuple[str, str]] = {
     "live": ("Live", "live.page"),
@@ -71,10 +70,6 @@ def need_run() -> Path:
         st.info("No run yet. Start one on the Live page, or type: `python -m spreeze.train --auto`")
         st.stop()
     return path
-
-
-def is_live(path: Path) -> bool:
-    return state_of(path) in LIVE_STATES
 
 
 def main() -> None:

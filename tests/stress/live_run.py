@@ -7,8 +7,8 @@ import time
 
 import psutil
 from long_form import LEFT_S, LIMIT_S
+from watched_run import LiveRun
 
-from spreeze.bench.runs import LiveRun
 from spreeze.machine.orphan_cleanup import MARK
 from spreeze.modes.spreeze import status_rows
 from spreeze.run_directory import read_run

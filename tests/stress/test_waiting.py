@@ -20,9 +20,9 @@ import numpy as np
 import psutil
 import pytest
 from long_form import PATIENCE_S, asked, by_hand
+from watched_run import LiveRun
 
 from spreeze.bench import Row, row
-from spreeze.bench.runs import LiveRun
 from spreeze.errors import SpreezeError
 from spreeze.metrics.store import MetricsReader
 from spreeze.transport.shared_memory import Wakeup
