@@ -31,6 +31,7 @@ from spreeze.workers.evaluator import (
     read_rows,
     run_evaluator,
 )
+from spreeze.workers.roles import Address
 
 
 @pytest.fixture
@@ -53,7 +54,7 @@ class Running:
         self.status = StatusTable.create(7)
         self.read_fd, self._write_fd = os.pipe()
         os.set_blocking(self.read_fd, False)
-        self.context = WorkerContext("evaluator", 0, self.status, 0, self._write_fd, Path(job.run_dir) / "errors")
+        self.context = WorkerContext(Address("evaluator"), self.status, 0, self._write_fd, Path(job.run_dir) / "errors")
         if sleep is not None:
             self.context.sleep = sleep
         self.error = None

@@ -18,6 +18,7 @@ FLAGS: dict[str, str] = {
     "--seed": "run.seed",
     "--runs-dir": "run.runs_dir",
     "--name": "run.name",
+    "--learners": "run.learners",
     "--samplers": "sampling.samplers",
     "--envs-per-sampler": "sampling.envs_per_sampler",
     "--executors": "rollout.executors",

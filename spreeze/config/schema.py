@@ -88,8 +88,10 @@ class RunConfig(Part):
     seed: int = setting(1, "seed of networks, exploration and environments", low=0, high=2**31 - 1)
     runs_dir: str = setting("runs", "directory that holds the run directories")
     name: str | None = setting(None, "name of the run directory; built from time, env, algo and seed if not given")
-    forgiven_failures: int = setting(0, "failures of a worker that are mended at once and do not count; for storms",
-                                     low=0, high=10**9)
+    learners: int = setting(1, "learners side by side, each with samplers, replay and seed of its own (mode spreeze)",
+                            unit="learners", low=1, high=16)
+    forgiven_failures: int = setting(0, "crashes of each worker that are restarted at once and do not count toward its "
+                                        "limit; for stress tests", low=0, high=10**9)
 
     def __post_init__(self) -> None:
         super().__post_init__()

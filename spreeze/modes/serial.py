@@ -19,7 +19,7 @@ from spreeze.modes import hts
 from spreeze.modes.spreeze import load_saved_replay
 from spreeze.run_directory import RunDir
 from spreeze.runtime.interrupts import Interrupts
-from spreeze.runtime.launcher import Start, spawn
+from spreeze.runtime.launcher import FRESH, Launcher
 from spreeze.runtime.plan import RunPlan
 from spreeze.runtime.rates import CounterSample
 from spreeze.runtime.recorder import Outcome, Recorder, View
@@ -37,7 +37,7 @@ from spreeze.workers.on_policy_learner import RunFiles, open_learning
 
 
 def run_mode(
-    plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts, start: Start = spawn
+    plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts, launcher: Launcher = FRESH
 ) -> Outcome:
     """Trains in this process until a stop condition or an interrupt.
 
@@ -45,7 +45,7 @@ def run_mode(
         ResourceError: no room for replay.
     """
     if plan.config.on_policy is not None:
-        return run_in_turns(plan, run_dir, view, interrupts, start)
+        return run_in_turns(plan, run_dir, view, interrupts, launcher)
     learner = plan.config.learner
     recorder = Recorder(plan, run_dir, view)
     try:
@@ -196,7 +196,7 @@ class _Serial:
             "env_errors": counts.env_errors, "policy_version": learning.updates, "policy_s": self._policy_s,
             "env_s": counts.env_s, "write_s": counts.write_s, "wait_s": 0.0,
         }
-        return CounterSample(
+        return CounterSample.of_one(
             t_s=time.monotonic(), samplers=(sampler,),
             learner=learning.numbers(wait_s=0.0, publish_s=self._refresh_s + self._inline.spent_s),
             inserted=ring.total_committed(), baseline_inserted=ring.baseline_inserted, sampled=ring.sampled,
@@ -204,7 +204,7 @@ class _Serial:
 
 
 def run_in_turns(
-    plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts, start: Start = spawn
+    plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts, launcher: Launcher = FRESH
 ) -> Outcome:
     """Trains until a stop condition or an interrupt.
 
@@ -213,7 +213,7 @@ def run_in_turns(
         ConfigError: a resumed run's checkpoint does not fit.
     """
     if plan.samplers > 1:
-        return hts.run_mode(plan, run_dir, view, interrupts, start)
+        return hts.run_mode(plan, run_dir, view, interrupts, launcher)
     part = plan.config.learner
     with hts.open_memory(plan, run_dir.path) as memory:
         plan = hts.from_interval(plan, memory.rollouts)
@@ -293,7 +293,7 @@ class _Synchronous:
             "policy_s": counts.policy_s, "env_s": counts.env_s, "write_s": counts.write_s, "wait_s": 0.0,
         }
         numbers = learning.numbers(wait_s=0.0, publish_s=self._inline.spent_s)
-        return CounterSample(
+        return CounterSample.of_one(
             t_s=time.monotonic(), samplers=(executor,), learner=numbers, inserted=collected, baseline_inserted=0,
             sampled=(learning.updates - self._first_updates) * self._plan.batch_size,
         )

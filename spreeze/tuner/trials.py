@@ -100,8 +100,8 @@ class TrialProcesses:
 
     def _signal(self, number: signal.Signals) -> None:
         for post in self._group.handles.values():
-            if post.child is not None:
-                post.child.signal_group(number)
+            if post.process is not None:
+                post.process.signal_group(number)
 
     def cpu_s(self) -> float:
         """Processor time of all so far."""
@@ -132,7 +132,7 @@ class TrialProcesses:
             self._group.watch()
         except WorkerError as error:
             raise TrialFailed(str(error)) from None
-        failures = [len(post.failures) for post in self._group.handles.values() if post.spec.role != "learner"]
+        failures = [len(post.failures) for post in self._group.handles.values() if not post.spec.role.learns]
         if self._group.handles["learner"].failures or sum(failures) > _MOST_FAILURES:
             raise TrialFailed(self.why())
         now = time.monotonic()
@@ -207,14 +207,14 @@ class TrialRun:
         try:
             plan = _measured_plan(self._plan, self.company, self.samplers, self._cap_bytes)
             run_dir = self._stack.enter_context(folder())
-            self._status, self._ring = self._stack.enter_context(open_memory(plan, run_dir, self.samplers + 1))
+            self._status, (self._ring,) = self._stack.enter_context(open_memory(plan, run_dir, self.samplers + 1))
             fill_with_synthetic_rows(self._ring, plan.spec)
             self._troupe = TrialProcesses(
                 self._stack, run_dir, self._status, self.samplers + 1, shared_bytes=self._ring.spec.size_bytes,
                 memory_cap_bytes=self._cap_bytes, interrupts=self._interrupts,
             )
-            for spec in worker_specs(plan, run_dir, self._ring, time.monotonic()).values():
-                if spec.role in ("learner", "sampler"):
+            for spec in worker_specs(plan, run_dir, [self._ring], time.monotonic()).values():
+                if spec.role.learns or spec.role.steps:
                     self._troupe.add(spec)
         except (ResourceError, ConfigError, OSError) as error:
             raise TrialFailed(str(error)) from None

@@ -26,6 +26,8 @@ from spreeze.errors import SpreezeError
 from spreeze.inference.policy import Policy
 from spreeze.machine.processes import leave_to_supervisor
 from spreeze.metrics.table import Phase
+from spreeze.run_directory import group_folder
+from spreeze.transport import status_table as words
 from spreeze.transport.files import remove_unfinished, replace_bytes, replace_json
 from spreeze.transport.weights import Weights, WeightsStore
 from spreeze.types import EnvSpec, Jsonable
@@ -57,26 +59,28 @@ class EvaluatorJob(Jsonable):
     cpu_share: float
     """Share of one core it may use when none is free."""
     has_free_core: bool
+    groups: int = 1
+    """Learners, whose weights take turns."""
 
 
 def run_evaluator(context: WorkerContext, job: EvaluatorJob) -> None:
     """Evaluates whenever there are new weights, until the supervisor stops everybody."""
     context.beat(Phase.INIT)
-    evaluated = read_rows(Path(job.run_dir) / "eval.csv")
-    seen = (evaluated[-1]["epoch"], evaluated[-1]["version"]) if evaluated else None
-    watch = WeightsWatch(Path(job.run_dir) / "weights", seen)
-    failures = 0
+    watches = [_watch(group_folder(Path(job.run_dir), group)) for group in range(job.groups)]
+    failures = turn = 0
     with Evaluation(job, tell=context.env_error) as evaluation:
         with contextlib.suppress(Exception):
             evaluation.prepare()  # while the first weights are still to come, which will tell of an error again
         while not context.stopping:
-            found = watch.newer(context.weights_hint)
+            turn += 1
+            group = turn % job.groups
+            found = watches[group].newer(int(context.status.group(group)[words.WEIGHTS_HINT]))
             if found is None:
-                context.sleep(_POLL_S)
+                context.sleep(_POLL_S / job.groups)
                 continue
             begin_s, cpu_s = time.monotonic(), time.process_time()
             try:
-                record = evaluation.evaluate(*found, should_stop=lambda: _beat(context))
+                record = evaluation.evaluate(*found, should_stop=lambda: _beat(context), group=group)
                 failures = 0
             except Exception as error:
                 failures += 1
@@ -90,6 +94,12 @@ def run_evaluator(context: WorkerContext, job: EvaluatorJob) -> None:
             if not job.has_free_core:
                 rest_s = (time.process_time() - cpu_s) / job.cpu_share - (time.monotonic() - begin_s)
                 context.sleep(max(0.0, rest_s))
+
+
+def _watch(folder: Path) -> WeightsWatch:
+    """Finds weights of a group that are newer than those that have a score already."""
+    rows = read_rows(folder / "eval.csv")
+    return WeightsWatch(folder / "weights", (rows[-1]["epoch"], rows[-1]["version"]) if rows else None)
 
 
 def failure_text(error: Exception, failures: int) -> str:
@@ -159,7 +169,8 @@ class Evaluation:
             add_task(self._tasks, self._make_task)
 
     def evaluate(
-        self, weights: Weights, data: bytes, should_stop: Callable[[], bool], *, partial: bool = False
+        self, weights: Weights, data: bytes, should_stop: Callable[[], bool], *, partial: bool = False,
+        group: int = 0,
     ) -> Record | None:
         """Runs the episodes of one version and writes them down.
 
@@ -168,6 +179,7 @@ class Evaluation:
             data: the bytes of their file, kept when they are the best so far.
             should_stop: True abandons the evaluation.
             partial: what was finished by then counts, in whole rounds (see ``run_episodes``).
+            group: whose they are. Each has its ``eval.csv``; the best weights of all are kept.
 
         Returns:
             The record, or None when it was abandoned or no episode was finished. Besides the columns of ``eval.csv``
@@ -199,11 +211,12 @@ class Evaluation:
             "updates": int(weights.meta.get("updates", 0)),
             "epoch": weights.epoch,
             "version": weights.version,
+            "group": group,
             **found._asdict(),
             "episodes_cut": cut, "episodes_lost": len(lost), "whole": not cut and len(lost) <= len(episodes),
         }  # fmt: skip
         self.evaluations += 1
-        append_row(self._run_dir / "eval.csv", record)
+        append_row(group_folder(self._run_dir, group) / "eval.csv", record)
         if record["whole"]:
             self._keep_best(record, data)
         return record
@@ -278,26 +291,39 @@ def _number(cell: str) -> int | float:
 def final_evaluation(job: EvaluatorJob, budget_s: float) -> Record | None:
     """Evaluates the newest weights within a time budget, with as many rounds of the seeds as fit.
 
+    Of several learners it is the one whose latest score is the highest.
+
     Returns:
         The record (``episodes`` says how many count), the one already written when this version
         was evaluated before, or None when there are no weights or no whole round ended in time.
     """
     end_s = time.monotonic() + budget_s
     run_dir = Path(job.run_dir)
-    found = WeightsWatch(run_dir / "weights").newer(0)
+    group = _leader(job)
+    folder = group_folder(run_dir, group)
+    found = WeightsWatch(folder / "weights").newer(0)
     if found is None:
         return None
     weights, data = found
-    for row in reversed(read_rows(run_dir / "eval.csv")):
+    for row in reversed(read_rows(folder / "eval.csv")):
         if (row["epoch"], row["version"], row["episodes"]) == (weights.epoch, weights.version, job.episodes):
-            return row | {"episodes_cut": 0, "episodes_lost": 0, "whole": True}
+            return row | {"group": group, "episodes_cut": 0, "episodes_lost": 0, "whole": True}
 
     def tell(where: str, error: Exception, count: int) -> None:
         write_error(run_dir / "errors", "evaluator", error, f"environment-{count}")
         sys.stderr.write(event_text(where, error, count) + "\n")
 
     with Evaluation(job, tell) as evaluation:
-        return evaluation.evaluate(weights, data, lambda: time.monotonic() >= end_s, partial=True)
+        return evaluation.evaluate(weights, data, lambda: time.monotonic() >= end_s, partial=True, group=group)
+
+
+def _leader(job: EvaluatorJob) -> int:
+    """The group with the highest latest score; 0 without any."""
+    latest = {
+        group: rows[-1]["return_mean"] for group in range(job.groups)
+        if (rows := read_rows(group_folder(Path(job.run_dir), group) / "eval.csv"))
+    }
+    return max(latest, key=lambda group: latest[group], default=0)
 
 
 def main(argv: list[str]) -> int:

@@ -13,7 +13,6 @@ from spreeze.algorithms.nn.two_thread_update import ThreadPair
 from spreeze.config.schema import PARTS, AlgorithmConfig
 from spreeze.errors import ResourceError, WorkerError
 from spreeze.metrics.table import SLOTS, Phase
-from spreeze.transport import status_table as words
 from spreeze.transport.checkpoint import Checkpoint, CheckpointStore
 from spreeze.transport.frames import open_reader
 from spreeze.transport.rate_limiter import RateLimiter
@@ -72,7 +71,7 @@ class _Learner:
             copy_interval=job.copy_interval, mirror=job.mirror, updates_per_launch=job.updates_per_launch,
         )
         self._weights = WeightsStore(Path(job.run_dir) / "weights")
-        self._publisher = Publisher(self._weights, self._tell_readers)
+        self._publisher = Publisher(self._weights, context.weights_published)
         self._checkpoints = CheckpointStore(Path(job.run_dir) / "checkpoints", on_progress=context.saving)
         self._epoch = 0
         self._limiter = RateLimiter(
@@ -206,9 +205,6 @@ class _Learner:
         self._publisher.offer(arrays, meta, self._epoch, self._offered_updates)
         self._published_s = perf_counter()
         self._publish_s += self._published_s - start
-
-    def _tell_readers(self) -> None:
-        self._context.status.header[words.WEIGHTS_HINT] += 1
 
     def _report_unpublished(self) -> None:
         for text in self._publisher.failures():

@@ -11,7 +11,6 @@ from spreeze.algorithms.registry import create_on_policy
 from spreeze.config.schema import PARTS
 from spreeze.errors import ResourceError, WeightsError
 from spreeze.metrics.table import Phase
-from spreeze.transport import status_table as words
 from spreeze.transport.checkpoint import CheckpointStore
 from spreeze.transport.rollouts import Rollouts
 from spreeze.transport.versioned_parameters import Handover, VersionedParameters
@@ -160,7 +159,7 @@ class _RolloutLearner:
         self._context.beat(Phase.PUBLISH)
         try:
             if self._files.publish() is not None:
-                self._context.status.header[words.WEIGHTS_HINT] += 1
+                self._context.weights_published()
         except (WeightsError, OSError) as error:
             self._context.send("event", level="warning",
                                text=f"weights not published, the last good ones stay: {error}")
