@@ -240,12 +240,7 @@ class Prewarm(FreshProcess):
     """
 
     def __init__(self, threads: int, *, wanted: bool = True) -> None:
-        """Begins it.
-
-        Args:
-            threads: of its libraries.
-            wanted: whether there is a process at all; without, every worker is a fresh one.
-        """
+        """Starts it, with so many threads for its libraries; not ``wanted``: every worker is a fresh one."""
         self.nonce = new_nonce()
         """Of the run that can use it."""
         self._threads = threads

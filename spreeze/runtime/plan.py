@@ -71,11 +71,7 @@ class RunPlan:
             )
 
     def _check_learners(self) -> None:
-        """Rejects several learners where they cannot be.
-
-        Raises:
-            ConfigError: says why.
-        """
+        """Rejects several learners where they cannot be."""
         learners, run = self.learners, self.config.run
         if learners > 1 and not self.config.wiring.several_learners:
             raise ConfigError(
@@ -89,11 +85,7 @@ class RunPlan:
             )
 
     def _check_sides(self) -> None:
-        """Rejects ways to share an update between actor and critics that do not go together.
-
-        Raises:
-            ConfigError: says which.
-        """
+        """Rejects ways to share an update between actor and critics that do not go together."""
         learner = self.config.learner
         if learner.copy_interval and learner.overlap:
             raise ConfigError(
@@ -106,11 +98,7 @@ class RunPlan:
             )
 
     def _check_images(self) -> None:
-        """Rejects what does not go with images.
-
-        Raises:
-            ConfigError: a normaliser, or replay in checkpoints.
-        """
+        """Rejects what does not go with images: a normaliser, or replay in checkpoints."""
         config, size = self.config, self.config.replay.capacity * self.layout.row_bytes
         if config.env.normalize_obs:
             raise ConfigError("env.normalize_obs = true: images are scaled by 1/255 already; leave it out")
@@ -120,11 +108,7 @@ class RunPlan:
             )
 
     def _check_rollout(self) -> None:
-        """Rejects sizes of an on-policy run that do not go together.
-
-        Raises:
-            ConfigError: says which.
-        """
+        """Rejects sizes of an on-policy run that do not go together."""
         part, minibatches = self.config.rollout, self.minibatches
         if self.actors > self.samplers:
             raise ConfigError(

@@ -26,7 +26,7 @@ _STATE_S = 2.0
 SAMPLE_S = 0.5
 """Time between two samples of all metrics."""
 _SAVING_S = 2.0
-"""Time between two words on a last checkpoint that is being written; one that takes less is not worth a word."""
+"""Time between two reports on a last checkpoint that is being written; one that takes less gets none."""
 
 
 class View(Protocol):
@@ -120,14 +120,14 @@ class Recorder:
         return self._plan.earlier.wall_s + self.session_s
 
     def event(self, level: str, text: str, source: str = "supervisor") -> None:
-        """Something that a person should know; goes to the store and the view."""
+        """Stores and shows something that a person should know."""
         line = text if source == "supervisor" else f"{source}: {text}"
         self._events.append(line)
         self._store.event(self.wall_s, level, source, text)
         self._view.note(line if level == "info" else f"{level}: {line}")
 
     def env_error(self, where: str, error: Exception, count: int) -> None:
-        """An environment of this process raised or gave a bad transition; it cost no more than an episode."""
+        """Reports that an environment of this process raised or gave a bad transition: an episode is lost at most."""
         write_error(self._run_dir.path / "errors", "supervisor", error, f"environment-{count}")
         self.event("warning", event_text(where, error, count)[:500])
 
@@ -139,7 +139,7 @@ class Recorder:
                        f"python -m spreeze runs stop {self._run_dir.path.absolute()}")
 
     def saving(self, left_bytes: int) -> None:
-        """The run only waits for its last checkpoint any more: shows what is left of it, now and then.
+        """Shows now and then what is left of the last checkpoint, when the run waits for nothing else.
 
         Args:
             left_bytes: still to be written or checked; 0: it is not being written yet, or is all but done.
@@ -304,14 +304,9 @@ def _count(metrics: Mapping[str, float | None], name: str) -> int | None:
 def take_snapshot(
     plan: RunPlan, metrics: Mapping[str, float | None], session_s: float, table: MetricTable = TABLE, **known: Any
 ) -> Snapshot:
-    """Builds a snapshot; ``known`` are fields that the caller has at hand.
+    """Builds a snapshot from the newest value of each series, None or absent where unknown.
 
-    Args:
-        plan: the run.
-        metrics: newest value of each series, None or absent where unknown.
-        session_s: wall time of this session, for progress.
-        table: says which metrics are shown.
-        known: further fields of ``Snapshot``.
+    ``session_s`` is the wall time of this session, for progress; ``known`` are further fields of ``Snapshot``.
     """
     replay = plan.config.replay
     progress, eta_s = _progress(plan, metrics, session_s)

@@ -32,7 +32,7 @@ from spreeze.workers.roles import Address
 
 _FINAL_EVALUATION_S = 6.0
 _EXIT_S = 12.0
-"""From the wish to stop to the end of the final evaluation; the rest of 15 s is for closing."""
+"""From the request to stop to the end of the final evaluation; the rest of 15 s is for closing."""
 _VISUALIZER_AFTER_S = 4.0
 _LEAST_LIMIT_BYTES = 2**30
 """What a worker that steps environments may always have; beyond it, its share of half of the memory that is free."""

@@ -57,8 +57,7 @@ class Supervisor:
     def run(self, on_sample: Callable[[], None]) -> None:
         """Watches until a stop condition, an interrupt, or a failure that no restart can repair.
 
-        Args:
-            on_sample: called after each sample of the metrics, twice a second.
+        ``on_sample`` is called after each sample of the metrics, twice a second.
         """
         recorder = self._recorder
         try:
@@ -143,15 +142,15 @@ class Supervisor:
 
 
 _ASLEEP_S = 5.0
-"""A gap this long between two looks means that this process slept: nobody else is to blame."""
+"""A gap this long between two looks means that this process slept, and that silence of the workers says nothing."""
 _STOP_S = 6.0
-"""What a worker gets to end after the wish to stop."""
+"""Time that a worker has to end after it was asked to stop."""
 _LAST_WORK = (Phase.UPDATE, Phase.PUBLISH, Phase.CHECKPOINT)
 """Phases that lead to the learner's last checkpoint: it has as long as its heart beats as often as it must."""
 _MEMORY_S = 1.0
 """Time between two looks at the workers' memory."""
 _STACK_S = 0.2
-"""What a hung worker gets to write its stack into its log before it is killed."""
+"""Time that a hung worker has to write its stack into its log before it is killed."""
 
 
 @dataclass
@@ -279,11 +278,7 @@ class ProcessSupervisor:
         code = process.poll()
         if code is not None:
             return self._ended(handle, code, now)
-        control = self._status.control(handle.spec.row)
-        heartbeat, phase = int(control[words.HEARTBEAT]), Phase(int(control[words.PHASE]))
-        if heartbeat != handle.last_heartbeat:
-            handle.last_heartbeat, handle.heartbeat_seen_s = heartbeat, now
-            return []
+        phase = self._note_heartbeat(handle, now)
         silent_s = now - handle.heartbeat_seen_s
         if silent_s <= (handle.spec.step_deadline_s if phase is Phase.STEP else DEADLINE_S[phase]):
             return []
@@ -292,6 +287,14 @@ class ProcessSupervisor:
         self._kill([handle])
         why = f"silent for {silent_s:.0f} s in phase {phase.name}; its stack is in logs/{handle.spec.name}.log"
         return self._ended(handle, -int(signal.SIGKILL), now, why)
+
+    def _note_heartbeat(self, handle: WorkerHandle, now: float) -> Phase:
+        """Notes when the heartbeat was last seen to change; returns the phase."""
+        control = self._status.control(handle.spec.row)
+        heartbeat, phase = int(control[words.HEARTBEAT]), Phase(int(control[words.PHASE]))
+        if heartbeat != handle.last_heartbeat:
+            handle.last_heartbeat, handle.heartbeat_seen_s = heartbeat, now
+        return phase
 
     def _check_memory(self, handle: WorkerHandle, now: float) -> list[dict[str, Any]]:
         """Ends a worker whose environment eats the machine's memory, before the system chooses a victim."""
@@ -359,10 +362,10 @@ class ProcessSupervisor:
         self, hurry: Callable[[], bool], on_messages: Callable[[list[dict[str, Any]]], None],
         on_wait: Callable[[list[WorkerSpec]], None] = lambda specs: None,
     ) -> None:
-        """Ends everybody: stop flag, then SIGKILL for who is out of patience. Nobody is watched when it returns.
+        """Ends all workers: stop flag, then SIGKILL for those whose time is over. None is left when it returns.
 
         Args:
-            hurry: asked again and again whether all patience is over.
+            hurry: polled; True kills everybody now.
             on_messages: gets what is sent meanwhile.
             on_wait: gets those who are waited for, again and again.
         """
@@ -387,15 +390,12 @@ class ProcessSupervisor:
         now = self._clock()
         if not handle.spec.role.saves:
             return now - start > _STOP_S
-        control = self._status.control(handle.spec.row)
-        heartbeat, phase = int(control[words.HEARTBEAT]), Phase(int(control[words.PHASE]))
-        if heartbeat != handle.last_heartbeat:
-            handle.last_heartbeat, handle.heartbeat_seen_s = heartbeat, now
+        phase = self._note_heartbeat(handle, now)
         silent_s = now - max(start, handle.heartbeat_seen_s)
         return silent_s > (DEADLINE_S[phase] if phase in _LAST_WORK else _STOP_S)
 
     def _kill(self, handles: list[WorkerHandle]) -> None:
-        """SIGKILL to workers; all have one time to die, and who does not is named: the run goes on without it."""
+        """SIGKILL to workers; those that do not die in time are named, and the run goes on without them."""
         processes = [handle.process for handle in handles if handle.process is not None]
         for process in processes:
             process.signal_group(signal.SIGKILL)
@@ -484,7 +484,7 @@ class Restarts:
         return self.due_s is not None and now_s >= self.due_s
 
     def restarted(self) -> None:
-        """Notes the start."""
+        """Notes that it was started again."""
         self.total += 1
         self.due_s = None
         self.quarantined = False

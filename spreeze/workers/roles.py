@@ -1,4 +1,4 @@
-"""The roles: one row each. What runs as it, who gives way to it, and what its failures mean to a run."""
+"""The roles of workers, one row each: what code runs, its priority, what its failures mean for a run."""
 
 from __future__ import annotations
 
@@ -140,6 +140,6 @@ _ALL = (
     ),
 )
 ROLES: dict[str, Role] = {role.name: role for role in _ALL}
-"""Erlang's one-for-one supervision with figures for this job."""
+"""By name. One-for-one supervision as in Erlang: a failed worker is restarted alone."""
 BODIES: dict[str, Body] = {name: body for role in _ALL for name, body in role.bodies.items()}
 """Name of a body -> its code."""
