@@ -115,23 +115,13 @@ def open_memory(plan: RunPlan, run_dir: Path) -> Iterator[Memory]:
         states = VersionedParameters.create()
         stack.callback(states.close)
         memory = Memory(rollouts=rollouts, mailbox=mailbox, handover=Handover(policies=policies, states=states))
-        if plan.earlier.sessions:
-            restore(plan, run_dir, memory)
+        checkpoint = CheckpointStore(run_dir / "checkpoints").load_latest() if plan.earlier.sessions else None
+        if checkpoint is not None:
+            try:
+                put_back(checkpoint.tensors, checkpoint.state, rollouts, memory.handover)
+            except (CheckpointError, KeyError) as error:
+                raise ConfigError(f"{run_dir.name} cannot be continued with these settings: {error}") from None
         yield memory
-
-
-def restore(plan: RunPlan, run_dir: Path, memory: Memory) -> None:
-    """Puts the newest checkpoint back, if there is one.
-
-    Raises:
-        ConfigError: it does not fit the settings.
-    """
-    checkpoint = CheckpointStore(run_dir / "checkpoints").load_latest()
-    if checkpoint is not None:
-        try:
-            put_back(checkpoint.tensors, checkpoint.state, memory.rollouts, memory.handover)
-        except (CheckpointError, KeyError) as error:
-            raise ConfigError(f"{run_dir.name} cannot be continued with these settings: {error}") from None
 
 
 @dataclass(frozen=True, kw_only=True)

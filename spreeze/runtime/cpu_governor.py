@@ -90,12 +90,7 @@ class Governor:
     """Holds the number of active samplers; fed once a second."""
 
     def __init__(self, maximum: int, leave_free: float = 0.0) -> None:
-        """All samplers are active.
-
-        Args:
-            maximum: sampler processes of the run.
-            leave_free: share of the usable cores that other programs keep even while they do not use it.
-        """
+        """``leave_free`` is the share of the usable cores that other programs keep even while they do not use it."""
         self._maximum, self._leave_free = float(maximum), leave_free
         self.active = self._maximum
         self._others: deque[_Others] = deque(maxlen=LONGEST_RETURN_S)
@@ -112,9 +107,8 @@ class Governor:
     def feed(self, facts: Facts | None) -> Change | None:
         """Takes in one second; returns a change, or None to go on as it is.
 
-        Args:
-            facts: None when this second says nothing: no learning yet, a learner that starts again, a
-                machine that slept.
+        ``facts`` are None when this second says nothing: no learning yet, a learner that starts again, a machine that
+        slept.
         """
         self._now_s += 1
         if facts is None:
@@ -242,21 +236,13 @@ class Reader(Protocol):
 
 
 class GovernorLoop:
-    """One run's governor with its readings; called by the supervisor, which need not know when it acts."""
+    """One run's governor with its measurements; the supervisor calls it at each sample."""
 
     def __init__(
         self, plan: RunPlan, status: StatusTable, on_event: Callable[[str, str], None], *, reader: Reader | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Lets every sampler work until there is a reason against it.
-
-        Args:
-            plan: the run.
-            status: where the number of active samplers is posted.
-            on_event: is told of each change (level, text).
-            reader: stand-in for tests.
-            clock: monotonic seconds.
-        """
+        """Lets every sampler work until there is a reason against it; each change is an event (level, text)."""
         self._governor = Governor(plan.samplers, plan.config.tuning.leave_free)
         self._maximum, self._status, self._on_event, self._clock = plan.samplers, status, on_event, clock
         self._samplers = [plan.samplers_of(group) for group in range(plan.learners)]
@@ -271,12 +257,7 @@ class GovernorLoop:
         self._post(self._governor.active)
 
     def look(self, reading: CounterSample, pids: Mapping[str, int]) -> dict[str, float | None]:
-        """Acts if a second has passed; returns its metrics.
-
-        Args:
-            reading: counters of this moment.
-            pids: name -> process id of the running workers and of the supervisor.
-        """
+        """Acts if a second has passed; returns its metrics. ``pids`` are those of all workers and of the supervisor."""
         now_s, waits_s = self._clock(), [group.learner["wait_s"] for group in reading.groups]
         learners = [pid for name, pid in pids.items() if (role := role_of(name)) is not None and role.learns]
         if self._before is None or now_s - self._before[0] >= _EVERY_S:

@@ -136,12 +136,7 @@ class Rates:
 
 
 def split_names(*, on_policy: bool, actors: bool) -> tuple[str, ...]:
-    """Names of the shares of time that a run has, known or not.
-
-    Args:
-        on_policy: its learner takes one step an interval instead of critic and actor steps.
-        actors: processes of their own infer for its executors.
-    """
+    """Names of the shares of time that a run has, known or not; ``actors``: it has inference workers."""
     roles = ("sampler", "learner", "actor") if actors else ("sampler", "learner")
     return tuple(metric.name for role in roles for metric, _ in TABLE.splits(role, on_policy=on_policy))
 

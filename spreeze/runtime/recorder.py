@@ -139,10 +139,9 @@ class Recorder:
                        f"python -m spreeze runs stop {self._run_dir.path.absolute()}")
 
     def saving(self, left_bytes: int) -> None:
-        """Shows now and then what is left of the last checkpoint, when the run waits for nothing else.
+        """Shows now and then how many bytes of the last checkpoints are left, when the run waits for nothing else.
 
-        Args:
-            left_bytes: still to be written or checked; 0: it is not being written yet, or is all but done.
+        0: not being written yet, or all but done.
         """
         now = time.monotonic()
         if now < self._next_saving_s:

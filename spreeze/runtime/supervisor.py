@@ -364,10 +364,7 @@ class ProcessSupervisor:
     ) -> None:
         """Ends all workers: stop flag, then SIGKILL for those whose time is over. None is left when it returns.
 
-        Args:
-            hurry: polled; True kills everybody now.
-            on_messages: gets what is sent meanwhile.
-            on_wait: gets those who are waited for, again and again.
+        Meanwhile ``hurry`` is polled, which kills all at once, and ``on_wait`` gets the workers that are waited for.
         """
         self._status.header[words.STOP] = 1
         start = self._clock()
