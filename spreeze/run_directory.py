@@ -6,7 +6,8 @@ the rest. Names are confined to the runs directory; directories are private (070
 ``run.json`` (state, process, versions), ``env.json`` (spaces and layout), ``config.toml`` (every value and its source),
 ``tune.json`` (every candidate, the choice, reasons), ``metrics.db`` (SQLite), ``eval.csv``, ``weights/`` (immutable
 safetensors and ``LATEST.json``), ``checkpoints/`` (manifest with hashes; ``best.safetensors``), ``live.jpg``,
-``videos/``, ``logs/``, ``errors/``, ``summary.json``. No pickle anywhere.
+``videos/``, ``logs/``, ``errors/``, ``summary.json``. No pickle anywhere. Of several learners the first uses these, and
+each further one has ``weights/``, ``checkpoints/`` and ``eval.csv`` of its own in ``groups/1/``, ``groups/2/``, ...
 """
 
 from __future__ import annotations
@@ -38,6 +39,11 @@ MIN_FREE_DISK_BYTES = 200_000_000
 _LOCK_S = 0.2
 _START_FIELD = 19
 """Of ``/proc/PID/stat`` after the name: ticks from boot to the beginning of the process."""
+
+
+def group_folder(run: Path, group: int) -> Path:
+    """Where a group's weights and checkpoints are: the run directory itself for group 0."""
+    return run / "groups" / str(group) if group else run
 
 
 def new_name(env_id: str, algo: str, seed: int) -> str:

@@ -33,6 +33,7 @@ from spreeze.workers.evaluator import (
     score,
     seed_list,
 )
+from spreeze.workers.roles import Address
 
 
 @pytest.fixture
@@ -55,7 +56,7 @@ class Running:
         self.status = StatusTable.create(7)
         self.read_fd, self._write_fd = os.pipe()
         os.set_blocking(self.read_fd, False)
-        self.context = WorkerContext("evaluator", 0, self.status, 0, self._write_fd, Path(job.run_dir) / "errors")
+        self.context = WorkerContext(Address("evaluator"), self.status, 0, self._write_fd, Path(job.run_dir) / "errors")
         if sleep is not None:
             self.context.sleep = sleep
         self.error = None
@@ -302,3 +303,17 @@ def test_the_command_prints_one_json_record_only(tmp_path):
     command = [sys.executable, "-m", "spreeze.workers.evaluator", json.dumps(job_of(tmp_path).to_json()), "5"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     assert (done.returncode, json.loads(done.stdout)) == (0, None)
+
+
+def test_of_two_learners_the_best_weights_of_all_are_kept_and_the_last_score_is_the_leaders(tmp_path, store):
+    job, second = job_of(tmp_path, groups=2), WeightsStore(tmp_path / "groups" / "1" / "weights")
+    for where, gain in ((store, IDLE), (second, GOOD)):
+        publish(where, gain, 1)
+    with running(job) as body:
+        wait_until(lambda: {message["group"] for message in body.messages("evaluation")} == {0, 1})
+    best = json.loads((tmp_path / "checkpoints" / "best.json").read_text())
+    assert (best["group"], best["return"]) == (1, expected_return(GOOD))
+    publish(store, BAD, 2)
+    publish(second, IDLE, 2)
+    record = final_evaluation(job, budget_s=30.0)
+    assert (record["group"], record["version"], record["return_mean"]) == (1, 2, expected_return(IDLE))

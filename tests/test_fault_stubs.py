@@ -34,6 +34,7 @@ from spreeze.workers.learn import replay_trainer
 from spreeze.workers.learn.replay_trainer import ReplayTrainer
 from spreeze.workers.learn.torch_devices import resolve_device
 from spreeze.workers.learner import run_learner
+from spreeze.workers.roles import Address
 
 SPEC = EnvSpec(env_id="x", import_module=None, obs_dim=3, action_dim=1, action_low=(-1.0,), action_high=(1.0,),
                max_episode_steps=None, reward_threshold=None)  # fmt: skip
@@ -52,7 +53,7 @@ class Learner:
         self.status = StatusTable.create(2)
         self.read_fd, self._write_fd = os.pipe()
         os.set_blocking(self.read_fd, False)
-        self.context = WorkerContext("learner", 0, self.status, 1, self._write_fd)
+        self.context = WorkerContext(Address("learner"), self.status, 1, self._write_fd)
         fields = {
             "run_dir": str(tmp_path), "spec": SPEC, "algo": "sac", "algorithm": {"hidden_sizes": (8, 8)}, "seed": 1,
             "batch_size": 256, "threads": 1, "device": "cpu", "precision": "float32", "overlap": False,
@@ -353,7 +354,7 @@ def test_f43_a_clock_that_is_set_changes_no_duration_and_no_deadline(tmp_path, m
         config=SimpleNamespace(
             evaluation=SimpleNamespace(episodes=1), stop=SimpleNamespace(target_return=0.0),
         ),
-        batch_size=1,
+        batch_size=1, learners=1,
         earlier=SimpleNamespace(best_return=None, wall_s=0.0),
     )  # fmt: skip
     made = recorder.Recorder(plan, SimpleNamespace(path=tmp_path), SimpleNamespace(note=lambda text: None))

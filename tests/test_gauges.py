@@ -9,7 +9,7 @@ from spreeze.runtime.rates import CounterSample, Rates, samples_per_insert
 
 def _reading(t_s, steps=(0,), updates=0, *, inserted=0, baseline=-1, sampled=0, sampler=None, learner=None):
     samplers = tuple({**dict.fromkeys(SLOTS["sampler"], 0.0), "env_steps": float(s), **(sampler or {})} for s in steps)
-    return CounterSample(
+    return CounterSample.of_one(
         t_s=t_s, samplers=samplers, inserted=inserted, baseline_inserted=baseline, sampled=sampled,
         learner={**dict.fromkeys(SLOTS["learner"], 0.0), "updates": float(updates), **(learner or {})},
     )  # fmt: skip
@@ -78,7 +78,7 @@ def test_shares_are_unknown_when_nothing_happened():
     [(100, -1, 0, None), (100, 100, 0, None), (300, 100, 1600, 8.0), (150, 0, 75, 0.5)],
 )
 def test_samples_per_insert_counts_from_the_beginning_of_learning(inserted, baseline, sampled, ratio):
-    assert samples_per_insert(_reading(0.0, inserted=inserted, baseline=baseline, sampled=sampled)) == ratio
+    assert samples_per_insert(_reading(0.0, inserted=inserted, baseline=baseline, sampled=sampled).groups) == ratio
 
 
 def test_steady_rates_leave_out_start_and_warm_up():
@@ -126,7 +126,7 @@ def test_what_an_on_policy_algorithm_does_not_tell_is_unknown_and_not_0():
 def test_episode_means_leave_out_samplers_without_an_episode():
     first = {"episodes": 2.0, "episode_return": -10.0}
     reading = _reading(0.0, (1, 1))
-    reading.samplers[0].update(first)
+    reading.groups[0].samplers[0].update(first)
     metrics = Rates(1).read(reading)
     assert metrics["episodes"] == 2.0
     assert metrics["episode_return"] == -10.0
@@ -148,10 +148,37 @@ def test_an_on_policy_learner_has_numbers_of_its_own_and_none_of_replay():
 def test_actors_rows_are_counted_by_the_batch():
     def reading(t_s, rows, batches, policy_s, wait_s):
         numbers = {"rows": rows, "batches": batches, "policy_s": policy_s, "wait_s": wait_s, "policy_version": 0.0}
-        return dataclasses.replace(_reading(t_s), actors=(numbers, numbers))
+        (group,) = _reading(t_s).groups
+        return CounterSample(t_s, (dataclasses.replace(group, actors=(numbers, numbers)),))
 
     gauges = Rates(32)
     assert gauges.read(reading(0.0, 0.0, 0.0, 0.0, 0.0))["actor_rows_per_batch"] is None
     metrics = gauges.read(reading(1.0, 12.0, 4.0, 0.25, 0.75))
     assert metrics["actor_rows_per_batch"] == 3.0
     assert (metrics["actor_policy_share"], metrics["actor_wait_share"]) == (0.25, 0.75)
+
+
+def test_of_two_groups_counters_and_rates_are_sums_and_other_numbers_means():
+    def reading(t_s, steps, updates, age):
+        one = {"sampled": 640, "inserted": 200, "baseline": 100, "learner": {"transition_age": age}}
+        return CounterSample(t_s, tuple(
+            _reading(t_s, own, count, **one).groups[0] for own, count in zip(steps, updates, strict=True)))
+
+    gauges = Rates(32)
+    gauges.read(reading(0.0, ((0, 0), (0,)), (1, 1), 50.0))
+    both = reading(2.0, ((100, 60), (40,)), (11, 31), 50.0)
+    both.groups[1].learner["transition_age"] = 70.0
+    metrics = gauges.read(both)
+    names = ("updates", "updates_per_s", "env_steps_per_s", "update_frames_per_s", "transition_age")
+    assert [metrics[name] for name in names] == [42.0, 20.0, 100.0, 640.0, 60.0]
+    assert [metrics[f"{name}/0"] for name in names] == [11.0, 5.0, 80.0, 160.0, 50.0]
+    assert [metrics[f"{name}/1"] for name in names] == [31.0, 15.0, 20.0, 480.0, 70.0]
+    assert [metrics[f"sampler_env_steps_per_s/{index}"] for index in range(3)] == [50.0, 30.0, 20.0]
+    assert metrics["samples_per_insert"] == metrics["samples_per_insert/1"] == 6.4
+
+
+def test_a_run_of_one_group_has_no_series_by_group():
+    gauges = Rates(32)
+    gauges.read(_reading(0.0))
+    series = [name for name in gauges.read(_reading(1.0, (9,), 3)) if "/" in name]
+    assert series == ["sampler_env_steps_per_s/0"]

@@ -35,6 +35,7 @@ from spreeze.transport.replay_reader import ReplayReader
 from spreeze.transport.replay_ring import ReplayRing, ShardWriter
 from spreeze.transport.status_table import StatusTable
 from spreeze.workers.context import WorkerContext
+from spreeze.workers.roles import Address
 from spreeze.workers.sampler import SamplerJob, SamplerLoop
 from spreeze.workers.transition_collector import TransitionCollector
 
@@ -207,7 +208,8 @@ def status():
 
 
 def shares(status, samplers=3):
-    return [WorkerContext("sampler", index, status, index, None).sampler_share for index in range(samplers)]
+    addresses = [Address("sampler", index=index) for index in range(samplers)]
+    return [WorkerContext(address, status, address.index, None).sampler_share for address in addresses]
 
 
 def test_without_a_word_of_the_supervisor_every_sampler_works(status):
@@ -236,8 +238,8 @@ class OneSampler:
     def __init__(self, folder):
         self.plan = plan(replay={"samples_per_insert_min": 0.0, "capacity": 20_000})
         self.status, self.ring = StatusTable.create(4), ReplayRing.create(self.plan.ring_spec())
-        job = SamplerJob.from_json(worker_specs(self.plan, folder, self.ring, 0.0)["sampler-0"].job)
-        self.context = WorkerContext("sampler", 0, self.status, 0, None)
+        job = SamplerJob.from_json(worker_specs(self.plan, folder, [self.ring], 0.0)["sampler-0"].job)
+        self.context = WorkerContext(Address("sampler"), self.status, 0, None)
         sink = ShardWriter(self.ring, 0)
         self.sampling = TransitionCollector(
             lambda: open_task(self.plan.spec), job.num_envs, self.plan.spec, sink, n_step=1,
@@ -294,12 +296,12 @@ def test_a_sampler_killed_while_it_rests_is_started_again_and_rests_on(tmp_path)
     decided = plan(replay={"samples_per_insert_min": 0.0, "capacity": 20_000})
     for sub in SUBDIRECTORIES:
         (tmp_path / sub).mkdir()
-    with open_memory(decided, tmp_path, 4) as (status, ring):
+    with open_memory(decided, tmp_path, 4) as (status, (ring,)):
         workers = ProcessSupervisor(
             RunContext(run_dir=tmp_path, status_fd=status.block.fd, status_rows=4, nonce="resting"),
             status,
             on_event=lambda level, text: None,
-            takeover=lambda spec: ring.takeover(spec.index, 0),
+            takeover=lambda spec: ring.takeover(spec.address.index, 0),
         )
         status.header[words.ACTIVE_SAMPLERS] = 0
 
@@ -309,7 +311,7 @@ def test_a_sampler_killed_while_it_rests_is_started_again_and_rests_on(tmp_path)
             return status.control(0)[words.PHASE] == Phase.WAIT
 
         try:
-            workers.add(worker_specs(decided, tmp_path, ring, time.monotonic())["sampler-0"])
+            workers.add(worker_specs(decided, tmp_path, [ring], time.monotonic())["sampler-0"])
             poll(resting, what="rest")
             os.kill(workers.pids()["sampler-0"], signal.SIGKILL)
             poll(lambda: resting() and workers.restarts == 1, what="rest of the second")
@@ -335,7 +337,7 @@ class Told:
 
 def reading(baseline=200, updates=10.0, inserted=1000):
     learner = {**dict.fromkeys(SLOTS["learner"], 0.0), "updates": updates}
-    return CounterSample(
+    return CounterSample.of_one(
         t_s=0.0, samplers=(), learner=learner, inserted=inserted, baseline_inserted=baseline, sampled=8000
     )
 

@@ -15,6 +15,7 @@ from spreeze.machine.hardware import read_machine
 from spreeze.runtime.launcher import Prewarm, RunContext, WorkerSpec
 from spreeze.transport.status_table import StatusTable
 from spreeze.workers.prewarm import place, receive
+from spreeze.workers.roles import Address
 
 _TWO_CORES = pytest.mark.skipif(read_machine().cores.usable < 2, reason="a head start takes a core of its own")
 _HOLDER = """
@@ -106,7 +107,7 @@ class _Started:
         self._status = StatusTable.create(1)
         run_context = RunContext(run_dir=tmp_path, status_fd=self._status.block.fd, status_rows=1,
                                  nonce=nonce or held.nonce)
-        self.child = held.start(WorkerSpec(role="learner", index=0, row=0, job={}, threads=threads), run_context)
+        self.child = held.start(WorkerSpec(address=Address("learner"), row=0, job={}, threads=threads), run_context)
 
     def __enter__(self):
         return self

@@ -121,7 +121,7 @@ class CrewMachine(RuleBasedStateMachine):
             self.over = True
 
     def _living(self):
-        return [name for name, post in self.stage.workers.handles.items() if post.child is not None]
+        return [name for name, post in self.stage.workers.handles.items() if post.process is not None]
 
     @precondition(lambda self: not self.over and self._living())
     @rule(choice=st.integers(0, 9), code=st.sampled_from([-11, -9, 0, 1]))
@@ -144,7 +144,7 @@ class CrewMachine(RuleBasedStateMachine):
 
     @invariant()
     def every_old_process_is_dead_and_every_post_has_one_at_most(self):
-        held = {id(post.child) for post in self.stage.workers.handles.values() if post.child is not None}
+        held = {id(post.process) for post in self.stage.workers.handles.values() if post.process is not None}
         for child in self.stage.started:
             assert id(child) in held or child.code is not None
 

@@ -23,6 +23,7 @@ from spreeze.transport.replay_reader import ReplayReader
 from spreeze.transport.status_table import StatusTable
 from spreeze.workers.context import WorkerContext
 from spreeze.workers.learn.replay_trainer import ReplayTrainer
+from spreeze.workers.roles import Address
 from spreeze.workers.sampler_stats import SamplerStats
 
 ROW = Metric("weight_norm", "norm", "Euclidean norm of the policy's weights", "algorithm", shown=True,
@@ -61,7 +62,7 @@ def told(monkeypatch):
 @contextlib.contextmanager
 def learner_of(table):
     status = StatusTable.create(2)
-    context = WorkerContext("learner", 0, status, 1, None, table=table)
+    context = WorkerContext(Address("learner"), status, 1, None, table=table)
     try:
         yield status, context
     finally:
@@ -85,7 +86,7 @@ def test_a_made_up_metric_goes_from_the_algorithm_to_store_terminal_and_page_by_
     table = MetricTable((*METRICS, ROW))
     with learner_of(table) as (status, context):
         context.post(**told)
-        reading = CounterSample(
+        reading = CounterSample.of_one(
             t_s=1.0, samplers=(status.named_slots(0, "sampler", table),), inserted=400, baseline_inserted=0, sampled=16,
             learner=status.named_slots(1, "learner", table),
         )  # fmt: skip
@@ -114,7 +115,7 @@ def test_a_made_up_counter_has_its_rate_by_a_row_of_its_own():
                 for pair in ((1.0, 2.0), (4.0, 5.0))]  # fmt: skip
     rates = Rates(1, table=table)
     for t_s, both in zip((0.0, 2.0), samplers, strict=True):
-        metrics = rates.read(CounterSample(t_s, both, table.blank_learner(), 0, -1, 0))
+        metrics = rates.read(CounterSample.of_one(t_s, both, table.blank_learner(), 0, -1, 0))
     assert metrics["episodes_per_s"] == 3.0
 
 
@@ -124,7 +125,7 @@ def test_a_learner_s_number_is_known_when_its_row_says():
     learner = {**table.blank_learner(), **{row.name: 7.0 for row in rows.values()}}
 
     def known(**changes):
-        metrics = Rates(1, table=table).read(CounterSample(0.0, (), learner | changes, 0, -1, 16))
+        metrics = Rates(1, table=table).read(CounterSample.of_one(0.0, (), learner | changes, 0, -1, 16))
         return {need for need, row in rows.items() if metrics[row.name] == 7.0}
 
     assert known() == {Needs.NOTHING}

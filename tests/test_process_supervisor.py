@@ -15,12 +15,13 @@ from spreeze.runtime.launcher import RunContext, WorkerSpec
 from spreeze.runtime.supervisor import ProcessSupervisor
 from spreeze.transport import status_table as words
 from spreeze.transport.status_table import StatusTable
+from spreeze.workers.roles import ROLES, Address
 
 ROWS = {"sampler-0": 0, "sampler-1": 1, "sampler-2": 2, "learner": 3, "evaluator": 4, "visualizer": 5}
 
 
 class FakeChild:
-    """Looks like ``spawn.Child``; ``code`` is what poll() says."""
+    """A ``WorkerProcess`` without a process; ``code`` is what poll() says."""
 
     def __init__(self, spec, pid):
         self.spec, self.pid, self.code, self.signals, self.waited = spec, pid, None, [], 0
@@ -68,13 +69,14 @@ class Stage:
         run_context = RunContext(run_dir=tmp_path, status_fd=-1, status_rows=len(ROWS), nonce="x")
         self.workers = ProcessSupervisor(
             run_context, self.status, on_event=lambda level, text: self.events.append(f"{level}: {text}"),
-            takeover=lambda spec: self.order.append(f"takeover {spec.name}"), start=self._start, clock=lambda: self.now,
+            takeover=lambda spec: self.order.append(f"takeover {spec.name}"), launcher=self, clock=lambda: self.now,
         )  # fmt: skip
         for name in roles:
             role, _, index = name.partition("-")
-            self.workers.add(WorkerSpec(role=role, index=int(index or 0), row=ROWS[name], job={}, step_deadline_s=5.0))
+            self.workers.add(WorkerSpec(address=Address(role, index=int(index or 0)), row=ROWS[name], job={},
+                                        step_deadline_s=5.0))
 
-    def _start(self, spec, run_context):
+    def start(self, spec, run_context):
         if self.refuse:
             raise OSError("no more processes")
         self.order.append(f"start {spec.name}")
@@ -83,7 +85,7 @@ class Stage:
         return self.started[-1]
 
     def child(self, name):
-        return self.workers.handles[name].child
+        return self.workers.handles[name].process
 
     def beat(self, name, phase):
         control = self.status.control(ROWS[name])
@@ -128,7 +130,7 @@ def test_a_dead_sampler_is_taken_over_before_it_is_started_again_and_counted(sta
     scene.workers.watch()
     assert scene.order == ["takeover sampler-0", "start sampler-0"]
     assert scene.workers.restarts == 1
-    assert scene.workers.alive("sampler") == 2
+    assert scene.workers.alive(ROLES["sampler"]) == 2
     assert "ended by SIGSEGV in phase STEP; restarting now" in scene.events[0]
     assert signal.SIGKILL in dead.signals, "what the dead worker had started is ended too"
     assert scene.workers.first_error == ("sampler-0", "ended by SIGSEGV in phase STEP")
@@ -251,8 +253,8 @@ def test_evaluator_and_visualizer_are_given_up_without_harm(stage):
     for _ in range(3):
         scene.child("evaluator").code = 1
         scene.pass_time(4, [("sampler-0", Phase.STEP)])
-    assert scene.workers.alive("evaluator") == 0
-    assert scene.workers.alive("sampler") == 1
+    assert scene.workers.alive(ROLES["evaluator"]) == 0
+    assert scene.workers.alive(ROLES["sampler"]) == 1
     assert scene.workers.restarts == 2
 
 
@@ -264,7 +266,7 @@ def test_a_process_that_cannot_be_started_counts_as_a_failure(stage):
     assert any("sampler-0 could not be started: no more processes" in event for event in scene.events)
     scene.refuse = False
     scene.pass_time(5, [("sampler-1", Phase.STEP), ("sampler-2", Phase.STEP)])
-    assert scene.workers.alive("sampler") == 3
+    assert scene.workers.alive(ROLES["sampler"]) == 3
 
 
 def test_messages_arrive_and_the_last_ones_of_the_dead_too(stage):
@@ -345,8 +347,11 @@ class Ending:
             scene.child("learner").code = 0
 
     def stop(self, hurry=lambda: False):
-        self.scene.workers.stop(hurry=hurry, on_messages=self, on_wait=self.waited_for.update)
+        self.scene.workers.stop(hurry=hurry, on_messages=self, on_wait=self._waiting)
         return self.scene.now
+
+    def _waiting(self, specs):
+        self.waited_for.update(spec.name for spec in specs)
 
 
 def test_the_last_checkpoint_has_as_long_as_it_makes_progress(stage):
@@ -409,3 +414,23 @@ def test_hurry_kills_at_once(stage):
     scene.workers.stop(hurry=lambda: True, on_messages=lambda messages: None)
     assert scene.now == 0.0
     assert all(child.waited == 1 for child in scene.started)
+
+
+def test_more_than_half_of_one_groups_samplers_lost_ends_the_run_though_the_others_are_fine(tmp_path):
+    scene = Stage(tmp_path, ["sampler-0", "sampler-1"])
+    try:
+        scene.workers.add(WorkerSpec(address=Address("sampler", 1, 0), row=2, job={}))
+        assert list(scene.workers.pids()) == ["sampler-0", "sampler-1", "sampler-g1-0"]
+        with pytest.raises(WorkerError, match=r"1 of 1 samplers keep failing; sampler-g1-0: ended with exit code 1"):
+            _fail_again_and_again(scene, "sampler-g1-0")
+    finally:
+        for child in scene.started:
+            child.close()
+        scene.status.close()
+
+
+def _fail_again_and_again(scene, name):
+    for _ in range(100):
+        if (child := scene.child(name)) is not None:
+            child.code = 1
+        scene.pass_time(1.0, [("sampler-0", Phase.STEP), ("sampler-1", Phase.STEP)])

@@ -15,6 +15,7 @@ from spreeze.transport.status_table import STOP, VISUALIZER_PAUSED, WEIGHTS_HINT
 from spreeze.transport.weights import WeightsStore
 from spreeze.workers import visualizer
 from spreeze.workers.context import WorkerContext
+from spreeze.workers.roles import Address
 from spreeze.workers.visualizer import VisualizerJob, run_visualizer
 
 
@@ -40,7 +41,7 @@ def running(job):
     status = StatusTable.create(7)
     read_fd, write_fd = os.pipe()
     os.set_blocking(read_fd, False)
-    context = WorkerContext("visualizer", 0, status, 0, write_fd)
+    context = WorkerContext(Address("visualizer"), status, 0, write_fd)
     errors = []
 
     def body():
@@ -193,7 +194,7 @@ def test_without_a_free_core_a_frame_s_cost_is_slept_off(tmp_path, monkeypatch):
     monkeypatch.setattr(visualizer.time, "process_time", lambda: next(clock))
     rests = []
     status = StatusTable.create(7)
-    context = WorkerContext("visualizer", 0, status, 0, None)
+    context = WorkerContext(Address("visualizer"), status, 0, None)
 
     def sleep(seconds, *rest):
         rests.append(seconds)

@@ -43,6 +43,7 @@ from spreeze.transport.weights import WeightsStore
 from spreeze.tuner.trials import counters
 from spreeze.workers.context import WorkerContext
 from spreeze.workers.learn.replay_trainer import ReplayTrainer
+from spreeze.workers.roles import Address
 from spreeze.workers.sampler import SamplerJob, SamplerLoop
 from spreeze.workers.transition_collector import TransitionCollector
 
@@ -187,7 +188,7 @@ def real_sampler(
         make_vector=vector_maker(plan.spec),
     )
     return SamplerLoop(
-        WorkerContext("sampler", 0, status, 0, None), job, sink, sampling, np.random.default_rng(seed)
+        WorkerContext(Address("sampler"), status, 0, None), job, sink, sampling, np.random.default_rng(seed)
     ), sampling
 
 
@@ -276,9 +277,9 @@ class _Processes:
     def let_work(self, roles: Collection[str], first: int | None = None) -> None:
         """Those of these roles work, of each only the first so many if that is said; the others stand still."""
         for post in self.workers.handles.values():
-            if post.child is not None:
-                works = post.spec.role in roles and (first is None or post.spec.index < first)
-                os.kill(post.child.pid, signal.SIGCONT if works else signal.SIGSTOP)
+            if post.process is not None:
+                works = post.spec.role.name in roles and (first is None or post.spec.address.index < first)
+                os.kill(post.process.pid, signal.SIGCONT if works else signal.SIGSTOP)
 
     def rates(self, seconds: float) -> tuple[float, float]:
         """(env steps, updates) a second over that time."""
@@ -293,7 +294,7 @@ class _Processes:
 def _processes(plan: RunPlan, roles: Collection[str]) -> Iterator[_Processes]:
     """Those of the run that ``plan`` describes; they have ended when this ends."""
     num_rows = plan.samplers + 3
-    with run_folder() as folder, open_memory(plan, folder, num_rows) as (status, ring):
+    with run_folder() as folder, open_memory(plan, folder, num_rows) as (status, (ring,)):
         run_context = RunContext(run_dir=folder, status_fd=status.block.fd, status_rows=num_rows,
                                  nonce=secrets.token_hex(8))
         workers = ProcessSupervisor(run_context, status, on_event=lambda level, text: None)
@@ -302,8 +303,8 @@ def _processes(plan: RunPlan, roles: Collection[str]) -> Iterator[_Processes]:
             if "learner" not in roles:
                 publish_policy(plan, folder)
                 _let_sample(ring, status)
-            for spec in worker_specs(plan, folder, ring, time.monotonic()).values():
-                if spec.role in roles:
+            for spec in worker_specs(plan, folder, [ring], time.monotonic()).values():
+                if spec.role.name in roles:
                     workers.add(spec)
             yield found
         finally:
@@ -346,7 +347,7 @@ def samplers_rows(plan: RunPlan, repeats: int, seconds: float) -> list[Row]:
 
 def _memory_bytes(workers: ProcessSupervisor) -> int:
     """The largest proportional resident memory of a worker (its share of pages that processes have in common)."""
-    children = [handle.child for handle in workers.handles.values() if handle.child is not None]
+    children = [handle.process for handle in workers.handles.values() if handle.process is not None]
     held = [psutil.Process(child.pid).memory_full_info() for child in children]
     return max(int(getattr(info, "pss", info.rss)) for info in held)
 

@@ -52,9 +52,9 @@ from spreeze.run_directory import (
     write_json,
 )
 from spreeze.runtime.interrupts import Interrupts
-from spreeze.runtime.launcher import Prewarm, Start
+from spreeze.runtime.launcher import Launcher, Prewarm
 from spreeze.runtime.plan import EarlierSessions, RunPlan
-from spreeze.runtime.summary import summary
+from spreeze.runtime.recorder import summary
 from spreeze.transport.files import replace_bytes
 from spreeze.transport.shared_memory import check_room
 from spreeze.tuner.problem import TrialResult
@@ -111,7 +111,7 @@ def _train(args: argparse.Namespace) -> int:
                     earlier=plan.earlier,
                 )
                 _check_machine(plan, machine)
-            return _run(args, plan, run_dir, machine, record, interrupts, head_start.start)
+            return _run(args, plan, run_dir, machine, record, interrupts, head_start)
         except BaseException:
             run_dir.write_state(state="failed")
             raise
@@ -166,7 +166,8 @@ def _layers(
         for part, name, value in iterate(old.config):
             if part != "stop":
                 values.setdefault(part, {})[name] = value
-        fixed = ["env.id", "env.args", "run.algo", "env.normalize_obs", f"{old.config.run.algo}.hidden_sizes"]
+        fixed = ["env.id", "env.args", "run.algo", "run.learners", "env.normalize_obs",
+                 f"{old.config.run.algo}.hidden_sizes"]
         if old.config.on_policy is not None:
             fixed += ["run.mode", "rollout.sync_interval", "rollout.correction"]
         for key in fixed:
@@ -238,12 +239,15 @@ def _plan(
     elif wiring.in_turns:
         samplers = 1
     elif samplers is None:
-        samplers = max(1, min(int(usable) - config.learner.threads, 16))
-        reasons["sampling.samplers"] = f"{usable:g} usable cores less {config.learner.threads} for the learner"
+        learners = config.run.learners
+        threads = config.learner.threads * learners
+        samplers = max(learners, min(int(usable) - threads, 16))
+        reasons["sampling.samplers"] = f"{usable:g} usable cores less {threads} for " + (
+            "the learner" if learners == 1 else f"{learners} learners, at least one for each")
     run = read_run(resumed) if resumed else {}
     return RunPlan(
         settings=settings, spec=probe.spec, samplers=samplers, actors=actors, reasons=reasons,
-        free_core=usable - samplers - config.learner.threads >= 1.0,
+        free_core=usable - samplers - config.learner.threads * config.run.learners >= 1.0,
         earlier=EarlierSessions(
             env_steps=int(run.get("env_steps") or 0), wall_s=float(run.get("wall_s") or 0.0),
             episodes=int(run.get("episodes") or 0),
@@ -279,7 +283,7 @@ def _describe(plan: RunPlan, run_dir: RunDir, machine: Machine) -> None:
 
 def _run(
     args: argparse.Namespace, plan: RunPlan, run_dir: RunDir, machine: Machine, tune_record: dict[str, Any] | None,
-    interrupts: Interrupts, start: Start,
+    interrupts: Interrupts, launcher: Launcher,
 ) -> int:
     _check_disk(plan, run_dir)
     try:
@@ -295,7 +299,7 @@ def _run(
             view.note(f"run directory {run_dir.path}")
             for key, reason in plan.reasons.items():
                 view.note(f"{key}: {reason}")
-            outcome = load_mode(plan.config.mode).run_mode(plan, run_dir, view, interrupts, start)
+            outcome = load_mode(plan.config.mode).run_mode(plan, run_dir, view, interrupts, launcher)
         document = summary(plan, outcome, run_dir.path, machine)
         try:
             write_json(run_dir.path / "summary.json", document)
@@ -319,7 +323,7 @@ def _check_disk(plan: RunPlan, run_dir: RunDir) -> None:
     """Rejects to promise saved replays that the disk cannot hold (twice: old and new)."""
     if not plan.config.replay.save or plan.config.on_policy is not None:
         return
-    needed, free = 2 * plan.ring_spec().size_bytes, shutil.disk_usage(run_dir.path).free
+    needed, free = 2 * plan.shared_bytes()[1], shutil.disk_usage(run_dir.path).free
     if needed > free:
         raise ResourceError(
             f"--save-replay needs {needed / 1e6:.0f} MB of disk, {free / 1e6:.0f} MB are free; "

@@ -39,6 +39,8 @@ class Wiring:
     """Intervals between the policy that collects and the one that learns from its data; None: there is replay."""
     actors: bool = False
     """``rollout.actors`` processes may infer for the executors."""
+    several_learners: bool = False
+    """``run.learners`` of them may learn side by side, each with samplers and buffer of its own."""
     knobs: tuple[str, ...] = ()
     """Settings that the tuner chooses; ``algorithm.FIELD`` is of the chosen algorithm, if it has that field."""
 
@@ -89,7 +91,7 @@ DECLARED = (
     Mode(
         name="spreeze", module="spreeze.modes.spreeze",
         doc="samplers fill replay in shared memory while the learner takes large batches from it",
-        replay=Wiring(stages=REPLAY_STAGES, knobs=REPLAY_KNOBS),
+        replay=Wiring(stages=REPLAY_STAGES, several_learners=True, knobs=REPLAY_KNOBS),
     ),
     Mode(
         name="serial", module="spreeze.modes.serial",

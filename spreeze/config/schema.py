@@ -103,6 +103,8 @@ class RunConfig(Part):
     runs_dir: str = setting("runs", "directory that holds the run directories", flag="--runs-dir")
     name: str | None = setting(None, "name of the run directory; built from time, env, algo and seed if not given",
                                flag="--name")
+    learners: int = setting(1, "learners side by side, each with samplers, replay and seed of its own (mode spreeze)",
+                            unit="learners", low=1, high=16, flag="--learners")
     forgiven_failures: int = setting(0, "crashes of a worker that do not count toward its limit of restarts: for tests",
                                      low=0, high=10**9)
 

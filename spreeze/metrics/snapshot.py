@@ -93,6 +93,10 @@ class Snapshot:
         return self.samplers_active < self.samplers_wanted
 
 
+_GROUP_FIGURES = ("env_steps_per_s", "updates_per_s", "eval_return")
+"""What is shown of each learner where there are several."""
+
+
 def measured(
     values: Mapping[str, float | None], *, on_policy: bool, table: MetricTable = TABLE
 ) -> dict[str, Any]:
@@ -105,7 +109,8 @@ def measured(
     """
     fields = {item.name for item in dataclasses.fields(Snapshot)}
     shown = [metric.name for metric in table.metrics if metric.shown]
-    more = ((name, values.get(name)) for name in shown if name not in fields)
+    by_group = [f"{name}/{group}" for name in _GROUP_FIGURES for group in parts_of(values, name)]
+    more = ((name, values.get(name)) for name in (*shown, *by_group) if name not in fields)
     cores = parts_of(values, "cpu_core_use")
     return {
         **{name: values.get(name) for name in shown if name in fields},

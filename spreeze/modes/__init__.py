@@ -1,6 +1,7 @@
 """Modes: which workers, which buffers, which synchronisation. Wiring only, one file a mode.
 
 *spreeze*: samplers write replay and the learner draws from it; nobody waits but for the band of samples per insert.
+``run.learners`` of these can run side by side.
 
 *hts* (HTS-RL): executors step environments, actors, if any are asked for, choose actions for whatever observations are
 there, the learner works on the interval before. Two storages in shared memory change places only when one is full and

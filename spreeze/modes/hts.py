@@ -16,15 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from spreeze.errors import CheckpointError, ConfigError, ResourceError
-from spreeze.machine.orphan_cleanup import OrphanWatch
 from spreeze.run_directory import RunDir
 from spreeze.runtime.interrupts import Interrupts
-from spreeze.runtime.launcher import RunContext, Start, WorkerSpec, spawn
+from spreeze.runtime.launcher import FRESH, Launcher, WorkerSpec
 from spreeze.runtime.plan import RunPlan
 from spreeze.runtime.rates import CounterSample
 from spreeze.runtime.recorder import Outcome, Recorder, View
-from spreeze.runtime.services import last_evaluation, memory_limit_bytes, supervise, watcher_specs
-from spreeze.runtime.supervisor import ProcessSupervisor, Supervisor
+from spreeze.runtime.run_workers import Wired, memory_limit_bytes, read_group, run_workers, watcher_specs
 from spreeze.transport import status_table as words
 from spreeze.transport.checkpoint import CheckpointStore
 from spreeze.transport.rollouts import Handover, InferenceMailbox, Rollouts, put_back
@@ -33,6 +31,7 @@ from spreeze.transport.status_table import StatusTable
 from spreeze.transport.weights import VersionedParameters
 from spreeze.workers.inference_worker import InferenceWorkerJob
 from spreeze.workers.jobs import OnPolicyLearnerJob
+from spreeze.workers.roles import Address
 from spreeze.workers.rollout_sampler import RolloutSamplerJob
 
 
@@ -52,7 +51,7 @@ class Memory:
 
 
 def run_mode(
-    plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts, start: Start = spawn
+    plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts, launcher: Launcher = FRESH
 ) -> Outcome:
     """Trains until a stop condition or an interrupt.
 
@@ -63,71 +62,37 @@ def run_mode(
     with open_memory(plan, run_dir.path) as memory:
         plan = from_interval(plan, memory.rollouts)
         recorder = Recorder(plan, run_dir, view)
-        watch = OrphanWatch(run_dir.nonce)
-        try:
-            watch.start()
-            supervisor = _trained(plan, run_dir, memory, recorder, interrupts, start)
-            last_evaluation(plan, run_dir, recorder, supervisor, interrupts)
-        finally:
-            watch.end()
-            recorder.close()
-    return recorder.outcome
+        wired = _wired(plan, run_dir.path, memory, recorder)
+        return run_workers(plan, run_dir, recorder, interrupts, launcher, wired)
 
 
-def _trained(
-    plan: RunPlan, run_dir: RunDir, memory: Memory, recorder: Recorder, interrupts: Interrupts, start: Start
-) -> Supervisor:
-    """Starts everybody and watches to the end; nobody is left when it returns."""
+@contextlib.contextmanager
+def _wired(plan: RunPlan, run_dir: Path, memory: Memory, recorder: Recorder) -> Iterator[Wired]:
     first_watcher = plan.samplers + plan.actors + 1
-    with open_wakeups(plan) as wakeups:
-        status = StatusTable.create(first_watcher + 2)
-        try:
-            run_context = RunContext(
-                run_dir=run_dir.path, status_fd=status.block.fd, status_rows=status.num_rows, nonce=run_dir.nonce
-            )
-            workers = ProcessSupervisor(
-                run_context, status, on_event=recorder.event, start=start, forgiven=plan.config.run.forgiven_failures
-            )
-            read = Readings(plan, status, memory.rollouts, memory.updates)
-            supervisor = Supervisor(run_dir, status, workers, read, recorder, interrupts)
-            specs = worker_specs(plan, run_dir.path, memory, wakeups, recorder.started_s)
-            specs |= watcher_specs(plan, run_dir.path, first_watcher)
-            supervise(supervisor, workers, specs, lambda: memory.rollouts.interval > read.first_interval)
-        finally:
-            status.close()
-    return supervisor
+    first_interval, first_updates = memory.rollouts.interval, memory.updates
+    with open_wakeups(plan) as wakeups, contextlib.closing(StatusTable.create(first_watcher + 2)) as status:
+        specs = worker_specs(plan, run_dir, memory, wakeups, recorder.started_s)
+        specs |= watcher_specs(plan, run_dir, first_watcher)
+
+        def read() -> CounterSample:
+            """All counters of a moment; at the end only whole intervals count: a resume collects the rest again."""
+            group = read_group(status, specs, 0)
+            collected = (memory.rollouts.interval - first_interval) * memory.rollouts.spec.rows
+            if status.header[words.STOP]:
+                for sampler in group.samplers:
+                    sampler["env_steps"] = collected / plan.samplers
+            sampled = int(max(0.0, group.learner["updates"] - first_updates)) * plan.batch_size
+            group = dataclasses.replace(group, inserted=collected, baseline_inserted=0, sampled=sampled)
+            return CounterSample(time.monotonic(), (group,))
+
+        yield Wired(status=status, specs=specs, read=read,
+                    learning_began=lambda: memory.rollouts.interval > first_interval)
 
 
 def from_interval(plan: RunPlan, rollouts: Rollouts) -> RunPlan:
     """The plan with the env steps that are behind it: those of whole intervals, the rest is collected again."""
     env_steps = rollouts.interval * rollouts.spec.rows
     return dataclasses.replace(plan, earlier=dataclasses.replace(plan.earlier, env_steps=env_steps))
-
-
-class Readings:
-    """All counters of a moment; at the end only whole intervals count."""
-
-    def __init__(self, plan: RunPlan, status: StatusTable, rollouts: Rollouts, updates: int) -> None:
-        self._plan, self._status, self._rollouts = plan, status, rollouts
-        self._rows = rollouts.spec.rows
-        self._first_updates = updates
-        self.first_interval = rollouts.interval
-        """Interval at which this session began."""
-
-    def __call__(self) -> CounterSample:
-        """The reading."""
-        plan, status, executors = self._plan, self._status, self._plan.samplers
-        collected = (self._rollouts.interval - self.first_interval) * self._rows
-        samplers = [status.named_slots(row, "executor") for row in range(executors)]
-        if status.header[words.STOP]:
-            for sampler in samplers:  # what belongs to no whole interval is collected again by a resume
-                sampler["env_steps"] = collected / executors
-        learner = status.named_slots(executors + plan.actors, "learner")
-        return CounterSample(
-            t_s=time.monotonic(), samplers=tuple(samplers), learner=learner, inserted=collected, baseline_inserted=0,
-            sampled=int(max(0.0, learner["updates"] - self._first_updates)) * plan.batch_size,
-            actors=tuple(status.named_slots(executors + index, "actor") for index in range(plan.actors)),
-        )
 
 
 @contextlib.contextmanager
@@ -149,23 +114,13 @@ def open_memory(plan: RunPlan, run_dir: Path) -> Iterator[Memory]:
         states = VersionedParameters.create()
         stack.callback(states.close)
         memory = Memory(rollouts=rollouts, mailbox=mailbox, handover=Handover(policies=policies, states=states))
-        if plan.earlier.sessions:
-            restore(plan, run_dir, memory)
+        checkpoint = CheckpointStore(run_dir / "checkpoints").load_latest() if plan.earlier.sessions else None
+        if checkpoint is not None:
+            try:
+                put_back(checkpoint.tensors, checkpoint.state, rollouts, memory.handover)
+            except (CheckpointError, KeyError) as error:
+                raise ConfigError(f"{run_dir.name} cannot be continued with these settings: {error}") from None
         yield memory
-
-
-def restore(plan: RunPlan, run_dir: Path, memory: Memory) -> None:
-    """Puts the newest checkpoint back, if there is one.
-
-    Raises:
-        ConfigError: it does not fit the settings.
-    """
-    checkpoint = CheckpointStore(run_dir / "checkpoints").load_latest()
-    if checkpoint is not None:
-        try:
-            put_back(checkpoint.tensors, checkpoint.state, memory.rollouts, memory.handover)
-        except (CheckpointError, KeyError) as error:
-            raise ConfigError(f"{run_dir.name} cannot be continued with these settings: {error}") from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,12 +165,12 @@ def worker_specs(
     job, limit = learner_job(plan, run_dir, memory, run_started_s, wakeups), memory_limit_bytes(plan)
     shared = (memory.rollouts.fd, memory.mailbox.fd, *memory.handover.policies.fds,
               *_fds(*wakeups.executors, *wakeups.actors, wakeups.learner))
-    found = [WorkerSpec(role="learner", body="rollout-learner", index=0, row=plan.samplers + plan.actors,
+    found = [WorkerSpec(address=Address("learner"), body="rollout-learner", row=plan.samplers + plan.actors,
                         job=job.to_json(), threads=job.threads, inherited_fds=(*shared, *memory.handover.states.fds))]
     found += [
-        WorkerSpec(role="executor", index=index, row=index, job=executor_job(plan, memory, wakeups, index).to_json(),
-                   step_deadline_s=plan.config.sampling.step_deadline_s, inherited_fds=shared,
-                   memory_limit_bytes=limit)
+        WorkerSpec(address=Address("executor", index=index), row=index, inherited_fds=shared,
+                   job=executor_job(plan, memory, wakeups, index).to_json(), memory_limit_bytes=limit,
+                   step_deadline_s=plan.config.sampling.step_deadline_s)
         for index in range(plan.samplers)
     ]
     for index in range(plan.actors):
@@ -225,8 +180,8 @@ def worker_specs(
             policy_fds=memory.handover.policies.fds, wakeup_fds=_fds(wakeups.actors[index]),
             executor_wakeup_fds=_fds(*wakeups.executors),
         )
-        found.append(WorkerSpec(role="actor", index=index, row=plan.samplers + index, job=actor.to_json(),
-                                inherited_fds=shared))
+        found.append(WorkerSpec(address=Address("actor", index=index), row=plan.samplers + index,
+                                job=actor.to_json(), inherited_fds=shared))
     return {spec.name: spec for spec in found}
 
 

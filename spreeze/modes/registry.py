@@ -8,7 +8,7 @@ from typing import Protocol
 from spreeze.config.modes import Mode
 from spreeze.run_directory import RunDir
 from spreeze.runtime.interrupts import Interrupts
-from spreeze.runtime.launcher import Start, spawn
+from spreeze.runtime.launcher import FRESH, Launcher
 from spreeze.runtime.plan import RunPlan
 from spreeze.runtime.recorder import Outcome, View
 
@@ -17,9 +17,9 @@ class ModeModule(Protocol):
     """What a mode's module offers."""
 
     def run_mode(
-        self, plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts, start: Start = spawn
+        self, plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts, launcher: Launcher = FRESH
     ) -> Outcome:
-        """Runs to the end, leaves nothing behind; ``start`` begins its workers, where it has any."""
+        """Runs to the end, leaves nothing behind; ``launcher`` starts its workers, where it has any."""
 
 
 def load_mode(mode: Mode) -> ModeModule:

@@ -23,7 +23,7 @@ from spreeze.modes import hts
 from spreeze.modes.spreeze import load_saved_replay
 from spreeze.run_directory import RunDir
 from spreeze.runtime.interrupts import Interrupts
-from spreeze.runtime.launcher import Start, spawn
+from spreeze.runtime.launcher import FRESH, Launcher
 from spreeze.runtime.plan import RunPlan
 from spreeze.runtime.rates import CounterSample
 from spreeze.runtime.recorder import SAMPLE_S, Outcome, Recorder, View
@@ -44,7 +44,7 @@ _FINAL_EVALUATION_S = 6.0
 
 
 def run_mode(
-    plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts, start: Start = spawn
+    plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts, launcher: Launcher = FRESH
 ) -> Outcome:
     """Trains in this process until a stop condition or an interrupt; on-policy with several samplers as hts does.
 
@@ -54,7 +54,7 @@ def run_mode(
     """
     on_policy = plan.config.on_policy is not None
     if on_policy and plan.samplers > 1:
-        return hts.run_mode(plan, run_dir, view, interrupts, start)
+        return hts.run_mode(plan, run_dir, view, interrupts, launcher)
     learner = plan.config.learner
     with contextlib.ExitStack() as stack:
         memory = stack.enter_context(hts.open_memory(plan, run_dir.path)) if on_policy else None
@@ -141,7 +141,7 @@ class _Serial:
             "env_s": counts.env_s, "write_s": counts.write_s, "wait_s": 0.0,
         }
         learner = data.trainer.numbers(wait_s=0.0, publish_s=self._evaluations_s + data.refresh_s)
-        return CounterSample(t_s=time.monotonic(), samplers=(sampler,), learner=learner, inserted=inserted,
+        return CounterSample.of_one(t_s=time.monotonic(), samplers=(sampler,), learner=learner, inserted=inserted,
                              baseline_inserted=baseline, sampled=sampled)
 
     def _chores(self) -> None:

@@ -1,136 +1,147 @@
-"""The Spreeze mode: samplers -> shared-memory replay -> learner, with evaluator and visualizer beside."""
+"""The Spreeze mode: samplers -> shared-memory replay -> learner, ``run.learners`` times side by side.
+
+Each learner has samplers, replay, weights and checkpoints of its own (a group), and learns as a run of its own with the
+seed ``run.seed`` + its number would. Nothing passes between groups: learners that exchange parameters would do it where
+``worker_specs`` gives a learner its job.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from spreeze.machine.orphan_cleanup import OrphanWatch
-from spreeze.run_directory import RunDir
+from spreeze.run_directory import RunDir, group_folder
 from spreeze.runtime.cpu_governor import GovernorLoop
 from spreeze.runtime.interrupts import Interrupts
-from spreeze.runtime.launcher import RunContext, Start, WorkerSpec, spawn
-from spreeze.runtime.plan import RunPlan
-from spreeze.runtime.rates import CounterSample
+from spreeze.runtime.launcher import FRESH, Launcher, WorkerSpec
+from spreeze.runtime.plan import RunPlan, split_evenly
+from spreeze.runtime.rates import CounterSample, GroupSample
 from spreeze.runtime.recorder import Outcome, Recorder, View
-from spreeze.runtime.services import last_evaluation, memory_limit_bytes, supervise, watcher_specs
-from spreeze.runtime.supervisor import ProcessSupervisor, Supervisor
+from spreeze.runtime.run_workers import Wired, memory_limit_bytes, read_group, run_workers, watcher_specs
 from spreeze.transport.checkpoint import CheckpointStore
 from spreeze.transport.checkpoint import load_replay as load_replay
 from spreeze.transport.replay_ring import ReplayRing
 from spreeze.transport.status_table import StatusTable
 from spreeze.workers.jobs import LearnerJob
+from spreeze.workers.roles import Address
 from spreeze.workers.sampler import SamplerJob
+
+_SESSION_SEEDS = 1000
+"""Between the samplers' seeds of two sessions: a resumed run sees other episodes."""
 
 
 def run_mode(
-    plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts, start: Start = spawn
+    plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts, launcher: Launcher = FRESH
 ) -> Outcome:
     """Trains until a stop condition or an interrupt.
 
     Raises:
         ResourceError: no room for replay; nothing was started.
     """
-    names = status_rows(plan.samplers)
     recorder = Recorder(plan, run_dir, view)
-    watch = OrphanWatch(run_dir.nonce)
-    try:
-        watch.start()
-        with open_memory(plan, run_dir.path, len(names)) as (status, ring):
-            run_context = RunContext(run_dir=run_dir.path, status_fd=status.block.fd, status_rows=len(names),
-                                     nonce=run_dir.nonce)
-            workers = ProcessSupervisor(run_context, status, on_event=recorder.event,
-                                        takeover=lambda spec: _take_over(ring, spec),
-                                        start=start, forgiven=plan.config.run.forgiven_failures)
-            governing = GovernorLoop(plan, status, recorder.event) if plan.config.tuning.govern else None
-            supervisor = Supervisor(run_dir, status, workers, lambda: _read(status, ring, plan.samplers), recorder,
-                                    interrupts, governing)
-            supervise(supervisor, workers, worker_specs(plan, run_dir.path, ring, recorder.started_s),
-                      lambda: ring.baseline_inserted >= 0)
-        last_evaluation(plan, run_dir, recorder, supervisor, interrupts)
-    finally:
-        watch.end()
-        recorder.close()
-    return recorder.outcome
+    return run_workers(plan, run_dir, recorder, interrupts, launcher, _wired(plan, run_dir.path, recorder))
 
 
-def status_rows(samplers: int) -> dict[str, int]:
-    """Name of a worker -> its row of the status table."""
-    names = (*(f"sampler-{index}" for index in range(samplers)), "learner", "evaluator", "visualizer")
-    return {name: row for row, name in enumerate(names)}
+@contextlib.contextmanager
+def _wired(plan: RunPlan, run_dir: Path, recorder: Recorder) -> Iterator[Wired]:
+    with open_memory(plan, run_dir, len(status_rows(plan.samplers, plan.learners))) as (status, rings):
+        specs = worker_specs(plan, run_dir, rings, recorder.started_s)
+
+        def read_one(group: int) -> GroupSample:
+            ring = rings[group]
+            return dataclasses.replace(
+                read_group(status, specs, group), inserted=ring.total_committed(),
+                baseline_inserted=ring.baseline_inserted, sampled=ring.sampled,
+            )
+
+        yield Wired(
+            status=status, specs=specs,
+            read=lambda: CounterSample(time.monotonic(), tuple(map(read_one, range(plan.learners)))),
+            learning_began=lambda: all(ring.baseline_inserted >= 0 for ring in rings),
+            takeover=lambda spec: _take_over(rings, spec),
+            governing=GovernorLoop(plan, status, recorder.event) if plan.config.tuning.govern else None,
+        )
 
 
-def _read(status: StatusTable, ring: ReplayRing, samplers: int) -> CounterSample:
-    """All counters of this moment."""
-    return CounterSample(
-        t_s=time.monotonic(), samplers=tuple(status.named_slots(row, "sampler") for row in range(samplers)),
-        learner=status.named_slots(samplers, "learner"),
-        inserted=ring.total_committed(), baseline_inserted=ring.baseline_inserted, sampled=ring.sampled,
-    )
+def status_rows(samplers: int, learners: int = 1) -> dict[str, int]:
+    """Name of a worker -> its row of the status table: the samplers of all groups, the learners, then the watchers."""
+    workers = [Address("sampler", group, index) for group, count in enumerate(split_evenly(samplers, learners))
+               for index in range(count)]
+    workers += [Address("learner", group) for group in range(learners)]
+    workers += [Address("evaluator"), Address("visualizer")]
+    return {address.name: row for row, address in enumerate(workers)}
 
 
-def _take_over(ring: ReplayRing, spec: WorkerSpec) -> None:
+def _take_over(rings: Sequence[ReplayRing], spec: WorkerSpec) -> None:
     """The shard of a sampler that is certainly dead gets a new epoch; its next owner is not known yet."""
-    if spec.role == "sampler":
-        ring.takeover(spec.index, 0)
+    if spec.role.steps:
+        rings[spec.address.group].takeover(spec.address.index, 0)
 
 
-def load_saved_replay(plan: RunPlan, run_dir: Path, ring: ReplayRing) -> None:
-    """Rows saved by an earlier session; before anybody writes into the ring."""
-    saved = CheckpointStore(run_dir / "checkpoints").latest_replay() if plan.earlier.sessions else None
+def load_saved_replay(plan: RunPlan, folder: Path, ring: ReplayRing) -> None:
+    """Rows that a group saved in an earlier session; before anybody writes into the ring."""
+    saved = CheckpointStore(folder / "checkpoints").latest_replay() if plan.earlier.sessions else None
     if saved is not None:
         load_replay(saved, ring)
 
 
 @contextlib.contextmanager
-def open_memory(plan: RunPlan, run_dir: Path, num_rows: int) -> Iterator[tuple[StatusTable, ReplayRing]]:
-    """Board and ring, owned by this process: a worker may die and come back, its rows stay."""
-    ring = ReplayRing.create(plan.ring_spec())
-    try:
-        load_saved_replay(plan, run_dir, ring)
+def open_memory(plan: RunPlan, run_dir: Path, num_rows: int) -> Iterator[tuple[StatusTable, list[ReplayRing]]]:
+    """Status table and each group's replay, owned by this process: a worker may die and come back, its rows stay."""
+    with contextlib.ExitStack() as stack:
+        rings = []
+        for group in range(plan.learners):
+            rings.append(ReplayRing.create(plan.ring_spec(group)))
+            stack.callback(rings[-1].close)
+            load_saved_replay(plan, group_folder(run_dir, group), rings[-1])
         status = StatusTable.create(num_rows)
-        try:
-            yield status, ring
-        finally:
-            status.close()
-    finally:
-        ring.close()
+        stack.callback(status.close)
+        yield status, rings
 
 
-def worker_specs(plan: RunPlan, run_dir: Path, ring: ReplayRing, run_started_s: float) -> dict[str, WorkerSpec]:
+def worker_specs(
+    plan: RunPlan, run_dir: Path, rings: Sequence[ReplayRing], run_started_s: float
+) -> dict[str, WorkerSpec]:
     """Worker specifications in starting order: what takes longest to import comes first."""
-    config, samplers = plan.config, plan.samplers
+    config, rows = plan.config, status_rows(plan.samplers, plan.learners)
     limit = memory_limit_bytes(plan)
-    fds = (ring.block.fd,)
-    specs = {
-        "learner": WorkerSpec(
-            role="learner", index=0, row=samplers, job=_learner_job(plan, run_dir, ring, run_started_s).to_json(),
-            threads=config.learner.threads, inherited_fds=fds,
-        )
-    }
-    for index in range(samplers):
-        job = SamplerJob(
-            run_dir=str(run_dir), spec=plan.spec, index=index, seed=config.run.seed + 1000 * plan.earlier.sessions,
-            num_envs=config.sampling.envs_per_sampler, n_step=config.algorithm.n_step, gamma=config.algorithm.gamma,
-            nan_policy=config.sampling.nan_policy, ring_fd=ring.block.fd, ring=ring.spec.to_json(),
-            samples_per_insert_min=config.replay.samples_per_insert_min,
-            samples_per_insert_max=config.replay.samples_per_insert_max,
-            learning_starts=config.replay.learning_starts, batch_size=config.learner.batch_size,
-        )
-        specs[f"sampler-{index}"] = WorkerSpec(role="sampler", index=index, row=index, job=job.to_json(),
-                                               step_deadline_s=config.sampling.step_deadline_s, inherited_fds=fds,
-                                               memory_limit_bytes=limit)
-    return specs | watcher_specs(plan, run_dir, samplers + 1)
+    specs = [
+        WorkerSpec(address=Address("learner", group), row=rows[Address("learner", group).name],
+                   job=_learner_job(plan, run_dir, ring, run_started_s, group).to_json(),
+                   threads=config.learner.threads, inherited_fds=(ring.block.fd,))
+        for group, ring in enumerate(rings)
+    ]
+    for group, ring in enumerate(rings):
+        for index in range(plan.samplers_of(group)):
+            job = SamplerJob(
+                run_dir=str(group_folder(run_dir, group)), spec=plan.spec, index=index,
+                seed=config.run.seed + group + _SESSION_SEEDS * plan.earlier.sessions,
+                num_envs=config.sampling.envs_per_sampler, n_step=config.algorithm.n_step,
+                gamma=config.algorithm.gamma, nan_policy=config.sampling.nan_policy, ring_fd=ring.block.fd,
+                ring=ring.spec.to_json(), samples_per_insert_min=config.replay.samples_per_insert_min,
+                samples_per_insert_max=config.replay.samples_per_insert_max,
+                learning_starts=config.replay.learning_starts, batch_size=config.learner.batch_size,
+            )
+            address = Address("sampler", group, index)
+            specs.append(WorkerSpec(
+                address=address, row=rows[address.name], job=job.to_json(), inherited_fds=(ring.block.fd,),
+                step_deadline_s=config.sampling.step_deadline_s, memory_limit_bytes=limit,
+            ))
+    return {spec.name: spec for spec in specs} | watcher_specs(plan, run_dir, plan.samplers + plan.learners)
 
 
-def _learner_job(plan: RunPlan, run_dir: Path, ring: ReplayRing, run_started_s: float) -> LearnerJob:
+def _learner_job(
+    plan: RunPlan, run_dir: Path, ring: ReplayRing, run_started_s: float, group: int
+) -> LearnerJob:
     config = plan.config
     return LearnerJob(
-        run_dir=str(run_dir), spec=plan.spec, algo=config.run.algo, algorithm=plan.algorithm_fields(),
-        seed=config.run.seed, batch_size=config.learner.batch_size, threads=config.learner.threads,
-        device=config.learner.device, precision=config.learner.precision, overlap=config.learner.overlap,
+        run_dir=str(group_folder(run_dir, group)), spec=plan.spec, algo=config.run.algo,
+        algorithm=plan.algorithm_fields(), seed=config.run.seed + group, batch_size=config.learner.batch_size,
+        threads=config.learner.threads, device=config.learner.device, precision=config.learner.precision,
+        overlap=config.learner.overlap,
         mirror=config.learner.mirror, updates_per_launch=config.learner.updates_per_launch,
         normalize_obs=config.env.normalize_obs,
         publish_interval_s=config.learner.publish_interval_s,
@@ -138,7 +149,8 @@ def _learner_job(plan: RunPlan, run_dir: Path, ring: ReplayRing, run_started_s: 
         max_updates=config.stop.updates, ring_fd=ring.block.fd, ring=ring.spec.to_json(),
         samples_per_insert_min=config.replay.samples_per_insert_min,
         samples_per_insert_max=config.replay.samples_per_insert_max, learning_starts=config.replay.learning_starts,
-        num_samplers=plan.samplers, rows_per_write=config.sampling.envs_per_sampler * plan.samplers,
+        num_samplers=plan.samplers,  # of the whole run, whose env steps its weights and checkpoints tell
+        rows_per_write=config.sampling.envs_per_sampler * plan.samplers_of(group),
         run_started_s=run_started_s,
         wall_base_s=plan.earlier.wall_s, env_steps_base=plan.earlier.env_steps,
     )

@@ -16,7 +16,8 @@ of its time. The learner, evaluation and pictures are never touched.
 * Gives up cores, and half a dead band more, when two seconds in a row ask for it. Takes back when the last ten
   seconds allow it, by all but their worst second; a load that returns within two minutes makes that wait longer,
   up to a minute. Never more than six changes in a minute.
-* An eighth of a sampler stays active, and more if the learner waits for rows: it must not starve.
+* An eighth of a sampler stays active, and more if the learner waits for rows: it must not starve. Of several learners
+  each has its samplers' share of the active ones, and the one that waits most counts.
 """
 from __future__ import annotations
 
@@ -33,6 +34,7 @@ from spreeze.runtime.plan import RunPlan
 from spreeze.runtime.rates import CounterSample, samples_per_insert
 from spreeze.transport import status_table as words
 from spreeze.transport.status_table import StatusTable
+from spreeze.workers.roles import role_of
 
 STEP = 0.125
 """Active samplers change in such steps; at least one step stays."""
@@ -88,12 +90,7 @@ class Governor:
     """Holds the number of active samplers; fed once a second."""
 
     def __init__(self, maximum: int, leave_free: float = 0.0) -> None:
-        """All samplers are active.
-
-        Args:
-            maximum: sampler processes of the run.
-            leave_free: share of the usable cores that other programs keep even while they do not use it.
-        """
+        """``leave_free`` is the share of the usable cores that other programs keep even while they do not use it."""
         self._maximum, self._leave_free = float(maximum), leave_free
         self.active = self._maximum
         self._others: deque[_Others] = deque(maxlen=LONGEST_RETURN_S)
@@ -110,9 +107,8 @@ class Governor:
     def feed(self, facts: Facts | None) -> Change | None:
         """Takes in one second; returns a change, or None to go on as it is.
 
-        Args:
-            facts: None when this second says nothing: no learning yet, a learner that starts again, a
-                machine that slept.
+        ``facts`` are None when this second says nothing: no learning yet, a learner that starts again, a machine that
+        slept.
         """
         self._now_s += 1
         if facts is None:
@@ -240,46 +236,36 @@ class Reader(Protocol):
 
 
 class GovernorLoop:
-    """One run's governor with its readings; called by the supervisor, which need not know when it acts."""
+    """One run's governor with its measurements; the supervisor calls it at each sample."""
 
     def __init__(
         self, plan: RunPlan, status: StatusTable, on_event: Callable[[str, str], None], *, reader: Reader | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Lets every sampler work until there is a reason against it.
-
-        Args:
-            plan: the run.
-            status: where the number of active samplers is posted.
-            on_event: is told of each change (level, text).
-            reader: stand-in for tests.
-            clock: monotonic seconds.
-        """
+        """Lets every sampler work until there is a reason against it; each change is an event (level, text)."""
         self._governor = Governor(plan.samplers, plan.config.tuning.leave_free)
         self._maximum, self._status, self._on_event, self._clock = plan.samplers, status, on_event, clock
+        self._samplers = [plan.samplers_of(group) for group in range(plan.learners)]
         self._reader: Reader = ContentionReader() if reader is None else reader
-        self._before: tuple[float, int | None, float] | None = None
+        self._before: tuple[float, list[int], list[float]] | None = None
         self._foreign_cores: float | None = None
         self._blind = 0
         self._turn_rows = _TURN_SHARE * plan.ring_spec().rows_per_shard
         self._turn_began = (0.0, 0)  # seconds, rows inserted
-        self._status.header[words.SAMPLERS] = self._maximum
+        for group, samplers in enumerate(self._samplers):
+            status.group(group)[words.SAMPLERS] = samplers
         self._post(self._governor.active)
 
     def look(self, reading: CounterSample, pids: Mapping[str, int]) -> dict[str, float | None]:
-        """Acts if a second has passed; returns its metrics.
-
-        Args:
-            reading: counters of this moment.
-            pids: name -> process id of the running workers and of the supervisor.
-        """
-        now_s, learner, wait_s = self._clock(), pids.get("learner"), reading.learner["wait_s"]
+        """Acts if a second has passed; returns its metrics. ``pids`` are those of all workers and of the supervisor."""
+        now_s, waits_s = self._clock(), [group.learner["wait_s"] for group in reading.groups]
+        learners = [pid for name, pid in pids.items() if (role := role_of(name)) is not None and role.learns]
         if self._before is None or now_s - self._before[0] >= _EVERY_S:
             load = self._reader.sample(pids)
             self._note_blind(load is None)
-            facts = None if load is None else self._facts(load, reading, now_s, learner)
+            facts = None if load is None else self._facts(load, reading, now_s, learners)
             self._foreign_cores = None if load is None else load.foreign_cores
-            self._before = (now_s, learner, wait_s)
+            self._before = (now_s, learners, waits_s)
             change = self._governor.feed(facts)
             if change is not None:
                 self._apply(change)
@@ -289,12 +275,13 @@ class GovernorLoop:
     def _pass_turn(self, now_s: float, inserted: int) -> None:
         """Lets the next sampler be the first, while some rest, when those at work have written enough."""
         began_s, before = self._turn_began
-        active, header = self._governor.active, self._status.header
+        active = self._governor.active
         enough = inserted - before >= self._turn_rows * max(1.0, active) or now_s - began_s >= _LONGEST_TURN_S
         if enough:
             self._turn_began = now_s, inserted
-            if active < self._maximum:
-                header[words.FIRST_SAMPLER] = (int(header[words.FIRST_SAMPLER]) + 1) % self._maximum
+            for group, samplers in enumerate(self._samplers) if active < self._maximum else ():
+                header = self._status.group(group)
+                header[words.FIRST_SAMPLER] = (int(header[words.FIRST_SAMPLER]) + 1) % samplers
 
     def _note_blind(self, blind: bool) -> None:
         """Says once that there is nothing to govern by."""
@@ -303,33 +290,40 @@ class GovernorLoop:
             self._on_event("info", "governor: this system does not tell how long threads wait for a core "
                                    "(/proc/PID/schedstat), so samplers give way by their priority alone")
 
-    def _facts(self, load: CpuContention, reading: CounterSample, now_s: float, learner: int | None) -> Facts | None:
-        """This second's facts; None while learning has not begun or the learner has just been started again."""
-        if self._before is None or learner is None or learner != self._before[1] or reading.baseline_inserted < 0:
+    def _facts(
+        self, load: CpuContention, reading: CounterSample, now_s: float, learners: list[int]
+    ) -> Facts | None:
+        """This second's facts; None while learning has not begun, or a learner has just been started again."""
+        groups = reading.groups
+        if self._before is None or learners != self._before[1] or len(learners) < len(groups):
             return None
         elapsed_s = now_s - self._before[0]
-        if elapsed_s > _LONGEST_S or reading.learner["updates"] <= 0:
+        if elapsed_s > _LONGEST_S or any(g.baseline_inserted < 0 or g.learner["updates"] <= 0 for g in groups):
             return None
-        samplers = sum(cores for name, cores in load.wanted.items() if name.startswith("sampler"))
+        wanted = [(role_of(name), cores) for name, cores in load.wanted.items()]
+        samplers = sum(cores for role, cores in wanted if role is not None and role.rests)
+        learning = sum(cores for role, cores in wanted if role is not None and role.learns)
+        waited_s = max(group.learner["wait_s"] - before for group, before in zip(groups, self._before[2], strict=True))
         return Facts(
             usable_cores=load.usable_cores, foreign_cores=load.foreign_cores,
             sibling_cores=load.sibling_cores,
-            learner_cores=load.wanted.get("learner", 0.0), sampler_cores=samplers,
-            other_cores=sum(load.wanted.values()) - samplers - load.wanted.get("learner", 0.0),
-            learner_wait_share=min(max(0.0, reading.learner["wait_s"] - self._before[2]) / elapsed_s, 1.0),
-            samples_per_insert=samples_per_insert(reading),
+            learner_cores=learning, sampler_cores=samplers,
+            other_cores=sum(load.wanted.values()) - samplers - learning,
+            learner_wait_share=min(max(0.0, waited_s) / elapsed_s, 1.0),
+            samples_per_insert=samples_per_insert(groups),
         )
 
     def _apply(self, change: Change) -> None:
-        header = self._status.header
-        before = number(int(header[words.ACTIVE_SAMPLERS]) + header[words.SLOWED_SHARE] / 1000)
+        before = number(self._posted)
         self._post(change.active)
         self._on_event("info", f"governor: {before} -> {number(change.active)} of {self._maximum} samplers active: "
                                f"{change.reason}")
 
     def _post(self, active: float) -> None:
-        """Two stores; what lies between them for a moment is at most one sampler too few."""
-        whole = int(active)
-        self._status.header[words.SLOWED_SHARE] = 0
-        self._status.header[words.ACTIVE_SAMPLERS] = whole
-        self._status.header[words.SLOWED_SHARE] = round(1000 * (active - whole))
+        """Two stores a group, each with its share of the active ones; between them at most one sampler is missing."""
+        self._posted = active
+        for group, samplers in enumerate(self._samplers):
+            header, own = self._status.group(group), max(active * samplers / self._maximum, STEP)
+            header[words.SLOWED_SHARE] = 0
+            header[words.ACTIVE_SAMPLERS] = int(own)
+            header[words.SLOWED_SHARE] = round(1000 * (own - int(own)))

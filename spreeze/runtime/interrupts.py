@@ -35,7 +35,7 @@ class Interrupts:
         self._old: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
-        # Asked now: one that is gone is no terminal any more.
+        # Determined now: a descriptor of a terminal that has gone is no longer recognised as one.
         self._terminals = [fd for fd in _STANDARD_FDS if os.isatty(fd)]
         for number in ENDING:
             self._old[number] = signal.signal(number, self._handle)
@@ -55,7 +55,7 @@ class Interrupts:
         self.cause = self.cause or ("SIGTERM" if number == signal.SIGTERM else "Ctrl-C")
 
     def _hang_up(self) -> None:
-        """What is printed from now on would fail: the terminal is gone, or will be in a moment."""
+        """Discards further output: printing to a terminal that is gone would fail."""
         self.hung_up = True
         with contextlib.suppress(OSError):
             send_nowhere(*self._terminals)

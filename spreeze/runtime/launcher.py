@@ -1,4 +1,4 @@
-"""The supervisor's side of a worker process: start it, hear it, end it."""
+"""The supervisor's side of a worker process: starting it, reading its messages, ending it."""
 from __future__ import annotations
 
 import contextlib
@@ -8,17 +8,16 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import IO, Any, Protocol, Self
 
 from spreeze.machine.orphan_cleanup import MARK
 from spreeze.machine.processes import DEATH_S, held_back, kill_and_wait
 from spreeze.metrics.table import DEADLINE_S, Phase
 from spreeze.run_directory import new_nonce
-from spreeze.workers.context import worker_name
 from spreeze.workers.prewarm import MOST_FDS
+from spreeze.workers.roles import ROLES, Address, Role
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 _NAME = "SPREEZE_WORKER"
@@ -29,8 +28,7 @@ _NAME = "SPREEZE_WORKER"
 class WorkerSpec:
     """All that is needed to start a worker, and to start it again."""
 
-    role: str
-    index: int
+    address: Address
     row: int
     """Row of the status table."""
     job: dict[str, Any]
@@ -48,8 +46,13 @@ class WorkerSpec:
 
     @property
     def name(self) -> str:
-        """``sampler-3``, ``learner``, ..."""
-        return worker_name(self.role, self.index)
+        """See ``Address.name``."""
+        return self.address.name
+
+    @property
+    def role(self) -> Role:
+        """Its row of the table of roles."""
+        return ROLES[self.address.role]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,9 +66,53 @@ class RunContext:
     """Marks every process of the run in its environment, so that none can be overlooked."""
 
 
+class WorkerProcess(Protocol):
+    """A worker that was started: what the supervisor may ask of it, wherever it runs."""
+
+    spec: WorkerSpec
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+
+    @property
+    def message_fd(self) -> int:
+        """A descriptor that is readable when there are messages, or when the worker has ended."""
+
+    def poll(self) -> int | None:
+        """Exit code, negative signal number, or None while it runs."""
+
+    def read_messages(self) -> list[dict[str, Any]]:
+        """Whole messages that have arrived; damaged lines are skipped. Never waits."""
+
+    def signal_group(self, number: signal.Signals) -> None:
+        """Signals the worker and whatever it started."""
+
+    def kill_and_wait(self, within_s: float = DEATH_S) -> int | None:
+        """SIGKILL to the whole group, then waits: after this the worker never writes again.
+
+        Returns:
+            The exit code; None where the kernel does not let it go (see ``processes.kill_and_wait``).
+        """
+
+    def close(self) -> None:
+        """Closes this side's descriptors; the worker must have been killed or have ended."""
+
+
+class Launcher(Protocol):
+    """Starts workers. One that starts them on another machine has this method and no other."""
+
+    def start(self, spec: WorkerSpec, run_context: RunContext) -> WorkerProcess:
+        """The worker's process, which ends with this one, however that ends.
+
+        Raises:
+            OSError: no process, descriptor or log file could be made.
+        """
+
+
 @dataclass
-class WorkerProcess:
-    """A running (or ended) worker process."""
+class LocalProcess:
+    """A worker on this machine: a child process that leads a process group, and two pipes."""
 
     spec: WorkerSpec
     process: subprocess.Popen[bytes]
@@ -75,15 +122,12 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int:
-        """Process id."""
         return self.process.pid
 
     def poll(self) -> int | None:
-        """Exit code, negative signal number, or None while it runs."""
         return self.process.poll()
 
     def read_messages(self) -> list[dict[str, Any]]:
-        """Whole messages that have arrived; damaged lines are skipped. Never waits."""
         found: list[dict[str, Any]] = []
         while True:
             try:
@@ -101,74 +145,59 @@ class WorkerProcess:
         return found
 
     def signal_group(self, number: signal.Signals) -> None:
-        """Signals the worker and whatever it started."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)
 
     def kill_and_wait(self, within_s: float = DEATH_S) -> int | None:
-        """SIGKILL to the whole group, then waits: after this the worker never writes again.
-
-        Returns:
-            The exit code; None where the kernel does not let it go (see ``processes.kill_and_wait``).
-        """
         return kill_and_wait(self.process, within_s)
 
     def close(self) -> None:
-        """Closes this side's descriptors; the worker must have been killed or have ended."""
         for fd in (self.message_fd, self.lifeline):
             with contextlib.suppress(OSError):
                 os.close(fd)
 
 
-Start = Callable[[WorkerSpec, RunContext], WorkerProcess]
-"""Starts a worker: ``spawn``, or what has something ready for it."""
-Begin = Callable[[str, WorkerSpec, RunContext, tuple[int, ...]], "subprocess.Popen[bytes]"]
-"""Begins a worker's process: its argument, what and where it is, and the descriptors that it gets."""
+class FreshProcess:
+    """Starts each worker in a fresh interpreter."""
+
+    def start(self, spec: WorkerSpec, run_context: RunContext) -> WorkerProcess:
+        message_read, message_write = os.pipe()
+        lifeline_read, lifeline_write = os.pipe()
+        try:
+            os.set_blocking(message_read, False)
+            os.set_blocking(message_write, False)
+            address = spec.address
+            argument = json.dumps({
+                "role": address.role, "group": address.group, "index": address.index,
+                "body": spec.body or address.role, "row": spec.row, "job": spec.job,
+                "status_fd": run_context.status_fd, "status_rows": run_context.status_rows,
+                "message_fd": message_write, "lifeline_fd": lifeline_read, "supervisor_pid": os.getpid(),
+                "errors_dir": str(run_context.run_dir / "errors"),
+            })
+            fds = (run_context.status_fd, message_write, lifeline_read, *spec.inherited_fds)
+            process = self._begin(argument, spec, run_context, fds)
+        except BaseException:
+            os.close(message_read)
+            os.close(lifeline_write)
+            raise
+        finally:
+            os.close(message_write)
+            os.close(lifeline_read)
+        return LocalProcess(spec=spec, process=process, message_fd=message_read, lifeline=lifeline_write)
+
+    def _begin(
+        self, argument: str, spec: WorkerSpec, run_context: RunContext, fds: tuple[int, ...]
+    ) -> subprocess.Popen[bytes]:
+        """The process; the descriptors keep their numbers."""
+        with log_file(run_context.run_dir, spec.name) as log, held_back():
+            return subprocess.Popen(
+                [sys.executable, "-m", "spreeze.workers.main", argument],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, close_fds=True, process_group=0,
+                pass_fds=fds, env=child_environment(spec.threads, run_context.nonce, spec.name),
+            )
 
 
-def spawn(spec: WorkerSpec, run_context: RunContext, begin: Begin | None = None) -> WorkerProcess:
-    """Starts a worker in a fresh interpreter, or in what ``begin`` has, and in a process group of its own.
-
-    Raises:
-        OSError: no process, descriptor or log file could be made.
-    """
-    message_read, message_write = os.pipe()
-    lifeline_read, lifeline_write = os.pipe()
-    try:
-        os.set_blocking(message_read, False)
-        os.set_blocking(message_write, False)
-        argument = json.dumps({
-            "role": spec.role, "body": spec.body or spec.role, "index": spec.index, "row": spec.row, "job": spec.job,
-            "status_fd": run_context.status_fd, "status_rows": run_context.status_rows, "message_fd": message_write,
-            "lifeline_fd": lifeline_read, "supervisor_pid": os.getpid(),
-            "errors_dir": str(run_context.run_dir / "errors"),
-        })
-        fds = (run_context.status_fd, message_write, lifeline_read, *spec.inherited_fds)
-        process = (begin or fresh_process)(argument, spec, run_context, fds)
-    except BaseException:
-        os.close(message_read)
-        os.close(lifeline_write)
-        raise
-    finally:
-        os.close(message_write)
-        os.close(lifeline_read)
-    return WorkerProcess(spec=spec, process=process, message_fd=message_read, lifeline=lifeline_write)
-
-
-def fresh_process(
-    argument: str, spec: WorkerSpec, run_context: RunContext, fds: tuple[int, ...]
-) -> subprocess.Popen[bytes]:
-    """A fresh interpreter for a worker; the descriptors keep their numbers.
-
-    Raises:
-        OSError: it could not be started.
-    """
-    with log_file(run_context.run_dir, spec.name) as log, held_back():
-        return subprocess.Popen(
-            [sys.executable, "-m", "spreeze.workers.main", argument],
-            stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, close_fds=True, process_group=0,
-            pass_fds=fds, env=child_environment(spec.threads, run_context.nonce, spec.name),
-        )
+FRESH: Launcher = FreshProcess()
 
 
 def log_file(run_dir: Path, name: str) -> IO[bytes]:
@@ -201,19 +230,17 @@ def child_environment(threads: int, nonce: str, name: str = "") -> dict[str, str
     }
 
 
-_ROLE = "learner"
+_PREWARMED = next(role.name for role in ROLES.values() if role.prewarmed)
 
 
-class Prewarm:
-    """One waiting process, which ends with the ``with`` block unless a worker has taken it."""
+class Prewarm(FreshProcess):
+    """Starts the first learner in a process that waits with its libraries loaded, and all others fresh.
+
+    The waiting process ends with the ``with`` block unless a worker has taken it.
+    """
 
     def __init__(self, threads: int, *, wanted: bool = True) -> None:
-        """Begins it.
-
-        Args:
-            threads: of its libraries.
-            wanted: whether there is a process at all; without, every worker is a fresh one.
-        """
+        """Starts it, with so many threads for its libraries; not ``wanted``: every worker is a fresh one."""
         self.nonce = new_nonce()
         """Of the run that can use it."""
         self._threads = threads
@@ -221,7 +248,7 @@ class Prewarm:
         self._line: socket.socket | None = None
         if wanted:
             with contextlib.suppress(OSError):  # a run can do without
-                self._begin()
+                self._wait()
 
     def __enter__(self) -> Self:
         return self
@@ -242,27 +269,21 @@ class Prewarm:
         if process is not None:
             kill_and_wait(process)
 
-    def start(self, spec: WorkerSpec, run_context: RunContext) -> WorkerProcess:
-        """``spawn``, in the waiting process if there is one for this worker.
-
-        Raises:
-            OSError: the worker could not be started.
-        """
-        return spawn(spec, run_context, self._taken if spec.role == _ROLE else fresh_process)
-
-    def _begin(self) -> None:
+    def _wait(self) -> None:
         self._line, theirs = socket.socketpair()
         with theirs, held_back():
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "spreeze.workers.prewarm", str(theirs.fileno())], stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, close_fds=True, process_group=0,
-                pass_fds=(theirs.fileno(),), env=child_environment(self._threads, self.nonce, _ROLE),
+                pass_fds=(theirs.fileno(),), env=child_environment(self._threads, self.nonce, _PREWARMED),
             )
 
-    def _taken(
+    def _begin(
         self, argument: str, spec: WorkerSpec, run_context: RunContext, fds: tuple[int, ...]
     ) -> subprocess.Popen[bytes]:
-        """The waiting process with its job, if it fits and lives; else a fresh one. It waits no longer."""
+        """The waiting process with its job, if it fits and lives; else a fresh one. It waits for one learner only."""
+        if not spec.role.prewarmed:
+            return super()._begin(argument, spec, run_context, fds)
         taken = None
         fits = (spec.threads, run_context.nonce) == (self._threads, self.nonce) and len(set(fds)) + 2 <= MOST_FDS
         if fits and self._process is not None and self._line is not None:
@@ -270,7 +291,7 @@ class Prewarm:
                 _hand_over(self._line, argument, spec, run_context, fds)
                 taken, self._process = self._process, None
         self.close()
-        return taken or fresh_process(argument, spec, run_context, fds)
+        return taken or super()._begin(argument, spec, run_context, fds)
 
 
 def _hand_over(

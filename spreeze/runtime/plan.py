@@ -25,6 +25,11 @@ class EarlierSessions:
     best_return: float | None = None
 
 
+def split_evenly(samplers: int, learners: int) -> list[int]:
+    """Samplers of each learner; the first ones get one more where it does not come out even."""
+    return [samplers // learners + (group < samplers % learners) for group in range(learners)]
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunPlan:
     """What a mode is given."""
@@ -32,7 +37,7 @@ class RunPlan:
     settings: Settings
     spec: EnvSpec
     samplers: int
-    """Sampler processes; of the on-policy algorithms: executors."""
+    """Sampler processes of all learners together; of the on-policy algorithms: executors."""
     free_core: bool
     """True when a core is left for evaluator and visualizer besides samplers and learner."""
     reasons: dict[str, str] = field(default_factory=dict)
@@ -45,15 +50,17 @@ class RunPlan:
 
     def __post_init__(self) -> None:
         config = self.config
+        self._check_learners()
         if config.on_policy is not None:
             self._check_rollout()
             return
         if self.spec.frames is not None:
             self._check_images()
-        smallest = self.samplers * max(config.sampling.envs_per_sampler, 1) * 2 * (1 + self.layout.depth)
+        samplers = self.samplers_of(0)
+        smallest = samplers * max(config.sampling.envs_per_sampler, 1) * 2 * (1 + self.layout.depth)
         if config.replay.capacity < smallest:
             raise ConfigError(
-                f"replay.capacity = {config.replay.capacity}: {self.samplers} samplers with "
+                f"replay.capacity = {config.replay.capacity}: {samplers} samplers with "
                 f"{config.sampling.envs_per_sampler} environments each need at least {smallest}"
             )
         if config.replay.learning_starts > config.replay.capacity:
@@ -62,12 +69,22 @@ class RunPlan:
                 f"{config.replay.capacity}: learning would never begin"
             )
 
-    def _check_images(self) -> None:
-        """Refuses what does not go with images.
+    def _check_learners(self) -> None:
+        """Rejects several learners where they cannot be."""
+        learners, run = self.learners, self.config.run
+        if learners > 1 and not self.config.wiring.several_learners:
+            raise ConfigError(
+                f"run.learners = {learners}: {run.algo} in mode {run.mode} has one learner; leave it out, or choose an "
+                "algorithm that learns from replay in mode spreeze"
+            )
+        if learners > self.samplers:
+            raise ConfigError(
+                f"run.learners = {learners}: each needs a sampler of its own, and sampling.samplers = {self.samplers}; "
+                f"use --samplers {learners} or more"
+            )
 
-        Raises:
-            ConfigError: a normaliser, or replay in checkpoints.
-        """
+    def _check_images(self) -> None:
+        """Rejects what does not go with images: a normaliser, or replay in checkpoints."""
         config, size = self.config, self.config.replay.capacity * self.layout.row_bytes
         if config.env.normalize_obs:
             raise ConfigError("env.normalize_obs = true: images are scaled by 1/255 already; leave it out")
@@ -77,11 +94,7 @@ class RunPlan:
             )
 
     def _check_rollout(self) -> None:
-        """Refuses sizes of an on-policy run that do not go together.
-
-        Raises:
-            ConfigError: says which.
-        """
+        """Rejects sizes of an on-policy run that do not go together."""
         part, minibatches = self.config.rollout, self.minibatches
         if self.actors > self.samplers:
             raise ConfigError(
@@ -110,6 +123,15 @@ class RunPlan:
             )
 
     @property
+    def learners(self) -> int:
+        """Learners, each the head of a group with samplers, replay, weights and checkpoints of its own."""
+        return self.config.run.learners
+
+    def samplers_of(self, group: int) -> int:
+        """A group's samplers."""
+        return split_evenly(self.samplers, self.learners)[group]
+
+    @property
     def lag(self) -> int | None:
         """Intervals between the policy that collects and the one that is learned from its data; None: off-policy."""
         return self.config.wiring.lag
@@ -132,9 +154,10 @@ class RunPlan:
         return RolloutSpec.of(self.spec, part.sync_interval, self.samplers * part.envs_per_executor)
 
     def shared_bytes(self) -> tuple[str, int]:
-        """The largest block of shared memory that the run needs: its name and size."""
+        """The shared memory that the run needs, but for some kilobytes: its name and size."""
         if self.config.on_policy is None:
-            return "replay", self.ring_spec().size_bytes
+            sizes = [self.ring_spec(group).size_bytes for group in range(self.learners)]
+            return "replay", sum(sizes)
         return "rollout storages", self.rollout_spec().size_bytes
 
     @property
@@ -147,9 +170,10 @@ class RunPlan:
         """Layout of a replay row."""
         return RowLayout.of(self.spec, self.config.algorithm.n_step, checksum=self.config.replay.checksum)
 
-    def ring_spec(self) -> RingSpec:
-        """One shard a sampler, together the asked capacity."""
-        return RingSpec(self.layout, self.samplers, -(-self.config.replay.capacity // self.samplers))
+    def ring_spec(self, group: int = 0) -> RingSpec:
+        """A group's replay: one shard a sampler, together the asked capacity."""
+        samplers = self.samplers_of(group)
+        return RingSpec(self.layout, samplers, -(-self.config.replay.capacity // samplers))
 
     def algorithm_fields(self) -> dict[str, Any]:
         """The algorithm's part as a dictionary."""

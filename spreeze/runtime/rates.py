@@ -13,10 +13,9 @@ _RATE_WINDOW_S = 3.0
 
 
 @dataclass(frozen=True)
-class CounterSample:
-    """All counters at one moment."""
+class GroupSample:
+    """All counters of one group at one moment."""
 
-    t_s: float
     samplers: tuple[dict[str, float], ...]
     """Of on-policy modes: the executors."""
     learner: dict[str, float]
@@ -30,9 +29,47 @@ class CounterSample:
     """Processes that infer for executors (hts)."""
 
     @property
+    def learned(self) -> bool:
+        """Whether there was an update in this session."""
+        return self.learner["updates"] > 0 and self.sampled > 0
+
+    @property
+    def on_policy(self) -> bool:
+        """Whether the learner takes whole intervals, one step each, instead of batches from replay."""
+        return self.learner.get("learn_s", 0.0) > 0.0
+
+    def of(self, role: str) -> tuple[dict[str, float], ...]:
+        """The slots of all workers that stand for a role in the table of metrics."""
+        return (self.learner,) if role == "learner" else self.samplers if role == "sampler" else self.actors
+
+
+@dataclass(frozen=True)
+class CounterSample:
+    """All counters at one moment, group by group."""
+
+    t_s: float
+    groups: tuple[GroupSample, ...]
+
+    @classmethod
+    def of_one(
+        cls, t_s: float, samplers: tuple[dict[str, float], ...], learner: dict[str, float], inserted: int,
+        baseline_inserted: int, sampled: int, actors: tuple[dict[str, float], ...] = (),
+    ) -> CounterSample:
+        """The counters of a run of one group."""
+        return cls(t_s, (GroupSample(samplers, learner, inserted, baseline_inserted, sampled, actors),))
+
+    @property
     def env_steps(self) -> float:
         """Env steps of this session, all samplers."""
-        return sum(sampler["env_steps"] for sampler in self.samplers)
+        return sum(sampler["env_steps"] for group in self.groups for sampler in group.samplers)
+
+    @property
+    def inserted(self) -> int:
+        """Transitions in replay, all groups."""
+        return sum(group.inserted for group in self.groups)
+
+
+_Groups = tuple[GroupSample, ...]
 
 
 @dataclass
@@ -54,21 +91,34 @@ class Rates:
         self._ended = True
 
     def read(self, reading: CounterSample) -> dict[str, float | None]:
-        """Metrics at this reading; a rate is None until there are two readings."""
+        """Metrics at this reading; a rate is None until there are two readings.
+
+        Of several groups, each metric is that of the whole run, and ``name/1`` that of group 1: counters, rates and
+        times are sums over the groups, other numbers means over those that know them.
+        """
         self._note(reading)
         first = self._window[0]
-        metrics = {**_counts(reading, self.table), **self._changes(first, reading)}
-        metrics["samples_per_insert"] = samples_per_insert(reading)
+        metrics = self._metrics(first, reading, slice(None))
+        for index, sampler_rate in enumerate(_sampler_rates(first, reading)):
+            metrics[f"sampler_env_steps_per_s/{index}"] = sampler_rate
+        for number in range(len(reading.groups)) if len(reading.groups) > 1 else ():
+            own = self._metrics(first, reading, slice(number, number + 1))
+            metrics |= {f"{name}/{number}": value for name, value in own.items()}
         return metrics
 
-    def _changes(self, old: CounterSample, new: CounterSample) -> dict[str, float | None]:
-        return {**_rates(old, new, self.batch_size, self.table), **_shares(old, new, self.table)}
+    def _metrics(self, old: CounterSample, new: CounterSample, part: slice) -> dict[str, float | None]:
+        groups = new.groups[part]
+        changes = self._changes(old.groups[part], groups, new.t_s - old.t_s)
+        return {**_counts(groups, self.table), **changes, "samples_per_insert": samples_per_insert(groups)}
+
+    def _changes(self, old: _Groups, new: _Groups, seconds: float) -> dict[str, float | None]:
+        return {**_rates(old, new, seconds, self.batch_size, self.table), **_shares(old, new, self.table)}
 
     def _note(self, reading: CounterSample) -> None:
         self._window.append(reading)
         while len(self._window) > 2 and reading.t_s - self._window[0].t_s > _RATE_WINDOW_S:
             self._window.popleft()
-        if self._learning_began_s is None and reading.learner["updates"] > 0 and reading.sampled > 0:
+        if self._learning_began_s is None and all(group.learned for group in reading.groups):
             self._learning_began_s = reading.t_s
         if self._steady is None and self._learning_began_s is not None and (
             reading.t_s - self._learning_began_s >= self.warmup_s
@@ -81,74 +131,74 @@ class Rates:
         """Rates from the end of the warm-up to the last reading; None when the run was too short."""
         if self._steady is None or self._last is None or self._last.t_s <= self._steady.t_s:
             return dict.fromkeys(("env_steps_per_s", "updates_per_s", "update_frames_per_s", "measured_s"))
-        changes = self._changes(self._steady, self._last)
-        whole = {name: value for name, value in changes.items() if not self.table.by_name(name).parts}
-        return {**whole, "measured_s": self._last.t_s - self._steady.t_s}
+        seconds = self._last.t_s - self._steady.t_s
+        return {**self._changes(self._steady.groups, self._last.groups, seconds), "measured_s": seconds}
 
 
 def split_names(*, on_policy: bool, actors: bool) -> tuple[str, ...]:
-    """Names of the shares of time that a run has, known or not.
-
-    Args:
-        on_policy: its learner takes one step an interval instead of critic and actor steps.
-        actors: processes of their own infer for its executors.
-    """
+    """Names of the shares of time that a run has, known or not; ``actors``: it has inference workers."""
     roles = ("sampler", "learner", "actor") if actors else ("sampler", "learner")
     return tuple(metric.name for role in roles for metric, _ in TABLE.splits(role, on_policy=on_policy))
 
 
-def samples_per_insert(reading: CounterSample) -> float | None:
+def samples_per_insert(groups: _Groups) -> float | None:
     """Transitions drawn over transitions inserted since learning began; None before."""
-    inserts = reading.inserted - reading.baseline_inserted
-    return reading.sampled / inserts if reading.baseline_inserted >= 0 and inserts > 0 else None
+    begun = [group for group in groups if group.baseline_inserted >= 0]
+    inserts = sum(group.inserted - group.baseline_inserted for group in begun)
+    return sum(group.sampled for group in begun) / inserts if inserts > 0 else None
 
 
-def _counts(reading: CounterSample, table: MetricTable) -> dict[str, float | None]:
-    learned = reading.learner["updates"] > 0 and reading.sampled > 0
-    other = Needs.REPLAY if _on_policy(reading) else Needs.ROLLOUTS
+def _counts(groups: _Groups, table: MetricTable) -> dict[str, float | None]:
     counts: dict[str, float | None] = {}
     for metric, slot in table.of("learner", Kind.COUNTER, Kind.GAUGE):
-        due = metric.known_from is Needs.NOTHING or (learned and metric.known_from is not other)
-        counts[metric.name] = _known(reading.learner.get(slot, math.nan)) if due else None
+        posted = [group.learner.get(slot, math.nan) for group in groups if _is_due(metric, group)]
+        known = [value for value in posted if math.isfinite(value)]  # an algorithm has not all, or none that is finite
+        parts = 1 if metric.kind is Kind.COUNTER else len(known)
+        counts[metric.name] = sum(known) / parts if known else None
     for metric, slot in table.of("sampler", Kind.COUNTER):
-        counts[metric.name] = sum(sampler[slot] for sampler in reading.samplers)
+        counts[metric.name] = _total(groups, "sampler", slot)
     for metric, slot in table.of("sampler", Kind.GAUGE):
-        values = [sampler[slot] for sampler in reading.samplers if sampler["episodes"] > 0]
+        values = [sampler[slot] for group in groups for sampler in group.samplers if sampler["episodes"] > 0]
         counts[metric.name] = sum(values) / len(values) if values else None
     return counts
 
 
-def _on_policy(reading: CounterSample) -> bool:
-    """Whether the learner takes whole intervals, one step each, instead of batches from replay."""
-    return reading.learner.get("learn_s", 0.0) > 0.0
+def _is_due(metric: Metric, group: GroupSample) -> bool:
+    """Whether a learner of this kind, as far as it is, has this number."""
+    other = Needs.REPLAY if group.on_policy else Needs.ROLLOUTS
+    return metric.known_from is Needs.NOTHING or (group.learned and metric.known_from is not other)
 
 
-def _known(value: float) -> float | None:
-    """A learner's number; None where its algorithm has none, or had none that is finite."""
-    return value if math.isfinite(value) else None
-
-
-def _total(reading: CounterSample, role: str, slot: str) -> float:
+def _total(groups: _Groups, role: str, slot: str) -> float:
     """A slot's value, summed over all workers of the role."""
-    if role == "learner":
-        return reading.learner.get(slot, 0.0)
-    return sum(worker[slot] for worker in (reading.samplers if role == "sampler" else reading.actors))
+    return sum(worker.get(slot, 0.0) for group in groups for worker in group.of(role))
 
 
-def _rates(old: CounterSample, new: CounterSample, batch_size: int, table: MetricTable) -> dict[str, float | None]:
+def _rates(
+    old: _Groups, new: _Groups, seconds: float, batch_size: int, table: MetricTable
+) -> dict[str, float | None]:
     counters = {metric.name: table.by_name(metric.per_s_of) for metric in table.metrics if metric.per_s_of}
-    seconds = new.t_s - old.t_s
     if seconds <= 0:
         return dict.fromkeys((*counters, "update_frames_per_s"))
     rates: dict[str, float | None] = {}
     for name, counter in counters.items():
         role, slot = _source(counter)
         rates[name] = max(_total(new, role, slot) - _total(old, role, slot), 0.0) / seconds
-    # The learner halves its batch where the device has too little memory.
-    rates["update_frames_per_s"] = (rates["updates_per_s"] or 0.0) * (new.learner.get("batch_size") or batch_size)
-    for index, (before, after) in enumerate(zip(old.samplers, new.samplers, strict=True)):
-        rates[f"sampler_env_steps_per_s/{index}"] = max(after["env_steps"] - before["env_steps"], 0.0) / seconds
+    # A learner halves its batch where the device has too little memory.
+    rates["update_frames_per_s"] = sum(
+        max(after.learner["updates"] - before.learner["updates"], 0.0) / seconds
+        * (after.learner.get("batch_size") or batch_size)
+        for before, after in zip(old, new, strict=True)
+    )
     return rates
+
+
+def _sampler_rates(old: CounterSample, new: CounterSample) -> list[float]:
+    """Env steps a second of each sampler, group after group; empty where no time has passed."""
+    seconds = new.t_s - old.t_s
+    before = [sampler["env_steps"] for group in old.groups for sampler in group.samplers]
+    after = [sampler["env_steps"] for group in new.groups for sampler in group.samplers]
+    return [max(b - a, 0.0) / seconds for a, b in zip(before, after, strict=True)] if seconds > 0 else []
 
 
 def _source(counter: Metric) -> tuple[str, str]:
@@ -157,12 +207,13 @@ def _source(counter: Metric) -> tuple[str, str]:
     return counter.source
 
 
-def _shares(old: CounterSample, new: CounterSample, table: MetricTable) -> dict[str, float | None]:
+def _shares(old: _Groups, new: _Groups, table: MetricTable) -> dict[str, float | None]:
     found: dict[str, float | None] = {}
-    for role in ("sampler", "learner", "actor") if new.actors else ("sampler", "learner"):
-        splits = table.splits(role, on_policy=_on_policy(new))
+    has_actors = any(group.actors for group in new)
+    for role in ("sampler", "learner", "actor") if has_actors else ("sampler", "learner"):
+        splits = table.splits(role, on_policy=new[0].on_policy)
         found |= _normalised({m.name: _total(new, role, slot) - _total(old, role, slot) for m, slot in splits})
-    if new.actors:
+    if has_actors:
         batches = _total(new, "actor", "batches") - _total(old, "actor", "batches")
         rows = _total(new, "actor", "rows") - _total(old, "actor", "rows")
         found["actor_rows_per_batch"] = rows / batches if batches > 0 else None

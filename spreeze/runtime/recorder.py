@@ -1,4 +1,4 @@
-"""What happens in a run, written down: metrics, events, evaluations, the outcome. Starts no process."""
+"""What happens in a run, written down: metrics, events, evaluations, the outcome, ``summary.json``."""
 from __future__ import annotations
 
 import contextlib
@@ -7,25 +7,26 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 from spreeze.formatting import size
-from spreeze.machine.hardware import memory_limits
+from spreeze.machine.hardware import Machine, memory_limits
 from spreeze.machine.utilisation import Utilisation
 from spreeze.metrics.bottleneck import bottleneck
 from spreeze.metrics.snapshot import Snapshot, measured
 from spreeze.metrics.store import EvaluationRow, MetricsWriter
 from spreeze.metrics.table import TABLE, MetricTable
-from spreeze.run_directory import RunDir, process_age_s
+from spreeze.run_directory import RunDir, process_age_s, versions
 from spreeze.runtime.plan import RunPlan
-from spreeze.runtime.rates import CounterSample, Rates
+from spreeze.runtime.rates import CounterSample, Rates, split_names
 from spreeze.workers.sampler_stats import event_text, write_error
 
 _STATE_S = 2.0
 SAMPLE_S = 0.5
 """Time between two samples of all metrics."""
 _SAVING_S = 2.0
-"""Time between two words on a last checkpoint that is being written; one that takes less is not worth a word."""
+"""Time between two reports on a last checkpoint that is being written; one that takes less gets none."""
 
 
 class View(Protocol):
@@ -64,9 +65,22 @@ class Outcome:
     rows_refused: int | None = None
     """Bad transitions that environments gave."""
     parameters_sha256: str | None = None
+    """Of group 0's networks."""
+    learners: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """group -> what its learner came to."""
     device: str | None = None
     bottleneck: str | None = None
     error: str | None = None
+
+    def learned(self, group: int, message: Mapping[str, Any]) -> None:
+        """Takes in a learner's last message."""
+        sha256 = message.get("parameters_sha256")
+        self.learners[group] = {
+            **self.learners.get(group, {}), "updates": int(message.get("updates", 0)), "parameters_sha256": sha256,
+        }
+        self.updates = sum(learner.get("updates", 0) for learner in self.learners.values())
+        if group == 0:
+            self.parameters_sha256 = sha256
 
 
 class Recorder:
@@ -85,7 +99,8 @@ class Recorder:
         # Taken once: a clock that is set while the run goes on must not change a duration.
         self._age_at_start_s = process_age_s()
         self._next_state_s = 0.0
-        self._evaluated: tuple[Any, Any] = (None, None)
+        self._evaluated: tuple[int, Any, Any] = (0, None, None)
+        self._scores: dict[int, float] = {}
         self._samplers_alive = 0
         self._hung_up = False
         self._saving_said, self._next_saving_s = False, float("inf")
@@ -105,14 +120,14 @@ class Recorder:
         return self._plan.earlier.wall_s + self.session_s
 
     def event(self, level: str, text: str, source: str = "supervisor") -> None:
-        """Something that a person should know; goes to the store and the view."""
+        """Stores and shows something that a person should know."""
         line = text if source == "supervisor" else f"{source}: {text}"
         self._events.append(line)
         self._store.event(self.wall_s, level, source, text)
         self._view.note(line if level == "info" else f"{level}: {line}")
 
     def env_error(self, where: str, error: Exception, count: int) -> None:
-        """An environment of this process raised or gave a bad transition; it cost no more than an episode."""
+        """Reports that an environment of this process raised or gave a bad transition: an episode is lost at most."""
         write_error(self._run_dir.path / "errors", "supervisor", error, f"environment-{count}")
         self.event("warning", event_text(where, error, count)[:500])
 
@@ -124,10 +139,9 @@ class Recorder:
                        f"python -m spreeze runs stop {self._run_dir.path.absolute()}")
 
     def saving(self, left_bytes: int) -> None:
-        """The run only waits for its last checkpoint any more: shows what is left of it, now and then.
+        """Shows now and then how many bytes of the last checkpoints are left, when the run waits for nothing else.
 
-        Args:
-            left_bytes: still to be written or checked; 0: it is not being written yet, or is all but done.
+        0: not being written yet, or all but done.
         """
         now = time.monotonic()
         if now < self._next_saving_s:
@@ -144,30 +158,40 @@ class Recorder:
         self._run_dir.write_state(state="stopping", checkpoint_left_bytes=left_bytes)
 
     def evaluation(self, record: Mapping[str, Any], *, final: bool = False) -> None:
-        """Greedy episodes of one version of the weights: fields as in ``eval.csv``.
+        """Greedy episodes of one version of a learner's weights: fields as in ``eval.csv``.
 
-        The final evaluation comes after training: it does not count as reaching the target in time.
+        The run's score, and its curve in the store, are those of the learner whose latest score is the highest. The
+        final evaluation comes after training: it does not count as reaching the target in time.
         """
         value = record.get("return_mean")
         if not isinstance(value, int | float):
             return
-        outcome, target = self.outcome, self._plan.config.stop.target_return
+        outcome, target, group = self.outcome, self._plan.config.stop.target_return, int(record.get("group", 0))
+        asked = self._plan.config.evaluation.episodes
+        whole = bool(record.get("whole", int(record.get("episodes") or 0) == asked))
+        if whole and (outcome.eval_best is None or value > outcome.eval_best):
+            outcome.eval_best = float(value)
+        if not final and whole and target is not None and value >= target and outcome.time_to_target_s is None:
+            outcome.time_to_target_s = self._age_at_start_s + self.session_s
+        self._scores[group] = float(value)
+        outcome.learners.setdefault(group, {})["eval_return"] = float(value)
+        if by_group := self._eval_returns_by_group():
+            self._metrics |= by_group
+            with contextlib.suppress(KeyError, TypeError, ValueError):
+                self._store.write(float(record["wall_s"]), int(record["env_steps"]),
+                                  {name: score for name, score in by_group.items() if name == f"eval_return/{group}"})
+        if not final and value < max(self._scores.values()):
+            return
         outcome.eval_return = float(value)
         self._eval_returns.append(float(value))
-        asked = self._plan.config.evaluation.episodes
         outcome.eval_episodes = int(record.get("episodes") or 0)
         outcome.eval_episodes_cut = int(record.get("episodes_cut") or 0)
         outcome.eval_episodes_lost = int(record.get("episodes_lost") or 0)
         if outcome.eval_episodes_cut:
             self.event("info", f"final evaluation: {outcome.eval_episodes} of {asked} episodes, "
                                "the others would have taken too long; only whole rounds count")
-        whole = bool(record.get("whole", outcome.eval_episodes == asked))
-        if whole and (outcome.eval_best is None or value > outcome.eval_best):
-            outcome.eval_best = float(value)
-        if not final and whole and target is not None and value >= target and outcome.time_to_target_s is None:
-            outcome.time_to_target_s = self._age_at_start_s + self.session_s
         self._metrics["eval_return"] = float(value)
-        order = (record.get("epoch"), record.get("version"))
+        order = (group, record.get("epoch"), record.get("version"))
         if final and order == self._evaluated:
             return
         self._evaluated = order
@@ -176,6 +200,12 @@ class Recorder:
             self._store.evaluation(EvaluationRow(t=float(record["wall_s"]), **fields))
             self._store.write(float(record["wall_s"]), int(record["env_steps"]),
                               {"eval_return": float(value), "eval_length": float(record["length_mean"])})
+
+    def _eval_returns_by_group(self) -> dict[str, float]:
+        """The latest scores as series, where there are several learners."""
+        if self._plan.learners == 1:
+            return {}
+        return {f"eval_return/{group}": value for group, value in self._scores.items()}
 
     def no_final_evaluation(self, budget_s: float) -> None:
         """Says why the last score is of an earlier policy."""
@@ -197,7 +227,7 @@ class Recorder:
             metrics.update(self._utilisation.sample(pids))
         if (lag := metrics.get("policy_lag")) is not None:
             self._lag_sum, self._lag_count = self._lag_sum + lag, self._lag_count + 1
-        self._metrics = {**metrics, "eval_return": self._metrics.get("eval_return")}
+        self._metrics = {**metrics, "eval_return": self._metrics.get("eval_return"), **self._eval_returns_by_group()}
         snapshot = self.snapshot(state)
         self.outcome.bottleneck = snapshot.bottleneck
         self._store.write(self.wall_s, int(metrics["env_steps"] or 0),
@@ -233,7 +263,7 @@ class Recorder:
             return None
         if self._plan.config.on_policy is not None:
             return None  # it stops at swaps, which its learner sees
-        if stop.updates is not None and reading.learner["updates"] >= stop.updates:
+        if stop.updates is not None and all(group.learner["updates"] >= stop.updates for group in reading.groups):
             return "updates"
         steps = reading.env_steps + self._plan.earlier.env_steps
         return "env_steps" if stop.env_steps is not None and steps >= stop.env_steps else None
@@ -273,14 +303,9 @@ def _count(metrics: Mapping[str, float | None], name: str) -> int | None:
 def take_snapshot(
     plan: RunPlan, metrics: Mapping[str, float | None], session_s: float, table: MetricTable = TABLE, **known: Any
 ) -> Snapshot:
-    """Builds a snapshot; ``known`` are fields that the caller has at hand.
+    """Builds a snapshot from the newest value of each series, None or absent where unknown.
 
-    Args:
-        plan: the run.
-        metrics: newest value of each series, None or absent where unknown.
-        session_s: wall time of this session, for progress.
-        table: says which metrics are shown.
-        known: further fields of ``Snapshot``.
+    ``session_s`` is the wall time of this session, for progress; ``known`` are further fields of ``Snapshot``.
     """
     replay = plan.config.replay
     progress, eta_s = _progress(plan, metrics, session_s)
@@ -309,7 +334,7 @@ def _progress(
         candidates.append((session_s / stop.seconds, max(stop.seconds - session_s, 0.0)))
     for limit, done, rate in (
         (stop.env_steps, metrics.get("env_steps"), metrics.get("env_steps_per_s")),
-        (stop.updates, metrics.get("updates"), metrics.get("updates_per_s")),
+        (stop.updates and stop.updates * plan.learners, metrics.get("updates"), metrics.get("updates_per_s")),
     ):
         if limit and done is not None:
             candidates.append((done / limit, max(limit - done, 0.0) / rate if rate else None))
@@ -317,3 +342,68 @@ def _progress(
         return None, None
     share, eta_s = max(candidates, key=lambda entry: entry[0])
     return min(share, 1.0), eta_s
+
+
+def _on_policy_fields(plan: RunPlan) -> dict[str, Any]:
+    """What the summary of an on-policy run has besides."""
+    part = plan.config.rollout
+    if plan.config.on_policy is None:
+        return {}
+    return {
+        "executors": plan.samplers, "envs_per_executor": part.envs_per_executor, "actors": plan.actors,
+        "sync_interval": part.sync_interval,
+        "correction": part.correction if plan.lag else None,
+        "synchrony": part.synchrony if plan.lag == 0 else None,
+    }
+
+
+def summary(plan: RunPlan, outcome: Outcome, run_dir: Path, machine: Machine) -> dict[str, Any]:
+    """``summary.json``: all that a script or a comparison needs to know of a finished run; None is unknown."""
+    config, rates = plan.config, outcome.rates
+    return {
+        "run_dir": str(run_dir),
+        "env": plan.spec.env_id,
+        "algo": config.run.algo,
+        "mode": config.run.mode,
+        "seed": config.run.seed,
+        "device": outcome.device,
+        "samplers": plan.samplers,
+        "envs_per_sampler": config.sampling.envs_per_sampler,
+        "batch_size": plan.batch_size,
+        **_on_policy_fields(plan),
+        **({"learners": [{"group": group, **own} for group, own in sorted(outcome.learners.items())]}
+           if plan.learners > 1 else {}),
+        "learner_threads": config.learner.threads,
+        "wall_s": outcome.wall_s,
+        "process_s": outcome.wall_s - plan.earlier.wall_s + plan.process_age_s,
+        "env_steps": outcome.env_steps,
+        "updates": outcome.updates,
+        "env_steps_per_s": rates.get("env_steps_per_s"),
+        "updates_per_s": rates.get("updates_per_s"),
+        "update_frames_per_s": rates.get("update_frames_per_s"),
+        "rates_measured_s": rates.get("measured_s"),
+        "rates_warmup_s": outcome.warmup_s,
+        "time_split": {name: rates.get(name) for name in split_names(
+            on_policy=config.on_policy is not None, actors=plan.actors > 0)},
+        "samples_per_insert": outcome.samples_per_insert,
+        "samples_per_insert_band": [config.replay.samples_per_insert_min, config.replay.samples_per_insert_max],
+        "policy_lag_mean": outcome.policy_lag_mean,
+        "episodes": outcome.episodes,
+        "eval_return_mean": outcome.eval_return,
+        "eval_return_best": outcome.eval_best,
+        "eval_episodes": outcome.eval_episodes,
+        "eval_episodes_cut": outcome.eval_episodes_cut,
+        "eval_episodes_lost": outcome.eval_episodes_lost,
+        "target_return": config.stop.target_return,
+        "time_to_target_s": outcome.time_to_target_s,
+        "restarts": outcome.restarts,
+        "env_errors": outcome.env_errors,
+        "rows_refused": outcome.rows_refused,
+        "stopped_by": outcome.stopped_by,
+        "error": outcome.error,
+        "bottleneck": outcome.bottleneck,
+        "parameters_sha256": outcome.parameters_sha256,
+        "reasons": plan.reasons,
+        "versions": versions(),
+        "machine": machine.one_line(),
+    }

@@ -1,4 +1,4 @@
-"""The supervisor: hears the workers, samples the slots, decides when it is over."""
+"""The supervisor: reads the workers' messages, samples their counters, decides when the run is over."""
 from __future__ import annotations
 
 import contextlib
@@ -17,17 +17,17 @@ from spreeze.formatting import size
 from spreeze.machine.orphan_cleanup import end_orphans
 from spreeze.machine.processes import DEATH_S, left_behind
 from spreeze.metrics.table import DEADLINE_S, Phase
-from spreeze.run_directory import RunDir
+from spreeze.run_directory import RunDir, group_folder
 from spreeze.runtime.cpu_governor import GovernorLoop
 from spreeze.runtime.interrupts import Interrupts
-from spreeze.runtime.launcher import RunContext, Start, WorkerProcess, WorkerSpec, spawn
+from spreeze.runtime.launcher import FRESH, Launcher, RunContext, WorkerProcess, WorkerSpec
 from spreeze.runtime.rates import CounterSample
 from spreeze.runtime.recorder import SAMPLE_S, Recorder
 from spreeze.transport import status_table as words
 from spreeze.transport.checkpoint import CheckpointStore
 from spreeze.transport.shared_memory import readable
 from spreeze.transport.status_table import StatusTable
-from spreeze.workers.roles import ROLES, Loss, RestartLimit
+from spreeze.workers.roles import ROLES, Address, Loss, RestartLimit, Role
 
 _LOOK_S = 0.05
 
@@ -49,23 +49,22 @@ class Supervisor:
         self._run_dir, self._status, self._workers = run_dir, status, workers
         self._reading, self._recorder, self._interrupts = read, recorder, interrupts
         self._governing = governing
-        self._learner_finished: str | None = None
+        self._finished: dict[Address, str] = {}
         self._next_sample_s = 0.0
         self.stopping_s = 0.0
         """How long stopping the workers took."""
 
     def run(self, on_sample: Callable[[], None]) -> None:
-        """Watches until a stop condition, an interrupt, or a failure that cannot be mended.
+        """Watches until a stop condition, an interrupt, or a failure that no restart can repair.
 
-        Args:
-            on_sample: called after each sample of the metrics, twice a second.
+        ``on_sample`` is called after each sample of the metrics, twice a second.
         """
         recorder = self._recorder
         try:
             while True:
-                self._hear(self._workers.wait(_LOOK_S))
-                self._hear(self._workers.watch())
-                self._tell_hang_up()
+                self._handle(self._workers.wait(_LOOK_S))
+                self._handle(self._workers.watch())
+                self._report_hang_up()
                 if time.monotonic() >= self._next_sample_s:
                     self._next_sample_s = time.monotonic() + SAMPLE_S
                     self._sample()
@@ -85,32 +84,37 @@ class Supervisor:
         start_s = time.monotonic()
         self._run_dir.write_state(state="stopping")
         try:
-            self._workers.stop(hurry=lambda: self._interrupts.urgent, on_messages=self._hear, on_wait=self._waited)
+            self._workers.stop(hurry=lambda: self._interrupts.urgent, on_messages=self._handle, on_wait=self._waited)
         finally:
             self.stopping_s = time.monotonic() - start_s
             with contextlib.suppress(OSError):  # a checkpoint that was given up may be of gigabytes
-                CheckpointStore(self._run_dir.path / "checkpoints").remove_unfinished()
+                for address in self._workers.learners():
+                    folder = group_folder(self._run_dir.path, address.group) / "checkpoints"
+                    CheckpointStore(folder).remove_unfinished()
             self._recorder.first_error = self._workers.first_error
             self._recorder.sample(self._reading(), pids=None, restarts=self._workers.restarts,
                                   samplers_alive=0, state="stopping")
             self._recorder.finish(self._workers.restarts)
 
-    def _waited(self, names: list[str]) -> None:
-        """Who stops waits for ``names``; what the learner still has to write is shown."""
-        self._tell_hang_up()
-        if "learner" in names:
-            self._recorder.saving(int(self._reading().learner["checkpoint_left_bytes"]))
+    def _waited(self, specs: list[WorkerSpec]) -> None:
+        """Called while ``specs`` are waited for: shows what learners still have to write."""
+        self._report_hang_up()
+        if any(spec.role.saves for spec in specs):
+            groups = self._reading().groups
+            self._recorder.saving(int(sum(group.learner["checkpoint_left_bytes"] for group in groups)))
 
-    def _tell_hang_up(self) -> None:
+    def _report_hang_up(self) -> None:
         if self._interrupts.hung_up:
             self._recorder.hung_up()
 
     def _stop_reason(self) -> str | None:
         if self._interrupts.count:
             return f"interrupt ({self._interrupts.cause})"
-        return self._learner_finished or self._recorder.stop_reason()
+        if self._finished and len(self._finished) == len(self._workers.learners()):
+            return next(iter(self._finished.values()))
+        return self._recorder.stop_reason()
 
-    def _hear(self, messages: list[dict[str, Any]]) -> None:
+    def _handle(self, messages: list[dict[str, Any]]) -> None:
         outcome = self._recorder.outcome
         for message in messages:
             kind, source = message.get("kind"), str(message.get("from", "?"))
@@ -122,32 +126,31 @@ class Supervisor:
                 self._recorder.evaluation(message)
             elif kind == "started":
                 outcome.device = message.get("device")
-            elif kind == "finished":
-                outcome.parameters_sha256 = message.get("parameters_sha256")
-                outcome.updates = int(message.get("updates", 0))
-                self._learner_finished = str(message.get("reason") or "updates")
+            elif kind == "finished" and (handle := self._workers.handles.get(source)) is not None:
+                self._finished[handle.spec.address] = str(message.get("reason") or "updates")
+                outcome.learned(handle.spec.address.group, message)
 
     def _sample(self) -> None:
         self._recorder.first_error = self._workers.first_error
         reading, pids = self._reading(), self._workers.pids()
         governed = self._governing.look(reading, {**pids, "supervisor": os.getpid()}) if self._governing else {}
         self._recorder.sample(reading, pids=pids, restarts=self._workers.restarts,
-                              samplers_alive=sum(self._workers.alive(r.name) for r in ROLES.values() if r.steps),
+                              samplers_alive=sum(self._workers.alive(role) for role in ROLES.values() if role.steps),
                               governed=governed)
         paused = (self._run_dir.path / "control" / "pause-visualizer").exists()
         self._status.header[words.VISUALIZER_PAUSED] = int(paused)
 
 
 _ASLEEP_S = 5.0
-"""A gap this long between two looks means that this process slept: nobody else is to blame."""
+"""A gap this long between two looks means that this process slept, and that silence of the workers says nothing."""
 _STOP_S = 6.0
-"""What a worker gets to end after the wish to stop."""
+"""Time that a worker has to end after it was asked to stop."""
 _LAST_WORK = (Phase.UPDATE, Phase.PUBLISH, Phase.CHECKPOINT)
 """Phases that lead to the learner's last checkpoint: it has as long as its heart beats as often as it must."""
 _MEMORY_S = 1.0
 """Time between two looks at the workers' memory."""
 _STACK_S = 0.2
-"""What a hung worker gets to write its stack into its log before it is killed."""
+"""Time that a hung worker has to write its stack into its log before it is killed."""
 
 
 @dataclass
@@ -156,31 +159,31 @@ class WorkerHandle:
 
     spec: WorkerSpec
     restarts: Restarts
-    child: WorkerProcess | None = None
+    process: WorkerProcess | None = None
     finished: bool = False
     last_heartbeat: int = -1
     heartbeat_seen_s: float = 0.0
     failures: list[str] = field(default_factory=list)
-    told: str | None = None
-    """The error that its worker reported, heard before its end was seen."""
+    reported: str | None = None
+    """The error that its worker reported before its end was seen."""
 
 
 class ProcessSupervisor:
     """Starts, watches, restarts and stops workers.
 
-    ``takeover(spec)`` is called after the old writer of a shard is certainly dead and before
-    the new one starts.
+    ``takeover(spec)`` is called after the old writer of a shard is certainly dead and before the new one starts.
+    ``forgiven_failures``: so many crashes of each worker are restarted at once without counting toward its limit.
     """
 
     def __init__(
         self, run_context: RunContext, status: StatusTable, *, on_event: Callable[[str, str], None],
         takeover: Callable[[WorkerSpec], None] = lambda spec: None,
-        start: Start = spawn, clock: Callable[[], float] = time.monotonic,
-        forgiven: int = 0,
+        launcher: Launcher = FRESH, clock: Callable[[], float] = time.monotonic,
+        forgiven_failures: int = 0,
     ) -> None:
         self._run_context, self._status = run_context, status
-        self.on_event, self._takeover, self._start, self._clock = on_event, takeover, start, clock
-        self._forgiven = forgiven
+        self.on_event, self._takeover, self._launcher, self._clock = on_event, takeover, launcher, clock
+        self._forgiven = forgiven_failures
         self.handles: dict[str, WorkerHandle] = {}
         self.first_error: tuple[str, str] | None = None
         self._last_watch_s: float | None = None
@@ -192,35 +195,36 @@ class ProcessSupervisor:
         Raises:
             OSError: it could not be started (descriptor, process or memory limit).
         """
-        handle = WorkerHandle(spec=spec, restarts=Restarts(ROLES[spec.role].limit, forgiven=self._forgiven))
+        handle = WorkerHandle(spec=spec, restarts=Restarts(spec.role.limit, self._forgiven))
         self.handles[spec.name] = handle
         self._launch(handle)
 
     def _launch(self, handle: WorkerHandle) -> None:
         self._status.control(handle.spec.row)[words.PHASE] = int(Phase.START)
-        handle.child = self._start(handle.spec, self._run_context)
-        handle.last_heartbeat, handle.heartbeat_seen_s, handle.told = -1, self._clock(), None
+        handle.process = self._launcher.start(handle.spec, self._run_context)
+        handle.last_heartbeat, handle.heartbeat_seen_s, handle.reported = -1, self._clock(), None
 
     @property
     def restarts(self) -> int:
         """Workers started again so far."""
         return sum(handle.restarts.total for handle in self.handles.values())
 
-    def alive(self, role: str) -> int:
+    def alive(self, role: Role) -> int:
         """Running workers of a role."""
-        return sum(handle.child is not None for handle in self._of(role))
+        return sum(handle.process is not None for handle in self.handles.values() if handle.spec.role is role)
+
+    def learners(self) -> list[Address]:
+        """Those that the run waits for, one a group."""
+        return [handle.spec.address for handle in self.handles.values() if handle.spec.role.learns]
 
     def pids(self) -> dict[str, int]:
         """Name -> process id of the running workers."""
-        return {name: handle.child.pid for name, handle in self.handles.items() if handle.child is not None}
-
-    def _of(self, role: str) -> list[WorkerHandle]:
-        return [handle for handle in self.handles.values() if handle.spec.role == role]
+        return {name: handle.process.pid for name, handle in self.handles.items() if handle.process is not None}
 
     def wait(self, seconds: float) -> list[dict[str, Any]]:
-        """Waits until a worker says something, at most ``seconds``; returns what was said."""
-        children = [handle.child for handle in self.handles.values() if handle.child is not None]
-        by_fd = {child.message_fd: child for child in children}
+        """Waits until a worker sends a message, at most ``seconds``; returns what was sent."""
+        processes = [handle.process for handle in self.handles.values() if handle.process is not None]
+        by_fd = {process.message_fd: process for process in processes}
         try:
             ready = readable(by_fd, seconds) if by_fd else []
         except InterruptedError:
@@ -229,12 +233,11 @@ class ProcessSupervisor:
             time.sleep(seconds)
         messages: list[dict[str, Any]] = []
         for fd in ready:
-            found = by_fd[fd].read_messages()
-            messages += found
+            messages += by_fd[fd].read_messages()
         for message in messages:
             handle = self.handles.get(str(message.get("from"))) if message.get("kind") == "error" else None
             if handle is not None:
-                handle.told = str(message.get("error"))
+                handle.reported = str(message.get("error"))
         if ready and not messages:
             # Only closed pipes of workers that are ending: do not spin until they are reaped.
             time.sleep(min(seconds, 0.01))
@@ -249,7 +252,7 @@ class ProcessSupervisor:
         """Reaps, checks deadlines, restarts. Returns last messages of workers that ended.
 
         Raises:
-            WorkerError: the learner, an executor or an actor was given up, or more than half of the samplers.
+            WorkerError: a worker that the run cannot do without was given up (see ``Role.lost``).
         """
         now = self._clock()
         if self._last_watch_s is not None and now - self._last_watch_s > _ASLEEP_S:
@@ -258,43 +261,47 @@ class ProcessSupervisor:
                 handle.heartbeat_seen_s = now
         self._last_watch_s = now
         messages: list[dict[str, Any]] = []
-        weigh = now >= self._next_memory_s
-        if weigh:
+        look_at_memory = now >= self._next_memory_s
+        if look_at_memory:
             self._next_memory_s = now + _MEMORY_S
         for handle in self.handles.values():
-            if handle.child is not None:
-                messages += self._check(handle, now) or (self._weigh(handle, now) if weigh else [])
+            if handle.process is not None:
+                messages += self._check(handle, now) or (self._check_memory(handle, now) if look_at_memory else [])
             elif handle.restarts.due(now):
                 self._restart(handle)
         self._judge()
         return messages
 
     def _check(self, handle: WorkerHandle, now: float) -> list[dict[str, Any]]:
-        child = handle.child
-        assert child is not None
-        code = child.poll()
+        process = handle.process
+        assert process is not None
+        code = process.poll()
         if code is not None:
             return self._ended(handle, code, now)
-        control = self._status.control(handle.spec.row)
-        heartbeat, phase = int(control[words.HEARTBEAT]), Phase(int(control[words.PHASE]))
-        if heartbeat != handle.last_heartbeat:
-            handle.last_heartbeat, handle.heartbeat_seen_s = heartbeat, now
-            return []
+        phase = self._note_heartbeat(handle, now)
         silent_s = now - handle.heartbeat_seen_s
         if silent_s <= (handle.spec.step_deadline_s if phase is Phase.STEP else DEADLINE_S[phase]):
             return []
-        child.signal_group(signal.SIGUSR1)
+        process.signal_group(signal.SIGUSR1)
         time.sleep(_STACK_S)
         self._kill([handle])
         why = f"silent for {silent_s:.0f} s in phase {phase.name}; its stack is in logs/{handle.spec.name}.log"
         return self._ended(handle, -int(signal.SIGKILL), now, why)
 
-    def _weigh(self, handle: WorkerHandle, now: float) -> list[dict[str, Any]]:
+    def _note_heartbeat(self, handle: WorkerHandle, now: float) -> Phase:
+        """Notes when the heartbeat was last seen to change; returns the phase."""
+        control = self._status.control(handle.spec.row)
+        heartbeat, phase = int(control[words.HEARTBEAT]), Phase(int(control[words.PHASE]))
+        if heartbeat != handle.last_heartbeat:
+            handle.last_heartbeat, handle.heartbeat_seen_s = heartbeat, now
+        return phase
+
+    def _check_memory(self, handle: WorkerHandle, now: float) -> list[dict[str, Any]]:
         """Ends a worker whose environment eats the machine's memory, before the system chooses a victim."""
-        child, limit = handle.child, handle.spec.memory_limit_bytes
-        if child is None or limit is None:
+        process, limit = handle.process, handle.spec.memory_limit_bytes
+        if process is None or limit is None:
             return []
-        used = private_memory_bytes(child.pid)
+        used = private_memory_bytes(process.pid)
         if used is None or used <= limit:
             return []
         self._kill([handle])
@@ -302,19 +309,19 @@ class ProcessSupervisor:
         return self._ended(handle, -int(signal.SIGKILL), now, why)
 
     def _ended(self, handle: WorkerHandle, code: int, now: float, why: str | None = None) -> list[dict[str, Any]]:
-        child = handle.child
-        assert child is not None
-        child.signal_group(signal.SIGKILL)
-        messages = child.read_messages()
-        child.close()
-        handle.child = None
+        process = handle.process
+        assert process is not None
+        process.signal_group(signal.SIGKILL)
+        messages = process.read_messages()
+        process.close()
+        handle.process = None
         phase = Phase(int(self._status.control(handle.spec.row)[words.PHASE]))
-        if code == 0 and phase is Phase.DONE and ROLES[handle.spec.role].may_end:
+        if code == 0 and phase is Phase.DONE and handle.spec.role.may_end:
             handle.finished = True
             return messages
         reason = why or _exit_text(code, phase)
-        told = next((str(m.get("error")) for m in reversed(messages) if m.get("kind") == "error"), handle.told)
-        handle.failures.append(f"{reason}: {told}" if told else reason)
+        reported = next((str(m.get("error")) for m in reversed(messages) if m.get("kind") == "error"), handle.reported)
+        handle.failures.append(f"{reason}: {reported}" if reported else reason)
         self.note_error(handle.spec.name, handle.failures[-1])
         handle.restarts.failed(now)
         level = "error" if handle.restarts.given_up else "warning"
@@ -339,79 +346,75 @@ class ProcessSupervisor:
 
     def _judge(self) -> None:
         for role in ROLES.values():
-            posts = self._of(role.name)
-            for handle in posts if role.lost is Loss.ANY else ():
+            handles = [handle for handle in self.handles.values() if handle.spec.role is role]
+            for handle in handles if role.lost is Loss.ANY else ():
                 if handle.restarts.given_up:
-                    who = handle.spec.name if role.several else f"the {handle.spec.name}"
+                    who = f"the {handle.spec.name}" if handle.spec.name == role.name else handle.spec.name
                     raise WorkerError(f"{who} failed {len(handle.failures)} times; the last: {handle.failures[-1]}")
-            lost = [handle for handle in posts if handle.restarts.quarantined and handle.child is None]
-            if role.lost is Loss.MOST and 2 * len(lost) > len(posts):
-                raise WorkerError(f"{len(lost)} of {len(posts)} {role.name}s keep failing; {lost[0].spec.name}: "
-                                  f"{lost[0].failures[-1]}")
+            for group in {handle.spec.address.group for handle in handles} if role.lost is Loss.MOST else ():
+                own = [handle for handle in handles if handle.spec.address.group == group]
+                lost = [handle for handle in own if handle.restarts.quarantined and handle.process is None]
+                if 2 * len(lost) > len(own):
+                    raise WorkerError(f"{len(lost)} of {len(own)} {role.name}s keep failing; {lost[0].spec.name}: "
+                                      f"{lost[0].failures[-1]}")
 
     def stop(
         self, hurry: Callable[[], bool], on_messages: Callable[[list[dict[str, Any]]], None],
-        on_wait: Callable[[list[str]], None] = lambda names: None,
+        on_wait: Callable[[list[WorkerSpec]], None] = lambda specs: None,
     ) -> None:
-        """Ends everybody: stop flag, then SIGKILL for who is out of patience. Nobody is watched when it returns.
+        """Ends all workers: stop flag, then SIGKILL for those whose time is over. None is left when it returns.
 
-        Args:
-            hurry: asked again and again whether all patience is over.
-            on_messages: gets what is said meanwhile.
-            on_wait: gets the names of those who are waited for, again and again.
+        Meanwhile ``hurry`` is polled, which kills all at once, and ``on_wait`` gets the workers that are waited for.
         """
         self._status.header[words.STOP] = 1
         start = self._clock()
-        while living := [handle for handle in self.handles.values() if handle.child is not None]:
+        while living := [handle for handle in self.handles.values() if handle.process is not None]:
             on_messages(self.wait(0.02))
-            on_wait([handle.spec.name for handle in living])
+            on_wait([handle.spec for handle in living])
             in_hurry, late = hurry(), []
             for handle in living:
-                if handle.child is not None and handle.child.poll() is not None:
-                    on_messages(self._buried(handle))
+                if handle.process is not None and handle.process.poll() is not None:
+                    on_messages(self._reap(handle))
                 elif in_hurry or self._is_late(handle, start):
                     late.append(handle)
             self._kill(late)
             for handle in late:
-                on_messages(self._buried(handle))
+                on_messages(self._reap(handle))
         end_orphans(self._run_context.nonce)
 
     def _is_late(self, handle: WorkerHandle, start: float) -> bool:
         """Whether a worker that is to end since ``start`` has had its time."""
         now = self._clock()
-        if not ROLES[handle.spec.role].saves:
+        if not handle.spec.role.saves:
             return now - start > _STOP_S
-        control = self._status.control(handle.spec.row)
-        heartbeat, phase = int(control[words.HEARTBEAT]), Phase(int(control[words.PHASE]))
-        if heartbeat != handle.last_heartbeat:
-            handle.last_heartbeat, handle.heartbeat_seen_s = heartbeat, now
+        phase = self._note_heartbeat(handle, now)
         silent_s = now - max(start, handle.heartbeat_seen_s)
         return silent_s > (DEADLINE_S[phase] if phase in _LAST_WORK else _STOP_S)
 
-    def _kill(self, posts: list[WorkerHandle]) -> None:
-        """SIGKILL to workers; all have one time to die, and who does not is named: the run goes on without it."""
-        children = [handle.child for handle in posts if handle.child is not None]
-        for child in children:
-            child.signal_group(signal.SIGKILL)
+    def _kill(self, handles: list[WorkerHandle]) -> None:
+        """SIGKILL to workers; those that do not die in time are named, and the run goes on without them."""
+        processes = [handle.process for handle in handles if handle.process is not None]
+        for process in processes:
+            process.signal_group(signal.SIGKILL)
         end = self._clock() + DEATH_S
-        for child in children:
-            if child.kill_and_wait(max(0.0, end - self._clock())) is None:
-                self.on_event("error", left_behind(child.spec.name, child.pid))
+        for process in processes:
+            if process.kill_and_wait(max(0.0, end - self._clock())) is None:
+                self.on_event("error", left_behind(process.spec.name, process.pid))
         if self._last_watch_s is not None:
             self._last_watch_s = self._clock()  # waiting for them was no sleep
 
-    def _buried(self, handle: WorkerHandle) -> list[dict[str, Any]]:
-        child = handle.child
-        assert child is not None
-        child.signal_group(signal.SIGKILL)
-        messages = child.read_messages()
+    def _reap(self, handle: WorkerHandle) -> list[dict[str, Any]]:
+        process = handle.process
+        assert process is not None
+        process.signal_group(signal.SIGKILL)
+        messages = process.read_messages()
         phase = Phase(int(self._status.control(handle.spec.row)[words.PHASE]))
-        code = child.poll()
-        if code != 0 and ROLES[handle.spec.role].saves and phase is not Phase.DONE:
+        code = process.poll()
+        if code != 0 and handle.spec.role.saves and phase is not Phase.DONE:
             how = "was left behind" if code is None else _exit_text(code, phase)
             self.on_event("warning", f"{handle.spec.name} {how} while stopping; its last checkpoint counts")
-        child.close()
-        handle.child = None
+        process.close()
+        handle.process = None
         return messages
 
 
@@ -441,7 +444,7 @@ class Restarts:
 
     limit: RestartLimit
     forgiven: int = 0
-    """Failures that are mended at once and do not count."""
+    """Failures that are restarted at once and do not count toward the limit."""
     total: int = 0
     due_s: float | None = None
     """Monotonic time of the next start; None while it runs or after it was given up."""
@@ -478,7 +481,7 @@ class Restarts:
         return self.due_s is not None and now_s >= self.due_s
 
     def restarted(self) -> None:
-        """Notes the start."""
+        """Notes that it was started again."""
         self.total += 1
         self.due_s = None
         self.quarantined = False

@@ -13,16 +13,20 @@ from spreeze.metrics.table import MOST_SLOTS, TABLE, MetricTable
 from spreeze.transport.shared_memory import Block, allocate, attach
 
 _MAGIC = 0x53505245455A4542
-_HEADER_WORDS = 64
+MOST_GROUPS = 16
+"""Learners with samplers of their own that the header has words for."""
+_GROUP_WORDS = 16
+_HEADER_WORDS = MOST_GROUPS * _GROUP_WORDS
 _CONTROL_WORDS = 16
 _SLOT_WORDS = MOST_SLOTS
 _ROW_WORDS = _CONTROL_WORDS + _SLOT_WORDS
 
 STOP, VISUALIZER_PAUSED, WEIGHTS_HINT, ACTIVE_SAMPLERS, SLOWED_SHARE, FIRST_SAMPLER, SAMPLERS = 2, 3, 4, 5, 6, 7, 8
-"""Words of the header, written by the supervisor (the hint: by the learner).
+"""Words of the header. All but the first two belong to a group (see ``StatusTable.group``).
 
-Of ``SAMPLERS`` samplers, counted from ``FIRST_SAMPLER`` on and round, ``ACTIVE_SAMPLERS`` work all of their time, the
-next one ``SLOWED_SHARE`` thousandths of it, and the others rest.
+The supervisor writes them, the hint the group's learner. Of the group's ``SAMPLERS`` samplers, counted from
+``FIRST_SAMPLER`` on and round, ``ACTIVE_SAMPLERS`` work all of their time, the next one ``SLOWED_SHARE`` thousandths of
+it, and the others rest.
 """
 HEARTBEAT, PHASE, PID = 0, 1, 2
 """Control words of a row, written by its worker."""
@@ -46,7 +50,8 @@ class StatusTable:
     def create(cls, num_rows: int) -> StatusTable:
         status = cls(allocate("spreeze-status", status_table_bytes(num_rows)), num_rows)
         status.header[1] = num_rows
-        status.header[ACTIVE_SAMPLERS] = status.header[SAMPLERS] = 2**31
+        for group in range(MOST_GROUPS):
+            status.group(group)[[ACTIVE_SAMPLERS, SAMPLERS]] = 2**31
         status.header[0] = _MAGIC
         return status
 
@@ -58,6 +63,10 @@ class StatusTable:
             status.close()
             raise TransportError(f"descriptor {fd} is no status table of {num_rows} rows")
         return status
+
+    def group(self, group: int) -> np.ndarray:
+        """The header's words of a group, int64; those of group 0 are at the header's beginning."""
+        return self.header[group * _GROUP_WORDS : (group + 1) * _GROUP_WORDS]
 
     def control(self, row: int) -> np.ndarray:
         """int64 control words of a row."""

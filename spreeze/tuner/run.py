@@ -238,8 +238,11 @@ def check_tunable(config: Config) -> None:
     """Rejects a mode in which nothing is to choose.
 
     Raises:
-        ConfigError: the mode declares no knob for that kind of algorithm.
+        ConfigError: the mode declares no knob for that kind of algorithm, or several learners are asked for.
     """
+    if config.run.learners > 1:
+        raise ConfigError(f"--auto: it measures one learner and its samplers, not run.learners = {config.run.learners}"
+                          "; leave --auto out, or set --batch-size and --samplers as a tuned run of one learner has it")
     if not config.wiring.knobs:
         found = [mode.wiring(on_policy=config.on_policy is not None) for mode in DECLARED]
         others = [mode.name for mode, wiring in zip(DECLARED, found, strict=True) if wiring and wiring.knobs]

@@ -171,8 +171,8 @@ class TrialRun:
 
     def _signal(self, number: signal.Signals) -> None:
         for handle in self._workers.handles.values():
-            if handle.child is not None:
-                handle.child.signal_group(number)
+            if handle.process is not None:
+                handle.process.signal_group(number)
 
     def window(self, setting: Setting, settle_s: float, window_s: float) -> Window:
         """Rates of that setting, after a while to settle.
@@ -214,7 +214,7 @@ class TrialRun:
             self._workers.watch()
         except WorkerError as error:
             raise TrialFailed(str(error)) from None
-        failures = [len(one.failures) for one in self._workers.handles.values() if one.spec.role != "learner"]
+        failures = [len(one.failures) for one in self._workers.handles.values() if not one.spec.role.learns]
         if self._workers.handles["learner"].failures or sum(failures) > _MOST_FAILURES:
             raise TrialFailed(self._why())
         now = time.monotonic()
@@ -281,10 +281,10 @@ class ReplayTrial(TrialRun):
 
     def _open(self, run_dir: Path) -> tuple[StatusTable, int, list[WorkerSpec]]:
         plan = replay_plan(self._plan, self._setting, self._cap_bytes)
-        status, self._ring = self._stack.enter_context(spreeze.open_memory(plan, run_dir, plan.samplers + 1))
+        status, (self._ring,) = self._stack.enter_context(spreeze.open_memory(plan, run_dir, plan.samplers + 1))
         fill_with_synthetic_rows(self._ring, plan.spec)
-        specs = spreeze.worker_specs(plan, run_dir, self._ring, time.monotonic()).values()
-        return status, self._ring.spec.size_bytes, [one for one in specs if one.role in ("learner", "sampler")]
+        specs = spreeze.worker_specs(plan, run_dir, [self._ring], time.monotonic()).values()
+        return status, self._ring.spec.size_bytes, [one for one in specs if one.role.learns or one.role.steps]
 
     def _late(self) -> str | None:
         late = [] if self._ring.sampled > 0 else ["the learner took no update"]

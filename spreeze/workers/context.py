@@ -15,16 +15,11 @@ from spreeze.errors import WorkerError
 from spreeze.metrics.table import TABLE, MetricTable, Phase
 from spreeze.transport import status_table as words
 from spreeze.transport.status_table import StatusTable
-from spreeze.workers.roles import ROLES
+from spreeze.workers.roles import Address
 from spreeze.workers.sampler_stats import event_text, write_error
 
 _MAX_MESSAGE_BYTES = 4096
 """A pipe write of at most PIPE_BUF bytes is atomic: a message arrives whole or not at all."""
-
-
-def worker_name(role: str, index: int) -> str:
-    """Name of a worker in logs and messages, for example ``sampler-0``."""
-    return f"{role}-{index}" if ROLES[role].several else role
 
 
 class WorkerContext:
@@ -32,28 +27,27 @@ class WorkerContext:
 
     def __init__(
         self,
-        role: str,
-        index: int,
+        address: Address,
         status: StatusTable,
         row: int,
         message_fd: int | None,
         errors_dir: Path | None = None,
         table: MetricTable = TABLE,
     ) -> None:
-        self.role = role
-        self.index = index
+        self.address = address
         self.status = status
+        self._group = status.group(address.group)
         self.slots = status.slots(row)
         self._control = status.control(row)
-        self._slot_index = {name: i for i, name in enumerate(table.slots[role])}
+        self._slot_index = {name: i for i, name in enumerate(table.slots[address.role])}
         self._message_fd, self._errors_dir = message_fd, errors_dir
         self._control[words.PID] = os.getpid()
         self.messages_lost = 0
 
     @property
     def name(self) -> str:
-        """Name used in logs and messages, for example ``sampler-0``."""
-        return worker_name(self.role, self.index)
+        """Name used in logs and messages (see ``Address.name``)."""
+        return self.address.name
 
     def beat(self, phase: Phase) -> None:
         """Says "alive, now in this phase"; costs two stores."""
@@ -67,8 +61,12 @@ class WorkerContext:
 
     @property
     def weights_hint(self) -> int:
-        """Changes whenever new weights were published; the file remains the truth."""
-        return int(self.status.header[words.WEIGHTS_HINT])
+        """Changes whenever the group's learner published new weights; the file remains the truth."""
+        return int(self._group[words.WEIGHTS_HINT])
+
+    def weights_published(self) -> None:
+        """Says to the group that there are new weights; called by its learner only."""
+        self._group[words.WEIGHTS_HINT] += 1
 
     @property
     def visualizer_paused(self) -> bool:
@@ -78,12 +76,12 @@ class WorkerContext:
     @property
     def sampler_share(self) -> float:
         """Share of its time that this sampler may work: 1, 0, or between for the last one that is wanted."""
-        header = self.status.header
-        active, samplers = int(header[words.ACTIVE_SAMPLERS]), int(header[words.SAMPLERS])
+        group = self._group
+        active, samplers = int(group[words.ACTIVE_SAMPLERS]), int(group[words.SAMPLERS])
         if active >= samplers:
             return 1.0
-        beyond = (self.index - int(header[words.FIRST_SAMPLER])) % samplers - active
-        return 1.0 if beyond < 0 else 0.0 if beyond > 0 else int(header[words.SLOWED_SHARE]) / 1000
+        beyond = (self.address.index - int(group[words.FIRST_SAMPLER])) % samplers - active
+        return 1.0 if beyond < 0 else 0.0 if beyond > 0 else int(group[words.SLOWED_SHARE]) / 1000
 
     def post(self, **values: float) -> None:
         """Stores numbers into slots by name (see ``metrics.table``).
@@ -96,8 +94,8 @@ class WorkerContext:
                 self.slots[self._slot_index[name]] = value
         except KeyError as error:
             raise WorkerError(
-                f"the {self.role} posts {error.args[0]!r}, which is in no row of spreeze/metrics/table.py; add a row "
-                "to METRICS there"
+                f"the {self.address.role} posts {error.args[0]!r}, which is in no row of spreeze/metrics/table.py; add "
+                "a row to METRICS there"
             ) from None
 
     def named(self, slots: np.ndarray) -> dict[str, float]:
@@ -142,7 +140,7 @@ class WorkerContext:
 
     def close(self) -> None:
         """Closes the message pipe and the status table."""
-        self.slots = self._control = None  # type: ignore[assignment]
+        self.slots = self._control = self._group = None  # type: ignore[assignment]
         if self._message_fd is not None:
             with contextlib.suppress(OSError):
                 os.close(self._message_fd)

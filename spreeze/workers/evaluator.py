@@ -29,6 +29,8 @@ from spreeze.inference.policy import Policy
 from spreeze.machine.output import stdout_to_stderr
 from spreeze.machine.processes import leave_to_supervisor
 from spreeze.metrics.table import Phase
+from spreeze.run_directory import group_folder
+from spreeze.transport import status_table as words
 from spreeze.transport.files import remove_unfinished, replace_bytes, replace_json
 from spreeze.transport.weights import Weights, WeightsStore
 from spreeze.types import EnvSpec, Jsonable
@@ -64,14 +66,15 @@ class EvaluatorJob(Jsonable):
     cpu_share: float
     """Share of one core it may use when none is free."""
     has_free_core: bool
+    groups: int = 1
+    """Learners, whose weights take turns."""
 
 
 def run_evaluator(context: WorkerContext, job: EvaluatorJob) -> None:
     """Evaluates whenever there are new weights, until the supervisor stops everybody."""
     context.beat(Phase.INIT)
-    evaluated = read_rows(Path(job.run_dir) / "eval.csv")
-    seen = (evaluated[-1]["epoch"], evaluated[-1]["version"]) if evaluated else None
-    watch = WeightsWatch(Path(job.run_dir) / "weights", seen)
+    watches = [_watch(group_folder(Path(job.run_dir), group)) for group in range(job.groups)]
+    turn = 0
 
     def on_failure(text: str) -> None:
         context.send("event", level="warning", text=text)
@@ -80,12 +83,14 @@ def run_evaluator(context: WorkerContext, job: EvaluatorJob) -> None:
         with contextlib.suppress(Exception):
             evaluation.prepare()  # while the first weights are still to come, which will tell of an error again
         while not context.stopping:
-            found = watch.newer(context.weights_hint)
+            turn += 1
+            group = turn % job.groups
+            found = watches[group].newer(int(context.status.group(group)[words.WEIGHTS_HINT]))
             if found is None:
-                context.sleep(_POLL_S)
+                context.sleep(_POLL_S / job.groups)
                 continue
             begin_s, cpu_s = time.monotonic(), time.process_time()
-            record = evaluation.attempt(*found, should_stop=lambda: _beat(context), on_failure=on_failure)
+            record = evaluation.attempt(*found, should_stop=lambda: _beat(context), on_failure=on_failure, group=group)
             if record is not None:
                 _report(context, record, evaluation.evaluations)
             if evaluation.failures:
@@ -93,6 +98,12 @@ def run_evaluator(context: WorkerContext, job: EvaluatorJob) -> None:
             elif not job.has_free_core:
                 rest_s = (time.process_time() - cpu_s) / job.cpu_share - (time.monotonic() - begin_s)
                 context.sleep(max(0.0, rest_s))
+
+
+def _watch(folder: Path) -> WeightsWatch:
+    """Finds weights of a group that are newer than those that have a score already."""
+    rows = read_rows(folder / "eval.csv")
+    return WeightsWatch(folder / "weights", (rows[-1]["epoch"], rows[-1]["version"]) if rows else None)
 
 
 def _beat(context: WorkerContext) -> bool:
@@ -156,11 +167,13 @@ class Evaluation:
             add_task(self._tasks, self._make_task)
 
     def evaluate(
-        self, weights: Weights, data: bytes, should_stop: Callable[[], bool], *, partial: bool = False
+        self, weights: Weights, data: bytes, should_stop: Callable[[], bool], *, partial: bool = False,
+        group: int = 0,
     ) -> Record | None:
         """Runs the episodes of one version and writes them down; with ``partial`` what a stop leaves finished counts.
 
-        ``data`` are the bytes of the weights' file, kept when they are the best so far.
+        ``data`` are the bytes of the weights' file, kept when they are the best so far, and ``group`` whose they are:
+        each group has its ``eval.csv``, and the best weights of all are kept.
 
         Returns:
             The record, or None when it was stopped or no episode was finished. Besides the columns of ``eval.csv`` it
@@ -189,22 +202,23 @@ class Evaluation:
         record: Record = {
             "wall_s": float(weights.meta.get("wall_s", 0.0)), "env_steps": int(weights.meta.get("env_steps", 0)),
             "updates": int(weights.meta.get("updates", 0)), "epoch": weights.epoch, "version": weights.version,
+            "group": group,
             **found._asdict(),
             "episodes_cut": cut, "episodes_lost": len(lost), "whole": not cut and len(lost) <= len(episodes),
         }  # fmt: skip
         self.evaluations += 1
-        append_row(self._run_dir / "eval.csv", record)
+        append_row(group_folder(self._run_dir, group) / "eval.csv", record)
         if record["whole"]:
             self._keep_best(record, data)
         return record
 
     def attempt(
         self, weights: Weights, data: bytes, should_stop: Callable[[], bool], *, partial: bool = False,
-        on_failure: Callable[[str], None],
+        on_failure: Callable[[str], None], group: int = 0,
     ) -> Record | None:
         """``evaluate``, whose failure as a whole ends no run: the next attempt makes new environments."""
         try:
-            record = self.evaluate(weights, data, should_stop, partial=partial)
+            record = self.evaluate(weights, data, should_stop, partial=partial, group=group)
         except Exception as error:
             self.failures += 1
             if worth_telling(self.failures):
@@ -475,26 +489,39 @@ class _Lockstep:
 def final_evaluation(job: EvaluatorJob, budget_s: float) -> Record | None:
     """Evaluates the newest weights within a time budget, with as many rounds of the seeds as fit.
 
+    Of several learners it is the one whose latest score is the highest.
+
     Returns:
         The record (``episodes`` says how many count), the one already written when this version
         was evaluated before, or None when there are no weights or no whole round ended in time.
     """
     end_s = time.monotonic() + budget_s
     run_dir = Path(job.run_dir)
-    found = WeightsWatch(run_dir / "weights").newer(0)
+    group = _leader(job)
+    folder = group_folder(run_dir, group)
+    found = WeightsWatch(folder / "weights").newer(0)
     if found is None:
         return None
     weights, data = found
-    for row in reversed(read_rows(run_dir / "eval.csv")):
+    for row in reversed(read_rows(folder / "eval.csv")):
         if (row["epoch"], row["version"], row["episodes"]) == (weights.epoch, weights.version, job.episodes):
-            return row | {"episodes_cut": 0, "episodes_lost": 0, "whole": True}
+            return row | {"group": group, "episodes_cut": 0, "episodes_lost": 0, "whole": True}
 
     def tell(where: str, error: Exception, count: int) -> None:
         write_error(run_dir / "errors", "evaluator", error, f"environment-{count}")
         sys.stderr.write(event_text(where, error, count) + "\n")
 
     with Evaluation(job, tell) as evaluation:
-        return evaluation.evaluate(weights, data, lambda: time.monotonic() >= end_s, partial=True)
+        return evaluation.evaluate(weights, data, lambda: time.monotonic() >= end_s, partial=True, group=group)
+
+
+def _leader(job: EvaluatorJob) -> int:
+    """The group with the highest latest score; 0 without any."""
+    latest = {
+        group: rows[-1]["return_mean"] for group in range(job.groups)
+        if (rows := read_rows(group_folder(Path(job.run_dir), group) / "eval.csv"))
+    }
+    return max(latest, key=lambda group: latest[group], default=0)
 
 
 def main(argv: list[str]) -> int:

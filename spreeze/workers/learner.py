@@ -15,7 +15,6 @@ from spreeze.algorithms.registry import create_on_policy
 from spreeze.config.schema import AlgorithmConfig, algorithm_part
 from spreeze.errors import ResourceError, WorkerError
 from spreeze.metrics.table import SLOTS, TABLE, Phase
-from spreeze.transport import status_table as words
 from spreeze.transport.checkpoint import Checkpoint
 from spreeze.transport.rate_limiter import RateLimiter
 from spreeze.transport.replay_reader import open_reader
@@ -80,7 +79,7 @@ class _Learner:
             Path(job.run_dir), job.algo, job.spec.env_id, trainer, env_steps=source.env_steps,
             wall_s=lambda: job.wall_base_s + time.monotonic() - job.run_started_s, on_progress=context.saving,
         )
-        self._publisher = Publisher(self._files.weights, self._tell_readers)
+        self._publisher = Publisher(self._files.weights, context.weights_published)
         found = context.named(context.slots)
         self._base = {name: found[name] for name in TABLE.cumulative("learner")}
         self._wait_s = self._publish_s = 0.0
@@ -141,9 +140,6 @@ class _Learner:
         self._publisher.offer(*self._files.offer())
         self._published_s = perf_counter()
         self._publish_s += self._published_s - start
-
-    def _tell_readers(self) -> None:
-        self._context.status.header[words.WEIGHTS_HINT] += 1
 
     def _tell_unpublished(self) -> None:
         for text in self._publisher.failures():

@@ -24,8 +24,8 @@ from typing import Any
 from spreeze.machine.processes import leave_to_supervisor, take_name
 from spreeze.metrics.table import Phase
 from spreeze.transport.status_table import StatusTable
-from spreeze.workers.context import WorkerContext, worker_name
-from spreeze.workers.roles import BODIES, ROLES, Role
+from spreeze.workers.context import WorkerContext
+from spreeze.workers.roles import BODIES, ROLES, Address, Role
 from spreeze.workers.sampler_stats import write_error
 
 _PR_SET_PDEATHSIG = 1
@@ -36,14 +36,15 @@ def main(argv: list[str]) -> int:
     spec: dict[str, Any] = json.loads(argv[0])
     _die_with_supervisor(spec["lifeline_fd"], spec["supervisor_pid"])
     leave_to_supervisor()
-    take_name(worker_name(spec["role"], spec["index"]))
+    address = Address(spec["role"], spec["group"], spec["index"])
+    take_name(address.name)
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    _lower_priority(ROLES[spec["role"]])
-    _offer_to_oom_killer(ROLES[spec["role"]])
+    _lower_priority(ROLES[address.role])
+    _offer_to_oom_killer(ROLES[address.role])
     status = StatusTable.attach(spec["status_fd"], spec["status_rows"])
     errors_dir = Path(spec["errors_dir"])
-    context = WorkerContext(spec["role"], spec["index"], status, spec["row"], spec["message_fd"], errors_dir)
+    context = WorkerContext(address, status, spec["row"], spec["message_fd"], errors_dir)
     context.beat(Phase.INIT)
     try:
         body = BODIES[spec["body"]]

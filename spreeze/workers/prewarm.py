@@ -1,4 +1,4 @@
-"""Where a learner begins that has a head start: ``python -m spreeze.workers.prewarm <descriptor of a socket>``.
+"""Where a learner starts that loads before its job is known: ``python -m spreeze.workers.prewarm <descriptor>``.
 
 It loads what every learner needs, waits for its job and the descriptors that belong to it, and is a
 ``spreeze.workers.main`` from then on. The environment, threads included, is a learner's from the beginning.
@@ -27,8 +27,9 @@ def main(argv: list[str]) -> int:
     take_name(EARLY)
     leave_to_supervisor()
     with socket.socket(fileno=int(argv[0])) as line:
-        for body in ROLES["learner"].bodies.values():
-            worker_main.load(body.module)
+        for role in ROLES.values():
+            for body in role.bodies.values() if role.prewarmed else ():
+                worker_main.load(body.module)
         data, fds = receive(line)
     if not data:
         return 0  # there is no run, or none for this process

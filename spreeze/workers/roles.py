@@ -1,4 +1,4 @@
-"""The roles: one row each. What runs as it, who gives way to it, and what its failures mean to a run."""
+"""The roles of workers, one row each: what code runs, its priority, what its failures mean for a run."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Role:
     limit: RestartLimit
     lost: Loss
     several: bool = False
-    """A run can have several; their names end in a number."""
+    """A group can have several; their names end in a number."""
     nice: int = 0
     """At nice 10 a process gets about a tenth of a core that another one wants; at 15 a third of that."""
     oom_score: int = 0
@@ -60,15 +60,47 @@ class Role:
     """It steps environments to collect what is learned from."""
     may_end: bool = False
     """It may end by itself before the run does."""
+    infers: bool = False
+    """It chooses actions for those that step environments."""
+    learns: bool = False
+    """It takes gradient steps. A run ends when all of these have finished."""
     saves: bool = False
     """It writes checkpoints: asked to stop, it has the time that its last work takes."""
+    rests: bool = False
+    """The governor may let it rest while other programs need its core."""
+    prewarmed: bool = False
+    """Its libraries load so long that a process may begin with them before the job is known."""
+
+
+@dataclass(frozen=True)
+class Address:
+    """Who a worker is. A group is a learner with its own samplers, buffer, weights and checkpoints."""
+
+    role: str
+    group: int = 0
+    index: int = 0
+    """Among the workers of its role in its group."""
+
+    @property
+    def name(self) -> str:
+        """In logs, messages and metrics: the role, the group unless it is 0, the index if a group can have several.
+
+        ``learner``, ``sampler-3``; in group 1 ``learner-g1``, ``sampler-g1-3``.
+        """
+        group = f"-g{self.group}" if self.group else ""
+        return f"{self.role}{group}-{self.index}" if ROLES[self.role].several else f"{self.role}{group}"
+
+
+def role_of(name: str) -> Role | None:
+    """The role of a worker by its name; None: no worker is called so."""
+    return ROLES.get(name.partition("-")[0])
 
 
 _WATCHER = RestartLimit(failures=3, window_s=600.0, quarantine_s=None, first_delay_s=1.0)
 _ALL = (
     # What a run waits for: nothing gives way less, and memory is taken from it last.
     Role(
-        name="learner", saves=True, lost=Loss.ANY,
+        name="learner", learns=True, saves=True, prewarmed=True, lost=Loss.ANY,
         limit=RestartLimit(failures=3, window_s=600.0, quarantine_s=None),
         bodies={
             "learner": Body(module="spreeze.workers.learner", function="run_learner", job="LearnerJob"),
@@ -78,7 +110,7 @@ _ALL = (
     ),
     # Cheap to replace, and nobody waits for a single one: another program's core is theirs first.
     Role(
-        name="sampler", several=True, steps=True, nice=10, oom_score=500, lost=Loss.MOST,
+        name="sampler", several=True, steps=True, rests=True, nice=10, oom_score=500, lost=Loss.MOST,
         limit=RestartLimit(failures=5, window_s=60.0, quarantine_s=300.0),
         bodies={"sampler": Body(module="spreeze.workers.sampler", function="run_sampler", job="SamplerJob")},
     ),
@@ -90,7 +122,7 @@ _ALL = (
                                  job="RolloutSamplerJob")},
     ),
     Role(
-        name="actor", several=True, nice=2, oom_score=300, lost=Loss.ANY,
+        name="actor", several=True, infers=True, nice=2, oom_score=300, lost=Loss.ANY,
         limit=RestartLimit(failures=5, window_s=60.0, quarantine_s=None),
         bodies={"actor": Body(module="spreeze.workers.inference_worker", function="run_inference_worker",
                               job="InferenceWorkerJob")},
@@ -108,6 +140,6 @@ _ALL = (
     ),
 )
 ROLES: dict[str, Role] = {role.name: role for role in _ALL}
-"""Erlang's one-for-one supervision with figures for this job."""
+"""By name. One-for-one supervision as in Erlang: a failed worker is restarted alone."""
 BODIES: dict[str, Body] = {name: body for role in _ALL for name, body in role.bodies.items()}
 """Name of a body -> its code."""

@@ -1,4 +1,5 @@
-"""What every mode of processes has beside its own workers: evaluator, visualizer, the watch, the last evaluation."""
+"""A run of worker processes from the first to the last: what every mode that starts workers has in common."""
+
 from __future__ import annotations
 
 import contextlib
@@ -6,53 +7,103 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from spreeze.errors import ResourceError
-from spreeze.machine.orphan_cleanup import end_orphans
+from spreeze.machine.orphan_cleanup import OrphanWatch, end_orphans
 from spreeze.machine.processes import DEATH_S, held_back, kill_and_wait, left_behind
 from spreeze.run_directory import RunDir
+from spreeze.runtime.cpu_governor import GovernorLoop
 from spreeze.runtime.interrupts import Interrupts
-from spreeze.runtime.launcher import WorkerSpec, child_environment, log_file
+from spreeze.runtime.launcher import Launcher, RunContext, WorkerSpec, child_environment, log_file
 from spreeze.runtime.plan import RunPlan
-from spreeze.runtime.recorder import Recorder
+from spreeze.runtime.rates import CounterSample, GroupSample
+from spreeze.runtime.recorder import Outcome, Recorder
 from spreeze.runtime.supervisor import ProcessSupervisor, Supervisor
 from spreeze.transport.shared_memory import available_bytes
+from spreeze.transport.status_table import StatusTable
 from spreeze.workers.evaluator import EvaluatorJob
 from spreeze.workers.jobs import VisualizerJob
+from spreeze.workers.roles import Address
 
 _FINAL_EVALUATION_S = 6.0
 _EXIT_S = 12.0
-"""From the wish to stop to the end of the final evaluation; the rest of 15 s is for closing."""
+"""From the request to stop to the end of the final evaluation; the rest of 15 s is for closing."""
 _VISUALIZER_AFTER_S = 4.0
 _LEAST_LIMIT_BYTES = 2**30
-"""What who steps environments may always have; beyond it, its share of half of the memory that is free."""
+"""What a worker that steps environments may always have; beyond it, its share of half of the memory that is free."""
 
 
-def memory_limit_bytes(plan: RunPlan) -> int:
-    """Memory above which a sampler or executor is started anew."""
-    asked = plan.config.sampling.memory_limit_bytes
-    return asked or max(_LEAST_LIMIT_BYTES, available_bytes() // (2 * plan.samplers))
+@dataclass(frozen=True, kw_only=True)
+class Wired:
+    """A mode's workers and the shared memory between them, ready to start."""
+
+    status: StatusTable
+    specs: dict[str, WorkerSpec]
+    """By name, in starting order: what takes longest to import comes first."""
+    read: Callable[[], CounterSample]
+    """All counters of this moment; after the stop flag is set, the final ones."""
+    learning_began: Callable[[], bool]
+    takeover: Callable[[WorkerSpec], None] = lambda spec: None
+    """See ``ProcessSupervisor``."""
+    governing: GovernorLoop | None = None
 
 
-def supervise(
-    supervisor: Supervisor, workers: ProcessSupervisor, specs: dict[str, WorkerSpec], learning_began: Callable[[], bool]
-) -> None:
-    """Starts the workers and watches them to the end of the run; nobody is left when it returns.
+def run_workers(
+    plan: RunPlan, run_dir: RunDir, recorder: Recorder, interrupts: Interrupts, launcher: Launcher,
+    wired: AbstractContextManager[Wired],
+) -> Outcome:
+    """Starts the workers of a mode, watches them to the end of the run, evaluates; nobody is left when it returns.
 
     Raises:
-        ResourceError: a worker could not be started.
+        ResourceError: no room for the shared memory, or a worker could not be started.
     """
-    visualizer = specs.pop("visualizer", None)
+    watch = OrphanWatch(run_dir.nonce)
+    try:
+        watch.start()
+        with wired as mode:
+            run_context = RunContext(run_dir=run_dir.path, status_fd=mode.status.block.fd,
+                                     status_rows=mode.status.num_rows, nonce=run_dir.nonce)
+            workers = ProcessSupervisor(
+                run_context, mode.status, on_event=recorder.event, takeover=mode.takeover, launcher=launcher,
+                forgiven_failures=plan.config.run.forgiven_failures,
+            )
+            supervisor = Supervisor(run_dir, mode.status, workers, mode.read, recorder, interrupts, mode.governing)
+            _supervise(supervisor, workers, mode)
+        _last_evaluation(plan, run_dir, recorder, supervisor, interrupts)
+    finally:
+        watch.end()
+        recorder.close()
+    return recorder.outcome
 
+
+def read_group(status: StatusTable, specs: dict[str, WorkerSpec], group: int) -> GroupSample:
+    """What the workers of a group posted, each under its role; what passed through its buffer the mode adds."""
+    own = [spec for spec in specs.values() if spec.address.group == group]
+
+    def posted(workers: Iterable[WorkerSpec]) -> tuple[dict[str, float], ...]:
+        return tuple(status.named_slots(spec.row, spec.role.name) for spec in workers)
+
+    (learner,) = posted(spec for spec in own if spec.role.learns)
+    return GroupSample(
+        samplers=posted(spec for spec in own if spec.role.steps), learner=learner,
+        actors=posted(spec for spec in own if spec.role.infers), inserted=0, baseline_inserted=-1, sampled=0,
+    )
+
+
+def _supervise(supervisor: Supervisor, workers: ProcessSupervisor, mode: Wired) -> None:
+    specs = dict(mode.specs)
+    visualizer = specs.pop("visualizer", None)
     began_s: float | None = None
 
     def start_visualizer() -> None:
         # Not before learning is well under way: its imports would only delay the first updates.
         nonlocal visualizer, began_s
-        if began_s is None and learning_began():
+        if began_s is None and mode.learning_began():
             began_s = time.monotonic()
         if visualizer is not None and began_s is not None and time.monotonic() - began_s > _VISUALIZER_AFTER_S:
             chosen = visualizer
@@ -68,12 +119,18 @@ def supervise(
                 workers.add(spec)
             except OSError as error:
                 raise ResourceError(
-                    f"{spec.name} could not be started: {error}; use fewer {spec.role}s, or raise the limit of "
+                    f"{spec.name} could not be started: {error}; use fewer {spec.role.name}s, or raise the limit of "
                     "processes and open files (ulimit -u, ulimit -n)"
                 ) from None
         supervisor.run(on_sample=start_visualizer)
     finally:
         supervisor.stop()
+
+
+def memory_limit_bytes(plan: RunPlan) -> int:
+    """Memory above which a sampler or executor is started anew."""
+    asked = plan.config.sampling.memory_limit_bytes
+    return asked or max(_LEAST_LIMIT_BYTES, available_bytes() // (2 * plan.samplers))
 
 
 def watcher_specs(plan: RunPlan, run_dir: Path, first_row: int) -> dict[str, WorkerSpec]:
@@ -82,8 +139,9 @@ def watcher_specs(plan: RunPlan, run_dir: Path, first_row: int) -> dict[str, Wor
     evaluator = EvaluatorJob(
         run_dir=str(run_dir), spec=plan.spec, episodes=config.evaluation.episodes,
         first_seed=config.evaluation.seed, cpu_share=config.evaluation.cpu_share, has_free_core=plan.free_core,
+        groups=plan.learners,
     )
-    specs = {"evaluator": WorkerSpec(role="evaluator", index=0, row=first_row, job=evaluator.to_json())}
+    specs = {"evaluator": WorkerSpec(address=Address("evaluator"), row=first_row, job=evaluator.to_json())}
     if config.visualizer.enabled:
         part = config.visualizer
         visualizer = VisualizerJob(
@@ -91,30 +149,31 @@ def watcher_specs(plan: RunPlan, run_dir: Path, first_row: int) -> dict[str, Wor
             clip_interval_s=part.clip_interval_s, clip_length_s=part.clip_length_s,
             cpu_share=part.cpu_share, has_free_core=plan.free_core, seed=config.run.seed,
         )
-        specs["visualizer"] = WorkerSpec(role="visualizer", index=0, row=first_row + 1, job=visualizer.to_json())
+        specs["visualizer"] = WorkerSpec(address=Address("visualizer"), row=first_row + 1,
+                                         job=visualizer.to_json())
     return specs
 
 
-def last_evaluation(
+def _last_evaluation(
     plan: RunPlan, run_dir: RunDir, recorder: Recorder, supervisor: Supervisor, interrupts: Interrupts
 ) -> None:
     """Greedy episodes of the last policy, as far as time allows."""
     budget_s = min(_FINAL_EVALUATION_S, _EXIT_S - supervisor.stopping_s)
     if not interrupts.urgent and recorder.outcome.updates > 0 and budget_s >= 1.0:
-        record = final_evaluation(run_dir, plan, budget_s, interrupts, recorder.event)
+        record = _final_evaluation(run_dir, plan, budget_s, interrupts, recorder.event)
         if record is not None:
             recorder.evaluation(record, final=True)
         elif not interrupts.urgent:
             recorder.no_final_evaluation(budget_s)
 
 
-def final_evaluation(
+def _final_evaluation(
     run_dir: RunDir, plan: RunPlan, budget_s: float, interrupts: Interrupts, on_event: Callable[[str, str], None]
 ) -> dict[str, Any] | None:
     """Greedy episodes of the newest weights within ``budget_s``; None if none finished in time."""
     part = plan.config.evaluation
     job = EvaluatorJob(run_dir=str(run_dir.path), spec=plan.spec, episodes=part.episodes, first_seed=part.seed,
-                       cpu_share=1.0, has_free_core=True)
+                       cpu_share=1.0, has_free_core=True, groups=plan.learners)
     command = [sys.executable, "-m", "spreeze.workers.evaluator", json.dumps(job.to_json()), str(budget_s)]
     with log_file(run_dir.path, "evaluator") as log, held_back():
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log,

@@ -1,0 +1,141 @@
+"""Every launcher starts workers that speak, are killed, are seen to end, and leave nothing behind."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+from harness import PATIENCE_S, REPO, poll
+
+from spreeze.config.layers import Layer, resolve
+from spreeze.envs.probe import probe_env
+from spreeze.machine.hardware import read_machine
+from spreeze.metrics.table import Phase
+from spreeze.modes.spreeze import open_memory, status_rows, worker_specs
+from spreeze.runtime.launcher import FreshProcess, Prewarm, RunContext
+from spreeze.runtime.plan import RunPlan
+from spreeze.transport import status_table as words
+
+_HOLDER = """
+import sys, time
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+import test_launcher
+with test_launcher.worker(Path({folder!r}), test_launcher.LAUNCHERS[{name!r}]) as (process, status):
+    test_launcher.until_messages(process, "started")
+    print(process.pid, flush=True)
+    time.sleep({patience})
+"""
+
+
+class Recording:
+    """A launcher of a test: starts by another one, and notes whom."""
+
+    def __init__(self):
+        self.started = []
+
+    def start(self, spec, run_context):
+        self.started.append(spec.name)
+        return FreshProcess().start(spec, run_context)
+
+
+LAUNCHERS = {"fresh": FreshProcess, "prewarmed": lambda: Prewarm(1), "recording": Recording}
+every_launcher = pytest.mark.parametrize("name", [
+    "fresh", "recording", pytest.param("prewarmed", marks=pytest.mark.skipif(
+        read_machine().cores.usable < 2, reason="loading beforehand takes a core of its own")),
+])  # fmt: skip
+
+
+@contextlib.contextmanager
+def worker(folder, make):
+    """A learner that waits for rows that nobody writes, and its status table."""
+    (folder / "logs").mkdir()
+    values = {"sac": {"hidden_sizes": [8]}, "learner": {"batch_size": 8}, "replay": {"capacity": 20_000}}
+    plan = RunPlan(settings=resolve([Layer("test", values)]), spec=probe_env("Pendulum-v1", steps=0).spec, samplers=1,
+                   free_core=False)  # fmt: skip
+    rows = len(status_rows(1))
+    with contextlib.ExitStack() as stack:
+        launcher = make()
+        if isinstance(launcher, Prewarm):
+            stack.enter_context(launcher)
+        status, rings = stack.enter_context(open_memory(plan, folder, rows))
+        run_context = RunContext(run_dir=folder, status_fd=status.block.fd, status_rows=rows,
+                                 nonce=getattr(launcher, "nonce", "contract"))  # fmt: skip
+        process = launcher.start(worker_specs(plan, folder, rings, time.monotonic())["learner"], run_context)
+        try:
+            yield process, status
+        finally:
+            process.kill_and_wait()
+            process.close()
+
+
+def until_messages(process, kind):
+    """The messages up to one of that kind."""
+    found = []
+
+    def said():
+        found.extend(process.read_messages())
+        assert process.poll() is None, "it ended"
+        return any(message["kind"] == kind for message in found)
+
+    poll(said, what=f"a message of kind {kind}")
+    return found
+
+
+@every_launcher
+def test_a_worker_starts_speaks_is_killed_and_its_end_is_seen(tmp_path, name):
+    with worker(tmp_path, LAUNCHERS[name]) as (process, status):
+        assert {message["from"] for message in until_messages(process, "started")} == {"learner"}
+        assert process.spec.name == "learner"
+        poll(lambda: status.control(process.spec.row)[words.PHASE] == Phase.WAIT, what="a learner that waits for rows")
+        assert status.control(process.spec.row)[words.PID] == process.pid
+        process.signal_group(signal.SIGKILL)
+        poll(lambda: process.poll() is not None, what="its end")
+        assert process.poll() == -signal.SIGKILL
+        assert process.read_messages() == []
+        assert process.kill_and_wait() == -signal.SIGKILL, "who has ended can be killed again"
+
+
+@every_launcher
+def test_a_worker_that_was_asked_to_stop_ends_by_itself(tmp_path, name):
+    with worker(tmp_path, LAUNCHERS[name]) as (process, status):
+        until_messages(process, "started")
+        status.header[words.STOP] = 1
+        poll(lambda: process.poll() is not None, what="its end")
+        assert process.poll() == 0
+        assert [message["kind"] for message in process.read_messages()][-1] == "finished", "last words are not lost"
+
+
+@every_launcher
+def test_a_closed_process_leaves_no_descriptor(tmp_path, name):
+    before = set(os.listdir("/proc/self/fd"))
+    with worker(tmp_path, LAUNCHERS[name]) as (process, _):
+        assert str(process.message_fd) not in before
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
+@every_launcher
+def test_a_worker_leads_a_process_group_and_dies_with_its_supervisor(tmp_path, name):
+    code = _HOLDER.format(tests=str(REPO / "tests"), folder=str(tmp_path), name=name, patience=PATIENCE_S)
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=REPO, text=True) as holder:
+        process = psutil.Process(int(holder.stdout.readline()))
+        assert os.getpgid(process.pid) == process.pid
+        holder.kill()
+        holder.wait(timeout=PATIENCE_S)
+    poll(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE, what="the worker's end")
+
+
+def test_a_launcher_that_cannot_start_a_worker_raises_and_leaves_no_descriptor(tmp_path, monkeypatch):
+    before = set(os.listdir("/proc/self/fd"))
+
+    def refuse(*args, **kwargs):
+        raise OSError("no more processes")
+
+    monkeypatch.setattr("spreeze.runtime.launcher.subprocess.Popen", refuse)
+    with pytest.raises(OSError, match="no more processes"), worker(tmp_path, FreshProcess):
+        pass
+    assert set(os.listdir("/proc/self/fd")) == before
