@@ -41,7 +41,7 @@ def test_every_number_is_refused_outside_of_its_range_by_name(part, item):
 
 
 @pytest.mark.parametrize(("part", "item"), FIELDS, ids=NAMES)
-@pytest.mark.parametrize("value", [{}, b"x", object(), [[]], math.nan], ids=str)
+@pytest.mark.parametrize("value", [{}, b"x", object(), [[]], math.nan], ids=lambda value: type(value).__name__)
 def test_wrong_types_are_refused_by_name(part, item, value):
     with pytest.raises(ConfigError, match=item.name):
         PARTS[part](**{item.name: value})

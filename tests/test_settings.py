@@ -150,3 +150,11 @@ def test_the_profiles_that_come_along_are_valid_and_found_by_their_task(name):
     assert "envs" in about or "machine_id" in about, "found by its task, or an example of a machine"
     for env_id in about.get("envs", []):
         assert task_profile(env_id) is not None
+
+
+def test_a_run_of_before_a_setting_was_dropped_is_read_where_the_setting_changed_nothing():
+    text = to_toml(resolve([Layer("user", {"learner": {"batch_size": 512}})]))
+    old = text.replace("batch_size = 512", "batch_size = 512\ncopy_interval = 0")
+    assert from_toml(old, "resumed run").config == from_toml(text, "resumed run").config
+    with pytest.raises(ConfigError, match=r"resumed run: unknown key 'learner.copy_interval'"):
+        from_toml(old.replace("copy_interval = 0", "copy_interval = 4"), "resumed run")

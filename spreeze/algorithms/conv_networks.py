@@ -1,7 +1,6 @@
 """Networks over images: a convolutional trunk and a perceptron on it, by autograd.
 
 Parameters lie in one flat vector, so that optimizer, target and checkpoint are those of every other network.
-Channels-last memory was tried: no faster on a CPU, where a layer is bound by its matmul.
 """
 
 from __future__ import annotations

@@ -296,7 +296,7 @@ def _normalised(obs: np.ndarray, normalizer: Normalizer | None) -> np.ndarray:
 class RewardScale:
     """Divides rewards by the running standard deviation of their discounted returns, as OpenAI's baselines do.
 
-    One return an environment goes on from interval to interval; an episode's end starts it at 0.
+    One return an environment goes on from rollout to rollout; an episode's end starts it at 0.
     """
 
     CLIP = 10.0
@@ -307,7 +307,7 @@ class RewardScale:
         self._count, self._mean, self._m2 = 0.0, 0.0, 0.0
 
     def apply(self, reward: np.ndarray, terminated: np.ndarray, truncated: np.ndarray) -> np.ndarray:
-        """Takes in an interval's rewards [T, N] and returns them scaled and clipped; all as they are if any is NaN."""
+        """Takes in a rollout's rewards [T, N] and returns them scaled and clipped; all as they are if any is NaN."""
         if not np.isfinite(reward).all():
             return reward
         if len(self._returns) != reward.shape[1]:

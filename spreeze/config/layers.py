@@ -16,6 +16,8 @@ from spreeze.config.schema import PARTS, Config, Part, algorithm_part
 from spreeze.errors import ConfigError, did_you_mean
 from spreeze.types import EnvSpec
 
+_GONE = {("learner", "copy_interval"): 0}
+"""Settings of earlier versions with the value under which they changed nothing: a run that has them can be resumed."""
 USER = "user"
 """Source of what the command line says. No file may give a layer this name: modules are imported because of it."""
 
@@ -207,4 +209,9 @@ def from_toml(text: str, source: str, import_module: str | None = None) -> Setti
 
     ``import_module`` is that of the command's ``--import``; one that the text names is not imported.
     """
-    return resolve([Layer(source=source, values=tomllib.loads(text))], import_module)
+    values = tomllib.loads(text)
+    for (part, name), harmless in _GONE.items():
+        fields = values.get(part)
+        if isinstance(fields, dict) and fields.get(name) == harmless:
+            del fields[name]
+    return resolve([Layer(source=source, values=values)], import_module)
