@@ -188,8 +188,9 @@ def test_samplers_wait_at_the_asked_ratio(pendulum, short, monkeypatch):
     with _measuring(pendulum) as measuring:
         rates = {r.setting: r for r in measuring.joint([free, held], within_s=30.0, on_result=_deaf)}
     ratios = {setting: rate.updates * 32 / rate.env_steps for setting, rate in rates.items()}
-    # Where one core is left for both, the samplers' lead lasts longer than a window: then it is less than asked.
-    assert 1.2 * ratios[free] < ratios[held] < 80.0
+    # Where one core is left for both, the samplers' lead lasts longer than a window: then it is less than asked. On a
+    # crowded machine it is more: samplers have the lower priority, and a learner that is measured never waits.
+    assert 1.2 * ratios[free] < ratios[held] < 200.0
 
 
 def test_samplers_that_keep_failing_are_data(short):

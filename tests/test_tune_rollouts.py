@@ -1,5 +1,7 @@
 """The tuner's choice for a mode with rollouts, on machines that are formulas."""
 
+import dataclasses
+
 import pytest
 
 from spreeze.config.modes import ROLLOUT_KNOBS
@@ -13,6 +15,7 @@ from spreeze.tuner.problem import (
     INTERVAL,
     MINIBATCHES,
     ROLLOUT,
+    Knob,
     Setting,
     Targets,
     TrialResult,
@@ -194,3 +197,14 @@ def test_the_record_names_settings_and_every_candidate():
     assert "env steps/s" in result_line(problem(), tuning.results[0])
     failed = TrialResult(stage=ROLLOUT, setting=DEFAULT, failure="too slow")
     assert result_line(problem(), failed).endswith("too slow")
+
+
+def test_another_module_s_knob_is_varied_around_the_choice():
+    own = Knob(name="learner.publish_interval_s", candidates=lambda problem, here: (1.0, 9.0), own=True)
+    facts = problem()
+    facts = dataclasses.replace(facts, knobs=(*facts.knobs, own), configured=Setting({**DEFAULT, own.name: 0.25}))
+    machine = Machine(lambda one: sleepy(one) * (1.3 if one[own.name] == 9.0 else 1.0))
+    tuning = tune(facts, machine, lambda result: None)
+    assert chosen(tuning) == Setting({**changed(executors=4, interval=32), own.name: 9.0})
+    assert tuning.choices[own.name].runners_up == ((1.0, pytest.approx(0.77, abs=0.02)),
+                                                   (0.25, pytest.approx(0.77, abs=0.02)))

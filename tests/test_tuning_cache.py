@@ -165,6 +165,20 @@ def test_other_candidates_of_another_module_s_knob_are_another_question(bench, t
     assert records == [1, 1, 2]
 
 
+def test_a_knob_of_the_algorithm_may_have_lists_as_values(bench, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "knobs_of_networks.py").write_text(
+        "from spreeze.tuner.problem import Knob\n"
+        "KNOBS = (Knob(name='algorithm.hidden_sizes', candidates=lambda problem, here: ([32, 32], [64])),)\n")
+    user = {"env": {"id": "Pendulum-v1", "import_module": "knobs_of_networks"}, "sac": {}}
+    layer, record = bench.tune(user)
+    tried = {rate["setting"]["sac.hidden_sizes"] for rate in record["joint_rates"]}
+    assert {(32, 32), (64,)} < tried
+    assert resolve([layer]).config.sac.hidden_sizes == record["choice"]["sac.hidden_sizes"]
+    again, _ = bench.tune(user)
+    assert (again, bench.measured) == (layer, 1)
+
+
 def test_another_version_or_task_is_another_question(bench, monkeypatch):
     bench.tune()
     monkeypatch.setattr(run, "versions", lambda: {"torch": "other"})

@@ -30,7 +30,7 @@ class Setting(dict[str, Any]):
     __slots__ = ("_hash",)
 
     def __init__(self, values: Mapping[str, Any]) -> None:
-        super().__init__(values)
+        super().__init__({name: tuple(one) if isinstance(one, list) else one for name, one in values.items()})
         self._hash = hash(frozenset(self.items()))
 
     def __hash__(self) -> int:  # type: ignore[override]

@@ -130,7 +130,7 @@ def _paper_batch(found: Search) -> int | None:
     learners, kind = found.learners, kind_of(found.chosen.setting)
     assert learners is not None
     curve = learners.curves[kind]
-    largest = max((one.setting[BATCH] for one in learners.rates if kind_of(one.setting) == kind), default=0)
+    largest = max(one.setting[BATCH] for one in learners.rates[kind])
     if not curve.fitted or curve.b * largest < learners.error * curve.a:
         return None
     return paper_batch(curve.a, curve.b, found.problem.targets.gpu_target)

@@ -109,21 +109,6 @@ def search(problem: TuningProblem, measure: Measure, say: Callable[[TrialResult]
 # --- stage 1: learners alone ---
 
 
-@dataclass(frozen=True, kw_only=True)
-class Learners:
-    """What is known after stage 1."""
-
-    rates: tuple[TrialResult, ...]
-    curves: Mapping[Kind, CostCurve]
-    sizes: Mapping[Kind, Sequence[int]]
-    """Batch sizes that may be chosen, by kind; kinds without any are left out."""
-    first: Setting
-    """The best of them while the samplers are not known."""
-    error: float
-    """Relative standard error of a median."""
-    limits: tuple[str, ...]
-
-
 def measure_learners(
     problem: TuningProblem, measure: Measure, on_result: Callable[[TrialResult], None], until_s: float
 ) -> Learners:
@@ -133,7 +118,7 @@ def measure_learners(
         ConfigError: a pinned value cannot run.
         WorkerError: nothing could.
     """
-    stage, kinds = _LearnerStage(problem, measure, on_result, until_s), table.learner_kinds(problem)
+    stage, kinds = Learners(problem, measure, on_result, until_s), table.learner_kinds(problem)
     plain = {kind[0]: kind for kind in reversed(kinds)}
     for position, kind in enumerate(plain.values()):
         pair = (*kind[:2], 2)
@@ -146,11 +131,20 @@ def measure_learners(
         # Another precision is only tried with the best number of threads.
         if kind[1] != plain[kind[0]][1] and kind[2] == stage.best_threads(kind[0]):
             stage.near(kind)
-    return stage.answer()
+    stage.conclude()
+    return stage
 
 
-class _LearnerStage:
-    """Learners measured so far, and the time that they may take."""
+class Learners:
+    """Learners measured so far, the time that they may take, and what is known of them in the end."""
+
+    curves: Mapping[Kind, CostCurve]
+    sizes: Mapping[Kind, Sequence[int]]
+    """Batch sizes that may be chosen, by kind; kinds without any are left out."""
+    first: Setting
+    """The best of them while the samplers are not known."""
+    error: float
+    """Relative standard error of a median."""
 
     def __init__(
         self, problem: TuningProblem, measure: Measure, on_result: Callable[[TrialResult], None], until_s: float
@@ -251,11 +245,11 @@ class _LearnerStage:
         centre = ladder.index(max(seen)[1])
         return [ladder[min(centre + step, len(ladder) - 1)] for step in _NEAR][: len(ladder) - centre]
 
-    def answer(self) -> Learners:
-        """Curves of what was measured, and what may be chosen of it."""
+    def conclude(self) -> None:
+        """Fits curves to what was measured, and finds what may be chosen of it."""
         rates = [rate for found in self.rates.values() for rate in found]
-        error = noise(rate.updates_per_s for rate in rates)
-        fitted = {kind: fit_curve(found, error) for kind, found in self.rates.items()}
+        self.error = noise(rate.updates_per_s for rate in rates)
+        fitted = {kind: fit_curve(found, self.error) for kind, found in self.rates.items()}
         curves = {kind: curve for kind, curve in fitted.items() if curve is not None}
         allowed = {kind: self._allowed(kind) for kind in curves}
         sizes: dict[Kind, Sequence[int]] = {
@@ -271,8 +265,7 @@ class _LearnerStage:
             sizes = {kind: found[:1] for kind, found in sizes.items()}
         if self.paper:
             sizes = self._paper_sizes(curves, sizes)
-        return Learners(rates=tuple(rates), curves=curves, sizes=sizes, first=self._first(curves, sizes), error=error,
-                        limits=tuple(dict.fromkeys(self.limits)))
+        self.curves, self.sizes, self.first = curves, sizes, self._first(curves, sizes)
 
     def _allowed(self, kind: Kind) -> list[int]:
         """Batch sizes that ran, below the first that failed and within the device's memory."""
