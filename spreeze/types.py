@@ -34,7 +34,6 @@ class FrameSpec:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """[C, H, W] of one frame."""
         return self.channels, self.height, self.width
 
     @property
@@ -109,8 +108,8 @@ class RowLayout:
     """Where each field of a transition lies in a float32 replay row.
 
     Order: obs | action | reward | terminated | next_obs [| num_steps] [| back | age] [| checksum].
-    ``num_steps`` is there only with n-step returns and images, ``checksum`` only in checked rings
-    (tests, storms).
+    ``num_steps`` is there only with n-step returns and images; ``checksum``, the CRC-32 of the columns before it, only
+    in checked rings (tests, storms).
 
     Images: obs_dim is 0 and each row owns one uint8 frame in a table beside the rows, the newest
     frame of its ``next_obs``. The older ones are those of the rows before it: ``back`` is the distance
@@ -130,7 +129,6 @@ class RowLayout:
 
     @classmethod
     def of(cls, spec: EnvSpec, n_step: int = 1, *, checksum: bool = False) -> RowLayout:
-        """The layout of a task's transitions."""
         if spec.frames is None:
             return cls(spec.obs_dim, spec.action_dim, n_step, checksum)
         return cls(0, spec.action_dim, n_step, checksum, frame_bytes=spec.frames.frame_bytes, stack=spec.frames.stack)
@@ -148,17 +146,14 @@ class RowLayout:
 
     @property
     def obs(self) -> slice:
-        """Columns of the observation."""
         return slice(0, self.obs_dim)
 
     @property
     def action(self) -> slice:
-        """Columns of the action."""
         return slice(self.obs_dim, self.obs_dim + self.action_dim)
 
     @property
     def obs_action(self) -> slice:
-        """Columns of observation and action together."""
         return slice(0, self.obs_dim + self.action_dim)
 
     @property
@@ -168,12 +163,10 @@ class RowLayout:
 
     @property
     def terminated(self) -> int:
-        """Column of the terminated flag."""
         return self.reward + 1
 
     @property
     def next_obs(self) -> slice:
-        """Columns of the next observation."""
         return slice(self.reward + 2, self.reward + 2 + self.obs_dim)
 
     @property
@@ -201,21 +194,12 @@ class RowLayout:
         """T: frames that a drawn transition needs; one-step ones share all but two (images only)."""
         return self.stack + 1 if self.n_step == 1 else 2 * self.stack
 
-    @property
-    def checksum_column(self) -> int | None:
-        """Column whose four bytes hold the CRC-32 of the row before it, or None."""
-        return self.width - 1 if self.checksum else None
-
     def split(self, rows: Any, gamma: float) -> TransitionBatch:
         """Views of ``rows`` ([B, W], array or tensor) as a batch; only ``discount`` is new."""
         discount = gamma if self.n_step == 1 else gamma ** rows[:, self.num_steps]
         return TransitionBatch(
-            obs=rows[:, self.obs],
-            action=rows[:, self.action],
-            obs_action=rows[:, self.obs_action],
-            reward=rows[:, self.reward],
-            terminated=rows[:, self.terminated],
-            discount=discount,
+            obs=rows[:, self.obs], action=rows[:, self.action], obs_action=rows[:, self.obs_action],
+            reward=rows[:, self.reward], terminated=rows[:, self.terminated], discount=discount,
             next_obs=rows[:, self.next_obs],
         )
 
@@ -249,7 +233,6 @@ class Jsonable:
     """Mixin for dataclasses whose fields are scalars, tuples of scalars, or such dataclasses."""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain dictionary of JSON values."""
         return dataclasses.asdict(self)  # type: ignore[call-overload, no-any-return]
 
     @classmethod

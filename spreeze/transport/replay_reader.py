@@ -48,7 +48,7 @@ class ReplayReader:
     own before. Of those 512 each lie in the three other shards, but its own holds 1,024:
     3 x 512 + 1,024 = 2,560 of 4,096. After 4,096 rows it is 1,024.
 
-    That is why samplers rest in turn, not always the same (``workers.governing``). Where they write r
+    So samplers rest in turn, not always the same (``runtime.cpu_governor``). Where they write r
     rows a turn, a shard holds its last c / r turns, and S shards the last S x c / r = C / r of all: C
     rows. Where r does not divide c, the C newest rows have at most c + r of one shard: up to r are missing.
     """

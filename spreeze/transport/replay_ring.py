@@ -282,8 +282,7 @@ class ShardWriter:
         return self._committed
 
     def counts(self) -> ReplayCounts:
-        ring = self.ring
-        return ReplayCounts(ring.total_committed(), ring.baseline_inserted, ring.sampled)
+        return ReplayCounts(self.ring.total_committed(), self._words[_BASELINE], self._words[_SAMPLED])
 
     def close(self) -> None:
         """Closes the ring, which its process has for this writer alone."""

@@ -269,7 +269,7 @@ _TO_COME = 2**62
 
 
 class RolloutWriter:
-    """Environments ``first`` to ``first + count - 1`` of all, here by their index from 0."""
+    """A ``RolloutSink`` for environments ``first`` to ``first + count - 1`` of all, here by their index from 0."""
 
     def __init__(self, rollouts: Rollouts, first: int, count: int) -> None:
         self._rollouts, self._first, self._count = rollouts, first, count
@@ -402,10 +402,9 @@ class SlotState(enum.Enum):
 
 
 class RolloutReader:
-    """Takes copies of rollouts, each at most K times; the one reader of its memory. A ``RolloutSource``.
+    """A ``RolloutSource`` that gives copies, each rollout at most K times; the only reader of its memory.
 
-    Uses are counted in shared memory before a rollout is copied, so that not even a reader that was killed is a cause
-    of more than K.
+    Uses are counted in shared memory before a copy is made: a reader that is killed loses a use and never adds one.
     """
 
     def __init__(self, rollouts: Rollouts, envs_per_writer: int) -> None:
