@@ -97,7 +97,7 @@ def test_every_path_of_a_finished_run_is_refused_as_a_link(finished, tmp_path, c
         shutil.rmtree(tmp_path / str(number))
 
 
-@pytest.mark.parametrize("name", KNOWN)
+@pytest.mark.parametrize("name", KNOWN, ids=lambda name: name.replace(str(os.getpid()), "PID"))
 def test_every_path_that_code_may_write_is_refused_as_a_link(copy, tmp_path, capsys, name):
     outside = tmp_path / "outside"
     outside.mkdir()

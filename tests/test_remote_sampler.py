@@ -9,11 +9,12 @@ from test_contract_transitions import SOCKETS, Remote, arrived, batch
 
 from spreeze.envs.task import make_task
 from spreeze.metrics.table import Phase
-from spreeze.runtime.launcher import RunContext, WorkerSpec, spawn
+from spreeze.runtime.launcher import FRESH, RunContext, WorkerSpec
 from spreeze.transport import status_table as words
 from spreeze.transport.replay_reader import ReplayReader
 from spreeze.transport.status_table import STOP, StatusTable
 from spreeze.types import RowLayout
+from spreeze.workers.roles import Address
 from spreeze.workers.sampler import SamplerJob
 
 
@@ -40,7 +41,7 @@ class Scene(Remote):
 
     def spawn(self):
         context = RunContext(run_dir=self.folder, status_fd=self.status.block.fd, status_rows=1, nonce="remote")
-        self.child = spawn(WorkerSpec(role="sampler", index=0, row=0, job=self.job.to_json()), context)
+        self.child = FRESH.start(WorkerSpec(address=Address("sampler"), row=0, job=self.job.to_json()), context)
 
     def kill(self):
         self.child.kill_and_wait()

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 import psutil
-from spreeze.machine.process_names import is_worker
 
 from spreeze.errors import RunError, SpreezeError
+from spreeze.machine.processes import is_worker
 from spreeze.metrics.store import MetricsReader
 
 
