@@ -5,7 +5,7 @@ import json
 from harness import PATIENCE_S, train
 
 SMALL = (
-    "--mode", "hts", "--algo", "ppo", "--envs-per-executor", "2", "--sync-interval", "16", "--executors", "2",
+    "--mode", "hts", "--algo", "ppo", "--envs-per-sampler", "2", "--sync-interval", "16", "--samplers", "2",
     "--set", "ppo.hidden_sizes=[8,8]", "--set", "ppo.epochs=2", "--set", "ppo.minibatches=2",
     "--set", "ppo.lr_schedule=constant",
     "--set", "rollout.fingerprint=true", "--set", "evaluation.episodes=1", "--no-visualizer",

@@ -2,7 +2,7 @@ import dataclasses
 
 import pytest
 
-from spreeze.cli.arguments import FLAGS, build_parser, parse_band, user_values
+from spreeze.cli.arguments import FLAG_OF, build_parser, parse_band, user_values
 from spreeze.config.layers import Layer, resolve
 from spreeze.config.schema import PARTS
 from spreeze.errors import ConfigError
@@ -31,7 +31,7 @@ def test_all_promised_flags_exist_and_help_says_default_and_unit():
     for action in build_parser()._actions:
         if action.dest != "help":
             assert "(default: " in action.help, action.option_strings
-    for flag, key in FLAGS.items():
+    for key, flag in FLAG_OF.items():
         part, name = key.split(".")
         unit = next(i for i in dataclasses.fields(PARTS[part]) if i.name == name).metadata["unit"]
         if unit:

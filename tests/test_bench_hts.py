@@ -37,7 +37,7 @@ class Ideal:
 
     def __call__(self, arguments, timeout_s):
         self.commands.append(told := flags(arguments))
-        n, interval = int(told["--executors"]), int(told["--sync-interval"])
+        n, interval = int(told["--samplers"]), int(told["--sync-interval"])
         draw = step_times(told["law"], float(told["mean_s"]), float(told["cv"]))
         rng, states = np.random.default_rng(int(told["--seed"])), n * interval * max(1, 100_000 // (n * interval))
         hidden = told["--mode"] == "hts"
@@ -61,7 +61,7 @@ def by_metric(rows, metric):
 
 def test_steps_compare_modes_in_turn():
     run = Ideal()
-    rows = hts.steps_rows(bench(run, laws=("constant", "gamma 3"), actors=0))
+    rows = hts.steps_rows(bench(run, laws=("constant", "gamma 3"), inference_workers=0))
     constant, gamma = by_metric(rows, "hts_over_step")
     assert constant["value"] == pytest.approx(1.0)
     assert gamma["value"] == pytest.approx(3.5, abs=0.2)
@@ -69,8 +69,8 @@ def test_steps_compare_modes_in_turn():
     assert [lag["repeats"] for lag in by_metric(rows, "policy_lag")] == [[1.0, 1.0]] * 2
     assert [command["--mode"] for command in run.commands[:3]] == ["hts", "serial", "serial"]
     assert [command.get("--synchrony") for command in run.commands[:3]] == [None, "step", "batch"]
-    assert [command.get("--actors") for command in run.commands[:3]] == ["0", None, None]
-    names = ("--executors", "--envs-per-executor", "--sync-interval", "--algo")
+    assert [command.get("--inference-workers") for command in run.commands[:3]] == ["0", None, None]
+    names = ("--samplers", "--envs-per-sampler", "--sync-interval", "--algo")
     assert {tuple(command[name] for name in names) for command in run.commands} == {("8", "1", "64", "a2c")}
 
 
@@ -127,7 +127,7 @@ def test_modes_get_the_same_number_of_environments_seed_by_seed(tmp_path):
     assert (hts_row["repeats"], hts_row["reached"]) == ([10.0, 10.0], 2)
     assert (serial_row["repeats"], serial_row["reached"]) == ([20.0, 60.0], 1), "not reached: all of its time"
     assert by_metric(rows, "time_over_serial")[0]["repeats"] == [0.5, 10.0 / 60.0]
-    told = [(c["--mode"], c["--seed"], c["--executors"], c["--envs-per-executor"]) for c in found.run.commands]
+    told = [(c["--mode"], c["--seed"], c["--samplers"], c["--envs-per-sampler"]) for c in found.run.commands]
     assert told[:2] == [("hts", "1", "2", "8"), ("serial", "1", "1", "16")]
     assert [seed for _, seed, *_ in told] == ["1", "1", "2", "2"]
     assert {c["ppo.epochs"] for c in found.run.commands} == {"4"}
@@ -164,5 +164,5 @@ def test_every_bench_of_the_command_line_is_there():
 
 
 def test_what_cannot_be_measured_is_refused():
-    with pytest.raises(ConfigError, match="not divisible by --executors 3"):
-        hts_rows(parsed("--executors", "3"), print)
+    with pytest.raises(ConfigError, match="not divisible by --samplers 3"):
+        hts_rows(parsed("--samplers", "3"), print)

@@ -57,11 +57,11 @@ GPU_BUSY = (GpuSnapshot(index=0, use=0.95),)
         (_snapshot(0.0, 0.0, learner_shares={}), Side.UNKNOWN, "no time split of the learner"),
         (_snapshot(0.0, 0.0, sampler_shares={}), Side.UNKNOWN, "no time split of the samplers"),
         (Snapshot(env_id="Any-v0", algo="sac"), Side.UNKNOWN, "not known yet"),
-        (_snapshot(0.50, 0.02, lag=1), Side.SAMPLER, "Rollout is the limit: learner waits 50 %, executors 2 %"),
+        (_snapshot(0.50, 0.02, lag=1), Side.SAMPLER, "Rollout is the limit: learner waits 50 %, samplers 2 %"),
         (_snapshot(0.50, 0.02, lag=1, cpu_use=0.99), Side.SAMPLER, "more cores, more epochs"),
         (_snapshot(0.02, 0.60, lag=1), Side.LEARNER, "fewer epochs, a smaller network or a GPU"),
-        (_snapshot(0.02, 0.03, lag=1), Side.BALANCED, "Balanced: learner waits 2 %, executors 3 %"),
-        (_snapshot(0.60, 0.40, lag=0), Side.BALANCED, "take turns: learner waits 60 %, executors 40 %; --mode hts"),
+        (_snapshot(0.02, 0.03, lag=1), Side.BALANCED, "Balanced: learner waits 2 %, samplers 3 %"),
+        (_snapshot(0.60, 0.40, lag=0), Side.BALANCED, "take turns: learner waits 60 %, samplers 40 %; --mode hts"),
     ],
 )
 def test_sentence_names_the_limit_and_a_remedy(snapshot, side, words):

@@ -189,7 +189,7 @@ CATALOGUE = {
     53: Row("slow sampler in the repeatable modes", (
         "hts::test_another_number_of_actors_and_slow_steps_change_no_bit", "hts_matrix::test_no_bit_differs",
         "interleavings::test_the_same_errors_give_the_same_bits_whatever_the_actors_and_the_order",
-        "hts::test_an_executor_that_keeps_failing_ends_the_run_with_its_name",
+        "hts::test_a_sampler_that_keeps_failing_ends_the_run_with_its_name",
         "fault_runs::test_f53_stalls_change_no_bit_of_the_serial_mode")),
 }  # fmt: skip
 

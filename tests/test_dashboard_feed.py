@@ -239,7 +239,7 @@ def test_the_first_answer_of_a_long_run_takes_no_more_than_its_share_of_time(run
 
 @pytest.mark.parametrize(("mode", "algo", "titles"), [
     ("spreeze", "sac", ["Samplers", "Replay", "Learner"]), ("serial", "sac", ["Samplers", "Replay", "Learner"]),
-    ("serial", "ppo", ["Executors", "Storages", "Learner"]), ("hts", "ppo", ["Executors", "Storages", "Learner"]),
+    ("serial", "ppo", ["Samplers", "Storages", "Learner"]), ("hts", "ppo", ["Samplers", "Storages", "Learner"]),
 ])  # fmt: skip
 def test_the_way_to_the_learner_is_named_as_the_algorithm_s_mode_has_it(tmp_path, mode, algo, titles):
     stages = components.pipeline(wiring_of({"mode": mode}, on_policy=algo in ON_POLICY))

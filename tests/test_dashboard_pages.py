@@ -231,21 +231,22 @@ def test_the_autotune_page_shows_rows_the_choice_and_its_reasons(world):
     assert "far beyond what was measured" in page.caption[0].value
 
 
-def test_autotune_shows_executors_and_actors_of_an_on_policy_run(world):
+def test_autotune_shows_samplers_and_inference_workers_of_an_on_policy_run(world):
     folder = world("finished")
-    setting = {"rollout.executors": 2, "rollout.envs_per_executor": 8, "rollout.actors": 1, "rollout.sync_interval": 64}
+    setting = {"rollout.samplers": 2, "rollout.envs_per_sampler": 8, "rollout.inference_workers": 1,
+               "rollout.sync_interval": 64}
     rate = {"stage": "rollout", "setting": {**setting, "ppo.minibatches": 4},
             "env_steps_per_s": [900.0, 1000.0], "cpu_share": [0.5], "failure": None}
     run = json.loads((folder / "a1" / "run.json").read_text()) | {"algo": "ppo", "mode": "hts"}
     (folder / "a1" / "run.json").write_text(json.dumps(run))
     (folder / "a1" / "tune.json").write_text(json.dumps({
         "rollout_rates": [rate], "update_rates": [], "joint_rates": [], "objective": "rollout", "formula": "a rate",
-        "choice": setting, "reasons": {"rollout.executors": "best"},
+        "choice": setting, "reasons": {"rollout.samplers": "best"},
     }))
     page = open_page("autotune")
     assert not page.exception
     shown = page.dataframe[0].value.iloc[0]
-    assert (shown["executors"], shown["env steps/s"], shown["note"]) == ("2", "950", "chosen")
+    assert (shown["samplers"], shown["env steps/s"], shown["note"]) == ("2", "950", "chosen")
     assert [metric.value for metric in page.metric] == ["2", "8", "1", "64"]
     assert "pin" in [button.key for button in page.button]
     assert page.number_input(key="pin_rollout.sync_interval").placeholder == "tuner: 64"

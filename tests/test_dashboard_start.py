@@ -15,7 +15,7 @@ from spreeze.cli.arguments import build_parser, user_values
 from spreeze.config.compatibility import ALGORITHMS, ON_POLICY, find_row
 from spreeze.config.layers import Layer, resolve
 from spreeze.config.modes import DECLARED, find_mode
-from spreeze.config.schema import FLAGS, field_of, offered
+from spreeze.config.schema import FLAG_OF, field_of, offered
 from spreeze.dashboard import components, control, live_api, run_data
 from spreeze.errors import ConfigError
 from spreeze.metrics.store import MetricsReader
@@ -136,7 +136,7 @@ def test_a_setting_out_of_its_bounds_is_told_in_one_line_and_nothing_starts():
 def test_every_setting_has_a_title_with_its_unit_and_a_flag_that_names_it():
     assert components.title("learner.batch_size") == "Learner: batch size [transitions]"
     assert components.title("ppo.lr") == "PPO: lr"
-    assert {field_of(key).metadata["flag"] for key in FLAGS.values()} == set(FLAGS)
+    assert all(field_of(key).metadata["flag"] == flag for key, flag in FLAG_OF.items())
 
 
 def test_a_request_that_no_mode_runs_is_rejected_before_anything_starts():

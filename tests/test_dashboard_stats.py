@@ -131,7 +131,7 @@ def test_odd_facts_of_a_clip_are_left_out(tmp_path):
 def test_rows_of_the_on_policy_tuner_are_read_at_work_and_when_it_is_done(tmp_path):
     from spreeze.tuner.problem import ROLLOUT, Setting, TrialResult
 
-    setting = Setting({"rollout.executors": 2, "rollout.envs_per_executor": 8, "rollout.actors": 0,
+    setting = Setting({"rollout.samplers": 2, "rollout.envs_per_sampler": 8, "rollout.inference_workers": 0,
                        "rollout.sync_interval": 64, "ppo.minibatches": 4})  # fmt: skip
     rates = [TrialResult(stage=ROLLOUT, setting=setting, env_steps_per_s=(90.0, 100.0, 120.0), cpu_share=(0.5,)),
              TrialResult(stage=ROLLOUT, setting=setting, failure="out of memory")]
@@ -140,9 +140,10 @@ def test_rows_of_the_on_policy_tuner_are_read_at_work_and_when_it_is_done(tmp_pa
     assert list(first.setting.values()) == [2, 8, 0, 64, 4]
     assert (first.env_steps_per_s, first.cpu_share, first.failure) == (100.0, 0.5, None)
     assert (failed.env_steps_per_s, failed.failure) == (None, "out of memory")
-    choice = {"rollout.executors": 2, "rollout.envs_per_executor": 8, "rollout.actors": 0, "rollout.sync_interval": 64}
+    choice = {"rollout.samplers": 2, "rollout.envs_per_sampler": 8, "rollout.inference_workers": 0,
+              "rollout.sync_interval": 64}
     (tmp_path / "tune.json").write_text(json.dumps({
         "rollout_rates": [rate.as_json() for rate in rates], "choice": choice, "reasons": {}, "update_rates": []}))
     found = autotune.read(tmp_path)
     assert found.rollouts[0].is_choice(found.choice)
-    assert not found.rollouts[0].is_choice({**choice, "rollout.actors": 1})
+    assert not found.rollouts[0].is_choice({**choice, "rollout.inference_workers": 1})

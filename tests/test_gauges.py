@@ -145,17 +145,17 @@ def test_an_on_policy_learner_has_numbers_of_its_own_and_none_of_replay():
     assert "learner_critic_share" not in metrics
 
 
-def test_actors_rows_are_counted_by_the_batch():
+def test_inference_workers_rows_are_counted_by_the_batch():
     def reading(t_s, rows, batches, policy_s, wait_s):
         numbers = {"rows": rows, "batches": batches, "policy_s": policy_s, "wait_s": wait_s, "policy_version": 0.0}
         (group,) = _reading(t_s).groups
-        return CounterSample(t_s, (dataclasses.replace(group, actors=(numbers, numbers)),))
+        return CounterSample(t_s, (dataclasses.replace(group, inference_workers=(numbers, numbers)),))
 
     gauges = Rates(32)
-    assert gauges.read(reading(0.0, 0.0, 0.0, 0.0, 0.0))["actor_rows_per_batch"] is None
+    assert gauges.read(reading(0.0, 0.0, 0.0, 0.0, 0.0))["inference_rows_per_batch"] is None
     metrics = gauges.read(reading(1.0, 12.0, 4.0, 0.25, 0.75))
-    assert metrics["actor_rows_per_batch"] == 3.0
-    assert (metrics["actor_policy_share"], metrics["actor_wait_share"]) == (0.25, 0.75)
+    assert metrics["inference_rows_per_batch"] == 3.0
+    assert (metrics["inference_policy_share"], metrics["inference_wait_share"]) == (0.25, 0.75)
 
 
 def test_of_two_groups_counters_and_rates_are_sums_and_other_numbers_means():

@@ -115,8 +115,8 @@ def test_a_learner_on_the_gpu_that_is_killed_goes_on_from_its_checkpoint(tmp_pat
 @pytest.mark.parametrize("algo", ["ppo", "a2c"])
 def test_on_policy_learners_run_on_the_gpu(tmp_path, algo):
     run, code, document = train(
-        tmp_path, *PENDULUM, "--mode", "serial", "--algo", algo, "--device", GPU, "--executors", "1",
-        "--envs-per-executor", "4", "--sync-interval", "32", "--set", f"{algo}.hidden_sizes={HIDDEN_SIZES}",
+        tmp_path, *PENDULUM, "--mode", "serial", "--algo", algo, "--device", GPU, "--samplers", "1",
+        "--envs-per-sampler", "4", "--sync-interval", "32", "--set", f"{algo}.hidden_sizes={HIDDEN_SIZES}",
         "--env-steps", "640", tiny=("--no-visualizer", "--set", "evaluation.episodes=1"),
     )  # fmt: skip
     assert (code, document["env_steps"], document["device"]) == (0, 640, GPU), run.stderr

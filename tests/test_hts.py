@@ -21,19 +21,20 @@ def reference(tmp_path_factory):
     lines = fingerprints(run)
     assert len(lines) == 20
     assert document["policy_lag_mean"] in (1.0, None)
-    assert (document["executors"], document["actors"], document["updates"]) == (2, 0, 19 * 4)
+    assert (document["samplers"], document["inference_workers"], document["updates"]) == (2, 0, 19 * 4)
     return lines, document["parameters_sha256"]
 
 
-def test_another_number_of_actors_and_slow_steps_change_no_bit(reference, tmp_path):
-    run, document = played(tmp_path, "run", "--actors", "1", *slow(2))
+def test_another_number_of_inference_workers_and_slow_steps_change_no_bit(reference, tmp_path):
+    run, document = played(tmp_path, "run", "--inference-workers", "1", *slow(2))
     assert fingerprints(run) == reference[0]
     assert document["parameters_sha256"] == reference[1]
 
 
-def test_a_resumed_run_with_other_actors_gives_the_bits_of_one_that_never_stopped(reference, tmp_path):
-    first, _ = played(tmp_path, "run", "--actors", "2", intervals=7)
-    _, code, document = train(tmp_path, "--resume", "run", "--actors", "1", "--env-steps", str(ROWS * 20), tiny=())
+def test_a_resumed_run_with_other_inference_workers_gives_the_bits_of_one_that_never_stopped(reference, tmp_path):
+    first, _ = played(tmp_path, "run", "--inference-workers", "2", intervals=7)
+    _, code, document = train(tmp_path, "--resume", "run", "--inference-workers", "1",
+                              "--env-steps", str(ROWS * 20), tiny=())
     assert code == 0
     assert (document["env_steps"], document["parameters_sha256"]) == (ROWS * 20, reference[1])
     assert fingerprints(first) == reference[0]
@@ -42,9 +43,9 @@ def test_a_resumed_run_with_other_actors_gives_the_bits_of_one_that_never_stoppe
 def test_every_role_is_killed_in_turn_and_no_bit_changes(tmp_path):
     """Slow steps keep the number of intervals small; the law of the time is no part of the trajectories."""
     shared = shared_memory()
-    args = (*SYNTHETIC, "--env-arg", "law=exponential", "--env-arg", "mean_s=0.02", "--actors", "1")
+    args = (*SYNTHETIC, "--env-arg", "law=exponential", "--env-arg", "mean_s=0.02", "--inference-workers", "1")
     with Run(tmp_path, *args, name="killed", tiny=SMALL) as run:
-        for count, name in enumerate(("executor-1", "actor-0", "learner", "executor-0"), 1):
+        for count, name in enumerate(("rollout-sampler-1", "inference-worker-0", "learner", "rollout-sampler-0"), 1):
             run.until_progress()
             victim = run.wait_for(lambda name=name: run.children().get(name), what=f"{name} to be there")
             os.kill(victim.pid, signal.SIGKILL)
@@ -60,12 +61,12 @@ def test_every_role_is_killed_in_turn_and_no_bit_changes(tmp_path):
     assert shared_memory() == shared
 
 
-def test_an_executor_that_keeps_failing_ends_the_run_with_its_name(tmp_path):
-    faults = {"p_crash": "1.0", "workers": "executor-1"}
+def test_a_sampler_that_keeps_failing_ends_the_run_with_its_name(tmp_path):
+    faults = {"p_crash": "1.0", "workers": "rollout-sampler-1"}
     run, code, document = train(tmp_path, "--env", "spreeze/Fault-v0", "--import", "spreeze.envs.faults",
                                 tiny=SMALL, faults=faults)  # fmt: skip
     assert code == 1
-    assert "executor-1 failed 5 times" in document["error"]
+    assert "rollout-sampler-1 failed 5 times" in document["error"]
     assert "20 environment errors within 0 env steps; the last: environment 3, episode" in document["error"]
     assert "step 1: RuntimeError: injected fault" in document["error"]
     assert run.nonce_processes() == []
@@ -81,18 +82,19 @@ def errors_of(run, process):
     return [record["error"] for record in records]
 
 
-def test_environments_that_raise_or_give_nan_cost_their_episodes_and_no_bit_depends_on_the_actors(tmp_path):
+def test_environments_that_raise_or_give_nan_cost_their_episodes_and_no_bit_depends_on_the_inference_workers(tmp_path):
     task = ("--env", "spreeze/Fault-v0", "--import", "spreeze.envs.faults", "--env-steps", str(ROWS * 15))
-    faults = ERRORS | {"workers": "executor-0,executor-1"}
+    faults = ERRORS | {"workers": "rollout-sampler-0,rollout-sampler-1"}
     found = []
-    for actors in ("0", "1"):
-        run, code, document = train(tmp_path, *task, "--actors", actors, name=f"with-{actors}", tiny=SMALL,
+    for inference_workers in ("0", "1"):
+        run, code, document = train(tmp_path, *task, "--inference-workers", inference_workers,
+                                    name=f"with-{inference_workers}", tiny=SMALL,
                                     faults=faults)  # fmt: skip
         assert (code, document["env_steps"], document["restarts"], document["error"]) == (0, ROWS * 15, 0, None)
         assert document["env_errors"] + document["rows_refused"] > 3
-        told = errors_of(run, "executor-0") + errors_of(run, "executor-1")
+        told = errors_of(run, "rollout-sampler-0") + errors_of(run, "rollout-sampler-1")
         assert any("injected fault" in text or "nan" in text for text in told)
-        assert any("; its episode is lost" in event for event in run.events() if event.startswith("executor-"))
+        assert any("; its episode is lost" in event for event in run.events() if event.startswith("sampler-"))
         assert "env errors" in run.stderr
         found.append((fingerprints(run), document["parameters_sha256"]))
     assert found[0] == found[1]
@@ -103,7 +105,7 @@ def test_environments_that_raise_or_give_nan_cost_their_episodes_and_no_bit_depe
 @pytest.mark.parametrize("algo", ["ppo", "a2c"])
 def test_one_process_bears_errors_of_its_environments_too(tmp_path, algo):
     task = ("--env", "spreeze/Fault-v0", "--import", "spreeze.envs.faults", "--env-steps", str(ROWS * 10))
-    sizes = ("--mode", "serial", "--algo", algo, "--executors", "1", "--envs-per-executor", "4",
+    sizes = ("--mode", "serial", "--algo", algo, "--samplers", "1", "--envs-per-sampler", "4",
              "--set", "evaluation.episodes=8")  # fmt: skip
     # Few enough for the trial before the run, whose every error is a reason to refuse the task.
     faults = {"p_crash": 0.01, "p_nan": 0.01, "seed": 3}
@@ -119,18 +121,19 @@ def test_one_process_bears_errors_of_its_environments_too(tmp_path, algo):
 
 def test_the_first_bad_transition_ends_the_run_where_it_shall(tmp_path):
     task = ("--env", "spreeze/Fault-v0", "--import", "spreeze.envs.faults", "--set", "sampling.nan_policy=fail")
-    faults = {"p_nan": 0.05, "workers": "executor-0,executor-1"}
+    faults = {"p_nan": 0.05, "workers": "rollout-sampler-0,rollout-sampler-1"}
     _, code, document = train(tmp_path, *task, "--env-steps", str(ROWS * 50), tiny=SMALL, faults=faults)
     assert code == 1
     assert "gave a bad transition" in document["error"]
 
 
 def test_ctrl_c_leaves_whole_intervals_and_waiting_processes_use_no_core(tmp_path):
-    slow_task = (*SYNTHETIC, "--env-arg", "mean_s=0.5", "--actors", "1")
+    slow_task = (*SYNTHETIC, "--env-arg", "mean_s=0.5", "--inference-workers", "1")
     with Run(tmp_path, *slow_task, tiny=SMALL) as run:
         run.wait_for(lambda: run.numbers().get("env_steps", 0) > 0, what="env steps")
-        watched = {name: child for name, child in run.children().items() if name.startswith(("executor", "actor"))}
-        assert sorted(watched) == ["actor-0", "executor-0", "executor-1"]
+        watched = {name: child for name, child in run.children().items()
+                   if name.startswith(("rollout-sampler", "inference"))}  # fmt: skip
+        assert sorted(watched) == ["inference-worker-0", "rollout-sampler-0", "rollout-sampler-1"]
         start_s, before = time.monotonic(), {name: sum(child.cpu_times()[:2]) for name, child in watched.items()}
         steps = run.numbers()["env_steps"]
         run.wait_for(lambda: run.numbers()["env_steps"] >= steps + 8, what="eight more env steps, a second and more")
@@ -144,11 +147,11 @@ def test_ctrl_c_leaves_whole_intervals_and_waiting_processes_use_no_core(tmp_pat
 
 
 def test_the_baseline_gives_the_same_bits_in_one_process_and_in_several(tmp_path):
-    serial = ("--mode", "serial", "--actors", "1")
+    serial = ("--mode", "serial", "--inference-workers", "1")
     several, document = played(tmp_path, "several", *serial, "--synchrony", "step", intervals=5)
     assert document["updates"] == 5 * 4, "no interval is behind"
     assert document["policy_lag_mean"] in (0.0, None)
-    alone, _ = played(tmp_path, "alone", *serial, "--executors", "1", "--envs-per-executor", "4", intervals=5)
+    alone, _ = played(tmp_path, "alone", *serial, "--samplers", "1", "--envs-per-sampler", "4", intervals=5)
     assert fingerprints(alone) == fingerprints(several)
     _, code, document = train(tmp_path, "--resume", "alone", "--env-steps", str(ROWS * 6), tiny=())
     assert (code, document["env_steps"]) == (0, ROWS * 6)
@@ -158,30 +161,30 @@ SPEC = EnvSpec(env_id="Any-v0", import_module=None, obs_dim=3, action_dim=1, act
                max_episode_steps=50, reward_threshold=None)  # fmt: skip
 
 
-@pytest.mark.parametrize(("values", "actors", "words"), [
-    ({}, 3, "rollout.actors = 3: more than the 2 executors"),
-    ({"ppo": {"minibatches": 7}}, 1, r"an interval has 1024 rows \(sync_interval 64 x 2 executors x 8 environments\)"),
+@pytest.mark.parametrize(("values", "inference_workers", "words"), [
+    ({}, 3, "rollout.inference_workers = 3: more than the 2 samplers"),
+    ({"ppo": {"minibatches": 7}}, 1, r"an interval has 1024 rows \(sync_interval 64 x 2 samplers x 8 environments\)"),
     ({"learner": {"device": "cpu+cpu"}}, 1, "ppo has one network on one device"),
     ({"learner": {"overlap": True}}, 1, "ppo has one network on one device"),
     ({"learner": {"precision": "bfloat16"}}, 1, "learner.precision = bfloat16: ppo learns in float32"),
 ])  # fmt: skip
-def test_sizes_that_do_not_go_together_are_refused_with_the_reason(values, actors, words):
+def test_sizes_that_do_not_go_together_are_refused_with_the_reason(values, inference_workers, words):
     settings = resolve([Layer("user", {"run": {"mode": "hts", "algo": "ppo"}} | values)])
     with pytest.raises(ConfigError, match=words):
-        RunPlan(settings=settings, spec=SPEC, samplers=2, actors=actors, free_core=False)
+        RunPlan(settings=settings, spec=SPEC, samplers=2, inference_workers=inference_workers, free_core=False)
 
 
 def test_a_refusal_leaves_nothing_behind(tmp_path):
-    _, code, document = train(tmp_path, *SYNTHETIC, "--actors", "3", tiny=SMALL)
+    _, code, document = train(tmp_path, *SYNTHETIC, "--inference-workers", "3", tiny=SMALL)
     assert code == 2
-    assert "more than the 2 executors" in document["error"]
+    assert "more than the 2 samplers" in document["error"]
     assert not (tmp_path / "runs").exists()
 
 
 def test_a_resume_with_other_sizes_is_refused(tmp_path):
     played(tmp_path, "run", intervals=2)
     for args, words in ((("--sync-interval", "8"), "rollout.sync_interval = 8 cannot change on resume"),
-                        (("--executors", "1", "--set", "ppo.minibatches=1"), "has 4 environments, now it is 2")):
+                        (("--samplers", "1", "--set", "ppo.minibatches=1"), "has 4 environments, now it is 2")):
         _, code, document = train(tmp_path, "--resume", "run", *args, tiny=())
         assert code == 2
         assert words in document["error"]

@@ -1,4 +1,4 @@
-"""HTS-RL's promise in one process: whatever the order in which executors, actors and learner move, the same bits.
+"""HTS-RL's promise in one process: in whatever order samplers, inference workers and learner move, the same bits.
 
 A seeded dice chooses who moves next, and who is thrown away in mid-run and made anew. The algorithm is a double;
 environments, storages, mailbox, inference and the learner's cycle are the real ones.
@@ -22,7 +22,7 @@ from spreeze.workers.learn.on_policy_trainer import OnPolicyTrainer
 from spreeze.workers.rollout_collector import RolloutCollector, reset_seed
 from spreeze.workers.rollout_sampler import MailboxClient
 
-T, EXECUTORS, ENVS = 5, 2, 2
+T, ROLLOUT_SAMPLERS, ENVS = 5, 2, 2
 INTERVALS = 6
 
 
@@ -38,30 +38,30 @@ def spec():
 class Troupe:
     """A run's parts, moved by hand."""
 
-    def __init__(self, spec, path, *, actors, lag=1, step_synchronous=False, seed=1, saved=None,
+    def __init__(self, spec, path, *, inference_workers, lag=1, step_synchronous=False, seed=1, saved=None,
                  make_asking=MailboxClient, make_task=open_task, told=None):  # fmt: skip
-        self.spec, self.lag, self.path, self.actors = spec, lag, path, actors
+        self.spec, self.lag, self.path, self.inference_workers = spec, lag, path, inference_workers
         self._make_task, self.told = make_task, [] if told is None else told
         self.step_synchronous, self.seed = step_synchronous, seed
         self._make_asking = make_asking
-        rollout_spec = RolloutSpec.of(spec, T, EXECUTORS * ENVS)
+        rollout_spec = RolloutSpec.of(spec, T, ROLLOUT_SAMPLERS * ENVS)
         self.rollouts, self.mailbox = Rollouts.create(rollout_spec), InferenceMailbox.create(rollout_spec)
         self.handover = Handover(policies=VersionedParameters.create(), states=VersionedParameters.create())
         if saved is not None:
             put_back(*saved, self.rollouts, self.handover)
         self.learning = self.new_learning()
-        self.executors = [self.new_executor(index) for index in range(EXECUTORS)]
-        self.asking = [self.new_asking(index) for index in range(EXECUTORS)]
-        self.policies = [self.new_policies() for _ in range(EXECUTORS)]
-        self.inferences = [self.new_inference(index) for index in range(actors)]
+        self.samplers = [self.new_sampler(index) for index in range(ROLLOUT_SAMPLERS)]
+        self.asking = [self.new_asking(index) for index in range(ROLLOUT_SAMPLERS)]
+        self.policies = [self.new_policies() for _ in range(ROLLOUT_SAMPLERS)]
+        self.inferences = [self.new_inference(index) for index in range(inference_workers)]
 
     def new_learning(self):
         return OnPolicyTrainer(
             Ascent(self.spec.obs_dim, self.spec.action_dim), self.rollouts, self.handover, lag=self.lag, meta={},
-            batch_size=T * EXECUTORS * ENVS, progress_env_steps=1000, fingerprints=self.path,
+            batch_size=T * ROLLOUT_SAMPLERS * ENVS, progress_env_steps=1000, fingerprints=self.path,
         )  # fmt: skip
 
-    def new_executor(self, index):
+    def new_sampler(self, index):
         return RolloutCollector(
             lambda: self._make_task(self.spec), self.spec, self.rollouts, first=index * ENVS, num_envs=ENVS,
             seed=self.seed, step_synchronous=self.step_synchronous,
@@ -69,10 +69,10 @@ class Troupe:
         )  # fmt: skip
 
     def new_inference(self, index):
-        return Inference(self.new_policies(), self.mailbox, slice(index, None, self.actors))
+        return Inference(self.new_policies(), self.mailbox, slice(index, None, self.inference_workers))
 
     def new_asking(self, index):
-        return self._make_asking(self.executors[index], self.mailbox, index * ENVS, ENVS)
+        return self._make_asking(self.samplers[index], self.mailbox, index * ENVS, ENVS)
 
     def new_policies(self):
         return RolloutPolicy(self.rollouts, self.handover.policies)
@@ -85,18 +85,18 @@ class Troupe:
             self.learning.learn()
             self.learning.swap()
         elif who <= 2:
-            index = int(dice.integers(EXECUTORS))
+            index = int(dice.integers(ROLLOUT_SAMPLERS))
             if dies:
-                self.executors[index].close()
-                self.executors[index] = self.new_executor(index)
+                self.samplers[index].close()
+                self.samplers[index] = self.new_sampler(index)
                 self.asking[index], self.policies[index] = self.new_asking(index), self.new_policies()
-            if not self.actors:
-                self.executors[index].advance(self.policies[index])
+            if not self.inference_workers:
+                self.samplers[index].advance(self.policies[index])
             elif dice.random() < 0.5:
                 self.asking[index].ask()
             else:
                 self.asking[index].step()
-        elif self.actors:
+        elif self.inference_workers:
             index = int(dice.integers(len(self.inferences)))
             self.inferences[index] = self.new_inference(index) if dies else self.inferences[index]
             self.inferences[index].answer()
@@ -107,8 +107,8 @@ class Troupe:
             self.move(dice, deaths)
 
     def close(self):
-        for executor in self.executors:
-            executor.close()
+        for sampler in self.samplers:
+            sampler.close()
         for part in (self.rollouts, self.mailbox, self.handover.policies, self.handover.states):
             part.close()
 
@@ -134,49 +134,49 @@ def play(spec, path, intervals=INTERVALS, *, schedule=0, deaths=0.0, **options):
 @pytest.fixture(scope="module")
 def reference(spec, tmp_path_factory):
     path = tmp_path_factory.mktemp("reference") / "f.jsonl"
-    play(spec, path, actors=1)
+    play(spec, path, inference_workers=1)
     assert len(fingerprints(path)) == INTERVALS
     return fingerprints(path)
 
 
-@pytest.mark.parametrize("actors", [0, 1, 2, 3])
+@pytest.mark.parametrize("inference_workers", [0, 1, 2, 3])
 @pytest.mark.parametrize("schedule", [1, 2, 3])
-def test_actors_and_order_change_no_bit(spec, reference, tmp_path, actors, schedule):
-    play(spec, tmp_path / "f", actors=actors, schedule=schedule)
+def test_inference_workers_and_order_change_no_bit(spec, reference, tmp_path, inference_workers, schedule):
+    play(spec, tmp_path / "f", inference_workers=inference_workers, schedule=schedule)
     assert fingerprints(tmp_path / "f") == reference
 
 
 @pytest.mark.parametrize("schedule", range(4, 10))
 def test_deaths_and_replays_change_no_bit(spec, reference, tmp_path, schedule):
-    play(spec, tmp_path / "f", actors=schedule % 3, schedule=schedule, deaths=0.03)
+    play(spec, tmp_path / "f", inference_workers=schedule % 3, schedule=schedule, deaths=0.03)
     assert fingerprints(tmp_path / "f") == reference
 
 
 @pytest.mark.parametrize("point", [1, 3, 5])
 def test_resume_points_change_no_bit(spec, reference, tmp_path, point):
-    tensors, state = play(spec, tmp_path / "f", point, actors=2, schedule=11)
+    tensors, state = play(spec, tmp_path / "f", point, inference_workers=2, schedule=11)
     state = json.loads(json.dumps(state))
-    play(spec, tmp_path / "f", actors=1, schedule=12, saved=(tensors, state))
+    play(spec, tmp_path / "f", inference_workers=1, schedule=12, saved=(tensors, state))
     assert fingerprints(tmp_path / "f") == reference
 
 
 @pytest.mark.parametrize("point", [2, 4])
 def test_the_baseline_resumes_without_the_rows_it_has_learned_from(spec, tmp_path, point):
-    play(spec, tmp_path / "whole", actors=0, lag=0)
-    tensors, state = play(spec, tmp_path / "f", point, actors=0, lag=0, schedule=11)
+    play(spec, tmp_path / "whole", inference_workers=0, lag=0)
+    tensors, state = play(spec, tmp_path / "f", point, inference_workers=0, lag=0, schedule=11)
     assert not [name for name in tensors if "side_" in name]
-    play(spec, tmp_path / "f", actors=0, lag=0, schedule=12, saved=(tensors, state))
+    play(spec, tmp_path / "f", inference_workers=0, lag=0, schedule=12, saved=(tensors, state))
     assert fingerprints(tmp_path / "f") == fingerprints(tmp_path / "whole")
 
 
 def test_the_resume_point_may_be_the_very_beginning(spec, reference, tmp_path):
-    saved = play(spec, tmp_path / "f", 0, actors=1)
-    play(spec, tmp_path / "f", actors=1, saved=saved)
+    saved = play(spec, tmp_path / "f", 0, inference_workers=1)
+    play(spec, tmp_path / "f", inference_workers=1, saved=saved)
     assert fingerprints(tmp_path / "f") == reference
 
 
 def test_another_seed_gives_other_bits(spec, reference, tmp_path):
-    play(spec, tmp_path / "f", actors=1, seed=2)
+    play(spec, tmp_path / "f", inference_workers=1, seed=2)
     for mine, theirs in zip(fingerprints(tmp_path / "f"), reference, strict=True):
         assert mine["trajectories"] != theirs["trajectories"]
 
@@ -193,38 +193,38 @@ def faulty(spec, **faults):
 @pytest.fixture(scope="module")
 def faulty_reference(spec, tmp_path_factory):
     path, told = tmp_path_factory.mktemp("faulty") / "f.jsonl", []
-    play(spec, path, actors=1, make_task=faulty(spec), told=told)
+    play(spec, path, inference_workers=1, make_task=faulty(spec), told=told)
     assert len(fingerprints(path)) == INTERVALS
     assert told, "there were errors"
     return fingerprints(path)
 
 
-@pytest.mark.parametrize("actors", [0, 1, 2, 3])
+@pytest.mark.parametrize("inference_workers", [0, 1, 2, 3])
 @pytest.mark.parametrize("schedule", [1, 2, 3])
-def test_the_same_errors_give_the_same_bits_whatever_the_actors_and_the_order(
-    spec, faulty_reference, tmp_path, actors, schedule
+def test_the_same_errors_give_the_same_bits_whatever_the_inference_workers_and_the_order(
+    spec, faulty_reference, tmp_path, inference_workers, schedule
 ):
-    play(spec, tmp_path / "f", actors=actors, schedule=schedule, make_task=faulty(spec))
+    play(spec, tmp_path / "f", inference_workers=inference_workers, schedule=schedule, make_task=faulty(spec))
     assert fingerprints(tmp_path / "f") == faulty_reference
 
 
 @pytest.mark.parametrize("schedule", range(4, 10))
 def test_the_same_errors_give_the_same_bits_through_deaths(spec, faulty_reference, tmp_path, schedule):
-    play(spec, tmp_path / "f", actors=schedule % 3, schedule=schedule, deaths=0.03, make_task=faulty(spec))
+    play(spec, tmp_path / "f", inference_workers=schedule % 3, schedule=schedule, deaths=0.03, make_task=faulty(spec))
     assert fingerprints(tmp_path / "f") == faulty_reference
 
 
 @pytest.mark.parametrize("point", [1, 3, 5])
 def test_the_same_errors_give_the_same_bits_through_a_resume(spec, faulty_reference, tmp_path, point):
-    tensors, state = play(spec, tmp_path / "f", point, actors=2, schedule=11, make_task=faulty(spec))
+    tensors, state = play(spec, tmp_path / "f", point, inference_workers=2, schedule=11, make_task=faulty(spec))
     state = json.loads(json.dumps(state))
-    play(spec, tmp_path / "f", actors=1, schedule=12, saved=(tensors, state), make_task=faulty(spec))
+    play(spec, tmp_path / "f", inference_workers=1, schedule=12, saved=(tensors, state), make_task=faulty(spec))
     assert fingerprints(tmp_path / "f") == faulty_reference
 
 
 def test_the_baseline_bears_errors_too_with_the_same_bits_in_both_synchronies(spec, tmp_path):
-    play(spec, tmp_path / "batch", actors=0, lag=0, deaths=0.02, make_task=faulty(spec))
-    play(spec, tmp_path / "step", actors=2, lag=0, step_synchronous=True, make_task=faulty(spec))
+    play(spec, tmp_path / "batch", inference_workers=0, lag=0, deaths=0.02, make_task=faulty(spec))
+    play(spec, tmp_path / "step", inference_workers=2, lag=0, step_synchronous=True, make_task=faulty(spec))
     assert fingerprints(tmp_path / "batch") == fingerprints(tmp_path / "step")
 
 
@@ -247,7 +247,7 @@ class ErrsAtThird(gymnasium.Wrapper):
 
 def collected(spec, make_task=open_task):
     """Copies of the first interval, and what was told."""
-    troupe = Troupe(spec, None, actors=0, make_task=make_task)
+    troupe = Troupe(spec, None, inference_workers=0, make_task=make_task)
     try:
         troupe.run(1, schedule=1)
         return {name: array.copy() for name, array in troupe.rollouts.batch(0)._asdict().items()}, troupe.told
@@ -288,13 +288,14 @@ class RaisesOnce(gymnasium.Wrapper):
 
 def test_an_error_while_an_episode_is_repeated_is_tried_again_and_changes_no_bit(spec, reference, tmp_path):
     RaisesOnce.armed = None
-    troupe = Troupe(spec, tmp_path / "f", actors=0, make_task=lambda spec: Task(RaisesOnce(open_task(spec).env), spec))
+    troupe = Troupe(spec, tmp_path / "f", inference_workers=0,
+                    make_task=lambda spec: Task(RaisesOnce(open_task(spec).env), spec))
     try:
         troupe.run(2, schedule=1)
-        index = next(env for env in range(EXECUTORS * ENVS) if len(troupe.rollouts.played(env)) > 1) // ENVS
-        troupe.executors[index].close()
+        index = next(env for env in range(ROLLOUT_SAMPLERS * ENVS) if len(troupe.rollouts.played(env)) > 1) // ENVS
+        troupe.samplers[index].close()
         RaisesOnce.armed = 2
-        troupe.executors[index] = troupe.new_executor(index)
+        troupe.samplers[index] = troupe.new_sampler(index)
         assert RaisesOnce.armed is None
         assert [error for _, error in troupe.told] == ["out of luck"]
         assert troupe.told[0][0].endswith("repeated")
@@ -304,8 +305,8 @@ def test_an_error_while_an_episode_is_repeated_is_tried_again_and_changes_no_bit
     assert fingerprints(tmp_path / "f") == reference
 
 
-def test_an_environment_that_always_fails_ends_its_executor_with_what_it_said(spec, tmp_path):
-    troupe = Troupe(spec, tmp_path / "f", actors=0, make_task=faulty(spec, p_crash=1.0))
+def test_an_environment_that_always_fails_ends_its_sampler_with_what_it_said(spec, tmp_path):
+    troupe = Troupe(spec, tmp_path / "f", inference_workers=0, make_task=faulty(spec, p_crash=1.0))
     try:
         words = r"20 environment errors within 0 env steps; the last: environment \d, episode \d+, step 1: RuntimeError"
         with pytest.raises(WorkerError, match=words):
@@ -328,19 +329,19 @@ class ArrivalOrder(MailboxClient):
 def test_noise_in_order_of_arrival_would_be_seen(spec, tmp_path):
     for schedule in (1, 2):
         ArrivalOrder.stream = np.random.default_rng(0)
-        play(spec, tmp_path / str(schedule), actors=1, schedule=schedule, make_asking=ArrivalOrder)
+        play(spec, tmp_path / str(schedule), inference_workers=1, schedule=schedule, make_asking=ArrivalOrder)
     assert fingerprints(tmp_path / "1") != fingerprints(tmp_path / "2")
 
 
 @pytest.mark.parametrize("schedule", [1, 2])
 def test_the_synchronous_baseline_has_no_lag_and_the_same_bits_in_both_synchronies(spec, tmp_path, schedule):
-    play(spec, tmp_path / "batch", actors=0, lag=0, schedule=schedule, deaths=0.02)
-    play(spec, tmp_path / "step", actors=2, lag=0, schedule=schedule, step_synchronous=True)
+    play(spec, tmp_path / "batch", inference_workers=0, lag=0, schedule=schedule, deaths=0.02)
+    play(spec, tmp_path / "step", inference_workers=2, lag=0, schedule=schedule, step_synchronous=True)
     assert fingerprints(tmp_path / "batch") == fingerprints(tmp_path / "step")
 
 
 def test_each_update_learns_from_the_policy_of_one_interval_before(spec, tmp_path):
-    troupe = Troupe(spec, tmp_path / "f", actors=1)
+    troupe = Troupe(spec, tmp_path / "f", inference_workers=1)
     try:
         seen = []
         learn = troupe.learning.algorithm.learn
@@ -359,7 +360,7 @@ def test_each_update_learns_from_the_policy_of_one_interval_before(spec, tmp_pat
 
 
 def test_a_number_that_the_algorithm_does_not_give_is_unknown(spec, tmp_path):
-    troupe = Troupe(spec, tmp_path / "f", actors=0)
+    troupe = Troupe(spec, tmp_path / "f", inference_workers=0)
     try:
         numbers = troupe.learning.numbers(wait_s=1.0, publish_s=0.0)
         assert (numbers["policy_loss"], numbers["wait_s"], numbers["updates"]) == (0.5, 1.0, 0)
@@ -369,7 +370,7 @@ def test_a_number_that_the_algorithm_does_not_give_is_unknown(spec, tmp_path):
 
 
 def test_gradients_that_are_refused_for_several_intervals_end_the_learner(spec, tmp_path):
-    troupe = Troupe(spec, tmp_path / "f", actors=1)
+    troupe = Troupe(spec, tmp_path / "f", inference_workers=1)
     try:
         troupe.learning.algorithm.refuses = True
         with pytest.raises(WorkerError, match="in 6 intervals in a row every update had a non-finite loss"):
@@ -379,12 +380,12 @@ def test_gradients_that_are_refused_for_several_intervals_end_the_learner(spec, 
 
 
 def test_an_environment_that_does_not_repeat_is_named(spec, tmp_path):
-    troupe = Troupe(spec, tmp_path / "f", actors=1)
+    troupe = Troupe(spec, tmp_path / "f", inference_workers=1)
     try:
         troupe.run(2, schedule=1)
         env = next(e for e in range(4) if len(troupe.rollouts.played(e)))
         troupe.rollouts.last_obs(env)[0] += 1.0
         with pytest.raises(WorkerError, match=rf"environment {env} is not repeatable: .* observed something else"):
-            troupe.new_executor(env // ENVS)
+            troupe.new_sampler(env // ENVS)
     finally:
         troupe.close()

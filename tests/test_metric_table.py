@@ -169,7 +169,7 @@ def test_a_sampler_s_counts_come_back_by_their_names():
     try:
         stats.post(status.slots(0), np.full(MOST_SLOTS, 100.0), 10.0)
         found = status.named_slots(0, "sampler")
-        assert status.named_slots(0, "executor") == found
+        assert status.named_slots(0, "rollout-sampler") == found
     finally:
         status.close()
     assert found == {

@@ -17,12 +17,20 @@ from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.plan import RunPlan
 from spreeze.tuner import measure, run
 from spreeze.tuner.measure import Measurer
-from spreeze.tuner.problem import ACTORS, EXECUTOR_ENVS, EXECUTORS, INTERVAL, ROLLOUT, Setting, TrialResult
+from spreeze.tuner.problem import (
+    INFERENCE_WORKERS,
+    INTERVAL,
+    ROLLOUT,
+    ROLLOUT_ENVS,
+    ROLLOUT_SAMPLERS,
+    Setting,
+    TrialResult,
+)
 from spreeze.tuner.run import check_tunable, problem_of
 from spreeze.tuner.trials import rollout_plan
 from spreeze.types import EnvSpec
 
-SMALL = Setting({EXECUTORS: 1, EXECUTOR_ENVS: 2, ACTORS: 1, INTERVAL: 16, "ppo.minibatches": 4})
+SMALL = Setting({ROLLOUT_SAMPLERS: 1, ROLLOUT_ENVS: 2, INFERENCE_WORKERS: 1, INTERVAL: 16, "ppo.minibatches": 4})
 
 
 SPEC = EnvSpec(env_id="CartPole-v1", import_module=None, obs_dim=4, action_dim=1, action_low=(), action_high=(),
@@ -49,8 +57,8 @@ def patient(monkeypatch):
     monkeypatch.setattr(measure, "_LONGEST_START_S", 100.0)  # other tests may keep the machine busy
 
 
-def test_settings_with_and_without_actors_are_measured_beside_the_learner_and_nobody_is_left(plan, patient):
-    settings = [SMALL, SMALL.but(ACTORS, 0), SMALL.but("ppo.minibatches", 5)]
+def test_settings_with_and_without_inference_workers_are_measured_beside_the_learner_and_nobody_is_left(plan, patient):
+    settings = [SMALL, SMALL.but(INFERENCE_WORKERS, 0), SMALL.but("ppo.minibatches", 5)]
     told = []
     found = measuring(plan).joint(settings, within_s=60.0, on_result=told.append)
     assert told == found
@@ -78,7 +86,7 @@ def test_too_much_memory_is_a_result_and_a_wish_to_stop_ends_everything(plan, pa
 
 def test_a_measured_plan_has_the_setting_and_no_stop_condition(plan):
     found = rollout_plan(plan, SMALL)
-    assert (found.samplers, found.actors, found.batch_size) == (1, 1, 8)
+    assert (found.samplers, found.inference_workers, found.batch_size) == (1, 1, 8)
     assert found.config.stop.updates is None
     assert not found.config.visualizer.enabled
 
@@ -90,16 +98,17 @@ def problem(settings, cores=6.0):
 
 
 def test_facts_come_from_settings_and_machine():
-    found = problem(settings_of(rollout={"executors": 3, "sync_interval": 32}))
-    assert dict(found.configured) == {EXECUTORS: 3, EXECUTOR_ENVS: 8, ACTORS: 0, INTERVAL: 32, "ppo.minibatches": 4}
-    assert (found.cores, found.pins) == (6.0, {EXECUTORS, INTERVAL})
-    assert problem(settings_of()).configured[EXECUTORS] == 6
+    found = problem(settings_of(rollout={"samplers": 3, "sync_interval": 32}))
+    assert dict(found.configured) == {ROLLOUT_SAMPLERS: 3, ROLLOUT_ENVS: 8, INFERENCE_WORKERS: 0, INTERVAL: 32,
+                                      "ppo.minibatches": 4}  # fmt: skip
+    assert (found.cores, found.pins) == (6.0, {ROLLOUT_SAMPLERS, INTERVAL})
+    assert problem(settings_of()).configured[ROLLOUT_SAMPLERS] == 6
 
 
-def test_a_resumed_run_keeps_its_environments_and_may_change_its_actors():
+def test_a_resumed_run_keeps_its_environments_and_may_change_its_inference_workers():
     values = {"env": {"id": "CartPole-v1"}, "run": {"mode": "hts", "algo": "ppo"},
-              "rollout": {"executors": 2, "actors": 1, "sync_interval": 64}}  # fmt: skip
-    assert problem(resolve([Layer("resumed run", values)])).pins == {EXECUTORS, INTERVAL}
+              "rollout": {"samplers": 2, "inference_workers": 1, "sync_interval": 64}}  # fmt: skip
+    assert problem(resolve([Layer("resumed run", values)])).pins == {ROLLOUT_SAMPLERS, INTERVAL}
 
 
 def test_an_algorithm_without_minibatches_has_none_to_choose():
@@ -116,7 +125,7 @@ def test_the_serial_mode_has_nothing_to_choose():
 # --- from the question to the layer of settings ---
 
 class Asleep:
-    """Stands in for the measurements: environments that sleep, so that executors add up to four."""
+    """Stands in for the measurements: environments that sleep, so that samplers add up to four."""
 
     asked = 0
 
@@ -133,7 +142,8 @@ class Asleep:
         pass
 
     def joint(self, settings, *, within_s, on_result):
-        results = [TrialResult(stage=ROLLOUT, setting=one, env_steps_per_s=(1000.0 * min(one[EXECUTORS], 4),) * 3,
+        results = [TrialResult(stage=ROLLOUT, setting=one,
+                               env_steps_per_s=(1000.0 * min(one[ROLLOUT_SAMPLERS], 4),) * 3,
                                updates_per_s=(10.0,) * 3) for one in settings]  # fmt: skip
         for result in results:
             on_result(result)
@@ -161,21 +171,22 @@ def test_the_choice_is_a_layer_that_a_run_can_be_planned_with_and_is_kept(tuned)
     layer, record, rows = tuned()
     settings = settings_of().with_layer(layer)
     part = settings.config.rollout
-    assert (part.executors, part.envs_per_executor, part.sync_interval) == (4, 8, 32)
-    RunPlan(settings=settings, spec=SPEC, samplers=part.executors, actors=part.actors, free_core=False)
+    assert (part.samplers, part.envs_per_sampler, part.sync_interval) == (4, 8, 32)
+    RunPlan(settings=settings, spec=SPEC, samplers=part.samplers, inference_workers=part.inference_workers,
+            free_core=False)
     assert [row.as_json() for row in rows] == record["rollout_rates"]
     assert (record["env"], record["algo"], record["objective"]) == ("CartPole-v1", "ppo", "rollout")
     assert (tuned()[0], Asleep.asked) == (layer, 1)
     tuned(rollout={"correction": "none"})
-    tuned(rollout={"executors": 2})
+    tuned(rollout={"samplers": 2})
     assert Asleep.asked == 3, "another question"
 
 
 def test_what_is_set_stays_and_a2c_gets_no_minibatches(tuned):
-    layer, record, _ = tuned(run={"mode": "hts", "algo": "a2c"}, rollout={"executors": 3})
-    assert layer.values["rollout"]["executors"] == 3
+    layer, record, _ = tuned(run={"mode": "hts", "algo": "a2c"}, rollout={"samplers": 3})
+    assert layer.values["rollout"]["samplers"] == 3
     assert "ppo" not in layer.values
-    assert record["pinned"] == ["rollout.executors"]
+    assert record["pinned"] == ["rollout.samplers"]
 
 
 def test_the_tables_show_every_candidate_and_the_choice(tuned):
@@ -184,7 +195,7 @@ def test_the_tables_show_every_candidate_and_the_choice(tuned):
     show_tuning(record, out, reasons=True)
     lines = out.getvalue().splitlines()
     assert sum("4,000" in line and "chosen" in line for line in lines) == 1
-    assert any("rollout.executors = 4: 4 executors: 4000 env steps/s" in line for line in lines)
+    assert any("rollout.samplers = 4: 4 samplers: 4000 env steps/s" in line for line in lines)
     assert not any("updates alone" in line for line in lines)
 
 

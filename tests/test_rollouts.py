@@ -75,7 +75,7 @@ def test_an_episode_that_was_announced_but_whose_last_row_was_not_committed_goes
     columns.commit((0, 1), rows(1))
     before = rollouts.steps.copy()
     columns.commit((0, 1), rows(2, (True, True)))
-    rollouts.steps[:] = before  # as if the executor had been killed just before the last store
+    rollouts.steps[:] = before  # as if the sampler had been killed just before the last store
     successor = RolloutWriter(rollouts, 0, 2)
     start, episode = rollouts.episode_of(BOTH)
     assert (start.tolist(), episode.tolist()) == ([0, 0], [0, 0])

@@ -131,13 +131,13 @@ def test_learning_beside_rollout_by_hand():
 # --- Claim 2 ---
 
 
-@pytest.mark.parametrize("actors", [1, 4, 9])
-def test_the_lag_is_the_length_of_the_queue(actors):
-    found = simulated_lag(rng(), actors, 1.0, 12.0, data=1_000_000)
-    assert found == pytest.approx(expected_lag(actors, 1.0, 12.0), rel=0.03)
+@pytest.mark.parametrize("inference_workers", [1, 4, 9])
+def test_the_lag_is_the_length_of_the_queue(inference_workers):
+    found = simulated_lag(rng(), inference_workers, 1.0, 12.0, data=1_000_000)
+    assert found == pytest.approx(expected_lag(inference_workers, 1.0, 12.0), rel=0.03)
 
 
 def test_the_lag_by_hand_and_without_end():
     assert expected_lag(3, 1.0, 4.0) == 3.0
-    with pytest.raises(ValueError, match=r"4 actors send 1 times"):
+    with pytest.raises(ValueError, match=r"4 inference workers send 1 times"):
         expected_lag(4, 1.0, 4.0)

@@ -61,7 +61,7 @@ def test_a_stop_condition_ends_a_run_and_what_is_not_known_by_then_is_none(tmp_p
     assert code == 0
     assert document["stopped_by"] == condition
     assert document[{"seconds": "wall_s"}.get(condition, condition)] >= value
-    assert set(document["time_split"]) == set(split_names(on_policy=False, actors=False)), "known or not"
+    assert set(document["time_split"]) == set(split_names(on_policy=False, inference_workers=False)), "known or not"
     if document["rates_measured_s"] is None:
         unknown = {document[name] for name in ("env_steps_per_s", "updates_per_s", "update_frames_per_s")}
         assert unknown | set(document["time_split"].values()) == {None}

@@ -9,12 +9,12 @@ from spreeze.errors import ConfigError, WorkerError
 from spreeze.tuner.knobs import KNOBS, SHORTEST_INTERVAL, fit_rollout, rollout_rows
 from spreeze.tuner.model import Scored, pick
 from spreeze.tuner.problem import (
-    ACTORS,
-    EXECUTOR_ENVS,
-    EXECUTORS,
+    INFERENCE_WORKERS,
     INTERVAL,
     MINIBATCHES,
     ROLLOUT,
+    ROLLOUT_ENVS,
+    ROLLOUT_SAMPLERS,
     Knob,
     Setting,
     Targets,
@@ -25,11 +25,12 @@ from spreeze.tuner.problem import (
 from spreeze.tuner.report import tune
 
 TABLE = {knob.name: knob for knob in KNOBS if knob.name in ROLLOUT_KNOBS}
-DEFAULT = Setting({EXECUTORS: 2, EXECUTOR_ENVS: 8, ACTORS: 1, INTERVAL: 64, MINIBATCHES: 4})
+DEFAULT = Setting({ROLLOUT_SAMPLERS: 2, ROLLOUT_ENVS: 8, INFERENCE_WORKERS: 1, INTERVAL: 64, MINIBATCHES: 4})
 
 
 def changed(**values):
-    names = {"executors": EXECUTORS, "envs": EXECUTOR_ENVS, "actors": ACTORS, "interval": INTERVAL,
+    names = {"samplers": ROLLOUT_SAMPLERS, "envs": ROLLOUT_ENVS, "inference_workers": INFERENCE_WORKERS,
+             "interval": INTERVAL,
              "minibatches": MINIBATCHES}  # fmt: skip
     return Setting({**DEFAULT, **{names[name]: value for name, value in values.items()}})
 
@@ -74,24 +75,24 @@ def chosen(tuning):
 
 def sleepy(setting):
     """Environments that sleep: the more processes the better, up to 4; inference is cheaper in a process of its own."""
-    return 100.0 * min(setting[EXECUTORS], 4) * (1.2 if setting[ACTORS] == 1 else 1.0)
+    return 100.0 * min(setting[ROLLOUT_SAMPLERS], 4) * (1.2 if setting[INFERENCE_WORKERS] == 1 else 1.0)
 
 
-def test_more_executors_are_taken_where_environments_sleep():
+def test_more_samplers_are_taken_where_environments_sleep():
     machine, told = Machine(sleepy), []
     tuning = tuned(machine, told.append)
-    assert chosen(tuning) == changed(executors=4, interval=32)
-    assert tuning.choices[EXECUTORS].runners_up[0] == (3, pytest.approx(0.75))
+    assert chosen(tuning) == changed(samplers=4, interval=32)
+    assert tuning.choices[ROLLOUT_SAMPLERS].runners_up[0] == (3, pytest.approx(0.75))
     assert [result.setting for result in told] == machine.asked
 
 
 def test_the_sweeps_measure_no_setting_twice_and_the_check_measures_the_choice_beside_its_neighbours():
-    machine = Machine(lambda one: 100.0 * (0.9 if one[ACTORS] else 1.0))
-    assert chosen(tuned(machine)) == changed(actors=0)
+    machine = Machine(lambda one: 100.0 * (0.9 if one[INFERENCE_WORKERS] else 1.0))
+    assert chosen(tuned(machine)) == changed(inference_workers=0)
     sweeps = list(dict.fromkeys(machine.asked))
     assert machine.asked[: len(sweeps)] == sweeps
-    assert machine.asked[len(sweeps)] == changed(actors=0), "the choice, beside others within 15 %"
-    assert changed(actors=1) in machine.asked[len(sweeps):]
+    assert machine.asked[len(sweeps)] == changed(inference_workers=0), "the choice, beside others within 15 %"
+    assert changed(inference_workers=1) in machine.asked[len(sweeps):]
 
 
 def test_a_machine_that_had_slowed_down_before_a_candidate_does_not_hide_it():
@@ -99,20 +100,20 @@ def test_a_machine_that_had_slowed_down_before_a_candidate_does_not_hide_it():
 
     def rate(one):
         slow.append(one)
-        return (70.0 if len(slow) <= 8 else 100.0) * (1.0 if one[EXECUTORS] == 2 else 0.7)
+        return (70.0 if len(slow) <= 8 else 100.0) * (1.0 if one[ROLLOUT_SAMPLERS] == 2 else 0.7)
 
-    assert chosen(tuned(Machine(rate)))[EXECUTORS] == 2
-
-
-def test_executors_infer_for_themselves_where_an_actor_costs_a_core():
-    tuning = tuned(Machine(lambda one: 100.0 if one[ACTORS] else 150.0))
-    assert chosen(tuning) == changed(actors=0)
-    assert "infer for themselves" in tuning.choices[ACTORS].reason
+    assert chosen(tuned(Machine(rate)))[ROLLOUT_SAMPLERS] == 2
 
 
-def test_more_environments_of_an_executor_shorten_the_interval_and_keep_the_rows():
-    found = chosen(tuned(Machine(lambda one: float(min(one[EXECUTOR_ENVS], 16)))))
-    assert (found[EXECUTOR_ENVS], found[INTERVAL], rollout_rows(found)) == (16, 32, rollout_rows(DEFAULT))
+def test_samplers_infer_for_themselves_where_an_actor_costs_a_core():
+    tuning = tuned(Machine(lambda one: 100.0 if one[INFERENCE_WORKERS] else 150.0))
+    assert chosen(tuning) == changed(inference_workers=0)
+    assert "infer for themselves" in tuning.choices[INFERENCE_WORKERS].reason
+
+
+def test_more_environments_of_a_sampler_shorten_the_interval_and_keep_the_rows():
+    found = chosen(tuned(Machine(lambda one: float(min(one[ROLLOUT_ENVS], 16)))))
+    assert (found[ROLLOUT_ENVS], found[INTERVAL], rollout_rows(found)) == (16, 32, rollout_rows(DEFAULT))
     assert found[MINIBATCHES] == 4
 
 
@@ -121,16 +122,17 @@ def test_a_machine_that_does_not_care_keeps_what_is_configured():
 
 
 def test_what_the_user_has_set_stays():
-    tuning = tuned(Machine(lambda one: float(one[EXECUTOR_ENVS] * one[EXECUTORS] ** 2)), pins=(EXECUTORS, INTERVAL))
-    assert (chosen(tuning)[EXECUTORS], chosen(tuning)[INTERVAL]) == (2, 64)
-    assert tuning.choices[EXECUTORS].pinned
+    tuning = tuned(Machine(lambda one: float(one[ROLLOUT_ENVS] * one[ROLLOUT_SAMPLERS] ** 2)),
+                   pins=(ROLLOUT_SAMPLERS, INTERVAL))
+    assert (chosen(tuning)[ROLLOUT_SAMPLERS], chosen(tuning)[INTERVAL]) == (2, 64)
+    assert tuning.choices[ROLLOUT_SAMPLERS].pinned
     assert "set by you" in tuning.choices[INTERVAL].reason
 
 
 def test_a_candidate_that_fails_is_not_taken_and_the_next_one_is():
-    tuning = tuned(Machine(sleepy, fails=lambda one: "out of memory" if one[EXECUTORS] > 3 else None))
-    assert chosen(tuning)[EXECUTORS] == 3
-    assert 4 not in [value for value, _ in tuning.choices[EXECUTORS].runners_up]
+    tuning = tuned(Machine(sleepy, fails=lambda one: "out of memory" if one[ROLLOUT_SAMPLERS] > 3 else None))
+    assert chosen(tuning)[ROLLOUT_SAMPLERS] == 3
+    assert 4 not in [value for value, _ in tuning.choices[ROLLOUT_SAMPLERS].runners_up]
 
 
 def test_nothing_measured_is_an_error_that_says_why():
@@ -148,28 +150,28 @@ def test_the_budget_bounds_the_candidates():
 
 
 @pytest.mark.parametrize("cores", [1.0, 2.0, 7.5, 64.0])
-@pytest.mark.parametrize("name", [EXECUTORS, ACTORS, EXECUTOR_ENVS])
+@pytest.mark.parametrize("name", [ROLLOUT_SAMPLERS, INFERENCE_WORKERS, ROLLOUT_ENVS])
 def test_every_variation_divides_and_fits(cores, name):
-    for configured in (DEFAULT, changed(minibatches=32, envs=1, executors=6)):
+    for configured in (DEFAULT, changed(minibatches=32, envs=1, samplers=6)):
         found = TABLE[name].moves(problem(cores, configured), configured)
-        assert found or cores == 64.0, "384 rows are too few for 64 executors"
+        assert found or cores == 64.0, "384 rows are too few for 64 samplers"
         for one in found:
             assert rollout_rows(one) % one[MINIBATCHES] == 0
-            assert one[ACTORS] <= one[EXECUTORS]
+            assert one[INFERENCE_WORKERS] <= one[ROLLOUT_SAMPLERS]
             assert one[INTERVAL] >= SHORTEST_INTERVAL
             assert rollout_rows(one) == pytest.approx(rollout_rows(configured), rel=0.25)
 
 
-def test_many_executors_get_fewer_environments_each_before_an_interval_is_too_short():
-    knob = TABLE[EXECUTORS]
-    assert changed(executors=64, envs=1, interval=16) in knob.moves(problem(64.0), DEFAULT)
-    assert knob.moves(problem(64.0, pins=(EXECUTOR_ENVS,)), DEFAULT) == []
+def test_many_samplers_get_fewer_environments_each_before_an_interval_is_too_short():
+    knob = TABLE[ROLLOUT_SAMPLERS]
+    assert changed(samplers=64, envs=1, interval=16) in knob.moves(problem(64.0), DEFAULT)
+    assert knob.moves(problem(64.0, pins=(ROLLOUT_ENVS,)), DEFAULT) == []
 
 
-def test_memory_bounds_executors():
+def test_memory_bounds_samplers():
     little = problem(memory_bytes=10**9)
     assert fit_rollout(little, DEFAULT) == DEFAULT
-    assert fit_rollout(little, changed(executors=4)) is None
+    assert fit_rollout(little, changed(samplers=4)) is None
     with pytest.raises(ConfigError, match="no room"):
         tuned(Machine(sleepy), memory_bytes=6 * 10**8)
 
@@ -181,10 +183,10 @@ def test_pinned_minibatches_that_do_not_divide_are_rejected():
 
 
 def test_a_tie_goes_to_what_is_configured_then_to_the_smaller():
-    scores = [Scored(setting=changed(executors=n), score=rate, updates_per_s=1.0, env_steps_per_s=rate)
+    scores = [Scored(setting=changed(samplers=n), score=rate, updates_per_s=1.0, env_steps_per_s=rate)
               for n, rate in ((4, 103.0), (2, 101.0), (3, 104.0), (1, 50.0))]
-    assert pick(problem(), scores).setting[EXECUTORS] == 2
-    assert pick(problem(), scores[:1] + scores[2:]).setting[EXECUTORS] == 3
+    assert pick(problem(), scores).setting[ROLLOUT_SAMPLERS] == 2
+    assert pick(problem(), scores[:1] + scores[2:]).setting[ROLLOUT_SAMPLERS] == 3
 
 
 def test_the_record_names_settings_and_every_candidate():
@@ -193,7 +195,7 @@ def test_the_record_names_settings_and_every_candidate():
     assert list(record["choice"]) == list(record["reasons"]) == list(record["labels"]) == list(DEFAULT)
     assert len(record["rollout_rates"]) == len(tuning.results)
     first = record["rollout_rates"][0]
-    assert (first["executors"], first["setting"][EXECUTORS]) == (2, 2)
+    assert (first["samplers"], first["setting"][ROLLOUT_SAMPLERS]) == (2, 2)
     assert "env steps/s" in result_line(problem(), tuning.results[0])
     failed = TrialResult(stage=ROLLOUT, setting=DEFAULT, failure="too slow")
     assert result_line(problem(), failed).endswith("too slow")
@@ -205,6 +207,6 @@ def test_another_module_s_knob_is_varied_around_the_choice():
     facts = dataclasses.replace(facts, knobs=(*facts.knobs, own), configured=Setting({**DEFAULT, own.name: 0.25}))
     machine = Machine(lambda one: sleepy(one) * (1.3 if one[own.name] == 9.0 else 1.0))
     tuning = tune(facts, machine, lambda result: None)
-    assert chosen(tuning) == Setting({**changed(executors=4, interval=32), own.name: 9.0})
+    assert chosen(tuning) == Setting({**changed(samplers=4, interval=32), own.name: 9.0})
     assert tuning.choices[own.name].runners_up == ((1.0, pytest.approx(0.77, abs=0.02)),
                                                    (0.25, pytest.approx(0.77, abs=0.02)))

@@ -136,13 +136,13 @@ def _add_hts(hts: argparse.ArgumentParser) -> None:
     add("--seconds", type=float, default=10.0,
         help="what a rate is measured over where step times are given [s] (default: 10)")
     add("--laws", nargs="+", choices=LAWS, default=list(LAWS), help="step times of part steps (default: all)")
-    add("--actors", type=int, default=0,
-        help="actor processes of HTS-RL where step times are given; 0: executors infer for themselves (default: 0)")
+    add("--inference-workers", type=int, default=0,
+        help="inference workers of HTS-RL where step times are given; 0: samplers infer for themselves (default: 0)")
     add("--env", nargs="+", default=["CartPole-v1"], help="tasks (default: CartPole-v1)")
     add("--algo", choices=("ppo", "a2c"), default="ppo", help="algorithm on tasks (default: ppo)")
     add("--task-seconds", type=float, default=120.0, help="training of one run on a task [s] (default: 120)")
     add("--target-return", type=float, default=475.0, help="mean of 10 greedy episodes of part target (default: 475)")
-    add("--executors", type=int, default=2, help="executors of HTS-RL on tasks (default: 2)")
+    add("--samplers", type=int, default=2, help="samplers of HTS-RL on tasks (default: 2)")
     add("--envs", type=int, default=16, help="environments in all on tasks, in either mode (default: 16)")
     add("--set", action="append", default=[], metavar="PART.FIELD=VALUE",
         help="setting of the runs on tasks, as often as needed (default: none)")

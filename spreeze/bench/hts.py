@@ -22,7 +22,7 @@ PARTS = ("steps", "target", "paired", "correction")
 LAWS = ("constant", "exponential", "gamma 0.5", "gamma 1", "gamma 3")
 CORRECTIONS = ("delayed", "none", "truncated-is")
 MEAN_S = 0.002
-EXECUTORS = 8
+ROLLOUT_SAMPLERS = 8
 INTERVAL = 64
 MODES: dict[str, list[str]] = {
     "hts": ["--mode", "hts"], "step": ["--mode", "serial", "--synchrony", "step"],
@@ -43,23 +43,23 @@ class HtsBench:
     repeats: int
     say: Say
     laws: tuple[str, ...] = LAWS
-    actors: int = 0
+    inference_workers: int = 0
     """Actor processes of HTS-RL; the baselines have none."""
     run: Callable[[list[str], float], Document] = train
 
-    def synthetic(self, mode: str, law: str, seed: int, *more: str, executors: int = EXECUTORS,
+    def synthetic(self, mode: str, law: str, seed: int, *more: str, samplers: int = ROLLOUT_SAMPLERS,
                   interval: int = INTERVAL) -> Document:
-        """The document of a run with one sleeping environment in each executor.
+        """The document of a run with one sleeping environment in each sampler.
 
         Raises:
             SpreezeError: it failed, or was too short for a rate.
         """
         name, cv = _law(law)
         algo = [] if "--algo" in more else ["--algo", "a2c"]
-        actors = ["--actors", str(self.actors)] if mode == "hts" else []
+        inference_workers = ["--inference-workers", str(self.inference_workers)] if mode == "hts" else []
         arguments = [
             "--env", ENV_ID, f"--env-arg=law={name}", f"--env-arg=mean_s={MEAN_S}", f"--env-arg=cv={cv}", *algo,
-            *MODES[mode], *actors, "--executors", str(executors), "--envs-per-executor", "1",
+            *MODES[mode], *inference_workers, "--samplers", str(samplers), "--envs-per-sampler", "1",
             "--sync-interval", str(interval), "--seed", str(seed), "--runs-dir", self.runs_dir, "--no-visualizer",
             "--set", "evaluation.episodes=1", "--set", "learner.publish_interval_s=60", *more,
         ]  # fmt: skip
@@ -121,18 +121,18 @@ class TasksBench:
     target_return: float
     runs_dir: str
     say: Say
-    executors: int = 2
+    samplers: int = 2
     envs: int = 16
     """Environments in all, the same for every mode."""
     extra: tuple[str, ...] = ()
     run: Callable[[list[str], float], Document] = train
 
     def modes(self) -> dict[str, list[str]]:
-        """HTS-RL with its executors, and the synchronous mode with as many environments in one process."""
+        """HTS-RL with its samplers, and the synchronous mode with as many environments in one process."""
         return {
-            "hts": ["--mode", "hts", "--executors", str(self.executors),
-                    "--envs-per-executor", str(self.envs // self.executors)],
-            "serial": ["--mode", "serial", "--executors", "1", "--envs-per-executor", str(self.envs)],
+            "hts": ["--mode", "hts", "--samplers", str(self.samplers),
+                    "--envs-per-sampler", str(self.envs // self.samplers)],
+            "serial": ["--mode", "serial", "--samplers", "1", "--envs-per-sampler", str(self.envs)],
         }
 
     def in_turn(self, env_id: str, cases: dict[str, list[str]]) -> dict[str, list[Document]]:
@@ -203,16 +203,16 @@ def hts_rows(args: argparse.Namespace, say: Say) -> list[Row]:
     """Measures the parts that were asked for.
 
     Raises:
-        ConfigError: environments that do not divide among the executors.
+        ConfigError: environments that do not divide among the samplers.
         SpreezeError: a run failed.
     """
-    if args.envs % args.executors:
-        raise ConfigError(f"--envs {args.envs}: not divisible by --executors {args.executors}")
+    if args.envs % args.samplers:
+        raise ConfigError(f"--envs {args.envs}: not divisible by --samplers {args.samplers}")
     given = HtsBench(runs_dir=args.runs_dir, seconds=args.seconds, repeats=args.repeats, say=say,
-                     laws=tuple(args.laws), actors=args.actors)
+                     laws=tuple(args.laws), inference_workers=args.inference_workers)
     tasks = TasksBench(
         env_ids=tuple(args.env), algo=args.algo, seeds=args.repeats, seconds=args.task_seconds,
-        target_return=args.target_return, runs_dir=args.runs_dir, say=say, executors=args.executors, envs=args.envs,
+        target_return=args.target_return, runs_dir=args.runs_dir, say=say, samplers=args.samplers, envs=args.envs,
         extra=tuple(text for setting in args.set for text in ("--set", setting)),
     )
     parts: dict[str, Callable[[], list[Row]]] = {

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from spreeze.config.layers import Values, parse_assignment
-from spreeze.config.schema import FLAGS, field_of, kind_of
+from spreeze.config.schema import FLAG_OF, field_of, kind_of
 from spreeze.errors import ConfigError, RunError, SpreezeError
 from spreeze.machine.output import complain, emit, say
 
@@ -72,8 +72,11 @@ def build_parser() -> argparse.ArgumentParser:
         description="Train an agent: samplers, shared-memory replay, learner, evaluation and visualization at once.",
         epilog="Stop with Ctrl-C: once writes a checkpoint and evaluates, twice ends at once.",
     )
-    for flag, key in FLAGS.items():
-        _add(parser, flag, key)
+    added = set()
+    for key, flag in FLAG_OF.items():
+        if flag not in added:
+            _add(parser, flag, key)
+            added.add(flag)
     parser.add_argument("--env-arg", action="append", default=[], metavar="KEY=VALUE",
                         help="a number, true, false or text for the environment's constructor, as often as needed "
                              "(default: none)")
@@ -100,11 +103,11 @@ def _add(parser: argparse.ArgumentParser, flag: str, key: str) -> None:
     doc, unit, choices = (item.metadata[name] for name in ("doc", "unit", "choices"))
     if kind is bool:
         text = f"do not {doc} (default: do)" if item.default else f"{doc} (default: off)"
-        parser.add_argument(flag, dest=key, default=None, action="store_const", const=not item.default, help=text)
+        parser.add_argument(flag, dest=flag, default=None, action="store_const", const=not item.default, help=text)
         return
     default = "not set" if item.default is None else item.default
     text = f"{doc}{f' [{unit}]' if unit else ''} (default: {default})".replace("%", "%%")
-    parser.add_argument(flag, dest=key, default=None, type=kind, choices=choices, help=text,
+    parser.add_argument(flag, dest=flag, default=None, type=kind, choices=choices, help=text,
                         metavar=None if choices else item.name.upper())
 
 
@@ -115,8 +118,8 @@ def user_values(args: argparse.Namespace) -> Values:
         ConfigError: a malformed --set or --samples-per-insert.
     """
     values: Values = {}
-    for key in FLAGS.values():
-        value = getattr(args, key)
+    for key, flag in FLAG_OF.items():
+        value = getattr(args, flag)
         if value is not None:
             part, name = key.split(".")
             values.setdefault(part, {})[name] = value

@@ -194,7 +194,7 @@ def panel(snapshot: Snapshot, width: int, ascii_only: bool = False) -> Panel:
     rows += [
         _health(snapshot),
         _rates(snapshot, inner),
-        _split(_steppers(snapshot), snapshot.sampler_shares, _SAMPLER_PARTS, inner, ascii_only),
+        _split("samplers", snapshot.sampler_shares, _SAMPLER_PARTS, inner, ascii_only),
         _split("learner", snapshot.learner_shares, _LEARNER_PARTS, inner, ascii_only),
         *_machine(snapshot, inner, ascii_only),
         _returns(snapshot, inner, ascii_only),
@@ -213,7 +213,7 @@ def panel(snapshot: Snapshot, width: int, ascii_only: bool = False) -> Panel:
 
 
 def _health(snapshot: Snapshot) -> Text:
-    samplers = f"{_steppers(snapshot)} {_count(snapshot.samplers_alive)}/{_count(snapshot.samplers_wanted)}"
+    samplers = f"samplers {_count(snapshot.samplers_alive)}/{_count(snapshot.samplers_wanted)}"
     restarts = f"restarts {snapshot.restarts}"
     line = Text.assemble(
         (clean(snapshot.state, 40), "bold green" if snapshot.first_error is None else "bold red"),
@@ -224,11 +224,6 @@ def _health(snapshot: Snapshot) -> Text:
         (f"  {_active(snapshot)}" if snapshot.samplers_rest else "", "yellow"),
     )  # fmt: skip
     return line
-
-
-def _steppers(snapshot: Snapshot) -> str:
-    """What the processes that step environments are called."""
-    return "samplers" if snapshot.lag is None else "executors"
 
 
 def _active(snapshot: Snapshot) -> str:
@@ -320,7 +315,7 @@ def _bar(share: float | None, width: int, style: str, ascii_only: bool) -> Text:
 def _returns(snapshot: Snapshot, inner: int, ascii_only: bool) -> Text:
     line = Text.assemble(
         ("return    ", "dim"), (number(snapshot.eval_return), "bold"), f"  best {number(snapshot.eval_best)}"
-        f"  {_steppers(snapshot)}' {number(snapshot.episode_return)}  "
+        f"  samplers' {number(snapshot.episode_return)}  "
     )  # fmt: skip
     return line.append(sparkline(snapshot.eval_returns, max(0, min(30, inner - len(line))), ascii_only), style="cyan")
 
@@ -345,7 +340,7 @@ def show_tuning(record: dict[str, Any], stream: TextIO, *, reasons: bool) -> Non
     screen = Screen(file=stream, width=None if stream.isatty() else _PLAIN_WIDTH, highlight=False)
     choice = record["choice"]
     for title, kind in (("updates alone", "update_rates"), ("samplers beside the learner", "joint_rates"),
-                        ("executors and actors beside the learner", "rollout_rates")):
+                        ("samplers and inference workers beside the learner", "rollout_rates")):
         if record.get(kind):
             screen.print(_trial_table(title, record[kind], record["labels"], choice))
     lines = [f"objective {record['objective']}: {record['formula']}"]

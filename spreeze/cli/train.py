@@ -149,7 +149,7 @@ def _tuned(
 
 
 def _runs_dir(args: argparse.Namespace) -> Path:
-    return Path(getattr(args, "run.runs_dir") or "runs")
+    return Path(getattr(args, "--runs-dir") or "runs")
 
 
 def _layers(
@@ -225,14 +225,14 @@ def _plan(
     config = settings.config
     usable = machine.cores.usable
     samplers, reasons = config.sampling.samplers, dict(tuned or {})
-    part, wiring, actors = config.rollout, config.wiring, 0
+    part, wiring, inference_workers = config.rollout, config.wiring, 0
     if config.on_policy is not None:
-        samplers = part.executors or (1 if wiring.in_turns else max(1, min(int(usable), 16)))
-        actors = part.actors if wiring.actors else 0
-        if part.executors is None and not wiring.in_turns:
-            reasons["rollout.executors"] = f"{usable:g} usable cores"
-        if "rollout.actors" not in settings.sources and wiring.actors:
-            reasons["rollout.actors"] = "none: executors infer for themselves, which saves a hand-over"
+        samplers = part.samplers or (1 if wiring.in_turns else max(1, min(int(usable), 16)))
+        inference_workers = part.inference_workers if wiring.inference_workers else 0
+        if part.samplers is None and not wiring.in_turns:
+            reasons["rollout.samplers"] = f"{usable:g} usable cores"
+        if "rollout.inference_workers" not in settings.sources and wiring.inference_workers:
+            reasons["rollout.inference_workers"] = "none: samplers infer for themselves, which saves a hand-over"
         if machine.gpus and settings.sources.get("learner.device") == default_of(settings):
             reasons["learner.device"] = (f"{config.learner.device}: networks over vectors are too small to keep a GPU "
                                          "busy; --device cuda:0 takes it all the same")
@@ -246,7 +246,7 @@ def _plan(
             "the learner" if learners == 1 else f"{learners} learners, at least one for each")
     run = read_run(resumed) if resumed else {}
     return RunPlan(
-        settings=settings, spec=probe.spec, samplers=samplers, actors=actors, reasons=reasons,
+        settings=settings, spec=probe.spec, samplers=samplers, inference_workers=inference_workers, reasons=reasons,
         free_core=usable - samplers - config.learner.threads * config.run.learners >= 1.0,
         earlier=EarlierSessions(
             env_steps=int(run.get("env_steps") or 0), wall_s=float(run.get("wall_s") or 0.0),

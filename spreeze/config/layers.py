@@ -18,6 +18,9 @@ from spreeze.types import EnvSpec
 
 _GONE = {("learner", "copy_interval"): 0}
 """Settings of earlier versions with the value under which they changed nothing: a run that has them can be resumed."""
+_RENAMED = {("rollout", "executors"): "samplers", ("rollout", "envs_per_executor"): "envs_per_sampler",
+            ("rollout", "actors"): "inference_workers"}
+"""Settings of earlier versions under their new names."""
 USER = "user"
 """Source of what the command line says. No file may give a layer this name: modules are imported because of it."""
 
@@ -214,4 +217,8 @@ def from_toml(text: str, source: str, import_module: str | None = None) -> Setti
         fields = values.get(part)
         if isinstance(fields, dict) and fields.get(name) == harmless:
             del fields[name]
+    for (part, name), new in _RENAMED.items():
+        fields = values.get(part)
+        if isinstance(fields, dict) and name in fields:
+            fields[new] = fields.pop(name)
     return resolve([Layer(source=source, values=values)], import_module)

@@ -37,8 +37,8 @@ class Wiring:
     """Collecting and learning take turns in the run's own process; else they are processes that work at once."""
     lag: int | None = None
     """Intervals between the policy that collects and the one that learns from its data; None: there is replay."""
-    actors: bool = False
-    """``rollout.actors`` processes may infer for the executors."""
+    inference_workers: bool = False
+    """``rollout.inference_workers`` processes may infer for the samplers."""
     several_learners: bool = False
     """``run.learners`` of them may learn side by side, each with samplers and buffer of its own."""
     knobs: tuple[str, ...] = ()
@@ -75,7 +75,7 @@ REPLAY_STAGES = (
     Stage(title="Learner", split="learner", items=("update_rate", "lag_updates")),
 )
 ROLLOUT_STAGES = (
-    Stage(title="Executors", split="sampler", items=("executors", "env_rate")),
+    Stage(title="Samplers", split="sampler", items=("samplers", "env_rate")),
     Stage(title="Storages", items=("ratio", "lag_intervals")),
     Stage(title="Learner", split="learner", items=("update_rate", "frame_rate")),
 )
@@ -84,7 +84,7 @@ REPLAY_KNOBS = (
     "sampling.envs_per_sampler", "replay.capacity", "replay.samples_per_insert_min", "replay.samples_per_insert_max",
 )
 ROLLOUT_KNOBS = (
-    "rollout.executors", "rollout.envs_per_executor", "rollout.actors", "rollout.sync_interval",
+    "rollout.samplers", "rollout.envs_per_sampler", "rollout.inference_workers", "rollout.sync_interval",
     "algorithm.minibatches",
 )
 DECLARED = (
@@ -101,8 +101,8 @@ DECLARED = (
     ),
     Mode(
         name="hts", module="spreeze.modes.hts",
-        doc="executors fill one storage while the learner learns from the other (HTS-RL)",
-        on_policy=Wiring(stages=ROLLOUT_STAGES, lag=1, actors=True, knobs=ROLLOUT_KNOBS),
+        doc="samplers fill one storage while the learner learns from the other (HTS-RL)",
+        on_policy=Wiring(stages=ROLLOUT_STAGES, lag=1, inference_workers=True, knobs=ROLLOUT_KNOBS),
     ),
 )
 """The modes that come with Spreeze, the default first."""

@@ -16,8 +16,8 @@ PROFILE_DIR = Path(__file__).resolve().parents[2] / "profiles"
 MAX_PROFILE_BYTES = 1_000_000
 _COMMAND_LINE_ONLY = {("env", "import_module"), ("env", "args"), ("run", "runs_dir"), ("run", "name")}
 MACHINE_FIELDS = ("learner.device", "learner.threads", "learner.precision", "sampling.samplers",
-                  "sampling.envs_per_sampler", "replay.capacity", "rollout.executors", "rollout.envs_per_executor",
-                  "rollout.actors", "rollout.sync_interval")  # fmt: skip
+                  "sampling.envs_per_sampler", "replay.capacity", "rollout.samplers", "rollout.envs_per_sampler",
+                  "rollout.inference_workers", "rollout.sync_interval")  # fmt: skip
 """Settings that hold only on the machine that they were chosen on."""
 _LEFT_OUT = {"stop", "visualizer", "evaluation"}
 _KEPT = {"run": ("algo",), "env": ("normalize_obs",)}

@@ -298,11 +298,12 @@ class SamplingConfig(Part):
 class RolloutConfig(Part):
     """Collection of the on-policy algorithms (PPO, A2C) in modes hts and serial."""
 
-    executors: int | None = setting(None, "processes that step environments; not set: hts one a usable core, serial "
-                                    "1, which steps in the run's own process", low=1, high=512, flag="--executors")
-    envs_per_executor: int = setting(8, "environments of one executor", low=1, high=1024, flag="--envs-per-executor")
-    actors: int = setting(0, "hts: processes that infer actions in batches; 0: executors infer for themselves, the "
-                          "same bits", low=0, high=512, flag="--actors")
+    samplers: int | None = setting(None, "sampler processes; not set: hts one a usable core, serial 1, which steps "
+                                   "in the run's own process", low=1, high=512, flag="--samplers")
+    envs_per_sampler: int = setting(8, "environments stepped in one sampler", low=1, high=1024,
+                                    flag="--envs-per-sampler")
+    inference_workers: int = setting(0, "hts: processes that infer actions in batches; 0: samplers infer for "
+                                     "themselves, the same bits", low=0, high=512, flag="--inference-workers")
     sync_interval: int = setting(64, "env steps of each environment in one rollout (alpha)",
                                  unit="env steps", low=1, high=65_536, flag="--sync-interval")
     correction: str = setting("delayed", "hts: what is done about data that is one rollout old; with ppo none unless "
@@ -464,11 +465,12 @@ PARTS: dict[str, type[Part]] = {
 }
 
 
-FLAGS: dict[str, str] = {
-    item.metadata["flag"]: f"{part}.{item.name}"
+FLAG_OF: dict[str, str] = {
+    f"{part}.{item.name}": item.metadata["flag"]
     for part, kind in PARTS.items() for item in dataclasses.fields(kind) if item.metadata["flag"]
 }
-"""flag -> part.field; any other field is reached by --set part.field=value."""
+"""part.field -> flag; any other field is reached by --set part.field=value. One flag may set a field of several parts:
+``--samplers`` means samplers for replay and for rollouts, of which a run has one kind."""
 
 
 def field_of(key: str, config: Config | None = None) -> dataclasses.Field[Any]:
@@ -509,7 +511,7 @@ def offered(config: Config) -> tuple[tuple[str, ...], tuple[str, ...]]:
     algo, on_policy = config.run.algo, config.on_policy is not None
     other: tuple[str, ...]
     other, own = (_ONLY_WITH_REPLAY, _ONLY_ON_POLICY) if on_policy else (_ONLY_ON_POLICY, _ONLY_WITH_REPLAY)
-    other += () if config.wiring.actors else ("rollout.actors",)
+    other += () if config.wiring.inference_workers else ("rollout.inference_workers",)
     keys = [f"{name}.{item.name}" for name, part in config.parts().items() for item in dataclasses.fields(part)]
     named = (knob.replace("algorithm.", f"{algo}.") for knob in config.wiring.knobs)
     knobs = tuple(knob for knob in named if knob in keys)

@@ -39,7 +39,7 @@ _HELP = {
     "note": st.column_config.TextColumn(width="large"),
 }
 _MAIN = (BATCH, THREADS, SAMPLERS, "sampling.envs_per_sampler",
-         "rollout.executors", "rollout.envs_per_executor", "rollout.actors", "rollout.sync_interval")
+         "rollout.samplers", "rollout.envs_per_sampler", "rollout.inference_workers", "rollout.sync_interval")
 _CHOSEN = {"symbol": "circle-open", "color": "#D55E00", "line": {"width": 3}}
 _SYMBOLS = ("circle", "square", "diamond", "cross", "x", "triangle-up")
 
@@ -275,7 +275,7 @@ def _measured(tuning: TuningView) -> None:
             if tuning.joint:
                 st.plotly_chart(sampler_figure(tuning), config=CONFIG, key="tune_samplers")
     for title, rows in (("The learner alone", tuning.updates), ("Samplers beside the learner", tuning.joint),
-                        ("Executors and actors beside the learner", tuning.rollouts)):
+                        ("Samplers and inference workers beside the learner", tuning.rollouts)):
         if rows:
             st.markdown(f"**{title}**")
             st.dataframe(_table(rows, tuning.choice), hide_index=True, column_config=_HELP)

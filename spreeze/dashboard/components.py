@@ -44,7 +44,6 @@ _TILES: tuple[tuple[str, str, str, str], ...] = (
 """(id, label, unit, metric or sentence)."""
 ITEMS: dict[str, tuple[str, str, str, str]] = {
     "samplers": ("samplers", "active", "", "Sampler processes that step now, of those that the run was given."),
-    "executors": ("samplers", "active", "", "Executor processes that step now, of those that the run was given."),
     "env_rate": ("env_rate", "env steps", "/s", "env_steps_per_s"),
     "fill": ("fill", "fill", "", "replay_fill"),
     "ratio": ("ratio", "samples per insert", "", "samples_per_insert"),

@@ -25,7 +25,7 @@ import psutil
 
 from spreeze.config.layers import Layer, Values, resolve, toml_value
 from spreeze.config.modes import DECLARED
-from spreeze.config.schema import FLAGS, Config, RunConfig, field_of, kind_of
+from spreeze.config.schema import FLAG_OF, Config, RunConfig, field_of, kind_of
 from spreeze.dashboard.run_data import ROOT, SAMPLE, launch_log, live_run, read_json, tail_lines
 from spreeze.errors import ConfigError, ResourceError, RunError
 from spreeze.formatting import clean
@@ -156,9 +156,8 @@ def arguments(request: Request) -> list[str]:
     found += ["--mode", request.mode] if request.mode != DECLARED[0].name else []
     found += ["--algo", request.algo, "--seed", str(request.seed)]
     found += ["--auto"] if request.auto else []
-    flags = {key: flag for flag, key in FLAGS.items()}
     for key, value in request.settings.items():
-        flag, text = flags.get(key), value if isinstance(value, str) else toml_value(value)
+        flag, text = FLAG_OF.get(key), value if isinstance(value, str) else toml_value(value)
         if flag is None:
             found.append(f"--set={key}={text}")
         elif kind_of(key) is not bool:

@@ -179,7 +179,7 @@ def snapshot(
     wiring = wiring_of(run, on_policy=on_policy(run))
     lag = wiring.lag if wiring else None
     if lag is not None:
-        replay, samplers = {}, config.get("rollout", {}).get("executors")
+        replay, samplers = {}, config.get("rollout", {}).get("samplers")
     else:
         samplers = config.get("sampling", {}).get("samplers")
     counts = {name: values.get(name, run.get(name)) for name in ("env_steps", "updates")}

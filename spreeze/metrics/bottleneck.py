@@ -63,16 +63,16 @@ def bottleneck(snapshot: Snapshot) -> Bottleneck:
     return _balanced(snapshot, learner_wait, sampler_wait)
 
 
-def _in_intervals(snapshot: Snapshot, learner_wait: float, executor_wait: float) -> Bottleneck:
-    """On-policy: who is done with an interval waits for the other; executors wait for the actors' answers too."""
-    waits = f"learner waits {percent(learner_wait)}, executors {percent(executor_wait)}"
+def _in_intervals(snapshot: Snapshot, learner_wait: float, sampler_wait: float) -> Bottleneck:
+    """On-policy: who is done with a rollout waits for the other; samplers wait for inference workers' answers too."""
+    waits = f"learner waits {percent(learner_wait)}, samplers {percent(sampler_wait)}"
     if snapshot.lag == 0:
         return Bottleneck(f"Rollout and learning take turns: {waits}; --mode hts does both at once.", Side.BALANCED)
     if learner_wait >= WAITS:
         busy = snapshot.cpu_use is not None and snapshot.cpu_use >= CPU_FULL
-        remedy = "more cores, more epochs" if busy else "more executors, more environments each"
+        remedy = "more cores, more epochs" if busy else "more samplers, more environments each"
         return Bottleneck(f"Rollout is the limit: {waits}; {remedy} or a faster environment would help.", Side.SAMPLER)
-    if executor_wait >= WAITS:
+    if sampler_wait >= WAITS:
         return Bottleneck(f"Learner is the limit: {waits}; fewer epochs, a smaller network or a GPU would help.",
                           Side.LEARNER)
     return Bottleneck(f"Balanced: {waits}.", Side.BALANCED)

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 MOST_SLOTS = 48
 """Slots that a role may have: what a row of the status table has room for."""
-_ROLES = ("sampler", "executor", "learner", "actor", "evaluator", "visualizer")
+_ROLES = ("sampler", "rollout-sampler", "learner", "inference-worker", "evaluator", "visualizer")
 ALGORITHM = "algorithm"
 """Writer of what an algorithm tells of its learning; it comes through a slot of the learner."""
 GROUPS = ("Speed", "Machine", "Balance", "Learning")
@@ -183,11 +183,11 @@ METRICS: tuple[Metric, ...] = (
            kind=Kind.SHARE, slot="sampler.write_s"),
     Metric("sampler_wait_share", "share", "sampler time spent waiting for the limiter", "supervisor",
            kind=Kind.SHARE, slot="sampler.wait_s"),
-    Metric("actor_rows_per_batch", "rows", "mean rows that an actor process infers at once (hts)", "supervisor"),
-    Metric("actor_policy_share", "share", "time of the actor processes spent in inference (hts)", "supervisor",
-           kind=Kind.SHARE, slot="actor.policy_s"),
-    Metric("actor_wait_share", "share", "time of the actor processes spent waiting to be asked (hts)", "supervisor",
-           kind=Kind.SHARE, slot="actor.wait_s"),
+    Metric("inference_rows_per_batch", "rows", "mean rows that an inference worker infers at once (hts)", "supervisor"),
+    Metric("inference_policy_share", "share", "time of the inference workers spent in inference (hts)", "supervisor",
+           kind=Kind.SHARE, slot="inference-worker.policy_s"),
+    Metric("inference_wait_share", "share", "time of the inference workers spent waiting to be asked (hts)", "supervisor",
+           kind=Kind.SHARE, slot="inference-worker.wait_s"),
     Metric("learner_wait_share", "share", "learner time spent waiting for rows or the limiter", "supervisor",
            kind=Kind.SHARE, slot="learner.wait_s"),
     Metric("learner_gather_share", "share", "learner time spent gathering batches", "supervisor",
@@ -261,9 +261,9 @@ POSTED: tuple[Posted, ...] = (
     Posted("learner.checkpoint_updates", "updates", "updates in the newest checkpoint"),
     Posted("learner.batch_size", "transitions", "batch size now; the learner halves it where a device has too little memory"),
     Posted("learner.checkpoint_left_bytes", "B", "of a checkpoint that is being written: what is left to write and check"),
-    Posted("actor.rows", "rows", "observations that this actor process has answered", cumulative=True),
-    Posted("actor.batches", "batches", "forward passes that it took for them", cumulative=True),
-    Posted("actor.policy_version", "intervals", "interval of the policy that it infers with"),
+    Posted("inference-worker.rows", "rows", "observations that this inference worker has answered", cumulative=True),
+    Posted("inference-worker.batches", "batches", "forward passes that it took for them", cumulative=True),
+    Posted("inference-worker.policy_version", "intervals", "interval of the policy that it infers with"),
     Posted("evaluator.evaluations", "evaluations", "evaluations done"),
     Posted("evaluator.policy_version", "updates", "version of the policy that was evaluated last"),
     Posted("evaluator.env_steps", "env steps", "env steps of the run when that policy was published"),
@@ -288,7 +288,7 @@ class MetricTable:
         sources = [metric.source for metric in self.metrics]
         for role, slot in [source for source in sources if source] + [_address(row.slot) for row in self._posted]:
             slots[role][slot] = None
-        slots["executor"] = slots["sampler"]
+        slots["rollout-sampler"] = slots["sampler"]
         self.slots = {role: tuple(names) for role, names in slots.items()}
         """role -> names of its float64 slots, in order. Times are cumulative seconds, counts cumulative."""
         for role, found in self.slots.items():
@@ -329,7 +329,7 @@ class MetricTable:
         """The shares that a role's time is split into, each with the slot of its seconds.
 
         Args:
-            role: sampler (executors too), learner or actor.
+            role: sampler (samplers too), learner or actor.
             on_policy: the learner takes whole intervals instead of batches from replay.
         """
         other = Needs.REPLAY if on_policy else Needs.ROLLOUTS

@@ -1,9 +1,9 @@
-"""The HTS-RL mode: executors and actors fill one rollout storage while the learner learns from the other.
+"""The HTS-RL mode: samplers and inference workers fill one rollout storage while the learner learns from the other.
 
-The synchronous baseline with several executors is the same wiring with a lag of 0: rollout and learning take turns.
+The synchronous baseline with several samplers is the same wiring with a lag of 0: rollout and learning take turns.
 
-Results are the same bits for any number of actors and any timing, as long as the learner is on the CPU: on a GPU
-sums may be taken in another order each time.
+Results are the same bits for any number of inference workers and any timing, as long as the learner is on the CPU: on a
+GPU sums may be taken in another order each time.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def run_mode(
 
 @contextlib.contextmanager
 def _wired(plan: RunPlan, run_dir: Path, memory: Memory, recorder: Recorder) -> Iterator[Wired]:
-    first_watcher = plan.samplers + plan.actors + 1
+    first_watcher = plan.samplers + plan.inference_workers + 1
     first_interval, first_updates = memory.rollouts.interval, memory.updates
     with open_wakeups(plan) as wakeups, contextlib.closing(StatusTable.create(first_watcher + 2)) as status:
         specs = worker_specs(plan, run_dir, memory, wakeups, recorder.started_s)
@@ -127,8 +127,8 @@ def open_memory(plan: RunPlan, run_dir: Path) -> Iterator[Memory]:
 class Wakeups:
     """One for each worker that sleeps."""
 
-    executors: tuple[Wakeup, ...]
-    actors: tuple[Wakeup, ...]
+    samplers: tuple[Wakeup, ...]
+    inference_workers: tuple[Wakeup, ...]
     learner: Wakeup
 
 
@@ -148,9 +148,10 @@ def open_wakeups(plan: RunPlan) -> Iterator[Wakeups]:
             return tuple(wakeups)
 
         try:
-            wakeups = Wakeups(executors=made(plan.samplers), actors=made(plan.actors), learner=made(1)[0])
+            wakeups = Wakeups(samplers=made(plan.samplers), inference_workers=made(plan.inference_workers),
+                              learner=made(1)[0])
         except OSError as error:
-            raise ResourceError(f"no descriptors for {plan.samplers} executors: {error}; raise ulimit -n") from None
+            raise ResourceError(f"no descriptors for {plan.samplers} samplers: {error}; raise ulimit -n") from None
         yield wakeups
 
 
@@ -161,40 +162,41 @@ def _fds(*wakeups: Wakeup) -> tuple[int, ...]:
 def worker_specs(
     plan: RunPlan, run_dir: Path, memory: Memory, wakeups: Wakeups, run_started_s: float
 ) -> dict[str, WorkerSpec]:
-    """Learner, executors and actors, in starting order: what takes longest to import comes first."""
+    """Learner, samplers and inference workers, in starting order: what takes longest to import comes first."""
     job, limit = learner_job(plan, run_dir, memory, run_started_s, wakeups), memory_limit_bytes(plan)
     shared = (memory.rollouts.fd, memory.mailbox.fd, *memory.handover.policies.fds,
-              *_fds(*wakeups.executors, *wakeups.actors, wakeups.learner))
-    found = [WorkerSpec(address=Address("learner"), body="rollout-learner", row=plan.samplers + plan.actors,
+              *_fds(*wakeups.samplers, *wakeups.inference_workers, wakeups.learner))
+    found = [WorkerSpec(address=Address("learner"), body="rollout-learner", row=plan.samplers + plan.inference_workers,
                         job=job.to_json(), threads=job.threads, inherited_fds=(*shared, *memory.handover.states.fds))]
     found += [
-        WorkerSpec(address=Address("executor", index=index), row=index, inherited_fds=shared,
-                   job=executor_job(plan, memory, wakeups, index).to_json(), memory_limit_bytes=limit,
+        WorkerSpec(address=Address("rollout-sampler", index=index), row=index, inherited_fds=shared,
+                   job=sampler_job(plan, memory, wakeups, index).to_json(), memory_limit_bytes=limit,
                    step_deadline_s=plan.config.sampling.step_deadline_s)
         for index in range(plan.samplers)
     ]
-    for index in range(plan.actors):
+    for index in range(plan.inference_workers):
         actor = InferenceWorkerJob(
-            index=index, num_actors=plan.actors, envs_per_executor=plan.config.rollout.envs_per_executor,
+            index=index, num_inference_workers=plan.inference_workers,
+            envs_per_sampler=plan.config.rollout.envs_per_sampler,
             rollouts=memory.rollouts.spec, rollouts_fd=memory.rollouts.fd, mailbox_fd=memory.mailbox.fd,
-            policy_fds=memory.handover.policies.fds, wakeup_fds=_fds(wakeups.actors[index]),
-            executor_wakeup_fds=_fds(*wakeups.executors),
+            policy_fds=memory.handover.policies.fds, wakeup_fds=_fds(wakeups.inference_workers[index]),
+            sampler_wakeup_fds=_fds(*wakeups.samplers),
         )
-        found.append(WorkerSpec(address=Address("actor", index=index), row=plan.samplers + index,
+        found.append(WorkerSpec(address=Address("inference-worker", index=index), row=plan.samplers + index,
                                 job=actor.to_json(), inherited_fds=shared))
     return {spec.name: spec for spec in found}
 
 
-def executor_job(plan: RunPlan, memory: Memory, wakeups: Wakeups, index: int) -> RolloutSamplerJob:
-    """What one executor is told."""
+def sampler_job(plan: RunPlan, memory: Memory, wakeups: Wakeups, index: int) -> RolloutSamplerJob:
+    """What one sampler is told."""
     part = plan.config.rollout
     return RolloutSamplerJob(
-        spec=plan.spec, index=index, seed=plan.config.run.seed, num_envs=part.envs_per_executor,
-        step_synchronous=plan.lag == 0 and part.synchrony == "step", num_actors=plan.actors,
+        spec=plan.spec, index=index, seed=plan.config.run.seed, num_envs=part.envs_per_sampler,
+        step_synchronous=plan.lag == 0 and part.synchrony == "step", num_inference_workers=plan.inference_workers,
         nan_policy=plan.config.sampling.nan_policy,
         rollouts=memory.rollouts.spec, rollouts_fd=memory.rollouts.fd, mailbox_fd=memory.mailbox.fd,
-        policy_fds=memory.handover.policies.fds, executor_wakeup_fds=_fds(*wakeups.executors),
-        actor_wakeup_fds=_fds(*wakeups.actors), learner_wakeup_fds=_fds(wakeups.learner),
+        policy_fds=memory.handover.policies.fds, sampler_wakeup_fds=_fds(*wakeups.samplers),
+        inference_wakeup_fds=_fds(*wakeups.inference_workers), learner_wakeup_fds=_fds(wakeups.learner),
     )
 
 
@@ -211,7 +213,7 @@ def learner_job(
         checkpoint_interval_s=config.learner.checkpoint_interval_s, fingerprint=config.rollout.fingerprint,
         max_updates=config.stop.updates, max_env_steps=config.stop.env_steps, rollouts=memory.rollouts.spec,
         rollouts_fd=memory.rollouts.fd, policy_fds=memory.handover.policies.fds, state_fds=memory.handover.states.fds,
-        executor_wakeup_fds=_fds(*wakeups.executors) if wakeups else (),
+        sampler_wakeup_fds=_fds(*wakeups.samplers) if wakeups else (),
         wakeup_fds=_fds(wakeups.learner) if wakeups else (),
         run_started_s=run_started_s, wall_base_s=plan.earlier.wall_s,
     )

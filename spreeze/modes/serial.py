@@ -290,7 +290,7 @@ class _Rollouts:
         self.files.begin()
         self.envs = RolloutCollector(
             lambda: open_task(plan.spec), plan.spec, memory.rollouts, first=0,
-            num_envs=config.rollout.envs_per_executor, seed=config.run.seed,
+            num_envs=config.rollout.envs_per_sampler, seed=config.run.seed,
             step_synchronous=config.rollout.synchrony == "step", nan_policy=config.sampling.nan_policy,
             tell=serial.recorder.env_error,
         )

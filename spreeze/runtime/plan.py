@@ -37,7 +37,7 @@ class RunPlan:
     settings: Settings
     spec: EnvSpec
     samplers: int
-    """Sampler processes of all learners together; of the on-policy algorithms: executors."""
+    """Sampler processes of all learners together; of the on-policy algorithms: samplers."""
     free_core: bool
     """True when a core is left for evaluator and visualizer besides samplers and learner."""
     reasons: dict[str, str] = field(default_factory=dict)
@@ -45,8 +45,8 @@ class RunPlan:
     earlier: EarlierSessions = EarlierSessions()
     process_age_s: float = 0.0
     """Age of this process, imports and tuning included, when the mode began."""
-    actors: int = 0
-    """Processes that infer for executors."""
+    inference_workers: int = 0
+    """Processes that infer for samplers."""
 
     def __post_init__(self) -> None:
         config = self.config
@@ -96,16 +96,17 @@ class RunPlan:
     def _check_rollout(self) -> None:
         """Rejects sizes of an on-policy run that do not go together."""
         part, minibatches = self.config.rollout, self.minibatches
-        if self.actors > self.samplers:
+        if self.inference_workers > self.samplers:
             raise ConfigError(
-                f"rollout.actors = {self.actors}: more than the {self.samplers} executors that they infer for; "
+                f"rollout.inference_workers = {self.inference_workers}: more than the {self.samplers} samplers "
+                "that they infer for; "
                 "use at most as many"
             )
         rows = self.rollout_spec().rows
         if rows % minibatches:
             raise ConfigError(
-                f"an interval has {rows} rows (sync_interval {part.sync_interval} x {self.samplers} executors x "
-                f"{part.envs_per_executor} environments), which {self.config.run.algo}.minibatches = {minibatches} "
+                f"an interval has {rows} rows (sync_interval {part.sync_interval} x {self.samplers} samplers x "
+                f"{part.envs_per_sampler} environments), which {self.config.run.algo}.minibatches = {minibatches} "
                 "does not divide; change one of them"
             )
         if self.config.env.normalize_obs and self.spec.frames is not None:
@@ -151,7 +152,7 @@ class RunPlan:
     def rollout_spec(self) -> RolloutSpec:
         """The storages of an on-policy run."""
         part = self.config.rollout
-        return RolloutSpec.of(self.spec, part.sync_interval, self.samplers * part.envs_per_executor)
+        return RolloutSpec.of(self.spec, part.sync_interval, self.samplers * part.envs_per_sampler)
 
     def shared_bytes(self) -> tuple[str, int]:
         """The shared memory that the run needs, but for some kilobytes: its name and size."""

@@ -17,7 +17,7 @@ class GroupSample:
     """All counters of one group at one moment."""
 
     samplers: tuple[dict[str, float], ...]
-    """Of on-policy modes: the executors."""
+    """Of on-policy modes: the samplers."""
     learner: dict[str, float]
     inserted: int
     """Transitions in replay since the ring was made."""
@@ -25,8 +25,8 @@ class GroupSample:
     """Transitions at the moment learning began; -1 before."""
     sampled: int
     """Transitions drawn since learning began."""
-    actors: tuple[dict[str, float], ...] = ()
-    """Processes that infer for executors (hts)."""
+    inference_workers: tuple[dict[str, float], ...] = ()
+    """Processes that infer for samplers (hts)."""
 
     @property
     def learned(self) -> bool:
@@ -40,7 +40,7 @@ class GroupSample:
 
     def of(self, role: str) -> tuple[dict[str, float], ...]:
         """The slots of all workers that stand for a role in the table of metrics."""
-        return (self.learner,) if role == "learner" else self.samplers if role == "sampler" else self.actors
+        return (self.learner,) if role == "learner" else self.samplers if role == "sampler" else self.inference_workers
 
 
 @dataclass(frozen=True)
@@ -53,10 +53,10 @@ class CounterSample:
     @classmethod
     def of_one(
         cls, t_s: float, samplers: tuple[dict[str, float], ...], learner: dict[str, float], inserted: int,
-        baseline_inserted: int, sampled: int, actors: tuple[dict[str, float], ...] = (),
+        baseline_inserted: int, sampled: int, inference_workers: tuple[dict[str, float], ...] = (),
     ) -> CounterSample:
         """The counters of a run of one group."""
-        return cls(t_s, (GroupSample(samplers, learner, inserted, baseline_inserted, sampled, actors),))
+        return cls(t_s, (GroupSample(samplers, learner, inserted, baseline_inserted, sampled, inference_workers),))
 
     @property
     def env_steps(self) -> float:
@@ -135,9 +135,9 @@ class Rates:
         return {**self._changes(self._steady.groups, self._last.groups, seconds), "measured_s": seconds}
 
 
-def split_names(*, on_policy: bool, actors: bool) -> tuple[str, ...]:
-    """Names of the shares of time that a run has, known or not; ``actors``: it has inference workers."""
-    roles = ("sampler", "learner", "actor") if actors else ("sampler", "learner")
+def split_names(*, on_policy: bool, inference_workers: bool) -> tuple[str, ...]:
+    """Names of the shares of time that a run has, known or not; ``inference workers``: it has inference workers."""
+    roles = ("sampler", "learner", "inference-worker") if inference_workers else ("sampler", "learner")
     return tuple(metric.name for role in roles for metric, _ in TABLE.splits(role, on_policy=on_policy))
 
 
@@ -209,14 +209,14 @@ def _source(counter: Metric) -> tuple[str, str]:
 
 def _shares(old: _Groups, new: _Groups, table: MetricTable) -> dict[str, float | None]:
     found: dict[str, float | None] = {}
-    has_actors = any(group.actors for group in new)
-    for role in ("sampler", "learner", "actor") if has_actors else ("sampler", "learner"):
+    has_inference = any(group.inference_workers for group in new)
+    for role in ("sampler", "learner", "inference-worker") if has_inference else ("sampler", "learner"):
         splits = table.splits(role, on_policy=new[0].on_policy)
         found |= _normalised({m.name: _total(new, role, slot) - _total(old, role, slot) for m, slot in splits})
-    if has_actors:
-        batches = _total(new, "actor", "batches") - _total(old, "actor", "batches")
-        rows = _total(new, "actor", "rows") - _total(old, "actor", "rows")
-        found["actor_rows_per_batch"] = rows / batches if batches > 0 else None
+    if has_inference:
+        batches = _total(new, "inference-worker", "batches") - _total(old, "inference-worker", "batches")
+        rows = _total(new, "inference-worker", "rows") - _total(old, "inference-worker", "rows")
+        found["inference_rows_per_batch"] = rows / batches if batches > 0 else None
     return found
 
 

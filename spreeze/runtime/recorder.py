@@ -350,7 +350,8 @@ def _on_policy_fields(plan: RunPlan) -> dict[str, Any]:
     if plan.config.on_policy is None:
         return {}
     return {
-        "executors": plan.samplers, "envs_per_executor": part.envs_per_executor, "actors": plan.actors,
+        "samplers": plan.samplers, "envs_per_sampler": part.envs_per_sampler,
+        "inference_workers": plan.inference_workers,
         "sync_interval": part.sync_interval,
         "correction": part.correction if plan.lag else None,
         "synchrony": part.synchrony if plan.lag == 0 else None,
@@ -384,7 +385,7 @@ def summary(plan: RunPlan, outcome: Outcome, run_dir: Path, machine: Machine) ->
         "rates_measured_s": rates.get("measured_s"),
         "rates_warmup_s": outcome.warmup_s,
         "time_split": {name: rates.get(name) for name in split_names(
-            on_policy=config.on_policy is not None, actors=plan.actors > 0)},
+            on_policy=config.on_policy is not None, inference_workers=plan.inference_workers > 0)},
         "samples_per_insert": outcome.samples_per_insert,
         "samples_per_insert_band": [config.replay.samples_per_insert_min, config.replay.samples_per_insert_max],
         "policy_lag_mean": outcome.policy_lag_mean,

@@ -91,7 +91,7 @@ def read_group(status: StatusTable, specs: dict[str, WorkerSpec], group: int) ->
     (learner,) = posted(spec for spec in own if spec.role.learns)
     return GroupSample(
         samplers=posted(spec for spec in own if spec.role.steps), learner=learner,
-        actors=posted(spec for spec in own if spec.role.infers), inserted=0, baseline_inserted=-1, sampled=0,
+        inference_workers=posted(spec for spec in own if spec.role.infers), inserted=0, baseline_inserted=-1, sampled=0,
     )
 
 
@@ -128,7 +128,7 @@ def _supervise(supervisor: Supervisor, workers: ProcessSupervisor, mode: Wired) 
 
 
 def memory_limit_bytes(plan: RunPlan) -> int:
-    """Memory above which a sampler or executor is started anew."""
+    """Memory above which a sampler or sampler is started anew."""
     asked = plan.config.sampling.memory_limit_bytes
     return asked or max(_LEAST_LIMIT_BYTES, available_bytes() // (2 * plan.samplers))
 

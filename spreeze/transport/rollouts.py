@@ -233,8 +233,8 @@ class Rollouts:
         sizes = [array.shape == fields[name].shape[1:] for name, array in side.items() if array is not None]
         if len(arrays["start"]) != count or not all(sizes) or arrays["log"].shape[1] > self.spec.log_steps:
             raise CheckpointError(
-                f"the checkpoint has {len(arrays['start'])} environments, now it is {count} (executors x "
-                "envs_per_executor); and sync_interval must be as it was"
+                f"the checkpoint has {len(arrays['start'])} environments, now it is {count} (samplers x "
+                "envs_per_sampler); and sync_interval must be as it was"
             )
         fields["log"][:, : arrays["log"].shape[1]] = arrays["log"]
         for name in ("start", "next_start"):

@@ -16,20 +16,20 @@ from spreeze.errors import ConfigError
 from spreeze.formatting import clean, size
 from spreeze.tuner.model import UPDATES_PER_STEP_BOUND, Kind, ratio_bound
 from spreeze.tuner.problem import (
-    ACTORS,
     BATCH,
     CAPACITY,
     DEVICE,
     ENVS,
-    EXECUTOR_ENVS,
-    EXECUTORS,
     FACTS,
+    INFERENCE_WORKERS,
     INTERVAL,
     LEARNER,
     MINIBATCHES,
     PRECISION,
     RATIO,
     RATIO_MAX,
+    ROLLOUT_ENVS,
+    ROLLOUT_SAMPLERS,
     SAMPLERS,
     THREADS,
     Choice,
@@ -325,21 +325,21 @@ def _minibatches(setting: Setting) -> str | None:
 
 def rollout_rows(setting: Setting) -> int:
     """Transitions of a rollout."""
-    return int(setting[EXECUTORS] * setting[EXECUTOR_ENVS] * setting[INTERVAL])
+    return int(setting[ROLLOUT_SAMPLERS] * setting[ROLLOUT_ENVS] * setting[INTERVAL])
 
 
 def fit_rollout(problem: TuningProblem, setting: Setting) -> Setting | None:
     """The setting with the interval that keeps the configured rows; None where none does, or memory has no room."""
-    executors, each = setting[EXECUTORS], setting[EXECUTOR_ENVS]
-    if executors < 1 or each < 1:
+    samplers, each = setting[ROLLOUT_SAMPLERS], setting[ROLLOUT_ENVS]
+    if samplers < 1 or each < 1:
         return None
-    actors = min(setting[ACTORS], executors)
-    if actors != setting[ACTORS] and ACTORS in problem.pins:
+    inference_workers = min(setting[INFERENCE_WORKERS], samplers)
+    if inference_workers != setting[INFERENCE_WORKERS] and INFERENCE_WORKERS in problem.pins:
         return None
     configured, name = problem.configured, _minibatches(problem.configured)
-    rows, envs = rollout_rows(configured), executors * each
+    rows, envs = rollout_rows(configured), samplers * each
     interval, minibatches = configured[INTERVAL], configured[name] if name else 1
-    if INTERVAL not in problem.pins and envs != configured[EXECUTORS] * configured[EXECUTOR_ENVS]:
+    if INTERVAL not in problem.pins and envs != configured[ROLLOUT_SAMPLERS] * configured[ROLLOUT_ENVS]:
         step = minibatches // math.gcd(envs, minibatches)
         interval = step * max(1, round(rows / envs / step))
         if interval < SHORTEST_INTERVAL or abs(interval * envs / rows - 1.0) > _ROWS_OFF:
@@ -348,27 +348,28 @@ def fit_rollout(problem: TuningProblem, setting: Setting) -> Setting | None:
         if name in problem.pins:
             return None
         minibatches = max(count for count in range(1, minibatches + 1) if (envs * interval) % count == 0)
-    if _group_bytes(problem, executors, each) + problem.learner_bytes > HEADROOM * problem.memory_bytes:
+    if _group_bytes(problem, samplers, each) + problem.learner_bytes > HEADROOM * problem.memory_bytes:
         return None
-    return Setting({**setting, ACTORS: actors, INTERVAL: interval, **({name: minibatches} if name else {})})
+    found = {INFERENCE_WORKERS: inference_workers, INTERVAL: interval}
+    return Setting({**setting, **found, **({name: minibatches} if name else {})})
 
 
 def _fit_fewer(problem: TuningProblem, setting: Setting) -> Setting | None:
-    """The same, with fewer environments of each executor where so many would leave a rollout too short."""
+    """The same, with fewer environments of each sampler where so many would leave a rollout too short."""
     found = fit_rollout(problem, setting)
-    while found is None and setting[EXECUTOR_ENVS] > 1 and EXECUTOR_ENVS not in problem.pins:
-        setting = setting.but(EXECUTOR_ENVS, setting[EXECUTOR_ENVS] // 2)
+    while found is None and setting[ROLLOUT_ENVS] > 1 and ROLLOUT_ENVS not in problem.pins:
+        setting = setting.but(ROLLOUT_ENVS, setting[ROLLOUT_ENVS] // 2)
         found = fit_rollout(problem, setting)
     return found
 
 
-def _executors(problem: TuningProblem, here: Setting) -> Iterable[int]:
+def _rollout_samplers(problem: TuningProblem, here: Setting) -> Iterable[int]:
     cores = max(1, math.floor(problem.cores + 1e-9))
     return cores, cores - 1, cores + 1, 2 * cores, cores // 2
 
 
-def _executor_envs(problem: TuningProblem, here: Setting) -> Iterable[int]:
-    envs = here[EXECUTOR_ENVS]
+def _rollout_envs(problem: TuningProblem, here: Setting) -> Iterable[int]:
+    envs = here[ROLLOUT_ENVS]
     return 2 * envs, envs // 2, 4 * envs, 1
 
 
@@ -405,11 +406,12 @@ KNOBS = (
     Knob(name=ENVS, trial=FACTS, words="{} environment{s} a sampler", label="envs"),
     Knob(name=CAPACITY, trial=FACTS, fixed=True, words="replay of {} transitions"),
     Knob(name=RATIO_MAX, trial=FACTS, words="the learner waits above {:g} samples per insert"),
-    Knob(name=EXECUTORS, candidates=_executors, fit=_fit_fewer, words="{} executor{s}", fixed=True,
+    Knob(name=ROLLOUT_SAMPLERS, candidates=_rollout_samplers, fit=_fit_fewer, words="{} sampler{s}", fixed=True,
          figures=_ROLLOUT_FIGURES),
-    Knob(name=ACTORS, candidates=lambda problem, here: (0, 1, 2), fit=_fit_fewer, words="actor processes {}",
-         remark=lambda problem, setting: "" if setting[ACTORS] else "executors infer for themselves"),
-    Knob(name=EXECUTOR_ENVS, candidates=_executor_envs, fit=_fit_fewer, words="{} environment{s} an executor",
+    Knob(name=INFERENCE_WORKERS, candidates=lambda problem, here: (0, 1, 2), fit=_fit_fewer,
+         words="inference workers {}",
+         remark=lambda problem, setting: "" if setting[INFERENCE_WORKERS] else "samplers infer for themselves"),
+    Knob(name=ROLLOUT_ENVS, candidates=_rollout_envs, fit=_fit_fewer, words="{} environment{s} a sampler",
          label="envs", fixed=True, figures=_ROLLOUT_FIGURES),
     Knob(name=INTERVAL, trial=FACTS, words="sync interval {}", label="interval", fixed=True, remark=_interval_remark),
     Knob(name=MINIBATCHES, trial=FACTS, words="minibatches {}", fixed=True, remark=_minibatches_remark),

@@ -22,9 +22,9 @@ from spreeze.tuner.knobs import knobs_of
 from spreeze.tuner.measure import Measurer
 from spreeze.tuner.problem import (
     DEVICE,
-    EXECUTORS,
     PRECISION,
     ROLLOUT,
+    ROLLOUT_SAMPLERS,
     SCHEMA,
     Device,
     Knob,
@@ -184,7 +184,7 @@ def _configured(config: Config, name: str, machine: Machine) -> Any:
     value = getattr(owner, item)
     if name == DEVICE:
         return {"cuda": "cuda:0", "split": "cuda:0+cuda:1"}.get(value, value)
-    return max(1, int(machine.cores.usable)) if name == EXECUTORS and value is None else value
+    return max(1, int(machine.cores.usable)) if name == ROLLOUT_SAMPLERS and value is None else value
 
 
 def _is_pinned(settings: Settings, knob: Knob) -> bool:

@@ -29,17 +29,17 @@ from spreeze.tuner.model import (
     worth,
 )
 from spreeze.tuner.problem import (
-    ACTORS,
     BATCH,
     DEVICE,
     ENVS,
-    EXECUTOR_ENVS,
-    EXECUTORS,
+    INFERENCE_WORKERS,
     JOINT,
     LEARNER,
     PRECISION,
     RATIO,
     ROLLOUT,
+    ROLLOUT_ENVS,
+    ROLLOUT_SAMPLERS,
     SAMPLERS,
     THREADS,
     Knob,
@@ -63,7 +63,7 @@ _ROUNDS = 3
 _LEAST_S = 4.0
 """A round with everything running is not begun with less time than this."""
 _KIND = (DEVICE, PRECISION, THREADS)
-_STEPPED = (BATCH, SAMPLERS, RATIO, EXECUTORS, ACTORS, EXECUTOR_ENVS)
+_STEPPED = (BATCH, SAMPLERS, RATIO, ROLLOUT_SAMPLERS, INFERENCE_WORKERS, ROLLOUT_ENVS)
 """Knobs whose next smaller and next larger values are neighbours."""
 
 MAX_UPDATE_S = 1.0

@@ -26,7 +26,7 @@ from spreeze.runtime.plan import RunPlan
 from spreeze.runtime.supervisor import ProcessSupervisor, private_memory_bytes
 from spreeze.transport import status_table as words
 from spreeze.transport.status_table import StatusTable
-from spreeze.tuner.problem import BATCH, ENVS, EXECUTORS, JOINT, ROLLOUT, SAMPLERS, Setting
+from spreeze.tuner.problem import BATCH, ENVS, JOINT, ROLLOUT, ROLLOUT_SAMPLERS, SAMPLERS, Setting
 from spreeze.workers.transition_collector import fill_with_synthetic_rows
 
 _MOST_FAILURES = 1
@@ -334,13 +334,12 @@ def _with(plan: RunPlan, setting: Setting, values: Values) -> Settings:
 
 
 _ROLLOUTS = 2
-"""Rollouts after which learner, executors and actors have all been at work, and that a window should hold, where that
-takes at most so long:"""
+"""Rollouts after which all workers have been busy, and that a window should hold, where that takes at most so long:"""
 _LONGEST_ROLLOUTS_S = 4.0
 
 
 class RolloutTrial(TrialRun):
-    """Executors, actors and learner, each setting by itself; windows begin and end with a swap of the storages."""
+    """All workers of one setting; windows begin and end with a swap of the rollouts."""
 
     stage = ROLLOUT
     pace = Pace(repeats=3, settle_s=(0.1, 0.1), window_s=(0.4, 1.2))
@@ -357,7 +356,7 @@ class RolloutTrial(TrialRun):
         plan = self._trial_plan = rollout_plan(self._plan, self._setting)
         memory = self._stack.enter_context(hts.open_memory(plan, run_dir))
         wakeups = self._stack.enter_context(hts.open_wakeups(plan))
-        status = StatusTable.create(plan.samplers + plan.actors + 1)
+        status = StatusTable.create(plan.samplers + plan.inference_workers + 1)
         self._stack.callback(status.close)
         self._rollouts = memory.rollouts
         specs = hts.worker_specs(plan, run_dir, memory, wakeups, time.monotonic())
@@ -377,8 +376,8 @@ class RolloutTrial(TrialRun):
 
     def _counters(self) -> tuple[float, float]:
         plan = self._trial_plan
-        steps = sum(self._status.named_slots(row, "executor")["env_steps"] for row in range(plan.samplers))
-        return steps, self._status.named_slots(plan.samplers + plan.actors, "learner")["updates"]
+        steps = sum(self._status.named_slots(row, "rollout-sampler")["env_steps"] for row in range(plan.samplers))
+        return steps, self._status.named_slots(plan.samplers + plan.inference_workers, "learner")["updates"]
 
     def least_window_s(self, setting: Setting, step_us: float | None) -> float:
         return min(_ROLLOUTS * self._rollout_s, _LONGEST_ROLLOUTS_S)
@@ -390,5 +389,5 @@ def rollout_plan(plan: RunPlan, setting: Setting) -> RunPlan:
         "learner": {"publish_interval_s": 3600.0, "checkpoint_interval_s": 1e6}, "visualizer": {"enabled": False},
         "stop": {"updates": None, "env_steps": None},
     })
-    return dataclasses.replace(plan, settings=settings, samplers=setting[EXECUTORS],
-                               actors=settings.config.rollout.actors)
+    return dataclasses.replace(plan, settings=settings, samplers=setting[ROLLOUT_SAMPLERS],
+                               inference_workers=settings.config.rollout.inference_workers)

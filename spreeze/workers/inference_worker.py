@@ -1,4 +1,4 @@
-"""Actors: processes that infer actions in batches for whatever environments have asked (HTS-RL, section 3)."""
+"""Inference workers infer actions in batches for whatever environments have asked (HTS-RL, section 3)."""
 
 from __future__ import annotations
 
@@ -58,16 +58,16 @@ class Inference:
 @dataclass(frozen=True, kw_only=True)
 class InferenceWorkerJob(Jsonable):
     index: int
-    num_actors: int
-    envs_per_executor: int
+    num_inference_workers: int
+    envs_per_sampler: int
     rollouts: RolloutSpec
     rollouts_fd: int
     mailbox_fd: int
     policy_fds: tuple[int, ...]
     wakeup_fds: tuple[int, ...]
     """Its own."""
-    executor_wakeup_fds: tuple[int, ...]
-    """Of all executors, two each."""
+    sampler_wakeup_fds: tuple[int, ...]
+    """Of all samplers, two each."""
 
 
 def wakeups_of(fds: tuple[int, ...]) -> list[Wakeup]:
@@ -79,20 +79,20 @@ def run_inference_worker(context: WorkerContext, job: InferenceWorkerJob) -> Non
     rollouts = Rollouts.attach(job.rollouts_fd, job.rollouts)
     mailbox = InferenceMailbox.attach(job.mailbox_fd, job.rollouts)
     first_fd, second_fd = job.policy_fds
-    mine = slice(job.index, None, job.num_actors)
+    mine = slice(job.index, None, job.num_inference_workers)
     policies = RolloutPolicy(rollouts, VersionedParameters((first_fd, second_fd)))
     inference = Inference(policies, mailbox, mine)
     (wakeup,) = wakeups_of(job.wakeup_fds)
-    executors = wakeups_of(job.executor_wakeup_fds)
+    samplers = wakeups_of(job.sampler_wakeup_fds)
     numbers: dict[str, Any] = context.named(context.slots)
-    assert set(numbers) == set(SLOTS["actor"])
+    assert set(numbers) == set(SLOTS["inference-worker"])
     while not context.stopping:
         start = perf_counter()
         context.beat(Phase.STEP)
         envs = inference.answer()
         if envs.size:
-            for executor in np.unique(envs // job.envs_per_executor).tolist():
-                executors[executor].notify()
+            for sampler in np.unique(envs // job.envs_per_sampler).tolist():
+                samplers[sampler].notify()
             numbers["rows"] += len(envs)
             numbers["batches"] += 1
             numbers["policy_s"] += perf_counter() - start

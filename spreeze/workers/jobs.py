@@ -60,7 +60,7 @@ class OnPolicyLearnerJob(AnyLearnerJob):
     rollouts_fd: int
     policy_fds: tuple[int, ...]
     state_fds: tuple[int, ...]
-    executor_wakeup_fds: tuple[int, ...]
+    sampler_wakeup_fds: tuple[int, ...]
     wakeup_fds: tuple[int, ...]
     """Its own."""
 

@@ -308,7 +308,7 @@ class _FromRollouts:
         self, context: WorkerContext, job: OnPolicyLearnerJob, trainer: OnPolicyTrainer, rollouts: Rollouts
     ) -> None:
         self._context, self._job, self._trainer, self._rollouts = context, job, trainer, rollouts
-        self._samplers, (self._wakeup,) = wakeups_of(job.executor_wakeup_fds), wakeups_of(job.wakeup_fds)
+        self._samplers, (self._wakeup,) = wakeups_of(job.sampler_wakeup_fds), wakeups_of(job.wakeup_fds)
 
     def restore(self, checkpoint: Checkpoint | None) -> None:
         """Nothing to do but to say so: the state was in the memory that the learners hand on to each other."""

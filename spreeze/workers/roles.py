@@ -93,7 +93,7 @@ class Address:
 
 def role_of(name: str) -> Role | None:
     """The role of a worker by its name; None: no worker is called so."""
-    return ROLES.get(name.partition("-")[0])
+    return next((role for role in ROLES.values() if name == role.name or name.startswith(f"{role.name}-")), None)
 
 
 _WATCHER = RestartLimit(failures=3, window_s=600.0, quarantine_s=None, first_delay_s=1.0)
@@ -116,15 +116,15 @@ _ALL = (
     ),
     # Waited for like the learner, which then has nothing to do: what counts is that both are always busy.
     Role(
-        name="executor", several=True, steps=True, nice=5, oom_score=500, lost=Loss.ANY,
+        name="rollout-sampler", several=True, steps=True, nice=5, oom_score=500, lost=Loss.ANY,
         limit=RestartLimit(failures=5, window_s=60.0, quarantine_s=None),
-        bodies={"executor": Body(module="spreeze.workers.rollout_sampler", function="run_rollout_sampler",
+        bodies={"rollout-sampler": Body(module="spreeze.workers.rollout_sampler", function="run_rollout_sampler",
                                  job="RolloutSamplerJob")},
     ),
     Role(
-        name="actor", several=True, infers=True, nice=2, oom_score=300, lost=Loss.ANY,
+        name="inference-worker", several=True, infers=True, nice=2, oom_score=300, lost=Loss.ANY,
         limit=RestartLimit(failures=5, window_s=60.0, quarantine_s=None),
-        bodies={"actor": Body(module="spreeze.workers.inference_worker", function="run_inference_worker",
+        bodies={"inference-worker": Body(module="spreeze.workers.inference_worker", function="run_inference_worker",
                               job="InferenceWorkerJob")},
     ),
     # Keeps to its share of a core by pausing, so once at work it goes before the samplers: at 15 a score of Pendulum

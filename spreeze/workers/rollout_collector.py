@@ -1,11 +1,11 @@
-"""Stepping one executor's environments, with actions drawn here or as answered; storing; replay after a death.
+"""Stepping one sampler's environments, with actions drawn here or as answered; storing; replay after a death.
 
 An environment that raises or gives a bad transition costs its episode, and nobody else anything. The step that failed
 is not stored: the episode ends, truncated, at the last good observation, whose value is still learned from. The
 environment is made anew and reset with the seed of its next episode, and its row is collected with that. So an interval
 keeps its T rows of every environment, and what the others do and draw, which depends on their own numbers, episodes
 and steps alone, stays the same. Where the error itself depends on no more than an episode's seed and actions, the whole
-run has the same bits again, however many actors there are and whoever is killed.
+run has the same bits again, however many inference workers there are and whoever is killed.
 """
 from __future__ import annotations
 

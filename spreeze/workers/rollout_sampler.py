@@ -1,4 +1,4 @@
-"""The executor process: steps its environments with the actions that actors answer, or that it infers itself."""
+"""Steps environments into rollouts, with actions that inference workers answer or that it infers itself."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ class RolloutSamplerJob(Jsonable):
     index: int
     seed: int
     num_envs: int
-    """M: environments of this executor."""
+    """M: environments of this sampler."""
     step_synchronous: bool
     nan_policy: str
-    num_actors: int
-    """A: 0 means that the executor infers for itself."""
+    num_inference_workers: int
+    """A: 0 means that the sampler infers for itself."""
     rollouts: RolloutSpec
     rollouts_fd: int
     mailbox_fd: int
     policy_fds: tuple[int, ...]
-    executor_wakeup_fds: tuple[int, ...]
-    """Of all executors, its own among them; two each."""
-    actor_wakeup_fds: tuple[int, ...]
+    sampler_wakeup_fds: tuple[int, ...]
+    """Of all samplers, its own among them; two each."""
+    inference_wakeup_fds: tuple[int, ...]
     learner_wakeup_fds: tuple[int, ...]
 
 
@@ -49,7 +49,7 @@ def run_rollout_sampler(context: WorkerContext, job: RolloutSamplerJob) -> None:
             nan_policy=job.nan_policy, tell=context.env_error,
         )
         try:
-            loop = _Executor(context, job, rollouts, mailbox, envs)
+            loop = _Sampler(context, job, rollouts, mailbox, envs)
             while not context.stopping:
                 loop.turn()
         finally:
@@ -60,7 +60,7 @@ def run_rollout_sampler(context: WorkerContext, job: RolloutSamplerJob) -> None:
 
 
 class MailboxClient:
-    """An executor's questions to actors."""
+    """A sampler's questions to inference workers."""
 
     def __init__(self, envs: RolloutCollector, mailbox: InferenceMailbox, first: int, num_envs: int) -> None:
         self._envs, self._mailbox, self._first = envs, mailbox, first
@@ -84,20 +84,22 @@ class MailboxClient:
         return bool(indices)
 
 
-class _Executor:
+class _Sampler:
     def __init__(
         self, context: WorkerContext, job: RolloutSamplerJob, rollouts: Rollouts, mailbox: InferenceMailbox,
         envs: RolloutCollector,
     ) -> None:
         self._context, self._job, self._envs = context, job, envs
-        executors = wakeups_of(job.executor_wakeup_fds)
-        self._wakeup = executors[job.index]
+        samplers = wakeups_of(job.sampler_wakeup_fds)
+        self._wakeup = samplers[job.index]
         # In step synchrony the last one to take a step is what the others wait for.
-        self._others = [wakeup for wakeup in executors if wakeup is not self._wakeup] if job.step_synchronous else []
-        self._actors, (self._learner,) = wakeups_of(job.actor_wakeup_fds), wakeups_of(job.learner_wakeup_fds)
+        self._others = [wakeup for wakeup in samplers if wakeup is not self._wakeup] if job.step_synchronous else []
+        self._inference_workers = wakeups_of(job.inference_wakeup_fds)
+        (self._learner,) = wakeups_of(job.learner_wakeup_fds)
         first_fd, second_fd = job.policy_fds
         self._policies = RolloutPolicy(rollouts, VersionedParameters((first_fd, second_fd)))
-        self._asking = MailboxClient(envs, mailbox, job.index * job.num_envs, job.num_envs) if job.num_actors else None
+        self._asking = (MailboxClient(envs, mailbox, job.index * job.num_envs, job.num_envs)
+                        if job.num_inference_workers else None)
         self._wait_s = 0.0
         # Slots outlive a restart of this process, so counters go on from where they were.
         self._base = context.slots.copy()
@@ -120,8 +122,8 @@ class _Executor:
         start = perf_counter()
         asked = asking.ask()
         ringing = perf_counter()
-        for actor in np.unique(asked % self._job.num_actors).tolist():
-            self._actors[actor].notify()
+        for actor in np.unique(asked % self._job.num_inference_workers).tolist():
+            self._inference_workers[actor].notify()
         # Whoever is woken may take this core at once: that is waiting, too.
         self._wait_s += perf_counter() - ringing
         self._envs.counts.policy_s += ringing - start

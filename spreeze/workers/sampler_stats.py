@@ -17,7 +17,7 @@ from spreeze.envs.task import Task
 from spreeze.errors import BadTransition, WorkerError
 from spreeze.metrics.table import SLOTS
 
-# Looked up once: every round over the environments posts, and executors have the slots of samplers.
+# Looked up once: every round over the environments posts, and samplers have the slots of samplers.
 _ENV_STEPS, _EPISODES, _EPISODE_RETURN, _EPISODE_LENGTH, _ROWS_REFUSED, _ENV_ERRORS = (
     SLOTS["sampler"].index(name)
     for name in ("env_steps", "episodes", "episode_return", "episode_length", "rows_refused", "env_errors")
@@ -29,7 +29,7 @@ _POLICY_S, _ENV_S, _WRITE_S, _WAIT_S = (
 
 @dataclass
 class SamplerStats:
-    """What one sampler or executor has done so far; times are cumulative seconds."""
+    """What one sampler or sampler has done so far; times are cumulative seconds."""
 
     env_steps: int = 0
     episodes: int = 0

@@ -1,6 +1,6 @@
 """What waiting costs in the HTS-RL mode: processor time of workers with nothing to do, and the time of a wake-up.
 
-One executor hangs in its first env step, so everybody else of a real run has to wait for it. The wake-up is half of a
+One sampler hangs in its first env step, so everybody else of a real run has to wait for it. The wake-up is half of a
 round trip between this process and a child (this file as a program) that rings back.
 
 By hand: ``SPREEZE_LONG_TESTS=1 SPREEZE_STRESS_SECONDS=10 SPREEZE_STRESS_REPEATS=5 pytest
@@ -30,13 +30,14 @@ from spreeze.transport.shared_memory import Wakeup
 pytestmark = pytest.mark.timeout(600)
 _TASK = (
     "--env", "spreeze/Fault-v0", "--import", "spreeze.envs.faults", "--mode", "hts", "--algo", "a2c",
-    "--executors", "2", "--actors", "1", "--envs-per-executor", "8", "--sync-interval", "64", "--no-visualizer",
+    "--samplers", "2", "--inference-workers", "1", "--envs-per-sampler", "8", "--sync-interval", "64",
+    "--no-visualizer",
     "--set", "sampling.step_deadline_s=100000",
 )  # fmt: skip
 _ROWS = 8 * 64
-"""Of an executor in one interval."""
-_HANGS = {"SPREEZE_FAULT_HANG_AT": "1", "SPREEZE_FAULT_WORKERS": "executor-0"}
-_WAITING = ("executor-1", "actor-0", "learner")
+"""Of a sampler in one interval."""
+_HANGS = {"SPREEZE_FAULT_HANG_AT": "1", "SPREEZE_FAULT_WORKERS": "rollout-sampler-0"}
+_WAITING = ("rollout-sampler-1", "inference-worker-0", "learner")
 _SETTLE_S = 3.0
 _ROUND_TRIPS = 2_000
 
@@ -66,7 +67,7 @@ def _idle_shares(runs_dir: str, name: str, seconds: float) -> dict[str, float]:
     """Processor time of each waiting worker over wall time."""
     with LiveRun(list(_TASK), runs_dir, name, _HANGS) as run:
         def all_wait() -> bool:
-            """The executor that does not hang has filled its half, with the learner's first policy."""
+            """The sampler that does not hang has filled its half, with the learner's first policy."""
             with contextlib.suppress(SpreezeError, OSError):
                 found = MetricsReader(run.path / "metrics.db").latest().get("env_steps")
                 return found is not None and found.value >= _ROWS
@@ -126,7 +127,7 @@ def _ring_back(fds: list[int]) -> None:
 SECONDS, REPEATS = asked("SECONDS", 10.0), asked("REPEATS", 5)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="hangs an executor")
+@pytest.mark.skipif(sys.platform != "linux", reason="hangs a sampler")
 def test_waiting_workers_and_wake_ups_are_measured(tmp_path):
     rows = {row["metric"]: row for row in waiting_rows(str(tmp_path / "runs"), 1.0, 1, print)}
     for name in _WAITING:

@@ -41,7 +41,7 @@ class OnPolicyTrainer:
 
         Args:
             algorithm: fresh.
-            rollouts: where the executors are.
+            rollouts: where the samplers are.
             handover: where state and policies go.
             lag: 1 or 0 intervals between the policy that collected and the one that learns.
             meta: facts that are published with every policy.
@@ -71,7 +71,7 @@ class OnPolicyTrainer:
         self._refused, self._skipped = 0, algorithm.updates_skipped()
 
     def _hand_over(self, interval: int) -> None:
-        """State and policy of an interval, where actors and a successor find them."""
+        """State and policy of an interval, where inference workers and a successor find them."""
         start = perf_counter()
         algorithm = self.algorithm
         state = {"algorithm": algorithm.state_json(), "updates": algorithm.updates}
