@@ -56,7 +56,8 @@ def test_flags_become_settings():
         "replay": {"capacity": 1000, "samples_per_insert_min": 2.0, "samples_per_insert_max": 4.0, "save": True},
         "stop": {"seconds": 1.5, "env_steps": 10, "updates": 20, "target_return": -200.0},
         "visualizer": {"enabled": False},
-        "td3": {"policy_delay": 3, "gamma": 0.9},
+        "rollout": {"samplers": 3, "envs_per_sampler": 2},
+            "td3": {"policy_delay": 3, "gamma": 0.9},
         "tuning": {"objective": "paper", "cpu_target": 0.5, "gpu_target": 0.9, "leave_free": 0.25, "govern": False},
     }
     resolve([Layer("user", values)])
