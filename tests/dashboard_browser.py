@@ -102,7 +102,7 @@ def free_port() -> int:
 
 def _answers(address: str) -> bool:
     try:
-        with urllib.request.urlopen(address + "/_stcore/health", timeout=2) as reply:
+        with urllib.request.urlopen(address + "/_stcore/health", timeout=PATIENCE_S) as reply:
             return bool(reply.status == 200)
     except OSError:
         return False

@@ -186,5 +186,5 @@ def test_which_slots_go_on_after_a_restart_follows_from_the_rows():
         "env_steps", "episodes", "rows_refused", "env_errors", "policy_s", "env_s", "write_s", "wait_s",
     }  # fmt: skip
     counted = ROW._replace(name="made_up_count", writer="learner", kind=Kind.COUNTER, chart=None)
-    assert "made_up_count" in MetricTable((*METRICS, counted)).cumulative("learner")
-    assert "made_up_count" not in MetricTable((*METRICS, counted._replace(restored=True))).cumulative("learner")
+    assert "made_up_count" not in MetricTable((*METRICS, counted)).cumulative("learner")
+    assert "made_up_count" in MetricTable((*METRICS, counted._replace(cumulative=True))).cumulative("learner")

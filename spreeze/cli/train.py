@@ -74,9 +74,9 @@ def _train(args: argparse.Namespace) -> int:
             refuse_links(resumed)  # before anything of it is read, and before the machine is looked at
         machine = read_machine()
         base, notes = _layers(args, resumed, machine)
+        settings = resolve(base)  # before anything is said: what is rejected is one line
         for note in notes:
             say(note, as_json=args.json)
-        settings = resolve(base)
         part = settings.config.env
         head_start = stack.enter_context(
             Prewarm(settings.config.learner.threads, wanted=_gains(args, settings, machine))

@@ -143,7 +143,7 @@ def _loop(
             policy = None
         learner_s += perf_counter() - start
         if policy is None:
-            policy = Policy.from_weights(*learning.policy(spec, plan.config.run.algo))
+            policy = Policy.from_weights(*learning.policy())
         if learning.updates >= next_evaluation:
             next_evaluation = max(learning.updates + 1, int(learning.updates * _EVALUATION_GROWTH))
             episodes = run_episodes(lambda: open_task(spec), policy.act_greedy, seed_list(_FIRST_SEED, _EPISODES),

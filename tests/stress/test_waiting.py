@@ -94,7 +94,8 @@ def _wake_ups_us() -> tuple[float, float]:
     here, there = Wakeup.create(), Wakeup.create()
     fds = (*here.fds, *there.fds)
     command = [sys.executable, __file__, *map(str, fds)]
-    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=fds)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}  # this file imports its siblings
+    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=fds, env=environment)
     try:
         if not here.wait(PATIENCE_S):
             raise SpreezeError("the child that rings back did not start")
