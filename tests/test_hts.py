@@ -45,7 +45,7 @@ def test_every_role_is_killed_in_turn_and_no_bit_changes(tmp_path):
     shared = shared_memory()
     args = (*SYNTHETIC, "--env-arg", "law=exponential", "--env-arg", "mean_s=0.02", "--inference-workers", "1")
     with Run(tmp_path, *args, name="killed", tiny=SMALL) as run:
-        for count, name in enumerate(("rollout-sampler-1", "inference-worker-0", "learner", "rollout-sampler-0"), 1):
+        for count, name in enumerate(("sampler-1", "inference-0", "learner", "sampler-0"), 1):
             run.until_progress()
             victim = run.wait_for(lambda name=name: run.children().get(name), what=f"{name} to be there")
             os.kill(victim.pid, signal.SIGKILL)
@@ -62,11 +62,11 @@ def test_every_role_is_killed_in_turn_and_no_bit_changes(tmp_path):
 
 
 def test_a_sampler_that_keeps_failing_ends_the_run_with_its_name(tmp_path):
-    faults = {"p_crash": "1.0", "workers": "rollout-sampler-1"}
+    faults = {"p_crash": "1.0", "workers": "sampler-1"}
     run, code, document = train(tmp_path, "--env", "spreeze/Fault-v0", "--import", "spreeze.envs.faults",
                                 tiny=SMALL, faults=faults)  # fmt: skip
     assert code == 1
-    assert "rollout-sampler-1 failed 5 times" in document["error"]
+    assert "sampler-1 failed 5 times" in document["error"]
     assert "20 environment errors within 0 env steps; the last: environment 3, episode" in document["error"]
     assert "step 1: RuntimeError: injected fault" in document["error"]
     assert run.nonce_processes() == []
@@ -84,7 +84,7 @@ def errors_of(run, process):
 
 def test_environments_that_raise_or_give_nan_cost_their_episodes_and_no_bit_depends_on_the_inference_workers(tmp_path):
     task = ("--env", "spreeze/Fault-v0", "--import", "spreeze.envs.faults", "--env-steps", str(ROWS * 15))
-    faults = ERRORS | {"workers": "rollout-sampler-0,rollout-sampler-1"}
+    faults = ERRORS | {"workers": "sampler-0,sampler-1"}
     found = []
     for inference_workers in ("0", "1"):
         run, code, document = train(tmp_path, *task, "--inference-workers", inference_workers,
@@ -92,7 +92,7 @@ def test_environments_that_raise_or_give_nan_cost_their_episodes_and_no_bit_depe
                                     faults=faults)  # fmt: skip
         assert (code, document["env_steps"], document["restarts"], document["error"]) == (0, ROWS * 15, 0, None)
         assert document["env_errors"] + document["rows_refused"] > 3
-        told = errors_of(run, "rollout-sampler-0") + errors_of(run, "rollout-sampler-1")
+        told = errors_of(run, "sampler-0") + errors_of(run, "sampler-1")
         assert any("injected fault" in text or "nan" in text for text in told)
         assert any("; its episode is lost" in event for event in run.events() if event.startswith("sampler-"))
         assert "env errors" in run.stderr
@@ -121,7 +121,7 @@ def test_one_process_bears_errors_of_its_environments_too(tmp_path, algo):
 
 def test_the_first_bad_transition_ends_the_run_where_it_shall(tmp_path):
     task = ("--env", "spreeze/Fault-v0", "--import", "spreeze.envs.faults", "--set", "sampling.nan_policy=fail")
-    faults = {"p_nan": 0.05, "workers": "rollout-sampler-0,rollout-sampler-1"}
+    faults = {"p_nan": 0.05, "workers": "sampler-0,sampler-1"}
     _, code, document = train(tmp_path, *task, "--env-steps", str(ROWS * 50), tiny=SMALL, faults=faults)
     assert code == 1
     assert "gave a bad transition" in document["error"]
@@ -132,8 +132,8 @@ def test_ctrl_c_leaves_whole_intervals_and_waiting_processes_use_no_core(tmp_pat
     with Run(tmp_path, *slow_task, tiny=SMALL) as run:
         run.wait_for(lambda: run.numbers().get("env_steps", 0) > 0, what="env steps")
         watched = {name: child for name, child in run.children().items()
-                   if name.startswith(("rollout-sampler", "inference"))}  # fmt: skip
-        assert sorted(watched) == ["inference-worker-0", "rollout-sampler-0", "rollout-sampler-1"]
+                   if name.startswith(("sampler", "inference"))}  # fmt: skip
+        assert sorted(watched) == ["inference-0", "sampler-0", "sampler-1"]
         start_s, before = time.monotonic(), {name: sum(child.cpu_times()[:2]) for name, child in watched.items()}
         steps = run.numbers()["env_steps"]
         run.wait_for(lambda: run.numbers()["env_steps"] >= steps + 8, what="eight more env steps, a second and more")

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 MOST_SLOTS = 48
 """Slots that a role may have: what a row of the status table has room for."""
-_ROLES = ("sampler", "rollout-sampler", "learner", "inference-worker", "evaluator", "visualizer")
+_ROLES = ("sampler", "rollout-sampler", "learner", "inference", "evaluator", "visualizer")
 ALGORITHM = "algorithm"
 """Writer of what an algorithm tells of its learning; it comes through a slot of the learner."""
 GROUPS = ("Speed", "Machine", "Balance", "Learning")
@@ -185,9 +185,9 @@ METRICS: tuple[Metric, ...] = (
            kind=Kind.SHARE, slot="sampler.wait_s"),
     Metric("inference_rows_per_batch", "rows", "mean rows that an inference worker infers at once (hts)", "supervisor"),
     Metric("inference_policy_share", "share", "time of the inference workers spent in inference (hts)", "supervisor",
-           kind=Kind.SHARE, slot="inference-worker.policy_s"),
+           kind=Kind.SHARE, slot="inference.policy_s"),
     Metric("inference_wait_share", "share", "time of the inference workers spent waiting to be asked (hts)", "supervisor",
-           kind=Kind.SHARE, slot="inference-worker.wait_s"),
+           kind=Kind.SHARE, slot="inference.wait_s"),
     Metric("learner_wait_share", "share", "learner time spent waiting for rows or the limiter", "supervisor",
            kind=Kind.SHARE, slot="learner.wait_s"),
     Metric("learner_gather_share", "share", "learner time spent gathering batches", "supervisor",
@@ -261,9 +261,9 @@ POSTED: tuple[Posted, ...] = (
     Posted("learner.checkpoint_updates", "updates", "updates in the newest checkpoint"),
     Posted("learner.batch_size", "transitions", "batch size now; the learner halves it where a device has too little memory"),
     Posted("learner.checkpoint_left_bytes", "B", "of a checkpoint that is being written: what is left to write and check"),
-    Posted("inference-worker.rows", "rows", "observations that this inference worker has answered", cumulative=True),
-    Posted("inference-worker.batches", "batches", "forward passes that it took for them", cumulative=True),
-    Posted("inference-worker.policy_version", "intervals", "interval of the policy that it infers with"),
+    Posted("inference.rows", "rows", "observations that this inference worker has answered", cumulative=True),
+    Posted("inference.batches", "batches", "forward passes that it took for them", cumulative=True),
+    Posted("inference.policy_version", "intervals", "interval of the policy that it infers with"),
     Posted("evaluator.evaluations", "evaluations", "evaluations done"),
     Posted("evaluator.policy_version", "updates", "version of the policy that was evaluated last"),
     Posted("evaluator.env_steps", "env steps", "env steps of the run when that policy was published"),

@@ -182,7 +182,7 @@ def worker_specs(
             policy_fds=memory.handover.policies.fds, wakeup_fds=_fds(wakeups.inference_workers[index]),
             sampler_wakeup_fds=_fds(*wakeups.samplers),
         )
-        found.append(WorkerSpec(address=Address("inference-worker", index=index), row=plan.samplers + index,
+        found.append(WorkerSpec(address=Address("inference", index=index), row=plan.samplers + index,
                                 job=actor.to_json(), inherited_fds=shared))
     return {spec.name: spec for spec in found}
 

@@ -137,7 +137,7 @@ class Rates:
 
 def split_names(*, on_policy: bool, inference_workers: bool) -> tuple[str, ...]:
     """Names of the shares of time that a run has, known or not; ``inference workers``: it has inference workers."""
-    roles = ("sampler", "learner", "inference-worker") if inference_workers else ("sampler", "learner")
+    roles = ("sampler", "learner", "inference") if inference_workers else ("sampler", "learner")
     return tuple(metric.name for role in roles for metric, _ in TABLE.splits(role, on_policy=on_policy))
 
 
@@ -210,12 +210,12 @@ def _source(counter: Metric) -> tuple[str, str]:
 def _shares(old: _Groups, new: _Groups, table: MetricTable) -> dict[str, float | None]:
     found: dict[str, float | None] = {}
     has_inference = any(group.inference_workers for group in new)
-    for role in ("sampler", "learner", "inference-worker") if has_inference else ("sampler", "learner"):
+    for role in ("sampler", "learner", "inference") if has_inference else ("sampler", "learner"):
         splits = table.splits(role, on_policy=new[0].on_policy)
         found |= _normalised({m.name: _total(new, role, slot) - _total(old, role, slot) for m, slot in splits})
     if has_inference:
-        batches = _total(new, "inference-worker", "batches") - _total(old, "inference-worker", "batches")
-        rows = _total(new, "inference-worker", "rows") - _total(old, "inference-worker", "rows")
+        batches = _total(new, "inference", "batches") - _total(old, "inference", "batches")
+        rows = _total(new, "inference", "rows") - _total(old, "inference", "rows")
         found["inference_rows_per_batch"] = rows / batches if batches > 0 else None
     return found
 

@@ -85,7 +85,7 @@ def run_inference_worker(context: WorkerContext, job: InferenceWorkerJob) -> Non
     (wakeup,) = wakeups_of(job.wakeup_fds)
     samplers = wakeups_of(job.sampler_wakeup_fds)
     numbers: dict[str, Any] = context.named(context.slots)
-    assert set(numbers) == set(SLOTS["inference-worker"])
+    assert set(numbers) == set(SLOTS["inference"])
     while not context.stopping:
         start = perf_counter()
         context.beat(Phase.STEP)

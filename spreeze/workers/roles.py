@@ -50,6 +50,8 @@ class Role:
     """Name of a body -> its code; a job that names none runs the one that is called as the role."""
     limit: RestartLimit
     lost: Loss
+    label: str = ""
+    """What its workers are called; empty: as the role."""
     several: bool = False
     """A group can have several; their names end in a number."""
     nice: int = 0
@@ -88,12 +90,13 @@ class Address:
         ``learner``, ``sampler-3``; in group 1 ``learner-g1``, ``sampler-g1-3``.
         """
         group = f"-g{self.group}" if self.group else ""
-        return f"{self.role}{group}-{self.index}" if ROLES[self.role].several else f"{self.role}{group}"
+        label = ROLES[self.role].label or self.role
+        return f"{label}{group}-{self.index}" if ROLES[self.role].several else f"{label}{group}"
 
 
 def role_of(name: str) -> Role | None:
     """The role of a worker by its name; None: no worker is called so."""
-    return next((role for role in ROLES.values() if name == role.name or name.startswith(f"{role.name}-")), None)
+    return ROLES.get(name.partition("-")[0])
 
 
 _WATCHER = RestartLimit(failures=3, window_s=600.0, quarantine_s=None, first_delay_s=1.0)
@@ -116,15 +119,15 @@ _ALL = (
     ),
     # Waited for like the learner, which then has nothing to do: what counts is that both are always busy.
     Role(
-        name="rollout-sampler", several=True, steps=True, nice=5, oom_score=500, lost=Loss.ANY,
+        name="rollout-sampler", label="sampler", several=True, steps=True, nice=5, oom_score=500, lost=Loss.ANY,
         limit=RestartLimit(failures=5, window_s=60.0, quarantine_s=None),
         bodies={"rollout-sampler": Body(module="spreeze.workers.rollout_sampler", function="run_rollout_sampler",
                                  job="RolloutSamplerJob")},
     ),
     Role(
-        name="inference-worker", several=True, infers=True, nice=2, oom_score=300, lost=Loss.ANY,
+        name="inference", several=True, infers=True, nice=2, oom_score=300, lost=Loss.ANY,
         limit=RestartLimit(failures=5, window_s=60.0, quarantine_s=None),
-        bodies={"inference-worker": Body(module="spreeze.workers.inference_worker", function="run_inference_worker",
+        bodies={"inference": Body(module="spreeze.workers.inference_worker", function="run_inference_worker",
                               job="InferenceWorkerJob")},
     ),
     # Keeps to its share of a core by pausing, so once at work it goes before the samplers: at 15 a score of Pendulum

@@ -36,8 +36,8 @@ _TASK = (
 )  # fmt: skip
 _ROWS = 8 * 64
 """Of a sampler in one interval."""
-_HANGS = {"SPREEZE_FAULT_HANG_AT": "1", "SPREEZE_FAULT_WORKERS": "rollout-sampler-0"}
-_WAITING = ("rollout-sampler-1", "inference-worker-0", "learner")
+_HANGS = {"SPREEZE_FAULT_HANG_AT": "1", "SPREEZE_FAULT_WORKERS": "sampler-0"}
+_WAITING = ("sampler-1", "inference-0", "learner")
 _SETTLE_S = 3.0
 _ROUND_TRIPS = 2_000
 
