@@ -248,7 +248,7 @@ class LivePage {
       kept.y.push(...points.y.map((y) => y * scale));
       for (const [side, values] of [[kept.low, points.lo], [kept.high, points.hi]]) side.push(...points.y.map((_, i) => (values ? values[i] * scale : null)));
     };
-    if (name === "episode_return") { push(1); changed.add(this.returnCard); return; }
+    if (name.split("/")[0] === "episode_return") { push(1); changed.add(this.returnCard); return; }
     for (const card of this.charts.values()) {
       const hit = (card.spec.series ?? []).some((entry) => entry === name || (entry.endsWith("*") && name.startsWith(entry.slice(0, -1))));
       if (!hit) continue;
@@ -258,15 +258,18 @@ class LivePage {
     }
   }
 
+  // One line per series; of a run with several learners that of the whole run and one for each group.
   showSeries(card) {
-    const traces = card.names.filter((name) => this.store.has(name)).map((name, i) => {
+    const names = card.names.filter((name) => this.store.has(name)), several = names.some((name) => name.includes("/"));
+    const traces = names.map((name, i) => {
       const part = name.split("/")[1], kept = this.store.get(name);
-      const label = part === undefined ? name.replaceAll("_", " ") : `${card.spec.part} ${part}`;
+      const label = part !== undefined ? `${card.spec.part} ${part}` : several ? "whole run" : name.replaceAll("_", " ");
       return { name: label, colour: this.data.colours[i % this.data.colours.length], x: kept.x, y: kept.y, ...bandOf(kept) };
     });
     this.chartOf(card).show(traces);
     if (traces.length > 1) this.legend(card, traces);
-    const now = traces.map((trace) => shortText(trace.y.at(-1))).join(" / ");
+    const whole = traces.filter((_, i) => !names[i].includes("/"));
+    const now = (whole.length ? whole : traces).map((trace) => shortText(trace.y.at(-1))).join(" / ");
     if (card.now.textContent !== now) card.now.textContent = now;
   }
 
@@ -274,8 +277,12 @@ class LivePage {
   showReturn() {
     const [blue, orange] = this.data.colours, by = this.axis === "t" ? this.unit.by : 1;
     const x = this.evals[this.axis].map((value) => value / by), traces = [];
-    const episodes = this.store.get("episode_return");
-    if (episodes && this.axis !== "u") traces.push({ name: "samplers' episodes (noisy)", colour: orange, width: 1, faint: true, x: this.axis === "t" ? episodes.x : episodes.s, y: episodes.y, ...bandOf(episodes) });
+    const noisy = this.axis === "u" ? [] : [...this.store].filter(([name]) => name.split("/")[0] === "episode_return");
+    noisy.forEach(([name, kept], i) => {
+      const part = name.split("/")[1], base = { width: 1, faint: true, x: this.axis === "t" ? kept.x : kept.s, y: kept.y };
+      if (part === undefined) traces.push({ name: "samplers' episodes (noisy)", colour: orange, ...base, ...bandOf(kept) });
+      else traces.push({ name: `group ${part}: episodes (noisy)`, colour: this.data.colours[2 + (i % (this.data.colours.length - 2))], ...base });
+    });
     traces.push({ name: "greedy episodes, mean (95 % interval)", colour: blue, width: 2.2, dots: x.length < 200, x, y: this.evals.y, low: this.evals.lo, high: this.evals.hi });
     const all = traces.flatMap((trace) => (trace.x.length ? [trace.x[0], trace.x.at(-1)] : []));
     const reference = this.data.references?.[0];
