@@ -207,9 +207,8 @@ def check_encoder(timeout_s: float = CHILD_TIMEOUT_S) -> Check:
     code, output = _child(_ENCODER, timeout_s)
     if code == 0:
         return Check("video encoder", "ok", f"PyAV {clean(output.splitlines()[-1], 40)} with H.264")
-    return Check(
-        "video encoder", "warn", clean(output[-120:]) or "does not answer", "pip install 'av>=14'; or --no-visualizer"
-    )
+    text = clean(output[-120:]) or "does not answer"
+    return Check("video encoder", "warn", text, "pip install 'av>=14'; or --no-visualizer")
 
 
 def check_cores(machine: Machine) -> Check:
@@ -252,14 +251,14 @@ def check_disk(runs_dir: Path) -> Check:
         return Check("disk", "fail", f"{runs_dir} cannot be written: {error.strerror}", "choose another --runs-dir")
     text = f"{size(free)} free for {runs_dir}"
     if free < MIN_FREE_DISK_BYTES:
-        return Check(
-            "disk", "fail", text, f"a run needs {size(MIN_FREE_DISK_BYTES)}: free some, or choose another --runs-dir"
-        )
+        remedy = f"a run needs {size(MIN_FREE_DISK_BYTES)}: free some, or choose another --runs-dir"
+        return Check("disk", "fail", text, remedy)
     return Check("disk", "ok", text)
 
 
 def check_sqlite(runs_dir: Path) -> Check:
     """The metrics store needs SQLite's write-ahead log, which network file systems do not support."""
+    remedy = "choose a --runs-dir on a local disk"
     try:
         with (
             tempfile.TemporaryDirectory(dir=existing_parent(runs_dir), prefix=".spreeze-doctor-") as folder,
@@ -268,13 +267,9 @@ def check_sqlite(runs_dir: Path) -> Check:
             (mode,) = db.execute("PRAGMA journal_mode = WAL").fetchone()
             db.execute("CREATE TABLE try (x)")
     except (OSError, sqlite3.Error) as error:
-        return Check(
-            "metrics store", "fail", f"SQLite in {runs_dir}: {clean(error)}", "choose a --runs-dir on a local disk"
-        )
+        return Check("metrics store", "fail", f"SQLite in {runs_dir}: {clean(error)}", remedy)
     if mode != "wal":
-        return Check(
-            "metrics store", "warn", f"SQLite journal is '{mode}', not 'wal'", "choose a --runs-dir on a local disk"
-        )
+        return Check("metrics store", "warn", f"SQLite journal is '{mode}', not 'wal'", remedy)
     return Check("metrics store", "ok", f"SQLite {sqlite3.sqlite_version} with write-ahead log")
 
 
@@ -298,9 +293,8 @@ def check_display(environ: dict[str, str] | None = None) -> Check:
 def check_power(machine: Machine) -> Check:
     """A laptop on battery is slower, so measurements on it do not hold later."""
     if machine.power_source == "battery":
-        return Check(
-            "power", "warn", "on battery", "plug it in: on battery the processor is slower and choices do not last"
-        )
+        remedy = "plug it in: on battery the processor is slower and choices do not last"
+        return Check("power", "warn", "on battery", remedy)
     return Check("power", "ok", machine.power_source or "no battery reported")
 
 
@@ -308,9 +302,8 @@ def check_other_runs(runs_dir: Path) -> Check:
     alive = [run.name for run in list_runs(runs_dir) if is_alive(run)]
     if alive:
         text = f"{len(alive)} running: {clean(', '.join(alive), 200)}"
-        return Check(
-            "other runs", "warn", text, "they share the cores; stop one with: python -m spreeze runs stop NAME"
-        )
+        remedy = "they share the cores; stop one with: python -m spreeze runs stop NAME"
+        return Check("other runs", "warn", text, remedy)
     return Check("other runs", "ok", "none")
 
 
@@ -386,9 +379,8 @@ def main(argv: list[str] | None = None) -> int:
         prog="python -m spreeze doctor", description="What this machine has for training, and what is missing."
     )
     parser.add_argument("--env", metavar="ID", help="also try this Gymnasium environment (default: none)")
-    parser.add_argument(
-        "--import", dest="import_module", metavar="MODULE", help="module to import for it (default: none)"
-    )
+    parser.add_argument("--import", dest="import_module", metavar="MODULE",
+                        help="module to import for it (default: none)")
     parser.add_argument("--env-arg", action="append", default=[], metavar="KEY=VALUE",
                         help="for its constructor, as often as needed (default: none)")
     parser.add_argument("--runs-dir", type=Path, default=Path(RunConfig().runs_dir), metavar="DIR",

@@ -40,9 +40,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--checkpoint", choices=CHECKPOINTS, default="best", help="which weights (default: best)")
     parser.add_argument("--csv", metavar="FILE", help="write one line for each episode (default: none)")
     parser.add_argument("--video", metavar="FILE", help="write the first episode as an MP4 clip (default: none)")
-    parser.add_argument(
-        "--import", dest="import_module", metavar="MODULE", help="module to import first (default: none)"
-    )
+    parser.add_argument("--import", dest="import_module", metavar="MODULE",
+                        help="module to import first (default: none)")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout (default: a summary)")
     protocol = parser.add_argument_group("recorded evaluations of runs, compared; nothing is run")
     protocol.add_argument("--protocol", choices=("hts",), help="protocol of HTS-RL: final, final-time and "

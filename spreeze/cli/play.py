@@ -28,22 +28,15 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("run", metavar="RUN", help="name or path of a run, 'latest', or a .safetensors file")
     parser.add_argument("--runs-dir", default="runs", help="directory of the runs (default: runs)")
-    parser.add_argument(
-        "--checkpoint",
-        choices=CHECKPOINTS,
-        default="latest",
-        help="which weights; both follow a run that is training (default: latest)",
-    )
-    parser.add_argument(
-        "--clip", metavar="FILE", help="write an MP4 clip even with a display (default: beside the weights)"
-    )
-    parser.add_argument(
-        "--episodes", type=int, help="episodes to show (default: until Ctrl-C in a window, 1 in a clip)"
-    )
+    parser.add_argument("--checkpoint", choices=CHECKPOINTS, default="latest",
+                        help="which weights; both follow a run that is training (default: latest)")
+    parser.add_argument("--clip", metavar="FILE",
+                        help="write an MP4 clip even with a display (default: beside the weights)")
+    parser.add_argument("--episodes", type=int,
+                        help="episodes to show (default: until Ctrl-C in a window, 1 in a clip)")
     parser.add_argument("--seed", type=int, default=10_000, help="seed of the first episode (default: 10000)")
-    parser.add_argument(
-        "--import", dest="import_module", metavar="MODULE", help="module to import first (default: none)"
-    )
+    parser.add_argument("--import", dest="import_module", metavar="MODULE",
+                        help="module to import first (default: none)")
     return parser
 
 

@@ -211,7 +211,7 @@ def panel(snapshot: Snapshot, width: int, ascii_only: bool = False) -> Panel:
 def _health(snapshot: Snapshot) -> Text:
     samplers = f"samplers {_count(snapshot.samplers_alive)}/{_count(snapshot.samplers_wanted)}"
     restarts = f"restarts {snapshot.restarts}"
-    line = Text.assemble(
+    return Text.assemble(
         (clean(snapshot.state, 40), "bold green" if snapshot.first_error is None else "bold red"),
         f"  {clean(snapshot.env_id, 60)}  {clean(snapshot.algo, 20)}  {duration(snapshot.wall_s)}  ",
         (samplers, "" if snapshot.samplers_alive == snapshot.samplers_wanted else "yellow"), "  ",
@@ -219,7 +219,6 @@ def _health(snapshot: Snapshot) -> Text:
         (f"  env errors {snapshot.env_errors}" if snapshot.env_errors else "", "yellow"),
         (f"  {_active(snapshot)}" if snapshot.samplers_rest else "", "yellow"),
     )  # fmt: skip
-    return line
 
 
 def _active(snapshot: Snapshot) -> str:
