@@ -1,7 +1,7 @@
 """The dashboard: ``streamlit run app.py``; runs are looked for in ``$SPREEZE_RUNS_DIR``, else in ``runs``.
 
-Its address bears a token that works once; ``SPREEZE_DASHBOARD_TOKEN=off`` asks for none, on a machine of one's own.
-``streamlit run app.py -- --import MODULE`` offers the modes of a module of yours as well.
+Its address carries a token that works once. On a machine of your own, ``SPREEZE_DASHBOARD_TOKEN=off`` needs none.
+``streamlit run app.py -- --import MODULE`` also offers the modes of your module.
 """
 
 import argparse
@@ -19,7 +19,7 @@ parser.add_argument("--import", dest="module", metavar="MODULE", default=control
                     help="module whose modes the Start form offers; its runs are started with the same --import")
 if module := parser.parse_args().module:
     os.environ[control.IMPORT] = module
-take_name(PAGE)  # by which a run knows that this is no stranger to give way to
+take_name(PAGE)  # so that running trainings do not count the dashboard as external load
 entrance = Entrance(runs_dir())
 app = st.App(
     server.SCRIPT, routes=server.routes(), middleware=server.middleware(entrance), lifespan=server.life(entrance)

@@ -1,4 +1,4 @@
-"""``spreeze <verb>``, or ``python -m spreeze <verb>`` where the script is not on the path."""
+"""``spreeze <verb>``, or ``python -m spreeze <verb>`` if the script is not on the path."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ VERBS: dict[str, str] = {
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Hands the rest of the command line to the verb's module."""
     arguments = sys.argv[1:] if argv is None else argv
     if not arguments or arguments[0] in ("-h", "--help"):
         lines = [f"  {verb:9s} {text}" for verb, text in VERBS.items()]
@@ -35,7 +34,7 @@ def main(argv: list[str] | None = None) -> int:
     if verb not in VERBS:
         sys.stderr.write(f"error: no verb '{verb}'{did_you_mean(verb, VERBS)} (verbs: {', '.join(VERBS)})\n")
         return 2
-    before = signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C while it imports is no traceback
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C during the import prints no traceback
     module = importlib.import_module("spreeze.bench" if verb == "bench" else f"spreeze.cli.{verb}")
     signal.signal(signal.SIGINT, before)
     code: int = module.main(rest)

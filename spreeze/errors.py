@@ -2,16 +2,17 @@
 
 ::
 
-    SpreezeError                 anything below; str() is one line that says what, the value, what to do
-    |-- UsageError               the request cannot work: exit code 2, nothing was started
-    |   |-- ConfigError          a profile, flag or --set value: path, value, what is allowed
-    |   |-- EnvironmentError_    unknown id, missing module, space that no algorithm here can handle
-    |   |-- ResourceError        memory, shared memory or disk: needed and available
+    SpreezeError                 base class; the message is one line: what is wrong, the value, the remedy
+    |-- UsageError               the request cannot work; nothing was started (exit code 2)
+    |   |-- ConfigError          an invalid value in a profile, flag or --set
+    |   |-- EnvironmentError_    unknown id, missing module, or a space that no algorithm supports
+    |   |-- ResourceError        too little memory, shared memory or disk
     |   `-- RunError             a run directory that is missing, damaged, locked or already there
-    |-- WorkerError              a process died or failed too often: exit code 1
+    |-- WorkerError              a worker died or failed too often (exit code 1)
     |-- TransportError           shared memory whose layout does not match
     |-- WeightsError             weights that are damaged, older, or made for another network
-    `-- CheckpointError          no checkpoint that verifies
+    |-- CheckpointError          no valid checkpoint
+    `-- BadTransition            an environment returned a value that cannot be stored
 """
 
 from __future__ import annotations
@@ -21,27 +22,27 @@ from collections.abc import Iterable
 
 
 class SpreezeError(Exception):
-    """Base of all errors raised on purpose; the message is one line meant for a person."""
+    """Base class of all errors raised on purpose; the message is one line for the user."""
 
     exit_code = 1
 
 
 class UsageError(SpreezeError):
-    """The request itself cannot work; refused before anything was started."""
+    """The request cannot work; rejected before anything was started."""
 
     exit_code = 2
 
 
 class ConfigError(UsageError):
-    """A setting with an unknown key, a wrong type or a value outside of its range."""
+    """A setting with an unknown key, a wrong type or a value out of range."""
 
 
 class EnvironmentError_(UsageError):
-    """An environment that cannot be made or whose spaces no algorithm here can handle."""
+    """An environment that cannot be made, or whose spaces no algorithm supports."""
 
 
 class ResourceError(UsageError):
-    """Not enough memory, shared memory or disk; the message names needed and available bytes."""
+    """Too little memory, shared memory or disk; the message gives needed and available bytes."""
 
 
 class RunError(UsageError):
@@ -61,11 +62,11 @@ class WeightsError(SpreezeError):
 
 
 class CheckpointError(SpreezeError):
-    """A checkpoint directory holds nothing that verifies, or the state does not fit."""
+    """A checkpoint directory has no valid checkpoint, or the state does not fit."""
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Returns ``"; did you mean 'x'?"`` for the closest known word, or an empty string."""
+    """``"; did you mean 'x'?"`` for the closest known word, or an empty string."""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     if not close:
         lowered = {name.lower(): name for name in known}
@@ -74,7 +75,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 class BadTransition(SpreezeError):
-    """An environment returned something that cannot be stored: names the field and the value."""
+    """An environment returned a value that cannot be stored."""
 
     def __init__(self, field: str, value: str, env_id: str = "environment") -> None:
         super().__init__(f"{env_id} returned {field} = {value}")

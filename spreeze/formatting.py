@@ -1,4 +1,4 @@
-"""Numbers and foreign text as a person reads them; an unknown value is a dash, never 0."""
+"""Formats numbers and untrusted text for display; an unknown value is a dash, never 0."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ import re
 DASH = "-"
 _UNSEEN = (r"\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb"
            r"\U000e0000-\U000e007f")
-"""Escapes of eight bits, marks of direction, what has no width, halves of characters."""
+"""8-bit control codes, direction marks, zero-width characters, surrogates."""
 _CONTROL = re.compile(f"[\\x00-\\x1f{_UNSEEN}]+")
 _CONTROL_BUT_LINES = re.compile(f"[\\x00-\\x08\\x0b-\\x1f{_UNSEEN}]")
 
 
 def clean(text: object, limit: int = 500) -> str:
-    """One line of printable text: control, escape and direction characters become a blank."""
+    """One line of printable text: control, escape and direction characters become spaces."""
     raw = str(text)[: 4 * limit]
     line = _CONTROL.sub(" ", raw).strip()
     return line if len(line) <= limit else line[: limit - 3] + "..."
 
 
 def printable(text: str) -> str:
-    """Text of any origin for a terminal: as ``clean``, but lines and tabs stay, and nothing is cut off."""
+    """Like ``clean``, but keeps newlines and tabs and truncates nothing."""
     return _CONTROL_BUT_LINES.sub(" ", text)
 
 
 def number(value: float | None) -> str:
-    """Three significant figures with k, M or G: ``14900`` is ``14.9 k``."""
+    """About three significant figures with k, M or G: ``14900`` becomes ``14.9 k``."""
     if value is None or not math.isfinite(value):
         return DASH
     for limit, suffix in ((1e9, " G"), (1e6, " M"), (1e4, " k")):
@@ -44,7 +44,7 @@ def _decimals(value: float) -> int:
 
 
 def percent(value: float | None) -> str:
-    """A share of 1 in per cent."""
+    """A share between 0 and 1 as a percentage."""
     return DASH if value is None or not math.isfinite(value) else f"{100 * value:.0f} %"
 
 

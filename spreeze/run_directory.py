@@ -1,13 +1,13 @@
-"""The run directory: all that is known of a run lies there, and nothing else knows more.
+"""The run directory, which holds everything that is known about a run.
 
-``run.lock``, held by flock for the life of the supervisor, is the truth of "alive"; ``run.json`` tells
-the rest. Names are confined to the runs directory; directories are private (0700).
+A run is alive while its supervisor holds the flock on ``run.lock``; ``run.json`` has the rest of its state. Names
+cannot leave the runs directory; directories are private (0700).
 
 ``run.json`` (state, process, versions), ``env.json`` (spaces and layout), ``config.toml`` (every value and its source),
 ``tune.json`` (every candidate, the choice, reasons), ``metrics.db`` (SQLite), ``eval.csv``, ``weights/`` (immutable
 safetensors and ``LATEST.json``), ``checkpoints/`` (manifest with hashes; ``best.safetensors``), ``live.jpg``,
-``videos/``, ``logs/``, ``errors/``, ``summary.json``. No pickle anywhere. Of several learners the first uses these, and
-each further one has ``weights/``, ``checkpoints/`` and ``eval.csv`` of its own in ``groups/1/``, ``groups/2/``, ...
+``videos/``, ``logs/``, ``errors/``, ``summary.json``. No pickle anywhere. With several learners, the first uses these,
+and each other one has its own ``weights/``, ``checkpoints/`` and ``eval.csv`` in ``groups/1/``, ``groups/2/``, ...
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ _PACKAGES = ("numpy", "torch", "gymnasium", "pybullet", "pybullet-envs-gymnasium
 MIN_FREE_DISK_BYTES = 200_000_000
 _LOCK_S = 0.2
 _START_FIELD = 19
-"""Of ``/proc/PID/stat`` after the name: ticks from boot to the beginning of the process."""
+"""Index in ``/proc/PID/stat`` after the name: start time of the process, in ticks since boot."""
 
 
 def group_folder(run: Path, group: int) -> Path:
-    """Where a group's weights and checkpoints are: the run directory itself for group 0."""
+    """Directory of a group's weights and checkpoints; that of group 0 is the run directory itself."""
     return run / "groups" / str(group) if group else run
 
 
@@ -53,7 +53,7 @@ def new_name(env_id: str, algo: str, seed: int) -> str:
 
 
 def new_nonce() -> str:
-    """What marks all processes of one session of a run."""
+    """Marks all processes of one session of a run."""
     return secrets.token_hex(8)
 
 
@@ -65,11 +65,11 @@ class RunDir:
 
     @classmethod
     def create(cls, runs_dir: Path, name: str, nonce: str | None = None) -> RunDir:
-        """Makes a new run directory; its mkdir decides who owns the name. ``nonce``: a new one if None.
+        """Makes a new run directory; the first process whose mkdir succeeds owns the name.
 
         Raises:
             RunError: the name is taken.
-            ResourceError: no place to write, or too little room.
+            ResourceError: not writable, or too little disk.
         """
         check_name(name)
         try:
@@ -92,10 +92,10 @@ class RunDir:
 
     @classmethod
     def open(cls, path: Path, nonce: str | None = None) -> RunDir:
-        """Takes over a run directory to continue it. ``nonce``: a new one if None.
+        """Opens an existing run directory to continue it.
 
         Raises:
-            RunError: not a run, its supervisor is alive, or something in it leads out of it.
+            RunError: not a run, its supervisor is alive, or a link in it leads outside.
         """
         if not (path / "run.json").is_file():
             raise RunError(f"{path} is no run directory: it has no run.json")
@@ -103,17 +103,15 @@ class RunDir:
         for sub in SUBDIRECTORIES:
             (path / sub).mkdir(mode=0o700, exist_ok=True)
         run = cls(path, _lock(path), nonce)
-        # A request to stop was for the session that has ended.
-        (path / "control" / "stop").unlink(missing_ok=True)
+        (path / "control" / "stop").unlink(missing_ok=True)  # meant for the earlier session
         return run
 
     def write_state(self, **fields: Any) -> None:
-        """Merges fields into ``run.json``, atomically; trouble with the disk is not fatal."""
+        """Merges fields into ``run.json`` atomically; disk errors are ignored."""
         with contextlib.suppress(OSError):
             write_json(self.path / "run.json", {**read_run(self.path), **fields, "heartbeat": time.time()})
 
     def close(self) -> None:
-        """Gives the lock back."""
         if self._lock_fd >= 0:
             os.close(self._lock_fd)
             self._lock_fd = -1
@@ -122,15 +120,15 @@ class RunDir:
 def refuse_links(path: Path) -> None:
     """Rejects a directory in which writing could change something outside of it.
 
-    A run directory may come from anywhere, an archive say. All of it is looked at, not only the names that a run is
-    known to write: an opened pipe would wait for ever, and names such as those of clips are made while it runs.
+    A run directory may come from anywhere, such as an archive. All of it is checked, not only the names that a run
+    usually writes: opening a pipe would block for ever, and some names, such as those of clips, are chosen at run time.
 
     Raises:
-        RunError: the directory itself, or anything in it, is a link, a file with a second name, or no plain file.
+        RunError: the directory or anything in it is a symbolic or hard link or not a regular file.
     """
     if path.is_symlink():
-        meant = _told(path.resolve())
-        raise RunError(f"{_told(path)} is a symbolic link: name the directory that it points to, {meant}")
+        target = _shown(path.resolve())
+        raise RunError(f"{_shown(path)} is a symbolic link: name the directory that it points to, {target}")
     left = [path]
     while left:
         folder = left.pop()
@@ -138,20 +136,20 @@ def refuse_links(path: Path) -> None:
             with os.scandir(folder) as entries:
                 found = [(entry.path, _leads_out(entry), entry.is_dir(follow_symlinks=False)) for entry in entries]
         except FileNotFoundError:
-            continue  # a run that is alive replaces its files
+            continue  # a live run replaces its files
         except OSError as error:
-            raise RunError(f"{_told(path)}: {_told(folder)} cannot be looked into: {error.strerror}") from None
+            raise RunError(f"{_shown(path)}: {_shown(folder)} cannot be looked into: {error.strerror}") from None
         for place, reason, is_folder in found:
             if reason is not None:
-                inside = _told(Path(place).relative_to(path))
-                raise RunError(f"{_told(path)}: {inside} is {reason}, and a run writes only into plain files of its "
+                inside = _shown(Path(place).relative_to(path))
+                raise RunError(f"{_shown(path)}: {inside} is {reason}, and a run writes only into plain files of its "
                                "own; put a copy in its place, or delete it")
             if is_folder:
                 left.append(Path(place))
 
 
 def _leads_out(entry: os.DirEntry[str]) -> str | None:
-    """What a directory's entry is, where writing to it is not writing to that directory alone."""
+    """What a directory entry is, if writing to it could change something outside of the directory; else None."""
     try:
         status = entry.stat(follow_symlinks=False)
     except FileNotFoundError:
@@ -163,15 +161,15 @@ def _leads_out(entry: os.DirEntry[str]) -> str | None:
     return None if stat.S_ISDIR(status.st_mode) else "neither a file nor a directory"
 
 
-def _told(path: Path) -> str:
+def _shown(path: Path) -> str:
     return clean(path, 300)
 
 
 def ask(path: Path, name: str) -> None:
-    """Asks something of a run by an empty file in its ``control``; it follows no link out of the run.
+    """Sends a request to a run: an empty file in its ``control`` directory. Links are not followed.
 
     Raises:
-        RunError: it cannot be written there.
+        RunError: the file cannot be written.
     """
     try:
         folder = os.open(path / "control", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -185,7 +183,7 @@ def ask(path: Path, name: str) -> None:
         finally:
             os.close(folder)
     except OSError as error:
-        raise RunError(f"{_told(path)}: control/{name} cannot be written: {error.strerror}") from None
+        raise RunError(f"{_shown(path)}: control/{name} cannot be written: {error.strerror}") from None
 
 
 def _lock(path: Path) -> int:
@@ -193,13 +191,12 @@ def _lock(path: Path) -> int:
     if not _locked_within(fd, _LOCK_S):
         os.close(fd)
         pid = read_run(path).get("pid")
-        text = f"{path.name} is running (process {pid}); stop it first: spreeze runs stop {path.name}"
-        raise RunError(text)
+        raise RunError(f"{path.name} is running (process {pid}); stop it first: spreeze runs stop {path.name}")
     return fd
 
 
 def _locked_within(fd: int, seconds: float) -> bool:
-    """Takes the lock; whoever asks ``is_alive`` holds it for a moment, and that is not a running run."""
+    """Takes the lock; retries, because each call of ``is_alive`` holds it for a moment."""
     deadline = time.monotonic() + seconds
     while True:
         try:
@@ -212,7 +209,7 @@ def _locked_within(fd: int, seconds: float) -> bool:
 
 
 def is_alive(path: Path) -> bool:
-    """True while some supervisor holds the run's lock."""
+    """Whether a supervisor holds the run's lock."""
     try:
         fd = os.open(path / "run.lock", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
@@ -247,7 +244,7 @@ def read_config(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def state_of(path: Path) -> str:
-    """The run's state; a run that says "running" while nobody holds its lock has crashed."""
+    """The run's state; "crashed" if it claims to be running but no process holds its lock."""
     state = str(read_run(path).get("state", "damaged"))
     if state in ("starting", "tuning", "running", "stopping") and not is_alive(path):
         return "crashed"
@@ -266,7 +263,7 @@ def find_run(name_or_path: str, runs_dir: Path) -> Path:
     """A run by name, by path, or "latest".
 
     Raises:
-        RunError: there is none; says which there are.
+        RunError: no such run.
     """
     runs = list_runs(runs_dir)
     if name_or_path == "latest":
@@ -286,7 +283,7 @@ def write_json(path: Path, data: Any) -> None:
     """Replaces a JSON file atomically.
 
     Raises:
-        OSError: no room, no permission; the old content is untouched.
+        OSError: disk full or no permission; the old content is untouched.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -299,15 +296,14 @@ def write_json(path: Path, data: Any) -> None:
 
 
 def process_start_time() -> float:
-    """Wall-clock time at which this process began, imports included."""
     return float(psutil.Process().create_time())
 
 
 def process_age_s() -> float:
-    """Seconds since this process began, imports included.
+    """Seconds since this process was started, imports included.
 
-    Linux counts a process's beginning from boot on; as wall-clock time it is off by what the boot time is rounded by,
-    which is up to a second.
+    Linux gives the start as ticks since boot. Converted to wall-clock time it would be off by up to a second, because
+    the boot time is rounded.
     """
     with contextlib.suppress(OSError, ValueError, IndexError):
         after_name = Path("/proc/self/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2]
@@ -317,7 +313,7 @@ def process_age_s() -> float:
 
 
 def versions() -> dict[str, str | None]:
-    """Versions of everything that can change a result; None where not installed."""
+    """Versions of everything that can change a result; None if not installed."""
     found: dict[str, str | None] = {"spreeze": __version__, "python": sys.version.split()[0]}
     for name in _PACKAGES:
         try:

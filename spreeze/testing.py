@@ -1,4 +1,4 @@
-r"""For tests of your own set-up: environments that fail on purpose, seeded and counted.
+r"""Environments that fail on purpose, seeded and counted, for testing your own setup.
 
 ::
 
@@ -7,7 +7,8 @@ r"""For tests of your own set-up: environments that fail on purpose, seeded and 
     from spreeze.testing import FaultWrapper
     env = FaultWrapper(MyRobot(), p_crash=1e-4, p_crash_reset=1e-3, p_stall=5e-4, stall_s=3.0)
 
-Each fault is a keyword or a variable ``SPREEZE_FAULT_<NAME>``; ``SPREEZE_FAULT_WORKERS`` names who has them::
+Each fault is a keyword argument or an environment variable ``SPREEZE_FAULT_<NAME>``; ``SPREEZE_FAULT_WORKERS`` lists
+the workers that are affected::
 
     SPREEZE_FAULT_P_CRASH=1e-4 SPREEZE_FAULT_P_STALL=5e-4 SPREEZE_FAULT_STALL_S=3 SPREEZE_FAULT_WORKERS=sampler-0 \
       python -m spreeze.train --env spreeze/Faulty-v0 --import spreeze.testing --profile pendulum

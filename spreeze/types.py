@@ -1,8 +1,8 @@
-"""The shapes and records that every part shares.
+"""Data types that all packages share.
 
-Shape legend, used in all docstrings: B batch, T time, N environments stepped together, O observation
-size, A action size, K number of discrete actions, W row width. A discrete action travels as one
-float32 component (A = 1), its index 0 .. K-1. Torch is not imported here: samplers never load it.
+Shapes in all docstrings: B batch, T time, N environments stepped together, O observation size, A action size,
+K number of discrete actions, W row width. A discrete action is stored as one float32 component (A = 1), its index
+0 .. K-1. Torch is not imported here, because samplers never load it.
 """
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import numpy as np
 
 @dataclass(frozen=True, kw_only=True)
 class FrameSpec:
-    """One frame of an image task, and how it was made."""
+    """The frames of an image task."""
 
     channels: int
     """C: 1 grey, 3 red, green and blue."""
@@ -28,9 +28,9 @@ class FrameSpec:
     stack: int
     """k: frames in one observation."""
     sign_rewards: bool
-    """True where replay holds the sign of a reward."""
+    """Whether replay stores only the sign of each reward."""
     options: dict[str, Any]
-    """Values of the image part of the configuration: what makes the same environment again."""
+    """Values of the ``image`` settings, from which the same environment can be made again."""
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -44,63 +44,63 @@ class FrameSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class EnvSpec:
-    """What the rest of the system has to know about an environment."""
+    """Static facts about an environment."""
 
     env_id: str
     """Gymnasium id without module prefix, for example ``Walker2DBulletEnv-v0``."""
     import_module: str | None
-    """Module to import before ``gymnasium.make`` so that a spawned child knows the id."""
+    """Module to import before ``gymnasium.make``, so that a child process knows the id."""
     obs_dim: int
     """O: length of the flat float32 observation."""
     action_dim: int
     """A: length of the flat action vector; 1 for discrete actions."""
     action_low: tuple[float, ...]
-    """Lower bound of each action component, in the environment's own unit."""
+    """Lower bound of each action component, in the environment's unit."""
     action_high: tuple[float, ...]
-    """Upper bound of each action component, in the environment's own unit."""
+    """Upper bound of each action component, in the environment's unit."""
     max_episode_steps: int | None
     """Env steps after which the environment truncates an episode; None if it never does."""
     reward_threshold: float | None
-    """Episode return that the environment's author calls solved; None if not stated."""
+    """Episode return at which the task counts as solved; None if not stated."""
     plain: bool = False
-    """True where the user wants a Bullet task as its package has it, not the fast equal one."""
+    """Use the original Bullet task instead of the equivalent fast one."""
     args: tuple[str, ...] = ()
     """``key=value`` texts for the environment's constructor, as ``--env-arg`` takes them."""
     obs_layout: tuple[str, ...] = ()
-    """Where each part of a nested observation lies in the flat one; empty where it is one Box."""
+    """Place of each part of a nested observation in the flat one; empty for a single Box."""
     num_actions: int | None = None
-    """K: number of discrete actions; None where actions are vectors."""
+    """K: number of discrete actions; None if actions are vectors."""
     action_start: int = 0
-    """The environment's own number of discrete action 0."""
+    """The environment's number for discrete action 0."""
     frames: FrameSpec | None = None
-    """The frames of an image task: a step gives one, uint8 [C, H, W], an observation is the last k. None: vectors."""
+    """Frames of an image task: each step gives one, uint8 [C, H, W]; an observation is the last k. None: vectors."""
 
 
 class TransitionBatch(NamedTuple):
     """B transitions; arrays or tensors, all float32. Columns may be strided views of one row block."""
 
     obs: Any  # [B, O]
-    action: Any  # [B, A], in [-1, 1]; of discrete actions the index, [B, 1]
-    obs_action: Any  # [B, O + A]: obs and action lie side by side in a row, so no copy is needed
+    action: Any  # [B, A], in [-1, 1]; discrete: the index, [B, 1]
+    obs_action: Any  # [B, O + A]: adjacent columns of a row, so no copy
     reward: Any  # [B]: sum of gamma^i r_i over the n steps of the transition
     terminated: Any  # [B]: 1.0 where the MDP ended; a truncated transition has 0.0
-    discount: Any  # [B] or float: gamma^k, k the number of env steps the transition spans
-    next_obs: Any  # [B, O]: the true last observation where the episode ended
+    discount: Any  # [B] or float: gamma^k for a transition over k env steps
+    next_obs: Any  # [B, O]: at the end of an episode its true last observation
 
 
 class RolloutBatch(NamedTuple):
-    """T env steps of N environments, collected by one policy; NumPy views, valid only during one update.
+    """T env steps of N environments, collected by one policy. NumPy views, valid only during one update.
 
-    Unless its episode ends at t, an environment's ``obs[t + 1]`` is its ``next_obs[t]``.
+    ``obs[t + 1]`` of an environment equals its ``next_obs[t]``, unless its episode ended at t.
     """
 
-    obs: np.ndarray  # [T, N, O] float32; of images uint8 [T, N, k, C, H, W]
-    action: np.ndarray  # [T, N, A] float32, as drawn, not clipped; of discrete actions the index, [T, N, 1]
-    log_prob: np.ndarray  # [T, N] float32 in nat, of the policy that drew the action
+    obs: np.ndarray  # [T, N, O] float32; images: uint8 [T, N, k, C, H, W]
+    action: np.ndarray  # [T, N, A] float32, as drawn, not clipped; discrete: the index, [T, N, 1]
+    log_prob: np.ndarray  # [T, N] float32, in nat, under the policy that drew the action
     reward: np.ndarray  # [T, N] float32
-    terminated: np.ndarray  # [T, N]: true where the MDP ended
-    truncated: np.ndarray  # [T, N]: true where time ran out
-    next_obs: np.ndarray  # as obs: the true next observation, the last one where the episode ended
+    terminated: np.ndarray  # [T, N]: nonzero where the MDP ended
+    truncated: np.ndarray  # [T, N]: nonzero where the time limit was reached
+    next_obs: np.ndarray  # like obs: the true next observation, also at the end of an episode
 
 
 @dataclass(frozen=True)
@@ -108,14 +108,13 @@ class RowLayout:
     """Where each field of a transition lies in a float32 replay row.
 
     Order: obs | action | reward | terminated | next_obs [| num_steps] [| back | age] [| checksum].
-    ``num_steps`` is there only with n-step returns and images; ``checksum``, the CRC-32 of the columns before it, only
-    in checked rings (tests, storms).
+    ``num_steps`` exists only with n-step returns and images; ``checksum``, the CRC-32 of the columns before it, only in
+    checked rings (for tests).
 
-    Images: obs_dim is 0 and each row owns one uint8 frame in a table beside the rows, the newest
-    frame of its ``next_obs``. The older ones are those of the rows before it: ``back`` is the distance
-    to the row of the environment's step before, ``age`` how many such rows its episode has (the first
-    holds the frame of the reset and no transition: num_steps 0). So a frame is stored once, whatever
-    the stack.
+    Images: ``obs_dim`` is 0, and each row owns one uint8 frame in a separate table, the newest frame of its
+    ``next_obs``. Older frames are those of earlier rows: ``back`` is the distance to the row of the environment's
+    previous step, ``age`` the number of such rows in the episode. The first row of an episode holds the frame of the
+    reset and no transition (num_steps 0). So each frame is stored once, whatever the stack.
     """
 
     obs_dim: int
@@ -123,9 +122,9 @@ class RowLayout:
     n_step: int = 1
     checksum: bool = False
     frame_bytes: int = 0
-    """Bytes of one frame; 0 where observations are vectors."""
+    """F: bytes of one frame; 0 for vector observations."""
     stack: int = 0
-    """k: frames in one observation; 0 where observations are vectors."""
+    """k: frames in one observation; 0 for vector observations."""
 
     @classmethod
     def of(cls, spec: EnvSpec, n_step: int = 1, *, checksum: bool = False) -> RowLayout:
@@ -141,7 +140,7 @@ class RowLayout:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row and its frame: the sum of the fields, no padding."""
+        """Bytes of one row and its frame, without padding."""
         return 4 * self.width + self.frame_bytes
 
     @property
@@ -171,31 +170,31 @@ class RowLayout:
 
     @property
     def num_steps(self) -> int | None:
-        """Column of the number of env steps a row spans, or None with one-step transitions."""
+        """Column of the number of env steps that a row spans; None with one-step transitions of vectors."""
         return self.reward + 2 + self.obs_dim if self.n_step > 1 or self.frame_bytes else None
 
     @property
     def back(self) -> int:
-        """Column of the distance, in rows, to the environment's step before (images only)."""
+        """Column of the distance, in rows, to the environment's previous step (images only)."""
         return self.reward + 3 + self.obs_dim
 
     @property
     def age(self) -> int:
-        """Column of the number of rows that the episode has before this one, at most ``depth`` (images only)."""
+        """Column of the number of earlier rows in the episode, at most ``depth`` (images only)."""
         return self.back + 1
 
     @property
     def depth(self) -> int:
-        """Rows back to the oldest frame of a transition's ``obs``; 0 where observations are vectors."""
+        """Rows back to the oldest frame of a transition's ``obs``; 0 for vector observations."""
         return self.n_step + self.stack - 1 if self.frame_bytes else 0
 
     @property
     def window(self) -> int:
-        """T: frames that a drawn transition needs; one-step ones share all but two (images only)."""
+        """T: frames that a sampled transition needs (images only)."""
         return self.stack + 1 if self.n_step == 1 else 2 * self.stack
 
     def split(self, rows: Any, gamma: float) -> TransitionBatch:
-        """Views of ``rows`` ([B, W], array or tensor) as a batch; only ``discount`` is new."""
+        """Views of ``rows`` ([B, W], array or tensor) as a batch; only ``discount`` is a new array."""
         discount = gamma if self.n_step == 1 else gamma ** rows[:, self.num_steps]
         return TransitionBatch(
             obs=rows[:, self.obs], action=rows[:, self.action], obs_action=rows[:, self.obs_action],
@@ -206,7 +205,7 @@ class RowLayout:
     def split_frames(self, rows: Any, frames: Any, gamma: float) -> TransitionBatch:
         """Views of ``rows`` [B, W] and ``frames`` [B, T, C, H, W] (uint8) as a batch of image transitions.
 
-        Its ``obs`` and ``next_obs`` are [B, k, C, H, W], oldest frame first.
+        ``obs`` and ``next_obs`` are [B, k, C, H, W], oldest frame first.
         """
         batch = self.split(rows, gamma)
         return batch._replace(
@@ -215,14 +214,14 @@ class RowLayout:
 
 
 class Reasoned(NamedTuple):
-    """An automatic choice and why it was made; both are always shown together."""
+    """An automatic choice and its reason, which are always shown together."""
 
     value: Any
     reason: str
 
 
 def flat_float32(values: Any) -> np.ndarray:
-    """Any array-like as a contiguous float32 vector."""
+    """Flattens an array-like to a contiguous float32 vector."""
     return np.ascontiguousarray(values, dtype=np.float32).reshape(-1)
 
 
@@ -230,23 +229,23 @@ _T = TypeVar("_T")
 
 
 class Jsonable:
-    """Mixin for dataclasses whose fields are scalars, tuples of scalars, or such dataclasses."""
+    """Mixin for dataclasses of scalars, tuples of scalars, and such dataclasses."""
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)  # type: ignore[call-overload, no-any-return]
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
-        """Rebuilds what ``to_json`` gave; unknown keys are an error of the caller.
+        """Inverse of ``to_json``.
 
         Raises:
-            TypeError: a key that the dataclass does not have, or a missing one.
+            TypeError: an unknown or missing key.
         """
         return rebuild(cls, data)
 
 
 def rebuild(cls: type[_T], data: dict[str, Any]) -> _T:
-    """A dataclass from a dictionary, nested dataclasses and tuples included."""
+    """Makes a dataclass, with nested dataclasses and tuples, from a dictionary."""
     hints = typing.get_type_hints(cls)
     return cls(**{name: _value(hints.get(name), value) for name, value in data.items()})
 

@@ -91,7 +91,7 @@ def test_the_command_line_states_the_whole_request():
     values = user_values(build_parser().parse_args(control.arguments(request)))
     assert values == {
         "env": {"id": "Pendulum-v1"}, "run": {"mode": "serial", "algo": "td3", "seed": 7},
-        "learner": {"batch_size": 512}, "sampling": {"samplers": 2},
+        "learner": {"batch_size": 512}, "sampling": {"samplers": 2}, "rollout": {"samplers": 2},
         "stop": {"seconds": 60.0, "target_return": -200.0}, "tuning": {"govern": False},
         "td3": {"hidden_sizes": [8, 8], "tau": 0.01},
     }

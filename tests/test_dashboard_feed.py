@@ -4,8 +4,11 @@ import asyncio
 import fcntl
 import json
 import os
+import shutil
 import statistics
+import subprocess
 import time
+from pathlib import Path
 
 import pytest
 
@@ -202,6 +205,38 @@ def test_the_series_of_several_learners_are_drawn_beside_the_whole(run):
     writer.close()
     series = live_api.answer(run, 0.0, 0, "")["series"]
     assert [series[name]["y"][-1] for name in ("updates_per_s", *groups)] == [30.0, 10.0, 11.0, 9.0]
+
+
+_DRAW_TWO_GROUPS = """
+const page = Object.create(LivePage.prototype), drawn = {}, show = (traces) => traces.map((trace) => trace.name);
+page.store = new Map(); page.unit = { by: 1 }; page.axis = "t"; page.data = { colours: ["a", "b", "c", "d"] };
+page.evals = { t: [], y: [], lo: [], hi: [] }; page.legend = () => {};
+page.chartOf = (card) => ({ show: (traces) => { drawn[card.spec.key] = show(traces); } });
+const card = (key, series, part) => ({ spec: { key, series, part, scale: 1 }, names: [], now: {} });
+page.returnCard = card("return");
+page.charts = new Map(["return", "updates", "gpu"].map((key) => [key, {
+  return: page.returnCard, gpu: card("gpu", ["gpu_use/*"], "GPU"),
+  updates: card("updates", ["updates_per_s", "updates_per_s/*"], "group") }[key]]));
+for (const name of NAMES) page.add(name, { t: [1], s: [1], y: [name.length] }, new Set());
+for (const one of page.charts.values()) if (one !== page.returnCard) page.showSeries(one);
+page.showReturn();
+const now = (key) => page.charts.get(key).now.textContent;
+console.log(JSON.stringify([drawn, now("updates"), now("gpu")]));
+"""
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs Node.js")
+def test_the_lines_of_several_learners_are_named_after_their_groups():
+    script = "\n".join((Path(live_api.__file__).parent / name).read_text() for name in ("chart.js", "live.js"))
+    names = [f"{name}{part}" for name in ("updates_per_s", "episode_return") for part in ("", "/0", "/1")]
+    script = f"globalThis.window = {{}}; const NAMES = {json.dumps([*names, 'gpu_use/0', 'gpu_use/1'])};\n" \
+        + script.replace("export default function", "function mount") + _DRAW_TWO_GROUPS
+    found = subprocess.run(["node", "-e", script], capture_output=True, text=True, timeout=60.0, check=True)
+    drawn, updates_now, gpu_now = json.loads(found.stdout)
+    assert drawn["updates"] == ["whole run", "group 0", "group 1"]
+    assert drawn["gpu"] == ["GPU 0", "GPU 1"]
+    assert drawn["return"][:3] == ["samplers' episodes (noisy)", *(f"group {i}: episodes (noisy)" for i in (0, 1))]
+    assert (updates_now, gpu_now) == ("13", "9 / 9")
 
 
 def test_every_series_of_the_charts_is_in_the_table_of_metrics():

@@ -1,4 +1,4 @@
-"""What the verbs share: a parser, errors as one line, and the flags of ``spreeze.train``."""
+"""Shared by the verbs: the parser, one-line errors, and the flags of ``spreeze.train``."""
 
 from __future__ import annotations
 
@@ -15,17 +15,15 @@ from spreeze.machine.output import complain, emit, say
 
 
 class Parser(argparse.ArgumentParser):
-    """Rejects what it cannot read as everything is refused: one line, code 2, a document for ``--json``."""
+    """Reports a usage error like every other error: one line, exit code 2, a JSON document with ``--json``."""
 
     _as_json = False
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As its base; remembers whether ``--json`` was among the arguments."""
         self._as_json = "--json" in (sys.argv[1:] if args is None else args)
         return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
-        """One line; ends with code 2."""
         line = " ".join(f"{message} ({self.prog} --help lists all flags)".split())
         complain(line)
         if self._as_json:
@@ -34,7 +32,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def guarded(body: Callable[[], int], *, as_json: bool = False) -> int:
-    """Runs a verb; an error raised on purpose becomes one line on stderr and its exit code."""
+    """Runs a verb; a ``SpreezeError`` becomes one line on stderr and its exit code."""
     try:
         return body()
     except SpreezeError as error:
@@ -50,12 +48,11 @@ def guarded(body: Callable[[], int], *, as_json: bool = False) -> int:
         return 0
 
 
-
 def check_output(path: str | None) -> None:
-    """Rejects a file to write whose folder is not there, before any work is done.
+    """Checks before any work that an output file can be written.
 
     Raises:
-        RunError: no such folder, or the path is a folder.
+        RunError: its folder does not exist, or the path is a folder.
     """
     if path is None:
         return
@@ -66,7 +63,7 @@ def check_output(path: str | None) -> None:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The parser; every setting's flag states its unit and default."""
+    """The parser of ``spreeze.train``; the help of each setting gives its unit and default."""
     parser = Parser(
         prog="python -m spreeze.train",
         description="Train an agent: samplers, shared-memory replay, learner, evaluation and visualization at once.",
@@ -112,7 +109,7 @@ def _add(parser: argparse.ArgumentParser, flag: str, key: str) -> None:
 
 
 def user_values(args: argparse.Namespace) -> Values:
-    """What the user set on the command line, as a settings layer.
+    """The values that the user set on the command line, as a settings layer.
 
     Raises:
         ConfigError: a malformed --set or --samples-per-insert.
@@ -135,7 +132,7 @@ def user_values(args: argparse.Namespace) -> Values:
 
 
 def parse_band(text: str) -> tuple[float, float]:
-    """``MIN:MAX`` as two numbers; either may be left out (0, no upper bound).
+    """Parses ``MIN:MAX``; either may be left out (0, no upper bound).
 
     Raises:
         ConfigError: not two numbers.
@@ -147,4 +144,3 @@ def parse_band(text: str) -> tuple[float, float]:
         return float(low or 0.0), float(high or 1e9)
     except ValueError:
         raise ConfigError(f"--samples-per-insert {text!r}: expected MIN:MAX, for example 8:512") from None
-

@@ -1,7 +1,7 @@
-"""``python -m spreeze doctor``: what this machine has, what is missing, one line of remedy each.
+"""``python -m spreeze doctor``: checks this machine, with a one-line remedy for each problem.
 
-Exit code 0 if the default command would work here. Torch, Bullet and the encoder are tried in child
-processes, at the same time, so that a broken library can neither end nor hang this one.
+Exit code 0 if the default command would work. Torch, Bullet and the encoder are tried in parallel child processes, so
+that a broken library can neither end nor hang this one.
 """
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ from spreeze.types import RowLayout
 
 Status = Literal["ok", "warn", "fail"]
 CHILD_TIMEOUT_S = 30.0
-"""What the doctor tries in a process of its own is given up after that."""
+"""Time limit of each check that runs in a child process."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One finding: ``fail`` means that the command it is about would not work."""
+    """One finding; ``fail`` means that training would not work."""
 
     name: str
     status: Status
@@ -54,27 +54,27 @@ class Check:
 
 
 _UNEVEN = 10.0
-"""p99 over median of the step time from which a lockstep of environments waits for its slowest."""
+"""Ratio of p99 to median step time above which environments stepped together wait for the slowest."""
 _SLOW_RESET = 50.0
-"""Median reset over median step from which resets are worth a word."""
+"""Ratio of median reset time to median step time above which resets are reported as slow."""
 
 
 def check_env(
     env_id: str, import_module: str | None, args: tuple[str, ...] = (), timeout_s: float = CHILD_TIMEOUT_S
 ) -> tuple[list[Check], dict[str, Any] | None]:
-    """All that can be said of an environment, and the figures; one line if it cannot be used."""
+    """Checks of an environment and their figures; a single failed check if it cannot be used."""
     try:
         probe = probe_env(env_id, import_module, deadline_s=timeout_s, steps=300, args=args)
     except SpreezeError as error:
         return [Check("environment", "fail", clean(error), "name another --env, or fix what the line says")], None
     checks, found = _closer(probe, env_id, import_module, args, timeout_s)
-    # A picture may take the process down, so it gets one of its own, after the timing.
+    # Rendering may crash its process, so it gets a separate one, after the timing.
     checks = [*_spaces(probe), *checks, _pictures(env_id, import_module, args, timeout_s)]
     return checks, {**dataclasses.asdict(probe), "checkup": found}
 
 
 def speed(probe: Probe) -> str:
-    """Median step time and its relative standard deviation."""
+    """Median step time with its relative standard deviation."""
     if probe.step_us_median is None:
         return "speed unknown"
     spread = "" if probe.step_cv is None else f" +- {100 * probe.step_cv:.0f} %"
@@ -110,8 +110,8 @@ def _closer(
 
 
 def _speeds(found: dict[str, Any]) -> list[Check]:
-    p50, p99, worst, reset = (found[name] for name in ("step_us_p50", "step_us_p99", "step_us_max",
-                                                            "reset_us_median"))
+    names = ("step_us_p50", "step_us_p99", "step_us_max", "reset_us_median")
+    p50, p99, worst, reset = (found[name] for name in names)
     text = (
         f"{found['steps_per_s']:,.0f} env steps/s on one core with random actions, resets included; "
         f"a step {p50:.0f} us (median), {p99:.0f} us (p99), longest {worst / p50:.0f} times the median; "
@@ -141,7 +141,7 @@ def _pictures(env_id: str, import_module: str | None, args: tuple[str, ...], tim
 
 
 PROCESS_BYTES = 450 * 2**20
-"""Rough resident memory of a learner with Torch; samplers and the others together take as much again."""
+"""Rough resident memory of a learner with Torch; all other processes together take about as much."""
 _DEFAULT_LAYOUT = RowLayout(obs_dim=22, action_dim=6)
 """Rows of the default task, Walker2DBulletEnv-v0."""
 _TORCH = (
@@ -152,7 +152,7 @@ _ENCODER = "import av; av.codec.Codec('h264', 'w'); print(av.__version__)"
 
 
 def check_python(version: tuple[int, ...] = sys.version_info[:3]) -> Check:
-    """Python 3.11 runs everything; newer ones have no ready-made Bullet."""
+    """Python 3.11 runs everything; there are no Bullet wheels for newer versions."""
     text = ".".join(str(part) for part in version)
     if version[:2] < (3, 11):
         return Check("Python", "fail", text, "install Python 3.11 and make a virtual environment with it")
@@ -162,7 +162,6 @@ def check_python(version: tuple[int, ...] = sys.version_info[:3]) -> Check:
 
 
 def check_torch(timeout_s: float = CHILD_TIMEOUT_S) -> Check:
-    """Torch imports, and which CUDA it was built for."""
     code, output = _child(_TORCH, timeout_s)
     if code is None:
         return Check("PyTorch", "warn", f"still importing after {timeout_s:g} s", "try again; the disk may be slow")
@@ -204,13 +203,12 @@ def check_bullet(timeout_s: float = CHILD_TIMEOUT_S) -> Check:
 
 
 def check_encoder(timeout_s: float = CHILD_TIMEOUT_S) -> Check:
-    """H.264 for the clips; training does not need it."""
+    """H.264 encoding, which only clips need."""
     code, output = _child(_ENCODER, timeout_s)
     if code == 0:
         return Check("video encoder", "ok", f"PyAV {clean(output.splitlines()[-1], 40)} with H.264")
-    return Check(
-        "video encoder", "warn", clean(output[-120:]) or "does not answer", "pip install 'av>=14'; or --no-visualizer"
-    )
+    text = clean(output[-120:]) or "does not answer"
+    return Check("video encoder", "warn", text, "pip install 'av>=14'; or --no-visualizer")
 
 
 def check_cores(machine: Machine) -> Check:
@@ -234,7 +232,7 @@ def check_memory(machine: Machine, replay: ReplayConfig) -> Check:
 
 
 def check_shared_memory(machine: Machine, replay: ReplayConfig, nameless: bool = hasattr(os, "memfd_create")) -> Check:
-    """Room for the replay ring; nameless memory is bound by main memory alone, not by /dev/shm."""
+    """Room for the replay ring; a memfd is limited by main memory only, not by /dev/shm."""
     need, free = replay_bytes(replay), machine.shared_memory_free_bytes
     text = f"replay of {replay.capacity:,} rows needs {size(need)}; /dev/shm has {size(free)} free"
     if nameless:
@@ -245,7 +243,6 @@ def check_shared_memory(machine: Machine, replay: ReplayConfig, nameless: bool =
 
 
 def check_disk(runs_dir: Path) -> Check:
-    """Room and the right to write where runs go."""
     place = existing_parent(runs_dir)
     try:
         with tempfile.NamedTemporaryFile(dir=place, prefix=".spreeze-doctor-"):
@@ -254,14 +251,14 @@ def check_disk(runs_dir: Path) -> Check:
         return Check("disk", "fail", f"{runs_dir} cannot be written: {error.strerror}", "choose another --runs-dir")
     text = f"{size(free)} free for {runs_dir}"
     if free < MIN_FREE_DISK_BYTES:
-        return Check(
-            "disk", "fail", text, f"a run needs {size(MIN_FREE_DISK_BYTES)}: free some, or choose another --runs-dir"
-        )
+        remedy = f"a run needs {size(MIN_FREE_DISK_BYTES)}: free some, or choose another --runs-dir"
+        return Check("disk", "fail", text, remedy)
     return Check("disk", "ok", text)
 
 
 def check_sqlite(runs_dir: Path) -> Check:
-    """The metrics store needs SQLite's write-ahead log, which network file systems do not give."""
+    """The metrics store needs SQLite's write-ahead log, which network file systems do not support."""
+    remedy = "choose a --runs-dir on a local disk"
     try:
         with (
             tempfile.TemporaryDirectory(dir=existing_parent(runs_dir), prefix=".spreeze-doctor-") as folder,
@@ -270,18 +267,13 @@ def check_sqlite(runs_dir: Path) -> Check:
             (mode,) = db.execute("PRAGMA journal_mode = WAL").fetchone()
             db.execute("CREATE TABLE try (x)")
     except (OSError, sqlite3.Error) as error:
-        return Check(
-            "metrics store", "fail", f"SQLite in {runs_dir}: {clean(error)}", "choose a --runs-dir on a local disk"
-        )
+        return Check("metrics store", "fail", f"SQLite in {runs_dir}: {clean(error)}", remedy)
     if mode != "wal":
-        return Check(
-            "metrics store", "warn", f"SQLite journal is '{mode}', not 'wal'", "choose a --runs-dir on a local disk"
-        )
+        return Check("metrics store", "warn", f"SQLite journal is '{mode}', not 'wal'", remedy)
     return Check("metrics store", "ok", f"SQLite {sqlite3.sqlite_version} with write-ahead log")
 
 
 def check_gpus(machine: Machine) -> Check:
-    """GPUs and driver; none is no error."""
     if not machine.gpus:
         return Check("GPU", "warn", machine.gpu_reason, "none needed: the learner then runs on the processor")
     names = ", ".join(
@@ -299,11 +291,10 @@ def check_display(environ: dict[str, str] | None = None) -> Check:
 
 
 def check_power(machine: Machine) -> Check:
-    """A laptop on battery slows down and gives measurements that do not last."""
+    """A laptop on battery is slower, so measurements on it do not hold later."""
     if machine.power_source == "battery":
-        return Check(
-            "power", "warn", "on battery", "plug it in: on battery the processor is slower and choices do not last"
-        )
+        remedy = "plug it in: on battery the processor is slower and choices do not last"
+        return Check("power", "warn", "on battery", remedy)
     return Check("power", "ok", machine.power_source or "no battery reported")
 
 
@@ -311,16 +302,15 @@ def check_other_runs(runs_dir: Path) -> Check:
     alive = [run.name for run in list_runs(runs_dir) if is_alive(run)]
     if alive:
         text = f"{len(alive)} running: {clean(', '.join(alive), 200)}"
-        return Check(
-            "other runs", "warn", text, "they share the cores; stop one with: python -m spreeze runs stop NAME"
-        )
+        remedy = "they share the cores; stop one with: python -m spreeze runs stop NAME"
+        return Check("other runs", "warn", text, remedy)
     return Check("other runs", "ok", "none")
 
 
 def examine(
     env_id: str | None, import_module: str | None, runs_dir: Path, env_args: tuple[str, ...] = ()
 ) -> dict[str, Any]:
-    """All checks, the slow ones at the same time; the JSON document of this verb."""
+    """Runs all checks, the slow ones in parallel; returns the JSON document."""
     replay = ReplayConfig()
     with ThreadPoolExecutor(max_workers=3) as pool:
         slow: list[Callable[[], Check]] = [check_torch, check_bullet, check_encoder]
@@ -351,7 +341,7 @@ def replay_bytes(replay: ReplayConfig) -> int:
 
 
 def existing_parent(path: Path) -> Path:
-    """The nearest folder on the way up that exists: nothing is created by looking."""
+    """The nearest existing parent folder; creates nothing."""
     place = path.absolute()
     while not place.is_dir() and place != place.parent:
         place = place.parent
@@ -359,7 +349,7 @@ def existing_parent(path: Path) -> Path:
 
 
 def _child(code: str, timeout_s: float) -> tuple[int | None, str]:
-    """(exit code or None after the time limit, output) of a line of Python in a process of its own."""
+    """Runs Python code in a child process: (exit code, output); the code is None after the time limit."""
     try:
         done = subprocess.run(
             [sys.executable, "-c", code], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -389,9 +379,8 @@ def main(argv: list[str] | None = None) -> int:
         prog="python -m spreeze doctor", description="What this machine has for training, and what is missing."
     )
     parser.add_argument("--env", metavar="ID", help="also try this Gymnasium environment (default: none)")
-    parser.add_argument(
-        "--import", dest="import_module", metavar="MODULE", help="module to import for it (default: none)"
-    )
+    parser.add_argument("--import", dest="import_module", metavar="MODULE",
+                        help="module to import for it (default: none)")
     parser.add_argument("--env-arg", action="append", default=[], metavar="KEY=VALUE",
                         help="for its constructor, as often as needed (default: none)")
     parser.add_argument("--runs-dir", type=Path, default=Path(RunConfig().runs_dir), metavar="DIR",

@@ -1,4 +1,4 @@
-"""``python -m spreeze evaluate``: greedy episodes of a run's weights, with their uncertainty."""
+"""``python -m spreeze evaluate``: greedy episodes of trained weights, with uncertainty."""
 
 from __future__ import annotations
 
@@ -40,9 +40,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--checkpoint", choices=CHECKPOINTS, default="best", help="which weights (default: best)")
     parser.add_argument("--csv", metavar="FILE", help="write one line for each episode (default: none)")
     parser.add_argument("--video", metavar="FILE", help="write the first episode as an MP4 clip (default: none)")
-    parser.add_argument(
-        "--import", dest="import_module", metavar="MODULE", help="module to import first (default: none)"
-    )
+    parser.add_argument("--import", dest="import_module", metavar="MODULE",
+                        help="module to import first (default: none)")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout (default: a summary)")
     protocol = parser.add_argument_group("recorded evaluations of runs, compared; nothing is run")
     protocol.add_argument("--protocol", choices=("hts",), help="protocol of HTS-RL: final, final-time and "
@@ -54,7 +53,7 @@ def build_parser() -> argparse.ArgumentParser:
     protocol.add_argument("--policies", type=int, default=POLICIES, help="policies in a metric (default: 10)")
     protocol.add_argument("--resamples", type=int, default=RESAMPLES, help="bootstrap resamples (default: 10000)")
     protocol.add_argument("--by", action="append", default=[], metavar="PART.FIELD",
-                          help="setting that also parts runs into groups where they differ (default: correction and "
+                          help="also group runs by this setting, as often as needed (default: correction and "
                           "synchrony of rollouts)")
     return parser
 
@@ -75,8 +74,9 @@ def _evaluate(args: argparse.Namespace) -> int:
 
 
 def _compare(args: argparse.Namespace) -> int:
-    rules = hts_metrics.rules_of(policies=args.policies, targets=args.target, limit_s=args.limit_s,
-                                    resamples=args.resamples)
+    rules = hts_metrics.rules_of(
+        policies=args.policies, targets=args.target, limit_s=args.limit_s, resamples=args.resamples
+    )
     paths = [find_run(run, Path(args.runs_dir)) for run in args.runs]
     found = hts_metrics.report_of(paths, args.by, rules)
     if args.json:
@@ -87,7 +87,7 @@ def _compare(args: argparse.Namespace) -> int:
 
 
 def evaluate(args: argparse.Namespace) -> dict[str, Any]:
-    """Runs the episodes and returns the document.
+    """Runs the episodes and returns the JSON document.
 
     Raises:
         UsageError: no such run, no such environment, or a number out of range.
@@ -120,14 +120,11 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _recorder(path: str | None) -> Any:
-    """A callback that films the first episode into a clip, or None without a path."""
+    """Yields a callback that records the first episode as a clip; None without a path."""
     if path is None:
         yield None
         return
-    from spreeze.workers.visualizer import (  # an encoder is loaded only by who asked for a clip
-        ClipWriter,
-        clip_stride,
-    )
+    from spreeze.workers.visualizer import ClipWriter, clip_stride  # loads the encoder only if a clip is wanted
 
     with contextlib.ExitStack() as stack:
         yield _film(lambda fps: stack.enter_context(ClipWriter(Path(path), fps)), clip_stride)
@@ -195,20 +192,17 @@ def _summary(document: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-# --- from what a person types to a weights file; ``play`` too ---
+# --- weights files, also for ``play`` ---
 
 
 def find_weights(run_or_path: str, runs_dir: Path, which: str = "best") -> Path:
-    """The weights file of a run, or the file itself.
+    """Finds the weights file of a run; a path of a ``.safetensors`` file is returned as it is.
 
-    Args:
-        run_or_path: name of a run, its path, ``latest``, or the path of a ``.safetensors`` file.
-        runs_dir: directory of the runs.
-        which: ``best`` (falls back to the newest until an evaluation has ended) or ``latest``.
+    ``which`` is ``best`` (the newest until the first evaluation has ended) or ``latest``.
 
     Raises:
         RunError: no such run or file, or the run has no weights yet.
-        ConfigError: the name could not be that of a run.
+        ConfigError: invalid run name.
     """
     if run_or_path.endswith(".safetensors"):
         path = Path(run_or_path)
@@ -223,7 +217,7 @@ def find_weights(run_or_path: str, runs_dir: Path, which: str = "best") -> Path:
 
 
 def _newest(run: Path) -> Path:
-    """The file that ``LATEST.json`` names, or the one with the highest version."""
+    """The file that ``LATEST.json`` names, else the one with the highest version."""
     folder = run / "weights"
     try:
         pointed = folder / Path(str(json.loads((folder / LATEST).read_bytes())["file"])).name
@@ -236,10 +230,10 @@ def _newest(run: Path) -> Path:
 
 
 def spec_of(weights: Weights, import_module: str | None) -> EnvSpec:
-    """The environment that weights were trained on.
+    """The environment that the weights were trained on.
 
     Raises:
-        EnvironmentError_: the file names no environment, or one of a module that was not allowed.
+        EnvironmentError_: the file names no environment, or one that needs a module not given by --import.
     """
     fields: Any = weights.meta.get("env")
     try:
@@ -252,11 +246,7 @@ def spec_of(weights: Weights, import_module: str | None) -> EnvSpec:
 
 @contextlib.contextmanager
 def environment_errors(env_id: str) -> Iterator[None]:
-    """Turns what an environment raises into one line.
-
-    Raises:
-        EnvironmentError_: the block raised anything that is not already such an error.
-    """
+    """Turns exceptions of an environment into a one-line ``EnvironmentError_``."""
     try:
         yield
     except SpreezeError:
@@ -266,11 +256,7 @@ def environment_errors(env_id: str) -> Iterator[None]:
 
 
 def check_fits(spec: EnvSpec, made: EnvSpec, path: Path) -> None:
-    """Rejects an environment whose sizes differ from those that the weights were trained for.
-
-    Raises:
-        EnvironmentError_: sizes differ.
-    """
+    """Raises ``EnvironmentError_`` if the environment's spaces differ from those of the weights."""
     if (made.obs_dim, made.action_dim, made.num_actions) != (spec.obs_dim, spec.action_dim, spec.num_actions):
         raise EnvironmentError_(
             f"{path}: trained for {spec.obs_dim} observations and {actions_text(spec)}, "

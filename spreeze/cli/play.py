@@ -1,4 +1,4 @@
-"""``python -m spreeze play``: watch a run's policy, in a window where there is a display, else as a clip."""
+"""``python -m spreeze play``: shows a policy in a window, or writes a clip if there is no display."""
 
 from __future__ import annotations
 
@@ -28,27 +28,19 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("run", metavar="RUN", help="name or path of a run, 'latest', or a .safetensors file")
     parser.add_argument("--runs-dir", default="runs", help="directory of the runs (default: runs)")
-    parser.add_argument(
-        "--checkpoint",
-        choices=CHECKPOINTS,
-        default="latest",
-        help="which weights; both follow a run that is training (default: latest)",
-    )
-    parser.add_argument(
-        "--clip", metavar="FILE", help="write an MP4 clip even with a display (default: beside the weights)"
-    )
-    parser.add_argument(
-        "--episodes", type=int, help="episodes to show (default: until Ctrl-C in a window, 1 in a clip)"
-    )
+    parser.add_argument("--checkpoint", choices=CHECKPOINTS, default="latest",
+                        help="which weights; both follow a run that is training (default: latest)")
+    parser.add_argument("--clip", metavar="FILE",
+                        help="write an MP4 clip even with a display (default: beside the weights)")
+    parser.add_argument("--episodes", type=int,
+                        help="episodes to show (default: until Ctrl-C in a window, 1 in a clip)")
     parser.add_argument("--seed", type=int, default=10_000, help="seed of the first episode (default: 10000)")
-    parser.add_argument(
-        "--import", dest="import_module", metavar="MODULE", help="module to import first (default: none)"
-    )
+    parser.add_argument("--import", dest="import_module", metavar="MODULE",
+                        help="module to import first (default: none)")
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit code: 0, or 2 when the request cannot work."""
     args = build_parser().parse_args(argv)
     try:
         with stdout_to_stderr():
@@ -63,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def play(args: argparse.Namespace) -> str:
-    """Shows the policy and returns a line that says what was shown.
+    """Shows the policy and returns a summary of what was shown.
 
     Raises:
         UsageError: no such run, environment or number.
@@ -89,7 +81,7 @@ def play(args: argparse.Namespace) -> str:
 
 
 class _Source:
-    """The weights to show; it follows a run that is still training, to newer weights and to better ones."""
+    """The weights to show; follows a run that is still training."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self._args = args
@@ -103,10 +95,10 @@ class _Source:
         return find_weights(self._args.run, Path(self._args.runs_dir), self._args.checkpoint)
 
     def renew(self) -> None:
-        """Takes newer weights if there are any; keeps the old ones on any doubt."""
+        """Loads newer weights if there are any; keeps the old ones on errors."""
         try:
             path = self._path()
-            found = _identity(path)  # asked first: what is replaced after it is read at the next look
+            found = _identity(path)  # before reading: a later replacement is noticed next time
             if found == self._shown:
                 return
             weights = read_weights(path)
@@ -117,10 +109,10 @@ class _Source:
 
 
 def _identity(path: Path) -> tuple[str, int, int, int]:
-    """Tells a file from another one that takes its name: the best weights always have the same.
+    """Changes when the file is replaced: the best weights always have the same name.
 
     Raises:
-        WeightsError: it cannot be read.
+        WeightsError: the file cannot be read.
     """
     try:
         status = os.stat(path)
@@ -138,7 +130,7 @@ class _Episode:
         self._limit = task.spec.max_episode_steps or MAX_STEPS
 
     def step(self) -> bool:
-        """One env step; False at the end of the episode."""
+        """Takes one env step; False at the end of the episode."""
         action = self._task.to_native(self._policy.act_greedy(self._obs.array))
         obs, reward, terminated, truncated = self._task.step(action[0])
         self._obs.put(0, obs)
@@ -148,7 +140,7 @@ class _Episode:
 
 
 def _window(source: _Source, task: Task, args: argparse.Namespace) -> str:
-    """Episodes in real time until the number is reached or Ctrl-C."""
+    """Shows episodes in real time, until ``--episodes`` or Ctrl-C."""
     bullet = is_bullet(source.spec.env_id)
     shown = 0
     while args.episodes is None or shown < args.episodes:
@@ -159,11 +151,11 @@ def _window(source: _Source, task: Task, args: argparse.Namespace) -> str:
         while running:
             running = episode.step()
             if bullet:
-                task.env.render()  # moves Bullet's camera; it waits for the next frame itself
+                task.env.render()  # moves Bullet's camera, and waits for the next frame
             due_s = max(due_s + 1.0 / task.render_fps, time.monotonic() - 0.1)
             time.sleep(max(0.0, due_s - time.monotonic()))
         shown += 1
-        say(_line(source, episode), as_json=True)  # standard output is for what is left at the end
+        say(_line(source, episode), as_json=True)  # to stderr: stdout is for the summary
     return f"{shown} episode{'' if shown == 1 else 's'} shown"
 
 
@@ -184,10 +176,10 @@ def _clip(source: _Source, task: Task, args: argparse.Namespace) -> str:
 
 
 def _default_clip(weights: Weights) -> Path:
-    """Into the run's ``videos`` where the weights lie in a run, else beside them.
+    """A file in the run's ``videos``, or beside the weights if they are not in a run.
 
     Raises:
-        RunError: that folder leads out of the run; ``--clip`` names another place.
+        RunError: that folder has links that lead out of it.
     """
     folder = weights.path.absolute().parent
     if (folder.parent / "videos").is_dir():

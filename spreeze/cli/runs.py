@@ -1,4 +1,4 @@
-"""``python -m spreeze runs``: list runs, stop one, let its visualizer rest."""
+"""``python -m spreeze runs``: lists runs, stops one, pauses a visualizer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from spreeze.machine.output import emit, say
 from spreeze.run_directory import ask, find_run, is_alive, list_runs, read_run, state_of
 
 _MOST = 1e18
-"""No number of a run is as large; what claims to be is not known."""
+"""Larger numbers in a ``run.json`` are not plausible and shown as unknown."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -32,7 +32,7 @@ def main(argv: list[str] | None = None) -> int:
     stop.add_argument("run", help="name, path, or latest")
     stop.add_argument("--timeout", type=float, default=30.0, help="how long to wait [s] (default: 30)")
     stop.add_argument("--force", action="store_true", help="kill its supervisor; its workers follow (default: off)")
-    rest = verbs.add_parser("visualizer", help="let a run's visualizer rest, or go on")
+    rest = verbs.add_parser("visualizer", help="pause or resume a run's visualizer")
     rest.add_argument("run", help="name, path, or latest")
     rest.add_argument("what", choices=("pause", "resume"))
     args = parser.parse_args(argv)
@@ -48,7 +48,7 @@ def _list(args: argparse.Namespace) -> int:
     if not rows:
         say(f"no run in {args.runs_dir}; start one with: python -m spreeze.train --auto")
         return 0
-    for row in rows:  # of a run from elsewhere: one line, not longer than others
+    for row in rows:  # run directories may come from elsewhere
         row["name"], row["state"] = clean(row["name"], 128), clean(row["state"], 20)
     width = max(len(row["name"]) for row in rows)
     say(f"{'run':{width}s}  {'state':9s} {'wall':>8s} {'env steps':>11s} {'updates':>9s} {'best return':>11s}")
@@ -98,7 +98,7 @@ def _doing(path: Path) -> str:
 
 
 def _kill(path: Path) -> None:
-    """SIGKILL, but only to the very process that the run names: a pid may have a new owner."""
+    """Sends SIGKILL, after checking by its start time that the pid is still the run's supervisor."""
     run = read_run(path)
     try:
         process = psutil.Process(int(run.get("pid", -1)))

@@ -1,7 +1,7 @@
-"""The live view of a run in a terminal: one panel, or a plain line now and then where there is none.
+"""The live view of a run: a panel in a terminal, otherwise a plain line every few seconds.
 
-Texts of other processes reach the screen only as plain text, free of control characters. A stream
-that breaks (closed pipe, terminal gone) silences the view and never stops a run.
+Text of other processes is shown without control characters. A broken stream (closed pipe, terminal gone) silences the
+view and never stops a run.
 """
 from __future__ import annotations
 
@@ -37,13 +37,9 @@ _MAX_WIDTH = 120
 def open_view(
     stream: TextIO, is_tty: bool | None = None, json_mode: bool = False, plan: Sequence[str] = ()
 ) -> PlainView | TerminalView:
-    """The view that fits a stream.
+    """The view that fits a stream; in JSON mode a plain view on stderr.
 
-    Args:
-        stream: where to show; in JSON mode stderr is taken instead.
-        is_tty: whether the stream is a terminal; asked of the stream if None.
-        json_mode: stdout is kept for one JSON document.
-        plan: lines that are printed once, before the first picture.
+    ``is_tty`` None asks the stream; the lines of ``plan`` are printed first.
     """
     if json_mode:
         return PlainView(sys.stderr, plan=plan)
@@ -53,16 +49,16 @@ def open_view(
 
 
 class Screen(Console):
-    """A console for text of any origin: escapes and markup in it are shown, never obeyed.
+    """A console for untrusted text: escape sequences and markup in it have no effect.
 
-    It falls silent when its pipe breaks; rich's own would end the process.
+    It falls silent when its pipe breaks; rich's ``Console`` would end the process.
     """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(markup=False, emoji=False, **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
-        """What is drawn; rich's own movements of the cursor are no text and stay."""
+        """Cleans all text; rich's own control segments (cursor movements) are kept."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=printable(segment.text))
 
@@ -71,7 +67,7 @@ class Screen(Console):
 
 
 class PlainView:
-    """One line every few seconds."""
+    """Prints one line every few seconds."""
 
     def __init__(
         self, stream: TextIO, every_s: float = 10.0, plan: Sequence[str] = (),
@@ -112,7 +108,7 @@ class PlainView:
         try:
             self._stream.write(line + "\n")
             self._stream.flush()
-        except (OSError, ValueError):  # closed pipe or file: the run goes on unseen
+        except (OSError, ValueError):  # closed pipe or file
             silence(self._stream)
 
 
@@ -134,7 +130,7 @@ class TerminalView:
 
     def close(self) -> None:
         """Leaves the last panel on the screen."""
-        with contextlib.suppress(OSError, ValueError):  # also where the terminal is gone: it holds sys.stdout
+        with contextlib.suppress(OSError, ValueError):  # the terminal may be gone; stop() also restores sys.stdout
             self._live.stop()
 
     def _redraw(self, snapshot: Snapshot) -> None:
@@ -185,7 +181,7 @@ def plain_line(snapshot: Snapshot) -> str:
 
 
 def panel(snapshot: Snapshot, width: int, ascii_only: bool = False) -> Panel:
-    """The whole picture; ``width`` is in columns, anything from 40 on."""
+    """The whole panel; ``width`` in columns, at least 40."""
     inner = max(36, min(width, _MAX_WIDTH) - 4)
     rows: list[RenderableType] = []
     if snapshot.first_error is not None:
@@ -215,7 +211,7 @@ def panel(snapshot: Snapshot, width: int, ascii_only: bool = False) -> Panel:
 def _health(snapshot: Snapshot) -> Text:
     samplers = f"samplers {_count(snapshot.samplers_alive)}/{_count(snapshot.samplers_wanted)}"
     restarts = f"restarts {snapshot.restarts}"
-    line = Text.assemble(
+    return Text.assemble(
         (clean(snapshot.state, 40), "bold green" if snapshot.first_error is None else "bold red"),
         f"  {clean(snapshot.env_id, 60)}  {clean(snapshot.algo, 20)}  {duration(snapshot.wall_s)}  ",
         (samplers, "" if snapshot.samplers_alive == snapshot.samplers_wanted else "yellow"), "  ",
@@ -223,11 +219,10 @@ def _health(snapshot: Snapshot) -> Text:
         (f"  env errors {snapshot.env_errors}" if snapshot.env_errors else "", "yellow"),
         (f"  {_active(snapshot)}" if snapshot.samplers_rest else "", "yellow"),
     )  # fmt: skip
-    return line
 
 
 def _active(snapshot: Snapshot) -> str:
-    """How far the samplers rest for other programs."""
+    """How many samplers are active while others rest for other programs."""
     return (f"{number(snapshot.samplers_active)} of {_count(snapshot.samplers_wanted)} samplers active, other programs "
             f"keep {number(snapshot.foreign_cores)} cores")
 
@@ -256,7 +251,7 @@ def _rates(snapshot: Snapshot, inner: int) -> Table:
 def _split(
     name: str, shares: dict[str, float], parts: tuple[tuple[str, str], ...], inner: int, ascii_only: bool
 ) -> Text:
-    """One bar cut into a worker's parts of time, and below it the largest parts in words."""
+    """A bar of a worker's time split, with a legend below it."""
     if not shares:
         return _labelled(name, Text(DASH), "")
     width = inner - 10
@@ -321,7 +316,7 @@ def _returns(snapshot: Snapshot, inner: int, ascii_only: bool) -> Text:
 
 
 def sparkline(values: Sequence[float], width: int, ascii_only: bool = False) -> str:
-    """The newest ``width`` values as small columns; a constant series is a low line."""
+    """The newest ``width`` values as a sparkline; a constant series is a low line."""
     sparks = _ASCII_SPARKS if ascii_only else _SPARKS
     shown = [value for value in values if value == value and abs(value) != float("inf")][-width:] if width else []
     if not shown:
@@ -332,11 +327,11 @@ def sparkline(values: Sequence[float], width: int, ascii_only: bool = False) -> 
 
 
 _PLAIN_WIDTH = 118
-"""Columns where the output is no terminal."""
+"""Columns if the output is not a terminal."""
 
 
 def show_tuning(record: dict[str, Any], stream: TextIO, *, reasons: bool) -> None:
-    """Prints every candidate, then what bounds the choice; with ``reasons`` also the choice itself."""
+    """Prints every trial and the limits of the choice; with ``reasons`` also the choice itself."""
     screen = Screen(file=stream, width=None if stream.isatty() else _PLAIN_WIDTH, highlight=False)
     choice = record["choice"]
     for title, kind in (("updates alone", "update_rates"), ("samplers beside the learner", "joint_rates"),
@@ -363,7 +358,7 @@ def _table(title: str, columns: tuple[str, ...]) -> Table:
 def _trial_table(
     title: str, rates: list[dict[str, Any]], labels: dict[str, str], choice: dict[str, Any]
 ) -> Table:
-    """One row for each measured setting: its values under the knobs' labels, then its rates."""
+    """One row per measured setting: its values under the knobs' labels, then its rates."""
     names = [name for name in labels if any(name in rate["setting"] for rate in rates)]
     alone = not any(rate["env_steps_per_s"] for rate in rates)
     figures = ("updates/s", "spread", "update frames/s") if alone else ("env steps/s", "updates/s", "spread", "cpu")

@@ -1,4 +1,4 @@
-"""``python -m spreeze.train``: look at the machine, decide, train, report.
+"""``python -m spreeze.train``: examines the machine, resolves the settings, trains, reports.
 
 python -m spreeze.train --auto                                # SAC on Walker2DBulletEnv-v0, until Ctrl-C
 python -m spreeze.train --env Pendulum-v1 --target-return -200
@@ -22,16 +22,7 @@ from typing import Any
 from spreeze.cli.arguments import build_parser, guarded, user_values
 from spreeze.cli.terminal import open_view, show_tuning
 from spreeze.config.devices import check_precision, named_devices
-from spreeze.config.layers import (
-    Layer,
-    Settings,
-    default_of,
-    from_toml,
-    iterate,
-    resolve,
-    to_toml,
-    with_algorithm,
-)
+from spreeze.config.layers import Layer, Settings, default_of, from_toml, iterate, resolve, to_toml, with_algorithm
 from spreeze.config.modes import recorded
 from spreeze.config.profiles import applicable, read_profile, task_profile
 from spreeze.envs.make import bullet_engine, default_env_id, refuse_foreign
@@ -62,7 +53,7 @@ from spreeze.tuner.run import Listener, check_tunable, tuned_layer
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Entry point; returns the exit code (0 trained, 1 failed, 2 refused)."""
+    """Returns the exit code: 0 trained, 1 failed, 2 rejected."""
     args = build_parser().parse_args(argv)
     return guarded(lambda: _train(args), as_json=args.json)
 
@@ -71,7 +62,7 @@ def _train(args: argparse.Namespace) -> int:
     with Interrupts() as interrupts, contextlib.ExitStack() as stack:
         resumed = find_run(args.resume, _runs_dir(args)) if args.resume else None
         if resumed is not None:
-            refuse_links(resumed)  # before anything of it is read, and before the machine is looked at
+            refuse_links(resumed)  # before anything in it is read
         machine = read_machine()
         base, notes = _layers(args, resumed, machine)
         settings = resolve(base)  # before anything is said: what is rejected is one line
@@ -79,7 +70,7 @@ def _train(args: argparse.Namespace) -> int:
             say(note, as_json=args.json)
         part = settings.config.env
         head_start = stack.enter_context(
-            Prewarm(settings.config.learner.threads, wanted=_gains(args, settings, machine))
+            Prewarm(settings.config.learner.threads, wanted=_can_prewarm(args, settings, machine))
         )
         probe = probe_env(part.id, part.import_module, steps=0, plain=part.plain, args=part.args,
                           image=dataclasses.asdict(settings.config.image), interrupted=lambda: interrupts.asked)
@@ -105,7 +96,7 @@ def _train(args: argparse.Namespace) -> int:
                 run_dir.write_state(state="tuning")
                 interrupts.stop_file = run_dir.path / "control" / "stop"
                 tuned, record = _tuned(args, settings, probe, machine, interrupts, run_dir, head_start.close)
-                # run.json already counts this session, so what lies behind the run is taken from before.
+                # run.json already counts this session, so the earlier sessions are those of the first plan.
                 plan = dataclasses.replace(
                     _plan(resolve([*base[:-1], tuned, base[-1]]), probe, machine, resumed, record["reasons"]),
                     earlier=plan.earlier,
@@ -119,8 +110,8 @@ def _train(args: argparse.Namespace) -> int:
             run_dir.close()
 
 
-def _gains(args: argparse.Namespace, settings: Settings, machine: Machine) -> bool:
-    """Whether a learner's process can load meanwhile: on a core of its own, and where there will be one."""
+def _can_prewarm(args: argparse.Namespace, settings: Settings, machine: Machine) -> bool:
+    """Whether a learner process will be needed and has a core to load on meanwhile."""
     return settings.config.mode.starts_processes and machine.cores.usable >= 2 and not args.fresh
 
 
@@ -128,7 +119,7 @@ def _tuned(
     args: argparse.Namespace, settings: Settings, probe: Probe, machine: Machine, interrupts: Interrupts,
     run_dir: RunDir, before: Callable[[], None],
 ) -> tuple[Layer, dict[str, Any]]:
-    """The tuner's choice; its rows go to ``tune-progress.jsonl`` as they are measured, ``before`` is called first."""
+    """Tunes; rows go to ``tune-progress.jsonl`` as they are measured. ``before`` is called before the first trial."""
     rows: list[TrialResult] = []
 
     def note(row: TrialResult) -> None:
@@ -137,7 +128,7 @@ def _tuned(
             file.write(json.dumps(row.as_json()) + "\n")
 
     with contextlib.suppress(OSError):
-        (run_dir.path / "tune-progress.jsonl").unlink(missing_ok=True)  # of an earlier session
+        (run_dir.path / "tune-progress.jsonl").unlink(missing_ok=True)  # from an earlier session
     layer, record = tuned_layer(
         settings, probe, machine, interrupts,
         Listener(say=lambda text: say(text, as_json=args.json), on_row=note, before=before),
@@ -155,7 +146,7 @@ def _runs_dir(args: argparse.Namespace) -> Path:
 def _layers(
     args: argparse.Namespace, resumed: Path | None, machine: Machine
 ) -> tuple[list[Layer], list[str]]:
-    """Layers from weakest to strongest; the user's comes last. Also what there is to say about them."""
+    """Layers from weakest to strongest (the user's last), and notes to print."""
     user = Layer("user", user_values(args))
     if resumed is not None:
         if args.profile:
@@ -196,19 +187,19 @@ def _layers(
 
 
 def write_settings(run: Path, settings: Settings) -> None:
-    """Writes ``config.toml``, whole and on the disk: without it the best checkpoint cannot be resumed.
+    """Writes ``config.toml`` atomically and durably: without it no checkpoint can be resumed.
 
     Raises:
-        OSError: no room, no permission; the settings of the session before are untouched.
+        OSError: disk full or no permission; the settings of the earlier session are untouched.
     """
     replace_bytes(run / "config.toml", to_toml(settings).encode("utf-8"), durable=True)
 
 
 def settings_of(run: Path, import_module: str | None = None) -> Settings:
-    """Settings of an earlier session; ``import_module`` as the command names it.
+    """Settings of an earlier session; ``import_module`` is that of the command line.
 
     Raises:
-        RunError: it ended before they were written, or they cannot be read.
+        RunError: the session ended before they were written, or they cannot be read.
     """
     try:
         return from_toml((run / "config.toml").read_text(encoding="utf-8"), "resumed run", import_module)
@@ -221,7 +212,7 @@ def settings_of(run: Path, import_module: str | None = None) -> Settings:
 def _plan(
     settings: Settings, probe: Probe, machine: Machine, resumed: Path | None, tuned: dict[str, str] | None = None
 ) -> RunPlan:
-    """The run, decided; ``tuned`` are the tuner's reasons."""
+    """Decides what is left open; ``tuned`` has the tuner's reasons."""
     config = settings.config
     usable = machine.cores.usable
     samplers, reasons = config.sampling.samplers, dict(tuned or {})
@@ -258,7 +249,7 @@ def _plan(
 
 
 def _check_machine(plan: RunPlan, machine: Machine) -> None:
-    """Rejects before anything is written what this machine cannot do."""
+    """Rejects, before anything is written, a plan that this machine cannot run."""
     check_room(*plan.shared_bytes())
     learner = plan.config.learner
     devices = named_devices(learner.device, len(machine.gpus), machine.gpu_reason)
@@ -269,7 +260,7 @@ def _check_machine(plan: RunPlan, machine: Machine) -> None:
 
 
 def _describe(plan: RunPlan, run_dir: RunDir, machine: Machine) -> None:
-    """What ``run.json`` says of a run from its first moment on."""
+    """Writes ``env.json`` and the first state to ``run.json``."""
     write_json(run_dir.path / "env.json", dataclasses.asdict(plan.spec))
     sessions = plan.earlier.sessions + 1
     run_dir.write_state(
@@ -320,7 +311,7 @@ def _run(
 
 
 def _check_disk(plan: RunPlan, run_dir: RunDir) -> None:
-    """Rejects to promise saved replays that the disk cannot hold (twice: old and new)."""
+    """Rejects ``--save-replay`` if the disk cannot hold two copies, the old and the new one."""
     if not plan.config.replay.save or plan.config.on_policy is not None:
         return
     needed, free = 2 * plan.shared_bytes()[1], shutil.disk_usage(run_dir.path).free
@@ -347,7 +338,7 @@ def _closing(document: dict[str, Any]) -> str:
 
 
 def _missing(document: dict[str, Any]) -> str:
-    """What the last evaluation lacks of the episodes that were asked for."""
+    """Which episodes the last evaluation lacks."""
     kinds = (("cut", "cut short"), ("lost", "lost to errors of the environment"))
     counts = [(document.get(f"eval_episodes_{kind}"), words) for kind, words in kinds]
     missing = "".join(f", {count} {words}" for count, words in counts if count)

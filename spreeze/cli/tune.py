@@ -1,4 +1,4 @@
-"""``python -m spreeze tune``: measure this machine for a task, print the choice and why."""
+"""``python -m spreeze tune``: measures this machine for a task, prints the choice and its reasons."""
 
 from __future__ import annotations
 
@@ -34,7 +34,6 @@ def tune_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Entry point; returns the exit code."""
     args = tune_parser().parse_args(argv)
     return guarded(lambda: _tune(args), as_json=args.json)
 

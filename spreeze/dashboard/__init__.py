@@ -1,8 +1,8 @@
-"""The dashboard: reads run directories, starts and stops runs as processes of their own.
+"""The dashboard: reads run directories, and starts and stops runs as independent processes.
 
-It listens on this machine only, refuses foreign Host headers and origins, asks for a token, and resumes no run that
-would import code or write out of its directory. Charts are drawn on canvases (drag to zoom, double-click to see all; a
-band shows lowest and highest where points were put together). A hidden tab asks for nothing, and pictures of the agent
-are rendered only while somebody looks. ``server`` switches off TCP's small-packet delay, which made each answer of a
-page wait for the browser's acknowledgement, and loads the pages before anybody visits.
+It listens on localhost only, rejects other Host headers and origins, needs a token, and does not resume a run that
+would import code or write outside of its directory. Charts are drawn on canvases (drag to zoom, double-click to see
+all; a band shows minimum and maximum where points were merged). A hidden tab makes no requests, and the agent is
+rendered only while a page shows it. ``server`` disables Nagle's algorithm, which delayed each answer until the
+browser's acknowledgement, and loads the pages before the first visit.
 """

@@ -42,7 +42,7 @@ def page() -> None:
 
 
 def examine() -> dict[str, Any]:
-    """The doctor's document, from a process of its own: it loads Torch, the dashboard never does."""
+    """The doctor's JSON document, from a child process, because the dashboard itself never loads Torch."""
     try:
         done = subprocess.run(
             [sys.executable, "-m", "spreeze", "doctor", "--json", *control.place(runs_dir())],

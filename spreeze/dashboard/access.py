@@ -1,7 +1,7 @@
-"""The guard before everything that the server answers: who holds no cookie of it sees nothing and does nothing.
+"""Access control: without this server's cookie nothing is shown and nothing is done.
 
-A page's actions travel over Streamlit's websocket. Streamlit compares host names of origins but not their
-ports; here the whole origin has to be the server's own, and the cookie has to come with it.
+A page's actions travel over Streamlit's websocket. Streamlit compares only the host name of an origin, not its port;
+here the whole origin must be the server's own, and the cookie must come with it.
 """
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from spreeze.machine.output import say
 
 SETTING = "SPREEZE_DASHBOARD_TOKEN"
-"""Environment variable; ``off`` on a machine of one's own: whoever reaches the port gets in."""
+"""Environment variable; with ``off`` whoever reaches the port gets in."""
 _LEAST_CHARACTERS = 43
 _PLACE = ".launches"
 _FILE = """<!DOCTYPE html>
@@ -37,7 +37,7 @@ _FILE = """<!DOCTYPE html>
 
 
 def is_asked() -> bool:
-    """Whether a visitor needs a token; anything but ``off`` leaves it so, and what is neither is told."""
+    """Whether a visitor needs a token; only ``off`` says no. Prints a note about invalid values."""
     found = os.environ.get(SETTING, "on").strip().lower()
     if found not in ("on", "off"):
         say(f"{SETTING} = {found}: on or off are allowed; the dashboard asks for its token", as_json=True)
@@ -45,12 +45,12 @@ def is_asked() -> bool:
 
 
 def page_token(folder: Path) -> str:
-    """What the cookie holds, kept in a private file so that open pages survive a restart of the server."""
+    """The cookie's value, kept in a private file so that open pages survive a restart of the server."""
     place = folder / _PLACE / "page-token"
     token = secrets.token_urlsafe(32)
     with contextlib.suppress(OSError):
         _make_place(place.parent)
-        (place.parent / "token").unlink(missing_ok=True)  # of an earlier version, which gave it to any visitor
+        (place.parent / "token").unlink(missing_ok=True)  # from an earlier version, which gave it to any visitor
         with contextlib.suppress(FileExistsError):
             _write_new(place, token)
         known = _private_text(place)
@@ -61,10 +61,10 @@ def page_token(folder: Path) -> str:
 
 
 def write_private(place: Path, text: str) -> None:
-    """Replaces a file that only its owner reads; whoever looks sees the old text or the new.
+    """Atomically replaces a file that only its owner can read.
 
     Raises:
-        OSError: no room, no permission, or the folder is not its own.
+        OSError: disk full, no permission, or the folder is a symbolic link.
     """
     _make_place(place.parent)
     temporary = place.with_name(f".{place.name}.{secrets.token_hex(8)}")
@@ -89,7 +89,7 @@ def _write_new(place: Path, text: str) -> None:
 
 
 def _private_text(place: Path) -> str | None:
-    """The start of a file that nobody else can have written or read; None of another."""
+    """The start of a file that only this user could read or write; None for any other file."""
     try:
         fd = os.open(place, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
@@ -101,7 +101,7 @@ def _private_text(place: Path) -> str | None:
 
 
 class Entrance:
-    """The way in of one server, from ``open`` to ``close``."""
+    """Lets browsers in to one server, from ``open`` to ``close``."""
 
     def __init__(self, folder: Path) -> None:
         self.asked = is_asked()
@@ -112,36 +112,32 @@ class Entrance:
         self._file: Path | None = None
 
     def open(self, address: str) -> None:
-        """Tells how to get in, and opens a browser where somebody sits in front of the machine.
-
-        Args:
-            address: of the first page, without a token.
-        """
+        """Prints how to get in, and opens a browser on a desktop; ``address`` is the first page, without a token."""
         self._address = address
         if not self.asked:
             say(f"\n  Dashboard: {address}  ({SETTING} = off: open to every account of this machine)\n")
             return
         port = address.rpartition(":")[2].partition("/")[0]
         self._file = self._folder / _PLACE / f"dashboard-{port}.html"
-        self._tell(self._invite())
+        self._print_invitation(self._invite())
 
-    def _tell(self, invitation: str) -> None:
-        """Where to go: the token itself is shown on a terminal only."""
+    def _print_invitation(self, invitation: str) -> None:
+        """Shows the token itself on a terminal only."""
         where = f"\n  Dashboard: {invitation if sys.stdout.isatty() else self._address}"
         if sys.stdout.isatty():
             say(f"{where}\n  The token works once; the browser that brings it stays known for 30 days.\n"
                 f"  On a machine of your own {SETTING}=off asks for none.\n")
-            if self._file is not None and _in_front():
+            if self._file is not None and _has_desktop():
                 show(self._file)
         elif self._file is not None:
             say(f"{where}, with a token. Open {self._file} in a browser, or take the address from it:\n"
                 "  only you can read it.\n")
         else:
-            say(f"{where}, with a token that cannot be told: {self._folder} cannot be written, and this is no terminal."
-                f"\n  Start it in a terminal, or with {SETTING}=off on a machine of your own.\n")
+            say(f"{where}, with a token that cannot be shown: {self._folder} cannot be written, and this is no "
+                f"terminal.\n  Start it in a terminal, or with {SETTING}=off on a machine of your own.\n")
 
     def redeem(self, token: str) -> bool:
-        """Whether this is the token that was told; from then on there is another one."""
+        """Whether this is the current token; if so, it is replaced by a new one."""
         if self._once is None or not secrets.compare_digest(token.encode(), self._once.encode()):
             return False
         invitation = self._invite()
@@ -150,14 +146,13 @@ class Entrance:
         return True
 
     def close(self) -> None:
-        """From now on no token gets in."""
         self._once = None
         if self._file is not None:
             with contextlib.suppress(OSError):
                 self._file.unlink(missing_ok=True)
 
     def _invite(self) -> str:
-        """A new token that works once; the address with it, which is also written to the private file."""
+        """Makes a token that works once; returns the address with it, which is also written to the private file."""
         self._once = secrets.token_urlsafe(32)
         invitation = f"{self._address}/?token={self._once}"
         if self._file is not None:
@@ -168,15 +163,15 @@ class Entrance:
         return invitation
 
 
-def _in_front() -> bool:
-    """True where a window would appear before who reads the terminal."""
+def _has_desktop() -> bool:
+    """Whether a window would appear on the screen of whoever reads the terminal."""
     if "SSH_CONNECTION" in os.environ:
         return False
     return sys.platform != "linux" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 
 
 def show(file: Path) -> None:
-    """Opens a file in the user's browser, whose words go nowhere; nothing happens where there is none."""
+    """Opens a file in the user's browser, if there is one; its output is discarded."""
     command = shutil.which("open" if sys.platform == "darwin" else "xdg-open")
     if command is None:
         return
@@ -185,19 +180,19 @@ def show(file: Path) -> None:
             [command, str(file)], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
-        # A browser that was not open yet lasts as long as its window; somebody has to note its end.
+        # A new browser process lasts as long as its window; without a wait it would end as a zombie.
         threading.Thread(target=process.wait, name="browser", daemon=True).start()
 
 
 _READING = ("GET", "HEAD", "OPTIONS")
 _HEALTH = "/_stcore/health"
-"""Tells anybody whether the server is up, and no more."""
+"""Open to everybody; says only whether the server is up."""
 _PARAMETER = "token"
 _COOKIE_S = 30 * 86_400
 _FORBIDDEN, _SEE_OTHER = 403, 303
 _PRIVATE = [(b"cache-control", b"no-store"), (b"referrer-policy", b"no-referrer")]
-"""Neither an address with a token nor an answer to it is kept or handed on."""
-_TOLD = "this browser has no token of this dashboard, or an old one"
+"""So that an address with a token is neither cached nor sent as a Referer."""
+_REJECTED = "this browser has no token of this dashboard, or an old one"
 _REMEDY = (
     "Open the address that the dashboard's terminal shows last: it ends in a token, which works once.",
     "Without that terminal: open the file .launches/dashboard-{port}.html in the directory of the runs.",
@@ -212,7 +207,7 @@ margin: 4rem auto; padding: 0 1rem }}</style></head>
 
 
 class Guard:
-    """ASGI middleware: a token that works once becomes a cookie; everything else asks for the cookie."""
+    """ASGI middleware: exchanges a one-time token for a cookie; all other requests need the cookie."""
 
     def __init__(self, app: ASGIApp, entrance: Entrance) -> None:
         self._app = app
@@ -225,11 +220,11 @@ class Guard:
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
         reads = scope["type"] == "http" and scope["method"] in _READING
         known = self._knows(headers, scope)
-        brought = _brought(scope) if self._entrance.asked else None
-        if brought is not None and (known or self._entrance.redeem(brought)):
+        token = _token_of(scope) if self._entrance.asked else None
+        if token is not None and (known or self._entrance.redeem(token)):
             await _redirect(scope, send, self._cookie(scope))
         elif not self._lets_in(scope, headers, reads=reads, known=known):
-            await _refuse(scope, headers, receive, send)
+            await _reject(scope, headers, receive, send)
         elif self._entrance.asked:
             await self._app(scope, receive, send)
         else:
@@ -249,15 +244,15 @@ class Guard:
         return found is not None and secrets.compare_digest(found.value.encode(), self._entrance.cookie_token.encode())
 
     def _cookie(self, scope: Scope) -> tuple[bytes, bytes]:
-        # Lax, not Strict: the browser that is opened comes from a file, and its way on would go without the cookie.
-        # Requests of other sites are covered: Lax keeps it from their frames, and acting asks for the whole origin.
+        # Lax, not Strict: the browser is opened on a file, and a Strict cookie would not survive its redirect.
+        # Other sites are covered: Lax keeps the cookie from their frames, and actions need the server's own origin.
         secure = "; Secure" if scope.get("scheme") in ("https", "wss") else ""
         text = (f"{_name(scope)}={self._entrance.cookie_token}; Path=/; Max-Age={_COOKIE_S}; HttpOnly; "
                 f"SameSite=Lax{secure}")
         return b"set-cookie", text.encode("ascii")
 
     def _handing_out(self, scope: Scope, send: Send) -> Send:
-        """Without a token each page hands the cookie out: other sites' pages still cannot act."""
+        """Sets the cookie with each page where no token is needed; other sites' pages still cannot act."""
 
         async def with_cookie(message: Message) -> None:
             if message["type"] == "http.response.start" and _is_page(message.get("headers", ())):
@@ -268,7 +263,7 @@ class Guard:
 
 
 def _name(scope: Scope) -> str:
-    """Cookies know no ports: two dashboards on one machine need two names."""
+    """Cookies are shared by all ports, so two dashboards on one machine need two names."""
     return f"spreeze_{_port(scope)}"
 
 
@@ -277,8 +272,8 @@ def _port(scope: Scope) -> int:
     return server[1] if server else 0
 
 
-def _brought(scope: Scope) -> str | None:
-    """The token in the address of a page that is opened."""
+def _token_of(scope: Scope) -> str | None:
+    """The token in the address of a requested page."""
     if scope["type"] != "http" or scope["method"] != "GET":
         return None
     return dict(_query(scope)).get(_PARAMETER)
@@ -293,16 +288,16 @@ def _is_page(headers: Iterable[tuple[bytes, bytes]]) -> bool:
 
 
 async def _redirect(scope: Scope, send: Send, cookie: tuple[bytes, bytes]) -> None:
-    """To the same page without the token, so that neither history nor a link's Referer has it."""
+    """Redirects to the same page without the token, so that neither history nor Referer has it."""
     rest = urlencode([pair for pair in _query(scope) if pair[0] != _PARAMETER])
-    place = "/" + quote(scope["path"].lstrip("/")) + (f"?{rest}" if rest else "")  # two slashes would be another server
+    place = "/" + quote(scope["path"].lstrip("/")) + (f"?{rest}" if rest else "")  # "//" would name another server
     headers = [(b"location", place.encode("ascii")), cookie, *_PRIVATE]
     await send({"type": "http.response.start", "status": _SEE_OTHER, "headers": headers})
     await send({"type": "http.response.body", "body": b""})
 
 
-async def _refuse(scope: Scope, headers: dict[str, str], receive: Receive, send: Send) -> None:
-    """A page for a person, a document for a page's script, a closed websocket."""
+async def _reject(scope: Scope, headers: dict[str, str], receive: Receive, send: Send) -> None:
+    """Answers with a page for people, JSON for scripts, or closes the websocket."""
     if scope["type"] == "websocket":
         await receive()
         await send({"type": "websocket.close", "code": 1008, "reason": "no token"})
@@ -312,7 +307,7 @@ async def _refuse(scope: Scope, headers: dict[str, str], receive: Receive, send:
         kind = b"text/html; charset=utf-8"
         body = _PAGE.format(remedy="".join(f"<p>{html.escape(line)}</p>" for line in remedy))
     else:
-        kind, body = b"application/json", json.dumps({"error": f"{_TOLD}. {' '.join(remedy)}"})
-    told = [(b"content-type", kind), *_PRIVATE]
-    await send({"type": "http.response.start", "status": _FORBIDDEN, "headers": told})
+        kind, body = b"application/json", json.dumps({"error": f"{_REJECTED}. {' '.join(remedy)}"})
+    answer_headers = [(b"content-type", kind), *_PRIVATE]
+    await send({"type": "http.response.start", "status": _FORBIDDEN, "headers": answer_headers})
     await send({"type": "http.response.body", "body": body.encode()})

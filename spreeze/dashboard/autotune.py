@@ -1,4 +1,4 @@
-"""Autotune: what was measured on this machine, what was chosen, and why."""
+"""Autotune: what was measured on this machine, the choice, and its reasons."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 PROGRESS = "tune-progress.jsonl"
-"""Rows of a tuner at work; ``tune.json`` has them at its end."""
+"""Rows of a running tuner; ``tune.json`` has them all at the end."""
 BATCH, THREADS, SAMPLERS = "learner.batch_size", "learner.threads", "sampling.samplers"
 _NEEDED = {"learner": (BATCH, THREADS), "joint": (SAMPLERS,), "rollout": ()}
-"""Stage of a row -> numbers that it must have to be drawn."""
+"""Stage of a row -> numbers that it needs to be drawn."""
 _HELP = {
     "spread": st.column_config.TextColumn(help="Fastest less slowest repeat, as a share of the median."),
     "score": st.column_config.TextColumn(help="What the tuner maximises; higher is better."),
@@ -46,16 +46,16 @@ _SYMBOLS = ("circle", "square", "diamond", "cross", "x", "triangle-up")
 
 @dataclass(frozen=True)
 class MeasuredRow:
-    """One setting, measured by the tuner; None is unknown."""
+    """One measured setting; None is unknown."""
 
     stage: str
-    """``learner``: alone; ``joint``: beside samplers; ``rollout``: collection on-policy beside the learner."""
+    """``learner``: alone; ``joint``: with samplers; ``rollout``: with on-policy collection."""
     setting: dict[str, Any]
     """``part.field`` -> value."""
     updates_per_s: float | None = None
     env_steps_per_s: float | None = None
     spread: float | None = None
-    """Fastest less slowest repeat of the updates, as a share of the median."""
+    """Range of the repeats of the update rate, as a share of the median."""
     cpu_share: float | None = None
     """Share of the usable cores that the run kept busy."""
     score: float | None = None
@@ -67,12 +67,12 @@ class MeasuredRow:
         return None if self.updates_per_s is None or batch is None else self.updates_per_s * batch
 
     def is_choice(self, choice: dict[str, Any]) -> bool:
-        """True where it has all that was chosen."""
-        known = {key: value for key, value in self.setting.items() if key in choice}
-        return bool(known) and all(choice[key] == value for key, value in known.items())
+        """Whether all its values that the tuner chose are the chosen ones."""
+        tuned = {key: value for key, value in self.setting.items() if key in choice}
+        return bool(tuned) and all(choice[key] == value for key, value in tuned.items())
 
     def cells(self, choice: dict[str, Any]) -> dict[str, str]:
-        """What a table shows of it."""
+        """Its cells in a table, by column."""
         cells = {clean(key.partition(".")[2].replace("_", " "), 40):
                  clean(value) if isinstance(value, str) else number(value) for key, value in self.setting.items()}
         for name, value in (("env steps/s", self.env_steps_per_s), ("updates/s", self.updates_per_s)):
@@ -87,7 +87,7 @@ class MeasuredRow:
 
 @dataclass(frozen=True)
 class TuningView:
-    """All that is known; ``choice`` is empty while the tuner is still at work."""
+    """The tuner's result; ``choice`` is empty while it is still measuring."""
 
     rows: list[MeasuredRow] = field(default_factory=list)
     choice: dict[str, Any] = field(default_factory=dict)
@@ -96,22 +96,22 @@ class TuningView:
 
     @property
     def updates(self) -> list[MeasuredRow]:
-        """Of the learner alone."""
+        """Rows of the learner alone."""
         return [row for row in self.rows if row.stage == "learner"]
 
     @property
     def joint(self) -> list[MeasuredRow]:
-        """Of samplers beside the learner."""
+        """Rows of samplers beside the learner."""
         return [row for row in self.rows if row.stage == "joint"]
 
     @property
     def rollouts(self) -> list[MeasuredRow]:
-        """Of on-policy collection beside the learner."""
+        """Rows of on-policy collection beside the learner."""
         return [row for row in self.rows if row.stage == "rollout"]
 
 
 def read(path: Path) -> TuningView:
-    """The tuner's result of a run, or what it has measured so far."""
+    """Reads the tuner's result of a run, or what it has measured so far."""
     record = read_json(path / "tune.json")
     entries: list[Any] = []
     if record:
@@ -126,9 +126,9 @@ def read(path: Path) -> TuningView:
 
 
 def _row(entry: dict[str, Any]) -> MeasuredRow | None:
-    """A row of a file that may say anything; None where it names no setting that is known."""
-    stage, told = str(entry.get("stage")), _dict(entry.get("setting"))
-    setting = {key: value for key, value in told.items() if isinstance(value, str | int | float)}
+    """Parses an untrusted entry; None if its stage or a needed number is missing."""
+    stage, values = str(entry.get("stage")), _dict(entry.get("setting"))
+    setting = {key: value for key, value in values.items() if isinstance(value, str | int | float)}
     if stage not in _NEEDED or any(_number(setting.get(key)) is None for key in _NEEDED[stage]):
         return None
     updates, steps, busy = (_rates(entry.get(name)) for name in ("updates_per_s", "env_steps_per_s", "cpu_share"))
@@ -140,7 +140,7 @@ def _row(entry: dict[str, Any]) -> MeasuredRow | None:
 
 
 def _rates(value: Any) -> list[float]:
-    """Repeats of a rate, or their median alone."""
+    """The repeats of a rate; a single number is one repeat."""
     values = value if isinstance(value, list) else [value]
     return [float(x) for x in values if _number(x) is not None]
 
@@ -182,7 +182,7 @@ def page() -> None:
 
 @st.fragment(run_every=1.0)
 def _measuring(name: str, folder: Path) -> None:
-    """The rows of a tuner at work, each second."""
+    """The rows of a running tuner, drawn each second."""
     waiting = control.launching(folder)
     if waiting is None or waiting.name != name or (folder / name / "tune.json").is_file():
         st.rerun()
@@ -194,7 +194,7 @@ def _measuring(name: str, folder: Path) -> None:
 
 
 def _choices(tuning: TuningView) -> None:
-    """The four numbers that matter most; all of them, with reasons, come after the charts."""
+    """The four most important choices; all of them, with reasons, come after the charts."""
     main = [key for key in _MAIN if key in tuning.choice]
     for cell, key in zip(st.columns(4), main, strict=False):
         why = components.plain(tuning.reasons.get(key))
@@ -218,14 +218,13 @@ def _value(tuning: TuningView, key: str) -> str:
 
 
 def _reasons(tuning: TuningView) -> None:
-    """Every choice with its reason, and what else the tuner has to say."""
+    """Every choice with its reason, then the tuner's notes and limits."""
     if tuning.choice:
         st.markdown("**What was chosen, and why**")
         rows = [(components.title(key), _value(tuning, key), tuning.reasons.get(key)) for key in tuning.choice]
         st.markdown(components.table(("setting", "chosen", "why"), rows))
-    told = (*_texts(tuning, "notes"), *_texts(tuning, "limits"))
-    if told:
-        st.markdown(components.bullets(told))
+    if notes := (*_texts(tuning, "notes"), *_texts(tuning, "limits")):
+        st.markdown(components.bullets(notes))
 
 
 def _texts(tuning: TuningView, key: str) -> list[str]:
@@ -234,7 +233,7 @@ def _texts(tuning: TuningView, key: str) -> list[str]:
 
 
 def _pins(path: Path, tuning: TuningView) -> None:
-    """Values of one's own for the next start; the tuner keeps them and chooses the rest around them."""
+    """The user's values for the next start; the tuner keeps them and chooses the rest."""
     facts, run = row(path), read_run(path)
     wanted: dict[str, Any] = {}
     try:
@@ -282,7 +281,7 @@ def _measured(tuning: TuningView) -> None:
 
 
 def _table(rows: list[MeasuredRow], choice: dict[str, Any]) -> list[dict[str, str]]:
-    """Their cells; a column in which nothing is known is left out."""
+    """The cells of each row, without columns in which all is unknown."""
     cells = [row.cells(choice) for row in rows]
     names = dict.fromkeys(name for line in cells for name in line)
     kept = [name for name in names if name == "note" or any(line.get(name, DASH) != DASH for line in cells)]
@@ -290,7 +289,7 @@ def _table(rows: list[MeasuredRow], choice: dict[str, Any]) -> list[dict[str, st
 
 
 def batch_figure(tuning: TuningView) -> go.Figure:
-    """Measured frame rates by threads, the fitted curve ``B / (a + b B)``, and the chosen point."""
+    """Measured update frame rates by threads, the fitted curve ``B / (a + b B)``, and the choice."""
     chart = _figure("batch size [transitions]", "update frames/s")
     for i, threads in enumerate(sorted({r.setting[THREADS] for r in tuning.updates})):
         rows = [r for r in tuning.updates if r.setting[THREADS] == threads and r.frames_per_s is not None]
@@ -317,13 +316,13 @@ def batch_figure(tuning: TuningView) -> go.Figure:
 
 
 def _paper_batch(tuning: TuningView) -> int | None:
-    """What the paper's rule would take; None where the fit puts it far beyond what was measured."""
+    """The batch size of the paper's rule; None if it lies far beyond what was measured."""
     paper, largest = tuning.record.get("paper_batch_size"), max((r.setting[BATCH] for r in tuning.updates), default=0)
     return paper if isinstance(paper, int) and paper <= 4 * largest else None
 
 
 def sampler_figure(tuning: TuningView) -> go.Figure:
-    """Env steps/s and, on the right axis, updates/s."""
+    """Env steps/s on the left axis and updates/s on the right one."""
     chart = _figure("samplers [processes]", "env steps/s")
     kinds: dict[tuple[Any, ...], list[MeasuredRow]] = {}
     for one in sorted((r for r in tuning.joint if r.env_steps_per_s is not None), key=lambda r: r.setting[SAMPLERS]):
@@ -349,13 +348,13 @@ def sampler_figure(tuning: TuningView) -> go.Figure:
 
 
 def _kind(row: MeasuredRow) -> str:
-    """What but the number of samplers tells a curve from others, for its legend."""
+    """Settings other than the number of samplers that distinguish a curve, for its legend."""
     words = (("batch", BATCH, ""), ("at least", "replay.samples_per_insert_min", " samples/insert"))
     return "".join(f", {word} {row.setting[key]:g}{unit}" for word, key, unit in words if key in row.setting)
 
 
 def _figure(x: str, y: str) -> go.Figure:
-    import plotly.graph_objects as go  # half a second that the Live page need not wait for
+    import plotly.graph_objects as go  # slow to import (0.5 s), so only here
 
     chart = go.Figure()
     chart.update_layout(margin={"l": 50, "r": 50, "t": 10, "b": 40},
@@ -366,7 +365,7 @@ def _figure(x: str, y: str) -> go.Figure:
 
 
 def _with_room_for_legend(chart: go.Figure) -> go.Figure:
-    """However many entries there are, the axes keep their height and the legend starts below their title."""
+    """Adds height for the legend, so that the axes keep theirs."""
     entries = sum(trace.showlegend is not False for trace in chart.data)
     return chart.update_layout(height=290 + 20 * entries)
 

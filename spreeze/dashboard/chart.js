@@ -1,9 +1,9 @@
-// One line chart on a canvas: a second of live numbers costs less than a millisecond to draw, where an SVG
-// library takes tens. Drag to zoom, double-click to see all, hover to read values; nothing is drawn out of sight.
+// A line chart on a canvas, redrawn in less than a millisecond, where an SVG library takes tens. Drag to zoom,
+// double-click to see all, hover to read values; nothing is drawn while out of sight.
 const MARGIN = { left: 52, right: 10, top: 8, bottom: 34 };
 const FONT_PX = 11;
 
-// Tick positions of 1, 2 or 5 times a power of ten, about `count` of them.
+// About `count` tick positions, 1, 2 or 5 times a power of ten apart.
 function ticksOf(low, high, count) {
   const raw = (high - low) / Math.max(1, count);
   if (!(raw > 0) || !Number.isFinite(raw)) return [low];
@@ -23,7 +23,7 @@ function shortText(value) {
   return String(+value.toPrecision(4));
 }
 
-// First index whose x is at least `value`; xs grow.
+// First index whose x is at least `value`; xs is ascending.
 function indexAt(xs, value) {
   let low = 0, high = xs.length;
   while (low < high) { const middle = (low + high) >> 1; if (xs[middle] < value) low = middle + 1; else high = middle; }
@@ -137,7 +137,7 @@ class Chart {
     pen.globalAlpha = 1;
   }
 
-  // An unknown interval has no width.
+  // Where the interval is unknown the band has no width.
   band(pen, { x, y, low, high, colour }, atX, atY) {
     pen.beginPath();
     for (let i = 0; i < x.length; i++) if (y[i] !== null) pen.lineTo(atX(x[i]), atY(high[i] ?? y[i]));

@@ -1,4 +1,4 @@
-// One row a command, each with its own key. Called again on the same root when the commands change.
+// One row per command, each with a copy button. Called again on the same root when the commands change.
 const COPIED_MS = 1500;
 
 export default function ({ parentElement: root, data }) {

@@ -1,4 +1,4 @@
-"""Compare: several runs and seeds against wall time, with the three metrics of the HTS-RL protocol."""
+"""Compare: runs and seeds against wall time, with the three metrics of the HTS-RL protocol."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def page() -> None:
 
 
 def grouped(curves: list[Curve]) -> dict[str, list[Sequence[EvaluationRow]]]:
-    """Curves by task, algorithm, mode and the settings in which these differ."""
+    """Curves by task, algorithm, mode and the settings that differ."""
     found: dict[str, list[Sequence[EvaluationRow]]] = {}
     for curve in curves:
         found.setdefault(f"{curve.group.env} {curve.group.label}", []).append(curve.evaluations)
@@ -78,7 +78,7 @@ def grouped(curves: list[Curve]) -> dict[str, list[Sequence[EvaluationRow]]]:
 
 def figure(groups: Mapping[str, Sequence[Sequence[EvaluationRow]]], axis: str, title: str, robust: bool) -> go.Figure:
     """One curve with a band for each group."""
-    import plotly.graph_objects as go  # half a second that the Live page need not wait for
+    import plotly.graph_objects as go  # slow to import (0.5 s), so only here
 
     chart = go.Figure()
     for i, (name, curves) in enumerate(groups.items()):
@@ -115,7 +115,7 @@ def _read(names: list[str]) -> list[Curve]:
 
 
 def _target(curves: list[Curve]) -> float:
-    """The published return where there is one, else the best that all runs reached."""
+    """The published return if all runs have reached it, else the best that all of them reached."""
     listed = published(curves[0].group.algo, curves[0].group.env)
     best = min(max(running_mean(curve.evaluations, POLICIES)) for curve in curves)
     return listed.value if listed is not None and best >= listed.value else math.floor(10.0 * best) / 10.0
@@ -162,26 +162,26 @@ def _run_table(found: Report, curves: list[Curve]) -> None:
 
 _BAND_RESAMPLES = 1000
 SMOOTHING = 3
-"""Evaluations of one run that are averaged (a median would hide a collapse, one alone is noisy)."""
+"""Evaluations of one run that are averaged (a median would hide a collapse)."""
 
 
 class Band(NamedTuple):
-    """A curve and its 95 % interval over K common points; arrays are float64 [K], nan where unknown."""
+    """A curve and its 95 % interval at K common points; float64 [K], nan where unknown."""
 
     x: np.ndarray
     centre: np.ndarray
     low: np.ndarray
     high: np.ndarray
     runs: np.ndarray
-    """How many runs reach that point."""
+    """Number of runs that reach each point."""
 
 
 def on_grid(curves: Sequence[Sequence[EvaluationRow]], axis: str, points: int = 200) -> tuple[np.ndarray, np.ndarray]:
-    """Curves as steps on one grid: x [K], values [runs, K]; nan before a run's first and after its last point.
+    """Step curves on a common grid: x [K], values [runs, K]; nan before a run's first and after its last point.
 
     Args:
         curves: the evaluations of each run, oldest first.
-        axis: field of ``EvaluationRow`` that is the horizontal axis: t, env_steps or updates.
+        axis: horizontal axis, a field of ``EvaluationRow``: t, env_steps or updates.
         points: K.
     """
     columns = [[(float(getattr(e, axis)), e.return_mean) for e in curve] for curve in curves]
@@ -200,7 +200,7 @@ def on_grid(curves: Sequence[Sequence[EvaluationRow]], axis: str, points: int = 
 def iqm(values: np.ndarray) -> np.ndarray:
     """Interquartile mean over the first axis, [R, ...] -> [...]: the mean of the middle half.
 
-    Agarwal et al. 2021 (arXiv 2108.13264): steadier than the mean, less wasteful than the median.
+    Agarwal et al. 2021 (arXiv 2108.13264): more robust than the mean, more efficient than the median.
     """
     ordered = np.sort(values, axis=0)
     count = len(ordered)
@@ -209,7 +209,7 @@ def iqm(values: np.ndarray) -> np.ndarray:
 
 
 def band(x: np.ndarray, values: np.ndarray, robust: bool, seed: int = 0) -> Band:
-    """Mean or interquartile mean over runs with a percentile bootstrap over runs; values [runs, K]."""
+    """Mean or interquartile mean over runs, with a percentile bootstrap over runs; values [runs, K]."""
     centre = np.full(len(x), np.nan)
     low, high = centre.copy(), centre.copy()
     counts = np.isfinite(values).sum(axis=0)
@@ -223,6 +223,6 @@ def band(x: np.ndarray, values: np.ndarray, robust: bool, seed: int = 0) -> Band
 
 
 def smoothed(curve: Sequence[EvaluationRow]) -> list[EvaluationRow]:
-    """Each return replaced by the mean of it and the evaluations just before (``SMOOTHING`` in all)."""
+    """Replaces each return by the mean of it and the ones before (``SMOOTHING`` in all)."""
     means = running_mean(curve, SMOOTHING)
     return [record._replace(return_mean=mean) for record, mean in zip(curve, means, strict=True)]

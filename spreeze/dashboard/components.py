@@ -1,4 +1,5 @@
-"""The one component of the Live page: its script, its style and what it is told once."""
+"""Streamlit components (the Live page, commands to copy) and helpers for Markdown and settings."""
+
 from __future__ import annotations
 
 import re
@@ -41,7 +42,7 @@ _TILES: tuple[tuple[str, str, str, str], ...] = (
     ("heartbeat", "Heartbeat [min:s]", "",
      "Time since the run last wrote its state; it does so every two seconds."),
 )
-"""(id, label, unit, metric or sentence)."""
+"""(id, label, unit, metric or help text)."""
 ITEMS: dict[str, tuple[str, str, str, str]] = {
     "samplers": ("samplers", "active", "", "Sampler processes that step now, of those that the run was given."),
     "env_rate": ("env_rate", "env steps", "/s", "env_steps_per_s"),
@@ -53,20 +54,18 @@ ITEMS: dict[str, tuple[str, str, str, str]] = {
     "lag_updates": ("lag", "policy lag", "updates", "policy_lag"),
     "lag_intervals": ("lag", "policy lag", "intervals", "policy_lag"),
 }
-"""What a stage of a mode's pipeline may show: (id in the live answer, label, unit, metric or sentence)."""
+"""What a stage of a pipeline may show: (id in the live answer, label, unit, metric or help text)."""
 
 
 def show_live(path: Path, page_key: str) -> None:
-    """Mounts the component for a run; another run is another instance.
+    """Mounts the Live component for a run; each run has its own instance.
 
-    Args:
-        path: the run.
-        page_key: ``Activity.key`` that this page was drawn for; the component asks for a rerun when it changes.
+    ``page_key`` is the ``Activity.key`` that the page was drawn for; the component asks for a rerun when it changes.
     """
     facts, run = row(path), read_run(path)
     wiring = wiring_of(run, on_policy=on_policy(run))
     reference = published(facts.algo, facts.env_id)
-    # Tuples, not lists: Streamlit asks whether a list is a table, and loads pandas for that.
+    # Tuples, because Streamlit loads pandas to find out whether a list is a table.
     name = SAMPLE_NAME if path == SAMPLE else path.name
     live_component()(
         key=f"live-{name}",
@@ -79,12 +78,12 @@ def show_live(path: Path, page_key: str) -> None:
             "references": reference and ({"value": reference.value, "label": reference.label, "source": SOURCE},),
             "return_help": f"{meaning('eval_return')} {_RETURN_HELP}",
         },
-        on_changed_change=_nothing,
+        on_changed_change=lambda: None,  # only the rerun is wanted
     )
 
 
 def pipeline(wiring: Wiring | None) -> tuple[dict[str, Any], ...]:
-    """What data passes through on its way to the learner, with the figures of each part; nothing where unknown."""
+    """The stages through which data reaches the learner, with the figures of each; empty if unknown."""
     return tuple(
         {"title": stage.title, "split": stage.split,
          "items": [_item(*ITEMS[key]) for key in stage.items if key in ITEMS]}
@@ -92,13 +91,9 @@ def pipeline(wiring: Wiring | None) -> tuple[dict[str, Any], ...]:
     )
 
 
-def _nothing() -> None:
-    """The rerun itself is what the component asked for."""
-
-
 @cache
 def live_component() -> Any:
-    """The registered component; its style belongs to the page, where the theme's variables are."""
+    """The registered component; its style is not isolated, so that it sees the theme's variables."""
     files = resources.files("spreeze.dashboard")
     script = "\n".join(files.joinpath(name).read_text(encoding="utf-8") for name in ("chart.js", "live.js"))
     return st.components.v2.component(
@@ -115,18 +110,15 @@ _COMMAND_HTML = '<div class="sz-commands"></div>'
 
 
 def show_command(place: str, *lines: str) -> None:
-    """Draws the commands, each with its own key: who copies one has not copied the one that deletes.
+    """Draws commands, one a line, each with its own copy button.
 
-    Args:
-        place: what tells it from other commands of the page; the same place is changed, not made anew.
-        lines: one command a line.
+    ``place`` is unique on the page; calling it again with the same place updates the commands.
     """
     command_component()(key=f"command_{place}", data={"lines": lines})
 
 
 @cache
 def command_component() -> Any:
-    """The registered component; its style belongs to the page, where the theme's variables are."""
     script, style = (
         resources.files("spreeze.dashboard").joinpath(name).read_text(encoding="utf-8")
         for name in ("command.js", "command.css")
@@ -139,12 +131,12 @@ _MOST = 500
 
 
 def plain(text: object) -> str:
-    """One line in which every mark stands for itself; a dash for nothing."""
+    """One line with all Markdown escaped; a dash for empty text."""
     return _MARKS.sub(r"\\\1", clean(text or DASH, _MOST))
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A table whose cells wrap, unlike those of ``st.dataframe``."""
+    """A Markdown table, whose cells wrap, unlike those of ``st.dataframe``."""
     lines = [head, ["---"] * len(head), *([plain(cell) for cell in row] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
@@ -154,47 +146,47 @@ def bullets(texts: Iterable[object]) -> str:
 
 
 def title(key: str, config: Config | None = None) -> str:
-    """A setting for a person: ``learner.batch_size`` is "Learner: batch size [transitions]"."""
+    """The title of a setting: ``learner.batch_size`` becomes "Learner: batch size [transitions]"."""
     part, _, name = key.partition(".")
     text = f"{part.upper() if part in ALGORITHMS else part.capitalize()}: {name.replace('_', ' ')}"
     try:
         unit = field_of(key, config).metadata["unit"]
     except (KeyError, StopIteration):
-        return text  # of another version
+        return text  # a setting of another version
     return f"{text} [{unit}]" if unit and not text.endswith(f" {unit}") else text
 
 
 def ask(config: Config, key: str, place: str, known: Any = None, blank: str = "") -> Any:
-    """A field for a setting, with its meaning, bounds and default from the schema; None while it is left empty.
+    """An input for a setting, with help, bounds and default from the schema; None while it is empty.
 
     Args:
         config: what has been chosen so far.
         key: ``part.field``.
-        place: tells it from other fields of that setting.
-        known: what it shows at first.
-        blank: what happens while it is empty; the default holds if this is not said.
+        place: distinguishes several inputs for one setting.
+        known: initial value.
+        blank: text shown while it is empty; by default the setting's default.
     """
     item, kind = field_of(key, config), kind_of(key, config)
     doc, low, high, choices = (item.metadata[name] for name in ("doc", "low", "high", "choices"))
     default: Any = item.default
-    told: dict[str, Any] = {"key": f"{place}_{key}", "help": f"{plain(doc[0].upper() + doc[1:])}.",
-                            "placeholder": blank or ("not set" if default is None else _written(default))}
+    common: dict[str, Any] = {"key": f"{place}_{key}", "help": f"{plain(doc[0].upper() + doc[1:])}.",
+                              "placeholder": blank or ("not set" if default is None else _written(default))}
     if choices or kind is bool:
         options = list(choices or (True, False))
         index = options.index(known) if known in options else None
-        return st.selectbox(title(key, config), options, index, format_func=_written, **told)
+        return st.selectbox(title(key, config), options, index, format_func=_written, **common)
     if kind is int:
-        return st.number_input(title(key, config), low, high, known, step=1, **told)
+        return st.number_input(title(key, config), low, high, known, step=1, **common)
     if kind is float:
         low, high = (None if bound is None else float(bound) for bound in (low, high))
         step = (abs(default or 0.0) or 1.0) / 10.0
-        return st.number_input(title(key, config), low, high, known, step=step, format="%g", **told)
-    text = st.text_input(title(key, config), known or "", **told).strip()
+        return st.number_input(title(key, config), low, high, known, step=step, format="%g", **common)
+    text = st.text_input(title(key, config), known or "", **common).strip()
     return text or None if kind is str else tuple(int(part) for part in re.findall(r"\d+", text)) or None
 
 
 def _written(value: Any) -> str:
-    """A value as the page writes it: switches are on or off, lists have commas."""
+    """A value as the page shows it: switches as on or off, lists with commas."""
     if isinstance(value, bool):
         return "on" if value else "off"
     return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)

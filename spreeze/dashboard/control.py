@@ -1,7 +1,7 @@
-"""Starts, stops, resumes and deletes runs: always by the commands that a person would type.
+"""Starts, stops, resumes and deletes runs, by the same commands that a user would type.
 
-A started run is no child of this process. The run directory and its lock are the truth; a launch that
-has no directory yet (it is still tuning) is known by ``.launches/NAME.json`` beside the runs.
+A started run is not a child of this process. Its state comes from the run directory and its lock; before it has a
+directory, from ``.launches/NAME.json`` beside the runs.
 """
 
 from __future__ import annotations
@@ -45,24 +45,23 @@ from spreeze.run_directory import (
 _ENV_ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_./-]{0,99}$")
 _LAUNCH_S = 20.0
 FORCE_AFTER_S = 30.0
-"""From then on a page offers to end a run that was asked to stop by force."""
+"""Time after a stop request from which a page offers to kill the run."""
 COMMAND = (sys.executable, "-m", "spreeze.train")
-"""What starts a run; another one in tests."""
-
+"""Starts a run; tests replace it."""
 
 IMPORT = "SPREEZE_DASHBOARD_IMPORT"
-"""Environment variable that ``app.py`` sets from its ``--import``: a module whose modes the page offers. No name
-that a run directory brings is ever imported."""
+"""Environment variable that ``app.py`` sets from its ``--import``: a module whose modes the page offers. A name in a
+run directory is never imported."""
 
 
 def imported() -> str | None:
-    """The module that whoever started the page has named."""
+    """The module that was given with ``--import``."""
     return os.environ.get(IMPORT) or None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What the page asks for; settings that it leaves out come from profile, tuner or default."""
+    """A run to start; settings that it leaves out come from profile, tuner or default."""
 
     env_id: str
     mode: str = DECLARED[0].name
@@ -73,8 +72,8 @@ class Request:
     """``part.field`` -> its value."""
 
     def __post_init__(self) -> None:
-        """Raises: ``ConfigError`` if the command line would reject it; the message says why."""
-        # A colon would make Gymnasium import a module: only the command line may ask for that.
+        """Raises ``ConfigError`` if the command line would reject it."""
+        # With a colon Gymnasium would import a module, which only the command line may do.
         if not _plain_id(self.env_id):
             raise ConfigError(f"environment {clean(self.env_id, 80)!r}: a Gymnasium id such as Pendulum-v1 is needed; "
                               "one that needs an import is started from the command line")
@@ -85,7 +84,7 @@ class Request:
 
     @property
     def config(self) -> Config:
-        """All settings as far as they are known now."""
+        """All settings known so far."""
         values: Values = {"run": {"mode": self.mode, "algo": self.algo, "seed": self.seed},
                           "env": {"id": self.env_id, "import_module": imported()}}
         for key, value in self.settings.items():
@@ -100,7 +99,7 @@ def _plain_id(env_id: object) -> bool:
 
 @dataclass(frozen=True)
 class Launch:
-    """A process that was started from a page and has no run directory yet."""
+    """A process that was started from a page and has not yet written its run's state."""
 
     name: str
     pid: int
@@ -109,7 +108,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Activity:
-    """What goes on in a runs directory: the run that is alive, and where its start or stop has come to."""
+    """The live run of a runs directory, and the progress of its start or stop."""
 
     name: str | None = None
     phase: str = ""
@@ -117,12 +116,12 @@ class Activity:
 
     @property
     def key(self) -> str:
-        """Changes when a page needs other buttons."""
+        """Changes when a page needs different buttons."""
         return "" if self.name is None else f"{self.name}:{self.phase}"
 
 
 def activity(folder: Path) -> Activity:
-    """From disk alone, so that every tab shows the same; cheap enough for each second."""
+    """Read from disk only, so that all tabs show the same; cheap enough for each second."""
     name = live_run(folder)
     if name is None:
         waiting = launching(folder)
@@ -150,7 +149,7 @@ def activity(folder: Path) -> Activity:
 
 
 def arguments(request: Request) -> list[str]:
-    """The part of the command line that states the request."""
+    """The command-line arguments of the request."""
     module = imported()
     found = ["--env", request.env_id, *(["--import", module] if module else [])]
     found += ["--mode", request.mode] if request.mode != DECLARED[0].name else []
@@ -172,7 +171,7 @@ def shown(*parts: str) -> str:
 
 
 def place(folder: Path) -> tuple[str, ...]:
-    """The flag that names the runs directory, where it is not the default one."""
+    """The flag for the runs directory; empty for the default one."""
     named = os.path.relpath(folder) if folder.is_relative_to(Path.cwd()) else str(folder)
     return () if named == "runs" else ("--runs-dir", named)
 
@@ -181,11 +180,11 @@ def start(request: Request, folder: Path) -> str:
     """Starts a run and returns its name at once.
 
     Raises:
-        RunError: a run is alive already: two tabs, or a double click, start one.
+        RunError: a run is alive, for example after a double click.
         ResourceError: the process could not be started.
     """
     with _one_at_a_time(folder):
-        _refuse_second(folder)
+        _check_none_alive(folder)
         base = name = new_name(request.env_id, request.algo, request.seed)
         count = 1
         while (folder / name).exists() or (folder / ".launches" / f"{name}.json").exists():
@@ -199,20 +198,19 @@ def resume(path: Path, folder: Path) -> None:
     """Continues a run that has ended.
 
     Raises:
-        RunError: a run is alive, this is the recorded sample, its settings name code to import, or something in it
-            leads out of it.
+        RunError: a run is alive, this is the recorded sample, its settings import code, or a link in it leads outside.
     """
     if path == SAMPLE:
         raise RunError("the sample run is a recording: start a run of your own")
     with _one_at_a_time(folder):
-        _refuse_second(folder)
+        _check_none_alive(folder)
         refuse_links(path)
-        _refuse_imports(path)
+        _check_imports_nothing(path)
         _launch(["--resume", path.name, "--runs-dir", str(folder)], folder, path.name)
 
 
 def launching(folder: Path) -> Launch | None:
-    """The launch that is alive and has not yet become a run (or gone on with one), if there is one."""
+    """The live launch that has not yet begun or continued its run, if any."""
     for record in sorted((folder / ".launches").glob("*.json"), reverse=True)[:5]:
         found = read_json(record)
         name, pid = record.stem, found.get("pid")
@@ -222,13 +220,13 @@ def launching(folder: Path) -> Launch | None:
 
 
 def _begun(path: Path, record: dict[str, Any]) -> bool:
-    """True once the run has written its state after it was launched."""
+    """Whether the run has written its state since it was launched."""
     heartbeat, started = read_run(path).get("heartbeat"), record.get("started")
     return isinstance(heartbeat, int | float) and isinstance(started, int | float) and heartbeat >= started
 
 
 def stop(name: str, folder: Path) -> None:
-    """Asks a run, or a launch that still tunes, to end as Ctrl-C would.
+    """Asks a run or a launch to end, as Ctrl-C would.
 
     Raises:
         RunError: it is not running.
@@ -252,7 +250,7 @@ def stop_command(name: str, folder: Path) -> str:
 
 
 def kill(name: str, folder: Path) -> str:
-    """Ends a run at once, by the verb that checks whose process it is; returns what that said."""
+    """Kills a run with ``spreeze runs stop --force``; returns its output."""
     done = subprocess.run(
         [sys.executable, "-m", "spreeze", "runs", "--runs-dir", str(folder), "stop", "--force", name],
         capture_output=True, text=True, timeout=60, check=False, env=environment(), stdin=subprocess.DEVNULL,
@@ -264,7 +262,7 @@ def delete(path: Path, folder: Path) -> None:
     """Deletes a run that has ended.
 
     Raises:
-        RunError: it is alive, or does not lie in the runs directory.
+        RunError: it is alive, or is not in the runs directory.
     """
     if path.parent != folder or path.is_symlink() or not (path / "run.json").is_file():
         raise RunError(f"{path.name} is no run in {folder}: nothing was deleted")
@@ -275,19 +273,19 @@ def delete(path: Path, folder: Path) -> None:
         (folder / ".launches" / f"{path.name}{suffix}").unlink(missing_ok=True)
 
 
-def _refuse_second(folder: Path) -> None:
+def _check_none_alive(folder: Path) -> None:
     busy = activity(folder).name
     if busy is not None:
         raise RunError(f"{busy} is running: stop it first; the command line starts a second one beside it")
 
 
-def _refuse_imports(path: Path) -> None:
-    """A directory may come from anywhere: what it names is not imported because of a click."""
+def _check_imports_nothing(path: Path) -> None:
+    """A run directory may come from anywhere, so a click must not import what it names."""
     env = read_config(path).get("env", {})
     env_id, module = env.get("id"), env.get("import_module")
     if module is not None or (env_id is not None and not _plain_id(env_id)):
-        told = clean(env_id if module is None else module, 80)
-        raise RunError(f"{path.name} imports code ({told}): if you trust it, resume it from the command line")
+        name = clean(env_id if module is None else module, 80)
+        raise RunError(f"{path.name} imports code ({name}): if you trust it, resume it from the command line")
 
 
 def _launch(options: list[str], folder: Path, name: str) -> None:
@@ -310,13 +308,13 @@ def _launch(options: list[str], folder: Path, name: str) -> None:
 
 
 def environment() -> dict[str, str]:
-    """This process's environment, with the package importable where it is not installed."""
+    """This process's environment, in which the package can be imported even if it is not installed."""
     known = os.environ.get("PYTHONPATH")
     return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *([known] if known else [])])}
 
 
 def _same_process(pid: int, create_time: object) -> bool:
-    """Alive, and the one that was started: a number may have a new owner."""
+    """Whether the process is alive and the one that was started: pids are reused."""
     try:
         process = psutil.Process(pid)
         return (
@@ -330,7 +328,7 @@ def _same_process(pid: int, create_time: object) -> bool:
 
 @contextlib.contextmanager
 def _one_at_a_time(folder: Path) -> Iterator[None]:
-    """Serialises starts over all tabs and servers of this runs directory."""
+    """Serialises starts from all tabs and servers of a runs directory."""
     try:
         (folder / ".launches").mkdir(parents=True, exist_ok=True, mode=0o700)
         fd = os.open(folder / ".launches" / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -1,7 +1,7 @@
-"""``python -m spreeze.dashboard.detached LOG COMMAND...``: starts a process that belongs to nobody.
+"""``python -m spreeze.dashboard.detached LOG COMMAND...``: starts a detached process.
 
-The page's server must own no process: this one starts the command in a session of its own, writes its
-number on standard output and is gone, so that the command is adopted by the system.
+Runs must outlive the dashboard, so they are not its children: this process starts the command in a new session, writes
+its pid to standard output and exits, so that init adopts the command.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def main(argv: list[str]) -> int:
         argv[1:], stdin=subprocess.DEVNULL, stdout=fd, stderr=fd, start_new_session=True, close_fds=True
     )
     sys.stdout.write(f"{process.pid}\n")
-    process.returncode = 0  # adopted by the system from here on: nothing waits for it
+    process.returncode = 0  # init adopts it: nothing here waits for it
     return 0
 
 

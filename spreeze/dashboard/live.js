@@ -1,6 +1,6 @@
-// One component for the whole Live page: built once, then fed each second. Streamlit calls the default
-// function again, without the earlier cleanup, when data or theme change: the instance on the root decides.
-// A hidden page asks for nothing; charts and picture out of sight are not drawn.
+// One component for the whole Live page, built once, then updated each second. When data or theme change,
+// Streamlit calls the default function again without the earlier cleanup; the instance stored on the root is reused.
+// A hidden page makes no requests; charts and the picture are not drawn while out of sight.
 const NS = (window.__spreeze ??= { made: 0, disposed: 0, live: 0, updates: 0, errors: [], frames: 0, ms: 0, requests: 0, shown_s: 0 });
 const MAX_POINTS = 1000;
 const PICTURE_MS = 100;
@@ -13,7 +13,7 @@ const make = (parent, tag, cls, text) => {
   return node;
 };
 
-// Lowest and highest of a thinned series; one that has never been thinned has no band to draw.
+// Minimum and maximum of a thinned series; a series that was never thinned has no band.
 const bandOf = (kept) => (kept.banded ? { low: kept.low, high: kept.high } : {});
 
 export default function ({ parentElement: root, data, setTriggerValue }) {
@@ -131,7 +131,7 @@ class LivePage {
     return card;
   }
 
-  // The chart of a card; made when its first number comes.
+  // The chart of a card, made when its first number arrives.
   chartOf(card) {
     card.chart ??= new Chart(card.div, {
       height: card.spec.key === "return" ? 330 : 170, xTitle: () => this.axisTitle(card),
@@ -193,7 +193,7 @@ class LivePage {
     this.timers.tick = setTimeout(() => this.tick(), Math.max(200, pause - (performance.now() - begun)));
   }
 
-  // What the machine is doing besides the shown run: starting, stopping. Another state needs other buttons.
+  // Progress of a start or stop; when the state changes, a rerun draws the right buttons.
   pageNews(page) {
     if (!page) return;
     const text = page.lines.join("\n");
@@ -225,7 +225,7 @@ class LivePage {
     if ([...this.store.values()].some((kept) => kept.t.length > MAX_POINTS) || this.evals.t.length > MAX_POINTS) this.reload();
   }
 
-  // Everything again, thinned by the server: a trace never holds more than MAX_POINTS for long.
+  // Requests everything again, thinned by the server, so that no trace stays longer than MAX_POINTS.
   reload() { this.epoch = ""; this.since = 0; this.seen = 0; }
 
   clear(news) {
@@ -248,7 +248,7 @@ class LivePage {
       kept.y.push(...points.y.map((y) => y * scale));
       for (const [side, values] of [[kept.low, points.lo], [kept.high, points.hi]]) side.push(...points.y.map((_, i) => (values ? values[i] * scale : null)));
     };
-    if (name === "episode_return") { push(1); changed.add(this.returnCard); return; }
+    if (name.split("/")[0] === "episode_return") { push(1); changed.add(this.returnCard); return; }
     for (const card of this.charts.values()) {
       const hit = (card.spec.series ?? []).some((entry) => entry === name || (entry.endsWith("*") && name.startsWith(entry.slice(0, -1))));
       if (!hit) continue;
@@ -258,15 +258,18 @@ class LivePage {
     }
   }
 
+  // One line per series; with several learners, one of the whole run and one of each group.
   showSeries(card) {
-    const traces = card.names.filter((name) => this.store.has(name)).map((name, i) => {
+    const names = card.names.filter((name) => this.store.has(name)), several = names.some((name) => name.includes("/"));
+    const traces = names.map((name, i) => {
       const part = name.split("/")[1], kept = this.store.get(name);
-      const label = part === undefined ? name.replaceAll("_", " ") : `${card.spec.part} ${part}`;
+      const label = part !== undefined ? `${card.spec.part} ${part}` : several ? "whole run" : name.replaceAll("_", " ");
       return { name: label, colour: this.data.colours[i % this.data.colours.length], x: kept.x, y: kept.y, ...bandOf(kept) };
     });
     this.chartOf(card).show(traces);
     if (traces.length > 1) this.legend(card, traces);
-    const now = traces.map((trace) => shortText(trace.y.at(-1))).join(" / ");
+    const whole = traces.filter((_, i) => !names[i].includes("/"));
+    const now = (whole.length ? whole : traces).map((trace) => shortText(trace.y.at(-1))).join(" / ");
     if (card.now.textContent !== now) card.now.textContent = now;
   }
 
@@ -274,8 +277,12 @@ class LivePage {
   showReturn() {
     const [blue, orange] = this.data.colours, by = this.axis === "t" ? this.unit.by : 1;
     const x = this.evals[this.axis].map((value) => value / by), traces = [];
-    const episodes = this.store.get("episode_return");
-    if (episodes && this.axis !== "u") traces.push({ name: "samplers' episodes (noisy)", colour: orange, width: 1, faint: true, x: this.axis === "t" ? episodes.x : episodes.s, y: episodes.y, ...bandOf(episodes) });
+    const noisy = this.axis === "u" ? [] : [...this.store].filter(([name]) => name.split("/")[0] === "episode_return");
+    noisy.forEach(([name, kept], i) => {
+      const part = name.split("/")[1], base = { width: 1, faint: true, x: this.axis === "t" ? kept.x : kept.s, y: kept.y };
+      if (part === undefined) traces.push({ name: "samplers' episodes (noisy)", colour: orange, ...base, ...bandOf(kept) });
+      else traces.push({ name: `group ${part}: episodes (noisy)`, colour: this.data.colours[2 + (i % (this.data.colours.length - 2))], ...base });
+    });
     traces.push({ name: "greedy episodes, mean (95 % interval)", colour: blue, width: 2.2, dots: x.length < 200, x, y: this.evals.y, low: this.evals.lo, high: this.evals.hi });
     const all = traces.flatMap((trace) => (trace.x.length ? [trace.x[0], trace.x.at(-1)] : []));
     const reference = this.data.references?.[0];
@@ -378,7 +385,7 @@ class LivePage {
     if (this.log.textContent !== text) this.log.textContent = text;
   }
 
-  // The server answers when there is a newer picture, or after a second that there is none.
+  // The server answers as soon as there is a newer picture, or after a second without one.
   wakePicture() {
     if (this.pictureBusy || this.dead) return;
     clearTimeout(this.timers.picture);
@@ -405,7 +412,7 @@ class LivePage {
     this.timers.picture = setTimeout(() => this.picture(), pause);
   }
 
-  // A browser keeps each decoded <img> for long, 0.3 MB a frame: pixels that are copied and closed are gone at once.
+  // A bitmap is freed at once when closed; decoded <img> elements would stay in memory, 0.3 MB a frame.
   paint(bitmap) {
     if (this.dead) { bitmap.close(); return; }
     if (this.image.width !== bitmap.width || this.image.height !== bitmap.height) { this.image.width = bitmap.width; this.image.height = bitmap.height; }

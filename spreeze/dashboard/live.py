@@ -1,4 +1,4 @@
-"""Live: start a run, see it learn, see what holds it back, stop it."""
+"""Live: start a run, watch it learn, see its bottleneck, stop it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def page() -> None:
         st.error(components.plain(error))
     box = st.container()
     _shown(now)
-    with box:  # sent after the charts: a browser loads the parts of a page in that order
+    with box:  # sent after the charts, because a browser loads the parts of a page in that order
         if now.name is None:
             _start_box(folder)
         else:
@@ -61,7 +61,7 @@ def _shown(now: control.Activity) -> None:
 
 @cache
 def tasks() -> list[str]:
-    """Tasks to offer: the small one first, then those that have a profile."""
+    """Tasks to offer: Pendulum and the default, then those with a profile."""
     found = ["Pendulum-v1", EnvConfig().id]
     for profile in sorted(PROFILE_DIR.glob("*.toml")):
         about = tomllib.loads(profile.read_text(encoding="utf-8")).get("about", {})
@@ -70,7 +70,7 @@ def tasks() -> list[str]:
 
 
 def _start_box(folder: Path) -> None:
-    """The form of a new run: only what the tables of modes, algorithms and settings allow together."""
+    """The form of a new run; offers only valid combinations of mode, algorithm and settings."""
     with st.container(border=True):
         first = st.columns([2.4, 1.1, 1, 0.9, 1], vertical_alignment="bottom")
         env_id = first[0].selectbox("Task", tasks(), index=1, accept_new_options=True, key="start_env",
@@ -105,7 +105,7 @@ def _start_box(folder: Path) -> None:
 
 
 def _tables() -> tuple[dict[str, Mode], dict[str, AlgorithmRow]]:
-    """Modes and algorithms: those of Spreeze, and those of the module that the page was started with."""
+    """Modes and algorithms, including those of the ``--import`` module."""
     try:
         return modes(control.imported()), rows(control.imported())
     except SpreezeError as error:
@@ -114,14 +114,14 @@ def _tables() -> tuple[dict[str, Mode], dict[str, AlgorithmRow]]:
 
 
 def _one_of(cell: DeltaGenerator, label: str, options: list[str], key: str, text: str) -> str:
-    """A choice that another choice may have made impossible."""
+    """A select box whose options depend on other choices."""
     if st.session_state.get(key, options[0]) not in options:
-        st.session_state[key] = options[0]  # set, not deleted: the browser would go on showing the old one
+        st.session_state[key] = options[0]  # not deleted: the browser would keep showing the old one
     return str(cell.selectbox(label, options, key=key, help=text))
 
 
 def _own_settings(request: control.Request) -> dict[str, Any]:
-    """Settings that take the place of the tuner's choice or of the default, and when to stop."""
+    """Inputs for settings, which replace the tuner's choice or the default, and for stop conditions."""
     config, pins = request.config, st.session_state.get("pins", {})
     knobs, others = offered(config)
     values: dict[str, Any] = {}
@@ -147,7 +147,7 @@ def _own_settings(request: control.Request) -> dict[str, Any]:
 
 
 def _start(request: control.Request, folder: Path) -> None:
-    # Noted first, because another click may cut this short: the page then shows the run that goes on.
+    # Set first, because another click may interrupt this callback.
     st.session_state["follow"] = True
     try:
         control.start(request, folder)
@@ -156,7 +156,7 @@ def _start(request: control.Request, folder: Path) -> None:
 
 
 def _stop_box(now: control.Activity, folder: Path) -> None:
-    """Stop, and force where that takes too long; the stages themselves are drawn by the component."""
+    """The Stop button, and one to force it if that takes too long."""
     name = now.name or ""
     with st.container(border=True):
         cells = st.columns([1, 5], vertical_alignment="center")

@@ -1,4 +1,4 @@
-"""The Live page's charts, as the table of metrics has them, and its answer each second: what is new in a run."""
+"""Data of the Live page: its charts, from the table of metrics, and its answer each second, the news of a run."""
 
 from __future__ import annotations
 
@@ -20,32 +20,28 @@ from spreeze.metrics.table import GROUPS, RETURN, TABLE, Metric, MetricTable
 from spreeze.run_directory import read_config, read_run, state_of
 
 MAX_BUCKETS = 350
-"""Buckets of a first answer: mean, lowest and highest each."""
+"""Buckets of a first answer; each has mean, minimum and maximum."""
 _TAIL_ROWS = 600
 _LOG_LINES = 8
 STALE_S = 3.0
 
-
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9")
-"""Okabe and Ito (2008): told apart with any colour vision."""
-
+"""Okabe and Ito (2008): distinguishable with any colour vision."""
 
 _MOST_PARTS = 8
 
 
 def drawn(table: MetricTable = TABLE) -> list[Metric]:
-    """The metrics that the Live page draws, by groups of charts."""
+    """The metrics that the Live page draws, ordered by groups of charts."""
     order = {group: rank for rank, group in enumerate((RETURN, *GROUPS))}
-    found = [(order[metric.chart.group], metric) for metric in table.metrics if metric.chart]
-    return [metric for _, metric in sorted(found, key=lambda entry: entry[0])]
+    charted = [(order[metric.chart.group], metric) for metric in table.metrics if metric.chart]
+    return [metric for _, metric in sorted(charted, key=lambda entry: entry[0])]
 
 
 def as_json(lag_unit: str, table: MetricTable = TABLE) -> list[dict[str, Any]]:
-    """The charts with a sentence for each, for the page's script; that of the returns is its own.
+    """The charts for the page's script, each with help text; the script defines the return chart itself.
 
-    Args:
-        lag_unit: depends on the algorithm: updates, or intervals of those without replay.
-        table: each row says where it is drawn.
+    ``lag_unit`` is that of the policy lag: updates, or intervals for on-policy algorithms.
     """
     charts: dict[str, dict[str, Any]] = {}
     for metric in drawn(table):
@@ -63,7 +59,7 @@ def as_json(lag_unit: str, table: MetricTable = TABLE) -> list[dict[str, Any]]:
 
 
 def wanted(names: list[str], table: MetricTable = TABLE) -> list[str]:
-    """Those of ``names`` that some chart shows, of each metric at most eight parts or groups."""
+    """Those of ``names`` that a chart shows; at most eight parts or groups of each metric."""
     found: list[str] = []
     for metric in drawn(table):
         found += [name for name in names if name == metric.name and not metric.parts]
@@ -115,23 +111,21 @@ PUBLISHED: dict[tuple[str, str], Published] = {
     ("ddpg", "ReacherBulletEnv-v0"): Published(15.6, 300_000),
     ("ddpg", "Walker2DBulletEnv-v0"): Published(1387.6, 1_000_000),
 }
-"""(algorithm, task) -> what the source lists."""
+"""(algorithm, task) -> the value in ``SOURCE``."""
 
 
 def published(algo: str | None, env_id: str | None) -> Published | None:
     return PUBLISHED.get((algo or "", env_id or ""))
 
 
-def answer(
-    path: Path, since: float, evals_seen: int, epoch: str, table: MetricTable = TABLE
-) -> dict[str, Any]:
-    """What ``/api/live`` sends: everything when ``since`` is 0 or the epoch is another one, else the news.
+def answer(path: Path, since: float, evals_seen: int, epoch: str, table: MetricTable = TABLE) -> dict[str, Any]:
+    """What ``/api/live`` sends: everything if ``since`` is 0 or the epoch has changed, else the news.
 
     Args:
-        path: the run.
+        path: the run directory.
         since: time of the newest value that the page has [s].
-        evals_seen: evaluations that it has.
-        epoch: session of the run that these are of.
+        evals_seen: number of evaluations that it has.
+        epoch: session of the run that these belong to.
         table: says what is drawn.
 
     Raises:
@@ -172,7 +166,7 @@ def snapshot(
     run: Mapping[str, Any], config: Mapping[str, Mapping[str, Any]], values: Mapping[str, float], state: str,
     table: MetricTable = TABLE,
 ) -> Snapshot:
-    """The newest numbers in the form that the bottleneck sentence reads."""
+    """The newest numbers, in the form that ``bottleneck`` reads."""
     replay, learner = config.get("replay", {}), config.get("learner", {})
     active = [rate for rate in parts_of(values, "sampler_env_steps_per_s").values() if rate > 0.0]
     device = str(learner.get("device", ""))
@@ -183,7 +177,7 @@ def snapshot(
     else:
         samplers = config.get("sampling", {}).get("samplers")
     counts = {name: values.get(name, run.get(name)) for name in ("env_steps", "updates")}
-    # The metrics tell how the learner works; an old run's configuration may not.
+    # Taken from the metrics, because the configuration of an old run may not say it.
     known = measured({**values, **counts}, on_policy=bool(values.get("learner_learn_share")), table=table)
     return Snapshot(
         lag=lag, env_id=clean(run.get("env_id"), 80), algo=clean(run.get("algo"), 20), state=state,
@@ -197,7 +191,7 @@ def snapshot(
 
 
 def texts(shown: Snapshot, run: Mapping[str, Any], last: EvaluationRow | None, path: Path) -> dict[str, str]:
-    """Every number outside of the charts, as text; unknown is a dash."""
+    """Every number outside of the charts as text; unknown ones are a dash."""
     interval = None if last is None else half_width(last)
     return {
         "state": shown.state, "wall": duration(shown.wall_s), "env_steps": number(shown.env_steps),
@@ -214,13 +208,13 @@ def texts(shown: Snapshot, run: Mapping[str, Any], last: EvaluationRow | None, p
 
 
 def _samplers(shown: Snapshot) -> str:
-    """How many step now, of those the run was given; a fraction is one that the governor lets rest at times."""
+    """How many samplers are stepping, of how many; a fraction is one that the governor pauses at times."""
     working = shown.samplers_active if shown.samplers_rest else shown.samplers_alive
     return DASH if working is None else f"{number(working)} of {number(shown.samplers_wanted)}"
 
 
 def _whole_run(path: Path) -> dict[str, float]:
-    """Rates and time split over a run that has ended: its last second says little."""
+    """Rates and time split over a whole run that has ended, whose last second says little."""
     document = read_json(path / "summary.json")
     split = document.get("time_split")
     found = {name: document.get(name) for name in ("env_steps_per_s", "updates_per_s", "update_frames_per_s")}
@@ -241,13 +235,13 @@ def _note(shown: Snapshot, state: str, latest: Mapping[str, Any]) -> str:
 
 
 def _gpu(gpu: GpuSnapshot) -> str:
-    """One line on a GPU: the share of time with any kernel says little without the power."""
+    """One line on a GPU; its use says little without the power."""
     power = DASH if gpu.power_w is None else f"{gpu.power_w:.0f} W"
     return f"GPU {gpu.index}: busy {percent(gpu.use)}, {power}, {size(gpu.memory_used_bytes)} of its memory in use"
 
 
 def _news(reader: MetricsReader, seen: int, count: int) -> list[EvaluationRow]:
-    """Evaluations not yet sent; of very many the best and worst of each of 350 parts."""
+    """Evaluations not yet sent; if there are too many, the best and worst of each bucket."""
     if count - seen > 2 * MAX_BUCKETS:
         return reader.extreme_evaluations(seen, count, MAX_BUCKETS)
     return reader.evaluations(seen) if count > seen else []
@@ -263,7 +257,7 @@ def _evaluations(chosen: list[EvaluationRow]) -> dict[str, list[float | int | No
 
 
 def _interval(record: EvaluationRow) -> tuple[float | None, float | None]:
-    """Ends of the 95 % interval; one episode has none."""
+    """The 95 % interval; unknown for one episode."""
     half = half_width(record)
     if half is None:
         return None, None
@@ -271,9 +265,9 @@ def _interval(record: EvaluationRow) -> tuple[float | None, float | None]:
 
 
 def _thinned(series: Series, newest: Point) -> dict[str, list[Any]]:
-    """Columns of a bucketed series: its means, with the extremes where a bucket has several values.
+    """Columns of a bucketed series: means, with minimum and maximum if a bucket has several values.
 
-    The newest value itself comes last: a page shows it as what is true now.
+    Then the newest value is appended, because the page shows the last one as the current value.
     """
     columns: dict[str, list[Any]] = {
         "t": [round(t, 2) for t in series.t.tolist()], "s": [int(step) for step in series.step.tolist()],
@@ -287,7 +281,7 @@ def _thinned(series: Series, newest: Point) -> dict[str, list[Any]]:
 
 
 def _rounded(values: Sequence[float] | np.ndarray) -> list[float]:
-    """Six digits: more cannot be seen, and the answer is half as long."""
+    """Rounds to six digits, which halves the length of the answer."""
     array = np.asarray(values, np.float64)
     magnitudes = np.abs(array)
     digits = 5.0 - np.floor(np.log10(magnitudes, out=np.zeros_like(array), where=magnitudes > 0.0))

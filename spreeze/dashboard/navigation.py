@@ -1,4 +1,4 @@
-"""The script that Streamlit runs (``app.py`` serves it): the pages, and which run they show, kept in the address."""
+"""The script that Streamlit runs (``app.py`` serves it): the pages, and the chosen run, which the address keeps."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ PAGES: dict[str, tuple[str, str]] = {
     "logs": ("Logs", "runs.logs"),
     "about": ("About this machine", "about.page"),
 }
-"""Last part of the address -> title, and file and function here; the first page is the one shown unasked.
+"""Last part of the address -> title, and module and function; the first page is the default.
 
-None lies in a folder ``pages``: Streamlit would take that for its own, and a first visit to one would be empty."""
+There is no folder ``pages``: Streamlit would treat it as its own, and a first visit to a page would be empty."""
 _KEY = "run"
 
 
@@ -33,7 +33,7 @@ def load(name: str) -> Callable[[], None]:
 
 
 def sidebar() -> None:
-    """The list of runs; the live one, else the newest, is taken where nothing was chosen."""
+    """The list of runs; without a choice the newest is shown."""
     names = run_names(runs_dir())
     if not names:
         st.sidebar.info("No run yet.")
@@ -55,7 +55,7 @@ def choose(name: str) -> None:
 
 
 def current() -> Path | None:
-    """The directory of the chosen run, or None where there is no run at all."""
+    """The directory of the chosen run; None if there is no run."""
     name = st.session_state.get(_KEY)
     try:
         return None if name is None else run_path(name, runs_dir())
@@ -64,7 +64,7 @@ def current() -> Path | None:
 
 
 def need_run() -> Path:
-    """The chosen run; where there is none the page says how to start one and ends."""
+    """The directory of the chosen run; without one the page says how to start one and stops."""
     path = current()
     if path is None:
         st.info("No run yet. Start one on the Live page, or type: `python -m spreeze.train --auto`")

@@ -1,4 +1,4 @@
-"""What the pages know of a run: files of its directory, read in bounded amounts. Imports no Torch."""
+"""What the pages show of a run: files of its directory, read in bounded amounts. Imports no Torch."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ SAMPLE_NAME = "sample run"
 LIVE_STATES = ("starting", "tuning", "running", "stopping")
 _MAX_BYTES = 1_000_000
 
+
 @dataclass(frozen=True)
 class RunRow:
-    """One line of the list of runs; None is unknown."""
+    """One row of the list of runs; None is unknown."""
 
     name: str
     state: str
@@ -41,7 +42,7 @@ class RunRow:
 
 
 def runs_dir() -> Path:
-    """Where runs lie: ``$SPREEZE_RUNS_DIR``, else ``runs`` below the working directory."""
+    """The directory of the runs: ``$SPREEZE_RUNS_DIR``, else ``runs`` in the working directory."""
     return Path(os.environ.get("SPREEZE_RUNS_DIR") or "runs").absolute()
 
 
@@ -55,7 +56,7 @@ def run_path(name: str, folder: Path) -> Path:
     """The directory of a run named by a page or a request.
 
     Raises:
-        RunError: no such run, or a name that could leave the runs directory.
+        RunError: no such run, or a name that leads out of the runs directory.
     """
     if name == SAMPLE_NAME:
         return SAMPLE
@@ -69,7 +70,7 @@ def run_path(name: str, folder: Path) -> Path:
 
 
 def short(path: Path) -> str:
-    """A path as one would type it: below the working directory, else below the checkout or home where it is there."""
+    """A path as one would type it: relative to the working directory, the checkout or the home directory."""
     for base, prefix in ((Path.cwd(), ""), (ROOT, ""), (Path.home(), "~/")):
         if path.is_relative_to(base) and path != base:
             return prefix + path.relative_to(base).as_posix()
@@ -77,7 +78,7 @@ def short(path: Path) -> str:
 
 
 def row(path: Path) -> RunRow:
-    """What ``run.json`` tells of a run."""
+    """A row with the facts in ``run.json``."""
     run = read_run(path)
     return RunRow(
         name=SAMPLE_NAME if path == SAMPLE else path.name, state=clean(state_of(path), 20),
@@ -93,7 +94,7 @@ def rows(folder: Path) -> list[RunRow]:
 
 
 def live_run(folder: Path) -> str | None:
-    # A lock is asked for in microseconds: this is called each second, however many runs there are.
+    # Called each second; testing a lock takes microseconds, so many runs do no harm.
     alive = [lock.parent for lock in folder.glob("*/run.lock") if is_alive(lock.parent)]
     named = {path: read_run(path) for path in alive if not path.is_symlink()}
     found = [path for path, run in named.items() if run.get("state") in LIVE_STATES]
@@ -101,7 +102,7 @@ def live_run(folder: Path) -> str | None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON file of a run, or an empty dictionary when it is missing, damaged or too large."""
+    """Reads a JSON file; an empty dictionary if it is missing, damaged or too large."""
     try:
         if path.stat().st_size > _MAX_BYTES:
             return {}
@@ -112,7 +113,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def tail_text(path: Path, limit_bytes: int = 64_000) -> str:
-    """The end of a text file; empty when it is not there."""
+    """The end of a text file; empty if it cannot be read."""
     try:
         with open(path, "rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -128,7 +129,7 @@ def tail_lines(path: Path, count: int = 200) -> list[str]:
 
 
 def log_files(path: Path) -> dict[str, Path]:
-    """Label -> file: errors, logs of the processes, and what the run wrote to its terminal, had it one."""
+    """Label -> file: errors, logs of the processes, and the terminal output of a run started from a page."""
     found = {
         f"{folder}/{file.name}": file
         for folder in ("errors", "logs")
@@ -140,12 +141,12 @@ def log_files(path: Path) -> dict[str, Path]:
 
 
 def launch_log(name: str, folder: Path) -> Path:
-    """What a run that a page started writes to its terminal."""
+    """The file for the terminal output of a run started from a page."""
     return folder / ".launches" / f"{name}.log"
 
 
 def newest_log(path: Path, count: int) -> tuple[str, list[str]]:
-    """Label and last lines of the log that was written last; empty where nothing was written."""
+    """Label and last lines of the most recently written log; empty if nothing was written."""
     written = []
     for label, file in log_files(path).items():
         with contextlib.suppress(OSError):
@@ -159,7 +160,7 @@ def newest_log(path: Path, count: int) -> tuple[str, list[str]]:
 
 @dataclass(frozen=True)
 class Clip:
-    """A recorded clip and the numbers that are known of it."""
+    """A recorded clip and the numbers about it."""
 
     path: Path
     facts: dict[str, float]
@@ -171,16 +172,16 @@ def clips(path: Path) -> list[Clip]:
     return [_clip(path, read_json(path.with_suffix(".json"))) for path in found if not path.is_symlink()]
 
 
-def _clip(path: Path, told: dict[str, Any]) -> Clip:
-    returns = told.get("episode_returns")
+def _clip(path: Path, record: dict[str, Any]) -> Clip:
+    returns = record.get("episode_returns")
     known = [_number(value) for value in returns] if isinstance(returns, list) else []
-    numbers = {name: _number(value) for name, value in told.items()}
+    numbers = {name: _number(value) for name, value in record.items()}
     return Clip(path, {name: value for name, value in numbers.items() if value is not None},
                 [value for value in known if value is not None])
 
 
 def on_policy(run: Mapping[str, Any]) -> bool:
-    """Whether a run's algorithm learns from what its own policy has just collected, as its ``run.json`` tells."""
+    """Whether a run's algorithm is on-policy, according to its ``run.json``."""
     wiring = run.get("wiring")
     return wiring.get("lag") is not None if isinstance(wiring, dict) else run.get("algo") in ON_POLICY
 

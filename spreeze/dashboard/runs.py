@@ -1,4 +1,4 @@
-"""Runs, Watch and Logs: all runs, what can be done with one, its clips, and what it wrote."""
+"""Runs, Watch and Logs: the list of runs, actions on one, its clips, and its logs."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def page() -> None:
     st.subheader("Runs", anchor=False)
     if error := st.session_state.pop("control_error", None):
         st.error(components.plain(error))
-    if told := st.session_state.pop("control_note", None):
-        st.success(components.plain(told))
+    if note := st.session_state.pop("control_note", None):
+        st.success(components.plain(note))
     found = rows(folder)
     if not found:
         st.info(f"No run in {short(folder)} yet: start one on the Live page. What you see here is a recording.")
@@ -101,7 +101,7 @@ def _one(path: Path, folder: Path) -> None:
 
 
 def exported(path: Path) -> list[Path]:
-    """The files that are needed to understand and to use a run, as long as they are not too large together."""
+    """The files to export, up to ``_MAX_EXPORT_BYTES`` in all."""
     found, total = [], 0
     for name in _EXPORTED:
         part = path / name
@@ -112,7 +112,7 @@ def exported(path: Path) -> list[Path]:
 
 
 def export(path: Path) -> bytes:
-    """A ZIP file of these, below the run's name."""
+    """A ZIP file of ``exported``, in a folder with the run's name."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for part in exported(path):
@@ -141,10 +141,10 @@ def _tried(action: Callable[[], None], note: str) -> None:
 
 
 def watch() -> None:
-    """The clips of a run in time order: how the policy learned to move."""
+    """The clips of a run in time order."""
     path = navigation.need_run()
     st.subheader(f"Clips of {row(path).name}", anchor=False)
-    if path != SAMPLE:  # its networks were not kept
+    if path != SAMPLE:  # its networks are not included
         components.show_command("play", control.shown("spreeze", "play", short(path)))
     found = clips(path)
     if not found:
@@ -179,7 +179,7 @@ def label(clip: Clip) -> str:
 
 
 def logs() -> None:
-    """What the processes of a run wrote, its events and its errors."""
+    """The events, logs and errors of a run."""
     path = navigation.need_run()
     st.subheader(f"Logs of {row(path).name}", anchor=False)
     _events(path)

@@ -1,4 +1,4 @@
-"""What the server does once, before anybody visits: the first page shall not wait for it."""
+"""The server of the dashboard: its startup, and the routes that the Live page polls."""
 from __future__ import annotations
 
 import asyncio
@@ -31,7 +31,7 @@ _TCP = (socket.AF_INET, socket.AF_INET6)
 
 
 def life(entrance: Entrance) -> Callable[[st.App], AbstractAsyncContextManager[None]]:
-    """The server's life: the entrance is open, and pages' modules load while the first browser is still on its way."""
+    """The server's lifespan: opens the entrance and loads the pages' modules before the first visit."""
 
     @contextlib.asynccontextmanager
     async def lived(app: st.App) -> AsyncIterator[None]:
@@ -47,11 +47,11 @@ def life(entrance: Entrance) -> Callable[[st.App], AbstractAsyncContextManager[N
 
 
 def send_at_once() -> int:
-    """Takes Nagle's delay off every socket that this process listens on; returns how many there were.
+    """Disables Nagle's algorithm on all listening sockets of this process; returns their number.
 
-    asyncio does so only for sockets that name TCP as their protocol, and Streamlit's (1.67) does not: the second part
-    of each answer then waits until the browser acknowledges the first, which takes it 40 ms. A page is ninety answers.
-    Connections inherit the option.
+    asyncio does so only for sockets that were made with TCP as their protocol, which Streamlit's (1.67) were not. The
+    second part of each answer then waits up to 40 ms for the browser's acknowledgement of the first, and a page is
+    ninety answers. Connections inherit the option.
     """
     changed = 0
     for name in os.listdir("/dev/fd"):
@@ -62,7 +62,7 @@ def send_at_once() -> int:
 
 
 def _without_delay(shared: socket.socket) -> bool:
-    """Whether it listens for TCP; the descriptor stays its owner's."""
+    """Whether it is a listening TCP socket; the descriptor is left open."""
     try:
         listens = bool(shared.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)) and shared.family in _TCP
         if listens:
@@ -82,31 +82,28 @@ _MAX_PICTURE_BYTES = 2_000_000
 _PICTURE_WAIT_S = 1.0
 _PICTURE_POLL_S = 0.04
 _HEADERS = {"Cache-Control": "no-store", "Content-Encoding": "identity"}
-"""On one machine packing an answer takes longer than sending it: Streamlit would pack even pictures."""
+"""No compression: on one machine it takes longer than sending, and Streamlit would compress even pictures."""
 
 
 def prefix() -> str:
-    """The base path that the server was given, without the last slash."""
+    """The server's base path, without a trailing slash."""
     base = str(st.get_option("server.baseUrlPath") or "").strip("/")
     return f"/{base}" if base else ""
 
 
 def routes() -> list[Route]:
     base = prefix()
-    return [
-        Route(f"{base}/api/live", live),
-        Route(f"{base}/live.jpg", picture),
-    ]
+    return [Route(f"{base}/api/live", live), Route(f"{base}/live.jpg", picture)]
 
 
 def address() -> str:
-    """Of the first page, once the server has its port; the middleware lets in what names this machine so."""
+    """The address of the first page, once the server has its port."""
     scheme = "https" if st.get_option("server.sslCertFile") else "http"
     return f"{scheme}://localhost:{st.get_option('server.port')}{prefix()}"
 
 
 def middleware(entrance: Entrance) -> list[Middleware]:
-    """Only requests that name this machine (a foreign page cannot rebind its name to us), and only by the entrance."""
+    """Rejects other Host headers (against DNS rebinding) and whoever did not come through the entrance."""
     return [
         Middleware(TrustedHostMiddleware, allowed_hosts=["localhost", "127.0.0.1"]),
         Middleware(Guard, entrance=entrance),
@@ -114,7 +111,7 @@ def middleware(entrance: Entrance) -> list[Middleware]:
 
 
 def live(request: Request) -> Response:
-    """News of the run in ``run`` since ``since``; see ``feed.answer``."""
+    """News of the run ``run`` since ``since``; see ``live_api.answer``."""
     query = request.query_params
     try:
         path = run_path(query.get("run", ""), runs_dir())
@@ -132,9 +129,9 @@ def live(request: Request) -> Response:
 
 
 async def picture(request: Request) -> Response:
-    """The newest picture of the agent, as soon as it is another one than ``after``; 204 where none comes in a second.
+    """The newest picture of the agent as soon as it differs from ``after``; 204 if there is none within a second.
 
-    Asking for it is what tells the visualizer that somebody looks.
+    This request is what makes the visualizer render.
     """
     try:
         path = run_path(request.query_params.get("run", ""), runs_dir())
@@ -152,7 +149,7 @@ async def picture(request: Request) -> Response:
 
 
 def read_picture(path: Path, known: str) -> tuple[str, bytes | None]:
-    """The picture's mark and its bytes; None where it is not there or is the known one."""
+    """The picture's tag and bytes; no bytes if it is missing or already known."""
     try:
         tag = str(path.stat().st_mtime_ns)
         if tag == known:
@@ -164,7 +161,7 @@ def read_picture(path: Path, known: str) -> tuple[str, bytes | None]:
 
 
 def watched(path: Path) -> None:
-    """Tells a live run's visualizer that somebody looks: touches ``control/viewer``, once a second at most."""
+    """Touches ``control/viewer`` of a live run, at most once a second, so that its visualizer renders."""
     mark = path / "control" / "viewer"
     with contextlib.suppress(OSError):
         if mark.exists() and time.time() - mark.stat().st_mtime < 1.0:
