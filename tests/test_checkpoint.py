@@ -159,7 +159,7 @@ def test_too_little_room_is_refused_before_anything_is_written(store, monkeypatc
 def test_large_files_are_synced_piece_by_piece_and_what_is_left_is_told_each_time(store, monkeypatch):
     monkeypatch.setattr(files, "PIECE_BYTES", 1000)
     monkeypatch.setattr(checkpoint, "PIECE_BYTES", 1000)
-    monkeypatch.setattr(checkpoint, "_TOLD_BYTES", 1000)
+    monkeypatch.setattr(checkpoint, "_REPORT_BYTES", 1000)
     told, between, fsync = [], [], os.fsync
 
     def synced(fd):

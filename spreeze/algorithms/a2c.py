@@ -1,9 +1,9 @@
-"""Advantage actor-critic (Mnih et al. 2016, arXiv 1602.01783), synchronous: one gradient step a rollout.
+"""Synchronous advantage actor-critic (Mnih et al. 2016, arXiv 1602.01783): one gradient step per rollout.
 
-One rollout behind, with correction "delayed", that step is eq. 6 of HTS-RL (arXiv 2012.09849):
-``theta(j + 1) = theta(j) + step(gradient at theta(j - 1))``, values and advantages of theta(j - 1) too. With
-"none" the gradient is taken at theta(j), with "truncated-is" too and each term times
-``min(1, pi_theta(j) / pi_theta(j - 1))``, advantages and targets by V-trace with the same weights.
+On data one rollout old, with correction "delayed", that step is eq. 6 of HTS-RL (arXiv 2012.09849):
+``theta(j + 1) = theta(j) + step(gradient at theta(j - 1))``, with values and advantages of theta(j - 1). With "none"
+the gradient is taken at theta(j). With "truncated-is" it is too, each term is multiplied by
+``min(1, pi_theta(j) / pi_theta(j - 1))``, and advantages and targets are those of V-trace with these weights.
 """
 
 from __future__ import annotations

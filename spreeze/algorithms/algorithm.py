@@ -1,4 +1,4 @@
-"""What every algorithm has: a name, counters, a policy to publish, and a bit-exact state. No update is in here."""
+"""The base of every algorithm: a name, counters, a policy to publish, and a bit-exact state, but no update."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _MAX_SEED = 2**63 - 1
 
 
 class Algorithm(ABC):
-    """Names, counters and state; ``off_policy`` and ``on_policy`` add how an update is made."""
+    """Name, counters and state; ``off_policy`` and ``on_policy`` add the update."""
 
     name: str
     updates: int
-    """Updates so far, rejected ones included; whoever repeats recorded updates counts them here."""
+    """Updates so far, including rejected ones; a caller that replays recorded updates counts them here."""
 
     def __init__(self, generator: torch.Generator, meta: dict[str, Any]) -> None:
         self.updates = 0
@@ -30,11 +30,11 @@ class Algorithm(ABC):
 
     @abstractmethod
     def metrics(self) -> dict[str, float]:
-        """Finite metrics of the latest update, by their names in ``spreeze.metrics.table`` (reads the device)."""
+        """Finite metrics of the latest update by name, as in ``spreeze.metrics.table`` (reads the device)."""
 
     @abstractmethod
     def updates_skipped(self) -> int:
-        """Gradient steps that were not applied because they were not finite (reads the device)."""
+        """Number of gradient steps not applied because they were not finite (reads the device)."""
 
     @abstractmethod
     def policy_arrays(self) -> dict[str, np.ndarray]:
@@ -42,27 +42,27 @@ class Algorithm(ABC):
 
     @abstractmethod
     def _tensors(self) -> dict[str, Tensor]:
-        """Everything besides the random state that a checkpoint stores."""
+        """All state of a checkpoint except the random state."""
 
     def policy_meta(self) -> dict[str, Any]:
         """JSON values that ``Policy.from_weights`` needs besides the weights."""
         return dict(self._meta)
 
     def state_arrays(self) -> dict[str, np.ndarray]:
-        """Copies of networks, targets, optimizers and random state: what a bit-exact resume needs."""
+        """Copies of networks, targets, optimizers and random state for a bit-exact resume."""
         arrays = {name: tensor.detach().to("cpu", copy=True).numpy() for name, tensor in self._tensors().items()}
         arrays[_GENERATOR] = self._generator.get_state().cpu().numpy().copy()
         return arrays
 
     def load_state_arrays(self, arrays: dict[str, np.ndarray]) -> bool:
-        """Takes over what ``state_arrays`` gave, all or nothing.
+        """Restores the result of ``state_arrays``, all or nothing.
 
         Returns:
-            False if all but the random state was taken over: that is another kind of device's, 5,056 bytes on a CPU
-            and 16 on a CUDA GPU. Then call ``seed_noise``, after ``load_state_json``.
+            False if the random state could not be restored, because it is that of another kind of device (5,056 bytes
+            on a CPU, 16 on a CUDA GPU). Then call ``seed_noise``, after ``load_state_json``.
 
         Raises:
-            CheckpointError: a name is missing, or a shape is that of another network.
+            CheckpointError: a name is missing, or a shape belongs to another network.
         """
         tensors = self._tensors()
         for name in (*tensors, _GENERATOR):
@@ -86,7 +86,7 @@ class Algorithm(ABC):
         return True
 
     def seed_noise(self, seed: int) -> None:
-        """Noise that follows from this seed and the number of updates, wherever it is drawn."""
+        """Seeds the noise by ``seed`` and the number of updates, on any device."""
         words = np.random.SeedSequence([seed, self.updates]).generate_state(1, np.uint64)
         self._generator.manual_seed(int(words[0]) & _MAX_SEED)
 
@@ -95,11 +95,7 @@ class Algorithm(ABC):
         return {"algo": self.name, "updates": self.updates}
 
     def load_state_json(self, state: dict[str, Any]) -> None:
-        """Takes over what ``state_json`` gave.
-
-        Raises:
-            CheckpointError: the state of another algorithm.
-        """
+        """Restores the result of ``state_json``; a CheckpointError if it is that of another algorithm."""
         if state.get("algo") != self.name:
             raise CheckpointError(
                 f"checkpoint was made by '{state.get('algo')}', not by '{self.name}'; use the same algorithm"
@@ -108,5 +104,4 @@ class Algorithm(ABC):
 
 
 def finite(values: dict[str, float]) -> dict[str, float]:
-    """Those of them that are finite numbers."""
     return {name: value for name, value in values.items() if math.isfinite(value)}

@@ -1,6 +1,6 @@
-"""Networks over images: a convolutional trunk and a perceptron on it, by autograd.
+"""Networks for images: a convolutional trunk followed by a perceptron, by autograd.
 
-Parameters lie in one flat vector, so that optimizer, target and checkpoint are those of every other network.
+Parameters lie in one flat vector, so that optimizer, target and checkpoint are the same as for other networks.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from spreeze.types import FrameSpec
 
 _PIXEL = 1.0 / 255.0
 HIDDEN_GAIN, POLICY_GAIN, VALUE_GAIN = math.sqrt(2.0), 0.01, 1.0
-"""Gains of orthogonal initialisation (Saxe et al. 2014, arXiv 1312.6120): Andrychowicz et al. 2021 (arXiv 2006.05990)
-found the small policy head to matter most of such choices."""
+"""Gains of orthogonal initialisation (Saxe et al. 2014, arXiv 1312.6120). Andrychowicz et al. 2021 (arXiv 2006.05990)
+found that the small policy head matters most of such choices."""
 _CHUNK_ROWS = 128
-"""Images that go through a trunk at once on a CPU: what a layer gives is still in the cache for the next."""
+"""Images that go through a trunk at once on a CPU: a layer's output is still in the cache for the next one."""
 
 
 class ConvParameters:
@@ -52,11 +52,11 @@ class ConvParameters:
         self.mlp.initialise(generator)
 
     def leaves(self) -> list[tuple[Tensor, Tensor]]:
-        """``tensors`` that share this memory and by which autograd differentiates."""
+        """``tensors`` as leaves of autograd that share this memory."""
         return [(weight.detach().requires_grad_(), bias.detach().requires_grad_()) for weight, bias in self.tensors()]
 
     def trunk_arrays(self) -> dict[str, Tensor]:
-        """Copies on the CPU of the trunk, as ``spreeze.inference.convolution`` reads them."""
+        """Copies of the trunk on the CPU, as ``spreeze.inference.convolution`` reads them."""
         named: dict[str, Tensor] = {}
         for index, (weight, bias) in enumerate(self.convolutions):
             named |= {f"conv{index}_w": weight.to("cpu", copy=True), f"conv{index}_b": bias.to("cpu", copy=True)}
@@ -70,7 +70,7 @@ class ConvParameters:
     def forward(self, obs: Tensor, layers: list[tuple[Tensor, Tensor]]) -> Tensor:
         """Outputs [B, K] at images uint8 [B, k, C, H, W], by ``layers`` as ``tensors`` gives them."""
         convolutions = len(self.convolutions)
-        # Pixel by pixel, all channels of each: on a CPU a pass there and back takes two thirds of the time.
+        # Channels last: on a CPU a forward and backward pass takes two thirds of the time.
         x = obs.flatten(1, 2).to(self.flat.dtype, memory_format=torch.channels_last).mul_(_PIXEL)
         for stride, (weight, bias) in zip(self._strides, layers[:convolutions], strict=True):
             x = torch.relu(functional.conv2d(x, weight, bias, stride))
@@ -82,9 +82,9 @@ class ConvParameters:
 
 
 class ConvActorCritic:
-    """Policy and value with a trunk and a perceptron shared; the head's last output is the value.
+    """Policy and value that share trunk and perceptron; the head's last output is the value.
 
-    Members as in ``on_policy.MlpActorCritic``.
+    Members are as in ``on_policy.MlpActorCritic``.
     """
 
     activation = "relu"
@@ -139,7 +139,7 @@ class ConvActorCritic:
         return torch.split(rows, self._chunk_rows or len(rows))
 
     def policy_arrays(self) -> dict[str, Tensor]:
-        """Trunk and perceptron, of the head only the policy's part."""
+        """Trunk and perceptron, with only the policy's part of the head."""
         arrays = policy_arrays(self._parameters.mlp)
         arrays["head_w"] = arrays["head_w"][:, : self._outputs].contiguous()
         arrays["head_b"] = arrays["head_b"][: self._outputs].contiguous()

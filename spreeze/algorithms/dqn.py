@@ -1,8 +1,8 @@
-"""Deep Q-learning (Mnih et al. 2015) with a double estimate and duelling streams as options.
+"""Deep Q-learning (Mnih et al. 2015), optionally with double estimation and duelling streams.
 
-Departures from the paper: Adam instead of RMSProp, and a target network that may also follow softly.
-The clipped error of the paper is the gradient of Huber's loss. There is no actor: the policy is the
-best action of the Q network, so ``propose`` only picks next actions and nothing crosses back.
+Departures from the paper: Adam instead of RMSProp, and optionally a soft target update. The clipped error of the paper
+is the gradient of Huber's loss. There is no actor: the policy is the best action of the Q network, so ``propose`` only
+picks next actions and nothing crosses back.
 """
 
 from __future__ import annotations
@@ -53,12 +53,11 @@ class DQN(OffPolicyAlgorithm):
 
     @property
     def period(self) -> int:
-        """The target network moves at every ``target_interval``-th update."""
         return self._config.target_interval
 
     def propose(self, batch: TransitionBatch) -> Proposal:
-        """Next actions [1, B], indices: the best of the online network (double) or of the target network."""
-        # Without double estimation these values are also the ones that critic_step needs.
+        """Next actions [1, B] as indices: the best of the online network (double) or of the target network."""
+        # Without double estimation, critic_step reuses these values.
         self._next_q = self.critics.values(batch.next_obs, target=not self._config.double)
         return Proposal(self._next_q[0].argmax(0, keepdim=True), None, None)
 
@@ -71,7 +70,6 @@ class DQN(OffPolicyAlgorithm):
         self.critics.step(batch.obs, batch.action[:, 0].long(), target, losses.huber_gradient)
 
     def update_targets(self) -> None:
-        """At every ``target_interval``-th update."""
         self.updates += 1
         if self.updates % self._config.target_interval == 0:
             self.critics.update_target(self._config.tau)
@@ -81,7 +79,7 @@ class DQN(OffPolicyAlgorithm):
         self._next_q = None
 
     def policy_arrays(self) -> dict[str, np.ndarray]:
-        """Copies of the Q network's weights; a duelling head as the one layer that it amounts to."""
+        """Copies of the Q network's weights, with a duelling head as the equivalent single layer."""
         weight, bias = self.critics.policy_head()
         own = {"head_w": weight.t().contiguous(), "head_b": bias}
         if isinstance(self.critics, ImageCritics):
@@ -95,7 +93,7 @@ class DQN(OffPolicyAlgorithm):
 
 
 class ImageCritics(ActionValues[ConvParameters]):
-    """Q(s, .) [K] of images, by autograd; members as in ``DiscreteCritics``, S = 1."""
+    """Q(s, .) [K] of images, by autograd; members are as in ``DiscreteCritics``, with S = 1."""
 
     def __init__(
         self, frames: FrameSpec, num_actions: int, cnn: str, hidden_sizes: tuple[int, ...], lr: float,
@@ -127,7 +125,7 @@ class ImageCritics(ActionValues[ConvParameters]):
     def step(
         self, obs: Tensor, action: Tensor, target: Tensor, loss_gradient: Callable[[Tensor], Tensor] | None = None
     ) -> None:
-        """One gradient step on ``mean loss(Q(s, a) - target)``; arguments as in ``DiscreteCritics``, obs images."""
+        """One gradient step on ``mean loss(Q(s, a) - target)``; arguments are as in ``DiscreteCritics``."""
         with torch.inference_mode(False), torch.enable_grad():
             out = self.online.forward(obs, self._leaves)
             q, index = self._joined(out.detach()), action.unsqueeze(1)

@@ -1,10 +1,10 @@
 """Perceptrons with hand-derived gradients over preallocated buffers, and two threads that share their work.
 
-What ``torch.nn`` and autograd are elsewhere: an algorithm uses it by ``Parameters``, ``Tape``, ``mlp_forward`` and
-``mlp_backward``, and can be read without it. All parameters of a network lie in one flat vector, its gradient in
-another, so that Adam, target update, norm and finite check are one call each. ``stack`` networks of one shape (twin
-critics) are evaluated by one batched matmul. What an update does not need (input gradients of the critic step, weight
-gradients of the critics in the actor step) is not computed. Tests compare each gradient with autograd and with NumPy.
+This replaces ``torch.nn`` and autograd. Algorithms use ``Parameters``, ``Tape``, ``mlp_forward`` and ``mlp_backward``,
+and can be read without this file. All parameters of a network lie in one flat vector, its gradient in another, so that
+Adam, target update, norm and finite check are one call each. ``stack`` networks of one shape (twin critics) are
+evaluated by one batched matmul. Unused gradients (inputs in the critic step, the critics' weights in the actor step)
+are not computed. Tests compare each gradient with autograd and with NumPy.
 
 Shapes, besides those of ``types``: S stacked networks, M rows, K outputs, H hidden units.
 """
@@ -22,16 +22,16 @@ import torch
 from torch import Tensor
 
 _ALIGN = 16
-"""Float32 values in a cache line: each block of the flat vector begins on one."""
+"""Float32 values in a cache line; each block of the flat vector begins on one."""
 CHUNK_ROWS = 512
-"""Rows that go through a network at once on a CPU, so that what a layer gives is in the core's cache for the next."""
+"""Rows that go through a network at once on a CPU: a layer's output is still in the core's cache for the next one."""
 
 _relu_backward = torch.ops.aten.threshold_backward.grad_input
 _tanh_backward = torch.ops.aten.tanh_backward.grad_input
 
 
 def chunk_rows(tensor: Tensor, rows: int) -> int:
-    """Of so many rows, how many go through a network at once where the tensor lives."""
+    """How many of ``rows`` go through a network at once on the tensor's device."""
     return CHUNK_ROWS if tensor.device.type == "cpu" else rows
 
 
@@ -68,11 +68,11 @@ class Parameters:
         self._bind()
 
     def _bind(self) -> None:
-        """Derived views, made once: at small sizes each view costs as much as an addition."""
+        """Makes derived views once: at small sizes, a view costs as much as an addition."""
         self.weights_t = [weight.transpose(1, 2) for weight in self.weights]
         self.head_rows = [self.head_weight[index, 0] for index in range(self.stack)]
-        # A matmul with one output column is ten times faster as a matrix-vector one, but where matmuls round to
-        # bfloat16 that takes longer than the matmul: there a float32 sum is taken.
+        # For one output column, a matrix-vector product is ten times faster than a matmul. But if matmuls round to
+        # bfloat16, it takes longer than the matmul: then a float32 sum is used.
         self.head_matmul = torch.linalg.vecdot if matmuls_round() else torch.mv
 
     def one(self, index: int) -> Parameters:
@@ -120,12 +120,12 @@ def new_parameters(
 
 
 class Tape:
-    """Buffers of one forward and backward pass over M rows: activations saved, gradients handed back.
+    """Buffers of one forward and backward pass over M rows: activations and gradients.
 
-    ``out`` [S, K, M] is the output, ``grad_out`` [S, K, M] what the caller fills before
-    ``mlp_backward``, ``hidden[i]`` [S, M, H_i] the activations after the ReLU, or with ``tanh`` after that. The
-    gradient at a layer overwrites the activations of the layer above, which nothing needs any more by then: the
-    less memory a pass goes through, the more of it stays in the core's cache.
+    ``out`` [S, K, M] is the output, ``grad_out`` [S, K, M] its gradient, which the caller fills before
+    ``mlp_backward``. ``hidden[i]`` [S, M, H_i] are the activations after the ReLU or tanh. The gradient at a layer
+    overwrites the activations of the layer above, which are no longer needed: the less memory a pass touches, the more
+    of it stays in the core's cache.
     """
 
     def __init__(
@@ -156,14 +156,14 @@ class Tape:
         return Tape(hidden, grads, out, grad_out, tanh=self.tanh)
 
     def under(self, out: Tensor, grad_out: Tensor) -> Tape:
-        """The same memory for activations and gradients, under other outputs [S, K, M]: no more of S and M."""
+        """The same memory for activations and gradients with other outputs [S, K, M], whose S and M are not larger."""
         stack, rows = out.shape[0], out.shape[2]
         hidden, grads = ([_closed(tensor[:stack, :rows]) for tensor in some] for some in (self.hidden, self.grads))
         return Tape(hidden, grads, _closed(out), _closed(grad_out), tanh=self.tanh)
 
 
 def _closed(tensor: Tensor) -> Tensor:
-    """A stack of one is made anew: oneDNN copies matrices whose distance is not their size."""
+    """Remakes a stack of one: oneDNN copies matrices if the stride between them is not their size."""
     return tensor[0].unsqueeze(0) if tensor.shape[0] == 1 else tensor
 
 
@@ -185,7 +185,7 @@ def mlp_forward(parameters: Parameters, x: Tensor, tape: Tape) -> Tensor:
 
 
 def _add_relu_(hidden: Tensor, bias: Tensor) -> Tensor:
-    """``relu(hidden + bias)`` in place, in one pass over memory where there is a kernel for it (CPU)."""
+    """``relu(hidden + bias)`` in place, on a CPU in one pass over memory."""
     if hidden.device.type == "cpu":
         return torch._add_relu_(hidden, bias)
     return torch.relu_(hidden.add_(bias))
@@ -194,10 +194,10 @@ def _add_relu_(hidden: Tensor, bias: Tensor) -> Tensor:
 def mlp_backward(
     parameters: Parameters, tape: Tape, x_t: Tensor | None, gradient: Parameters | None, *, add: bool = False
 ) -> Tensor:
-    """Back-propagates ``tape.grad_out`` to the first layer's pre-activation [S, M, H_0], and to the weights if asked.
+    """Back-propagates ``tape.grad_out`` to the first layer's pre-activation [S, M, H_0], which is returned.
 
-    ``gradient`` receives the weight gradients, for which ``x_t`` [S, I, M], the input transposed, is needed; with
-    ``add`` they are added to what it holds.
+    ``gradient``, if any, receives the weight gradients, which need the transposed input ``x_t`` [S, I, M]; with ``add``
+    they are added to its values.
     """
     if gradient is not None:
         head_weight_gradients(tape, gradient, add=add)
@@ -209,9 +209,9 @@ def mlp_backward(
 
 
 def mlp_gradients(parameters: Parameters, tape: Tape) -> Tensor:
-    """Derivative of each row's output, of networks with one, to the first layer's pre-activation [S, M, H_0].
+    """Derivative of each row's only output by the first layer's pre-activation [S, M, H_0], after ``mlp_forward``.
 
-    After ``mlp_forward``; what ``mlp_backward`` gives for a ``grad_out`` of ones, without multiplying by them.
+    The same as ``mlp_backward`` for a ``grad_out`` of ones, without the multiplication.
     """
     _relu_backward(parameters.head_weight, tape.hidden[-1], 0.0, grad_input=tape.grads[-1])
     for index in range(len(tape.hidden) - 1, 0, -1):
@@ -220,7 +220,7 @@ def mlp_gradients(parameters: Parameters, tape: Tape) -> Tensor:
 
 
 def input_gradients(parameters: Parameters, tape: Tape, index: int) -> None:
-    """Carries the gradient through layer ``index`` (the head is the last) and the activation before it."""
+    """Propagates the gradient through layer ``index`` (the head is the last) and the activation before it."""
     below = tape.grads[index - 1]
     if index < len(tape.hidden):
         torch.bmm(tape.grads[index], parameters.weights_t[index], out=below)
@@ -269,7 +269,7 @@ def orthogonal_(matrix: Tensor, gain: float, generator: torch.Generator) -> None
 
 
 class ParameterCopy:
-    """A network's weights as they are now, on their way to the host: whoever reads them waits, not who takes them."""
+    """An asynchronous copy of a network's weights to the host: only reading it waits."""
 
     def __init__(self, parameters: Parameters) -> None:
         source = parameters.flat
@@ -282,7 +282,7 @@ class ParameterCopy:
             self._there.record(torch.cuda.current_stream(source.device))
 
     def policy_arrays(self) -> dict[str, Tensor]:
-        """``policy_arrays`` of the weights as they were; may be called in another thread."""
+        """``policy_arrays`` of the copy; may be called in another thread."""
         if self._there is not None:
             self._there.synchronize()
         return policy_arrays(Parameters(self._flat, self._sizes, self._stack))
@@ -303,16 +303,15 @@ Work = Callable[[], object]
 
 
 class ThreadPair:
-    """Two threads that share the work of one update exactly: the learner's second core. A context, or ``close`` it.
+    """Two threads that share the work of an update, for the learner's second core. Use as a context or ``close`` it.
 
-    The threads of one matmul wait for each other by spinning; where anything else runs on one of their cores, each
-    matmul stalls (1.3 instead of 81 updates/s were measured). Here the second thread sleeps until it is handed a whole
-    pass of a network, some milliseconds of work, so a busy core costs its share and no more. Torch lets go of the
-    interpreter's lock inside of every matmul.
+    The threads of one matmul wait for each other by spinning: if anything else runs on one of their cores, each matmul
+    stalls (1.3 instead of 81 updates/s were measured). Here the second thread sleeps until it gets a whole pass of a
+    network, some milliseconds of work, so a busy core costs no more than its share. Torch releases the interpreter's
+    lock in every matmul. ``threads`` is the number of threads of one matmul in each of the two.
     """
 
     def __init__(self, threads: int = 1) -> None:
-        """Args: ``threads`` of one matmul, in each of the two."""
         self._threads = threads
         self._handed, self._done = threading.Semaphore(0), threading.Semaphore(0)
         self._work: Work | None = None
@@ -321,11 +320,7 @@ class ThreadPair:
         self._thread.start()
 
     def both(self, here: Work, there: Work) -> None:
-        """Runs ``there`` in the second thread and ``here`` in the caller's; returns when both are done.
-
-        Raises:
-            BaseException: what either raised; the caller's own first.
-        """
+        """Runs ``there`` in the second thread and ``here`` in the caller's; raises errors of either, ``here`` first."""
         self._work = there
         self._handed.release()
         try:
@@ -354,7 +349,7 @@ class ThreadPair:
         with torch.inference_mode():
             while True:
                 self._handed.acquire()
-                # Nothing keeps the work once it is done: it holds the buffers of a batch.
+                # Finished work is not kept, since it holds the buffers of a batch.
                 work, self._work = self._work, None
                 if work is None:
                     return
@@ -367,36 +362,33 @@ class ThreadPair:
 
 
 def thread_pair_for(threads: int) -> tuple[ThreadPair | None, int]:
-    """How a number of learner threads is used: (a pair or None, threads of one matmul).
-
-    Two threads are a pair of one thread each; with more, each of the pair has threads in its matmuls.
-    """
+    """Use of a number of learner threads: (a pair or None, threads of one matmul); the pair shares them equally."""
     if threads < 2:
         return None, 1
     return ThreadPair(threads // 2), threads // 2
 
 
 class MlpPasses:
-    """Passes of one network over the rows of one tape."""
+    """Passes of one network over the rows of one tape, by one or two threads."""
 
     def __init__(self, parameters: Parameters, tape: Tape, pair: ThreadPair | None = None) -> None:
         self._parameters, self._tape, self._pair = parameters, tape, pair
-        rows, lanes = tape.out.shape[2], 1 if pair is None else 2
+        rows, threads = tape.out.shape[2], 1 if pair is None else 2
         step = chunk_rows(tape.out, rows)
 
         def cut(begin: int, end: int) -> list[tuple[slice, Tape]]:
             ends = (slice(start, min(start + step, end)) for start in range(begin, end, step))
             return [(chunk, tape.part(chunk.start, chunk.stop)) for chunk in ends]
 
-        self._lanes = [cut(*ends) for ends in pairwise(rows * lane // lanes for lane in range(lanes + 1))]
+        self._shares = [cut(*ends) for ends in pairwise(rows * index // threads for index in range(threads + 1))]
         self._down = cut(0, rows)
 
     def forward(self, x: Tensor) -> Tensor:
         """``mlp_forward`` of x [1, M, I]."""
         if self._pair is None:
-            self._up(self._lanes[0], x)
+            self._up(self._shares[0], x)
         else:
-            self._pair.both(lambda: self._up(self._lanes[0], x), lambda: self._up(self._lanes[1], x))
+            self._pair.both(lambda: self._up(self._shares[0], x), lambda: self._up(self._shares[1], x))
         return self._tape.out
 
     def _up(self, chunks: list[tuple[slice, Tape]], x: Tensor) -> None:

@@ -1,14 +1,14 @@
 """The maths as small pure functions, each with its source.
 
-Constants travel as ``alpha`` and ``value`` arguments: ``x * 2.0`` wraps the number into a tensor first,
-which at these sizes costs more than the multiplication.
+Constants are passed as ``alpha`` and ``value`` arguments: ``x * 2.0`` first wraps the number into a tensor, which at
+these sizes costs more than the multiplication.
 
-Action-side tensors are component-first, [A, B]: the two halves of a policy head are then
-contiguous, which on a CPU makes the elementwise functions five times as fast as on columns.
+Action-side tensors are component-first, [A, B]: the two halves of a policy head are then contiguous, which on a CPU
+makes elementwise functions five times as fast as on columns.
 
-Advantages are of T env steps of N environments, in NumPy, all arrays [T, N]. ``terminated`` alone cuts the bootstrap,
-both flags cut the sum over later steps: what follows a truncated step belongs to another episode, but its value still
-counts.
+Advantages are computed in NumPy over T env steps of N environments; all arrays are [T, N]. ``terminated`` alone cuts
+the bootstrap, both flags cut the sum over later steps: after a truncated step another episode begins, but the value of
+its next state still counts.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def td_target(reward: Tensor, terminated: Tensor, discount: Tensor | float, next
 
     ``terminated`` alone cuts the bootstrap: a truncated episode would have gone on.
 
-    All are [B]. ``reward`` is for n steps the discounted sum of their rewards, ``discount`` gamma^k, also as one
-    number; k is the number of env steps the transition spans.
+    All are [B]. For n steps ``reward`` is the discounted sum of rewards. ``discount`` is gamma^k, tensor or number; k
+    is the number of env steps that the transition spans.
     """
     kept = torch.addcmul(next_value, terminated, next_value, value=-1.0)
     if isinstance(discount, Tensor):
@@ -63,11 +63,11 @@ def squashed_gaussian_backward(
 ) -> tuple[Tensor, Tensor]:
     """Gradient of ``sum(grad_action a) + weight sum(log-density)`` to mean and log_std, the noise fixed.
 
-    With ``da/du = 1 - a^2`` and ``d log-density / du = 2 a``; ``u`` moves with ``log_std`` by
-    ``scaled_noise``, and the density's own ``-log_std`` adds ``-weight``.
+    With ``da/du = 1 - a^2``, ``d log-density / du = 2 a`` and ``du / d log_std = scaled_noise``; the density's own
+    ``-log_std`` adds ``-weight``.
 
-    ``grad_action`` [A, B] reaches the action from elsewhere (the critic), ``weight``, one number, is the factor of
-    each log-density; for SAC alpha / B. Both gradients are [A, B].
+    ``grad_action`` [A, B] comes from the critic; the scalar ``weight`` is the factor of each log-density, alpha / B in
+    SAC. Both gradients are [A, B].
     """
     inner = torch.sub(weight + weight, action * grad_action)
     grad_mean = torch.addcmul(grad_action, action, inner)
@@ -85,12 +85,10 @@ def huber_gradient(error: Tensor) -> Tensor:
 
 
 def soft_policy_gradient(prob: Tensor, log_prob: Tensor, values: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradient of ``E_pi(alpha log pi - Q)`` of each row to a softmax policy's logits (arXiv 1910.07207, eq. 12).
+    """Gradient of each row's ``E_pi(alpha log pi - Q)`` by a softmax policy's logits (arXiv 1910.07207, eq. 12).
 
-    With ``f = alpha log pi - Q`` it is ``pi (f - E_pi f)``: what alpha log pi adds by itself sums to zero.
-
-    The policy, its logarithm and Q are [K, B]. Returns the gradient [K, B] and ``E_pi log pi`` [B] in nat, the negative
-    entropy.
+    With ``f = alpha log pi - Q`` it is ``pi (f - E_pi f)``: the derivative of alpha log pi itself sums to zero. The
+    policy, its logarithm and Q are [K, B]. Returns the gradient [K, B] and the negative entropy [B] in nat.
     """
     f = torch.sub(log_prob * alpha, values)
     mean = (prob * f).sum(0)
@@ -114,7 +112,7 @@ def smoothed_action(action: Tensor, noise: Tensor, std: float, clip: float) -> T
 
 
 def categorical(logits: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-    """Log-probabilities in nat of a softmax policy: of all actions [K, B] and [B] of those taken, ``index`` [1, B]."""
+    """Log-probabilities in nat of a softmax policy: [K, B] of all actions and [B] of ``index`` [1, B]."""
     log_pi = torch.log_softmax(logits, 0)
     return log_pi, log_pi.gather(0, index)[0]
 
@@ -165,7 +163,7 @@ def gaussian_entropy(log_std: Tensor) -> Tensor:
 def clipped_surrogate(ratio: Tensor, advantage: Tensor, clip: float) -> tuple[Tensor, Tensor]:
     """PPO's objective ``min(r A, clamp(r, 1 - clip, 1 + clip) A)`` [B] (arXiv 1707.06347, eq. 7), and a derivative [B].
 
-    It is that by log pi: ``r A`` where the minimum is the first term, else 0.
+    The derivative is by log pi: ``r A`` where the minimum is the first term, else 0.
     """
     plain = ratio * advantage
     clipped = ratio.clamp(1.0 - clip, 1.0 + clip).mul_(advantage)
@@ -173,9 +171,9 @@ def clipped_surrogate(ratio: Tensor, advantage: Tensor, clip: float) -> tuple[Te
 
 
 def clipped_value_error(value: Tensor, target: Tensor, old_value: Tensor, clip: float) -> Tensor:
-    """Derivative [B] by the value of ``max((v - R)^2, (v_c - R)^2) / 2``, ``v_c`` kept within ``clip`` of the old one.
+    """Derivative [B] by v of ``max((v - R)^2, (v_c - R)^2) / 2``, ``v_c`` clipped to within ``clip`` of the old value.
 
-    The option that OpenAI's baselines have beside arXiv 1707.06347; where the second term is greater it is constant.
+    An option of OpenAI's baselines, not of arXiv 1707.06347; where the second term is greater, it is constant.
     """
     error = value - target
     near = torch.sub(value, old_value).clamp_(-clip, clip).add_(old_value).sub_(target)
@@ -188,11 +186,9 @@ def gae(
 ) -> np.ndarray:
     """Generalised advantage estimates (Schulman et al. 2016, arXiv 1506.02438, eq. 16).
 
-    ``A_t = delta_t + gamma lam A_(t+1)`` with ``delta_t = r_t + gamma V(s_(t+1)) - V(s_t)``; the target of the
-    value is ``A_t + V(s_t)``.
-
-    ``value`` is V of the state before a step and ``next_value`` of the one after it, the true last one where the
-    episode ends; ``lam`` 0 trusts the values, 1 the rewards.
+    ``A_t = delta_t + gamma lam A_(t+1)`` with ``delta_t = r_t + gamma V(s_(t+1)) - V(s_t)``; the value's target is
+    ``A_t + V(s_t)``. ``value`` is V before a step and ``next_value`` V after it, of the true last state where the
+    episode ends; ``lam`` 0 relies on the values, 1 on the rewards.
     """
     return _backward(_delta(reward, value, next_value, terminated, gamma), _carried(terminated, truncated, gamma * lam))
 
@@ -201,12 +197,12 @@ def vtrace(
     reward: np.ndarray, value: np.ndarray, next_value: np.ndarray, terminated: np.ndarray, truncated: np.ndarray,
     weight: np.ndarray, gamma: float, lam: float,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """V-trace targets (Espeholt et al. 2018, arXiv 1802.01561, eq. 1, remark 2), and the advantages that go with them.
+    """V-trace targets and their advantages (Espeholt et al. 2018, arXiv 1802.01561, eq. 1, remark 2).
 
-    ``v_t - V_t = w_t A_t`` with ``A_t = delta_t + gamma lam (v_(t+1) - V_(t+1))``. With weights of 1 the
-    advantages are those of ``gae``; with ``lam`` 1 they are the paper's ``r_t + gamma v_(t+1) - V_t``.
+    ``v_t - V_t = w_t A_t`` with ``A_t = delta_t + gamma lam (v_(t+1) - V_(t+1))``. With weights of 1 the advantages are
+    those of ``gae``; with ``lam`` 1 they are the paper's ``r_t + gamma v_(t+1) - V_t``.
 
-    Arguments as for ``gae``; ``weight`` are importance weights ``min(1, pi / mu)``: both of the paper's rho and, times
+    Arguments are as for ``gae``; ``weight`` holds importance weights ``min(1, pi / mu)``, the paper's rho and, times
     ``lam``, its c. Returns targets v_t, and advantages A_t without their own weight.
     """
     delta = _delta(reward, value, next_value, terminated, gamma)
@@ -218,7 +214,7 @@ def vtrace(
 
 
 def explained_variance(value: np.ndarray, target: np.ndarray) -> float:
-    """``1 - var(target - value) / var(target)``; NaN where all targets are equal."""
+    """``1 - var(target - value) / var(target)``; NaN if all targets are equal."""
     variance = float(np.var(target))
     return 1.0 - float(np.var(target - value)) / variance if variance > 0.0 else float("nan")
 
@@ -231,13 +227,13 @@ def _delta(
 
 
 def _carried(terminated: np.ndarray, truncated: np.ndarray, factor: float) -> np.ndarray:
-    """Share of the next step's sum that reaches each step."""
+    """Factor of the next step's sum in the sum of each step."""
     ended = np.logical_or(terminated, truncated)
     return np.where(ended, 0.0, factor).astype(np.float32)
 
 
 def _backward(term: np.ndarray, carried: np.ndarray) -> np.ndarray:
-    """``x_t = term_t + carried_t x_(t+1)``, nothing after the last step."""
+    """``x_t = term_t + carried_t x_(t+1)``, with 0 after the last step."""
     total = np.array(term)
     for t in range(len(total) - 2, -1, -1):
         total[t] += carried[t] * total[t + 1]

@@ -1,17 +1,16 @@
-"""Off-policy algorithms: the contract, the order of an update, and the critics of all of them.
+"""Off-policy algorithms: the contract, the order of an update, and their critics.
 
-One update is four functions, two on each side; what crosses between the sides is in their arguments
-and results and nowhere else::
+One update is four functions, two on each side; only their arguments and results cross between the sides::
 
     actor side                                   critic side
     propose(batch)         -- next actions, log-densities -->  critic_step(batch, ...)
                            -- fresh actions              -->  action_gradient(batch, action)
     actor_step(dq_da)      <-- dQ/da                     --
 
-``update`` runs them in this order on one device or over two (``Placement``, the two-GPU split of the Spreeze paper).
-One needs the result of the one before, so with ``overlap`` dQ/da is taken before the critics' step: only then do two
-devices work at once, and the actor follows the critics of one update before. Action-side tensors are component-first,
-[A, B]. An algorithm without an actor (DQN) has no ``action_gradient`` and no ``actor_step``, and nothing crosses back.
+``update`` runs them in this order on one device or two (``Placement``, the two-GPU split of the Spreeze paper). Each
+needs the result of the previous one. With ``overlap``, dQ/da is taken before the critics' step: then two devices can
+work at once, and the actor follows the critics of the previous update. Action-side tensors are component-first, [A, B].
+An algorithm without an actor (DQN) has no ``action_gradient`` and no ``actor_step``, and nothing crosses back.
 """
 
 from __future__ import annotations
@@ -47,14 +46,15 @@ from spreeze.types import TransitionBatch
 
 
 class Proposal(NamedTuple):
-    """What the actor side sends to the critic side for one update."""
+    """What the actor side sends to the critic side in one update.
+
+    A discrete policy sends the probabilities [K, B] of all actions instead of one action, and their logarithms [K, B];
+    dQ/da is then the value of each action [K, B]. DQN sends the index of one action [1, B].
+    """
 
     next_action: Tensor  # [A, B], at next_obs
     next_log_prob: Tensor | None  # [B] in nat; None where the algorithm has no entropy term
     action: Tensor | None  # [A, B], fresh actions at obs; None if this update moves no actor
-
-    # A discrete policy hands over the probabilities [K, B] of all actions instead of one action, and their
-    # logarithms [K, B]; dQ/da is then the value of each action [K, B]. DQN: the index of one action [1, B].
 
 
 class Placement:
@@ -63,7 +63,7 @@ class Placement:
     def __init__(self, actor: torch.device, critics: torch.device, *, split: bool) -> None:
         self.actor, self.critics, self.split = actor, critics, split
         self.crossed_bytes = 0
-        """Since this placement exists; a split over one and the same device counts what would cross."""
+        """So far; a split over one and the same device counts what would cross."""
 
     @classmethod
     def parse(cls, text: str) -> Placement:
@@ -100,12 +100,12 @@ class Placement:
         if not self.split:
             return tensor
         self.crossed_bytes += tensor.element_size() * tensor.nelement()
-        # A copy to the processor is waited for: without that its numbers may be read before they are there.
+        # A copy to the CPU must block: otherwise its numbers may be read before they have arrived.
         return tensor if tensor.device == device else tensor.to(device, non_blocking=device.type != "cpu")
 
 
 class OffPolicyAlgorithm(Algorithm):
-    """Networks, losses and update of one algorithm; as it is here, its policy is read from its critics."""
+    """Networks, losses and update of one algorithm, in this class with a policy that is read from its critics."""
 
     def __init__(
         self, online: Parameters, critics: CriticNetworks[Any], noise: torch.Generator, meta: dict[str, Any]
@@ -126,11 +126,9 @@ class OffPolicyAlgorithm(Algorithm):
         """Moves the target networks and counts the update."""
 
     def update(self, batch: TransitionBatch, actor_batch: TransitionBatch | None = None) -> None:
-        """One whole update. A step whose gradient is not finite is not applied, and counted.
+        """One whole update. A step with a non-finite gradient is not applied but counted.
 
-        Args:
-            batch: on the critics' device.
-            actor_batch: obs and next_obs on the actor's device, where that is another one.
+        ``batch`` is on the critics' device, ``actor_batch`` on the actor's if that is another one (only obs, next_obs).
         """
         self.update_timed(batch, actor_batch)
 
@@ -149,7 +147,7 @@ class OffPolicyAlgorithm(Algorithm):
 
     @property
     def period(self) -> int:
-        """Updates after which the same steps are taken again: what an update does follows from its number."""
+        """Updates after which the same sequence of steps repeats: the steps depend on the update's number only."""
         return 1
 
     @property
@@ -159,11 +157,11 @@ class OffPolicyAlgorithm(Algorithm):
 
     @property
     def crossed_bytes(self) -> int:
-        """Bytes that went from one side to the other so far; 0 on one device. Recorded updates count once."""
+        """Bytes that have crossed between the sides; 0 on one device. Recorded updates count once."""
         return 0
 
     def drop_buffers(self) -> None:
-        """Frees all memory that depends on the size of the batch; the next update takes what it needs anew."""
+        """Frees all memory that depends on the batch size; the next update allocates it again."""
         self._critic_side.drop_buffers()
 
     def metrics(self) -> dict[str, float]:
@@ -180,9 +178,9 @@ class OffPolicyAlgorithm(Algorithm):
         return {name: tensor.numpy() for name, tensor in policy_arrays(self._online).items()}
 
     def policy_snapshot(self) -> Callable[[], dict[str, np.ndarray]]:
-        """Copies the policy's weights without waiting for the device; what is returned gives them as ``policy_arrays``.
+        """Copies the policy's weights without waiting for the device.
 
-        It may be called in another thread, and waits there.
+        The returned function gives them as ``policy_arrays``; it may be called in another thread, and waits there.
         """
         copy = ParameterCopy(self._online)
         return lambda: {name: tensor.numpy() for name, tensor in copy.policy_arrays().items()}
@@ -262,7 +260,7 @@ N = TypeVar("N", bound=FlatNetwork)
 
 
 class TrainedNetworks(Generic[N]):
-    """The networks of one side: online, their gradient, maybe a target copy, and Adam."""
+    """The networks of one side: online, gradient, optional target copy, and Adam."""
 
     def __init__(self, make: Callable[[], N], lr: float, generator: torch.Generator, *, target: bool = True) -> None:
         self.online, self.gradient = make(), make()
@@ -274,7 +272,6 @@ class TrainedNetworks(Generic[N]):
         """Everything whose size depends on the batch."""
 
     def update_target(self, tau: float) -> None:
-        """Moves the target networks toward the online ones."""
         losses.polyak_(self.target.flat, self.online.flat, tau)
 
     def rejected(self) -> int:
@@ -282,7 +279,6 @@ class TrainedNetworks(Generic[N]):
         return self.adam.rejected
 
     def drop_buffers(self) -> None:
-        """Frees what depends on the size of the batch; the next update makes it anew."""
         self._buffers = None
 
     def tensors(self) -> dict[str, Tensor]:
@@ -307,12 +303,12 @@ class CriticNetworks(TrainedNetworks[N]):
         """critic_loss, q_mean and critic_grad_norm of the latest step (reads the device)."""
 
     def mean_action_value(self) -> float:
-        """Mean Q of the latest fresh actions, NaN where there are none (reads the device)."""
+        """Mean Q of the latest fresh actions, NaN if there are none (reads the device)."""
         return math.nan
 
 
 class _Group:
-    """Networks whose passes are made together: the whole stack, or one critic."""
+    """Networks that are evaluated together: the whole stack, or one critic."""
 
     def __init__(
         self, networks: slice, obs_dim: int, online: Parameters, target: Parameters, gradient: Parameters
@@ -353,15 +349,14 @@ class _Buffers:
         self.q = [self.out[index, 0] for index in range(stack)]
         self.groups: list[tuple[_Group, list[_Chunk]]] = []
         self.first: list[list[_Chunk]] = []
-        """Of the first critic alone; with a pair of threads half of the rows for each."""
+        """Chunks of the first critic alone; with a pair of threads half of the rows for each."""
 
 
 class Critics(CriticNetworks[Parameters]):
-    """S Q networks Q(s, a) as one stacked network, or one in each thread of a pair.
+    """S networks Q(s, a) as one stacked network, or one in each thread of a pair.
 
-    What they take from the actor side: next actions (with log-densities folded in by the algorithm) and fresh actions.
-    What they give back: dQ/da. Batches of more than ``CHUNK_ROWS`` rows go through one critic after the other, in
-    chunks of rows whose gradients are summed.
+    On a CPU, batches of more than ``CHUNK_ROWS`` rows go through one critic after the other, in chunks of rows whose
+    gradients are summed.
     """
 
     _buffers: _Buffers | None
@@ -383,7 +378,7 @@ class Critics(CriticNetworks[Parameters]):
         ]
 
     def _each(self, work: Callable[[_Group, list[_Chunk]], object], buffers: _Buffers) -> None:
-        """Does the work for every group, two groups at once."""
+        """Runs ``work`` for every group, with a pair of threads for two groups at once."""
         if self._pair is None or len(buffers.groups) == 1:
             for group, chunks in buffers.groups:
                 work(group, chunks)
@@ -392,7 +387,7 @@ class Critics(CriticNetworks[Parameters]):
         self._pair.both(lambda: work(*here), lambda: work(*there))
 
     def next_value(self, next_obs: Tensor, next_action: Tensor) -> Tensor:
-        """Least [B] of the target networks' values at actions [A, B] (clipped double Q, arXiv 1802.09477, eq. 10)."""
+        """Minimum [B] of the target networks' values at actions [A, B] (clipped double Q, arXiv 1802.09477, eq. 10)."""
         buffers = self._sized(next_obs.shape[0])
         buffers.x_obs.copy_(next_obs)
         buffers.x_action_t.copy_(next_action)
@@ -421,7 +416,7 @@ class Critics(CriticNetworks[Parameters]):
         self.adam.step()
 
     def action_gradient(self, obs: Tensor, action: Tensor, *, least: bool) -> Tensor:
-        """dQ/da [A, B], Q the least of the critics or the first alone, in a buffer that the next call overwrites."""
+        """dQ/da [A, B] of the critics' minimum or the first critic, in a buffer that the next call overwrites."""
         buffers = self._sized(obs.shape[0])
         buffers.x_obs.copy_(obs)
         buffers.x_action_t.copy_(action)
@@ -430,21 +425,21 @@ class Critics(CriticNetworks[Parameters]):
         self._each(self._descend, buffers)
         first, second = buffers.q
         torch.minimum(first, second, out=buffers.q_action)
-        # Of a row only the lesser critic counts; a tie goes to the first.
+        # Only the lesser critic counts in each row, in a tie the first.
         torch.le(first, second, out=buffers.is_first)
         return torch.where(buffers.is_first, buffers.gradients[0], buffers.gradients[1], out=buffers.least)
 
     def _first_gradient(self, buffers: _Buffers) -> Tensor:
-        first, lanes = self._each_critic[0], buffers.first
+        first, shares = self._each_critic[0], buffers.first
         if self._pair is None:
-            self._descend(first, lanes[0])
+            self._descend(first, shares[0])
         else:
-            self._pair.both(lambda: self._descend(first, lanes[0]), lambda: self._descend(first, lanes[1]))
+            self._pair.both(lambda: self._descend(first, shares[0]), lambda: self._descend(first, shares[1]))
         buffers.q_action.copy_(buffers.q[0])
         return buffers.gradients[0]
 
     def _descend(self, group: _Group, chunks: list[_Chunk]) -> None:
-        """Q and dQ/da of each network of the group; no sum goes over rows."""
+        """Q and dQ/da of each network of the group, without a sum over rows."""
         for chunk in chunks:
             mlp_forward(group.online, chunk.x, chunk.tape)
             mlp_gradients(group.online, chunk.tape)
@@ -472,22 +467,20 @@ class Critics(CriticNetworks[Parameters]):
         buffers = _Buffers(self.online, rows, self._obs_dim, self._action_dim)
         step = chunk_rows(self.online.flat, rows)
         groups = [self._whole] if self._pair is None and rows <= step else self._each_critic
-        lanes = 1 if self._pair is None else 2
-        scratch = [Tape.allocate(groups[0].online, min(step, rows)) for _ in range(lanes)]
+        threads = 1 if self._pair is None else 2
+        scratch = [Tape.allocate(groups[0].online, min(step, rows)) for _ in range(threads)]
 
-        def cut(group: _Group, lane: int, begin: int, end: int) -> list[_Chunk]:
-            return [_Chunk(group, buffers, scratch[lane], slice(start, min(start + step, end)))
+        def cut(group: _Group, thread: int, begin: int, end: int) -> list[_Chunk]:
+            return [_Chunk(group, buffers, scratch[thread], slice(start, min(start + step, end)))
                     for start in range(begin, end, step)]
 
-        buffers.groups = [(group, cut(group, lane % lanes, 0, rows)) for lane, group in enumerate(groups)]
-        bounds = pairwise(rows * lane // lanes for lane in range(lanes + 1))
-        buffers.first = [cut(self._each_critic[0], lane, *ends) for lane, ends in enumerate(bounds)]
+        buffers.groups = [(group, cut(group, index % threads, 0, rows)) for index, group in enumerate(groups)]
+        bounds = pairwise(rows * index // threads for index in range(threads + 1))
+        buffers.first = [cut(self._each_critic[0], thread, *ends) for thread, ends in enumerate(bounds)]
         return buffers
 
 
 class _DiscreteBuffers:
-    """Everything whose size depends on the batch."""
-
     def __init__(self, parameters: Parameters, rows: int, actions: int) -> None:
         like, stack = parameters.flat, parameters.stack
         self.rows = rows
@@ -499,7 +492,7 @@ class _DiscreteBuffers:
 
 
 class ActionValues(CriticNetworks[N]):
-    """Networks Q(s, .) [K] that end in a perceptron, maybe with duelling streams."""
+    """Networks Q(s, .) [K] that end in a perceptron, optionally with duelling streams."""
 
     def __init__(
         self, inputs: int, num_actions: int, hidden_sizes: tuple[int, ...], lr: float, generator: torch.Generator,
@@ -562,8 +555,7 @@ class DiscreteCritics(ActionValues[Parameters]):
     ) -> None:
         """One gradient step on ``sum over networks of mean loss(Q(s, a) - target)``.
 
-        ``action`` [B] are indices, ``loss_gradient`` is the derivative of the loss by its error; None for half the
-        square.
+        ``action`` [B] holds indices; ``loss_gradient`` is the derivative of the loss by its error, None of error^2 / 2.
         """
         buffers, stack = self._sized(obs.shape[0]), self.online.stack
         q = self.values(obs)
@@ -582,7 +574,7 @@ class DiscreteCritics(ActionValues[Parameters]):
         self.adam.step()
 
     def least(self, obs: Tensor, *, target: bool = False) -> Tensor:
-        """Each action's least value over the networks [K, B] at obs [B, O], a new tensor."""
+        """Each action's minimum over the networks [K, B] at obs [B, O], a new tensor."""
         return self.values(obs, target=target).amin(0)
 
     def mean_action_value(self) -> float:
@@ -606,7 +598,7 @@ class Streams:
         self.mask = torch.zeros_like(parameters.head_weight)
         self.mask[:, 0, :half] = 1.0
         self.mask[:, 1:, half:] = 1.0
-        # Each stream reads half of the layer, so its initial range is that of half the fan-in.
+        # Each stream reads half of the layer, so its initial range is that for half the fan-in.
         parameters.head_weight.mul_(self.mask).mul_(math.sqrt(2.0))
         parameters.head_bias.mul_(math.sqrt(2.0))
 

@@ -1,8 +1,8 @@
 """On-policy algorithms: the contract, the gradient of an update, and the networks and policies of PPO and A2C.
 
 They learn from rollouts of T env steps of N environments. theta(j) are the parameters that collect rollout j, D(j) its
-data. A mode may collect rollout j while the algorithm learns from D(j - 1), so parameters can be one rollout ahead of
-the data. What is done about that is the *correction*:
+data. A mode may collect rollout j while the algorithm learns from D(j - 1), so the parameters can be one rollout ahead
+of the data. The *correction* is how an algorithm handles that:
 
 =============  =========================================================================================
 on-policy      theta(j + 1) from D(j), nothing to correct: rollout and learning take turns
@@ -71,7 +71,7 @@ class OnPolicyAlgorithm(Algorithm):
     """Networks, losses and update of one algorithm, but for ``_update`` itself."""
 
     single_step: bool
-    """True where a rollout gives one gradient step, on all of it: values and gradient take one pass together."""
+    """True if a rollout gives one gradient step on all of it: then values and gradient share one pass."""
     optimiser: FlatAdam | FlatRMSProp
 
     def __init__(
@@ -105,12 +105,10 @@ class OnPolicyAlgorithm(Algorithm):
 
     @abstractmethod
     def _update(self, samples: Samples, passed: Passed | None, theta: Tensor | None) -> None:
-        """All gradient steps on a rollout's samples.
+        """Takes all gradient steps on a rollout's samples.
 
-        Args:
-            samples: of the rollout.
-            passed: where ``single_step`` is set, the pass that they come from.
-            theta: theta(j), where the network holds theta(j - 1); at the end it has to hold theta(j + 1).
+        ``passed`` is their forward pass if ``single_step``. ``theta`` is theta(j) if the network holds theta(j - 1);
+        at the end it must hold theta(j + 1).
         """
 
     @abstractmethod
@@ -122,11 +120,10 @@ class OnPolicyAlgorithm(Algorithm):
         """Derivative [M] of the value loss by the values."""
 
     def learn(self, batch: RolloutBatch, progress: float | None) -> None:
-        """Everything that one rollout's data is used for. A gradient that is not finite is not applied, and counted.
+        """Learns from one rollout. A non-finite gradient is not applied but counted.
 
-        Args:
-            batch: collected by theta(j) with correction "on-policy", by theta(j - 1) with the others.
-            progress: share of the run that is over, for the step size's schedule; None where nobody knows.
+        ``batch`` was collected by theta(j) with correction "on-policy", by theta(j - 1) with the others. ``progress``
+        is the finished share of the run, for the learning rate's schedule; None if unknown.
         """
         config = self._shared
         over = 0.0 if progress is None or config.lr_schedule == "constant" else min(max(progress, 0.0), 1.0)
@@ -142,7 +139,7 @@ class OnPolicyAlgorithm(Algorithm):
         self._take_statistics(batch)
 
     def _samples(self, batch: RolloutBatch) -> tuple[Samples, Passed | None]:
-        """The rollout with advantages and targets by the parameters that the network holds now."""
+        """The rollout with advantages and targets by the network's current parameters."""
         steps, envs = batch.reward.shape
         rows = steps * envs
         normalizer = self._normalizer if self._normalizer_before is None else self._normalizer_before
@@ -168,7 +165,7 @@ class OnPolicyAlgorithm(Algorithm):
         return samples, passed if self.single_step else None
 
     def _next_values(self, batch: RolloutBatch, value: np.ndarray, normalizer: Normalizer | None) -> np.ndarray:
-        """Values [T, N] of the states after each step; where the MDP ended, any number."""
+        """Values [T, N] of the states after each step; arbitrary where the MDP ended."""
         following = np.empty_like(value)
         following[:-1] = value[1:]
         asked = np.array(batch.truncated, dtype=bool)
@@ -230,7 +227,7 @@ class OnPolicyAlgorithm(Algorithm):
         })
 
     def _divergence(self) -> Tensor:
-        """Of the latest minibatch's policies, in nat: the estimator k3 of Schulman 2020, never negative."""
+        """Divergence in nat on the latest minibatch by the estimator k3 of Schulman 2020, never negative."""
         assert self._latest is not None
         log_ratio = self._latest.log_ratio
         return (log_ratio.exp() - 1.0 - log_ratio).mean()
@@ -296,7 +293,7 @@ def _normalised(obs: np.ndarray, normalizer: Normalizer | None) -> np.ndarray:
 class RewardScale:
     """Divides rewards by the running standard deviation of their discounted returns, as OpenAI's baselines do.
 
-    One return an environment goes on from rollout to rollout; an episode's end starts it at 0.
+    The return of each environment continues from rollout to rollout; the end of an episode resets it to 0.
     """
 
     CLIP = 10.0
@@ -307,7 +304,7 @@ class RewardScale:
         self._count, self._mean, self._m2 = 0.0, 0.0, 0.0
 
     def apply(self, reward: np.ndarray, terminated: np.ndarray, truncated: np.ndarray) -> np.ndarray:
-        """Takes in a rollout's rewards [T, N] and returns them scaled and clipped; all as they are if any is NaN."""
+        """Adds a rollout's rewards [T, N] and returns them scaled and clipped; unchanged if any is not finite."""
         if not np.isfinite(reward).all():
             return reward
         if len(self._returns) != reward.shape[1]:
@@ -378,9 +375,9 @@ class MlpActorCritic:
         return out[0], out[1, 0]
 
     def backward(self, grad_out: Tensor, grad_value: Tensor) -> None:
-        """Fills ``gradient``, but for ``grad_log_std``, from those to the latest outputs [K, M] and values [M].
+        """Fills ``gradient`` except ``grad_log_std`` from the gradients by the latest outputs [K, M] and values [M].
 
-        The value network's other outputs have no gradient and stay as they began.
+        The value network's other outputs have no gradient and are never trained.
         """
         self._tape.grad_out[0].copy_(grad_out)
         self._tape.grad_out[1, 0].copy_(grad_value)
@@ -395,7 +392,7 @@ class MlpActorCritic:
 
 
 class CategoricalDistribution:
-    """One of K actions; outputs are logits. ``backward`` and ``entropy`` are of the latest ``log_prob``."""
+    """One of K actions; outputs are logits. ``backward`` and ``entropy`` refer to the latest ``log_prob``."""
 
     def __init__(self, num_actions: int) -> None:
         self.meta = {"policy": "categorical", "num_actions": num_actions}
@@ -409,7 +406,7 @@ class CategoricalDistribution:
         return chosen
 
     def backward(self, grad_log_prob: Tensor, entropy_weight: float) -> Tensor:
-        """Gradient of ``sum(grad_log_prob log pi) - entropy_weight sum H`` to the outputs [K, M]."""
+        """Gradient of ``sum(grad_log_prob log pi) - entropy_weight sum H`` by the outputs [K, M]."""
         assert self._log_pi is not None
         assert self._index is not None
         return losses.categorical_backward(self._log_pi, self._index, grad_log_prob, entropy_weight)
@@ -421,7 +418,7 @@ class CategoricalDistribution:
 
 
 class GaussianDistribution:
-    """Independent Gaussians, not squashed; outputs are means, the log standard deviations the same everywhere."""
+    """Independent Gaussians, not squashed; outputs are means, log standard deviations do not depend on the state."""
 
     def __init__(self, log_std: Tensor, grad_log_std: Tensor) -> None:
         self._log_std, self._grad_log_std = log_std, grad_log_std
@@ -433,7 +430,7 @@ class GaussianDistribution:
         return log_prob
 
     def backward(self, grad_log_prob: Tensor, entropy_weight: float) -> Tensor:
-        """To the means; that to the log standard deviations goes to where it belongs."""
+        """Gradient by the means; that by the log standard deviations is stored in ``grad_log_std``."""
         assert self._z is not None
         grad_mean, grad_log_std = losses.gaussian_backward(self._z, self._log_std, grad_log_prob, entropy_weight)
         self._grad_log_std.copy_(grad_log_std)

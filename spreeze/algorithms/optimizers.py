@@ -1,7 +1,7 @@
-"""Adam and RMSProp on one flat vector: a whole network at once, and the guard against non-finite updates.
+"""Adam and RMSProp on one flat vector, with a guard against non-finite updates.
 
-Losses are not scaled: that keeps small gradients from vanishing in the few exponents of float16, and what is
-computed in here, float32, TF32 and bfloat16, all has the eight bits of exponent of float32.
+Losses are not scaled: float16 would need it for small gradients, but float32, TF32 and bfloat16 all have an exponent of
+eight bits.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _BETA_1, _BETA_2, _EPSILON = 0.9, 0.999, 1e-8
 
 
 class _Guarded:
-    """What an optimizer knows of the gradients that it was given: their norm, and how many it rejected."""
+    """The norm of the latest gradient, and the number of rejected ones."""
 
     def __init__(self, parameters: Tensor) -> None:
         self._rejected = torch.zeros((), device=parameters.device)
@@ -35,9 +35,9 @@ class _Guarded:
 class FlatAdam(_Guarded):
     """Adam (Kingma and Ba 2015, arXiv 1412.6980) that rejects a gradient with a non-finite norm.
 
-    The norm is needed for the metrics anyway and is non-finite if any component is. On a
-    CPU it is read at once; on a GPU the fused kernel takes the flag itself, so nothing waits. A gradient
-    whose norm is above ``max_norm`` is scaled down to it (Pascanu et al. 2013, arXiv 1211.5063).
+    The norm, needed for the metrics anyway, is non-finite if any component is. A CPU reads it at once; on a GPU the
+    fused kernel takes the flag, so nothing waits. A gradient whose norm is above ``max_norm`` is scaled down to it
+    (Pascanu et al. 2013, arXiv 1211.5063).
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class FlatAdam(_Guarded):
 
     def step(self) -> None:
         """Applies the gradient, or counts it as rejected if its norm is not finite."""
-        # Not torch.dot: where matmuls round to bfloat16, it does too, at ten times the time.
+        # Not torch.dot: if matmuls round to bfloat16, it does too and takes ten times as long.
         torch.linalg.vector_norm(self._gradient, out=self._norm)
         if self._on_cpu:
             if math.isfinite(self._norm.item()):
@@ -68,7 +68,7 @@ class FlatAdam(_Guarded):
         self.apply(bad)
 
     def apply(self, bad: Tensor | None = None) -> None:
-        """Applies the gradient, but where ``bad`` (one number) is not 0; counts the step in any case."""
+        """Applies the gradient unless ``bad`` (one number) is not 0; counts the step in any case."""
         self._steps.add_(self._one)
         if self._max_norm is not None:
             _scale_down_(self._gradient, self._norm, self._max_norm)

@@ -1,13 +1,13 @@
-"""Proximal policy optimisation (Schulman et al. 2017, arXiv 1707.06347), also one rollout behind.
+"""Proximal policy optimisation (Schulman et al. 2017, arXiv 1707.06347), also on data one rollout old.
 
-An update is an inner loop of K = epochs x minibatches steps phi_0, phi_1 ... phi_K on one rollout. What it means
-one rollout behind:
+An update is an inner loop of K = epochs x minibatches steps phi_0, phi_1 ... phi_K on one rollout. On data one rollout
+old it depends on the correction:
 
 - delayed: the loop starts at phi_0 = theta(j - 1), which collected the data, with ratios to pi_theta(j - 1), values,
   advantages and normaliser of theta(j - 1): it is exactly the update that serial PPO would have made there.
   Its displacement is applied to theta(j): ``theta(j + 1) = theta(j) + phi_K - theta(j - 1)``. With one epoch
   and one minibatch that is eq. 6 of HTS-RL (arXiv 2012.09849): one optimiser step with the gradient at theta(j - 1).
-  Adam's moments go on from update to update, so they too see gradients in the order in which they are taken.
+  Adam's moments continue from update to update.
 - none: phi_0 = theta(j), values of theta(j), ratios to the log-probabilities stored with the data; this is what the
   authors' release does, and by the ratio it is PPO on data of one policy earlier.
 - truncated-is: phi_0 = theta(j), ratios to pi_theta(j), each advantage times ``min(1, pi_theta(j) / pi_theta(j - 1))``,
@@ -29,7 +29,7 @@ from spreeze.errors import ConfigError
 from spreeze.types import EnvSpec
 
 _STEP_FACTOR = 1.5
-"""What the step size is divided or multiplied by where a rollout's divergence was too great or small."""
+"""Factor of the step size after a rollout whose divergence was too large or too small."""
 _LEAST_STEP_SHARE = 0.01
 
 
@@ -48,10 +48,9 @@ class PPO(OnPolicyAlgorithm):
         )
         self._blocks: _Blocks | None = None
         self._step_share = 1.0
-        """Of the schedule's step size, what the divergence so far allows."""
+        """Share of the scheduled step size that the divergence so far allows."""
 
     def metrics(self) -> dict[str, float]:
-        """Of the latest minibatch and rollout, the share of clipped ratios too."""
         found = super().metrics()
         if self._latest is not None and not self._latest.log_ratio.isnan().any():
             outside = self._latest.log_ratio.expm1().abs_() > self._config.clip
@@ -100,14 +99,10 @@ class PPO(OnPolicyAlgorithm):
 
 
 def adapted_share(share: float, divergence: float, target: float) -> float:
-    """The share of the step size for the next rollout; the whole one is the greatest.
+    """The share of the step size for the next rollout, 0.01 to 1, from that of this one.
 
-    The rule and factors of Rudin et al. 2021 (arXiv 2109.11978), who aim at 0.01 and let it grow beyond.
-
-    Args:
-        share: of the rollout at hand, 0.01 to 1.
-        divergence: of its policies, in nat; one that is not finite counts as too great.
-        target: what is aimed at, in nat; up to twice of it and down to half of it nothing changes.
+    Rule and factors are those of Rudin et al. 2021 (arXiv 2109.11978), who aim at 0.01 and do not bound the share by 1.
+    The share stays while ``divergence`` [nat] is half to twice the ``target``; a non-finite one counts as too large.
     """
     if not divergence <= 2.0 * target:
         return max(_LEAST_STEP_SHARE, share / _STEP_FACTOR)
@@ -144,7 +139,6 @@ class _Blocks:
         return self._source.shape == samples.obs.shape
 
     def fill(self, samples: Samples) -> None:
-        """Takes in a rollout."""
         for own, new in zip(self._own[self._images :], samples[self._images :], strict=True):
             own.copy_(new)
         self._source = samples.obs

@@ -86,7 +86,7 @@ class _GaussianBuffers(_Buffers):
 
 
 class SoftActor(ActorNetworks):
-    """What both policies share: the temperature, and what is stored and told of it."""
+    """The common part of both policies: the temperature, its metrics and its state."""
 
     def __init__(
         self, sizes: tuple[int, ...], config: SACConfig, init: torch.Generator, device: torch.device,
@@ -106,7 +106,7 @@ class SoftActor(ActorNetworks):
         return found | {"actor_grad_norm": self.adam.gradient_norm}
 
     def rejected(self) -> int:
-        """Of the actor or of its temperature, whichever is more."""
+        """Rejected steps of the actor or of its temperature, whichever are more."""
         return max(super().rejected(), self.temperature.adam.rejected)
 
     def drop_buffers(self) -> None:

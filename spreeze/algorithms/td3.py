@@ -1,7 +1,7 @@
-"""Twin delayed deep deterministic policy gradient, and DDPG, which it grew out of.
+"""Twin delayed deep deterministic policy gradient (TD3), and its predecessor DDPG.
 
 Lillicrap et al. 2016 (arXiv 1509.02971); Fujimoto et al. 2018 (arXiv 1802.09477): two critics, smoothed target actions
-and an actor that moves more rarely. Departures from the first paper: Gaussian instead of Ornstein-Uhlenbeck exploration
+and fewer updates of the actor. Departures from the first paper: Gaussian instead of Ornstein-Uhlenbeck exploration
 noise, no weight decay, no batch normalisation, and torch.nn.Linear's initialisation for all layers.
 """
 
@@ -104,7 +104,6 @@ class _Deterministic(ActorCritic):
         self.critics.step(batch.obs_action, losses.td_target(batch.reward, batch.terminated, batch.discount, value))
 
     def action_gradient(self, batch: TransitionBatch, action: Tensor) -> Tensor:
-        """Of the first critic."""
         return self.critics.action_gradient(batch.obs, action, least=False)
 
     def actor_step(self, dq_da: Tensor) -> None:
@@ -121,7 +120,6 @@ class DDPG(_Deterministic):
     num_critics = 1
 
     def propose(self, batch: TransitionBatch) -> Proposal:
-        """Target actions and fresh ones."""
         return Proposal(self.actor.target_action(batch.next_obs), None, self.actor.fresh_action(batch.obs))
 
 
@@ -145,7 +143,6 @@ class TD3(_Deterministic):
         return Proposal(next_action, None, self.actor.fresh_action(batch.obs) if self._moves_actor() else None)
 
     def update_targets(self) -> None:
-        """At the updates that move the actor."""
         if self._moves_actor():
             super().update_targets()
         else:

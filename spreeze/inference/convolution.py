@@ -1,8 +1,8 @@
-"""Convolutional trunks: which there are, and their forward pass in NumPy for samplers.
+"""The convolutional trunks, and their forward pass in NumPy for samplers.
 
-On one core this takes as long as torch with eight observations and two thirds of it with one, and a
-sampler need not load torch. The stride is folded into channels, so that every patch is a few long runs of
-memory and each layer one matmul; observations go one by one, whose patches fit a core's cache.
+On one core it takes as long as torch for eight observations and two thirds of that for one, and a sampler need not load
+torch. The stride is folded into channels, so that every patch is a few long runs of memory and each layer one matmul.
+Observations are processed one by one, so that their patches fit a core's cache.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CNNS: dict[str, tuple[Convolution, ...]] = {
 
 
 class Placed(NamedTuple):
-    """A layer with the sizes that an image gives it."""
+    """A layer with its sizes for a given image."""
 
     layer: Convolution
     inputs: int
@@ -53,20 +53,17 @@ def place(name: str, channels: int, height: int, width: int) -> list[Placed]:
 
 
 def features(placed: list[Placed]) -> int:
-    """Values that a trunk gives for one image."""
+    """Number of outputs of a trunk for one image."""
     last = placed[-1]
     return last.layer.channels * last.height * last.width
 
 
 class _Layer:
-    """One convolution of one image, over buffers of its own.
-
-    The first layer takes [C, H, W] uint8, the others [H, W, C] as they are given out.
-    """
+    """One convolution of one image with its own buffers: of [C, H, W] uint8 in the first layer, else of [H, W, C]."""
 
     def __init__(self, placed: Placed, weight: np.ndarray, bias: np.ndarray, *, first: bool) -> None:
         (outputs, kernel, stride), inputs = placed.layer, placed.inputs
-        pad = -kernel % stride  # a kernel that is no multiple of the stride grows by zeros
+        pad = -kernel % stride  # zeros extend a kernel to a multiple of the stride
         blocks = (kernel + pad) // stride
         padded = np.zeros((outputs, inputs, kernel + pad, kernel + pad), np.float32)
         padded[:, :, :kernel, :kernel] = weight
@@ -121,13 +118,13 @@ class _Layer:
 
 
 class Trunk:
-    """A trunk's weights, and the features of observations."""
+    """A trunk with its weights, which computes features of observations."""
 
     def __init__(self, arrays: dict[str, np.ndarray], meta: dict[str, Any]) -> None:
-        """Reads ``conv0_w`` [C', C, k, k], ``conv0_b`` [C'] ...; ``meta`` has ``cnn`` and ``image``, the sizes.
+        """Reads ``conv0_w`` [C', C, k, k], ``conv0_b`` [C'] ...; ``meta`` holds ``cnn`` and the sizes ``image``.
 
         Raises:
-            WeightsError: an unknown trunk, or an array that is missing or of another shape.
+            WeightsError: an unknown trunk, or an array is missing or has another shape.
         """
         name, shape = meta["cnn"], meta.get("image")
         if name not in CNNS or not isinstance(shape, list) or len(shape) != 3:
@@ -141,7 +138,7 @@ class Trunk:
             expected = (part.layer.channels, part.inputs, kernel, kernel)
             if weight.shape != expected or bias.shape != expected[:1]:
                 raise WeightsError(f"weights 'conv{index}_w' have shape {weight.shape}; {expected} is needed")
-            # Pixels are 0 to 255: the first layer's weights take the scale, so that no image is scaled.
+            # Pixels are 0 to 255: scaling the first layer's weights saves scaling the images.
             scaled = weight if index else weight / np.float32(255.0)
             self._layers.append(_Layer(part, scaled, bias, first=index == 0))
 

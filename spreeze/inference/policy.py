@@ -1,11 +1,12 @@
 """Policies in NumPy, for samplers, evaluator and visualizer: torch is never loaded there.
 
-Below some sixteen observations a NumPy pass costs a third of torch's: 12 against 37 us at 2x256.
+Below about sixteen observations a NumPy pass takes a third of torch's time: 12 instead of 37 us at 2x256.
 
-The last bits of a row of a matmul depend on how many rows there are: OpenBLAS 0.3.31 gave up to 3
-results for one row over 1 to 64 rows, but one and the same at every place of a matmul of 4, 8, 16 or 32 (15
-shapes, 3 x 64 to 3136 x 512). So ``draw`` works in tiles of a fixed number of rows.
+The last bits of a row of a matmul depend on the number of rows: over 1 to 64 rows, OpenBLAS 0.3.31 gave up to 3 results
+for the same row, but always one at all places of a matmul of 4, 8, 16 or 32 rows (15 shapes, 3 x 64 to 3136 x 512). So
+``draw`` works in tiles of a fixed number of rows.
 """
+
 from __future__ import annotations
 
 import math
@@ -22,16 +23,15 @@ from spreeze.inference.convolution import Trunk
 OBS_CLIP = 10.0
 """Bound of a normalized observation."""
 TILE = 8
-"""Rows of one matmul in ``draw``: at 2x256 a matmul of 16 takes 2.6 times as long, of 4 three quarters."""
+"""Rows of one matmul in ``draw``: at 2x256, 16 rows take 2.6 times as long, 4 rows three quarters."""
 
 LOG_STD_MIN, LOG_STD_MAX = -20.0, 2.0
-"""Range of SAC's log standard deviation: that of the authors' code for arXiv 1801.01290."""
+"""Range of SAC's log standard deviation, as in the authors' code for arXiv 1801.01290."""
 ACTIVATIONS = ("relu", "tanh")
-"""What may follow a hidden layer."""
 
 Arrays = dict[str, np.ndarray]
 
-# As float32 arrays: a ufunc spends a microsecond on finding the type of a Python number.
+# As float32 arrays, since a ufunc takes a microsecond to find the type of a Python number.
 _ZERO, _ONE, _MINUS_ONE = np.array(0.0, np.float32), np.array(1.0, np.float32), np.array(-1.0, np.float32)
 _OBS_LOW, _OBS_HIGH = np.array(-OBS_CLIP, np.float32), np.array(OBS_CLIP, np.float32)
 _LOG_STD_MIN, _LOG_STD_MAX = np.array(LOG_STD_MIN, np.float32), np.array(LOG_STD_MAX, np.float32)
@@ -41,7 +41,7 @@ _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 
 
 class Policy:
-    """An actor's weights and what to do with them; one instance serves one caller at a time."""
+    """Computes actions by an actor's weights; an instance serves one caller at a time."""
 
     def __init__(
         self, layers: list[tuple[np.ndarray, np.ndarray]], head: Head, obs_scale: tuple[np.ndarray, np.ndarray] | None,
@@ -60,8 +60,8 @@ class Policy:
     def from_weights(cls, arrays: Arrays, meta: dict[str, Any]) -> Policy:
         """Builds the policy that ``policy_arrays`` and ``policy_meta`` of an algorithm describe.
 
-        ``obs_mean`` and ``obs_std`` [O] among the arrays switch the observation normalizer on; ``activation``
-        in the metadata is one of ``ACTIVATIONS``, ReLU if it is not there.
+        ``obs_mean`` and ``obs_std`` [O] among the arrays enable observation normalization; ``activation`` in the
+        metadata is one of ``ACTIVATIONS`` and defaults to ReLU.
 
         Raises:
             WeightsError: a layer is missing or shapes do not fit each other.
@@ -93,18 +93,18 @@ class Policy:
 
     @property
     def noise_dim(self) -> int:
-        """Z: values of noise that ``draw`` takes for one action; standard normal, or uniform in [0, 1) for discrete."""
+        """Z: noise values of ``draw`` per action; standard normal, or uniform in [0, 1) for discrete actions."""
         return self._drawing_head().noise_dim
 
     def draw(self, obs: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Exploring actions by given noise [N, Z]; each row's result is a function of that row alone, bit by bit.
+        """Exploring actions by given noise [N, Z]; bit by bit, each row's result depends on that row alone.
 
         Returns:
             Actions [N, A] float32, continuous ones not clipped to [-1, 1], and their log-probabilities [N]
             float32 in nat; new arrays.
 
         Raises:
-            WeightsError: a policy of a kind that draws its own noise.
+            WeightsError: the policy draws its own noise.
         """
         rows = len(obs)
         if rows <= TILE:
@@ -134,7 +134,7 @@ class Policy:
         return self._run(self._scaled(x), self._buffers)
 
     def _scaled(self, x: np.ndarray) -> np.ndarray:
-        """Observations as the network takes them: normalized and clipped where there is a normalizer."""
+        """Observations, normalized and clipped if there is a normalizer."""
         if self._obs_scale is None:
             return x
         mean, std = self._obs_scale
@@ -145,7 +145,7 @@ class Policy:
         return x
 
     def _run(self, x: np.ndarray, buffers: list[np.ndarray], row_by_row: bool = False) -> np.ndarray:
-        """All layers over x [N, I], in ``buffers``; returns the last one."""
+        """Passes x [N, I] through all layers, in ``buffers``; returns the last one."""
         last = len(self._layers) - 1
         for index, ((weight, bias), buffer) in enumerate(zip(self._layers, buffers, strict=True)):
             if row_by_row:
@@ -163,7 +163,7 @@ class Policy:
 
 
 class _Tile:
-    """Buffers of ``TILE`` rows for one pass; rows that are not in use are zero."""
+    """Buffers of ``TILE`` rows for one pass; unused rows are zero."""
 
     def __init__(self, layers: list[tuple[np.ndarray, np.ndarray]], noise_dim: int) -> None:
         self.features = np.zeros((TILE, layers[0][0].shape[0]), np.float32)
@@ -182,20 +182,20 @@ class _Tile:
 
 @cache
 def places_agree(inputs: int, outputs: int) -> bool:
-    """Whether this machine's matmul of ``TILE`` rows gives a row the same bits at every place and in any company.
+    """Whether a row's result of this machine's matmul of ``TILE`` rows does not depend on its place and the other rows.
 
-    The order in which a kernel sums depends on place and shape, not on values: a trial with full mantissas tells.
-    Where it fails, ``draw`` multiplies row by row, at two to four times the cost.
+    The order in which a kernel sums depends on place and shape, not on values, so one test with full mantissas shows
+    it. If it fails, ``draw`` multiplies row by row, at two to four times the cost.
     """
     rng = np.random.default_rng(0)
     weight = rng.standard_normal((inputs, outputs)).astype(np.float32)
     row = rng.standard_normal(inputs).astype(np.float32)
-    found = set()
+    results = set()
     for place in range(TILE):
         x = rng.standard_normal((TILE, inputs)).astype(np.float32)
         x[place] = row
-        found.add(np.dot(x, weight)[place].tobytes())
-    return len(found) == 1
+        results.add(np.dot(x, weight)[place].tobytes())
+    return len(results) == 1
 
 
 def _layer(arrays: Arrays, weight_name: str, bias_name: str) -> tuple[np.ndarray, np.ndarray]:
@@ -219,7 +219,7 @@ def _obs_scale(arrays: Arrays, obs_dim: int) -> tuple[np.ndarray, np.ndarray] | 
 
 
 class Head(ABC):
-    """Actions from the outputs of a network."""
+    """Computes actions from the outputs of a network."""
 
     outputs: int
 
@@ -233,14 +233,14 @@ class Head(ABC):
 
 
 class DrawingHead(Head):
-    """A head whose noise may come from outside."""
+    """A head that also takes noise from the caller."""
 
     noise_dim: int
-    """Z: values of noise for one action."""
+    """Z: noise values per action."""
 
     @abstractmethod
     def draw(self, out: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Actions [N, A] and their log-probabilities [N] in nat, of noise [N, Z]; ``out`` may be overwritten."""
+        """Actions [N, A] by noise [N, Z], and their log-probabilities [N] in nat; ``out`` may be overwritten."""
 
 
 class SquashedGaussian(Head):
@@ -252,7 +252,7 @@ class SquashedGaussian(Head):
 
     def explore(self, out: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         action = rng.standard_normal((len(out), self._actions), np.float32)
-        # np.clip takes longer than the two ufuncs that it stands for.
+        # np.clip takes longer than its two ufuncs.
         log_std = out[:, self._actions :]
         np.maximum(log_std, _LOG_STD_MIN, out=log_std)
         np.minimum(log_std, _LOG_STD_MAX, out=log_std)
@@ -287,10 +287,10 @@ class Deterministic(Head):
 
 
 class EpsilonGreedy(Head):
-    """The action of the highest value; explores with a share of random ones that falls with the env steps.
+    """The action of the highest value; explores with a share of random actions that falls linearly.
 
-    The share goes in a straight line from ``epsilon_start`` to ``epsilon_end`` over ``epsilon_env_steps``.
-    Env steps are those of the whole run when the weights were published, and those taken here since.
+    The share goes from ``epsilon_start`` to ``epsilon_end`` over ``epsilon_env_steps``. These are the env steps of the
+    whole run when the weights were published, plus those taken here since.
     """
 
     def __init__(self, meta: dict[str, Any], arrays: Arrays) -> None:
@@ -360,13 +360,13 @@ class CategoricalHead(DrawingHead):
         out -= out.max(1, keepdims=True)
         cumulative = np.cumsum(np.exp(out), axis=1)
         total = cumulative[:, -1:]
-        # Rounding can make noise * total the total itself, so the last action is the bound.
+        # Rounding can make noise * total equal to the total, so the last action is not compared.
         index = (cumulative[:, :-1] <= noise * total).sum(1, keepdims=True)
         log_prob: np.ndarray = (np.take_along_axis(out, index, 1) - np.log(total))[:, 0]
         return index.astype(np.float32), log_prob
 
     def explore(self, out: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """A sample: the greatest of ``out - log E``, E standard exponential (Gumbel 1954)."""
+        """Samples as the argmax of ``out - log E``, E standard exponential (Gumbel 1954)."""
         noise = rng.standard_exponential(out.shape, np.float32)
         np.maximum(noise, _TINY, out=noise)
         out -= np.log(noise, out=noise)
@@ -392,10 +392,10 @@ _HEADS: dict[str, Callable[[dict[str, Any], Arrays], Head]] = {
 
 
 def head_of(meta: dict[str, Any], arrays: Arrays) -> Head:
-    """The head that an algorithm's ``policy_meta`` describes; ``arrays`` hold its own parameters, if it has any.
+    """The head that an algorithm's ``policy_meta`` describes; ``arrays`` hold its own parameters, if any.
 
     Raises:
-        WeightsError: a kind that is not known here, or a value is missing.
+        WeightsError: an unknown kind, or a missing value.
     """
     kind = meta.get("policy")
     if kind not in _HEADS:
@@ -407,7 +407,7 @@ def head_of(meta: dict[str, Any], arrays: Arrays) -> Head:
 
 
 class Normalizer:
-    """Running mean and standard deviation of observations (Welford's method in batches), the learner's side of it."""
+    """Running mean and standard deviation of observations in the learner (Welford's method in batches)."""
 
     def __init__(self, obs_dim: int) -> None:
         self.count = 0.0
@@ -415,7 +415,7 @@ class Normalizer:
         self._m2 = np.zeros(obs_dim, np.float64)
 
     def update(self, obs: np.ndarray) -> None:
-        """Takes in observations [B, O] (Chan et al. 1979, parallel variance)."""
+        """Adds observations [B, O] (Chan et al. 1979, parallel variance)."""
         batch = obs.astype(np.float64)
         count = float(len(batch))
         mean = batch.mean(axis=0)
@@ -427,7 +427,7 @@ class Normalizer:
 
     @property
     def std(self) -> np.ndarray:
-        """Standard deviation [O]; 1 before anything was seen, never below 1e-4."""
+        """Standard deviation [O]; 1 before the second observation, never below 1e-4."""
         if self.count < 2:
             return np.ones_like(self.mean)
         return np.maximum(np.sqrt(self._m2 / self.count), 1e-4)
@@ -439,7 +439,7 @@ class Normalizer:
         np.clip(obs, -OBS_CLIP, OBS_CLIP, out=obs)
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """What a policy needs: float32 ``obs_mean`` and ``obs_std`` [O]."""
+        """The arrays of a policy: float32 ``obs_mean`` and ``obs_std`` [O]."""
         return {"obs_mean": self.mean.astype(np.float32), "obs_std": self.std.astype(np.float32)}
 
     def state(self) -> dict[str, Any]:

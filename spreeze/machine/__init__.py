@@ -1,1 +1,1 @@
-"""What this machine has, and how it is used at the moment."""
+"""The hardware of this machine, and its current use."""

@@ -1,22 +1,21 @@
-"""Who wants the cores: this run's processes, its siblings, and all others. Linux, read from ``/proc``.
+"""Use of the cores by this run's processes, its siblings, and all other programs. Linux only, read from ``/proc``.
 
-The kernel keeps for every thread how long it ran and how long it was ready but had to wait for a
-core (``schedstat``). Both together are what a process wants, however little it is given.
+The kernel records for every thread how long it ran and how long it was ready but had to wait for a core
+(``schedstat``). Their sum is what a process wants, however little it is given.
 
-Siblings are this user's other runs, tuners and the dashboard page. They are not foreign: two runs that took each other
-for strangers would both rest, for as long as both are there. They are told by the name that each takes as soon as its
-interpreter is up (``processes.take_name``), which the kernel hands out in ``/proc/PID/stat``. A command line or
-environment lies in the process's own memory: reading that waits for a lock, which a process that hangs in a driver or
-on a dead disk may never give back, and then the supervisor would hang as well. Until it has its name, about a second, a
-process counts as foreign; so does, once, what a process did in the fraction of a second before it ended. A sibling, if
-it runs as this user, is
+Siblings are this user's other runs, tuners and the dashboard page. They are not external load: two runs that counted
+each other as external would both rest for as long as both exist. They are recognised by the name that each takes as
+soon as its interpreter is up (``processes.take_name``), which the kernel shows in ``/proc/PID/stat``. A command line or
+environment lies in the process's own memory: reading it waits for a lock that a process which hangs in a driver or on a
+dead disk may never release, and the supervisor would hang too. A process counts as external until it has its name,
+about a second; so does, once, its use in the fraction of a second before it ended. A sibling runs as this user, and is
 
-* a worker (``sampler-0``, ``learner``, ...) that leads a process group of its own, as ours all do; what has a name of
-  our own (``spreeze-...``); and all that these started;
-* the process that started one of them, itself only: a supervisor or a tuner, which may be a notebook that starts other
-  things too. The page is started by a person's shell, which stays a stranger.
+* a worker (``sampler-0``, ``learner``, ...) that leads its own process group, as all workers do; a process with a name
+  of ours (``spreeze-...``); or any descendant of these;
+* the parent of one of them, itself only: a supervisor or a tuner, which may be a notebook that starts other programs
+  too. The parent of the page, a user's shell, is not a sibling.
 
-Of a sibling that may use other cores too, the share counts that our cores are of its own.
+A sibling that may also use other cores counts by the share of its cores that are ours.
 """
 
 from __future__ import annotations
@@ -33,55 +32,55 @@ from spreeze.machine.hardware import CoreFacts, core_facts
 from spreeze.machine.processes import OWN_PREFIX, PAGE, is_worker
 
 _TICKS_PER_S = 100.0
-"""Unit of ``/proc/stat`` (USER_HZ), the same on every architecture that this runs on."""
+"""Unit of ``/proc/stat`` (USER_HZ), the same on every supported architecture."""
 _BUSY_FIELDS = (0, 1, 2, 5, 6)
-"""user, nice, system, irq, softirq: not idle, iowait or what a hypervisor took."""
+"""user, nice, system, irq, softirq: without idle, iowait and the time that a hypervisor took."""
 _WAITING_CORES = 0.25
-"""Waiting of all our threads together above which a quota that is not used up must be used by somebody else."""
+"""Cores that our threads wait for, in sum, above which an unused quota must be used by other processes."""
 _MOST_LOOKS = 8
-"""A stranger is looked at again after 1, 2, 4, then every 8 looks: it may have been too young to have its name."""
+"""Other processes are examined again after 1, 2, 4, then every 8 looks: they may not have had their name yet."""
 _PARENT, _GROUP = 1, 2
-"""Of ``/proc/PID/stat`` after the name."""
+"""Fields of ``/proc/PID/stat`` after the name."""
 
 
 class Found(NamedTuple):
     roots: set[int]
-    """What they started is theirs as well."""
+    """Their descendants are siblings too."""
     parents: set[int]
-    """Who started a root; themselves only."""
+    """Parents of roots; their other descendants are not siblings."""
 
 
 class Siblings:
-    """Looks for siblings; costs one system call for each process that is new or due again."""
+    """Finds siblings; costs one system call for each process that is new or due again."""
 
     def __init__(self, proc: Path = Path("/proc")) -> None:
         self._proc, self._user = proc, os.geteuid()
         self._look = 0
-        self._strangers: dict[int, tuple[int, int]] = {}  # process id -> (look at which it is due, looks until then)
+        self._others: dict[int, tuple[int, int]] = {}  # process id -> (look at which it is due, looks until then)
 
     def find(self, ours: Collection[int]) -> Found:
-        """Siblings of this moment, which any of them may leave by the next; ``ours`` are the asking run's processes.
+        """The current siblings; ``ours`` are the calling run's processes.
 
         Raises:
             OSError: the system does not list processes.
         """
         self._look += 1
-        before, self._strangers = self._strangers, {}
+        before, self._others = self._others, {}
         found = Found(set(), set())
         for pid in [int(name) for name in os.listdir(self._proc) if name.isdecimal()]:
             if pid in ours:
                 continue
             due, pause = before.get(pid, (0, 0))
             if due > self._look:
-                self._strangers[pid] = due, pause
+                self._others[pid] = due, pause
             elif not self._enter(pid, found):
                 pause = min(max(1, 2 * pause), _MOST_LOOKS)
-                self._strangers[pid] = self._look + pause, pause
+                self._others[pid] = self._look + pause, pause
         found.parents.difference_update(ours, found.roots)
         return found
 
     def _enter(self, pid: int, found: Found) -> bool:
-        """Adds a process to ``found`` if it is a sibling; returns whether it is. One that is gone is none."""
+        """Adds a process to ``found`` if it is a sibling, and returns whether it is; False if it is gone."""
         try:
             if (self._proc / str(pid)).stat().st_uid != self._user:
                 return False
@@ -101,17 +100,17 @@ class Siblings:
 
 @dataclass(frozen=True, kw_only=True)
 class CpuContention:
-    """Use of the cores since the sample before; everything in cores (seconds of processor time a second)."""
+    """Use of the cores since the previous sample, in cores (seconds of processor time per second)."""
 
     usable_cores: float
     foreign_cores: float
-    """Of the usable cores, what programs keep busy that belong neither to this run nor to a sibling."""
+    """Usable cores kept busy by programs that belong neither to this run nor to a sibling."""
     sibling_cores: float = 0.0
-    """What this user's other runs, tuners and the page keep busy."""
+    """Cores kept busy by this user's other runs, tuners and the page."""
     ran: dict[str, float]
-    """Per worker, what it was given."""
+    """Per worker, what it used."""
     wanted: dict[str, float]
-    """Per worker, what it was given and what it waited for; its own children and threads included."""
+    """Per worker, what it used and what it waited for; its children and threads included."""
 
 
 _Threads = dict[int, tuple[float, float]]
@@ -127,7 +126,7 @@ class _Sample(NamedTuple):
 
 
 class ContentionReader:
-    """Takes samples; each is compared with the one before."""
+    """Takes samples and compares each with the previous one."""
 
     def __init__(
         self, *, cores: CoreFacts | None = None, root: str | Path = "/", clock: Callable[[], float] = time.monotonic,
@@ -139,7 +138,7 @@ class ContentionReader:
         self._before: _Sample | None = None
 
     def sample(self, pids: Mapping[str, int]) -> CpuContention | None:
-        """Load since the last call; None at the first, and where the kernel does not tell.
+        """Use since the last call; None at the first call, and if the kernel does not report it.
 
         Descendants of a worker in ``pids`` count as the worker, unless they are named there themselves.
         """
@@ -162,12 +161,12 @@ class ContentionReader:
             wanted[name] = ran[name] + waited_s / elapsed_s
         ours, usable = sum(ran.values()), self._cores.usable
         busy = (now.busy_s - before.busy_s) / elapsed_s
-        # What a sibling did before it had its name is in its sum as well: never more than there was.
+        # The sum includes what a sibling did before it had its name; it cannot exceed what was used.
         siblings = min(_gained(before.siblings, now.siblings)[0] / elapsed_s, max(0.0, busy - ours))
         beyond_quota = len(self._cores.ids) - usable
         foreign = busy - ours - siblings - beyond_quota
         if beyond_quota > 0 and sum(wanted.values()) - ours > _WAITING_CORES:
-            foreign = max(foreign, usable - ours - siblings)  # somebody else lives on the same quota
+            foreign = max(foreign, usable - ours - siblings)  # other processes share the quota
         return CpuContention(usable_cores=usable, foreign_cores=min(max(0.0, foreign), usable),
                              sibling_cores=siblings, ran=ran, wanted=wanted)
 
@@ -190,7 +189,7 @@ class ContentionReader:
         return {name: self._tree(pid, named) for name, pid in pids.items()}
 
     def _sibling_threads(self, ours: set[int]) -> _Threads:
-        """Threads of all siblings, each once; ``ours`` are our own, whose processes are no siblings."""
+        """Threads of all siblings, each once; ``ours`` are our own threads."""
         roots, parents = self._siblings.find(ours)
         found: _Threads = {}
         waiting = [*parents, *roots]
@@ -206,7 +205,7 @@ class ContentionReader:
         return found
 
     def _share_here(self, pid: int) -> float:
-        """How many of the cores that a process may use are among ours, as a share; 1 where that is not told."""
+        """Share of a process's allowed cores that are ours; 1 if unknown."""
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             for line in (self._proc / str(pid) / "status").read_text(errors="replace").splitlines():
                 if line.startswith("Cpus_allowed:"):
@@ -216,7 +215,7 @@ class ContentionReader:
         return 1.0
 
     def _tree(self, pid: int, named: set[int]) -> _Threads:
-        """Threads of a process and its nameless descendants; what ends meanwhile is left out."""
+        """Threads of a process and its descendants that are not in ``named``; those that end meanwhile are left out."""
         found: _Threads = {}
         waiting = [pid]
         while waiting:
@@ -239,7 +238,7 @@ class ContentionReader:
 
 
 def _gained(before: _Threads, now: _Threads) -> tuple[float, float]:
-    """Seconds (ran, waited) of the threads that there are now, since the sample before."""
+    """Seconds (ran, waited) of the present threads since the previous sample."""
     old = [before.get(tid, (0.0, 0.0)) for tid in now]
     ran_s = sum(ran for ran, _ in now.values()) - sum(ran for ran, _ in old)
     waited_s = sum(waited for _, waited in now.values()) - sum(waited for _, waited in old)

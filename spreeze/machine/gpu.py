@@ -1,8 +1,8 @@
-"""NVIDIA GPUs through NVML (package nvidia-ml-py): facts once, live use from a thread of its own.
+"""NVIDIA GPUs through NVML (package nvidia-ml-py): facts once, live use from a separate thread.
 
-A driver that lost its GPU can hang every call (Xid 79). So no call here is made from the caller's
-thread: facts are read under a time limit, live use is polled by a thread whose newest reading the
-caller takes without waiting. Every field that a driver does not give is None.
+A driver that lost its GPU can hang every call (Xid 79). So no call is made from the caller's thread: facts are read
+with a time limit, and live use is polled by a thread whose newest reading the caller takes without waiting. A field is
+None if the driver does not give it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _OPEN_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class GpuFacts:
-    """What one visible GPU (or MIG slice) is; ``index`` is its place among the visible ones."""
+    """One visible GPU (or MIG slice); ``index`` is its place among the visible ones."""
 
     index: int
     uuid: str | None
@@ -47,7 +47,7 @@ def load_nvml() -> Any:
 
 
 def read_gpus(nvml: Any = None, visible: str | None = None, timeout_s: float = _OPEN_TIMEOUT_S) -> GpuReport:
-    """The GPUs that this process may use, in the order of CUDA_VISIBLE_DEVICES (``visible`` in its place).
+    """The GPUs that this process may use, in the order of CUDA_VISIBLE_DEVICES (or of ``visible``).
 
     A driver that does not answer within ``timeout_s`` counts as hung.
     """
@@ -88,7 +88,7 @@ def _session(nvml: Any) -> Iterator[None]:
 
 
 def _visible_devices(nvml: Any, visible: str | None) -> list[tuple[Any, bool]]:
-    """(handle, is MIG) of the devices named by CUDA_VISIBLE_DEVICES; as in CUDA, the first bad name ends the list."""
+    """(handle, is MIG) of the devices in CUDA_VISIBLE_DEVICES; as in CUDA, the first invalid name ends the list."""
     handles = [_ask(nvml.nvmlDeviceGetHandleByIndex, index) for index in range(int(nvml.nvmlDeviceGetCount()))]
     if visible is None:
         found = [_first_mig(nvml, handle) for handle in handles if handle is not None]
@@ -99,7 +99,7 @@ def _visible_devices(nvml: Any, visible: str | None) -> list[tuple[Any, bool]]:
             if device is None or device in found:
                 break
             found.append(device)
-    # A process sees one MIG slice at most, however many are named.
+    # A process sees at most one MIG slice, however many are named.
     first = next((device for device in found if device[1]), None)
     return [device for device in found if not device[1] or device is first]
 
@@ -111,14 +111,14 @@ def _by_name(nvml: Any, handles: list[Any], name: str) -> tuple[Any, bool] | Non
     if name.startswith("MIG-"):
         handle = _ask(nvml.nvmlDeviceGetHandleByUUID, name)
         return None if handle is None else (handle, True)
-    if name.startswith("GPU-"):  # CUDA takes any unambiguous beginning of a UUID
+    if name.startswith("GPU-"):  # CUDA accepts any unambiguous prefix of a UUID
         found = [handle for handle in handles if (_text(_ask(nvml.nvmlDeviceGetUUID, handle)) or "").startswith(name)]
         return _first_mig(nvml, found[0]) if len(found) == 1 else None
     return None
 
 
 def _first_mig(nvml: Any, handle: Any) -> tuple[Any, bool]:
-    """CUDA sees the first MIG slice in place of a card that is cut into slices."""
+    """(handle, is MIG); CUDA sees the first slice in place of a GPU that is partitioned into slices."""
     mode = _ask(getattr(nvml, "nvmlDeviceGetMigMode", None), handle)
     if mode and mode[0] == 1:
         for index in range(int(_ask(nvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0)):
@@ -143,7 +143,7 @@ def _facts(nvml: Any, index: int, handle: Any, is_mig: bool) -> GpuFacts:
 
 
 def _ask(function: Callable[..., Any] | None, *arguments: Any) -> Any:
-    """The answer, or None where the driver does not give one."""
+    """The result, or None if the driver does not give one."""
     try:
         return None if function is None else function(*arguments)
     except Exception:  # "not supported" on MIG, WSL and Jetson, "GPU is lost": all mean unknown
@@ -151,14 +151,14 @@ def _ask(function: Callable[..., Any] | None, *arguments: Any) -> Any:
 
 
 def _text(value: Any) -> str | None:
-    """Old bindings answer in bytes."""
+    """A text or None; old bindings return bytes."""
     if value is None:
         return None
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
 class GpuMonitor:
-    """Polls the visible GPUs from its own thread; ``poll`` takes the newest reading and never waits."""
+    """Polls the visible GPUs from its own thread; ``poll`` returns the newest reading and never waits."""
 
     def __init__(self, nvml: Any = None, visible: str | None = None, timeout_s: float = 3.0) -> None:
         self._nvml = nvml if nvml is not None else load_nvml()
@@ -175,7 +175,7 @@ class GpuMonitor:
             self._thread.start()
 
     def poll(self) -> dict[str, float]:
-        """Newest figures by metric name; empty when there is no GPU or the driver does not answer."""
+        """Newest figures by metric name; empty if there is no GPU or the driver does not answer."""
         now_s = time.monotonic()
         if not self._thread.is_alive():
             return {}
@@ -202,7 +202,7 @@ class GpuMonitor:
                 while handles and self._wait():
                     self._reading = (time.monotonic(), self._read(handles))
                     self._wanted.clear()
-        except Exception:  # no driver: nothing to watch, and read_gpus has told why
+        except Exception:  # no driver: nothing to poll, and read_gpus reports why
             return
 
     def _wait(self) -> bool:

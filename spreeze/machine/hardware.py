@@ -1,8 +1,7 @@
-"""What this machine has and what of it this process may use, each with its reason.
+"""The hardware of this machine and the part that this process may use, with reasons; None is unknown.
 
-Read from ``/proc`` and ``/sys`` below an injectable root, so that containers of all kinds can be
-played in tests. Cores are never ``cpu_count()``: affinity, cgroup quota and cpuset are all asked.
-Unknown is None.
+Everything is read from ``/proc`` and ``/sys`` below a given root, so that tests can simulate containers. The number of
+cores is never ``cpu_count()`` but follows from affinity, cgroup quota and cpuset.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ from spreeze.machine.gpu import GpuFacts, read_gpus
 from spreeze.types import Reasoned
 
 _NO_LIMIT_BYTES = 2**60
-"""cgroup v1 writes "no limit" as a number near 2**63."""
+"""cgroup v1 gives "no limit" as a number near 2**63."""
 
 PowerSource = Literal["battery", "mains"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryFacts:
-    """Main memory; ``usable_bytes`` is what this process may still take, limits of its cgroup included."""
+    """Main memory; ``usable_bytes`` is what this process may still take within the limits of its cgroup."""
 
     total_bytes: int
     available_bytes: int
@@ -66,7 +65,7 @@ class Machine:
         return dataclasses.asdict(self)
 
     def identity(self) -> str:
-        """A short text that stays the same as long as measured choices hold here; a cache key."""
+        """A short cache key that changes when measured choices no longer hold on this machine."""
         memory_bytes = min(self.memory.total_bytes, self.memory.cgroup_limit_bytes or self.memory.total_bytes)
         memory_gib = round(memory_bytes / 2**30)
         gpus = [(gpu.uuid, gpu.name, gpu.driver) for gpu in self.gpus]
@@ -82,7 +81,7 @@ class Machine:
 
 
 def usable_cores(root: str | Path = "/") -> Reasoned:
-    """Cores that this process may use (a float, a quota may be 0.5) and what decided it."""
+    """Cores that this process may use (a float, since a quota may be 0.5), and the reason."""
     facts = core_facts(root)
     return Reasoned(facts.usable, facts.reason)
 
@@ -105,7 +104,7 @@ def core_facts(root: str | Path = "/") -> CoreFacts:
 
 
 def physical_cores(root: str | Path = "/", ids: list[int] | None = None) -> int | None:
-    """Physical cores behind the usable ones, by their SMT siblings; None if the kernel does not tell."""
+    """Physical cores of the usable logical ones, by their SMT siblings; None if unknown."""
     base = Path(root)
     groups = set()
     for core in sorted(_affinity(base)) if ids is None else ids:
@@ -138,7 +137,7 @@ def _cpuset(base: Path) -> set[int]:
 
 
 def _cpu_quota(base: Path) -> float | None:
-    """Cores by the tightest quota on the way from this process' cgroup up to the root."""
+    """Cores by the tightest quota from this process's cgroup up to the root."""
     quotas = []
     for folder in _cgroup_folders(base, "cpu"):
         fields = (_read(folder / "cpu.max") or "").split()  # version 2: "50000 100000" or "max 100000"
@@ -151,10 +150,10 @@ def _cpu_quota(base: Path) -> float | None:
 
 
 def _cgroup_folders(base: Path, controller: str) -> list[Path]:
-    """Folders of this process' cgroup for a controller, innermost first, then its ancestors.
+    """Folders of this process's cgroup for a controller, innermost first, then its ancestors.
 
-    The path in ``/proc/self/cgroup`` may lie outside of a container's view; its ancestors end at the
-    mount point, which then is the container's own cgroup.
+    The path in ``/proc/self/cgroup`` may be invisible in a container; its ancestors end at the mount point, which then
+    is the container's own cgroup.
     """
     mounts: list[tuple[Path, str]] = []
     for line in (_read(base / "proc/self/cgroup") or "").splitlines():
@@ -174,7 +173,7 @@ def _cgroup_folders(base: Path, controller: str) -> list[Path]:
 
 
 def memory_limits(root: str | Path = "/") -> MemoryFacts:
-    """Main memory and what the tightest cgroup limit leaves of it; page cache that can go counts as free."""
+    """Main memory, and what the tightest cgroup limit leaves of it; reclaimable page cache counts as free."""
     base = Path(root)
     fields: dict[str, int] = {}
     for line in (_read(base / "proc/meminfo") or "").splitlines():
@@ -198,7 +197,7 @@ def memory_limits(root: str | Path = "/") -> MemoryFacts:
 
 
 def _memory_left(folder: Path) -> tuple[int | None, int]:
-    """(limit, what is left below it) of one memory cgroup, in bytes."""
+    """(limit, bytes left below it) of one memory cgroup."""
     limit = _integer(_read(folder / "memory.max") or _read(folder / "memory.limit_in_bytes"))
     if limit is None or limit >= _NO_LIMIT_BYTES:
         return None, 0
@@ -212,7 +211,7 @@ def _memory_left(folder: Path) -> tuple[int | None, int]:
 
 
 def shared_memory_bytes(root: str | Path = "/") -> int | None:
-    """Free bytes of ``/dev/shm``; None where there is none. Nameless memory is not bound by it."""
+    """Free bytes of ``/dev/shm``, which do not limit nameless memory; None if there is none."""
     try:
         found = os.statvfs(Path(root) / "dev/shm")
     except (OSError, AttributeError):
@@ -237,12 +236,12 @@ def power_source(root: str | Path = "/") -> PowerSource | None:
 
 
 def gpus(nvml: Any = None) -> tuple[GpuFacts, ...]:
-    """The visible NVIDIA GPUs; empty without GPU or driver (``read_gpus`` tells why)."""
+    """The visible NVIDIA GPUs; empty without GPU or driver (``read_gpus`` gives the reason)."""
     return read_gpus(nvml).gpus
 
 
 def read_machine(root: str | Path = "/", nvml: Any = None) -> Machine:
-    """Gathers all facts; nothing here raises on a missing or odd file."""
+    """Reads all facts; never fails on a missing or malformed file."""
     report = read_gpus(nvml)
     return Machine(
         cpu_model=_cpu_model(Path(root)), cores=core_facts(root), memory=memory_limits(root),
@@ -264,7 +263,7 @@ def _cpu_model(base: Path) -> str | None:
 
 
 def _read(path: Path) -> str | None:
-    """A small file's text without surrounding blanks, or None."""
+    """A small file's text, stripped, or None."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:

@@ -1,8 +1,8 @@
-"""Processes that an environment started for itself: marked, found again, ended.
+"""Ends processes that an environment has started and left behind.
 
-Signals to a worker's group miss what began a session of its own, and nobody is left to signal at all
-when the supervisor was killed. So every process of a run carries the run's nonce in its environment, and a
-small watcher, which outlives the supervisor by a moment, ends whatever still carries it.
+A signal to a worker's group misses a process that began its own session, and a killed supervisor sends no signals at
+all. So every process of a run carries the run's nonce in its environment, and a small watcher, which briefly outlives
+the supervisor, kills every process that still carries it.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ MARK = "SPREEZE_RUN"
 _SWEEP_S = 0.1
 _SWEEPS = 50
 _CALM = 3
-"""Sweeps without a find after which all is over: a process that was just being forked may appear late."""
+"""Sweeps in a row that must find nothing: a process that was just being forked may appear late."""
 
 
 def end_orphans(nonce: str) -> int:
-    """SIGKILL to every other process that carries the run's mark; returns how many there were."""
+    """Kills every other process that carries the run's mark; returns their number."""
     count = 0
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
@@ -41,14 +41,14 @@ def end_orphans(nonce: str) -> int:
 
 
 class OrphanWatch:
-    """The watcher, held from ``start`` to ``end``; it acts when this process ends in between."""
+    """The watcher, which acts if this process ends between ``start`` and ``end``."""
 
     def __init__(self, nonce: str) -> None:
         self._nonce = nonce
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Starts the watcher; where no process can be started the run goes on without it."""
+        """Starts the watcher; if no process can be started, the run goes on without it."""
         root = str(Path(__file__).resolve().parents[2])
         paths = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
         with contextlib.suppress(OSError), held_back():
@@ -59,7 +59,7 @@ class OrphanWatch:
             )
 
     def end(self) -> None:
-        """Ends what is left of the run, and the watcher."""
+        """Kills what is left of the run, and the watcher."""
         end_orphans(self._nonce)
         if self._process is not None:
             self._process.kill()
@@ -70,7 +70,7 @@ class OrphanWatch:
 
 
 def main(argv: list[str]) -> int:
-    """``NONCE``: waits until standard input is closed by the supervisor's end, then sweeps."""
+    """``NONCE``: waits until the end of the supervisor closes standard input, then sweeps."""
     for number in ENDING:
         signal.signal(number, signal.SIG_IGN)
     while os.read(0, 1):

@@ -1,7 +1,7 @@
-"""Output for a person who may be gone (a closed terminal, a full disk), and beside libraries that print from C.
+"""Output of the commands, which survives a closed terminal, a full disk, and libraries that print from C.
 
-All that a verb prints goes through here (tables through ``terminal.Screen``): names, states and errors may be those of
-a run that came from elsewhere, and a terminal obeys the escapes in them.
+All that a command prints goes through here (tables through ``terminal.Screen``): names, states and errors may belong to
+a run from another machine, and a terminal would obey escape sequences in them.
 """
 
 from __future__ import annotations
@@ -18,17 +18,13 @@ from spreeze.formatting import printable
 
 
 def silence(stream: IO[Any]) -> None:
-    """Sends a stream to nowhere; what is still in its buffer would fail again at the end."""
+    """Redirects a stream to /dev/null; the rest of its buffer would fail again at exit."""
     with contextlib.suppress(OSError, ValueError):
         send_nowhere(stream.fileno())
 
 
 def send_nowhere(*fds: int) -> None:
-    """Points descriptors at /dev/null: what is written is lost, what is read is at its end.
-
-    Raises:
-        OSError: no descriptor is free.
-    """
+    """Redirects descriptors to /dev/null; an OSError if no descriptor is free."""
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     try:
         for fd in fds:
@@ -38,22 +34,22 @@ def send_nowhere(*fds: int) -> None:
 
 
 def emit(document: dict[str, Any]) -> None:
-    """Writes the one JSON document; numbers that JSON does not know become null."""
+    """Writes the one JSON document; non-finite numbers become null."""
     _write(sys.stdout, json.dumps(_plain(document), indent=1, allow_nan=False) + "\n")
 
 
 def say(text: str, *, as_json: bool = False) -> None:
-    """One line for a person: stdout, or stderr when stdout belongs to the JSON document."""
+    """Prints one line to stdout, or to stderr if stdout belongs to the JSON document."""
     _write(sys.stderr if as_json else sys.stdout, text + "\n")
 
 
 def complain(text: str) -> None:
-    """``error: ...``, as one line on stderr."""
+    """Prints ``error: ...`` as one line to stderr."""
     _write(sys.stderr, f"error: {' '.join(text.split())}\n")
 
 
 def _write(stream: TextIO, text: str) -> None:
-    """Writes to a person who may be gone: a closed pipe or a full disk is no reason to stop."""
+    """Writes text; a closed pipe or a full disk only silences the stream."""
     encoding = getattr(stream, "encoding", None) or "utf-8"
     try:
         stream.write(printable(text).encode(encoding, errors="replace").decode(encoding))
@@ -74,7 +70,7 @@ def _plain(value: Any) -> Any:
 
 @contextlib.contextmanager
 def stdout_to_stderr() -> Iterator[None]:
-    """Points descriptor 1 at descriptor 2 inside the block, so that one JSON document stays one."""
+    """Redirects descriptor 1 to descriptor 2 inside the block, so that stdout holds the JSON document alone."""
     sys.stdout.flush()
     saved = os.dup(1)
     os.dup2(2, 1)
@@ -91,6 +87,6 @@ def stdout_to_stderr() -> Iterator[None]:
 
 
 def _flush_c_streams() -> None:
-    """Empties libc's buffers: text that Bullet printed would else appear after the block."""
+    """Flushes libc's buffers: text that Bullet printed would otherwise appear after the block."""
     with contextlib.suppress(OSError, AttributeError, TypeError):
         ctypes.CDLL(None).fflush(None)

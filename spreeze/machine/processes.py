@@ -1,7 +1,7 @@
-"""What a supervisor and its processes share: names, who heeds which signal, how a process is ended.
+"""Names, signals and the end of a run's processes.
 
-A closed window, a logout, ``systemctl stop`` and batch systems signal many processes of a run, or all. Only the
-supervisor decides what becomes of it; every other process ends when the supervisor says so, or is gone.
+A closed window, a logout, ``systemctl stop`` and batch systems signal many or all processes of a run. Only the
+supervisor acts on it; every other process ends when the supervisor says so or is gone.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from spreeze.metrics.table import SLOTS
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that ask a process to end."""
 DEATH_S = 10.0
-"""What a process gets to die after SIGKILL; freeing much memory takes a while."""
+"""Time for a process to die after SIGKILL; freeing much memory takes a while."""
 OWN_PREFIX = "spreeze-"
 PAGE, EARLY, PROBE = OWN_PREFIX + "page", OWN_PREFIX + "early", OWN_PREFIX + "probe"
-"""Names of processes that are no workers: the page's server, a learner that waits for its job, what measures once."""
+"""Names of processes that are not workers: the page's server, a learner without a job yet, a single measurement."""
 _LONGEST_NAME_BYTES = 15
 
 
 def take_name(name: str) -> None:
-    """What ``top`` shows instead of python, and what siblings know this process by (Linux; at most 15 letters)."""
+    """Sets the process name that ``top`` shows and that siblings recognise (Linux; at most 15 letters)."""
     with contextlib.suppress(OSError):
         Path("/proc/self/comm").write_bytes(name.encode("ascii")[:_LONGEST_NAME_BYTES])
 
 
 def is_worker(process_name: str, role: str | None = None) -> bool:
-    """Whether a process of this name (Linux: as ``top`` shows it) is a worker with its job, of this role if any."""
+    """Whether a process of this name is a worker with a job, of this role if given."""
     return process_name.partition("-")[0] in (SLOTS if role is None else (role,))
 
 
 @contextlib.contextmanager
 def held_back() -> Iterator[None]:
-    """Begin processes in this block that call ``leave_to_supervisor``: no signal of ``ENDING`` ends them before.
+    """Blocks the signals of ``ENDING``, to start processes that call ``leave_to_supervisor``: none ends them before.
 
-    They inherit that these are blocked, and are signalled once they listen; so is this process after the block.
+    They inherit the block and receive the signals once they unblock them; so does this process after the block.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
     try:
@@ -53,20 +53,20 @@ def held_back() -> Iterator[None]:
 
 
 def leave_to_supervisor() -> None:
-    """From now on no signal of ``ENDING`` ends this process; those that it starts are as if nothing had been said.
+    """From now on no signal of ``ENDING`` ends this process; processes that it starts are not affected.
 
-    A handler that does nothing instead of SIG_IGN: ignored signals stay ignored in a program that an environment
-    starts, and its ``terminate()`` would then wait for ever.
+    By a handler that does nothing, not SIG_IGN: ignored signals stay ignored in a program that an environment starts,
+    and its ``terminate()`` would then wait forever.
     """
     for number in ENDING:
-        signal.signal(number, _unheard)
+        signal.signal(number, _ignore)
         signal.siginterrupt(number, False)
-    # Blocked meanwhile: a signal to a fork that has the handler still would be lost.
-    os.register_at_fork(before=_block, after_in_parent=_unblock, after_in_child=_hear_again)
+    # Blocked during a fork: a signal to a child that still has the handler would be lost.
+    os.register_at_fork(before=_block, after_in_parent=_unblock, after_in_child=_restore_default)
     _unblock()
 
 
-def _unheard(number: int, frame: types.FrameType | None) -> None:
+def _ignore(number: int, frame: types.FrameType | None) -> None:
     """Does nothing."""
 
 
@@ -78,19 +78,19 @@ def _unblock() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
 
 
-def _hear_again() -> None:
+def _restore_default() -> None:
     for number in ENDING:
-        if signal.getsignal(number) is _unheard:
+        if signal.getsignal(number) is _ignore:
             signal.signal(number, signal.SIG_DFL)
     _unblock()
 
 
 def kill_and_wait(process: subprocess.Popen[bytes], within_s: float = DEATH_S) -> int | None:
-    """SIGKILL to a process that leads a group and to all of this group, then waits for it.
+    """Kills a process group by its leader and waits for the leader.
 
     Returns:
-        Its exit code; None if it does not die in that time: a hung driver or a dead disk holds it in the kernel. No
-        instruction of its program is run any more, so whoever asked can go on without it.
+        Its exit code; None if it does not die in time, because a hung driver or a dead disk holds it in the kernel. It
+        runs no more instructions of its program, so the caller can go on without it.
     """
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
@@ -101,12 +101,12 @@ def kill_and_wait(process: subprocess.Popen[bytes], within_s: float = DEATH_S) -
 
 
 def left_behind(name: str, pid: int) -> str:
-    """What to tell of a process for which ``kill_and_wait`` gave None."""
+    """The message about a process for which ``kill_and_wait`` returned None."""
     return f"{name} (process {pid}) does not end on SIGKILL, a hung driver or a dead disk may hold it: left behind"
 
 
 def main(argv: list[str]) -> None:
-    """``NAME MODULE ARGUMENT...``: as ``python -m MODULE ARGUMENT...``, with its name before its first import."""
+    """``NAME MODULE ARGUMENT...``: runs ``python -m MODULE ARGUMENT...`` under a name taken before any import."""
     take_name(argv[0])
     sys.argv[1:] = argv[2:]
     runpy.run_module(argv[1], run_name="__main__", alter_sys=True)

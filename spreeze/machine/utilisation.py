@@ -1,6 +1,6 @@
-"""Live use of the machine, keyed by the names in the table of metrics.
+"""Live use of the machine by metric name.
 
-A rate needs two samples, so the first sample has none; what cannot be read is left out.
+A rate needs two samples, so the first one has none; values that cannot be read are left out.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Utilisation:
         self, pids: Mapping[str, int], *, core_ids: tuple[int, ...] | None = None,
         gpu_monitor: GpuMonitor | None = None, clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Args: ``pids`` by worker; ``core_ids`` to report, those that this process may use if None."""
+        """``pids`` is by worker; ``core_ids`` None means the cores that this process may use."""
         self._core_ids = core_facts().ids if core_ids is None else core_ids
         self._gpus = GpuMonitor() if gpu_monitor is None else gpu_monitor
         self._clock = clock
@@ -52,7 +52,7 @@ class Utilisation:
         return self._gpus.trouble
 
     def sample(self, pids: Mapping[str, int] | None = None) -> dict[str, float]:
-        """Figures now, rates since the sample before; without ``pids`` of the same processes, as far as they live."""
+        """Current values, and rates since the previous sample; None for ``pids`` keeps the known processes."""
         if pids is not None:
             self._pids = dict(pids)
         values: dict[str, float] = {}
@@ -70,7 +70,7 @@ class Utilisation:
         self._gpus.close()
 
     def _core_times(self) -> dict[int, tuple[float, float]]:
-        """Per core (busy, all) seconds since boot; waiting for a disk is not busy."""
+        """(busy, all) seconds since boot per core; waiting for a disk is not busy."""
         times = psutil.cpu_times(percpu=True)
         found = {}
         for core in self._core_ids:
@@ -86,7 +86,7 @@ class Utilisation:
         for name, pid in self._pids.items():
             try:
                 process = known[name].process if name in known and known[name].process.pid == pid else None
-                if process is None or not process.is_running():  # the number may belong to a newer process
+                if process is None or not process.is_running():  # the pid may have been reused
                     process = psutil.Process(pid)
                 with process.oneshot():
                     times = process.cpu_times()
@@ -98,7 +98,7 @@ class Utilisation:
 
 
 def _core_busy_s(one: Any) -> float:
-    """Busy seconds of one core's times; guests' time is part of user time already."""
+    """Busy seconds of one core; guests' time is already part of the user time."""
     total = sum(one) - getattr(one, "guest", 0.0) - getattr(one, "guest_nice", 0.0)
     return float(total - one.idle - getattr(one, "iowait", 0.0))
 
@@ -138,14 +138,14 @@ def _process_rates(before: _Sample, now: _Sample) -> dict[str, float]:
 
 
 class ExternalLoad:
-    """How many cores other programs keep busy, from now until asked."""
+    """Measures from now on how many cores other programs keep busy."""
 
     def __init__(self, core_ids: tuple[int, ...], clock: Callable[[], float] = time.monotonic) -> None:
         self._core_ids, self._clock = core_ids, clock
         self._start_s, self._busy_s, self._own_s = clock(), _busy_s(core_ids), _own_s()
 
     def cores(self) -> float | None:
-        """Cores that were busy with other things than this process and its children; None if not known."""
+        """Cores that other programs than this process and its children kept busy; None if unknown."""
         elapsed_s = self._clock() - self._start_s
         busy_s = _busy_s(self._core_ids)
         if elapsed_s < _MIN_INTERVAL_S or busy_s is None or self._busy_s is None:
@@ -154,7 +154,7 @@ class ExternalLoad:
 
 
 def _busy_s(core_ids: tuple[int, ...]) -> float | None:
-    """Seconds that these cores were busy since boot; None where a core is not shown."""
+    """Seconds that these cores were busy since boot; None if a core is not listed."""
     times = psutil.cpu_times(percpu=True)
     if not core_ids or max(core_ids) >= len(times):
         return None
@@ -162,7 +162,7 @@ def _busy_s(core_ids: tuple[int, ...]) -> float | None:
 
 
 def _own_s() -> float:
-    """Processor time of this process, its living descendants, and its children that have ended."""
+    """Processor time of this process, its living descendants, and its ended children."""
     total = float(sum(os.times()[:4]))
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):

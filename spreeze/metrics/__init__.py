@@ -1,1 +1,1 @@
-"""Numbers of a run: what each means, where it is stored, and what can be concluded from them."""
+"""The metrics of a run: their meaning, their storage, and conclusions from them."""

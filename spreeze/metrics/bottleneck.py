@@ -1,8 +1,8 @@
-"""One sentence that names what holds a run back and what would help.
+"""One sentence that names a run's bottleneck and a remedy, as a pure function of a snapshot.
 
-Pure: a snapshot in, a sentence out. Only the limiter makes anybody wait (samplers below its lower
-bound, the learner above its upper one), so who waits tells who is short. Samplers that rest for other
-programs do not count as waiting; they are named first.
+Only the limiter makes a side wait (samplers below its lower bound, the learner above its upper one), so the waiting
+side shows that the other one is the bottleneck. Samplers that rest for other programs do not count as waiting; they are
+named first.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from spreeze.formatting import number, percent
 from spreeze.metrics.snapshot import Snapshot
 
 WAITS = 0.10
-"""Share of time above which a side counts as waiting; below it lies the noise of two-second windows."""
+"""Share of time above which a side counts as waiting; less is within the noise of two-second windows."""
 CPU_FULL = 0.85
 GPU_IDLE = 0.50
 _AT_BOUND = 0.05
@@ -22,8 +22,6 @@ _AT_BOUND = 0.05
 
 
 class Side(StrEnum):
-    """What is the limit."""
-
     SAMPLER = "sampler"
     LEARNER = "learner"
     LIMITER = "limiter"
@@ -34,14 +32,12 @@ class Side(StrEnum):
 
 
 class Bottleneck(NamedTuple):
-    """The sentence and, for programs, the side that it names."""
-
     sentence: str
     side: Side
 
 
 def bottleneck(snapshot: Snapshot) -> Bottleneck:
-    """Names the limit of a run from time splits, the limiter's band and the machine's use."""
+    """Names the bottleneck of a run by its time splits, the limiter's band and the machine's use."""
     if not snapshot.updates and (snapshot.env_steps or 0) < (snapshot.learning_starts or 0):
         done, wanted = number(snapshot.env_steps), number(snapshot.learning_starts)
         return Bottleneck(f"Warming up: {done} of {wanted} env steps before the first update.", Side.WARMING_UP)
@@ -53,7 +49,7 @@ def bottleneck(snapshot: Snapshot) -> Bottleneck:
         missing = "learner" if learner_wait is None else "samplers"
         return Bottleneck(f"Bottleneck not known yet: no time split of the {missing}.", Side.UNKNOWN)
     if snapshot.lag is not None:
-        return _in_intervals(snapshot, learner_wait, sampler_wait)
+        return _on_policy(snapshot, learner_wait, sampler_wait)
     if learner_wait >= WAITS and sampler_wait >= WAITS:
         return _limiter_bound(snapshot, learner_wait, sampler_wait)
     if learner_wait >= WAITS:
@@ -63,8 +59,8 @@ def bottleneck(snapshot: Snapshot) -> Bottleneck:
     return _balanced(snapshot, learner_wait, sampler_wait)
 
 
-def _in_intervals(snapshot: Snapshot, learner_wait: float, sampler_wait: float) -> Bottleneck:
-    """On-policy: who is done with a rollout waits for the other; samplers wait for inference workers' answers too."""
+def _on_policy(snapshot: Snapshot, learner_wait: float, sampler_wait: float) -> Bottleneck:
+    """The side that has finished its rollout waits for the other; samplers also wait for inference workers."""
     waits = f"learner waits {percent(learner_wait)}, samplers {percent(sampler_wait)}"
     if snapshot.lag == 0:
         return Bottleneck(f"Rollout and learning take turns: {waits}; --mode hts does both at once.", Side.BALANCED)

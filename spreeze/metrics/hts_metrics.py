@@ -1,10 +1,11 @@
 """The evaluation protocol of HTS-RL (arXiv 2012.09849, section 5 and appendix G), as pure statistics.
 
-*Final metric*: mean of the last 100 evaluation episodes, 10 for each of the last 10 policies. *Final-time
-metric*: the same of the policies that existed when a limit of wall time was reached. *Required-time metric*:
-wall time at which the running mean over the latest 10 policies first reaches a score. Each over seeds,
-with a percentile bootstrap interval of 10,000 resamples.
+*Final metric*: mean of the last 100 evaluation episodes, 10 for each of the last 10 policies. *Final-time metric*: the
+same for the policies published up to a limit of wall time. *Required-time metric*: wall time at which the running mean
+over the latest 10 policies first reaches a score. Each is a mean over seeds with a percentile bootstrap interval of
+10,000 resamples.
 """
+
 from __future__ import annotations
 
 import dataclasses
@@ -23,7 +24,7 @@ from spreeze.metrics.store import EvaluationRow, MetricsReader
 from spreeze.run_directory import read_config, read_run
 
 SPLIT_BY = ("rollout.correction", "rollout.synchrony")
-"""Settings that part runs of one task, algorithm and mode into groups where they differ."""
+"""Settings by which runs of one task, algorithm and mode are split into groups if they differ."""
 POLICIES = 10
 RESAMPLES = 10_000
 LEVEL = 0.95
@@ -31,8 +32,6 @@ LEVEL = 0.95
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """What is reported, and from how many policies."""
-
     policies: int = POLICIES
     targets: tuple[float, ...] = ()
     """Scores of the required-time metric."""
@@ -44,17 +43,15 @@ class Rules:
 
 @dataclass(frozen=True)
 class RunGroup:
-    """What runs have in common that are seeds of one thing."""
-
     env: str
     algo: str
     mode: str
     variant: str = ""
-    """Further settings in which it differs from its neighbours, as ``part.field=value``."""
+    """Settings in which it differs from the other groups, as ``part.field=value``."""
 
     @property
     def label(self) -> str:
-        """Without the task, which tables have in their heading."""
+        """Name without the task, which is in a table's heading."""
         return " ".join(part for part in (self.algo, self.mode, self.variant) if part)
 
 
@@ -73,7 +70,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Spread:
-    """A mean over seeds; one seed alone has no interval."""
+    """A mean over seeds with its interval, which a single seed does not have."""
 
     mean: float
     low: float | None
@@ -89,7 +86,7 @@ class RunReport:
     group: RunGroup
     seed: int | None
     policies: int
-    """Evaluated policies behind the final metric: fewer than asked for in a short run."""
+    """Evaluated policies behind the final metric; fewer than asked for in a short run."""
     final: float | None
     final_time: float | None
     limit_s: float
@@ -106,30 +103,28 @@ class GroupReport:
     final: Spread | None
     final_time: Spread | None
     required_s: tuple[Spread | None, ...]
-    """None as long as one seed has not reached the target: a mean of the others would flatter."""
+    """None while any seed has not reached the target: the mean of the others would be too good."""
     reached: tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PairReport:
-    """Two groups of the same task and algorithm, seed by seed."""
+    """Two groups of the same task and algorithm, compared seed by seed."""
 
     group: RunGroup
     against: RunGroup
     seeds: int
-    """Seeds that both have."""
+    """Number of common seeds."""
     final: Spread | None
     """Difference of the final metrics."""
     final_time: Spread | None
     """Difference of the final-time metrics."""
     required_ratio: tuple[Spread | None, ...]
-    """Required time over that of ``against``; None where a seed of either has not reached it."""
+    """Required time divided by that of ``against``; None if a seed of either has not reached the target."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """Everything of a comparison, in the order of the runs."""
-
     rules: Rules
     runs: list[RunReport]
     groups: list[GroupReport]
@@ -142,12 +137,8 @@ def bootstrap_interval(
 ) -> tuple[float, float]:
     """Percentile bootstrap interval of a centre (Efron 1979): quantiles of the centres of resamples.
 
-    Args:
-        values: at least one number.
-        level: share of the resampled centres inside of the interval.
-        resamples: draws with replacement, each as large as ``values``.
-        seed: of the draws, so that the interval repeats.
-        centre: rows [K, len(values)] -> their centres [K]; the mean if None.
+    ``values`` needs at least one number; ``level`` is the share of resampled centres inside the interval. ``centre``
+    maps rows [K, len(values)] to their centres [K]; None is the mean.
     """
     data = np.asarray(values, dtype=np.float64)
     rng = np.random.default_rng(seed)
@@ -163,15 +154,12 @@ def bootstrap_interval(
 
 
 def running_mean(curve: Sequence[EvaluationRow], policies: int) -> list[float]:
-    """For each evaluation the mean return of all episodes of it and the policies just before it.
-
-    The first ``policies - 1`` values are means over fewer.
-    """
+    """Mean return over the episodes of the latest ``policies`` evaluations, at each evaluation; fewer at first."""
     return [_mean_return(curve[max(0, i + 1 - policies) : i + 1]) for i in range(len(curve))]
 
 
 def final_metric(curve: Sequence[EvaluationRow], policies: int = POLICIES, limit_s: float = math.inf) -> float | None:
-    """Mean return of all episodes of the last policies published up to ``limit_s``; None where there is none."""
+    """Mean return over all episodes of the last policies published up to ``limit_s``; None if there are none."""
     known = [record for record in curve if record.t <= limit_s][-policies:]
     return _mean_return(known) if known else None
 
@@ -179,7 +167,7 @@ def final_metric(curve: Sequence[EvaluationRow], policies: int = POLICIES, limit
 def required_time(curve: Sequence[EvaluationRow], target: float, policies: int = POLICIES) -> float | None:
     """Wall time [s] of the policy at which the running mean first reaches ``target``.
 
-    A mean over fewer than ``policies`` policies is not asked: one lucky evaluation is no score.
+    Means over fewer than ``policies`` policies do not count: one lucky evaluation is not a score.
     """
     means = running_mean(curve, policies)[policies - 1 :]
     return next((record.t for record, mean in zip(curve[policies - 1 :], means, strict=True) if mean >= target), None)
@@ -193,7 +181,7 @@ def spread(values: Sequence[float], rules: Rules) -> Spread | None:
 
 
 def parted(curves: Sequence[Curve], split_by: Sequence[str] = SPLIT_BY) -> list[Curve]:
-    """The curves with their groups parted by those of the settings in which runs of one group differ."""
+    """The curves with their groups split by those of the settings in which the runs of a group differ."""
     found = []
     for curve in curves:
         rivals = [other.settings for other in curves if other.group == curve.group]
@@ -204,7 +192,7 @@ def parted(curves: Sequence[Curve], split_by: Sequence[str] = SPLIT_BY) -> list[
 
 
 def report(curves: Sequence[Curve], rules: Rules) -> Report:
-    """The three metrics of each run, over the seeds of each group, and of each two groups seed by seed."""
+    """The three metrics of each run, of each group over its seeds, and of each pair of groups seed by seed."""
     limits = {env: rules.limit_s if rules.limit_s is not None
               else min(curve.end_s for curve in curves if curve.group.env == env)
               for env in {curve.group.env for curve in curves}}
@@ -220,7 +208,7 @@ def report(curves: Sequence[Curve], rules: Rules) -> Report:
 
 
 def _mean_return(records: Sequence[EvaluationRow]) -> float:
-    """Mean over episodes: an evaluation that time cut short counts with the episodes that it has."""
+    """Mean over episodes; an evaluation cut short by time counts with the episodes that it has."""
     episodes = sum(record.episodes for record in records)
     if episodes == 0:
         return sum(record.return_mean for record in records) / len(records)
@@ -255,7 +243,7 @@ def _of_all(values: Sequence[float | None], rules: Rules) -> Spread | None:
 def _pair(
     group: RunGroup, runs: Sequence[RunReport], against: RunGroup, others: Sequence[RunReport], rules: Rules
 ) -> PairReport | None:
-    """None where the two have no seed in common."""
+    """None if the two have no seed in common."""
     mine, theirs = _by_seed(runs), _by_seed(others)
     seeds = [seed for seed in mine if seed in theirs]
     if not seeds:
@@ -283,7 +271,7 @@ def _over(a: float | None, b: float | None) -> float | None:
 
 
 def read_curve(path: Path) -> Curve | None:
-    """A run of any mode, from its directory; None while it has no evaluation.
+    """Reads a run of any mode from its directory; None while it has no evaluation.
 
     Raises:
         RunError: the run's metrics cannot be read.
@@ -303,11 +291,11 @@ def read_curve(path: Path) -> Curve | None:
 
 
 def report_of(paths: Sequence[Path], split_by: Sequence[str], rules: Rules) -> Report:
-    """Runs compared; ``split_by`` names settings beside ``SPLIT_BY``.
+    """Compares runs; ``split_by`` names settings in addition to ``SPLIT_BY``.
 
     Raises:
-        ConfigError: what is no ``part.field``.
-        RunError: a run without an evaluation, or whose metrics cannot be read.
+        ConfigError: a setting is not ``part.field``.
+        RunError: a run has no evaluation, or its metrics cannot be read.
     """
     for key in split_by:
         if not all(key.partition(".")):
@@ -320,12 +308,12 @@ def report_of(paths: Sequence[Path], split_by: Sequence[str], rules: Rules) -> R
 
 
 def document(found: Report) -> dict[str, Any]:
-    """The answer of ``--json``."""
+    """The document of ``--json``."""
     return {"protocol": "hts", **dataclasses.asdict(found)}
 
 
 def text(found: Report) -> str:
-    """The tables for a person, one block for each task."""
+    """The tables, one block per task."""
     rules = found.rules
     lines = [f"means over seeds, {100 * rules.level:g} % bootstrap interval of {rules.resamples:,} resamples; "
              f"final: all evaluation episodes of the last {rules.policies} policies"]
@@ -365,7 +353,7 @@ def _pair_row(pair: PairReport) -> list[str]:
 
 
 def spread_text(value: Spread | None, form: Callable[[float | None], str] = number) -> str:
-    """``12.0 [10.0, 14.0]``; a dash where nothing is known, no interval for one seed."""
+    """``12.0 [10.0, 14.0]``; without an interval for one seed, a dash if unknown."""
     if value is None:
         return DASH
     return form(value.mean) + ("" if value.low is None else f" [{form(value.low)}, {form(value.high)}]")
@@ -377,26 +365,22 @@ def _aligned(rows: list[list[str]]) -> list[str]:
 
 
 def _remarks(found: Report) -> list[str]:
-    """What a reader has to know before believing the table."""
-    told = []
+    """Caveats below the tables."""
+    remarks = []
     short = [run for run in found.runs if run.policies < found.rules.policies]
     if short:
         counts = ", ".join(f"{run.name} {run.policies}" for run in short)
-        told.append(f"fewer than {found.rules.policies} policies were evaluated: {counts}")
+        remarks.append(f"fewer than {found.rules.policies} policies were evaluated: {counts}")
     for group in found.groups:
         seeds = [run.seed for run in found.runs if run.group == group.group]
         if len(set(seeds)) < len(seeds):
-            told.append(f"{group.group.env} {group.group.label}: a seed occurs twice; if the runs differ in a setting, "
-                         "--by part.field parts them")
-    return ["", *told] if told else []
+            remarks.append(f"{group.group.env} {group.group.label}: a seed occurs twice; if the runs differ in a "
+                           "setting, --by part.field parts them")
+    return ["", *remarks] if remarks else []
 
 
 def rules_of(*, policies: int, targets: Sequence[float], limit_s: float | None, resamples: int) -> Rules:
-    """The rules that a command line asks for.
-
-    Raises:
-        ConfigError: a number out of range.
-    """
+    """The rules that a command line asks for; a ConfigError if a number is out of range."""
     if policies < 1:
         raise ConfigError(f"--policies {policies}: at least 1")
     if resamples < 100:

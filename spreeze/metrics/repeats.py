@@ -1,4 +1,4 @@
-"""What repeated measurements of one rate say: their middle, and how far they lie apart."""
+"""Statistics of repeated measurements of one rate."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 
 def median(values: Sequence[float]) -> float:
-    """Median of the repeats; 0 without any."""
+    """Median; 0 without any values."""
     return statistics.median(values) if values else 0.0
 
 
 def spread(values: Sequence[float]) -> float | None:
-    """(greatest - least) / median of the repeats; None with fewer than two."""
+    """(largest - smallest) / median; None with fewer than two values."""
     middle = median(values)
     return (max(values) - min(values)) / middle if len(values) > 1 and middle > 0 else None

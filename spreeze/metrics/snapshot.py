@@ -1,4 +1,4 @@
-"""One moment of a run, as views and the bottleneck sentence read it; None is unknown."""
+"""The state of a run at one time, for views and the bottleneck sentence; None is unknown."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from spreeze.metrics.table import TABLE, MetricTable
 
 @dataclass(frozen=True, kw_only=True)
 class GpuSnapshot:
-    """Live figures of one GPU."""
-
     index: int
     use: float | None = None
     memory_used_bytes: float | None = None
@@ -24,12 +22,12 @@ class GpuSnapshot:
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """What a run looks like now. Shares are of 1; rates are of the last seconds."""
+    """The state of a run now. Shares are 0 to 1; rates are over the last seconds."""
 
     env_id: str
     algo: str
     lag: int | None = None
-    """On-policy algorithms: intervals between the policy that collects and the one that learns; None: off-policy."""
+    """On-policy algorithms: rollouts between the policy that collects and the one that learns; None: off-policy."""
     state: str = "starting"
     wall_s: float | None = None
 
@@ -66,22 +64,22 @@ class Snapshot:
     """Time split of the learner, by parts (wait, gather, critic, actor, learn, publish)."""
     bottleneck: str | None = None
     more: tuple[tuple[str, float], ...] = ()
-    """Further metrics whose row says that the terminal shows them, by name."""
+    """Further metrics that the terminal shows according to the table, by name."""
 
     samplers_alive: int | None = None
     samplers_wanted: int | None = None
     samplers_active: float | None = None
-    """How many of them the governor lets work."""
+    """Samplers that the governor lets work."""
     foreign_cores: float | None = None
     """Usable cores that other programs keep busy."""
     restarts: int = 0
     env_errors: int | None = None
-    """Errors and bad transitions of environments so far, each of which cost an episode."""
+    """Errors and bad transitions of environments so far; each costs an episode."""
     progress: float | None = None
     """Share of the nearest stop condition, 0 to 1; None without one."""
     eta_s: float | None = None
     first_error: tuple[str, str] | None = None
-    """(process name, text) of the first exception of any child."""
+    """(process name, text) of the first exception in any worker."""
     events: tuple[str, ...] = ()
     """Latest events, oldest first."""
 
@@ -94,7 +92,7 @@ class Snapshot:
 
 
 _GROUP_FIGURES = ("env_steps_per_s", "updates_per_s", "eval_return")
-"""What is shown of each learner where there are several."""
+"""Metrics shown of each learner if there are several."""
 
 
 def measured(
@@ -102,10 +100,8 @@ def measured(
 ) -> dict[str, Any]:
     """The fields of a snapshot that come from metrics.
 
-    Args:
-        values: newest value of each series, None or absent where unknown.
-        on_policy: the learner takes whole intervals instead of batches from replay.
-        table: says which metrics are shown and what a role's time is split into.
+    ``values`` has the newest value of each series, None or absent if unknown; ``on_policy`` is set if the learner takes
+    whole rollouts instead of batches from replay.
     """
     fields = {item.name for item in dataclasses.fields(Snapshot)}
     shown = [metric.name for metric in table.metrics if metric.shown]
@@ -125,7 +121,7 @@ def measured(
 def split_of(
     values: Mapping[str, float | None], role: str, *, on_policy: bool = False, table: MetricTable = TABLE
 ) -> dict[str, float]:
-    """How a role's time is split, by parts; what it waits comes last, as it is drawn."""
+    """Split of a role's time by part; waiting comes last, as it is drawn."""
     rows = [(slot.removesuffix("_s"), values.get(metric.name)) for metric, slot in
             table.splits(role, on_policy=on_policy)]
     return {part: value for part, value in sorted(rows, key=lambda row: row[0] == "wait") if value is not None}

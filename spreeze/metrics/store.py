@@ -1,8 +1,8 @@
 """The metrics of one run in one SQLite file: one writer (the supervisor), any number of readers.
 
-Raw points stay an hour, 10 s roll-ups a day, 60 s roll-ups for ever. Roll-ups of the bucket that is
-still open live in memory and are rebuilt from the raw points after a crash. WAL: a reader never
-blocks the writer. ``t`` is wall seconds since the run began, ``step`` the env steps at that time.
+Raw points are kept for an hour, 10 s roll-ups for a day, 60 s roll-ups forever. Roll-ups of the open bucket live in
+memory and are rebuilt from the raw points after a crash. In WAL mode, a reader never blocks the writer. ``t`` is wall
+seconds since the run began, ``step`` the env steps at that time.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class EvaluationRow(NamedTuple):
 
 
 class Event(NamedTuple):
-    """Something worth telling; ``level`` is info, warn or error."""
+    """An event of a run; ``level`` is info, warn or error."""
 
     t: float
     level: str
@@ -99,9 +99,9 @@ class _Rollup:
         self._cells: dict[str, _Cell] = {}
 
     def add(self, points: Iterable[tuple[str, float, int, float]], t: float) -> list[tuple[Any, ...]]:
-        """Adds points of one time; returns the rows of buckets which that time has ended.
+        """Adds points of time ``t``; returns the rows of the buckets that ended before it.
 
-        A point that comes late joins the open bucket: an ended one is never written again.
+        A late point joins the open bucket: an ended bucket is never written again.
         """
         bucket = math.floor(t / self._width_s)
         ended: list[tuple[Any, ...]] = []
@@ -119,19 +119,13 @@ class _Rollup:
 
 
 class MetricsWriter:
-    """The one writer of a run's metrics. Trouble with disk or file is counted, never raised."""
+    """The only writer of a run's metrics. Trouble with disk or file is counted, never raised."""
 
     def __init__(
         self, path: str | Path, connect: Callable[[Path], sqlite3.Connection] | None = None,
         table: MetricTable = TABLE,
     ) -> None:
-        """Opens or creates the file; a damaged one is set aside as ``*.damaged``.
-
-        Args:
-            path: the file, usually ``metrics.db`` in the run directory.
-            connect: opens the file; another one in tests.
-            table: the metrics that may be stored.
-        """
+        """Opens or creates the file; a damaged one is renamed to ``*.damaged``. ``connect`` is for tests."""
         self._path = Path(path)
         self._connect, self._table = connect or _open_for_writing, table
         self._connection: sqlite3.Connection | None = None
@@ -143,16 +137,16 @@ class MetricsWriter:
         self.failures = 0
         """Transactions that failed so far."""
         self.rows_dropped = 0
-        """Rows given up because the trouble lasted too long."""
+        """Rows dropped because the trouble lasted too long."""
         self.trouble: str | None = None
         """The last failure; None again once everything is stored."""
         self._flush()
 
     def write(self, t: float, step: int, values: Mapping[str, float | None]) -> None:
-        """Stores one moment in one transaction; None and non-finite values are left out.
+        """Stores the values of one time in one transaction; None and non-finite values are left out.
 
         Raises:
-            KeyError: a name that the table of metrics does not have; nothing is stored.
+            KeyError: a name is not in the table of metrics; nothing is stored.
         """
         for name in values:
             if name not in self._series:
@@ -187,7 +181,7 @@ class MetricsWriter:
         self._disconnect()
 
     def _flush(self) -> None:
-        """One transaction with all that is pending; on failure it stays pending for the next call."""
+        """Writes all pending rows in one transaction; on failure they stay pending for the next call."""
         if time.monotonic() < self._retry_at_s:
             self._bound_pending()
             return
@@ -225,7 +219,7 @@ class MetricsWriter:
         return self._connection
 
     def _restore(self, connection: sqlite3.Connection) -> None:
-        """Rebuilds the open buckets, and those a crash kept from being stored, from the raw points."""
+        """Rebuilds the open buckets, and those that a crash kept from being stored, from the raw points."""
         for (table, width_s, _), rollup in zip(TIERS, self._rollups, strict=True):
             (bucket,) = connection.execute(f"SELECT max(bucket) FROM {table}").fetchone()
             query = "SELECT name, t, step, value FROM points JOIN series ON id = series WHERE t >= ? ORDER BY t"
@@ -233,7 +227,7 @@ class MetricsWriter:
                 self._pending += [(rollup.insert, row) for row in rollup.add([point], point[1])]
 
     def _prune(self, t: float) -> None:
-        """Deletes what is too old, and once an hour folds the log into the file."""
+        """Deletes old rows, and once an hour folds the log into the file."""
         self._pruned_t = t
         if self._connection is None:
             return
@@ -275,7 +269,7 @@ def _add_series(
 
 
 def _grouped(pending: list[tuple[str, tuple[Any, ...]]]) -> list[tuple[str, list[tuple[Any, ...]]]]:
-    """Rows by statement, order kept within a statement."""
+    """Rows by statement, in order within each statement."""
     groups: dict[str, list[tuple[Any, ...]]] = {}
     for statement, row in pending:
         groups.setdefault(statement, []).append(row)
@@ -283,7 +277,7 @@ def _grouped(pending: list[tuple[str, tuple[Any, ...]]]) -> list[tuple[str, list
 
 
 def _open_for_writing(path: Path) -> sqlite3.Connection:
-    """A connection to a file with our tables; a file that is no database is set aside first."""
+    """A connection to a file with our tables; a file that is not a database is renamed first."""
     try:
         return _prepared(path)
     except sqlite3.DatabaseError as error:
@@ -342,8 +336,8 @@ class Point(NamedTuple):
 class MetricsReader:
     """Reads a ``metrics.db`` while it is being written, or long after; never writes, never hangs.
 
-    An absent or still empty file gives empty results. Every call opens the file, reads a little and closes it: a reader
-    that stays open would keep the writer's log from being folded back, and a file that is replaced is noticed.
+    An absent or empty file gives empty results. Every call opens and closes the file: a reader that stays open would
+    keep the writer's log from being folded back and would miss a replaced file.
     """
 
     def __init__(self, path: str | Path, timeout_s: float = _QUERY_TIMEOUT_S) -> None:
@@ -384,7 +378,7 @@ class MetricsReader:
         return newest
 
     def events(self, limit: int = 100) -> list[Event]:
-        """The newest events, oldest of them first."""
+        """The newest events, oldest first."""
         with self._session() as query:
             rows = query("SELECT t, level, source, text FROM events ORDER BY rowid DESC LIMIT ?", int(limit))
             return [
@@ -413,7 +407,7 @@ class MetricsReader:
             return [_evaluation(row) for row in query(f"SELECT {fields} FROM evaluations WHERE rowid > ?", int(after))]
 
     def extreme_evaluations(self, after: int, last: int, groups: int) -> list[EvaluationRow]:
-        """Worst and best of each of at most ``groups`` equal parts of those numbered ``after + 1`` to ``last``."""
+        """Worst and best in each of at most ``groups`` equal parts of evaluations ``after + 1`` to ``last``."""
         width = max(1, math.ceil((last - after) / max(1, groups)))
         fields = ", ".join(EvaluationRow._fields)
         # SQLite takes the other columns from the row that has the minimum or maximum.
@@ -425,7 +419,7 @@ class MetricsReader:
             return [_evaluation(row) for row in query(f"{ask} ORDER BY t", *(2 * (after, last, after, width)))]
 
     def last_evaluation(self) -> tuple[int, EvaluationRow | None]:
-        """How many evaluations there are, and the newest of them."""
+        """The number of evaluations, and the newest one."""
         with self._session() as query:
             fields = ", ".join(EvaluationRow._fields)
             rows = query(f"SELECT rowid, {fields} FROM evaluations ORDER BY rowid DESC LIMIT 1")
@@ -433,7 +427,7 @@ class MetricsReader:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[MetricsReader]:
-        """A reader for many questions at one moment: its calls share one connection and its time limit."""
+        """A reader for several queries: its calls share one connection and one time limit."""
         with self._session() as query:
             shared = MetricsReader(self._path, self._timeout_s)
             shared._shared = query
@@ -444,7 +438,7 @@ class MetricsReader:
 
     @contextlib.contextmanager
     def _session(self) -> Iterator[Query]:
-        """One short-lived connection under a time limit; every failure leaves it as a RunError."""
+        """One short-lived connection with a time limit; every failure becomes a RunError."""
         if self._shared is not None:
             yield self._shared
             return
@@ -460,7 +454,7 @@ class MetricsReader:
             raise RunError(f"{self._path} cannot be read as metrics: {clean(error)}; look into the run's log") from None
 
     def _open(self) -> sqlite3.Connection:
-        """Read-only; a folder where no lock file can be made is taken as one that nobody writes."""
+        """Opens read-only; a folder in which no lock file can be made counts as one without a writer."""
         place = f"file:{quote(str(self._path.absolute()))}?mode=ro"
         connection = sqlite3.connect(place, uri=True, timeout=1.0, isolation_level=None)
         try:
@@ -492,8 +486,8 @@ def _fetched(connection: sqlite3.Connection, sql: str, arguments: tuple[Any, ...
 def _rows(query: Query, number: int, since: float, max_points: int) -> list[tuple[Any, ...]]:
     """(t, step, mean, min, max) by time, from the coarsest tables that are still fine enough.
 
-    60 s roll-ups up to where the 10 s ones begin, those up to where the raw points begin, then raw
-    points. Where a roll-up already gives a row a bucket, only its unfinished tail comes from finer ones.
+    60 s roll-ups up to the first 10 s one, these up to the first raw point, then raw points. If a roll-up already gives
+    a row per bucket, only its unfinished tail comes from finer tables.
     """
     (start, width, _), (coarse, coarse_width, _) = TIERS[0], TIERS[1]
     raw_from = _first(query("SELECT min(t) FROM points WHERE series = ?", number))
@@ -513,18 +507,14 @@ def _rows(query: Query, number: int, since: float, max_points: int) -> list[tupl
         last = min(until / tier_s, float(2**53))
         rows += query(
             f"SELECT t, step, mean, min, max FROM {table} WHERE series = ? AND bucket >= ? AND bucket < ? AND t > ? "
-            "ORDER BY bucket",
-            number,
-            first,
-            last,
-            covered,
+            "ORDER BY bucket", number, first, last, covered,
         )
         covered = rows[-1][0] if rows else covered
     return rows + _raw(query, number, covered, end, max_points)
 
 
 def _raw(query: Query, number: int, after: float, end: float, max_points: int) -> list[tuple[Any, ...]]:
-    """Raw points later than ``after``; by buckets of equal time where there are more than ``max_points``."""
+    """Raw points later than ``after``; in buckets of equal time if there are more than ``max_points``."""
     where = "FROM points WHERE series = ? AND t > ?"
     if _first(query(f"SELECT count(*) {where}", number, after)) <= max_points:
         return query(f"SELECT t, step, value, value, value {where} ORDER BY t", number, after)
@@ -548,14 +538,9 @@ def _bucketed(head: tuple[str, str, str], rows: list[tuple[Any, ...]], max_point
         starts = np.unique(edges)
         counts = np.diff(np.append(starts, len(table)))
         last = starts + counts - 1
-        table = np.column_stack(
-            [
-                table[last, 0],
-                table[last, 1],
-                np.add.reduceat(table[:, 2], starts) / counts,
-                np.minimum.reduceat(table[:, 3], starts),
-                np.maximum.reduceat(table[:, 4], starts),
-            ]
-        )
+        table = np.column_stack([
+            table[last, 0], table[last, 1], np.add.reduceat(table[:, 2], starts) / counts,
+            np.minimum.reduceat(table[:, 3], starts), np.maximum.reduceat(table[:, 4], starts),
+        ])
     t, step, mean, low, high = table.T
     return Series(*head, t, step, mean, low, high)

@@ -1,12 +1,11 @@
-"""THE table of metrics: all that is known of each number that Spreeze reports is one row of ``METRICS``.
+"""THE table of metrics: each number that Spreeze reports is described by one row of ``METRICS``.
 
-The row says its unit, its meaning, who writes it, the slot of shared memory it comes through, how it is had from that
-slot, the chart of the Live page that draws it, and whether the terminal shows it. A number that an algorithm returns
-from ``metrics()`` needs a row with the writer ``algorithm`` and nothing else; a module of ``--import`` adds its rows by
-``TABLE.extend``.
+A row gives unit, meaning, writer, the slot of shared memory that holds the number, how the metric follows from that
+slot, its chart on the Live page, and whether the terminal shows it. A number that an algorithm returns from
+``metrics()`` only needs a row with the writer ``algorithm``; a module of ``--import`` adds rows by ``TABLE.extend``.
 
-Workers put raw numbers into their slots of shared memory (``SLOTS``), a store each and no lock.
-The supervisor turns them into the metrics below and is the only writer of ``metrics.db``.
+Workers store raw numbers into their slots (``SLOTS``) without a lock. The supervisor turns them into the metrics below
+and is the only writer of ``metrics.db``.
 """
 
 from __future__ import annotations
@@ -17,18 +16,18 @@ from enum import Enum, IntEnum
 from typing import NamedTuple
 
 MOST_SLOTS = 48
-"""Slots that a role may have: what a row of the status table has room for."""
+"""Largest number of slots of a role: the room in a row of the status table."""
 _ROLES = ("sampler", "rollout-sampler", "learner", "inference", "evaluator", "visualizer")
 ALGORITHM = "algorithm"
-"""Writer of what an algorithm tells of its learning; it comes through a slot of the learner."""
+"""Writer of an algorithm's own metrics; they come through slots of the learner."""
 GROUPS = ("Speed", "Machine", "Balance", "Learning")
 """Groups of charts on the Live page, from top to bottom."""
 RETURN = "Return"
-"""The chart of returns, which the page draws in a place of its own."""
+"""The chart of returns, which the page draws separately."""
 
 
 class Kind(Enum):
-    """How a metric is had from what workers post."""
+    """How a metric follows from the numbers that workers post."""
 
     GAUGE = "the newest value; of several samplers the mean over those that have finished an episode"
     COUNTER = "the total since the start, the sum over samplers"
@@ -37,12 +36,12 @@ class Kind(Enum):
 
 
 class Needs(Enum):
-    """When a number of the learner is known; before, and to other learners, it is None."""
+    """When a number of the learner is known; before, and for other learners, it is None."""
 
     NOTHING = "always"
     UPDATES = "once there was an update"
     REPLAY = "once there was an update, of a learner that draws from replay"
-    ROLLOUTS = "once there was an update, of a learner that takes whole intervals"
+    ROLLOUTS = "once there was an update, of a learner that takes whole rollouts"
 
 
 class Chart(NamedTuple):
@@ -52,9 +51,9 @@ class Chart(NamedTuple):
     title: str
     group: str
     unit: str = ""
-    """As shown; empty: that of the metric."""
+    """As shown; empty: the unit of the metric."""
     scale: float = 1.0
-    """Turns stored values into shown ones."""
+    """Factor from stored to shown values."""
 
 
 class Metric(NamedTuple):
@@ -65,22 +64,22 @@ class Metric(NamedTuple):
     """A role, ``supervisor`` or ``algorithm``."""
     kind: Kind = Kind.GAUGE
     slot: str | None = None
-    """``role.slot`` that it comes from; None: the writer's slot of the same name, and no slot of the supervisor."""
+    """Its source as ``role.slot``; None: the writer's slot of the same name, or none if the writer is the supervisor."""
     per_s_of: str | None = None
-    """The counter that a rate is the increase of; None: the supervisor computes the rate by other means."""
+    """The counter of a rate; None: the supervisor computes the rate in another way."""
     needs: Needs = Needs.NOTHING
     parts: str = ""
-    """What one part is called, if each is recorded as a series of its own, ``name/part``. Any other metric may have such
-    series besides: those of the groups of a run with several learners."""
+    """The name of one part, if each has its own series, ``name/part``. In a run with several learners, other metrics
+    have such series for each group as well."""
     shown: bool = False
-    """Whether the terminal shows it: as a field of ``Snapshot``, or, without such a field, by its name."""
+    """Whether the terminal shows it: as a field of ``Snapshot`` or, without such a field, by its name."""
     chart: Chart | None = None
     cumulative: bool = False
-    """Whether its slot goes on over a restart of its worker, which adds what it found there; that of a share does."""
+    """Whether a restarted worker goes on from the value in its slot; always so for shares."""
 
     @property
     def source(self) -> tuple[str, str] | None:
-        """(role, slot) that it comes from, or None."""
+        """The (role, slot) of its source, or None."""
         if self.slot is not None:
             return _address(self.slot)
         role = "learner" if self.writer == ALGORITHM else self.writer
@@ -88,33 +87,32 @@ class Metric(NamedTuple):
 
     @property
     def known_from(self) -> Needs:
-        """``needs``; what an algorithm tells is never known before the first update."""
+        """``needs``; an algorithm's own metrics are never known before the first update."""
         return Needs.UPDATES if self.writer == ALGORITHM and self.needs is Needs.NOTHING else self.needs
 
     @property
     def series(self) -> tuple[str, ...]:
-        """Its series as a chart names them; ``name/*`` are those of all parts or groups."""
+        """Its series as a chart names them; ``name/*`` stands for all parts or groups."""
         return (f"{self.name}/*",) if self.parts else (self.name, f"{self.name}/*")
 
     @property
     def sentence(self) -> str:
-        """Its meaning with its unit, for a person."""
         return f"{self.meaning[0].upper()}{self.meaning[1:]} [{self.unit}]."
 
 
 class Posted(NamedTuple):
-    """A number that a worker posts for the supervisor or for other workers, and that is not recorded."""
+    """A number that a worker posts for other processes only, and that is not recorded."""
 
     slot: str
     """``role.slot``"""
     unit: str
     meaning: str
     cumulative: bool = False
-    """As with ``Metric``."""
+    """As in ``Metric``."""
 
 
 class Phase(IntEnum):
-    """What a worker is doing; the supervisor's deadline depends on it."""
+    """A worker's activity, on which the supervisor's deadline depends."""
 
     START = 0
     INIT = 1
@@ -153,7 +151,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("samples_per_insert", "ratio", "transitions drawn / transitions inserted since learning began", "supervisor",
            shown=True, chart=Chart("ratio", "Samples per insert", "Balance")),
     Metric("policy_lag", "updates",
-           "mean updates (PPO, A2C: intervals) between the policy that collected and the learner's", "learner",
+           "mean updates (PPO, A2C: rollouts) between the policy that collected and the learner's", "learner",
            needs=Needs.UPDATES, shown=True, chart=Chart("lag", "Policy lag", "Balance")),
     Metric("transition_age", "env steps", "mean env steps since a drawn row was written", "learner",
            needs=Needs.REPLAY, shown=True, chart=Chart("age", "Transition age", "Balance")),
@@ -196,7 +194,7 @@ METRICS: tuple[Metric, ...] = (
            kind=Kind.SHARE, slot="learner.critic_s", needs=Needs.REPLAY),
     Metric("learner_actor_share", "share", "learner time spent in actor steps", "supervisor",
            kind=Kind.SHARE, slot="learner.actor_s", needs=Needs.REPLAY),
-    Metric("learner_learn_share", "share", "learner time spent learning intervals (PPO, A2C)", "supervisor",
+    Metric("learner_learn_share", "share", "learner time spent learning from rollouts (PPO, A2C)", "supervisor",
            kind=Kind.SHARE, slot="learner.learn_s", needs=Needs.ROLLOUTS),
     Metric("learner_publish_share", "share", "learner time spent publishing weights and checkpoints", "supervisor",
            kind=Kind.SHARE, slot="learner.publish_s"),
@@ -217,7 +215,7 @@ METRICS: tuple[Metric, ...] = (
            "half the mean squared error of the values on the latest minibatch (PPO, A2C)", "algorithm",
            needs=Needs.ROLLOUTS, chart=Chart("value_loss", "Value loss", "Learning")),
     Metric("explained_variance", "share",
-           "1 - variance of the values' errors / variance of the returns, latest interval", "algorithm",
+           "1 - variance of the values' errors / variance of the returns, latest rollout", "algorithm",
            needs=Needs.ROLLOUTS, chart=Chart("variance", "Explained variance", "Learning")),
     Metric("approx_kl", "nat",
            "estimated divergence of the policy from the one that collected, latest minibatch", "algorithm",
@@ -263,7 +261,7 @@ POSTED: tuple[Posted, ...] = (
     Posted("learner.checkpoint_left_bytes", "B", "of a checkpoint that is being written: what is left to write and check"),
     Posted("inference.rows", "rows", "observations that this inference worker has answered", cumulative=True),
     Posted("inference.batches", "batches", "forward passes that it took for them", cumulative=True),
-    Posted("inference.policy_version", "intervals", "interval of the policy that it infers with"),
+    Posted("inference.policy_version", "rollouts", "rollout of the policy that it infers with"),
     Posted("evaluator.evaluations", "evaluations", "evaluations done"),
     Posted("evaluator.policy_version", "updates", "version of the policy that was evaluated last"),
     Posted("evaluator.env_steps", "env steps", "env steps of the run when that policy was published"),
@@ -275,10 +273,10 @@ POSTED: tuple[Posted, ...] = (
 
 
 class MetricTable:
-    """The rows by name, and what follows from them: the slots of each role, times, charts."""
+    """The rows by name, and the slots and time splits that follow from them."""
 
     def __init__(self, metrics: Iterable[Metric], posted: Iterable[Posted] = POSTED) -> None:
-        """Raises: ``ValueError`` if two rows have one name, or a role has more slots than there is room for."""
+        """Raises a ValueError if two rows have the same name, or a role has too many slots."""
         self.metrics, self._posted = tuple(metrics), tuple(posted)
         self._by_name = {metric.name: metric for metric in self.metrics}
         if len(self._by_name) < len(self.metrics):
@@ -290,16 +288,16 @@ class MetricTable:
             slots[role][slot] = None
         slots["rollout-sampler"] = slots["sampler"]
         self.slots = {role: tuple(names) for role, names in slots.items()}
-        """role -> names of its float64 slots, in order. Times are cumulative seconds, counts cumulative."""
+        """role -> names of its float64 slots, in order. Times (in seconds) and counts are cumulative."""
         for role, found in self.slots.items():
             if len(found) > MOST_SLOTS:
                 raise ValueError(f"{len(found)} slots of the {role}, room for {MOST_SLOTS}; raise MOST_SLOTS")
 
     def extend(self, metrics: Iterable[Metric]) -> None:
-        """Adds rows where a module is imported; again the same ones change nothing. Known slots keep their places.
+        """Adds rows of an imported module; rows that are already there are ignored. Slots keep their places.
 
         Raises:
-            ValueError: another row has that name, or a role has more slots than there is room for.
+            ValueError: another row has that name, or a role has too many slots.
         """
         more = MetricTable((*self.metrics, *(row for row in metrics if row not in self.metrics)), self._posted)
         self.metrics, self._by_name = more.metrics, more._by_name
@@ -307,42 +305,33 @@ class MetricTable:
             self.slots[role] = tuple(dict.fromkeys((*self.slots[role], *slots)))
 
     def cumulative(self, role: str) -> tuple[str, ...]:
-        """The slots of a role that go on over a restart: a new worker adds what its predecessors left in them."""
+        """The slots of a role in which a restarted worker goes on from its predecessor's values."""
         rows = [(metric.source, metric.cumulative or metric.kind is Kind.SHARE) for metric in self.metrics]
         rows += [(_address(row.slot), row.cumulative) for row in self._posted]
         return tuple(dict.fromkeys(source[1] for source, goes_on in rows if source and goes_on and source[0] == role))
 
     def by_name(self, name: str) -> Metric:
-        """The metric of that name; a series of one part is called ``name/part``.
-
-        Raises:
-            KeyError: no such metric.
-        """
+        """The metric of a series ``name`` or ``name/part``; a KeyError if there is none."""
         return self._by_name[name.split("/", 1)[0]]
 
     def of(self, role: str, *kinds: Kind) -> list[tuple[Metric, str]]:
-        """The metrics of some kinds that come from slots of a role, each with its slot."""
+        """The metrics of these kinds that come from slots of a role, each with its slot."""
         sources = [(metric, metric.source) for metric in self.metrics if metric.kind in kinds]
         return [(metric, source[1]) for metric, source in sources if source and source[0] == role]
 
     def splits(self, role: str, *, on_policy: bool = False) -> list[tuple[Metric, str]]:
-        """The shares that a role's time is split into, each with the slot of its seconds.
-
-        Args:
-            role: sampler (samplers too), learner or actor.
-            on_policy: the learner takes whole intervals instead of batches from replay.
-        """
+        """The shares of a role's time, each with the slot of its seconds; ``on_policy``: of a learner from rollouts."""
         other = Needs.REPLAY if on_policy else Needs.ROLLOUTS
         return [row for row in self.of(role, Kind.SHARE) if row[0].needs is not other]
 
     def blank_learner(self) -> dict[str, float]:
         """A learner's slots before it has measured anything.
 
-        Counts and times are 0. What an algorithm tells of its learning is NaN, which says unknown: no algorithm has
-        all of these, and one leaves out what is not finite.
+        Counts and times are 0. An algorithm's own metrics are NaN for unknown: no algorithm has all of them, and
+        non-finite values are left out.
         """
-        told = [metric.name for metric in self.metrics if metric.writer == ALGORITHM]
-        return dict.fromkeys(self.slots["learner"], 0.0) | dict.fromkeys(told, math.nan)
+        own = [metric.name for metric in self.metrics if metric.writer == ALGORITHM]
+        return dict.fromkeys(self.slots["learner"], 0.0) | dict.fromkeys(own, math.nan)
 
 
 def _address(slot: str) -> tuple[str, str]:

@@ -1,8 +1,9 @@
 """Durable checkpoints: a directory that is complete or does not count.
 
-Built under a temporary name, every file and directory synced, the manifest written last, then renamed.
-Loading takes the newest that verifies, and never falls back to a fresh start when any exists.
+It is built under a temporary name, with every file and directory synced and the manifest written last, then renamed.
+Loading takes the newest checkpoint that verifies. Where checkpoints exist, it never falls back to a fresh start.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -38,7 +39,7 @@ _DAMAGE = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionEr
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What was saved, verified."""
+    """A loaded and verified checkpoint."""
 
     path: Path
     epoch: int
@@ -51,22 +52,22 @@ class Checkpoint:
     """Newer checkpoints that did not verify, each with the reason."""
 
 
-class _Left:
-    """Counts down what a save still has to write, and to read again for the hashes."""
+class _Progress:
+    """Counts down the bytes that a save still has to write, and to read again for the hashes."""
 
-    def __init__(self, file_bytes: int, tell: Callable[[int], None]) -> None:
-        self._left_bytes, self._tell = 2 * file_bytes, tell
+    def __init__(self, file_bytes: int, report: Callable[[int], None]) -> None:
+        self._left_bytes, self._report = 2 * file_bytes, report
 
     def done(self, count: int) -> None:
         self._left_bytes = max(0, self._left_bytes - count)
-        self._tell(self._left_bytes)
+        self._report(self._left_bytes)
 
 
 class CheckpointStore:
     """A directory of checkpoints with one writer."""
 
     def __init__(self, directory: Path, on_progress: Callable[[int], None] = lambda left_bytes: None) -> None:
-        """Args: ``on_progress`` gets what is left to write and check, at least once for every piece of a save."""
+        """``on_progress`` gets the number of bytes left to write and check, at least once for every piece of a save."""
         self.directory = Path(directory)
         self._progress = on_progress
 
@@ -74,10 +75,9 @@ class CheckpointStore:
         self, tensors: dict[str, np.ndarray], state: dict[str, Any], *, epoch: int, updates: int,
         ring: ReplayRing | None = None, keep: int = 3,
     ) -> Path:
-        """Saves a checkpoint and prunes old ones, the latter only after success.
+        """Saves a checkpoint, then deletes all but the ``keep`` newest.
 
-        Args: ``state`` is a JSON object; ``epoch`` says how often a learner was started in this run; ``ring`` is replay
-        to store as well; the ``keep`` newest checkpoints stay.
+        ``state`` is a JSON object, ``epoch`` counts the learner's starts in this run, and ``ring`` is stored as well.
 
         Raises:
             ResourceError: less than twice the needed space is free on the disk.
@@ -112,19 +112,19 @@ class CheckpointStore:
         self, temp: Path, tensors: dict[str, np.ndarray], state: dict[str, Any], epoch: int, updates: int,
         ring: ReplayRing | None,
     ) -> None:
-        """All files of a checkpoint, the manifest last, each on the disk before the next."""
+        """Writes all files of a checkpoint, the manifest last, each synced before the next."""
         contiguous = {name: np.asarray(array, order="C") for name, array in tensors.items()}
         arrays, texts = safetensors_numpy.save(contiguous), files.json_bytes(state)
-        left = _Left(len(arrays) + len(texts) + (0 if ring is None else dump_bytes(ring)), self._progress)
-        left.done(0)
-        files.write_bytes(temp / _TENSORS, arrays, durable=True, on_written=left.done)
-        files.write_bytes(temp / _STATE, texts, durable=True, on_written=left.done)
+        progress = _Progress(len(arrays) + len(texts) + (0 if ring is None else dump_bytes(ring)), self._progress)
+        progress.done(0)
+        files.write_bytes(temp / _TENSORS, arrays, durable=True, on_written=progress.done)
+        files.write_bytes(temp / _STATE, texts, durable=True, on_written=progress.done)
         names = [_TENSORS, _STATE]
         if ring is not None:
-            dump_replay(ring, temp / _REPLAY, left.done)
+            dump_replay(ring, temp / _REPLAY, progress.done)
             names.append(_REPLAY)
         entries = {name: {"bytes": (temp / name).stat().st_size,
-                          "sha256": files.sha256_of_file(temp / name, left.done)} for name in names}
+                          "sha256": files.sha256_of_file(temp / name, progress.done)} for name in names}
         manifest = {
             "format_version": FORMAT_VERSION, "epoch": epoch, "updates": updates, "files": entries,
             "replay_saved": ring is not None, "python": platform.python_version(), "numpy": np.__version__,
@@ -133,14 +133,14 @@ class CheckpointStore:
         files.sync_directory(temp)
 
     def _free_name(self, epoch: int, updates: int) -> Path:
-        """A name that is not taken: no checkpoint is ever replaced by another."""
+        """An unused name: no checkpoint ever replaces another."""
         name = f"ckpt-{epoch:06d}-{updates:012d}"
         taken = {path.name for path in self.paths()}
         candidates = itertools.chain([name], (f"{name}-{attempt}" for attempt in itertools.count(1)))
         return self.directory / next(candidate for candidate in candidates if candidate not in taken)
 
     def paths(self) -> list[Path]:
-        """Finished checkpoints, oldest first, verified or not."""
+        """Finished checkpoints, oldest first, not verified."""
         if not self.directory.is_dir():
             return []
         found = [
@@ -157,16 +157,16 @@ class CheckpointStore:
                 shutil.rmtree(doomed, ignore_errors=True)
 
     def remove_unfinished(self) -> None:
-        """Clears what a killed writer left; there is one writer, so nothing under such a name is in use."""
+        """Removes the temporary directories of a killed writer; as there is one writer, none of them is in use."""
         for name in os.listdir(self.directory) if self.directory.is_dir() else []:
             if name.startswith(files.TEMP_PREFIX):
                 shutil.rmtree(self.directory / name, ignore_errors=True)
 
     def load_latest(self) -> Checkpoint | None:
-        """The newest checkpoint that verifies; None if there is none at all.
+        """Loads the newest checkpoint that verifies; None if there is no checkpoint at all.
 
         Raises:
-            CheckpointError: there are some, but none verifies.
+            CheckpointError: there are checkpoints, but none verifies.
         """
         skipped: list[str] = []
         for path in reversed(self.paths()):
@@ -223,12 +223,12 @@ def _verify(path: Path, entry: dict[str, Any]) -> None:
 
 
 _HEADER_BYTES = 1016
-"""Length of the file's header, filled up with blanks: it is written last, when the number of rows is known."""
-_TOLD_BYTES = 1 << 20
+"""Length of the file's header, padded with blanks: it is written last, when the number of rows is known."""
+_REPORT_BYTES = 1 << 20
 
 
 class _Block(NamedTuple):
-    """Rows [first, stop) of a shard, which share one stamp."""
+    """Rows [first, stop) of a shard that share one stamp."""
 
     clock: int
     shard: int
@@ -238,16 +238,16 @@ class _Block(NamedTuple):
 
 
 def dump_bytes(ring: ReplayRing) -> int:
-    """Size of the file that ``dump_replay`` would write now, header aside."""
+    """Size of the file that ``dump_replay`` would write now, without its header."""
     oldest = np.maximum(0, ring.reserved - ring.spec.rows_per_shard)
     return int(np.maximum(0, ring.committed - oldest).sum()) * (4 * ring.spec.layout.width + 8)
 
 
 def dump_replay(ring: ReplayRing, path: Path, on_written: Callable[[int], None] = lambda count: None) -> int:
-    """Writes all rows that can be read as a safetensors file, oldest block first; returns how many.
+    """Writes all readable rows into a safetensors file, oldest block first; returns their number.
 
-    It is on the disk when this returns, and piece by piece before; ``on_written`` gets the number of bytes written
-    since its last call (a heartbeat, say). Samplers may go on writing: what they overwrite meanwhile is left out.
+    The file is synced piece by piece and completely when this returns. ``on_written`` gets the number of bytes written
+    since its last call (for a heartbeat). Samplers may go on writing: rows that they overwrite meanwhile are left out.
 
     Raises:
         OSError: no room or no permission.
@@ -272,33 +272,33 @@ def dump_replay(ring: ReplayRing, path: Path, on_written: Callable[[int], None] 
 
 
 class _Pieces:
-    """Writes arrays, brings every so many bytes to the disk, and tells how far it is."""
+    """Writes arrays, syncs the file at intervals, and reports progress."""
 
     def __init__(self, file: IO[bytes], on_written: Callable[[int], None]) -> None:
         self._file, self._on_written = file, on_written
-        self._untold_bytes = self._unsynced_bytes = 0
+        self._unreported_bytes = self._unsynced_bytes = 0
 
     def write(self, array: np.ndarray) -> None:
         self._file.write(array.data)
-        self._untold_bytes += array.nbytes
+        self._unreported_bytes += array.nbytes
         self._unsynced_bytes += array.nbytes
         if self._unsynced_bytes >= PIECE_BYTES:
             self._sync()
-        if self._untold_bytes >= _TOLD_BYTES:
-            self._tell()
+        if self._unreported_bytes >= _REPORT_BYTES:
+            self._report()
 
     def end(self) -> None:
         self._sync()
-        self._tell()
+        self._report()
 
     def _sync(self) -> None:
         self._file.flush()
         os.fsync(self._file.fileno())
         self._unsynced_bytes = 0
 
-    def _tell(self) -> None:
-        self._on_written(self._untold_bytes)
-        self._untold_bytes = 0
+    def _report(self) -> None:
+        self._on_written(self._unreported_bytes)
+        self._unreported_bytes = 0
 
 
 def _blocks(ring: ReplayRing, shard: int) -> list[_Block]:
@@ -314,7 +314,7 @@ def _blocks(ring: ReplayRing, shard: int) -> list[_Block]:
         clock, version = stamps[position // size].tolist()
         found.append(_Block(clock, shard, first, end, version))
         first = end
-    # Rows that share a block with a newer lap lost their stamp to it; but no row is younger than the next one.
+    # Rows in a block that a newer lap has begun lost their stamp to it; but no row is younger than the next one.
     for index in range(len(found) - 2, -1, -1):
         found[index] = found[index]._replace(clock=min(found[index].clock, found[index + 1].clock))
     return found
@@ -347,12 +347,12 @@ def _fields(ring: ReplayRing) -> str:
 
 
 def load_replay(path: Path, ring: ReplayRing) -> int:
-    """Writes a file's rows into an empty ring, whatever its number of shards; returns how many.
+    """Writes a file's rows into an empty ring with any number of shards; returns how many were kept.
 
-    Call it before any sampler has started. The newest rows are kept where the ring is smaller.
+    Call it before any sampler has started. A smaller ring keeps the newest rows.
 
     Raises:
-        CheckpointError: damaged, or rows of another task.
+        CheckpointError: the file is damaged, or its rows belong to another task.
     """
     try:
         with safe_open(path, framework="np") as file:

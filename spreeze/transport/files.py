@@ -1,4 +1,4 @@
-"""Files that are either whole or absent: written under a temporary name, then renamed."""
+"""Files that are either complete or absent: written under a temporary name, then renamed."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 TEMP_PREFIX = ".tmp-"
-"""No name that a reader looks for starts with it."""
+"""No file that a reader looks for has this prefix."""
 _CHUNK_BYTES = 1 << 20
 PIECE_BYTES = 1 << 25
-"""Large files are written, and synced, in such pieces: one sync of some GB would take a slow disk minutes in which
-nobody can tell it from a dead one."""
+"""Large files are written and synced in such pieces: one sync of some GB can take a slow disk minutes, during which the
+writer would look dead."""
 
 
 def temp_name() -> str:
@@ -28,11 +28,11 @@ def write_bytes(
 ) -> None:
     """Writes a new file in place; with ``durable`` its bytes are on the disk when this returns.
 
-    Args: ``on_written`` gets the number of bytes of each piece (a heartbeat, say).
+    ``on_written`` gets the number of bytes of each piece (for a heartbeat).
 
     Raises:
         FileExistsError: the name is taken.
-        OSError: no room, no permission.
+        OSError: no room or no permission.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
     fd = os.open(path, flags, 0o644)
@@ -51,13 +51,13 @@ def write_bytes(
 
 
 def replace_bytes(path: Path | str, data: bytes, *, durable: bool = False) -> None:
-    """Makes ``path`` hold ``data``; a reader sees all of the old content or all of the new.
+    """Replaces a file's content atomically: a reader sees all of the old content or all of the new.
 
-    No ``Path`` is made of a name that is used once: Python 3.11 keeps the parts of each in one table for the whole
-    process, which doubles its 2 MB after some ten thousand of them.
+    The temporary name never becomes a ``Path``: Python 3.11 interns the parts of every ``Path`` for the life of the
+    process, which adds up to megabytes after some ten thousand names.
 
     Raises:
-        OSError: no room, no permission; the old content is untouched.
+        OSError: no room or no permission; the old content is untouched.
     """
     folder = os.path.dirname(path)
     temp = os.path.join(folder, temp_name())
@@ -73,9 +73,9 @@ def replace_bytes(path: Path | str, data: bytes, *, durable: bool = False) -> No
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Removes the files that a killed writer left; only whoever alone writes files there may call this.
+    """Removes the temporary files of a killed writer; only the folder's sole writer of files may call this.
 
-    Directories stay: they are another writer's, such as unfinished checkpoints beside the best weights.
+    Directories stay: they belong to another writer, such as unfinished checkpoints beside the best weights.
     """
     with contextlib.suppress(OSError):
         for entry in list(os.scandir(folder)):
@@ -89,15 +89,15 @@ def replace_json(path: Path, value: Any, *, durable: bool = False) -> None:
 
 
 def json_bytes(value: Any) -> bytes:
-    """A JSON document as bytes; Python floats come back exactly, NaN and infinity included."""
+    """Encodes a JSON document; Python floats survive exactly, NaN and infinity included."""
     return (json.dumps(value, indent=1, sort_keys=True) + "\n").encode("utf-8")
 
 
 def read_bytes(path: Path, max_bytes: int) -> bytes:
-    """The whole content, read and not mapped: a file that is cut meanwhile cannot kill the reader.
+    """Reads the whole content; not mapped, so that a file truncated meanwhile cannot kill the reader.
 
     Raises:
-        OSError: missing or unreadable.
+        OSError: the file is missing or unreadable.
         ValueError: larger than ``max_bytes``.
     """
     with open(path, "rb") as file:
@@ -108,7 +108,7 @@ def read_bytes(path: Path, max_bytes: int) -> bytes:
 
 
 def sync_directory(path: Path) -> None:
-    """Waits until the names in a directory are on the disk; nothing to do where directories cannot be opened."""
+    """Waits until the names in a directory are on the disk; does nothing on Windows, which cannot open directories."""
     if os.name == "nt":
         return
     fd = os.open(path, os.O_RDONLY)
@@ -119,7 +119,7 @@ def sync_directory(path: Path) -> None:
 
 
 def sha256_of_file(path: Path, on_read: Callable[[int], None] = lambda count: None) -> str:
-    """SHA-256 of a file's bytes; ``on_read`` gets the number of bytes of each piece (a heartbeat, say)."""
+    """SHA-256 of a file's bytes; ``on_read`` gets the number of bytes of each piece (for a heartbeat)."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         while chunk := file.read(_CHUNK_BYTES):

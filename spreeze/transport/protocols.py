@@ -1,7 +1,7 @@
-"""The seams between samplers and learners: who writes what, who reads it, and what is promised to both.
+"""The interfaces between samplers and learners, and their guarantees.
 
-Nobody blocks on a peer, alive or dead: every call returns at once with what there is. A writer asks before it writes
-and does something else where the answer is no. Tests in ``tests/test_contract_*.py`` run over every implementation.
+No call blocks on a peer, alive or dead: every call returns at once with what there is. A writer asks before it writes
+and does something else where there is no room. The tests ``tests/test_contract_*.py`` run over every implementation.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Arrays = dict[str, np.ndarray]
 
 
 class FrameColumns(NamedTuple):
-    """What N rows of images hold besides the fields of every row (see ``RowLayout``)."""
+    """The additional columns of N rows of images (see ``RowLayout``)."""
 
     frame: np.ndarray  # [N, F] uint8
     back: np.ndarray  # [N]
@@ -25,19 +25,19 @@ class FrameColumns(NamedTuple):
 
 
 class ReplayCounts(NamedTuple):
-    """What the rate limiter of a sampler has to know."""
+    """Inputs of a sampler's rate limiter."""
 
-    inserted: int  # rows in replay since it exists, those of this sink on their way included
+    inserted: int  # rows inserted into replay so far, including those of this sink that are still on their way
     baseline: int  # ``inserted`` when learning began, -1 before
-    sampled: int  # rows drawn since
+    sampled: int  # rows drawn since learning began
 
 
 class TransitionSink(Protocol):
     """Where one sampler's transitions go: a shard of the ring, or a socket to one.
 
-    Rows arrive whole, in the order in which they were written, each at most once. Of a writer that is killed those that
-    ``write`` had published arrive; the last write is there as a whole or in its first rows. A ring overwrites its
-    oldest rows; a socket takes no more while ``has_room`` is false. There is one writer of a sink at any time.
+    Rows arrive complete, in the order in which they were written, each at most once. If a writer is killed, the rows
+    that ``write`` had published still arrive; of its last write all rows or the first ones. A ring overwrites its
+    oldest rows; a socket takes no more while ``has_room`` is false. A sink has one writer at any time.
     """
 
     @property
@@ -45,16 +45,16 @@ class TransitionSink(Protocol):
 
     @property
     def next_logical(self) -> int:
-        """Number of the row that is written next, counted over all writers that this sink had."""
+        """Number of the row that is written next, counted over all writers that this sink has had."""
         ...
 
     @property
     def has_room(self) -> bool:
-        """Whether ``write`` may be called now; of a ring always."""
+        """Whether ``write`` may be called now; always true of a ring."""
         ...
 
     def counts(self) -> ReplayCounts:
-        """The newest counts that are known here.
+        """The newest known counts.
 
         Raises:
             TransportError: the other side is gone for good.
@@ -68,8 +68,8 @@ class TransitionSink(Protocol):
         """Appends N transitions that policy ``version`` collected; arrays as in ``RowLayout``, ``reward`` [N].
 
         Raises:
-            ValueError: a shape that does not fit; nothing was published.
-            TransportError: no room, or the other side is gone for good; nothing was taken.
+            ValueError: a shape does not fit; nothing was published.
+            TransportError: no room, or the other side is gone for good; nothing was written.
         """
         ...
 
@@ -79,8 +79,8 @@ class TransitionSink(Protocol):
 class BatchSource(Protocol):
     """What a learner draws batches from.
 
-    Every row that it gives is one that some sink published, whole, whoever was killed. A source that is opened late
-    sees what is still there.
+    Every drawn row is complete and was published by some sink, whichever process was killed. A source that is opened
+    late sees the rows that are still there.
     """
 
     inserted: int
@@ -90,18 +90,18 @@ class BatchSource(Protocol):
 
     @property
     def capacity(self) -> int:
-        """Most rows that could ever be drawn."""
+        """Largest number of rows that can ever be drawn."""
         ...
 
     def refresh(self) -> None:
-        """Looks at the writers' counters."""
+        """Reads the writers' counters."""
         ...
 
     def sample(self, rng: np.random.Generator, rows: np.ndarray, frames: np.ndarray | None = None) -> int:
-        """Fills ``rows`` [B, W] float32, and of images ``frames`` [B, T, F] uint8, uniformly with replacement.
+        """Fills ``rows`` [B, W] float32, and for images ``frames`` [B, T, F] uint8, uniformly with replacement.
 
         Returns:
-            How many draws were repeated because a writer may have been in their rows.
+            How many draws were repeated because a writer may have been changing their rows.
 
         Raises:
             TransportError: there is nothing to draw.
@@ -114,12 +114,12 @@ class BatchSource(Protocol):
 
 
 class StepRows(NamedTuple):
-    """One env step of some environments, in the order of their numbers; columns of n."""
+    """One env step of each of n environments, in the order of their numbers."""
 
     obs: np.ndarray  # [n, O] or [n, k, C, H, W]
     action: np.ndarray  # [n, A] as drawn
     log_prob: np.ndarray  # [n]
-    version: np.ndarray | int  # [n] version of the parameters that drew it
+    version: np.ndarray | int  # [n] version of the parameters that drew the action
     reward: Sequence[float]  # [n]
     terminated: Sequence[bool]  # [n]
     truncated: Sequence[bool]  # [n]
@@ -127,27 +127,27 @@ class StepRows(NamedTuple):
 
 
 class RolloutSink(Protocol):
-    """The environments of one rollout sampler, by their index from 0, on their way into rollouts of T steps each.
+    """Where one rollout sampler's steps go: rollouts of T steps of its environments, which are indexed from 0.
 
-    A step counts from the moment ``commit`` returns and is whole then, whoever is killed. A successor goes on behind
-    the last step that counts. A rollout that a reader may be using is never changed.
+    A step counts when ``commit`` returns and is complete then, whichever process is killed. A restarted sampler
+    continues after the last step that counts. A rollout that a reader may be using is never changed.
     """
 
     steps: list[int]
-    """Env steps of each since the run began."""
+    """Env steps of each environment since the run began."""
     episode: list[int]
-    """Number of each one's current episode."""
+    """Number of each environment's current episode."""
 
     def open(self, *, step_synchronous: bool = False) -> list[int]:
-        """Indices of those that may take a step now; none while the rollout has to wait for its reader."""
+        """Indices of the environments that may take a step now; none while the rollout has to wait for its reader."""
         ...
 
     def question(self, index: int) -> int:
-        """Number of the question about its next action: a new one after each step and each abandoned episode."""
+        """Number of the request for the next action; a new one after each step and each abandoned episode."""
         ...
 
     def rows(self, indices: Sequence[int]) -> slice | np.ndarray:
-        """Picks ``indices`` of an array over these environments."""
+        """An index that selects ``indices`` from an array over these environments."""
         ...
 
     def commit(self, indices: Sequence[int], rows: StepRows) -> None:
@@ -155,7 +155,7 @@ class RolloutSink(Protocol):
         ...
 
     def abandon(self, index: int) -> None:
-        """Ends the current episode, truncated, after its last row; the next one begins."""
+        """Truncates the current episode after its last row and begins the next one."""
         ...
 
     @property
@@ -165,36 +165,36 @@ class RolloutSink(Protocol):
 
     @property
     def last_of_step(self) -> bool:
-        """True where all environments, of other samplers too, have come as far as these."""
+        """True when all environments, including other samplers', have taken as many steps as these."""
         ...
 
     def close(self) -> None: ...
 
 
 class TakenRollout(NamedTuple):
-    """A rollout as a learner gets it, in arrays of its own."""
+    """A copy of a rollout."""
 
     writer: int  # number of the sampler that filled it
     rollout: int  # j, counted by that sampler
     use: int  # 1 to K
-    version: int  # oldest policy in it
+    version: int  # of the oldest policy in it
     versions: np.ndarray  # [T, M]
     batch: RolloutBatch
 
 
 class RolloutSource(Protocol):
-    """What a learner takes rollouts from, each at most K times and none that is not whole, whoever is killed.
+    """Where a learner takes rollouts from: only complete ones, each at most K times, whichever process is killed.
 
-    A rollout is gone when it was used K times, or when its writer needs the place: the newest are kept.
+    A rollout is gone after K uses, or when its writer needs the slot: the newest are kept.
     """
 
     def take(self) -> TakenRollout | None:
-        """The rollout that was used least, among these the oldest; None while there is none."""
+        """Takes the least used rollout, of these the oldest; None while there is none."""
         ...
 
     @property
     def uses_left(self) -> int:
-        """How often ``take`` would succeed now if nobody wrote."""
+        """How often ``take`` would succeed now if no sampler wrote meanwhile."""
         ...
 
 
@@ -214,23 +214,23 @@ class PublishedParameters(Protocol):
 
 
 class ParameterPublisher(Protocol):
-    """A learner's side: there is one publisher at any time, and it never waits for a reader."""
+    """The learner's side: there is one publisher at any time, and it never waits for a reader."""
 
     def publish(self, arrays: Arrays, meta: dict[str, Any], epoch: int, version: int) -> object:
-        """Makes a version visible, as a whole or not at all.
+        """Makes a version visible atomically.
 
-        A version that is there already stays as it is; this may be an error.
+        A version that was already published stays as it is; publishing it again may be an error.
 
         Raises:
-            WeightsError: an older version than what is there, or values that are not finite; nothing was changed.
-            OSError: no room; the version before it is still there.
+            WeightsError: a newer version was published, or a value is not finite; nothing was changed.
+            OSError: no room; the previous version is still there.
         """
         ...
 
 
 class ParameterSource(Protocol):
-    """A reader's side; it may be opened late, and never sees an older version than it has."""
+    """A reader's side; it may be opened late and never goes back to an older version."""
 
     def read_latest(self, newer_than: tuple[int, int] | None = None) -> PublishedParameters | None:
-        """The newest version, or None: nothing there, nothing newer than (epoch, version), or being written."""
+        """The newest version; None if there is none newer than (epoch, version), or while it is being written."""
         ...

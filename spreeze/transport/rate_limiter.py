@@ -1,8 +1,8 @@
 """The balance between inserting and sampling, as arithmetic on counters.
 
-Same idea as Reverb's rate limiter (Cassirer et al. 2021, arXiv 2102.04736): an error term is kept
-inside a band. Here there is no lock and no waiting: each side asks before it acts and does
-something else, or sleeps a little, when the answer is no. A dead peer can therefore block nobody.
+Like Reverb's rate limiter (Cassirer et al. 2021, arXiv 2102.04736), it keeps an error term inside a band. Here there is
+no lock and no waiting: each side asks before it acts and does something else, or sleeps a little, when the answer is
+no. Hence a dead peer cannot block the other side.
 """
 
 from __future__ import annotations
@@ -22,22 +22,20 @@ class RateLimiter:
     * insert r <= w rows iff (i + r - w) * minimum <= s
     * sample b rows iff s <= i * maximum
 
-    *No deadlock.* Where inserting is not allowed, s < (i + r - w) * minimum <= i * minimum <= i * maximum,
-    so sampling is allowed: one side can always go on, whatever the speeds. *Smallest slack.* Write the
-    rules as (i + r) * minimum <= s + S and s + b <= i * maximum + T. At i = s = 0 the larger insertion
-    is rejected if w * minimum > S, the batch if b > T; with minimum = maximum = m the counters pass
-    through every i * m - s, so both are rejected somewhere unless S + T >= w * m + b (up to one unit of
-    the lattice). The rules take S = w * minimum and T = b: exactly that sum. *Bounds.* After an
-    insertion s >= (i - w) * minimum, after a batch s <= i * maximum + b, so the ratio lies within 5 %
-    of the band once i >= 20 w and i >= 20 b / maximum.
+    *No deadlock.* Where inserting is not allowed, s < (i + r - w) * minimum <= i * minimum <= i * maximum, so sampling
+    is allowed: one side can always go on, whatever the speeds. *Smallest slack.* Write the rules as
+    (i + r) * minimum <= s + S and s + b <= i * maximum + T. At i = s = 0 the larger insertion is rejected if
+    w * minimum > S, the batch if b > T; with minimum = maximum = m the counters pass through every i * m - s, so both
+    are rejected somewhere unless S + T >= w * m + b (up to one unit of the lattice). The rules take S = w * minimum and
+    T = b: exactly that sum. *Bounds.* After an insertion s >= (i - w) * minimum, after a batch s <= i * maximum + b, so
+    the ratio lies within 5 % of the band once i >= 20 w and i >= 20 b / maximum.
 
-    Before learning begins (baseline < 0) up to w - 1 rows more than ``learning_starts`` may be
-    inserted. The baseline is taken when learning begins, and again when it begins anew after a restart:
-    what was inserted before earns no updates, so there is no burst that catches up.
+    Before learning begins (baseline < 0), up to w - 1 rows more than ``learning_starts`` may be inserted. The baseline
+    is taken when learning begins and after every restart: rows inserted before earn no updates, so there is no burst.
     """
 
     minimum: float
-    """Samples per insert below which samplers wait; 0: they never wait."""
+    """Samples per insert below which samplers wait; 0 means that they never wait."""
     maximum: float
     """Samples per insert above which the learner waits."""
     learning_starts: int
@@ -68,14 +66,7 @@ class RateLimiter:
             raise ConfigError(f"learning_starts {self.learning_starts}: has to be 0 or more")
 
     def may_insert(self, inserted: int, baseline: int, sampled: int, rows: int) -> bool:
-        """True if a sampler may write ``rows`` more rows now.
-
-        Args:
-            inserted: rows committed in all shards since the ring exists.
-            baseline: ``inserted`` when learning began; negative before.
-            sampled: rows drawn since learning began.
-            rows: rows about to be written, at most ``rows_per_write``.
-        """
+        """True if a sampler may write ``rows`` more rows now, at most ``rows_per_write``; see ``ReplayCounts``."""
         if self.minimum == 0:
             return True
         if baseline < 0:
@@ -83,10 +74,7 @@ class RateLimiter:
         return (inserted - baseline + rows - self.rows_per_write) * self.minimum <= sampled
 
     def may_sample(self, inserted: int, baseline: int, sampled: int) -> bool:
-        """True if the learner may draw a batch now; arguments as in ``may_insert``.
-
-        Before learning began (``baseline`` negative) this says whether it may begin.
-        """
+        """True if the learner may draw a batch now, or, with a negative ``baseline``, begin to learn."""
         if inserted < max(self.learning_starts, 1):
             return False
         return baseline < 0 or sampled <= (inserted - baseline) * self.maximum

@@ -1,11 +1,12 @@
 """A sampler's rows over a local socket: ``SocketSink`` in its process, ``Gateway`` beside the ring.
 
-All that travels has fixed binary fields. Both sides prove that they know the run's secret, by an HMAC over what the
-other one has just drawn. The sampler sends frames: a header, then whole rows. It keeps them until the gateway reports
-them as committed, and sends them again after a reconnect: a row arrives once, in order and whole, whoever is killed, as
-long as the memory behind the gateway lives. Both sides' buffers are bounded, and none waits but in a handshake.
+All messages have fixed binary fields. Each side proves that it knows the run's secret by an HMAC over a fresh nonce of
+the other side. The sampler sends frames: a header, then complete rows. It keeps them until the gateway reports them as
+committed, and sends them again after a reconnect: each row arrives complete, in order and exactly once, whichever
+process is killed, as long as the memory behind the gateway lives. The buffers of both sides are bounded, and neither
+waits except in a handshake.
 
-Rows are not encrypted, so the addresses are ``unix:PATH`` and ``tcp:127.0.0.1:PORT``.
+Rows are not encrypted, so only the addresses ``unix:PATH`` and ``tcp:127.0.0.1:PORT`` are accepted.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from spreeze.types import RowLayout
 
 SECRET_BYTES = 32
 MOST_FRAME_BYTES = 1 << 22
-"""Of rows; whoever announces more is hung up on."""
+"""Of rows; a connection that announces more is closed."""
 _CHALLENGE = struct.Struct("<8s32s")  # magic with the version of this protocol, nonce
 _HELLO = struct.Struct("<32sQI")  # nonce, layout, shard; then a proof
 _REPORT = struct.Struct("<Qqqq")  # rows of the shard, inserted, baseline, sampled; the first one with a proof
@@ -49,7 +50,7 @@ _REPORT_S = 0.005
 
 
 def create_secret(path: Path) -> bytes:
-    """Writes a run's new secret into a file that only this user can read; an OSError if that cannot be."""
+    """Writes a new secret into a file that only this user can read; an OSError if that fails."""
     secret = secrets.token_bytes(SECRET_BYTES)
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(secret)
@@ -57,7 +58,7 @@ def create_secret(path: Path) -> bytes:
 
 
 def read_secret(path: Path) -> bytes:
-    """Reads back ``create_secret``; a TransportError if there is none."""
+    """Reads the file of ``create_secret``; a TransportError if that fails."""
     try:
         return files.read_bytes(path, SECRET_BYTES)
     except (OSError, ValueError) as error:
@@ -102,9 +103,9 @@ class SocketSink:
         self, address: str, secret: bytes, layout: RowLayout, shard: int, *, buffer_bytes: int = 2 * MOST_FRAME_BYTES,
         give_up_s: float = 30.0,
     ) -> None:
-        """Connects; the gateway hangs up on the sink that had this shard before.
+        """Connects; the gateway closes the connection of the sink that had this shard before.
 
-        Args: ``buffer_bytes`` on their way leave no room; ``give_up_s`` without a gateway are an error.
+        There is no room while ``buffer_bytes`` are on their way, and an error after ``give_up_s`` without a gateway.
 
         Raises:
             TransportError: no gateway, or one of another run.
@@ -113,7 +114,7 @@ class SocketSink:
         self._address, self._secret, self._shard = address, secret, shard
         self._buffer_bytes, self._give_up_s = buffer_bytes, give_up_s
         self._most_rows = max(1, MOST_FRAME_BYTES // layout.row_bytes)
-        self._kept: deque[tuple[int, bytes]] = deque()  # (index behind the last row, frame), not committed yet
+        self._kept: deque[tuple[int, bytes]] = deque()  # (index after the last row, frame), not committed yet
         self._kept_bytes = 0
         self._report: tuple[int, int, int, int] = (0, 0, 0, 0)
         self._gone_since_s = self._retry_s = 0.0
@@ -126,7 +127,7 @@ class SocketSink:
         return self._kept_bytes < self._buffer_bytes
 
     def counts(self) -> ReplayCounts:
-        """As reported last; rows on their way count as inserted, so that delay lets no more of them in."""
+        """As last reported; rows on their way count as inserted, so that a delay does not admit more of them."""
         self._pump()
         committed, inserted, baseline, sampled = self._report
         return ReplayCounts(inserted + self.next_logical - committed, baseline, sampled)
@@ -149,7 +150,7 @@ class SocketSink:
         self._pump()
 
     def _pump(self) -> None:
-        """Sends and receives what can be at once; connects anew where the gateway has gone."""
+        """Sends and receives without waiting; reconnects if the connection was lost."""
         if self._socket is None:
             self._reconnect()
         if self._socket is None:
@@ -186,7 +187,7 @@ class SocketSink:
             self._retry_s = time.monotonic() + _RETRY_S
 
     def _connect(self) -> None:
-        """Shakes hands, and goes on behind the last row that the gateway's sink has committed."""
+        """Shakes hands, and continues after the last row that the gateway's sink has committed."""
         connection, where = _open(self._address)
         try:
             connection.settimeout(_HANDSHAKE_S)
@@ -208,7 +209,7 @@ class SocketSink:
         found = _REPORT.unpack(report)
         if self.next_logical and not self._report[0] <= found[0] <= self.next_logical:
             connection.close()
-            self._give_up_s = 0.0  # waiting helps no more
+            self._give_up_s = 0.0  # waiting would not help
             raise TransportError(f"the shard behind {self._address} has {found[0]} rows, after {self._report[0]} were "
                                  "committed: it is another one now; start this sampler again")
         connection.setblocking(False)
@@ -217,7 +218,7 @@ class SocketSink:
         self._socket = connection
 
     def close(self) -> None:
-        """Hangs up; rows that are still on their way are lost, unless something is written or asked again."""
+        """Closes the connection; rows on their way are lost unless ``write`` or ``counts`` is called again."""
         if self._socket is not None:
             self._socket.close()
         self._socket, self._gone_since_s = None, time.monotonic()
@@ -234,17 +235,17 @@ class _Peer:
 
 
 class Gateway:
-    """Writes what samplers send into sinks; whoever owns it calls ``turn``."""
+    """Writes the rows that samplers send into sinks; its owner calls ``turn`` repeatedly."""
 
     def __init__(
         self, address: str, secret: bytes, layout: RowLayout, open_sink: Callable[[int], TransitionSink]
     ) -> None:
-        """Listens at an address; of TCP, port 0 is any free one.
+        """Listens at an address; TCP port 0 is any free one.
 
-        Args: ``open_sink`` gives the sink of a shard, once, or raises a TransportError where there is no such shard.
+        ``open_sink`` is called once per shard and raises a TransportError if there is no such shard.
 
         Raises:
-            TransportError: an address that cannot be listened at.
+            TransportError: cannot listen at that address.
         """
         self._secret, self._layout, self._open_sink = secret, layout, open_sink
         self._sinks: dict[int, TransitionSink] = {}
@@ -254,7 +255,7 @@ class Gateway:
         self._path = Path(where) if isinstance(where, str) else None
         try:
             if self._path is not None and self._path.is_socket():
-                self._path.unlink()  # of a gateway that was killed
+                self._path.unlink()  # left by a gateway that was killed
             self._listener.bind(where)
             if self._path is not None:
                 self._path.chmod(0o600)
@@ -268,7 +269,7 @@ class Gateway:
         self._selector.register(self._listener, selectors.EVENT_READ)
 
     def turn(self, timeout_s: float) -> None:
-        """Waits for news at most ``timeout_s``, writes the rows that have come whole, and reports."""
+        """Waits for data for at most ``timeout_s``, writes the rows that have arrived completely, and reports."""
         for key, _ in self._selector.select(timeout_s):
             if key.fileobj is self._listener:
                 self._accept()
@@ -278,10 +279,10 @@ class Gateway:
         if now - self._reported_s >= _REPORT_S:
             self._reported_s = now
             for peer in list(self._peers.values()):
-                self._guarded(self._tell, peer)
+                self._guarded(self._report, peer)
 
     def _guarded(self, act: Callable[[_Peer], None], peer: _Peer) -> None:
-        """A peer that has gone, or that breaks the rules, costs its own connection."""
+        """Runs ``act``; a peer that is gone or breaks the protocol loses its connection, and no other one."""
         try:
             act(peer)
         except (OSError, TransportError):
@@ -334,7 +335,7 @@ class Gateway:
         if len(received) < _FRAME.size:
             return False
         count, first, version = _FRAME.unpack_from(received)
-        known = sink.next_logical - first  # rows that it sends again
+        known = sink.next_logical - first  # rows that were sent before
         if not 1 <= count <= max(1, MOST_FRAME_BYTES // layout.row_bytes) or known < 0:
             raise TransportError(f"{count} rows from {first} on, where {sink.next_logical} is the next one")
         end = _FRAME.size + count * layout.row_bytes
@@ -351,8 +352,8 @@ class Gateway:
     def _state(self, shard: int) -> tuple[int, ...]:
         return (self._sinks[shard].next_logical, *self._sinks[shard].counts())
 
-    def _tell(self, peer: _Peer) -> None:
-        """Reports what has changed to a peer that reads; hangs up on one that does not say who it is."""
+    def _report(self, peer: _Peer) -> None:
+        """Reports changed counters to a peer that reads; fails for one that does not shake hands in time."""
         if peer.shard < 0 and time.monotonic() - peer.since_s > _HANDSHAKE_S:
             raise TransportError("no handshake")
         if peer.shard >= 0 and not peer.unsent and (state := self._state(peer.shard)) != peer.reported:
@@ -371,7 +372,7 @@ class Gateway:
             peer.socket.close()
 
     def close(self) -> None:
-        """Hangs up on everybody and lets go of the sinks, which stay as they are."""
+        """Closes all connections and releases the sinks, which stay open."""
         self._sinks.clear()
         for peer in list(self._peers.values()):
             self._hang_up(peer)

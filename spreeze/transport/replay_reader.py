@@ -1,8 +1,8 @@
 """Drawing from the replay ring.
 
-Transitions of images: a draw follows its environment's rows back (see ``RowLayout``). All that a transition needs lies
-in rows that the same writer committed before it, so the ring's own rule holds for the whole of it: a draw is good if,
-after the copy, its oldest row was not about to be overwritten.
+A draw of an image transition follows its environment's rows back (see ``RowLayout``). All that it needs lies in rows
+that the same writer committed before it, so the ring's rule covers all of them: a draw is valid if, after the copy, its
+oldest row was not about to be overwritten.
 """
 
 from __future__ import annotations
@@ -32,34 +32,33 @@ class _Repeat(NamedTuple):
     """Draws of a copy that must be repeated."""
 
     bad: np.ndarray  # their positions
-    overwritten: int  # how many of them because a writer may have been in their rows
+    overwritten: int  # how many of them because a writer may have been changing their rows
 
 
 class ReplayReader:
     """Draws uniformly over all rows that are published, not about to be overwritten and not too old.
 
-    Rows older than the capacity of the whole ring are out, as they would be in one common ring: a
-    sampler that was retired leaves a shard that fades away instead of being drawn for ever.
+    Rows older than the capacity of the whole ring are left out, as in one common ring: the shard of a retired sampler
+    fades away instead of being drawn forever.
 
-    So what can be drawn are the newest C rows of all, as far as the shards still hold them: S shards
-    hold the newest c = C / S of their own. Where samplers write equally much, that is all C. Where one
-    writes alone it is less, for its rows have one shard's room: S = 4, c = 1,024, all full; after 2,048
-    rows of one sampler alone a common ring would hold these and the newest 2,048 of the others and its
-    own before. Of those 512 each lie in the three other shards, but its own holds 1,024:
-    3 x 512 + 1,024 = 2,560 of 4,096. After 4,096 rows it is 1,024.
+    So the newest C rows of all can be drawn, as far as the S shards, of c = C / S rows each, still hold them. Where
+    samplers write at the same rate, that is all C. Where one writes alone it is less, since its rows have the room of
+    one shard. Example: S = 4, c = 1,024, all full. After 2,048 rows of one sampler alone, the newest 4,096 rows are
+    these and the 2,048 before, 512 of each shard. The other shards hold their 512 each, its own only 1,024 rows:
+    3 x 512 + 1,024 = 2,560 of 4,096. After 4,096 rows 1,024 are left.
 
-    So samplers rest in turn, not always the same (``runtime.cpu_governor``). Where they write r
-    rows a turn, a shard holds its last c / r turns, and S shards the last S x c / r = C / r of all: C
-    rows. Where r does not divide c, the C newest rows have at most c + r of one shard: up to r are missing.
+    So samplers rest in turn, not always the same (``runtime.cpu_governor``). Where they write r rows a turn, a shard
+    holds its last c / r turns, and S shards the last S x c / r = C / r of all: C rows. Where r does not divide c, up to
+    c + r of the C newest rows belong to one shard: up to r are missing.
     """
 
     def __init__(self, ring: ReplayRing, max_age_rows: int | None = None) -> None:
-        """Args: ``max_age_rows`` is the age, in env steps of all samplers, at which a row is out (None: capacity)."""
+        """Rows older than ``max_age_rows``, in env steps of all samplers, are left out (None: the ring's capacity)."""
         spec = ring.spec
         self.ring = ring
         self.max_age_rows = spec.capacity if max_age_rows is None else max_age_rows
         self._capacity = spec.rows_per_shard
-        # Rows next to the writer are left out: they would be overwritten during the copy. Only a matter of speed.
+        # Leaves out the rows next to the writer, which would be overwritten during the copy. This only saves time.
         self._guard = min(1024, spec.rows_per_shard // 64)
         self._shard_start = np.arange(spec.num_shards) * spec.stride_rows
         self._windows: list[tuple[int, int]] = []  # of logical indices, end excluded
@@ -72,7 +71,7 @@ class ReplayReader:
         self.available = 0
         """Rows that could be drawn at the last refresh."""
         self.redrawn = 0
-        """Rows drawn again since this reader exists, because they may have been overwritten during the copy."""
+        """Rows that this reader has drawn again because they may have been overwritten during the copy."""
         self.refresh()
 
     @property
@@ -80,7 +79,7 @@ class ReplayReader:
         return self.ring.spec.capacity
 
     def refresh(self) -> None:
-        """Looks at the counters anew: microseconds, whatever was written."""
+        """Reads the counters; takes microseconds, however much was written."""
         counters = self.ring.counters()
         self.inserted = sum([committed for _, committed in counters])
         if self.inserted > self.max_age_rows and self.inserted - self._age_clock >= self.ring.spec.block_rows:
@@ -98,7 +97,7 @@ class ReplayReader:
         return list(self._windows)
 
     def _advance_age_bound(self, counters: list[tuple[int, int]]) -> None:
-        """Moves each shard's first young enough block forward; cost is one step per 256 rows written."""
+        """Moves each shard's first young enough block forward; costs one step per block written."""
         self._age_clock = self.inserted
         threshold = self.inserted - self.max_age_rows
         for shard, (reserved, end) in enumerate(counters):
@@ -125,7 +124,7 @@ class ReplayReader:
         return lap * self._capacity + index * spec.block_rows
 
     def _end_clock(self, shard: int, block: int, last: int, committed: int) -> int:
-        """Clock at which a block was full: the next one's stamp. For the unfinished one, at least its own rows."""
+        """Clock at which a block was full: the next one's stamp, or for the last block a lower bound by its rows."""
         stamps = self.ring.stamps[shard]
         if block < last:
             return int(stamps[(block + 1) % len(stamps), 0])
@@ -134,11 +133,11 @@ class ReplayReader:
     def sample(self, rng: np.random.Generator, rows: np.ndarray, frames: np.ndarray | None = None) -> int:
         """Fills ``rows`` [B, W] float32 with rows drawn uniformly, with replacement.
 
-        Of images also ``frames`` [B, T, F] uint8 (see ``RowLayout.split_frames``); then it is uniform over the
-        transitions whose frames are all still there.
+        For images it also fills ``frames`` [B, T, F] uint8 (see ``RowLayout.split_frames``) and draws uniformly over
+        the transitions whose frames are all still there.
 
         Returns:
-            How many were drawn again because a writer may have been in their rows.
+            How many rows were drawn again because a writer may have been changing them.
 
         Raises:
             TransportError: nothing can be drawn.
@@ -152,24 +151,24 @@ class ReplayReader:
     def _redraw(
         self, rng: np.random.Generator, drawn: Drawn, rows: np.ndarray, frames: np.ndarray | None, repeat: _Repeat
     ) -> int:
-        """Draws again until no row was in danger during its copy."""
+        """Draws again until no row can have been overwritten during its copy."""
         redrawn, bad = repeat.overwritten, repeat.bad
         for _ in range(_MAX_TRIES):
             self.refresh()
             again = self._draw(rng, bad.size)
             some_rows = np.empty_like(rows[: bad.size])
             some_frames = None if frames is None else np.empty_like(frames[: bad.size])
-            found = self._copy(again, some_rows, some_frames)
+            still = self._copy(again, some_rows, some_frames)
             rows[bad] = some_rows
             if frames is not None:
                 frames[bad] = some_frames
             drawn.logical[bad], drawn.row[bad] = again.logical, again.row
             if drawn.shard is not None:
                 drawn.shard[bad] = again.shard
-            if found is None:
+            if still is None:
                 self.redrawn += redrawn
                 return redrawn
-            bad, redrawn = bad[found.bad], redrawn + found.overwritten
+            bad, redrawn = bad[still.bad], redrawn + still.overwritten
         raise TransportError("rows are overwritten faster than whole ones are drawn: raise the replay capacity")
 
     def _draw(self, rng: np.random.Generator, count: int) -> Drawn:
@@ -215,8 +214,8 @@ class ReplayReader:
     def lag_age(self, row: np.ndarray, version_now: int) -> tuple[float, float]:
         """Mean policy lag (updates) and mean age (env steps of all samplers) of rows [n] of ``ring.rows``.
 
-        From the stamps of at most 2,048 of them. A stamp covers 256 rows of a shard, so the age is
-        at most 256 x (shards - 1) too high.
+        Taken from the stamps of at most 2,048 of them. A stamp covers 256 rows of a shard, so the age is at most
+        256 x (shards - 1) too high.
         """
         spec = self.ring.spec
         row = row[:_LAG_SAMPLE_ROWS]
@@ -227,7 +226,7 @@ class ReplayReader:
         return float(version_now - stamps[:, 1].mean()), float(age.mean())
 
     def count_torn(self, out: np.ndarray) -> int:
-        """Rows of the last batch, in a ring with checksums, that are not the row that was drawn."""
+        """Number of rows of the last batch whose checksum does not match; 0 in a ring without checksums."""
         if self._drawn is None or not self.ring.spec.layout.checksum:
             return 0
         expected = out[:, -1].copy().view(np.uint32)
@@ -238,7 +237,7 @@ class FrameReader(ReplayReader):
     """Draws whole image transitions; ``sample`` needs frames."""
 
     def _copy(self, drawn: Drawn, rows: np.ndarray, frames: np.ndarray | None) -> _Repeat | None:
-        """Copies transitions; returns those that are none or may have been overwritten meanwhile, if any."""
+        """Copies transitions; returns draws that are no transition or may have been overwritten meanwhile, if any."""
         ring, layout = self.ring, self.ring.spec.layout
         assert layout.num_steps is not None
         assert frames is not None
@@ -258,8 +257,8 @@ class FrameReader(ReplayReader):
     def _chain(self, drawn: Drawn, age: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Rows [n, depth + 1] in ``ring.rows``, newest first, and the lowest logical index of each draw.
 
-        The first frame of an episode is repeated for what would lie before it. A link that is overwritten
-        while it is read may hold anything; its row is then below the floor, and so is the draw.
+        The first frame of an episode stands in for the frames before it. A link that is overwritten while it is read
+        may hold anything; but then its row, and so the draw, is below the floor.
         """
         layout, capacity = self.ring.spec.layout, self._capacity
         chain = np.empty((len(drawn.row), layout.depth + 1), np.int64)
@@ -274,7 +273,7 @@ class FrameReader(ReplayReader):
         return chain, logical
 
     def _places(self, steps: np.ndarray) -> np.ndarray:
-        """Which of a chain's rows give the T frames [n, T]: obs, then next_obs, each oldest first."""
+        """Places [n, T] in a chain of the T frames: obs, then next_obs, each oldest first."""
         layout = self.ring.spec.layout
         stack = layout.stack
         if layout.n_step == 1:
@@ -284,18 +283,18 @@ class FrameReader(ReplayReader):
 
 
 def open_reader(ring: ReplayRing) -> ReplayReader:
-    """The reader that a ring's rows need."""
+    """The reader for a ring's kind of rows."""
     return FrameReader(ring) if ring.spec.layout.frame_bytes else ReplayReader(ring)
 
 
 @functools.cache
 def _crc_table() -> np.ndarray:
-    """[256] uint32: what one byte does to a CRC-32, with the inversions at both ends taken out."""
+    """[256] uint32: the CRC-32 of each byte without the inversions at both ends."""
     return np.array([zlib.crc32(bytes([byte]), 0xFFFFFFFF) ^ 0xFFFFFFFF for byte in range(256)], np.uint32)
 
 
 def row_checksums(rows: np.ndarray, logical: np.ndarray) -> np.ndarray:
-    """``row_checksum`` of N rows [N, W] float32 without frames, byte by byte over all rows at once: [N] uint32."""
+    """``row_checksum`` of rows [N, W] float32 without frames: [N] uint32, byte by byte over all rows at once."""
     table, crc = _crc_table(), ~logical.astype(np.uint32)
     for column in np.ascontiguousarray(rows[:, :-1]).view(np.uint8).T.copy():
         crc = table[(crc ^ column) & 0xFF] ^ (crc >> 8)

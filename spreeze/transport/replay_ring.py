@@ -1,9 +1,10 @@
 """The replay ring: its shape, its memory, and the one writer of each shard.
 
-In int64 words: header | sampled | baseline_inserted | (free) | one line per shard | stamps ``[S, blocks, 2]``; then,
-from a page of their own, float32 rows ``[S, stride, W]``; then, for images, from a page of their own, uint8 frames
-``[S, stride, F]``. Package ``transport`` tells the protocol.
+The memory begins with int64 words: header | sampled | baseline_inserted | (free) | one line per shard | stamps
+``[S, blocks, 2]``. Then come, each aligned to a page, float32 rows ``[S, stride, W]`` and, for images, uint8 frames
+``[S, stride, F]``. The package ``transport`` describes the protocol.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -23,7 +24,7 @@ from spreeze.transport.shared_memory import PAGE_BYTES, STRONGLY_ORDERED, Block,
 from spreeze.types import Jsonable, RowLayout
 
 LINE_WORDS = 16
-"""128 bytes: two cache lines, since processors fetch them in pairs."""
+"""128 bytes: two cache lines, because processors fetch them in pairs."""
 FIRST_SHARD_WORD = 4 * LINE_WORDS
 """Where the line of shard 0 starts."""
 _MAGIC = 0x535052494E470A01
@@ -38,7 +39,7 @@ __all__ = ["FrameColumns", "ReplayRing", "RingSpec", "ShardWriter", "pack_rows",
 
 @dataclass(frozen=True)
 class RingSpec(Jsonable):
-    """Shape of a ring: S shards of C rows."""
+    """Shape of a ring."""
 
     layout: RowLayout
     num_shards: int
@@ -95,8 +96,9 @@ class RingSpec(Jsonable):
     def header(self) -> list[int]:
         return [_MAGIC, _VERSION, self.schema_hash, self.rows_per_shard, self.num_shards, self.layout.width]
 
+
 class ReplayRing:
-    """Typed view of the memory; made by the supervisor, attached by descriptor in the children."""
+    """Typed view of the memory, created by the supervisor and attached by descriptor in the workers."""
 
     def __init__(self, spec: RingSpec, block: Block, locked: bool | None) -> None:
         self.spec = spec
@@ -122,7 +124,7 @@ class ReplayRing:
 
     @classmethod
     def create(cls, spec: RingSpec, *, locked: bool | None = None) -> ReplayRing:
-        """Allocates an empty ring; ``locked`` forces the locks on or off (None: as the processor needs).
+        """Allocates an empty ring; ``locked`` forces the locks on or off (None: on if the processor needs them).
 
         Raises:
             ResourceError: not enough memory.
@@ -135,7 +137,7 @@ class ReplayRing:
 
     @classmethod
     def attach(cls, fd: int, spec: RingSpec, *, locked: bool | None = None) -> ReplayRing:
-        """Attaches to an inherited descriptor; a TransportError if it is another ring's."""
+        """Attaches to an inherited descriptor; a TransportError if it belongs to another ring."""
         ring = cls(spec, attach(fd, spec.size_bytes), locked)
         found, expected = ring.words[:6].tolist(), spec.header()
         if found != expected:
@@ -152,7 +154,7 @@ class ReplayRing:
         return FIRST_SHARD_WORD + shard * LINE_WORDS + field
 
     def total_committed(self) -> int:
-        """Rows inserted since the ring exists, all shards; also the clock of transition age."""
+        """Rows inserted so far into all shards; also the clock of transition age."""
         words = self.words
         return sum([words[index] for index in self._committed_words])
 
@@ -176,17 +178,14 @@ class ReplayRing:
         return self.words[_BASELINE]
 
     def begin_learning(self) -> None:
-        """Starts the count of the limiter here and now, at the first update and after every restart."""
+        """Starts the rate limiter's count; called at the first update and after every restart."""
         self.words[_SAMPLED] = 0
         self.words[_BASELINE] = self.total_committed()
 
     def takeover(self, shard: int, pid: int) -> int:
-        """Gives a shard to a new owner; call it only when the old one is dead and waited for.
+        """Gives a shard to a new owner and returns its new epoch; the old owner must be dead and reaped.
 
-        ``reserved`` stays as the dead writer left it: what it announced may be half overwritten.
-
-        Returns:
-            The shard's new epoch.
+        ``reserved`` stays as the dead writer left it: the rows that it announced may be half overwritten.
         """
         epoch = self.words[self.word(shard, _EPOCH)] + 1
         self.words[self.word(shard, _OWNER_PID)] = pid
@@ -194,11 +193,11 @@ class ReplayRing:
         return epoch
 
     def owner_pid(self, shard: int) -> int:
-        """Process that writes a shard; 0 if nobody did yet."""
+        """Process that writes a shard; 0 if none has yet."""
         return self.words[self.word(shard, _OWNER_PID)]
 
     def lock(self, first: int, last: int) -> None:
-        """Waits for the locks of shards ``first..last`` against other processes; the kernel frees them on death."""
+        """Waits for the locks of shards ``first..last``; the kernel frees them when this process dies."""
         if sys.platform == "win32":
             raise TransportError(f"processor {platform.machine()} needs file locks, which Windows lacks: use x86-64")
         import fcntl
@@ -206,14 +205,13 @@ class ReplayRing:
         fcntl.lockf(self.fd, fcntl.LOCK_EX, last - first + 1, first)
 
     def unlock(self, first: int, last: int) -> None:
-        """Gives back what ``lock`` took."""
         import fcntl
 
         fcntl.lockf(self.fd, fcntl.LOCK_UN, last - first + 1, first)
 
     @contextlib.contextmanager
     def shard_locks(self, first: int, last: int) -> Iterator[None]:
-        """Holds the locks of shards ``first..last`` in a ring that needs them; nothing in others."""
+        """Holds the locks of shards ``first..last`` in a ring that needs locks; does nothing in others."""
         if not self.locked:
             yield
             return
@@ -224,7 +222,7 @@ class ReplayRing:
             self.unlock(first, last)
 
     def close(self) -> None:
-        """Drops the views and closes the descriptor; writers and readers of it must not be used any more."""
+        """Drops the views and closes the descriptor; its writers and readers must not be used any more."""
         if self.block.fd < 0:
             return
         del self.rows, self.frames, self.stamps, self.reserved, self.committed
@@ -234,15 +232,12 @@ class ReplayRing:
 
 
 def row_checksum(row: np.ndarray, frame: np.ndarray, logical: int) -> int:
-    """CRC-32 of a checked row ([W] float32) without its last column and of its frame ([F] uint8, F may be 0).
-
-    The logical index is mixed in.
-    """
+    """CRC-32 of a row [W] float32 without its last column, its frame [F] uint8 (F may be 0) and its logical index."""
     return zlib.crc32(row[:-1].data, zlib.crc32(frame.data, logical & 0xFFFFFFFF))
 
 
 class ShardWriter:
-    """Writes rows into one shard, over its oldest ones; there is one writer per shard at any time."""
+    """Writes rows into one shard, over its oldest ones; a shard has one writer at any time."""
 
     has_room = True
 
@@ -259,7 +254,7 @@ class ShardWriter:
         self._obs, self._action = rows[:, layout.obs], rows[:, layout.action]
         self._reward, self._terminated = rows[:, layout.reward], rows[:, layout.terminated]
         self._next_obs = rows[:, layout.next_obs]
-        # One float at a time is faster through a memoryview; it takes a flat, contiguous piece of the memory.
+        # Storing single floats is faster through a memoryview, which needs a flat, contiguous piece of the memory.
         self._values = rows.reshape(-1).data
         self._first_reward, self._width = layout.reward, layout.width
         self._num_steps = None if layout.num_steps is None else rows[:, layout.num_steps]
@@ -278,14 +273,13 @@ class ShardWriter:
 
     @property
     def next_logical(self) -> int:
-        """Logical index of the row that is written next."""
         return self._committed
 
     def counts(self) -> ReplayCounts:
         return ReplayCounts(self.ring.total_committed(), self._words[_BASELINE], self._words[_SAMPLED])
 
     def close(self) -> None:
-        """Closes the ring, which its process has for this writer alone."""
+        """Closes the ring, which its process opened for this writer alone."""
         self.ring.close()
 
     def write(
@@ -294,12 +288,11 @@ class ShardWriter:
     ) -> None:
         """Appends N transitions; the arguments are cast to float32.
 
-        Args: ``obs`` and ``next_obs`` [N, O], ``action`` [N, A] in [-1, 1], ``reward`` [N], ``terminated`` [N] with 1
-        where the MDP ended, ``num_steps`` [N] only in rings with n-step returns or images, ``version`` of the policy,
-        ``frames`` only in rings of images.
+        ``obs`` and ``next_obs`` are [N, O], ``action`` [N, A] in [-1, 1], ``reward`` [N], ``terminated`` [N] with 1
+        where the MDP ended. ``num_steps`` [N] is only for rings with n-step returns or images, ``frames`` for images.
 
         Raises:
-            ValueError: a shape that does not fit; nothing was published.
+            ValueError: a shape does not fit; nothing was published.
         """
         count = len(reward)
         position = self._position
@@ -311,9 +304,9 @@ class ShardWriter:
             self.ring.lock(self.shard, self.shard)
         try:
             end = self._committed + count
-            if end > self._reserved:  # intent first; never lowered: a dead predecessor may have announced more
+            if end > self._reserved:  # announced first; never lowered, as a dead predecessor may have announced more
                 self._words[self._reserved_word] = self._reserved = end
-            if count == 1:  # the same as below, in fewer and cheaper NumPy calls
+            if count == 1:  # as below, with fewer and cheaper NumPy calls
                 self._obs[position], self._action[position] = obs, action
                 self._next_obs[position] = next_obs
                 reward_at = self._first_reward + position * self._width
@@ -332,7 +325,7 @@ class ShardWriter:
                 self._stamp(position, stop, version)
             if self._checksum is not None:
                 self._seal(position, stop)
-            self._words[self._committed_word] = self._committed = end  # publication last
+            self._words[self._committed_word] = self._committed = end  # published last
         finally:
             if self._locked:
                 self.ring.unlock(self.shard, self.shard)
@@ -353,7 +346,7 @@ class ShardWriter:
             self._checksum[row] = row_checksum(self._rows[row], self._frames[row], row + shift)
 
     def _stamp(self, position: int, stop: int, version: int) -> None:
-        """Stamps the blocks that begin in [position, stop): clock, policy version."""
+        """Stamps the blocks that begin in [position, stop) with clock and policy version."""
         clock = self.ring.total_committed()
         while self._stamp_position < stop:
             stamp = self._stamps[self._stamp_position // self._block_rows]
@@ -365,7 +358,7 @@ class ShardWriter:
         self, obs: Any, action: Any, reward: Any, terminated: Any, next_obs: Any, num_steps: Any, version: int,
         frames: FrameColumns | None,
     ) -> None:
-        """Splits a write at the end of the shard and where it is longer than half a shard."""
+        """Splits a write at the end of the shard and into parts of at most half a shard."""
         start, count = 0, len(reward)
         while start < count:
             stop = min(count, start + self._max_rows, start + self._capacity - self._position)
@@ -384,10 +377,10 @@ def pack_rows(
     layout: RowLayout, obs: Any, action: Any, reward: Any, terminated: Any, next_obs: Any, num_steps: Any,
     frames: FrameColumns | None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Whole rows [N, W] float32 and their frames [N, F] uint8 of what ``ShardWriter.write`` takes.
+    """Packs the arguments of ``ShardWriter.write`` into rows [N, W] float32 and their frames [N, F] uint8.
 
     Raises:
-        ValueError: a shape that does not fit.
+        ValueError: a shape does not fit.
     """
     rows = np.zeros((len(reward), layout.width), np.float32)
     images = np.zeros((len(reward), layout.frame_bytes), np.uint8)
@@ -405,7 +398,7 @@ def pack_rows(
 
 
 def write_rows(sink: TransitionSink, rows: np.ndarray, version: int, frames: np.ndarray | None = None) -> None:
-    """Writes packed rows [N, W] float32, and of images their ``frames`` [N, F] uint8."""
+    """Writes packed rows [N, W] float32 and, for images, their ``frames`` [N, F] uint8."""
     layout = sink.layout
     batch = layout.split(rows, 1.0)
     steps = None if layout.num_steps is None else rows[:, layout.num_steps]

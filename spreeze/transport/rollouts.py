@@ -1,20 +1,21 @@
-"""Rollouts in N slots of shared memory, the mailbox for their actions, and what a successor or a resume goes on from.
+"""Rollouts in N slots of shared memory, the mailbox for their actions, and the state for restarts and resumes.
 
 Samplers fill rollout j of T steps in slot j mod N, each environment its own column. ``steps`` counts the rows of each
-environment since the run began and is stored last: whatever is behind it is whole, whoever is killed.
+environment since the run began and is stored last: the rows that it counts are complete, whichever process is killed.
 
 *Paced* (HTS-RL, arXiv 2012.09849, section 3; N = 2, K = 1): all environments collect the same rollout, number
-``interval``, while the learner reads the one before it in place. The learner alone raises ``interval``, when that
-rollout is full and the one before it is used up.
+``interval``, while the learner reads the previous one in place. Only the learner raises ``interval``, when that rollout
+is full and the previous one is used up.
 
 *Free running* (the circular buffer of IMPACT, arXiv 1912.00167, section 3.2): each sampler goes on to its next rollout
-at once, over the oldest one, and ``RolloutReader`` takes copies, each rollout up to K times. Rollout j is whole once
-``steps`` has come to (j + 1) T, and untouched until it comes to (j + N) T: this counter is also the announcement of
-what is overwritten next, so a reader that looks again after its copy knows. N - 1 rollouts of a sampler can be read.
+at once, over the oldest one, and ``RolloutReader`` takes copies, each rollout up to K times. Rollout j is complete once
+``steps`` has reached (j + 1) T, and untouched until it reaches (j + N) T: the counter also announces what is
+overwritten next, so a reader checks it again after its copy. N - 1 rollouts of a sampler can be read.
 
-For replay the actions of each environment's current episode are kept. An episode's begin is announced
-(``next_*``) before the row that ends the one before it is committed, so that one store decides.
+The actions of each environment's current episode are kept, so that it can be replayed. The start of an episode is
+announced (``next_*``) before the row that ends the previous one is committed, so that one store decides.
 """
+
 from __future__ import annotations
 
 import enum
@@ -32,15 +33,15 @@ from spreeze.transport.weights import VersionedParameters
 from spreeze.types import EnvSpec, Jsonable, RolloutBatch
 
 MAX_LOGGED_STEPS = 32_768
-"""Actions of one episode that are kept; a longer episode cannot be replayed."""
+"""Actions kept of one episode; a longer episode cannot be replayed."""
 _MARKS = 2
-"""A learner that is killed while it marks rollout j + 1 leaves the mark of j whole."""
+"""Two, so that a learner killed while it marks rollout j + 1 leaves the mark of j intact."""
 _USES_BASE = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutSpec(Jsonable):
-    """Sizes of the slots, and how they are used."""
+    """Sizes and use of the slots."""
 
     sync_interval: int
     """T: env steps of each environment between two swaps."""
@@ -58,7 +59,7 @@ class RolloutSpec(Jsonable):
     max_uses: int = 1
     """K: times that ``RolloutReader`` gives a rollout."""
     free_running: bool = False
-    """True where samplers wait for nobody; else the learner paces them."""
+    """True if samplers never wait; otherwise the learner paces them."""
 
     def __post_init__(self) -> None:
         if self.num_slots < 2 or not 1 <= self.max_uses < _USES_BASE:
@@ -92,7 +93,6 @@ class RolloutSpec(Jsonable):
         return "uint8" if self.images else "float32"
 
     def fields(self) -> tuple[ArraySpec, ...]:
-        """The arrays of the block."""
         count, slots = self.num_envs, (self.num_slots, self.sync_interval, self.num_envs)
         log, obs = (count, self.log_steps, self.action_dim), (*slots, *self.obs_shape)
         return (
@@ -144,7 +144,7 @@ class Rollouts:
 
     @property
     def interval(self) -> int:
-        """j: the rollout that is being collected where the learner paces it."""
+        """j: the rollout that is being collected, if the learner paces it."""
         return int(self._interval[0])
 
     @property
@@ -155,21 +155,21 @@ class Rollouts:
         return is_full
 
     def episode_of(self, envs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Of each environment's current episode the step at which it began and its number, [n] each."""
+        """The first step and the number of each environment's current episode, [n] each."""
         fields = self.fields
-        next_start = fields["next_start"][envs]  # once: a sampler may be about to change it
+        next_start = fields["next_start"][envs]  # read once: a sampler may change it
         begun = next_start <= self.steps[envs]
         start = np.where(begun, next_start, fields["start"][envs])
         return start, np.where(begun, fields["next_episode"][envs], fields["episode"][envs])
 
     def played(self, env: int) -> np.ndarray | None:
-        """The actions [n, A] of an environment's current episode; None where they are too many to be kept."""
+        """The actions [n, A] of an environment's current episode; None if there were too many to keep."""
         start, _ = self.episode_of(np.array([env]))
         count = int(self.steps[env]) - int(start[0])
         return None if count > self.spec.log_steps else self.fields["log"][env, :count].copy()
 
     def last_obs(self, env: int) -> np.ndarray | None:
-        """The observation that an environment's last row led to; None before its first row."""
+        """``next_obs`` of an environment's last row; None before its first row."""
         last = int(self.steps[env]) - 1
         if last < 0:
             return None
@@ -188,7 +188,7 @@ class Rollouts:
         return versions
 
     def mark(self) -> None:
-        """Keeps where every episode stands for the swap that follows; the rollout must be full."""
+        """Saves the state of every episode for the following swap; the rollout must be full."""
         fields, mark = self.fields, (self.interval + 1) % _MARKS
         start, episode = self.episode_of(np.arange(self.spec.num_envs))
         for env, count in enumerate(np.minimum(self.steps - start, self.spec.log_steps).tolist()):
@@ -196,7 +196,7 @@ class Rollouts:
         fields["marked_start"][mark], fields["marked_episode"][mark] = start, episode
 
     def swap(self) -> None:
-        """The next rollout begins, over the oldest one."""
+        """Begins the next rollout, over the oldest one."""
         self.fields.in_order()
         self._interval[0] += 1
 
@@ -208,9 +208,9 @@ class Rollouts:
         return digest.hexdigest()
 
     def state_arrays(self, *, with_batch: bool) -> dict[str, np.ndarray]:
-        """Copies of what a resume needs to begin this rollout again: episodes, and the rollout to learn from.
+        """Copies of the state from which a resume restarts this rollout.
 
-        Args: ``with_batch`` where the last rollout has not been learned from yet.
+        ``with_batch`` adds the previous rollout, which has not been learned from yet.
         """
         fields, mark = self.fields, self.interval % _MARKS
         start, episode = fields["marked_start"][mark], fields["marked_episode"][mark]
@@ -223,7 +223,7 @@ class Rollouts:
         return {name: array.copy() for name, array in arrays.items()}
 
     def restore(self, arrays: dict[str, np.ndarray], rollout: int) -> None:
-        """Takes over what ``state_arrays`` gave at the beginning of that rollout; nobody else may be there yet.
+        """Restores the result of ``state_arrays`` at the start of ``rollout``, before any worker is attached.
 
         Raises:
             CheckpointError: it was saved with other sizes.
@@ -252,11 +252,9 @@ class Rollouts:
         self._interval[0] = rollout
 
     def sink(self, first: int, count: int) -> RolloutSink:
-        """For the sampler of environments ``first`` to ``first + count - 1``."""
         return RolloutWriter(self, first, count)
 
     def source(self, envs_per_writer: int) -> RolloutSource:
-        """For the learner of samplers with so many environments each."""
         return RolloutReader(self, envs_per_writer)
 
     def close(self) -> None:
@@ -265,11 +263,11 @@ class Rollouts:
 
 
 _TO_COME = 2**62
-"""An env step that no environment ever takes."""
+"""An env step that no environment ever reaches."""
 
 
 class RolloutWriter:
-    """A ``RolloutSink`` for environments ``first`` to ``first + count - 1`` of all, here by their index from 0."""
+    """A ``RolloutSink`` for environments ``first`` to ``first + count - 1``, indexed from 0 here."""
 
     def __init__(self, rollouts: Rollouts, first: int, count: int) -> None:
         self._rollouts, self._first, self._count = rollouts, first, count
@@ -281,37 +279,30 @@ class RolloutWriter:
         self._free_running = spec.free_running
         start, episode = rollouts.episode_of(np.arange(first, first + count))
         self.steps: list[int] = rollouts.steps[self._mine].tolist()
-        """Env steps of each since the run began."""
         self.episode: list[int] = episode.tolist()
-        """Number of each one's current episode."""
         self._start: list[int] = start.tolist()
 
     @property
     def _end(self) -> int:
-        """Env steps that each may take now; where nobody paces, no environment gets a rollout ahead of the others."""
+        """Env steps that each may reach now; if free running, no environment gets a rollout ahead of the others."""
         rollout = min(self.steps) // self._rollout_steps if self._free_running else self._rollouts.interval
         return self._rollout_steps * (rollout + 1)
 
     def open(self, *, step_synchronous: bool = False) -> list[int]:
-        """Indices of those that may take a step: their rollout is not full.
-
-        Args: ``step_synchronous`` where also those of other samplers are waited for after each step.
-        """
+        """Indices of those that may take a step; ``step_synchronous``: none gets a step ahead of any environment."""
         end = self._end
         if step_synchronous:
             end = min(end, int(self._steps.min()) + 1)
         return [index for index, steps in enumerate(self.steps) if steps < end]
 
     def question(self, index: int) -> int:
-        """Number of the question about its next action: a new one after each step and each abandoned episode."""
         return self.steps[index] + self.episode[index] + 1
 
     def rows(self, indices: Sequence[int]) -> slice | np.ndarray:
-        """Picks ``indices`` of an array over these environments; all of them as a slice, which takes less time."""
+        """An index that selects ``indices`` from an array over these environments; a slice for all, which is faster."""
         return slice(0, self._count) if len(indices) == self._count else np.array(indices)
 
     def commit(self, indices: Sequence[int], rows: StepRows) -> None:
-        """Stores one env step of each of ``indices`` [n], ascending."""
         steps, start, action = self.steps, self._start, rows.action
         envs, place = self._place(indices)
         for array, values in zip(self._sides, rows, strict=True):
@@ -333,7 +324,7 @@ class RolloutWriter:
             self.episode[index] += 1
 
     def _place(self, indices: Sequence[int]) -> tuple[slice | np.ndarray, tuple[Any, ...]]:
-        """The environments' numbers, and where their next rows go."""
+        """The environments' numbers, and the place of their next rows."""
         first_step = self.steps[indices[0]]
         if len(indices) == self._count == self.steps.count(first_step):
             rollout, at = divmod(first_step, self._rollout_steps)
@@ -343,7 +334,7 @@ class RolloutWriter:
         return envs, (rollouts % self._slots, ats, envs)
 
     def _announce(self, index: int) -> None:
-        """An episode will begin after the step at hand: in force as soon as ``steps`` has come to it."""
+        """Announces that an episode begins after the current step; takes effect once ``steps`` has reached it."""
         fields, env = self._rollouts.fields, self._first + index
         fields["start"][env], fields["episode"][env] = self._start[index], self.episode[index]
         fields.in_order()
@@ -351,16 +342,16 @@ class RolloutWriter:
         fields["next_episode"][env] = self.episode[index] + 1
 
     def abandon(self, index: int) -> None:
-        """Gives the current episode up after its last row, which becomes its truncated end; the next one begins.
+        """Truncates the current episode after its last row and begins the next one.
 
-        A row of an earlier rollout stays as it is: nothing is summed over a rollout's end, and it may be in use.
+        A row of an earlier rollout stays unchanged: it may be in use, and nothing is summed over a rollout's end.
         """
         fields, env, steps, start = self._rollouts.fields, self._first + index, self.steps[index], self._start[index]
         rollout, at = divmod(steps, self._rollout_steps)
         if start < steps and at > 0:
-            # First: whoever is killed after it comes to the same error, or goes on with a row cut without need.
+            # First: if killed after this, the successor meets the same error or goes on after a needless truncation.
             fields["truncated"][rollout % self._slots, at - 1, env] = True
-        # All the time either pair of start and number is in force and whole: ``start`` while ``next_start`` is to come.
+        # One pair of start and number is always valid: ``start`` and ``episode`` while ``next_start`` is in the future.
         fields["start"][env], fields["episode"][env] = start, self.episode[index]
         fields.in_order()
         fields["next_start"][env] = _TO_COME
@@ -373,7 +364,6 @@ class RolloutWriter:
 
     @property
     def filled(self) -> bool:
-        """True when the last step completed a rollout of all these environments."""
         least = min(self.steps)
         if self._free_running:
             return 0 < least == max(self.steps) and least % self._rollout_steps == 0
@@ -381,7 +371,6 @@ class RolloutWriter:
 
     @property
     def last_of_step(self) -> bool:
-        """True where all environments have come as far as these: who was ahead may go on."""
         return int(self._steps.min()) >= max(self.steps)
 
     def close(self) -> None:
@@ -389,14 +378,12 @@ class RolloutWriter:
 
 
 class SlotState(enum.Enum):
-    """What may be done with a rollout."""
-
     FREE = "free"
-    """Nothing: it has not begun, is overwritten, or was used K times."""
+    """It has not begun, is overwritten, or was used K times."""
     FILLING = "filling"
-    """Its sampler writes it."""
+    """Its sampler is writing it."""
     FULL = "full"
-    """It is whole and was not used."""
+    """It is complete and unused."""
     IN_USE = "in use"
     """It was used, and may be used again."""
 
@@ -404,15 +391,10 @@ class SlotState(enum.Enum):
 class RolloutReader:
     """A ``RolloutSource`` that gives copies, each rollout at most K times; the only reader of its memory.
 
-    Uses are counted in shared memory before a copy is made: a reader that is killed loses a use and never adds one.
+    Uses are counted in shared memory before a copy is made: a killed reader may lose a use but never adds one.
     """
 
     def __init__(self, rollouts: Rollouts, envs_per_writer: int) -> None:
-        """Args: ``envs_per_writer`` (M) is how many of all environments each sampler has.
-
-        Raises:
-            ConfigError: the environments cannot be divided like that.
-        """
         spec = rollouts.spec
         if envs_per_writer < 1 or spec.num_envs % envs_per_writer:
             raise ConfigError(f"{spec.num_envs} environments are not samplers of {envs_per_writer} each")
@@ -420,7 +402,6 @@ class RolloutReader:
         self._columns = [slice(first, first + envs_per_writer) for first in range(0, spec.num_envs, envs_per_writer)]
 
     def state(self, writer: int, rollout: int) -> SlotState:
-        """State of rollout j of a sampler."""
         current = self._current(writer)
         if rollout >= current:
             return SlotState.FILLING if rollout == current else SlotState.FREE
@@ -431,11 +412,9 @@ class RolloutReader:
 
     @property
     def uses_left(self) -> int:
-        """How often ``take`` would succeed now if nobody wrote."""
         return sum([self._rollouts.spec.max_uses - uses for uses, *_ in self._usable()])
 
     def take(self) -> TakenRollout | None:
-        """The rollout that was used least, among these the oldest; None while there is none."""
         spec, fields = self._rollouts.spec, self._rollouts.fields
         for _ in range(len(self._columns) * spec.num_slots):
             usable = self._usable()
@@ -465,27 +444,27 @@ class RolloutReader:
         return found
 
     def _current(self, writer: int) -> int:
-        """The rollout that a sampler fills; all before it are or were whole."""
+        """The rollout that a sampler is filling; all before it are complete or overwritten."""
         steps = int(self._rollouts.steps[self._columns[writer]].min())
         self._rollouts.fields.in_order()
         return steps // self._rollouts.spec.sync_interval
 
     def _is_overwritten(self, writer: int, rollout: int) -> bool:
-        """Whether its sampler may have begun the rollout that has its place."""
+        """Whether its sampler may have begun the next rollout in the same slot."""
         spec = self._rollouts.spec
         if not spec.free_running:
             return self._rollouts.interval >= rollout + spec.num_slots
         return int(self._rollouts.steps[self._columns[writer]].max()) >= (rollout + spec.num_slots) * spec.sync_interval
 
     def _used(self, writer: int, rollout: int) -> int:
-        """Uses of a rollout so far; what the slot says of another rollout is none of this one."""
+        """Uses of a rollout so far; a count that the slot holds of another rollout is ignored."""
         slot = rollout % self._rollouts.spec.num_slots
         of, uses = divmod(int(self._rollouts.fields["uses"][slot, self._columns[writer].start]), _USES_BASE)
         return uses if of == rollout else 0
 
 
 class Answers(NamedTuple):
-    """What inference workers answered about some environments."""
+    """Answers of inference workers for some environments."""
 
     action: np.ndarray  # [n, A]
     log_prob: np.ndarray  # [n]
@@ -497,11 +476,11 @@ class Answers(NamedTuple):
 
 
 class InferenceMailbox:
-    """State buffer and action buffer between rollout samplers and inference workers: one slot an environment.
+    """State and action buffers between rollout samplers and inference workers, one slot per environment.
 
     A sampler writes observation and noise and then the question's number; an inference worker writes the answer and
-    then the same number into ``answered`` (HTS-RL, section 3). Whoever is killed in between leaves a question without
-    an answer, which the next one answers alike.
+    then the same number into ``answered`` (HTS-RL, section 3). If one is killed in between, the question stays open and
+    the restarted worker gives the same answer.
     """
 
     def __init__(self, fields: SharedArrays) -> None:
@@ -535,18 +514,18 @@ class InferenceMailbox:
         return self._fields.block.fd
 
     def ask(self, envs: np.ndarray, obs: np.ndarray, noise: np.ndarray, numbers: np.ndarray) -> None:
-        """Asks about ``envs`` [n]; ``numbers`` [n], from 1 on, all different, come from ``RolloutWriter.question``."""
+        """Asks about ``envs`` [n]; the ``numbers`` [n] come from ``RolloutWriter.question``, all different."""
         self.obs[envs] = obs
         self.noise[envs] = noise
         self._fields.in_order()
         self.asked[envs] = numbers
 
     def pending(self, envs: slice) -> np.ndarray:
-        """Those of ``envs`` (with a start) whose question nobody has answered."""
+        """Those of ``envs`` (a slice with a start) with an unanswered question."""
         waiting = np.flatnonzero(self.asked[envs] != self.answered[envs])
         self._fields.in_order()
-        found: np.ndarray = waiting * (envs.step or 1) + envs.start
-        return found
+        pending: np.ndarray = waiting * (envs.step or 1) + envs.start
+        return pending
 
     def answer(self, envs: np.ndarray, answers: Answers) -> None:
         """Answers the questions of ``envs`` [n]; only their inference worker may call this."""
@@ -568,7 +547,7 @@ class InferenceMailbox:
 
 
 ROLLOUTS, LEARNER = "rollouts/", "learner/"
-"""Whose a checkpoint's tensors are."""
+"""Prefixes of the names of a checkpoint's tensors."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -576,18 +555,19 @@ class Handover:
     """Memory of an on-policy run that outlives its learner."""
 
     policies: VersionedParameters
-    """theta(j) and theta(j + 1) as inference workers read them."""
+    """Policies theta(j) and theta(j + 1) for the inference workers."""
     states: VersionedParameters
-    """Everything the learner begins rollout j with, and j + 1."""
+    """The learner's whole state at the start of rollouts j and j + 1."""
 
 
 def put_back(tensors: dict[str, np.ndarray], state: dict[str, Any], rollouts: Rollouts, handover: Handover) -> None:
-    """Puts a checkpoint where samplers and learner go on from, before any of them is there.
+    """Restores a checkpoint into shared memory, before any sampler or learner has started.
 
     Raises:
         CheckpointError: it was saved with other sizes.
-        KeyError: it is no checkpoint of an on-policy run.
+        KeyError: it is not the checkpoint of an on-policy run.
     """
+
     def part(name: str) -> dict[str, np.ndarray]:
         return {key.removeprefix(name): array for key, array in tensors.items() if key.startswith(name)}
 

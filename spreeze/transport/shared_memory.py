@@ -1,8 +1,9 @@
-"""What processes share: memory without a name, and wakeups for who sleeps.
+"""Memory without a name that processes share, and wakeups for sleeping processes.
 
-Nothing has to be unlinked, so nothing can leak, whoever is killed: memory is a sealed memfd on Linux, elsewhere a
-temporary file that is unlinked at once. A child gets the descriptor by inheritance.
+Nothing has to be unlinked, so nothing can leak, whichever process is killed: memory is a sealed memfd on Linux,
+elsewhere a temporary file that is unlinked at once. A child inherits the descriptor.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -34,7 +35,7 @@ _CGROUP_FILES = (
 
 
 class Block:
-    """A mapped piece of shared memory and the descriptor behind it."""
+    """Mapped shared memory and its descriptor."""
 
     def __init__(self, fd: int, size_bytes: int) -> None:
         self.fd = fd
@@ -43,7 +44,7 @@ class Block:
         self.view = memoryview(self._map)
 
     def close(self) -> None:
-        """Closes mapping and descriptor; arrays that still look into the block keep the mapping alive."""
+        """Closes mapping and descriptor; arrays that still view the block keep the mapping alive."""
         if self.fd < 0:
             return
         with contextlib.suppress(BufferError):
@@ -54,7 +55,7 @@ class Block:
 
 
 def allocate(name: str, size_bytes: int) -> Block:
-    """Allocates zeroed shared memory in whole pages, all of it now, so that no later write can fail.
+    """Allocates zeroed shared memory, all its pages at once, so that no later write can fail.
 
     Raises:
         ResourceError: less memory is available.
@@ -71,11 +72,7 @@ def allocate(name: str, size_bytes: int) -> Block:
 
 
 def check_room(name: str, size_bytes: int) -> int:
-    """Returns the available bytes.
-
-    Raises:
-        ResourceError: a block of that size could not be had.
-    """
+    """Returns the available bytes; a ResourceError if they are less than ``size_bytes``."""
     available = available_bytes()
     if size_bytes > available:
         raise ResourceError(_no_room(name, size_bytes, available))
@@ -101,7 +98,7 @@ def nameless_file(name: str) -> int:
 
 
 def _reserve(fd: int, size_bytes: int) -> None:
-    """Takes the pages now: ``ftruncate`` alone succeeds on a full tmpfs and the first touch is a SIGBUS."""
+    """Allocates the pages now: ``ftruncate`` alone succeeds on a full tmpfs, and the first access is a SIGBUS."""
     if sys.platform == "linux":
         import fcntl
 
@@ -115,7 +112,7 @@ def attach(fd: int, size_bytes: int) -> Block:
     """Maps an inherited descriptor; the block owns the descriptor from now on.
 
     Raises:
-        TransportError: no such descriptor, or it is smaller than asked.
+        TransportError: no such descriptor, or it is too small.
     """
     try:
         real = os.fstat(fd).st_size
@@ -127,7 +124,7 @@ def attach(fd: int, size_bytes: int) -> Block:
 
 
 def available_bytes() -> int:
-    """Memory that can be had without swapping: of the machine, and of the control group if it is tighter."""
+    """Memory available without swapping, by the machine and, if tighter, the control group."""
     available = int(psutil.virtual_memory().available)
     for limit_file, used_file, stat_file in _CGROUP_FILES:
         limit, used = _number(limit_file), _number(used_file)
@@ -137,7 +134,7 @@ def available_bytes() -> int:
 
 
 def _number(path: str) -> int | None:
-    """The number in a file, or None (no such file, or the word ``max``: no limit)."""
+    """The number in a file; None if there is no such file, or the word ``max`` (no limit)."""
     try:
         return int(Path(path).read_text(encoding="ascii"))
     except (OSError, ValueError):
@@ -158,7 +155,7 @@ def _reclaimable_bytes(stat_file: str) -> int:
 
 _LINE_BYTES = 64
 STRONGLY_ORDERED = platform.machine().lower() in ("x86_64", "amd64")
-"""True where stores and loads of one process are seen in program order by the others."""
+"""True if other processes see the stores and loads of a process in program order."""
 
 
 class ArraySpec(NamedTuple):
@@ -176,7 +173,7 @@ class ArraySpec(NamedTuple):
 
 
 class SharedArrays:
-    """A block as named arrays, zero at first; every process that attaches sees the same."""
+    """A block as named arrays, initially zero, shared by all processes that attach."""
 
     def __init__(self, block: Block, fields: tuple[ArraySpec, ...]) -> None:
         self.block = block
@@ -199,7 +196,7 @@ class SharedArrays:
 
     @classmethod
     def attach(cls, fd: int, fields: tuple[ArraySpec, ...]) -> SharedArrays:
-        """Attaches to an inherited descriptor; a TransportError if it is no block of these fields."""
+        """Attaches to an inherited descriptor; a TransportError if it does not hold these fields."""
         block = attach(fd, cls.size_bytes(fields))
         found, wanted = int(np.frombuffer(block.view, np.int64, 1)[0]), cls.size_bytes(fields)
         if found != wanted:
@@ -211,10 +208,10 @@ class SharedArrays:
         return self._arrays[name]
 
     def in_order(self) -> None:
-        """What was stored or loaded before is so for everybody who sees what comes after.
+        """A memory barrier: a process that sees a later store also sees all earlier ones.
 
-        Free on x86-64. Elsewhere writer and reader pass through one lock of the operating system, which the
-        kernel releases when its holder dies: who has seen the counter takes it after the writer gave it back.
+        Free on x86-64. Elsewhere writer and reader take and release one lock of the operating system, which the kernel
+        releases when its holder dies: a reader that has seen the counter takes it after the writer released it.
         """
         if STRONGLY_ORDERED:
             return
@@ -230,15 +227,15 @@ class SharedArrays:
 
 
 _ONE = (1).to_bytes(8, sys.byteorder)
-"""What an eventfd is told; a pipe takes any bytes."""
+"""The increment of an eventfd; a pipe takes any bytes."""
 
 
 class Wakeup:
-    """How others wake one sleeper: an eventfd on Linux, a pipe elsewhere. Notifying never waits.
+    """Lets other processes wake one sleeper: an eventfd on Linux, a pipe elsewhere. Notifying never waits.
 
-    Counters in shared memory are the truth, a wakeup only a hint. The waker stores first and notifies then; the sleeper
-    looks at the counters after it has cleared its wakeup, so none is lost. A waker that is killed between the two costs
-    its sleeper one timeout.
+    A wakeup is only a hint, the counters in shared memory are the truth. The waker stores first, then notifies; the
+    sleeper reads the counters after it has cleared its wakeup, so none is lost. If the waker is killed between the two,
+    the sleeper loses one timeout.
     """
 
     def __init__(self, read_fd: int, write_fd: int) -> None:
@@ -248,7 +245,6 @@ class Wakeup:
 
     @classmethod
     def create(cls) -> Wakeup:
-        """A new one; an OSError if no descriptor is left."""
         if sys.platform == "linux":
             fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
             return cls(fd, fd)
@@ -260,11 +256,11 @@ class Wakeup:
 
     def notify(self) -> None:
         """Wakes the sleeper, now or at its next wait."""
-        with contextlib.suppress(OSError):  # a full pipe has woken it already
+        with contextlib.suppress(OSError):  # a full pipe has already woken it
             os.write(self.fds[1], _ONE)
 
     def wait(self, timeout_s: float) -> bool:
-        """Sleeps until somebody notifies, at most ``timeout_s``; True if somebody did. Clears the wakeup."""
+        """Sleeps until notified, for at most ``timeout_s``, and clears the wakeup; True if it was notified."""
         if not self._poll.poll(max(0.0, 1000.0 * timeout_s)):
             return False
         with contextlib.suppress(OSError):
@@ -279,9 +275,9 @@ class Wakeup:
 
 
 def readable(fds: Iterable[int], timeout_s: float) -> list[int]:
-    """Those of some descriptors that can be read or are closed at the other end; waits for one at most ``timeout_s``.
+    """The descriptors that are readable or closed at the other end; waits for one for at most ``timeout_s``.
 
-    Not ``select.select``, which rejects descriptors above 1,023 however many a process may have.
+    Not by ``select.select``, which rejects descriptors above 1,023.
     """
     poll = select.poll()
     for fd in fds:

@@ -1,7 +1,7 @@
-"""The status table: one small block of shared memory where workers post numbers and read flags.
+"""The status table: a small block of shared memory where workers post numbers and read flags.
 
-Every worker has a row of its own (int64 control words, float64 slots). A row has one writer, every
-value is an aligned 8-byte store, and nothing here can block.
+Every worker has its own row (int64 control words, float64 slots). A row has one writer, every value is an aligned
+8-byte store, and nothing here can block.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from spreeze.transport.shared_memory import Block, allocate, attach
 
 _MAGIC = 0x53505245455A4542
 MOST_GROUPS = 16
-"""Learners with samplers of their own that the header has words for."""
+"""Largest number of groups (a learner with its own samplers) that the header has words for."""
 _GROUP_WORDS = 16
 _HEADER_WORDS = MOST_GROUPS * _GROUP_WORDS
 _CONTROL_WORDS = 16
@@ -24,9 +24,9 @@ _ROW_WORDS = _CONTROL_WORDS + _SLOT_WORDS
 STOP, VISUALIZER_PAUSED, WEIGHTS_HINT, ACTIVE_SAMPLERS, SLOWED_SHARE, FIRST_SAMPLER, SAMPLERS = 2, 3, 4, 5, 6, 7, 8
 """Words of the header. All but the first two belong to a group (see ``StatusTable.group``).
 
-The supervisor writes them, the hint the group's learner. Of the group's ``SAMPLERS`` samplers, counted from
-``FIRST_SAMPLER`` on and round, ``ACTIVE_SAMPLERS`` work all of their time, the next one ``SLOWED_SHARE`` thousandths of
-it, and the others rest.
+The supervisor writes them; only the hint is written by the group's learner. Of the group's ``SAMPLERS`` samplers,
+counted cyclically from ``FIRST_SAMPLER``, ``ACTIVE_SAMPLERS`` work all of the time, the next one works ``SLOWED_SHARE``
+thousandths of it, and the others rest.
 """
 HEARTBEAT, PHASE, PID = 0, 1, 2
 """Control words of a row, written by its worker."""
@@ -37,7 +37,7 @@ def status_table_bytes(num_rows: int) -> int:
 
 
 class StatusTable:
-    """Typed view of the block; the supervisor creates it, children attach by descriptor."""
+    """Typed view of the block, created by the supervisor and attached by descriptor in the workers."""
 
     def __init__(self, block: Block, num_rows: int) -> None:
         words = np.frombuffer(block.view, dtype=np.int64)
@@ -57,7 +57,7 @@ class StatusTable:
 
     @classmethod
     def attach(cls, fd: int, num_rows: int) -> StatusTable:
-        """Attaches to an inherited descriptor; a TransportError if it is no such table."""
+        """Attaches to an inherited descriptor; a TransportError if it is not such a table."""
         status = cls(attach(fd, status_table_bytes(num_rows)), num_rows)
         if int(status.header[0]) != _MAGIC or int(status.header[1]) != num_rows:
             status.close()
@@ -65,7 +65,7 @@ class StatusTable:
         return status
 
     def group(self, group: int) -> np.ndarray:
-        """The header's words of a group, int64; those of group 0 are at the header's beginning."""
+        """The header's int64 words of a group; those of group 0 come first."""
         return self.header[group * _GROUP_WORDS : (group + 1) * _GROUP_WORDS]
 
     def control(self, row: int) -> np.ndarray:

@@ -1,6 +1,6 @@
-"""From env steps to replay rows, at the sampler: n-step returns, and images of which each frame is stored once.
+"""From env steps to replay rows, in the sampler: n-step returns, and images whose frames are stored once.
 
-Rewards are summed before a transition is stored. The row of an env step of images owns the newest frame of its
+Rewards are summed before a transition is stored. With images, the row of an env step owns the newest frame of its
 ``next_obs`` (see ``RowLayout``); the reader follows the rows back for the older ones.
 """
 
@@ -26,11 +26,10 @@ class NStepTransition(NamedTuple):
 
 
 class NStep:
-    """The window of one environment (Sutton and Barto 2018, section 7.1).
+    """The n-step window of one environment (Sutton and Barto 2018, section 7.1).
 
-    In mid-episode each step finishes the transition that began ``n`` steps ago. At the end of an
-    episode, by either cause, the remaining ones are finished early, with the steps they have;
-    nothing ever reaches over the end.
+    Within an episode each step finishes the transition that began ``n`` steps ago. When the episode terminates or is
+    truncated, the remaining ones are finished early with the steps that they have: none reaches past the end.
     """
 
     def __init__(self, n: int, gamma: float) -> None:
@@ -42,7 +41,7 @@ class NStep:
         self, obs: np.ndarray, action: np.ndarray, reward: float, terminated: bool, truncated: bool,
         next_obs: np.ndarray,
     ) -> list[NStepTransition]:
-        """Takes in one env step (arrays are copied); returns the transitions that it finished, oldest first."""
+        """Adds one env step (arrays are copied); returns the transitions that it finished, oldest first."""
         self._window.append((np.array(obs), np.array(action), reward))
         ended = terminated or truncated
         finished = len(self._window) if ended else int(len(self._window) == self.n)
@@ -54,7 +53,7 @@ class NStep:
         return rows
 
     def clear(self) -> None:
-        """Forgets the unfinished transitions (their environment was replaced)."""
+        """Drops the unfinished transitions, when their environment was replaced."""
         self._window.clear()
 
     def _finish(self, count: int, terminated: bool, next_obs: np.ndarray) -> list[NStepTransition]:
@@ -73,20 +72,18 @@ class NStep:
 
 
 class _Entry(NamedTuple):
-    """One row to write."""
-
     frame: np.ndarray  # [F]
     back: int
     age: int
-    transition: NStepTransition | None  # None: a frame that later rows need, nothing to draw
+    transition: NStepTransition | None  # None: only a frame that later rows need
 
 
 class FrameLog:
     """Turns the steps of N environments into rows of one sink.
 
-    The frame of a reset waits for the first step, so that the two are published together. With n-step
-    returns a row holds the transition that ends with its frame; the shorter ones at the end of an
-    episode follow in rows of their own with the same frame.
+    The frame of a reset waits for the first step, so that both are published together. With n-step returns a row holds
+    the transition that ends with its frame; the shorter ones at the end of an episode follow in rows of their own with
+    the same frame.
     """
 
     def __init__(self, sink: TransitionSink, num_envs: int, n_step: int, gamma: float) -> None:
@@ -100,7 +97,7 @@ class FrameLog:
         self._nothing = np.zeros((4 * num_envs, 0), np.float32)
 
     def start(self, index: int, frame: np.ndarray) -> None:
-        """An episode of environment ``index`` begins with ``frame`` [F] uint8 (copied)."""
+        """Begins an episode of environment ``index`` with ``frame`` [F] uint8 (copied)."""
         self._n_steps[index].clear()
         self._first[index] = np.array(frame)
         self._age[index] = 0
@@ -108,10 +105,7 @@ class FrameLog:
     def add(
         self, index: int, action: np.ndarray, reward: float, terminated: bool, truncated: bool, frame: np.ndarray
     ) -> None:
-        """One step of environment ``index``: ``action`` [A], and the ``frame`` [F] that it led to.
-
-        The frame must stay as it is until ``flush``.
-        """
+        """Adds a step of environment ``index`` that led to ``frame`` [F], which must not change until ``flush``."""
         entries = self._entries
         first = self._first[index]
         if first is not None:
@@ -128,7 +122,7 @@ class FrameLog:
             entries.append(_Entry(frame, back, age, finished[place] if finished else None))
 
     def flush(self, version: int) -> None:
-        """Writes all that was added, collected by policy ``version``."""
+        """Writes all steps added, which policy ``version`` collected."""
         entries, layout = self._entries, self._layout
         if not entries:
             return

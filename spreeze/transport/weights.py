@@ -1,12 +1,12 @@
 """Parameters from one learner to any number of readers: files on disk, or slots in shared memory.
 
-The order of versions is (epoch, version): epoch rises whenever a learner starts, version counts its updates.
+Versions are ordered by (epoch, version): epoch rises whenever a learner starts, version counts its updates.
 
-``WeightsStore`` keeps immutable files and an atomically replaced pointer. A reader that doubts anything keeps what it
-has. Nothing is fsynced: these files are replaced many times a minute, and the durable copy is the checkpoint.
+``WeightsStore`` keeps immutable files and an atomically replaced pointer. A reader that meets an inconsistency keeps
+its weights. Nothing is fsynced: these files are replaced many times a minute, and the checkpoint is the durable copy.
 
-``VersionedParameters`` keeps the newest N versions in files that exist in memory only and belong to the supervisor, so
-they outlive every worker. On-policy modes hand policies and the learner's whole state on through two such objects.
+``VersionedParameters`` keeps the newest N versions in memory files that belong to the supervisor, so they outlive every
+worker. On-policy modes pass on policies and the learner's whole state through two such objects.
 """
 
 from __future__ import annotations
@@ -52,12 +52,11 @@ class Weights:
 
     @property
     def order(self) -> tuple[int, int]:
-        """(epoch, version): what versions are compared by."""
         return self.epoch, self.version
 
 
 def schema_of(arrays: Arrays) -> str:
-    """Short hash of names, types and shapes: equal for weights of equal networks."""
+    """Short hash of names, types and shapes."""
     text = ";".join(f"{name} {array.dtype.name} {array.shape}" for name, array in sorted(arrays.items()))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -70,7 +69,7 @@ def _check_finite(arrays: Arrays, where: str) -> None:
 
 
 def _checksum(arrays: Arrays, meta_text: str) -> int:
-    """CRC-32 of everything a reader uses; finds every single flipped byte in a file that stands alone."""
+    """CRC-32 of everything that a reader uses."""
     value = zlib.crc32(meta_text.encode())
     for name in sorted(arrays):
         array = arrays[name]
@@ -80,10 +79,10 @@ def _checksum(arrays: Arrays, meta_text: str) -> int:
 
 
 def encode(arrays: Arrays, meta: dict[str, Any], epoch: int, version: int) -> bytes:
-    """The bytes of a weights file: safetensors, all facts about it as JSON in its metadata."""
+    """The bytes of a weights file: safetensors with meta, epoch and version as JSON in its metadata."""
     arrays = {name: np.asarray(array, order="C") for name, array in arrays.items()}
     text = json.dumps({"meta": meta, "epoch": epoch, "version": version}, sort_keys=True)
-    # One entry, because safetensors writes several in any order: equal weights are equal bytes.
+    # One entry, because safetensors writes several in any order, and equal weights must give equal bytes.
     return safetensors_numpy.save(arrays, {"spreeze": f"{_checksum(arrays, text)} {text}"})
 
 
@@ -92,7 +91,7 @@ def decode(data: bytes, path: Path) -> Weights:
 
     Raises:
         WeightsError: the checksum differs, or a value is not finite.
-        ValueError: and others of ``DAMAGE``; these bytes are none of ``encode``.
+        ValueError: or another of ``DAMAGE``; the bytes were not made by ``encode``.
     """
     arrays = safetensors_numpy.load(data)
     header_bytes = int.from_bytes(data[:8], "little")
@@ -106,7 +105,7 @@ def decode(data: bytes, path: Path) -> Weights:
 
 
 DAMAGE = (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, SafetensorError)
-"""What reading arbitrary bytes as a weights file or pointer can raise (UnicodeError and JSON's are ValueErrors)."""
+"""Errors of reading arbitrary bytes as a weights file or pointer (UnicodeError and JSON's are ValueErrors)."""
 
 
 def read_weights(path: Path) -> Weights:
@@ -127,12 +126,12 @@ class WeightsStore:
     def __init__(
         self, directory: Path, *, keep: int = 3, min_age_s: float = 10.0, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Args: ``keep`` newest versions stay, and so does what is younger than ``min_age_s`` seconds."""
+        """The ``keep`` newest versions stay, and all that are younger than ``min_age_s``."""
         self.directory = Path(directory)
         self.keep = max(1, keep)
         self.min_age_s = min_age_s
         self.rejected = 0
-        """Times that ``read_latest`` doubted what it found."""
+        """How often ``read_latest`` met something inconsistent."""
         self._clock = clock
         self._last: tuple[int, int] | None = None
         self._present: deque[tuple[float, str]] | None = None
@@ -161,7 +160,7 @@ class WeightsStore:
         return path
 
     def _published(self) -> tuple[int, int] | None:
-        """What the pointer names, if it can be read."""
+        """The pointer's (epoch, version), if it can be read."""
         try:
             pointer = self._pointer()
             return int(pointer["epoch"]), int(pointer["version"])
@@ -184,7 +183,7 @@ class WeightsStore:
         now = self._clock()
         if self._present is None:
             self._present = deque((now, str(path)) for _, path in self.versions() if str(path) != published)
-            for left in self.directory.glob(f"{files.TEMP_PREFIX}*"):  # of a publisher that was killed
+            for left in self.directory.glob(f"{files.TEMP_PREFIX}*"):  # by a publisher that was killed
                 with contextlib.suppress(OSError):
                     left.unlink()
         self._present.append((now, published))
@@ -194,7 +193,7 @@ class WeightsStore:
                 os.unlink(path)
 
     def read_latest(self, newer_than: tuple[int, int] | None = None) -> Weights | None:
-        """The newest version, or None: nothing there, nothing newer, or doubtful (then ``rejected`` rises)."""
+        """The newest version; None if there is none newer, or if it is inconsistent (then ``rejected`` rises)."""
         try:
             pointer = self._pointer()
             order = (int(pointer["epoch"]), int(pointer["version"]))
@@ -202,7 +201,7 @@ class WeightsStore:
                 return None
             return self._checked(pointer, order)
         except FileNotFoundError:
-            # No pointer yet is no doubt; a pointer to a file that is gone is.
+            # No pointer yet is consistent; a pointer to a missing file is not.
             self.rejected += (self.directory / LATEST).exists()
             return None
         except (*DAMAGE, WeightsError):
@@ -210,7 +209,7 @@ class WeightsStore:
             return None
 
     def _checked(self, pointer: dict[str, Any], order: tuple[int, int]) -> Weights:
-        """The version that a pointer names, if all that is known about it agrees."""
+        """The version that a pointer names, if everything agrees; otherwise one of many errors."""
         match = _NAME.match(pointer["file"])
         if match is None or (int(match[1]), int(match[2])) != order:
             raise WeightsError(f"pointer to {pointer['file']!r} does not fit version {order[0]}-{order[1]}")
@@ -225,7 +224,7 @@ class WeightsStore:
 
 
 class StoredParameters(NamedTuple):
-    """One version, in arrays of the reader's own."""
+    """A copy of one version."""
 
     arrays: Arrays
     meta: dict[str, Any]
@@ -234,21 +233,20 @@ class StoredParameters(NamedTuple):
 
     @property
     def order(self) -> tuple[int, int]:
-        """(epoch, version): what versions are compared by."""
         return self.epoch, self.version
 
 
 _SLOT_HEADER_BYTES = 24
 """Version, epoch, length of the description."""
 _NOTHING = -1
-"""In place of a version while something is being written."""
+"""Stands for the version while a slot is empty or being written."""
 
 
 class VersionedParameters:
-    """Arrays and facts of the newest versions, version v in slot v mod N; one writer, any number of readers.
+    """Arrays and metadata of the newest versions, version v in slot v mod N; one writer, any number of readers.
 
-    A slot begins with its version, stored last by the writer and looked at again by the reader; what a writer that was
-    killed has left unfinished counts as nothing. There are no checksums: nobody else has these files.
+    A slot begins with its version, which the writer stores last and the reader checks again after reading; an
+    unfinished slot of a killed writer counts as empty. There are no checksums: no other process has these files.
     """
 
     def __init__(self, fds: tuple[int, ...]) -> None:
@@ -256,7 +254,6 @@ class VersionedParameters:
 
     @classmethod
     def create(cls, slots: int = 2) -> VersionedParameters:
-        """Empty slots; an OSError if no descriptor is left."""
         fds: list[int] = []
         try:
             fds.extend(nameless_file("spreeze-parameters") for _ in range(slots))
@@ -266,10 +263,10 @@ class VersionedParameters:
         return cls(tuple(fds))
 
     def publish(self, arrays: Arrays, meta: dict[str, Any], epoch: int, version: int) -> None:
-        """Stores a version; nothing if it is there already, for somebody may be reading it.
+        """Stores a version; does nothing if it is already there, since a reader may be using it.
 
         Raises:
-            WeightsError: a newer one is there.
+            WeightsError: a newer version is there.
             OSError: no memory left.
         """
         fd, order = self.fds[version % len(self.fds)], (epoch, version)
@@ -290,7 +287,7 @@ class VersionedParameters:
         _pwrite(fd, _SlotHeader(epoch, version, len(facts)).encoded(), 0)
 
     def read(self, version: int) -> StoredParameters | None:
-        """A version, or None: it is not there (yet), not any more, or being written."""
+        """A version; None if it is not there (any more) or is being written."""
         fd = self.fds[version % len(self.fds)]
         header = _slot_header(fd)
         return self._read(fd, header) if header.version == version else None
@@ -303,7 +300,7 @@ class VersionedParameters:
         return self._read(fd, newest)
 
     def _read(self, fd: int, header: _SlotHeader) -> StoredParameters | None:
-        """What a slot with that header holds, None if the writer has gone on meanwhile."""
+        """The content of a slot with that header; None if it was overwritten meanwhile."""
         facts = _pread(fd, header.facts_bytes, _SLOT_HEADER_BYTES)
         if _slot_header(fd) != header:
             return None
@@ -318,7 +315,6 @@ class VersionedParameters:
         return StoredParameters(arrays, described["meta"], header.epoch, header.version)
 
     def close(self) -> None:
-        """Closes the files; the last one to do so frees them."""
         for fd in self.fds:
             with contextlib.suppress(OSError):
                 os.close(fd)
@@ -353,7 +349,7 @@ def _pwrite(fd: int, data: bytes | memoryview, offset: int) -> None:
 
 
 def _pread(fd: int, size_bytes: int, offset: int) -> bytearray:
-    """That many bytes, or zeros where the file ends."""
+    """That many bytes, zeros after the file's end."""
     data = bytearray(size_bytes)
     view = memoryview(data)
     while view and (count := os.preadv(fd, [view], offset)):
