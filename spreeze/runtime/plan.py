@@ -105,7 +105,7 @@ class RunPlan:
         rows = self.rollout_spec().rows
         if rows % minibatches:
             raise ConfigError(
-                f"an interval has {rows} rows (sync_interval {part.sync_interval} x {self.samplers} samplers x "
+                f"a rollout has {rows} rows (sync_interval {part.sync_interval} x {self.samplers} samplers x "
                 f"{part.envs_per_sampler} environments), which {self.config.run.algo}.minibatches = {minibatches} "
                 "does not divide; change one of them"
             )
