@@ -163,7 +163,7 @@ SPEC = EnvSpec(env_id="Any-v0", import_module=None, obs_dim=3, action_dim=1, act
 
 @pytest.mark.parametrize(("values", "inference_workers", "words"), [
     ({}, 3, "rollout.inference_workers = 3: more than the 2 samplers"),
-    ({"ppo": {"minibatches": 7}}, 1, r"an interval has 1024 rows \(sync_interval 64 x 2 samplers x 8 environments\)"),
+    ({"ppo": {"minibatches": 7}}, 1, r"a rollout has 1024 rows \(sync_interval 64 x 2 samplers x 8 environments\)"),
     ({"learner": {"device": "cpu+cpu"}}, 1, "ppo has one network on one device"),
     ({"learner": {"overlap": True}}, 1, "ppo has one network on one device"),
     ({"learner": {"precision": "bfloat16"}}, 1, "learner.precision = bfloat16: ppo learns in float32"),

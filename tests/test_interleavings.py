@@ -353,7 +353,7 @@ def test_each_update_learns_from_the_policy_of_one_interval_before(spec, tmp_pat
         assert seen[:3] == [{0}, {1}, {2}]
         troupe.run(5, schedule=1)
         troupe.rollouts.versions(4)[2, 1] = 3
-        with pytest.raises(WorkerError, match=r"rows of interval 4 were collected by the policies of \[3, 4\]"):
+        with pytest.raises(WorkerError, match=r"rows of rollout 4 were collected by the policies of \[3, 4\]"):
             troupe.run(7, schedule=1)
     finally:
         troupe.close()
@@ -373,7 +373,7 @@ def test_gradients_that_are_refused_for_several_intervals_end_the_learner(spec, 
     troupe = Troupe(spec, tmp_path / "f", inference_workers=1)
     try:
         troupe.learning.algorithm.refuses = True
-        with pytest.raises(WorkerError, match="in 6 intervals in a row every update had a non-finite loss"):
+        with pytest.raises(WorkerError, match="in 6 rollouts in a row every update had a non-finite loss"):
             troupe.run(20, schedule=1)
     finally:
         troupe.close()

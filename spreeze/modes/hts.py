@@ -2,8 +2,8 @@
 
 The synchronous baseline with several samplers is the same wiring with a lag of 0: rollout and learning take turns.
 
-Results are the same bits for any number of inference workers and any timing, as long as the learner is on the CPU: on a
-GPU sums may be taken in another order each time.
+Results are the same bits for any number of inference workers and any timing, as long as the learner is on the CPU: a
+GPU may sum in another order each time.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from spreeze.workers.rollout_sampler import RolloutSamplerJob
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """What the workers of an on-policy run share; it belongs to this process."""
+    """Shared memory of an on-policy run, owned by this process."""
 
     rollouts: Rollouts
     mailbox: InferenceMailbox
@@ -45,7 +45,7 @@ class Memory:
 
     @property
     def updates(self) -> int:
-        """Updates behind a resumed run's interval."""
+        """Updates at the start of the current rollout."""
         state = self.handover.states.read(self.rollouts.interval)
         return 0 if state is None else int(state.meta["updates"])
 
@@ -56,7 +56,7 @@ def run_mode(
     """Trains until a stop condition or an interrupt.
 
     Raises:
-        ResourceError: no room for the storages; nothing was started.
+        ResourceError: no room for the rollout storages; nothing was started.
         ConfigError: a resumed run's checkpoint does not fit.
     """
     with open_memory(plan, run_dir.path) as memory:
@@ -75,7 +75,7 @@ def _wired(plan: RunPlan, run_dir: Path, memory: Memory, recorder: Recorder) -> 
         specs |= watcher_specs(plan, run_dir, first_watcher)
 
         def read() -> CounterSample:
-            """All counters of a moment; at the end only whole intervals count: a resume collects the rest again."""
+            """Reads all counters; at the end only whole rollouts count, since a resume collects the rest again."""
             group = read_group(status, specs, 0)
             collected = (memory.rollouts.interval - first_interval) * memory.rollouts.spec.rows
             if status.header[words.STOP]:
@@ -90,14 +90,14 @@ def _wired(plan: RunPlan, run_dir: Path, memory: Memory, recorder: Recorder) -> 
 
 
 def from_interval(plan: RunPlan, rollouts: Rollouts) -> RunPlan:
-    """The plan with the env steps that are behind it: those of whole intervals, the rest is collected again."""
+    """The plan with the env steps of whole rollouts so far; the rest is collected again."""
     env_steps = rollouts.interval * rollouts.spec.rows
     return dataclasses.replace(plan, earlier=dataclasses.replace(plan.earlier, env_steps=env_steps))
 
 
 @contextlib.contextmanager
 def open_memory(plan: RunPlan, run_dir: Path) -> Iterator[Memory]:
-    """Storages and buffers, as the last checkpoint has them if there is one.
+    """Opens storages and buffers, restored from the last checkpoint if there is one.
 
     Raises:
         ResourceError: no room.
@@ -125,7 +125,7 @@ def open_memory(plan: RunPlan, run_dir: Path) -> Iterator[Memory]:
 
 @dataclass(frozen=True, kw_only=True)
 class Wakeups:
-    """One for each worker that sleeps."""
+    """One for each worker that can sleep."""
 
     samplers: tuple[Wakeup, ...]
     inference_workers: tuple[Wakeup, ...]
@@ -162,33 +162,32 @@ def _fds(*wakeups: Wakeup) -> tuple[int, ...]:
 def worker_specs(
     plan: RunPlan, run_dir: Path, memory: Memory, wakeups: Wakeups, run_started_s: float
 ) -> dict[str, WorkerSpec]:
-    """Learner, samplers and inference workers, in starting order: what takes longest to import comes first."""
+    """Learner, samplers and inference workers, in starting order: slowest imports first."""
     job, limit = learner_job(plan, run_dir, memory, run_started_s, wakeups), memory_limit_bytes(plan)
     shared = (memory.rollouts.fd, memory.mailbox.fd, *memory.handover.policies.fds,
               *_fds(*wakeups.samplers, *wakeups.inference_workers, wakeups.learner))
-    found = [WorkerSpec(address=Address("learner"), body="rollout-learner", row=plan.samplers + plan.inference_workers,
+    specs = [WorkerSpec(address=Address("learner"), body="rollout-learner", row=plan.samplers + plan.inference_workers,
                         job=job.to_json(), threads=job.threads, inherited_fds=(*shared, *memory.handover.states.fds))]
-    found += [
+    specs += [
         WorkerSpec(address=Address("rollout-sampler", index=index), row=index, inherited_fds=shared,
                    job=sampler_job(plan, memory, wakeups, index).to_json(), memory_limit_bytes=limit,
                    step_deadline_s=plan.config.sampling.step_deadline_s)
         for index in range(plan.samplers)
     ]
     for index in range(plan.inference_workers):
-        actor = InferenceWorkerJob(
+        worker = InferenceWorkerJob(
             index=index, num_inference_workers=plan.inference_workers,
             envs_per_sampler=plan.config.rollout.envs_per_sampler,
             rollouts=memory.rollouts.spec, rollouts_fd=memory.rollouts.fd, mailbox_fd=memory.mailbox.fd,
             policy_fds=memory.handover.policies.fds, wakeup_fds=_fds(wakeups.inference_workers[index]),
             sampler_wakeup_fds=_fds(*wakeups.samplers),
         )
-        found.append(WorkerSpec(address=Address("inference", index=index), row=plan.samplers + index,
-                                job=actor.to_json(), inherited_fds=shared))
-    return {spec.name: spec for spec in found}
+        specs.append(WorkerSpec(address=Address("inference", index=index), row=plan.samplers + index,
+                                job=worker.to_json(), inherited_fds=shared))
+    return {spec.name: spec for spec in specs}
 
 
 def sampler_job(plan: RunPlan, memory: Memory, wakeups: Wakeups, index: int) -> RolloutSamplerJob:
-    """What one sampler is told."""
     part = plan.config.rollout
     return RolloutSamplerJob(
         spec=plan.spec, index=index, seed=plan.config.run.seed, num_envs=part.envs_per_sampler,
@@ -203,7 +202,7 @@ def sampler_job(plan: RunPlan, memory: Memory, wakeups: Wakeups, index: int) -> 
 def learner_job(
     plan: RunPlan, run_dir: Path, memory: Memory, run_started_s: float, wakeups: Wakeups | None = None
 ) -> OnPolicyLearnerJob:
-    """What the learner is told; without wakeups: in this process."""
+    """The learner's job; without ``wakeups`` for a learner in this process."""
     config, lag = plan.config, plan.lag or 0
     return OnPolicyLearnerJob(
         run_dir=str(run_dir), spec=plan.spec, algo=config.run.algo, algorithm=plan.algorithm_fields(),

@@ -1,4 +1,4 @@
-"""From a mode's declaration (``spreeze.config.modes``) to the module that runs it. Wiring only, one file a mode."""
+"""From a mode's declaration (``spreeze.config.modes``) to the module that runs it."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from spreeze.runtime.recorder import Outcome, View
 
 
 class ModeModule(Protocol):
-    """What a mode's module offers."""
+    """Interface of a mode's module."""
 
     def run_mode(
         self, plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts, launcher: Launcher = FRESH
     ) -> Outcome:
-        """Runs to the end, leaves nothing behind; ``launcher`` starts its workers, where it has any."""
+        """Runs to the end and releases everything; ``launcher`` starts the workers, if there are any."""
 
 
 def load_mode(mode: Mode) -> ModeModule:
-    """The module of a mode; imported only now, so that torch loads only where it is needed."""
+    """Imports the module of a mode, only when needed, since it may load torch."""
     module: ModeModule = importlib.import_module(mode.module)
     return module

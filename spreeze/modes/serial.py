@@ -1,8 +1,8 @@
 """The serial mode: the same parts in one process, one after the other.
 
-For debugging, repeatable runs, and as the honest baseline of the asynchronous modes. Off-policy, each step of the
+For debugging, repeatable runs, and as a baseline of the asynchronous modes. Off-policy, each step of the
 environments is followed by the updates that are due: one per env step, as serial trainers do (samples per insert =
-batch size), kept inside the asked band. On-policy, a rollout is collected, then learned from.
+batch size), kept within the configured band. On-policy, a rollout is collected, then learned from.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _FINAL_EVALUATION_S = 6.0
 def run_mode(
     plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts, launcher: Launcher = FRESH
 ) -> Outcome:
-    """Trains in this process until a stop condition or an interrupt; on-policy with several samplers as hts does.
+    """Trains in this process until a stop condition or an interrupt; on-policy with several samplers, runs hts.
 
     Raises:
         ResourceError: no room for replay or rollouts.
@@ -78,7 +78,7 @@ def run_mode(
 
 
 class _Serial:
-    """One loop, and what it does between updates by the clock: it samples counters, evaluates and checkpoints."""
+    """The training loop, which regularly samples counters, evaluates and writes checkpoints."""
 
     def __init__(self, plan: RunPlan, run_dir: Path, recorder: Recorder, interrupts: Interrupts) -> None:
         part = plan.config.evaluation
@@ -98,7 +98,7 @@ class _Serial:
                         wall_s=lambda: self.recorder.wall_s, on_progress=self._saving)
 
     def run(self, data: _Replay | _Rollouts) -> None:
-        """The loop; everything is written out in the order in which it happens."""
+        """Runs the loop to the end of the run."""
         self._data = data
         try:
             while (reason := self._stop_reason()) is None:
@@ -122,7 +122,7 @@ class _Serial:
         return self.recorder.stop_reason()
 
     def sample(self) -> bool:
-        """Tells the recorder the counters, if it is time; True if it was."""
+        """Records the counters if a sample is due; whether it was."""
         if time.monotonic() < self._next_sample_s:
             return False
         self._next_sample_s = time.monotonic() + SAMPLE_S
@@ -152,7 +152,7 @@ class _Serial:
             self._checkpoint()
 
     def _finish(self) -> None:
-        """Last sample, summary, checkpoint; an evaluation if the last weights have none and nobody is in a hurry."""
+        """Last sample, summary, checkpoint; evaluates the last weights if still needed and no stop is urgent."""
         self._ending = True
         self.recorder.sample(self._counters(), pids=None, state="stopping")
         self.recorder.finish()
@@ -162,7 +162,7 @@ class _Serial:
             self._evaluate(final=True)
 
     def _evaluate(self, *, final: bool = False) -> None:
-        """Greedy episodes, at most ``evaluation.cpu_share`` of the time."""
+        """Evaluates the newest weights, for at most ``evaluation.cpu_share`` of the time."""
         start = time.monotonic()
         patience = 2 if final else 1
 
@@ -193,7 +193,7 @@ class _Serial:
         self._next_checkpoint_s = time.monotonic() + self.plan.config.learner.checkpoint_interval_s
 
     def _saving(self, left_bytes: int) -> None:
-        """While a checkpoint is written: a second Ctrl-C gives it up."""
+        """Called while a checkpoint is written, which a second Ctrl-C gives up."""
         if self.interrupts.urgent:
             raise ResourceError("given up by a second Ctrl-C")
         if self._ending:
@@ -201,7 +201,7 @@ class _Serial:
 
 
 class _Replay:
-    """Data from replay: one step of the environments, then the updates that its rows have earned."""
+    """Data from replay: one step of the environments, then the updates due for its rows."""
 
     def __init__(self, serial: _Serial, ring: ReplayRing, pair: ThreadPair | None) -> None:
         plan, recorder, config = serial.plan, serial.recorder, serial.plan.config
@@ -268,7 +268,7 @@ class _Replay:
         self.refresh_s += time.perf_counter() - start
 
     def flow(self, *, ending: bool) -> tuple[int, int, int, int]:
-        """Env steps of this session; rows inserted, those of before learning began, and rows sampled."""
+        """Env steps of this session; rows inserted, rows inserted before learning began, and rows sampled."""
         ring = self._ring
         return self.envs.counts.env_steps, ring.total_committed(), ring.baseline_inserted, ring.sampled
 
@@ -300,7 +300,7 @@ class _Rollouts:
         return self.trainer.env_steps
 
     def collect(self) -> None:
-        """Steps until the rollout is full, or the run is to end: then what was collected counts for nothing."""
+        """Steps until the rollout is full, or the run ends, which discards an unfinished rollout."""
         serial = self._serial
         while not self._rollouts.full and not serial.interrupts.asked:
             self.envs.advance(self._policies)
@@ -312,7 +312,7 @@ class _Rollouts:
         self.trainer.swap()
 
     def flow(self, *, ending: bool) -> tuple[int, int, int, int]:
-        """As of replay; in the end only whole rollouts count."""
+        """As for replay; at the end only whole rollouts count."""
         collected = (self._rollouts.interval - self._first_rollout) * self._rollouts.spec.rows
         sampled = (self.trainer.updates - self._first_updates) * self._serial.plan.batch_size
         counted = collected if ending else self.envs.counts.env_steps

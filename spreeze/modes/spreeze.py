@@ -1,8 +1,7 @@
 """The Spreeze mode: samplers -> shared-memory replay -> learner, ``run.learners`` times side by side.
 
-Each learner has samplers, replay, weights and checkpoints of its own (a group), and learns as a run of its own with the
-seed ``run.seed`` + its number would. Nothing passes between groups: learners that exchange parameters would do it where
-``worker_specs`` gives a learner its job.
+Each learner has samplers, replay, weights and checkpoints of its own (a group), and learns like a separate run with the
+seed ``run.seed`` + its number. Groups exchange nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from spreeze.workers.roles import Address
 from spreeze.workers.sampler import SamplerJob
 
 _SESSION_SEEDS = 1000
-"""Between the samplers' seeds of two sessions: a resumed run sees other episodes."""
+"""Distance of the samplers' seeds of two sessions: a resumed run sees other episodes."""
 
 
 def run_mode(
@@ -76,13 +75,13 @@ def status_rows(samplers: int, learners: int = 1) -> dict[str, int]:
 
 
 def _take_over(rings: Sequence[ReplayRing], spec: WorkerSpec) -> None:
-    """The shard of a sampler that is certainly dead gets a new epoch; its next owner is not known yet."""
+    """Gives the shard of a dead sampler a new epoch; its next owner is not known yet."""
     if spec.role.steps:
         rings[spec.address.group].takeover(spec.address.index, 0)
 
 
 def load_saved_replay(plan: RunPlan, folder: Path, ring: ReplayRing) -> None:
-    """Rows that a group saved in an earlier session; before anybody writes into the ring."""
+    """Loads the rows that a group saved in an earlier session; must come before any write into the ring."""
     saved = CheckpointStore(folder / "checkpoints").latest_replay() if plan.earlier.sessions else None
     if saved is not None:
         load_replay(saved, ring)
@@ -90,7 +89,7 @@ def load_saved_replay(plan: RunPlan, folder: Path, ring: ReplayRing) -> None:
 
 @contextlib.contextmanager
 def open_memory(plan: RunPlan, run_dir: Path, num_rows: int) -> Iterator[tuple[StatusTable, list[ReplayRing]]]:
-    """Status table and each group's replay, owned by this process: a worker may die and come back, its rows stay."""
+    """Status table and each group's replay, owned by this process, so that rows survive the death of a worker."""
     with contextlib.ExitStack() as stack:
         rings = []
         for group in range(plan.learners):
@@ -105,7 +104,7 @@ def open_memory(plan: RunPlan, run_dir: Path, num_rows: int) -> Iterator[tuple[S
 def worker_specs(
     plan: RunPlan, run_dir: Path, rings: Sequence[ReplayRing], run_started_s: float
 ) -> dict[str, WorkerSpec]:
-    """Worker specifications in starting order: what takes longest to import comes first."""
+    """Worker specifications in starting order: slowest imports first."""
     config, rows = plan.config, status_rows(plan.samplers, plan.learners)
     limit = memory_limit_bytes(plan)
     specs = [
@@ -149,7 +148,7 @@ def _learner_job(
         max_updates=config.stop.updates, ring_fd=ring.block.fd, ring=ring.spec.to_json(),
         samples_per_insert_min=config.replay.samples_per_insert_min,
         samples_per_insert_max=config.replay.samples_per_insert_max, learning_starts=config.replay.learning_starts,
-        num_samplers=plan.samplers,  # of the whole run, whose env steps its weights and checkpoints tell
+        num_samplers=plan.samplers,  # of the whole run, whose env steps go into weights and checkpoints
         rows_per_write=config.sampling.envs_per_sampler * plan.samplers_of(group),
         run_started_s=run_started_s,
         wall_base_s=plan.earlier.wall_s, env_steps_base=plan.earlier.env_steps,

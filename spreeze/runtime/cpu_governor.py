@@ -1,24 +1,24 @@
-"""The governor: how many samplers may work while other programs want the machine.
+"""The governor decides how many samplers may work while other programs want the machine.
 
-Arithmetic on one set of facts a second; knows no clock, no process and no memory. It changes nothing
-but the number of active samplers, in eighths: 1.25 is one sampler and a second that works a quarter
-of its time. The learner, evaluation and pictures are never touched.
+It computes from one set of facts a second, without clocks, processes or memory of its own. It changes only the number
+of active samplers, in eighths: 1.25 is one sampler and a second that works a quarter of its time.
 
-* What samplers may have is what the usable cores leave beside the other programs (or the share that
-  the user keeps free, if that is more), the learner, and evaluation and pictures. Where more is run than
-  there are cores although nobody else is there, that is the tuner's or the user's choice and stays.
-* So do several runs at once: they are the user's choice, the kernel shares the cores among them, and none rests because
-  of another. When another program comes, what they keep busy is room that this run does not have: each sees the same
-  lack and gives way. On 16 cores two runs that want 6 each let 3 cores of others be (6 + 6 + 3 = 15); 6 cores of others
-  leave the other run 5, so 16 - 5 - (6 - 0.15) = 5.15 for each. A share to be left free is kept by each run for itself.
-* Dead band: nothing changes for less than a quarter of a core, from seven cores on 4 % of the usable ones; 0.15
-  cores of other programs always run.
+* Samplers may use what the usable cores leave after the other programs (or the share that the user keeps free, if that
+  is more), the learner, evaluation and pictures. If the run alone wants more than all cores, that is the tuner's or the
+  user's choice and stays.
+* Several runs at once are the user's choice, too: the kernel shares the cores among them, and none rests because of
+  another. When another program comes, the cores that these runs keep busy are not available to this run, so each sees
+  the same lack and gives way. On 16 cores, two runs that want 6 each have room for 3 cores of others (6 + 6 + 3 = 15);
+  6 cores of others leave the other run 5, so 16 - 5 - (6 - 0.15) = 5.15 for each. Each run keeps its share free.
+* Dead band: nothing changes for less than a quarter of a core, or 4 % of the usable cores if that is more (from seven
+  cores on). 0.15 cores of other programs count as background.
 * Gives up cores, and half a dead band more, when two seconds in a row ask for it. Takes back when the last ten
-  seconds allow it, by all but their worst second; a load that returns within two minutes makes that wait longer,
-  up to a minute. Never more than six changes in a minute.
-* An eighth of a sampler stays active, and more if the learner waits for rows: it must not starve. Of several learners
-  each has its samplers' share of the active ones, and the one that waits most counts.
+  seconds allow it, by all but their worst second; a load that returns within two minutes extends this wait, up to a
+  minute. Never more than six changes in a minute.
+* An eighth of a sampler stays active, and more if the learner waits for rows, which must not starve. Each of several
+  learners has its samplers' share of the active ones, and the one that waits most counts.
 """
+
 from __future__ import annotations
 
 import math
@@ -37,19 +37,19 @@ from spreeze.transport.status_table import StatusTable
 from spreeze.workers.roles import role_of
 
 STEP = 0.125
-"""Active samplers change in such steps; at least one step stays."""
+"""Step of the number of active samplers, and its minimum."""
 DEAD_BAND_CORES, DEAD_BAND_SHARE = 0.25, 0.04
-"""Nothing changes for less than that many cores, or than that share of the usable ones if it is more."""
+"""Smallest change: this many cores, or this share of the usable ones if that is more."""
 QUIET_CORES = 0.15
-"""Other programs below this are what always runs, and count as none."""
+"""Background load of other programs that is ignored."""
 SETTLE_S = 5
 YIELD_S, RETURN_S, STARVED_S = 2, 10, 3
 LONGEST_RETURN_S, RELAPSE_S = 60, 120
 CHANGES_PER_MINUTE = 6
 STARVED_SHARE = 0.10
-"""Share of its time that the learner waits for rows, above which it starves."""
+"""The learner starves if it waits for rows for a larger share of its time."""
 SMOOTHING = 0.1
-"""Weight of the newest second in what a sampler and the rest of the run want."""
+"""Weight of the newest second in the averages of wanted cores."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,11 +58,11 @@ class Facts:
 
     usable_cores: float
     foreign_cores: float
-    """What other programs keep busy of the usable cores; the user's other runs, tuners and page are not among them."""
+    """Usable cores that other programs keep busy, without the user's other runs, tuners and dashboard."""
     sibling_cores: float = 0.0
-    """What those keep busy."""
+    """Usable cores that those keep busy."""
     learner_cores: float
-    """What the learner is given and waits for."""
+    """What the learner uses and waits for."""
     other_cores: float
     """The same of evaluator, visualizer and supervisor."""
     sampler_cores: float
@@ -73,24 +73,23 @@ class Facts:
 
 
 class _Others(NamedTuple):
-    """One second of those who are not of this run."""
+    """One second of load outside this run."""
 
     foreign_cores: float
     sibling_cores: float
 
 
 class Change(NamedTuple):
-    """A new number of active samplers, and why."""
 
     active: float
     reason: str
 
 
 class Governor:
-    """Holds the number of active samplers; fed once a second."""
+    """Decides the number of active samplers; fed once a second."""
 
     def __init__(self, maximum: int, leave_free: float = 0.0) -> None:
-        """``leave_free`` is the share of the usable cores that other programs keep even while they do not use it."""
+        """``leave_free`` is the share of the usable cores to keep free for other programs, used or not."""
         self._maximum, self._leave_free = float(maximum), leave_free
         self.active = self._maximum
         self._others: deque[_Others] = deque(maxlen=LONGEST_RETURN_S)
@@ -105,10 +104,9 @@ class Governor:
         self._least = STEP
 
     def feed(self, facts: Facts | None) -> Change | None:
-        """Takes in one second; returns a change, or None to go on as it is.
+        """Takes in one second; returns a change, or None.
 
-        ``facts`` are None when this second says nothing: no learning yet, a learner that starts again, a machine that
-        slept.
+        ``facts`` are None if unknown: no learning yet, a restarted learner, a machine that slept.
         """
         self._now_s += 1
         if facts is None:
@@ -124,7 +122,7 @@ class Governor:
         return self._feed_learner(facts) or self._give_up(facts) or self._take_back(facts)
 
     def _smooth(self, facts: Facts) -> None:
-        """Follows what one active sampler wants, and everybody else of this run, over some seconds."""
+        """Averages the cores that an active sampler and the rest of this run want over some seconds."""
         fixed = facts.learner_cores + facts.other_cores
         each = min(max(facts.sampler_cores / self.active, 0.01), 1.25)
         weight = SMOOTHING if self._known else 1.0
@@ -139,7 +137,7 @@ class Governor:
         return self._now_s - self._changed_s[-1] if self._changed_s else math.inf
 
     def _room(self, others: _Others, usable_cores: float) -> float:
-        """Samplers that fit beside so much of others; may be negative, or more than there are."""
+        """Samplers that fit beside this load; may be negative, or more than there are."""
         foreign = max(0.0, others.foreign_cores - QUIET_CORES)
         if self._leave_free > 0.0:
             free = usable_cores - max(foreign, self._leave_free * usable_cores)
@@ -148,12 +146,12 @@ class Governor:
         return (free - self._fixed) / self._each
 
     def _fitting(self, room: float) -> float:
-        """Whole steps that fit, within what is possible."""
+        """Whole steps that fit, within the limits."""
         steps = math.floor(room / STEP + 1e-6)
         return min(max(steps * STEP, self._least), self._maximum)
 
     def _feed_learner(self, facts: Facts) -> Change | None:
-        """One step more when the learner waits for rows; a share to be left free goes before that."""
+        """Adds one step when the learner waits for rows, unless that takes of a share to be left free."""
         more = min(self.active + STEP, self._maximum)
         blocked = self._leave_free > 0.0 and self._room(self._others[-1], facts.usable_cores) < more
         if self._starved_s < STARVED_S or self._unchanged_s() < STARVED_S or blocked:
@@ -166,7 +164,7 @@ class Governor:
         latest = list(self._others)[-YIELD_S:]
         room = max(self._room(others, facts.usable_cores) for others in latest)
         mean = _Others(*(sum(column) / len(latest) for column in zip(*latest, strict=True)))
-        # Half a dead band more than asked: what follows as noise then asks for nothing further.
+        # Half a dead band more than asked, so that noise asks for nothing further.
         margin = 0.5 * _dead_band(facts) / self._each
         fewer = self._fitting(self._room(mean, facts.usable_cores) - margin)
         starving = self._leave_free == 0.0 and facts.learner_wait_share >= STARVED_SHARE
@@ -186,8 +184,8 @@ class Governor:
             return None
         worst = sorted(latest, key=lambda others: self._room(others, facts.usable_cores))[1]
         room = self._room(worst, facts.usable_cores)
-        # All may come back where they would not be asked to rest again, well inside the dead band; some for more than
-        # the dead band and the half that was given up beyond it.
+        # All come back if that stays well inside the dead band; some only for more than the dead band and the half
+        # that was given up beyond it.
         all_back = (self._maximum - room) * self._each <= 0.5 * _dead_band(facts)
         more = self._maximum if all_back else self._fitting(room)
         if more <= self.active or (not all_back and (more - self.active) * self._each <= 1.5 * _dead_band(facts)):
@@ -217,19 +215,17 @@ def _dead_band(facts: Facts) -> float:
 
 _EVERY_S = 1.0
 _LONGEST_S = 3.0
-"""A look later than this after the last one tells nothing: the machine slept, or was stuck."""
-
+"""A reading later than this after the last one is discarded: the machine slept, or was stuck."""
 _TURN_SHARE = 1 / 32
-"""A turn is over when each active sampler has written this share of its shard, about; looks come twice a second."""
+"""A turn is over when each active sampler has written about this share of its shard; checked twice a second."""
 _LONGEST_TURN_S = 10.0
-"""Nor does it wait longer for a sampler that is slow, or just dead."""
-
+"""Longest turn, if a sampler is slow or dead."""
 _BLIND_TIMES = 5
-"""Looks in a row without a load, the first of all is always one, until that is said."""
+"""Readings in a row without a load until that is reported; the very first never has one."""
 
 
 class Reader(Protocol):
-    """Where the load comes from."""
+    """Source of the load."""
 
     def sample(self, pids: Mapping[str, int]) -> CpuContention | None:
         """Load since the last call, or None."""
@@ -242,7 +238,7 @@ class GovernorLoop:
         self, plan: RunPlan, status: StatusTable, on_event: Callable[[str, str], None], *, reader: Reader | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Lets every sampler work until there is a reason against it; each change is an event (level, text)."""
+        """Starts with all samplers active; each change is an event (level, text)."""
         self._governor = Governor(plan.samplers, plan.config.tuning.leave_free)
         self._maximum, self._status, self._on_event, self._clock = plan.samplers, status, on_event, clock
         self._samplers = [plan.samplers_of(group) for group in range(plan.learners)]
@@ -273,7 +269,7 @@ class GovernorLoop:
         return {"samplers_active": self._governor.active, "foreign_cores": self._foreign_cores}
 
     def _pass_turn(self, now_s: float, inserted: int) -> None:
-        """Lets the next sampler be the first, while some rest, when those at work have written enough."""
+        """While some samplers rest, makes the next one the first when the active ones have written enough."""
         began_s, before = self._turn_began
         active = self._governor.active
         enough = inserted - before >= self._turn_rows * max(1.0, active) or now_s - began_s >= _LONGEST_TURN_S
@@ -284,7 +280,7 @@ class GovernorLoop:
                 header[words.FIRST_SAMPLER] = (int(header[words.FIRST_SAMPLER]) + 1) % samplers
 
     def _note_blind(self, blind: bool) -> None:
-        """Says once that there is nothing to govern by."""
+        """Reports once that no load can be read."""
         self._blind = self._blind + 1 if blind else 0
         if self._blind == _BLIND_TIMES:
             self._on_event("info", "governor: this system does not tell how long threads wait for a core "
@@ -293,7 +289,7 @@ class GovernorLoop:
     def _facts(
         self, load: CpuContention, reading: CounterSample, now_s: float, learners: list[int]
     ) -> Facts | None:
-        """This second's facts; None while learning has not begun, or a learner has just been started again."""
+        """This second's facts; None before learning, or if a learner was just restarted."""
         groups = reading.groups
         if self._before is None or learners != self._before[1] or len(learners) < len(groups):
             return None
@@ -320,7 +316,7 @@ class GovernorLoop:
                                f"{change.reason}")
 
     def _post(self, active: float) -> None:
-        """Two stores a group, each with its share of the active ones; between them at most one sampler is missing."""
+        """Stores each group's share of the active samplers; between the stores at most one sampler is missing."""
         self._posted = active
         for group, samplers in enumerate(self._samplers):
             header, own = self._status.group(group), max(active * samplers / self._maximum, STEP)

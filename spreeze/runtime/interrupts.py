@@ -18,15 +18,15 @@ _STANDARD_FDS = (0, 1, 2)
 class Interrupts:
     """Counts requests to stop while the context lasts; never raises from a handler.
 
-    SIGHUP is none: a closed terminal lets the run go on. It comes twice, from the shell and from the kernel, and
-    logouts and batch systems repeat SIGTERM: only Ctrl-C is pressed a second time because somebody is in a hurry.
+    SIGHUP does not count: the run goes on when its terminal is closed. Shell and kernel both send it, and logouts and
+    batch systems repeat SIGTERM, so only a second Ctrl-C means hurry.
     """
 
     def __init__(self) -> None:
         self.count = 0
         """Requests to stop: each Ctrl-C, and SIGTERM once."""
         self.stop_file: Path | None = None
-        """A file that asks to stop while it exists: the run's ``control/stop``."""
+        """A file that asks to stop while it exists (the run's ``control/stop``)."""
         self.cause: str | None = None
         self.hung_up = False
         """The terminal was closed."""
@@ -35,7 +35,7 @@ class Interrupts:
         self._old: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
-        # Determined now: a descriptor of a terminal that has gone is no longer recognised as one.
+        # Determined now: the descriptor of a closed terminal is no longer recognised as one.
         self._terminals = [fd for fd in _STANDARD_FDS if os.isatty(fd)]
         for number in ENDING:
             self._old[number] = signal.signal(number, self._handle)
@@ -55,7 +55,7 @@ class Interrupts:
         self.cause = self.cause or ("SIGTERM" if number == signal.SIGTERM else "Ctrl-C")
 
     def _hang_up(self) -> None:
-        """Discards further output: printing to a terminal that is gone would fail."""
+        """Discards further output: printing to a closed terminal would fail."""
         self.hung_up = True
         with contextlib.suppress(OSError):
             send_nowhere(*self._terminals)
@@ -66,10 +66,10 @@ class Interrupts:
 
     @property
     def asked(self) -> bool:
-        """Stop, and leave everything in order."""
+        """Whether to stop in order."""
         return self.count >= 1 or (self.stop_file is not None and self.stop_file.exists())
 
     @property
     def urgent(self) -> bool:
-        """Stop now."""
+        """Whether to stop at once."""
         return self._ctrl_c >= 2

@@ -1,4 +1,5 @@
 """The supervisor's side of a worker process: starting it, reading its messages, ending it."""
+
 from __future__ import annotations
 
 import contextlib
@@ -21,12 +22,12 @@ from spreeze.workers.roles import ROLES, Address, Role
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 _NAME = "SPREEZE_WORKER"
-"""Environment variable with the worker's name, for environments that want to know where they run."""
+"""Environment variable with the worker's name, for use in environments."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerSpec:
-    """All that is needed to start a worker, and to start it again."""
+    """All that is needed to start or restart a worker."""
 
     address: Address
     row: int
@@ -38,20 +39,18 @@ class WorkerSpec:
     threads: int = 1
     """Threads of numerical libraries, set before any import."""
     step_deadline_s: float = DEADLINE_S[Phase.STEP]
-    """Silence in the middle of an env step after which the worker counts as hung."""
+    """Silence within an env step after which the worker counts as hung."""
     memory_limit_bytes: int | None = None
-    """Private memory above which the worker is started anew; None: no limit."""
+    """Private memory above which the worker is restarted; None: no limit."""
     inherited_fds: tuple[int, ...] = ()
     """Descriptors of shared memory that the body attaches to."""
 
     @property
     def name(self) -> str:
-        """See ``Address.name``."""
         return self.address.name
 
     @property
     def role(self) -> Role:
-        """Its row of the table of roles."""
         return ROLES[self.address.role]
 
 
@@ -63,11 +62,11 @@ class RunContext:
     status_fd: int
     status_rows: int
     nonce: str
-    """Marks every process of the run in its environment, so that none can be overlooked."""
+    """Marks every process of the run in its environment, so that all can be found."""
 
 
 class WorkerProcess(Protocol):
-    """A worker that was started: what the supervisor may ask of it, wherever it runs."""
+    """A started worker, on this machine or elsewhere."""
 
     spec: WorkerSpec
 
@@ -86,27 +85,27 @@ class WorkerProcess(Protocol):
         """Whole messages that have arrived; damaged lines are skipped. Never waits."""
 
     def signal_group(self, number: signal.Signals) -> None:
-        """Signals the worker and whatever it started."""
+        """Signals the worker and its child processes."""
 
     def kill_and_wait(self, within_s: float = DEATH_S) -> int | None:
-        """SIGKILL to the whole group, then waits: after this the worker never writes again.
+        """Kills the whole group and waits, so that the worker never writes again.
 
         Returns:
-            The exit code; None where the kernel does not let it go (see ``processes.kill_and_wait``).
+            The exit code; None if the process does not die in time (see ``processes.kill_and_wait``).
         """
 
     def close(self) -> None:
-        """Closes this side's descriptors; the worker must have been killed or have ended."""
+        """Closes this side's descriptors; the worker must have ended."""
 
 
 class Launcher(Protocol):
-    """Starts workers. One that starts them on another machine has this method and no other."""
+    """Starts workers; may be implemented for another machine."""
 
     def start(self, spec: WorkerSpec, run_context: RunContext) -> WorkerProcess:
-        """The worker's process, which ends with this one, however that ends.
+        """Starts a worker process that ends whenever this one ends.
 
         Raises:
-            OSError: no process, descriptor or log file could be made.
+            OSError: no process or descriptor could be created.
         """
 
 
@@ -128,7 +127,7 @@ class LocalProcess:
         return self.process.poll()
 
     def read_messages(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = []
+        messages: list[dict[str, Any]] = []
         while True:
             try:
                 data = os.read(self.message_fd, 65536)
@@ -141,8 +140,8 @@ class LocalProcess:
                 with contextlib.suppress(ValueError):
                     record = json.loads(line)
                     if isinstance(record, dict):
-                        found.append(record)
-        return found
+                        messages.append(record)
+        return messages
 
     def signal_group(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -188,7 +187,7 @@ class FreshProcess:
     def _begin(
         self, argument: str, spec: WorkerSpec, run_context: RunContext, fds: tuple[int, ...]
     ) -> subprocess.Popen[bytes]:
-        """The process; the descriptors keep their numbers."""
+        """Starts the process; the descriptors keep their numbers."""
         with log_file(run_context.run_dir, spec.name) as log, held_back():
             return subprocess.Popen(
                 [sys.executable, "-m", "spreeze.workers.main", argument],
@@ -201,7 +200,7 @@ FRESH: Launcher = FreshProcess()
 
 
 def log_file(run_dir: Path, name: str) -> IO[bytes]:
-    """The worker's log, or nothing at all when the disk refuses: a log is no reason to stop."""
+    """The worker's log, or the null device if it cannot be opened."""
     try:
         return open(run_dir / "logs" / f"{name}.log", "ab")
     except OSError:
@@ -209,7 +208,7 @@ def log_file(run_dir: Path, name: str) -> IO[bytes]:
 
 
 def child_environment(threads: int, nonce: str, name: str = "") -> dict[str, str]:
-    """Environment of a child: its threads pinned before any import, no window, no banner."""
+    """Environment of a child: thread counts for its libraries, no window, no banner."""
     package_root = str(Path(__file__).resolve().parents[2])
     paths = [package_root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     return {
@@ -240,14 +239,14 @@ class Prewarm(FreshProcess):
     """
 
     def __init__(self, threads: int, *, wanted: bool = True) -> None:
-        """Starts it, with so many threads for its libraries; not ``wanted``: every worker is a fresh one."""
+        """Starts the process with ``threads`` for its libraries; if not ``wanted``, every worker is a fresh one."""
         self.nonce = new_nonce()
-        """Of the run that can use it."""
+        """Of the run that can use the process."""
         self._threads = threads
         self._process: subprocess.Popen[bytes] | None = None
         self._line: socket.socket | None = None
         if wanted:
-            with contextlib.suppress(OSError):  # a run can do without
+            with contextlib.suppress(OSError):  # it only saves time
                 self._wait()
 
     def __enter__(self) -> Self:
@@ -258,7 +257,7 @@ class Prewarm(FreshProcess):
 
     @property
     def pid(self) -> int | None:
-        """Of the process, while it waits."""
+        """Of the waiting process."""
         return self._process.pid if self._process else None
 
     def close(self) -> None:
@@ -281,7 +280,7 @@ class Prewarm(FreshProcess):
     def _begin(
         self, argument: str, spec: WorkerSpec, run_context: RunContext, fds: tuple[int, ...]
     ) -> subprocess.Popen[bytes]:
-        """The waiting process with its job, if it fits and lives; else a fresh one. It waits for one learner only."""
+        """Hands the job to the waiting process if it fits and lives, else starts a fresh one; for one learner only."""
         if not spec.role.prewarmed:
             return super()._begin(argument, spec, run_context, fds)
         taken = None

@@ -1,4 +1,4 @@
-"""A run, decided: every value that the modes need, with the reason of each automatic choice."""
+"""The plan of a run: every value that the modes need, with the reason of each automatic choice."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from spreeze.types import EnvSpec, RowLayout
 
 @dataclass(frozen=True, kw_only=True)
 class EarlierSessions:
-    """What a resumed run has behind it."""
+    """Totals of the earlier sessions of a resumed run."""
 
     env_steps: int = 0
     wall_s: float = 0.0
@@ -26,27 +26,27 @@ class EarlierSessions:
 
 
 def split_evenly(samplers: int, learners: int) -> list[int]:
-    """Samplers of each learner; the first ones get one more where it does not come out even."""
+    """Samplers of each learner; the first ones get one more if the division leaves a remainder."""
     return [samplers // learners + (group < samplers % learners) for group in range(learners)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunPlan:
-    """What a mode is given."""
+    """The input of a mode."""
 
     settings: Settings
     spec: EnvSpec
     samplers: int
-    """Sampler processes of all learners together; of the on-policy algorithms: samplers."""
+    """Sampler processes of all learners together."""
     free_core: bool
-    """True when a core is left for evaluator and visualizer besides samplers and learner."""
+    """Whether evaluator and visualizer have a core besides those of samplers and learner."""
     reasons: dict[str, str] = field(default_factory=dict)
-    """setting -> why it was chosen automatically."""
+    """Setting -> why it was chosen automatically."""
     earlier: EarlierSessions = EarlierSessions()
     process_age_s: float = 0.0
-    """Age of this process, imports and tuning included, when the mode began."""
+    """Age of this process when the mode began, with imports and tuning."""
     inference_workers: int = 0
-    """Processes that infer for samplers."""
+    """Processes that compute actions for samplers."""
 
     def __post_init__(self) -> None:
         config = self.config
@@ -70,7 +70,7 @@ class RunPlan:
             )
 
     def _check_learners(self) -> None:
-        """Rejects several learners where they cannot be."""
+        """Rejects several learners if the mode has one, or if there are too few samplers."""
         learners, run = self.learners, self.config.run
         if learners > 1 and not self.config.wiring.several_learners:
             raise ConfigError(
@@ -84,7 +84,7 @@ class RunPlan:
             )
 
     def _check_images(self) -> None:
-        """Rejects what does not go with images: a normaliser, or replay in checkpoints."""
+        """Rejects settings that do not work with images: a normaliser, or replay in checkpoints."""
         config, size = self.config, self.config.replay.capacity * self.layout.row_bytes
         if config.env.normalize_obs:
             raise ConfigError("env.normalize_obs = true: images are scaled by 1/255 already; leave it out")
@@ -94,18 +94,17 @@ class RunPlan:
             )
 
     def _check_rollout(self) -> None:
-        """Rejects sizes of an on-policy run that do not go together."""
+        """Rejects inconsistent settings of an on-policy run."""
         part, minibatches = self.config.rollout, self.minibatches
         if self.inference_workers > self.samplers:
             raise ConfigError(
                 f"rollout.inference_workers = {self.inference_workers}: more than the {self.samplers} samplers "
-                "that they infer for; "
-                "use at most as many"
+                "that they infer for; use at most as many"
             )
         rows = self.rollout_spec().rows
         if rows % minibatches:
             raise ConfigError(
-                f"an interval has {rows} rows (sync_interval {part.sync_interval} x {self.samplers} samplers x "
+                f"a rollout has {rows} rows (sync_interval {part.sync_interval} x {self.samplers} samplers x "
                 f"{part.envs_per_sampler} environments), which {self.config.run.algo}.minibatches = {minibatches} "
                 "does not divide; change one of them"
             )
@@ -129,17 +128,16 @@ class RunPlan:
         return self.config.run.learners
 
     def samplers_of(self, group: int) -> int:
-        """A group's samplers."""
         return split_evenly(self.samplers, self.learners)[group]
 
     @property
     def lag(self) -> int | None:
-        """Intervals between the policy that collects and the one that is learned from its data; None: off-policy."""
+        """Rollouts between the policy that collects and the one that learns from its data; None: off-policy."""
         return self.config.wiring.lag
 
     @property
     def minibatches(self) -> int:
-        """Parts that an interval's rows are learned in (on-policy)."""
+        """Minibatches of a rollout (on-policy)."""
         return int(getattr(self.config.on_policy, "minibatches", 1))
 
     @property
@@ -155,7 +153,7 @@ class RunPlan:
         return RolloutSpec.of(self.spec, part.sync_interval, self.samplers * part.envs_per_sampler)
 
     def shared_bytes(self) -> tuple[str, int]:
-        """The shared memory that the run needs, but for some kilobytes: its name and size."""
+        """Name and size of the shared memory that the run needs, except for some kilobytes."""
         if self.config.on_policy is None:
             sizes = [self.ring_spec(group).size_bytes for group in range(self.learners)]
             return "replay", sum(sizes)
@@ -163,7 +161,6 @@ class RunPlan:
 
     @property
     def config(self) -> Config:
-        """The resolved configuration."""
         return self.settings.config
 
     @property
@@ -172,10 +169,9 @@ class RunPlan:
         return RowLayout.of(self.spec, self.config.algorithm.n_step, checksum=self.config.replay.checksum)
 
     def ring_spec(self, group: int = 0) -> RingSpec:
-        """A group's replay: one shard a sampler, together the asked capacity."""
+        """A group's replay: one shard for each sampler, together at least ``replay.capacity`` rows."""
         samplers = self.samplers_of(group)
         return RingSpec(self.layout, samplers, -(-self.config.replay.capacity // samplers))
 
     def algorithm_fields(self) -> dict[str, Any]:
-        """The algorithm's part as a dictionary."""
         return dataclasses.asdict(self.config.on_policy or self.config.algorithm)

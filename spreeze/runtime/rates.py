@@ -1,4 +1,4 @@
-"""From the workers' raw slots to metrics: rates, shares, ratios. Pure arithmetic over snapshots."""
+"""Computes metrics from the workers' slots: rates, shares, ratios. Pure arithmetic over samples."""
 
 from __future__ import annotations
 
@@ -14,38 +14,37 @@ _RATE_WINDOW_S = 3.0
 
 @dataclass(frozen=True)
 class GroupSample:
-    """All counters of one group at one moment."""
+    """All counters of one group at one time."""
 
     samplers: tuple[dict[str, float], ...]
-    """Of on-policy modes: the samplers."""
     learner: dict[str, float]
     inserted: int
-    """Transitions in replay since the ring was made."""
+    """Transitions written since the ring was made."""
     baseline_inserted: int
-    """Transitions at the moment learning began; -1 before."""
+    """Value of ``inserted`` when learning began; -1 before."""
     sampled: int
     """Transitions drawn since learning began."""
     inference_workers: tuple[dict[str, float], ...] = ()
-    """Processes that infer for samplers (hts)."""
+    """Those of an hts run."""
 
     @property
     def learned(self) -> bool:
-        """Whether there was an update in this session."""
+        """Whether there has been an update in this session."""
         return self.learner["updates"] > 0 and self.sampled > 0
 
     @property
     def on_policy(self) -> bool:
-        """Whether the learner takes whole intervals, one step each, instead of batches from replay."""
+        """Whether the learner takes whole rollouts instead of batches from replay."""
         return self.learner.get("learn_s", 0.0) > 0.0
 
     def of(self, role: str) -> tuple[dict[str, float], ...]:
-        """The slots of all workers that stand for a role in the table of metrics."""
+        """The slots of all workers of a role of the metric table."""
         return (self.learner,) if role == "learner" else self.samplers if role == "sampler" else self.inference_workers
 
 
 @dataclass(frozen=True)
 class CounterSample:
-    """All counters at one moment, group by group."""
+    """All counters at one time, group by group."""
 
     t_s: float
     groups: tuple[GroupSample, ...]
@@ -55,17 +54,17 @@ class CounterSample:
         cls, t_s: float, samplers: tuple[dict[str, float], ...], learner: dict[str, float], inserted: int,
         baseline_inserted: int, sampled: int, inference_workers: tuple[dict[str, float], ...] = (),
     ) -> CounterSample:
-        """The counters of a run of one group."""
+        """The counters of a run with one group."""
         return cls(t_s, (GroupSample(samplers, learner, inserted, baseline_inserted, sampled, inference_workers),))
 
     @property
     def env_steps(self) -> float:
-        """Env steps of this session, all samplers."""
+        """Env steps of this session, over all samplers."""
         return sum(sampler["env_steps"] for group in self.groups for sampler in group.samplers)
 
     @property
     def inserted(self) -> int:
-        """Transitions in replay, all groups."""
+        """Transitions written, over all groups."""
         return sum(group.inserted for group in self.groups)
 
 
@@ -74,7 +73,7 @@ _Groups = tuple[GroupSample, ...]
 
 @dataclass
 class Rates:
-    """Keeps a short window of readings for live rates and two marks for steady-state rates."""
+    """Keeps a short window of readings for live rates, and two readings for steady-state rates."""
 
     batch_size: int
     warmup_s: float = 1.0
@@ -87,14 +86,14 @@ class Rates:
     _ended: bool = False
 
     def end(self) -> None:
-        """Readings from now on do not count for steady-state rates: the run is being stopped."""
+        """Excludes later readings from steady-state rates, since the run is being stopped."""
         self._ended = True
 
     def read(self, reading: CounterSample) -> dict[str, float | None]:
         """Metrics at this reading; a rate is None until there are two readings.
 
-        Of several groups, each metric is that of the whole run, and ``name/1`` that of group 1: counters, rates and
-        times are sums over the groups, other numbers means over those that know them.
+        With several groups, each metric is that of the whole run, and ``name/1`` that of group 1. Counters, rates and
+        times are summed over the groups; other numbers are means over the groups that have them.
         """
         self._note(reading)
         first = self._window[0]
@@ -128,7 +127,7 @@ class Rates:
             self._last = reading
 
     def steady(self) -> dict[str, float | None]:
-        """Rates from the end of the warm-up to the last reading; None when the run was too short."""
+        """Rates from the end of the warmup to the last reading; None if the run was too short."""
         if self._steady is None or self._last is None or self._last.t_s <= self._steady.t_s:
             return dict.fromkeys(("env_steps_per_s", "updates_per_s", "update_frames_per_s", "measured_s"))
         seconds = self._last.t_s - self._steady.t_s
@@ -136,13 +135,13 @@ class Rates:
 
 
 def split_names(*, on_policy: bool, inference_workers: bool) -> tuple[str, ...]:
-    """Names of the shares of time that a run has, known or not; ``inference workers``: it has inference workers."""
+    """Names of the shares of time in a run, known or not."""
     roles = ("sampler", "learner", "inference") if inference_workers else ("sampler", "learner")
     return tuple(metric.name for role in roles for metric, _ in TABLE.splits(role, on_policy=on_policy))
 
 
 def samples_per_insert(groups: _Groups) -> float | None:
-    """Transitions drawn over transitions inserted since learning began; None before."""
+    """Transitions drawn / transitions inserted, since learning began; None before."""
     begun = [group for group in groups if group.baseline_inserted >= 0]
     inserts = sum(group.inserted - group.baseline_inserted for group in begun)
     return sum(group.sampled for group in begun) / inserts if inserts > 0 else None
@@ -152,7 +151,7 @@ def _counts(groups: _Groups, table: MetricTable) -> dict[str, float | None]:
     counts: dict[str, float | None] = {}
     for metric, slot in table.of("learner", Kind.COUNTER, Kind.GAUGE):
         posted = [group.learner.get(slot, math.nan) for group in groups if _is_due(metric, group)]
-        known = [value for value in posted if math.isfinite(value)]  # an algorithm has not all, or none that is finite
+        known = [value for value in posted if math.isfinite(value)]  # some are missing or not finite
         parts = 1 if metric.kind is Kind.COUNTER else len(known)
         counts[metric.name] = sum(known) / parts if known else None
     for metric, slot in table.of("sampler", Kind.COUNTER):
@@ -164,13 +163,13 @@ def _counts(groups: _Groups, table: MetricTable) -> dict[str, float | None]:
 
 
 def _is_due(metric: Metric, group: GroupSample) -> bool:
-    """Whether a learner of this kind, as far as it is, has this number."""
+    """Whether a learner of this kind has this number by now."""
     other = Needs.REPLAY if group.on_policy else Needs.ROLLOUTS
     return metric.known_from is Needs.NOTHING or (group.learned and metric.known_from is not other)
 
 
 def _total(groups: _Groups, role: str, slot: str) -> float:
-    """A slot's value, summed over all workers of the role."""
+    """Sum of a slot over all workers of the role."""
     return sum(worker.get(slot, 0.0) for group in groups for worker in group.of(role))
 
 
@@ -184,7 +183,7 @@ def _rates(
     for name, counter in counters.items():
         role, slot = _source(counter)
         rates[name] = max(_total(new, role, slot) - _total(old, role, slot), 0.0) / seconds
-    # A learner halves its batch where the device has too little memory.
+    # A learner halves its batch if the device has too little memory.
     rates["update_frames_per_s"] = sum(
         max(after.learner["updates"] - before.learner["updates"], 0.0) / seconds
         * (after.learner.get("batch_size") or batch_size)
@@ -194,7 +193,7 @@ def _rates(
 
 
 def _sampler_rates(old: CounterSample, new: CounterSample) -> list[float]:
-    """Env steps a second of each sampler, group after group; empty where no time has passed."""
+    """Env steps a second of each sampler, group after group; empty if no time has passed."""
     seconds = new.t_s - old.t_s
     before = [sampler["env_steps"] for group in old.groups for sampler in group.samplers]
     after = [sampler["env_steps"] for group in new.groups for sampler in group.samplers]

@@ -1,4 +1,5 @@
-"""What happens in a run, written down: metrics, events, evaluations, the outcome, ``summary.json``."""
+"""Records a run: metrics, events, evaluations, the outcome, ``summary.json``."""
+
 from __future__ import annotations
 
 import contextlib
@@ -26,22 +27,22 @@ _STATE_S = 2.0
 SAMPLE_S = 0.5
 """Time between two samples of all metrics."""
 _SAVING_S = 2.0
-"""Time between two reports on a last checkpoint that is being written; one that takes less gets none."""
+"""Time between two reports on the last checkpoint while it is written; none if it takes less."""
 
 
 class View(Protocol):
-    """Shows a run while it goes on; the terminal, or nothing."""
+    """Shows a run while it goes on: the terminal, or nothing."""
 
     def update(self, snapshot: Snapshot) -> None:
         """Shows the newest numbers."""
 
     def note(self, text: str) -> None:
-        """Shows one line for good."""
+        """Shows one line permanently."""
 
 
 @dataclass
 class Outcome:
-    """What a run came to; None is unknown."""
+    """The results of a run; None is unknown."""
 
     stopped_by: str = "unknown"
     wall_s: float = 0.0
@@ -55,7 +56,7 @@ class Outcome:
     eval_return: float | None = None
     eval_best: float | None = None
     eval_episodes: int | None = None
-    """Episodes that ``eval_return`` is the mean of; of those asked for, some were cut by the time limit or lost."""
+    """Episodes in ``eval_return``; others may have been cut by the time limit or lost to errors."""
     eval_episodes_cut: int | None = None
     eval_episodes_lost: int | None = None
     time_to_target_s: float | None = None
@@ -67,13 +68,13 @@ class Outcome:
     parameters_sha256: str | None = None
     """Of group 0's networks."""
     learners: dict[int, dict[str, Any]] = field(default_factory=dict)
-    """group -> what its learner came to."""
+    """Group -> its learner's results."""
     device: str | None = None
     bottleneck: str | None = None
     error: str | None = None
 
     def learned(self, group: int, message: Mapping[str, Any]) -> None:
-        """Takes in a learner's last message."""
+        """Takes a learner's last message."""
         sha256 = message.get("parameters_sha256")
         self.learners[group] = {
             **self.learners.get(group, {}), "updates": int(message.get("updates", 0)), "parameters_sha256": sha256,
@@ -96,7 +97,7 @@ class Recorder:
         self._eval_returns: deque[float] = deque(maxlen=60)
         self._lag_sum, self._lag_count = 0.0, 0
         self._metrics: dict[str, float | None] = {}
-        # Taken once: a clock that is set while the run goes on must not change a duration.
+        # Taken once, so that setting the clock during the run does not change a duration.
         self._age_at_start_s = process_age_s()
         self._next_state_s = 0.0
         self._evaluated: tuple[int, Any, Any] = (0, None, None)
@@ -111,7 +112,6 @@ class Recorder:
 
     @property
     def session_s(self) -> float:
-        """Wall time of this session."""
         return time.monotonic() - self.started_s
 
     @property
@@ -120,28 +120,28 @@ class Recorder:
         return self._plan.earlier.wall_s + self.session_s
 
     def event(self, level: str, text: str, source: str = "supervisor") -> None:
-        """Stores and shows something that a person should know."""
+        """Stores and shows an event."""
         line = text if source == "supervisor" else f"{source}: {text}"
         self._events.append(line)
         self._store.event(self.wall_s, level, source, text)
         self._view.note(line if level == "info" else f"{level}: {line}")
 
     def env_error(self, where: str, error: Exception, count: int) -> None:
-        """Reports that an environment of this process raised or gave a bad transition: an episode is lost at most."""
+        """Reports an error of an environment in this process, which lost at most an episode."""
         write_error(self._run_dir.path / "errors", "supervisor", error, f"environment-{count}")
         self.event("warning", event_text(where, error, count)[:500])
 
     def hung_up(self) -> None:
-        """The terminal was closed, which ends no run; says so once."""
+        """Reports once that the terminal was closed, which does not end the run."""
         if not self._hung_up:
             self._hung_up = True
             self.event("info", "the terminal was closed (SIGHUP): the run goes on without it; to end it: "
                        f"python -m spreeze runs stop {self._run_dir.path.absolute()}")
 
     def saving(self, left_bytes: int) -> None:
-        """Shows now and then how many bytes of the last checkpoints are left, when the run waits for nothing else.
+        """Shows now and then how much of the last checkpoints is left, while the run waits only for these.
 
-        0: not being written yet, or all but done.
+        ``left_bytes`` is 0 before writing begins, and when almost done.
         """
         now = time.monotonic()
         if now < self._next_saving_s:
@@ -158,10 +158,10 @@ class Recorder:
         self._run_dir.write_state(state="stopping", checkpoint_left_bytes=left_bytes)
 
     def evaluation(self, record: Mapping[str, Any], *, final: bool = False) -> None:
-        """Greedy episodes of one version of a learner's weights: fields as in ``eval.csv``.
+        """Takes an evaluation of a learner's weights, with fields as in ``eval.csv``.
 
-        The run's score, and its curve in the store, are those of the learner whose latest score is the highest. The
-        final evaluation comes after training: it does not count as reaching the target in time.
+        The run's score, and its curve in the store, are those of the learner with the highest latest score. The
+        final evaluation comes after training, so it does not count for the time to the target.
         """
         value = record.get("return_mean")
         if not isinstance(value, int | float):
@@ -202,13 +202,13 @@ class Recorder:
                               {"eval_return": float(value), "eval_length": float(record["length_mean"])})
 
     def _eval_returns_by_group(self) -> dict[str, float]:
-        """The latest scores as series, where there are several learners."""
+        """The latest scores as series, if there are several learners."""
         if self._plan.learners == 1:
             return {}
         return {f"eval_return/{group}": value for group, value in self._scores.items()}
 
     def no_final_evaluation(self, budget_s: float) -> None:
-        """Says why the last score is of an earlier policy."""
+        """Reports why the last score is that of an earlier policy."""
         self.event("info", f"no final evaluation: no whole round of episodes gave a score within {budget_s:.0f} s; the "
                            "score is the latest one of training")
 
@@ -216,7 +216,7 @@ class Recorder:
         self, reading: CounterSample, *, pids: Mapping[str, int] | None, restarts: int = 0, samplers_alive: int = 1,
         state: str = "training", governed: Mapping[str, float | None] | None = None,
     ) -> None:
-        """Takes one sample of everything; ``pids`` None leaves utilisation out (the workers are gone)."""
+        """Takes one sample of all metrics; without utilisation if ``pids`` is None (the workers have ended)."""
         self.reading, self._samplers_alive = reading, samplers_alive
         metrics = self._gauges.read(reading)
         metrics.update(governed or {})
@@ -240,7 +240,6 @@ class Recorder:
                                       episodes=metrics["episodes"])
 
     def snapshot(self, state: str) -> Snapshot:
-        """What a view shows now."""
         known: dict[str, Any] = {
             "state": state, "wall_s": self.wall_s, "eval_best": self.outcome.eval_best,
             "eval_returns": tuple(self._eval_returns), "memory_total_bytes": self._memory_total_bytes,
@@ -262,14 +261,14 @@ class Recorder:
         if reading is None:
             return None
         if self._plan.config.on_policy is not None:
-            return None  # it stops at swaps, which its learner sees
+            return None  # its learner stops it at a swap
         if stop.updates is not None and all(group.learner["updates"] >= stop.updates for group in reading.groups):
             return "updates"
         steps = reading.env_steps + self._plan.earlier.env_steps
         return "env_steps" if stop.env_steps is not None and steps >= stop.env_steps else None
 
     def ending(self) -> None:
-        """Training is over; what follows does not count for its rates."""
+        """Ends the measurement of rates when training is over."""
         self._gauges.end()
 
     def finish(self, restarts: int = 0) -> None:
@@ -345,21 +344,20 @@ def _progress(
 
 
 def _on_policy_fields(plan: RunPlan) -> dict[str, Any]:
-    """What the summary of an on-policy run has besides."""
+    """Further fields in the summary of an on-policy run."""
     part = plan.config.rollout
     if plan.config.on_policy is None:
         return {}
     return {
         "samplers": plan.samplers, "envs_per_sampler": part.envs_per_sampler,
-        "inference_workers": plan.inference_workers,
-        "sync_interval": part.sync_interval,
+        "inference_workers": plan.inference_workers, "sync_interval": part.sync_interval,
         "correction": part.correction if plan.lag else None,
         "synchrony": part.synchrony if plan.lag == 0 else None,
     }
 
 
 def summary(plan: RunPlan, outcome: Outcome, run_dir: Path, machine: Machine) -> dict[str, Any]:
-    """``summary.json``: all that a script or a comparison needs to know of a finished run; None is unknown."""
+    """``summary.json``: all that scripts and comparisons need of a finished run; None is unknown."""
     config, rates = plan.config, outcome.rates
     return {
         "run_dir": str(run_dir),

@@ -1,4 +1,4 @@
-"""A run of worker processes from the first to the last: what every mode that starts workers has in common."""
+"""Runs worker processes from start to end, for every mode that has workers."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from spreeze.workers.roles import Address
 
 _FINAL_EVALUATION_S = 6.0
 _EXIT_S = 12.0
-"""From the request to stop to the end of the final evaluation; the rest of 15 s is for closing."""
+"""Longest time from the stop request to the end of the final evaluation; 3 more seconds are for closing."""
 _VISUALIZER_AFTER_S = 4.0
 _LEAST_LIMIT_BYTES = 2**30
-"""What a worker that steps environments may always have; beyond it, its share of half of the memory that is free."""
+"""Least memory limit of a worker that steps environments; else its share of half of the free memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,9 +44,9 @@ class Wired:
 
     status: StatusTable
     specs: dict[str, WorkerSpec]
-    """By name, in starting order: what takes longest to import comes first."""
+    """By name, in starting order: slowest imports first."""
     read: Callable[[], CounterSample]
-    """All counters of this moment; after the stop flag is set, the final ones."""
+    """Reads all counters; after the stop flag is set, the final ones."""
     learning_began: Callable[[], bool]
     takeover: Callable[[WorkerSpec], None] = lambda spec: None
     """See ``ProcessSupervisor``."""
@@ -57,10 +57,10 @@ def run_workers(
     plan: RunPlan, run_dir: RunDir, recorder: Recorder, interrupts: Interrupts, launcher: Launcher,
     wired: AbstractContextManager[Wired],
 ) -> Outcome:
-    """Starts the workers of a mode, watches them to the end of the run, evaluates; nobody is left when it returns.
+    """Starts and watches the workers of a mode, then evaluates. All workers have ended when this returns.
 
     Raises:
-        ResourceError: no room for the shared memory, or a worker could not be started.
+        ResourceError: no room for shared memory, or a worker could not be started.
     """
     watch = OrphanWatch(run_dir.nonce)
     try:
@@ -82,7 +82,7 @@ def run_workers(
 
 
 def read_group(status: StatusTable, specs: dict[str, WorkerSpec], group: int) -> GroupSample:
-    """What the workers of a group posted, each under its role; what passed through its buffer the mode adds."""
+    """The posted slots of a group's workers; the mode adds the counters of the group's buffer."""
     own = [spec for spec in specs.values() if spec.address.group == group]
 
     def posted(workers: Iterable[WorkerSpec]) -> tuple[dict[str, float], ...]:
@@ -101,7 +101,7 @@ def _supervise(supervisor: Supervisor, workers: ProcessSupervisor, mode: Wired) 
     began_s: float | None = None
 
     def start_visualizer() -> None:
-        # Not before learning is well under way: its imports would only delay the first updates.
+        # Only when learning is under way, since its imports would delay the first updates.
         nonlocal visualizer, began_s
         if began_s is None and mode.learning_began():
             began_s = time.monotonic()
@@ -128,7 +128,7 @@ def _supervise(supervisor: Supervisor, workers: ProcessSupervisor, mode: Wired) 
 
 
 def memory_limit_bytes(plan: RunPlan) -> int:
-    """Memory above which a sampler or sampler is started anew."""
+    """Memory above which a sampler is restarted."""
     asked = plan.config.sampling.memory_limit_bytes
     return asked or max(_LEAST_LIMIT_BYTES, available_bytes() // (2 * plan.samplers))
 
@@ -157,7 +157,7 @@ def watcher_specs(plan: RunPlan, run_dir: Path, first_row: int) -> dict[str, Wor
 def _last_evaluation(
     plan: RunPlan, run_dir: RunDir, recorder: Recorder, supervisor: Supervisor, interrupts: Interrupts
 ) -> None:
-    """Greedy episodes of the last policy, as far as time allows."""
+    """Evaluates the last policy, if time allows."""
     budget_s = min(_FINAL_EVALUATION_S, _EXIT_S - supervisor.stopping_s)
     if not interrupts.urgent and recorder.outcome.updates > 0 and budget_s >= 1.0:
         record = _final_evaluation(run_dir, plan, budget_s, interrupts, recorder.event)
@@ -170,7 +170,7 @@ def _last_evaluation(
 def _final_evaluation(
     run_dir: RunDir, plan: RunPlan, budget_s: float, interrupts: Interrupts, on_event: Callable[[str, str], None]
 ) -> dict[str, Any] | None:
-    """Greedy episodes of the newest weights within ``budget_s``; None if none finished in time."""
+    """Evaluates the newest weights within ``budget_s``; None if no round finished in time."""
     part = plan.config.evaluation
     job = EvaluatorJob(run_dir=str(run_dir.path), spec=plan.spec, episodes=part.episodes, first_seed=part.seed,
                        cpu_share=1.0, has_free_core=True, groups=plan.learners)
@@ -190,7 +190,7 @@ def _final_evaluation(
 
 
 def _record(process: subprocess.Popen[bytes]) -> dict[str, Any] | None:
-    """What the process wrote before it ended."""
+    """The record that the process wrote."""
     assert process.stdout is not None
     with process.stdout, contextlib.suppress(ValueError, subprocess.TimeoutExpired):
         output, _ = process.communicate(timeout=0.0 if process.returncode is None else DEATH_S)

@@ -1,4 +1,5 @@
 """The supervisor: reads the workers' messages, samples their counters, decides when the run is over."""
+
 from __future__ import annotations
 
 import contextlib
@@ -33,7 +34,7 @@ _LOOK_S = 0.05
 
 
 class Supervisor:
-    """Watches one run of processes from the first start to the last one's end."""
+    """Watches the workers of one run until all have ended."""
 
     def __init__(
         self,
@@ -45,7 +46,7 @@ class Supervisor:
         interrupts: Interrupts,
         governing: GovernorLoop | None = None,
     ) -> None:
-        """Args: ``read`` gives all counters of this moment; after the stop flag is set, the final ones."""
+        """``read`` gives all counters; after the stop flag is set, the final ones."""
         self._run_dir, self._status, self._workers = run_dir, status, workers
         self._reading, self._recorder, self._interrupts = read, recorder, interrupts
         self._governing = governing
@@ -79,7 +80,7 @@ class Supervisor:
             recorder.event("error", str(error))
 
     def stop(self) -> None:
-        """Ends the workers and takes the last numbers; nobody is left when it returns."""
+        """Ends the workers and takes the last sample. All workers have ended when this returns."""
         self._recorder.ending()
         start_s = time.monotonic()
         self._run_dir.write_state(state="stopping")
@@ -87,7 +88,7 @@ class Supervisor:
             self._workers.stop(hurry=lambda: self._interrupts.urgent, on_messages=self._handle, on_wait=self._waited)
         finally:
             self.stopping_s = time.monotonic() - start_s
-            with contextlib.suppress(OSError):  # a checkpoint that was given up may be of gigabytes
+            with contextlib.suppress(OSError):  # an abandoned checkpoint may take gigabytes
                 for address in self._workers.learners():
                     folder = group_folder(self._run_dir.path, address.group) / "checkpoints"
                     CheckpointStore(folder).remove_unfinished()
@@ -97,7 +98,7 @@ class Supervisor:
             self._recorder.finish(self._workers.restarts)
 
     def _waited(self, specs: list[WorkerSpec]) -> None:
-        """Called while ``specs`` are waited for: shows what learners still have to write."""
+        """Called while waiting for ``specs``; shows what learners still have to write."""
         self._report_hang_up()
         if any(spec.role.saves for spec in specs):
             groups = self._reading().groups
@@ -142,20 +143,20 @@ class Supervisor:
 
 
 _ASLEEP_S = 5.0
-"""A gap this long between two looks means that this process slept, and that silence of the workers says nothing."""
+"""After a gap this long between two checks this process has slept, and the workers may have been silent for that."""
 _STOP_S = 6.0
-"""Time that a worker has to end after it was asked to stop."""
+"""Time for a worker to end after it was asked to stop."""
 _LAST_WORK = (Phase.UPDATE, Phase.PUBLISH, Phase.CHECKPOINT)
-"""Phases that lead to the learner's last checkpoint: it has as long as its heart beats as often as it must."""
+"""Phases before the learner's last checkpoint: no time limit while its heartbeat is in time."""
 _MEMORY_S = 1.0
-"""Time between two looks at the workers' memory."""
+"""Time between two checks of the workers' memory."""
 _STACK_S = 0.2
-"""Time that a hung worker has to write its stack into its log before it is killed."""
+"""Time for a hung worker to write its stack into its log before it is killed."""
 
 
 @dataclass
 class WorkerHandle:
-    """A supervised worker: its process now, its failures so far."""
+    """A supervised worker: its current process and its failures."""
 
     spec: WorkerSpec
     restarts: Restarts
@@ -165,14 +166,14 @@ class WorkerHandle:
     heartbeat_seen_s: float = 0.0
     failures: list[str] = field(default_factory=list)
     reported: str | None = None
-    """The error that its worker reported before its end was seen."""
+    """The error that the worker reported before its end was noticed."""
 
 
 class ProcessSupervisor:
     """Starts, watches, restarts and stops workers.
 
-    ``takeover(spec)`` is called after the old writer of a shard is certainly dead and before the new one starts.
-    ``forgiven_failures``: so many crashes of each worker are restarted at once without counting toward its limit.
+    ``takeover(spec)`` is called after a worker is certainly dead and before its successor starts.
+    ``forgiven_failures`` crashes of each worker are restarted at once and do not count toward its limit.
     """
 
     def __init__(
@@ -210,11 +211,10 @@ class ProcessSupervisor:
         return sum(handle.restarts.total for handle in self.handles.values())
 
     def alive(self, role: Role) -> int:
-        """Running workers of a role."""
         return sum(handle.process is not None for handle in self.handles.values() if handle.spec.role is role)
 
     def learners(self) -> list[Address]:
-        """Those that the run waits for, one a group."""
+        """Addresses of the learners, one in each group."""
         return [handle.spec.address for handle in self.handles.values() if handle.spec.role.learns]
 
     def pids(self) -> dict[str, int]:
@@ -222,7 +222,7 @@ class ProcessSupervisor:
         return {name: handle.process.pid for name, handle in self.handles.items() if handle.process is not None}
 
     def wait(self, seconds: float) -> list[dict[str, Any]]:
-        """Waits until a worker sends a message, at most ``seconds``; returns what was sent."""
+        """Waits for messages for at most ``seconds``; returns them."""
         processes = [handle.process for handle in self.handles.values() if handle.process is not None]
         by_fd = {process.message_fd: process for process in processes}
         try:
@@ -239,20 +239,20 @@ class ProcessSupervisor:
             if handle is not None:
                 handle.reported = str(message.get("error"))
         if ready and not messages:
-            # Only closed pipes of workers that are ending: do not spin until they are reaped.
+            # Only closed pipes of ending workers: do not spin until they are reaped.
             time.sleep(min(seconds, 0.01))
         return messages
 
     def note_error(self, name: str, text: str) -> None:
-        """Remembers the first exception of any worker: it is the one that explains the rest."""
+        """Keeps the first error of any worker, which usually explains the others."""
         if self.first_error is None:
             self.first_error = (name, text)
 
     def watch(self) -> list[dict[str, Any]]:
-        """Reaps, checks deadlines, restarts. Returns last messages of workers that ended.
+        """Reaps, checks deadlines, restarts; returns the last messages of ended workers.
 
         Raises:
-            WorkerError: a worker that the run cannot do without was given up (see ``Role.lost``).
+            WorkerError: a worker that the run needs was given up (see ``Role.lost``).
         """
         now = self._clock()
         if self._last_watch_s is not None and now - self._last_watch_s > _ASLEEP_S:
@@ -289,7 +289,7 @@ class ProcessSupervisor:
         return self._ended(handle, -int(signal.SIGKILL), now, why)
 
     def _note_heartbeat(self, handle: WorkerHandle, now: float) -> Phase:
-        """Notes when the heartbeat was last seen to change; returns the phase."""
+        """Notes when the heartbeat last changed; returns the phase."""
         control = self._status.control(handle.spec.row)
         heartbeat, phase = int(control[words.HEARTBEAT]), Phase(int(control[words.PHASE]))
         if heartbeat != handle.last_heartbeat:
@@ -297,7 +297,7 @@ class ProcessSupervisor:
         return phase
 
     def _check_memory(self, handle: WorkerHandle, now: float) -> list[dict[str, Any]]:
-        """Ends a worker whose environment eats the machine's memory, before the system chooses a victim."""
+        """Ends a worker above its memory limit, before the system kills one of its choice."""
         process, limit = handle.process, handle.spec.memory_limit_bytes
         if process is None or limit is None:
             return []
@@ -362,9 +362,9 @@ class ProcessSupervisor:
         self, hurry: Callable[[], bool], on_messages: Callable[[list[dict[str, Any]]], None],
         on_wait: Callable[[list[WorkerSpec]], None] = lambda specs: None,
     ) -> None:
-        """Ends all workers: stop flag, then SIGKILL for those whose time is over. None is left when it returns.
+        """Ends all workers: stop flag, then SIGKILL for late ones. All have ended when this returns.
 
-        Meanwhile ``hurry`` is polled, which kills all at once, and ``on_wait`` gets the workers that are waited for.
+        Meanwhile all are killed at once if ``hurry()``, and ``on_wait`` gets the workers still alive.
         """
         self._status.header[words.STOP] = 1
         start = self._clock()
@@ -383,7 +383,7 @@ class ProcessSupervisor:
         end_orphans(self._run_context.nonce)
 
     def _is_late(self, handle: WorkerHandle, start: float) -> bool:
-        """Whether a worker that is to end since ``start`` has had its time."""
+        """Whether a worker has used up its time to end since ``start``."""
         now = self._clock()
         if not handle.spec.role.saves:
             return now - start > _STOP_S
@@ -392,7 +392,7 @@ class ProcessSupervisor:
         return silent_s > (DEADLINE_S[phase] if phase in _LAST_WORK else _STOP_S)
 
     def _kill(self, handles: list[WorkerHandle]) -> None:
-        """SIGKILL to workers; those that do not die in time are named, and the run goes on without them."""
+        """Kills workers; those that do not die in time are reported and left behind."""
         processes = [handle.process for handle in handles if handle.process is not None]
         for process in processes:
             process.signal_group(signal.SIGKILL)
@@ -401,7 +401,7 @@ class ProcessSupervisor:
             if process.kill_and_wait(max(0.0, end - self._clock())) is None:
                 self.on_event("error", left_behind(process.spec.name, process.pid))
         if self._last_watch_s is not None:
-            self._last_watch_s = self._clock()  # waiting for them was no sleep
+            self._last_watch_s = self._clock()  # this wait was no sleep
 
     def _reap(self, handle: WorkerHandle) -> list[dict[str, Any]]:
         process = handle.process
@@ -419,7 +419,7 @@ class ProcessSupervisor:
 
 
 def private_memory_bytes(pid: int) -> int | None:
-    """Memory that a process shares with nobody; None when it is gone."""
+    """Unshared resident memory of a process; None if it has ended."""
     with contextlib.suppress(psutil.Error, OSError):
         memory = psutil.Process(pid).memory_info()
         return int(memory.rss - getattr(memory, "shared", 0))
@@ -447,7 +447,7 @@ class Restarts:
     """Failures that are restarted at once and do not count toward the limit."""
     total: int = 0
     due_s: float | None = None
-    """Monotonic time of the next start; None while it runs or after it was given up."""
+    """Monotonic time of the next start; None while the worker runs or after it was given up."""
     quarantined: bool = False
     given_up: bool = False
     _times: deque[float] = field(default_factory=deque)
@@ -455,7 +455,7 @@ class Restarts:
     def failed(self, now_s: float) -> None:
         """Notes a failure and decides when to start again.
 
-        The first failure in a window comes back at once; then 0.5 s, doubling up to 30 s.
+        The first in a window waits ``first_delay_s``; the next ones wait ``backoff_s``, doubled up to ``max_delay_s``.
         """
         if self.forgiven > 0:
             self.forgiven -= 1
@@ -477,11 +477,9 @@ class Restarts:
             self.due_s = now_s + min(self.limit.backoff_s * 2.0 ** (recent - 2), self.limit.max_delay_s)
 
     def due(self, now_s: float) -> bool:
-        """True when the worker should be started now."""
         return self.due_s is not None and now_s >= self.due_s
 
     def restarted(self) -> None:
-        """Notes that it was started again."""
         self.total += 1
         self.due_s = None
         self.quarantined = False

@@ -1,4 +1,4 @@
-"""A worker's tie to its supervisor: heartbeat, flags, slots, and a one-way pipe for messages."""
+"""A worker's link to its supervisor: heartbeat, flags, slots, and a one-way pipe for messages."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MAX_MESSAGE_BYTES = 4096
 
 
 class WorkerContext:
-    """What a worker body may know of the outside; it never waits for anybody."""
+    """A worker body's view of the run. None of its calls waits for another process."""
 
     def __init__(
         self,
@@ -46,36 +46,34 @@ class WorkerContext:
 
     @property
     def name(self) -> str:
-        """Name used in logs and messages (see ``Address.name``)."""
         return self.address.name
 
     def beat(self, phase: Phase) -> None:
-        """Says "alive, now in this phase"; costs two stores."""
+        """Signals that the worker is alive and in this phase; costs two stores."""
         self._control[words.PHASE] = int(phase)
         self._control[words.HEARTBEAT] += 1
 
     @property
     def stopping(self) -> bool:
-        """True once the supervisor asked everybody to stop."""
+        """True once the supervisor has asked all workers to stop."""
         return bool(self.status.header[words.STOP])
 
     @property
     def weights_hint(self) -> int:
-        """Changes whenever the group's learner published new weights; the file remains the truth."""
+        """Changes whenever the group's learner publishes new weights; the file is authoritative."""
         return int(self._group[words.WEIGHTS_HINT])
 
     def weights_published(self) -> None:
-        """Says to the group that there are new weights; called by its learner only."""
+        """Announces new weights to the group; called by its learner only."""
         self._group[words.WEIGHTS_HINT] += 1
 
     @property
     def visualizer_paused(self) -> bool:
-        """True while the visualizer is told to rest."""
         return bool(self.status.header[words.VISUALIZER_PAUSED])
 
     @property
     def sampler_share(self) -> float:
-        """Share of its time that this sampler may work: 1, 0, or between for the last one that is wanted."""
+        """Share of its time that this sampler may work: 1, 0, or in between for the last active one."""
         group = self._group
         active, samplers = int(group[words.ACTIVE_SAMPLERS]), int(group[words.SAMPLERS])
         if active >= samplers:
@@ -87,7 +85,7 @@ class WorkerContext:
         """Stores numbers into slots by name (see ``metrics.table``).
 
         Raises:
-            WorkerError: no row of the table of metrics has such a slot.
+            WorkerError: the metric table has no such slot.
         """
         try:
             for name, value in values.items():
@@ -99,11 +97,10 @@ class WorkerContext:
             ) from None
 
     def named(self, slots: np.ndarray) -> dict[str, float]:
-        """Slot values by name."""
         return {name: float(slots[i]) for name, i in self._slot_index.items()}
 
     def send(self, kind: str, **fields: Any) -> None:
-        """Sends one message; drops it (and counts) when the pipe is full or gone."""
+        """Sends one message, or drops and counts it when the pipe is full or gone."""
         if self._message_fd is None:
             return
         line = json.dumps({"kind": kind, "from": self.name, **fields}, allow_nan=True).encode() + b"\n"
@@ -118,18 +115,18 @@ class WorkerContext:
             self.messages_lost += 1
 
     def env_error(self, where: str, error: Exception, count: int) -> None:
-        """Tells of an error of an environment that cost no more than an episode (see ``env_errors``)."""
+        """Reports an environment error that cost at most an episode."""
         if self._errors_dir is not None:
             write_error(self._errors_dir, self.name, error, f"environment-{count}")
         self.send("event", level="warning", text=event_text(where, error, count)[:500])
 
     def saving(self, left_bytes: int) -> None:
-        """Says "alive, with a checkpoint of which so much is left to write and check"."""
+        """Signals that a checkpoint is in progress, with this many bytes left to write and check."""
         self.beat(Phase.CHECKPOINT)
         self.post(checkpoint_left_bytes=left_bytes)
 
     def sleep(self, seconds: float, phase: Phase = Phase.WAIT) -> None:
-        """Sleeps in short pieces so that the heartbeat goes on and a stop is seen at once."""
+        """Sleeps in short pieces, so that the heartbeat goes on and a stop is noticed at once."""
         end = time.monotonic() + seconds
         while not self.stopping:
             self.beat(phase)
@@ -139,7 +136,6 @@ class WorkerContext:
             time.sleep(min(left, 0.1))
 
     def close(self) -> None:
-        """Closes the message pipe and the status table."""
         self.slots = self._control = self._group = None  # type: ignore[assignment]
         if self._message_fd is not None:
             with contextlib.suppress(OSError):

@@ -1,10 +1,10 @@
-"""The evaluator: greedy episodes of the newest weights on a fixed seed list, return curve, best weights.
+"""The evaluator runs greedy episodes of the newest weights on fixed seeds; it writes scores and keeps the best weights.
 
 It runs beside training at low priority and feeds nothing back. ``python -m spreeze.workers.evaluator``
 is the last evaluation of a run: newest weights, a time budget, one JSON record on standard output.
 
-An environment that raises or gives a bad transition costs its episode: the score is that of the others, and says how
-many were lost. Nothing that fails here is for good: the next weights are another try.
+An environment that raises or gives a bad transition loses its episode; the score is that of the others, with the
+number lost. No failure here is final: the next weights are tried again.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ Record = dict[str, Any]
 _POLL_S = 0.05
 _LOOK_S = 1.0
 _LONGEST_PAUSE_S = 60.0
-"""Between two tries where evaluations fail as a whole, because no environment can be made, say."""
+"""Longest pause between attempts while evaluations fail as a whole (no environment can be made, for example)."""
 MAX_STEPS = 10_000
-"""Env steps after which an episode ends where the environment itself never ends one."""
+"""Length limit of an episode if the environment has none."""
 
 Act = Callable[[np.ndarray], np.ndarray]
 """Observations float32 [N, O] to actions float32 [N, A] in [-1, 1], or indices of discrete ones [N, 1]."""
 OnError = Callable[[int, int, Exception], None]
-"""Told of an episode that an error ended: its place in the seeds, its env steps until then, and the error."""
+"""Called when an error ends an episode: its position in the seeds, its env steps so far, and the error."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,11 +67,11 @@ class EvaluatorJob(Jsonable):
     """Share of one core it may use when none is free."""
     has_free_core: bool
     groups: int = 1
-    """Learners, whose weights take turns."""
+    """Number of learners; their weights are evaluated in turn."""
 
 
 def run_evaluator(context: WorkerContext, job: EvaluatorJob) -> None:
-    """Evaluates whenever there are new weights, until the supervisor stops everybody."""
+    """Evaluates whenever there are new weights, until the supervisor asks to stop."""
     context.beat(Phase.INIT)
     watches = [_watch(group_folder(Path(job.run_dir), group)) for group in range(job.groups)]
     turn = 0
@@ -81,7 +81,7 @@ def run_evaluator(context: WorkerContext, job: EvaluatorJob) -> None:
 
     with Evaluation(job, tell=context.env_error) as evaluation:
         with contextlib.suppress(Exception):
-            evaluation.prepare()  # while the first weights are still to come, which will tell of an error again
+            evaluation.prepare()  # ahead of the first weights, whose evaluation would report the error
         while not context.stopping:
             turn += 1
             group = turn % job.groups
@@ -101,7 +101,7 @@ def run_evaluator(context: WorkerContext, job: EvaluatorJob) -> None:
 
 
 def _watch(folder: Path) -> WeightsWatch:
-    """Finds weights of a group that are newer than those that have a score already."""
+    """Watches for a group's weights that have no score yet."""
     rows = read_rows(folder / "eval.csv")
     return WeightsWatch(folder / "weights", (rows[-1]["epoch"], rows[-1]["version"]) if rows else None)
 
@@ -120,7 +120,7 @@ def _report(context: WorkerContext, record: Record, evaluations: int) -> None:
 
 
 class WeightsWatch:
-    """Finds weights newer than the last ones seen, together with the bytes they were read from."""
+    """Finds weights newer than the last ones seen, with the bytes of their file."""
 
     def __init__(self, directory: Path, seen: tuple[int, int] | None = None) -> None:
         self._store = WeightsStore(directory)
@@ -153,7 +153,7 @@ class Evaluation:
         self._errors = 0
         self._run_dir = Path(job.run_dir)
         self._tasks: list[Task] = []
-        remove_unfinished(self._run_dir / "checkpoints")  # of an evaluator that was killed at its best weights
+        remove_unfinished(self._run_dir / "checkpoints")  # from an evaluator killed while writing
         self._best = _best_so_far(self._run_dir)
         self.evaluations = 0
         self.failures = 0
@@ -170,15 +170,15 @@ class Evaluation:
         self, weights: Weights, data: bytes, should_stop: Callable[[], bool], *, partial: bool = False,
         group: int = 0,
     ) -> Record | None:
-        """Runs the episodes of one version and writes them down; with ``partial`` what a stop leaves finished counts.
+        """Runs the episodes of one version and records them in the group's ``eval.csv``.
 
-        ``data`` are the bytes of the weights' file, kept when they are the best so far, and ``group`` whose they are:
-        each group has its ``eval.csv``, and the best weights of all are kept.
+        With ``partial``, the rounds finished before a stop count. ``data`` holds the bytes of the weights' file, which
+        are kept if these are the best weights of all groups so far.
 
         Returns:
-            The record, or None when it was stopped or no episode was finished. Besides the columns of ``eval.csv`` it
-            has ``episodes_cut`` by the stop, ``episodes_lost`` to errors, and ``whole``: none was cut, and no more
-            were lost than finished, so that it compares with others.
+            The record, or None if stopped or if no episode finished. It adds to the columns of ``eval.csv``:
+            ``episodes_cut`` by the stop, ``episodes_lost`` to errors, and ``whole`` (none cut, and no more lost than
+            finished, so that scores are comparable).
         """
         self.prepare()
         lost: set[int] = set()
@@ -216,7 +216,7 @@ class Evaluation:
         self, weights: Weights, data: bytes, should_stop: Callable[[], bool], *, partial: bool = False,
         on_failure: Callable[[str], None], group: int = 0,
     ) -> Record | None:
-        """``evaluate``, whose failure as a whole ends no run: the next attempt makes new environments."""
+        """Like ``evaluate``, but reports a failure instead of raising it; the next attempt makes new environments."""
         try:
             record = self.evaluate(weights, data, should_stop, partial=partial, group=group)
         except Exception as error:
@@ -258,7 +258,7 @@ class Evaluation:
 
 
 def _best_so_far(run_dir: Path) -> float:
-    """Return of the best weights kept so far, by this or an earlier session."""
+    """Return of the best weights kept by this or an earlier session."""
     try:
         value = json.loads((run_dir / "checkpoints" / "best.json").read_bytes())["return"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -267,7 +267,7 @@ def _best_so_far(run_dir: Path) -> float:
 
 
 def append_row(path: Path, record: Record) -> None:
-    """Appends one line to ``eval.csv``, header first, in a single write each."""
+    """Appends a row to ``eval.csv`` in a single write, after the header if the file is new."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0), 0o644)
     try:
         if os.fstat(fd).st_size == 0:
@@ -278,7 +278,7 @@ def append_row(path: Path, record: Record) -> None:
 
 
 def read_rows(path: Path) -> list[Record]:
-    """The rows of ``eval.csv``; a damaged line is left out, a missing file is empty."""
+    """The rows of ``eval.csv``; damaged lines are skipped, and a missing file has no rows."""
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -304,11 +304,11 @@ class Episode:
     length: int
     """Env steps."""
     terminated: bool
-    """True where the MDP ended; False where time ran out."""
+    """True if the MDP ended, False if time ran out."""
 
 
 class Score(NamedTuple):
-    """What some episodes say together; the standard deviation is that of these episodes (divided by n)."""
+    """Statistics of some episodes; the standard deviation is the population one (divided by n)."""
 
     episodes: int
     return_mean: float
@@ -317,7 +317,7 @@ class Score(NamedTuple):
 
 
 def score(episodes: Sequence[Episode]) -> Score:
-    """Of at least one episode."""
+    """Statistics of at least one episode."""
     returns = np.array([episode.episode_return for episode in episodes], dtype=np.float64)
     lengths = [episode.length for episode in episodes]
     return Score(len(episodes), float(returns.mean()), float(returns.std()), float(np.mean(lengths)))
@@ -328,11 +328,10 @@ def seed_list(first_seed: int, episodes: int) -> range:
 
 
 def envs_at_once(spec: EnvSpec) -> int:
-    """How many environments to step together.
+    """How many environments to step together; depends on the id alone.
 
-    A Bullet environment takes 29 MiB and its step costs 30 times a policy call, so batching the
-    calls gains nothing there. The number depends on the id alone: the batch size decides the last
-    bit of an action, and a score must repeat on another day and machine.
+    The batch size decides the last bit of an action, and a score must repeat on another day and machine. A Bullet
+    environment takes 29 MiB, and its step costs 30 times a policy call, so batching gains nothing there.
     """
     return 2 if is_bullet(spec.env_id) else 16
 
@@ -343,23 +342,23 @@ def run_episodes(
     max_envs: int | None = None, tasks: list[Task] | None = None, on_error: OnError | None = None,
     whole_rounds: bool = False,
 ) -> list[Episode]:
-    """Runs one episode for each seed; the environments advance together, one policy call a step.
+    """Runs one episode for each seed; the environments advance together, with one policy call a step.
 
-    Where only so much time is left, the episodes that end first are the short ones, and a mean over them says little
-    of the policy. So rounds are whole: as many episodes begin as there are environments, the next ones when all of
-    these are over, and of a round that a stop cuts none counts.
+    Under a time limit the short episodes end first, and their mean would be biased. With ``whole_rounds``, as many
+    episodes begin as there are environments, the next ones begin when all of these are over, and a round cut by a stop
+    does not count. Without a stop the episodes are the same either way.
 
     Args:
         make_task: called when one more environment is needed.
         policy_act: the greedy policy.
-        seeds: of the episodes' resets.
-        on_step: called with the episode's place in ``seeds`` after its reset and each of its steps.
-        should_stop: asked before every step; True gives up what is not finished.
+        seeds: one reset seed for each episode.
+        on_step: called with the episode's position in ``seeds`` after its reset and each of its steps.
+        should_stop: called before every step; True ends the run without the unfinished episodes.
         max_envs: by ``envs_at_once`` if None.
         tasks: environments to reuse; new ones are added, and the caller closes them.
-        on_error: told when an environment raises or gives a bad transition, which then costs its episode and its
-            environment. None: the error is raised.
-        whole_rounds: see above; without a stop the episodes are the same.
+        on_error: called when an environment raises or gives a bad transition, which loses its episode and replaces
+            the environment. None: the error is raised.
+        whole_rounds: see above.
 
     Returns:
         The finished episodes, in the order of ``seeds``.
@@ -381,16 +380,15 @@ def run_episodes(
 def add_task(pool: list[Task], make_task: Callable[[], Task]) -> None:
     """Adds an environment that has been reset once.
 
-    The first episode of a Bullet environment differs from every later one of the same seed (it
-    starts before the state is saved to which later resets return); after one reset, an episode
-    depends on its seed and the policy alone.
+    The first episode of a Bullet environment differs from later ones of the same seed: it starts before the state is
+    saved to which later resets return. After one reset, an episode depends on its seed and the policy alone.
     """
     pool.append(make_task())
     _warm_up(pool[-1])
 
 
 def _warm_up(task: Task) -> None:
-    with contextlib.suppress(Exception):  # nobody needs this episode: who needs one hears of the next error
+    with contextlib.suppress(Exception):  # this episode is not used; the next reset raises again
         task.reset(seed=0)
 
 
@@ -406,7 +404,7 @@ class _Running:
 
 
 class _Lockstep:
-    """Episodes in progress. The batch keeps its size when environments fall idle, so that no result depends on that."""
+    """Episodes in progress. The batch size stays the same when environments fall idle, so no result depends on that."""
 
     def __init__(
         self, pool: list[Task], count: int, act: Act, seeds: Sequence[int],
@@ -439,7 +437,7 @@ class _Lockstep:
         return [self._done[place] for place in sorted(self._done) if place < before]
 
     def _begin(self, one: _Running) -> bool:
-        """Starts the next seed's episode; False when none is left."""
+        """Starts the next seed's episode; False if none is left."""
         while self._next < len(self._seeds):
             one.place, one.total, one.length = self._next, 0.0, 0
             self._next += 1
@@ -474,7 +472,7 @@ class _Lockstep:
         return False
 
     def _lost(self, one: _Running, error: Exception) -> None:
-        """The episode is over without a result, and its environment is made anew."""
+        """Ends the episode without a result and replaces its environment."""
         if self._on_error is None:
             raise error
         self._on_error(one.place, one.length, error)
@@ -487,13 +485,11 @@ class _Lockstep:
 
 
 def final_evaluation(job: EvaluatorJob, budget_s: float) -> Record | None:
-    """Evaluates the newest weights within a time budget, with as many rounds of the seeds as fit.
-
-    Of several learners it is the one whose latest score is the highest.
+    """Evaluates the newest weights of the learner with the highest latest score, with as many rounds as fit.
 
     Returns:
-        The record (``episodes`` says how many count), the one already written when this version
-        was evaluated before, or None when there are no weights or no whole round ended in time.
+        The record (``episodes`` says how many count), the existing one if this version was evaluated before, or None
+        if there are no weights or no whole round ended in time.
     """
     end_s = time.monotonic() + budget_s
     run_dir = Path(job.run_dir)
@@ -516,7 +512,7 @@ def final_evaluation(job: EvaluatorJob, budget_s: float) -> Record | None:
 
 
 def _leader(job: EvaluatorJob) -> int:
-    """The group with the highest latest score; 0 without any."""
+    """The group with the highest latest score, or 0 if there are no scores."""
     latest = {
         group: rows[-1]["return_mean"] for group in range(job.groups)
         if (rows := read_rows(group_folder(Path(job.run_dir), group) / "eval.csv"))
@@ -525,7 +521,7 @@ def _leader(job: EvaluatorJob) -> int:
 
 
 def main(argv: list[str]) -> int:
-    """``JOB BUDGET_S``, the job as JSON: the last evaluation, as one JSON record."""
+    """Arguments are the job as JSON and the budget in seconds; prints the last evaluation as one JSON record."""
     end_with_parent()
     leave_to_supervisor()
     text, budget_s = argv

@@ -1,4 +1,4 @@
-"""Inference workers infer actions in batches for whatever environments have asked (HTS-RL, section 3)."""
+"""Inference workers compute actions in batches, for whichever environments have asked (HTS-RL, section 3)."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from spreeze.types import Jsonable
 from spreeze.workers.context import WorkerContext
 
 WAIT_S = 0.1
-"""Sleep without being rung: only a lost ring, the heartbeat and a stop need an end to it."""
+"""Longest sleep without a wakeup; it ends for the heartbeat, a stop, or a lost wakeup."""
 
 
 class RolloutPolicy:
-    """The policy of the interval at hand, taken over when a new one has begun."""
+    """The policy of the current rollout, read again when a new rollout begins."""
 
     def __init__(self, rollouts: Rollouts, policies: VersionedParameters) -> None:
         self._rollouts, self._policies = rollouts, policies
         self._policy: Policy | None = None
         self.interval = -1
-        """Interval of the policy that was given last."""
+        """Rollout of the policy that was returned last."""
 
     def current(self) -> Policy | None:
-        """The policy, None while it is not there yet; an interval lasts until nobody needs its policy any more."""
+        """The policy, or None while it is not published. A rollout lasts until no worker needs its policy any more."""
         interval = self._rollouts.interval
         if interval != self.interval:
             weights = self._policies.read(interval)
@@ -45,7 +45,7 @@ class Inference:
         self._policies, self._mailbox, self._envs = policies, mailbox, envs
 
     def answer(self) -> np.ndarray:
-        """Answers what is asked now; returns the environments answered, none while the policy is not there yet."""
+        """Answers pending requests; returns the environments answered, none while there is no policy."""
         envs = self._mailbox.pending(self._envs)
         policy = self._policies.current() if envs.size else None
         if policy is None:
@@ -65,7 +65,7 @@ class InferenceWorkerJob(Jsonable):
     mailbox_fd: int
     policy_fds: tuple[int, ...]
     wakeup_fds: tuple[int, ...]
-    """Its own."""
+    """Of this worker."""
     sampler_wakeup_fds: tuple[int, ...]
     """Of all samplers, two each."""
 
@@ -75,7 +75,7 @@ def wakeups_of(fds: tuple[int, ...]) -> list[Wakeup]:
 
 
 def run_inference_worker(context: WorkerContext, job: InferenceWorkerJob) -> None:
-    """Answers until told to stop; sleeps while nobody asks."""
+    """Answers until asked to stop; sleeps while there are no requests."""
     rollouts = Rollouts.attach(job.rollouts_fd, job.rollouts)
     mailbox = InferenceMailbox.attach(job.mailbox_fd, job.rollouts)
     first_fd, second_fd = job.policy_fds

@@ -1,4 +1,4 @@
-"""What heavy processes are told; here, so that whoever starts them need not load what they load."""
+"""Jobs of the processes with heavy imports, kept apart so that starting one does not need those imports."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class AnyLearnerJob(Jsonable):
     spec: EnvSpec
     algo: str
     algorithm: dict[str, Any]
-    """Fields of the algorithm's part of the configuration."""
+    """Fields of the algorithm's settings."""
     seed: int
     batch_size: int
-    """Rows of one update; on-policy only for the metrics."""
+    """Rows of one update; on-policy, only for the metrics."""
     threads: int
     device: str
     normalize_obs: bool
@@ -26,7 +26,7 @@ class AnyLearnerJob(Jsonable):
     checkpoint_interval_s: float
     max_updates: int | None
     run_started_s: float
-    """Monotonic time at which wall time of the run is 0 (before earlier sessions' time is added)."""
+    """Monotonic time at which this session began; ``wall_base_s`` is the wall time of earlier sessions."""
     wall_base_s: float
 
 
@@ -55,14 +55,14 @@ class OnPolicyLearnerJob(AnyLearnerJob):
     """Rollouts between the policy that collects and the one that is learned from its data."""
     fingerprint: bool
     max_env_steps: int | None
-    """Of the whole run; rounded up to whole rollouts."""
+    """Of the whole run, rounded up to whole rollouts."""
     rollouts: RolloutSpec
     rollouts_fd: int
     policy_fds: tuple[int, ...]
     state_fds: tuple[int, ...]
     sampler_wakeup_fds: tuple[int, ...]
     wakeup_fds: tuple[int, ...]
-    """Its own."""
+    """Of the learner."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,21 +72,21 @@ class UpdateProbeJob(Jsonable):
     algorithm: dict[str, Any]
     normalize_obs: bool
     rows: int
-    """Synthetic rows to draw from."""
+    """Number of synthetic rows to draw from."""
     memory_cap_bytes: int
-    """A measurement that takes more private memory is ended."""
+    """A measurement that takes more private memory than this is ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateTurn(Jsonable):
     learner: dict[str, Any]
-    """The settings' parts ``learner`` and of the algorithm, whole: what was left out would be measured otherwise."""
+    """All settings of the learner, like ``algorithm``: a missing one would fall back to a default."""
     algorithm: dict[str, Any]
     repeats: int
     repeat_s: float
     deadline_s: float
     kept: bool
-    """Measured by a process of the device that is kept for the next measurement; else by a fresh one."""
+    """Whether the device's process is kept for the next measurement, instead of a fresh one each time."""
 
 
 @dataclass(frozen=True, kw_only=True)

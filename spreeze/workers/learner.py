@@ -1,4 +1,4 @@
-"""The learner processes: one life for all of them, and two ways to get data, from replay and rollout by rollout."""
+"""The learner process: one loop, with data from replay or from rollouts."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ _POLL_S = 0.0005
 _POST_S = 0.25
 _FIRST_CHECKPOINT_S = 5.0
 _LAST_PUBLICATION_S = 5.0
-"""Patience with the disk for the last weights of a run."""
+"""Longest wait for the disk to take the last weights of a run."""
 _MAX_SKIPPED_IN_A_ROW = 20
 _LEAST_BATCH = 32
 _UPDATES, _ENV_STEPS = SLOTS["learner"].index("updates"), SLOTS["sampler"].index("env_steps")
 
 
 def run_learner(context: WorkerContext, job: LearnerJob) -> None:
-    """Learns from replay until told to stop; leaves a final checkpoint and final weights."""
+    """Learns from replay until asked to stop; writes a final checkpoint and final weights."""
     ring = ReplayRing.attach(job.ring_fd, RingSpec.from_json(job.ring))
     try:
         device = resolve_device(job.device)
@@ -58,7 +58,7 @@ def run_learner(context: WorkerContext, job: LearnerJob) -> None:
 
 
 def run_on_policy_learner(context: WorkerContext, job: OnPolicyLearnerJob) -> None:
-    """Learns until told to stop; leaves checkpoint and weights of the rollout that was being collected."""
+    """Learns until asked to stop; writes the checkpoint and weights of the current rollout."""
     rollouts = Rollouts.attach(job.rollouts_fd, job.rollouts)
     try:
         with learner_threads(job.spec, job.threads, resolve_device(job.device)):
@@ -69,7 +69,7 @@ def run_on_policy_learner(context: WorkerContext, job: OnPolicyLearnerJob) -> No
 
 
 class _Learner:
-    """The life of a learner: restore, then learn, and now and then post, publish and save, until the end."""
+    """The loop of a learner: restore, then learn, and regularly post, publish and save."""
 
     def __init__(
         self, context: WorkerContext, job: AnyLearnerJob, trainer: Trainer, source: _FromReplay | _FromRollouts
@@ -87,7 +87,7 @@ class _Learner:
         self._ring: ReplayRing | None = None
 
     def run(self, saved_ring: ReplayRing | None = None) -> None:
-        """Learns to the end; checkpoints hold the rows of ``saved_ring``, if there is one."""
+        """Learns to the end; checkpoints include the rows of ``saved_ring``, if given."""
         self._ring = saved_ring
         try:
             self._learn()
@@ -110,7 +110,7 @@ class _Learner:
                 self._wait()
             if source.began and not began:
                 began = True
-                # The first checkpoint comes soon: without one a death of this process loses everything.
+                # The first checkpoint comes early: without one, the death of this process loses everything.
                 self._saved_s = perf_counter() - max(0.0, self._job.checkpoint_interval_s - _FIRST_CHECKPOINT_S)
             self._chores()
             reason = source.stop_reason()
@@ -168,7 +168,7 @@ class _Learner:
         self._tell_unpublished()
 
     def _finish(self, reason: str | None) -> None:
-        """Of a rollout that is not over nothing counts: a resume learns it again."""
+        """Writes the final state. An unfinished rollout does not count: a resume learns it again."""
         context, trainer = self._context, self._trainer
         self._post()
         if self._files.is_new:
@@ -188,7 +188,7 @@ def _tell(context: WorkerContext, text: str, level: str = "info") -> None:
 
 
 class _FromReplay:
-    """Batches drawn from replay, as many as the band of samples per insert allows."""
+    """Batches drawn from replay, within the band of samples per insert."""
 
     def __init__(
         self, context: WorkerContext, job: LearnerJob, ring: ReplayRing, pair: ThreadPair | None, device: str
@@ -226,7 +226,7 @@ class _FromReplay:
         ring = self._ring
         inserted = ring.total_committed()
         if not self.began and inserted >= max(self._job.learning_starts, 1):
-            # A new baseline at every start: what was collected before never causes a burst of updates.
+            # A new baseline at every start, so that rows collected before never cause a burst of updates.
             ring.begin_learning()
             self.trainer.refresh()
             self.began = True
@@ -239,7 +239,7 @@ class _FromReplay:
         return True
 
     def _update(self) -> None:
-        """One update; where the device's memory does not suffice, with half of the batch from now on.
+        """Runs one update; shrinks memory use and tries again when the device runs out of memory.
 
         Only this error leaves the device usable: any other CUDA error ends the process, and a fresh one goes on.
         """
@@ -253,11 +253,11 @@ class _FromReplay:
                 can_shrink = trainer.has_mirror or trainer.batch_size // 2 >= _LEAST_BATCH
                 if not out_of_memory(error) or not can_shrink:
                     raise
-            # Here nothing holds the error any more, nor, by its traceback, what the update had allocated.
+            # Outside the handler, so that the traceback no longer holds what the update allocated.
             self._shrink()
 
     def _shrink(self) -> None:
-        """Goes on with less memory: without the mirror of replay, and if there is none with half of the batch."""
+        """Goes on with less memory: without GPU replay, or else with half of the batch."""
         trainer = self.trainer
         if trainer.drop_mirror():
             _tell(self._context, f"the mirror of replay gives back the memory that updates need on {self._device}: "
@@ -280,10 +280,10 @@ class _FromReplay:
         return self._job.env_steps_base + int(sum(float(self._context.status.slots(row)[_ENV_STEPS]) for row in rows))
 
     def check(self) -> None:
-        """Tells the trainer's notes.
+        """Reports the trainer's notes.
 
         Raises:
-            WorkerError: too many updates in a row were not applied.
+            WorkerError: too many updates in a row were skipped.
         """
         trainer = self.trainer
         skipped = trainer.algorithm.updates_skipped()
@@ -300,7 +300,7 @@ class _FromReplay:
 
 
 class _FromRollouts:
-    """One rollout after the other, each learned from while the next one is collected."""
+    """One rollout after another; with a lag of 1, each is learned from while the next one is collected."""
 
     began = True
 
@@ -311,14 +311,14 @@ class _FromRollouts:
         self._samplers, (self._wakeup,) = wakeups_of(job.sampler_wakeup_fds), wakeups_of(job.wakeup_fds)
 
     def restore(self, checkpoint: Checkpoint | None) -> None:
-        """Nothing to do but to say so: the state was in the memory that the learners hand on to each other."""
+        """Only reports: the trainer has read the state from the shared memory that outlives a learner."""
         if self._trainer.continued:
             text = f"learner continues from update {self._trainer.updates}, interval {self._rollouts.interval}"
             _tell(self._context, text)
         self._notify()
 
     def _notify(self) -> None:
-        """Rollout samplers wait for a swap, and at the start for the first policy."""
+        """Wakes the rollout samplers, which wait for a swap, or at the start for the first policy."""
         for wakeup in self._samplers:
             wakeup.notify()
 
@@ -329,7 +329,7 @@ class _FromRollouts:
         return "updates" if job.max_updates is not None and self._trainer.updates >= job.max_updates else None
 
     def advance(self) -> bool:
-        """Learns what there is to learn; True when the next rollout began."""
+        """Learns from the rollout that is due; True if the next rollout began."""
         self._context.beat(Phase.UPDATE)
         self._trainer.learn()
         if not self._trainer.swap():
@@ -344,7 +344,7 @@ class _FromRollouts:
         return self._trainer.env_steps
 
     def check(self) -> None:
-        """The trainer looks at its own progress."""
+        """Does nothing: the trainer checks its own progress."""
 
 
 def open_on_policy_trainer(job: OnPolicyLearnerJob, rollouts: Rollouts) -> OnPolicyTrainer:
@@ -362,10 +362,10 @@ def open_on_policy_trainer(job: OnPolicyLearnerJob, rollouts: Rollouts) -> OnPol
 
 
 def malloc_trim() -> None:
-    """Asks the allocator to return freed memory to the system (glibc; elsewhere nothing happens).
+    """Asks the allocator to return freed memory to the system (glibc only).
 
-    A checkpoint and a publication that happen to be written at the same moment need some megabytes at once, in
-    different heaps, which stay that large for good otherwise: a run of a week would collect all such coincidences.
+    A checkpoint and a publication written at the same time need some megabytes in different heaps, which would stay
+    that large; over a week such coincidences add up.
     """
     if sys.platform == "linux":
         with contextlib.suppress(AttributeError, OSError):

@@ -1,4 +1,4 @@
-"""Where every worker process begins: ``python -m spreeze.workers.main <job>``.
+"""The entry point of every worker process: ``python -m spreeze.workers.main <job>``.
 
 The job is one JSON argument. Thread counts come with the environment, before any import; standard
 output and error already go to the worker's own log (Bullet prints from C).
@@ -59,9 +59,9 @@ def main(argv: list[str]) -> int:
 
 
 def load(module: str) -> ModuleType:
-    """Imports a module with the garbage collector off, which would take a sixth of torch's time and find nothing.
+    """Imports a module with garbage collection off, which would take a sixth of torch's import time and find nothing.
 
-    What was imported stays; later collections leave it out.
+    Later collections skip what was imported.
     """
     gc.disable()
     try:
@@ -72,10 +72,10 @@ def load(module: str) -> ModuleType:
 
 
 def _lower_priority(role: Role) -> None:
-    """Who gives way to whom, from the first import on: pictures to samplers, these to evaluation, all to the learner.
+    """Sets the process priority before the imports, lowest first: pictures, samplers, evaluation, learner.
 
-    The learner is what a run waits for. When another program takes a core, the samplers lose it at once,
-    long before the governor has seen anything.
+    A run waits for its learner. When another program takes a core, the samplers lose it at once, long before the
+    governor notices.
     """
     if role.nice and hasattr(os, "nice"):
         with contextlib.suppress(OSError):
@@ -83,13 +83,13 @@ def _lower_priority(role: Role) -> None:
 
 
 def _offer_to_oom_killer(role: Role) -> None:
-    """Where memory runs out, Linux shall take a sampler first and the learner last: the former is cheap to replace."""
+    """When memory runs out, Linux should kill a sampler first, which is cheap to replace, and the learner last."""
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(str(role.oom_score), encoding="ascii")
 
 
 def _report(context: WorkerContext, errors_dir: Path, error: BaseException) -> None:
-    """Tells the supervisor why this process ends: by a file (the truth) and by a message."""
+    """Reports to the supervisor why this process ends, by a file (authoritative) and a message."""
     text = "".join(traceback.format_exception(error))
     with contextlib.suppress(OSError):  # a full disk must not hide the reason
         sys.stderr.write(text)
@@ -98,16 +98,16 @@ def _report(context: WorkerContext, errors_dir: Path, error: BaseException) -> N
 
 
 def end_with_parent() -> None:
-    """Asks the kernel to kill this process when its parent ends (Linux; elsewhere nothing happens)."""
+    """Asks the kernel to kill this process when its parent ends (Linux only)."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _die_with_supervisor(lifeline_fd: int, supervisor_pid: int) -> None:
-    """Ends this process when the supervisor is gone, however it died.
+    """Ends this process when the supervisor has died in any way.
 
-    Two ways, since each has a hole: the kernel's death signal follows the thread that spawned us
-    (Linux only), and a waiting thread cannot run while C code holds the interpreter lock.
+    Each of the two means has a gap: the kernel's death signal (Linux only) follows the thread that started this
+    process, and a waiting thread cannot run while C code holds the interpreter lock.
     """
     end_with_parent()
     if os.getppid() != supervisor_pid:

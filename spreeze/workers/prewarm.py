@@ -1,7 +1,7 @@
-"""Where a learner starts that loads before its job is known: ``python -m spreeze.workers.prewarm <descriptor>``.
+"""Entry point of a learner that starts before its job is known: ``python -m spreeze.workers.prewarm <descriptor>``.
 
-It loads what every learner needs, waits for its job and the descriptors that belong to it, and is a
-``spreeze.workers.main`` from then on. The environment, threads included, is a learner's from the beginning.
+It imports what every learner needs, waits for its job and descriptors, and then runs ``spreeze.workers.main``. Its
+environment variables, threads included, are a learner's from the beginning.
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ from spreeze.workers import main as worker_main
 from spreeze.workers.roles import ROLES
 
 MOST_FDS = 250
-"""Descriptors that one message can carry, about (Linux: 253)."""
+"""Descriptors that one message can carry (Linux: 253)."""
 
 
 def main(argv: list[str]) -> int:
-    """Loads, waits, then runs the worker body; returns its exit code."""
     worker_main.end_with_parent()
     take_name(EARLY)
     leave_to_supervisor()
@@ -32,14 +31,14 @@ def main(argv: list[str]) -> int:
                 worker_main.load(body.module)
         data, fds = receive(line)
     if not data:
-        return 0  # there is no run, or none for this process
+        return 0  # no run needs this process
     message = json.loads(data)
     place(fds, message["places"])
     return worker_main.main([message["argument"]])
 
 
 def receive(line: socket.socket) -> tuple[bytes, list[int]]:
-    """One line and the descriptors that came with it; no line where the other end was closed before its end."""
+    """One line and the descriptors sent with it; the line is empty if the other end was closed before its end."""
     data, fds, _, _ = socket.recv_fds(line, 65536, MOST_FDS)
     while data and not data.endswith(b"\n"):
         more = line.recv(65536)
@@ -50,10 +49,10 @@ def receive(line: socket.socket) -> tuple[bytes, list[int]]:
 
 
 def place(fds: Sequence[int], places: Sequence[int]) -> None:
-    """Gives each descriptor the number that the job knows it by; those of standard output and error go first.
+    """Moves each descriptor to the number that the job knows it by; standard output and error come first.
 
     Raises:
-        OSError: a number is in use by something else.
+        OSError: a number is already in use.
     """
     above = max(*places, *fds) + 1
     aside = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, above) for fd in fds]

@@ -1,4 +1,4 @@
-"""The roles of workers, one row each: what code runs, its priority, what its failures mean for a run."""
+"""The roles of workers, one row each: code, priority, and what failures mean for the run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class RestartLimit:
     """How often a role may fail."""
 
     failures: int
-    """Failures within the window after which the worker rests for ``quarantine_s``, or for ever."""
+    """After this many failures within the window the worker rests for ``quarantine_s``, or is given up."""
     window_s: float
     quarantine_s: float | None
     """None: no further restart."""
@@ -40,43 +40,43 @@ class Body:
 
 @dataclass(frozen=True, kw_only=True)
 class Role:
-    """What the machine and the supervisor have to know of a kind of worker.
+    """A kind of worker, as the machine and the supervisor see it.
 
-    Its slots in the status table are in ``spreeze.metrics.table.SLOTS``; deadlines belong to phases, not to roles.
+    Its slots in the status table are in ``spreeze.metrics.table.SLOTS``; deadlines belong to phases.
     """
 
     name: str
     bodies: dict[str, Body]
-    """Name of a body -> its code; a job that names none runs the one that is called as the role."""
+    """Name of a body -> its code; the default is the body with the name of the role."""
     limit: RestartLimit
     lost: Loss
     label: str = ""
     """What its workers are called; empty: as the role."""
     several: bool = False
-    """A group can have several; their names end in a number."""
+    """Whether a group can have several; their names end in a number."""
     nice: int = 0
-    """At nice 10 a process gets about a tenth of a core that another one wants; at 15 a third of that."""
+    """At nice 10 a process gets about a tenth of a contended core, at 15 a third of that."""
     oom_score: int = 0
-    """Where memory runs out, Linux takes the process with the highest first."""
+    """When memory runs out, Linux kills the process with the highest score first."""
     steps: bool = False
-    """It steps environments to collect what is learned from."""
+    """It steps environments to collect training data."""
     may_end: bool = False
-    """It may end by itself before the run does."""
+    """It may end before the run does."""
     infers: bool = False
     """It chooses actions for those that step environments."""
     learns: bool = False
-    """It takes gradient steps. A run ends when all of these have finished."""
+    """It takes gradient steps. The run ends when all such workers have finished."""
     saves: bool = False
-    """It writes checkpoints: asked to stop, it has the time that its last work takes."""
+    """It writes checkpoints, so a stop waits for its last one."""
     rests: bool = False
-    """The governor may let it rest while other programs need its core."""
+    """The governor may pause it while other programs need its core."""
     prewarmed: bool = False
-    """Its libraries load so long that a process may begin with them before the job is known."""
+    """Its imports are slow, so a process may begin them before the job is known."""
 
 
 @dataclass(frozen=True)
 class Address:
-    """Who a worker is. A group is a learner with its own samplers, buffer, weights and checkpoints."""
+    """Identity of a worker. A group is a learner with its own samplers, buffer, weights and checkpoints."""
 
     role: str
     group: int = 0
@@ -85,7 +85,7 @@ class Address:
 
     @property
     def name(self) -> str:
-        """In logs, messages and metrics: the role, the group unless it is 0, the index if a group can have several.
+        """Name in logs, messages and metrics: role, group unless it is 0, index if a group can have several.
 
         ``learner``, ``sampler-3``; in group 1 ``learner-g1``, ``sampler-g1-3``.
         """
@@ -95,13 +95,13 @@ class Address:
 
 
 def role_of(name: str) -> Role | None:
-    """The role of a worker by its name; None: no worker is called so."""
+    """The role of a worker by its name, or None if no role has such names."""
     return ROLES.get(name.partition("-")[0])
 
 
 _WATCHER = RestartLimit(failures=3, window_s=600.0, quarantine_s=None, first_delay_s=1.0)
 _ALL = (
-    # What a run waits for: nothing gives way less, and memory is taken from it last.
+    # The run waits for it: highest priority, and the last to be killed when memory runs out.
     Role(
         name="learner", learns=True, saves=True, prewarmed=True, lost=Loss.ANY,
         limit=RestartLimit(failures=3, window_s=600.0, quarantine_s=None),
@@ -111,13 +111,13 @@ _ALL = (
                                     job="OnPolicyLearnerJob"),
         },
     ),
-    # Cheap to replace, and nobody waits for a single one: another program's core is theirs first.
+    # Cheap to replace, and no worker waits for a single one: samplers yield their cores to other programs first.
     Role(
         name="sampler", several=True, steps=True, rests=True, nice=10, oom_score=500, lost=Loss.MOST,
         limit=RestartLimit(failures=5, window_s=60.0, quarantine_s=300.0),
         bodies={"sampler": Body(module="spreeze.workers.sampler", function="run_sampler", job="SamplerJob")},
     ),
-    # Waited for like the learner, which then has nothing to do: what counts is that both are always busy.
+    # The learner waits for it and would be idle, so it yields less than a sampler.
     Role(
         name="rollout-sampler", label="sampler", several=True, steps=True, nice=5, oom_score=500, lost=Loss.ANY,
         limit=RestartLimit(failures=5, window_s=60.0, quarantine_s=None),
@@ -130,8 +130,8 @@ _ALL = (
         bodies={"inference": Body(module="spreeze.workers.inference_worker", function="run_inference_worker",
                               job="InferenceWorkerJob")},
     ),
-    # Keeps to its share of a core by pausing, so once at work it goes before the samplers: at 15 a score of Pendulum
-    # came seconds after the policy it was about.
+    # Keeps to its share of a core by pausing, so it may run before the samplers: at nice 15 a score of Pendulum came
+    # seconds after its policy.
     Role(
         name="evaluator", nice=5, oom_score=300, may_end=True, lost=Loss.NEVER, limit=_WATCHER,
         bodies={"evaluator": Body(module="spreeze.workers.evaluator", function="run_evaluator", job="EvaluatorJob")},
@@ -143,6 +143,6 @@ _ALL = (
     ),
 )
 ROLES: dict[str, Role] = {role.name: role for role in _ALL}
-"""By name. One-for-one supervision as in Erlang: a failed worker is restarted alone."""
+"""Roles by name. Supervision is one-for-one as in Erlang: a failed worker is restarted alone."""
 BODIES: dict[str, Body] = {name: body for role in _ALL for name, body in role.bodies.items()}
 """Name of a body -> its code."""

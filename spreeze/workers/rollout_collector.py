@@ -1,12 +1,12 @@
-"""Stepping one sampler's environments, with actions drawn here or as answered; storing; replay after a death.
+"""Steps one sampler's environments, stores the rows, and replays episodes after a death of the sampler.
 
-An environment that raises or gives a bad transition costs its episode, and nobody else anything. The step that failed
-is not stored: the episode ends, truncated, at the last good observation, whose value is still learned from. The
-environment is made anew and reset with the seed of its next episode, and its row is collected with that. So an interval
-keeps its T rows of every environment, and what the others do and draw, which depends on their own numbers, episodes
-and steps alone, stays the same. Where the error itself depends on no more than an episode's seed and actions, the whole
-run has the same bits again, however many inference workers there are and whoever is killed.
+An environment that raises or gives a bad transition loses only its own episode. The failed step is not stored: the
+episode ends, truncated, at the last good observation, whose value is still learned from. A new environment, reset with
+the seed of the next episode, collects the row. So a rollout keeps its T rows of every environment, and the others are
+not affected: their actions and noise depend only on their own number, episode and step. If the error depends only on
+an episode's seed and actions, the run repeats bit for bit, with any number of inference workers and any deaths.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -24,7 +24,7 @@ from spreeze.workers.sampler_stats import EnvPool, Tell, untold
 
 
 class RolloutCollector(EnvPool):
-    """M environments, ``first`` to ``first + M - 1`` of all, each at its own pace within an interval."""
+    """M environments, ``first`` to ``first + M - 1`` of all, each at its own pace within a rollout."""
 
     columns: RolloutSink
 
@@ -33,10 +33,10 @@ class RolloutCollector(EnvPool):
         seed: int, step_synchronous: bool = False, on_progress: Callable[[], None] = lambda: None,
         nan_policy: str = "drop", tell: Tell = untold,
     ) -> None:
-        """Makes the environments and brings each to where the storages say it is.
+        """Makes the environments and brings each to its state in the rollout storages.
 
         Raises:
-            WorkerError: an environment does not repeat, its episode is too long to be replayed, or too many errors.
+            WorkerError: an environment is not repeatable, its episode is too long for a replay, or too many errors.
         """
         super().__init__(make_task, num_envs, nan_policy=nan_policy, tell=tell, on_progress=on_progress)
         self._spec, self._rollouts, self._seed, self._first = spec, rollouts, seed, first
@@ -58,7 +58,7 @@ class RolloutCollector(EnvPool):
             raise
 
     def _go_back(self, index: int) -> None:
-        """Begins the current episode of an environment and applies its actions again."""
+        """Restores an environment: begins its current episode and repeats the episode's actions."""
         env = self._first + index
         actions = self._rollouts.played(env)
         if actions is None:
@@ -69,7 +69,7 @@ class RolloutCollector(EnvPool):
         if not len(actions):
             self._reset(index)
             return
-        # An error here was none at first: it does not belong to the episode, which is tried again.
+        # These steps succeeded before, so an error does not belong to the episode, which is tried again.
         while (ended := self._replayed(index, actions)) is None:
             self._replace(index)
         stored = self._rollouts.last_obs(env)
@@ -79,7 +79,7 @@ class RolloutCollector(EnvPool):
             raise self._unlike(env, f"after {len(actions)} steps it observed something else")
 
     def _replayed(self, index: int, actions: np.ndarray) -> bool | None:
-        """Applies actions to the current episode's begin; whether it ended, None where the environment raised."""
+        """Repeats the current episode with actions; whether it ended, or None if the environment raised."""
         try:
             self._begin(index)
             for action in self._tasks[index].to_native(actions):
@@ -100,7 +100,7 @@ class RolloutCollector(EnvPool):
         )
 
     def _reset(self, index: int) -> None:
-        """Begins the current episode, or the first one after it whose reset does not raise."""
+        """Begins the current episode, or the next one whose reset does not raise."""
         while True:
             self._on_progress()
             try:
@@ -110,7 +110,7 @@ class RolloutCollector(EnvPool):
                 self._lose(index, "reset", error)
 
     def _lose(self, index: int, what: str, error: Exception) -> None:
-        """Gives the current episode and its environment up; the next one is still to begin."""
+        """Gives up the current episode and replaces its environment; does not begin the next episode."""
         self._errors.note(self._where(index, what), error)
         self.columns.abandon(index)
         self._replace(index)
@@ -132,7 +132,7 @@ class RolloutCollector(EnvPool):
         return self.columns.open(step_synchronous=self._step_synchronous)
 
     def questions(self, indices: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-        """What their next actions depend on: observations [n, O] and noise [n, Z]; valid until they step."""
+        """Observations [n, O] and noise [n, Z] for the next actions; valid until the next step."""
         episode, lengths = self.columns.episode, self._lengths
         for index in indices:
             self._noise_rows[index] = self._noise[index].at(episode[index], lengths[index])
@@ -140,7 +140,7 @@ class RolloutCollector(EnvPool):
         return self._rows.array[rows], self._noise_rows[rows]
 
     def advance(self, policies: RolloutPolicy) -> bool:
-        """Steps all that may be stepped with actions drawn here; False if there are none, or no policy yet."""
+        """Steps all open environments with actions drawn here; False if there are none, or no policy yet."""
         start = perf_counter()
         indices = self.open()
         policy = policies.current() if indices else None
@@ -199,7 +199,7 @@ class RolloutCollector(EnvPool):
 
 
 _BLOCK_STEPS = 32
-"""Steps whose noise is drawn at once: a generator costs some ten microseconds to set up."""
+"""Steps whose noise is drawn at once: setting up a generator takes some ten microseconds."""
 _SEED_BITS = 31
 
 
@@ -209,7 +209,7 @@ def reset_seed(seed: int, env: int, episode: int) -> int:
 
 class ActionNoise:
     def __init__(self, seed: int, env: int, noise_dim: int, *, uniform: bool) -> None:
-        """Args: ``uniform`` for discrete actions, noise in [0, 1); else standard normal."""
+        """Draws noise uniformly from [0, 1) if ``uniform`` (discrete actions), else from a standard normal."""
         self._key = (seed, env)
         self._noise_dim, self._uniform = noise_dim, uniform
         self._held: tuple[int, int] | None = None
@@ -220,7 +220,7 @@ class ActionNoise:
         number, row = divmod(step, _BLOCK_STEPS)
         if self._held != (episode, number):
             self._held = (episode, number)
-            # The generator counts up the first word; the other two name the block.
+            # The generator increments the first word; the other two identify the block.
             rng = np.random.Generator(np.random.Philox(key=self._key, counter=(0, number, episode, 0)))
             draw = rng.random if self._uniform else rng.standard_normal
             self._block = draw((_BLOCK_STEPS, self._noise_dim), np.float32)

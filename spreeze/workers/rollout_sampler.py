@@ -1,4 +1,4 @@
-"""Steps environments into rollouts, with actions that inference workers answer or that it infers itself."""
+"""Steps environments into rollouts, with actions of inference workers or of its own policy."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ class RolloutSamplerJob(Jsonable):
     step_synchronous: bool
     nan_policy: str
     num_inference_workers: int
-    """A: 0 means that the sampler infers for itself."""
+    """0: the sampler computes its own actions."""
     rollouts: RolloutSpec
     rollouts_fd: int
     mailbox_fd: int
     policy_fds: tuple[int, ...]
     sampler_wakeup_fds: tuple[int, ...]
-    """Of all samplers, its own among them; two each."""
+    """Of all samplers, including this one; two each."""
     inference_wakeup_fds: tuple[int, ...]
     learner_wakeup_fds: tuple[int, ...]
 
 
 def run_rollout_sampler(context: WorkerContext, job: RolloutSamplerJob) -> None:
-    """Steps until told to stop; a dead one's successor begins where that one was."""
+    """Steps until asked to stop; the successor of a dead sampler continues at the same step."""
     rollouts = Rollouts.attach(job.rollouts_fd, job.rollouts)
     mailbox = InferenceMailbox.attach(job.mailbox_fd, job.rollouts)
     try:
@@ -60,14 +60,14 @@ def run_rollout_sampler(context: WorkerContext, job: RolloutSamplerJob) -> None:
 
 
 class MailboxClient:
-    """A sampler's questions to inference workers."""
+    """A sampler's requests to inference workers."""
 
     def __init__(self, envs: RolloutCollector, mailbox: InferenceMailbox, first: int, num_envs: int) -> None:
         self._envs, self._mailbox, self._first = envs, mailbox, first
         self._mine = slice(first, first + num_envs)
 
     def ask(self) -> np.ndarray:
-        """Asks for the actions that may be taken now; returns the environments asked about."""
+        """Requests the actions that are due; returns the environments asked about."""
         number, asked = self._envs.columns.question, self._mailbox.asked[self._mine].tolist()
         indices = [index for index in self._envs.open() if asked[index] != number(index)]
         envs = np.array(indices, np.int64) + self._first
@@ -76,7 +76,7 @@ class MailboxClient:
         return envs
 
     def step(self) -> bool:
-        """Steps the environments whose question is answered; False if there is none."""
+        """Steps the environments whose request is answered; False if there are none."""
         number, answered = self._envs.columns.question, self._mailbox.answered[self._mine].tolist()
         indices = [index for index in self._envs.open() if answered[index] == number(index)]
         if indices:
@@ -92,7 +92,7 @@ class _Sampler:
         self._context, self._job, self._envs = context, job, envs
         samplers = wakeups_of(job.sampler_wakeup_fds)
         self._wakeup = samplers[job.index]
-        # In step synchrony the last one to take a step is what the others wait for.
+        # In step synchrony the others wait for the last sampler to take the step.
         self._others = [wakeup for wakeup in samplers if wakeup is not self._wakeup] if job.step_synchronous else []
         self._inference_workers = wakeups_of(job.inference_wakeup_fds)
         (self._learner,) = wakeups_of(job.learner_wakeup_fds)
@@ -101,7 +101,7 @@ class _Sampler:
         self._asking = (MailboxClient(envs, mailbox, job.index * job.num_envs, job.num_envs)
                         if job.num_inference_workers else None)
         self._wait_s = 0.0
-        # Slots outlive a restart of this process, so counters go on from where they were.
+        # Slots outlive this process, so counters continue after a restart.
         self._base = context.slots.copy()
 
     def turn(self) -> None:
@@ -113,7 +113,7 @@ class _Sampler:
             self._ask(self._asking)
             stepped = self._asking.step()
         if stepped:
-            self._tell()
+            self._notify()
         else:
             self._sleep()
         self._envs.counts.post(self._context.slots, self._base, self._wait_s)
@@ -121,15 +121,15 @@ class _Sampler:
     def _ask(self, asking: MailboxClient) -> None:
         start = perf_counter()
         asked = asking.ask()
-        ringing = perf_counter()
-        for actor in np.unique(asked % self._job.num_inference_workers).tolist():
-            self._inference_workers[actor].notify()
-        # Whoever is woken may take this core at once: that is waiting, too.
-        self._wait_s += perf_counter() - ringing
-        self._envs.counts.policy_s += ringing - start
+        asked_s = perf_counter()
+        for worker in np.unique(asked % self._job.num_inference_workers).tolist():
+            self._inference_workers[worker].notify()
+        # The woken worker may take this core at once, which counts as waiting.
+        self._wait_s += perf_counter() - asked_s
+        self._envs.counts.policy_s += asked_s - start
 
-    def _tell(self) -> None:
-        """Wakes those who may have waited for the steps that were just taken."""
+    def _notify(self) -> None:
+        """Wakes the workers that may wait for the steps just taken."""
         columns = self._envs.columns
         if self._others and columns.last_of_step:
             for wakeup in self._others:

@@ -1,4 +1,4 @@
-"""The sampler process: steps its environments with its own copy of the policy, writes into its shard."""
+"""The sampler process: steps its environments with its own copy of the policy and writes into its shard."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from spreeze.workers.context import WorkerContext
 from spreeze.workers.transition_collector import TransitionCollector
 
 _POLL_S = 0.0005
-"""Sleep while the limiter holds the sampler: short against a learner update, long against a wake-up."""
+"""Sleep while the limiter holds the sampler: shorter than a learner update, longer than a wakeup."""
 _POLICY_VERSION = SLOTS["sampler"].index("policy_version")
 _REST_S = 0.01
-"""Sleep while the governor lets the sampler rest: soon enough back, and next to no processor time."""
+"""Sleep while the governor pauses the sampler: it returns soon and takes almost no processor time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,10 +40,10 @@ class SamplerJob(Jsonable):
     gamma: float
     nan_policy: str
     ring: dict[str, Any]
-    """Shape of the ring that the rows go to, by its descriptor or through a socket."""
+    """Shape of the ring that the rows go to, through its descriptor or a socket."""
     ring_fd: int = -1
     sink_address: str = ""
-    """Of the gateway to another process's ring (see ``transport.remote``); empty where there is a descriptor."""
+    """Of the gateway to another process's ring (see ``transport.remote``); empty if there is a descriptor."""
     sink_secret_file: str = ""
     samples_per_insert_min: float
     samples_per_insert_max: float
@@ -52,9 +52,9 @@ class SamplerJob(Jsonable):
 
 
 def run_sampler(context: WorkerContext, job: SamplerJob) -> None:
-    """Samples until told to stop. Returns after closing its environments."""
+    """Samples until asked to stop, then closes its environments."""
     sink = open_sink(job)
-    # The rows that the sink has had make the stream differ after a restart: no episode is replayed.
+    # The row count of the sink changes the stream after a restart, so no episode is repeated.
     stream = np.random.SeedSequence([job.seed, job.index, sink.next_logical])
     rng = np.random.default_rng(stream)
     sampling = TransitionCollector(
@@ -74,7 +74,6 @@ def run_sampler(context: WorkerContext, job: SamplerJob) -> None:
 
 
 def open_sink(job: SamplerJob) -> TransitionSink:
-    """Where the sampler's rows go."""
     spec = RingSpec.from_json(job.ring)
     if job.sink_address:
         return SocketSink(job.sink_address, read_secret(Path(job.sink_secret_file)), spec.layout, job.index)
@@ -82,7 +81,7 @@ def open_sink(job: SamplerJob) -> TransitionSink:
 
 
 class SamplerLoop:
-    """The steady state: limiter, weights, actions, environments, rows, numbers."""
+    """The steady state: limiter, weights, actions, environments, rows, metrics."""
 
     def __init__(
         self, context: WorkerContext, job: SamplerJob, sink: TransitionSink, sampling: TransitionCollector,
@@ -101,7 +100,7 @@ class SamplerLoop:
         self._counts = sink.counts()
         self._wait_s = 0.0
         self._rest_until_s = 0.0
-        # Slots outlive a restart of this process, so counters go on from where they were.
+        # Slots outlive this process, so counters continue after a restart.
         self._base = context.slots.copy()
 
     def turn(self) -> np.ndarray | None:
@@ -110,7 +109,7 @@ class SamplerLoop:
         actions = None
         share = self._context.sampler_share
         if share < 1.0 and (share <= 0.0 or start < self._rest_until_s):
-            self._context.beat(Phase.WAIT)  # resting is not waiting for the limiter: it counts as nothing
+            self._context.beat(Phase.WAIT)  # a rest does not count as waiting for the limiter
             time.sleep(_REST_S if share <= 0.0 else min(_REST_S, self._rest_until_s - start))
         elif self._may_insert():
             self._context.beat(Phase.STEP)
@@ -145,7 +144,7 @@ class SamplerLoop:
         self._hint = hint
 
     def _actions(self) -> np.ndarray:
-        """Uniform actions until learning starts (and the learner has learned something), then the policy's."""
+        """Uniform actions until learning has started and the first update is published, then the policy's."""
         untrained = self._held is None or self._held[1] == 0
         if self._policy is None or (untrained and self._counts.baseline < 0):
             return uniform_actions(self._job.spec, self._sampling.num_envs, self._rng)

@@ -1,4 +1,5 @@
-"""What a process that steps environments has done, and how it tells the supervisor."""
+"""Counters and errors of a process that steps environments, and how they reach the supervisor."""
+
 from __future__ import annotations
 
 import contextlib
@@ -17,7 +18,7 @@ from spreeze.envs.task import Task
 from spreeze.errors import BadTransition, WorkerError
 from spreeze.metrics.table import SLOTS
 
-# Looked up once: every round over the environments posts, and samplers have the slots of samplers.
+# Looked up once, since every round over the environments posts; rollout samplers have the same slots.
 _ENV_STEPS, _EPISODES, _EPISODE_RETURN, _EPISODE_LENGTH, _ROWS_REFUSED, _ENV_ERRORS = (
     SLOTS["sampler"].index(name)
     for name in ("env_steps", "episodes", "episode_return", "episode_length", "rows_refused", "env_errors")
@@ -29,7 +30,7 @@ _POLICY_S, _ENV_S, _WRITE_S, _WAIT_S = (
 
 @dataclass
 class SamplerStats:
-    """What one sampler or sampler has done so far; times are cumulative seconds."""
+    """Counters of one sampler of either kind; times are cumulative seconds."""
 
     env_steps: int = 0
     episodes: int = 0
@@ -42,7 +43,7 @@ class SamplerStats:
     write_s: float = 0.0
 
     def post(self, slots: np.ndarray, base: Sequence[float] | np.ndarray, wait_s: float) -> None:
-        """Writes all but the policy's version into the process's slots; ``base`` is what its predecessors had done."""
+        """Writes all but the policy's version into the slots; ``base`` holds the counters of earlier processes."""
         slots[_ENV_STEPS] = base[_ENV_STEPS] + self.env_steps
         slots[_EPISODES] = base[_EPISODES] + self.episodes
         if self.episode_return is not None and self.episode_length is not None:
@@ -57,24 +58,24 @@ class SamplerStats:
 
 
 Tell = Callable[[str, Exception, int], None]
-"""Told of an error: where it happened, what it is, and how many there have been with it."""
+"""Called to report an error: where it happened, the error, and the number of errors so far."""
 
 
 def untold(where: str, error: Exception, count: int) -> None:
-    """Tells nobody."""
+    """Reports nothing."""
 
 
 class EnvErrors:
     """The errors of one process's environments, each of which costs an episode.
 
-    The 1st, 10th, 100th and so on are told: an environment that fails once a minute for weeks must not fill the disk.
+    Only the 1st, 10th, 100th and so on are reported, so that frequent errors over weeks do not fill the disk.
     """
 
     MOST_IN_WINDOW = 20
     WINDOW_STEPS = 1000
 
     def __init__(self, counts: SamplerStats, *, nan_policy: str = "drop", tell: Tell = untold) -> None:
-        """Args: with ``nan_policy`` "fail" the first bad transition ends the run; errors are counted in ``counts``."""
+        """Counts errors in ``counts``; with ``nan_policy`` "fail" the first bad transition ends the run."""
         self._counts, self._nan_policy, self._tell = counts, nan_policy, tell
         self._steps: deque[int] = deque(maxlen=self.MOST_IN_WINDOW)
         self._total = 0
@@ -83,7 +84,7 @@ class EnvErrors:
         """Counts an error.
 
         Raises:
-            WorkerError: there are more than the window allows, or it is a bad transition and one is too many.
+            WorkerError: too many errors in the window, or a bad transition with ``nan_policy`` "fail".
         """
         counts = self._counts
         if isinstance(error, BadTransition):
@@ -104,7 +105,7 @@ class EnvErrors:
 
 
 class EnvPool:
-    """The environments of one process: made, made anew and closed, their episodes and errors counted."""
+    """The environments of one process; counts their episodes and errors, and replaces broken ones."""
 
     def __init__(
         self, make_task: Callable[[], Task], num_envs: int, *, nan_policy: str, tell: Tell,
@@ -133,7 +134,7 @@ class EnvPool:
         self._tasks[index] = self._make_task()
 
     def close(self) -> None:
-        """Closes the environments; one that raises, for it was closed before, hides no earlier error."""
+        """Closes the environments; an error in closing does not hide an earlier one."""
         for task in self._tasks:
             with contextlib.suppress(Exception):
                 task.close()
@@ -148,15 +149,15 @@ def told(where: str, error: BaseException) -> str:
 
 
 def event_text(where: str, error: BaseException, count: int) -> str:
-    """What a person reads of an error that cost an episode."""
+    """The message for an error that cost an episode."""
     so_far = "" if count == 1 else f"; {count} such errors so far"
     return f"{told(where, error)}; its episode is lost{so_far}"
 
 
 def write_error(folder: Path, process: str, error: BaseException, kind: str = "") -> dict[str, Any]:
-    """Keeps an error and its traceback as a file of a run's ``errors`` folder; a full disk is no further error.
+    """Writes an error and its traceback into a run's ``errors`` folder; ignores a full disk.
 
-    ``process`` is the worker's name, ``kind`` tells several errors of one process apart.
+    ``process`` is the worker's name; ``kind`` distinguishes errors of one process.
     """
     text = "".join(traceback.format_exception(error))
     record = {"process": process, "error": f"{type(error).__name__}: {error}"[:1000], "traceback": text[-8000:]}

@@ -1,4 +1,5 @@
-"""Stepping environments and turning what happens into replay rows; used by samplers and serial mode."""
+"""Steps environments and turns transitions into replay rows; used by samplers and serial mode."""
+
 from __future__ import annotations
 
 import contextlib
@@ -20,11 +21,11 @@ _ALL = slice(None)
 
 
 class TransitionCollector(EnvPool):
-    """N environments stepped together, each reset by hand.
+    """N environments stepped together.
 
-    A raising environment loses its episode and is built anew; a non-finite or ill-shaped transition
-    is rejected before the ring. Too many such errors in a row end the process (`WorkerError`).
-    With ``make_vector`` all N are one vector environment, which an error costs all its episodes.
+    An environment that raises loses its episode and is replaced; a non-finite or ill-shaped transition is rejected
+    before the ring. Too many such errors within a window end the process (``WorkerError``). With ``make_vector`` all N
+    are one vector environment, and an error costs all its episodes.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class TransitionCollector(EnvPool):
         """Steps every environment once with a policy's ``actions`` [N, A] and stores the rows.
 
         Raises:
-            WorkerError: errors beyond what the window allows, or the first one under nan_policy "fail".
+            WorkerError: too many errors in the window, or a bad transition with ``nan_policy`` "fail".
         """
         start = perf_counter()
         native = self._to_native(actions, self._native)
@@ -75,7 +76,7 @@ class TransitionCollector(EnvPool):
         self.counts.write_s += written - stepped
 
     def _step_tasks(self, native: np.ndarray) -> tuple[list[tuple[int, bool]], list[int]]:
-        """Steps the environments one by one; (ended, truncated) of those that did, and those without a row."""
+        """Steps one by one; returns (index, truncated) of ended episodes, and the environments without a row."""
         ended: list[tuple[int, bool]] = []
         broken: list[int] = []
         take, reward, terminated = self._rows.take, self._reward, self._terminated
@@ -96,7 +97,7 @@ class TransitionCollector(EnvPool):
         return ended, broken
 
     def _step_vector(self, native: np.ndarray) -> tuple[list[tuple[int, bool]], list[int]]:
-        """The same for a vector environment; in one mode its steps that begin an episode give no row."""
+        """Like ``_step_tasks`` for a vector environment, whose steps that begin an episode may give no row."""
         assert self._vector is not None
         try:
             done = self._vector.step(native)
@@ -114,7 +115,7 @@ class TransitionCollector(EnvPool):
         return [(index, bool(done.truncated[index])) for index in over], np.flatnonzero(~done.valid).tolist()
 
     def _go_on(self, broken: list[int]) -> None:
-        """What comes after the rows are stored: new environments for broken ones, the observations to act on."""
+        """Replaces broken environments after the rows are stored; takes over the observations of a vector one."""
         if self._make_vector is None:
             for index in broken:
                 self._reset(index, self._rebuild(index))
@@ -124,7 +125,7 @@ class TransitionCollector(EnvPool):
             self._rows.start(_ALL, self._vector.obs)
 
     def _renew_vector(self) -> None:
-        """Makes the vector environment and resets it, anew as long as that raises."""
+        """Makes and resets the vector environment, and tries again as long as that raises."""
         assert self._make_vector is not None
         while True:
             self._on_progress()
@@ -134,11 +135,11 @@ class TransitionCollector(EnvPool):
                 break
             except Exception as error:
                 self._note_error(0, error)
-        self._seed += self.num_envs  # after an error other episodes than those before
+        self._seed += self.num_envs  # other episodes after an error
         self._returns, self._lengths = [0.0] * self.num_envs, [0] * self.num_envs
 
     def _reset(self, index: int, seed: int | None) -> None:
-        """Resets one environment, building it anew as long as its reset raises; a vector one has done so itself."""
+        """Resets one environment, replacing it as long as its reset raises; a vector one resets itself."""
         while self._make_vector is None:
             self._on_reset()
             try:
@@ -151,7 +152,7 @@ class TransitionCollector(EnvPool):
         self._lengths[index] = 0
 
     def _rebuild(self, index: int) -> int:
-        """Makes an environment anew; returns the seed of its first reset, without which no run would repeat."""
+        """Replaces an environment; returns the seed of its first reset, so that runs are repeatable."""
         self._replace(index)
         return int(self._later_seeds.integers(2**31))
 
@@ -170,7 +171,7 @@ class StepBatch(NamedTuple):
     reward: np.ndarray  # [N]
     terminated: np.ndarray  # [N]
     ended: dict[int, bool]  # environment -> truncated, of those whose episode ended
-    broken: list[int]  # environments that raised: nothing of theirs is stored
+    broken: list[int]  # environments that raised; they get no row
     version: int  # of the policy
 
 
@@ -183,7 +184,7 @@ def row_writer_for(
 
 
 class VectorRowWriter:
-    """Rows of vector observations on their way into replay; ``obs`` [N, O] is current, two buffers change places."""
+    """Writes rows of vector observations; ``obs`` [N, O] is current, and two buffers alternate."""
 
     def __init__(self, spec: EnvSpec, num_envs: int, sink: TransitionSink, n_step: int, gamma: float) -> None:
         self.obs = np.zeros((num_envs, spec.obs_dim), np.float32)
@@ -228,7 +229,7 @@ class VectorRowWriter:
 
 
 class FrameRowWriter:
-    """Rows of images: the stacks for the policy here, each frame once in replay."""
+    """Writes rows of images: frame stacks for the policy are kept here, each frame is stored once in replay."""
 
     def __init__(self, spec: EnvSpec, num_envs: int, sink: TransitionSink, n_step: int, gamma: float) -> None:
         assert spec.frames is not None
@@ -265,10 +266,7 @@ _IMAGES = 2000
 
 
 def fill_with_synthetic_rows(ring: ReplayRing, spec: EnvSpec) -> None:
-    """Fills every shard with rows of normal observations and uniform actions, for a learner that is only measured.
-
-    To be called before anybody else writes.
-    """
+    """Fills every shard with normal observations and uniform actions for measurements; call before any other write."""
     layout, rng = ring.spec.layout, np.random.default_rng(0)
     if spec.frames is not None:
         for shard in range(ring.spec.num_shards):

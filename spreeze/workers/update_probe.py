@@ -1,9 +1,9 @@
 """A child process that times real updates on synthetic rows: ``python -m spreeze.workers.update_probe JOB``.
 
-It loads what a learner loads, once, and forks: on a processor for every measurement, so that each begins in a
-process that has taken no gradient step and started no thread; on a GPU once, because context, libraries and kernels
-cost seconds, and again only after a failure. One JSON line comes in for each measurement, one goes out.
-A measurement that raises, crashes, hangs or takes too much memory is an answer, not an end.
+It imports what a learner imports, once, and forks. On a CPU it forks for every measurement, so that each begins
+without gradient steps and threads; on a GPU once, since context, libraries and kernels take seconds, and again only
+after a failure. Each measurement is one JSON line in and one out. A measurement that raises, crashes, hangs or takes
+too much memory is answered with the failure.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from spreeze.workers.main import end_with_parent
 from spreeze.workers.transition_collector import fill_with_synthetic_rows
 
 _LOOK_S = 0.02
-"""Time between two looks at the memory of a measurement."""
+"""Time between two checks of the memory of a measurement."""
 _LEAST_WARM_UPDATES, _WARM_UPDATES, _WARM_S = 2, 3, 0.5
-"""Updates left out: at least the first, which allocates, and the one after it; a third where there is time."""
+"""Updates that are not timed: at least the first, which allocates, and the second; a third if there is time."""
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _MEMORY_WORDS = ("can't allocate memory", "out of memory", "MemoryError", "std::bad_alloc")
 
@@ -69,7 +69,7 @@ def _answer(record: dict[str, Any]) -> None:
 
 
 class _Fork:
-    """A forked process that measures turn after turn, until one fails."""
+    """A forked process that takes measurements until one fails."""
 
     def __init__(self, job: UpdateProbeJob, ring: ReplayRing) -> None:
         parent = os.getpid()
@@ -85,8 +85,8 @@ class _Fork:
         os.close(answers)
 
     def measure(self, turn: UpdateTurn) -> dict[str, Any]:
-        """What it found, or why it did not; after a failure the process is to be ended."""
-        with contextlib.suppress(BrokenPipeError):  # it has died: the missing answer tells
+        """The result or the failure, after which the caller must close the process."""
+        with contextlib.suppress(BrokenPipeError):  # it has died, as the missing answer shows
             os.write(self._turns, json.dumps(turn.to_json()).encode() + b"\n")
         answer, end = b"", time.monotonic() + turn.deadline_s
         while not answer.endswith(b"\n"):
@@ -109,7 +109,7 @@ class _Fork:
         return f"ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
     def close(self) -> None:
-        """Ends the process, whatever it does."""
+        """Kills the process."""
         if self.pid:
             os.kill(self.pid, signal.SIGKILL)
             os.waitpid(self.pid, 0)
@@ -119,7 +119,7 @@ class _Fork:
 
 
 class _Forks:
-    """The processes that measure: one a device where starting costs seconds, else a fresh one each time."""
+    """The measuring processes: one for each device that is slow to start, else a fresh one each time."""
 
     def __init__(self, job: UpdateProbeJob, ring: ReplayRing) -> None:
         self._job, self._ring = job, ring
@@ -145,7 +145,7 @@ def _too_much(cap_bytes: int) -> str:
 
 
 def _private_bytes(pid: int) -> int:
-    """Resident memory that is not of a file and not shared; 0 once the process has ended."""
+    """Resident memory that is neither file-backed nor shared; 0 after the process has ended."""
     try:
         _, resident, shared = Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[:3]
     except (OSError, ValueError):
@@ -154,7 +154,7 @@ def _private_bytes(pid: int) -> int:
 
 
 def _in_child(job: UpdateProbeJob, ring: ReplayRing, turns: int, answers: int, parent: int) -> NoReturn:
-    """The forked process: one JSON object for each turn, until a failure; ends without clean-up."""
+    """Body of the forked process: answers turns until a failure; exits without clean-up."""
     code = 1
     with contextlib.suppress(OSError):
         end_with_parent()
@@ -178,7 +178,7 @@ def _answered(job: UpdateProbeJob, ring: ReplayRing, turn: UpdateTurn) -> tuple[
 
 
 def _updates(job: UpdateProbeJob, ring: ReplayRing, turn: UpdateTurn) -> dict[str, Any]:
-    """Updates a second, each repeat, and what came before the first of them: allocation, caches, a recorded graph."""
+    """Updates a second of each repeat, and the start-up time: allocation, caches, recording of a graph."""
     start = time.perf_counter()
     learner = LearnerConfig(**turn.learner)
     device = resolve_device(learner.device)
@@ -187,18 +187,8 @@ def _updates(job: UpdateProbeJob, ring: ReplayRing, turn: UpdateTurn) -> dict[st
     config: Any = algorithm_part(job.algo, job.spec.import_module)(**turn.algorithm)
     with products_in(learner.precision, device), learner_threads(job.spec, learner.threads, device) as pair:
         learning = ReplayTrainer(
-            job.spec,
-            job.algo,
-            config,
-            ring.spec.layout,
-            open_reader(ring),
-            batch_size=learner.batch_size,
-            device=device,
-            seed=0,
-            normalize_obs=job.normalize_obs,
-            pair=pair,
-            mirror=True,
-            updates_per_launch=1,
+            job.spec, job.algo, config, ring.spec.layout, open_reader(ring), batch_size=learner.batch_size,
+            device=device, seed=0, normalize_obs=job.normalize_obs, pair=pair, mirror=True, updates_per_launch=1,
         )
         _warm_up(learning)
         synchronise(device)
@@ -209,7 +199,7 @@ def _updates(job: UpdateProbeJob, ring: ReplayRing, turn: UpdateTurn) -> dict[st
 
 def _warm_up(learning: ReplayTrainer) -> None:
     start, warm = time.perf_counter(), 0
-    # However long it takes, the recording of a graph does not belong to what is timed.
+    # The recording of a graph is never timed, however long it takes.
     least = max(_LEAST_WARM_UPDATES, learning.updates_before_replay)
     while warm < least or (warm < _WARM_UPDATES and time.perf_counter() - start < _WARM_S):
         warm += learning.update()
@@ -228,7 +218,7 @@ def _rates(learning: ReplayTrainer, turn: UpdateTurn, device: str) -> list[float
 
 
 def _limit_data(cap_bytes: int) -> None:
-    """Makes an allocation beyond the cap fail at once. Not beside CUDA, which reserves far more than it takes."""
+    """Makes an allocation beyond the cap fail at once. Not for CUDA, which reserves far more than it uses."""
     status = Path("/proc/self/status").read_text(encoding="ascii")
     now = next((1024 * int(line.split()[1]) for line in status.splitlines() if line.startswith("VmData:")), None)
     if now is not None:

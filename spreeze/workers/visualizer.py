@@ -1,7 +1,7 @@
 """The visualizer: shows the current policy in an environment of its own, as ``live.jpg`` and as clips.
 
-It feeds nothing back, runs at low priority, and spends at most its share of a core: the cost
-of each frame is measured and slept off. Outside of clips it only draws while somebody looks.
+It feeds nothing back, runs at low priority, and keeps to its share of a core: it measures the cost of each frame
+and sleeps accordingly. Outside of clips it only draws while a viewer watches.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _MAX_FAILURES = 5
 _WATCHED_S = 3.0
 """A viewer asks for pictures many times a second and touches ``control/viewer`` once a second."""
 _UNWATCHED_PICTURE_S = 30.0
-"""While nobody looks, ``live.jpg`` is at most this old: for the terminal's user and for the first look."""
+"""Longest age of ``live.jpg`` without a viewer, for users of the terminal and for the first view."""
 
 
 def run_visualizer(context: WorkerContext, job: VisualizerJob) -> None:
-    """Shows the newest policy until the supervisor stops everybody; ends quietly where nothing can be drawn."""
+    """Shows the newest policy until the supervisor asks to stop; ends early if nothing can be drawn."""
     context.beat(Phase.INIT)
     try:
         task = open_task(job.spec, "rgb_array", whole_games=True)
@@ -83,7 +83,7 @@ class _Player:
         self.episode_return, self.at_start = 0.0, True
 
     def advance(self, policy: Policy, steps: int) -> None:
-        """Takes env steps up to a number or the end of the episode, whichever comes first."""
+        """Takes at most ``steps`` env steps, and ends with the episode."""
         for _ in range(steps):
             action = self.task.to_native(policy.act_greedy(self._obs.array))
             obs, reward, terminated, truncated = self.task.step(action[0])
@@ -97,7 +97,7 @@ class _Player:
 
 
 class _Clip:
-    """A clip in the making and what is told beside it."""
+    """A clip being recorded, and the facts stored with it."""
 
     def __init__(self, folder: Path, number: int, weights: Weights, player: _Player, frames_per_s: float) -> None:
         self.path = folder / f"clip-{number:04d}-v{weights.version}.mp4"
@@ -107,7 +107,7 @@ class _Clip:
         player.returns = []
 
     def finish(self) -> None:
-        """Writes the JSON first: who sees the clip finds its facts."""
+        """Writes the JSON first, so that a visible clip always has its facts."""
         meta = self._weights.meta
         facts: dict[str, Any] = {
             "version": self._weights.version, "epoch": self._weights.epoch, "env_steps": meta.get("env_steps"),
@@ -172,7 +172,7 @@ class _Show:
             self._rest(begin_s, time.process_time() - cpu_s)
 
     def _unneeded(self) -> bool:
-        """True while no clip is due and nobody asked for a picture lately."""
+        """True while no clip is due and no viewer asked for a picture lately."""
         now_s = time.monotonic()
         if self._clip is not None or now_s >= min(self._next_clip_s, self._next_picture_s):
             return False
@@ -182,7 +182,7 @@ class _Show:
             return True
 
     def _renew(self) -> None:
-        """Takes newer weights at the start of an episode or every few seconds, but never inside of a clip."""
+        """Takes newer weights at the start of an episode or every few seconds, but never within a clip."""
         now_s = time.monotonic()
         if self._clip is not None or not (self._player.at_start or now_s >= self._new_weights_s):
             return
@@ -218,7 +218,7 @@ class _Show:
                 _prune(self._videos)
 
     def _rest(self, begin_s: float, cpu_s: float) -> None:
-        """Waits for the next frame: real time, and no more than the share of a core."""
+        """Sleeps until the next frame is due in real time and within the share of a core."""
         in_clip = self._clip is not None and self._job.has_free_core
         period_s = 1.0 / (self._clip_fps if in_clip else self._job.frames_per_s)
         if not self._job.has_free_core:
@@ -226,7 +226,7 @@ class _Show:
         self._context.sleep(max(0.0, period_s - (time.monotonic() - begin_s)))
 
     def _abandon(self, error: Exception) -> None:
-        """Gives the clip up, says why, and begins a new episode."""
+        """Reports the error, discards the clip, and begins a new episode."""
         self._context.send("event", level="warning", text=f"picture failed: {type(error).__name__}: {one_line(error)}")
         self._drop_clip()
         self._context.sleep(1.0)
@@ -243,7 +243,7 @@ class _Show:
 
 
 def _clear(run_dir: Path, videos: Path) -> None:
-    """Removes what a killed visualizer left; ``play`` may be writing a clip of its own there."""
+    """Removes files of a killed visualizer, but no clip that ``play`` may be writing there."""
     remove_unfinished(videos)
     for path in [*run_dir.glob(".live.jpg.*.tmp"), *videos.glob(".clip-*.tmp")]:
         path.unlink(missing_ok=True)
@@ -255,7 +255,7 @@ def _last_number(videos: Path) -> int:
 
 
 def _prune(videos: Path) -> None:
-    """Keeps the newest clips: a run of weeks must not fill the disk."""
+    """Deletes all but the newest clips, so that a run of weeks does not fill the disk."""
     clips = sorted(videos.glob("clip-*-v*.mp4"), key=lambda path: int(path.name.split("-")[1]))
     for path in clips[:-_MAX_CLIPS]:
         path.unlink(missing_ok=True)
@@ -292,7 +292,7 @@ class ClipWriter:
         """Adds one frame, uint8 [H, W, 3]; an odd last row or column is cut (yuv420p needs even sizes).
 
         Raises:
-            ValueError: another size than the first frame, or less than two pixels high or wide.
+            ValueError: size differs from the first frame, or is less than two pixels high or wide.
         """
         if self._stream is None:
             self._begin(frame)
@@ -315,7 +315,7 @@ class ClipWriter:
         self._stream.codec_context.thread_count = 1  # it runs beside training
 
     def finish(self) -> Path:
-        """Writes what is left and gives the file its name.
+        """Writes the remaining data and renames the file to its final name.
 
         Raises:
             ValueError: there is no frame.
@@ -349,7 +349,7 @@ class ClipWriter:
 
 
 def clip_stride(render_fps: float, frames_per_s: float = 20.0) -> int:
-    """Env steps between two frames so that a clip of about ``frames_per_s`` shows real time."""
+    """Env steps between two frames, so that a clip of about ``frames_per_s`` plays in real time."""
     return max(1, round(render_fps / frames_per_s))
 
 

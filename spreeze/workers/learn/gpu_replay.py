@@ -1,12 +1,12 @@
-"""A copy of replay on the learner's device: only new rows travel, batches are drawn and gathered there.
+"""GPU replay: a copy of replay on the learner's device. Only new rows are copied; batches are gathered on the device.
 
-The rules are the ring's (``transport.replay_reader``). A pull notes what is committed, copies what is new,
-reads ``reserved`` afterwards and takes no row that may have been overwritten meanwhile. Draws are uniform
-over the rows that are here and that the ring's reader would draw.
+The rules are those of the ring (``transport.replay_reader``). A pull notes which rows are committed, copies the new
+ones, reads ``reserved`` afterwards and drops rows that may have been overwritten meanwhile. Draws are uniform over the
+rows that are on the device and that the ring's reader would draw.
 
-Copies run beside the updates. A pull brings at most ``chunk`` rows of a shard, and draws leave out the
-oldest ``chunk`` of them: so a pull overwrites nothing that draws may touch by the windows of the pull before.
-It only has to wait for draws by older windows, which are nearly always over.
+Copies run beside the updates. A pull copies at most ``chunk`` rows of a shard at a time, and draws leave out the oldest
+``chunk`` rows, so a pull overwrites nothing that draws with the previous windows may read. It only waits for draws with
+older windows, which are nearly always done.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from spreeze.types import RowLayout
 
 _CHUNK_ROWS = 4096
 _SHARE = 0.8
-"""Share of a device's free memory that a mirror may take; updates need the rest."""
+"""Share of a device's free memory that GPU replay may take; updates need the rest."""
 _LEAST_BATCHES = 16
-"""A mirror of fewer batches than this is not worth its memory."""
+"""GPU replay of fewer batches than this is not worth its memory."""
 
 
 def gpu_replay_bytes(layout: RowLayout, num_shards: int, rows_per_shard: int) -> int:
-    """What a mirror of that size takes of the device's memory; pinned buffers are the host's."""
+    """Device memory for that many rows; pinned buffers are host memory."""
     return num_shards * rows_per_shard * 4 * layout.width
 
 
@@ -42,16 +42,10 @@ class GpuReplay:
         self, reader: ReplayReader, batch_size: int, device: torch.device, seed: int, rows_per_shard: int | None = None,
         *, main: Stream | None = None, beside: Stream | None = None,
     ) -> None:
-        """Takes the device's memory; ``pull`` brings the rows.
+        """Allocates the device's memory; ``pull`` copies the rows.
 
-        Args:
-            reader: of the ring.
-            batch_size: rows of one draw.
-            device: of the rows.
-            seed: of the draws.
-            rows_per_shard: newest rows of each shard that are kept; None: as many as the ring has.
-            main: of the draws; None: the device's current stream.
-            beside: of the copies; None: a stream of their own.
+        ``rows_per_shard`` newest rows of each shard are kept (None: as many as the ring has). Draws run on the stream
+        ``main`` (None: the device's current one), copies on ``beside`` (None: a stream of their own).
 
         Raises:
             torch.OutOfMemoryError: no room on the device.
@@ -68,7 +62,7 @@ class GpuReplay:
         self._starts = torch.arange(spec.num_shards, device=device) * self.rows_per_shard
         self._staged_windows = Staging((2, spec.num_shards), torch.int64, pinned=pinned)
         self._windows = torch.zeros((2, spec.num_shards), dtype=torch.int64, device=device)
-        # Memory is filled with zeros on the main stream: a copy that came before that would be lost.
+        # Memory is zeroed on the main stream: an earlier copy would be lost.
         self._draws_before = self._main.mark()
         self.generator = torch.Generator(device).manual_seed(seed)
         """Of the draws."""
@@ -76,7 +70,7 @@ class GpuReplay:
         """Rows that can be drawn."""
         self.rows_pulled = 0
         self.rows_torn = 0
-        """Rows that were overwritten while they were copied, and so not taken."""
+        """Rows that were overwritten during the copy, and so dropped."""
         self.set_batch_size(batch_size)
 
     def set_batch_size(self, batch_size: int) -> None:
@@ -84,34 +78,34 @@ class GpuReplay:
         self.batch = torch.zeros((batch_size, self._layout.width), device=device)
         """[B, W], the rows of the latest draw."""
         self.logical = torch.zeros(batch_size, dtype=torch.int64, device=device)
-        """[B], their indices since their shard exists."""
+        """[B], the rows' logical indices in their shards."""
         self._random, self._shard = torch.zeros_like(self.logical), torch.zeros_like(self.logical)
 
     @property
     def size_bytes(self) -> int:
-        """Memory of the device that the rows take."""
+        """Device memory of the rows."""
         return self._rows.element_size() * self._rows.nelement()
 
     def pull(self) -> None:
-        """Brings what was committed since the last pull, chunk by chunk, and renews the windows of the draws."""
+        """Copies the rows committed since the last pull, chunk by chunk, and refreshes the windows of the draws."""
         self._reader.refresh()
         windows = self._reader.windows
         for shard, (_, end) in enumerate(windows):
-            # What is older than the draws' window would travel for nothing.
+            # Rows older than the draws' window need no copy.
             oldest = end - self.rows_per_shard + self._chunk
             if self._end[shard] < oldest:
                 self._end[shard] = self._floor[shard] = oldest
-                self._draws_before = self._main.mark()  # a leap may land anywhere in the present windows
+                self._draws_before = self._main.mark()  # a jump may overwrite any row of the current windows
         while True:
             self._beside.follow(self._draws_before)
             for shard, (_, end) in enumerate(windows):
-                self._bring(shard, min(end, self._end[shard] + self._chunk))
+                self._copy(shard, min(end, self._end[shard] + self._chunk))
             self._publish(windows)
             if all(here == end for here, (_, end) in zip(self._end, windows, strict=True)):
                 return
 
-    def _bring(self, shard: int, end: int) -> None:
-        """Rows ``[self._end, end)`` of a shard, by the ring's protocol."""
+    def _copy(self, shard: int, end: int) -> None:
+        """Copies rows ``[self._end, end)`` of a shard by the ring's protocol."""
         begin, ring = self._end[shard], self._reader.ring
         if end == begin:
             return
@@ -133,7 +127,7 @@ class GpuReplay:
         self.rows_pulled += end - begin - torn
 
     def _publish(self, windows: list[tuple[int, int]]) -> None:
-        """Hands the new windows to the draws, which begin after the copies."""
+        """Passes the new windows to the draws, which begin after the copies."""
         kept = self.rows_per_shard - self._chunk
         lows = np.array([
             max(low, floor, end - kept)
@@ -150,7 +144,7 @@ class GpuReplay:
         self.available = int(ends[-1])
 
     def draw(self) -> Tensor:
-        """Rows drawn uniformly, with replacement: ``batch`` [B, W]. Work of the device alone.
+        """Draws rows uniformly with replacement into ``batch`` [B, W], on the device alone.
 
         Raises:
             TransportError: nothing can be drawn.
@@ -165,7 +159,7 @@ class GpuReplay:
         return torch.index_select(self._rows, 0, place, out=self.batch)
 
     def settle(self) -> None:
-        """Returns when no copy and no draw is under way: its memory may then be given back."""
+        """Waits until all copies and draws are done, so that the memory may be freed."""
         self._beside.mark().wait()
         self._main.mark().wait()
 
@@ -179,20 +173,20 @@ class GpuReplay:
 
 
 def _pieces(begin: int, end: int, capacity: int) -> list[tuple[int, int, int]]:
-    """Logical rows ``[begin, end)`` as (offset, place, count), cut where a shard of ``capacity`` rows wraps."""
-    found, at = [], begin
+    """Logical rows ``[begin, end)`` as (offset, place, count), split where a shard of ``capacity`` rows wraps."""
+    pieces, at = [], begin
     while at < end:
         place = at % capacity
         count = min(end - at, capacity - place)
-        found.append((at - begin, place, count))
+        pieces.append((at - begin, place, count))
         at += count
-    return found
+    return pieces
 
 
 def fitted_gpu_replay(
     reader: ReplayReader, batch_size: int, device: torch.device, seed: int, free_bytes: int
 ) -> tuple[GpuReplay | None, str]:
-    """The largest mirror that fits into ``free_bytes``, and what to say of it; None where too few rows would."""
+    """The largest GPU replay that fits into ``free_bytes`` (None if too small to be useful), and a note on it."""
     spec = reader.ring.spec
     whole, needed = spec.rows_per_shard, gpu_replay_bytes(spec.layout, spec.num_shards, spec.rows_per_shard)
     rows = min(whole, int(_SHARE * free_bytes) // gpu_replay_bytes(spec.layout, spec.num_shards, 1))
@@ -201,7 +195,7 @@ def fitted_gpu_replay(
         try:
             mirror = GpuReplay(reader, batch_size, device, seed, rows)
         except torch.OutOfMemoryError:
-            rows //= 2  # somebody else was faster, or memory is in pieces
+            rows //= 2  # taken by another process meanwhile, or fragmented
             continue
         held = f"replay is mirrored on {device}: {size(mirror.size_bytes)} of {size(free_bytes)} that were free"
         if rows < whole:
@@ -212,30 +206,30 @@ def fitted_gpu_replay(
 
 
 class StreamEvent:
-    """A point in the work of a stream; on a processor, where all is done when a call returns, it is always over."""
+    """A point in the work of a stream; on a CPU, where calls are synchronous, it is always reached."""
 
     def __init__(self, event: torch.cuda.Event | None = None) -> None:
         self.event = event
 
     def wait(self) -> None:
-        """Returns when all work before this point is done; the host waits."""
+        """Blocks the host until all work before this point is done."""
         if self.event is not None:
             self.event.synchronize()
 
 
 class Stream(Protocol):
-    """Work that is done in the order in which it was given."""
+    """Work that runs in the order in which it was given."""
 
     def copy(self, to: Tensor, source: Tensor) -> None:
-        """Copies ``source`` into ``to``; ``source`` must stay as it is until a later event is over."""
+        """Copies ``source`` into ``to``; ``source`` must not change until a later event is reached."""
         ...
 
     def mark(self) -> StreamEvent:
-        """The point behind all work given so far."""
+        """The point after all work given so far."""
         ...
 
     def follow(self, event: StreamEvent) -> None:
-        """Work given from now on begins after that event of another stream."""
+        """Work given from now on begins after this event of another stream."""
         ...
 
 
@@ -258,7 +252,7 @@ class DeviceStream:
     def mark(self) -> StreamEvent:
         if not self._on_gpu:
             return StreamEvent()
-        event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # a host that waits leaves its core
+        event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # a waiting host yields its core
         event.record(self._stream())
         return StreamEvent(event)
 
@@ -268,7 +262,7 @@ class DeviceStream:
 
 
 class Staging:
-    """Two buffers of the host in turn: one is filled while the other may still be on its way."""
+    """Two alternating host buffers: one is filled while the other may still be copied."""
 
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, *, pinned: bool) -> None:
         self._buffers = [torch.zeros(shape, dtype=dtype, pin_memory=pinned) for _ in range(2)]
@@ -276,11 +270,11 @@ class Staging:
         self._turn = 0
 
     def next(self) -> Tensor:
-        """The buffer whose last copy is over."""
+        """The other buffer, after its last copy is done."""
         self._turn = 1 - self._turn
         self._sent[self._turn].wait()
         return self._buffers[self._turn]
 
     def sent(self, event: StreamEvent) -> None:
-        """The copy of that buffer is over then."""
+        """Notes the event at which the copy of the current buffer is done."""
         self._sent[self._turn] = event

@@ -1,11 +1,11 @@
-"""From rollout storages to parameters, interval by interval: what the learner process and serial mode have in common.
+"""Learns from rollouts, one by one; used by the learner process and serial mode.
 
-With a lag of 1 (HTS-RL): while interval j is collected with theta(j), theta(j+1) is learned from D(j-1), which
-theta(j-1) collected; in interval 0 there is nothing to learn, theta(1) = theta(0). With a lag of 0 (the synchronous
+With a lag of 1 (HTS-RL): while rollout j is collected with theta(j), theta(j+1) is learned from D(j-1), which
+theta(j-1) collected; in rollout 0 there is nothing to learn, so theta(1) = theta(0). With a lag of 0 (the synchronous
 baseline): D(j) is collected with theta(j), and then theta(j+1) is learned from it.
 
-All that a later interval depends on is handed to memory that outlives this process before the swap: a
-killed learner's successor takes the state of the interval and learns the same once more.
+Before the swap, everything that a later rollout depends on is stored in memory that outlives this process. The
+successor of a killed learner reads the state of the rollout and learns the same again.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ from spreeze.transport.weights import StoredParameters, VersionedParameters
 
 Arrays = dict[str, np.ndarray]
 FINGERPRINTS = "fingerprints.jsonl"
-_MAX_REFUSED_INTERVALS = 5
+_MAX_SKIPPED_ROLLOUTS = 5
 
 
 class OnPolicyTrainer:
-    """One step of learning an interval. Knows no process."""
+    """Learns rollout by rollout; independent of processes."""
 
     def __init__(
         self, algorithm: OnPolicyAlgorithm, rollouts: Rollouts, handover: Handover, *, lag: int, meta: dict[str, Any],
         batch_size: int, progress_env_steps: int | None, fingerprints: Path | None,
     ) -> None:
-        """Goes on from the state of the interval, if there is one.
+        """Continues from the state of the current rollout, if there is one.
 
         Args:
-            algorithm: fresh.
-            rollouts: where the samplers are.
-            handover: where state and policies go.
-            lag: 1 or 0 intervals between the policy that collected and the one that learns.
-            meta: facts that are published with every policy.
+            algorithm: a fresh one.
+            rollouts: shared with the samplers.
+            handover: where state and policies are stored.
+            lag: 1 or 0 rollouts between the policy that collects and the one that learns.
+            meta: published with every policy.
             batch_size: rows of one update, for the metrics.
-            progress_env_steps: env steps at which the step size's schedule ends; None: it does not.
+            progress_env_steps: env steps at which the step size's schedule ends; None: no schedule.
             fingerprints: file that gets a line of hashes at each swap; None: no hashes.
 
         Raises:
-            CheckpointError: the state is that of another network.
-            WorkerError: there should be a state, but there is none.
+            CheckpointError: the state belongs to another network.
+            WorkerError: the state is missing.
         """
         self.algorithm, self._rollouts, self._handover = algorithm, rollouts, handover
         self.batch_size, self._lag, self._meta = batch_size, lag, meta
@@ -63,15 +63,15 @@ class OnPolicyTrainer:
             algorithm.load_state_arrays(state.arrays)
             algorithm.load_state_json(state.meta["algorithm"])
         elif rollouts.interval > 0:
-            raise WorkerError(f"the learner's state of interval {rollouts.interval} is gone")
+            raise WorkerError(f"the learner's state of rollout {rollouts.interval} is gone")
         self._hand_over(rollouts.interval)
         self.continued = state is not None
         self.updates = algorithm.updates
-        """Updates behind this interval."""
-        self._refused, self._skipped = 0, algorithm.updates_skipped()
+        """Updates at the start of this rollout."""
+        self._skipped_rollouts, self._skipped = 0, algorithm.updates_skipped()
 
     def _hand_over(self, interval: int) -> None:
-        """State and policy of an interval, where inference workers and a successor find them."""
+        """Stores state and policy of a rollout, for inference workers and a successor."""
         start = perf_counter()
         algorithm = self.algorithm
         state = {"algorithm": algorithm.state_json(), "updates": algorithm.updates}
@@ -81,10 +81,10 @@ class OnPolicyTrainer:
         self.hand_s += perf_counter() - start
 
     def learn(self) -> bool:
-        """Learns what this interval has to, once; False if that is done, or has to wait until the interval is full.
+        """Learns what is due in this rollout, once; False if that is done, or the rollout is not full yet (lag 0).
 
         Raises:
-            WorkerError: the rows were not collected by the policy that they have to be from.
+            WorkerError: the rows were collected by the wrong policy.
         """
         interval = self._rollouts.interval
         if self._learned == interval or (self._lag == 0 and not self._rollouts.full):
@@ -104,16 +104,16 @@ class OnPolicyTrainer:
         versions = self._rollouts.versions(source)
         if (versions != source).any():
             found = sorted(set(versions.reshape(-1).tolist()))
-            raise WorkerError(f"rows of interval {source} were collected by the policies of {found[:5]}")
+            raise WorkerError(f"rows of rollout {source} were collected by the policies of {found[:5]}")
 
     def _check_progress(self) -> None:
         algorithm = self.algorithm
         skipped, self._skipped = algorithm.updates_skipped() - self._skipped, algorithm.updates_skipped()
-        self._refused = self._refused + 1 if 0 < skipped == algorithm.updates - self.updates else 0
-        if self._refused > _MAX_REFUSED_INTERVALS:
+        self._skipped_rollouts = self._skipped_rollouts + 1 if 0 < skipped == algorithm.updates - self.updates else 0
+        if self._skipped_rollouts > _MAX_SKIPPED_ROLLOUTS:
             raise WorkerError(
-                f"in {self._refused} intervals in a row every update had a non-finite loss or gradient; lower the step "
-                "size, or look at the rewards' size"
+                f"in {self._skipped_rollouts} rollouts in a row every update had a non-finite loss or gradient; lower "
+                "the step size, or look at the rewards' size"
             )
 
     def _progress(self, source: int) -> float | None:
@@ -122,7 +122,7 @@ class OnPolicyTrainer:
         return min(1.0, source * self._rollouts.spec.rows / self._progress_env_steps)
 
     def swap(self) -> bool:
-        """Begins the next interval if this one is full and what it has to learn is learned."""
+        """Begins the next rollout if this one is full and learning is done; whether it did."""
         interval = self._rollouts.interval
         if self._learned != interval or not self._rollouts.full:
             return False
@@ -145,20 +145,20 @@ class OnPolicyTrainer:
 
     @property
     def env_steps(self) -> int:
-        """Env steps of all finished intervals since the run began."""
+        """Env steps of all finished rollouts since the run began."""
         return self._rollouts.interval * self._rollouts.spec.rows
 
     def policy_snapshot(self) -> tuple[Callable[[], Arrays], dict[str, Any]]:
-        """Policy of this interval, theta(j), as it was handed over.
+        """Policy of this rollout, theta(j), as it was handed over.
 
         Raises:
-            WorkerError: it is not there.
+            WorkerError: it is missing.
         """
         found = _found(self._handover.policies, self._rollouts.interval)
         return lambda: found.arrays, found.meta
 
     def state(self) -> tuple[Arrays, dict[str, Any]]:
-        """All that a resume needs to begin this interval once more: tensors and JSON."""
+        """All that a resume needs to begin this rollout again: tensors and JSON."""
         rollouts = self._rollouts
         state = _found(self._handover.states, rollouts.interval)
         tensors = {LEARNER + name: array for name, array in state.arrays.items()}
@@ -168,7 +168,7 @@ class OnPolicyTrainer:
                          "updates": state.meta["updates"]}
 
     def parameters_sha256(self) -> str:
-        """Hash of the learner's arrays at the beginning of this interval: equal runs have equal ones."""
+        """Hash of the learner's arrays at the start of this rollout; equal runs have equal hashes."""
         return sha256_of(_found(self._handover.states, self._rollouts.interval).arrays)
 
     def numbers(self, *, wait_s: float, publish_s: float) -> dict[str, float]:
@@ -183,7 +183,7 @@ class OnPolicyTrainer:
 def _found(parameters: VersionedParameters, interval: int) -> StoredParameters:
     held = parameters.read(interval)
     if held is None:
-        raise WorkerError(f"what was handed over for interval {interval} is gone")
+        raise WorkerError(f"what was handed over for rollout {interval} is gone")
     return held
 
 

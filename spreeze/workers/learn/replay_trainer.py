@@ -1,4 +1,5 @@
-"""From replay rows to gradient steps: what the learner process and serial mode have in common."""
+"""Takes gradient steps with batches from replay; used by the learner process and serial mode."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -25,13 +26,13 @@ from spreeze.workers.learn.on_policy_trainer import sha256_of
 from spreeze.workers.learn.torch_devices import free_bytes
 
 _REFRESH_S = 0.005
-"""Age at which the reader's windows are renewed; older windows only miss the newest rows."""
+"""Age at which the reader's windows are refreshed; older windows only miss the newest rows."""
 _NORMALIZER_EVERY = 10
-"""Updates between two batches that the normaliser takes in."""
+"""Updates between two batches that update the normaliser."""
 
 
 class ReplayTrainer:
-    """Draws batches, updates the algorithm, keeps time and state. Knows no process."""
+    """Draws batches, updates the algorithm, keeps timings and state; independent of processes."""
 
     def __init__(
         self, spec: EnvSpec, algo: str, config: AlgorithmConfig, layout: RowLayout, reader: BatchSource, *,
@@ -52,11 +53,11 @@ class ReplayTrainer:
         self._rng, self._seed = np.random.default_rng([seed, 7]), seed
         self._frame_shape = None if spec.frames is None else spec.frames.shape
         self.notes: list[str] = []
-        """What was decided about replay, launches and a resume, to be told once."""
+        """Decisions about replay, launches and a resume, each to be reported once."""
         self._updates_per_launch = updates_per_launch
         self._launches: GraphedUpdates | None = None
         self._recording_failed = False
-        """By launches that are gone."""
+        """By launches since dropped."""
         self._scale: DeviceNormalizer | None = None
         self.set_batch_size(batch_size)
         gpus = {place for place in (self._device, self._actor_device) if place.type == "cuda"}
@@ -85,7 +86,7 @@ class ReplayTrainer:
             self.use_mirror(mirror, lambda: CudaGraph(self._device))
 
     def use_mirror(self, mirror: GpuReplay, make_graph: Callable[[], Graph]) -> None:
-        """Draws from a mirror of replay from now on, several updates in one launch where that is possible."""
+        """Draws from GPU replay from now on, with several updates in one launch where possible."""
         period = self.algorithm.period
         against = None if self._updates_per_launch == 0 else reason_against(
             split=self._actor_device != self._device, period=period
@@ -106,11 +107,11 @@ class ReplayTrainer:
 
     @property
     def updates_before_replay(self) -> int:
-        """Updates until the next one is a replay of a recorded graph; 0 where none is recorded."""
+        """Updates before the first replay of a recorded graph; 0 if none is recorded."""
         return 0 if self._launches is None else self._launches.updates_before_replay
 
     def drop_mirror(self) -> bool:
-        """Gives the mirror's memory back: batches come from the host from now on. False where there is none."""
+        """Frees GPU replay; batches come from the host from now on. False if there is none."""
         launches, self._launches, self._scale = self._launches, None, None
         if launches is None:
             return False
@@ -119,19 +120,16 @@ class ReplayTrainer:
         return True
 
     def release_cached(self) -> None:
-        """Gives GPUs the freed memory back that PyTorch keeps, unless a recording has failed: then it stays there.
+        """Returns the memory that PyTorch caches to the GPUs, unless a recording has failed.
 
-        The allocator would raise an internal error; without the call, later allocations are cut out of what it keeps.
+        After a failed recording the allocator would raise an internal error; it then reuses what it caches.
         """
         failed = self._recording_failed or (self._launches is not None and self._launches.recording_failed)
         if not failed:
             torch.cuda.empty_cache()
 
     def set_batch_size(self, batch_size: int) -> None:
-        """Draws that many rows at once from now on.
-
-        What the old size needed is freed first: the new size is asked for where memory is short.
-        """
+        """Draws that many rows at once from now on; frees the old buffers first, since memory may be short."""
         pinned = "cuda" in (self._device.type, self._actor_device.type)
         self.batch_size = batch_size
         self.algorithm.drop_buffers()
@@ -151,7 +149,7 @@ class ReplayTrainer:
             self._launches.set_batch_size(batch_size)
 
     def refresh(self) -> None:
-        """Renews the reader's windows now, and brings what is new to the mirror."""
+        """Refreshes the reader's windows now, and copies new rows to GPU replay."""
         if self._launches is None:
             self._reader.refresh()
         else:
@@ -160,7 +158,7 @@ class ReplayTrainer:
         self._refreshed_s = perf_counter()
 
     def _renew_scale(self) -> None:
-        """Lets the normaliser take in a batch on the host every so many updates, for batches that never come here."""
+        """Updates the normaliser with a host batch now and then, since batches of GPU replay never reach the host."""
         if self._scale is None or self.normalizer is None or self.updates < self._scaled_updates:
             return
         self._scaled_updates = self.updates + _NORMALIZER_EVERY
@@ -169,14 +167,14 @@ class ReplayTrainer:
         self._scale.renew()
 
     def update(self, most: int | None = None) -> int:
-        """One batch, one gradient step; of a graph, several. Returns how many, at most ``most`` (None: no limit)."""
+        """Takes one gradient step, or several with a graph; returns how many, at most ``most`` (None: no limit)."""
         start = perf_counter()
         if start - self._refreshed_s > _REFRESH_S:
             self.refresh()
         if self._launches is not None:
             return self._launched(self._launches, start, most)
         for copied in self._copied.values():
-            copied.synchronize()  # the pinned rows may still be on their way to the device
+            copied.synchronize()  # the copy of the pinned rows may not be done yet
         self.rows_redrawn += self._draw()
         if self.normalizer is not None:
             self._normalize(self.normalizer)
@@ -189,16 +187,16 @@ class ReplayTrainer:
         return 1
 
     def _launched(self, launches: GraphedUpdates, start: float, most: int | None) -> int:
-        launched, told = perf_counter(), self.critic_s + self.actor_s
+        launched, before_s = perf_counter(), self.critic_s + self.actor_s
         self.gather_s += launched - start
         done = launches.run(most)
-        # A graph is one piece; its time, and that of waiting for the device, is counted as the critics'.
-        self.critic_s += perf_counter() - launched - (self.critic_s + self.actor_s - told)
+        # The time of a graph, waiting for the device included, is counted as the critics'.
+        self.critic_s += perf_counter() - launched - (self.critic_s + self.actor_s - before_s)
         self.updates += done
         return done
 
     def _update_with(self, rows: torch.Tensor) -> None:
-        """One update with rows of the mirror; asks nothing of the host."""
+        """Runs one update with rows of GPU replay, without the host."""
         actor_batch = None
         if self._scale is not None:
             self._scale.apply(rows)
@@ -211,7 +209,7 @@ class ReplayTrainer:
         self.actor_s += actor_s
 
     def _draw(self) -> int:
-        """Copies a batch out of replay; returns how many draws had to be repeated."""
+        """Copies a batch out of replay; returns the number of repeated draws."""
         frames = None if self._frames is None else self._frames.flatten(2).numpy()
         return self._reader.sample(self._rng, self._rows_np, frames)
 
@@ -229,12 +227,12 @@ class ReplayTrainer:
             self._copied[self._device].record(torch.cuda.current_stream(self._device))
             return self._split(rows, frames)
         if self._host_batch is None or self._layout.n_step > 1:
-            # One-step batches are views of the same rows: made once, valid for every update.
+            # One-step batches are views of the same rows, made once.
             self._host_batch = self._split(self._rows, self._frames)
         return self._host_batch
 
     def _actor_batch(self) -> TransitionBatch | None:
-        """What the actor sees of the batch, on its own device; None where it shares the critics'."""
+        """The actor's part of the batch on its own device; None if it shares the critics' device."""
         if self._seen is None:
             return None
         torch.stack((self._rows[:, self._layout.obs], self._rows[:, self._layout.next_obs]), out=self._seen)
@@ -270,7 +268,7 @@ class ReplayTrainer:
         return arrays(), meta
 
     def policy_snapshot(self) -> tuple[Callable[[], dict[str, np.ndarray]], dict[str, Any]]:
-        """``policy`` without waiting for the device: the arrays are had later, maybe in another thread."""
+        """``policy`` without waiting for the device; the arrays may be fetched later, in another thread."""
         arrays = self.algorithm.policy_snapshot()
         scales = {} if self.normalizer is None else self.normalizer.arrays()
         return lambda: arrays() | scales, {**self.algorithm.policy_meta(), **self._meta, "updates": self.updates}
@@ -288,10 +286,10 @@ class ReplayTrainer:
         return sha256_of(self.algorithm.state_arrays())
 
     def load_state(self, tensors: dict[str, np.ndarray], state: dict[str, Any]) -> None:
-        """Takes over what ``state`` gave, on whatever device it was.
+        """Loads what ``state`` returned, on any device.
 
         Raises:
-            CheckpointError: shapes or names of another network.
+            CheckpointError: shapes or names belong to another network.
         """
         fits = self.algorithm.load_state_arrays(tensors)
         self.algorithm.load_state_json(state["algorithm"])
@@ -304,7 +302,7 @@ class ReplayTrainer:
             )
         self._rng.bit_generator.state = state["draw_rng"]
         if self._launches is not None:
-            self._launches.mirror.generator.manual_seed(self._seed + self.updates)  # not the draws of before again
+            self._launches.mirror.generator.manual_seed(self._seed + self.updates)  # do not repeat earlier draws
         if self.normalizer is not None and state["normalizer"] is not None:
             self.normalizer.load_state(state["normalizer"])
             if self._scale is not None:
@@ -315,7 +313,7 @@ class DeviceNormalizer:
     """Scales batches as ``Normalizer.apply`` does, by the statistics of the latest ``renew``."""
 
     def __init__(self, normalizer: Normalizer, layout: RowLayout, device: torch.device, stream: Stream) -> None:
-        """Args: ``normalizer`` takes in batches on the host; ``stream`` is that of the updates."""
+        """``normalizer`` is updated on the host; ``stream`` is that of the updates."""
         self._normalizer, self._columns, self._stream = normalizer, (layout.obs, layout.next_obs), stream
         shape = (2, layout.obs_dim)
         self._staging = Staging(shape, torch.float32, pinned=device.type == "cuda")
@@ -323,13 +321,13 @@ class DeviceNormalizer:
         self.renew()
 
     def renew(self) -> None:
-        """Takes over what the normaliser has found so far; updates given from now on use it."""
+        """Copies the normaliser's statistics to the device, for the updates from now on."""
         staged = self._staging.next()
         np.stack((self._normalizer.mean, self._normalizer.std), out=staged.numpy(), casting="same_kind")
         self._stream.copy(self._scale, staged)
         self._staging.sent(self._stream.mark())
 
     def apply(self, rows: Tensor) -> None:
-        """Scales obs and next_obs of rows [B, W] in place; work of the device alone."""
+        """Scales obs and next_obs of rows [B, W] in place, on the device alone."""
         for columns in self._columns:
             rows[:, columns].sub_(self._mean).div_(self._std).clamp_(-OBS_CLIP, OBS_CLIP)

@@ -1,4 +1,4 @@
-"""What a learner leaves behind: published weights and checkpoints, the files that evaluation, play and resume read."""
+"""A learner's published weights and checkpoints, which evaluation, play and resume read."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ Arrays = dict[str, np.ndarray]
 
 
 class Trainer(Protocol):
-    """What replay and on-policy trainers have in common."""
+    """Common interface of the replay and on-policy trainers."""
 
     updates: int
 
     def policy_snapshot(self) -> tuple[Callable[[], Arrays], dict[str, Any]]:
-        """The policy: copies of its arrays, had later and maybe in another thread, and facts as JSON values."""
+        """The policy: a function that returns copies of its arrays (in any thread), and JSON metadata."""
         ...
 
     def state(self) -> tuple[Arrays, dict[str, Any]]:
@@ -33,11 +33,11 @@ class Trainer(Protocol):
         ...
 
     def numbers(self, *, wait_s: float, publish_s: float) -> dict[str, float]:
-        """All of the learner's slots by name (see ``metrics.table``)."""
+        """The learner's slots by name (see ``metrics.table``)."""
         ...
 
     def parameters_sha256(self) -> str:
-        """Hash of networks, targets, optimisers and random state: equal runs have equal ones."""
+        """Hash of networks, targets, optimisers and random state; equal runs have equal hashes."""
         ...
 
 
@@ -55,19 +55,19 @@ class RunFiles:
         self, run_dir: Path, algo: str, env_id: str, trainer: Trainer, *, env_steps: Callable[[], int],
         wall_s: Callable[[], float], on_progress: Callable[[int], None],
     ) -> None:
-        """Args: ``on_progress`` is told the bytes of a checkpoint that are still to be written and checked."""
+        """``on_progress`` gets the bytes of a checkpoint that are still to be written and checked."""
         self._trainer, self._names = trainer, {"algo": algo, "env_id": env_id}
         self._env_steps, self._wall_s = env_steps, wall_s
         self.weights = WeightsStore(run_dir / "weights")
         self._checkpoints = CheckpointStore(run_dir / "checkpoints", on_progress)
         self._epoch = 0
         self.offered_updates = -1
-        """Updates of the policy that was offered last."""
+        """Updates of the last offered policy."""
         self.saved_updates = 0
-        """Updates in the newest checkpoint that was written here."""
+        """Updates in the newest checkpoint of this process."""
 
     def begin(self) -> Checkpoint | None:
-        """A new epoch, after all that are there; the newest checkpoint, if the run has one."""
+        """Begins an epoch after all existing ones; returns the newest checkpoint, if any."""
         latest, checkpoint = self.weights.read_latest(None), self._checkpoints.load_latest()
         self._epoch = 1 + max(latest.epoch if latest else 0, checkpoint.epoch if checkpoint else 0)
         return checkpoint
@@ -77,7 +77,7 @@ class RunFiles:
 
     @property
     def is_new(self) -> bool:
-        """Whether the policy has learned since it was offered."""
+        """Whether the policy has changed since it was offered."""
         return self._trainer.updates != self.offered_updates
 
     def offer(self) -> Offer:
@@ -101,7 +101,7 @@ class RunFiles:
 
         Raises:
             ResourceError: no room on the disk.
-            OSError: writing failed; older ones are untouched.
+            OSError: writing failed; older checkpoints are untouched.
         """
         tensors, state = self._trainer.state()
         state, updates = state | self._names | self._now(), int(state["updates"])
@@ -110,15 +110,15 @@ class RunFiles:
 
 
 class Publisher:
-    """Publishes in a helper thread, so that encoding, hashing and writing take no time from updates.
+    """Publishes in a helper thread, so that encoding, hashing and writing do not delay updates.
 
-    At most one offer waits, and a newer one takes its place.
+    At most one offer waits; a newer one replaces it.
     """
 
     def __init__(self, store: WeightsStore, on_published: Callable[[], None] = lambda: None) -> None:
-        """Args: ``on_published`` is called in the helper thread when readers can see a new version."""
+        """``on_published`` is called in the helper thread when a new version is visible to readers."""
         self.version = -1
-        """The newest version that readers can see; -1 before the first."""
+        """The newest version visible to readers; -1 before the first."""
         self._store, self._on_published = store, on_published
         self._change = threading.Condition()
         self._waiting: Offer | None = None
@@ -134,18 +134,18 @@ class Publisher:
             self._change.notify_all()
 
     def failures(self) -> list[str]:
-        """Why versions were not published, since the last call."""
+        """Failures to publish since the last call."""
         with self._change:
             found, self._failures = self._failures, []
         return found
 
     def flush(self, timeout_s: float) -> bool:
-        """Waits until nothing is waiting or being written; False where that took longer."""
+        """Waits until all offers are written; False if that took longer."""
         with self._change:
             return self._change.wait_for(lambda: self._waiting is None and not self._busy, timeout_s)
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Writes what waits, then ends the thread; a disk that hangs is left to it."""
+        """Writes the waiting offer and ends the thread; gives up on a disk that hangs."""
         deadline_s = time.monotonic() + timeout_s
         self.flush(timeout_s)
         with self._change:
@@ -162,7 +162,7 @@ class Publisher:
                 self._on_published()
             except (WeightsError, OSError) as error:
                 failure = str(error)
-            except Exception as error:  # told by the learner, which goes on with the last good weights
+            except Exception as error:  # reported by the learner, which goes on with the last good weights
                 failure = f"{type(error).__name__}: {error}"
             with self._change:
                 self._busy = False

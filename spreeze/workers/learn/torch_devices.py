@@ -1,4 +1,4 @@
-"""Where the learner computes: from a setting's text to devices that exist here, and threads of this process."""
+"""The learner's devices, threads and precision, from settings to what this machine has."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _TF32_CAPABILITY = 8
 """Ampere: first compute capability with TF32."""
 _ALLOCATOR_WORDS = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory",
                     "std::bad_alloc")  # fmt: skip
-"""What PyTorch says where a processor's memory does not suffice: on Linux and macOS, on Windows, in C++."""
+"""PyTorch's texts when host memory runs out: on Linux and macOS, on Windows, in C++."""
 
 
 def resolve_device(device: str) -> str:
-    """"auto" and "split" as what they mean on this machine; ``ACTOR+CRITICS`` names two devices.
+    """Resolves "auto" and "split" on this machine; ``ACTOR+CRITICS`` names two devices.
 
     Raises:
         ConfigError: a CUDA device that does not exist, or too few for a split.
@@ -37,15 +37,15 @@ def gpus_of(device: str) -> list[str]:
 
 
 def synchronise(device: str) -> None:
-    """Waits until the GPUs have done what they were given."""
+    """Waits until the GPUs are idle."""
     for gpu in gpus_of(device):
         torch.cuda.synchronize(gpu)
 
 
 class HostWaits:
-    """Counts how often an operation made the host wait for a GPU while this context lasted.
+    """Counts the operations within this context that made the host wait for a GPU.
 
-    A wait that is asked for (``synchronise``, an event's) is not counted. On the processor nothing waits.
+    Explicit waits (``synchronise``, events) do not count. On a CPU nothing waits.
     """
 
     def __init__(self, device: str) -> None:
@@ -70,16 +70,15 @@ class HostWaits:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory of a GPU that nobody has taken."""
+    """Free memory of a GPU."""
     return int(torch.cuda.mem_get_info(device)[0])
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether an error only says that there is too little memory, which leaves the device usable.
+    """Whether an error only means too little memory, which leaves the device usable.
 
-    For a GPU that is ``torch.OutOfMemoryError``; other CUDA errors are not, even if they speak of memory. On the
-    processor PyTorch raises a RuntimeError like any other, which only its text tells apart; Python and NumPy raise
-    MemoryError.
+    On a GPU only ``torch.OutOfMemoryError`` does, not other CUDA errors that mention memory. On a CPU PyTorch raises a
+    RuntimeError, recognised by its text; Python and NumPy raise MemoryError.
     """
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
@@ -87,7 +86,7 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def staged_copies(device: str) -> str | None:
-    """A note on a split whose two GPUs cannot read each other's memory; None where they can."""
+    """A note if the two GPUs of a split cannot read each other's memory, else None."""
     first, *others = gpus_of(device)[:2] or [""]
     if not others or torch.cuda.can_device_access_peer(first, others[0]):
         return None
@@ -95,7 +94,7 @@ def staged_copies(device: str) -> str | None:
 
 
 def peak_bytes(device: str) -> int:
-    """Peak memory: what was reserved on GPUs, else that of this whole process."""
+    """Peak reserved memory of the GPUs, or else of this process."""
     found = gpus_of(device)
     if found:
         return sum(int(torch.cuda.max_memory_reserved(gpu)) for gpu in found)
@@ -104,12 +103,10 @@ def peak_bytes(device: str) -> int:
 
 @contextlib.contextmanager
 def learner_threads(spec: EnvSpec, threads: int, device: str) -> Iterator[ThreadPair | None]:
-    """Sets the threads of one matmul in this process and lends a second thread where the algorithms can use one.
+    """Sets this process's threads of one matmul, and yields a second thread if the algorithms can use one.
 
-    Numbers below 1e-38 become zero in this thread and in those that it starts. Adam's mean of a gradient that has
-    become zero (of a unit that the ReLU has switched off) shrinks by a tenth with each update, and so gets there within
-    900 updates; then a processor takes a hundred times as long for each of its elements. In Walker2D runs they
-    were a third of all, and most of an update of batch 32.
+    Denormal numbers become zero in this thread and those it starts (the reason is in the package's docstring). In
+    Walker2D runs they were a third of Adam's means, and took most of the time of an update of batch 32.
     """
     flushed = torch.set_flush_denormal(True)
     pair, of_a_matmul = thread_pair_for(threads) if device == "cpu" and spec.num_actions is None else (None, threads)
@@ -127,10 +124,10 @@ def learner_threads(spec: EnvSpec, threads: int, device: str) -> Iterator[Thread
 def products_in(precision: str, device: str) -> Iterator[None]:
     """All float32 matmuls of this process round their inputs to ``precision``; sums and results stay float32.
 
-    Networks have to be made inside of it (see ``VersionedParameters``).
+    Networks must be created within this context.
 
     Raises:
-        ConfigError: a precision that these devices do not have.
+        ConfigError: the devices do not have this precision.
     """
     gpus = gpus_of(device)
     check_precision(precision, on_gpu=bool(gpus))
