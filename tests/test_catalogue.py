@@ -31,7 +31,7 @@ CATALOGUE = {
         "fault_runs::test_f03_a_stopped_sampler_is_killed_before_its_shard_is_given_away",)),
     4: Row("env.step raises", (
         "faults::test_errors_and_bad_transitions_are_counted_and_training_goes_on",
-        "hts::test_environments_that_raise_or_give_nan_cost_their_episodes_and_no_bit_depends_on_the_actors",
+        "hts::test_environments_that_raise_or_give_nan_cost_their_episodes_and_no_bit_depends_on_the_inference_workers",
         "hts::test_one_process_bears_errors_of_its_environments_too",
         "evaluator::test_evaluation_goes_on_when_errors_end_however_many_there_were",
         "sampling::test_too_many_errors_in_a_window_end_the_process_with_the_last_one")),
@@ -187,8 +187,8 @@ CATALOGUE = {
         "resume::test_a_running_run_is_not_resumed", "checkpoint::test_another_format_is_refused_by_name",
         "resume::test_another_algorithm_or_task_is_refused")),
     53: Row("slow sampler in the repeatable modes", (
-        "hts::test_another_number_of_actors_and_slow_steps_change_no_bit", "hts_matrix::test_no_bit_differs",
-        "interleavings::test_the_same_errors_give_the_same_bits_whatever_the_actors_and_the_order",
+        "hts::test_another_number_of_inference_workers_and_slow_steps_change_no_bit", "hts_matrix::test_no_bit_differs",
+        "interleavings::test_the_same_errors_give_the_same_bits_whatever_the_inference_workers_and_the_order",
         "hts::test_a_sampler_that_keeps_failing_ends_the_run_with_its_name",
         "fault_runs::test_f53_stalls_change_no_bit_of_the_serial_mode")),
 }  # fmt: skip

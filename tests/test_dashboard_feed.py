@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from harness import PATIENCE_S
 
 from spreeze.metrics.store import EvaluationRow, MetricsWriter
 
@@ -231,7 +232,7 @@ def test_the_lines_of_several_learners_are_named_after_their_groups():
     names = [f"{name}{part}" for name in ("updates_per_s", "episode_return") for part in ("", "/0", "/1")]
     script = f"globalThis.window = {{}}; const NAMES = {json.dumps([*names, 'gpu_use/0', 'gpu_use/1'])};\n" \
         + script.replace("export default function", "function mount") + _DRAW_TWO_GROUPS
-    found = subprocess.run(["node", "-e", script], capture_output=True, text=True, timeout=60.0, check=True)
+    found = subprocess.run(["node", "-e", script], capture_output=True, text=True, timeout=PATIENCE_S, check=True)
     drawn, updates_now, gpu_now = json.loads(found.stdout)
     assert drawn["updates"] == ["whole run", "group 0", "group 1"]
     assert drawn["gpu"] == ["GPU 0", "GPU 1"]

@@ -139,5 +139,5 @@ def test_the_lag_is_the_length_of_the_queue(inference_workers):
 
 def test_the_lag_by_hand_and_without_end():
     assert expected_lag(3, 1.0, 4.0) == 3.0
-    with pytest.raises(ValueError, match=r"4 inference workers send 1 times"):
+    with pytest.raises(ValueError, match=r"4 actors send 1 times"):
         expected_lag(4, 1.0, 4.0)
