@@ -1,3 +1,19 @@
-"""Spreeze: the reinforcement-learning trainer that tunes itself to the machine it runs on."""
+"""Spreeze: the reinforcement-learning trainer that tunes itself to the machine it runs on.
+
+===================  ======================  ==============================================================
+to add               declare it in           implement it in
+===================  ======================  ==============================================================
+an algorithm         config/algorithms.py    algorithms/NAME.py, its settings in config/schema.py
+a mode               config/modes.py         modes/NAME.py
+a knob of the tuner  tuner/knobs.py          there; the modes that have it name it in config/modes.py
+a metric             metrics/table.py        its worker posts it; those of the supervisor: runtime/rates.py
+a setting or a flag  config/schema.py        whoever reads it; ``setting(..., flag="--name")`` makes the flag
+a kind of worker     workers/roles.py        workers/NAME.py
+a family of tasks    envs/vector_engines.py  there, or envs/make.py for a package with Gymnasium ids
+a way of weights     transport/protocols.py  transport/weights.py; workers open it: run_files, sampler, evaluator
+===================  ======================  ==============================================================
+
+A module that ``--import`` names may declare algorithms, modes, knobs and metrics of its own in one file.
+"""
 
 __version__ = "0.1.0"

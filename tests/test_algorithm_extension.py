@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from harness import PENDULUM, train, verb
 
-from spreeze.algorithms.registry import create_on_policy
+from spreeze.algorithms.create import create_on_policy
 from spreeze.cli.arguments import build_parser, user_values
-from spreeze.config.compatibility import ROWS, check_algorithm, rows
+from spreeze.config.algorithms import ROWS, check_algorithm, rows
 from spreeze.config.layers import Layer, from_toml, resolve, to_toml, with_algorithm
 from spreeze.config.modes import find_mode
 from spreeze.errors import ConfigError
@@ -21,7 +21,7 @@ SOURCE = f'''
 from dataclasses import dataclass
 
 from spreeze.algorithms.sac import SAC
-from spreeze.config.compatibility import AlgorithmRow
+from spreeze.config.algorithms import AlgorithmRow
 from spreeze.config.schema import SACConfig, setting
 
 
@@ -101,7 +101,7 @@ def test_it_trains_learns_by_its_own_rule_is_evaluated_and_resumed(module, tmp_p
 
 def test_one_that_learns_on_policy_brings_its_own_settings_and_correction(module, tmp_path):
     (tmp_path / f"{MODULE}.py").write_text(
-        "from spreeze.algorithms.a2c import A2C\nfrom spreeze.config.compatibility import AlgorithmRow\n"
+        "from spreeze.algorithms.a2c import A2C\nfrom spreeze.config.algorithms import AlgorithmRow\n"
         "from spreeze.config.schema import A2CConfig\nclass MyConfig(A2CConfig):\n    pass\n"
         "ALGORITHMS = (AlgorithmRow(name='my_a2c', config=MyConfig, on_policy=A2C, correction='truncated-is'),)\n")
     command = ["--algo", "my_a2c", "--mode", "hts", "--import", module]
@@ -149,7 +149,7 @@ def test_a_module_that_only_has_the_environment_is_not_imported_for_the_settings
 ])  # fmt: skip
 def test_a_declaration_that_is_none_or_takes_a_known_name_is_rejected(module, tmp_path, declared):
     (tmp_path / f"{MODULE}.py").write_text(
-        "from spreeze.config.compatibility import ROWS, AlgorithmRow\nfrom spreeze.config.schema import SACConfig\n"
+        "from spreeze.config.algorithms import ROWS, AlgorithmRow\nfrom spreeze.config.schema import SACConfig\n"
         f"ALGORITHMS = {declared}\n")
     found = {"no part", "learner", "other"} & set(declared.split("'"))
     with pytest.raises(ConfigError, match=f"--import {MODULE}: "):

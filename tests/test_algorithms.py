@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
+from spreeze.algorithms.create import create
 from spreeze.algorithms.fused_mlp import ThreadPair
 from spreeze.algorithms.optimizers import FlatAdam
-from spreeze.algorithms.registry import create
-from spreeze.config.compatibility import ROWS
+from spreeze.config.algorithms import ROWS
 from spreeze.config.schema import PARTS
 from spreeze.errors import CheckpointError, ConfigError
 from spreeze.metrics.table import by_name

@@ -9,8 +9,8 @@ import torch
 from test_algorithms import ACT, NAMES, OBS, batches
 
 from spreeze.algorithms import fused_mlp
+from spreeze.algorithms.create import create
 from spreeze.algorithms.fused_mlp import Tape, ThreadPair, mlp_backward, mlp_forward, mlp_gradients, new_parameters
-from spreeze.algorithms.registry import create
 from spreeze.config.schema import PARTS
 
 ROWS = 700

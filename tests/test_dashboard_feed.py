@@ -18,7 +18,7 @@ from spreeze.metrics.store import EvaluationRow, MetricsWriter
 pytest.importorskip("streamlit")
 from starlette.requests import Request
 
-from spreeze.config.compatibility import ON_POLICY
+from spreeze.config.algorithms import ON_POLICY
 from spreeze.config.modes import wiring_of
 from spreeze.dashboard import components, live_api, server
 from spreeze.errors import RunError

@@ -12,7 +12,7 @@ from test_mode_extension import MODULE, NAME, SOURCE
 pytest.importorskip("streamlit")
 
 from spreeze.cli.arguments import build_parser, user_values
-from spreeze.config.compatibility import ALGORITHMS, ON_POLICY, find_row
+from spreeze.config.algorithms import ALGORITHMS, ON_POLICY, find_row
 from spreeze.config.layers import Layer, resolve
 from spreeze.config.modes import DECLARED, find_mode
 from spreeze.config.schema import FLAG_OF, field_of, offered

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from spreeze.cli import train as train_module
-from spreeze.config.compatibility import check_algorithm, default_algorithm, fitting_algorithms
+from spreeze.config.algorithms import check_algorithm, default_algorithm, fitting_algorithms
 from spreeze.config.layers import Layer, resolve, with_algorithm
 from spreeze.config.modes import modes
 from spreeze.envs.make import describe

@@ -11,8 +11,8 @@ from numpy_reference import central_difference, forward
 from test_losses import layers_of, numeric
 
 from spreeze.algorithms import losses
-from spreeze.algorithms.registry import create
-from spreeze.config.compatibility import ROWS
+from spreeze.algorithms.create import create
+from spreeze.config.algorithms import ROWS
 from spreeze.config.schema import PARTS, DQNConfig, SACConfig
 from spreeze.errors import CheckpointError, ConfigError
 from spreeze.inference.policy import Policy

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from spreeze.config.compatibility import ALGORITHMS
+from spreeze.config.algorithms import ALGORITHMS
 from spreeze.config.modes import modes
 
 ROOT = Path(__file__).resolve().parents[1] / "spreeze"
@@ -15,7 +15,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 MOST_TOP_ENTRIES = 20
 MOST_FILES_A_FOLDER = 16
 LONG_FILE_LINES, LONG_FUNCTION_LINES = 700, 100
-SAME_FILE_NAMES = {"runs.py", "tune.py", "train.py", "registry.py", "hts.py", "learner.py", "main.py"}
+SAME_FILE_NAMES = {"runs.py", "tune.py", "train.py", "hts.py", "learner.py", "main.py"}
 """A verb, page or bench of the same thing, a registry for each table, what begins a program."""
 
 
@@ -71,7 +71,7 @@ def test_outliers_are_named_for_whoever_reads_the_summary():
             warnings.warn(f"{name} has {count} lines: can it be told in steps?", stacklevel=1)
 
 
-KNOWS_NAMES = ("modes/", "algorithms/", "config/modes.py", "config/compatibility.py", "bench/")
+KNOWS_NAMES = ("modes/", "algorithms/", "config/modes.py", "config/algorithms.py", "bench/")
 """Where a mode or an algorithm may be told by its name: its own folder, the tables, and what compares given ones."""
 _NAMES = frozenset(("mode", "algo"))
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from spreeze.algorithms.dqn import DQN
-from spreeze.config.compatibility import check_algorithm, default_algorithm
+from spreeze.config.algorithms import check_algorithm, default_algorithm
 from spreeze.config.modes import find_mode
 from spreeze.config.schema import DQNConfig, ImageConfig
 from spreeze.envs.pixels import AreaResize

@@ -26,14 +26,14 @@ KNOBS = (Knob(name="{NAME}", label="publish", words="weights every {{}} s",
 '''
 MODE = '''
 from spreeze.config.modes import REPLAY_KNOBS, REPLAY_STAGES, Mode, Wiring, find_mode
-from spreeze.modes import registry
+from spreeze.modes.load import load_mode
 
 MODES = (Mode(name="made-up", doc="the mode spreeze under another name", module=__name__,
               replay=Wiring(stages=REPLAY_STAGES, knobs=(*REPLAY_KNOBS, "learner.publish_interval_s"))),)
 
 
 def run_mode(plan, run_dir, view, interrupts, start=None):
-    return registry.load_mode(find_mode("spreeze")).run_mode(plan, run_dir, view, interrupts)
+    return load_mode(find_mode("spreeze")).run_mode(plan, run_dir, view, interrupts)
 '''
 PINNED = (
     "--env", "Pendulum-v1", "--samplers", "1", "--envs-per-sampler", "2", "--batch-size", "32",

@@ -6,7 +6,7 @@ import torch
 from lean_sac import LeanSAC, tensors_of
 from numpy_reference import central_difference, forward, squashed_log_prob
 
-from spreeze.algorithms.registry import create
+from spreeze.algorithms.create import create
 from spreeze.bench.learner import ACTION_DIM, OBS_DIM, synthetic_batch
 from spreeze.config.schema import DDPGConfig, SACConfig, TD3Config
 from spreeze.types import RowLayout

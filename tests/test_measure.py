@@ -325,3 +325,11 @@ def test_repeats_are_as_long_as_measured_starts_leave_time_for(pendulum, monkeyp
     assert all(isinstance(rate, TrialResult) and len(rate.updates_per_s) == measure.REPEATS for rate in rates)
     assert clock[0] <= 14.0
     assert turns[0].repeat_s < turns[-1].repeat_s
+
+
+def test_the_time_limit_holds_where_every_candidate_is_done_in_one_turn(pendulum, monkeypatch):
+    monkeypatch.setattr(measure, "REPEATS", 1)
+    settings = [_learner(batch_size=size) for size in (32, 64, 128, 256)]
+    with _measuring(pendulum) as measuring:
+        rates = measuring.learner(settings, within_s=1e-3, on_result=_deaf)
+    assert [rate.setting for rate in rates] == settings[:1], "one is always measured; no time is left for others"

@@ -7,18 +7,18 @@ import pytest
 from harness import PENDULUM, train
 
 from spreeze.cli.arguments import build_parser, user_values
-from spreeze.config.compatibility import check_algorithm
+from spreeze.config.algorithms import check_algorithm
 from spreeze.config.layers import Layer, resolve
 from spreeze.config.modes import DECLARED, Wiring, find_mode, modes, recorded, wiring_of
 from spreeze.errors import ConfigError
-from spreeze.modes.registry import load_mode
+from spreeze.modes.load import load_mode
 from spreeze.tuner.run import check_tunable
 from spreeze.types import EnvSpec
 
 NAME, MODULE = "made-up", "made_up_mode"
 SOURCE = f'''
 from spreeze.config.modes import Mode, Stage, Wiring, find_mode
-from spreeze.modes import registry
+from spreeze.modes.load import load_mode
 
 STAGES = (Stage(title="Made-up samplers", split="sampler", items=("samplers", "env_rate")),
           Stage(title="Made-up learner", split="learner", items=("update_rate",)))
@@ -28,7 +28,7 @@ MODES = (Mode(name="{NAME}", doc="the serial mode under another name", module=__
 
 def run_mode(plan, run_dir, view, interrupts, start=None):
     view.note("the made-up mode runs")
-    return registry.load_mode(find_mode("serial")).run_mode(plan, run_dir, view, interrupts)
+    return load_mode(find_mode("serial")).run_mode(plan, run_dir, view, interrupts)
 '''
 SPEC = EnvSpec(env_id="T-v0", import_module=None, obs_dim=4, action_dim=1, action_low=(-1.0,), action_high=(1.0,),
                max_episode_steps=500, reward_threshold=None)  # fmt: skip

@@ -8,8 +8,8 @@ import torch
 from harness import PATIENCE_S
 from test_algorithms import batches
 
+from spreeze.algorithms.create import create
 from spreeze.algorithms.fused_mlp import ThreadPair, thread_pair_for
-from spreeze.algorithms.registry import create
 from spreeze.config.schema import PARTS
 
 OBS, ACT = 5, 2

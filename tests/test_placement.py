@@ -9,8 +9,8 @@ import torch
 from harness import verb
 from test_algorithms import ACT, OBS, batches, same
 
+from spreeze.algorithms.create import create
 from spreeze.algorithms.off_policy import Placement
-from spreeze.algorithms.registry import create
 from spreeze.config.schema import PARTS
 from spreeze.errors import ConfigError
 from spreeze.metrics.store import MetricsReader

@@ -9,8 +9,8 @@ import torch
 from rollouts import learner, rollout, task
 
 import spreeze.algorithms
-from spreeze.algorithms.registry import create
-from spreeze.config.compatibility import ROWS
+from spreeze.algorithms.create import create
+from spreeze.config.algorithms import ROWS
 from spreeze.config.schema import PARTS
 from spreeze.types import RowLayout
 

@@ -1,5 +1,7 @@
 """Algorithms: losses, networks and updates, independent of processes and transport.
 
+To add one, write its file here, its settings in ``config/schema.py`` and its row in ``config/algorithms.py``.
+
 To read an update, open the algorithm's file, the base of its kind, and the losses (``tests/test_reading.py`` does so):
 
 =============  ===========================

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from spreeze.algorithms.create import create
 from spreeze.algorithms.fused_mlp import ThreadPair, matmuls_round
-from spreeze.algorithms.registry import create
 from spreeze.bench import Row
 from spreeze.config.schema import PARTS, AlgorithmConfig
 from spreeze.transport.replay_reader import open_reader

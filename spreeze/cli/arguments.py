@@ -1,4 +1,7 @@
-"""Shared by the verbs: the parser, one-line errors, and the flags of ``spreeze.train``."""
+"""Shared by the verbs: the parser, one-line errors, and the command line of ``spreeze.train``.
+
+A flag that sets a setting is declared with it, in ``config/schema.py``; only flags that are no setting are added here.
+"""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from rich.text import Text
 
 from spreeze.cli.arguments import guarded
 from spreeze.cli.terminal import Screen
-from spreeze.config.compatibility import actions_text, fitting_algorithms
+from spreeze.config.algorithms import actions_text, fitting_algorithms
 from spreeze.config.schema import EnvConfig, ReplayConfig, RunConfig
 from spreeze.envs.probe import Probe, in_child, probe_env
 from spreeze.errors import SpreezeError

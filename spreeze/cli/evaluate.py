@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from spreeze.cli.arguments import Parser, check_output, guarded
-from spreeze.config.compatibility import actions_text
+from spreeze.config.algorithms import actions_text
 from spreeze.envs.make import one_line, refuse_foreign
 from spreeze.envs.probe import spec_from_json
 from spreeze.envs.task import Task, frame_options, make_task

@@ -11,7 +11,7 @@ import tomllib
 from dataclasses import dataclass, field
 from typing import Any
 
-from spreeze.config.compatibility import ALGORITHMS, check_algorithm, default_algorithm, find_row
+from spreeze.config.algorithms import ALGORITHMS, check_algorithm, default_algorithm, find_row
 from spreeze.config.schema import PARTS, Config, Part, algorithm_part
 from spreeze.errors import ConfigError, did_you_mean
 from spreeze.types import EnvSpec
@@ -212,7 +212,11 @@ def from_toml(text: str, source: str, import_module: str | None = None) -> Setti
 
     ``import_module`` is that of the command's ``--import``; one that the text names is not imported.
     """
-    values = tomllib.loads(text)
+    return resolve([Layer(source=source, values=renewed(tomllib.loads(text)))], import_module)
+
+
+def renewed(values: Values) -> Values:
+    """Settings of earlier versions, from a file, as they are called now; changed in place."""
     for (part, name), harmless in _GONE.items():
         fields = values.get(part)
         if isinstance(fields, dict) and fields.get(name) == harmless:
@@ -221,4 +225,4 @@ def from_toml(text: str, source: str, import_module: str | None = None) -> Setti
         fields = values.get(part)
         if isinstance(fields, dict) and name in fields:
             fields[new] = fields.pop(name)
-    return resolve([Layer(source=source, values=values)], import_module)
+    return values

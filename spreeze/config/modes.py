@@ -1,7 +1,7 @@
 """The modes: one declaration each. Config, tuner and page read this table; nothing of a mode is imported for it.
 
 A module that ``--import`` names may declare more of them, as its own ``MODES``. To add a mode that comes with Spreeze,
-write its declaration here and its module, which has ``run_mode`` (see ``spreeze.modes.registry``).
+write its declaration here and its module, which has ``run_mode`` (see ``spreeze.modes.load``).
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from spreeze.config.layers import Layer, Settings, Values, iterate, toml_value
+from spreeze.config.layers import Layer, Settings, Values, iterate, renewed, toml_value
 from spreeze.config.schema import check_name
 from spreeze.errors import ConfigError, ResourceError, did_you_mean
 
@@ -50,7 +50,7 @@ def read_profile(name_or_path: str) -> Layer:
     for part, name in _COMMAND_LINE_ONLY:
         if isinstance(values.get(part), dict) and name in values[part]:
             raise ConfigError(f"profile {path}: {part}.{name} may only be set on the command line")
-    return Layer(source=f"profile {path.stem}", values=values, about=about)
+    return Layer(source=f"profile {path.stem}", values=renewed(values), about=about)
 
 
 def task_profile(env_id: str) -> Layer | None:

@@ -14,7 +14,7 @@ import typing
 from dataclasses import dataclass, field
 from typing import Any
 
-from spreeze.config.compatibility import ALGORITHMS, find_row
+from spreeze.config.algorithms import ALGORITHMS, find_row
 from spreeze.config.modes import DECLARED, Mode, Wiring, find_mode
 from spreeze.errors import ConfigError, did_you_mean
 from spreeze.inference.convolution import CNNS
@@ -521,7 +521,7 @@ def offered(config: Config) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def algorithm_part(name: str, import_module: str | None = None) -> type[Any]:
-    """The class of an algorithm's part; ``import_module`` as for ``compatibility.rows``.
+    """The class of an algorithm's part; ``import_module`` as for ``algorithms.rows``.
 
     Raises:
         ConfigError: there is no such algorithm, or the module declares what cannot be its part.

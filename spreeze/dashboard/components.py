@@ -11,7 +11,7 @@ from typing import Any
 
 import streamlit as st
 
-from spreeze.config.compatibility import ALGORITHMS
+from spreeze.config.algorithms import ALGORITHMS
 from spreeze.config.modes import Wiring, wiring_of
 from spreeze.config.schema import Config, field_of, kind_of
 from spreeze.dashboard import live_api, server

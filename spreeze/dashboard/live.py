@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import streamlit as st
 
-from spreeze.config.compatibility import AlgorithmRow, rows
+from spreeze.config.algorithms import AlgorithmRow, rows
 from spreeze.config.modes import Mode, modes
 from spreeze.config.profiles import PROFILE_DIR
 from spreeze.config.schema import EnvConfig, RunConfig, offered

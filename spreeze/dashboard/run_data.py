@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from spreeze.config.compatibility import ON_POLICY
+from spreeze.config.algorithms import ON_POLICY
 from spreeze.config.schema import check_name
 from spreeze.errors import ConfigError, RunError
 from spreeze.formatting import clean

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -149,7 +150,7 @@ def _make(env_id: str, num_envs: int, seed: int, args: dict[str, Any]) -> Any:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # advice to authors
-            return _envpool(name, num_envs, seed, args) if engine == "envpool" else _vector(name, num_envs, args)
+            return _MAKERS[engine](name, num_envs, seed, args)
     except EnvironmentError_:
         raise
     except Exception as error:
@@ -167,7 +168,7 @@ def _envpool(name: str, num_envs: int, seed: int, args: dict[str, Any]) -> Any:
     return envpool.make(name, env_type="gymnasium", num_envs=num_envs, seed=seed, **{"num_threads": 1, **args})
 
 
-def _vector(name: str, num_envs: int, args: dict[str, Any]) -> Any:
+def _vector(name: str, num_envs: int, seed: int, args: dict[str, Any]) -> Any:
     import gymnasium
 
     known = gymnasium.registry.get(name)
@@ -175,6 +176,10 @@ def _vector(name: str, num_envs: int, args: dict[str, Any]) -> Any:
         reason = "is not registered" if known is None else "has no vector environment of its own"
         raise EnvironmentError_(f"vector:{name}: '{name}' {reason}; use --env {name}, eight of which a sampler steps")
     return gymnasium.make_vec(name, num_envs=num_envs, vectorization_mode="vector_entry_point", **args)
+
+
+_MAKERS: dict[str, Callable[[str, int, int, dict[str, Any]], Any]] = {"envpool": _envpool, "vector": _vector}
+"""What makes the environments of each of ``ENGINES``."""
 
 
 def single(env_id: str, render_mode: str | None, args: dict[str, Any]) -> gymnasium.Env[Any, Any]:

@@ -1,4 +1,4 @@
-"""Modes: workers, buffers and synchronisation. Wiring only, one file for each mode.
+"""Modes: workers, buffers and synchronisation. Wiring only: one file each, declared in ``config/modes.py``.
 
 *spreeze*: samplers write replay and the learner draws from it; they wait only for the band of samples per
 insert. ``run.learners`` of these can run side by side.

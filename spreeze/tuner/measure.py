@@ -291,6 +291,7 @@ class UpdateTimer:
         end = time.monotonic() + within_s
         last = end + _OVERTIME * within_s
         candidates = [Timing(setting) for setting in settings]
+        everyone = tuple(candidates)
         done: list[TrialResult] = []
         for _ in range(REPEATS):
             for candidate in list(candidates):
@@ -298,8 +299,8 @@ class UpdateTimer:
                 if candidate.rates and time.monotonic() > last:
                     done.append(self._finished(candidate, candidates, on_result))
                     continue
-                first = not candidate.rates and candidate is not candidates[0]
-                if first and (late or _too_slow(candidate, candidates)):
+                first = not candidate.rates and candidate is not everyone[0]
+                if first and (late or _too_slow(candidate, everyone)):
                     candidates.remove(candidate)
                     continue
                 self._turn(candidate, self._repeat_s(candidates, end - time.monotonic()))

@@ -227,10 +227,10 @@ class Learners:
         return max(found, default=(0.0, 1))[1]
 
     def threads_pay(self, kind: Kind) -> bool:
-        """False if half of these threads were no better than a quarter of them."""
+        """Whether half of these threads were better than a quarter of them; half that was skipped was not."""
         device, precision, threads = kind
         half, quarter = (self._best((device, precision, count)) for count in (threads // 2, threads // 4))
-        return half is None or quarter is None or half[0] >= quarter[0] * (1.0 + THREAD_GAIN)
+        return quarter is None or (half is not None and half[0] >= quarter[0] * (1.0 + THREAD_GAIN))
 
     def _sizes_to_try(self, kind: Kind) -> list[int]:
         """The whole ladder on a device not seen yet, else what lies near its best batch."""

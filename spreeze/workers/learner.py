@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 from time import perf_counter
 
+from spreeze.algorithms.create import create_on_policy
 from spreeze.algorithms.fused_mlp import ThreadPair
-from spreeze.algorithms.registry import create_on_policy
 from spreeze.config.schema import AlgorithmConfig, algorithm_part
 from spreeze.errors import ResourceError, WorkerError
 from spreeze.metrics.table import SLOTS, TABLE, Phase

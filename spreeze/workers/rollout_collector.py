@@ -20,10 +20,10 @@ from spreeze.transport.protocols import RolloutSink, StepRows
 from spreeze.transport.rollouts import Answers, Rollouts, RolloutWriter
 from spreeze.types import EnvSpec
 from spreeze.workers.inference_worker import RolloutPolicy
-from spreeze.workers.sampler_stats import EnvPool, Tell, untold
+from spreeze.workers.sampler_stats import Collector, Tell, untold
 
 
-class RolloutCollector(EnvPool):
+class RolloutCollector(Collector):
     """M environments, ``first`` to ``first + M - 1`` of all, each at its own pace within a rollout."""
 
     columns: RolloutSink

@@ -104,7 +104,7 @@ class EnvErrors:
             ) from error
 
 
-class EnvPool:
+class Collector:
     """The environments of one process; counts their episodes and errors, and replaces broken ones."""
 
     def __init__(

@@ -15,12 +15,12 @@ from spreeze.transport.protocols import TransitionSink
 from spreeze.transport.replay_ring import ReplayRing, ShardWriter
 from spreeze.transport.transitions import FrameLog, NStep
 from spreeze.types import EnvSpec
-from spreeze.workers.sampler_stats import EnvPool, Tell, untold
+from spreeze.workers.sampler_stats import Collector, Tell, untold
 
 _ALL = slice(None)
 
 
-class TransitionCollector(EnvPool):
+class TransitionCollector(Collector):
     """N environments stepped together.
 
     An environment that raises loses its episode and is replaced; a non-finite or ill-shaped transition is rejected

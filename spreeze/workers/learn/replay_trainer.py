@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from spreeze.algorithms.create import create
 from spreeze.algorithms.fused_mlp import ThreadPair
 from spreeze.algorithms.off_policy import OffPolicyAlgorithm, Placement
-from spreeze.algorithms.registry import create
 from spreeze.config.schema import AlgorithmConfig
 from spreeze.inference.policy import OBS_CLIP, Normalizer
 from spreeze.metrics.table import blank_learner

@@ -1,4 +1,4 @@
-"""From an algorithm's row in ``spreeze.config.compatibility`` to its object."""
+"""From an algorithm's row in ``spreeze.config.algorithms`` to its object."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from spreeze.algorithms.off_policy import OffPolicyAlgorithm
 from spreeze.algorithms.on_policy import OnPolicyAlgorithm
-from spreeze.config.compatibility import Maker, find_row, rows
+from spreeze.config.algorithms import Maker, find_row, rows
 from spreeze.config.schema import AlgorithmConfig, OnPolicyConfig
 from spreeze.errors import ConfigError
 from spreeze.types import EnvSpec

@@ -79,7 +79,7 @@ def rows(import_module: str | None = None) -> dict[str, AlgorithmRow]:
     for row in declared_by(import_module, "ALGORITHMS") if import_module is not None else ():
         if not isinstance(row, AlgorithmRow) or row.name in found or row.config is None:
             raise ConfigError(f"--import {import_module}: ALGORITHMS holds {clean(repr(row), 200)}; expected a "
-                              f"config.compatibility.AlgorithmRow with a config, named none of {', '.join(found)}")
+                              f"config.algorithms.AlgorithmRow with a config, named none of {', '.join(found)}")
         found[row.name] = row
     return found
 
