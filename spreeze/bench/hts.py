@@ -44,7 +44,7 @@ class HtsBench:
     say: Say
     laws: tuple[str, ...] = LAWS
     inference_workers: int = 0
-    """Actor processes of HTS-RL; the baselines have none."""
+    """Inference workers of HTS-RL; the baselines have none."""
     run: Callable[[list[str], float], Document] = train
 
     def synthetic(self, mode: str, law: str, seed: int, *more: str, samplers: int = ROLLOUT_SAMPLERS,

@@ -35,7 +35,7 @@ class AlgorithmRow:
     images: bool = False
     """``discrete`` has a network for images."""
     correction: str | None = None
-    """``rollout.correction`` where that is not set; None: the default of all."""
+    """This algorithm's default for ``rollout.correction``; None: the general default."""
 
     def fits(self, spec: EnvSpec) -> bool:
         """Whether it can learn this environment."""

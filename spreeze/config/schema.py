@@ -35,7 +35,7 @@ def setting(
         low: least value, itself allowed.
         high: greatest value, itself allowed.
         choices: all that is allowed.
-        flag: short name on the command line; one of a switch changes it, and begins with ``--no-`` if it is on.
+        flag: short name on the command line; that of a switch inverts its default (``--no-…`` if the default is on).
     """
     return field(default=default, metadata={
         "doc": doc, "unit": unit, "low": low, "high": high, "choices": choices, "flag": flag,

@@ -36,8 +36,9 @@ class TransitionSink(Protocol):
     """Where one sampler's transitions go: a shard of the ring, or a socket to one.
 
     Rows arrive complete, in the order in which they were written, each at most once. If a writer is killed, the rows
-    that ``write`` had published still arrive; of its last write all rows or the first ones. A ring overwrites its
-    oldest rows; a socket takes no more while ``has_room`` is false. A sink has one writer at any time.
+    that ``write`` had published still arrive; of the write in which it was killed, the first rows may arrive, perhaps
+    all. A ring overwrites its oldest rows; a socket takes no more while ``has_room`` is false. A sink has one writer at
+    any time.
     """
 
     @property
@@ -165,7 +166,7 @@ class RolloutSink(Protocol):
 
     @property
     def last_of_step(self) -> bool:
-        """True when all environments, including other samplers', have taken as many steps as these."""
+        """True when no environment of any sampler is behind these."""
         ...
 
     def close(self) -> None: ...

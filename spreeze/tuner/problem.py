@@ -183,7 +183,7 @@ class TuningProblem:
     paired: bool = True
     """Whether two threads on the processor share an update as a pair; if not, each matmul."""
     room: Room | None = None
-    """Filled in by ``search.tune``, for modes with replay."""
+    """Filled in by ``search.search``, for modes with replay."""
 
     @property
     def cores(self) -> float:
@@ -207,7 +207,7 @@ def _nearest(problem: TuningProblem, name: str, value: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Knob:
-    """One setting that the tuner chooses; all that it has to know of it.
+    """One setting that the tuner chooses; all that the tuner has to know about it.
 
     A module that ``--import`` names may declare knobs of its own, as ``KNOBS``: one row for each, with a name and
     candidates at least. Such a knob is varied after all others, around the choice, and takes another value only for a
@@ -227,7 +227,7 @@ class Knob:
     label: str = ""
     """Head of its column in the table of results; by default the last word of the name."""
     usual: Any = None
-    """The value that goes without saying in a line of results."""
+    """A line of results omits this value."""
     tie: Callable[[TuningProblem, str, Any], Any] = _nearest
     """Among equal scores the value with the least of this is taken: by default the configured one, then the least."""
     remark: Callable[[TuningProblem, Setting], str] = lambda problem, setting: ""
