@@ -12,9 +12,9 @@ from itertools import pairwise
 from time import perf_counter
 
 import torch
+from matmul_floor import ACTION_DIM, OBS_DIM, synthetic_batch
 
 from spreeze.algorithms.create import create
-from spreeze.bench.learner import ACTION_DIM, OBS_DIM, synthetic_batch
 from spreeze.config.schema import SACConfig
 from spreeze.types import RowLayout
 

@@ -35,27 +35,11 @@ def test_sampling_bench_reports_the_share_of_the_bare_loop():
     assert len(share["repeats"]) == 2
     assert share["value"] > 0.0
     assert rows["sampler_env_steps_per_s"]["value"] > 0
-    assert rows["row_bytes"]["value"] == 4 * (3 + 1 + 1 + 1 + 3), "the sum of the fields"
-    assert 10e6 < rows["sampler_memory_bytes"]["value"] < 350e6
-    assert rows["two_samplers_env_steps_per_s"]["value"] > 0
-    assert len(rows["two_samplers_over_one"]["repeats"]) == 2
 
 
-def test_learner_bench_reports_updates_and_the_share_of_the_floor():
+def test_learner_bench_reports_updates():
     rows = _metrics(_bench("learner", "--batch-size", "64", "--repeats", "1"))
     assert rows["updates_per_s"]["value"] > 0.0
-    assert rows["matmul_floor_share"]["value"] > 0.0
-
-
-def test_together_bench_reports_what_each_side_keeps():
-    rows = _metrics(_bench("together", "--env", "Pendulum-v1", "--repeats", "1", "--seconds", "0.5"))
-    assert rows["learner_kept_together"]["repeats"][0] > 0
-    assert rows["sampler_kept_together"]["repeats"][0] > 0
-
-
-def test_replay_bench_finds_no_torn_row():
-    rows = _metrics(_bench("replay", "--repeats", "1", "--checked-rows", "200000"))
-    assert rows["torn_rows"]["value"] == 0
 
 
 def test_unknown_return_prints_as_a_dash():

@@ -7,8 +7,7 @@ import pytest
 from hts_theory import simulated_run_time, step_times
 
 from spreeze.bench import hts, line
-from spreeze.bench.command import _BENCHES
-from spreeze.bench.command import _parser as bench_parser
+from spreeze.bench.__main__ import build_parser as bench_parser
 from spreeze.bench.hts import hts_rows
 from spreeze.errors import ConfigError, SpreezeError
 from spreeze.metrics.store import EvaluationRow, MetricsWriter
@@ -156,11 +155,6 @@ def test_corrections_are_told_apart(tmp_path):
 
 def parsed(*arguments):
     return bench_parser().parse_args(["hts", *arguments])
-
-
-def test_every_bench_of_the_command_line_is_there():
-    choices = next(action.choices for action in bench_parser()._actions if action.dest == "bench")
-    assert set(choices) == set(_BENCHES)
 
 
 def test_what_cannot_be_measured_is_refused():

@@ -1,8 +1,7 @@
 """The learner bench: its count of operations by hand, and the shape of its rows."""
 
 import pytest
-
-from spreeze.bench.learner import MatmulRound, case_rows, learner_cases, matmuls
+from matmul_floor import MatmulRound, case_rows, learner_cases, matmuls
 
 
 def test_operations_of_one_sac_update_counted_by_hand():

@@ -1,7 +1,7 @@
-"""The picture of what ``bench learner`` measured, drawn on request.
+"""The picture of what ``tests/matmul_floor.py --json`` printed, drawn on request.
 
 ``SPREEZE_PICTURES=assets SPREEZE_BENCH_ROWS=document.json pytest tests/test_bench_pictures.py`` writes ``learner.png``
-from the document that the bench wrote with ``--json``.
+from the document that it printed.
 """
 
 import contextlib
@@ -10,8 +10,7 @@ import os
 from pathlib import Path
 
 import pytest
-
-from spreeze.bench.learner import case_rows, learner_cases
+from matmul_floor import case_rows, learner_cases
 
 pyplot = pytest.importorskip("matplotlib.pyplot")
 PANELS = (("updates_per_s", "updates/s", True), ("update_frames_per_s", "update frames/s", True),

@@ -5,13 +5,13 @@ import warnings
 import pytest
 import torch
 
-from spreeze.bench.learner import placed_rows
+from spreeze.bench.learner import learner_rows
 from spreeze.workers.learn.torch_devices import HostWaits
 
 
 @pytest.mark.parametrize(("device", "crossed"), [("cpu", 0), ("cpu+cpu", 4 * (8 * (3 * 6 + 1) + 1))])
 def test_figures_of_a_batch_size_are_consistent_and_a_split_tells_what_crosses(device, crossed):
-    rows = placed_rows([8], 2, device, repeat_s=0.05)
+    rows = learner_rows([8], 2, device, repeat_s=0.05)
     found = {row["metric"]: row for row in rows}
     assert found["crossed_bytes_per_update"]["value"] == crossed
     assert found["host_waits_per_update"]["value"] == 0

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from spreeze.__main__ import VERBS
-from spreeze.bench.command import _parser as bench_parser
+from spreeze.bench.__main__ import build_parser as bench_parser
 from spreeze.cli.arguments import build_parser
 from spreeze.cli.evaluate import build_parser as evaluate_parser
 from spreeze.cli.tune import tune_parser

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 from lean_sac import LeanSAC, tensors_of
+from matmul_floor import ACTION_DIM, OBS_DIM, synthetic_batch
 from numpy_reference import central_difference, forward, squashed_log_prob
 
 from spreeze.algorithms.create import create
-from spreeze.bench.learner import ACTION_DIM, OBS_DIM, synthetic_batch
 from spreeze.config.schema import DDPGConfig, SACConfig, TD3Config
 from spreeze.types import RowLayout
 

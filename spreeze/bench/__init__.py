@@ -38,6 +38,6 @@ def _short(value: Any) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    from spreeze.bench.command import main as command
+    from spreeze.bench.__main__ import main as command
 
     return command(argv)

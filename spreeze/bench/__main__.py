@@ -1,8 +1,190 @@
-"""``python -m spreeze.bench``."""
+"""The command line of ``python -m spreeze.bench``."""
 
+from __future__ import annotations
+
+import argparse
+import signal
 import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
 
-from spreeze.bench import main
+from spreeze.bench import Row, line
+from spreeze.bench.hts import add_hts_flags, hts_rows
+from spreeze.cli.arguments import guarded
+from spreeze.machine.hardware import read_machine
+from spreeze.machine.output import emit, say
+from spreeze.run_directory import find_run, versions
+from spreeze.tuner.model import FORMULAS
+
+_WALKER = "Walker2DBulletEnv-v0"
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = build_parser().parse_args(argv)
+    before = signal.signal(signal.SIGTERM, _end)
+    try:
+        return guarded(lambda: _bench(args), as_json=args.json)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _end(number: int, frame: object) -> None:
+    """Ends by an exception, so that the runs and processes that a bench started are ended too."""
+    raise SystemExit(128 + number)
+
+
+def _bench(args: argparse.Namespace) -> int:
+    rows = BENCHES[args.bench].rows(args, lambda text: say(text, as_json=args.json))
+    if args.json:
+        emit({"bench": args.bench, "machine": read_machine().one_line(), "versions": versions(), "rows": rows})
+    else:
+        say(f"{args.bench} on {read_machine().one_line()}")
+        for row in rows:
+            say(line(row))
+    return 0
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m spreeze.bench", description="Measure Spreeze on this machine.")
+    benches = parser.add_subparsers(dest="bench", required=True, metavar="BENCH")
+    for name, bench in BENCHES.items():
+        one = benches.add_parser(name, help=bench.help, description=bench.help)
+        one.add_argument("--json", action="store_true", help="one JSON document on standard output (default: off)")
+        one.add_argument("--repeats", type=int, default=5, help="repeats of each figure (default: 5)")
+        bench.add_flags(one)
+    return parser
+
+
+# --- flags ---
+
+
+def _add_env(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--env", default=_WALKER, help=f"Gymnasium id (default: {_WALKER})")
+    parser.add_argument("--plain-env", action="store_true",
+                        help="Bullet tasks as their package has them, not the fast equal ones (default: off)")
+
+
+def _add_task(parser: argparse.ArgumentParser) -> None:
+    _add_env(parser)
+    add = parser.add_argument
+    add("--samplers", type=int, default=1, help="sampler processes (default: 1)")
+    add("--envs-per-sampler", type=int, default=None, help="environments in a sampler (default: 8)")
+    add("--import", dest="import_module", metavar="MODULE", default=None,
+        help="module to import for it (default: none)")
+    add("--env-arg", action="append", default=[], metavar="KEY=VALUE",
+        help="for the environment's constructor, as often as needed (default: none)")
+    add("--seconds", type=float, default=None, help="length of one measurement [s] (default: 3, of whole runs 90)")
+    add("--runs-dir", default="runs", help="where runs go (default: runs)")
+
+
+def _add_target(parser: argparse.ArgumentParser) -> None:
+    _add_task(parser)
+    parser.add_argument("--target-return", type=float, default=-200.0,
+                        help="mean of 10 greedy episodes (default: -200)")
+    parser.add_argument("--limit", type=float, default=180.0, help="a run is given up after that [s] (default: 180)")
+
+
+def _add_learner(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--batch-size", type=int, nargs="+", default=[256], help="batch sizes (default: 256)")
+    add("--algo", choices=("sac", "td3", "ddpg"), default="sac", help="algorithm (default: sac)")
+    add("--threads", type=int, choices=(1, 2), default=1, help="threads of the learner (default: 1)")
+    add("--precision", choices=("float32", "bfloat16"), default="float32", help="of the matmuls (default: float32)")
+    add("--device", default="cpu", help="device or split, such as cuda:0, split or cpu+cpu (default: cpu)")
+    add("--overlap", action="store_true", help="the actor one update late")
+    add("--updates-per-launch", type=int, default=1, help="updates in one graph of a GPU, 0 for no graph (default: 1)")
+
+
+def _add_tune(parser: argparse.ArgumentParser) -> None:
+    _add_env(parser)
+    add = parser.add_argument
+    add("--objective", choices=tuple(FORMULAS), default="return", help="score (default: return)")
+    add("--batch-size", type=int, nargs="+", default=[32, 64, 128, 256, 512, 1024],
+        help="batch sizes of the grid, while an update takes at most 0.1 s (default: 32 to 1024)")
+    add("--rounds", type=int, default=2, help="rounds over the grid, of 3 measurements (default: 2)")
+    add("--busy", action="store_true", help="beside a busy process on one core (default: off)")
+    add("--cores", type=int, default=None, help="cores to use, by affinity (default: all)")
+
+
+def _add_curve(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("runs", nargs="+", help="run names or paths, or latest")
+    parser.add_argument("--runs-dir", default="runs", help="where runs are (default: runs)")
+    parser.add_argument("--out", default="curve.png", help="picture to write (default: curve.png)")
+
+
+# --- what they measure ---
+
+Say = Callable[[str], None]
+
+
+def _extra(args: argparse.Namespace) -> list[str]:
+    """The task's flags as ``train`` has them."""
+    envs = ["--envs-per-sampler", str(args.envs_per_sampler)] if args.envs_per_sampler else []
+    module = ["--import", args.import_module] if args.import_module else []
+    return [*envs, *module, *(["--plain-env"] if args.plain_env else []),
+            *(f"--env-arg={text}" for text in args.env_arg)]
+
+
+def _sampling(args: argparse.Namespace, say: Say) -> list[Row]:
+    from spreeze.bench.sampling import sampling_rows, task_plan
+
+    plan = task_plan(args.env, args.samplers, args.envs_per_sampler, args.import_module,
+                     plain=args.plain_env, env_args=tuple(args.env_arg))
+    return sampling_rows(plan, args.repeats, args.seconds or 3.0)
+
+
+def _learner(args: argparse.Namespace, say: Say) -> list[Row]:
+    from spreeze.bench.learner import learner_rows
+
+    return learner_rows(args.batch_size, args.repeats, args.device, args.algo, threads=args.threads,
+                        precision=args.precision, overlap=args.overlap, updates_per_launch=args.updates_per_launch)
+
+
+def _rates(args: argparse.Namespace, say: Say) -> list[Row]:
+    from spreeze.bench.runs import rates_rows
+
+    return rates_rows(args.env, args.seconds or 90.0, args.repeats, args.runs_dir, _extra(args))
+
+
+def _target(args: argparse.Namespace, say: Say) -> list[Row]:
+    from spreeze.bench.runs import time_to_target_rows
+
+    return time_to_target_rows(args.env, args.target_return, args.repeats, args.runs_dir, args.limit, _extra(args), say)
+
+
+def _tune(args: argparse.Namespace, say: Say) -> list[Row]:
+    from spreeze.bench.tune import Case, tune_rows
+
+    return tune_rows(Case(env_id=args.env, plain=args.plain_env, objective=args.objective, runs=args.repeats,
+                          batches=tuple(sorted(args.batch_size)), rounds=args.rounds, busy=args.busy,
+                          cores=args.cores), say)
+
+
+def _curve(args: argparse.Namespace, say: Say) -> list[Row]:
+    from spreeze.bench.runs import draw_curve
+
+    draw_curve([find_run(run, Path(args.runs_dir)) for run in args.runs], Path(args.out))
+    return [{"metric": "picture", "value": args.out, "unit": "file"}]
+
+
+class Bench(NamedTuple):
+    help: str
+    add_flags: Callable[[argparse.ArgumentParser], None]
+    rows: Callable[[argparse.Namespace, Say], list[Row]]
+
+
+BENCHES = {
+    "sampling": Bench("the real sampler against a bare environment loop with the same actions", _add_task, _sampling),
+    "learner": Bench("updates a second of the whole learner, by batch size and device", _add_learner, _learner),
+    "rates": Bench("env steps/s and updates/s of whole runs, batch 256, one sampler", _add_task, _rates),
+    "target": Bench("wall time to a return, asynchronous and serial mode in turn", _add_target, _target),
+    "tune": Bench("the tuner's pick against the exhaustive grid of batch sizes and samplers", _add_tune, _tune),
+    "hts": Bench("HTS-RL against its synchronous baselines, on step times as given and on tasks", add_hts_flags,
+                 hts_rows),
+    "curve": Bench("picture of the return curves of finished runs", _add_curve, _curve),
+}
+
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -199,6 +199,26 @@ def _spread_row(metric: str, spread: Spread | None, repeats: list[float | None],
 # --- the command ---
 
 
+def add_hts_flags(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--parts", nargs="+", choices=PARTS, default=list(PARTS[:1]),
+        help="steps: step times as given; target, paired, correction: tasks (default: steps)")
+    add("--seconds", type=float, default=10.0,
+        help="what a rate is measured over where step times are given [s] (default: 10)")
+    add("--laws", nargs="+", choices=LAWS, default=list(LAWS), help="step times of part steps (default: all)")
+    add("--inference-workers", type=int, default=0,
+        help="inference workers of HTS-RL where step times are given; 0: samplers infer for themselves (default: 0)")
+    add("--env", nargs="+", default=["CartPole-v1"], help="tasks (default: CartPole-v1)")
+    add("--algo", choices=("ppo", "a2c"), default="ppo", help="algorithm on tasks (default: ppo)")
+    add("--task-seconds", type=float, default=120.0, help="training of one run on a task [s] (default: 120)")
+    add("--target-return", type=float, default=475.0, help="mean of 10 greedy episodes of part target (default: 475)")
+    add("--samplers", type=int, default=2, help="samplers of HTS-RL on tasks (default: 2)")
+    add("--envs", type=int, default=16, help="environments in all on tasks, in either mode (default: 16)")
+    add("--set", action="append", default=[], metavar="PART.FIELD=VALUE",
+        help="setting of the runs on tasks, as often as needed (default: none)")
+    add("--runs-dir", default="runs", help="where runs go (default: runs)")
+
+
 def hts_rows(args: argparse.Namespace, say: Say) -> list[Row]:
     """Measures the parts that were asked for.
 

@@ -1,278 +1,33 @@
-"""Updates a second of the learner: alone against its matmuls, whole on a device, and beside another trainer.
-
-The floor is the list of matmuls that one update cannot avoid. Their operations are counted, and the matmuls alone are
-run at the same shapes, on the same core, in turn with the updates, on few enough buffers to stay in cache; that gives
-the matmul rate. Share of the floor = time of the matmuls / time of an update. Matmuls whose result an update throws
-away (gradients of the critics' weights in the actor step, of the input in the critic step) are not in the list.
-"""
+"""Updates a second of the whole learner, with its draws from replay, on a device or split over two."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import itertools
-import statistics
-from collections.abc import Callable, Sequence
-from itertools import pairwise
+from collections.abc import Sequence
 from time import perf_counter
-from typing import Any, NamedTuple
 
-import torch
-
-from spreeze.algorithms.create import create
-from spreeze.algorithms.fused_mlp import ThreadPair, matmuls_round
-from spreeze.bench import Row
+from spreeze.bench import Row, row
 from spreeze.config.schema import PARTS, AlgorithmConfig
 from spreeze.transport.replay_reader import open_reader
 from spreeze.transport.replay_ring import ReplayRing, RingSpec
-from spreeze.types import EnvSpec, RowLayout, TransitionBatch
+from spreeze.types import EnvSpec, RowLayout
 from spreeze.workers.learn.replay_trainer import ReplayTrainer
 from spreeze.workers.learn.torch_devices import HostWaits, learner_threads, products_in, resolve_device, synchronise
 from spreeze.workers.transition_collector import fill_with_synthetic_rows
 
 OBS_DIM, ACTION_DIM = 22, 6
 """Sizes of Walker2DBulletEnv-v0."""
-HIDDEN = (256, 256)
-_BLOCK_S = 0.25
-"""Length of one timed block; updates and matmuls take turns block by block."""
+_REPLAY_ROWS, _WARMUP_UPDATES = 2**17, 16
 
 
-class Matmul(NamedTuple):
-    """``stack`` matmuls [m, k] x [k, n] and how many of them one update makes."""
-
-    stack: int
-    m: int
-    k: int
-    n: int
-    times: float = 1.0
-
-    @property
-    def flop(self) -> float:
-        """Operations in one update: a multiplication and an addition for each m n k."""
-        return 2.0 * self.times * self.stack * self.m * self.k * self.n
-
-
-def forward(stack: int, rows: int, sizes: tuple[int, ...], times: float = 1.0) -> list[Matmul]:
-    return [Matmul(stack, rows, a, b, times) for a, b in pairwise(sizes)]
-
-
-def weight_gradients(stack: int, rows: int, sizes: tuple[int, ...], times: float = 1.0) -> list[Matmul]:
-    """Matmuls that give the weight gradients."""
-    return [Matmul(stack, a, rows, b, times) for a, b in pairwise(sizes)]
-
-
-def input_gradients(stack: int, rows: int, sizes: tuple[int, ...], times: float = 1.0) -> list[Matmul]:
-    """Matmuls that carry the gradient down to the first layer; a head with one output needs none."""
-    pairs = pairwise(sizes[1:])
-    return [Matmul(stack, rows, b, a, times) for a, b in pairs if b > 1]
-
-
-def matmuls(
-    algo: str, batch_size: int, obs_dim: int, action_dim: int, hidden: tuple[int, ...], policy_delay: int = 2
-) -> list[Matmul]:
-    """The matmuls that one update of an algorithm cannot avoid."""
-    critic = (obs_dim + action_dim, *hidden, 1)
-    actor = (obs_dim, *hidden, 2 * action_dim if algo == "sac" else action_dim)
-    stack = 1 if algo == "ddpg" else 2
-    moves = 1.0 / policy_delay if algo == "td3" else 1.0
-    least_of = stack if algo == "sac" else 1
-    b = batch_size
-    return [
-        *forward(1, b, actor),
-        *forward(stack, b, critic, 2.0),
-        *weight_gradients(stack, b, critic),
-        *input_gradients(stack, b, critic),
-        *forward(1, b, actor, moves),
-        *forward(least_of, b, critic, moves),
-        *input_gradients(least_of, b, critic, moves),
-        Matmul(least_of, b, hidden[0], action_dim, moves),
-        *weight_gradients(1, b, actor, moves),
-        *input_gradients(1, b, actor, moves),
-    ]
-
-
-class MatmulRound:
-    """All matmuls of ``count`` updates, ready to be run; one set of buffers for each shape."""
-
-    def __init__(self, listed: list[Matmul]) -> None:
-        self.flop = sum(matmul.flop for matmul in listed)
-        merged: dict[tuple[int, int, int, int], float] = {}
-        for matmul in listed:
-            key = (matmul.stack, matmul.m, matmul.k, matmul.n)
-            merged[key] = merged.get(key, 0.0) + matmul.times
-        self._calls = [(_matmul_call(*shape), count) for shape, count in merged.items()]
-
-    def run(self, updates: int) -> None:
-        """Makes the matmuls of that many updates."""
-        for call, count in self._calls:
-            for _ in range(round(updates * count)):
-                call()
-
-
-def _matmul_call(stack: int, m: int, k: int, n: int) -> Callable[[], Any]:
-    """One matmul, written the way that is fastest for its shape."""
-    a, b = torch.randn(stack, m, k), torch.randn(stack, k, n)
-    if n == 1:
-        times_vector = torch.linalg.vecdot if matmuls_round() else torch.mv
-        rows = [(a[index], b[index, :, 0].contiguous(), torch.empty(m)) for index in range(stack)]
-        if m < k:
-            rows = [(matrix.t().contiguous().t(), vector, out) for matrix, vector, out in rows]
-        return lambda: [times_vector(matrix, vector, out=out) for matrix, vector, out in rows]
-    if n < 64 <= m:
-        out, a_t, b_t = torch.empty(stack, n, m), a.transpose(1, 2), b.transpose(1, 2).contiguous()
-        return lambda: torch.bmm(b_t, a_t, out=out)
-    if stack == 1:
-        out, a0, b0 = torch.empty(m, n), a[0], b[0]
-        return lambda: torch.mm(a0, b0, out=out)
-    out = torch.empty(stack, m, n)
-    return lambda: torch.bmm(a, b, out=out)
-
-
-def synthetic_batch(layout: RowLayout, batch_size: int, gamma: float, seed: int = 0) -> TransitionBatch:
-    """A batch of random rows, as the ring would give it."""
-    rows = torch.randn(batch_size, layout.width, generator=torch.Generator().manual_seed(seed))
-    rows[:, layout.action].tanh_()
-    rows[:, layout.terminated] = 0.0
-    return layout.split(rows, gamma)
-
-
-def algorithm_config(algo: str, hidden: tuple[int, ...]) -> AlgorithmConfig:
-    """Defaults of an algorithm with hidden layers of these sizes."""
-    part = PARTS[algo]
-    assert issubclass(part, AlgorithmConfig)
-    return dataclasses.replace(part(), hidden_sizes=hidden)
-
-
-def learner_cases(
-    batch_sizes: Sequence[int], repeats: int = 5, *, obs_dim: int = OBS_DIM, action_dim: int = ACTION_DIM,
-    hidden: tuple[int, ...] = HIDDEN, threads: Sequence[int] = (1,), algo: str = "sac",
-    precisions: Sequence[str] = ("float32",),
-) -> list[dict[str, Any]]:
-    """Measures one case for each batch size, precision and number of threads; all take turns, matmuls too.
-
-    The matmuls are those of one thread throughout: the floor of one core, in the case's precision.
-    """
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with contextlib.ExitStack() as stack:
-        stack.callback(torch.set_num_threads, before)
-        pair = stack.enter_context(ThreadPair()) if any(count > 1 for count in threads) else None
-        cases: list[_Case] = []
-        for size, precision, count in itertools.product(batch_sizes, precisions, threads):
-            with products_in(precision, "cpu"):
-                cases.append(_Case(algo, size, obs_dim, action_dim, hidden, pair if count > 1 else None, precision))
-        for _ in range(repeats):
-            for case in cases:
-                with products_in(case.precision, "cpu"):
-                    case.measure()
-        return [case.figures(cases) for case in cases]
-
-
-class _Case:
-    """One batch size: an algorithm, the matmuls of its update, and what was measured."""
-
-    def __init__(self, algo: str, batch_size: int, obs_dim: int, action_dim: int, hidden: tuple[int, ...],
-                 pair: ThreadPair | None, precision: str) -> None:
-        config = algorithm_config(algo, hidden)
-        self.algo, self.batch_size = algo, batch_size
-        self.threads, self.precision = 1 if pair is None else 2, precision
-        options: dict[str, Any] = {} if pair is None else {"pair": pair}
-        self.algorithm = create(algo, obs_dim, action_dim, config, seed=0, **options)
-        self.batch = synthetic_batch(RowLayout(obs_dim, action_dim), batch_size, config.gamma)
-        delay = getattr(config, "policy_delay", 1)
-        self.round = MatmulRound(matmuls(algo, batch_size, obs_dim, action_dim, hidden, delay))
-        self.update_s: list[float] = []
-        self.matmul_s: list[float] = []
-        self.critic_s = self.actor_s = 0.0
-        self._update_block(2)
-        self.round.run(2)
-        self._block = max(2, 2 * round(_BLOCK_S / self._update_block(2) / 2))
-
-    def measure(self) -> None:
-        """One repeat: a quarter of the block of each kind in turn, four times."""
-        quarter = max(2, self._block // 4)
-        update_s = matmul_s = 0.0
-        for _ in range(4):
-            update_s += self._update_block(quarter) / 4
-            start_s = perf_counter()
-            self.round.run(quarter)
-            matmul_s += (perf_counter() - start_s) / quarter / 4
-        self.update_s.append(update_s)
-        self.matmul_s.append(matmul_s)
-
-    def _update_block(self, updates: int) -> float:
-        """Seconds of one update, over so many."""
-        start_s = perf_counter()
-        for _ in range(updates):
-            critic_s, actor_s = self.algorithm.update_timed(self.batch)
-            self.critic_s += critic_s
-            self.actor_s += actor_s
-        return (perf_counter() - start_s) / updates
-
-    def _over(self, others: list[_Case], name: str, **plain: Any) -> dict[str, float]:
-        """Ratio of this rate to that of the same case with ``plain`` values, repeat by repeat; empty without one."""
-        wanted = {"batch_size": self.batch_size, "threads": self.threads, "precision": self.precision, **plain}
-        for other in others:
-            if other is not self and all(getattr(other, key) == value for key, value in wanted.items()):
-                ratios = [slow / fast for slow, fast in zip(other.update_s, self.update_s, strict=True)]
-                return {name: statistics.median(ratios)}
-        return {}
-
-    def figures(self, cases: list[_Case]) -> dict[str, Any]:
-        """Medians beside all repeats, and the ratio to the same updates on one core, in float32."""
-        repeats = {
-            "updates_per_s": [1.0 / value for value in self.update_s],
-            "update_frames_per_s": [self.batch_size / value for value in self.update_s],
-            "matmul_floor_share": [a / b for a, b in zip(self.matmul_s, self.update_s, strict=True)],
-            "matmul_flop_per_s": [self.round.flop / value for value in self.matmul_s],
-        }
-        step_s = self.critic_s + self.actor_s
-        return {
-            "algo": self.algo, "batch_size": self.batch_size, "learner_threads": self.threads,
-            "precision": self.precision,
-            **{name: statistics.median(values) for name, values in repeats.items()},
-            **self._over(cases, "over_one_thread", threads=1),
-            **self._over(cases, "over_float32", precision="float32"),
-            "matmul_flop": self.round.flop,
-            "learner_critic_share": self.critic_s / step_s, "learner_actor_share": self.actor_s / step_s,
-            "repeats": repeats,
-        }
-
-
-_UNITS = {
-    "updates_per_s": "1/s", "update_frames_per_s": "1/s", "matmul_floor_share": "share", "matmul_flop_per_s": "flop/s",
-    "over_one_thread": "ratio", "over_float32": "ratio", "matmul_flop": "flop", "learner_critic_share": "share",
-    "learner_actor_share": "share", "learner_gather_share": "share", "crossed_bytes_per_update": "bytes",
-    "host_waits_per_update": "waits",
-}
-_FLOOR_TARGETS = {256: ">= 0.85", 1024: ">= 0.92", 8192: ">= 0.92"}
-
-
-def case_rows(cases: list[dict[str, Any]]) -> list[Row]:
-    rows: list[Row] = []
-    for case in cases:
-        more = {name: case[name] for name in ("batch_size", "algo", "learner_threads", "precision")}
-        plain = case["learner_threads"] == 1 and case["precision"] == "float32"
-        for name in (name for name in _UNITS if name in case):
-            target = _FLOOR_TARGETS.get(case["batch_size"]) if plain and name == "matmul_floor_share" else None
-            rows.append({"metric": name, "value": case[name], "unit": _UNITS[name],
-                         "repeats": case["repeats"].get(name, []), **more, **({"target": target} if target else {})})
-    return rows
-
-
-# --- the whole learner on a device or a split, with draws from replay: what a run does ---
-
-_PLACED_ROWS, _WARM_UPDATES = 2**17, 16
-
-
-def placed_rows(
-    batch_sizes: Sequence[int], repeats: int, device: str, algo: str = "sac", *, precision: str = "float32",
-    overlap: bool = False, updates_per_launch: int = 1, repeat_s: float = 2.0,
+def learner_rows(
+    batch_sizes: Sequence[int], repeats: int, device: str = "cpu", algo: str = "sac", *, threads: int = 1,
+    precision: str = "float32", overlap: bool = False, updates_per_launch: int = 1, repeat_s: float = 2.0,
 ) -> list[Row]:
-    """Rates, what crosses between the sides of a split, how often the host waits for the device, parts of its time.
+    """Rates, the parts of an update's time, what crosses a split, and how often the host waits for the device.
 
-    Walker2D's sizes, networks as configured by default, synthetic rows in replay. On a GPU, batches come from the
-    mirror of replay and updates are one launch.
+    Networks and step sizes are the algorithm's defaults, replay holds synthetic rows. On a GPU, batches come from the
+    GPU replay.
 
     Raises:
         ConfigError: the device or the precision is not there.
@@ -284,50 +39,47 @@ def placed_rows(
     layout, config, device = RowLayout(OBS_DIM, ACTION_DIM), PARTS[algo](), resolve_device(device)
     assert isinstance(config, AlgorithmConfig)
     rows: list[Row] = []
-    with contextlib.closing(ReplayRing.create(RingSpec(layout, 1, _PLACED_ROWS))) as ring:
+    with contextlib.closing(ReplayRing.create(RingSpec(layout, 1, _REPLAY_ROWS))) as ring:
         fill_with_synthetic_rows(ring, spec)
-        with products_in(precision, device), learner_threads(spec, 1, device):
+        with products_in(precision, device), learner_threads(spec, threads, device) as pair:
             for batch_size in batch_sizes:
-                learning = ReplayTrainer(
+                trainer = ReplayTrainer(
                     spec, algo, config, layout, open_reader(ring), batch_size=batch_size, device=device, seed=0,
-                    normalize_obs=False, overlap=overlap, mirror=True, updates_per_launch=updates_per_launch,
+                    normalize_obs=False, pair=pair, overlap=overlap, mirror=True, updates_per_launch=updates_per_launch,
                 )
-                updates_per_s, values = _placed(learning, repeats, repeat_s, device)
-                more = {"batch_size": batch_size, "algo": algo, "device": device, "precision": precision,
-                        "overlap": overlap, "notes": learning.notes}
-                rows += [{"metric": name, "value": value, "unit": _UNITS[name],
-                          "repeats": updates_per_s if name == "updates_per_s" else [], **more}
-                         for name, value in values.items()]
+                rows += _measured(trainer, repeats, repeat_s, device, {
+                    "batch_size": batch_size, "algo": algo, "device": device, "learner_threads": threads,
+                    "precision": precision, "overlap": str(overlap), "notes": trainer.notes,
+                })
     return rows
 
 
-def _placed(
-    learning: ReplayTrainer, repeats: int, repeat_s: float, device: str
-) -> tuple[list[float], dict[str, float]]:
-    """Updates a second of each repeat, and all figures by name."""
-    while learning.updates < _WARM_UPDATES:
-        learning.update()
+def _measured(
+    trainer: ReplayTrainer, repeats: int, repeat_s: float, device: str, case: dict[str, object]
+) -> list[Row]:
+    while trainer.updates < _WARMUP_UPDATES:
+        trainer.update()
     synchronise(device)
-    began, crossed = learning.updates, learning.algorithm.crossed_bytes
-    before_s = learning.gather_s, learning.critic_s, learning.actor_s
+    began, crossed = trainer.updates, trainer.algorithm.crossed_bytes
+    before_s = trainer.gather_s, trainer.critic_s, trainer.actor_s
     rates = []
     for _ in range(repeats):
         start, count = perf_counter(), 0
         while perf_counter() - start < repeat_s:
-            count += learning.update()
+            count += trainer.update()
         synchronise(device)
         rates.append(count / (perf_counter() - start))
-    updates = learning.updates - began
-    now_s = learning.gather_s, learning.critic_s, learning.actor_s
-    gather_s, critic_s, actor_s = (now - before for now, before in zip(now_s, before_s, strict=True))
-    crossed = learning.algorithm.crossed_bytes - crossed
+    updates = trainer.updates - began
+    parts_s = [now - before for now, before in
+               zip((trainer.gather_s, trainer.critic_s, trainer.actor_s), before_s, strict=True)]
+    crossed = trainer.algorithm.crossed_bytes - crossed
     with HostWaits(device) as waits:
-        checked = learning.update()
-    total_s = gather_s + critic_s + actor_s
-    return rates, {
-        "updates_per_s": statistics.median(rates),
-        "update_frames_per_s": statistics.median(rates) * learning.batch_size,
-        "learner_gather_share": gather_s / total_s, "learner_critic_share": critic_s / total_s,
-        "learner_actor_share": actor_s / total_s, "crossed_bytes_per_update": crossed / updates,
-        "host_waits_per_update": waits.count / checked,
-    }
+        checked = trainer.update()
+    return [
+        row("updates_per_s", "1/s", rates, **case),
+        row("update_frames_per_s", "1/s", [rate * trainer.batch_size for rate in rates], **case),
+        *(row(f"learner_{part}_share", "share", [part_s / sum(parts_s)], **case)
+          for part, part_s in zip(("gather", "critic", "actor"), parts_s, strict=True)),
+        row("crossed_bytes_per_update", "bytes", [crossed / updates], **case),
+        row("host_waits_per_update", "waits", [waits.count / checked], **case),
+    ]

@@ -16,9 +16,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-
-from spreeze.bench import Row, row
-from spreeze.bench.replay import (
+from replay_rates import (
     CHILD_LIMIT_S,
     LAYOUT,
     WRITE_ROWS,
@@ -28,6 +26,8 @@ from spreeze.bench.replay import (
     transitions,
     wait_for_rows,
 )
+
+from spreeze.bench import Row, row
 from spreeze.transport.replay_reader import ReplayReader
 
 QUEUE_SIZES_ROWS = (5_000, 20_000, 50_000)

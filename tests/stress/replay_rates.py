@@ -1,4 +1,7 @@
-"""The replay ring in figures: writing, gathering, and torn rows while another process writes."""
+"""The replay ring in figures: writing, gathering, and torn rows while another process writes.
+
+``python tests/stress/replay_rates.py`` prints them.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from spreeze.bench import Row, row
+from spreeze.bench import Row, line, row
 from spreeze.errors import WorkerError
 from spreeze.transport.replay_reader import ReplayReader
 from spreeze.transport.replay_ring import ReplayRing, RingSpec, ShardWriter
@@ -137,8 +140,9 @@ def torn_rows(checked_rows: int, *, capacity: int = 16_384, batch: int = 1024) -
 @contextlib.contextmanager
 def ring_writer(ring: ReplayRing, rows_per_s: float) -> Iterator[subprocess.Popen[bytes]]:
     """A process that writes into shard 0 until it is killed."""
-    code = "import sys; from spreeze.bench.replay import write_into_ring; write_into_ring(*sys.argv[1:])"
-    path = os.pathsep.join(filter(None, (str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH"))))
+    code = "import sys; from replay_rates import write_into_ring; write_into_ring(*sys.argv[1:])"
+    here = Path(__file__).resolve()
+    path = os.pathsep.join(filter(None, (str(here.parent), str(here.parents[2]), os.environ.get("PYTHONPATH"))))
     command = [sys.executable, "-c", code, str(ring.fd), json.dumps(ring.spec.to_json()), str(rows_per_s)]
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     child = subprocess.Popen(command, pass_fds=[ring.fd], env=environment)
@@ -179,3 +183,7 @@ def wait_for_rows(ring: ReplayRing, child: subprocess.Popen[bytes]) -> None:
         if child.poll() is not None or time.monotonic() > deadline:
             raise WorkerError(f"the writing process wrote nothing within {CHILD_LIMIT_S:g} s (exit {child.poll()})")
         time.sleep(0.01)
+
+
+if __name__ == "__main__":
+    print(*map(line, replay_rows()), sep="\n")
