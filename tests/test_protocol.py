@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from spreeze.cli import evaluate
-from spreeze.metrics.hts_metrics import (
+from spreeze.metrics.comparison import (
     Curve,
     Rules,
     RunGroup,

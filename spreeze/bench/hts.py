@@ -16,7 +16,7 @@ from spreeze.bench import Row, row
 from spreeze.bench.runs import Document, Say, in_turn, target_rows, train
 from spreeze.envs.synthetic import ENV_ID
 from spreeze.errors import ConfigError, SpreezeError
-from spreeze.metrics.hts_metrics import Rules, Spread, report_of
+from spreeze.metrics.comparison import Rules, Spread, report_of
 
 PARTS = ("steps", "target", "paired", "correction")
 LAWS = ("constant", "exponential", "gamma 0.5", "gamma 1", "gamma 3")

@@ -18,8 +18,8 @@ from spreeze.envs.task import Task, frame_options, make_task
 from spreeze.errors import ConfigError, EnvironmentError_, RunError, SpreezeError
 from spreeze.inference.policy import Policy
 from spreeze.machine.output import emit, say, stdout_to_stderr
-from spreeze.metrics import hts_metrics
-from spreeze.metrics.hts_metrics import POLICIES, RESAMPLES, bootstrap_interval
+from spreeze.metrics import comparison
+from spreeze.metrics.comparison import POLICIES, RESAMPLES, bootstrap_interval
 from spreeze.run_directory import find_run
 from spreeze.transport.weights import LATEST, Weights, read_weights
 from spreeze.types import EnvSpec
@@ -74,15 +74,15 @@ def _evaluate(args: argparse.Namespace) -> int:
 
 
 def _compare(args: argparse.Namespace) -> int:
-    rules = hts_metrics.rules_of(
+    rules = comparison.rules_of(
         policies=args.policies, targets=args.target, limit_s=args.limit_s, resamples=args.resamples
     )
     paths = [find_run(run, Path(args.runs_dir)) for run in args.runs]
-    found = hts_metrics.report_of(paths, args.by, rules)
+    found = comparison.report_of(paths, args.by, rules)
     if args.json:
-        emit(hts_metrics.document(found))
+        emit(comparison.document(found))
     else:
-        say(hts_metrics.text(found))
+        say(comparison.text(found))
     return 0
 
 

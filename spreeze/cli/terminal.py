@@ -21,7 +21,7 @@ from rich.text import Text
 
 from spreeze.formatting import DASH, clean, duration, number, percent, printable, size
 from spreeze.machine.output import silence
-from spreeze.metrics.repeats import median, spread
+from spreeze.metrics import median, spread
 from spreeze.metrics.snapshot import Snapshot
 
 _SAMPLER_PARTS = (("policy", "cyan"), ("env", "green"), ("write", "yellow"), ("wait", "bright_black"))

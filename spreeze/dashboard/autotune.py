@@ -20,7 +20,7 @@ from spreeze.dashboard.live_api import COLOURS
 from spreeze.dashboard.run_data import read_json, row, runs_dir, tail_text
 from spreeze.errors import SpreezeError
 from spreeze.formatting import DASH, clean, number, percent
-from spreeze.metrics.repeats import spread
+from spreeze.metrics import spread
 from spreeze.run_directory import read_config, read_run
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from spreeze.dashboard.live_api import COLOURS, published
 from spreeze.dashboard.run_data import row, run_names, run_path, runs_dir
 from spreeze.errors import RunError
 from spreeze.formatting import duration, number
-from spreeze.metrics.hts_metrics import (
+from spreeze.metrics.comparison import (
     POLICIES,
     RESAMPLES,
     Curve,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from spreeze.config.layers import Layer, Values
-from spreeze.metrics.repeats import median, spread
+from spreeze.metrics import median, spread
 
 SCHEMA = 5
 """Version of what ``Tuning.as_json`` gives."""
