@@ -40,7 +40,7 @@ BULLET_IDS = tuple(
 """Ids that ``pybullet_envs_gymnasium`` 0.6 registers."""
 
 FALLBACK_ID = "Pendulum-v1"
-OWN_IDS = {"spreeze/Synthetic-v0": "spreeze.envs.synthetic"}
+OWN_IDS = {"spreeze/Synthetic-v0": "spreeze.testing"}
 """Our own environments that need no ``--import``, and the module that registers each."""
 PACKAGES = {
     "MiniGrid-": ("minigrid", "minigrid"), "BabyAI-": ("minigrid", "minigrid"), "Fetch": ("gymnasium_robotics",
@@ -405,7 +405,7 @@ def _obs_dim(env_id: str, space: Any) -> int:
 
 
 _ATARI_PREFIX = "ALE/"
-_ATARI_MODULE = "spreeze.envs.atari"
+_ATARI_MODULE = "spreeze.envs.images"
 
 
 def register_atari(name: str) -> None:
@@ -437,5 +437,5 @@ def made_with_frames(name: Any, values: dict[str, Any], image: ImageConfig) -> g
     env = gymnasium.make(name, disable_env_checker=True, **values)
     if not is_image(env.observation_space):
         return env
-    frames: Any = importlib.import_module("spreeze.envs.pixels")
+    frames: Any = importlib.import_module("spreeze.envs.images")
     return cast("gymnasium.Env[Any, Any]", frames.ImageFrames(env, image))
