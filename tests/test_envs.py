@@ -406,3 +406,7 @@ def test_native_bounds_are_float32():
     task = make_task("Pendulum-v1")
     assert task.to_native.low.dtype == task.to_native.high.dtype == np.float32
     task.close()
+
+
+def test_a_child_ended_by_a_signal_without_a_name_is_reported_by_its_number():
+    assert [probe._ending(code) for code in (3, -9, -40)] == ["exit code 3", "signal SIGKILL", "signal 40"]

@@ -20,7 +20,7 @@ import numpy as np
 
 from spreeze.config.schema import ImageConfig
 from spreeze.envs.obs_flattening import leaves_of
-from spreeze.envs.vector_engines import engine_of, single
+from spreeze.envs.vector_engines import engine_of, make_single
 from spreeze.errors import EnvironmentError_, did_you_mean
 from spreeze.types import EnvSpec, FrameSpec, Reasoned
 
@@ -104,7 +104,7 @@ def make_env(
     if import_module is not None:
         _import_user_module(import_module)
     if engine_of(env_id) is not None:
-        return single(env_id, render_mode, values)
+        return make_single(env_id, render_mode, values)
     name = _checked_id(env_id, import_module)
     _register(name, gymnasium.registry)
     if name not in gymnasium.registry:
