@@ -4,7 +4,7 @@ import subprocess
 
 import gymnasium
 
-from spreeze.envs.faults import FaultEnv
+from spreeze.testing import FaultEnv
 
 
 class GrandchildEnv(FaultEnv):

@@ -31,7 +31,7 @@ TINY = (
 )  # fmt: skip
 WARMUP_S = Rates.warmup_s
 """What a summary leaves out of its rates after the first update."""
-FAULT = ("--env", "spreeze/Fault-v0", "--import", "spreeze.envs.faults")
+FAULT = ("--env", "spreeze/Fault-v0", "--import", "spreeze.testing")
 PENDULUM = ("--env", "Pendulum-v1")
 
 

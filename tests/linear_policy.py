@@ -5,12 +5,12 @@ import dataclasses
 import numpy as np
 from harness import poll
 
-from spreeze.envs import faults
+from spreeze import testing as faults
 from spreeze.inference.policy import Policy
 from spreeze.types import EnvSpec
 
-FAULT = faults.ENV_ID
-FAULT_MODULE = "spreeze.envs.faults"
+FAULT = faults.FAULT_ID
+FAULT_MODULE = "spreeze.testing"
 SPEC = EnvSpec(
     env_id=FAULT, import_module=FAULT_MODULE, obs_dim=3, action_dim=1, action_low=(-2.0,), action_high=(2.0,),
     max_episode_steps=50, reward_threshold=None,

@@ -11,7 +11,8 @@ import pytest
 from harness import PATIENCE_S
 from linear_policy import SPEC
 
-from spreeze.envs import faults, probe
+from spreeze import testing as faults
+from spreeze.envs import probe
 from spreeze.envs.make import BULLET_IDS, bullet_missing, default_env_id, describe, make_env
 from spreeze.envs.probe import probe_env
 from spreeze.envs.task import ActionScaling, BadTransition, Task, make_task
@@ -19,8 +20,8 @@ from spreeze.errors import EnvironmentError_
 from spreeze.machine.output import stdout_to_stderr
 
 needs_bullet = pytest.mark.skipif(bullet_missing() is not None, reason="pybullet has no wheel here")
-FAULT = faults.ENV_ID
-FAULT_MODULE = "spreeze.envs.faults"
+FAULT = faults.FAULT_ID
+FAULT_MODULE = "spreeze.testing"
 BOX1 = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
 
 
@@ -405,3 +406,7 @@ def test_native_bounds_are_float32():
     task = make_task("Pendulum-v1")
     assert task.to_native.low.dtype == task.to_native.high.dtype == np.float32
     task.close()
+
+
+def test_a_child_ended_by_a_signal_without_a_name_is_reported_by_its_number():
+    assert [probe._ending(code) for code in (3, -9, -40)] == ["exit code 3", "signal SIGKILL", "signal 40"]

@@ -9,7 +9,7 @@ from spreeze.algorithms.dqn import DQN
 from spreeze.config.algorithms import check_algorithm, default_algorithm
 from spreeze.config.modes import find_mode
 from spreeze.config.schema import DQNConfig, ImageConfig
-from spreeze.envs.pixels import AreaResize
+from spreeze.envs.images import AreaResize
 from spreeze.envs.task import ObsRows, make_task, open_task
 from spreeze.errors import ConfigError, EnvironmentError_, WeightsError
 from spreeze.inference.convolution import CNNS, Trunk, place

@@ -66,10 +66,10 @@ def test_what_a_run_imports_is_imported_again_only_where_the_command_says_so(fin
     folder, _ = finished
     copy = shutil.copytree(folder / "runs" / "run", tmp_path / "runs" / "run")
     settings = (copy / "config.toml").read_text()
-    assert 'import_module = "spreeze.envs.faults"' in settings
-    for changed in (settings.replace("spreeze.envs.faults", "someones_module"),
+    assert 'import_module = "spreeze.testing"' in settings
+    for changed in (settings.replace("spreeze.testing", "someones_module"),
                     settings.replace("spreeze/Fault-v0", "someones_module:Fault-v0")
-                    .replace('import_module = "spreeze.envs.faults"', "")):  # fmt: skip
+                    .replace('import_module = "spreeze.testing"', "")):  # fmt: skip
         (copy / "config.toml").write_text(changed)
         for allowed in ((), ("--import", "spreeze.testing")):
             run, code, document = train(tmp_path, "--resume", "run", *allowed, tiny=_BARE)

@@ -9,9 +9,10 @@ import pytest
 from harness import train_until, verb
 
 from spreeze.envs.make import make_env, parse_args
-from spreeze.envs.synthetic import ENV_ID, SyntheticEnv, spin
 from spreeze.envs.task import BadTransition, make_task
 from spreeze.errors import EnvironmentError_
+from spreeze.testing import SYNTHETIC_ID as ENV_ID
+from spreeze.testing import SyntheticEnv, spin
 
 
 def _times(count, **args):

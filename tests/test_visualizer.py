@@ -10,7 +10,7 @@ from harness import PATIENCE_S
 from linear_policy import GOOD, IDLE, SPEC, publish, wait_until
 from PIL import Image
 
-from spreeze.envs.faults import FaultEnv
+from spreeze.testing import FaultEnv
 from spreeze.transport.status_table import STOP, VISUALIZER_PAUSED, WEIGHTS_HINT, StatusTable
 from spreeze.transport.weights import WeightsStore
 from spreeze.workers import visualizer

@@ -14,9 +14,9 @@ from typing import Any
 
 from spreeze.bench import Row, row
 from spreeze.bench.runs import Document, Say, in_turn, target_rows, train
-from spreeze.envs.synthetic import ENV_ID
 from spreeze.errors import ConfigError, SpreezeError
 from spreeze.metrics.comparison import Rules, Spread, report_of
+from spreeze.testing import SYNTHETIC_ID
 
 PARTS = ("steps", "target", "paired", "correction")
 LAWS = ("constant", "exponential", "gamma 0.5", "gamma 1", "gamma 3")
@@ -58,7 +58,7 @@ class HtsBench:
         algo = [] if "--algo" in more else ["--algo", "a2c"]
         inference_workers = ["--inference-workers", str(self.inference_workers)] if mode == "hts" else []
         arguments = [
-            "--env", ENV_ID, f"--env-arg=law={name}", f"--env-arg=mean_s={MEAN_S}", f"--env-arg=cv={cv}", *algo,
+            "--env", SYNTHETIC_ID, f"--env-arg=law={name}", f"--env-arg=mean_s={MEAN_S}", f"--env-arg=cv={cv}", *algo,
             *MODES[mode], *inference_workers, "--samplers", str(samplers), "--envs-per-sampler", "1",
             "--sync-interval", str(interval), "--seed", str(seed), "--runs-dir", self.runs_dir, "--no-visualizer",
             "--set", "evaluation.episodes=1", "--set", "learner.publish_interval_s=60", *more,

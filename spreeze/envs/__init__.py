@@ -8,7 +8,7 @@ lead to the same rows: the true last observation, and none for a step that only 
 step all environments of a sampler in one call. MuJoCo draws through EGL or OSMesa where there is no display.
 
 *Images.* A Box of bytes ``[H, W]`` or ``[H, W, 3]`` becomes one small frame a step (area mean; ``image.size``,
-``image.grey``); the last ``image.stack`` frames are an observation. Atari's protocol is in ``atari`` and its values in
+``image.grey``); the last ``image.stack`` frames are an observation. Atari's protocol is in ``images`` and its values in
 ``profiles/atari.toml``; evaluation always plays whole games, and returns are counted in full where replay clips
 rewards.
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from spreeze.config.schema import ImageConfig
 from spreeze.envs.obs_flattening import leaves_of
-from spreeze.envs.vector_engines import engine_of, single
+from spreeze.envs.vector_engines import engine_of, make_single
 from spreeze.errors import EnvironmentError_, did_you_mean
 from spreeze.types import EnvSpec, FrameSpec, Reasoned
 
@@ -40,7 +40,7 @@ BULLET_IDS = tuple(
 """Ids that ``pybullet_envs_gymnasium`` 0.6 registers."""
 
 FALLBACK_ID = "Pendulum-v1"
-OWN_IDS = {"spreeze/Synthetic-v0": "spreeze.envs.synthetic"}
+OWN_IDS = {"spreeze/Synthetic-v0": "spreeze.testing"}
 """Our own environments that need no ``--import``, and the module that registers each."""
 PACKAGES = {
     "MiniGrid-": ("minigrid", "minigrid"), "BabyAI-": ("minigrid", "minigrid"), "Fetch": ("gymnasium_robotics",
@@ -104,7 +104,7 @@ def make_env(
     if import_module is not None:
         _import_user_module(import_module)
     if engine_of(env_id) is not None:
-        return single(env_id, render_mode, values)
+        return make_single(env_id, render_mode, values)
     name = _checked_id(env_id, import_module)
     _register(name, gymnasium.registry)
     if name not in gymnasium.registry:
@@ -405,7 +405,7 @@ def _obs_dim(env_id: str, space: Any) -> int:
 
 
 _ATARI_PREFIX = "ALE/"
-_ATARI_MODULE = "spreeze.envs.atari"
+_ATARI_MODULE = "spreeze.envs.images"
 
 
 def register_atari(name: str) -> None:
@@ -437,5 +437,5 @@ def made_with_frames(name: Any, values: dict[str, Any], image: ImageConfig) -> g
     env = gymnasium.make(name, disable_env_checker=True, **values)
     if not is_image(env.observation_space):
         return env
-    frames: Any = importlib.import_module("spreeze.envs.pixels")
+    frames: Any = importlib.import_module("spreeze.envs.images")
     return cast("gymnasium.Env[Any, Any]", frames.ImageFrames(env, image))

@@ -136,7 +136,9 @@ def _run(command: list[str], deadline_s: float, log: Path | None, interrupted: C
 
 
 def _ending(code: int) -> str:
-    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    """How a child ended; real-time signals have no name."""
+    known = -code in set(signal.Signals)
+    return f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name if known else -code}"
 
 
 def measure(make: Callable[[], Task], steps: int) -> Probe:

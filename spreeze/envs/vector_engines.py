@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import gymnasium
 
 ENGINES = ("envpool", "vector")
-MODES = ("NextStep", "SameStep", "Disabled")
+AUTORESET_MODES = ("NextStep", "SameStep", "Disabled")
 """Gymnasium's names of the autoreset modes."""
 
 
@@ -60,10 +60,10 @@ class VectorTask:
         self.env, self.spec, self.num_envs = env, spec, int(env.num_envs)
         mode = (env.metadata or {}).get("autoreset_mode")
         self.mode = getattr(mode, "value", mode)
-        if self.mode not in MODES:
+        if self.mode not in AUTORESET_MODES:
             raise EnvironmentError_(
                 f"{spec.env_id}: metadata['autoreset_mode'] is {mode!r}; a vector environment has to say one of "
-                f"{', '.join(MODES)}"
+                f"{', '.join(AUTORESET_MODES)}"
             )
         space = getattr(env, "single_action_space", env.action_space)
         self._action_shape, self._action_dtype = tuple(space.shape or ()), space.dtype
@@ -182,7 +182,7 @@ _MAKERS: dict[str, Callable[[str, int, int, dict[str, Any]], Any]] = {"envpool":
 """What makes the environments of each of ``ENGINES``."""
 
 
-def single(env_id: str, render_mode: str | None, args: dict[str, Any]) -> gymnasium.Env[Any, Any]:
+def make_single(env_id: str, render_mode: str | None, args: dict[str, Any]) -> gymnasium.Env[Any, Any]:
     """One environment of an engine as a plain one, for evaluation and probes.
 
     Raises:

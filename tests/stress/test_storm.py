@@ -25,7 +25,7 @@ from long_form import LIMIT_S, asked, by_hand
 
 from spreeze.bench import Row
 from spreeze.errors import SpreezeError
-from spreeze.testing import ENV_ID
+from spreeze.testing import FAULT_ID
 from spreeze.transport import status_table as words
 from spreeze.transport.checkpoint import CheckpointStore
 from spreeze.transport.replay_reader import ReplayReader
@@ -39,7 +39,7 @@ _LOOK_S = 0.05
 _CHECK_ROWS = 10_000
 _SAY_S = 60.0
 _COMMAND = [
-    "--env", ENV_ID, "--import", "spreeze.testing", "--samplers", str(SAMPLERS), "--envs-per-sampler", str(ENVS),
+    "--env", FAULT_ID, "--import", "spreeze.testing", "--samplers", str(SAMPLERS), "--envs-per-sampler", str(ENVS),
     "--samples-per-insert", ":", "--batch-size", "32", "--replay-capacity", "50000",
     "--set", "replay.learning_starts=500", "--set", "sac.hidden_sizes=[32,32]", "--set", "evaluation.episodes=2",
     "--set", "replay.checksum=true", "--no-governor",
