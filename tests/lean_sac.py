@@ -13,7 +13,7 @@ from time import perf_counter
 
 import torch
 
-from spreeze.algorithms.create import create
+from spreeze.algorithms import create
 from spreeze.bench.learner import ACTION_DIM, OBS_DIM, synthetic_batch
 from spreeze.config.schema import SACConfig
 from spreeze.types import RowLayout

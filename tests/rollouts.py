@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from spreeze.algorithms.create import create_on_policy
+from spreeze.algorithms import create_on_policy
 from spreeze.config.schema import A2CConfig, PPOConfig
 from spreeze.inference.policy import Policy
 from spreeze.types import EnvSpec, FrameSpec, RolloutBatch

@@ -8,8 +8,7 @@ import pytest
 import torch
 from test_algorithms import ACT, NAMES, OBS, batches
 
-from spreeze.algorithms import fused_mlp
-from spreeze.algorithms.create import create
+from spreeze.algorithms import create, fused_mlp
 from spreeze.algorithms.fused_mlp import Tape, ThreadPair, mlp_backward, mlp_forward, mlp_gradients, new_parameters
 from spreeze.config.schema import PARTS
 

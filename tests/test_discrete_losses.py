@@ -10,8 +10,7 @@ import torch
 from numpy_reference import central_difference, forward
 from test_losses import layers_of, numeric
 
-from spreeze.algorithms import losses
-from spreeze.algorithms.create import create
+from spreeze.algorithms import create, losses
 from spreeze.config.algorithms import ROWS
 from spreeze.config.schema import PARTS, DQNConfig, SACConfig
 from spreeze.errors import CheckpointError, ConfigError
@@ -213,7 +212,7 @@ def test_sac_actor_and_temperature_gradients_are_those_of_the_expected_losses():
     np.testing.assert_allclose(sac.actor.gradient.flat.numpy()[indices], expected, rtol=1e-5, atol=1e-8)
     # d/d log_alpha of log_alpha (entropy - target), target 0.98 of log K: eq. 11.
     entropy = -(prob * log_prob).sum(1).mean()
-    assert sac.actor.temperature.gradient.item() == pytest.approx(entropy - 0.98 * math.log(K))
+    assert sac.alpha_gradient.item() == pytest.approx(entropy - 0.98 * math.log(K))
     metrics = sac.metrics()
     assert metrics["entropy"] == pytest.approx(entropy)
     assert sac.critics.mean_action_value() == pytest.approx(value)
@@ -291,11 +290,11 @@ def test_n_step_batches_other_sizes_and_poison_are_taken_as_by_the_others(varian
     bad = floats(1)[0]
     bad.reward[3] = np.nan
     algorithm.update(bad)
-    assert not algorithm.all_finite()
-    assert algorithm.updates_skipped() >= 1
+    skipped = algorithm.updates_skipped()
+    assert skipped >= 1
     assert all(np.isfinite(array).all() for array in algorithm.state_arrays().values())
     algorithm.update(floats(1)[0])
-    assert algorithm.all_finite()
+    assert algorithm.updates_skipped() == skipped
     with pytest.raises(CheckpointError, match="shape"):
         algorithm.load_state_arrays(single(variant, hidden=(8, 9)).state_arrays())
 

@@ -12,7 +12,7 @@ import torch
 from test_algorithms import same
 from test_ring import ring_of
 
-from spreeze.algorithms.create import create
+from spreeze.algorithms import create
 from spreeze.config.schema import PARTS
 from spreeze.transport.replay_reader import ReplayReader
 from spreeze.transport.replay_ring import ShardWriter

@@ -7,7 +7,7 @@ import pytest
 import torch
 from rollouts import FRAMES, learner, rollout, task
 
-from spreeze.algorithms.create import create_on_policy
+from spreeze.algorithms import create_on_policy
 from spreeze.algorithms.on_policy import Samples
 from spreeze.algorithms.ppo import adapted_share
 from spreeze.config.schema import A2CConfig, PPOConfig

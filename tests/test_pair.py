@@ -8,7 +8,7 @@ import torch
 from harness import PATIENCE_S
 from test_algorithms import batches
 
-from spreeze.algorithms.create import create
+from spreeze.algorithms import create
 from spreeze.algorithms.fused_mlp import ThreadPair, thread_pair_for
 from spreeze.config.schema import PARTS
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from spreeze.algorithms.fused_mlp import Parameters, orthogonal_, parameter_count, policy_arrays
+from spreeze.algorithms.fused_mlp import Parameters, host_copies, orthogonal_, parameter_count, policy_arrays
 from spreeze.inference.convolution import Placed, features, place
 from spreeze.types import FrameSpec
 
@@ -55,12 +56,10 @@ class ConvParameters:
         """``tensors`` as leaves of autograd that share this memory."""
         return [(weight.detach().requires_grad_(), bias.detach().requires_grad_()) for weight, bias in self.tensors()]
 
-    def trunk_arrays(self) -> dict[str, Tensor]:
-        """Copies of the trunk on the CPU, as ``spreeze.inference.convolution`` reads them."""
-        named: dict[str, Tensor] = {}
-        for index, (weight, bias) in enumerate(self.convolutions):
-            named |= {f"conv{index}_w": weight.to("cpu", copy=True), f"conv{index}_b": bias.to("cpu", copy=True)}
-        return named
+    def trunk(self) -> dict[str, Tensor]:
+        """The convolutions, named as ``spreeze.inference.convolution`` reads them."""
+        return {f"conv{index}_{kind}": tensor for index, pair in enumerate(self.convolutions)
+                for kind, tensor in zip("wb", pair, strict=True)}
 
     def tensors(self) -> list[tuple[Tensor, Tensor]]:
         """(weight, bias) of all layers, the head last."""
@@ -138,9 +137,9 @@ class ConvActorCritic:
     def _chunks(self, rows: Tensor) -> tuple[Tensor, ...]:
         return torch.split(rows, self._chunk_rows or len(rows))
 
-    def policy_arrays(self) -> dict[str, Tensor]:
+    def policy_arrays(self) -> dict[str, np.ndarray]:
         """Trunk and perceptron, with only the policy's part of the head."""
         arrays = policy_arrays(self._parameters.mlp)
-        arrays["head_w"] = arrays["head_w"][:, : self._outputs].contiguous()
-        arrays["head_b"] = arrays["head_b"][: self._outputs].contiguous()
-        return arrays | self._parameters.trunk_arrays()
+        arrays["head_w"] = np.ascontiguousarray(arrays["head_w"][:, : self._outputs])
+        arrays["head_b"] = arrays["head_b"][: self._outputs].copy()
+        return arrays | host_copies(self._parameters.trunk())

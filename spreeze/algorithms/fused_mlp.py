@@ -18,6 +18,7 @@ from itertools import pairwise
 from types import TracebackType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -151,14 +152,14 @@ class Tape:
 
     def part(self, begin: int, end: int) -> Tape:
         """The same buffers, rows ``begin`` to ``end``."""
-        hidden, grads = ([_closed(tensor[:, begin:end]) for tensor in some] for some in (self.hidden, self.grads))
-        out, grad_out = (_closed(tensor[:, :, begin:end]) for tensor in (self.out, self.grad_out))
-        return Tape(hidden, grads, out, grad_out, tanh=self.tanh)
+        return self._view(slice(begin, end), self.out[:, :, begin:end], self.grad_out[:, :, begin:end])
 
     def under(self, out: Tensor, grad_out: Tensor) -> Tape:
         """The same memory for activations and gradients with other outputs [S, K, M], whose S and M are not larger."""
-        stack, rows = out.shape[0], out.shape[2]
-        hidden, grads = ([_closed(tensor[:stack, :rows]) for tensor in some] for some in (self.hidden, self.grads))
+        return self._view(slice(0, out.shape[2]), out, grad_out)
+
+    def _view(self, rows: slice, out: Tensor, grad_out: Tensor) -> Tape:
+        hidden, grads = ([_closed(part[: len(out), rows]) for part in some] for some in (self.hidden, self.grads))
         return Tape(hidden, grads, _closed(out), _closed(grad_out), tanh=self.tanh)
 
 
@@ -268,35 +269,37 @@ def orthogonal_(matrix: Tensor, gain: float, generator: torch.Generator) -> None
     matrix.copy_(torch.nn.init.orthogonal_(values, gain, generator=generator))
 
 
-class ParameterCopy:
-    """An asynchronous copy of a network's weights to the host: only reading it waits."""
-
-    def __init__(self, parameters: Parameters) -> None:
-        source = parameters.flat
-        self._sizes, self._stack = parameters.sizes, parameters.stack
-        self._flat = torch.empty(source.shape, dtype=source.dtype, pin_memory=source.is_cuda)
-        self._flat.copy_(source, non_blocking=True)
-        self._there: torch.cuda.Event | None = None
-        if source.is_cuda:
-            self._there = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._there.record(torch.cuda.current_stream(source.device))
-
-    def policy_arrays(self) -> dict[str, Tensor]:
-        """``policy_arrays`` of the copy; may be called in another thread."""
-        if self._there is not None:
-            self._there.synchronize()
-        return policy_arrays(Parameters(self._flat, self._sizes, self._stack))
-
-
-def policy_arrays(parameters: Parameters) -> dict[str, Tensor]:
+def policy_arrays(parameters: Parameters) -> dict[str, np.ndarray]:
     """Copies on the CPU of a single network by layer: ``w0`` [in, out], ``b0`` [out] ..., ``head_w`` [H, K]."""
     arrays: dict[str, Tensor] = {}
     for index, (weight, bias) in enumerate(zip(parameters.weights, parameters.biases, strict=True)):
-        arrays[f"w{index}"] = weight[0].to("cpu", copy=True)
-        arrays[f"b{index}"] = bias[0, 0].to("cpu", copy=True)
-    arrays["head_w"] = parameters.head_weight[0].t().to("cpu", copy=True).contiguous()
-    arrays["head_b"] = parameters.head_bias[0, :, 0].to("cpu", copy=True)
-    return arrays
+        arrays |= {f"w{index}": weight[0], f"b{index}": bias[0, 0]}
+    arrays |= {"head_w": parameters.head_weight[0].t().contiguous(), "head_b": parameters.head_bias[0, :, 0]}
+    return host_copies(arrays)
+
+
+def host_copies(tensors: dict[str, Tensor]) -> dict[str, np.ndarray]:
+    return {name: tensor.to("cpu", copy=True).numpy() for name, tensor in tensors.items()}
+
+
+def policy_snapshot(parameters: Parameters) -> Callable[[], dict[str, np.ndarray]]:
+    """Begins a copy of a network's weights to the host.
+
+    The returned function waits for it, also in another thread, and gives its ``policy_arrays``.
+    """
+    source, copied = parameters.flat, None
+    flat = torch.empty(source.shape, dtype=source.dtype, pin_memory=source.is_cuda)
+    flat.copy_(source, non_blocking=True)
+    if source.is_cuda:
+        copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        copied.record(torch.cuda.current_stream(source.device))
+
+    def read() -> dict[str, np.ndarray]:
+        if copied is not None:
+            copied.synchronize()
+        return policy_arrays(Parameters(flat, parameters.sizes, parameters.stack))
+
+    return read
 
 
 Work = Callable[[], object]

@@ -237,7 +237,7 @@ class OnPolicyAlgorithm(Algorithm):
 
     def policy_arrays(self) -> dict[str, np.ndarray]:
         """Theta(j)'s policy and its normalizer."""
-        arrays = {name: tensor.numpy() for name, tensor in self.net.policy_arrays().items()}
+        arrays = self.net.policy_arrays()
         if len(self.net.log_std):
             arrays["log_std"] = self.net.log_std.to("cpu", copy=True).numpy()
         return arrays if self._normalizer is None else arrays | self._normalizer.arrays()
@@ -387,7 +387,7 @@ class MlpActorCritic:
         tape = Tape.allocate(self._value, obs.shape[0], tanh=True)
         return mlp_forward(self._value, obs.unsqueeze(0), tape)[0, 0]
 
-    def policy_arrays(self) -> dict[str, Tensor]:
+    def policy_arrays(self) -> dict[str, np.ndarray]:
         return policy_arrays(self._policy)
 
 

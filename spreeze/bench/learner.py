@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from spreeze.algorithms.create import create
+from spreeze.algorithms import create
 from spreeze.algorithms.fused_mlp import ThreadPair, matmuls_round
 from spreeze.bench import Row
 from spreeze.config.schema import PARTS, AlgorithmConfig

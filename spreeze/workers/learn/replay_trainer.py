@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spreeze.algorithms.create import create
+from spreeze.algorithms import create
 from spreeze.algorithms.fused_mlp import ThreadPair
 from spreeze.algorithms.off_policy import OffPolicyAlgorithm, Placement
 from spreeze.config.schema import AlgorithmConfig
