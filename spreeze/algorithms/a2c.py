@@ -23,10 +23,9 @@ class A2C(OnPolicyAlgorithm):
     single_step = True
 
     def __init__(
-        self, spec: EnvSpec, config: A2CConfig, seed: int, device: str, correction: str, *, normalize_obs: bool = False,
-        **options: Any,
+        self, spec: EnvSpec, config: A2CConfig, seed: int, device: str, correction: str, **options: Any
     ) -> None:
-        super().__init__(spec, config, seed, device, correction, normalize_obs=normalize_obs, **options)
+        super().__init__(spec, config, seed, device, correction, **options)
         self.optimiser: FlatRMSProp = FlatRMSProp(
             self.net.flat, self.net.gradient, config.lr, config.rmsprop_alpha, config.rmsprop_eps, config.max_grad_norm
         )

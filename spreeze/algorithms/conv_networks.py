@@ -89,8 +89,8 @@ class ConvActorCritic:
     activation = "relu"
 
     def __init__(
-        self, frames: FrameSpec, outputs: int, num_log_std: int, cnn: str, hidden_sizes: tuple[int, ...],
-        generator: torch.Generator, device: torch.device, dtype: torch.dtype = torch.float32,
+        self, frames: FrameSpec, cnn: str, outputs: int, num_log_std: int, hidden_sizes: tuple[int, ...],
+        generator: torch.Generator, device: torch.device, dtype: torch.dtype,
     ) -> None:
         self.image = [frames.stack * frames.channels, frames.height, frames.width]
         placed = place(cnn, *self.image)

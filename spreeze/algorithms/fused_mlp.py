@@ -14,8 +14,8 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from itertools import pairwise
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -31,9 +31,11 @@ _relu_backward = torch.ops.aten.threshold_backward.grad_input
 _tanh_backward = torch.ops.aten.tanh_backward.grad_input
 
 
-def chunk_rows(tensor: Tensor, rows: int) -> int:
-    """How many of ``rows`` go through a network at once on the tensor's device."""
-    return CHUNK_ROWS if tensor.device.type == "cpu" else rows
+def row_chunks(device: torch.device, rows: int, parts: int = 1) -> list[list[slice]]:
+    """The rows in equal parts, each cut into what goes through a network at once."""
+    step = CHUNK_ROWS if device.type == "cpu" else rows
+    return [[slice(start, min(start + step, end)) for start in range(begin, end, step)]
+            for begin, end in pairwise(rows * index // parts for index in range(parts + 1))]
 
 
 def matmuls_round() -> bool:
@@ -49,42 +51,26 @@ class Parameters:
     [S, K, H] and ``head_bias`` [S, K, 1]: the head's output is component-first.
     """
 
-    def __init__(self, flat: Tensor, sizes: tuple[int, ...], stack: int) -> None:
+    def __init__(self, flat: Tensor, sizes: tuple[int, ...], stack: int, views: list[Tensor] | None = None) -> None:
         self.flat, self.sizes, self.stack = flat, sizes, stack
-        self.weights: list[Tensor] = []
-        self.biases: list[Tensor] = []
-        offset = 0
-
-        def block(*shape: int) -> Tensor:
-            nonlocal offset
-            begin, count = offset, math.prod(shape)
-            offset += _aligned(count)
-            return flat[begin : begin + count].view(shape)
-
-        for fan_in, fan_out in pairwise(sizes[:-1]):
-            self.weights.append(block(stack, fan_in, fan_out))
-            self.biases.append(block(stack, 1, fan_out))
-        self.head_weight = block(stack, sizes[-1], sizes[-2])
-        self.head_bias = block(stack, sizes[-1], 1)
-        self._bind()
-
-    def _bind(self) -> None:
-        """Makes derived views once: at small sizes, a view costs as much as an addition."""
+        if views is None:
+            views, offset = [], 0
+            for shape in _shapes(sizes, stack):
+                views.append(flat[offset : offset + math.prod(shape)].view(shape))
+                offset += _aligned(shape)
+        self._views = views
+        self.weights, self.biases = views[:-2:2], views[1:-2:2]
+        self.head_weight, self.head_bias = views[-2:]
+        # Derived views are made once: at small sizes, a view costs as much as an addition.
         self.weights_t = [weight.transpose(1, 2) for weight in self.weights]
-        self.head_rows = [self.head_weight[index, 0] for index in range(self.stack)]
+        self.head_rows = [self.head_weight[index, 0] for index in range(stack)]
         # For one output column, a matrix-vector product is ten times faster than a matmul. But if matmuls round to
         # bfloat16, it takes longer than the matmul: then a float32 sum is used.
         self.head_matmul = torch.linalg.vecdot if matmuls_round() else torch.mv
 
     def one(self, index: int) -> Parameters:
         """One network of the stack alone, sharing memory."""
-        one, only = object.__new__(Parameters), slice(index, index + 1)
-        one.flat, one.sizes, one.stack = self.flat, self.sizes, 1
-        one.weights = [weight[only] for weight in self.weights]
-        one.biases = [bias[only] for bias in self.biases]
-        one.head_weight, one.head_bias = self.head_weight[only], self.head_bias[only]
-        one._bind()
-        return one
+        return Parameters(self.flat, self.sizes, 1, [view[index : index + 1] for view in self._views])
 
     def initialise(self, generator: torch.Generator) -> None:
         """Uniform in +-1/sqrt(fan_in), weights and biases, as torch.nn.Linear does by default."""
@@ -95,22 +81,21 @@ class Parameters:
 
     def blocks(self) -> list[tuple[Tensor, int]]:
         """Every weight and bias with the fan-in of its layer."""
-        pairs: list[tuple[Tensor, int]] = []
-        for weight, bias, fan_in in zip(self.weights, self.biases, self.sizes[:-2], strict=True):
-            pairs += [(weight, fan_in), (bias, fan_in)]
-        return [*pairs, (self.head_weight, self.sizes[-2]), (self.head_bias, self.sizes[-2])]
+        return [(view, self.sizes[index // 2]) for index, view in enumerate(self._views)]
+
+
+def _shapes(sizes: tuple[int, ...], stack: int) -> list[tuple[int, int, int]]:
+    hidden = [shape for size, width in pairwise(sizes[:-1]) for shape in ((stack, size, width), (stack, 1, width))]
+    return [*hidden, (stack, sizes[-1], sizes[-2]), (stack, sizes[-1], 1)]
+
+
+def _aligned(shape: tuple[int, int, int]) -> int:
+    return -(-math.prod(shape) // _ALIGN) * _ALIGN
 
 
 def parameter_count(sizes: tuple[int, ...], stack: int) -> int:
     """Length of the flat vector of S perceptrons of these layer sizes, padding included."""
-    hidden = sum(
-        _aligned(stack * fan_in * fan_out) + _aligned(stack * fan_out) for fan_in, fan_out in pairwise(sizes[:-1])
-    )
-    return hidden + _aligned(stack * sizes[-1] * sizes[-2]) + _aligned(stack * sizes[-1])
-
-
-def _aligned(count: int) -> int:
-    return -(-count // _ALIGN) * _ALIGN
+    return sum(_aligned(shape) for shape in _shapes(sizes, stack))
 
 
 def new_parameters(
@@ -305,7 +290,7 @@ def policy_snapshot(parameters: Parameters) -> Callable[[], dict[str, np.ndarray
 Work = Callable[[], object]
 
 
-class ThreadPair:
+class ThreadPair(AbstractContextManager["ThreadPair"]):
     """Two threads that share the work of an update, for the learner's second core. Use as a context or ``close`` it.
 
     The threads of one matmul wait for each other by spinning: if anything else runs on one of their cores, each matmul
@@ -340,11 +325,7 @@ class ThreadPair:
             self._handed.release()
             self._thread.join()
 
-    def __enter__(self) -> ThreadPair:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _run(self) -> None:
@@ -376,15 +357,13 @@ class MlpPasses:
 
     def __init__(self, parameters: Parameters, tape: Tape, pair: ThreadPair | None = None) -> None:
         self._parameters, self._tape, self._pair = parameters, tape, pair
-        rows, threads = tape.out.shape[2], 1 if pair is None else 2
-        step = chunk_rows(tape.out, rows)
+        device, rows = tape.out.device, tape.out.shape[2]
 
-        def cut(begin: int, end: int) -> list[tuple[slice, Tape]]:
-            ends = (slice(start, min(start + step, end)) for start in range(begin, end, step))
-            return [(chunk, tape.part(chunk.start, chunk.stop)) for chunk in ends]
+        def cut(chunks: list[slice]) -> list[tuple[slice, Tape]]:
+            return [(chunk, tape.part(chunk.start, chunk.stop)) for chunk in chunks]
 
-        self._shares = [cut(*ends) for ends in pairwise(rows * index // threads for index in range(threads + 1))]
-        self._down = cut(0, rows)
+        self._shares = [cut(chunks) for chunks in row_chunks(device, rows, 1 if pair is None else 2)]
+        self._down = cut(row_chunks(device, rows)[0])
 
     def forward(self, x: Tensor) -> Tensor:
         """``mlp_forward`` of x [1, M, I]."""

@@ -190,12 +190,12 @@ def gae(
     ``A_t + V(s_t)``. ``value`` is V before a step and ``next_value`` V after it, of the true last state where the
     episode ends; ``lam`` 0 relies on the values, 1 on the rewards.
     """
-    return _backward(_delta(reward, value, next_value, terminated, gamma), _carried(terminated, truncated, gamma * lam))
+    return vtrace(reward, value, next_value, terminated, truncated, 1.0, gamma, lam)[1]
 
 
 def vtrace(
     reward: np.ndarray, value: np.ndarray, next_value: np.ndarray, terminated: np.ndarray, truncated: np.ndarray,
-    weight: np.ndarray, gamma: float, lam: float,
+    weight: np.ndarray | float, gamma: float, lam: float,
 ) -> tuple[np.ndarray, np.ndarray]:
     """V-trace targets and their advantages (Espeholt et al. 2018, arXiv 1802.01561, eq. 1, remark 2).
 
@@ -205,11 +205,12 @@ def vtrace(
     Arguments are as for ``gae``; ``weight`` holds importance weights ``min(1, pi / mu)``, the paper's rho and, times
     ``lam``, its c. Returns targets v_t, and advantages A_t without their own weight.
     """
-    delta = _delta(reward, value, next_value, terminated, gamma)
-    carried = _carried(terminated, truncated, gamma * lam)
-    excess = _backward(weight * delta, weight * carried)
-    later = np.zeros_like(excess)
-    later[:-1] = excess[1:]
+    delta: np.ndarray = reward + gamma * np.where(terminated, 0.0, next_value).astype(value.dtype) - value
+    carried = np.where(np.logical_or(terminated, truncated), 0.0, gamma * lam).astype(np.float32)
+    excess, factor, later = weight * delta, weight * carried, np.zeros_like(delta)
+    for t in range(len(delta) - 2, -1, -1):
+        later[t] = excess[t + 1]
+        excess[t] += factor[t] * later[t]
     return excess + value, delta + carried * later
 
 
@@ -217,24 +218,3 @@ def explained_variance(value: np.ndarray, target: np.ndarray) -> float:
     """``1 - var(target - value) / var(target)``; NaN if all targets are equal."""
     variance = float(np.var(target))
     return 1.0 - float(np.var(target - value)) / variance if variance > 0.0 else float("nan")
-
-
-def _delta(
-    reward: np.ndarray, value: np.ndarray, next_value: np.ndarray, terminated: np.ndarray, gamma: float
-) -> np.ndarray:
-    delta: np.ndarray = reward + gamma * np.where(terminated, 0.0, next_value).astype(value.dtype) - value
-    return delta
-
-
-def _carried(terminated: np.ndarray, truncated: np.ndarray, factor: float) -> np.ndarray:
-    """Factor of the next step's sum in the sum of each step."""
-    ended = np.logical_or(terminated, truncated)
-    return np.where(ended, 0.0, factor).astype(np.float32)
-
-
-def _backward(term: np.ndarray, carried: np.ndarray) -> np.ndarray:
-    """``x_t = term_t + carried_t x_(t+1)``, with 0 after the last step."""
-    total = np.array(term)
-    for t in range(len(total) - 2, -1, -1):
-        total[t] += carried[t] * total[t + 1]
-    return total

@@ -18,7 +18,6 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable
-from itertools import pairwise
 from time import perf_counter
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -33,13 +32,13 @@ from spreeze.algorithms.fused_mlp import (
     Parameters,
     Tape,
     ThreadPair,
-    chunk_rows,
     mlp_backward,
     mlp_forward,
     mlp_gradients,
     new_parameters,
     policy_arrays,
     policy_snapshot,
+    row_chunks,
 )
 from spreeze.algorithms.optimizers import FlatAdam
 from spreeze.errors import ConfigError
@@ -290,18 +289,14 @@ class _Buffers:
         self.per_row = like.new_full((), 1.0 / rows)
         self.q = [self.out[index, 0] for index in range(stack)]
         each = [(tuple(network.one(index) for network in networks), slice(index, index + 1)) for index in range(stack)]
-        step = chunk_rows(like, rows)
-        groups = [(networks, slice(0, stack))] if threads == 1 and rows <= step else each
-        scratch = [Tape.allocate(groups[0][0][0], min(step, rows)) for _ in range(threads)]
-
-        def cut(group: tuple[tuple[Parameters, ...], slice], thread: int, begin: int, end: int) -> list[_Chunk]:
-            return [_Chunk(*group, self, scratch[thread], slice(start, min(start + step, end)))
-                    for start in range(begin, end, step)]
-
-        self.groups = [cut(group, index % threads, 0, rows) for index, group in enumerate(groups)]
+        (chunks,) = row_chunks(like.device, rows)
+        groups = [(networks, slice(0, stack))] if threads == 1 and len(chunks) == 1 else each
+        scratch = [Tape.allocate(groups[0][0][0], chunks[0].stop) for _ in range(threads)]
+        self.groups = [[_Chunk(*group, self, scratch[index % threads], chunk) for chunk in chunks]
+                       for index, group in enumerate(groups)]
         """Chunks of the whole stack, or of each critic."""
-        bounds = pairwise(rows * index // threads for index in range(threads + 1))
-        self.first = [cut(each[0], thread, *ends) for thread, ends in enumerate(bounds)]
+        self.first = [[_Chunk(*each[0], self, scratch[thread], chunk) for chunk in share]
+                      for thread, share in enumerate(row_chunks(like.device, rows, threads))]
         """Chunks of the first critic alone; with a pair of threads half of the rows for each."""
 
 

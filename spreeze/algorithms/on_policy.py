@@ -58,15 +58,6 @@ Passed = tuple[Tensor, Tensor]
 """Outputs [K, M] and values [M] of the network's latest forward pass, over all samples."""
 
 
-class _Latest(NamedTuple):
-    """Of the latest gradient, for metrics; no view of a rollout's data, which is valid only during ``learn``."""
-
-    objective: Tensor  # [M]
-    log_ratio: Tensor  # [M]
-    value: Tensor  # [M]
-    target: Tensor  # [M]
-
-
 class OnPolicyAlgorithm(Algorithm):
     """Networks, losses and update of one algorithm, but for ``_update`` itself."""
 
@@ -75,17 +66,23 @@ class OnPolicyAlgorithm(Algorithm):
     optimiser: FlatAdam | FlatRMSProp
 
     def __init__(
-        self, spec: EnvSpec, config: OnPolicyConfig, seed: int, device: str, correction: str, *, normalize_obs: bool,
-        dtype: torch.dtype = torch.float32,
+        self, spec: EnvSpec, config: OnPolicyConfig, seed: int, device: str, correction: str, *,
+        normalize_obs: bool = False, dtype: torch.dtype = torch.float32,
     ) -> None:
         if correction not in CORRECTIONS:
             raise ConfigError(f"correction = {correction!r}: allowed is {', '.join(CORRECTIONS)}")
         if normalize_obs and spec.frames is not None:
             raise ConfigError("env.normalize_obs = true: images are scaled by 1/255 already; leave it out")
         self.correction = correction
-        self._device, self._dtype, self._shared = torch.device(device), dtype, config
+        self._device, self._dtype, self._config = torch.device(device), dtype, config
+        outputs, num_log_std = (spec.action_dim,) * 2 if spec.num_actions is None else (spec.num_actions, 0)
         generator = torch.Generator().manual_seed(seed)
-        self.net = _network(spec, config, generator, self._device, dtype)
+        shape = (outputs, num_log_std, config.hidden_sizes, generator, self._device, dtype)
+        self.net: MlpActorCritic | ConvActorCritic = (
+            MlpActorCritic(spec.obs_dim, *shape) if spec.frames is None
+            else ConvActorCritic(spec.frames, config.cnn, *shape)
+        )
+        self.net.log_std.fill_(config.initial_log_std)
         self._kind: CategoricalDistribution | GaussianDistribution = (
             GaussianDistribution(self.net.log_std, self.net.grad_log_std) if spec.num_actions is None
             else CategoricalDistribution(spec.num_actions)
@@ -100,7 +97,9 @@ class OnPolicyAlgorithm(Algorithm):
             **self._kind.meta, "obs_dim": spec.obs_dim, "hidden_sizes": list(self.net.hidden_sizes),
             "activation": self.net.activation, **image,
         })
-        self._latest: _Latest | None = None
+        self._latest: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
+        """Objective, log-ratio, value and target [M] of the latest gradient; no view of a rollout's data, which is
+        valid only during ``learn``."""
         self._explained_variance = math.nan
 
     @abstractmethod
@@ -125,7 +124,7 @@ class OnPolicyAlgorithm(Algorithm):
         ``batch`` was collected by theta(j) with correction "on-policy", by theta(j - 1) with the others. ``progress``
         is the finished share of the run, for the learning rate's schedule; None if unknown.
         """
-        config = self._shared
+        config = self._config
         over = 0.0 if progress is None or config.lr_schedule == "constant" else min(max(progress, 0.0), 1.0)
         self.optimiser.lr = config.lr * (1.0 - over)
         with torch.no_grad():
@@ -136,7 +135,12 @@ class OnPolicyAlgorithm(Algorithm):
             self._update(*self._samples(batch), theta)
             if self._before is not None and theta is not None:
                 self._before.copy_(theta)
-        self._take_statistics(batch)
+        if self._normalizer is None:
+            return
+        if self._normalizer_before is not None:
+            self._normalizer_before.load_state(self._normalizer.state())
+        if np.isfinite(batch.obs).all():
+            self._normalizer.update(batch.obs.reshape(-1, batch.obs.shape[2]))
 
     def _samples(self, batch: RolloutBatch) -> tuple[Samples, Passed | None]:
         """The rollout with advantages and targets by the network's current parameters."""
@@ -155,9 +159,9 @@ class OnPolicyAlgorithm(Algorithm):
             weight = (now - log_prob).clamp_(max=0.0).exp_()
             log_prob = now
         old = value.cpu().numpy().reshape(steps, envs)
-        advantage, target = self._advantages(batch, old, self._next_values(batch, old, normalizer), weight)
+        target, advantage = self._advantages(batch, old, self._next_values(batch, old, normalizer), weight)
         self._explained_variance = losses.explained_variance(old, target)
-        if self._shared.normalize_advantage:
+        if self._config.normalize_advantage:
             advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
         columns = self._tensor(np.stack((advantage.reshape(rows), target.reshape(rows)), 1))
         weighted = columns[:, 0] if weight is None else columns[:, 0] * weight
@@ -177,20 +181,19 @@ class OnPolicyAlgorithm(Algorithm):
     def _advantages(
         self, batch: RolloutBatch, value: np.ndarray, next_value: np.ndarray, weight: Tensor | None
     ) -> tuple[np.ndarray, np.ndarray]:
-        config, reward = self._shared, batch.reward
+        config, reward = self._config, batch.reward
         ended = np.asarray(batch.terminated, bool), np.asarray(batch.truncated, bool)
         if self._reward_scale is not None:
             reward = self._reward_scale.apply(reward, *ended)
         if weight is None:
             advantage = losses.gae(reward, value, next_value, *ended, config.gamma, config.gae_lambda)
-            return advantage, advantage + value
+            return advantage + value, advantage
         weights = weight.cpu().numpy().reshape(reward.shape)
-        target, advantage = losses.vtrace(reward, value, next_value, *ended, weights, config.gamma, config.gae_lambda)
-        return advantage, target
+        return losses.vtrace(reward, value, next_value, *ended, weights, config.gamma, config.gae_lambda)
 
     def _gradient(self, samples: Samples, passed: Passed | None = None) -> None:
         """The gradient of policy loss + value_coef value loss - entropy_coef entropy, all means over M."""
-        config, rows = self._shared, len(samples.target)
+        config, rows = self._config, len(samples.target)
         out, value = self.net.forward(samples.obs) if passed is None else passed
         log_prob = self._kind.log_prob(out, samples.action)
         log_ratio = log_prob - samples.log_prob
@@ -198,15 +201,7 @@ class OnPolicyAlgorithm(Algorithm):
         error = self._value_error(value, samples)
         grad_out = self._kind.backward(derivative.mul_(-1.0 / rows), config.entropy_coef / rows)
         self.net.backward(grad_out, error.mul_(config.value_coef / rows))
-        self._latest = _Latest(objective, log_ratio, value, samples.target)
-
-    def _take_statistics(self, batch: RolloutBatch) -> None:
-        if self._normalizer is None:
-            return
-        if self._normalizer_before is not None:
-            self._normalizer_before.load_state(self._normalizer.state())
-        if np.isfinite(batch.obs).all():
-            self._normalizer.update(batch.obs.reshape(-1, batch.obs.shape[2]))
+        self._latest = objective, log_ratio, value, samples.target
 
     def _tensor(self, array: np.ndarray) -> Tensor:
         tensor = torch.from_numpy(array)
@@ -229,7 +224,7 @@ class OnPolicyAlgorithm(Algorithm):
     def _divergence(self) -> Tensor:
         """Divergence in nat on the latest minibatch by the estimator k3 of Schulman 2020, never negative."""
         assert self._latest is not None
-        log_ratio = self._latest.log_ratio
+        log_ratio = self._latest[1]
         return (log_ratio.exp() - 1.0 - log_ratio).mean()
 
     def updates_skipped(self) -> int:
@@ -266,21 +261,6 @@ class OnPolicyAlgorithm(Algorithm):
         if self._before is not None:
             own["theta_before"] = self._before
         return own | {f"optimiser.{name}": tensor for name, tensor in self.optimiser.tensors().items()}
-
-
-def _network(
-    spec: EnvSpec, config: OnPolicyConfig, generator: torch.Generator, device: torch.device, dtype: torch.dtype
-) -> MlpActorCritic | ConvActorCritic:
-    outputs = spec.action_dim if spec.num_actions is None else spec.num_actions
-    num_log_std = spec.action_dim if spec.num_actions is None else 0
-    hidden = config.hidden_sizes
-    net: MlpActorCritic | ConvActorCritic
-    if spec.frames is None:
-        net = MlpActorCritic(spec.obs_dim, outputs, num_log_std, hidden, generator, device, dtype)
-    else:
-        net = ConvActorCritic(spec.frames, outputs, num_log_std, config.cnn, hidden, generator, device, dtype)
-    net.log_std.fill_(config.initial_log_std)
-    return net
 
 
 def _normalised(obs: np.ndarray, normalizer: Normalizer | None) -> np.ndarray:
@@ -346,7 +326,7 @@ class MlpActorCritic:
 
     def __init__(
         self, obs_dim: int, outputs: int, num_log_std: int, hidden_sizes: tuple[int, ...], generator: torch.Generator,
-        device: torch.device, dtype: torch.dtype = torch.float32,
+        device: torch.device, dtype: torch.dtype,
     ) -> None:
         sizes = (obs_dim, *hidden_sizes, outputs)
         count = parameter_count(sizes, 2)
