@@ -36,16 +36,16 @@ def _base(allowed="0-3", cgroup=V2):
 
 
 def test_without_any_limit_affinity_decides(tmp_path):
-    value, reason = hardware.usable_cores(_tree(tmp_path, _base("0-2")))
-    assert (value, reason) == (3.0, "3 cores by affinity")
+    facts = hardware.core_facts(_tree(tmp_path, _base("0-2")))
+    assert (facts.usable, facts.reason) == (3.0, "3 cores by affinity")
 
 
 @pytest.mark.parametrize(("text", "cores"), [("50000 100000", 0.5), ("150000 100000", 1.5), ("max 100000", 4.0)])
 def test_quota_of_cgroup_v2(tmp_path, text, cores):
     files = _base() | {"sys/fs/cgroup/user.slice/run.scope/cpu.max": text + "\n"}
-    value, reason = hardware.usable_cores(_tree(tmp_path, files))
-    assert value == cores
-    assert ("quota" in reason) == (cores < 4)
+    facts = hardware.core_facts(_tree(tmp_path, files))
+    assert facts.usable == cores
+    assert ("quota" in facts.reason) == (cores < 4)
 
 
 def test_quota_of_an_ancestor_counts(tmp_path):
@@ -59,7 +59,7 @@ def test_quota_of_an_ancestor_counts(tmp_path):
 def test_quota_of_cgroup_v1_at_a_containers_mount_point(tmp_path):
     folder = "sys/fs/cgroup/cpu,cpuacct"  # the path of /proc/self/cgroup does not exist inside a container
     files = _base(cgroup=V1) | {f"{folder}/cpu.cfs_quota_us": "50000\n", f"{folder}/cpu.cfs_period_us": "100000\n"}
-    assert hardware.usable_cores(_tree(tmp_path, files)).value == 0.5
+    assert hardware.core_facts(_tree(tmp_path, files)).usable == 0.5
 
 
 def test_cgroup_v1_without_quota_says_minus_one(tmp_path):
@@ -75,10 +75,9 @@ def test_cpuset_narrows_affinity(tmp_path):
 
 
 def test_smt_siblings_are_one_physical_core(tmp_path):
-    root = _tree(tmp_path, _base())
-    assert hardware.physical_cores(root) == 2
-    assert hardware.physical_cores(root, [0, 2]) == 1
-    assert hardware.physical_cores(root, [0, 9]) is None
+    assert hardware.core_facts(_tree(tmp_path, _base())).physical == 2
+    assert hardware.core_facts(_tree(tmp_path, _base("0,2"))).physical == 1
+    assert hardware.core_facts(_tree(tmp_path, _base("0,9"))).physical is None
 
 
 def test_memory_without_limit(tmp_path):
@@ -192,7 +191,7 @@ class FakeNvml:
         return uuid
 
     def nvmlDeviceGetUUID(self, handle):
-        return handle.encode()  # old bindings answer in bytes
+        return handle
 
     def nvmlDeviceGetName(self, handle):
         return "Imaginary GPU"

@@ -21,14 +21,13 @@ from typing import Any
 
 from spreeze.cli.arguments import build_parser, guarded, user_values
 from spreeze.cli.terminal import open_view, show_tuning
-from spreeze.config.devices import check_precision, named_devices
 from spreeze.config.layers import Layer, Settings, default_of, from_toml, iterate, resolve, to_toml, with_algorithm
 from spreeze.config.modes import recorded
 from spreeze.config.profiles import applicable, read_profile, task_profile
 from spreeze.envs.make import bullet_engine, default_env_id, refuse_foreign
 from spreeze.envs.probe import Probe, probe_env
 from spreeze.errors import ConfigError, ResourceError, RunError
-from spreeze.machine.hardware import Machine, read_machine
+from spreeze.machine.hardware import Machine, check_precision, named_devices, read_machine
 from spreeze.machine.output import complain, emit, say
 from spreeze.modes.load import load_mode
 from spreeze.run_directory import (

@@ -39,29 +39,18 @@ class GpuReport(NamedTuple):
     reason: str
 
 
-def load_nvml() -> Any:
-    try:
-        return importlib.import_module("pynvml")
-    except ImportError:
-        return None
-
-
 def read_gpus(nvml: Any = None, visible: str | None = None, timeout_s: float = _OPEN_TIMEOUT_S) -> GpuReport:
     """The GPUs that this process may use, in the order of CUDA_VISIBLE_DEVICES (or of ``visible``).
 
     A driver that does not answer within ``timeout_s`` counts as hung.
     """
-    binding = nvml if nvml is not None else load_nvml()
-    if binding is None:
-        return GpuReport((), "nvidia-ml-py is not installed")
     wanted = os.environ.get("CUDA_VISIBLE_DEVICES") if visible is None else visible
-    answer: list[GpuReport] = []
+    binding = nvml or importlib.import_module("pynvml")  # takes 30 ms, for which ``--help`` does not wait
+    answer = [GpuReport((), f"the NVIDIA driver did not answer within {timeout_s:g} s")]
     thread = threading.Thread(target=lambda: answer.append(_read_report(binding, wanted)), daemon=True)
     thread.start()
     thread.join(timeout_s)
-    if answer:
-        return answer[0]
-    return GpuReport((), f"the NVIDIA driver did not answer within {timeout_s:g} s")
+    return answer[-1]
 
 
 def _read_report(nvml: Any, visible: str | None) -> GpuReport:
@@ -71,7 +60,7 @@ def _read_report(nvml: Any, visible: str | None) -> GpuReport:
             facts = tuple(_facts(nvml, index, *device) for index, device in enumerate(devices))
             total = _ask(nvml.nvmlDeviceGetCount) or 0
     except Exception as error:  # the binding raises one class per code, and OSError for a broken library
-        return GpuReport((), f"no NVIDIA driver: {_text(error)}")
+        return GpuReport((), f"no NVIDIA driver: {error}")
     if facts:
         return GpuReport(facts, f"{len(facts)} of {total} visible")
     return GpuReport((), f"CUDA_VISIBLE_DEVICES={visible!r} hides all {total} GPUs" if total else "no NVIDIA GPU")
@@ -112,7 +101,7 @@ def _by_name(nvml: Any, handles: list[Any], name: str) -> tuple[Any, bool] | Non
         handle = _ask(nvml.nvmlDeviceGetHandleByUUID, name)
         return None if handle is None else (handle, True)
     if name.startswith("GPU-"):  # CUDA accepts any unambiguous prefix of a UUID
-        found = [handle for handle in handles if (_text(_ask(nvml.nvmlDeviceGetUUID, handle)) or "").startswith(name)]
+        found = [handle for handle in handles if (_ask(nvml.nvmlDeviceGetUUID, handle) or "").startswith(name)]
         return _first_mig(nvml, found[0]) if len(found) == 1 else None
     return None
 
@@ -133,12 +122,12 @@ def _facts(nvml: Any, index: int, handle: Any, is_mig: bool) -> GpuFacts:
     limit_mw = _ask(nvml.nvmlDeviceGetEnforcedPowerLimit, handle)
     clock_mhz = _ask(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM)
     return GpuFacts(
-        index=index, uuid=_text(_ask(nvml.nvmlDeviceGetUUID, handle)), name=_text(_ask(nvml.nvmlDeviceGetName, handle)),
+        index=index, uuid=_ask(nvml.nvmlDeviceGetUUID, handle), name=_ask(nvml.nvmlDeviceGetName, handle),
         memory_bytes=None if memory is None else int(memory.total),
         memory_free_bytes=None if memory is None else int(memory.free),
         power_limit_w=None if limit_mw is None else limit_mw / 1000,
         clock_max_hz=None if clock_mhz is None else clock_mhz * 1e6,
-        driver=_text(_ask(nvml.nvmlSystemGetDriverVersion)), is_mig=is_mig,
+        driver=_ask(nvml.nvmlSystemGetDriverVersion), is_mig=is_mig,
     )
 
 
@@ -150,18 +139,11 @@ def _ask(function: Callable[..., Any] | None, *arguments: Any) -> Any:
         return None
 
 
-def _text(value: Any) -> str | None:
-    """A text or None; old bindings return bytes."""
-    if value is None:
-        return None
-    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
-
-
 class GpuMonitor:
     """Polls the visible GPUs from its own thread; ``poll`` returns the newest reading and never waits."""
 
     def __init__(self, nvml: Any = None, visible: str | None = None, timeout_s: float = 3.0) -> None:
-        self._nvml = nvml if nvml is not None else load_nvml()
+        self._nvml = nvml or importlib.import_module("pynvml")
         self._visible = os.environ.get("CUDA_VISIBLE_DEVICES") if visible is None else visible
         self._timeout_s = timeout_s
         self._wanted = threading.Event()
@@ -171,8 +153,7 @@ class GpuMonitor:
         self.trouble: str | None = None
         """Why a GPU's figures are missing, or None."""
         self._thread = threading.Thread(target=self._run, name="gpu-monitor", daemon=True)
-        if self._nvml is not None:
-            self._thread.start()
+        self._thread.start()
 
     def poll(self) -> dict[str, float]:
         """Newest figures by metric name; empty if there is no GPU or the driver does not answer."""
@@ -199,16 +180,14 @@ class GpuMonitor:
         try:
             with _session(self._nvml):
                 handles = [handle for handle, _ in _visible_devices(self._nvml, self._visible)]
-                while handles and self._wait():
+                while handles:
+                    self._wanted.wait()
+                    if self._closing:
+                        break
                     self._reading = (time.monotonic(), self._read(handles))
                     self._wanted.clear()
         except Exception:  # no driver: nothing to poll, and read_gpus reports why
             return
-
-    def _wait(self) -> bool:
-        """Waits for the next poll; False once the monitor is being closed."""
-        self._wanted.wait()
-        return not self._closing
 
     def _read(self, handles: list[Any]) -> dict[str, float]:
         values: dict[str, float] = {}
