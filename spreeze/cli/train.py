@@ -19,6 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from spreeze.cli.arguments import build_parser, guarded, user_values
 from spreeze.cli.terminal import open_view, show_tuning
 from spreeze.config.layers import Layer, Settings, default_of, from_toml, iterate, resolve, to_toml, with_algorithm
@@ -35,7 +37,6 @@ from spreeze.run_directory import (
     find_run,
     new_name,
     process_age_s,
-    process_start_time,
     read_run,
     refuse_links,
     versions,
@@ -266,7 +267,7 @@ def _describe(plan: RunPlan, run_dir: RunDir, machine: Machine) -> None:
         state="starting", sessions=sessions, env_id=plan.spec.env_id, algo=plan.config.run.algo,
         mode=plan.config.run.mode, wiring=recorded(plan.config.wiring), seed=plan.config.run.seed,
         nonce=run_dir.nonce, command=sys.argv,
-        versions=versions(), machine=machine.one_line(), pid=os.getpid(), create_time=process_start_time(),
+        versions=versions(), machine=machine.one_line(), pid=os.getpid(), create_time=psutil.Process().create_time(),
         **({"started": time.strftime("%Y-%m-%dT%H:%M:%S%z")} if sessions == 1 else {}),
     )
 

@@ -19,8 +19,6 @@ from typing import Any, ClassVar
 import gymnasium
 import numpy as np
 
-from spreeze.types import flat_float32
-
 ENV_ID = "spreeze/Fault-v0"
 WRAPPED_ID = "spreeze/Faulty-v0"
 _PREFIX = "SPREEZE_FAULT_"
@@ -175,7 +173,7 @@ class FaultEnv(gymnasium.Env[np.ndarray, np.ndarray]):
     ) -> tuple[np.ndarray, dict[str, Any]]:
         super().reset(seed=seed)
         self._injector.reset(seed)
-        self._state = flat_float32([self.np_random.uniform(-1.0, 1.0), 0.0, 0.0])
+        self._state = np.array([self.np_random.uniform(-1.0, 1.0), 0.0, 0.0], np.float32)
         return self._state.copy(), {}
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
@@ -183,7 +181,7 @@ class FaultEnv(gymnasium.Env[np.ndarray, np.ndarray]):
         position, velocity, clock = self._state.tolist()
         velocity = 0.9 * velocity + 0.05 * float(np.clip(action, -2.0, 2.0)[0])
         position = float(np.clip(position + velocity, -5.0, 5.0))
-        self._state = flat_float32([position, velocity, clock + 0.02])
+        self._state = np.array([position, velocity, clock + 0.02], np.float32)
         obs, reward = self._injector.spoil(dice, self._state.copy(), -position * position)
         return obs, reward, False, False, {}
 
