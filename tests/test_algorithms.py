@@ -185,7 +185,7 @@ def test_batch_is_left_as_it_was(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_update_times_are_positive_and_split(name):
-    critic_s, actor_s = made(name).update_timed(next(batches(1)))
+    critic_s, actor_s = made(name).update(next(batches(1)))
     assert critic_s > 0
     assert actor_s > 0
 

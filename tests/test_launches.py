@@ -358,7 +358,7 @@ def test_batches_of_a_mirror_are_normalised_as_those_of_the_host(monkeypatch):
         learning = learning_of(ring, normalize_obs=True)
         mirror = GpuReplay(ReplayReader(ring), BATCH, CPU, 5)
         learning.use_mirror(mirror, lambda: PlayedGraph(learning.algorithm))
-        monkeypatch.setattr(learning.algorithm, "update_timed", lambda batch, _: taken.append(batch) or (0.0, 0.0))
+        monkeypatch.setattr(learning.algorithm, "update", lambda batch, _: taken.append(batch) or (0.0, 0.0))
         for _ in range(30):
             learning.refresh()
             learning.update()

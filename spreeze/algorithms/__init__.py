@@ -20,17 +20,7 @@ network, Adam and the target update are one call each. Tests compare the gradien
 ``tests/lean_sac.py`` measures the gain: an update is 1.3 to 1.5 times as fast as with lean autograd; below 1.25 the
 hand-derived gradients would be removed.
 
-*Corrections.* ``on_policy`` and ``ppo`` describe how PPO and A2C handle data that is one rollout old in mode hts. A2C
-defaults to ``delayed``. PPO defaults to ``none``, as in the authors' release: its ratios bound the effect of old data,
-while a displacement is made once more before the effect of the first one shows.
-
-*Discrete actions.* SAC takes exact expectations over the actions (arXiv 1910.07207). DQN explores with a share of
-random actions that falls from ``dqn.epsilon_start`` to ``dqn.epsilon_end``; its target network is updated softly
-(``dqn.tau``) or copied (``dqn.tau=1.0``, ``dqn.target_interval=100``).
-
-*Images.* DQN, PPO and A2C have the network of Mnih et al. 2015 (``nature``) and the smaller one of IMPALA
-(``impala_small``), both in ``conv_networks``; policy and value of PPO and A2C share it. Trunks work channels last, on a
-CPU with 128 images at once, so that a layer's output is still in the cache for the next one.
+*Corrections.* ``on_policy`` and ``ppo`` describe how PPO and A2C handle data that is one rollout old in mode hts.
 """
 
 from __future__ import annotations

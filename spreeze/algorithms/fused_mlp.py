@@ -1,10 +1,7 @@
 """Perceptrons with hand-derived gradients over preallocated buffers, and two threads that share their work.
 
-This replaces ``torch.nn`` and autograd. Algorithms use ``Parameters``, ``Tape``, ``mlp_forward`` and ``mlp_backward``,
-and can be read without this file. All parameters of a network lie in one flat vector, its gradient in another, so that
-Adam, target update, norm and finite check are one call each. ``stack`` networks of one shape (twin critics) are
-evaluated by one batched matmul. Unused gradients (inputs in the critic step, the critics' weights in the actor step)
-are not computed. Tests compare each gradient with autograd and with NumPy.
+This replaces ``torch.nn`` and autograd: algorithms can be read without it. All parameters of a network lie in one flat
+vector, its gradient in another. ``stack`` networks of one shape (twin critics) are evaluated by one batched matmul.
 
 Shapes, besides those of ``types``: S stacked networks, M rows, K outputs, H hidden units.
 """
@@ -172,9 +169,7 @@ def mlp_forward(parameters: Parameters, x: Tensor, tape: Tape) -> Tensor:
 
 def _add_relu_(hidden: Tensor, bias: Tensor) -> Tensor:
     """``relu(hidden + bias)`` in place, on a CPU in one pass over memory."""
-    if hidden.device.type == "cpu":
-        return torch._add_relu_(hidden, bias)
-    return torch.relu_(hidden.add_(bias))
+    return torch._add_relu_(hidden, bias) if hidden.device.type == "cpu" else torch.relu_(hidden.add_(bias))
 
 
 def mlp_backward(
@@ -185,12 +180,11 @@ def mlp_backward(
     ``gradient``, if any, receives the weight gradients, which need the transposed input ``x_t`` [S, I, M]; with ``add``
     they are added to its values.
     """
-    if gradient is not None:
-        head_weight_gradients(tape, gradient, add=add)
-    for index in range(len(tape.hidden), 0, -1):
-        input_gradients(parameters, tape, index)
+    for index in range(len(tape.hidden), -1, -1):
         if gradient is not None:
-            weight_gradients(tape, x_t, gradient, index - 1, add=add)
+            weight_gradients(tape, x_t, gradient, index, add=add)
+        if index:
+            input_gradients(parameters, tape, index)
     return tape.grads[0]
 
 
@@ -221,31 +215,21 @@ def input_gradients(parameters: Parameters, tape: Tape, index: int) -> None:
 
 
 def weight_gradients(tape: Tape, x_t: Tensor | None, gradient: Parameters, index: int, *, add: bool = False) -> None:
-    """Weight and bias gradients of hidden layer ``index``; ``x_t`` [S, I, M] is the input of the first."""
-    inputs_t = tape.hidden_t[index - 1] if index else x_t
-    assert inputs_t is not None
-    _matmul(inputs_t, tape.grads[index], gradient.weights[index], add=add)
-    _sum(tape.grads[index], 1, gradient.biases[index], add=add)
-
-
-def head_weight_gradients(tape: Tape, gradient: Parameters, *, add: bool = False) -> None:
-    """Weight and bias gradients of the head."""
-    _matmul(tape.grad_out, tape.hidden[-1], gradient.head_weight, add=add)
-    _sum(tape.grad_out, 2, gradient.head_bias, add=add)
-
-
-def _matmul(a: Tensor, b: Tensor, out: Tensor, *, add: bool) -> None:
-    if add:
-        torch.baddbmm(out, a, b, out=out)
+    """Weight and bias gradients of a layer (the head is the last); ``x_t`` [S, I, M] is the input of the first."""
+    if index == len(tape.hidden):
+        left, right, dim = tape.grad_out, tape.hidden[-1], 2
+        weight, bias, values = gradient.head_weight, gradient.head_bias, tape.grad_out
     else:
-        torch.bmm(a, b, out=out)
-
-
-def _sum(values: Tensor, dim: int, out: Tensor, *, add: bool) -> None:
+        inputs_t = tape.hidden_t[index - 1] if index else x_t
+        assert inputs_t is not None
+        left, right, dim = inputs_t, tape.grads[index], 1
+        weight, bias, values = gradient.weights[index], gradient.biases[index], right
     if add:
-        out.add_(values.sum(dim, keepdim=True))
+        torch.baddbmm(weight, left, right, out=weight)
+        bias.add_(values.sum(dim, keepdim=True))
     else:
-        torch.sum(values, dim, keepdim=True, out=out)
+        torch.bmm(left, right, out=weight)
+        torch.sum(values, dim, keepdim=True, out=bias)
 
 
 def orthogonal_(matrix: Tensor, gain: float, generator: torch.Generator) -> None:
@@ -386,7 +370,7 @@ class MlpPasses:
                 self._by_both(self._pair, tape, x_t[:, :, rows], gradient, add=rows.start > 0)
 
     def _by_both(self, pair: ThreadPair, tape: Tape, x_t: Tensor, gradient: Parameters, *, add: bool) -> None:
-        head_weight_gradients(tape, gradient, add=add)
+        weight_gradients(tape, x_t, gradient, len(tape.hidden), add=add)
         input_gradients(self._parameters, tape, len(tape.hidden))
         for index in range(len(tape.hidden) - 1, 0, -1):
 

@@ -133,17 +133,11 @@ class OffPolicyAlgorithm(Algorithm):
     def update_targets(self) -> None:
         """Moves the target networks and counts the update."""
 
-    def update(self, batch: TransitionBatch, actor_batch: TransitionBatch | None = None) -> None:
+    def update(self, batch: TransitionBatch, actor_batch: TransitionBatch | None = None) -> tuple[float, float]:
         """One whole update. A step with a non-finite gradient is not applied but counted.
 
         ``batch`` is on the critics' device, ``actor_batch`` on the actor's if that is another one (only obs, next_obs).
-        """
-        self.update_timed(batch, actor_batch)
-
-    def update_timed(self, batch: TransitionBatch, actor_batch: TransitionBatch | None = None) -> tuple[float, float]:
-        """``update``; returns the seconds of the critic step (with proposals) and of the actor step.
-
-        On a GPU these are the times to enqueue the work, not to do it.
+        Returns the seconds of the critic step (with proposals) and of the actor step, on a GPU those to enqueue them.
         """
         placement = self._placement
         with torch.inference_mode():

@@ -63,7 +63,6 @@ class OnPolicyAlgorithm(Algorithm):
 
     single_step: bool
     """True if a rollout gives one gradient step on all of it: then values and gradient share one pass."""
-    optimiser: FlatAdam | FlatRMSProp
 
     def __init__(
         self, spec: EnvSpec, config: OnPolicyConfig, seed: int, device: str, correction: str, *,
@@ -87,6 +86,7 @@ class OnPolicyAlgorithm(Algorithm):
             GaussianDistribution(self.net.log_std, self.net.grad_log_std) if spec.num_actions is None
             else CategoricalDistribution(spec.num_actions)
         )
+        self.optimiser = self._new_optimiser()
         self._before = self.net.flat.clone() if correction == "delayed" else None
         """theta(j - 1)."""
         self._normalizer = Normalizer(spec.obs_dim) if normalize_obs else None
@@ -101,6 +101,10 @@ class OnPolicyAlgorithm(Algorithm):
         """Objective, log-ratio, value and target [M] of the latest gradient; no view of a rollout's data, which is
         valid only during ``learn``."""
         self._explained_variance = math.nan
+
+    @abstractmethod
+    def _new_optimiser(self) -> FlatAdam | FlatRMSProp:
+        """The optimiser of ``net``, by ``_config``."""
 
     @abstractmethod
     def _update(self, samples: Samples, passed: Passed | None, theta: Tensor | None) -> None:

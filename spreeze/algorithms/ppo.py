@@ -26,7 +26,6 @@ from spreeze.algorithms.on_policy import OnPolicyAlgorithm, Passed, Samples
 from spreeze.algorithms.optimizers import FlatAdam
 from spreeze.config.schema import PPOConfig
 from spreeze.errors import ConfigError
-from spreeze.types import EnvSpec
 
 _STEP_FACTOR = 1.5
 """Factor of the step size after a rollout whose divergence was too large or too small."""
@@ -36,18 +35,13 @@ _LEAST_STEP_SHARE = 0.01
 class PPO(OnPolicyAlgorithm):
     name = "ppo"
     single_step = False
-
     _config: PPOConfig
+    _step_share = 1.0
+    """Share of the scheduled step size that the divergence so far allows."""
 
-    def __init__(
-        self, spec: EnvSpec, config: PPOConfig, seed: int, device: str, correction: str, **options: Any
-    ) -> None:
-        super().__init__(spec, config, seed, device, correction, **options)
-        self.optimiser: FlatAdam = FlatAdam(
-            self.net.flat, self.net.gradient, config.lr, config.adam_eps, config.max_grad_norm
-        )
-        self._step_share = 1.0
-        """Share of the scheduled step size that the divergence so far allows."""
+    def _new_optimiser(self) -> FlatAdam:
+        config = self._config
+        return FlatAdam(self.net.flat, self.net.gradient, config.lr, config.adam_eps, config.max_grad_norm)
 
     def metrics(self) -> dict[str, float]:
         found = super().metrics()
