@@ -74,8 +74,8 @@ class Machine:
         return f"{self.cores.usable:g}c-{memory_gib}g-{len(self.gpus)}gpu-{digest}"
 
     def one_line(self) -> str:
-        plural = "" if self.cores.usable == 1 else "s"
-        cpu = f"{self.cores.usable:g} usable core{plural} of {self.cpu_model or 'an unknown processor'}"
+        cores = "1 usable core" if self.cores.usable == 1 else f"{self.cores.usable:g} usable cores"
+        cpu = f"{cores} of {self.cpu_model or 'an unknown processor'}"
         gpus = ", ".join(f"{gpu.name or 'GPU'} {size(gpu.memory_bytes)}" for gpu in self.gpus) or "no GPU"
         return f"{cpu}, {size(self.memory.cgroup_limit_bytes or self.memory.total_bytes)}, {gpus}"
 
@@ -84,8 +84,7 @@ def core_facts(root: str | Path = "/") -> CoreFacts:
     """Usable cores: the smallest of affinity, cpuset and cgroup quota."""
     base = Path(root)
     affinity = _affinity(base)
-    cpuset = _cpuset(base)
-    ids = sorted(affinity & cpuset) if cpuset and affinity & cpuset else sorted(affinity)
+    ids = sorted(affinity & _cpuset(base) or affinity)
     quota = _cpu_quota(base)
     reason = f"{len(ids)} core{'' if len(ids) == 1 else 's'} by affinity"
     if len(ids) < len(affinity):
@@ -110,21 +109,16 @@ def _physical_cores(base: Path, ids: list[int]) -> int | None:
 
 
 def _affinity(base: Path) -> set[int]:
-    if base == Path("/"):
-        return set(os.sched_getaffinity(0))
     for line in (_read(base / "proc/self/status") or "").splitlines():
-        if line.startswith("Cpus_allowed_list:"):
-            found = _id_list(line.split(":", 1)[1])
-            if found:
-                return found
-    return set(range(os.cpu_count() or 1))
+        if line.startswith("Cpus_allowed_list:") and (found := _id_list(line.split(":", 1)[1])):
+            return found
+    return os.sched_getaffinity(0)
 
 
 def _cpuset(base: Path) -> set[int]:
     for folder in _cgroup_folders(base, "cpuset"):
         for name in ("cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus"):
-            found = _id_list(_read(folder / name) or "")
-            if found:
+            if found := _id_list(_read(folder / name) or ""):
                 return found
     return set()
 
@@ -189,20 +183,13 @@ def memory_limits(root: str | Path = "/") -> MemoryFacts:
     return MemoryFacts(total_bytes=total, available_bytes=available, cgroup_limit_bytes=limit, usable_bytes=usable)
 
 
-def power_source(root: str | Path = "/") -> PowerSource | None:
-    """``battery`` or ``mains``; None on a machine that reports no power supply."""
-    found: PowerSource | None = None
-    try:
-        supplies = sorted((Path(root) / "sys/class/power_supply").iterdir())
-    except OSError:
-        return None
-    for supply in supplies:
-        kind = _read(supply / "type")
-        if kind in ("Mains", "USB") and _read(supply / "online") == "1":
-            return "mains"
-        if kind == "Battery" and _read(supply / "scope") != "Device":  # "Device": a mouse's battery
-            found = "battery" if _read(supply / "status") == "Discharging" else found or "mains"
-    return found
+def _power_source() -> PowerSource | None:
+    """``battery`` or ``mains``; None on a machine without a battery."""
+    with contextlib.suppress(OSError, AttributeError):
+        battery = psutil.sensors_battery()
+        if battery is not None and battery.power_plugged is not None:
+            return "mains" if battery.power_plugged else "battery"
+    return None
 
 
 def read_machine(root: str | Path = "/", nvml: Any = None) -> Machine:
@@ -213,7 +200,7 @@ def read_machine(root: str | Path = "/", nvml: Any = None) -> Machine:
         shared = found.f_bavail * found.f_frsize
     return Machine(
         cpu_model=_cpu_model(Path(root)), cores=core_facts(root), memory=memory_limits(root),
-        shared_memory_free_bytes=shared, power_source=power_source(root),
+        shared_memory_free_bytes=shared, power_source=_power_source(),
         gpus=report.gpus, gpu_reason=report.reason,
         kernel=_read(Path(root) / "proc/sys/kernel/osrelease") or platform.release() or None,
         python_version=".".join(str(part) for part in sys.version_info[:3]),
@@ -221,13 +208,9 @@ def read_machine(root: str | Path = "/", nvml: Any = None) -> Machine:
 
 
 def _cpu_model(base: Path) -> str | None:
-    lines = (_read(base / "proc/cpuinfo") or "").splitlines()
-    for wanted in ("model name", "Model", "Hardware"):
-        for line in lines:
-            name, _, value = line.partition(":")
-            if name.strip() == wanted and value.strip():
-                return clean(value, 80)
-    return clean(platform.processor(), 80) or None
+    text = _read(base / "proc/cpuinfo") or ""
+    found = (re.search(rf"^{name}\s*:\s*(\S.*)$", text, re.MULTILINE) for name in ("model name", "Model", "Hardware"))
+    return clean(next((match[1] for match in found if match), platform.processor()), 80) or None
 
 
 def _read(path: Path) -> str | None:
