@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from exact import exact
 from numpy_reference import central_difference, forward
 from test_losses import layers_of, numeric
 
@@ -41,7 +42,7 @@ def batch_of(seed=0, size=B, dtype=np.float64, n_step=1):
 def made(variant, seed=5, dtype=torch.float64, hidden=HIDDEN, **changes):
     name = variant.split()[0]
     config = dataclasses.replace(PARTS[name](), hidden_sizes=hidden, **VARIANTS[variant], **changes)
-    return create(name, OBS, 1, config, seed, num_actions=K, dtype=dtype)
+    return exact(create, name, OBS, 1, config, seed, num_actions=K, dtype=dtype)
 
 
 def q_of(parameters, obs, flat=None, duelling=False):
@@ -79,7 +80,7 @@ def test_huber_gradient_is_the_derivative_of_huber_s_loss_by_hand():
 @pytest.mark.parametrize("double", [False, True])
 def test_dqn_gradient_is_that_of_the_huber_loss_to_its_target(double, duelling):
     config = DQNConfig(hidden_sizes=HIDDEN, double=double, duelling=duelling)
-    dqn, batch = create("dqn", OBS, 1, config, 5, num_actions=K, dtype=torch.float64), batch_of()
+    dqn, batch = exact(create, "dqn", OBS, 1, config, 5, num_actions=K), batch_of()
     dqn.critics.target.flat.mul_(-0.8)  # online and target choose different actions
     obs, next_obs, action = batch.obs.numpy(), batch.next_obs.numpy(), batch.action.numpy()[:, 0].astype(int)
     online, target = (q_of(net, next_obs, duelling=duelling)[0] for net in (dqn.critics.online, dqn.critics.target))

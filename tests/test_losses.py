@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from exact import exact
 from lean_sac import LeanSAC, tensors_of
 from numpy_reference import central_difference, forward, squashed_log_prob
 
@@ -29,7 +30,7 @@ def made(name, **changes):
         changes.setdefault("policy_delay", 1)
     if name == "sac":
         changes.setdefault("initial_alpha", ALPHA)
-    algorithm = create(name, OBS, ACT, config(hidden_sizes=HIDDEN, **changes), seed=5, dtype=torch.float64)
+    algorithm = exact(create, name, OBS, ACT, config(hidden_sizes=HIDDEN, **changes), seed=5)
     # Targets that differ from the online networks, so that a mix-up shows.
     algorithm.critics.target.flat.mul_(0.8)
     if name != "sac":
@@ -172,7 +173,7 @@ def test_sac_action_gradient_follows_the_lesser_critic_of_each_row():
 
 
 def test_sac_updates_are_those_of_lean_autograd():
-    ours, lean = create("sac", OBS_DIM, ACTION_DIM, SACConfig(), 1, dtype=torch.float64), LeanSAC(torch.float64)
+    ours, lean = exact(create, "sac", OBS_DIM, ACTION_DIM, SACConfig(), 1), LeanSAC(torch.float64)
     lean.take(ours)
     batch = synthetic_batch(RowLayout(OBS_DIM, ACTION_DIM), 64, 0.99)
     batch = type(batch)(*(x.double() if isinstance(x, torch.Tensor) else x for x in batch))

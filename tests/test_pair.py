@@ -5,6 +5,7 @@ import threading
 
 import pytest
 import torch
+from exact import exact
 from harness import PATIENCE_S
 from test_algorithms import batches
 
@@ -18,7 +19,7 @@ UPDATES = 1000
 
 def trained(name, dtype, pair):
     config = dataclasses.replace(PARTS[name](), hidden_sizes=(32, 32))
-    algorithm = create(name, OBS, ACT, config, 1, dtype=dtype, pair=pair)
+    algorithm = exact(create, name, OBS, ACT, config, 1, dtype=dtype, pair=pair)
     for batch in batches(UPDATES):
         algorithm.update(type(batch)(*(x.to(dtype) if isinstance(x, torch.Tensor) else x for x in batch)))
     return {key: torch.from_numpy(value.copy()) for key, value in algorithm.state_arrays().items()}

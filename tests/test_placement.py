@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from exact import exact
 from harness import verb
 from test_algorithms import ACT, OBS, batches, same
 
@@ -22,7 +23,7 @@ ROWS, UPDATES = 32, 1000
 
 def made(name, device, dtype=torch.float32, **options):
     config = dataclasses.replace(PARTS[name](), hidden_sizes=(16, 16))
-    return create(name, OBS, ACT, config, 1, device, dtype=dtype, **options)
+    return exact(create, name, OBS, ACT, config, 1, device, dtype=dtype, **options)
 
 
 def cast(batch, dtype):

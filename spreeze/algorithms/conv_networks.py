@@ -90,14 +90,14 @@ class ConvActorCritic:
 
     def __init__(
         self, frames: FrameSpec, cnn: str, outputs: int, num_log_std: int, hidden_sizes: tuple[int, ...],
-        generator: torch.Generator, device: torch.device, dtype: torch.dtype,
+        generator: torch.Generator, device: torch.device,
     ) -> None:
         self.image = [frames.stack * frames.channels, frames.height, frames.width]
         placed = place(cnn, *self.image)
         sizes = (features(placed), *hidden_sizes, outputs + 1)
         count = ConvParameters.count(placed, sizes)
         self.hidden_sizes, self._outputs = hidden_sizes, outputs
-        self.flat = torch.zeros(count + num_log_std, device=device, dtype=dtype)
+        self.flat = torch.zeros(count + num_log_std, device=device)
         self.gradient = torch.zeros_like(self.flat)
         self.log_std, self.grad_log_std = self.flat[count:], self.gradient[count:]
         self._parameters = ConvParameters(self.flat[:count], placed, sizes)

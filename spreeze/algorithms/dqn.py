@@ -27,7 +27,7 @@ class DQN(OffPolicyAlgorithm):
 
     def __init__(
         self, obs_dim: int, num_actions: int, config: DQNConfig, seed: int, device: str = "cpu",
-        dtype: torch.dtype = torch.float32, frames: FrameSpec | None = None,
+        frames: FrameSpec | None = None,
     ) -> None:
         there = torch.device(device)
         init = torch.Generator().manual_seed(seed)
@@ -36,10 +36,9 @@ class DQN(OffPolicyAlgorithm):
         self.critics: DiscreteCritics | ImageCritics
         image: dict[str, Any] = {}
         if frames is None:
-            self.critics = DiscreteCritics(obs_dim, num_actions, hidden, 1, lr, init, there, dtype, duelling=duelling)
+            self.critics = DiscreteCritics(obs_dim, num_actions, hidden, 1, lr, init, there, duelling=duelling)
         else:
-            self.critics = ImageCritics(frames, num_actions, config.cnn, hidden, lr, init, there, dtype,
-                                        duelling=duelling)
+            self.critics = ImageCritics(frames, num_actions, config.cnn, hidden, lr, init, there, duelling=duelling)
             image = {"cnn": config.cnn, "image": self.critics.image}
         self._config, self.period = config, config.target_interval
         self._next_q: Tensor | None = None
@@ -87,13 +86,13 @@ class ImageCritics(ActionValues[ConvParameters]):
 
     def __init__(
         self, frames: FrameSpec, num_actions: int, cnn: str, hidden_sizes: tuple[int, ...], lr: float,
-        generator: torch.Generator, device: torch.device, dtype: torch.dtype = torch.float32, *, duelling: bool = False,
+        generator: torch.Generator, device: torch.device, *, duelling: bool = False,
     ) -> None:
         self.image = [frames.stack * frames.channels, frames.height, frames.width]
         placed = place(cnn, *self.image)
 
         def parameters(sizes: tuple[int, ...]) -> ConvParameters:
-            flat = torch.zeros(ConvParameters.count(placed, sizes), device=device, dtype=dtype)
+            flat = torch.zeros(ConvParameters.count(placed, sizes), device=device)
             return ConvParameters(flat, placed, sizes)
 
         super().__init__(features(placed), num_actions, hidden_sizes, lr, generator, parameters, duelling=duelling)

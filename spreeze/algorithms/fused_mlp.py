@@ -96,7 +96,7 @@ def parameter_count(sizes: tuple[int, ...], stack: int) -> int:
 
 
 def new_parameters(
-    sizes: tuple[int, ...], stack: int, device: torch.device, dtype: torch.dtype = torch.float32
+    sizes: tuple[int, ...], stack: int, device: torch.device, dtype: torch.dtype | None = None
 ) -> Parameters:
     """Zeroed parameters (or their gradient) of S perceptrons; ``sizes`` = (inputs, hidden ..., outputs)."""
     return Parameters(torch.zeros(parameter_count(sizes, stack), device=device, dtype=dtype), sizes, stack)

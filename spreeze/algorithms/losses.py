@@ -117,9 +117,7 @@ def categorical(logits: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
     return log_pi, log_pi.gather(0, index)[0]
 
 
-def categorical_backward(
-    log_pi: Tensor, index: Tensor, grad_log_prob: Tensor, entropy_weight: float
-) -> Tensor:
+def categorical_backward(log_pi: Tensor, index: Tensor, grad_log_prob: Tensor, entropy_weight: float) -> Tensor:
     """Gradient of ``sum(grad_log_prob log pi(a)) - entropy_weight sum H`` to the logits [K, B].
 
     With ``d log pi(a) / d logits = onehot(a) - pi`` and ``dH / d logits = -pi (log pi + H)``.

@@ -66,17 +66,17 @@ class OnPolicyAlgorithm(Algorithm):
 
     def __init__(
         self, spec: EnvSpec, config: OnPolicyConfig, seed: int, device: str, correction: str, *,
-        normalize_obs: bool = False, dtype: torch.dtype = torch.float32,
+        normalize_obs: bool = False,
     ) -> None:
         if correction not in CORRECTIONS:
             raise ConfigError(f"correction = {correction!r}: allowed is {', '.join(CORRECTIONS)}")
         if normalize_obs and spec.frames is not None:
             raise ConfigError("env.normalize_obs = true: images are scaled by 1/255 already; leave it out")
         self.correction = correction
-        self._device, self._dtype, self._config = torch.device(device), dtype, config
+        self._device, self._config = torch.device(device), config
         outputs, num_log_std = (spec.action_dim,) * 2 if spec.num_actions is None else (spec.num_actions, 0)
         generator = torch.Generator().manual_seed(seed)
-        shape = (outputs, num_log_std, config.hidden_sizes, generator, self._device, dtype)
+        shape = (outputs, num_log_std, config.hidden_sizes, generator, self._device)
         self.net: MlpActorCritic | ConvActorCritic = (
             MlpActorCritic(spec.obs_dim, *shape) if spec.frames is None
             else ConvActorCritic(spec.frames, config.cnn, *shape)
@@ -209,7 +209,7 @@ class OnPolicyAlgorithm(Algorithm):
 
     def _tensor(self, array: np.ndarray) -> Tensor:
         tensor = torch.from_numpy(array)
-        return tensor.to(self._device) if tensor.dtype == torch.uint8 else tensor.to(self._device, self._dtype)
+        return tensor.to(self._device) if tensor.dtype == torch.uint8 else tensor.to(self._device, self.net.flat.dtype)
 
     def metrics(self) -> dict[str, float]:
         if self._latest is None:
@@ -330,12 +330,12 @@ class MlpActorCritic:
 
     def __init__(
         self, obs_dim: int, outputs: int, num_log_std: int, hidden_sizes: tuple[int, ...], generator: torch.Generator,
-        device: torch.device, dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
         sizes = (obs_dim, *hidden_sizes, outputs)
         count = parameter_count(sizes, 2)
         self.hidden_sizes = hidden_sizes
-        self.flat = torch.zeros(count + num_log_std, device=device, dtype=dtype)
+        self.flat = torch.zeros(count + num_log_std, device=device)
         self.gradient = torch.zeros_like(self.flat)
         self.log_std, self.grad_log_std = self.flat[count:], self.gradient[count:]
         self._parameters = Parameters(self.flat[:count], sizes, 2)

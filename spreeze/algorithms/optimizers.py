@@ -60,8 +60,8 @@ class FlatAdam(_Guarded):
     ) -> None:
         super().__init__(parameters, gradient, lr, eps, max_norm)
         self._m = torch.zeros_like(parameters)
-        self._steps = torch.zeros((), device=parameters.device)
-        self._one = torch.ones((), device=parameters.device)
+        self._steps = parameters.new_zeros((), dtype=torch.float32)
+        self._one = parameters.new_ones((), dtype=torch.float32)
         self._on_cpu = parameters.device.type == "cpu"
 
     def step(self) -> None:

@@ -135,14 +135,14 @@ class SAC(_SoftActorCritic):
 
     def __init__(
         self, obs_dim: int, action_dim: int, config: SACConfig, seed: int, device: str = "cpu",
-        dtype: torch.dtype = torch.float32, pair: ThreadPair | None = None, *, overlap: bool = False,
+        pair: ThreadPair | None = None, *, overlap: bool = False,
     ) -> None:
         place, hidden = Placement.parse(device), config.hidden_sizes
         init = torch.Generator().manual_seed(seed)
         sizes = (obs_dim, *hidden, 2 * action_dim)
-        actor = TrainedNetworks(lambda: new_parameters(sizes, 1, place.actor, dtype), config.actor_lr, init,
+        actor = TrainedNetworks(lambda: new_parameters(sizes, 1, place.actor), config.actor_lr, init,
                                 target=False)
-        critics = Critics(obs_dim, action_dim, hidden, 2, config.critic_lr, init, place.critics, dtype, pair)
+        critics = Critics(obs_dim, action_dim, hidden, 2, config.critic_lr, init, place.critics, pair)
         meta = {"policy": "squashed_gaussian", "obs_dim": obs_dim, "action_dim": action_dim,
                 "hidden_sizes": list(hidden)}  # fmt: skip
         super().__init__(actor, critics, config, seed, meta, place, overlap=overlap)
@@ -200,16 +200,13 @@ class DiscreteSAC(_SoftActorCritic):
     critics: DiscreteCritics
     _buffers: _Buffers | None
 
-    def __init__(
-        self, obs_dim: int, num_actions: int, config: SACConfig, seed: int, device: str = "cpu",
-        dtype: torch.dtype = torch.float32,
-    ) -> None:
+    def __init__(self, obs_dim: int, num_actions: int, config: SACConfig, seed: int, device: str = "cpu") -> None:
         place, hidden = Placement.parse(device), config.hidden_sizes
         init = torch.Generator().manual_seed(seed)
         sizes = (obs_dim, *hidden, num_actions)
-        actor = TrainedNetworks(lambda: new_parameters(sizes, 1, place.actor, dtype), config.actor_lr, init,
+        actor = TrainedNetworks(lambda: new_parameters(sizes, 1, place.actor), config.actor_lr, init,
                                 target=False)
-        critics = DiscreteCritics(obs_dim, num_actions, hidden, 2, config.critic_lr, init, place.critics, dtype)
+        critics = DiscreteCritics(obs_dim, num_actions, hidden, 2, config.critic_lr, init, place.critics)
         meta = {"policy": "categorical", "obs_dim": obs_dim, "num_actions": num_actions, "hidden_sizes": list(hidden)}
         super().__init__(actor, critics, config, seed, meta, place)
         self._target_entropy = config.target_entropy_ratio * math.log(num_actions)
@@ -248,9 +245,7 @@ class DiscreteSAC(_SoftActorCritic):
         """
         buffers = self._buffers
         assert buffers is not None
-        grad, buffers.negative_entropy = losses.soft_policy_gradient(
-            buffers.prob, buffers.log_prob, dq_da, self.alpha
-        )
+        grad, buffers.negative_entropy = losses.soft_policy_gradient(buffers.prob, buffers.log_prob, dq_da, self.alpha)
         torch.mul(grad, 1.0 / buffers.rows, out=buffers.fresh.grad_out[0])
         mlp_backward(self.actor.online, buffers.fresh, buffers.x_obs_t, self.actor.gradient)
         self.actor.adam.step()

@@ -44,15 +44,14 @@ class DDPG(OffPolicyAlgorithm):
 
     def __init__(
         self, obs_dim: int, action_dim: int, config: DDPGConfig | TD3Config, seed: int, device: str = "cpu",
-        dtype: torch.dtype = torch.float32, pair: ThreadPair | None = None, *, overlap: bool = False,
+        pair: ThreadPair | None = None, *, overlap: bool = False,
     ) -> None:
         place, hidden = Placement.parse(device), config.hidden_sizes
         # Networks are drawn in this order from one generator, so that a seed means the same weights for ever.
         init = torch.Generator().manual_seed(seed)
         sizes = (obs_dim, *hidden, action_dim)
-        actor = TrainedNetworks(lambda: new_parameters(sizes, 1, place.actor, dtype), config.actor_lr, init)
-        critics = Critics(obs_dim, action_dim, hidden, self.num_critics, config.critic_lr, init, place.critics, dtype,
-                          pair)
+        actor = TrainedNetworks(lambda: new_parameters(sizes, 1, place.actor), config.actor_lr, init)
+        critics = Critics(obs_dim, action_dim, hidden, self.num_critics, config.critic_lr, init, place.critics, pair)
         meta = {"policy": "deterministic", "obs_dim": obs_dim, "action_dim": action_dim, "hidden_sizes": list(hidden),
                 "exploration_noise": config.exploration_noise}  # fmt: skip
         noise = torch.Generator(place.actor).manual_seed(seed + 1)
