@@ -74,10 +74,8 @@ class RunDir:
             runs_dir.mkdir(parents=True, exist_ok=True)
             free = shutil.disk_usage(runs_dir).free
             if free < MIN_FREE_DISK_BYTES:
-                raise ResourceError(
-                    f"{runs_dir}: a run needs {MIN_FREE_DISK_BYTES / 1e6:.0f} MB of disk, "
-                    f"{free / 1e6:.0f} MB are free; make room or choose another --runs-dir"
-                )
+                raise ResourceError(f"{runs_dir}: a run needs {MIN_FREE_DISK_BYTES / 1e6:.0f} MB of disk, "
+                                    f"{free / 1e6:.0f} MB are free; make room or choose another --runs-dir")
             path = runs_dir / name
             path.mkdir(mode=0o700)
             for sub in SUBDIRECTORIES:

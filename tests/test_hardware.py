@@ -155,13 +155,13 @@ def test_identity_holds_over_free_memory_and_changes_with_the_quota(tmp_path):
 
 
 class FakeNvml:
-    """Two cards, the second cut into MIG slices; what is not supported raises, as in the real one."""
+    """Two cards and one MIG slice; what is not supported raises, as in the real one."""
 
     NVML_CLOCK_SM = 1
     UUIDS = ("GPU-aaaa-1", "GPU-bbbb-2")
 
-    def __init__(self, mig=False, hang=None, lost=False):
-        self.mig, self.hang, self.lost, self.sessions = mig, hang, lost, 0
+    def __init__(self, hang=None, lost=False):
+        self.hang, self.lost, self.sessions = hang, lost, 0
 
     def nvmlInit(self):
         if self.hang is not None:
@@ -201,15 +201,6 @@ class FakeNvml:
 
     def nvmlDeviceGetMaxClockInfo(self, handle, clock):
         return 2000
-
-    def nvmlDeviceGetMigMode(self, handle):
-        return [int(self.mig and handle == self.UUIDS[1]), 0]
-
-    def nvmlDeviceGetMaxMigDeviceCount(self, handle):
-        return 2
-
-    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle, index):
-        return "MIG-cc"
 
     def nvmlDeviceGetUtilizationRates(self, handle):
         if self.lost or handle.startswith("MIG"):
@@ -256,22 +247,11 @@ def test_visible_gpus_follow_cuda_visible_devices(visible, uuids):
     assert ("hides all 2 GPUs" in report.reason) == (not uuids)
 
 
-def test_card_in_slices_shows_its_first_slice_and_unknown_is_none():
-    first, second = read_gpus(FakeNvml(mig=True), "0,1").gpus
-    assert (first.is_mig, first.memory_bytes, first.clock_max_hz) == (False, 8 * 2**30, 2e9)
-    assert (second.is_mig, second.uuid) == (True, "MIG-cc")
-    assert first.power_limit_w is None
-
-
-def test_of_two_cards_in_slices_only_one_slice_is_seen():
-    class BothCut(FakeNvml):
-        def nvmlDeviceGetMigMode(self, handle):
-            return [1, 0]
-
-        def nvmlDeviceGetMigDeviceHandleByIndex(self, handle, index):
-            return f"MIG-of-{handle}"
-
-    assert [gpu.uuid for gpu in read_gpus(BothCut(), "1,0").gpus] == ["MIG-of-GPU-bbbb-2"]
+def test_a_slice_is_named_as_one_and_unknown_is_none():
+    (card,), (part,) = (read_gpus(FakeNvml(), visible).gpus for visible in ("0", "MIG-cc"))
+    assert (card.is_mig, card.memory_bytes, card.clock_max_hz) == (False, 8 * 2**30, 2e9)
+    assert (part.is_mig, part.uuid) == (True, "MIG-cc")
+    assert card.power_limit_w is None
 
 
 def test_the_environment_s_own_cuda_visible_devices_counts(monkeypatch):

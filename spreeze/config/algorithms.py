@@ -93,21 +93,15 @@ def default_algorithm(spec: EnvSpec, mode: Mode) -> Reasoned:
 
 
 def check_algorithm(name: str, spec: EnvSpec, mode: Mode) -> None:
-    """Rejects an algorithm that cannot learn this environment's actions, or that the mode does not run.
-
-    Raises:
-        ConfigError: it does not fit; the message says what would.
-    """
+    """Rejects an algorithm that does not fit the environment or the mode, with a ConfigError that says what would."""
     row, fitting = find_row(name, spec.import_module), fitting_algorithms(spec, mode)
     if not row.fits(spec):
         raise ConfigError(f"--algo {name}: {spec.env_id} has {task_text(spec)}; {_listed(fitting, 'fit')}")
     if not row.runs_in(mode):
         needs = "what its own policy has just collected" if row.on_policy else "replay"
         modes = [f"--mode {other.name}" for other in DECLARED if row.runs_in(other)]
-        raise ConfigError(
-            f"--algo {name}: it learns from {needs}, which mode {mode.name} does not have; use {' or '.join(modes)}, "
-            f"or --algo {' or '.join(fitting)}"
-        )
+        raise ConfigError(f"--algo {name}: it learns from {needs}, which mode {mode.name} does not have; use "
+                          f"{' or '.join(modes)}, or --algo {' or '.join(fitting)}")
 
 
 def task_text(spec: EnvSpec) -> str:

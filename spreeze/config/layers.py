@@ -121,9 +121,9 @@ def with_algorithm(layers: list[Layer], settings: Settings, spec: EnvSpec) -> tu
     """
     reason = None
     if "run.algo" not in settings.sources:
-        choice = default_algorithm(spec, settings.config.mode)
-        layers.insert(0, Layer("action space", {"run": {"algo": choice.value}}))
-        settings, reason = resolve(layers), choice.reason
+        algo, reason = default_algorithm(spec, settings.config.mode)
+        layers.insert(0, Layer("action space", {"run": {"algo": algo}}))
+        settings = resolve(layers)
     check_algorithm(settings.config.run.algo, spec, settings.config.mode)
     correction = find_row(settings.config.run.algo, spec.import_module).correction
     if correction is not None and "rollout.correction" not in settings.sources:
@@ -143,14 +143,10 @@ def default_of(settings: Settings) -> str:
 
 
 def parse_assignment(text: str) -> Values:
-    """``part.field=value`` (a TOML value, or bare text) as values.
-
-    Raises:
-        ConfigError: no '=' or no '.'.
-    """
+    """``part.field=value`` (a TOML value, or bare text) as values."""
     key, sep, raw = text.partition("=")
-    part, dot, name = key.strip().partition(".")
-    if not sep or not dot or not part or not name:
+    part, _, name = key.strip().partition(".")
+    if not (sep and part and name):
         raise ConfigError(f"--set {text!r}: expected part.field=value, for example sac.gamma=0.98")
     try:
         value = tomllib.loads(f"value = {raw.strip()}")["value"]

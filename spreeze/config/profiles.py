@@ -74,20 +74,18 @@ def applicable(layer: Layer, machine_id: str) -> tuple[Layer, list[str]]:
     if made_on is None or made_on == machine_id:
         return layer, []
     values: Values = {}
-    dropped, kept = [], []
+    dropped = []
     for part, fields in layer.values.items():
         for name, value in fields.items():
             if f"{part}.{name}" in MACHINE_FIELDS:
                 dropped.append(f"{part}.{name} = {value}")
             else:
                 values.setdefault(part, {})[name] = value
-                kept.append(f"{part}.{name}")
     notes = [f"{layer.source} was made on another machine ({layer.about.get('machine', 'not described')})"]
     if dropped:
         notes.append(f"  these do not apply here and are left out: {', '.join(dropped)}")
-    if "learner.batch_size" in kept:
-        notes.append(f"  its batch of {values['learner']['batch_size']} is kept; --auto measures what this machine "
-                     "does best")
+    if batch := values.get("learner", {}).get("batch_size"):
+        notes.append(f"  its batch of {batch} is kept; --auto measures what this machine does best")
     return dataclasses.replace(layer, values=values), notes
 
 

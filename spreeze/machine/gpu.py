@@ -16,8 +16,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-_OPEN_TIMEOUT_S = 5.0
-
 
 @dataclass(frozen=True, kw_only=True)
 class GpuFacts:
@@ -39,7 +37,7 @@ class GpuReport(NamedTuple):
     reason: str
 
 
-def read_gpus(nvml: Any = None, visible: str | None = None, timeout_s: float = _OPEN_TIMEOUT_S) -> GpuReport:
+def read_gpus(nvml: Any = None, visible: str | None = None, timeout_s: float = 5.0) -> GpuReport:
     """The GPUs that this process may use, in the order of CUDA_VISIBLE_DEVICES (or of ``visible``).
 
     A driver that does not answer within ``timeout_s`` counts as hung.
@@ -56,8 +54,7 @@ def read_gpus(nvml: Any = None, visible: str | None = None, timeout_s: float = _
 def _read_report(nvml: Any, visible: str | None) -> GpuReport:
     try:
         with _session(nvml):
-            devices = _visible_devices(nvml, visible)
-            facts = tuple(_facts(nvml, index, *device) for index, device in enumerate(devices))
+            facts = tuple(_facts(nvml, *device) for device in enumerate(_visible_handles(nvml, visible)))
             total = _ask(nvml.nvmlDeviceGetCount) or 0
     except Exception as error:  # the binding raises one class per code, and OSError for a broken library
         return GpuReport((), f"no NVIDIA driver: {error}")
@@ -76,58 +73,41 @@ def _session(nvml: Any) -> Iterator[None]:
             nvml.nvmlShutdown()
 
 
-def _visible_devices(nvml: Any, visible: str | None) -> list[tuple[Any, bool]]:
-    """(handle, is MIG) of the devices in CUDA_VISIBLE_DEVICES; as in CUDA, the first invalid name ends the list."""
+def _visible_handles(nvml: Any, visible: str | None) -> list[Any]:
+    """The devices in CUDA_VISIBLE_DEVICES; as in CUDA, the first invalid name ends the list.
+
+    A slice of a partitioned GPU (MIG) is seen where it is named.
+    """
     handles = [_ask(nvml.nvmlDeviceGetHandleByIndex, index) for index in range(int(nvml.nvmlDeviceGetCount()))]
     if visible is None:
-        found = [_first_mig(nvml, handle) for handle in handles if handle is not None]
-    else:
-        found = []
-        for name in (part.strip() for part in visible.split(",")):
-            device = _by_name(nvml, handles, name)
-            if device is None or device in found:
-                break
-            found.append(device)
-    # A process sees at most one MIG slice, however many are named.
-    first = next((device for device in found if device[1]), None)
-    return [device for device in found if not device[1] or device is first]
+        return [handle for handle in handles if handle is not None]
+    found: list[Any] = []
+    for name in (part.strip() for part in visible.split(",")):
+        if name.isdecimal():
+            matching = handles[int(name) : int(name) + 1]
+        elif name.startswith("MIG-"):
+            matching = [_ask(nvml.nvmlDeviceGetHandleByUUID, name)]
+        else:  # CUDA accepts any unambiguous prefix of a UUID
+            matching = [handle for handle in handles if name.startswith("GPU-")
+                        and (_ask(nvml.nvmlDeviceGetUUID, handle) or "").startswith(name)]
+        if len(matching) != 1 or matching[0] is None or matching[0] in found:
+            break
+        found += matching
+    return found
 
 
-def _by_name(nvml: Any, handles: list[Any], name: str) -> tuple[Any, bool] | None:
-    if name.isdecimal():
-        handle = handles[int(name)] if int(name) < len(handles) else None
-        return None if handle is None else _first_mig(nvml, handle)
-    if name.startswith("MIG-"):
-        handle = _ask(nvml.nvmlDeviceGetHandleByUUID, name)
-        return None if handle is None else (handle, True)
-    if name.startswith("GPU-"):  # CUDA accepts any unambiguous prefix of a UUID
-        found = [handle for handle in handles if (_ask(nvml.nvmlDeviceGetUUID, handle) or "").startswith(name)]
-        return _first_mig(nvml, found[0]) if len(found) == 1 else None
-    return None
-
-
-def _first_mig(nvml: Any, handle: Any) -> tuple[Any, bool]:
-    """(handle, is MIG); CUDA sees the first slice in place of a GPU that is partitioned into slices."""
-    mode = _ask(getattr(nvml, "nvmlDeviceGetMigMode", None), handle)
-    if mode and mode[0] == 1:
-        for index in range(int(_ask(nvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0)):
-            part = _ask(nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, index)
-            if part is not None:
-                return part, True
-    return handle, False
-
-
-def _facts(nvml: Any, index: int, handle: Any, is_mig: bool) -> GpuFacts:
+def _facts(nvml: Any, index: int, handle: Any) -> GpuFacts:
+    uuid = _ask(nvml.nvmlDeviceGetUUID, handle)
     memory = _ask(nvml.nvmlDeviceGetMemoryInfo, handle)
     limit_mw = _ask(nvml.nvmlDeviceGetEnforcedPowerLimit, handle)
     clock_mhz = _ask(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM)
     return GpuFacts(
-        index=index, uuid=_ask(nvml.nvmlDeviceGetUUID, handle), name=_ask(nvml.nvmlDeviceGetName, handle),
+        index=index, uuid=uuid, name=_ask(nvml.nvmlDeviceGetName, handle),
         memory_bytes=None if memory is None else int(memory.total),
         memory_free_bytes=None if memory is None else int(memory.free),
         power_limit_w=None if limit_mw is None else limit_mw / 1000,
         clock_max_hz=None if clock_mhz is None else clock_mhz * 1e6,
-        driver=_ask(nvml.nvmlSystemGetDriverVersion), is_mig=is_mig,
+        driver=_ask(nvml.nvmlSystemGetDriverVersion), is_mig=str(uuid).startswith("MIG-"),
     )
 
 
@@ -179,7 +159,7 @@ class GpuMonitor:
     def _run(self) -> None:
         try:
             with _session(self._nvml):
-                handles = [handle for handle, _ in _visible_devices(self._nvml, self._visible)]
+                handles = _visible_handles(self._nvml, self._visible)
                 while handles:
                     self._wanted.wait()
                     if self._closing:
