@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from spreeze.algorithms.fused_mlp import Parameters, host_copies, orthogonal_, parameter_count, policy_arrays
+from spreeze.algorithms.fused_mlp import Parameters, host_copies, orthogonal_, parameter_count, policy_arrays, uniform_
 from spreeze.inference.convolution import Placed, features, place
 from spreeze.types import FrameSpec
 
@@ -45,11 +45,9 @@ class ConvParameters:
         return own + parameter_count(sizes, 1)
 
     def initialise(self, generator: torch.Generator) -> None:
-        """Uniform in +-1/sqrt(fan_in), weights and biases, as torch.nn does by default."""
-        for weight, bias in self.convolutions:
-            bound = 1.0 / math.sqrt(weight[0].numel())
-            for tensor in (weight, bias):
-                tensor.copy_(torch.empty(tensor.shape, dtype=tensor.dtype).uniform_(-bound, bound, generator=generator))
+        for pair in self.convolutions:
+            for tensor in pair:
+                uniform_(tensor, pair[0][0].numel(), generator)
         self.mlp.initialise(generator)
 
     def leaves(self) -> list[tuple[Tensor, Tensor]]:
@@ -101,8 +99,7 @@ class ConvActorCritic:
         self.gradient = torch.zeros_like(self.flat)
         self.log_std, self.grad_log_std = self.flat[count:], self.gradient[count:]
         self._parameters = ConvParameters(self.flat[:count], placed, sizes)
-        self._net_gradient = self.gradient[:count]
-        self._gradients = ConvParameters(self._net_gradient, placed, sizes)
+        self._gradients = ConvParameters(self.gradient[:count], placed, sizes)
         self._leaves = self._parameters.leaves()
         self._outs: tuple[Tensor, ...] = ()
         self._chunk_rows = _CHUNK_ROWS if device.type == "cpu" else None
@@ -125,7 +122,7 @@ class ConvActorCritic:
         own = [tensor for pair in self._gradients.tensors() for tensor in pair]
         grad = torch.cat((grad_out, grad_value.unsqueeze(0))).t()
         outs, self._outs = self._outs, ()
-        self._net_gradient.zero_()
+        self._gradients.flat.zero_()
         for out, part in zip(outs, self._chunks(grad), strict=True):
             for tensor, found in zip(own, torch.autograd.grad(out, leaves, part), strict=True):
                 tensor.add_(found)

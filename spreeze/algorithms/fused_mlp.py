@@ -70,11 +70,8 @@ class Parameters:
         return Parameters(self.flat, self.sizes, 1, [view[index : index + 1] for view in self._views])
 
     def initialise(self, generator: torch.Generator) -> None:
-        """Uniform in +-1/sqrt(fan_in), weights and biases, as torch.nn.Linear does by default."""
         for tensor, fan_in in self.blocks():
-            bound = 1.0 / math.sqrt(fan_in)
-            values = torch.empty(tensor.shape, dtype=tensor.dtype)
-            tensor.copy_(values.uniform_(-bound, bound, generator=generator))
+            uniform_(tensor, fan_in, generator)
 
     def blocks(self) -> list[tuple[Tensor, int]]:
         """Every weight and bias with the fan-in of its layer."""
@@ -230,6 +227,12 @@ def weight_gradients(tape: Tape, x_t: Tensor | None, gradient: Parameters, index
     else:
         torch.bmm(left, right, out=weight)
         torch.sum(values, dim, keepdim=True, out=bias)
+
+
+def uniform_(tensor: Tensor, fan_in: int, generator: torch.Generator) -> None:
+    """Draws weights or biases in +-1/sqrt(fan_in), as torch.nn does by default."""
+    bound = 1.0 / math.sqrt(fan_in)
+    tensor.copy_(torch.empty(tensor.shape, dtype=tensor.dtype).uniform_(-bound, bound, generator=generator))
 
 
 def orthogonal_(matrix: Tensor, gain: float, generator: torch.Generator) -> None:

@@ -178,30 +178,19 @@ def clipped_value_error(value: Tensor, target: Tensor, old_value: Tensor, clip: 
     return error * (error.square() >= near.square())
 
 
-def gae(
+def advantages(
     reward: np.ndarray, value: np.ndarray, next_value: np.ndarray, terminated: np.ndarray, truncated: np.ndarray,
-    gamma: float, lam: float,
-) -> np.ndarray:
-    """Generalised advantage estimates (Schulman et al. 2016, arXiv 1506.02438, eq. 16).
+    gamma: float, lam: float, weight: np.ndarray | float = 1.0,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Value targets and generalised advantage estimates (Schulman et al. 2016, arXiv 1506.02438, eq. 16).
 
-    ``A_t = delta_t + gamma lam A_(t+1)`` with ``delta_t = r_t + gamma V(s_(t+1)) - V(s_t)``; the value's target is
+    ``A_t = delta_t + gamma lam A_(t+1)`` with ``delta_t = r_t + gamma V(s_(t+1)) - V(s_t)``; the target is
     ``A_t + V(s_t)``. ``value`` is V before a step and ``next_value`` V after it, of the true last state where the
     episode ends; ``lam`` 0 relies on the values, 1 on the rewards.
-    """
-    return vtrace(reward, value, next_value, terminated, truncated, 1.0, gamma, lam)[1]
 
-
-def vtrace(
-    reward: np.ndarray, value: np.ndarray, next_value: np.ndarray, terminated: np.ndarray, truncated: np.ndarray,
-    weight: np.ndarray | float, gamma: float, lam: float,
-) -> tuple[np.ndarray, np.ndarray]:
-    """V-trace targets and their advantages (Espeholt et al. 2018, arXiv 1802.01561, eq. 1, remark 2).
-
-    ``v_t - V_t = w_t A_t`` with ``A_t = delta_t + gamma lam (v_(t+1) - V_(t+1))``. With weights of 1 the advantages are
-    those of ``gae``; with ``lam`` 1 they are the paper's ``r_t + gamma v_(t+1) - V_t``.
-
-    Arguments are as for ``gae``; ``weight`` holds importance weights ``min(1, pi / mu)``, the paper's rho and, times
-    ``lam``, its c. Returns targets v_t, and advantages A_t without their own weight.
+    With importance weights ``min(1, pi / mu)`` they are those of V-trace (Espeholt et al. 2018, arXiv 1802.01561,
+    eq. 1, remark 2), whose rho is ``weight`` and whose c is ``lam weight``: ``v_t - V_t = w_t A_t`` with
+    ``A_t = delta_t + gamma lam (v_(t+1) - V_(t+1))``, without the advantage's own weight.
     """
     delta: np.ndarray = reward + gamma * np.where(terminated, 0.0, next_value).astype(value.dtype) - value
     carried = np.where(np.logical_or(terminated, truncated), 0.0, gamma * lam).astype(np.float32)

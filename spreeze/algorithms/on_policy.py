@@ -132,13 +132,12 @@ class OnPolicyAlgorithm(Algorithm):
         over = 0.0 if progress is None or config.lr_schedule == "constant" else min(max(progress, 0.0), 1.0)
         self.optimiser.lr = config.lr * (1.0 - over)
         with torch.no_grad():
-            theta: Tensor | None = None
+            theta = None
             if self._before is not None:
                 theta = self.net.flat.clone()
                 self.net.flat.copy_(self._before)
-            self._update(*self._samples(batch), theta)
-            if self._before is not None and theta is not None:
                 self._before.copy_(theta)
+            self._update(*self._samples(batch), theta)
         if self._normalizer is None:
             return
         if self._normalizer_before is not None:
@@ -151,25 +150,28 @@ class OnPolicyAlgorithm(Algorithm):
         steps, envs = batch.reward.shape
         rows = steps * envs
         normalizer = self._normalizer if self._normalizer_before is None else self._normalizer_before
-        obs = self._tensor(_normalised(batch.obs.reshape(rows, *batch.obs.shape[2:]), normalizer))
-        action = self._tensor(np.array(batch.action).reshape(rows, -1))
-        log_prob = self._tensor(np.array(batch.log_prob).reshape(rows))
+        obs = self._tensor(batch.obs.reshape(rows, *batch.obs.shape[2:]), normalizer)
+        action, log_prob = self._tensor(batch.action.reshape(rows, -1)), self._tensor(batch.log_prob.reshape(rows))
         weighs = self.correction == "truncated-is"
         passed = self.net.forward(obs) if weighs or self.single_step else None
         value = self.net.values(obs) if passed is None else passed[1].clone()
-        weight = None
+        weight = torch.ones_like(value)
         if weighs and passed is not None:
             now = self._kind.log_prob(passed[0], action)
             weight = (now - log_prob).clamp_(max=0.0).exp_()
             log_prob = now
         old = value.cpu().numpy().reshape(steps, envs)
-        target, advantage = self._advantages(batch, old, self._next_values(batch, old, normalizer), weight)
+        ended = np.asarray(batch.terminated, bool), np.asarray(batch.truncated, bool)
+        reward = batch.reward if self._reward_scale is None else self._reward_scale.apply(batch.reward, *ended)
+        target, advantage = losses.advantages(
+            reward, old, self._next_values(batch, old, normalizer), *ended, self._config.gamma,
+            self._config.gae_lambda, weight.cpu().numpy().reshape(steps, envs),
+        )
         self._explained_variance = losses.explained_variance(old, target)
         if self._config.normalize_advantage:
             advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
         columns = self._tensor(np.stack((advantage.reshape(rows), target.reshape(rows)), 1))
-        weighted = columns[:, 0] if weight is None else columns[:, 0] * weight
-        samples = Samples(obs, action, log_prob, weighted, columns[:, 1], value)
+        samples = Samples(obs, action, log_prob, columns[:, 0] * weight, columns[:, 1], value)
         return samples, passed if self.single_step else None
 
     def _next_values(self, batch: RolloutBatch, value: np.ndarray, normalizer: Normalizer | None) -> np.ndarray:
@@ -178,22 +180,8 @@ class OnPolicyAlgorithm(Algorithm):
         following[:-1] = value[1:]
         asked = np.array(batch.truncated, dtype=bool)
         asked[-1] = True
-        own = self.net.values(self._tensor(_normalised(batch.next_obs[asked], normalizer)))
-        following[asked] = own.cpu().numpy()
+        following[asked] = self.net.values(self._tensor(batch.next_obs[asked], normalizer)).cpu().numpy()
         return following
-
-    def _advantages(
-        self, batch: RolloutBatch, value: np.ndarray, next_value: np.ndarray, weight: Tensor | None
-    ) -> tuple[np.ndarray, np.ndarray]:
-        config, reward = self._config, batch.reward
-        ended = np.asarray(batch.terminated, bool), np.asarray(batch.truncated, bool)
-        if self._reward_scale is not None:
-            reward = self._reward_scale.apply(reward, *ended)
-        if weight is None:
-            advantage = losses.gae(reward, value, next_value, *ended, config.gamma, config.gae_lambda)
-            return advantage + value, advantage
-        weights = weight.cpu().numpy().reshape(reward.shape)
-        return losses.vtrace(reward, value, next_value, *ended, weights, config.gamma, config.gae_lambda)
 
     def _gradient(self, samples: Samples, passed: Passed | None = None) -> None:
         """The gradient of policy loss + value_coef value loss - entropy_coef entropy, all means over M."""
@@ -207,8 +195,12 @@ class OnPolicyAlgorithm(Algorithm):
         self.net.backward(grad_out, error.mul_(config.value_coef / rows))
         self._latest = objective, log_ratio, value, samples.target
 
-    def _tensor(self, array: np.ndarray) -> Tensor:
-        tensor = torch.from_numpy(array)
+    def _tensor(self, array: np.ndarray, normalizer: Normalizer | None = None) -> Tensor:
+        """A copy on the device; of observations normalised."""
+        own = np.array(array)
+        if normalizer is not None:
+            normalizer.apply(own)
+        tensor = torch.from_numpy(own)
         return tensor.to(self._device) if tensor.dtype == torch.uint8 else tensor.to(self._device, self.net.flat.dtype)
 
     def metrics(self) -> dict[str, float]:
@@ -267,13 +259,6 @@ class OnPolicyAlgorithm(Algorithm):
         return own | {f"optimiser.{name}": tensor for name, tensor in self.optimiser.tensors().items()}
 
 
-def _normalised(obs: np.ndarray, normalizer: Normalizer | None) -> np.ndarray:
-    own = np.array(obs)
-    if normalizer is not None:
-        normalizer.apply(own)
-    return own
-
-
 class RewardScale:
     """Divides rewards by the running standard deviation of their discounted returns, as OpenAI's baselines do.
 
@@ -298,18 +283,15 @@ class RewardScale:
         for t, row in enumerate(reward):
             found[t] = self._returns = self._gamma * self._returns + row
             self._returns = self._returns * kept[t]
-        self._take(found)
+        # Chan et al. 1979, parallel variance.
+        mean, count = float(found.mean()), float(found.size)
+        delta, total = mean - self._mean, self._count + count
+        self._m2 += float(((found - mean) ** 2).sum()) + delta**2 * self._count * count / total
+        self._mean += delta * count / total
+        self._count = total
         scaled = reward / max(np.sqrt(self._m2 / self._count), 1e-4)
         clipped: np.ndarray = np.clip(scaled, -self.CLIP, self.CLIP).astype(np.float32)
         return clipped
-
-    def _take(self, values: np.ndarray) -> None:
-        """Chan et al. 1979, parallel variance."""
-        mean, count = float(values.mean()), float(values.size)
-        delta, total = mean - self._mean, self._count + count
-        self._m2 += float(((values - mean) ** 2).sum()) + delta**2 * self._count * count / total
-        self._mean += delta * count / total
-        self._count = total
 
     def state(self) -> dict[str, Any]:
         return {"count": self._count, "mean": self._mean, "m2": self._m2, "returns": self._returns.tolist()}
