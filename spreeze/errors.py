@@ -1,19 +1,4 @@
-"""Every error that Spreeze raises on purpose.
-
-::
-
-    SpreezeError                 base class; the message is one line: what is wrong, the value, the remedy
-    |-- UsageError               the request cannot work; nothing was started (exit code 2)
-    |   |-- ConfigError          an invalid value in a profile, flag or --set
-    |   |-- EnvironmentError_    unknown id, missing module, or a space that no algorithm supports
-    |   |-- ResourceError        too little memory, shared memory or disk
-    |   `-- RunError             a run directory that is missing, damaged, locked or already there
-    |-- WorkerError              a worker died or failed too often (exit code 1)
-    |-- TransportError           shared memory whose layout does not match
-    |-- WeightsError             weights that are damaged, older, or made for another network
-    |-- CheckpointError          no valid checkpoint
-    `-- BadTransition            an environment returned a value that cannot be stored
-"""
+"""Every error that Spreeze raises on purpose. The message is one line: what is wrong, the value, the remedy."""
 
 from __future__ import annotations
 
@@ -22,7 +7,7 @@ from collections.abc import Iterable
 
 
 class SpreezeError(Exception):
-    """Base class of all errors raised on purpose; the message is one line for the user."""
+    """Base class of all errors raised on purpose."""
 
     exit_code = 1
 
@@ -67,11 +52,9 @@ class CheckpointError(SpreezeError):
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """``"; did you mean 'x'?"`` for the closest known word, or an empty string."""
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
-    if not close:
-        lowered = {name.lower(): name for name in known}
-        close = [lowered[word.lower()]] if word.lower() in lowered else []
-    return f"; did you mean '{close[0]}'?" if close else ""
+    names = {name.lower(): name for name in known}
+    close = difflib.get_close_matches(word.lower(), names, n=1, cutoff=0.6)
+    return f"; did you mean '{names[close[0]]}'?" if close else ""
 
 
 class BadTransition(SpreezeError):
@@ -79,5 +62,4 @@ class BadTransition(SpreezeError):
 
     def __init__(self, field: str, value: str, env_id: str = "environment") -> None:
         super().__init__(f"{env_id} returned {field} = {value}")
-        self.field = field
-        self.value = value
+        self.field, self.value = field, value

@@ -26,8 +26,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from spreeze import __version__
 from spreeze.config.schema import check_name
 from spreeze.errors import ResourceError, RunError, did_you_mean
@@ -76,10 +74,8 @@ class RunDir:
             runs_dir.mkdir(parents=True, exist_ok=True)
             free = shutil.disk_usage(runs_dir).free
             if free < MIN_FREE_DISK_BYTES:
-                raise ResourceError(
-                    f"{runs_dir}: a run needs {MIN_FREE_DISK_BYTES / 1e6:.0f} MB of disk, "
-                    f"{free / 1e6:.0f} MB are free; make room or choose another --runs-dir"
-                )
+                raise ResourceError(f"{runs_dir}: a run needs {MIN_FREE_DISK_BYTES / 1e6:.0f} MB of disk, "
+                                    f"{free / 1e6:.0f} MB are free; make room or choose another --runs-dir")
             path = runs_dir / name
             path.mkdir(mode=0o700)
             for sub in SUBDIRECTORIES:
@@ -144,8 +140,7 @@ def refuse_links(path: Path) -> None:
                 inside = _shown(Path(place).relative_to(path))
                 raise RunError(f"{_shown(path)}: {inside} is {reason}, and a run writes only into plain files of its "
                                "own; put a copy in its place, or delete it")
-            if is_folder:
-                left.append(Path(place))
+            left += [Path(place)] if is_folder else []
 
 
 def _leads_out(entry: os.DirEntry[str]) -> str | None:
@@ -171,40 +166,32 @@ def ask(path: Path, name: str) -> None:
     Raises:
         RunError: the file cannot be written.
     """
+    opened = []
     try:
-        folder = os.open(path / "control", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-            fd = os.open(name, flags, 0o600, dir_fd=folder)
-            try:
-                os.utime(fd)
-            finally:
-                os.close(fd)
-        finally:
-            os.close(folder)
+        opened.append(os.open(path / "control", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC))
+        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        opened.append(os.open(name, flags, 0o600, dir_fd=opened[0]))
+        os.utime(opened[1])
     except OSError as error:
         raise RunError(f"{_shown(path)}: control/{name} cannot be written: {error.strerror}") from None
+    finally:
+        for fd in opened:
+            os.close(fd)
 
 
 def _lock(path: Path) -> int:
+    """Takes the run's lock; retries, because each call of ``is_alive`` holds it for a moment."""
     fd = os.open(path / "run.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    if not _locked_within(fd, _LOCK_S):
-        os.close(fd)
-        pid = read_run(path).get("pid")
-        raise RunError(f"{path.name} is running (process {pid}); stop it first: spreeze runs stop {path.name}")
-    return fd
-
-
-def _locked_within(fd: int, seconds: float) -> bool:
-    """Takes the lock; retries, because each call of ``is_alive`` holds it for a moment."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + _LOCK_S
     while True:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
+            return fd
         except OSError:
             if time.monotonic() >= deadline:
-                return False
+                os.close(fd)
+                raise RunError(f"{path.name} is running (process {read_run(path).get('pid')}); stop it first: "
+                               f"spreeze runs stop {path.name}") from None
             time.sleep(0.01)
 
 
@@ -295,29 +282,22 @@ def write_json(path: Path, data: Any) -> None:
         raise
 
 
-def process_start_time() -> float:
-    return float(psutil.Process().create_time())
-
-
 def process_age_s() -> float:
     """Seconds since this process was started, imports included.
 
     Linux gives the start as ticks since boot. Converted to wall-clock time it would be off by up to a second, because
     the boot time is rounded.
     """
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        after_name = Path("/proc/self/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2]
-        ticks = int(after_name.split()[_START_FIELD])
-        return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
-    return max(0.0, time.time() - process_start_time())
+    after_name = Path("/proc/self/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2]
+    ticks = int(after_name.split()[_START_FIELD])
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
 
 
 def versions() -> dict[str, str | None]:
     """Versions of everything that can change a result; None if not installed."""
-    found: dict[str, str | None] = {"spreeze": __version__, "python": sys.version.split()[0]}
+    found: dict[str, str | None] = dict.fromkeys(("spreeze", "python", *_PACKAGES))
+    found |= {"spreeze": __version__, "python": sys.version.split()[0]}
     for name in _PACKAGES:
-        try:
+        with contextlib.suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            found[name] = None
     return found

@@ -32,8 +32,6 @@ from typing import Any, ClassVar
 import gymnasium
 import numpy as np
 
-from spreeze.types import flat_float32
-
 FAULT_ID = "spreeze/Fault-v0"
 FAULTY_ID = "spreeze/Faulty-v0"
 SYNTHETIC_ID = "spreeze/Synthetic-v0"
@@ -189,7 +187,7 @@ class FaultEnv(gymnasium.Env[np.ndarray, np.ndarray]):
     ) -> tuple[np.ndarray, dict[str, Any]]:
         super().reset(seed=seed)
         self._injector.reset(seed)
-        self._state = flat_float32([self.np_random.uniform(-1.0, 1.0), 0.0, 0.0])
+        self._state = np.array([self.np_random.uniform(-1.0, 1.0), 0.0, 0.0], np.float32)
         return self._state.copy(), {}
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
@@ -197,7 +195,7 @@ class FaultEnv(gymnasium.Env[np.ndarray, np.ndarray]):
         position, velocity, clock = self._state.tolist()
         velocity = 0.9 * velocity + 0.05 * float(np.clip(action, -2.0, 2.0)[0])
         position = float(np.clip(position + velocity, -5.0, 5.0))
-        self._state = flat_float32([position, velocity, clock + 0.02])
+        self._state = np.array([position, velocity, clock + 0.02], np.float32)
         obs, reward = self._injector.spoil(dice, self._state.copy(), -position * position)
         return obs, reward, False, False, {}
 

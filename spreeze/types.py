@@ -149,11 +149,7 @@ class RowLayout:
 
     @property
     def action(self) -> slice:
-        return slice(self.obs_dim, self.obs_dim + self.action_dim)
-
-    @property
-    def obs_action(self) -> slice:
-        return slice(0, self.obs_dim + self.action_dim)
+        return slice(self.obs_dim, self.reward)
 
     @property
     def reward(self) -> int:
@@ -197,7 +193,7 @@ class RowLayout:
         """Views of ``rows`` ([B, W], array or tensor) as a batch; only ``discount`` is a new array."""
         discount = gamma if self.n_step == 1 else gamma ** rows[:, self.num_steps]
         return TransitionBatch(
-            obs=rows[:, self.obs], action=rows[:, self.action], obs_action=rows[:, self.obs_action],
+            obs=rows[:, self.obs], action=rows[:, self.action], obs_action=rows[:, : self.reward],
             reward=rows[:, self.reward], terminated=rows[:, self.terminated], discount=discount,
             next_obs=rows[:, self.next_obs],
         )
@@ -220,11 +216,6 @@ class Reasoned(NamedTuple):
     reason: str
 
 
-def flat_float32(values: Any) -> np.ndarray:
-    """Flattens an array-like to a contiguous float32 vector."""
-    return np.ascontiguousarray(values, dtype=np.float32).reshape(-1)
-
-
 _T = TypeVar("_T")
 
 
@@ -236,11 +227,7 @@ class Jsonable:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
-        """Inverse of ``to_json``.
-
-        Raises:
-            TypeError: an unknown or missing key.
-        """
+        """Inverse of ``to_json``; a TypeError for an unknown or missing key."""
         return rebuild(cls, data)
 
 

@@ -14,7 +14,7 @@ from time import perf_counter
 import torch
 from matmul_floor import ACTION_DIM, OBS_DIM, synthetic_batch
 
-from spreeze.algorithms.create import create
+from spreeze.algorithms import create
 from spreeze.config.schema import SACConfig
 from spreeze.types import RowLayout
 

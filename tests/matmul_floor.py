@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from spreeze.algorithms.create import create
+from spreeze.algorithms import create
 from spreeze.algorithms.fused_mlp import ThreadPair, matmuls_round
 from spreeze.bench import Row, line
 from spreeze.config.schema import PARTS, AlgorithmConfig
@@ -205,7 +205,7 @@ class _Case:
         """Seconds of one update, over so many."""
         start_s = perf_counter()
         for _ in range(updates):
-            critic_s, actor_s = self.algorithm.update_timed(self.batch)
+            critic_s, actor_s = self.algorithm.update(self.batch)
             self.critic_s += critic_s
             self.actor_s += actor_s
         return (perf_counter() - start_s) / updates

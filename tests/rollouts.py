@@ -1,8 +1,10 @@
 """Rollouts for on-policy algorithms: random ones, and ones drawn by the algorithm's own published policy."""
 
 import numpy as np
+import torch
+from exact import exact
 
-from spreeze.algorithms.create import create_on_policy
+from spreeze.algorithms import create_on_policy
 from spreeze.config.schema import A2CConfig, PPOConfig
 from spreeze.inference.policy import Policy
 from spreeze.types import EnvSpec, FrameSpec, RolloutBatch
@@ -22,10 +24,10 @@ def task(*, obs_dim=3, actions=2, discrete=False, frames=None):
 FRAMES = FrameSpec(channels=1, height=36, width=36, stack=2, sign_rewards=False, options={})
 
 
-def learner(name, spec, correction="on-policy", seed=1, *, normalize_obs=False, dtype=None, **settings):
-    options = {} if dtype is None else {"dtype": dtype}
+def learner(name, spec, correction="on-policy", seed=1, *, normalize_obs=False, dtype=torch.float32, **settings):
     config = CONFIGS[name](**settings)
-    return create_on_policy(name, spec, config, seed, correction=correction, normalize_obs=normalize_obs, **options)
+    return exact(create_on_policy, name, spec, config, seed, correction=correction, normalize_obs=normalize_obs,
+                 dtype=dtype)
 
 
 def rollout(algorithm, spec, rng, steps=8, envs=4):

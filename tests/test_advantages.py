@@ -3,8 +3,12 @@
 import numpy as np
 import pytest
 
-from spreeze.algorithms.losses import explained_variance, gae, vtrace
+from spreeze.algorithms.losses import advantages, explained_variance
 from spreeze.algorithms.on_policy import RewardScale
+
+
+def gae(*args):
+    return advantages(*args)[1]
 
 
 def column(*values):
@@ -36,7 +40,7 @@ def test_vtrace_is_that_of_numbers_worked_by_hand():
     # delta = 1, 0, 1 as above; w = 1/2, 1, 1/4; gamma lam = 1/2: excess_2 = 1/4, excess_1 = 0 + 1/2 * 1/4 = 1/8,
     # excess_0 = 1/2 (1 + 1/2 * 1/8) = 17/32; A_t = delta + 1/2 excess_(t+1)
     weight = column(0.5, 1, 0.25)
-    target, advantage = vtrace(column(1, 0, 2), column(1, 2, 4), column(2, 4, 6), NO, NO, weight, 0.5, 1.0)
+    target, advantage = advantages(column(1, 0, 2), column(1, 2, 4), column(2, 4, 6), NO, NO, 0.5, 1.0, weight)
     np.testing.assert_allclose(target, column(1 + 17 / 32, 2 + 1 / 8, 4 + 1 / 4))
     np.testing.assert_allclose(advantage, column(1 + 1 / 16, 1 / 8, 1))
 
@@ -57,7 +61,7 @@ def test_both_equal_their_sums_written_out(seed, lam):
     reward, value, next_value, terminated, truncated = interval = random_interval(seed)
     weight, gamma = np.random.default_rng(seed + 99).uniform(0.1, 1.0, reward.shape), 0.9
     found = gae(*interval, gamma, lam)
-    target, advantage = vtrace(*interval, weight, gamma, lam)
+    target, advantage = advantages(*interval, gamma, lam, weight)
     steps, envs = reward.shape
     for env in range(envs):
         for t in range(steps):
@@ -75,12 +79,10 @@ def test_both_equal_their_sums_written_out(seed, lam):
             assert weight[t, env] * advantage[t, env] == pytest.approx(corrected - value[t, env], abs=1e-5)
 
 
-def test_vtrace_with_weights_of_one_is_gae():
+def test_targets_without_weights_are_advantages_and_values():
     interval = random_interval(3)
-    target, advantage = vtrace(*interval, np.ones_like(interval[0]), 0.9, 0.8)
-    expected = gae(*interval, 0.9, 0.8)
-    np.testing.assert_allclose(advantage, expected, atol=1e-6)
-    np.testing.assert_allclose(target, expected + interval[1], atol=1e-6)
+    target, advantage = advantages(*interval, 0.9, 0.8)
+    np.testing.assert_allclose(target, advantage + interval[1], atol=1e-6)
 
 
 def test_explained_variance_is_one_for_perfect_zero_for_constant_and_unknown_without_variance():

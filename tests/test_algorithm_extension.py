@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from harness import PENDULUM, train, verb
 
-from spreeze.algorithms.create import create_on_policy
+from spreeze.algorithms import create_on_policy
 from spreeze.cli.arguments import build_parser, user_values
 from spreeze.config.algorithms import ROWS, check_algorithm, rows
 from spreeze.config.layers import Layer, from_toml, resolve, to_toml, with_algorithm

@@ -6,10 +6,10 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from exact import exact
 from test_algorithms import ACT, NAMES, OBS, batches
 
-from spreeze.algorithms import fused_mlp
-from spreeze.algorithms.create import create
+from spreeze.algorithms import create, fused_mlp
 from spreeze.algorithms.fused_mlp import Tape, ThreadPair, mlp_backward, mlp_forward, mlp_gradients, new_parameters
 from spreeze.config.schema import PARTS
 
@@ -20,7 +20,7 @@ def trained(name, hidden, paired=False):
     config = dataclasses.replace(PARTS[name](), hidden_sizes=hidden)
     with contextlib.ExitStack() as stack:
         pair = stack.enter_context(ThreadPair()) if paired else None
-        algorithm = create(name, OBS, ACT, config, 1, dtype=torch.float64, pair=pair)
+        algorithm = exact(create, name, OBS, ACT, config, 1, pair=pair)
         for batch in batches(4, ROWS):
             algorithm.update(type(batch)(*(x.double() if isinstance(x, torch.Tensor) else x for x in batch)))
         return algorithm.state_arrays()

@@ -2,8 +2,8 @@
 
 import pytest
 
-from spreeze.config.devices import named_devices
 from spreeze.errors import ConfigError
+from spreeze.machine.hardware import named_devices
 
 
 @pytest.mark.parametrize(("text", "num_gpus", "names"), [

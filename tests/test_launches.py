@@ -12,7 +12,7 @@ import torch
 from test_algorithms import same
 from test_ring import ring_of
 
-from spreeze.algorithms.create import create
+from spreeze.algorithms import create
 from spreeze.config.schema import PARTS
 from spreeze.transport.replay_reader import ReplayReader
 from spreeze.transport.replay_ring import ShardWriter
@@ -358,7 +358,7 @@ def test_batches_of_a_mirror_are_normalised_as_those_of_the_host(monkeypatch):
         learning = learning_of(ring, normalize_obs=True)
         mirror = GpuReplay(ReplayReader(ring), BATCH, CPU, 5)
         learning.use_mirror(mirror, lambda: PlayedGraph(learning.algorithm))
-        monkeypatch.setattr(learning.algorithm, "update_timed", lambda batch, _: taken.append(batch) or (0.0, 0.0))
+        monkeypatch.setattr(learning.algorithm, "update", lambda batch, _: taken.append(batch) or (0.0, 0.0))
         for _ in range(30):
             learning.refresh()
             learning.update()

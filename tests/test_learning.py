@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from spreeze.algorithms.create import create
+from spreeze.algorithms import create
 from spreeze.config.schema import DDPGConfig, SACConfig, TD3Config
 from spreeze.inference.policy import Policy
 from spreeze.transport.transitions import NStep

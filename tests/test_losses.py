@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 import torch
+from exact import exact
 from lean_sac import LeanSAC, tensors_of
 from matmul_floor import ACTION_DIM, OBS_DIM, synthetic_batch
 from numpy_reference import central_difference, forward, squashed_log_prob
 
-from spreeze.algorithms.create import create
+from spreeze.algorithms import create
 from spreeze.config.schema import DDPGConfig, SACConfig, TD3Config
 from spreeze.types import RowLayout
 
@@ -29,7 +30,7 @@ def made(name, **changes):
         changes.setdefault("policy_delay", 1)
     if name == "sac":
         changes.setdefault("initial_alpha", ALPHA)
-    algorithm = create(name, OBS, ACT, config(hidden_sizes=HIDDEN, **changes), seed=5, dtype=torch.float64)
+    algorithm = exact(create, name, OBS, ACT, config(hidden_sizes=HIDDEN, **changes), seed=5)
     # Targets that differ from the online networks, so that a mix-up shows.
     algorithm.critics.target.flat.mul_(0.8)
     if name != "sac":
@@ -95,7 +96,7 @@ def test_sac_proposes_samples_with_their_density():
     data = arrays(batch)
     ((layers, head),) = layers_of(algorithm.actor.online)
     proposal = algorithm.propose(batch)
-    noise = algorithm.actor._buffers.noise.numpy().T
+    noise = algorithm._buffers.noise.numpy().T
     out = forward(layers, head, np.concatenate([data["next_obs"], data["obs"]]))
     action, log_prob = squashed_log_prob(out[:, :ACT], np.clip(out[:, ACT:], -20, 2), noise)
     np.testing.assert_allclose(proposal.next_action.numpy().T, action[:B], rtol=1e-9)
@@ -112,7 +113,7 @@ def test_sac_actor_gradient_is_that_of_alpha_log_prob_minus_least_q(raise_log_st
     ((layers, head),) = layers_of(algorithm.actor.online, flat)
     critic_nets = layers_of(algorithm.critics.online)
     proposal = algorithm.propose(batch)
-    noise = algorithm.actor._buffers.noise.numpy().T[B:]
+    noise = algorithm._buffers.noise.numpy().T[B:]
 
     def parts():
         out = forward(layers, head, obs)
@@ -128,7 +129,7 @@ def test_sac_actor_gradient_is_that_of_alpha_log_prob_minus_least_q(raise_log_st
     algorithm.actor_step(algorithm.action_gradient(batch, proposal.action))
     np.testing.assert_allclose(algorithm.actor.gradient.flat.numpy()[indices], expected, rtol=1e-5, atol=1e-8)
     # Temperature: d/d log_alpha of -log_alpha (mean log_prob + target entropy), target entropy -ACT.
-    assert algorithm.actor.temperature.gradient.item() == pytest.approx(-(log_prob.mean() - ACT))
+    assert algorithm.alpha_gradient.item() == pytest.approx(-(log_prob.mean() - ACT))
 
 
 @pytest.mark.parametrize("name", ["td3", "ddpg"])
@@ -172,15 +173,15 @@ def test_sac_action_gradient_follows_the_lesser_critic_of_each_row():
 
 
 def test_sac_updates_are_those_of_lean_autograd():
-    ours, lean = create("sac", OBS_DIM, ACTION_DIM, SACConfig(), 1, dtype=torch.float64), LeanSAC(torch.float64)
+    ours, lean = exact(create, "sac", OBS_DIM, ACTION_DIM, SACConfig(), 1), LeanSAC(torch.float64)
     lean.take(ours)
     batch = synthetic_batch(RowLayout(OBS_DIM, ACTION_DIM), 64, 0.99)
     batch = type(batch)(*(x.double() if isinstance(x, torch.Tensor) else x for x in batch))
     for _ in range(3):
         ours.update(batch)
-        lean.update(batch, ours.actor._buffers.noise.t().clone())
+        lean.update(batch, ours._buffers.noise.t().clone())
     pairs = ((lean.actor, ours.actor.online), (lean.critics, ours.critics.online), (lean.targets, ours.critics.target))
     for layers, theirs in pairs:
         for layer, value in zip(layers, tensors_of(theirs), strict=True):
             torch.testing.assert_close(layer.detach(), value, rtol=0.0, atol=1e-12)
-    torch.testing.assert_close(lean.log_alpha.detach(), ours.actor.temperature.log_alpha, rtol=0.0, atol=1e-12)
+    torch.testing.assert_close(lean.log_alpha.detach(), ours.log_alpha, rtol=0.0, atol=1e-12)

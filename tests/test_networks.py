@@ -98,9 +98,9 @@ def test_policy_arrays_are_copies_in_the_layout_of_numpy():
     parameters = made((3, 4, 2), 1)
     arrays = policy_arrays(parameters)
     x = torch.randn(5, 3, dtype=torch.float64)
-    hidden = np.maximum(x.numpy() @ arrays["w0"].numpy() + arrays["b0"].numpy(), 0)
+    hidden = np.maximum(x.numpy() @ arrays["w0"] + arrays["b0"], 0)
     expected = mlp_forward(parameters, x[None], Tape.allocate(parameters, 5))[0].t().clone()
-    np.testing.assert_allclose(hidden @ arrays["head_w"].numpy() + arrays["head_b"].numpy(), expected.numpy())
+    np.testing.assert_allclose(hidden @ arrays["head_w"] + arrays["head_b"], expected.numpy())
     parameters.flat.zero_()
-    assert arrays["w0"].abs().sum() > 0
-    assert arrays["head_w"].abs().sum() > 0
+    assert np.abs(arrays["w0"]).sum() > 0
+    assert np.abs(arrays["head_w"]).sum() > 0

@@ -7,7 +7,7 @@ import pytest
 import torch
 from rollouts import FRAMES, learner, rollout, task
 
-from spreeze.algorithms.create import create_on_policy
+from spreeze.algorithms import create_on_policy
 from spreeze.algorithms.on_policy import Samples
 from spreeze.algorithms.ppo import adapted_share
 from spreeze.config.schema import A2CConfig, PPOConfig
@@ -47,7 +47,7 @@ def numpy_log_prob(out, action, log_std, discrete):
 
 def numpy_loss(algorithm, s, discrete):
     policy, value, log_std = numpy_net(algorithm.net)
-    config = algorithm._config if algorithm.name == "ppo" else algorithm._shared
+    config = algorithm._config
     log_prob, entropy = numpy_log_prob(run(policy, s.obs), s.action, log_std, discrete)
     v = run(value, s.obs)[:, 0]
     error = (v - s.target) ** 2
@@ -98,9 +98,9 @@ def test_the_gradient_is_that_of_the_loss_written_in_numpy(name, settings, discr
         assert gradient[index] == pytest.approx((high - low) / (2 * step), abs=1e-7), index
     assert used.sum() > 80
     found = algorithm.metrics()
-    loss = found["policy_loss"] - algorithm._shared.entropy_coef * found["entropy"]
+    loss = found["policy_loss"] - algorithm._config.entropy_coef * found["entropy"]
     if not settings.get("clip_value"):
-        loss += algorithm._shared.value_coef * found["value_loss"]
+        loss += algorithm._config.value_coef * found["value_loss"]
         assert loss == pytest.approx(numpy_loss(algorithm, samples, discrete), abs=1e-9)
 
 

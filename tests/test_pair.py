@@ -5,10 +5,11 @@ import threading
 
 import pytest
 import torch
+from exact import exact
 from harness import PATIENCE_S
 from test_algorithms import batches
 
-from spreeze.algorithms.create import create
+from spreeze.algorithms import create
 from spreeze.algorithms.fused_mlp import ThreadPair, thread_pair_for
 from spreeze.config.schema import PARTS
 
@@ -18,7 +19,7 @@ UPDATES = 1000
 
 def trained(name, dtype, pair):
     config = dataclasses.replace(PARTS[name](), hidden_sizes=(32, 32))
-    algorithm = create(name, OBS, ACT, config, 1, dtype=dtype, pair=pair)
+    algorithm = exact(create, name, OBS, ACT, config, 1, dtype=dtype, pair=pair)
     for batch in batches(UPDATES):
         algorithm.update(type(batch)(*(x.to(dtype) if isinstance(x, torch.Tensor) else x for x in batch)))
     return {key: torch.from_numpy(value.copy()) for key, value in algorithm.state_arrays().items()}

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from spreeze.algorithms.create import create
+from spreeze.algorithms import create
 from spreeze.algorithms.fused_mlp import Tape, mlp_forward
 from spreeze.config.schema import DDPGConfig, SACConfig, TD3Config
 from spreeze.errors import WeightsError

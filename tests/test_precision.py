@@ -8,12 +8,12 @@ import pytest
 import torch
 from test_algorithms import ACT, OBS, batches
 
-from spreeze.algorithms.create import create
+from spreeze.algorithms import create
 from spreeze.algorithms.fused_mlp import Tape, mlp_backward, mlp_forward, new_parameters
 from spreeze.algorithms.optimizers import FlatAdam
-from spreeze.config.devices import bfloat16_unit, check_precision
 from spreeze.config.schema import PARTS, LearnerConfig
 from spreeze.errors import ConfigError
+from spreeze.machine.hardware import bfloat16_unit, check_precision
 from spreeze.workers.learn.torch_devices import products_in
 
 NAMES = ["ddpg", "sac", "td3"]

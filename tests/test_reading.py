@@ -9,7 +9,7 @@ import torch
 from rollouts import learner, rollout, task
 
 import spreeze.algorithms
-from spreeze.algorithms.create import create
+from spreeze.algorithms import create
 from spreeze.config.algorithms import ROWS
 from spreeze.config.schema import PARTS
 from spreeze.types import RowLayout

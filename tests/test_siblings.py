@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from harness import PATIENCE_S, PENDULUM, REPO, TINY, Run, poll
 
-from spreeze.machine.cpu_contention import Siblings
 from spreeze.machine.processes import EARLY, PAGE, PROBE
+from spreeze.machine.utilisation import Siblings
 from spreeze.metrics.store import MetricsReader
 from spreeze.runtime.cpu_governor import QUIET_CORES
 from spreeze.runtime.launcher import Prewarm

@@ -20,15 +20,58 @@ network, Adam and the target update are one call each. Tests compare the gradien
 ``tests/lean_sac.py`` measures the gain: an update is 1.3 to 1.5 times as fast as with lean autograd; below 1.25 the
 hand-derived gradients would be removed.
 
-*Corrections.* ``on_policy`` and ``ppo`` describe how PPO and A2C handle data that is one rollout old in mode hts. A2C
-defaults to ``delayed``. PPO defaults to ``none``, as in the authors' release: its ratios bound the effect of old data,
-while a displacement is made once more before the effect of the first one shows.
-
-*Discrete actions.* SAC takes exact expectations over the actions (arXiv 1910.07207). DQN explores with a share of
-random actions that falls from ``dqn.epsilon_start`` to ``dqn.epsilon_end``; its target network is updated softly
-(``dqn.tau``) or copied (``dqn.tau=1.0``, ``dqn.target_interval=100``).
-
-*Images.* DQN, PPO and A2C have the network of Mnih et al. 2015 (``nature``) and the smaller one of IMPALA
-(``impala_small``), both in ``conv_networks``; policy and value of PPO and A2C share it. Trunks work channels last, on a
-CPU with 128 images at once, so that a layer's output is still in the cache for the next one.
+*Corrections.* ``on_policy`` and ``ppo`` describe how PPO and A2C handle data that is one rollout old in mode hts.
 """
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from spreeze.algorithms.off_policy import OffPolicyAlgorithm
+from spreeze.algorithms.on_policy import OnPolicyAlgorithm
+from spreeze.config.algorithms import Maker, find_row, rows
+from spreeze.config.schema import AlgorithmConfig, OnPolicyConfig
+from spreeze.errors import ConfigError
+from spreeze.types import EnvSpec
+
+
+def create(
+    name: str, obs_dim: int, action_dim: int, config: AlgorithmConfig, seed: int, device: str = "cpu", *,
+    num_actions: int | None = None, import_module: str | None = None, **options: Any,
+) -> OffPolicyAlgorithm:
+    """A new off-policy algorithm; everything random in it follows from ``seed``.
+
+    ``num_actions`` is None for continuous actions. ``import_module`` of the command's ``--import`` may declare the row.
+    The class is called with (obs_dim, action_dim or num_actions, config, seed, device) and the options by name:
+    where they are set, for continuous actions ``pair`` and ``overlap``, for images ``frames``.
+
+    Raises:
+        ConfigError: no algorithm of that name for these actions.
+    """
+    kind, size = ("continuous", action_dim) if num_actions is None else ("discrete", num_actions)
+    algorithm: OffPolicyAlgorithm = _class(name, kind, import_module)(obs_dim, size, config, seed, device, **options)
+    return algorithm
+
+
+def create_on_policy(
+    name: str, spec: EnvSpec, config: OnPolicyConfig, seed: int, device: str = "cpu", **options: Any
+) -> OnPolicyAlgorithm:
+    """A new on-policy algorithm; everything random in it follows from ``seed``; options as of ``OnPolicyAlgorithm``.
+
+    Raises:
+        ConfigError: no algorithm or correction of that name.
+    """
+    algorithm: OnPolicyAlgorithm = _class(name, "on_policy", spec.import_module)(spec, config, seed, device, **options)
+    return algorithm
+
+
+def _class(name: str, kind: str, import_module: str | None) -> Any:
+    maker: Maker = getattr(find_row(name, import_module), kind)
+    if not maker:
+        known = ", ".join(row.name for row in rows().values() if getattr(row, kind))
+        raise ConfigError(f"no algorithm '{name}' for {kind.replace('_', '-')} actions (known: {known})")
+    if not isinstance(maker, str):
+        return maker
+    module, _, class_name = maker.partition(":")
+    return getattr(importlib.import_module(module), class_name)

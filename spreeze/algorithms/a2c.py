@@ -8,28 +8,22 @@ the gradient is taken at theta(j). With "truncated-is" it is too, each term is m
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
 from spreeze.algorithms.on_policy import OnPolicyAlgorithm, Passed, Samples
 from spreeze.algorithms.optimizers import FlatRMSProp
 from spreeze.config.schema import A2CConfig
-from spreeze.types import EnvSpec
 
 
 class A2C(OnPolicyAlgorithm):
     name = "a2c"
     single_step = True
+    _config: A2CConfig
 
-    def __init__(
-        self, spec: EnvSpec, config: A2CConfig, seed: int, device: str, correction: str, *, normalize_obs: bool = False,
-        **options: Any,
-    ) -> None:
-        super().__init__(spec, config, seed, device, correction, normalize_obs=normalize_obs, **options)
-        self.optimiser: FlatRMSProp = FlatRMSProp(
-            self.net.flat, self.net.gradient, config.lr, config.rmsprop_alpha, config.rmsprop_eps, config.max_grad_norm
-        )
+    def _new_optimiser(self) -> FlatRMSProp:
+        config = self._config
+        return FlatRMSProp(self.net.flat, self.net.gradient, config.lr, config.rmsprop_alpha, config.rmsprop_eps,
+                           config.max_grad_norm)
 
     def _update(self, samples: Samples, passed: Passed | None, theta: Tensor | None) -> None:
         self._gradient(samples, passed)

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from spreeze.algorithms.fused_mlp import Parameters, orthogonal_, parameter_count, policy_arrays
+from spreeze.algorithms.fused_mlp import Parameters, host_copies, orthogonal_, parameter_count, policy_arrays, uniform_
 from spreeze.inference.convolution import Placed, features, place
 from spreeze.types import FrameSpec
 
@@ -44,23 +45,19 @@ class ConvParameters:
         return own + parameter_count(sizes, 1)
 
     def initialise(self, generator: torch.Generator) -> None:
-        """Uniform in +-1/sqrt(fan_in), weights and biases, as torch.nn does by default."""
-        for weight, bias in self.convolutions:
-            bound = 1.0 / math.sqrt(weight[0].numel())
-            for tensor in (weight, bias):
-                tensor.copy_(torch.empty(tensor.shape, dtype=tensor.dtype).uniform_(-bound, bound, generator=generator))
+        for pair in self.convolutions:
+            for tensor in pair:
+                uniform_(tensor, pair[0][0].numel(), generator)
         self.mlp.initialise(generator)
 
     def leaves(self) -> list[tuple[Tensor, Tensor]]:
         """``tensors`` as leaves of autograd that share this memory."""
         return [(weight.detach().requires_grad_(), bias.detach().requires_grad_()) for weight, bias in self.tensors()]
 
-    def trunk_arrays(self) -> dict[str, Tensor]:
-        """Copies of the trunk on the CPU, as ``spreeze.inference.convolution`` reads them."""
-        named: dict[str, Tensor] = {}
-        for index, (weight, bias) in enumerate(self.convolutions):
-            named |= {f"conv{index}_w": weight.to("cpu", copy=True), f"conv{index}_b": bias.to("cpu", copy=True)}
-        return named
+    def trunk(self) -> dict[str, Tensor]:
+        """The convolutions, named as ``spreeze.inference.convolution`` reads them."""
+        return {f"conv{index}_{kind}": tensor for index, pair in enumerate(self.convolutions)
+                for kind, tensor in zip("wb", pair, strict=True)}
 
     def tensors(self) -> list[tuple[Tensor, Tensor]]:
         """(weight, bias) of all layers, the head last."""
@@ -90,20 +87,19 @@ class ConvActorCritic:
     activation = "relu"
 
     def __init__(
-        self, frames: FrameSpec, outputs: int, num_log_std: int, cnn: str, hidden_sizes: tuple[int, ...],
-        generator: torch.Generator, device: torch.device, dtype: torch.dtype = torch.float32,
+        self, frames: FrameSpec, cnn: str, outputs: int, num_log_std: int, hidden_sizes: tuple[int, ...],
+        generator: torch.Generator, device: torch.device,
     ) -> None:
         self.image = [frames.stack * frames.channels, frames.height, frames.width]
         placed = place(cnn, *self.image)
         sizes = (features(placed), *hidden_sizes, outputs + 1)
         count = ConvParameters.count(placed, sizes)
         self.hidden_sizes, self._outputs = hidden_sizes, outputs
-        self.flat = torch.zeros(count + num_log_std, device=device, dtype=dtype)
+        self.flat = torch.zeros(count + num_log_std, device=device)
         self.gradient = torch.zeros_like(self.flat)
         self.log_std, self.grad_log_std = self.flat[count:], self.gradient[count:]
         self._parameters = ConvParameters(self.flat[:count], placed, sizes)
-        self._net_gradient = self.gradient[:count]
-        self._gradients = ConvParameters(self._net_gradient, placed, sizes)
+        self._gradients = ConvParameters(self.gradient[:count], placed, sizes)
         self._leaves = self._parameters.leaves()
         self._outs: tuple[Tensor, ...] = ()
         self._chunk_rows = _CHUNK_ROWS if device.type == "cpu" else None
@@ -126,7 +122,7 @@ class ConvActorCritic:
         own = [tensor for pair in self._gradients.tensors() for tensor in pair]
         grad = torch.cat((grad_out, grad_value.unsqueeze(0))).t()
         outs, self._outs = self._outs, ()
-        self._net_gradient.zero_()
+        self._gradients.flat.zero_()
         for out, part in zip(outs, self._chunks(grad), strict=True):
             for tensor, found in zip(own, torch.autograd.grad(out, leaves, part), strict=True):
                 tensor.add_(found)
@@ -138,9 +134,9 @@ class ConvActorCritic:
     def _chunks(self, rows: Tensor) -> tuple[Tensor, ...]:
         return torch.split(rows, self._chunk_rows or len(rows))
 
-    def policy_arrays(self) -> dict[str, Tensor]:
+    def policy_arrays(self) -> dict[str, np.ndarray]:
         """Trunk and perceptron, with only the policy's part of the head."""
         arrays = policy_arrays(self._parameters.mlp)
-        arrays["head_w"] = arrays["head_w"][:, : self._outputs].contiguous()
-        arrays["head_b"] = arrays["head_b"][: self._outputs].contiguous()
-        return arrays | self._parameters.trunk_arrays()
+        arrays["head_w"] = np.ascontiguousarray(arrays["head_w"][:, : self._outputs])
+        arrays["head_b"] = arrays["head_b"][: self._outputs].copy()
+        return arrays | host_copies(self._parameters.trunk())

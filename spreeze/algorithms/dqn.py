@@ -7,7 +7,6 @@ picks next actions and nothing crosses back.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from spreeze.algorithms import losses
 from spreeze.algorithms.conv_networks import ConvParameters
+from spreeze.algorithms.fused_mlp import host_copies, policy_arrays
 from spreeze.algorithms.off_policy import ActionValues, DiscreteCritics, OffPolicyAlgorithm, Proposal
 from spreeze.config.schema import DQNConfig
 from spreeze.inference.convolution import features, place
@@ -27,7 +27,7 @@ class DQN(OffPolicyAlgorithm):
 
     def __init__(
         self, obs_dim: int, num_actions: int, config: DQNConfig, seed: int, device: str = "cpu",
-        dtype: torch.dtype = torch.float32, frames: FrameSpec | None = None,
+        frames: FrameSpec | None = None,
     ) -> None:
         there = torch.device(device)
         init = torch.Generator().manual_seed(seed)
@@ -36,24 +36,18 @@ class DQN(OffPolicyAlgorithm):
         self.critics: DiscreteCritics | ImageCritics
         image: dict[str, Any] = {}
         if frames is None:
-            self.critics = DiscreteCritics(obs_dim, num_actions, hidden, 1, lr, init, there, dtype, duelling=duelling)
-            online = self.critics.online
+            self.critics = DiscreteCritics(obs_dim, num_actions, hidden, 1, lr, init, there, duelling=duelling)
         else:
-            self.critics = ImageCritics(frames, num_actions, config.cnn, hidden, lr, init, there, dtype,
-                                        duelling=duelling)
-            online, image = self.critics.online.mlp, {"cnn": config.cnn, "image": self.critics.image}
-        self._config = config
+            self.critics = ImageCritics(frames, num_actions, config.cnn, hidden, lr, init, there, duelling=duelling)
+            image = {"cnn": config.cnn, "image": self.critics.image}
+        self._config, self.period = config, config.target_interval
         self._next_q: Tensor | None = None
         meta = {
             "policy": "q_values", "obs_dim": obs_dim, "num_actions": num_actions,
-            "hidden_sizes": list(self.critics.hidden_sizes), "epsilon_start": config.epsilon_start,
+            "hidden_sizes": list(self.critics.mlp.sizes[1:-1]), "epsilon_start": config.epsilon_start,
             "epsilon_end": config.epsilon_end, "epsilon_env_steps": config.epsilon_env_steps, **image,
         }
-        super().__init__(online, self.critics, noise, meta)
-
-    @property
-    def period(self) -> int:
-        return self._config.target_interval
+        super().__init__(None, self.critics, noise, meta)
 
     def propose(self, batch: TransitionBatch) -> Proposal:
         """Next actions [1, B] as indices: the best of the online network (double) or of the target network."""
@@ -83,65 +77,42 @@ class DQN(OffPolicyAlgorithm):
         weight, bias = self.critics.policy_head()
         own = {"head_w": weight.t().contiguous(), "head_b": bias}
         if isinstance(self.critics, ImageCritics):
-            own |= self.critics.online.trunk_arrays()
-        return super().policy_arrays() | {name: tensor.cpu().numpy().copy() for name, tensor in own.items()}
-
-    def policy_snapshot(self) -> Callable[[], dict[str, np.ndarray]]:
-        """Waits for the device."""
-        arrays = self.policy_arrays()
-        return lambda: arrays
+            own |= self.critics.online.trunk()
+        return policy_arrays(self.critics.mlp) | host_copies(own)
 
 
 class ImageCritics(ActionValues[ConvParameters]):
-    """Q(s, .) [K] of images, by autograd; members are as in ``DiscreteCritics``, with S = 1."""
+    """Q(s, .) [K] of images, by autograd; S = 1."""
 
     def __init__(
         self, frames: FrameSpec, num_actions: int, cnn: str, hidden_sizes: tuple[int, ...], lr: float,
-        generator: torch.Generator, device: torch.device, dtype: torch.dtype = torch.float32, *, duelling: bool = False,
+        generator: torch.Generator, device: torch.device, *, duelling: bool = False,
     ) -> None:
         self.image = [frames.stack * frames.channels, frames.height, frames.width]
         placed = place(cnn, *self.image)
 
         def parameters(sizes: tuple[int, ...]) -> ConvParameters:
-            flat = torch.zeros(ConvParameters.count(placed, sizes), device=device, dtype=dtype)
+            flat = torch.zeros(ConvParameters.count(placed, sizes), device=device)
             return ConvParameters(flat, placed, sizes)
 
-        super().__init__(
-            features(placed), num_actions, hidden_sizes, lr, generator, parameters, lambda network: network.mlp,
-            duelling=duelling,
-        )
+        super().__init__(features(placed), num_actions, hidden_sizes, lr, generator, parameters, duelling=duelling)
         self._leaves = self.online.leaves()
 
-    def values(self, obs: Tensor, *, target: bool = False) -> Tensor:
-        """All actions' values [1, K, B] at images [B, k, C, H, W]."""
-        parameters = self.target if target else self.online
-        with torch.no_grad():
-            return self._joined(parameters.forward(obs, parameters.tensors())).t().unsqueeze(0)
+    def _q(self, obs: Tensor, networks: ConvParameters, *, record: bool = False) -> Tensor:
+        if record:
+            with torch.inference_mode(False), torch.enable_grad():
+                recorded = networks.forward(obs, self._leaves)
+            self._buffers, out = recorded, recorded.detach()
+        else:
+            with torch.no_grad():
+                out = networks.forward(obs, networks.tensors())
+        return (out if self._streams is None else out @ self._streams.joint.t()).t().unsqueeze(0)
 
-    def _joined(self, out: Tensor) -> Tensor:
-        """Action values [B, K] of the network's outputs."""
-        return out if self._streams is None else out @ self._streams.joint.t()
-
-    def step(
-        self, obs: Tensor, action: Tensor, target: Tensor, loss_gradient: Callable[[Tensor], Tensor] | None = None
-    ) -> None:
-        """One gradient step on ``mean loss(Q(s, a) - target)``; arguments are as in ``DiscreteCritics``."""
-        with torch.inference_mode(False), torch.enable_grad():
-            out = self.online.forward(obs, self._leaves)
-            q, index = self._joined(out.detach()), action.unsqueeze(1)
-            chosen = q.gather(1, index)[:, 0]
-            error = chosen - target
-            derivative = error if loss_gradient is None else loss_gradient(error)
-            grad = torch.zeros_like(q).scatter_(1, index, (derivative / len(obs)).unsqueeze(1))
-            if self._streams is not None:
-                grad = grad @ self._streams.joint
-            leaves = [tensor for pair in self._leaves for tensor in pair]
-            found = torch.autograd.grad(out, leaves, grad)
-        with torch.no_grad():
-            own = [tensor for pair in self.gradient.tensors() for tensor in pair]
-            for tensor, value in zip(own, found, strict=True):
-                tensor.copy_(value)
-            if self._streams is not None:
-                self.gradient.mlp.head_weight.mul_(self._streams.mask)
-        self._chosen, self._td_error = chosen, error
-        self.adam.step()
+    def _differentiate(self, obs: Tensor, grad_q: Tensor) -> None:
+        grad = grad_q[0].t() / len(obs)
+        out, self._buffers = self._buffers, None
+        leaves = [tensor for pair in self._leaves for tensor in pair]
+        found = torch.autograd.grad(out, leaves, grad if self._streams is None else grad @ self._streams.joint)
+        own = [tensor for pair in self.gradient.tensors() for tensor in pair]
+        for tensor, value in zip(own, found, strict=True):
+            tensor.copy_(value)

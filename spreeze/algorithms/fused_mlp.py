@@ -1,10 +1,7 @@
 """Perceptrons with hand-derived gradients over preallocated buffers, and two threads that share their work.
 
-This replaces ``torch.nn`` and autograd. Algorithms use ``Parameters``, ``Tape``, ``mlp_forward`` and ``mlp_backward``,
-and can be read without this file. All parameters of a network lie in one flat vector, its gradient in another, so that
-Adam, target update, norm and finite check are one call each. ``stack`` networks of one shape (twin critics) are
-evaluated by one batched matmul. Unused gradients (inputs in the critic step, the critics' weights in the actor step)
-are not computed. Tests compare each gradient with autograd and with NumPy.
+This replaces ``torch.nn`` and autograd: algorithms can be read without it. All parameters of a network lie in one flat
+vector, its gradient in another. ``stack`` networks of one shape (twin critics) are evaluated by one batched matmul.
 
 Shapes, besides those of ``types``: S stacked networks, M rows, K outputs, H hidden units.
 """
@@ -14,10 +11,11 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from itertools import pairwise
-from types import TracebackType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,9 +28,11 @@ _relu_backward = torch.ops.aten.threshold_backward.grad_input
 _tanh_backward = torch.ops.aten.tanh_backward.grad_input
 
 
-def chunk_rows(tensor: Tensor, rows: int) -> int:
-    """How many of ``rows`` go through a network at once on the tensor's device."""
-    return CHUNK_ROWS if tensor.device.type == "cpu" else rows
+def row_chunks(device: torch.device, rows: int, parts: int = 1) -> list[list[slice]]:
+    """The rows in equal parts, each cut into what goes through a network at once."""
+    step = CHUNK_ROWS if device.type == "cpu" else rows
+    return [[slice(start, min(start + step, end)) for start in range(begin, end, step)]
+            for begin, end in pairwise(rows * index // parts for index in range(parts + 1))]
 
 
 def matmuls_round() -> bool:
@@ -48,72 +48,52 @@ class Parameters:
     [S, K, H] and ``head_bias`` [S, K, 1]: the head's output is component-first.
     """
 
-    def __init__(self, flat: Tensor, sizes: tuple[int, ...], stack: int) -> None:
+    def __init__(self, flat: Tensor, sizes: tuple[int, ...], stack: int, views: list[Tensor] | None = None) -> None:
         self.flat, self.sizes, self.stack = flat, sizes, stack
-        self.weights: list[Tensor] = []
-        self.biases: list[Tensor] = []
-        offset = 0
-
-        def block(*shape: int) -> Tensor:
-            nonlocal offset
-            begin, count = offset, math.prod(shape)
-            offset += _aligned(count)
-            return flat[begin : begin + count].view(shape)
-
-        for fan_in, fan_out in pairwise(sizes[:-1]):
-            self.weights.append(block(stack, fan_in, fan_out))
-            self.biases.append(block(stack, 1, fan_out))
-        self.head_weight = block(stack, sizes[-1], sizes[-2])
-        self.head_bias = block(stack, sizes[-1], 1)
-        self._bind()
-
-    def _bind(self) -> None:
-        """Makes derived views once: at small sizes, a view costs as much as an addition."""
+        if views is None:
+            views, offset = [], 0
+            for shape in _shapes(sizes, stack):
+                views.append(flat[offset : offset + math.prod(shape)].view(shape))
+                offset += _aligned(shape)
+        self._views = views
+        self.weights, self.biases = views[:-2:2], views[1:-2:2]
+        self.head_weight, self.head_bias = views[-2:]
+        # Derived views are made once: at small sizes, a view costs as much as an addition.
         self.weights_t = [weight.transpose(1, 2) for weight in self.weights]
-        self.head_rows = [self.head_weight[index, 0] for index in range(self.stack)]
+        self.head_rows = [self.head_weight[index, 0] for index in range(stack)]
         # For one output column, a matrix-vector product is ten times faster than a matmul. But if matmuls round to
         # bfloat16, it takes longer than the matmul: then a float32 sum is used.
         self.head_matmul = torch.linalg.vecdot if matmuls_round() else torch.mv
 
     def one(self, index: int) -> Parameters:
         """One network of the stack alone, sharing memory."""
-        one, only = object.__new__(Parameters), slice(index, index + 1)
-        one.flat, one.sizes, one.stack = self.flat, self.sizes, 1
-        one.weights = [weight[only] for weight in self.weights]
-        one.biases = [bias[only] for bias in self.biases]
-        one.head_weight, one.head_bias = self.head_weight[only], self.head_bias[only]
-        one._bind()
-        return one
+        return Parameters(self.flat, self.sizes, 1, [view[index : index + 1] for view in self._views])
 
     def initialise(self, generator: torch.Generator) -> None:
-        """Uniform in +-1/sqrt(fan_in), weights and biases, as torch.nn.Linear does by default."""
         for tensor, fan_in in self.blocks():
-            bound = 1.0 / math.sqrt(fan_in)
-            values = torch.empty(tensor.shape, dtype=tensor.dtype)
-            tensor.copy_(values.uniform_(-bound, bound, generator=generator))
+            uniform_(tensor, fan_in, generator)
 
     def blocks(self) -> list[tuple[Tensor, int]]:
         """Every weight and bias with the fan-in of its layer."""
-        pairs: list[tuple[Tensor, int]] = []
-        for weight, bias, fan_in in zip(self.weights, self.biases, self.sizes[:-2], strict=True):
-            pairs += [(weight, fan_in), (bias, fan_in)]
-        return [*pairs, (self.head_weight, self.sizes[-2]), (self.head_bias, self.sizes[-2])]
+        return [(view, self.sizes[index // 2]) for index, view in enumerate(self._views)]
+
+
+def _shapes(sizes: tuple[int, ...], stack: int) -> list[tuple[int, int, int]]:
+    hidden = [shape for size, width in pairwise(sizes[:-1]) for shape in ((stack, size, width), (stack, 1, width))]
+    return [*hidden, (stack, sizes[-1], sizes[-2]), (stack, sizes[-1], 1)]
+
+
+def _aligned(shape: tuple[int, int, int]) -> int:
+    return -(-math.prod(shape) // _ALIGN) * _ALIGN
 
 
 def parameter_count(sizes: tuple[int, ...], stack: int) -> int:
     """Length of the flat vector of S perceptrons of these layer sizes, padding included."""
-    hidden = sum(
-        _aligned(stack * fan_in * fan_out) + _aligned(stack * fan_out) for fan_in, fan_out in pairwise(sizes[:-1])
-    )
-    return hidden + _aligned(stack * sizes[-1] * sizes[-2]) + _aligned(stack * sizes[-1])
-
-
-def _aligned(count: int) -> int:
-    return -(-count // _ALIGN) * _ALIGN
+    return sum(_aligned(shape) for shape in _shapes(sizes, stack))
 
 
 def new_parameters(
-    sizes: tuple[int, ...], stack: int, device: torch.device, dtype: torch.dtype = torch.float32
+    sizes: tuple[int, ...], stack: int, device: torch.device, dtype: torch.dtype | None = None
 ) -> Parameters:
     """Zeroed parameters (or their gradient) of S perceptrons; ``sizes`` = (inputs, hidden ..., outputs)."""
     return Parameters(torch.zeros(parameter_count(sizes, stack), device=device, dtype=dtype), sizes, stack)
@@ -151,14 +131,14 @@ class Tape:
 
     def part(self, begin: int, end: int) -> Tape:
         """The same buffers, rows ``begin`` to ``end``."""
-        hidden, grads = ([_closed(tensor[:, begin:end]) for tensor in some] for some in (self.hidden, self.grads))
-        out, grad_out = (_closed(tensor[:, :, begin:end]) for tensor in (self.out, self.grad_out))
-        return Tape(hidden, grads, out, grad_out, tanh=self.tanh)
+        return self._view(slice(begin, end), self.out[:, :, begin:end], self.grad_out[:, :, begin:end])
 
     def under(self, out: Tensor, grad_out: Tensor) -> Tape:
         """The same memory for activations and gradients with other outputs [S, K, M], whose S and M are not larger."""
-        stack, rows = out.shape[0], out.shape[2]
-        hidden, grads = ([_closed(tensor[:stack, :rows]) for tensor in some] for some in (self.hidden, self.grads))
+        return self._view(slice(0, out.shape[2]), out, grad_out)
+
+    def _view(self, rows: slice, out: Tensor, grad_out: Tensor) -> Tape:
+        hidden, grads = ([_closed(part[: len(out), rows]) for part in some] for some in (self.hidden, self.grads))
         return Tape(hidden, grads, _closed(out), _closed(grad_out), tanh=self.tanh)
 
 
@@ -186,9 +166,7 @@ def mlp_forward(parameters: Parameters, x: Tensor, tape: Tape) -> Tensor:
 
 def _add_relu_(hidden: Tensor, bias: Tensor) -> Tensor:
     """``relu(hidden + bias)`` in place, on a CPU in one pass over memory."""
-    if hidden.device.type == "cpu":
-        return torch._add_relu_(hidden, bias)
-    return torch.relu_(hidden.add_(bias))
+    return torch._add_relu_(hidden, bias) if hidden.device.type == "cpu" else torch.relu_(hidden.add_(bias))
 
 
 def mlp_backward(
@@ -199,12 +177,11 @@ def mlp_backward(
     ``gradient``, if any, receives the weight gradients, which need the transposed input ``x_t`` [S, I, M]; with ``add``
     they are added to its values.
     """
-    if gradient is not None:
-        head_weight_gradients(tape, gradient, add=add)
-    for index in range(len(tape.hidden), 0, -1):
-        input_gradients(parameters, tape, index)
+    for index in range(len(tape.hidden), -1, -1):
         if gradient is not None:
-            weight_gradients(tape, x_t, gradient, index - 1, add=add)
+            weight_gradients(tape, x_t, gradient, index, add=add)
+        if index:
+            input_gradients(parameters, tape, index)
     return tape.grads[0]
 
 
@@ -235,31 +212,27 @@ def input_gradients(parameters: Parameters, tape: Tape, index: int) -> None:
 
 
 def weight_gradients(tape: Tape, x_t: Tensor | None, gradient: Parameters, index: int, *, add: bool = False) -> None:
-    """Weight and bias gradients of hidden layer ``index``; ``x_t`` [S, I, M] is the input of the first."""
-    inputs_t = tape.hidden_t[index - 1] if index else x_t
-    assert inputs_t is not None
-    _matmul(inputs_t, tape.grads[index], gradient.weights[index], add=add)
-    _sum(tape.grads[index], 1, gradient.biases[index], add=add)
-
-
-def head_weight_gradients(tape: Tape, gradient: Parameters, *, add: bool = False) -> None:
-    """Weight and bias gradients of the head."""
-    _matmul(tape.grad_out, tape.hidden[-1], gradient.head_weight, add=add)
-    _sum(tape.grad_out, 2, gradient.head_bias, add=add)
-
-
-def _matmul(a: Tensor, b: Tensor, out: Tensor, *, add: bool) -> None:
-    if add:
-        torch.baddbmm(out, a, b, out=out)
+    """Weight and bias gradients of a layer (the head is the last); ``x_t`` [S, I, M] is the input of the first."""
+    if index == len(tape.hidden):
+        left, right, dim = tape.grad_out, tape.hidden[-1], 2
+        weight, bias, values = gradient.head_weight, gradient.head_bias, tape.grad_out
     else:
-        torch.bmm(a, b, out=out)
-
-
-def _sum(values: Tensor, dim: int, out: Tensor, *, add: bool) -> None:
+        inputs_t = tape.hidden_t[index - 1] if index else x_t
+        assert inputs_t is not None
+        left, right, dim = inputs_t, tape.grads[index], 1
+        weight, bias, values = gradient.weights[index], gradient.biases[index], right
     if add:
-        out.add_(values.sum(dim, keepdim=True))
+        torch.baddbmm(weight, left, right, out=weight)
+        bias.add_(values.sum(dim, keepdim=True))
     else:
-        torch.sum(values, dim, keepdim=True, out=out)
+        torch.bmm(left, right, out=weight)
+        torch.sum(values, dim, keepdim=True, out=bias)
+
+
+def uniform_(tensor: Tensor, fan_in: int, generator: torch.Generator) -> None:
+    """Draws weights or biases in +-1/sqrt(fan_in), as torch.nn does by default."""
+    bound = 1.0 / math.sqrt(fan_in)
+    tensor.copy_(torch.empty(tensor.shape, dtype=tensor.dtype).uniform_(-bound, bound, generator=generator))
 
 
 def orthogonal_(matrix: Tensor, gain: float, generator: torch.Generator) -> None:
@@ -268,41 +241,43 @@ def orthogonal_(matrix: Tensor, gain: float, generator: torch.Generator) -> None
     matrix.copy_(torch.nn.init.orthogonal_(values, gain, generator=generator))
 
 
-class ParameterCopy:
-    """An asynchronous copy of a network's weights to the host: only reading it waits."""
-
-    def __init__(self, parameters: Parameters) -> None:
-        source = parameters.flat
-        self._sizes, self._stack = parameters.sizes, parameters.stack
-        self._flat = torch.empty(source.shape, dtype=source.dtype, pin_memory=source.is_cuda)
-        self._flat.copy_(source, non_blocking=True)
-        self._there: torch.cuda.Event | None = None
-        if source.is_cuda:
-            self._there = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._there.record(torch.cuda.current_stream(source.device))
-
-    def policy_arrays(self) -> dict[str, Tensor]:
-        """``policy_arrays`` of the copy; may be called in another thread."""
-        if self._there is not None:
-            self._there.synchronize()
-        return policy_arrays(Parameters(self._flat, self._sizes, self._stack))
-
-
-def policy_arrays(parameters: Parameters) -> dict[str, Tensor]:
+def policy_arrays(parameters: Parameters) -> dict[str, np.ndarray]:
     """Copies on the CPU of a single network by layer: ``w0`` [in, out], ``b0`` [out] ..., ``head_w`` [H, K]."""
     arrays: dict[str, Tensor] = {}
     for index, (weight, bias) in enumerate(zip(parameters.weights, parameters.biases, strict=True)):
-        arrays[f"w{index}"] = weight[0].to("cpu", copy=True)
-        arrays[f"b{index}"] = bias[0, 0].to("cpu", copy=True)
-    arrays["head_w"] = parameters.head_weight[0].t().to("cpu", copy=True).contiguous()
-    arrays["head_b"] = parameters.head_bias[0, :, 0].to("cpu", copy=True)
-    return arrays
+        arrays |= {f"w{index}": weight[0], f"b{index}": bias[0, 0]}
+    arrays |= {"head_w": parameters.head_weight[0].t().contiguous(), "head_b": parameters.head_bias[0, :, 0]}
+    return host_copies(arrays)
+
+
+def host_copies(tensors: dict[str, Tensor]) -> dict[str, np.ndarray]:
+    return {name: tensor.to("cpu", copy=True).numpy() for name, tensor in tensors.items()}
+
+
+def policy_snapshot(parameters: Parameters) -> Callable[[], dict[str, np.ndarray]]:
+    """Begins a copy of a network's weights to the host.
+
+    The returned function waits for it, also in another thread, and gives its ``policy_arrays``.
+    """
+    source, copied = parameters.flat, None
+    flat = torch.empty(source.shape, dtype=source.dtype, pin_memory=source.is_cuda)
+    flat.copy_(source, non_blocking=True)
+    if source.is_cuda:
+        copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        copied.record(torch.cuda.current_stream(source.device))
+
+    def read() -> dict[str, np.ndarray]:
+        if copied is not None:
+            copied.synchronize()
+        return policy_arrays(Parameters(flat, parameters.sizes, parameters.stack))
+
+    return read
 
 
 Work = Callable[[], object]
 
 
-class ThreadPair:
+class ThreadPair(AbstractContextManager["ThreadPair"]):
     """Two threads that share the work of an update, for the learner's second core. Use as a context or ``close`` it.
 
     The threads of one matmul wait for each other by spinning: if anything else runs on one of their cores, each matmul
@@ -337,11 +312,7 @@ class ThreadPair:
             self._handed.release()
             self._thread.join()
 
-    def __enter__(self) -> ThreadPair:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _run(self) -> None:
@@ -373,15 +344,13 @@ class MlpPasses:
 
     def __init__(self, parameters: Parameters, tape: Tape, pair: ThreadPair | None = None) -> None:
         self._parameters, self._tape, self._pair = parameters, tape, pair
-        rows, threads = tape.out.shape[2], 1 if pair is None else 2
-        step = chunk_rows(tape.out, rows)
+        device, rows = tape.out.device, tape.out.shape[2]
 
-        def cut(begin: int, end: int) -> list[tuple[slice, Tape]]:
-            ends = (slice(start, min(start + step, end)) for start in range(begin, end, step))
-            return [(chunk, tape.part(chunk.start, chunk.stop)) for chunk in ends]
+        def cut(chunks: list[slice]) -> list[tuple[slice, Tape]]:
+            return [(chunk, tape.part(chunk.start, chunk.stop)) for chunk in chunks]
 
-        self._shares = [cut(*ends) for ends in pairwise(rows * index // threads for index in range(threads + 1))]
-        self._down = cut(0, rows)
+        self._shares = [cut(chunks) for chunks in row_chunks(device, rows, 1 if pair is None else 2)]
+        self._down = cut(row_chunks(device, rows)[0])
 
     def forward(self, x: Tensor) -> Tensor:
         """``mlp_forward`` of x [1, M, I]."""
@@ -404,7 +373,7 @@ class MlpPasses:
                 self._by_both(self._pair, tape, x_t[:, :, rows], gradient, add=rows.start > 0)
 
     def _by_both(self, pair: ThreadPair, tape: Tape, x_t: Tensor, gradient: Parameters, *, add: bool) -> None:
-        head_weight_gradients(tape, gradient, add=add)
+        weight_gradients(tape, x_t, gradient, len(tape.hidden), add=add)
         input_gradients(self._parameters, tape, len(tape.hidden))
         for index in range(len(tape.hidden) - 1, 0, -1):
 

@@ -117,9 +117,7 @@ def categorical(logits: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
     return log_pi, log_pi.gather(0, index)[0]
 
 
-def categorical_backward(
-    log_pi: Tensor, index: Tensor, grad_log_prob: Tensor, entropy_weight: float
-) -> Tensor:
+def categorical_backward(log_pi: Tensor, index: Tensor, grad_log_prob: Tensor, entropy_weight: float) -> Tensor:
     """Gradient of ``sum(grad_log_prob log pi(a)) - entropy_weight sum H`` to the logits [K, B].
 
     With ``d log pi(a) / d logits = onehot(a) - pi`` and ``dH / d logits = -pi (log pi + H)``.
@@ -180,36 +178,26 @@ def clipped_value_error(value: Tensor, target: Tensor, old_value: Tensor, clip: 
     return error * (error.square() >= near.square())
 
 
-def gae(
+def advantages(
     reward: np.ndarray, value: np.ndarray, next_value: np.ndarray, terminated: np.ndarray, truncated: np.ndarray,
-    gamma: float, lam: float,
-) -> np.ndarray:
-    """Generalised advantage estimates (Schulman et al. 2016, arXiv 1506.02438, eq. 16).
+    gamma: float, lam: float, weight: np.ndarray | float = 1.0,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Value targets and generalised advantage estimates (Schulman et al. 2016, arXiv 1506.02438, eq. 16).
 
-    ``A_t = delta_t + gamma lam A_(t+1)`` with ``delta_t = r_t + gamma V(s_(t+1)) - V(s_t)``; the value's target is
+    ``A_t = delta_t + gamma lam A_(t+1)`` with ``delta_t = r_t + gamma V(s_(t+1)) - V(s_t)``; the target is
     ``A_t + V(s_t)``. ``value`` is V before a step and ``next_value`` V after it, of the true last state where the
     episode ends; ``lam`` 0 relies on the values, 1 on the rewards.
+
+    With importance weights ``min(1, pi / mu)`` they are those of V-trace (Espeholt et al. 2018, arXiv 1802.01561,
+    eq. 1, remark 2), whose rho is ``weight`` and whose c is ``lam weight``: ``v_t - V_t = w_t A_t`` with
+    ``A_t = delta_t + gamma lam (v_(t+1) - V_(t+1))``, without the advantage's own weight.
     """
-    return _backward(_delta(reward, value, next_value, terminated, gamma), _carried(terminated, truncated, gamma * lam))
-
-
-def vtrace(
-    reward: np.ndarray, value: np.ndarray, next_value: np.ndarray, terminated: np.ndarray, truncated: np.ndarray,
-    weight: np.ndarray, gamma: float, lam: float,
-) -> tuple[np.ndarray, np.ndarray]:
-    """V-trace targets and their advantages (Espeholt et al. 2018, arXiv 1802.01561, eq. 1, remark 2).
-
-    ``v_t - V_t = w_t A_t`` with ``A_t = delta_t + gamma lam (v_(t+1) - V_(t+1))``. With weights of 1 the advantages are
-    those of ``gae``; with ``lam`` 1 they are the paper's ``r_t + gamma v_(t+1) - V_t``.
-
-    Arguments are as for ``gae``; ``weight`` holds importance weights ``min(1, pi / mu)``, the paper's rho and, times
-    ``lam``, its c. Returns targets v_t, and advantages A_t without their own weight.
-    """
-    delta = _delta(reward, value, next_value, terminated, gamma)
-    carried = _carried(terminated, truncated, gamma * lam)
-    excess = _backward(weight * delta, weight * carried)
-    later = np.zeros_like(excess)
-    later[:-1] = excess[1:]
+    delta: np.ndarray = reward + gamma * np.where(terminated, 0.0, next_value).astype(value.dtype) - value
+    carried = np.where(np.logical_or(terminated, truncated), 0.0, gamma * lam).astype(np.float32)
+    excess, factor, later = weight * delta, weight * carried, np.zeros_like(delta)
+    for t in range(len(delta) - 2, -1, -1):
+        later[t] = excess[t + 1]
+        excess[t] += factor[t] * later[t]
     return excess + value, delta + carried * later
 
 
@@ -217,24 +205,3 @@ def explained_variance(value: np.ndarray, target: np.ndarray) -> float:
     """``1 - var(target - value) / var(target)``; NaN if all targets are equal."""
     variance = float(np.var(target))
     return 1.0 - float(np.var(target - value)) / variance if variance > 0.0 else float("nan")
-
-
-def _delta(
-    reward: np.ndarray, value: np.ndarray, next_value: np.ndarray, terminated: np.ndarray, gamma: float
-) -> np.ndarray:
-    delta: np.ndarray = reward + gamma * np.where(terminated, 0.0, next_value).astype(value.dtype) - value
-    return delta
-
-
-def _carried(terminated: np.ndarray, truncated: np.ndarray, factor: float) -> np.ndarray:
-    """Factor of the next step's sum in the sum of each step."""
-    ended = np.logical_or(terminated, truncated)
-    return np.where(ended, 0.0, factor).astype(np.float32)
-
-
-def _backward(term: np.ndarray, carried: np.ndarray) -> np.ndarray:
-    """``x_t = term_t + carried_t x_(t+1)``, with 0 after the last step."""
-    total = np.array(term)
-    for t in range(len(total) - 2, -1, -1):
-        total[t] += carried[t] * total[t + 1]
-    return total

@@ -58,38 +58,35 @@ Passed = tuple[Tensor, Tensor]
 """Outputs [K, M] and values [M] of the network's latest forward pass, over all samples."""
 
 
-class _Latest(NamedTuple):
-    """Of the latest gradient, for metrics; no view of a rollout's data, which is valid only during ``learn``."""
-
-    objective: Tensor  # [M]
-    log_ratio: Tensor  # [M]
-    value: Tensor  # [M]
-    target: Tensor  # [M]
-
-
 class OnPolicyAlgorithm(Algorithm):
     """Networks, losses and update of one algorithm, but for ``_update`` itself."""
 
     single_step: bool
     """True if a rollout gives one gradient step on all of it: then values and gradient share one pass."""
-    optimiser: FlatAdam | FlatRMSProp
 
     def __init__(
-        self, spec: EnvSpec, config: OnPolicyConfig, seed: int, device: str, correction: str, *, normalize_obs: bool,
-        dtype: torch.dtype = torch.float32,
+        self, spec: EnvSpec, config: OnPolicyConfig, seed: int, device: str, correction: str, *,
+        normalize_obs: bool = False,
     ) -> None:
         if correction not in CORRECTIONS:
             raise ConfigError(f"correction = {correction!r}: allowed is {', '.join(CORRECTIONS)}")
         if normalize_obs and spec.frames is not None:
             raise ConfigError("env.normalize_obs = true: images are scaled by 1/255 already; leave it out")
         self.correction = correction
-        self._device, self._dtype, self._shared = torch.device(device), dtype, config
+        self._device, self._config = torch.device(device), config
+        outputs, num_log_std = (spec.action_dim,) * 2 if spec.num_actions is None else (spec.num_actions, 0)
         generator = torch.Generator().manual_seed(seed)
-        self.net = _network(spec, config, generator, self._device, dtype)
+        shape = (outputs, num_log_std, config.hidden_sizes, generator, self._device)
+        self.net: MlpActorCritic | ConvActorCritic = (
+            MlpActorCritic(spec.obs_dim, *shape) if spec.frames is None
+            else ConvActorCritic(spec.frames, config.cnn, *shape)
+        )
+        self.net.log_std.fill_(config.initial_log_std)
         self._kind: CategoricalDistribution | GaussianDistribution = (
             GaussianDistribution(self.net.log_std, self.net.grad_log_std) if spec.num_actions is None
             else CategoricalDistribution(spec.num_actions)
         )
+        self.optimiser = self._new_optimiser()
         self._before = self.net.flat.clone() if correction == "delayed" else None
         """theta(j - 1)."""
         self._normalizer = Normalizer(spec.obs_dim) if normalize_obs else None
@@ -100,8 +97,14 @@ class OnPolicyAlgorithm(Algorithm):
             **self._kind.meta, "obs_dim": spec.obs_dim, "hidden_sizes": list(self.net.hidden_sizes),
             "activation": self.net.activation, **image,
         })
-        self._latest: _Latest | None = None
+        self._latest: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
+        """Objective, log-ratio, value and target [M] of the latest gradient; no view of a rollout's data, which is
+        valid only during ``learn``."""
         self._explained_variance = math.nan
+
+    @abstractmethod
+    def _new_optimiser(self) -> FlatAdam | FlatRMSProp:
+        """The optimiser of ``net``, by ``_config``."""
 
     @abstractmethod
     def _update(self, samples: Samples, passed: Passed | None, theta: Tensor | None) -> None:
@@ -125,43 +128,50 @@ class OnPolicyAlgorithm(Algorithm):
         ``batch`` was collected by theta(j) with correction "on-policy", by theta(j - 1) with the others. ``progress``
         is the finished share of the run, for the learning rate's schedule; None if unknown.
         """
-        config = self._shared
+        config = self._config
         over = 0.0 if progress is None or config.lr_schedule == "constant" else min(max(progress, 0.0), 1.0)
         self.optimiser.lr = config.lr * (1.0 - over)
         with torch.no_grad():
-            theta: Tensor | None = None
+            theta = None
             if self._before is not None:
                 theta = self.net.flat.clone()
                 self.net.flat.copy_(self._before)
-            self._update(*self._samples(batch), theta)
-            if self._before is not None and theta is not None:
                 self._before.copy_(theta)
-        self._take_statistics(batch)
+            self._update(*self._samples(batch), theta)
+        if self._normalizer is None:
+            return
+        if self._normalizer_before is not None:
+            self._normalizer_before.load_state(self._normalizer.state())
+        if np.isfinite(batch.obs).all():
+            self._normalizer.update(batch.obs.reshape(-1, batch.obs.shape[2]))
 
     def _samples(self, batch: RolloutBatch) -> tuple[Samples, Passed | None]:
         """The rollout with advantages and targets by the network's current parameters."""
         steps, envs = batch.reward.shape
         rows = steps * envs
         normalizer = self._normalizer if self._normalizer_before is None else self._normalizer_before
-        obs = self._tensor(_normalised(batch.obs.reshape(rows, *batch.obs.shape[2:]), normalizer))
-        action = self._tensor(np.array(batch.action).reshape(rows, -1))
-        log_prob = self._tensor(np.array(batch.log_prob).reshape(rows))
+        obs = self._tensor(batch.obs.reshape(rows, *batch.obs.shape[2:]), normalizer)
+        action, log_prob = self._tensor(batch.action.reshape(rows, -1)), self._tensor(batch.log_prob.reshape(rows))
         weighs = self.correction == "truncated-is"
         passed = self.net.forward(obs) if weighs or self.single_step else None
         value = self.net.values(obs) if passed is None else passed[1].clone()
-        weight = None
+        weight = torch.ones_like(value)
         if weighs and passed is not None:
             now = self._kind.log_prob(passed[0], action)
             weight = (now - log_prob).clamp_(max=0.0).exp_()
             log_prob = now
         old = value.cpu().numpy().reshape(steps, envs)
-        advantage, target = self._advantages(batch, old, self._next_values(batch, old, normalizer), weight)
+        ended = np.asarray(batch.terminated, bool), np.asarray(batch.truncated, bool)
+        reward = batch.reward if self._reward_scale is None else self._reward_scale.apply(batch.reward, *ended)
+        target, advantage = losses.advantages(
+            reward, old, self._next_values(batch, old, normalizer), *ended, self._config.gamma,
+            self._config.gae_lambda, weight.cpu().numpy().reshape(steps, envs),
+        )
         self._explained_variance = losses.explained_variance(old, target)
-        if self._shared.normalize_advantage:
+        if self._config.normalize_advantage:
             advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
         columns = self._tensor(np.stack((advantage.reshape(rows), target.reshape(rows)), 1))
-        weighted = columns[:, 0] if weight is None else columns[:, 0] * weight
-        samples = Samples(obs, action, log_prob, weighted, columns[:, 1], value)
+        samples = Samples(obs, action, log_prob, columns[:, 0] * weight, columns[:, 1], value)
         return samples, passed if self.single_step else None
 
     def _next_values(self, batch: RolloutBatch, value: np.ndarray, normalizer: Normalizer | None) -> np.ndarray:
@@ -170,27 +180,12 @@ class OnPolicyAlgorithm(Algorithm):
         following[:-1] = value[1:]
         asked = np.array(batch.truncated, dtype=bool)
         asked[-1] = True
-        own = self.net.values(self._tensor(_normalised(batch.next_obs[asked], normalizer)))
-        following[asked] = own.cpu().numpy()
+        following[asked] = self.net.values(self._tensor(batch.next_obs[asked], normalizer)).cpu().numpy()
         return following
-
-    def _advantages(
-        self, batch: RolloutBatch, value: np.ndarray, next_value: np.ndarray, weight: Tensor | None
-    ) -> tuple[np.ndarray, np.ndarray]:
-        config, reward = self._shared, batch.reward
-        ended = np.asarray(batch.terminated, bool), np.asarray(batch.truncated, bool)
-        if self._reward_scale is not None:
-            reward = self._reward_scale.apply(reward, *ended)
-        if weight is None:
-            advantage = losses.gae(reward, value, next_value, *ended, config.gamma, config.gae_lambda)
-            return advantage, advantage + value
-        weights = weight.cpu().numpy().reshape(reward.shape)
-        target, advantage = losses.vtrace(reward, value, next_value, *ended, weights, config.gamma, config.gae_lambda)
-        return advantage, target
 
     def _gradient(self, samples: Samples, passed: Passed | None = None) -> None:
         """The gradient of policy loss + value_coef value loss - entropy_coef entropy, all means over M."""
-        config, rows = self._shared, len(samples.target)
+        config, rows = self._config, len(samples.target)
         out, value = self.net.forward(samples.obs) if passed is None else passed
         log_prob = self._kind.log_prob(out, samples.action)
         log_ratio = log_prob - samples.log_prob
@@ -198,19 +193,15 @@ class OnPolicyAlgorithm(Algorithm):
         error = self._value_error(value, samples)
         grad_out = self._kind.backward(derivative.mul_(-1.0 / rows), config.entropy_coef / rows)
         self.net.backward(grad_out, error.mul_(config.value_coef / rows))
-        self._latest = _Latest(objective, log_ratio, value, samples.target)
+        self._latest = objective, log_ratio, value, samples.target
 
-    def _take_statistics(self, batch: RolloutBatch) -> None:
-        if self._normalizer is None:
-            return
-        if self._normalizer_before is not None:
-            self._normalizer_before.load_state(self._normalizer.state())
-        if np.isfinite(batch.obs).all():
-            self._normalizer.update(batch.obs.reshape(-1, batch.obs.shape[2]))
-
-    def _tensor(self, array: np.ndarray) -> Tensor:
-        tensor = torch.from_numpy(array)
-        return tensor.to(self._device) if tensor.dtype == torch.uint8 else tensor.to(self._device, self._dtype)
+    def _tensor(self, array: np.ndarray, normalizer: Normalizer | None = None) -> Tensor:
+        """A copy on the device; of observations normalised."""
+        own = np.array(array)
+        if normalizer is not None:
+            normalizer.apply(own)
+        tensor = torch.from_numpy(own)
+        return tensor.to(self._device) if tensor.dtype == torch.uint8 else tensor.to(self._device, self.net.flat.dtype)
 
     def metrics(self) -> dict[str, float]:
         if self._latest is None:
@@ -229,7 +220,7 @@ class OnPolicyAlgorithm(Algorithm):
     def _divergence(self) -> Tensor:
         """Divergence in nat on the latest minibatch by the estimator k3 of Schulman 2020, never negative."""
         assert self._latest is not None
-        log_ratio = self._latest.log_ratio
+        log_ratio = self._latest[1]
         return (log_ratio.exp() - 1.0 - log_ratio).mean()
 
     def updates_skipped(self) -> int:
@@ -237,7 +228,7 @@ class OnPolicyAlgorithm(Algorithm):
 
     def policy_arrays(self) -> dict[str, np.ndarray]:
         """Theta(j)'s policy and its normalizer."""
-        arrays = {name: tensor.numpy() for name, tensor in self.net.policy_arrays().items()}
+        arrays = self.net.policy_arrays()
         if len(self.net.log_std):
             arrays["log_std"] = self.net.log_std.to("cpu", copy=True).numpy()
         return arrays if self._normalizer is None else arrays | self._normalizer.arrays()
@@ -268,28 +259,6 @@ class OnPolicyAlgorithm(Algorithm):
         return own | {f"optimiser.{name}": tensor for name, tensor in self.optimiser.tensors().items()}
 
 
-def _network(
-    spec: EnvSpec, config: OnPolicyConfig, generator: torch.Generator, device: torch.device, dtype: torch.dtype
-) -> MlpActorCritic | ConvActorCritic:
-    outputs = spec.action_dim if spec.num_actions is None else spec.num_actions
-    num_log_std = spec.action_dim if spec.num_actions is None else 0
-    hidden = config.hidden_sizes
-    net: MlpActorCritic | ConvActorCritic
-    if spec.frames is None:
-        net = MlpActorCritic(spec.obs_dim, outputs, num_log_std, hidden, generator, device, dtype)
-    else:
-        net = ConvActorCritic(spec.frames, outputs, num_log_std, config.cnn, hidden, generator, device, dtype)
-    net.log_std.fill_(config.initial_log_std)
-    return net
-
-
-def _normalised(obs: np.ndarray, normalizer: Normalizer | None) -> np.ndarray:
-    own = np.array(obs)
-    if normalizer is not None:
-        normalizer.apply(own)
-    return own
-
-
 class RewardScale:
     """Divides rewards by the running standard deviation of their discounted returns, as OpenAI's baselines do.
 
@@ -314,18 +283,15 @@ class RewardScale:
         for t, row in enumerate(reward):
             found[t] = self._returns = self._gamma * self._returns + row
             self._returns = self._returns * kept[t]
-        self._take(found)
+        # Chan et al. 1979, parallel variance.
+        mean, count = float(found.mean()), float(found.size)
+        delta, total = mean - self._mean, self._count + count
+        self._m2 += float(((found - mean) ** 2).sum()) + delta**2 * self._count * count / total
+        self._mean += delta * count / total
+        self._count = total
         scaled = reward / max(np.sqrt(self._m2 / self._count), 1e-4)
         clipped: np.ndarray = np.clip(scaled, -self.CLIP, self.CLIP).astype(np.float32)
         return clipped
-
-    def _take(self, values: np.ndarray) -> None:
-        """Chan et al. 1979, parallel variance."""
-        mean, count = float(values.mean()), float(values.size)
-        delta, total = mean - self._mean, self._count + count
-        self._m2 += float(((values - mean) ** 2).sum()) + delta**2 * self._count * count / total
-        self._mean += delta * count / total
-        self._count = total
 
     def state(self) -> dict[str, Any]:
         return {"count": self._count, "mean": self._mean, "m2": self._m2, "returns": self._returns.tolist()}
@@ -346,12 +312,12 @@ class MlpActorCritic:
 
     def __init__(
         self, obs_dim: int, outputs: int, num_log_std: int, hidden_sizes: tuple[int, ...], generator: torch.Generator,
-        device: torch.device, dtype: torch.dtype = torch.float32,
+        device: torch.device,
     ) -> None:
         sizes = (obs_dim, *hidden_sizes, outputs)
         count = parameter_count(sizes, 2)
         self.hidden_sizes = hidden_sizes
-        self.flat = torch.zeros(count + num_log_std, device=device, dtype=dtype)
+        self.flat = torch.zeros(count + num_log_std, device=device)
         self.gradient = torch.zeros_like(self.flat)
         self.log_std, self.grad_log_std = self.flat[count:], self.gradient[count:]
         self._parameters = Parameters(self.flat[:count], sizes, 2)
@@ -387,7 +353,7 @@ class MlpActorCritic:
         tape = Tape.allocate(self._value, obs.shape[0], tanh=True)
         return mlp_forward(self._value, obs.unsqueeze(0), tape)[0, 0]
 
-    def policy_arrays(self) -> dict[str, Tensor]:
+    def policy_arrays(self) -> dict[str, np.ndarray]:
         return policy_arrays(self._policy)
 
 

@@ -26,7 +26,6 @@ from spreeze.algorithms.on_policy import OnPolicyAlgorithm, Passed, Samples
 from spreeze.algorithms.optimizers import FlatAdam
 from spreeze.config.schema import PPOConfig
 from spreeze.errors import ConfigError
-from spreeze.types import EnvSpec
 
 _STEP_FACTOR = 1.5
 """Factor of the step size after a rollout whose divergence was too large or too small."""
@@ -36,24 +35,18 @@ _LEAST_STEP_SHARE = 0.01
 class PPO(OnPolicyAlgorithm):
     name = "ppo"
     single_step = False
+    _config: PPOConfig
+    _step_share = 1.0
+    """Share of the scheduled step size that the divergence so far allows."""
 
-    def __init__(
-        self, spec: EnvSpec, config: PPOConfig, seed: int, device: str, correction: str, *, normalize_obs: bool = False,
-        **options: Any,
-    ) -> None:
-        super().__init__(spec, config, seed, device, correction, normalize_obs=normalize_obs, **options)
-        self._config = config
-        self.optimiser: FlatAdam = FlatAdam(
-            self.net.flat, self.net.gradient, config.lr, config.adam_eps, config.max_grad_norm
-        )
-        self._blocks: _Blocks | None = None
-        self._step_share = 1.0
-        """Share of the scheduled step size that the divergence so far allows."""
+    def _new_optimiser(self) -> FlatAdam:
+        config = self._config
+        return FlatAdam(self.net.flat, self.net.gradient, config.lr, config.adam_eps, config.max_grad_norm)
 
     def metrics(self) -> dict[str, float]:
         found = super().metrics()
-        if self._latest is not None and not self._latest.log_ratio.isnan().any():
-            outside = self._latest.log_ratio.expm1().abs_() > self._config.clip
+        if self._latest is not None and not self._latest[1].isnan().any():
+            outside = self._latest[1].expm1().abs_() > self._config.clip
             found["clip_share"] = outside.float().mean().item()
         return found
 
@@ -62,15 +55,13 @@ class PPO(OnPolicyAlgorithm):
         if rows % config.minibatches:
             raise ConfigError(f"ppo.minibatches = {config.minibatches}: {rows} env steps of a rollout cannot be cut "
                               "into that many equal parts")
-        if self._blocks is None or not self._blocks.fits(samples):
-            self._blocks = _Blocks(samples, config.minibatches)
         start = self.net.flat.clone() if theta is not None else None
-        self._blocks.fill(samples)
         self.optimiser.lr *= self._step_share
         divergences: list[Tensor] = []
         for epoch in range(config.epochs):
-            for part in self._blocks.shuffled(self._generator):
-                self._gradient(part)
+            order = torch.randperm(rows, generator=self._generator).to(self._device)
+            for chosen in order.chunk(config.minibatches):
+                self._gradient(Samples(*(column[chosen] for column in samples)))
                 if config.target_kl is not None and epoch == config.epochs - 1:
                     divergences.append(self._divergence())
                 self.optimiser.step()
@@ -107,47 +98,3 @@ def adapted_share(share: float, divergence: float, target: float) -> float:
     if not divergence <= 2.0 * target:
         return max(_LEAST_STEP_SHARE, share / _STEP_FACTOR)
     return min(1.0, share * _STEP_FACTOR) if divergence < 0.5 * target else share
-
-
-class _Blocks:
-    """A rollout's samples side by side in one block of rows, a shuffled copy of it, and its parts.
-
-    One gather shuffles all columns, and the parts are views that are made once.
-    """
-
-    def __init__(self, samples: Samples, parts: int) -> None:
-        rows, columns = len(samples.target), samples.action.shape[1] + 4
-        self._images = samples.obs.dim() > 2
-        self._wide = 0 if self._images else samples.obs.shape[1]
-        self._rows = samples.target.new_zeros(rows, self._wide + columns)
-        self._copy = torch.zeros_like(self._rows)
-        self._frames = torch.zeros_like(samples.obs) if self._images else samples.obs
-        self._source = samples.obs
-        whole = self._views(self._copy, self._frames, samples.action.shape[1])
-        self._own = self._views(self._rows, self._frames, samples.action.shape[1])
-        size = rows // parts
-        self._parts = [Samples(*(column[at : at + size] for column in whole)) for at in range(0, rows, size)]
-        self._order = torch.empty(rows, dtype=torch.int64)
-
-    def _views(self, rows: Tensor, frames: Tensor, actions: int) -> Samples:
-        wide = self._wide
-        obs = frames if self._images else rows[:, :wide]
-        last = (rows[:, wide + actions + index] for index in range(4))
-        return Samples(obs, rows[:, wide : wide + actions], *last)
-
-    def fits(self, samples: Samples) -> bool:
-        return self._source.shape == samples.obs.shape
-
-    def fill(self, samples: Samples) -> None:
-        for own, new in zip(self._own[self._images :], samples[self._images :], strict=True):
-            own.copy_(new)
-        self._source = samples.obs
-
-    def shuffled(self, generator: torch.Generator) -> list[Samples]:
-        """The parts, after all rows were put into a new random order."""
-        torch.randperm(len(self._order), generator=generator, out=self._order)
-        order = self._order.to(self._rows.device)
-        torch.index_select(self._rows, 0, order, out=self._copy)
-        if self._images:
-            torch.index_select(self._source, 0, order, out=self._frames)
-        return self._parts

@@ -19,16 +19,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from spreeze.cli.arguments import build_parser, guarded, user_values
 from spreeze.cli.terminal import open_view, show_tuning
-from spreeze.config.devices import check_precision, named_devices
 from spreeze.config.layers import Layer, Settings, default_of, from_toml, iterate, resolve, to_toml, with_algorithm
 from spreeze.config.modes import recorded
 from spreeze.config.profiles import applicable, read_profile, task_profile
 from spreeze.envs.make import bullet_engine, default_env_id, refuse_foreign
 from spreeze.envs.probe import Probe, probe_env
 from spreeze.errors import ConfigError, ResourceError, RunError
-from spreeze.machine.hardware import Machine, read_machine
+from spreeze.machine.hardware import Machine, check_precision, named_devices, read_machine
 from spreeze.machine.output import complain, emit, say
 from spreeze.modes.load import load_mode
 from spreeze.run_directory import (
@@ -36,7 +37,6 @@ from spreeze.run_directory import (
     find_run,
     new_name,
     process_age_s,
-    process_start_time,
     read_run,
     refuse_links,
     versions,
@@ -267,7 +267,7 @@ def _describe(plan: RunPlan, run_dir: RunDir, machine: Machine) -> None:
         state="starting", sessions=sessions, env_id=plan.spec.env_id, algo=plan.config.run.algo,
         mode=plan.config.run.mode, wiring=recorded(plan.config.wiring), seed=plan.config.run.seed,
         nonce=run_dir.nonce, command=sys.argv,
-        versions=versions(), machine=machine.one_line(), pid=os.getpid(), create_time=process_start_time(),
+        versions=versions(), machine=machine.one_line(), pid=os.getpid(), create_time=psutil.Process().create_time(),
         **({"started": time.strftime("%Y-%m-%dT%H:%M:%S%z")} if sessions == 1 else {}),
     )
 

@@ -10,9 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from spreeze.config.modes import DECLARED, Mode, declared_by
-from spreeze.errors import ConfigError, did_you_mean
-from spreeze.formatting import clean
+from spreeze.config.modes import DECLARED, Mode, extended, find
+from spreeze.errors import ConfigError
 from spreeze.types import EnvSpec, Reasoned
 
 Maker = str | Callable[..., Any]
@@ -67,36 +66,18 @@ ALGORITHMS = OFF_POLICY + ON_POLICY
 
 
 def rows(import_module: str | None = None) -> dict[str, AlgorithmRow]:
-    """Name -> row: the declared ones, then those of a module.
-
-    Args:
-        import_module: of the command's ``--import``; it is imported. Never a name out of a file.
-
-    Raises:
-        ConfigError: the module cannot be imported, or declares what is no new algorithm.
-    """
-    found = {row.name: row for row in sorted(ROWS, key=lambda row: ALGORITHMS.index(row.name))}
-    for row in declared_by(import_module, "ALGORITHMS") if import_module is not None else ():
-        if not isinstance(row, AlgorithmRow) or row.name in found or row.config is None:
-            raise ConfigError(f"--import {import_module}: ALGORITHMS holds {clean(repr(row), 200)}; expected a "
-                              f"config.algorithms.AlgorithmRow with a config, named none of {', '.join(found)}")
-        found[row.name] = row
+    """Name -> row: the declared ones, then those of a module (see ``modes.extended``)."""
+    declared = {row.name: row for row in sorted(ROWS, key=lambda row: ALGORITHMS.index(row.name))}
+    found: dict[str, AlgorithmRow] = extended(declared, import_module, "ALGORITHMS", AlgorithmRow)
+    if own := [row.name for row in found.values() if row.name not in ALGORITHMS and row.config is None]:
+        raise ConfigError(f"--import {import_module}: algorithm {own[0]!r} has no config")
     return found
 
 
 def find_row(name: str, import_module: str | None = None) -> AlgorithmRow:
-    """The row of that name; the module is imported only where none of the declared rows has it.
-
-    Raises:
-        ConfigError: there is none; the message names those that are there.
-    """
-    known = rows()
-    if name not in known and import_module is not None:
-        known = rows(import_module)
-    if name not in known:
-        more = "" if import_module else " (and what a module of --import declares)"
-        raise ConfigError(f"run.algo = {name!r}: allowed is {', '.join(known)}{more}{did_you_mean(name, known)}")
-    return known[name]
+    """The row of that name (see ``modes.find``)."""
+    row: AlgorithmRow = find(name, import_module, rows, "run.algo")
+    return row
 
 
 def fitting_algorithms(spec: EnvSpec, mode: Mode | None = None) -> tuple[str, ...]:
@@ -112,21 +93,15 @@ def default_algorithm(spec: EnvSpec, mode: Mode) -> Reasoned:
 
 
 def check_algorithm(name: str, spec: EnvSpec, mode: Mode) -> None:
-    """Rejects an algorithm that cannot learn this environment's actions, or that the mode does not run.
-
-    Raises:
-        ConfigError: it does not fit; the message says what would.
-    """
+    """Rejects an algorithm that does not fit the environment or the mode, with a ConfigError that says what would."""
     row, fitting = find_row(name, spec.import_module), fitting_algorithms(spec, mode)
     if not row.fits(spec):
         raise ConfigError(f"--algo {name}: {spec.env_id} has {task_text(spec)}; {_listed(fitting, 'fit')}")
     if not row.runs_in(mode):
         needs = "what its own policy has just collected" if row.on_policy else "replay"
         modes = [f"--mode {other.name}" for other in DECLARED if row.runs_in(other)]
-        raise ConfigError(
-            f"--algo {name}: it learns from {needs}, which mode {mode.name} does not have; use {' or '.join(modes)}, "
-            f"or --algo {' or '.join(fitting)}"
-        )
+        raise ConfigError(f"--algo {name}: it learns from {needs}, which mode {mode.name} does not have; use "
+                          f"{' or '.join(modes)}, or --algo {' or '.join(fitting)}")
 
 
 def task_text(spec: EnvSpec) -> str:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import dataclasses
 import tomllib
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 from spreeze.config.algorithms import ALGORITHMS, check_algorithm, default_algorithm, find_row
-from spreeze.config.schema import PARTS, Config, Part, algorithm_part
+from spreeze.config.schema import PARTS, Config, algorithm_part
 from spreeze.errors import ConfigError, did_you_mean
 from spreeze.types import EnvSpec
 
@@ -57,41 +58,46 @@ def iterate(config: Config) -> list[tuple[str, str, Any]]:
 
 
 def resolve(layers: list[Layer], import_module: str | None = None) -> Settings:
-    """Merges layers, later ones winning, and checks the result.
+    """Merges layers, weakest first, and checks the result.
 
-    Args:
-        layers: weakest first.
-        import_module: of the command's ``--import``, imported where the algorithm is none of Spreeze's own; None: as
-            the ``USER`` layer says. Never a name out of a file.
+    ``import_module`` is that of the command's ``--import``, imported where the algorithm is none of Spreeze's own;
+    None: as the ``USER`` layer says. Never a name out of a file.
 
     Raises:
         ConfigError: unknown part or field (with the nearest known one), wrong type or range.
     """
-    known, own = _parts(layers, import_module)
+    known, own = PARTS, None
+    algo, source = _said(layers, "run", "algo")
+    if isinstance(algo, str) and algo not in ALGORITHMS:
+        module = import_module or _said([layer for layer in layers if layer.source == USER], "env", "import_module")[0]
+        try:
+            known, own = {**PARTS, algo: algorithm_part(algo, module)}, algo
+        except ConfigError as error:
+            raise ConfigError(f"{source}: {error}") from None
     merged: Values = {part: {} for part in known}
     sources: dict[str, str] = {}
     for layer in layers:
         for part, fields in layer.values.items():
-            _check_part(part, fields, layer.source, known)
+            if part not in known:
+                raise ConfigError(f"{layer.source}: unknown part '{part}'{did_you_mean(part, known)} "
+                                  f"(parts: {', '.join(known)})")
+            if not isinstance(fields, dict):
+                raise ConfigError(f"{layer.source}: {part} = {fields!r}: expected a table of fields")
+            names = [item.name for item in dataclasses.fields(known[part])]
             for name, value in fields.items():
-                _check_field(part, name, layer.source, known)
+                if name not in names:
+                    raise ConfigError(f"{layer.source}: unknown key '{part}.{name}'{did_you_mean(name, names)} "
+                                      f"(known: {', '.join(names)})")
                 merged[part][name] = value
                 sources[f"{part}.{name}"] = layer.source
-    parts = {"imported" if part == own else part: _build(cls, part, merged[part], sources)
-             for part, cls in known.items()}
+    parts: dict[str, Any] = {}
+    for part, cls in known.items():
+        try:
+            parts["imported" if part == own else part] = cls(**merged[part])
+        except ConfigError as error:
+            name = str(error).split(" ", 1)[0].rstrip(":")
+            raise ConfigError(f"{sources.get(f'{part}.{name}', 'settings')}: {part}.{error}") from None
     return Settings(config=Config(**parts), sources=sources)
-
-
-def _parts(layers: list[Layer], import_module: str | None) -> tuple[dict[str, type[Part]], str | None]:
-    """The parts that there are, and which of them is an imported algorithm's, if any."""
-    algo, source = _said(layers, "run", "algo")
-    if not isinstance(algo, str) or algo in ALGORITHMS:
-        return PARTS, None
-    module = import_module or _said([layer for layer in layers if layer.source == USER], "env", "import_module")[0]
-    try:
-        return {**PARTS, algo: algorithm_part(algo, module)}, algo
-    except ConfigError as error:
-        raise ConfigError(f"{source}: {error}") from None
 
 
 def _said(layers: list[Layer], part: str, name: str) -> tuple[Any, str]:
@@ -103,50 +109,21 @@ def _said(layers: list[Layer], part: str, name: str) -> tuple[Any, str]:
     return None, ""
 
 
-def _check_part(part: str, fields: Any, source: str, known: dict[str, type[Part]]) -> None:
-    if part not in known:
-        raise ConfigError(f"{source}: unknown part '{part}'{did_you_mean(part, known)} (parts: {', '.join(known)})")
-    if not isinstance(fields, dict):
-        raise ConfigError(f"{source}: {part} = {fields!r}: expected a table of fields")
-
-
-def _check_field(part: str, name: str, source: str, known: dict[str, type[Part]]) -> None:
-    names = [item.name for item in dataclasses.fields(known[part])]
-    if name not in names:
-        raise ConfigError(
-            f"{source}: unknown key '{part}.{name}'{did_you_mean(name, names)} (known: {', '.join(names)})"
-        )
-
-
-def _build(cls: type[Part], part: str, values: dict[str, Any], sources: dict[str, str]) -> Any:
-    try:
-        return cls(**values)
-    except ConfigError as error:
-        name = str(error).split(" ", 1)[0].rstrip(":")
-        source = sources.get(f"{part}.{name}", "settings")
-        raise ConfigError(f"{source}: {part}.{error}") from None
-
-
 def with_algorithm(layers: list[Layer], settings: Settings, spec: EnvSpec) -> tuple[Settings, str | None]:
     """The settings with an algorithm that fits the actions, and why that one where nobody had named any.
 
     The algorithm's own defaults come with it. PPO and A2C over vectors learn on the CPU, a GPU or not: their networks
-    are small, 64 x 64 units by default, and a GPU would wait for its next kernel most of the time.
-
-    Args:
-        layers: what ``settings`` was resolved from; what is chosen is put below them, and a device of "auto" taken out
-            of them where it is.
-        settings: checked.
-        spec: the environment.
+    are small, 64 x 64 units by default, and a GPU would wait for its next kernel most of the time. What is chosen is
+    put below the ``layers`` of ``settings``, and a device of "auto" taken out of them where it is.
 
     Raises:
         ConfigError: the algorithm that was named does not fit the actions or the mode.
     """
     reason = None
     if "run.algo" not in settings.sources:
-        choice = default_algorithm(spec, settings.config.mode)
-        layers.insert(0, Layer("action space", {"run": {"algo": choice.value}}))
-        settings, reason = resolve(layers), choice.reason
+        algo, reason = default_algorithm(spec, settings.config.mode)
+        layers.insert(0, Layer("action space", {"run": {"algo": algo}}))
+        settings = resolve(layers)
     check_algorithm(settings.config.run.algo, spec, settings.config.mode)
     correction = find_row(settings.config.run.algo, spec.import_module).correction
     if correction is not None and "rollout.correction" not in settings.sources:
@@ -166,14 +143,10 @@ def default_of(settings: Settings) -> str:
 
 
 def parse_assignment(text: str) -> Values:
-    """``part.field=value`` (a TOML value, or bare text) as values.
-
-    Raises:
-        ConfigError: no '=' or no '.'.
-    """
+    """``part.field=value`` (a TOML value, or bare text) as values."""
     key, sep, raw = text.partition("=")
-    part, dot, name = key.strip().partition(".")
-    if not sep or not dot or not part or not name:
+    part, _, name = key.strip().partition(".")
+    if not (sep and part and name):
         raise ConfigError(f"--set {text!r}: expected part.field=value, for example sac.gamma=0.98")
     try:
         value = tomllib.loads(f"value = {raw.strip()}")["value"]
@@ -185,13 +158,11 @@ def parse_assignment(text: str) -> Values:
 def to_toml(settings: Settings) -> str:
     """The resolved configuration as TOML, each line with the source of its value."""
     lines: list[str] = []
-    for name, part in settings.config.parts().items():
-        lines.append(f"[{name}]")
-        for item in dataclasses.fields(part):
-            value = getattr(part, item.name)
-            source = settings.sources.get(f"{name}.{item.name}", "default")
-            text = f"# {item.name} is not set" if value is None else f"{item.name} = {toml_value(value)}"
-            lines.append(f"{text}  # {source}")
+    for part, fields in groupby(iterate(settings.config), key=lambda item: item[0]):
+        lines.append(f"[{part}]")
+        for _, name, value in fields:
+            text = f"# {name} is not set" if value is None else f"{name} = {toml_value(value)}"
+            lines.append(f"{text}  # {settings.sources.get(f'{part}.{name}', 'default')}")
         lines.append("")
     return "\n".join(lines)
 
@@ -217,12 +188,10 @@ def from_toml(text: str, source: str, import_module: str | None = None) -> Setti
 
 def renewed(values: Values) -> Values:
     """Settings of earlier versions, from a file, as they are called now; changed in place."""
-    for (part, name), harmless in _GONE.items():
-        fields = values.get(part)
-        if isinstance(fields, dict) and fields.get(name) == harmless:
-            del fields[name]
-    for (part, name), new in _RENAMED.items():
-        fields = values.get(part)
-        if isinstance(fields, dict) and name in fields:
-            fields[new] = fields.pop(name)
+    for part, fields in values.items():
+        for name in list(fields) if isinstance(fields, dict) else ():
+            if (part, name) in _GONE and fields[name] == _GONE[part, name]:
+                del fields[name]
+            elif (part, name) in _RENAMED:
+                fields[_RENAMED[part, name]] = fields.pop(name)
     return values

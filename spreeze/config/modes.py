@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,35 +112,43 @@ _MOST_STAGES = 8
 
 
 def modes(import_module: str | None = None) -> dict[str, Mode]:
-    """Name -> mode: the declared ones, then those of a module.
-
-    Args:
-        import_module: of the command's ``--import``; it is imported. Never a name out of a file.
-
-    Raises:
-        ConfigError: the module cannot be imported, or declares what is no new mode.
-    """
-    found = {mode.name: mode for mode in DECLARED}
-    for mode in declared_by(import_module, "MODES") if import_module is not None else ():
-        if not isinstance(mode, Mode) or mode.name in found:
-            raise ConfigError(f"--import {import_module}: MODES holds {clean(repr(mode), 200)}; expected a "
-                              f"config.modes.Mode whose name is none of {', '.join(found)}")
-        found[mode.name] = mode
-    return found
+    """Name -> mode: the declared ones, then those of a module (see ``extended``)."""
+    return extended({mode.name: mode for mode in DECLARED}, import_module, "MODES", Mode)
 
 
 def find_mode(name: str, import_module: str | None = None) -> Mode:
-    """The mode of that name; the module is imported only where none of the declared modes has it.
+    """The mode of that name (see ``find``)."""
+    mode: Mode = find(name, import_module, modes, "run.mode")
+    return mode
+
+
+def find(name: str, import_module: str | None, table: Callable[[str | None], dict[str, Any]], key: str) -> Any:
+    """A row of a table; the module is imported only where none of the declared rows has that name.
 
     Raises:
         ConfigError: there is none; the message names those that are there.
     """
-    known = modes()
+    known = table(None)
     if name not in known and import_module is not None:
-        known = modes(import_module)
+        known = table(import_module)
     if name not in known:
-        raise ConfigError(f"run.mode = {name!r}: allowed is {', '.join(known)}{did_you_mean(name, known)}")
+        more = "" if import_module else " (and what a module of --import declares)"
+        raise ConfigError(f"{key} = {name!r}: allowed is {', '.join(known)}{more}{did_you_mean(name, known)}")
     return known[name]
+
+
+def extended(known: dict[str, Any], module: str | None, name: str, kind: type) -> dict[str, Any]:
+    """A table with the rows that a module of the command's ``--import`` declares; never a name out of a file.
+
+    Raises:
+        ConfigError: the module cannot be imported, or declares what is no new row.
+    """
+    for row in declared_by(module, name) if module is not None else ():
+        if not isinstance(row, kind) or row.name in known:  # type: ignore[attr-defined]
+            raise ConfigError(f"--import {module}: {name} holds {clean(repr(row), 200)}; expected a "
+                              f"{kind.__module__}.{kind.__name__} whose name is none of {', '.join(known)}")
+        known[row.name] = row  # type: ignore[attr-defined]
+    return known
 
 
 def declared_by(module: str, name: str) -> Iterable[Any]:

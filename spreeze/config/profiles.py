@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from spreeze.config.layers import Layer, Settings, Values, iterate, renewed, toml_value
-from spreeze.config.schema import check_name
+from spreeze.config.schema import check_name, field_of
 from spreeze.errors import ConfigError, ResourceError, did_you_mean
 
 PROFILE_DIR = Path(__file__).resolve().parents[2] / "profiles"
@@ -30,14 +30,10 @@ def read_profile(name_or_path: str) -> Layer:
     Raises:
         ConfigError: not found, too large, not TOML, or a key that only the command line may set.
     """
-    path = Path(name_or_path)
-    if path.suffix != ".toml":
-        path = PROFILE_DIR / f"{check_name(name_or_path)}.toml"
+    path = _path(name_or_path)
     if not path.is_file():
         known = profile_names()
-        raise ConfigError(
-            f"no profile '{name_or_path}'{did_you_mean(name_or_path, known)} (known: {', '.join(known) or 'none'})"
-        )
+        raise ConfigError(f"no profile '{name_or_path}'{did_you_mean(name_or_path, known)} (known: {', '.join(known)})")
     if path.stat().st_size > MAX_PROFILE_BYTES:
         raise ConfigError(f"profile {path} has {path.stat().st_size} bytes; at most {MAX_PROFILE_BYTES}")
     try:
@@ -78,32 +74,24 @@ def applicable(layer: Layer, machine_id: str) -> tuple[Layer, list[str]]:
     if made_on is None or made_on == machine_id:
         return layer, []
     values: Values = {}
-    dropped, kept = [], []
+    dropped = []
     for part, fields in layer.values.items():
         for name, value in fields.items():
             if f"{part}.{name}" in MACHINE_FIELDS:
                 dropped.append(f"{part}.{name} = {value}")
             else:
                 values.setdefault(part, {})[name] = value
-                kept.append(f"{part}.{name}")
     notes = [f"{layer.source} was made on another machine ({layer.about.get('machine', 'not described')})"]
     if dropped:
         notes.append(f"  these do not apply here and are left out: {', '.join(dropped)}")
-    if "learner.batch_size" in kept:
-        notes.append(f"  its batch of {values['learner']['batch_size']} is kept; --auto measures what this machine "
-                     "does best")
+    if batch := values.get("learner", {}).get("batch_size"):
+        notes.append(f"  its batch of {batch} is kept; --auto measures what this machine does best")
     return dataclasses.replace(layer, values=values), notes
 
 
 def export_path(name_or_path: str) -> Path:
-    """Where a profile is written: ``profiles/NAME.toml``, or the path itself if it ends with ``.toml``.
-
-    Raises:
-        ConfigError: an impossible name, a missing folder, or a file that is there already.
-    """
-    path = Path(name_or_path)
-    if path.suffix != ".toml":
-        path = PROFILE_DIR / f"{check_name(name_or_path)}.toml"
+    """Where a profile is written; a ConfigError if that is impossible or there already."""
+    path = _path(name_or_path)
     if not path.parent.is_dir():
         raise ConfigError(f"--export {name_or_path}: there is no folder {path.parent}")
     if path.exists():
@@ -111,25 +99,20 @@ def export_path(name_or_path: str) -> Path:
     return path
 
 
-def write_profile(path: Path, settings: Settings, record: dict[str, Any], machine: str) -> None:
-    """Writes a profile that anybody can load with ``--profile``.
+def _path(name_or_path: str) -> Path:
+    """``profiles/NAME.toml``, or the path itself if it ends with ``.toml``."""
+    path = Path(name_or_path)
+    return path if path.suffix == ".toml" else PROFILE_DIR / f"{check_name(name_or_path)}.toml"
 
-    Args:
-        path: file to make.
-        settings: the resolved whole, the tuner's choice included; what is only default is not written.
-        record: the tuner's result.
-        machine: this machine in one line.
+
+def write_profile(path: Path, settings: Settings, record: dict[str, Any], machine: str) -> None:
+    """Writes the settings that are not default as a profile that anybody can load with ``--profile``.
+
+    ``record`` is the tuner's result, ``machine`` this machine in one line.
 
     Raises:
         ResourceError: the file cannot be written.
     """
-    try:
-        path.write_text(_text(settings, record, machine), encoding="utf-8")
-    except OSError as error:
-        raise ResourceError(f"cannot write {path}: {error}") from None
-
-
-def _text(settings: Settings, record: dict[str, Any], machine: str) -> str:
     about = {
         "machine": (machine, "where it was measured"),
         "machine_id": (record["machine_id"], "fields of the machine apply only where this is the same"),
@@ -138,8 +121,7 @@ def _text(settings: Settings, record: dict[str, Any], machine: str) -> str:
         "objective": (record["objective"], record["formula"]),
     }
     lines = ["# Measured and written by python -m spreeze tune --export; load it with --profile.", "[about]"]
-    lines += [f"{name} = {toml_value(value)}  # {_comment(meaning)}" for name, (value, meaning) in about.items()]
-    reasons = record["reasons"]
+    lines += [f"{name} = {toml_value(value)}  # {' '.join(text.split())}" for name, (value, text) in about.items()]
     part_now = None
     for part, name, value in iterate(settings.config):
         key = f"{part}.{name}"
@@ -149,11 +131,10 @@ def _text(settings: Settings, record: dict[str, Any], machine: str) -> str:
         if part != part_now:
             lines += ["", f"[{part}]"]
             part_now = part
-        unit = settings.config.parts()[part].__dataclass_fields__[name].metadata["unit"]
-        why = reasons[key] if source == "tuner" and key in reasons else source
-        lines.append(f"{name} = {toml_value(value)}  # [{unit or '1'}]; {_comment(why)}")
-    return "\n".join(lines) + "\n"
-
-
-def _comment(text: str) -> str:
-    return " ".join(text.split())
+        unit = field_of(key, settings.config).metadata["unit"]
+        why = record["reasons"].get(key, source) if source == "tuner" else source
+        lines.append(f"{name} = {toml_value(value)}  # [{unit or '1'}]; {' '.join(why.split())}")
+    try:
+        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ResourceError(f"cannot write {path}: {error}") from None

@@ -28,18 +28,11 @@ def setting(
 ) -> Any:
     """A dataclass field: all that is known of a setting, for checks, the command line and the page.
 
-    Args:
-        default: its value where nobody sets it; None: it is not set.
-        doc: its meaning; of a switch what is done while it is on.
-        unit: of a number.
-        low: least value, itself allowed.
-        high: greatest value, itself allowed.
-        choices: all that is allowed.
-        flag: short name on the command line; that of a switch inverts its default (``--no-…`` if the default is on).
+    ``doc`` says of a switch what is done while it is on. ``low`` and ``high`` are themselves allowed. The ``flag`` of a
+    switch inverts its default (``--no-...`` if the default is on).
     """
-    return field(default=default, metadata={
-        "doc": doc, "unit": unit, "low": low, "high": high, "choices": choices, "flag": flag,
-    })
+    known = {"doc": doc, "unit": unit, "low": low, "high": high, "choices": choices, "flag": flag}
+    return field(default=default, metadata=known)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,15 +48,20 @@ class Part:
 
 def _coerced(value: Any, hint: Any, item: dataclasses.Field[Any]) -> Any:
     """``value`` as the field's type, or a ConfigError that names the field and what is allowed."""
-    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    if value is None and type(None) in options:
+    wanted = _set_type(hint)
+    if value is None and wanted is not hint:
         return None
-    wanted = next(option for option in options if option is not type(None))
     if typing.get_origin(wanted) is tuple:
         if not isinstance(value, list | tuple) or not (value or item.default == ()):
             raise ConfigError(f"{item.name} = {value!r}: expected a list of {typing.get_args(wanted)[0].__name__}")
         return tuple(_scalar(entry, typing.get_args(wanted)[0], item) for entry in value)
     return _scalar(value, wanted, item)
+
+
+def _set_type(hint: Any) -> Any:
+    """The type of a setting where it is set: T of ``T | None``."""
+    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    return next(option for option in options if option is not type(None))
 
 
 def _scalar(value: Any, wanted: type, item: dataclasses.Field[Any]) -> Any:
@@ -75,19 +73,15 @@ def _scalar(value: Any, wanted: type, item: dataclasses.Field[Any]) -> Any:
     if isinstance(value, float) and math.isnan(value):
         raise ConfigError(f"{item.name} = nan: expected a number")
     if (low is not None and value < low) or (high is not None and value > high):
-        raise ConfigError(f"{item.name} = {value!r}: allowed is {_range_text(low, high)}")
+        least, most = "" if low is None else f"{low:g}", "" if high is None else f"{high:g}"
+        allowed = f"{least} to {most}" if least and most else f"at least {least}" if least else f"at most {most}"
+        raise ConfigError(f"{item.name} = {value!r}: allowed is {allowed}")
     if choices and value not in choices:
-        hint = did_you_mean(str(value), choices)
-        raise ConfigError(f"{item.name} = {value!r}: allowed is {', '.join(choices)}{hint}")
+        near = did_you_mean(str(value), choices)
+        raise ConfigError(f"{item.name} = {value!r}: allowed is {', '.join(choices)}{near}")
     if isinstance(value, str) and len(value) > 4096:
         raise ConfigError(f"{item.name}: text of {len(value)} characters; at most 4096")
     return value
-
-
-def _range_text(low: float | None, high: float | None) -> str:
-    if low is None:
-        return f"at most {high:g}"
-    return f"at least {low:g}" if high is None else f"{low:g} to {high:g}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -274,10 +268,8 @@ class ReplayConfig(Part):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.samples_per_insert_min > self.samples_per_insert_max:
-            raise ConfigError(
-                f"samples_per_insert_min = {self.samples_per_insert_min:g} is above "
-                f"samples_per_insert_max = {self.samples_per_insert_max:g}: nobody could ever move"
-            )
+            raise ConfigError(f"samples_per_insert_min = {self.samples_per_insert_min:g} is above "
+                              f"samples_per_insert_max = {self.samples_per_insert_max:g}: nobody could ever move")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -408,10 +400,8 @@ class Config:
 
     def __post_init__(self) -> None:
         if self.learner.batch_size > self.replay.capacity:
-            raise ConfigError(
-                f"learner.batch_size = {self.learner.batch_size} is larger than replay.capacity = "
-                f"{self.replay.capacity}; lower the batch or raise the capacity"
-            )
+            raise ConfigError(f"learner.batch_size = {self.learner.batch_size} is larger than replay.capacity = "
+                              f"{self.replay.capacity}; lower the batch or raise the capacity")
         if self.env.import_module is None:
             find_mode(self.run.mode)  # one of a module is looked for when it is used: files are read without imports
             find_row(self.run.algo)
@@ -422,20 +412,12 @@ class Config:
 
     @property
     def mode(self) -> Mode:
-        """The chosen mode's declaration; imports the module of ``--import`` where that has it.
-
-        Raises:
-            ConfigError: there is no mode of that name.
-        """
+        """The chosen mode's declaration; imports the module of ``--import`` where that has it."""
         return find_mode(self.run.mode, self.env.import_module)
 
     @property
     def wiring(self) -> Wiring:
-        """How the chosen mode runs the chosen algorithm.
-
-        Raises:
-            ConfigError: it does not.
-        """
+        """How the chosen mode runs the chosen algorithm; a ConfigError if it does not."""
         wiring = self.mode.wiring(on_policy=self.on_policy is not None)
         if wiring is None:
             raise ConfigError(f"--mode {self.run.mode} does not run --algo {self.run.algo}")
@@ -443,11 +425,7 @@ class Config:
 
     @property
     def algorithm(self) -> AlgorithmConfig:
-        """The part of the chosen off-policy algorithm.
-
-        Raises:
-            ConfigError: the chosen one learns on policy.
-        """
+        """The part of the chosen off-policy algorithm; a ConfigError if it learns on policy."""
         part = self.parts().get(self.run.algo)
         if not isinstance(part, AlgorithmConfig):
             raise ConfigError(f"--algo {self.run.algo}: it learns on policy, without replay; use --mode hts or serial")
@@ -463,8 +441,6 @@ class Config:
 PARTS: dict[str, type[Part]] = {
     name: hint for name, hint in typing.get_type_hints(Config).items() if isinstance(hint, type)
 }
-
-
 FLAG_OF: dict[str, str] = {
     f"{part}.{item.name}": item.metadata["flag"]
     for part, kind in PARTS.items() for item in dataclasses.fields(kind) if item.metadata["flag"]
@@ -476,16 +452,15 @@ FLAG_OF: dict[str, str] = {
 def field_of(key: str, config: Config | None = None) -> dataclasses.Field[Any]:
     """The field of a setting that is called ``part.field``; ``config`` knows an imported algorithm's part."""
     part, name = key.split(".")
-    return next(item for item in dataclasses.fields(_class_of(part, config)) if item.name == name)
+    found: dict[str, dataclasses.Field[Any]] = _class_of(part, config).__dataclass_fields__
+    return found[name]
 
 
 def kind_of(key: str, config: Config | None = None) -> type:
     """int, float, bool, str or tuple: what a setting holds where it is set."""
     part, name = key.split(".")
     hint = typing.get_type_hints(_class_of(part, config))[name]
-    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    wanted = next(option for option in options if option is not type(None))
-    kind: type = typing.get_origin(wanted) or wanted
+    kind: type = typing.get_origin(_set_type(hint)) or _set_type(hint)
     return kind
 
 
@@ -493,10 +468,11 @@ def _class_of(part: str, config: Config | None) -> type[Part]:
     return PARTS[part] if config is None else type(config.parts()[part])
 
 
-_ONLY_WITH_REPLAY = ("replay", "sampling.samplers", "sampling.envs_per_sampler", "sampling.memory_limit_bytes",
-                     "learner.batch_size", "learner.precision", "learner.overlap", "learner.mirror",
-                     "learner.updates_per_launch")  # fmt: skip
-_ONLY_ON_POLICY = ("rollout",)
+_ONLY_WITH_REPLAY: tuple[str, ...] = (
+    "replay", "sampling.samplers", "sampling.envs_per_sampler", "sampling.memory_limit_bytes", "learner.batch_size",
+    "learner.precision", "learner.overlap", "learner.mirror", "learner.updates_per_launch",
+)
+_ONLY_ON_POLICY: tuple[str, ...] = ("rollout",)
 _ALWAYS = ("env.normalize_obs", "image", "sampling", "learner", "evaluation", "visualizer", "tuning")
 
 
@@ -504,13 +480,9 @@ def offered(config: Config) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The settings that make a difference to the chosen mode and algorithm: what the tuner chooses, and the others.
 
     What names the run, its task and its end is not among them.
-
-    Raises:
-        ConfigError: the mode does not run the algorithm.
     """
     algo, on_policy = config.run.algo, config.on_policy is not None
-    other: tuple[str, ...]
-    other, own = (_ONLY_WITH_REPLAY, _ONLY_ON_POLICY) if on_policy else (_ONLY_ON_POLICY, _ONLY_WITH_REPLAY)
+    own, other = (_ONLY_ON_POLICY, _ONLY_WITH_REPLAY) if on_policy else (_ONLY_WITH_REPLAY, _ONLY_ON_POLICY)
     other += () if config.wiring.inference_workers else ("rollout.inference_workers",)
     keys = [f"{name}.{item.name}" for name, part in config.parts().items() for item in dataclasses.fields(part)]
     named = (knob.replace("algorithm.", f"{algo}.") for knob in config.wiring.knobs)
@@ -540,8 +512,6 @@ def check_name(name: str) -> str:
     """Rejects a run or profile name that could leave its directory or trouble a file system."""
     reserved = {"con", "prn", "aux", "nul", "latest"}
     if not _NAME.fullmatch(name) or name.split(".")[0].lower() in reserved:
-        raise ConfigError(
-            f"name {name[:80]!r}: allowed are up to 128 letters, digits, '.', '_' and '-', beginning with a letter "
-            "or digit, and no reserved name (con, prn, aux, nul, latest)"
-        )
+        raise ConfigError(f"name {name[:80]!r}: allowed are up to 128 letters, digits, '.', '_' and '-', beginning "
+                          "with a letter or digit, and no reserved name (con, prn, aux, nul, latest)")
     return name

@@ -29,8 +29,7 @@ import numpy as np
 from spreeze.envs.make import make_env, one_line
 from spreeze.envs.task import Task, make_task, uniform_actions
 from spreeze.errors import EnvironmentError_
-from spreeze.machine.orphan_cleanup import MARK, end_orphans
-from spreeze.machine.processes import PROBE, held_back, kill_and_wait, leave_to_supervisor, take_name
+from spreeze.machine.processes import MARK, PROBE, end_orphans, held_back, kill_and_wait, leave_to_supervisor, take_name
 from spreeze.types import EnvSpec, rebuild
 
 _TIMING_S = 1.5

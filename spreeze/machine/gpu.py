@@ -16,8 +16,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-_OPEN_TIMEOUT_S = 5.0
-
 
 @dataclass(frozen=True, kw_only=True)
 class GpuFacts:
@@ -39,39 +37,27 @@ class GpuReport(NamedTuple):
     reason: str
 
 
-def load_nvml() -> Any:
-    try:
-        return importlib.import_module("pynvml")
-    except ImportError:
-        return None
-
-
-def read_gpus(nvml: Any = None, visible: str | None = None, timeout_s: float = _OPEN_TIMEOUT_S) -> GpuReport:
+def read_gpus(nvml: Any = None, visible: str | None = None, timeout_s: float = 5.0) -> GpuReport:
     """The GPUs that this process may use, in the order of CUDA_VISIBLE_DEVICES (or of ``visible``).
 
     A driver that does not answer within ``timeout_s`` counts as hung.
     """
-    binding = nvml if nvml is not None else load_nvml()
-    if binding is None:
-        return GpuReport((), "nvidia-ml-py is not installed")
     wanted = os.environ.get("CUDA_VISIBLE_DEVICES") if visible is None else visible
-    answer: list[GpuReport] = []
+    binding = nvml or importlib.import_module("pynvml")  # takes 30 ms, for which ``--help`` does not wait
+    answer = [GpuReport((), f"the NVIDIA driver did not answer within {timeout_s:g} s")]
     thread = threading.Thread(target=lambda: answer.append(_read_report(binding, wanted)), daemon=True)
     thread.start()
     thread.join(timeout_s)
-    if answer:
-        return answer[0]
-    return GpuReport((), f"the NVIDIA driver did not answer within {timeout_s:g} s")
+    return answer[-1]
 
 
 def _read_report(nvml: Any, visible: str | None) -> GpuReport:
     try:
         with _session(nvml):
-            devices = _visible_devices(nvml, visible)
-            facts = tuple(_facts(nvml, index, *device) for index, device in enumerate(devices))
+            facts = tuple(_facts(nvml, *device) for device in enumerate(_visible_handles(nvml, visible)))
             total = _ask(nvml.nvmlDeviceGetCount) or 0
     except Exception as error:  # the binding raises one class per code, and OSError for a broken library
-        return GpuReport((), f"no NVIDIA driver: {_text(error)}")
+        return GpuReport((), f"no NVIDIA driver: {error}")
     if facts:
         return GpuReport(facts, f"{len(facts)} of {total} visible")
     return GpuReport((), f"CUDA_VISIBLE_DEVICES={visible!r} hides all {total} GPUs" if total else "no NVIDIA GPU")
@@ -87,58 +73,41 @@ def _session(nvml: Any) -> Iterator[None]:
             nvml.nvmlShutdown()
 
 
-def _visible_devices(nvml: Any, visible: str | None) -> list[tuple[Any, bool]]:
-    """(handle, is MIG) of the devices in CUDA_VISIBLE_DEVICES; as in CUDA, the first invalid name ends the list."""
+def _visible_handles(nvml: Any, visible: str | None) -> list[Any]:
+    """The devices in CUDA_VISIBLE_DEVICES; as in CUDA, the first invalid name ends the list.
+
+    A slice of a partitioned GPU (MIG) is seen where it is named.
+    """
     handles = [_ask(nvml.nvmlDeviceGetHandleByIndex, index) for index in range(int(nvml.nvmlDeviceGetCount()))]
     if visible is None:
-        found = [_first_mig(nvml, handle) for handle in handles if handle is not None]
-    else:
-        found = []
-        for name in (part.strip() for part in visible.split(",")):
-            device = _by_name(nvml, handles, name)
-            if device is None or device in found:
-                break
-            found.append(device)
-    # A process sees at most one MIG slice, however many are named.
-    first = next((device for device in found if device[1]), None)
-    return [device for device in found if not device[1] or device is first]
+        return [handle for handle in handles if handle is not None]
+    found: list[Any] = []
+    for name in (part.strip() for part in visible.split(",")):
+        if name.isdecimal():
+            matching = handles[int(name) : int(name) + 1]
+        elif name.startswith("MIG-"):
+            matching = [_ask(nvml.nvmlDeviceGetHandleByUUID, name)]
+        else:  # CUDA accepts any unambiguous prefix of a UUID
+            matching = [handle for handle in handles if name.startswith("GPU-")
+                        and (_ask(nvml.nvmlDeviceGetUUID, handle) or "").startswith(name)]
+        if len(matching) != 1 or matching[0] is None or matching[0] in found:
+            break
+        found += matching
+    return found
 
 
-def _by_name(nvml: Any, handles: list[Any], name: str) -> tuple[Any, bool] | None:
-    if name.isdecimal():
-        handle = handles[int(name)] if int(name) < len(handles) else None
-        return None if handle is None else _first_mig(nvml, handle)
-    if name.startswith("MIG-"):
-        handle = _ask(nvml.nvmlDeviceGetHandleByUUID, name)
-        return None if handle is None else (handle, True)
-    if name.startswith("GPU-"):  # CUDA accepts any unambiguous prefix of a UUID
-        found = [handle for handle in handles if (_text(_ask(nvml.nvmlDeviceGetUUID, handle)) or "").startswith(name)]
-        return _first_mig(nvml, found[0]) if len(found) == 1 else None
-    return None
-
-
-def _first_mig(nvml: Any, handle: Any) -> tuple[Any, bool]:
-    """(handle, is MIG); CUDA sees the first slice in place of a GPU that is partitioned into slices."""
-    mode = _ask(getattr(nvml, "nvmlDeviceGetMigMode", None), handle)
-    if mode and mode[0] == 1:
-        for index in range(int(_ask(nvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0)):
-            part = _ask(nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, index)
-            if part is not None:
-                return part, True
-    return handle, False
-
-
-def _facts(nvml: Any, index: int, handle: Any, is_mig: bool) -> GpuFacts:
+def _facts(nvml: Any, index: int, handle: Any) -> GpuFacts:
+    uuid = _ask(nvml.nvmlDeviceGetUUID, handle)
     memory = _ask(nvml.nvmlDeviceGetMemoryInfo, handle)
     limit_mw = _ask(nvml.nvmlDeviceGetEnforcedPowerLimit, handle)
     clock_mhz = _ask(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM)
     return GpuFacts(
-        index=index, uuid=_text(_ask(nvml.nvmlDeviceGetUUID, handle)), name=_text(_ask(nvml.nvmlDeviceGetName, handle)),
+        index=index, uuid=uuid, name=_ask(nvml.nvmlDeviceGetName, handle),
         memory_bytes=None if memory is None else int(memory.total),
         memory_free_bytes=None if memory is None else int(memory.free),
         power_limit_w=None if limit_mw is None else limit_mw / 1000,
         clock_max_hz=None if clock_mhz is None else clock_mhz * 1e6,
-        driver=_text(_ask(nvml.nvmlSystemGetDriverVersion)), is_mig=is_mig,
+        driver=_ask(nvml.nvmlSystemGetDriverVersion), is_mig=str(uuid).startswith("MIG-"),
     )
 
 
@@ -150,18 +119,11 @@ def _ask(function: Callable[..., Any] | None, *arguments: Any) -> Any:
         return None
 
 
-def _text(value: Any) -> str | None:
-    """A text or None; old bindings return bytes."""
-    if value is None:
-        return None
-    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
-
-
 class GpuMonitor:
     """Polls the visible GPUs from its own thread; ``poll`` returns the newest reading and never waits."""
 
     def __init__(self, nvml: Any = None, visible: str | None = None, timeout_s: float = 3.0) -> None:
-        self._nvml = nvml if nvml is not None else load_nvml()
+        self._nvml = nvml or importlib.import_module("pynvml")
         self._visible = os.environ.get("CUDA_VISIBLE_DEVICES") if visible is None else visible
         self._timeout_s = timeout_s
         self._wanted = threading.Event()
@@ -171,8 +133,7 @@ class GpuMonitor:
         self.trouble: str | None = None
         """Why a GPU's figures are missing, or None."""
         self._thread = threading.Thread(target=self._run, name="gpu-monitor", daemon=True)
-        if self._nvml is not None:
-            self._thread.start()
+        self._thread.start()
 
     def poll(self) -> dict[str, float]:
         """Newest figures by metric name; empty if there is no GPU or the driver does not answer."""
@@ -198,17 +159,15 @@ class GpuMonitor:
     def _run(self) -> None:
         try:
             with _session(self._nvml):
-                handles = [handle for handle, _ in _visible_devices(self._nvml, self._visible)]
-                while handles and self._wait():
+                handles = _visible_handles(self._nvml, self._visible)
+                while handles:
+                    self._wanted.wait()
+                    if self._closing:
+                        break
                     self._reading = (time.monotonic(), self._read(handles))
                     self._wanted.clear()
         except Exception:  # no driver: nothing to poll, and read_gpus reports why
             return
-
-    def _wait(self) -> bool:
-        """Waits for the next poll; False once the monitor is being closed."""
-        self._wanted.wait()
-        return not self._closing
 
     def _read(self, handles: list[Any]) -> dict[str, float]:
         values: dict[str, float] = {}

@@ -6,11 +6,13 @@ cores is never ``cpu_count()`` but follows from affinity, cgroup quota and cpuse
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import math
 import os
 import platform
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,12 +20,9 @@ from typing import Any, Literal
 
 import psutil
 
+from spreeze.errors import ConfigError
 from spreeze.formatting import clean, size
 from spreeze.machine.gpu import GpuFacts, read_gpus
-from spreeze.types import Reasoned
-
-_NO_LIMIT_BYTES = 2**60
-"""cgroup v1 gives "no limit" as a number near 2**63."""
 
 PowerSource = Literal["battery", "mains"]
 
@@ -55,6 +54,7 @@ class Machine:
     cores: CoreFacts
     memory: MemoryFacts
     shared_memory_free_bytes: int | None
+    """Of ``/dev/shm``; nameless memory is not limited by it."""
     power_source: PowerSource | None
     gpus: tuple[GpuFacts, ...]
     gpu_reason: str
@@ -74,24 +74,17 @@ class Machine:
         return f"{self.cores.usable:g}c-{memory_gib}g-{len(self.gpus)}gpu-{digest}"
 
     def one_line(self) -> str:
-        plural = "" if self.cores.usable == 1 else "s"
-        cpu = f"{self.cores.usable:g} usable core{plural} of {self.cpu_model or 'an unknown processor'}"
+        cores = "1 usable core" if self.cores.usable == 1 else f"{self.cores.usable:g} usable cores"
+        cpu = f"{cores} of {self.cpu_model or 'an unknown processor'}"
         gpus = ", ".join(f"{gpu.name or 'GPU'} {size(gpu.memory_bytes)}" for gpu in self.gpus) or "no GPU"
         return f"{cpu}, {size(self.memory.cgroup_limit_bytes or self.memory.total_bytes)}, {gpus}"
-
-
-def usable_cores(root: str | Path = "/") -> Reasoned:
-    """Cores that this process may use (a float, since a quota may be 0.5), and the reason."""
-    facts = core_facts(root)
-    return Reasoned(facts.usable, facts.reason)
 
 
 def core_facts(root: str | Path = "/") -> CoreFacts:
     """Usable cores: the smallest of affinity, cpuset and cgroup quota."""
     base = Path(root)
     affinity = _affinity(base)
-    cpuset = _cpuset(base)
-    ids = sorted(affinity & cpuset) if cpuset and affinity & cpuset else sorted(affinity)
+    ids = sorted(affinity & _cpuset(base) or affinity)
     quota = _cpu_quota(base)
     reason = f"{len(ids)} core{'' if len(ids) == 1 else 's'} by affinity"
     if len(ids) < len(affinity):
@@ -100,14 +93,13 @@ def core_facts(root: str | Path = "/") -> CoreFacts:
     if quota is not None and quota < usable:
         usable = quota
         reason = f"cgroup quota of {quota:g} cores (affinity would allow {len(ids)})"
-    return CoreFacts(ids=tuple(ids), quota=quota, usable=usable, physical=physical_cores(root, ids), reason=reason)
+    return CoreFacts(ids=tuple(ids), quota=quota, usable=usable, physical=_physical_cores(base, ids), reason=reason)
 
 
-def physical_cores(root: str | Path = "/", ids: list[int] | None = None) -> int | None:
+def _physical_cores(base: Path, ids: list[int]) -> int | None:
     """Physical cores of the usable logical ones, by their SMT siblings; None if unknown."""
-    base = Path(root)
     groups = set()
-    for core in sorted(_affinity(base)) if ids is None else ids:
+    for core in ids:
         topology = base / f"sys/devices/system/cpu/cpu{core}/topology"
         siblings = _read(topology / "core_cpus_list") or _read(topology / "thread_siblings_list")
         if siblings is None:
@@ -117,21 +109,16 @@ def physical_cores(root: str | Path = "/", ids: list[int] | None = None) -> int 
 
 
 def _affinity(base: Path) -> set[int]:
-    if base == Path("/") and hasattr(os, "sched_getaffinity"):
-        return set(os.sched_getaffinity(0))
     for line in (_read(base / "proc/self/status") or "").splitlines():
-        if line.startswith("Cpus_allowed_list:"):
-            found = _id_list(line.split(":", 1)[1])
-            if found:
-                return found
-    return set(range(os.cpu_count() or 1))
+        if line.startswith("Cpus_allowed_list:") and (found := _id_list(line.split(":", 1)[1])):
+            return found
+    return os.sched_getaffinity(0)
 
 
 def _cpuset(base: Path) -> set[int]:
     for folder in _cgroup_folders(base, "cpuset"):
         for name in ("cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus"):
-            found = _id_list(_read(folder / name) or "")
-            if found:
+            if found := _id_list(_read(folder / name) or ""):
                 return found
     return set()
 
@@ -175,77 +162,45 @@ def _cgroup_folders(base: Path, controller: str) -> list[Path]:
 def memory_limits(root: str | Path = "/") -> MemoryFacts:
     """Main memory, and what the tightest cgroup limit leaves of it; reclaimable page cache counts as free."""
     base = Path(root)
-    fields: dict[str, int] = {}
-    for line in (_read(base / "proc/meminfo") or "").splitlines():
-        name, _, rest = line.partition(":")
-        value = _integer(rest.split()[0]) if rest.split() else None
-        if value is not None:
-            fields[name] = 1024 * value
-    if "MemTotal" in fields:
-        total = fields["MemTotal"]
-        available = fields.get("MemAvailable", fields.get("MemFree", 0))
-    else:
-        machine = psutil.virtual_memory()
-        total, available = int(machine.total), int(machine.available)
+    lines = (line.split() for line in (_read(base / "proc/meminfo") or "").splitlines())
+    fields = {line[0]: 1024 * (_integer(line[1]) or 0) for line in lines if len(line) > 1}
+    machine = psutil.virtual_memory()
+    total = fields.get("MemTotal:") or int(machine.total)
+    available = fields.get("MemAvailable:", int(machine.available))
     limit, usable = None, available
     for folder in _cgroup_folders(base, "memory"):
-        bound, left = _memory_left(folder)
-        if bound is not None and bound < total:
-            limit = bound if limit is None else min(limit, bound)
-            usable = min(usable, left)
+        bound = _integer(_read(folder / "memory.max") or _read(folder / "memory.limit_in_bytes"))
+        if bound is None or bound >= total:  # version 1 gives "no limit" as a number near 2**63
+            continue
+        used = _integer(_read(folder / "memory.current") or _read(folder / "memory.usage_in_bytes")) or 0
+        cache = 0
+        for line in (_read(folder / "memory.stat") or "").splitlines():
+            name, _, value = line.partition(" ")
+            if name in ("inactive_file", "total_inactive_file"):
+                cache = max(cache, _integer(value) or 0)
+        limit = bound if limit is None else min(limit, bound)
+        usable = min(usable, max(0, bound - max(0, used - cache)))
     return MemoryFacts(total_bytes=total, available_bytes=available, cgroup_limit_bytes=limit, usable_bytes=usable)
 
 
-def _memory_left(folder: Path) -> tuple[int | None, int]:
-    """(limit, bytes left below it) of one memory cgroup."""
-    limit = _integer(_read(folder / "memory.max") or _read(folder / "memory.limit_in_bytes"))
-    if limit is None or limit >= _NO_LIMIT_BYTES:
-        return None, 0
-    used = _integer(_read(folder / "memory.current") or _read(folder / "memory.usage_in_bytes")) or 0
-    cache = 0
-    for line in (_read(folder / "memory.stat") or "").splitlines():
-        name, _, value = line.partition(" ")
-        if name in ("inactive_file", "total_inactive_file"):
-            cache = max(cache, _integer(value) or 0)
-    return limit, max(0, limit - max(0, used - cache))
-
-
-def shared_memory_bytes(root: str | Path = "/") -> int | None:
-    """Free bytes of ``/dev/shm``, which do not limit nameless memory; None if there is none."""
-    try:
-        found = os.statvfs(Path(root) / "dev/shm")
-    except (OSError, AttributeError):
-        return None
-    return found.f_bavail * found.f_frsize
-
-
-def power_source(root: str | Path = "/") -> PowerSource | None:
-    """``battery`` or ``mains``; None on a machine that reports no power supply."""
-    found: PowerSource | None = None
-    try:
-        supplies = sorted((Path(root) / "sys/class/power_supply").iterdir())
-    except OSError:
-        return None
-    for supply in supplies:
-        kind = _read(supply / "type")
-        if kind in ("Mains", "USB") and _read(supply / "online") == "1":
-            return "mains"
-        if kind == "Battery" and _read(supply / "scope") != "Device":  # "Device": a mouse's battery
-            found = "battery" if _read(supply / "status") == "Discharging" else found or "mains"
-    return found
-
-
-def gpus(nvml: Any = None) -> tuple[GpuFacts, ...]:
-    """The visible NVIDIA GPUs; empty without GPU or driver (``read_gpus`` gives the reason)."""
-    return read_gpus(nvml).gpus
+def _power_source() -> PowerSource | None:
+    """``battery`` or ``mains``; None on a machine without a battery."""
+    with contextlib.suppress(OSError, AttributeError):
+        battery = psutil.sensors_battery()
+        if battery is not None and battery.power_plugged is not None:
+            return "mains" if battery.power_plugged else "battery"
+    return None
 
 
 def read_machine(root: str | Path = "/", nvml: Any = None) -> Machine:
     """Reads all facts; never fails on a missing or malformed file."""
-    report = read_gpus(nvml)
+    report, shared = read_gpus(nvml), None
+    with contextlib.suppress(OSError):
+        found = os.statvfs(Path(root) / "dev/shm")
+        shared = found.f_bavail * found.f_frsize
     return Machine(
         cpu_model=_cpu_model(Path(root)), cores=core_facts(root), memory=memory_limits(root),
-        shared_memory_free_bytes=shared_memory_bytes(root), power_source=power_source(root),
+        shared_memory_free_bytes=shared, power_source=_power_source(),
         gpus=report.gpus, gpu_reason=report.reason,
         kernel=_read(Path(root) / "proc/sys/kernel/osrelease") or platform.release() or None,
         python_version=".".join(str(part) for part in sys.version_info[:3]),
@@ -253,13 +208,9 @@ def read_machine(root: str | Path = "/", nvml: Any = None) -> Machine:
 
 
 def _cpu_model(base: Path) -> str | None:
-    lines = (_read(base / "proc/cpuinfo") or "").splitlines()
-    for wanted in ("model name", "Model", "Hardware"):
-        for line in lines:
-            name, _, value = line.partition(":")
-            if name.strip() == wanted and value.strip():
-                return clean(value, 80)
-    return clean(platform.processor(), 80) or None
+    text = _read(base / "proc/cpuinfo") or ""
+    found = (re.search(rf"^{name}\s*:\s*(\S.*)$", text, re.MULTILINE) for name in ("model name", "Model", "Hardware"))
+    return clean(next((match[1] for match in found if match), platform.processor()), 80) or None
 
 
 def _read(path: Path) -> str | None:
@@ -288,3 +239,50 @@ def _id_list(text: str) -> set[int]:
             return set()
         found.update(range(first, last + 1))
     return found
+
+
+def named_devices(text: str, num_gpus: int, gpu_reason: str | None = None) -> tuple[str, ...]:
+    """The learner's device, or the actor's and the critics', each as ``cpu`` or ``cuda:N``.
+
+    ``text`` is ``auto``, ``cpu``, ``cuda``, ``cuda:N``, ``split``, or two devices as ACTOR+CRITICS; ``num_gpus`` may be
+    used, and ``gpu_reason`` says why there are no more.
+
+    Raises:
+        ConfigError: none of these, or a GPU that is not there.
+    """
+    if text == "auto":
+        return ("cuda:0",) if num_gpus else ("cpu",)
+    parts = ("cuda:0", "cuda:1") if text == "split" else tuple(text.split("+"))
+    names = tuple("cuda:0" if part == "cuda" else part for part in parts)
+    if len(names) > 2 or not all(re.fullmatch("cpu|cuda:[0-9]+", name) for name in names):
+        raise ConfigError(
+            f"learner.device = {text}: allowed is auto, cpu, cuda, cuda:N, split, or two as ACTOR+CRITICS"
+        )
+    if any(name != "cpu" and int(name.removeprefix("cuda:")) >= num_gpus for name in names):
+        why = f" ({gpu_reason})" if gpu_reason else ""
+        raise ConfigError(f"learner.device = {text}: this machine has {num_gpus} usable GPUs{why}; use --device auto "
+                          "or cpu")
+    return names
+
+
+_BFLOAT16_UNITS = ("amx_bf16", "avx512_bf16")
+
+
+def bfloat16_unit(root: str | Path = "/") -> str | None:
+    """The processor's instructions for bfloat16 matmuls, as the kernel calls them; None without any."""
+    lines = (_read(Path(root) / "proc/cpuinfo") or "").splitlines()
+    flags = next((line.split() for line in lines if line.startswith("flags")), [])
+    return next((unit for unit in _BFLOAT16_UNITS if unit in flags), None)
+
+
+def check_precision(precision: str, *, on_gpu: bool, root: str | Path = "/") -> None:
+    """Rejects a precision of matmuls that the learner's devices do not have; a ConfigError says what would work."""
+    if precision == "tf32" and not on_gpu:
+        raise ConfigError("learner.precision = tf32: for matmuls on GPUs; this learner computes on the processor: "
+                          "use float32, or bfloat16 where the processor has it")
+    if precision == "bfloat16" and on_gpu:
+        raise ConfigError("learner.precision = bfloat16: for processors, whose matmuls round float32 inputs; "
+                          "a GPU does the same with more digits as tf32: use tf32 or float32")
+    if precision == "bfloat16" and bfloat16_unit(root) is None:
+        raise ConfigError(f"learner.precision = bfloat16: this processor has none of {', '.join(_BFLOAT16_UNITS)} and "
+                          "would only imitate it; use float32")

@@ -2,6 +2,10 @@
 
 A closed window, a logout, ``systemctl stop`` and batch systems signal many or all processes of a run. Only the
 supervisor acts on it; every other process ends when the supervisor says so or is gone.
+
+A signal to a worker's group misses a process that began its own session, and a killed supervisor sends no signals at
+all. So every process of a run carries the run's nonce in its environment, and a small watcher, which briefly outlives
+the supervisor, kills every process that still carries it.
 """
 
 from __future__ import annotations
@@ -12,8 +16,10 @@ import runpy
 import signal
 import subprocess
 import sys
+import time
 import types
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from spreeze.metrics.table import SLOTS
@@ -26,6 +32,12 @@ OWN_PREFIX = "spreeze-"
 PAGE, EARLY, PROBE = OWN_PREFIX + "page", OWN_PREFIX + "early", OWN_PREFIX + "probe"
 """Names of processes that are not workers: the page's server, a learner without a job yet, a single measurement."""
 _LONGEST_NAME_BYTES = 15
+MARK = "SPREEZE_RUN"
+"""Environment variable with the run's nonce."""
+_SWEEP_S = 0.1
+_SWEEPS = 50
+_CALM = 3
+"""Sweeps in a row that must find nothing: a process that was just being forked may appear late."""
 
 
 def take_name(name: str) -> None:
@@ -62,16 +74,13 @@ def leave_to_supervisor() -> None:
         signal.signal(number, _ignore)
         signal.siginterrupt(number, False)
     # Blocked during a fork: a signal to a child that still has the handler would be lost.
-    os.register_at_fork(before=_block, after_in_parent=_unblock, after_in_child=_restore_default)
+    os.register_at_fork(before=partial(signal.pthread_sigmask, signal.SIG_BLOCK, ENDING), after_in_parent=_unblock,
+                        after_in_child=_restore_default)
     _unblock()
 
 
 def _ignore(number: int, frame: types.FrameType | None) -> None:
     """Does nothing."""
-
-
-def _block() -> None:
-    signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
 
 
 def _unblock() -> None:
@@ -103,6 +112,63 @@ def kill_and_wait(process: subprocess.Popen[bytes], within_s: float = DEATH_S) -
 def left_behind(name: str, pid: int) -> str:
     """The message about a process for which ``kill_and_wait`` returned None."""
     return f"{name} (process {pid}) does not end on SIGKILL, a hung driver or a dead disk may hold it: left behind"
+
+
+def end_orphans(nonce: str) -> int:
+    """Kills every other process that carries the run's mark; returns their number."""
+    import psutil  # not for all who import this module: a worker takes its name before anything else is loaded
+
+    count = 0
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            marked = process.pid != os.getpid() and process.environ().get(MARK) == nonce
+            if marked and process.status() != psutil.STATUS_ZOMBIE:
+                process.kill()
+                count += 1
+    return count
+
+
+class OrphanWatch:
+    """The watcher, which acts if this process ends between ``start`` and ``end``."""
+
+    def __init__(self, nonce: str) -> None:
+        self._nonce = nonce
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Starts the watcher; if no process can be started, the run goes on without it."""
+        root = str(Path(__file__).resolve().parents[2])
+        paths = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
+        with contextlib.suppress(OSError), held_back():
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", f"from {__name__} import watch; watch()", self._nonce], stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+                env={**os.environ, "PYTHONPATH": paths, MARK: ""},
+            )
+
+    def end(self) -> None:
+        """Kills what is left of the run, and the watcher."""
+        end_orphans(self._nonce)
+        if self._process is not None:
+            self._process.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(DEATH_S)
+            if self._process.stdin is not None:
+                self._process.stdin.close()
+
+
+def watch() -> None:
+    """The watcher: waits until the end of the supervisor closes standard input, then sweeps."""
+    for number in ENDING:
+        signal.signal(number, signal.SIG_IGN)
+    while os.read(0, 1):
+        pass
+    calm = 0
+    for _ in range(_SWEEPS):
+        calm = 0 if end_orphans(sys.argv[1]) else calm + 1
+        if calm == _CALM:
+            break
+        time.sleep(_SWEEP_S)
 
 
 def main(argv: list[str]) -> None:

@@ -1,6 +1,21 @@
-"""Live use of the machine by metric name.
+"""Use of the machine: live figures by metric name, and who keeps the cores busy (Linux, read from ``/proc``).
 
-A rate needs two samples, so the first one has none; values that cannot be read are left out.
+The kernel records for every thread how long it ran and how long it was ready but had to wait for a core
+(``schedstat``). Their sum is what a process wants, however little it is given.
+
+Siblings are this user's other runs, tuners and the dashboard page. They are not external load: two runs that counted
+each other as external would both rest for as long as both exist. They are recognised by the name that each takes as
+soon as its interpreter is up (``processes.take_name``), which the kernel shows in ``/proc/PID/stat``. A command line or
+environment lies in the process's own memory: reading it waits for a lock that a process which hangs in a driver or on a
+dead disk may never release, and the supervisor would hang too. A process counts as external until it has its name,
+about a second; so does, once, its use in the fraction of a second before it ended. A sibling runs as this user, and is
+
+* a worker (``sampler-0``, ``learner``, ...) that leads its own process group, as all workers do; a process with a name
+  of ours (``spreeze-...``); or any descendant of these;
+* the parent of one of them, itself only: a supervisor or a tuner, which may be a notebook that starts other programs
+  too. The parent of the page, a user's shell, is not a sibling.
+
+A sibling that may also use other cores counts by the share of its cores that are ours.
 """
 
 from __future__ import annotations
@@ -8,43 +23,50 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 
 from spreeze.machine.gpu import GpuMonitor
-from spreeze.machine.hardware import core_facts
+from spreeze.machine.hardware import CoreFacts, core_facts
+from spreeze.machine.processes import OWN_PREFIX, PAGE, is_worker
 
 _MIN_INTERVAL_S = 0.02
 """Processor times come in ticks of 10 ms; a rate over a shorter interval would be noise."""
-
-
-class _ProcessTimes(NamedTuple):
-    process: psutil.Process
-    cpu_s: float
-    written_bytes: int | None
-
-
-class _Sample(NamedTuple):
-    t_s: float
-    cores: dict[int, tuple[float, float]]
-    processes: dict[str, _ProcessTimes]
+_TICKS_PER_S = 100.0
+"""Unit of ``/proc/stat`` (USER_HZ), the same on every supported architecture."""
+_BUSY_FIELDS = (0, 1, 2, 5, 6)
+"""user, nice, system, irq, softirq: without idle, iowait and the time that a hypervisor took."""
+_WAITING_CORES = 0.25
+"""Cores that our threads wait for, in sum, above which an unused quota must be used by other processes."""
+_MOST_LOOKS = 8
+"""Other processes are examined again after 1, 2, 4, then every 8 looks: they may not have had their name yet."""
+_PARENT, _GROUP = 1, 2
+"""Fields of ``/proc/PID/stat`` after the name."""
+_PROC = Path("/proc")
 
 
 class Utilisation:
-    """Samples cores, memory, this run's processes and the GPUs; never waits for a driver."""
+    """Samples cores, memory, this run's processes and the GPUs; never waits for a driver.
+
+    A rate needs two samples, so the first one has none; values that cannot be read are left out.
+    """
 
     def __init__(
-        self, pids: Mapping[str, int], *, core_ids: tuple[int, ...] | None = None,
-        gpu_monitor: GpuMonitor | None = None, clock: Callable[[], float] = time.monotonic,
+        self, pids: Mapping[str, int], *, gpu_monitor: GpuMonitor | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``pids`` is by worker; ``core_ids`` None means the cores that this process may use."""
-        self._core_ids = core_facts().ids if core_ids is None else core_ids
+        """``pids`` is by worker."""
+        self._core_ids = core_facts().ids
         self._gpus = GpuMonitor() if gpu_monitor is None else gpu_monitor
         self._clock = clock
         self._pids = dict(pids)
-        self._before: _Sample | None = None
+        self._before_s: float | None = None
+        self._processes: dict[str, psutil.Process] = {}
+        self._written: dict[str, int] = {}
 
     @property
     def trouble(self) -> str | None:
@@ -55,110 +77,63 @@ class Utilisation:
         """Current values, and rates since the previous sample; None for ``pids`` keeps the known processes."""
         if pids is not None:
             self._pids = dict(pids)
-        values: dict[str, float] = {}
         memory = psutil.virtual_memory()
-        values["memory_used_bytes"] = float(memory.total - memory.available)
-        before = self._before
-        now = _Sample(self._clock(), self._core_times(), self._process_times(values))
-        if before is None or now.t_s - before.t_s >= _MIN_INTERVAL_S:
-            self._before = now
-            if before is not None:
-                values |= _core_rates(before, now) | _process_rates(before, now)
+        values = {"memory_used_bytes": float(memory.total - memory.available)}
+        before_s, now_s = self._before_s, self._clock()
+        elapsed_s = 0.0 if before_s is None else now_s - before_s
+        if before_s is None or elapsed_s >= _MIN_INTERVAL_S:
+            self._before_s = now_s
+            uses = psutil.cpu_percent(percpu=True)
+            own = {f"cpu_core_use/{core}": uses[core] / 100 for core in self._core_ids if core < len(uses)}
+            values |= self._process_values(elapsed_s)
+            if elapsed_s:
+                values |= own | {"cpu_use": sum(own.values()) / max(1, len(own))}
         return values | self._gpus.poll()
+
+    def _process_values(self, elapsed_s: float) -> dict[str, float]:
+        known, self._processes = self._processes, {}
+        earlier, self._written = self._written, {}
+        values: dict[str, float] = {}
+        for name, pid in self._pids.items():
+            with contextlib.suppress(psutil.Error, OSError):
+                process = known.get(name)
+                is_new = process is None or process.pid != pid or not process.is_running()  # the pid may be reused
+                if process is None or is_new:
+                    process = psutil.Process(pid)
+                with process.oneshot():
+                    use, memory = process.cpu_percent() / 100, float(process.memory_info().rss)
+                self._processes[name] = process
+                values[f"process_memory_bytes/{name}"] = memory
+                if not is_new:
+                    values[f"process_cpu_use/{name}"] = use
+                self._written[name] = process.io_counters().write_bytes
+                if not is_new and name in earlier and elapsed_s:
+                    rate = max(0, self._written[name] - earlier[name]) / elapsed_s
+                    values["disk_write_bytes_per_s"] = values.get("disk_write_bytes_per_s", 0.0) + rate
+        return values
 
     def close(self) -> None:
         self._gpus.close()
-
-    def _core_times(self) -> dict[int, tuple[float, float]]:
-        """(busy, all) seconds since boot per core; waiting for a disk is not busy."""
-        times = psutil.cpu_times(percpu=True)
-        found = {}
-        for core in self._core_ids:
-            if core < len(times):
-                one = times[core]
-                total = sum(one) - getattr(one, "guest", 0.0) - getattr(one, "guest_nice", 0.0)
-                found[core] = (_core_busy_s(one), total)
-        return found
-
-    def _process_times(self, values: dict[str, float]) -> dict[str, _ProcessTimes]:
-        known = {} if self._before is None else self._before.processes
-        found: dict[str, _ProcessTimes] = {}
-        for name, pid in self._pids.items():
-            try:
-                process = known[name].process if name in known and known[name].process.pid == pid else None
-                if process is None or not process.is_running():  # the pid may have been reused
-                    process = psutil.Process(pid)
-                with process.oneshot():
-                    times = process.cpu_times()
-                    values[f"process_memory_bytes/{name}"] = float(process.memory_info().rss)
-                found[name] = _ProcessTimes(process, times.user + times.system, _written_bytes(process))
-            except (psutil.Error, OSError):
-                values.pop(f"process_memory_bytes/{name}", None)
-        return found
-
-
-def _core_busy_s(one: Any) -> float:
-    """Busy seconds of one core; guests' time is already part of the user time."""
-    total = sum(one) - getattr(one, "guest", 0.0) - getattr(one, "guest_nice", 0.0)
-    return float(total - one.idle - getattr(one, "iowait", 0.0))
-
-
-def _written_bytes(process: psutil.Process) -> int | None:
-    try:
-        return int(process.io_counters().write_bytes)
-    except (psutil.Error, OSError, AttributeError):
-        return None
-
-
-def _core_rates(before: _Sample, now: _Sample) -> dict[str, float]:
-    uses: dict[str, float] = {}
-    for core, (busy, total) in now.cores.items():
-        if core in before.cores and total > before.cores[core][1]:
-            share = (busy - before.cores[core][0]) / (total - before.cores[core][1])
-            uses[f"cpu_core_use/{core}"] = min(1.0, max(0.0, share))
-    if uses:
-        uses["cpu_use"] = sum(uses.values()) / len(uses)
-    return uses
-
-
-def _process_rates(before: _Sample, now: _Sample) -> dict[str, float]:
-    elapsed_s = now.t_s - before.t_s
-    values: dict[str, float] = {}
-    written: int | None = None
-    for name, after in now.processes.items():
-        first = before.processes.get(name)
-        if first is None or first.process != after.process:
-            continue
-        values[f"process_cpu_use/{name}"] = max(0.0, after.cpu_s - first.cpu_s) / elapsed_s
-        if after.written_bytes is not None and first.written_bytes is not None:
-            written = (written or 0) + max(0, after.written_bytes - first.written_bytes)
-    if written is not None:
-        values["disk_write_bytes_per_s"] = written / elapsed_s
-    return values
 
 
 class ExternalLoad:
     """Measures from now on how many cores other programs keep busy."""
 
-    def __init__(self, core_ids: tuple[int, ...], clock: Callable[[], float] = time.monotonic) -> None:
-        self._core_ids, self._clock = core_ids, clock
-        self._start_s, self._busy_s, self._own_s = clock(), _busy_s(core_ids), _own_s()
+    def __init__(self, core_ids: tuple[int, ...]) -> None:
+        self._core_ids = core_ids
+        self._start_s, self._busy_s, self._own_s = time.monotonic(), _busy_s(core_ids), _own_s()
 
-    def cores(self) -> float | None:
-        """Cores that other programs than this process and its children kept busy; None if unknown."""
-        elapsed_s = self._clock() - self._start_s
-        busy_s = _busy_s(self._core_ids)
-        if elapsed_s < _MIN_INTERVAL_S or busy_s is None or self._busy_s is None:
-            return None
-        return max(0.0, (busy_s - self._busy_s) - (_own_s() - self._own_s)) / elapsed_s
+    def cores(self) -> float:
+        """Cores that other programs than this process and its children kept busy."""
+        others_s = (_busy_s(self._core_ids) - self._busy_s) - (_own_s() - self._own_s)
+        return max(0.0, others_s) / max(_MIN_INTERVAL_S, time.monotonic() - self._start_s)
 
 
-def _busy_s(core_ids: tuple[int, ...]) -> float | None:
-    """Seconds that these cores were busy since boot; None if a core is not listed."""
-    times = psutil.cpu_times(percpu=True)
-    if not core_ids or max(core_ids) >= len(times):
-        return None
-    return sum(_core_busy_s(times[core]) for core in core_ids)
+def _busy_s(core_ids: tuple[int, ...], proc: Path = _PROC) -> float:
+    """Seconds that these cores were busy since boot."""
+    wanted = {f"cpu{core}" for core in core_ids}
+    lines = [line.split() for line in (proc / "stat").read_text().splitlines()]
+    return sum(int(line[1 + index]) for line in lines if line[0] in wanted for index in _BUSY_FIELDS) / _TICKS_PER_S
 
 
 def _own_s() -> float:
@@ -169,3 +144,181 @@ def _own_s() -> float:
             times = child.cpu_times()
             total += times.user + times.system + times.children_user + times.children_system
     return total
+
+
+class Found(NamedTuple):
+    roots: set[int]
+    """Their descendants are siblings too."""
+    parents: set[int]
+    """Parents of roots; their other descendants are not siblings."""
+
+
+class Siblings:
+    """Finds siblings; costs one system call for each process that is new or due again."""
+
+    def __init__(self, proc: Path = _PROC) -> None:
+        self._proc, self._user = proc, os.geteuid()
+        self._look = 0
+        self._others: dict[int, tuple[int, int]] = {}  # process id -> (look at which it is due, looks until then)
+
+    def find(self, ours: Collection[int]) -> Found:
+        """The current siblings; ``ours`` are the calling run's processes.
+
+        Raises:
+            OSError: the system does not list processes.
+        """
+        self._look += 1
+        before, self._others = self._others, {}
+        found = Found(set(), set())
+        for pid in [int(name) for name in os.listdir(self._proc) if name.isdecimal()]:
+            if pid in ours:
+                continue
+            due, pause = before.get(pid, (0, 0))
+            if due > self._look:
+                self._others[pid] = due, pause
+            elif not self._enter(pid, found):
+                pause = min(max(1, 2 * pause), _MOST_LOOKS)
+                self._others[pid] = self._look + pause, pause
+        found.parents.difference_update(ours, found.roots)
+        return found
+
+    def _enter(self, pid: int, found: Found) -> bool:
+        """Adds a process to ``found`` if it is a sibling, and returns whether it is; False if it is gone."""
+        try:
+            if (self._proc / str(pid)).stat().st_uid != self._user:
+                return False
+            text = (self._proc / str(pid) / "stat").read_text(encoding="ascii", errors="replace")
+            name, _, rest = text.partition("(")[2].rpartition(") ")  # a name may hold anything, brackets too
+            fields = rest.split()
+            parent, group = int(fields[_PARENT]), int(fields[_GROUP])
+        except (OSError, ValueError, IndexError):
+            return False
+        if not (name.startswith(OWN_PREFIX) or (is_worker(name) and group == pid)):
+            return False
+        found.roots.add(pid)
+        if name != PAGE and parent > 0:
+            found.parents.add(parent)
+        return True
+
+
+@dataclass(frozen=True, kw_only=True)
+class CpuContention:
+    """Use of the cores since the previous sample, in cores (seconds of processor time per second)."""
+
+    usable_cores: float
+    foreign_cores: float
+    """Usable cores kept busy by programs that belong neither to this run nor to a sibling."""
+    sibling_cores: float = 0.0
+    """Cores kept busy by this user's other runs, tuners and the page."""
+    ran: dict[str, float]
+    """Per worker, what it used."""
+    wanted: dict[str, float]
+    """Per worker, what it used and what it waited for; its children and threads included."""
+
+
+_Threads = dict[int, tuple[float, float]]
+"""thread id -> seconds (ran, waited)."""
+
+
+class ContentionReader:
+    """Takes samples and compares each with the previous one."""
+
+    def __init__(
+        self, *, cores: CoreFacts | None = None, root: str | Path = "/", clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._cores = core_facts(root) if cores is None else cores
+        self._proc = Path(root) / "proc"
+        self._clock = clock
+        self._siblings = Siblings(self._proc)
+        self._before: tuple[float, float, dict[str, _Threads], _Threads] | None = None
+
+    def sample(self, pids: Mapping[str, int]) -> CpuContention | None:
+        """Use since the last call; None at the first call, and if the kernel does not report it.
+
+        Descendants of a worker in ``pids`` count as the worker, unless they are named there themselves.
+        """
+        before, self._before = self._before, None
+        try:
+            now_s, busy_s = self._clock(), self._busy_s()
+            named = set(pids.values())
+            threads = {name: self._tree(pid, named) for name, pid in pids.items()}
+            siblings = self._sibling_threads({tid for own in threads.values() for tid in own})
+        except (OSError, ValueError, IndexError):
+            return None
+        self._before = now_s, busy_s, threads, siblings
+        if before is None or now_s <= before[0]:
+            return None
+        elapsed_s = now_s - before[0]
+        ran, wanted = {}, {}
+        for name, own in threads.items():
+            ran_s, waited_s = _gained(before[2].get(name, {}), own)
+            ran[name] = ran_s / elapsed_s
+            wanted[name] = ran[name] + waited_s / elapsed_s
+        ours, usable, busy = sum(ran.values()), self._cores.usable, (busy_s - before[1]) / elapsed_s
+        # The sum includes what a sibling did before it had its name; it cannot exceed what was used.
+        sibling = min(_gained(before[3], siblings)[0] / elapsed_s, max(0.0, busy - ours))
+        beyond_quota = len(self._cores.ids) - usable
+        foreign = busy - ours - sibling - beyond_quota
+        if beyond_quota > 0 and sum(wanted.values()) - ours > _WAITING_CORES:
+            foreign = max(foreign, usable - ours - sibling)  # other processes share the quota
+        return CpuContention(usable_cores=usable, foreign_cores=min(max(0.0, foreign), usable), sibling_cores=sibling,
+                             ran=ran, wanted=wanted)
+
+    def _busy_s(self) -> float:
+        return _busy_s(self._cores.ids, self._proc)
+
+    def _sibling_threads(self, ours: set[int]) -> _Threads:
+        """Threads of all siblings, each once; ``ours`` are our own threads."""
+        roots, parents = self._siblings.find(ours)
+        found: _Threads = {}
+        waiting = [*parents, *roots]
+        while waiting:
+            pid = waiting.pop()
+            if pid in found:
+                continue
+            threads, children = self._process(pid)
+            share = self._share_here(pid)
+            found |= {tid: (share * ran_s, share * waited_s) for tid, (ran_s, waited_s) in threads.items()}
+            if pid not in parents:
+                waiting += [child for child in children if child not in ours and child not in parents]
+        return found
+
+    def _share_here(self, pid: int) -> float:
+        """Share of a process's allowed cores that are ours; 1 if unknown."""
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            for line in (self._proc / str(pid) / "status").read_text(errors="replace").splitlines():
+                if line.startswith("Cpus_allowed:"):
+                    allowed = int(line.split()[1].replace(",", ""), 16)
+                    ours = sum(1 << core for core in self._cores.ids)
+                    return (allowed & ours).bit_count() / max(1, allowed.bit_count())
+        return 1.0
+
+    def _tree(self, pid: int, named: set[int]) -> _Threads:
+        """Threads of a process and its descendants that are not in ``named``; those that end meanwhile are left out."""
+        found: _Threads = {}
+        waiting = [pid]
+        while waiting:
+            threads, children = self._process(waiting.pop())
+            found |= threads
+            waiting += [child for child in children if child not in named]
+        return found
+
+    def _process(self, pid: int) -> tuple[_Threads, list[int]]:
+        tasks = self._proc / str(pid) / "task"
+        threads: _Threads = {}
+        children: list[int] = []
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            for tid in os.listdir(tasks):
+                with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                    ran_ns, waited_ns, _ = (tasks / tid / "schedstat").read_text().split()
+                    threads[int(tid)] = (int(ran_ns) / 1e9, int(waited_ns) / 1e9)
+                    children += map(int, (tasks / tid / "children").read_text().split())
+        return threads, children
+
+
+def _gained(before: _Threads, now: _Threads) -> tuple[float, float]:
+    """Seconds (ran, waited) of the present threads since the previous sample."""
+    old = [before.get(tid, (0.0, 0.0)) for tid in now]
+    ran_s = sum(ran for ran, _ in now.values()) - sum(ran for ran, _ in old)
+    waited_s = sum(waited for _, waited in now.values()) - sum(waited for _, waited in old)
+    return max(0.0, ran_s), max(0.0, waited_s)

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Protocol, Self
 
-from spreeze.machine.orphan_cleanup import MARK
-from spreeze.machine.processes import DEATH_S, held_back, kill_and_wait
+from spreeze.machine.processes import DEATH_S, MARK, held_back, kill_and_wait
 from spreeze.metrics.table import DEADLINE_S, Phase
 from spreeze.run_directory import new_nonce
 from spreeze.workers.prewarm import MOST_FDS

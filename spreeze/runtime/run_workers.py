@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from spreeze.errors import ResourceError
-from spreeze.machine.orphan_cleanup import OrphanWatch, end_orphans
-from spreeze.machine.processes import DEATH_S, held_back, kill_and_wait, left_behind
+from spreeze.machine.processes import DEATH_S, OrphanWatch, end_orphans, held_back, kill_and_wait, left_behind
 from spreeze.run_directory import RunDir
 from spreeze.runtime.cpu_governor import GovernorLoop
 from spreeze.runtime.interrupts import Interrupts

@@ -15,8 +15,7 @@ import psutil
 
 from spreeze.errors import WorkerError
 from spreeze.formatting import size
-from spreeze.machine.orphan_cleanup import end_orphans
-from spreeze.machine.processes import DEATH_S, left_behind
+from spreeze.machine.processes import DEATH_S, end_orphans, left_behind
 from spreeze.metrics.table import DEADLINE_S, Phase
 from spreeze.run_directory import RunDir, group_folder
 from spreeze.runtime.cpu_governor import GovernorLoop

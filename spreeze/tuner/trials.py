@@ -17,7 +17,7 @@ import psutil
 
 from spreeze.config.layers import Layer, Settings, Values
 from spreeze.errors import ConfigError, ResourceError, WorkerError
-from spreeze.machine.orphan_cleanup import OrphanWatch
+from spreeze.machine.processes import OrphanWatch
 from spreeze.modes import hts, spreeze
 from spreeze.run_directory import SUBDIRECTORIES
 from spreeze.runtime.interrupts import Interrupts

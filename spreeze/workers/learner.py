@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from time import perf_counter
 
-from spreeze.algorithms.create import create_on_policy
+from spreeze.algorithms import create_on_policy
 from spreeze.algorithms.fused_mlp import ThreadPair
 from spreeze.config.schema import AlgorithmConfig, algorithm_part
 from spreeze.errors import ResourceError, WorkerError

@@ -9,7 +9,7 @@ import psutil
 from long_form import LEFT_S, LIMIT_S
 from watched_run import LiveRun
 
-from spreeze.machine.orphan_cleanup import MARK
+from spreeze.machine.processes import MARK
 from spreeze.modes.spreeze import status_rows
 from spreeze.run_directory import read_run
 from spreeze.transport.replay_ring import ReplayRing, RingSpec

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spreeze.algorithms.create import create
+from spreeze.algorithms import create
 from spreeze.algorithms.fused_mlp import ThreadPair
 from spreeze.algorithms.off_policy import OffPolicyAlgorithm, Placement
 from spreeze.config.schema import AlgorithmConfig
@@ -180,7 +180,7 @@ class ReplayTrainer:
             self._normalize(self.normalizer)
         batch, actor_batch = self._batch(), self._actor_batch()
         self.gather_s += perf_counter() - start
-        critic_s, actor_s = self.algorithm.update_timed(batch, actor_batch)
+        critic_s, actor_s = self.algorithm.update(batch, actor_batch)
         self.critic_s += critic_s
         self.actor_s += actor_s
         self.updates += 1
@@ -204,7 +204,7 @@ class ReplayTrainer:
             layout = self._layout
             there = torch.stack((rows[:, layout.obs], rows[:, layout.next_obs])).to(self._actor_device)
             actor_batch = TransitionBatch(there[0], None, None, None, None, None, there[1])
-        critic_s, actor_s = self.algorithm.update_timed(self._split(rows, None), actor_batch)
+        critic_s, actor_s = self.algorithm.update(self._split(rows, None), actor_batch)
         self.critic_s += critic_s
         self.actor_s += actor_s
 

@@ -11,8 +11,8 @@ from typing import Any, Self
 import torch
 
 from spreeze.algorithms.fused_mlp import ThreadPair, thread_pair_for
-from spreeze.config.devices import check_precision, named_devices
 from spreeze.errors import ConfigError
+from spreeze.machine.hardware import check_precision, named_devices
 from spreeze.types import EnvSpec
 
 _TF32_CAPABILITY = 8
