@@ -15,23 +15,14 @@ import select
 import sys
 import tempfile
 from collections.abc import Iterable
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import psutil
 
 from spreeze.errors import ResourceError, TransportError
+from spreeze.machine.hardware import memory_limits
 
 PAGE_BYTES = mmap.PAGESIZE
-_CGROUP_FILES = (
-    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory.stat"),
-    (
-        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-        "/sys/fs/cgroup/memory/memory.usage_in_bytes",
-        "/sys/fs/cgroup/memory/memory.stat",
-    ),
-)
 
 
 class Block:
@@ -61,29 +52,29 @@ def allocate(name: str, size_bytes: int) -> Block:
         ResourceError: less memory is available.
     """
     size_bytes = -(-max(size_bytes, 1) // PAGE_BYTES) * PAGE_BYTES
-    available = check_room(name, size_bytes)
+    check_room(name, size_bytes)
     fd = nameless_file(name)
     try:
         _reserve(fd, size_bytes)
         return Block(fd, size_bytes)
     except OSError as error:
         os.close(fd)
-        raise ResourceError(f"{_no_room(name, size_bytes, available)} ({error.strerror})") from None
+        raise ResourceError(f"no memory for {name}, {size_bytes} bytes: {error.strerror}") from None
 
 
-def check_room(name: str, size_bytes: int) -> int:
-    """Returns the available bytes; a ResourceError if they are less than ``size_bytes``."""
+def check_room(name: str, size_bytes: int) -> None:
+    """Raises a ResourceError if less memory is available, by the machine and by its control groups."""
     available = available_bytes()
     if size_bytes > available:
-        raise ResourceError(_no_room(name, size_bytes, available))
-    return available
+        raise ResourceError(
+            f"{name} needs {size_bytes} bytes of memory ({size_bytes / 2**30:.2f} GiB), {available} are available "
+            f"({available / 2**30:.2f} GiB); lower the replay capacity or close other programs"
+        )
 
 
-def _no_room(name: str, size_bytes: int, available: int) -> str:
-    return (
-        f"{name} needs {size_bytes} bytes of memory ({size_bytes / 2**30:.2f} GiB), {available} are available "
-        f"({available / 2**30:.2f} GiB); lower the replay capacity or close other programs"
-    )
+def available_bytes() -> int:
+    """Memory available without swapping."""
+    return memory_limits().usable_bytes
 
 
 def nameless_file(name: str) -> int:
@@ -121,36 +112,6 @@ def attach(fd: int, size_bytes: int) -> Block:
     if real < size_bytes:
         raise TransportError(f"descriptor {fd} has {real} bytes of shared memory, {size_bytes} are needed")
     return Block(fd, real)
-
-
-def available_bytes() -> int:
-    """Memory available without swapping, by the machine and, if tighter, the control group."""
-    available = int(psutil.virtual_memory().available)
-    for limit_file, used_file, stat_file in _CGROUP_FILES:
-        limit, used = _number(limit_file), _number(used_file)
-        if limit is not None and used is not None:
-            available = min(available, limit - used + _reclaimable_bytes(stat_file))
-    return max(available, 0)
-
-
-def _number(path: str) -> int | None:
-    """The number in a file; None if there is no such file, or the word ``max`` (no limit)."""
-    try:
-        return int(Path(path).read_text(encoding="ascii"))
-    except (OSError, ValueError):
-        return None
-
-
-def _reclaimable_bytes(stat_file: str) -> int:
-    """File cache that the control group gives back when asked."""
-    try:
-        for line in Path(stat_file).read_text(encoding="ascii").splitlines():
-            key, _, value = line.partition(" ")
-            if key == "inactive_file":
-                return int(value)
-    except (OSError, ValueError):
-        pass
-    return 0
 
 
 _LINE_BYTES = 64
@@ -210,8 +171,7 @@ class SharedArrays:
     def in_order(self) -> None:
         """A memory barrier: a process that sees a later store also sees all earlier ones.
 
-        Free on x86-64. Elsewhere writer and reader take and release one lock of the operating system, which the kernel
-        releases when its holder dies: a reader that has seen the counter takes it after the writer released it.
+        Free on x86-64; elsewhere both sides take and release a file lock, which the kernel frees when its holder dies.
         """
         if STRONGLY_ORDERED:
             return
