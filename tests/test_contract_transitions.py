@@ -16,9 +16,9 @@ from harness import REPO, poll
 
 from spreeze.errors import TransportError
 from spreeze.transport.protocols import FrameColumns
-from spreeze.transport.remote import Gateway, SocketSink, create_secret, read_secret
 from spreeze.transport.replay_reader import FrameReader, ReplayReader, open_reader
 from spreeze.transport.replay_ring import ReplayRing, RingSpec, ShardWriter
+from spreeze.transport.socket_sink import Gateway, SocketSink, create_secret, read_secret
 from spreeze.types import RowLayout
 
 LAYOUT = RowLayout(obs_dim=3, action_dim=2, n_step=3, checksum=True)
@@ -30,7 +30,7 @@ import json, os, sys
 from pathlib import Path
 sys.path.insert(0, os.path.join(os.environ["PYTHONPATH"], "tests"))
 from test_contract_transitions import put
-from spreeze.transport.remote import SocketSink, read_secret
+from spreeze.transport.socket_sink import SocketSink, read_secret
 from spreeze.transport.replay_ring import ReplayRing, RingSpec, ShardWriter
 where = json.loads(sys.argv[1])
 spec = RingSpec.from_json(where["ring"])
