@@ -11,8 +11,7 @@ import pytest
 from spreeze.errors import CheckpointError, ResourceError
 from spreeze.transport import checkpoint, files
 from spreeze.transport.checkpoint import CheckpointStore
-from spreeze.transport.replay_reader import ReplayReader
-from spreeze.transport.replay_ring import ReplayRing, RingSpec, ShardWriter
+from spreeze.transport.replay_ring import ReplayReader, ReplayRing, RingSpec, ShardWriter
 from spreeze.types import RowLayout
 
 OPERATIONS = ("open", "write", "fsync", "close", "mkdir", "rename", "replace", "unlink", "rmdir")

@@ -16,8 +16,7 @@ from harness import REPO, poll
 
 from spreeze.errors import TransportError
 from spreeze.transport.protocols import FrameColumns
-from spreeze.transport.replay_reader import FrameReader, ReplayReader, open_reader
-from spreeze.transport.replay_ring import ReplayRing, RingSpec, ShardWriter
+from spreeze.transport.replay_ring import ReplayReader, ReplayRing, RingSpec, ShardWriter
 from spreeze.transport.socket_sink import Gateway, SocketSink, create_secret, read_secret
 from spreeze.types import RowLayout
 
@@ -240,8 +239,7 @@ def test_frames_arrive_with_their_rows(name, tmp_path):
         for count in (1, 30, 9):
             put(sink, count)
         arrived(place, 0, 40, sink)
-        reader = open_reader(place.ring)
-        assert isinstance(reader, FrameReader)
+        reader = ReplayReader(place.ring)
         rows = np.empty((200, IMAGES.width), np.float32)
         frames = np.empty((200, IMAGES.window, IMAGES.frame_bytes), np.uint8)
         reader.sample(np.random.default_rng(0), rows, frames)

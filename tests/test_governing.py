@@ -31,8 +31,7 @@ from spreeze.runtime.plan import RunPlan
 from spreeze.runtime.rates import CounterSample
 from spreeze.runtime.supervisor import ProcessSupervisor
 from spreeze.transport import status_table as words
-from spreeze.transport.replay_reader import ReplayReader
-from spreeze.transport.replay_ring import ReplayRing, ShardWriter
+from spreeze.transport.replay_ring import ReplayReader, ReplayRing, ShardWriter
 from spreeze.transport.status_table import StatusTable
 from spreeze.workers.context import WorkerContext
 from spreeze.workers.roles import Address
@@ -301,7 +300,6 @@ def test_a_sampler_killed_while_it_rests_is_started_again_and_rests_on(tmp_path)
             RunContext(run_dir=tmp_path, status_fd=status.block.fd, status_rows=4, nonce="resting"),
             status,
             on_event=lambda level, text: None,
-            takeover=lambda spec: ring.takeover(spec.address.index, 0),
         )
         status.header[words.ACTIVE_SAMPLERS] = 0
 

@@ -19,7 +19,7 @@ from spreeze.run_directory import RunDir
 from spreeze.runtime.plan import RunPlan
 from spreeze.runtime.rates import CounterSample, Rates
 from spreeze.runtime.recorder import Recorder
-from spreeze.transport.replay_reader import ReplayReader
+from spreeze.transport.replay_ring import ReplayReader
 from spreeze.transport.status_table import StatusTable
 from spreeze.workers.context import WorkerContext
 from spreeze.workers.learn.replay_trainer import ReplayTrainer

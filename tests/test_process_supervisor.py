@@ -69,7 +69,7 @@ class Stage:
         run_context = RunContext(run_dir=tmp_path, status_fd=-1, status_rows=len(ROWS), nonce="x")
         self.workers = ProcessSupervisor(
             run_context, self.status, on_event=lambda level, text: self.events.append(f"{level}: {text}"),
-            takeover=lambda spec: self.order.append(f"takeover {spec.name}"), launcher=self, clock=lambda: self.now,
+            launcher=self, clock=lambda: self.now,
         )  # fmt: skip
         for name in roles:
             role, _, index = name.partition("-")
@@ -79,6 +79,8 @@ class Stage:
     def start(self, spec, run_context):
         if self.refuse:
             raise OSError("no more processes")
+        before = [child for child in self.started if child.spec.name == spec.name]
+        assert all(child.code is not None or child.undying for child in before), "two processes of one worker"
         self.order.append(f"start {spec.name}")
         self.started.append(FakeChild(spec, 100 + len(self.started)))
         self.started[-1].clock = self
@@ -120,7 +122,7 @@ def stage(tmp_path):
         made.close()
 
 
-def test_a_dead_sampler_is_taken_over_before_it_is_started_again_and_counted(stage):
+def test_a_dead_sampler_is_started_again_and_counted(stage):
     scene = stage("sampler-0", "sampler-1", "learner")
     scene.order.clear()
     dead = scene.child("sampler-0")
@@ -128,7 +130,7 @@ def test_a_dead_sampler_is_taken_over_before_it_is_started_again_and_counted(sta
     dead.code = -signal.SIGSEGV
     scene.workers.watch()
     scene.workers.watch()
-    assert scene.order == ["takeover sampler-0", "start sampler-0"]
+    assert scene.order == ["start sampler-0"]
     assert scene.workers.restarts == 1
     assert scene.workers.alive(ROLES["sampler"]) == 2
     assert "ended by SIGSEGV in phase STEP; restarting now" in scene.events[0]
@@ -406,7 +408,6 @@ def test_a_hung_worker_that_does_not_die_is_left_and_another_takes_its_place(sta
     assert "sampler-0 (process 100) does not end on SIGKILL" in scene.events[0]
     assert "sampler-0 silent for 6 s in phase STEP" in scene.events[1]
     assert not [event for event in scene.events if "slept" in event], "waiting for it was no sleep of the machine"
-    assert scene.order.index("takeover sampler-0") < scene.order.index("start sampler-0", 3)
 
 
 def test_hurry_kills_at_once(stage):

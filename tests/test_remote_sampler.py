@@ -11,7 +11,7 @@ from spreeze.envs.task import make_task
 from spreeze.metrics.table import Phase
 from spreeze.runtime.launcher import FRESH, RunContext, WorkerSpec
 from spreeze.transport import status_table as words
-from spreeze.transport.replay_reader import ReplayReader
+from spreeze.transport.replay_ring import ReplayReader
 from spreeze.transport.status_table import STOP, StatusTable
 from spreeze.types import RowLayout
 from spreeze.workers.roles import Address

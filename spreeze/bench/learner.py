@@ -23,8 +23,7 @@ from spreeze.algorithms.create import create
 from spreeze.algorithms.fused_mlp import ThreadPair, matmuls_round
 from spreeze.bench import Row
 from spreeze.config.schema import PARTS, AlgorithmConfig
-from spreeze.transport.replay_reader import open_reader
-from spreeze.transport.replay_ring import ReplayRing, RingSpec
+from spreeze.transport.replay_ring import ReplayReader, ReplayRing, RingSpec
 from spreeze.types import EnvSpec, RowLayout, TransitionBatch
 from spreeze.workers.learn.replay_trainer import ReplayTrainer
 from spreeze.workers.learn.torch_devices import HostWaits, learner_threads, products_in, resolve_device, synchronise
@@ -289,7 +288,7 @@ def placed_rows(
         with products_in(precision, device), learner_threads(spec, 1, device):
             for batch_size in batch_sizes:
                 learning = ReplayTrainer(
-                    spec, algo, config, layout, open_reader(ring), batch_size=batch_size, device=device, seed=0,
+                    spec, algo, config, layout, ReplayReader(ring), batch_size=batch_size, device=device, seed=0,
                     normalize_obs=False, overlap=overlap, mirror=True, updates_per_launch=updates_per_launch,
                 )
                 updates_per_s, values = _placed(learning, repeats, repeat_s, device)

@@ -27,8 +27,7 @@ from spreeze.runtime.launcher import FRESH, Launcher
 from spreeze.runtime.plan import RunPlan
 from spreeze.runtime.rates import CounterSample
 from spreeze.runtime.recorder import SAMPLE_S, Outcome, Recorder, View
-from spreeze.transport.replay_reader import open_reader
-from spreeze.transport.replay_ring import ReplayRing, ShardWriter
+from spreeze.transport.replay_ring import ReplayReader, ReplayRing, ShardWriter
 from spreeze.transport.weights import encode
 from spreeze.workers.evaluator import Evaluation, EvaluatorJob
 from spreeze.workers.inference_worker import RolloutPolicy
@@ -215,7 +214,7 @@ class _Replay:
             nan_policy=config.sampling.nan_policy, make_vector=vector_maker(plan.spec), tell=recorder.env_error,
         )
         self.trainer = ReplayTrainer(
-            plan.spec, config.run.algo, config.algorithm, plan.layout, open_reader(ring),
+            plan.spec, config.run.algo, config.algorithm, plan.layout, ReplayReader(ring),
             batch_size=config.learner.batch_size, device=resolve_device(config.learner.device), seed=config.run.seed,
             normalize_obs=config.env.normalize_obs, pair=pair, overlap=config.learner.overlap,
         )

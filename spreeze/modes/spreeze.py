@@ -60,7 +60,6 @@ def _wired(plan: RunPlan, run_dir: Path, recorder: Recorder) -> Iterator[Wired]:
             status=status, specs=specs,
             read=lambda: CounterSample(time.monotonic(), tuple(map(read_one, range(plan.learners)))),
             learning_began=lambda: all(ring.baseline_inserted >= 0 for ring in rings),
-            takeover=lambda spec: _take_over(rings, spec),
             governing=GovernorLoop(plan, status, recorder.event) if plan.config.tuning.govern else None,
         )
 
@@ -72,12 +71,6 @@ def status_rows(samplers: int, learners: int = 1) -> dict[str, int]:
     workers += [Address("learner", group) for group in range(learners)]
     workers += [Address("evaluator"), Address("visualizer")]
     return {address.name: row for row, address in enumerate(workers)}
-
-
-def _take_over(rings: Sequence[ReplayRing], spec: WorkerSpec) -> None:
-    """Gives the shard of a dead sampler a new epoch; its next owner is not known yet."""
-    if spec.role.steps:
-        rings[spec.address.group].takeover(spec.address.index, 0)
 
 
 def load_saved_replay(plan: RunPlan, folder: Path, ring: ReplayRing) -> None:

@@ -48,8 +48,6 @@ class Wired:
     read: Callable[[], CounterSample]
     """Reads all counters; after the stop flag is set, the final ones."""
     learning_began: Callable[[], bool]
-    takeover: Callable[[WorkerSpec], None] = lambda spec: None
-    """See ``ProcessSupervisor``."""
     governing: GovernorLoop | None = None
 
 
@@ -69,7 +67,7 @@ def run_workers(
             run_context = RunContext(run_dir=run_dir.path, status_fd=mode.status.block.fd,
                                      status_rows=mode.status.num_rows, nonce=run_dir.nonce)
             workers = ProcessSupervisor(
-                run_context, mode.status, on_event=recorder.event, takeover=mode.takeover, launcher=launcher,
+                run_context, mode.status, on_event=recorder.event, launcher=launcher,
                 forgiven_failures=plan.config.run.forgiven_failures,
             )
             supervisor = Supervisor(run_dir, mode.status, workers, mode.read, recorder, interrupts, mode.governing)

@@ -172,18 +172,16 @@ class WorkerHandle:
 class ProcessSupervisor:
     """Starts, watches, restarts and stops workers.
 
-    ``takeover(spec)`` is called after a worker is certainly dead and before its successor starts.
     ``forgiven_failures`` crashes of each worker are restarted at once and do not count toward its limit.
     """
 
     def __init__(
         self, run_context: RunContext, status: StatusTable, *, on_event: Callable[[str, str], None],
-        takeover: Callable[[WorkerSpec], None] = lambda spec: None,
         launcher: Launcher = FRESH, clock: Callable[[], float] = time.monotonic,
         forgiven_failures: int = 0,
     ) -> None:
         self._run_context, self._status = run_context, status
-        self.on_event, self._takeover, self._launcher, self._clock = on_event, takeover, launcher, clock
+        self.on_event, self._launcher, self._clock = on_event, launcher, clock
         self._forgiven = forgiven_failures
         self.handles: dict[str, WorkerHandle] = {}
         self.first_error: tuple[str, str] | None = None
@@ -335,7 +333,6 @@ class ProcessSupervisor:
         return "; restarting now" if wait_s <= 0 else f"; restarting in {wait_s:.1f} s"
 
     def _restart(self, handle: WorkerHandle) -> None:
-        self._takeover(handle.spec)
         try:
             self._launch(handle)
         except OSError as error:

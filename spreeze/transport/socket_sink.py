@@ -30,7 +30,7 @@ import numpy as np
 from spreeze.errors import TransportError
 from spreeze.transport import files
 from spreeze.transport.protocols import FrameColumns, ReplayCounts, TransitionSink
-from spreeze.transport.replay_ring import pack_rows, write_rows
+from spreeze.transport.replay_ring import NO_FRAMES, NO_STEPS, write_rows
 from spreeze.types import RowLayout
 
 SECRET_BYTES = 32
@@ -96,6 +96,26 @@ def _exactly(connection: socket.socket, count: int) -> bytes:
     return data
 
 
+def _packed(
+    layout: RowLayout, obs: Any, action: Any, reward: Any, terminated: Any, next_obs: Any, num_steps: Any,
+    frames: FrameColumns | None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """The arguments of ``TransitionSink.write`` as rows [N, W] float32 and their frames [N, F] uint8."""
+    rows = np.zeros((len(reward), layout.width), np.float32)
+    images = np.zeros((len(reward), layout.frame_bytes), np.uint8)
+    rows[:, layout.obs], rows[:, layout.action], rows[:, layout.next_obs] = obs, action, next_obs
+    rows[:, layout.reward], rows[:, layout.terminated] = reward, terminated
+    if layout.num_steps is not None:
+        if num_steps is None:
+            raise ValueError(NO_STEPS)
+        rows[:, layout.num_steps] = num_steps
+    if layout.frame_bytes:
+        if frames is None:
+            raise ValueError(NO_FRAMES)
+        images[:], rows[:, layout.back], rows[:, layout.age] = frames
+    return rows, images
+
+
 class SocketSink:
     """A ``TransitionSink`` whose rows go to a gateway."""
 
@@ -138,7 +158,7 @@ class SocketSink:
     ) -> None:
         if not self.has_room:
             raise TransportError(f"{self._kept_bytes} bytes are on their way to {self._address}: ask has_room first")
-        rows, images = pack_rows(self.layout, obs, action, reward, terminated, next_obs, num_steps, frames)
+        rows, images = _packed(self.layout, obs, action, reward, terminated, next_obs, num_steps, frames)
         for start in range(0, len(rows), self._most_rows):
             part = rows[start : start + self._most_rows]
             header = _FRAME.pack(len(part), self.next_logical, version)

@@ -28,7 +28,7 @@ from spreeze.bench.replay import (
     transitions,
     wait_for_rows,
 )
-from spreeze.transport.replay_reader import ReplayReader
+from spreeze.transport.replay_ring import ReplayReader
 
 QUEUE_SIZES_ROWS = (5_000, 20_000, 50_000)
 """Queue sizes of the Spreeze paper's ablation (section 4.3, Fig. 3a)."""
