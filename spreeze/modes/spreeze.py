@@ -20,8 +20,7 @@ from spreeze.runtime.plan import RunPlan, split_evenly
 from spreeze.runtime.rates import CounterSample, GroupSample
 from spreeze.runtime.recorder import Outcome, Recorder, View
 from spreeze.runtime.run_workers import Wired, memory_limit_bytes, read_group, run_workers, watcher_specs
-from spreeze.transport.checkpoint import CheckpointStore
-from spreeze.transport.checkpoint import load_replay as load_replay
+from spreeze.transport.checkpoint import CheckpointStore, load_replay
 from spreeze.transport.replay_ring import ReplayRing
 from spreeze.transport.status_table import StatusTable
 from spreeze.workers.jobs import LearnerJob
@@ -75,9 +74,9 @@ def status_rows(samplers: int, learners: int = 1) -> dict[str, int]:
 
 def load_saved_replay(plan: RunPlan, folder: Path, ring: ReplayRing) -> None:
     """Loads the rows that a group saved in an earlier session; must come before any write into the ring."""
-    saved = CheckpointStore(folder / "checkpoints").latest_replay() if plan.earlier.sessions else None
-    if saved is not None:
-        load_replay(saved, ring)
+    checkpoint = CheckpointStore(folder / "checkpoints").load_latest() if plan.earlier.sessions else None
+    if checkpoint is not None and checkpoint.replay_path is not None:
+        load_replay(checkpoint.replay_path, ring)
 
 
 @contextlib.contextmanager

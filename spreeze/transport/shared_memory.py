@@ -59,17 +59,19 @@ def allocate(name: str, size_bytes: int) -> Block:
         return Block(fd, size_bytes)
     except OSError as error:
         os.close(fd)
-        raise ResourceError(f"no memory for {name}, {size_bytes} bytes: {error.strerror}") from None
+        raise ResourceError(f"{_no_room(name, size_bytes)} ({error.strerror})") from None
 
 
 def check_room(name: str, size_bytes: int) -> None:
     """Raises a ResourceError if less memory is available, by the machine and by its control groups."""
+    if size_bytes > available_bytes():
+        raise ResourceError(_no_room(name, size_bytes))
+
+
+def _no_room(name: str, size_bytes: int) -> str:
     available = available_bytes()
-    if size_bytes > available:
-        raise ResourceError(
-            f"{name} needs {size_bytes} bytes of memory ({size_bytes / 2**30:.2f} GiB), {available} are available "
-            f"({available / 2**30:.2f} GiB); lower the replay capacity or close other programs"
-        )
+    return (f"{name} needs {size_bytes} bytes of memory ({size_bytes / 2**30:.2f} GiB), {available} are available "
+            f"({available / 2**30:.2f} GiB); lower the replay capacity or close other programs")
 
 
 def available_bytes() -> int:
