@@ -35,10 +35,9 @@ class ReplayCounts(NamedTuple):
 class TransitionSink(Protocol):
     """Where one sampler's transitions go: a shard of the ring, or a socket to one.
 
-    Rows arrive complete, in the order in which they were written, each at most once. If a writer is killed, the rows
-    that ``write`` had published still arrive; of the write in which it was killed, the first rows may arrive, perhaps
-    all. A ring overwrites its oldest rows; a socket takes no more while ``has_room`` is false. A sink has one writer at
-    any time.
+    Rows arrive complete, in order, each at most once. If a writer is killed, what ``write`` had published still
+    arrives; of the write in which it was killed, the first rows may arrive, perhaps all. A ring overwrites its oldest
+    rows; a socket takes no more while ``has_room`` is false. A sink has one writer at any time.
     """
 
     @property
@@ -55,11 +54,7 @@ class TransitionSink(Protocol):
         ...
 
     def counts(self) -> ReplayCounts:
-        """The newest known counts.
-
-        Raises:
-            TransportError: the other side is gone for good.
-        """
+        """The newest known counts; a TransportError if the other side is gone for good."""
         ...
 
     def write(
@@ -84,10 +79,8 @@ class BatchSource(Protocol):
     late sees the rows that are still there.
     """
 
-    inserted: int
-    """Rows committed by all writers at the last refresh."""
-    available: int
-    """Rows that could be drawn at the last refresh."""
+    inserted: int  # rows committed by all writers at the last refresh
+    available: int  # rows that could be drawn at the last refresh
 
     @property
     def capacity(self) -> int:
@@ -101,11 +94,8 @@ class BatchSource(Protocol):
     def sample(self, rng: np.random.Generator, rows: np.ndarray, frames: np.ndarray | None = None) -> int:
         """Fills ``rows`` [B, W] float32, and for images ``frames`` [B, T, F] uint8, uniformly with replacement.
 
-        Returns:
-            How many draws were repeated because a writer may have been changing their rows.
-
-        Raises:
-            TransportError: there is nothing to draw.
+        Returns how many draws were repeated because a writer may have been changing their rows. Raises a
+        TransportError if there is nothing to draw.
         """
         ...
 
@@ -134,10 +124,8 @@ class RolloutSink(Protocol):
     continues after the last step that counts. A rollout that a reader may be using is never changed.
     """
 
-    steps: list[int]
-    """Env steps of each environment since the run began."""
-    episode: list[int]
-    """Number of each environment's current episode."""
+    steps: list[int]  # of each environment since the run began
+    episode: list[int]  # number of each environment's current episode
 
     def open(self, *, step_synchronous: bool = False) -> list[int]:
         """Indices of the environments that may take a step now; none while the rollout has to wait for its reader."""
@@ -215,12 +203,10 @@ class PublishedParameters(Protocol):
 
 
 class ParameterPublisher(Protocol):
-    """The learner's side: there is one publisher at any time, and it never waits for a reader."""
+    """The learner's side: one at any time, which never waits for a reader."""
 
     def publish(self, arrays: Arrays, meta: dict[str, Any], epoch: int, version: int) -> object:
-        """Makes a version visible atomically.
-
-        A version that was already published stays as it is; publishing it again may be an error.
+        """Makes a version visible atomically; one that was already published stays as it is, perhaps with an error.
 
         Raises:
             WeightsError: a newer version was published, or a value is not finite; nothing was changed.

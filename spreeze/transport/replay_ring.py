@@ -182,7 +182,7 @@ class ReplayRing:
 
     @property
     def baseline_inserted(self) -> int:
-        """Rows inserted when learning began, -1 before; written by the learner only."""
+        """Rows inserted when learning began, -1 before."""
         return self.words[_BASELINE]
 
     def begin_learning(self) -> None:
@@ -403,10 +403,7 @@ class ReplayReader:
         self._age_block = [0] * spec.num_shards
         self._age_clock = 0
         self._drawn: Drawn | None = None
-        self.inserted = 0
-        """Rows committed in all shards at the last refresh."""
-        self.available = 0
-        """Rows that could be drawn at the last refresh."""
+        self.inserted, self.available = 0, 0
         self.redrawn = 0
         """Rows that this reader has drawn again because they may have been overwritten during the copy."""
         self.refresh()
@@ -463,17 +460,7 @@ class ReplayReader:
         return int(stamps[block % len(stamps), 0]) + committed - self._first_row(block)
 
     def sample(self, rng: np.random.Generator, rows: np.ndarray, frames: np.ndarray | None = None) -> int:
-        """Fills ``rows`` [B, W] float32 with rows drawn uniformly, with replacement.
-
-        For images it also fills ``frames`` [B, T, F] uint8 (see ``RowLayout.split_frames``) and draws uniformly over
-        the transitions whose frames are all still there.
-
-        Returns:
-            How many rows were drawn again because a writer may have been changing them.
-
-        Raises:
-            TransportError: nothing can be drawn.
-        """
+        """As ``BatchSource.sample``; with images, uniformly over the transitions whose frames are all still there."""
         self.refresh()
         self._drawn = drawn = self._draw(rng, len(rows))
         bad, redrawn = self._copy(drawn, rows, frames)

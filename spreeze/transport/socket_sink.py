@@ -123,12 +123,9 @@ class SocketSink:
         self, address: str, secret: bytes, layout: RowLayout, shard: int, *, buffer_bytes: int = 2 * MOST_FRAME_BYTES,
         give_up_s: float = 30.0,
     ) -> None:
-        """Connects; the gateway closes the connection of the sink that had this shard before.
+        """Connects; a TransportError if there is no gateway, or one of another run.
 
         There is no room while ``buffer_bytes`` are on their way, and an error after ``give_up_s`` without a gateway.
-
-        Raises:
-            TransportError: no gateway, or one of another run.
         """
         self.layout, self.next_logical = layout, 0
         self._address, self._secret, self._shard = address, secret, shard
@@ -136,9 +133,9 @@ class SocketSink:
         self._most_rows = max(1, MOST_FRAME_BYTES // layout.row_bytes)
         self._kept: deque[tuple[int, bytes]] = deque()  # (index after the last row, frame), not committed yet
         self._kept_bytes = 0
-        self._report: tuple[int, int, int, int] = (0, 0, 0, 0)
         self._gone_since_s = self._retry_s = 0.0
         self._socket: socket.socket | None = None
+        self._report: tuple[int, int, int, int] = (0, 0, 0, 0)
         self._connect()
         self.next_logical = self._report[0]
 
@@ -171,8 +168,13 @@ class SocketSink:
 
     def _pump(self) -> None:
         """Sends and receives without waiting; reconnects if the connection was lost."""
-        if self._socket is None:
-            self._reconnect()
+        if self._socket is None and time.monotonic() >= self._retry_s:
+            try:
+                self._connect()
+            except TransportError:
+                if time.monotonic() - self._gone_since_s >= self._give_up_s:
+                    raise
+                self._retry_s = time.monotonic() + _RETRY_S
         if self._socket is None:
             return
         try:
@@ -191,20 +193,10 @@ class SocketSink:
             del self._received[:whole]
 
     def _take(self, report: tuple[Any, ...]) -> None:
+        """Drops the rows that are committed by now."""
         self._report = report
         while self._kept and self._kept[0][0] <= report[0]:
             self._kept_bytes -= len(self._kept.popleft()[1])
-
-    def _reconnect(self) -> None:
-        now = time.monotonic()
-        if now < self._retry_s:
-            return
-        try:
-            self._connect()
-        except TransportError:
-            if now - self._gone_since_s >= self._give_up_s:
-                raise
-            self._retry_s = time.monotonic() + _RETRY_S
 
     def _connect(self) -> None:
         """Shakes hands, and continues after the last row that the gateway's sink has committed."""
@@ -220,7 +212,7 @@ class SocketSink:
             proof = _exactly(connection, _PROOF_BYTES)
             if magic != _MAGIC or not hmac.compare_digest(proof, _proof(self._secret, b"gateway", nonce, report)):
                 raise ConnectionError("it does not know the secret")
-        except (OSError, struct.error) as error:
+        except OSError as error:
             connection.close()
             raise TransportError(
                 f"no gateway for these rows at {self._address} ({error}): is it running, with this run's secret, "
@@ -251,7 +243,7 @@ class _Peer:
         self.socket, self.since_s, self.shard = connection, time.monotonic(), -1
         self.nonce = secrets.token_bytes(32)
         self.received, self.unsent = bytearray(), bytearray(_CHALLENGE.pack(_MAGIC, self.nonce))
-        self.reported: tuple[int, ...] = ()
+        self.reported = b""
 
 
 class Gateway:
@@ -260,12 +252,9 @@ class Gateway:
     def __init__(
         self, address: str, secret: bytes, layout: RowLayout, open_sink: Callable[[int], TransitionSink]
     ) -> None:
-        """Listens at an address; TCP port 0 is any free one.
+        """Listens at an address, TCP port 0 being any free one; a TransportError if that fails.
 
         ``open_sink`` is called once per shard and raises a TransportError if there is no such shard.
-
-        Raises:
-            TransportError: cannot listen at that address.
         """
         self._secret, self._layout, self._open_sink = secret, layout, open_sink
         self._sinks: dict[int, TransitionSink] = {}
@@ -315,9 +304,9 @@ class Gateway:
                 connection.close()
                 return
             connection.setblocking(False)
-            self._peers[connection] = _Peer(connection)
+            self._peers[connection] = peer = _Peer(connection)
             self._selector.register(connection, selectors.EVENT_READ)
-            self._guarded(self._send, self._peers[connection])
+            self._guarded(self._send, peer)
 
     def _receive(self, peer: _Peer) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -344,10 +333,14 @@ class Gateway:
         for other in [other for other in self._peers.values() if other.shard == shard]:
             self._hang_up(other)  # its sampler is dead, or has lost this connection
         del peer.received[: _HELLO.size + _PROOF_BYTES]
-        peer.shard, peer.reported = shard, self._state(shard)
-        report = _REPORT.pack(*peer.reported)
+        peer.shard = shard
+        report = self._state(shard)
         peer.unsent += report + _proof(self._secret, b"gateway", nonce, report)
+        peer.reported = report
         self._send(peer)
+
+    def _state(self, shard: int) -> bytes:
+        return _REPORT.pack(self._sinks[shard].next_logical, *self._sinks[shard].counts())
 
     def _store(self, peer: _Peer) -> bool:
         """Writes one frame, if a whole one is here."""
@@ -369,16 +362,13 @@ class Gateway:
             write_rows(sink, rows[known:], version, frames[known:] if layout.frame_bytes else None)
         return True
 
-    def _state(self, shard: int) -> tuple[int, ...]:
-        return (self._sinks[shard].next_logical, *self._sinks[shard].counts())
-
     def _report(self, peer: _Peer) -> None:
         """Reports changed counters to a peer that reads; fails for one that does not shake hands in time."""
         if peer.shard < 0 and time.monotonic() - peer.since_s > _HANDSHAKE_S:
             raise TransportError("no handshake")
         if peer.shard >= 0 and not peer.unsent and (state := self._state(peer.shard)) != peer.reported:
             peer.reported = state
-            peer.unsent += _REPORT.pack(*state)
+            peer.unsent += state
         self._send(peer)
 
     def _send(self, peer: _Peer) -> None:
