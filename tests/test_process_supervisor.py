@@ -5,14 +5,16 @@ import json
 import os
 import resource
 import signal
+import subprocess
+import sys
 
 import pytest
-from harness import PATIENCE_S
+from harness import PATIENCE_S, poll
 
 from spreeze.errors import WorkerError
 from spreeze.metrics.table import DEADLINE_S, Phase
 from spreeze.runtime.launcher import RunContext, WorkerSpec
-from spreeze.runtime.supervisor import ProcessSupervisor
+from spreeze.runtime.supervisor import ProcessSupervisor, private_memory_bytes, tree_memory_bytes
 from spreeze.transport import status_table as words
 from spreeze.transport.status_table import StatusTable
 from spreeze.workers.roles import ROLES, Address
@@ -435,3 +437,12 @@ def _fail_again_and_again(scene, name):
         if (child := scene.child(name)) is not None:
             child.code = 1
         scene.pass_time(1.0, [("sampler-0", Phase.STEP), ("sampler-1", Phase.STEP)])
+
+
+def test_memory_counts_what_a_worker_started():
+    child = "x = bytes(range(256)) * 200_000; input()"
+    code = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {child!r}])"
+    with subprocess.Popen([sys.executable, "-c", code + "; input()"], stdin=subprocess.PIPE) as process:
+        poll(lambda: tree_memory_bytes(process.pid) > 50_000_000, what="the child's memory")
+        assert private_memory_bytes(process.pid) < 50_000_000
+    assert tree_memory_bytes(process.pid) == 0

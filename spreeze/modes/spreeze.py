@@ -19,7 +19,7 @@ from spreeze.runtime.launcher import FRESH, Launcher, WorkerSpec
 from spreeze.runtime.plan import RunPlan, split_evenly
 from spreeze.runtime.rates import CounterSample, GroupSample
 from spreeze.runtime.recorder import Outcome, Recorder, View
-from spreeze.runtime.run_workers import Wired, memory_limit_bytes, read_group, run_workers, watcher_specs
+from spreeze.runtime.supervisor import Wired, memory_limit_bytes, read_group, run_workers, watcher_specs
 from spreeze.transport.checkpoint import CheckpointStore, load_replay
 from spreeze.transport.replay_ring import ReplayRing
 from spreeze.transport.status_table import StatusTable
