@@ -28,7 +28,7 @@ from spreeze.runtime.cpu_governor import GovernorLoop
 from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.launcher import RunContext
 from spreeze.runtime.plan import RunPlan
-from spreeze.runtime.rates import CounterSample
+from spreeze.runtime.recorder import CounterSample, GroupSample
 from spreeze.runtime.supervisor import ProcessSupervisor
 from spreeze.transport import status_table as words
 from spreeze.transport.replay_ring import ReplayReader, ReplayRing, ShardWriter
@@ -335,9 +335,7 @@ class Told:
 
 def reading(baseline=200, updates=10.0, inserted=1000):
     learner = {**dict.fromkeys(SLOTS["learner"], 0.0), "updates": updates}
-    return CounterSample.of_one(
-        t_s=0.0, samplers=(), learner=learner, inserted=inserted, baseline_inserted=baseline, sampled=8000
-    )
+    return CounterSample(0.0, (GroupSample((), learner, inserted, baseline, 8000),))
 
 
 def test_changes_are_posted_on_the_board_told_as_events_and_measured(status):

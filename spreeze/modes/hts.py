@@ -20,8 +20,7 @@ from spreeze.run_directory import RunDir
 from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.launcher import FRESH, Launcher, WorkerSpec
 from spreeze.runtime.plan import RunPlan
-from spreeze.runtime.rates import CounterSample
-from spreeze.runtime.recorder import Outcome, Recorder, View
+from spreeze.runtime.recorder import CounterSample, Outcome, Recorder, View
 from spreeze.runtime.supervisor import Wired, memory_limit_bytes, read_group, run_workers, watcher_specs
 from spreeze.transport import status_table as words
 from spreeze.transport.checkpoint import CheckpointStore

@@ -25,8 +25,7 @@ from spreeze.run_directory import RunDir
 from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.launcher import FRESH, Launcher
 from spreeze.runtime.plan import RunPlan
-from spreeze.runtime.rates import CounterSample
-from spreeze.runtime.recorder import SAMPLE_S, Outcome, Recorder, View
+from spreeze.runtime.recorder import SAMPLE_S, CounterSample, GroupSample, Outcome, Recorder, View
 from spreeze.transport.replay_ring import ReplayReader, ReplayRing, ShardWriter
 from spreeze.transport.weights import encode
 from spreeze.workers.evaluator import Evaluation, EvaluatorJob
@@ -140,8 +139,7 @@ class _Serial:
             "env_s": counts.env_s, "write_s": counts.write_s, "wait_s": 0.0,
         }
         learner = data.trainer.numbers(wait_s=0.0, publish_s=self._evaluations_s + data.refresh_s)
-        return CounterSample.of_one(t_s=time.monotonic(), samplers=(sampler,), learner=learner, inserted=inserted,
-                             baseline_inserted=baseline, sampled=sampled)
+        return CounterSample(time.monotonic(), (GroupSample((sampler,), learner, inserted, baseline, sampled),))
 
     def _chores(self) -> None:
         self.sample()

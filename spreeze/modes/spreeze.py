@@ -17,8 +17,7 @@ from spreeze.runtime.cpu_governor import GovernorLoop
 from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.launcher import FRESH, Launcher, WorkerSpec
 from spreeze.runtime.plan import RunPlan, split_evenly
-from spreeze.runtime.rates import CounterSample, GroupSample
-from spreeze.runtime.recorder import Outcome, Recorder, View
+from spreeze.runtime.recorder import CounterSample, GroupSample, Outcome, Recorder, View
 from spreeze.runtime.supervisor import Wired, memory_limit_bytes, read_group, run_workers, watcher_specs
 from spreeze.transport.checkpoint import CheckpointStore, load_replay
 from spreeze.transport.replay_ring import ReplayRing

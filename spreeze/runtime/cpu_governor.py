@@ -31,7 +31,7 @@ from typing import NamedTuple, Protocol
 from spreeze.formatting import number, percent
 from spreeze.machine.cpu_contention import ContentionReader, CpuContention
 from spreeze.runtime.plan import RunPlan
-from spreeze.runtime.rates import CounterSample, samples_per_insert
+from spreeze.runtime.recorder import CounterSample, samples_per_insert
 from spreeze.transport import status_table as words
 from spreeze.transport.status_table import StatusTable
 from spreeze.workers.roles import role_of

@@ -28,8 +28,7 @@ from spreeze.runtime.cpu_governor import GovernorLoop
 from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.launcher import FRESH, Launcher, RunContext, WorkerProcess, WorkerSpec, child_environment, log_file
 from spreeze.runtime.plan import RunPlan
-from spreeze.runtime.rates import CounterSample, GroupSample
-from spreeze.runtime.recorder import SAMPLE_S, Outcome, Recorder
+from spreeze.runtime.recorder import SAMPLE_S, CounterSample, GroupSample, Outcome, Recorder
 from spreeze.transport import status_table as words
 from spreeze.transport.checkpoint import CheckpointStore
 from spreeze.transport.shared_memory import available_bytes, readable
@@ -165,7 +164,7 @@ class _Supervisor:
 
     def stop(self) -> None:
         """Ends the workers and takes the last sample. All workers have ended when this returns."""
-        self._recorder.ending()
+        self._recorder.rates.end()
         start_s = time.monotonic()
         self._run_dir.write_state(state="stopping")
         try:
