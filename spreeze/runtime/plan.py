@@ -36,26 +36,29 @@ class RunPlan:
 
     settings: Settings
     spec: EnvSpec
-    samplers: int
-    """Sampler processes of all learners together."""
-    free_core: bool
-    """Whether evaluator and visualizer have a core besides those of samplers and learner."""
-    reasons: dict[str, str] = field(default_factory=dict)
-    """Setting -> why it was chosen automatically."""
+    samplers: int  # sampler processes of all learners together
+    free_core: bool  # whether evaluator and visualizer have a core besides those of samplers and learner
+    reasons: dict[str, str] = field(default_factory=dict)  # setting -> why it was chosen automatically
     earlier: EarlierSessions = EarlierSessions()
-    process_age_s: float = 0.0
-    """Age of this process when the mode began, with imports and tuning."""
-    inference_workers: int = 0
-    """Processes that compute actions for samplers."""
+    process_age_s: float = 0.0  # age of this process when the mode began, with imports and tuning
+    inference_workers: int = 0  # processes that compute actions for samplers
 
     def __post_init__(self) -> None:
-        config = self.config
+        if self.spec.frames is not None and self.config.env.normalize_obs:
+            raise ConfigError("env.normalize_obs = true: images are scaled by 1/255 already; leave it out")
         self._check_learners()
-        if config.on_policy is not None:
+        if self.config.on_policy is not None:
             self._check_rollout()
-            return
-        if self.spec.frames is not None:
-            self._check_images()
+        else:
+            self._check_replay()
+
+    def _check_replay(self) -> None:
+        """Rejects a replay that is too small, or whose frames would be stored."""
+        config = self.config
+        if self.spec.frames is not None and config.replay.save:
+            frames_gib = config.replay.capacity * self.layout.row_bytes / 2**30
+            raise ConfigError(f"replay.save = true: frames in replay take {frames_gib:.1f} GiB and are not stored; "
+                              "leave it out")
         samplers = self.samplers_of(0)
         smallest = samplers * max(config.sampling.envs_per_sampler, 1) * 2 * (1 + self.layout.depth)
         if config.replay.capacity < smallest:
@@ -83,24 +86,12 @@ class RunPlan:
                 f"use --samplers {learners} or more"
             )
 
-    def _check_images(self) -> None:
-        """Rejects settings that do not work with images: a normaliser, or replay in checkpoints."""
-        config, size = self.config, self.config.replay.capacity * self.layout.row_bytes
-        if config.env.normalize_obs:
-            raise ConfigError("env.normalize_obs = true: images are scaled by 1/255 already; leave it out")
-        if config.replay.save:
-            raise ConfigError(
-                f"replay.save = true: frames in replay take {size / 2**30:.1f} GiB and are not stored; leave it out"
-            )
-
     def _check_rollout(self) -> None:
         """Rejects inconsistent settings of an on-policy run."""
         part, minibatches = self.config.rollout, self.minibatches
         if self.inference_workers > self.samplers:
-            raise ConfigError(
-                f"rollout.inference_workers = {self.inference_workers}: more than the {self.samplers} samplers "
-                "that they infer for; use at most as many"
-            )
+            raise ConfigError(f"rollout.inference_workers = {self.inference_workers}: more than the {self.samplers} "
+                              "samplers that they infer for; use at most as many")
         rows = self.rollout_spec().rows
         if rows % minibatches:
             raise ConfigError(
@@ -108,19 +99,15 @@ class RunPlan:
                 f"{part.envs_per_sampler} environments), which {self.config.run.algo}.minibatches = {minibatches} "
                 "does not divide; change one of them"
             )
-        if self.config.env.normalize_obs and self.spec.frames is not None:
-            raise ConfigError("env.normalize_obs = true: images are scaled by 1/255 already; leave it out")
         learner = self.config.learner
         if learner.overlap or "+" in learner.device or learner.device == "split":
             raise ConfigError(
                 f"learner.device = {learner.device}, learner.overlap = {str(learner.overlap).lower()}: "
                 f"{self.config.run.algo} has one network on one device"
             )
-        if self.config.learner.precision != "float32":
-            raise ConfigError(
-                f"learner.precision = {self.config.learner.precision}: {self.config.run.algo} learns in float32, which "
-                "its equal results rest on; leave it out"
-            )
+        if learner.precision != "float32":
+            raise ConfigError(f"learner.precision = {learner.precision}: {self.config.run.algo} learns in float32, "
+                              "which its equal results rest on; leave it out")
 
     @property
     def learners(self) -> int:
