@@ -1,9 +1,6 @@
 """The HTS-RL mode: samplers and inference workers fill one rollout storage while the learner learns from the other.
 
 The synchronous baseline with several samplers is the same wiring with a lag of 0: rollout and learning take turns.
-
-Results are the same bits for any number of inference workers and any timing, as long as the learner is on the CPU: a
-GPU may sum in another order each time.
 """
 
 from __future__ import annotations
@@ -12,8 +9,8 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from spreeze.errors import CheckpointError, ConfigError, ResourceError
 from spreeze.run_directory import RunDir
@@ -34,8 +31,7 @@ from spreeze.workers.roles import Address
 from spreeze.workers.rollout_sampler import RolloutSamplerJob
 
 
-@dataclass(frozen=True, kw_only=True)
-class Memory:
+class Memory(NamedTuple):
     """Shared memory of an on-policy run, owned by this process."""
 
     rollouts: Rollouts
@@ -104,15 +100,11 @@ def open_memory(plan: RunPlan, run_dir: Path) -> Iterator[Memory]:
     """
     spec = plan.rollout_spec()
     with contextlib.ExitStack() as stack:
-        rollouts = Rollouts.create(spec)
-        stack.callback(rollouts.close)
-        mailbox = InferenceMailbox.create(spec)
-        stack.callback(mailbox.close)
-        policies = VersionedParameters.create()
-        stack.callback(policies.close)
-        states = VersionedParameters.create()
-        stack.callback(states.close)
-        memory = Memory(rollouts=rollouts, mailbox=mailbox, handover=Handover(policies=policies, states=states))
+        rollouts = stack.enter_context(contextlib.closing(Rollouts.create(spec)))
+        mailbox = stack.enter_context(contextlib.closing(InferenceMailbox.create(spec)))
+        policies = stack.enter_context(contextlib.closing(VersionedParameters.create()))
+        states = stack.enter_context(contextlib.closing(VersionedParameters.create()))
+        memory = Memory(rollouts, mailbox, Handover(policies=policies, states=states))
         checkpoint = CheckpointStore(run_dir / "checkpoints").load_latest() if plan.earlier.sessions else None
         if checkpoint is not None:
             try:
@@ -122,8 +114,7 @@ def open_memory(plan: RunPlan, run_dir: Path) -> Iterator[Memory]:
         yield memory
 
 
-@dataclass(frozen=True, kw_only=True)
-class Wakeups:
+class Wakeups(NamedTuple):
     """One for each worker that can sleep."""
 
     samplers: tuple[Wakeup, ...]
@@ -133,25 +124,14 @@ class Wakeups:
 
 @contextlib.contextmanager
 def open_wakeups(plan: RunPlan) -> Iterator[Wakeups]:
-    """A wakeup for each worker of the plan.
-
-    Raises:
-        ResourceError: too few descriptors.
-    """
+    """A wakeup for each worker of the plan; a ResourceError if there are too few descriptors."""
+    samplers, workers = plan.samplers, plan.samplers + plan.inference_workers
     with contextlib.ExitStack() as stack:
-        def made(count: int) -> tuple[Wakeup, ...]:
-            wakeups = []
-            for _ in range(count):
-                wakeups.append(Wakeup.create())
-                stack.callback(wakeups[-1].close)
-            return tuple(wakeups)
-
         try:
-            wakeups = Wakeups(samplers=made(plan.samplers), inference_workers=made(plan.inference_workers),
-                              learner=made(1)[0])
+            made = [stack.enter_context(contextlib.closing(Wakeup.create())) for _ in range(workers + 1)]
         except OSError as error:
-            raise ResourceError(f"no descriptors for {plan.samplers} samplers: {error}; raise ulimit -n") from None
-        yield wakeups
+            raise ResourceError(f"no descriptors for {samplers} samplers: {error}; raise ulimit -n") from None
+        yield Wakeups(tuple(made[:samplers]), tuple(made[samplers:workers]), made[workers])
 
 
 def _fds(*wakeups: Wakeup) -> tuple[int, ...]:
@@ -169,7 +149,7 @@ def worker_specs(
                         job=job.to_json(), threads=job.threads, inherited_fds=(*shared, *memory.handover.states.fds))]
     specs += [
         WorkerSpec(address=Address("rollout-sampler", index=index), row=index, inherited_fds=shared,
-                   job=sampler_job(plan, memory, wakeups, index).to_json(), memory_limit_bytes=limit,
+                   job=_sampler_job(plan, memory, wakeups, index).to_json(), memory_limit_bytes=limit,
                    step_deadline_s=plan.config.sampling.step_deadline_s)
         for index in range(plan.samplers)
     ]
@@ -186,7 +166,7 @@ def worker_specs(
     return {spec.name: spec for spec in specs}
 
 
-def sampler_job(plan: RunPlan, memory: Memory, wakeups: Wakeups, index: int) -> RolloutSamplerJob:
+def _sampler_job(plan: RunPlan, memory: Memory, wakeups: Wakeups, index: int) -> RolloutSamplerJob:
     part = plan.config.rollout
     return RolloutSamplerJob(
         spec=plan.spec, index=index, seed=plan.config.run.seed, num_envs=part.envs_per_sampler,

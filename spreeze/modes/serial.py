@@ -57,8 +57,7 @@ def run_mode(
     with contextlib.ExitStack() as stack:
         memory = stack.enter_context(hts.open_memory(plan, run_dir.path)) if on_policy else None
         plan = plan if memory is None else hts.from_interval(plan, memory.rollouts)
-        recorder = Recorder(plan, run_dir, view)
-        stack.callback(recorder.close)
+        recorder = stack.enter_context(contextlib.closing(Recorder(plan, run_dir, view)))
         stack.enter_context(stdout_to_stderr())
         recorder.outcome.device = device = resolve_device(learner.device)
         if memory is None:
@@ -68,8 +67,7 @@ def run_mode(
         if memory is not None:
             serial.run(_Rollouts(serial, memory))
         else:
-            ring = ReplayRing.create(plan.ring_spec())
-            stack.callback(ring.close)
+            ring = stack.enter_context(contextlib.closing(ReplayRing.create(plan.ring_spec())))
             load_saved_replay(plan, run_dir.path, ring)
             serial.run(_Replay(serial, ring, pair))
     return recorder.outcome
@@ -97,14 +95,23 @@ class _Serial:
 
     def run(self, data: _Replay | _Rollouts) -> None:
         """Runs the loop to the end of the run."""
-        self._data = data
+        self._data, recorder = data, self.recorder
         try:
             while (reason := self._stop_reason()) is None:
                 data.collect()
                 data.learn()
-                self._chores()
-            self.recorder.outcome.stopped_by = reason
-            self._finish()
+                self.sample()
+                if data.files.is_new and time.monotonic() >= self._next_evaluation_s:
+                    self._evaluate()
+                if time.monotonic() >= self._next_checkpoint_s:
+                    self._checkpoint()
+            self._ending, recorder.outcome.stopped_by = True, reason
+            recorder.sample(self._counters(), pids=None, state="stopping")
+            recorder.finish()
+            recorder.outcome.parameters_sha256 = data.trainer.parameters_sha256()
+            self._checkpoint()
+            if data.files.is_new and not self.interrupts.urgent:
+                self._evaluate(final=True)
         finally:
             data.envs.close()
             self._evaluation.drop_environments()
@@ -141,22 +148,6 @@ class _Serial:
         learner = data.trainer.numbers(wait_s=0.0, publish_s=self._evaluations_s + data.refresh_s)
         return CounterSample(time.monotonic(), (GroupSample((sampler,), learner, inserted, baseline, sampled),))
 
-    def _chores(self) -> None:
-        self.sample()
-        if self._data.files.is_new and time.monotonic() >= self._next_evaluation_s:
-            self._evaluate()
-        if time.monotonic() >= self._next_checkpoint_s:
-            self._checkpoint()
-
-    def _finish(self) -> None:
-        """Last sample, summary, checkpoint; evaluates the last weights if still needed and no stop is urgent."""
-        self._ending = True
-        self.recorder.sample(self._counters(), pids=None, state="stopping")
-        self.recorder.finish()
-        self.recorder.outcome.parameters_sha256 = self._data.trainer.parameters_sha256()
-        self._checkpoint()
-        if self._data.files.is_new and not self.interrupts.urgent:
-            self._evaluate(final=True)
 
     def _evaluate(self, *, final: bool = False) -> None:
         """Evaluates the newest weights, for at most ``evaluation.cpu_share`` of the time."""
@@ -166,14 +157,16 @@ class _Serial:
         def should_stop() -> bool:
             return self.interrupts.count >= patience or (final and time.monotonic() - start > _FINAL_EVALUATION_S)
 
+        def warn(text: str) -> None:
+            self.recorder.event("warning", text)
+
         try:
             weights = self._data.files.publish()
         except (OSError, WeightsError) as error:
-            self.recorder.event("warning", f"weights not published, the last good ones stay: {error}")
+            warn(f"weights not published, the last good ones stay: {error}")
         else:
             data = encode(weights.arrays, weights.meta, weights.epoch, weights.version)
-            record = self._evaluation.attempt(weights, data, should_stop, partial=final,
-                                              on_failure=lambda text: self.recorder.event("warning", text))
+            record = self._evaluation.attempt(weights, data, should_stop, partial=final, on_failure=warn)
             if record is not None:
                 self.recorder.evaluation(record, final=final)
             elif final and self.interrupts.count < patience:
@@ -216,8 +209,9 @@ class _Replay:
             batch_size=config.learner.batch_size, device=resolve_device(config.learner.device), seed=config.run.seed,
             normalize_obs=config.env.normalize_obs, pair=pair, overlap=config.learner.overlap,
         )
-        self._ratio = min(max(float(config.learner.batch_size), config.replay.samples_per_insert_min),
-                          config.replay.samples_per_insert_max)
+        replay = config.replay
+        self._ratio = min(max(float(config.learner.batch_size), replay.samples_per_insert_min),
+                          replay.samples_per_insert_max)
         self._policy: Policy | None = None
         self.refresh_s = 0.0
         self.files = serial.files(self.trainer, self.env_steps)

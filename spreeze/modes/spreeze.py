@@ -84,12 +84,9 @@ def open_memory(plan: RunPlan, run_dir: Path, num_rows: int) -> Iterator[tuple[S
     with contextlib.ExitStack() as stack:
         rings = []
         for group in range(plan.learners):
-            rings.append(ReplayRing.create(plan.ring_spec(group)))
-            stack.callback(rings[-1].close)
+            rings.append(stack.enter_context(contextlib.closing(ReplayRing.create(plan.ring_spec(group)))))
             load_saved_replay(plan, group_folder(run_dir, group), rings[-1])
-        status = StatusTable.create(num_rows)
-        stack.callback(status.close)
-        yield status, rings
+        yield stack.enter_context(contextlib.closing(StatusTable.create(num_rows))), rings
 
 
 def worker_specs(
@@ -126,21 +123,17 @@ def worker_specs(
 def _learner_job(
     plan: RunPlan, run_dir: Path, ring: ReplayRing, run_started_s: float, group: int
 ) -> LearnerJob:
-    config = plan.config
+    config, learner, replay = plan.config, plan.config.learner, plan.config.replay
     return LearnerJob(
         run_dir=str(group_folder(run_dir, group)), spec=plan.spec, algo=config.run.algo,
-        algorithm=plan.algorithm_fields(), seed=config.run.seed + group, batch_size=config.learner.batch_size,
-        threads=config.learner.threads, device=config.learner.device, precision=config.learner.precision,
-        overlap=config.learner.overlap,
-        mirror=config.learner.mirror, updates_per_launch=config.learner.updates_per_launch,
-        normalize_obs=config.env.normalize_obs,
-        publish_interval_s=config.learner.publish_interval_s,
-        checkpoint_interval_s=config.learner.checkpoint_interval_s, save_replay=config.replay.save,
-        max_updates=config.stop.updates, ring_fd=ring.block.fd, ring=ring.spec.to_json(),
-        samples_per_insert_min=config.replay.samples_per_insert_min,
-        samples_per_insert_max=config.replay.samples_per_insert_max, learning_starts=config.replay.learning_starts,
+        algorithm=plan.algorithm_fields(), seed=config.run.seed + group, batch_size=learner.batch_size,
+        threads=learner.threads, device=learner.device, precision=learner.precision, overlap=learner.overlap,
+        mirror=learner.mirror, updates_per_launch=learner.updates_per_launch, normalize_obs=config.env.normalize_obs,
+        publish_interval_s=learner.publish_interval_s, checkpoint_interval_s=learner.checkpoint_interval_s,
+        save_replay=replay.save, max_updates=config.stop.updates, ring_fd=ring.block.fd, ring=ring.spec.to_json(),
+        samples_per_insert_min=replay.samples_per_insert_min, samples_per_insert_max=replay.samples_per_insert_max,
+        learning_starts=replay.learning_starts,
         num_samplers=plan.samplers,  # of the whole run, whose env steps go into weights and checkpoints
         rows_per_write=config.sampling.envs_per_sampler * plan.samplers_of(group),
-        run_started_s=run_started_s,
-        wall_base_s=plan.earlier.wall_s, env_steps_base=plan.earlier.env_steps,
+        run_started_s=run_started_s, wall_base_s=plan.earlier.wall_s, env_steps_base=plan.earlier.env_steps,
     )
