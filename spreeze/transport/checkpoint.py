@@ -45,10 +45,8 @@ class Checkpoint:
     updates: int
     tensors: dict[str, np.ndarray]
     state: dict[str, Any]
-    replay_path: Path | None
-    """File with the replay rows for ``load_replay``, if they were saved."""
-    skipped: tuple[str, ...] = ()
-    """Newer checkpoints that did not verify, each with the reason."""
+    replay_path: Path | None  # for load_replay, if the rows were saved
+    skipped: tuple[str, ...] = ()  # newer checkpoints that did not verify, each with the reason
 
 
 class CheckpointStore:
@@ -66,10 +64,8 @@ class CheckpointStore:
         """Saves a checkpoint, then deletes all but the ``keep`` newest.
 
         ``state`` is a JSON object, ``epoch`` counts the learner's starts in this run, and ``ring`` is stored as well.
-
-        Raises:
-            ResourceError: less than twice the needed space is free on the disk.
-            OSError: writing failed; older checkpoints are untouched.
+        A ResourceError if less than twice the needed space is free on the disk. After an OSError older checkpoints are
+        untouched.
         """
         self.directory.mkdir(parents=True, exist_ok=True)
         self.remove_unfinished()
@@ -160,9 +156,8 @@ class CheckpointStore:
             except CheckpointError as error:
                 skipped.append(str(error))
         if skipped:
-            raise CheckpointError(
-                f"no checkpoint in {self.directory} verifies ({'; '.join(skipped)}); start a new run instead"
-            )
+            raise CheckpointError(f"no checkpoint in {self.directory} verifies ({'; '.join(skipped)}); start a new run "
+                                  "instead")
         return None
 
 
@@ -171,11 +166,7 @@ def _order(match: re.Match[str]) -> tuple[int, int, int]:
 
 
 def load(path: Path, skipped: tuple[str, ...] = ()) -> Checkpoint:
-    """Loads one checkpoint after checking every file against the manifest.
-
-    Raises:
-        CheckpointError: incomplete, damaged, or of another format.
-    """
+    """Loads one checkpoint after checking every file against the manifest; a CheckpointError if that fails."""
     try:
         manifest = json.loads(files.read_bytes(path / _MANIFEST, _MAX_MANIFEST_BYTES))
         if manifest["format_version"] != FORMAT_VERSION:
@@ -227,9 +218,6 @@ def dump_replay(ring: ReplayRing, path: Path, on_written: Callable[[int], None] 
 
     The file is synced piece by piece and completely when this returns. ``on_written`` gets the number of bytes of each
     block (for a heartbeat). Samplers may go on writing: rows that they overwrite meanwhile are left out.
-
-    Raises:
-        OSError: no room or no permission.
     """
     blocks = sorted(block for shard in range(ring.spec.num_shards) for block in _blocks(ring, shard))
     counts: list[tuple[int, int]] = []
@@ -313,10 +301,8 @@ def _fields(ring: ReplayRing) -> str:
 def load_replay(path: Path, ring: ReplayRing) -> int:
     """Writes a file's rows into an empty ring with any number of shards; returns how many were kept.
 
-    Call it before any sampler has started. A smaller ring keeps the newest rows.
-
-    Raises:
-        CheckpointError: the file is damaged, or its rows belong to another task.
+    Call it before any sampler has started. A smaller ring keeps the newest rows. A CheckpointError if the file is
+    damaged, or its rows belong to another task.
     """
     try:
         with safe_open(path, framework="np") as file:

@@ -12,9 +12,8 @@ overwritten.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
-import platform
-import sys
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -109,8 +108,7 @@ class ReplayRing:
     """Typed view of the memory, created by the supervisor and attached by descriptor in the workers."""
 
     def __init__(self, spec: RingSpec, block: Block, locked: bool | None) -> None:
-        self.spec = spec
-        self.block = block
+        self.spec, self.block = spec, block
         self.locked = not STRONGLY_ORDERED if locked is None else locked
         shards, blocks = spec.num_shards, spec.blocks_per_shard
         used = block.view[: spec.size_bytes]
@@ -132,11 +130,7 @@ class ReplayRing:
 
     @classmethod
     def create(cls, spec: RingSpec, *, locked: bool | None = None) -> ReplayRing:
-        """Allocates an empty ring; ``locked`` forces the locks on or off (None: on if the processor needs them).
-
-        Raises:
-            ResourceError: not enough memory.
-        """
+        """Allocates an empty ring; ``locked`` forces the locks on or off (None: on if the processor needs them)."""
         ring = cls(spec, allocate("spreeze-replay", spec.size_bytes), locked)
         ring.words[_BASELINE] = -1
         for index, word in reversed(list(enumerate(spec.header()))):
@@ -192,15 +186,9 @@ class ReplayRing:
 
     def lock(self, first: int, last: int) -> None:
         """Waits for the locks of shards ``first..last``; the kernel frees them when this process dies."""
-        if sys.platform == "win32":
-            raise TransportError(f"processor {platform.machine()} needs file locks, which Windows lacks: use x86-64")
-        import fcntl
-
         fcntl.lockf(self.fd, fcntl.LOCK_EX, last - first + 1, first)
 
     def unlock(self, first: int, last: int) -> None:
-        import fcntl
-
         fcntl.lockf(self.fd, fcntl.LOCK_UN, last - first + 1, first)
 
     @contextlib.contextmanager

@@ -7,6 +7,7 @@ elsewhere a temporary file that is unlinked at once. A child inherits the descri
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import math
 import mmap
 import os
@@ -29,8 +30,7 @@ class Block:
     """Mapped shared memory and its descriptor."""
 
     def __init__(self, fd: int, size_bytes: int) -> None:
-        self.fd = fd
-        self.size_bytes = size_bytes
+        self.fd, self.size_bytes = fd, size_bytes
         self._map = mmap.mmap(fd, size_bytes)
         self.view = memoryview(self._map)
 
@@ -48,8 +48,7 @@ class Block:
 def allocate(name: str, size_bytes: int) -> Block:
     """Allocates zeroed shared memory, all its pages at once, so that no later write can fail.
 
-    Raises:
-        ResourceError: less memory is available.
+    Raises a ResourceError if less memory is available.
     """
     size_bytes = -(-max(size_bytes, 1) // PAGE_BYTES) * PAGE_BYTES
     check_room(name, size_bytes)
@@ -85,16 +84,13 @@ def nameless_file(name: str) -> int:
         return os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     else:
         fd, path = tempfile.mkstemp(prefix=f"{name}-")
-        with contextlib.suppress(OSError):  # an open file cannot be unlinked on Windows
-            os.unlink(path)
+        os.unlink(path)
         return fd
 
 
 def _reserve(fd: int, size_bytes: int) -> None:
     """Allocates the pages now: ``ftruncate`` alone succeeds on a full tmpfs, and the first access is a SIGBUS."""
     if sys.platform == "linux":
-        import fcntl
-
         os.posix_fallocate(fd, 0, size_bytes)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
     else:
@@ -102,11 +98,7 @@ def _reserve(fd: int, size_bytes: int) -> None:
 
 
 def attach(fd: int, size_bytes: int) -> Block:
-    """Maps an inherited descriptor; the block owns the descriptor from now on.
-
-    Raises:
-        TransportError: no such descriptor, or it is too small.
-    """
+    """Maps an inherited descriptor, which the block then owns; a TransportError if it is missing or too small."""
     try:
         real = os.fstat(fd).st_size
     except OSError as error:
@@ -129,10 +121,13 @@ class ArraySpec(NamedTuple):
     dtype: str
 
     @property
+    def data_bytes(self) -> int:
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+    @property
     def size_bytes(self) -> int:
         """Whole cache lines."""
-        raw = math.prod(self.shape) * np.dtype(self.dtype).itemsize
-        return -(-raw // _LINE_BYTES) * _LINE_BYTES
+        return -(-self.data_bytes // _LINE_BYTES) * _LINE_BYTES
 
 
 class SharedArrays:
@@ -143,7 +138,7 @@ class SharedArrays:
         self._arrays: dict[str, np.ndarray] = {}
         offset = _LINE_BYTES
         for field in fields:
-            raw = np.frombuffer(block.view, np.uint8, math.prod(field.shape) * np.dtype(field.dtype).itemsize, offset)
+            raw = np.frombuffer(block.view, np.uint8, field.data_bytes, offset)
             self._arrays[field.name] = raw.view(field.dtype).reshape(field.shape)
             offset += field.size_bytes
 
@@ -175,11 +170,7 @@ class SharedArrays:
 
         Free on x86-64; elsewhere both sides take and release a file lock, which the kernel frees when its holder dies.
         """
-        if STRONGLY_ORDERED:
-            return
-        if sys.platform != "win32":
-            import fcntl
-
+        if not STRONGLY_ORDERED:
             fcntl.lockf(self.block.fd, fcntl.LOCK_EX, 1, 0, os.SEEK_SET)
             fcntl.lockf(self.block.fd, fcntl.LOCK_UN, 1, 0, os.SEEK_SET)
 
