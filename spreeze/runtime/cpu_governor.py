@@ -37,20 +37,15 @@ from spreeze.transport import status_table as words
 from spreeze.transport.status_table import StatusTable
 from spreeze.workers.roles import role_of
 
-STEP = 0.125
-"""Step of the number of active samplers, and its minimum."""
-DEAD_BAND_CORES, DEAD_BAND_SHARE = 0.25, 0.04
-"""Smallest change: this many cores, or this share of the usable ones if that is more."""
-QUIET_CORES = 0.15
-"""Background load of other programs that is ignored."""
+STEP = 0.125  # of the number of active samplers, and its minimum
+DEAD_BAND_CORES, DEAD_BAND_SHARE = 0.25, 0.04  # smallest change: cores, or a share of the usable ones if that is more
+QUIET_CORES = 0.15  # background load of other programs that is ignored
 SETTLE_S = 5
 YIELD_S, RETURN_S, STARVED_S = 2, 10, 3
 LONGEST_RETURN_S, RELAPSE_S = 60, 120
 CHANGES_PER_MINUTE = 6
-STARVED_SHARE = 0.10
-"""The learner starves if it waits for rows for a larger share of its time."""
-SMOOTHING = 0.1
-"""Weight of the newest second in the averages of wanted cores."""
+STARVED_SHARE = 0.10  # the learner starves if it waits for rows for a larger share of its time
+SMOOTHING = 0.1  # weight of the newest second in the averages of wanted cores
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,14 +190,10 @@ class Governor:
 
 
 _EVERY_S = 1.0
-_LONGEST_S = 3.0
-"""A reading later than this after the last one is discarded: the machine slept, or was stuck."""
+_LONGEST_S = 3.0  # a reading later than this after the last one is discarded: the machine slept, or was stuck
 _TURN_SHARE = 1 / 32
 """A turn is over when each active sampler has written about this share of its shard; checked twice a second."""
-_LONGEST_TURN_S = 10.0
-"""Longest turn, if a sampler is slow or dead."""
-_BLIND_TIMES = 5
-"""Readings in a row without a load until that is reported; the very first never has one."""
+_LONGEST_TURN_S = 10.0  # if a sampler is slow or dead
 
 
 class GovernorLoop:
@@ -219,7 +210,6 @@ class GovernorLoop:
         self._reader = ContentionReader() if reader is None else reader
         self._before: tuple[float, list[int], list[float]] | None = None
         self._foreign_cores: float | None = None
-        self._blind = 0
         self._turn_rows = _TURN_SHARE * plan.ring_spec().rows_per_shard
         self._turn_began = (0.0, 0)  # seconds, rows inserted
         for group, samplers in enumerate(self._samplers):
@@ -232,7 +222,6 @@ class GovernorLoop:
         learners = [pid for name, pid in pids.items() if (role := role_of(name)) is not None and role.learns]
         if self._before is None or now_s - self._before[0] >= _EVERY_S:
             load = self._reader.sample(pids)
-            self._note_blind(load is None)
             facts = None if load is None else self._facts(load, reading, now_s, learners)
             self._foreign_cores = None if load is None else load.foreign_cores
             self._before = (now_s, learners, waits_s)
@@ -252,13 +241,6 @@ class GovernorLoop:
             for group, samplers in enumerate(self._samplers) if active < self._maximum else ():
                 header = self._status.group(group)
                 header[words.FIRST_SAMPLER] = (int(header[words.FIRST_SAMPLER]) + 1) % samplers
-
-    def _note_blind(self, blind: bool) -> None:
-        """Reports once that no load can be read."""
-        self._blind = self._blind + 1 if blind else 0
-        if self._blind == _BLIND_TIMES:
-            self._on_event("info", "governor: this system does not tell how long threads wait for a core "
-                                   "(/proc/PID/schedstat), so samplers give way by their priority alone")
 
     def _facts(
         self, load: CpuContention, reading: CounterSample, now_s: float, learners: list[int]

@@ -24,17 +24,15 @@ from spreeze.runtime.plan import RunPlan
 from spreeze.workers.sampler_stats import event_text, write_error
 
 _STATE_S = 2.0
-SAMPLE_S = 0.5
-"""Time between two samples of all metrics."""
-_SAVING_S = 2.0
-"""Time between two reports on the last checkpoint while it is written; none if it takes less."""
+SAMPLE_S = 0.5  # between two samples of all metrics
+_SAVING_S = 2.0  # between two reports on the last checkpoint while it is written; none if it takes less
+_Metrics = Mapping[str, float | None]
 
 
 class View(Protocol):
     """Shows a run while it goes on: the terminal, or nothing."""
 
-    def update(self, snapshot: Snapshot) -> None:
-        """Shows the newest numbers."""
+    def update(self, snapshot: Snapshot) -> None: ...
 
     def note(self, text: str) -> None:
         """Shows one line permanently."""
@@ -97,8 +95,8 @@ class Recorder:
         self._evaluated: tuple[int, Any, Any] = (0, None, None)
         self._scores: dict[int, float] = {}
         self._samplers_alive = 0
-        self._hung_up = False
-        self._saving_said, self._next_saving_s = False, float("inf")
+        self._hung_up = self._saving_said = False
+        self._next_saving_s = math.inf
         self.started_s = time.monotonic()
         self.reading: CounterSample | None = None
         self.first_error: tuple[str, str] | None = None
@@ -139,7 +137,7 @@ class Recorder:
         """
         now = time.monotonic()
         if now < self._next_saving_s:
-            if self._next_saving_s == float("inf"):
+            if self._next_saving_s == math.inf:
                 self._next_saving_s = now + _SAVING_S
             return
         self._next_saving_s = now + _SAVING_S
@@ -206,7 +204,7 @@ class Recorder:
 
     def sample(
         self, reading: CounterSample, *, pids: Mapping[str, int] | None, restarts: int = 0, samplers_alive: int = 1,
-        state: str = "training", governed: Mapping[str, float | None] | None = None,
+        state: str = "training", governed: _Metrics | None = None,
     ) -> None:
         """Takes one sample of all metrics; without utilisation if ``pids`` is None (the workers have ended)."""
         self.reading, self._samplers_alive = reading, samplers_alive
@@ -292,9 +290,7 @@ class Recorder:
         self._store.close()
 
 
-def _progress(
-    plan: RunPlan, metrics: Mapping[str, float | None], session_s: float
-) -> tuple[float | None, float | None]:
+def _progress(plan: RunPlan, metrics: _Metrics, session_s: float) -> tuple[float | None, float | None]:
     """Share of the stop condition that will come first, and the seconds until then."""
     stop = plan.config.stop
     candidates: list[tuple[float, float | None]] = []
@@ -405,8 +401,7 @@ class Rates:
     """Keeps a short window of readings for live rates, and two readings for steady-state rates."""
 
     batch_size: int
-    warmup_s: float = 1.0
-    """Time after the first update that steady-state rates leave out."""
+    warmup_s: float = 1.0  # after the first update, left out of steady-state rates
     table: MetricTable = TABLE
     _window: deque[CounterSample] = field(default_factory=deque)
     _learning_began_s: float | None = None

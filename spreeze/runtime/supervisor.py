@@ -39,12 +39,9 @@ from spreeze.workers.roles import ROLES, Address, Loss, RestartLimit, Role
 
 _LOOK_S = 0.05
 _FINAL_EVALUATION_S = 6.0
-_EXIT_S = 12.0
-"""Longest time from the stop request to the end of the final evaluation; 3 more seconds are for closing."""
-_VISUALIZER_AFTER_S = 4.0
-"""Time from the first update to the visualizer's start, whose imports would delay the first updates."""
+_EXIT_S = 12.0  # longest time from the stop request to the end of the final evaluation; 3 more are for closing
+_VISUALIZER_AFTER_S = 4.0  # from the first update to the visualizer's start, whose imports would delay the first ones
 _LEAST_LIMIT_BYTES = 2**30
-"""Least memory limit of a worker that steps environments; else its share of half of the free memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,10 +49,8 @@ class Wired:
     """A mode's workers and the shared memory between them, ready to start."""
 
     status: StatusTable
-    specs: dict[str, WorkerSpec]
-    """By name, in starting order: slowest imports first."""
-    read: Callable[[], CounterSample]
-    """Reads all counters; after the stop flag is set, the final ones."""
+    specs: dict[str, WorkerSpec]  # by name, in starting order: slowest imports first
+    read: Callable[[], CounterSample]  # all counters; after the stop flag is set, the final ones
     learning_began: Callable[[], bool]
     governing: GovernorLoop | None = None
 
@@ -66,8 +61,7 @@ def run_workers(
 ) -> Outcome:
     """Starts and watches the workers of a mode, then evaluates. All workers have ended when this returns.
 
-    Raises:
-        ResourceError: no room for shared memory, or a worker could not be started.
+    Raises a ResourceError if there is no room for shared memory, or a worker could not be started.
     """
     watch = OrphanWatch(run_dir.nonce)
     try:
@@ -226,16 +220,12 @@ class _Supervisor:
         self._mode.status.header[words.VISUALIZER_PAUSED] = int(paused)
 
 
-_ASLEEP_S = 5.0
-"""After a gap this long between two checks this process has slept, and the workers may have been silent for that."""
-_STOP_S = 6.0
-"""Time for a worker to end after it was asked to stop."""
+_ASLEEP_S = 5.0  # after a gap this long between two checks this process has slept, and the workers with it
+_STOP_S = 6.0  # for a worker to end after it was asked to stop
 _LAST_WORK = (Phase.UPDATE, Phase.PUBLISH, Phase.CHECKPOINT)
 """Phases before the learner's last checkpoint: no time limit while its heartbeat is in time."""
-_MEMORY_S = 1.0
-"""Time between two checks of the workers' memory."""
-_STACK_S = 0.2
-"""Time for a hung worker to write its stack into its log before it is killed."""
+_MEMORY_S = 1.0  # between two checks of the workers' memory
+_STACK_S = 0.2  # for a hung worker to write its stack into its log before it is killed
 
 
 @dataclass
@@ -252,6 +242,15 @@ class WorkerHandle:
     reported: str | None = None  # the error that it reported before its end was noticed
 
 
+def _read(handle: WorkerHandle) -> list[dict[str, Any]]:
+    """The messages of a worker that have arrived; notes the error that it reports."""
+    messages = handle.process.read_messages() if handle.process else []
+    for message in messages:
+        if message.get("kind") == "error":
+            handle.reported = str(message.get("error"))
+    return messages
+
+
 class ProcessSupervisor:
     """Starts, watches, restarts and stops workers.
 
@@ -260,8 +259,7 @@ class ProcessSupervisor:
 
     def __init__(
         self, run_context: RunContext, status: StatusTable, *, on_event: Callable[[str, str], None],
-        launcher: Launcher = FRESH, clock: Callable[[], float] = time.monotonic,
-        forgiven_failures: int = 0,
+        launcher: Launcher = FRESH, clock: Callable[[], float] = time.monotonic, forgiven_failures: int = 0,
     ) -> None:
         self._run_context, self._status = run_context, status
         self.on_event, self._launcher, self._clock = on_event, launcher, clock
@@ -272,11 +270,7 @@ class ProcessSupervisor:
         self._next_memory_s = 0.0
 
     def add(self, spec: WorkerSpec) -> None:
-        """Starts a worker and keeps it running from now on.
-
-        Raises:
-            OSError: it could not be started (descriptor, process or memory limit).
-        """
+        """Starts a worker and keeps it running from now on; an OSError if it could not be started."""
         self.handles[spec.name] = handle = WorkerHandle(spec=spec, restarts=Restarts(spec.role.limit, self._forgiven))
         self._launch(handle)
 
@@ -303,21 +297,9 @@ class ProcessSupervisor:
 
     def wait(self, seconds: float) -> list[dict[str, Any]]:
         """Waits for messages for at most ``seconds``; returns them."""
-        processes = [handle.process for handle in self.handles.values() if handle.process is not None]
-        by_fd = {process.message_fd: process for process in processes}
-        try:
-            ready = readable(by_fd, seconds) if by_fd else []
-        except InterruptedError:
-            return []
-        if len(ready) == len(by_fd) == 0:
-            time.sleep(seconds)
-        messages: list[dict[str, Any]] = []
-        for fd in ready:
-            messages += by_fd[fd].read_messages()
-        for message in messages:
-            handle = self.handles.get(str(message.get("from"))) if message.get("kind") == "error" else None
-            if handle is not None:
-                handle.reported = str(message.get("error"))
+        by_fd = {handle.process.message_fd: handle for handle in self.handles.values() if handle.process}
+        ready = readable(by_fd, seconds)
+        messages = [message for fd in ready for message in _read(by_fd[fd])]
         if ready and not messages:
             # Only closed pipes of ending workers: do not spin until they are reaped.
             time.sleep(min(seconds, 0.01))
@@ -331,8 +313,7 @@ class ProcessSupervisor:
     def watch(self) -> list[dict[str, Any]]:
         """Reaps, checks deadlines, restarts; returns the last messages of ended workers.
 
-        Raises:
-            WorkerError: a worker that the run needs was given up (see ``Role.lost``).
+        Raises a WorkerError if a worker that the run needs was given up (see ``Role.lost``).
         """
         now = self._clock()
         if self._last_watch_s is not None and now - self._last_watch_s > _ASLEEP_S:
@@ -383,11 +364,12 @@ class ProcessSupervisor:
 
     def _close(self, handle: WorkerHandle) -> tuple[list[dict[str, Any]], Phase]:
         """Releases the process of a worker that has ended; returns its last messages and its last phase."""
-        process, handle.process = handle.process, None
+        process = handle.process
         assert process is not None
         process.signal_group(signal.SIGKILL)
-        messages = process.read_messages()
+        messages = _read(handle)
         process.close()
+        handle.process = None
         return messages, Phase(int(self._status.control(handle.spec.row)[words.PHASE]))
 
     def _ended(self, handle: WorkerHandle, code: int, now: float, why: str | None = None) -> list[dict[str, Any]]:
@@ -396,8 +378,7 @@ class ProcessSupervisor:
             handle.finished = True
             return messages
         reason = why or _exit_text(code, phase)
-        reported = next((str(m.get("error")) for m in reversed(messages) if m.get("kind") == "error"), handle.reported)
-        handle.failures.append(f"{reason}: {reported}" if reported else reason)
+        handle.failures.append(f"{reason}: {handle.reported}" if handle.reported else reason)
         self.note_error(handle.spec.name, handle.failures[-1])
         handle.restarts.failed(now)
         given_up, wait_s = handle.restarts.given_up, (handle.restarts.due_s or now) - now
@@ -520,11 +501,9 @@ class Restarts:
     """The failures of one worker."""
 
     limit: RestartLimit
-    forgiven: int = 0
-    """Failures that are restarted at once and do not count toward the limit."""
+    forgiven: int = 0  # failures that are restarted at once and do not count toward the limit
     total: int = 0
-    due_s: float | None = None
-    """Monotonic time of the next start; None while the worker runs or after it was given up."""
+    due_s: float | None = None  # monotonic time of the next start; None while it runs or after it was given up
     quarantined: bool = False
     given_up: bool = False
     _times: deque[float] = field(default_factory=deque)
@@ -557,45 +536,41 @@ class Restarts:
         return self.due_s is not None and now_s >= self.due_s
 
     def restarted(self) -> None:
-        self.total += 1
-        self.due_s = None
-        self.quarantined = False
+        self.total, self.due_s, self.quarantined = self.total + 1, None, False
 
 
 def memory_limit_bytes(plan: RunPlan) -> int:
-    """Memory above which a sampler is restarted."""
+    """Memory above which a sampler is restarted: as asked, else its share of half of the free memory."""
     asked = plan.config.sampling.memory_limit_bytes
     return asked or max(_LEAST_LIMIT_BYTES, available_bytes() // (2 * plan.samplers))
 
 
 def watcher_specs(plan: RunPlan, run_dir: Path, first_row: int) -> dict[str, WorkerSpec]:
     """Evaluator and visualizer, in rows ``first_row`` and the next of the status table."""
-    config = plan.config
-    evaluator = EvaluatorJob(
-        run_dir=str(run_dir), spec=plan.spec, episodes=config.evaluation.episodes,
-        first_seed=config.evaluation.seed, cpu_share=config.evaluation.cpu_share, has_free_core=plan.free_core,
-        groups=plan.learners,
-    )
+    config, part = plan.config, plan.config.visualizer
+    evaluator = _evaluator_job(plan, run_dir, config.evaluation.cpu_share, plan.free_core)
     specs = {"evaluator": WorkerSpec(address=Address("evaluator"), row=first_row, job=evaluator.to_json())}
-    if config.visualizer.enabled:
-        part = config.visualizer
-        visualizer = VisualizerJob(
-            run_dir=str(run_dir), spec=plan.spec, frames_per_s=part.frames_per_s,
-            clip_interval_s=part.clip_interval_s, clip_length_s=part.clip_length_s,
-            cpu_share=part.cpu_share, has_free_core=plan.free_core, seed=config.run.seed,
+    if part.enabled:
+        job = VisualizerJob(
+            run_dir=str(run_dir), spec=plan.spec, frames_per_s=part.frames_per_s, clip_interval_s=part.clip_interval_s,
+            clip_length_s=part.clip_length_s, cpu_share=part.cpu_share, has_free_core=plan.free_core,
+            seed=config.run.seed,
         )
-        specs["visualizer"] = WorkerSpec(address=Address("visualizer"), row=first_row + 1,
-                                         job=visualizer.to_json())
+        specs["visualizer"] = WorkerSpec(address=Address("visualizer"), row=first_row + 1, job=job.to_json())
     return specs
+
+
+def _evaluator_job(plan: RunPlan, run_dir: Path, cpu_share: float, has_free_core: bool) -> EvaluatorJob:
+    part = plan.config.evaluation
+    return EvaluatorJob(run_dir=str(run_dir), spec=plan.spec, episodes=part.episodes, first_seed=part.seed,
+                        cpu_share=cpu_share, has_free_core=has_free_core, groups=plan.learners)
 
 
 def _final_evaluation(
     run_dir: RunDir, plan: RunPlan, budget_s: float, interrupts: Interrupts, on_event: Callable[[str, str], None]
 ) -> dict[str, Any] | None:
     """Evaluates the newest weights within ``budget_s``; None if no round finished in time."""
-    part = plan.config.evaluation
-    job = EvaluatorJob(run_dir=str(run_dir.path), spec=plan.spec, episodes=part.episodes, first_seed=part.seed,
-                       cpu_share=1.0, has_free_core=True, groups=plan.learners)
+    job = _evaluator_job(plan, run_dir.path, 1.0, has_free_core=True)
     command = [sys.executable, "-m", "spreeze.workers.evaluator", json.dumps(job.to_json()), str(budget_s)]
     with log_file(run_dir.path, "evaluator") as log, held_back():
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log,

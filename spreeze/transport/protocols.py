@@ -44,14 +44,10 @@ class TransitionSink(Protocol):
     def layout(self) -> RowLayout: ...
 
     @property
-    def next_logical(self) -> int:
-        """Number of the row that is written next, counted over all writers that this sink has had."""
-        ...
+    def next_logical(self) -> int: ...  # number of the next row, counted over all writers that this sink has had
 
     @property
-    def has_room(self) -> bool:
-        """Whether ``write`` may be called now; always true of a ring."""
-        ...
+    def has_room(self) -> bool: ...  # whether write may be called now; always true of a ring
 
     def counts(self) -> ReplayCounts:
         """The newest known counts; a TransportError if the other side is gone for good."""
@@ -83,13 +79,9 @@ class BatchSource(Protocol):
     available: int  # rows that could be drawn at the last refresh
 
     @property
-    def capacity(self) -> int:
-        """Largest number of rows that can ever be drawn."""
-        ...
+    def capacity(self) -> int: ...  # largest number of rows that can ever be drawn
 
-    def refresh(self) -> None:
-        """Reads the writers' counters."""
-        ...
+    def refresh(self) -> None: ...  # reads the writers' counters
 
     def sample(self, rng: np.random.Generator, rows: np.ndarray, frames: np.ndarray | None = None) -> int:
         """Fills ``rows`` [B, W] float32, and for images ``frames`` [B, T, F] uint8, uniformly with replacement.
@@ -148,14 +140,10 @@ class RolloutSink(Protocol):
         ...
 
     @property
-    def filled(self) -> bool:
-        """True when the last step completed a rollout of all these environments."""
-        ...
+    def filled(self) -> bool: ...  # the last step completed a rollout of all these environments
 
     @property
-    def last_of_step(self) -> bool:
-        """True when no environment of any sampler is behind these."""
-        ...
+    def last_of_step(self) -> bool: ...  # no environment of any sampler is behind these
 
     def close(self) -> None: ...
 
@@ -182,9 +170,7 @@ class RolloutSource(Protocol):
         ...
 
     @property
-    def uses_left(self) -> int:
-        """How often ``take`` would succeed now if no sampler wrote meanwhile."""
-        ...
+    def uses_left(self) -> int: ...  # how often take would succeed now if no sampler wrote meanwhile
 
 
 class PublishedParameters(Protocol):

@@ -162,8 +162,7 @@ class Rollouts:
 
     def batch(self, rollout: int) -> RolloutBatch:
         """Views of a paced rollout; valid for the next N - 1 swaps after its own."""
-        side = {name: self.fields[name][rollout % self._slots] for name in SIDE if name != "version"}
-        return RolloutBatch(**side)
+        return RolloutBatch(**{name: self.fields[name][rollout % self._slots] for name in SIDE if name != "version"})
 
     def versions(self, rollout: int) -> np.ndarray:
         """[T, N] version of the parameters that drew each action."""
@@ -191,10 +190,7 @@ class Rollouts:
         return digest.hexdigest()
 
     def state_arrays(self, *, with_batch: bool) -> dict[str, np.ndarray]:
-        """Copies of the state from which a resume restarts this rollout.
-
-        ``with_batch`` adds the previous rollout, which has not been learned from yet.
-        """
+        """Copies of the state for a resume; ``with_batch`` adds the previous rollout, if it is not learned from yet."""
         fields, mark = self.fields, self.interval % _MARKS
         start, episode = fields["marked_start"][mark], fields["marked_episode"][mark]
         longest = int(np.minimum(self.interval * self.spec.sync_interval - start, self.spec.log_steps).max())
@@ -206,11 +202,7 @@ class Rollouts:
         return {name: array.copy() for name, array in arrays.items()}
 
     def restore(self, arrays: dict[str, np.ndarray], rollout: int) -> None:
-        """Restores the result of ``state_arrays`` at the start of ``rollout``, before any worker is attached.
-
-        Raises:
-            CheckpointError: it was saved with other sizes.
-        """
+        """Restores the result of ``state_arrays`` at the start of ``rollout``; a CheckpointError if sizes differ."""
         fields, count = self.fields, self.spec.num_envs
         side = {name: arrays.get(f"side_{name}") for name in SIDE}
         sizes = [array.shape == fields[name].shape[1:] for name, array in side.items() if array is not None]
@@ -499,18 +491,14 @@ ROLLOUTS, LEARNER = "rollouts/", "learner/"
 class Handover:
     """Memory of an on-policy run that outlives its learner."""
 
-    policies: VersionedParameters
-    """Policies theta(j) and theta(j + 1) for the inference workers."""
-    states: VersionedParameters
-    """The learner's whole state at the start of rollouts j and j + 1."""
+    policies: VersionedParameters  # theta(j) and theta(j + 1) for the inference workers
+    states: VersionedParameters  # the learner's whole state at the start of rollouts j and j + 1
 
 
 def put_back(tensors: dict[str, np.ndarray], state: dict[str, Any], rollouts: Rollouts, handover: Handover) -> None:
     """Restores a checkpoint into shared memory, before any sampler or learner has started.
 
-    Raises:
-        CheckpointError: it was saved with other sizes.
-        KeyError: it is not the checkpoint of an on-policy run.
+    Raises a CheckpointError if it has other sizes, a KeyError if it is not that of an on-policy run.
     """
 
     def part(name: str) -> dict[str, np.ndarray]:

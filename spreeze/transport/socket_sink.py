@@ -6,7 +6,7 @@ committed, and sends them again after a reconnect: each row arrives complete, in
 process is killed, as long as the memory behind the gateway lives. The buffers of both sides are bounded, and neither
 waits except in a handshake.
 
-Rows are not encrypted, so only the addresses ``unix:PATH`` and ``tcp:127.0.0.1:PORT`` are accepted.
+Rows are not encrypted, so the only addresses are sockets of this machine, ``unix:PATH``.
 """
 
 from __future__ import annotations
@@ -73,17 +73,11 @@ def _layout_hash(layout: RowLayout) -> int:
     return int.from_bytes(hashlib.sha256(repr(layout).encode()).digest()[:8], "little")
 
 
-def _open(address: str) -> tuple[socket.socket, Any]:
-    kind, _, rest = address.partition(":")
-    host, _, port = rest.rpartition(":")
-    if kind == "unix" and rest:
-        return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), rest
-    if kind == "tcp" and host == "127.0.0.1" and port.isdigit():
-        opened = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return opened, (host, int(port))
-    raise TransportError(f"address {address!r} is neither unix:PATH nor tcp:127.0.0.1:PORT")
+def _path_of(address: str) -> str:
+    kind, _, path = address.partition(":")
+    if kind != "unix" or not path:
+        raise TransportError(f"address {address!r} is not unix:PATH")
+    return path
 
 
 def _exactly(connection: socket.socket, count: int) -> bytes:
@@ -200,7 +194,7 @@ class SocketSink:
 
     def _connect(self) -> None:
         """Shakes hands, and continues after the last row that the gateway's sink has committed."""
-        connection, where = _open(self._address)
+        where, connection = _path_of(self._address), socket.socket(socket.AF_UNIX)
         try:
             connection.settimeout(_HANDSHAKE_S)
             connection.connect(where)
@@ -252,7 +246,7 @@ class Gateway:
     def __init__(
         self, address: str, secret: bytes, layout: RowLayout, open_sink: Callable[[int], TransitionSink]
     ) -> None:
-        """Listens at an address, TCP port 0 being any free one; a TransportError if that fails.
+        """Listens at an address; a TransportError if that fails.
 
         ``open_sink`` is called once per shard and raises a TransportError if there is no such shard.
         """
@@ -260,20 +254,18 @@ class Gateway:
         self._sinks: dict[int, TransitionSink] = {}
         self._peers: dict[Any, _Peer] = {}
         self._reported_s = 0.0
-        self._listener, where = _open(address)
-        self._path = Path(where) if isinstance(where, str) else None
+        self.address, self._path = address, Path(_path_of(address))
+        self._listener = socket.socket(socket.AF_UNIX)
         try:
-            if self._path is not None and self._path.is_socket():
+            if self._path.is_socket():
                 self._path.unlink()  # left by a gateway that was killed
-            self._listener.bind(where)
-            if self._path is not None:
-                self._path.chmod(0o600)
+            self._listener.bind(str(self._path))
+            self._path.chmod(0o600)
             self._listener.listen()
         except OSError as error:
             self._listener.close()
             raise TransportError(f"cannot listen at {address}: {error}") from None
         self._listener.setblocking(False)
-        self.address = address if self._path is not None else f"tcp:127.0.0.1:{self._listener.getsockname()[1]}"
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
 
@@ -388,5 +380,4 @@ class Gateway:
             self._hang_up(peer)
         self._selector.close()
         self._listener.close()
-        if self._path is not None:
-            self._path.unlink(missing_ok=True)
+        self._path.unlink(missing_ok=True)
