@@ -48,12 +48,7 @@ class Memory(NamedTuple):
 def run_mode(
     plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts, launcher: Launcher = FRESH
 ) -> Outcome:
-    """Trains until a stop condition or an interrupt.
-
-    Raises:
-        ResourceError: no room for the rollout storages; nothing was started.
-        ConfigError: a resumed run's checkpoint does not fit.
-    """
+    """Trains until a stop condition or an interrupt."""
     with open_memory(plan, run_dir.path) as memory:
         plan = from_interval(plan, memory.rollouts)
         recorder = Recorder(plan, run_dir, view)
@@ -66,8 +61,8 @@ def _wired(plan: RunPlan, run_dir: Path, memory: Memory, recorder: Recorder) -> 
     first_watcher = plan.samplers + plan.inference_workers + 1
     first_interval, first_updates = memory.rollouts.interval, memory.updates
     with open_wakeups(plan) as wakeups, contextlib.closing(StatusTable.create(first_watcher + 2)) as status:
-        specs = worker_specs(plan, run_dir, memory, wakeups, recorder.started_s)
-        specs |= watcher_specs(plan, run_dir, first_watcher)
+        specs = (worker_specs(plan, run_dir, memory, wakeups, recorder.started_s)
+                 | watcher_specs(plan, run_dir, first_watcher))
 
         def read() -> CounterSample:
             """Reads all counters; at the end only whole rollouts count, since a resume collects the rest again."""
@@ -94,9 +89,7 @@ def from_interval(plan: RunPlan, rollouts: Rollouts) -> RunPlan:
 def open_memory(plan: RunPlan, run_dir: Path) -> Iterator[Memory]:
     """Opens storages and buffers, restored from the last checkpoint if there is one.
 
-    Raises:
-        ResourceError: no room.
-        ConfigError: the checkpoint does not fit the settings.
+    Raises a ResourceError if there is no room, a ConfigError if the checkpoint does not fit the settings.
     """
     spec = plan.rollout_spec()
     with contextlib.ExitStack() as stack:

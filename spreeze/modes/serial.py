@@ -1,8 +1,8 @@
-"""The serial mode: the same parts in one process, one after the other.
+"""The serial mode: the same parts in one process, for debugging, repeatable runs, and as a baseline.
 
-For debugging, repeatable runs, and as a baseline of the asynchronous modes. Off-policy, each step of the
-environments is followed by the updates that are due: one per env step, as serial trainers do (samples per insert =
-batch size), kept within the configured band. On-policy, a rollout is collected, then learned from.
+Off-policy, each step of the environments is followed by the updates that are due: one per env step, as serial trainers
+do (samples per insert = batch size), kept within the configured band. On-policy, a rollout is collected, then learned
+from.
 """
 
 from __future__ import annotations
@@ -44,12 +44,7 @@ _FINAL_EVALUATION_S = 6.0
 def run_mode(
     plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts, launcher: Launcher = FRESH
 ) -> Outcome:
-    """Trains in this process until a stop condition or an interrupt; on-policy with several samplers, runs hts.
-
-    Raises:
-        ResourceError: no room for replay or rollouts.
-        ConfigError: a resumed run's checkpoint does not fit.
-    """
+    """Trains in this process until a stop condition or an interrupt; on-policy with several samplers, runs hts."""
     on_policy = plan.config.on_policy is not None
     if on_policy and plan.samplers > 1:
         return hts.run_mode(plan, run_dir, view, interrupts, launcher)
@@ -148,7 +143,6 @@ class _Serial:
         learner = data.trainer.numbers(wait_s=0.0, publish_s=self._evaluations_s + data.refresh_s)
         return CounterSample(time.monotonic(), (GroupSample((sampler,), learner, inserted, baseline, sampled),))
 
-
     def _evaluate(self, *, final: bool = False) -> None:
         """Evaluates the newest weights, for at most ``evaluation.cpu_share`` of the time."""
         start = time.monotonic()
@@ -209,9 +203,8 @@ class _Replay:
             batch_size=config.learner.batch_size, device=resolve_device(config.learner.device), seed=config.run.seed,
             normalize_obs=config.env.normalize_obs, pair=pair, overlap=config.learner.overlap,
         )
-        replay = config.replay
-        self._ratio = min(max(float(config.learner.batch_size), replay.samples_per_insert_min),
-                          replay.samples_per_insert_max)
+        least, most = config.replay.samples_per_insert_min, config.replay.samples_per_insert_max
+        self._ratio = min(max(float(config.learner.batch_size), least), most)
         self._policy: Policy | None = None
         self.refresh_s = 0.0
         self.files = serial.files(self.trainer, self.env_steps)

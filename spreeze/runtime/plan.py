@@ -62,15 +62,11 @@ class RunPlan:
         samplers = self.samplers_of(0)
         smallest = samplers * max(config.sampling.envs_per_sampler, 1) * 2 * (1 + self.layout.depth)
         if config.replay.capacity < smallest:
-            raise ConfigError(
-                f"replay.capacity = {config.replay.capacity}: {samplers} samplers with "
-                f"{config.sampling.envs_per_sampler} environments each need at least {smallest}"
-            )
+            raise ConfigError(f"replay.capacity = {config.replay.capacity}: {samplers} samplers with "
+                              f"{config.sampling.envs_per_sampler} environments each need at least {smallest}")
         if config.replay.learning_starts > config.replay.capacity:
-            raise ConfigError(
-                f"replay.learning_starts = {config.replay.learning_starts} is above replay.capacity = "
-                f"{config.replay.capacity}: learning would never begin"
-            )
+            raise ConfigError(f"replay.learning_starts = {config.replay.learning_starts} is above replay.capacity = "
+                              f"{config.replay.capacity}: learning would never begin")
 
     def _check_learners(self) -> None:
         """Rejects several learners if the mode has one, or if there are too few samplers."""
@@ -142,8 +138,7 @@ class RunPlan:
     def shared_bytes(self) -> tuple[str, int]:
         """Name and size of the shared memory that the run needs, except for some kilobytes."""
         if self.config.on_policy is None:
-            sizes = [self.ring_spec(group).size_bytes for group in range(self.learners)]
-            return "replay", sum(sizes)
+            return "replay", sum(self.ring_spec(group).size_bytes for group in range(self.learners))
         return "rollout storages", self.rollout_spec().size_bytes
 
     @property
