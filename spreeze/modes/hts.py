@@ -66,17 +66,15 @@ def _wired(plan: RunPlan, run_dir: Path, memory: Memory, recorder: Recorder) -> 
 
         def read() -> CounterSample:
             """Reads all counters; at the end only whole rollouts count, since a resume collects the rest again."""
-            group = read_group(status, specs, 0)
             collected = (memory.rollouts.interval - first_interval) * memory.rollouts.spec.rows
+            group = read_group(status, specs, 0, inserted=collected, baseline_inserted=0)
             if status.header[words.STOP]:
                 for sampler in group.samplers:
                     sampler["env_steps"] = collected / plan.samplers
             sampled = int(max(0.0, group.learner["updates"] - first_updates)) * plan.batch_size
-            group = dataclasses.replace(group, inserted=collected, baseline_inserted=0, sampled=sampled)
-            return CounterSample(time.monotonic(), (group,))
+            return CounterSample(time.monotonic(), (dataclasses.replace(group, sampled=sampled),))
 
-        yield Wired(status=status, specs=specs, read=read,
-                    learning_began=lambda: memory.rollouts.interval > first_interval)
+        yield Wired(status=status, specs=specs, read=read)
 
 
 def from_interval(plan: RunPlan, rollouts: Rollouts) -> RunPlan:
@@ -136,21 +134,28 @@ def worker_specs(
 ) -> dict[str, WorkerSpec]:
     """Learner, samplers and inference workers, in starting order: slowest imports first."""
     job, limit = learner_job(plan, run_dir, memory, run_started_s, wakeups), memory_limit_bytes(plan)
-    shared = (memory.rollouts.fd, memory.mailbox.fd, *memory.handover.policies.fds,
+    part, sampling, rollouts = plan.config.rollout, plan.config.sampling, memory.rollouts
+    shared = (rollouts.fd, memory.mailbox.fd, *memory.handover.policies.fds,
               *_fds(*wakeups.samplers, *wakeups.inference_workers, wakeups.learner))
     specs = [WorkerSpec(address=Address("learner"), body="rollout-learner", row=plan.samplers + plan.inference_workers,
                         job=job.to_json(), threads=job.threads, inherited_fds=(*shared, *memory.handover.states.fds))]
-    specs += [
-        WorkerSpec(address=Address("rollout-sampler", index=index), row=index, inherited_fds=shared,
-                   job=_sampler_job(plan, memory, wakeups, index).to_json(), memory_limit_bytes=limit,
-                   step_deadline_s=plan.config.sampling.step_deadline_s)
-        for index in range(plan.samplers)
-    ]
+    for index in range(plan.samplers):
+        sampler = RolloutSamplerJob(
+            spec=plan.spec, index=index, seed=plan.config.run.seed, num_envs=part.envs_per_sampler,
+            step_synchronous=plan.lag == 0 and part.synchrony == "step", num_inference_workers=plan.inference_workers,
+            nan_policy=sampling.nan_policy, rollouts=rollouts.spec, rollouts_fd=rollouts.fd,
+            mailbox_fd=memory.mailbox.fd, policy_fds=memory.handover.policies.fds,
+            sampler_wakeup_fds=_fds(*wakeups.samplers), inference_wakeup_fds=_fds(*wakeups.inference_workers),
+            learner_wakeup_fds=_fds(wakeups.learner),
+        )
+        specs.append(WorkerSpec(
+            address=Address("rollout-sampler", index=index), row=index, job=sampler.to_json(), inherited_fds=shared,
+            step_deadline_s=sampling.step_deadline_s, memory_limit_bytes=limit,
+        ))
     for index in range(plan.inference_workers):
         worker = InferenceWorkerJob(
-            index=index, num_inference_workers=plan.inference_workers,
-            envs_per_sampler=plan.config.rollout.envs_per_sampler,
-            rollouts=memory.rollouts.spec, rollouts_fd=memory.rollouts.fd, mailbox_fd=memory.mailbox.fd,
+            index=index, num_inference_workers=plan.inference_workers, envs_per_sampler=part.envs_per_sampler,
+            rollouts=rollouts.spec, rollouts_fd=rollouts.fd, mailbox_fd=memory.mailbox.fd,
             policy_fds=memory.handover.policies.fds, wakeup_fds=_fds(wakeups.inference_workers[index]),
             sampler_wakeup_fds=_fds(*wakeups.samplers),
         )
@@ -159,32 +164,20 @@ def worker_specs(
     return {spec.name: spec for spec in specs}
 
 
-def _sampler_job(plan: RunPlan, memory: Memory, wakeups: Wakeups, index: int) -> RolloutSamplerJob:
-    part = plan.config.rollout
-    return RolloutSamplerJob(
-        spec=plan.spec, index=index, seed=plan.config.run.seed, num_envs=part.envs_per_sampler,
-        step_synchronous=plan.lag == 0 and part.synchrony == "step", num_inference_workers=plan.inference_workers,
-        nan_policy=plan.config.sampling.nan_policy,
-        rollouts=memory.rollouts.spec, rollouts_fd=memory.rollouts.fd, mailbox_fd=memory.mailbox.fd,
-        policy_fds=memory.handover.policies.fds, sampler_wakeup_fds=_fds(*wakeups.samplers),
-        inference_wakeup_fds=_fds(*wakeups.inference_workers), learner_wakeup_fds=_fds(wakeups.learner),
-    )
-
-
 def learner_job(
     plan: RunPlan, run_dir: Path, memory: Memory, run_started_s: float, wakeups: Wakeups | None = None
 ) -> OnPolicyLearnerJob:
     """The learner's job; without ``wakeups`` for a learner in this process."""
-    config, lag = plan.config, plan.lag or 0
+    config, learner, lag = plan.config, plan.config.learner, plan.lag or 0
     return OnPolicyLearnerJob(
         run_dir=str(run_dir), spec=plan.spec, algo=config.run.algo, algorithm=plan.algorithm_fields(),
         correction=config.rollout.correction if lag else "on-policy", lag=lag, seed=config.run.seed,
-        threads=config.learner.threads, device=config.learner.device, normalize_obs=config.env.normalize_obs,
-        batch_size=plan.batch_size, publish_interval_s=config.learner.publish_interval_s,
-        checkpoint_interval_s=config.learner.checkpoint_interval_s, fingerprint=config.rollout.fingerprint,
+        threads=learner.threads, device=learner.device, normalize_obs=config.env.normalize_obs,
+        batch_size=plan.batch_size, publish_interval_s=learner.publish_interval_s,
+        checkpoint_interval_s=learner.checkpoint_interval_s, fingerprint=config.rollout.fingerprint,
         max_updates=config.stop.updates, max_env_steps=config.stop.env_steps, rollouts=memory.rollouts.spec,
         rollouts_fd=memory.rollouts.fd, policy_fds=memory.handover.policies.fds, state_fds=memory.handover.states.fds,
         sampler_wakeup_fds=_fds(*wakeups.samplers) if wakeups else (),
-        wakeup_fds=_fds(wakeups.learner) if wakeups else (),
-        run_started_s=run_started_s, wall_base_s=plan.earlier.wall_s,
+        wakeup_fds=_fds(wakeups.learner) if wakeups else (), run_started_s=run_started_s,
+        wall_base_s=plan.earlier.wall_s,
     )

@@ -7,7 +7,6 @@ seed ``run.seed`` + its number. Groups exchange nothing.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ from spreeze.runtime.cpu_governor import GovernorLoop
 from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.launcher import FRESH, Launcher, WorkerSpec
 from spreeze.runtime.plan import RunPlan, split_evenly
-from spreeze.runtime.recorder import CounterSample, GroupSample, Outcome, Recorder, View
+from spreeze.runtime.recorder import CounterSample, Outcome, Recorder, View
 from spreeze.runtime.supervisor import Wired, memory_limit_bytes, read_group, run_workers, watcher_specs
 from spreeze.transport.checkpoint import CheckpointStore, load_replay
 from spreeze.transport.replay_ring import ReplayRing
@@ -43,17 +42,13 @@ def _wired(plan: RunPlan, run_dir: Path, recorder: Recorder) -> Iterator[Wired]:
     with open_memory(plan, run_dir, len(status_rows(plan.samplers, plan.learners))) as (status, rings):
         specs = worker_specs(plan, run_dir, rings, recorder.started_s)
 
-        def read_one(group: int) -> GroupSample:
-            ring = rings[group]
-            return dataclasses.replace(
-                read_group(status, specs, group), inserted=ring.total_committed(),
-                baseline_inserted=ring.baseline_inserted, sampled=ring.sampled,
-            )
+        def read() -> CounterSample:
+            groups = (read_group(status, specs, group, ring.total_committed(), ring.baseline_inserted, ring.sampled)
+                      for group, ring in enumerate(rings))
+            return CounterSample(time.monotonic(), tuple(groups))
 
         yield Wired(
-            status=status, specs=specs,
-            read=lambda: CounterSample(time.monotonic(), tuple(map(read_one, range(plan.learners)))),
-            learning_began=lambda: all(ring.baseline_inserted >= 0 for ring in rings),
+            status=status, specs=specs, read=read,
             governing=GovernorLoop(plan, status, recorder.event) if plan.config.tuning.govern else None,
         )
 

@@ -26,7 +26,6 @@ from spreeze.workers.sampler_stats import event_text, write_error
 _STATE_S = 2.0
 SAMPLE_S = 0.5  # between two samples of all metrics
 _SAVING_S = 2.0  # between two reports on the last checkpoint while it is written; none if it takes less
-_Metrics = Mapping[str, float | None]
 
 
 class View(Protocol):
@@ -155,34 +154,32 @@ class Recorder:
         The run's score, and its curve in the store, are those of the learner with the highest latest score. The
         final evaluation comes after training, so it does not count for the time to the target.
         """
-        value = record.get("return_mean")
-        if not isinstance(value, int | float):
+        if not isinstance(record.get("return_mean"), int | float):
             return
+        value = float(record["return_mean"])
         outcome, target, group = self.outcome, self._plan.config.stop.target_return, int(record.get("group", 0))
         asked = self._plan.config.evaluation.episodes
         whole = bool(record.get("whole", int(record.get("episodes") or 0) == asked))
         if whole and (outcome.eval_best is None or value > outcome.eval_best):
-            outcome.eval_best = float(value)
+            outcome.eval_best = value
         if not final and whole and target is not None and value >= target and outcome.time_to_target_s is None:
             outcome.time_to_target_s = self._age_at_start_s + self.session_s
-        self._scores[group] = float(value)
-        outcome.learners.setdefault(group, {})["eval_return"] = float(value)
-        if by_group := self._eval_returns_by_group():
-            self._metrics |= by_group
+        self._scores[group] = value
+        outcome.learners.setdefault(group, {})["eval_return"] = value
+        if self._plan.learners > 1:
+            self._metrics[f"eval_return/{group}"] = value
             with contextlib.suppress(KeyError, TypeError, ValueError):
-                self._store.write(float(record["wall_s"]), int(record["env_steps"]),
-                                  {name: score for name, score in by_group.items() if name == f"eval_return/{group}"})
+                self._store.write(float(record["wall_s"]), int(record["env_steps"]), {f"eval_return/{group}": value})
         if not final and value < max(self._scores.values()):
             return
-        outcome.eval_return = float(value)
-        self._eval_returns.append(float(value))
+        outcome.eval_return = self._metrics["eval_return"] = value
+        self._eval_returns.append(value)
         outcome.eval_episodes = int(record.get("episodes") or 0)
         outcome.eval_episodes_cut = int(record.get("episodes_cut") or 0)
         outcome.eval_episodes_lost = int(record.get("episodes_lost") or 0)
         if outcome.eval_episodes_cut:
             self.event("info", f"final evaluation: {outcome.eval_episodes} of {asked} episodes, "
                                "the others would have taken too long; only whole rounds count")
-        self._metrics["eval_return"] = float(value)
         order = (group, record.get("epoch"), record.get("version"))
         if final and order == self._evaluated:
             return
@@ -191,12 +188,7 @@ class Recorder:
             fields = {name: record[name] for name in EvaluationRow._fields if name != "t"}
             self._store.evaluation(EvaluationRow(t=float(record["wall_s"]), **fields))
             self._store.write(float(record["wall_s"]), int(record["env_steps"]),
-                              {"eval_return": float(value), "eval_length": float(record["length_mean"])})
-
-    def _eval_returns_by_group(self) -> dict[str, float]:
-        """The latest scores as series, if there are several learners."""
-        scores = self._scores if self._plan.learners > 1 else {}
-        return {f"eval_return/{group}": value for group, value in scores.items()}
+                              {"eval_return": value, "eval_length": float(record["length_mean"])})
 
     def no_final_evaluation(self, budget_s: float) -> None:
         self.event("info", f"no final evaluation: no whole round of episodes gave a score within {budget_s:.0f} s; the "
@@ -204,20 +196,19 @@ class Recorder:
 
     def sample(
         self, reading: CounterSample, *, pids: Mapping[str, int] | None, restarts: int = 0, samplers_alive: int = 1,
-        state: str = "training", governed: _Metrics | None = None,
+        state: str = "training", governed: dict[str, float | None] | None = None,
     ) -> None:
         """Takes one sample of all metrics; without utilisation if ``pids`` is None (the workers have ended)."""
         self.reading, self._samplers_alive = reading, samplers_alive
-        metrics = self.rates.read(reading)
-        metrics.update(governed or {})
-        metrics["env_steps"] = self._plan.earlier.env_steps + reading.env_steps
-        metrics["restarts"] = restarts
-        metrics["episodes"] = self._plan.earlier.episodes + (metrics["episodes"] or 0.0)
+        metrics, earlier = self.rates.read(reading) | (governed or {}), self._plan.earlier
+        metrics |= {"env_steps": earlier.env_steps + reading.env_steps, "restarts": restarts,
+                    "episodes": earlier.episodes + (metrics["episodes"] or 0.0)}
         if pids is not None:
             metrics.update(self._utilisation.sample(pids))
         if (lag := metrics.get("policy_lag")) is not None:
             self._lag_sum, self._lag_count = self._lag_sum + lag, self._lag_count + 1
-        self._metrics = {**metrics, "eval_return": self._metrics.get("eval_return"), **self._eval_returns_by_group()}
+        scores = {name: value for name, value in self._metrics.items() if name.startswith("eval_return/")}
+        self._metrics = {**metrics, "eval_return": self._metrics.get("eval_return"), **scores}
         snapshot = self.snapshot(state)
         self.outcome.bottleneck = snapshot.bottleneck
         self._store.write(self.wall_s, int(metrics["env_steps"] or 0),
@@ -290,7 +281,9 @@ class Recorder:
         self._store.close()
 
 
-def _progress(plan: RunPlan, metrics: _Metrics, session_s: float) -> tuple[float | None, float | None]:
+def _progress(
+    plan: RunPlan, metrics: Mapping[str, float | None], session_s: float
+) -> tuple[float | None, float | None]:
     """Share of the stop condition that will come first, and the seconds until then."""
     stop = plan.config.stop
     candidates: list[tuple[float, float | None]] = []
@@ -404,7 +397,7 @@ class Rates:
     warmup_s: float = 1.0  # after the first update, left out of steady-state rates
     table: MetricTable = TABLE
     _window: deque[CounterSample] = field(default_factory=deque)
-    _learning_began_s: float | None = None
+    learning_began_s: float | None = None
     _steady: CounterSample | None = None
     _last: CounterSample | None = None
     _ended: bool = False
@@ -431,9 +424,9 @@ class Rates:
         return metrics
 
     def _metrics(self, old: CounterSample, new: CounterSample, part: slice) -> dict[str, float | None]:
-        groups = new.groups[part]
-        changes = self._changes(old.groups[part], groups, new.t_s - old.t_s)
-        return {**_counts(groups, self.table), **changes, "samples_per_insert": samples_per_insert(groups)}
+        changes = self._changes(old.groups[part], new.groups[part], new.t_s - old.t_s)
+        return {**_counts(new.groups[part], self.table), **changes,
+                "samples_per_insert": samples_per_insert(new.groups[part])}
 
     def _changes(self, old: _Groups, new: _Groups, seconds: float) -> dict[str, float | None]:
         return {**_rates(old, new, seconds, self.batch_size, self.table), **_shares(old, new, self.table)}
@@ -442,10 +435,10 @@ class Rates:
         self._window.append(reading)
         while len(self._window) > 2 and reading.t_s - self._window[0].t_s > _RATE_WINDOW_S:
             self._window.popleft()
-        if self._learning_began_s is None and all(group.learned for group in reading.groups):
-            self._learning_began_s = reading.t_s
-        if self._steady is None and self._learning_began_s is not None and (
-            reading.t_s - self._learning_began_s >= self.warmup_s
+        if self.learning_began_s is None and all(group.learned for group in reading.groups):
+            self.learning_began_s = reading.t_s
+        if self._steady is None and self.learning_began_s is not None and (
+            reading.t_s - self.learning_began_s >= self.warmup_s
         ):
             self._steady = reading
         if not self._ended:

@@ -51,7 +51,6 @@ class Wired:
     status: StatusTable
     specs: dict[str, WorkerSpec]  # by name, in starting order: slowest imports first
     read: Callable[[], CounterSample]  # all counters; after the stop flag is set, the final ones
-    learning_began: Callable[[], bool]
     governing: GovernorLoop | None = None
 
 
@@ -86,15 +85,17 @@ def run_workers(
     return recorder.outcome
 
 
-def read_group(status: StatusTable, specs: dict[str, WorkerSpec], group: int) -> GroupSample:
-    """The posted slots of a group's workers; the mode adds the counters of the group's buffer."""
+def read_group(
+    status: StatusTable, specs: dict[str, WorkerSpec], group: int, inserted: int, baseline_inserted: int,
+    sampled: int = 0,
+) -> GroupSample:
+    """The posted slots of a group's workers with the counters of its buffer."""
     own = [spec for spec in specs.values() if spec.address.group == group]
 
     def posted(trait: str) -> tuple[dict[str, float], ...]:
         return tuple(status.named_slots(spec.row, spec.role.name) for spec in own if getattr(spec.role, trait))
 
-    return GroupSample(samplers=posted("steps"), learner=posted("learns")[0], inference_workers=posted("infers"),
-                       inserted=0, baseline_inserted=-1, sampled=0)
+    return GroupSample(posted("steps"), posted("learns")[0], inserted, baseline_inserted, sampled, posted("infers"))
 
 
 class _Supervisor:
@@ -111,7 +112,6 @@ class _Supervisor:
                                           forgiven_failures=plan.config.run.forgiven_failures)
         self._finished: dict[Address, str] = {}
         self._next_sample_s = 0.0
-        self._began_s: float | None = None  # when learning began
         self.stopping_s = 0.0  # how long stopping the workers took
 
     def start(self) -> None:
@@ -147,9 +147,8 @@ class _Supervisor:
             self._recorder.event("error", str(error))
 
     def _start_visualizer(self) -> None:
-        if self._began_s is None and self._mode.learning_began():
-            self._began_s = time.monotonic()
-        due = self._began_s is not None and time.monotonic() - self._began_s > _VISUALIZER_AFTER_S
+        began_s = self._recorder.rates.learning_began_s
+        due = began_s is not None and time.monotonic() - began_s > _VISUALIZER_AFTER_S
         if due and "visualizer" in self._mode.specs and "visualizer" not in self._workers.handles:
             try:
                 self._workers.add(self._mode.specs["visualizer"])

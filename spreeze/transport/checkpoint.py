@@ -31,8 +31,7 @@ _NAME = re.compile(r"^ckpt-(\d{6,})-(\d{12,})(?:-(\d+))?$")
 _TENSORS, _STATE, _REPLAY, _MANIFEST = "tensors.safetensors", "state.json", "replay.safetensors", "MANIFEST.json"
 _MAX_BYTES = 1 << 36
 _MAX_MANIFEST_BYTES = 1 << 20
-_SPARE_BYTES = 1 << 20
-"""Room for the small files of a checkpoint."""
+_SPARE_BYTES = 1 << 20  # for the small files of a checkpoint
 _DAMAGE = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError)
 
 
@@ -54,8 +53,7 @@ class CheckpointStore:
 
     def __init__(self, directory: Path, on_progress: Callable[[int], None] = lambda left_bytes: None) -> None:
         """``on_progress`` gets the number of bytes left to write and check, at least once for every piece of a save."""
-        self.directory = Path(directory)
-        self._progress = on_progress
+        self.directory, self._progress = Path(directory), on_progress
 
     def save(
         self, tensors: dict[str, np.ndarray], state: dict[str, Any], *, epoch: int, updates: int,
@@ -144,11 +142,7 @@ class CheckpointStore:
                 shutil.rmtree(self.directory / name, ignore_errors=True)
 
     def load_latest(self) -> Checkpoint | None:
-        """Loads the newest checkpoint that verifies; None if there is no checkpoint at all.
-
-        Raises:
-            CheckpointError: there are checkpoints, but none verifies.
-        """
+        """The newest checkpoint that verifies; None if there is none at all, a CheckpointError if none verifies."""
         skipped: list[str] = []
         for path in reversed(self.paths()):
             try:
@@ -176,7 +170,11 @@ def load(path: Path, skipped: tuple[str, ...] = ()) -> Checkpoint:
             raise ValueError("the manifest is that of another checkpoint")
         names = [_TENSORS, _STATE] + ([_REPLAY] if manifest["replay_saved"] else [])
         for file in names:
-            _verify(path / file, manifest["files"][file])
+            entry, size_bytes = manifest["files"][file], (path / file).stat().st_size
+            if size_bytes != entry["bytes"]:
+                raise ValueError(f"{file} has {size_bytes} bytes, the manifest says {entry['bytes']}")
+            if files.sha256_of_file(path / file) != entry["sha256"]:
+                raise ValueError(f"{file} does not match its hash")
         tensors = safetensors_numpy.load(files.read_bytes(path / _TENSORS, _MAX_BYTES))
         state = dict(json.loads(files.read_bytes(path / _STATE, _MAX_BYTES)))
         replay = path / _REPLAY if manifest["replay_saved"] else None
@@ -185,16 +183,7 @@ def load(path: Path, skipped: tuple[str, ...] = ()) -> Checkpoint:
         raise CheckpointError(f"{path.name}: {type(error).__name__}: {error}") from None
 
 
-def _verify(path: Path, entry: dict[str, Any]) -> None:
-    size_bytes = path.stat().st_size
-    if size_bytes != entry["bytes"]:
-        raise ValueError(f"{path.name} has {size_bytes} bytes, the manifest says {entry['bytes']}")
-    if files.sha256_of_file(path) != entry["sha256"]:
-        raise ValueError(f"{path.name} does not match its hash")
-
-
-_HEADER_BYTES = 1016
-"""Length of the file's header, padded with blanks: it is written last, when the number of rows is known."""
+_HEADER_BYTES = 1016  # padded with blanks: the header is written last, when the number of rows is known
 
 
 class _Block(NamedTuple):

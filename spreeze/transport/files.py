@@ -11,12 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-TEMP_PREFIX = ".tmp-"
-"""No file that a reader looks for has this prefix."""
+TEMP_PREFIX = ".tmp-"  # no file that a reader looks for has it
 _CHUNK_BYTES = 1 << 20
 PIECE_BYTES = 1 << 25
-"""Large files are written and synced in such pieces: one sync of some GB can take a slow disk minutes, during which the
-writer would look dead."""
+"""Large files are written and synced in such pieces: during one sync of some GB the writer would look dead."""
 
 
 def temp_name() -> str:

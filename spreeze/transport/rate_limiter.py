@@ -34,16 +34,11 @@ class RateLimiter:
     is taken when learning begins and after every restart: rows inserted before earn no updates, so there is no burst.
     """
 
-    minimum: float
-    """Samples per insert below which samplers wait; 0 means that they never wait."""
-    maximum: float
-    """Samples per insert above which the learner waits."""
-    learning_starts: int
-    """Rows inserted before the first batch; 0 counts as 1."""
-    batch_size: int
-    """b: rows drawn at once."""
-    rows_per_write: int
-    """w: rows that all samplers together may insert between two looks at the counters."""
+    minimum: float  # samples per insert below which samplers wait; 0 means that they never wait
+    maximum: float  # samples per insert above which the learner waits
+    learning_starts: int  # rows inserted before the first batch; 0 counts as 1
+    batch_size: int  # b: rows drawn at once
+    rows_per_write: int  # w: rows that all samplers together may insert between two looks at the counters
 
     def __post_init__(self) -> None:
         if not (0.0 <= self.minimum <= self.maximum < math.inf and self.maximum > 0.0):

@@ -26,15 +26,12 @@ from spreeze.transport.protocols import FrameColumns, ReplayCounts, TransitionSi
 from spreeze.transport.shared_memory import PAGE_BYTES, STRONGLY_ORDERED, Block, allocate, attach
 from spreeze.types import Jsonable, RowLayout
 
-LINE_WORDS = 16
-"""128 bytes: two cache lines, because processors fetch them in pairs."""
-FIRST_SHARD_WORD = 4 * LINE_WORDS
-"""Where the line of shard 0 starts."""
+LINE_WORDS = 16  # 128 bytes: two cache lines, because processors fetch them in pairs
+FIRST_SHARD_WORD = 4 * LINE_WORDS  # where the line of shard 0 starts
 _MAGIC = 0x535052494E470A01
 _VERSION = 1
 _STAMP_ROWS = 256
-_ROW_ALIGNMENT = 16
-"""16 rows of float32 are a multiple of 64 bytes whatever the width, so every shard starts on a line."""
+_ROW_ALIGNMENT = 16  # rows: as float32 a multiple of 64 bytes whatever the width, so every shard starts on a line
 _SAMPLED, _BASELINE = LINE_WORDS, 2 * LINE_WORDS
 _RESERVED, _COMMITTED = 0, 1
 _MAX_TRIES = 10_000
@@ -58,7 +55,6 @@ class RingSpec(Jsonable):
 
     @property
     def capacity(self) -> int:
-        """Rows that all shards hold together."""
         return self.num_shards * self.rows_per_shard
 
     @property
@@ -167,7 +163,7 @@ class ReplayRing:
 
     @property
     def sampled(self) -> int:
-        """Rows drawn since learning began; written by the learner only."""
+        """Rows drawn since learning began; this and ``baseline_inserted`` are written by the learner only."""
         return self.words[_SAMPLED]
 
     @sampled.setter

@@ -31,10 +31,8 @@ from spreeze.transport.shared_memory import ArraySpec, SharedArrays
 from spreeze.transport.weights import VersionedParameters
 from spreeze.types import EnvSpec, Jsonable, RolloutBatch
 
-MAX_LOGGED_STEPS = 32_768
-"""Actions kept of one episode; a longer episode cannot be replayed."""
-_MARKS = 2
-"""Two, so that a learner killed while it marks rollout j + 1 leaves the mark of j intact."""
+MAX_LOGGED_STEPS = 32_768  # actions kept of one episode; a longer episode cannot be replayed
+_MARKS = 2  # so that a learner killed while it marks rollout j + 1 leaves the mark of j intact
 _USES_BASE = 1 << 16
 
 
@@ -227,8 +225,7 @@ class Rollouts:
         self.fields.close()
 
 
-_TO_COME = 2**62
-"""An env step that no environment ever reaches."""
+_TO_COME = 2**62  # an env step that no environment ever reaches
 
 
 class RolloutWriter:

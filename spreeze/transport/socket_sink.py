@@ -34,8 +34,7 @@ from spreeze.transport.replay_ring import NO_FRAMES, NO_STEPS, write_rows
 from spreeze.types import RowLayout
 
 SECRET_BYTES = 32
-MOST_FRAME_BYTES = 1 << 22
-"""Of rows; a connection that announces more is closed."""
+MOST_FRAME_BYTES = 1 << 22  # of rows; a connection that announces more is closed
 _CHALLENGE = struct.Struct("<8s32s")  # magic with the version of this protocol, nonce
 _HELLO = struct.Struct("<32sQI")  # nonce, layout, shard; then a proof
 _REPORT = struct.Struct("<Qqqq")  # rows of the shard, inserted, baseline, sampled; the first one with a proof
@@ -283,7 +282,7 @@ class Gateway:
                 self._guarded(self._report, peer)
 
     def _guarded(self, act: Callable[[_Peer], None], peer: _Peer) -> None:
-        """Runs ``act``; a peer that is gone or breaks the protocol loses its connection, and no other one."""
+        """Runs ``act``; a peer that is gone or breaks the protocol loses its connection."""
         try:
             act(peer)
         except (OSError, TransportError):

@@ -86,12 +86,7 @@ def encode(arrays: Arrays, meta: dict[str, Any], epoch: int, version: int) -> by
 
 
 def decode(data: bytes, path: Path) -> Weights:
-    """Reads back ``encode``.
-
-    Raises:
-        WeightsError: the checksum differs, or a value is not finite.
-        ValueError: or another of ``DAMAGE``; the bytes were not made by ``encode``.
-    """
+    """Reads back ``encode``; a WeightsError, or one of ``DAMAGE`` if the bytes were not made by it."""
     arrays = safetensors_numpy.load(data)
     header_bytes = int.from_bytes(data[:8], "little")
     entry = json.loads(data[8 : 8 + header_bytes])["__metadata__"]["spreeze"]
@@ -232,13 +227,7 @@ class VersionedParameters:
 
     @classmethod
     def create(cls, slots: int = 2) -> VersionedParameters:
-        fds: list[int] = []
-        try:
-            fds.extend(nameless_file("spreeze-parameters") for _ in range(slots))
-        except OSError:
-            cls(tuple(fds)).close()
-            raise
-        return cls(tuple(fds))
+        return cls(tuple(nameless_file("spreeze-parameters") for _ in range(slots)))
 
     def publish(self, arrays: Arrays, meta: dict[str, Any], epoch: int, version: int) -> None:
         """Stores a version; does nothing if it is already there, since a reader may be using it."""
