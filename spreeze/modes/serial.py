@@ -134,12 +134,10 @@ class _Serial:
     def _counters(self) -> CounterSample:
         data = self._data
         counts, (env_steps, inserted, baseline, sampled) = data.envs.counts, data.flow(ending=self._ending)
-        sampler = {
-            "env_steps": env_steps, "episodes": counts.episodes, "episode_return": counts.episode_return or 0.0,
-            "episode_length": counts.episode_length or 0.0, "rows_refused": counts.rows_refused,
-            "env_errors": counts.env_errors, "policy_version": data.trainer.updates, "policy_s": counts.policy_s,
-            "env_s": counts.env_s, "write_s": counts.write_s, "wait_s": 0.0,
-        }
+        same = ("episodes", "episode_return", "episode_length", "rows_refused", "env_errors", "policy_s", "env_s",
+                "write_s")
+        sampler = {name: getattr(counts, name) or 0.0 for name in same}
+        sampler |= {"env_steps": env_steps, "policy_version": data.trainer.updates, "wait_s": 0.0}
         learner = data.trainer.numbers(wait_s=0.0, publish_s=self._evaluations_s + data.refresh_s)
         return CounterSample(time.monotonic(), (GroupSample((sampler,), learner, inserted, baseline, sampled),))
 

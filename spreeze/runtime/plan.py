@@ -72,15 +72,11 @@ class RunPlan:
         """Rejects several learners if the mode has one, or if there are too few samplers."""
         learners, run = self.learners, self.config.run
         if learners > 1 and not self.config.wiring.several_learners:
-            raise ConfigError(
-                f"run.learners = {learners}: {run.algo} in mode {run.mode} has one learner; leave it out, or choose an "
-                "algorithm that learns from replay in mode spreeze"
-            )
+            raise ConfigError(f"run.learners = {learners}: {run.algo} in mode {run.mode} has one learner; leave it "
+                              "out, or choose an algorithm that learns from replay in mode spreeze")
         if learners > self.samplers:
-            raise ConfigError(
-                f"run.learners = {learners}: each needs a sampler of its own, and sampling.samplers = {self.samplers}; "
-                f"use --samplers {learners} or more"
-            )
+            raise ConfigError(f"run.learners = {learners}: each needs a sampler of its own, and sampling.samplers = "
+                              f"{self.samplers}; use --samplers {learners} or more")
 
     def _check_rollout(self) -> None:
         """Rejects inconsistent settings of an on-policy run."""
@@ -107,7 +103,6 @@ class RunPlan:
 
     @property
     def learners(self) -> int:
-        """Learners, each the head of a group with samplers, replay, weights and checkpoints of its own."""
         return self.config.run.learners
 
     def samplers_of(self, group: int) -> int:

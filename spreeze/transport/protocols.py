@@ -7,11 +7,14 @@ and does something else where there is no room. The tests ``tests/test_contract_
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
 from spreeze.types import RolloutBatch, RowLayout
+
+if TYPE_CHECKING:
+    from spreeze.transport.weights import Weights
 
 Arrays = dict[str, np.ndarray]
 
@@ -173,21 +176,6 @@ class RolloutSource(Protocol):
     def uses_left(self) -> int: ...  # how often take would succeed now if no sampler wrote meanwhile
 
 
-class PublishedParameters(Protocol):
-    """One version of a network's arrays."""
-
-    @property
-    def arrays(self) -> Arrays: ...
-
-    @property
-    def meta(self) -> dict[str, Any]: ...
-
-    @property
-    def order(self) -> tuple[int, int]:
-        """(epoch, version): the epoch rises when a learner starts, the version with its updates."""
-        ...
-
-
 class ParameterPublisher(Protocol):
     """The learner's side: one at any time, which never waits for a reader."""
 
@@ -204,6 +192,6 @@ class ParameterPublisher(Protocol):
 class ParameterSource(Protocol):
     """A reader's side; it may be opened late and never goes back to an older version."""
 
-    def read_latest(self, newer_than: tuple[int, int] | None = None) -> PublishedParameters | None:
+    def read_latest(self, newer_than: tuple[int, int] | None = None) -> Weights | None:
         """The newest version; None if there is none newer than (epoch, version), or while it is being written."""
         ...

@@ -1,7 +1,5 @@
 """Parameters from one learner to any number of readers: files on disk, or slots in shared memory.
 
-Versions are ordered by (epoch, version): epoch rises whenever a learner starts, version counts its updates.
-
 ``WeightsStore`` keeps immutable files and an atomically replaced pointer. Nothing is fsynced: these files are replaced
 many times a minute, and the checkpoint is the durable copy. ``VersionedParameters`` keeps the newest N versions in
 memory files of the supervisor, which outlive every worker.
@@ -41,7 +39,7 @@ _MAX_POINTER_BYTES = 1 << 16
 
 @dataclass(frozen=True)
 class Weights:
-    """One published version."""
+    """One published version of a network's arrays."""
 
     arrays: Arrays
     meta: dict[str, Any]
@@ -51,6 +49,7 @@ class Weights:
 
     @property
     def order(self) -> tuple[int, int]:
+        """The epoch rises when a learner starts, the version with its updates."""
         return self.epoch, self.version
 
 
