@@ -6,7 +6,7 @@ to add               declare it in           implement it in
 an algorithm         config/algorithms.py    algorithms/NAME.py, its settings in config/schema.py
 a mode               config/modes.py         modes/NAME.py
 a knob of the tuner  tuner/knobs.py          there; the modes that have it name it in config/modes.py
-a metric             metrics/table.py        its worker posts it; those of the supervisor: runtime/rates.py
+a metric             metrics/table.py        its worker posts it; those of the supervisor: runtime/recorder.py
 a setting or a flag  config/schema.py        whoever reads it; ``setting(..., flag="--name")`` makes the flag
 a kind of worker     workers/roles.py        workers/NAME.py
 a family of tasks    envs/vector_engines.py  there, or envs/make.py for a package with Gymnasium ids

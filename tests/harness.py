@@ -13,7 +13,7 @@ import psutil
 
 from spreeze.machine.processes import is_worker
 from spreeze.metrics.store import MetricsReader
-from spreeze.runtime.rates import Rates
+from spreeze.runtime.recorder import Rates
 
 REPO = Path(__file__).resolve().parents[1]
 PATIENCE_S = 240.0

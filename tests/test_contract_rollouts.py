@@ -15,10 +15,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from spreeze.errors import ConfigError
 from spreeze.transport.protocols import StepRows
-from spreeze.transport.rollouts import RolloutReader, Rollouts, RolloutSpec, RolloutWriter, SlotState
+from spreeze.transport.rollouts import RolloutReader, Rollouts, RolloutSpec, RolloutWriter
 
 T, M = 3, 2
-FREE, FILLING, FULL, IN_USE = SlotState.FREE, SlotState.FILLING, SlotState.FULL, SlotState.IN_USE
 
 WRITER = """
 import json, os, sys
@@ -116,14 +115,14 @@ def test_a_rollout_is_taken_when_it_is_whole_at_most_k_times_and_then_no_more(pl
     assert (place.source.take(), place.source.uses_left) == (None, 0)
     for _ in range(T - 1):
         step(place.sinks[0], place.sinks[0].open())
-    assert (place.source.take(), place.source.state(0, 0)) == (None, FILLING)
+    assert (place.source.take(), place.source.uses_left) == (None, 0)
     step(place.sinks[0], place.sinks[0].open())
-    assert (place.source.uses_left, place.source.state(0, 0)) == (uses, FULL)
+    assert place.source.uses_left == uses
     for use in range(1, uses + 1):
         taken = place.source.take()
         assert (taken.writer, taken.rollout, taken.use) == (0, 0, use)
         assert is_whole(taken)
-        assert place.source.state(0, 0) == (IN_USE if use < uses else FREE)
+        assert place.source.uses_left == uses - use
     assert (place.source.take(), place.source.uses_left) == (None, 0)
 
 
@@ -204,8 +203,7 @@ def test_samplers_that_are_killed_leave_whole_rollouts_only(place):
 
 def test_the_newest_rollouts_stay_and_the_oldest_are_written_over(circular):
     circular.fill(0, rollouts=12)
-    assert [circular.source.state(0, rollout) for rollout in range(6, 14)] == [FREE, FREE, FULL, FULL, FULL, FULL,
-                                                                               FILLING, FREE]  # fmt: skip
+    assert circular.source.uses_left == 2 * 4
     assert [circular.source.take().rollout for _ in range(8)] == [8, 9, 10, 11] * 2
     assert circular.source.take() is None
 
@@ -352,16 +350,8 @@ class CircularBuffer(RuleBasedStateMachine):
             return
         usable = self.usable()
         assert self.place.source.uses_left == sum(self.uses - self.used.get(key, 0) for key in usable)
-        for writer, steps in enumerate(self.steps):
-            current = min(steps) // T
-            assert self.place.source.state(writer, current) == FILLING
-            assert self.place.source.state(writer, current + 1) == FREE
-            for rollout in range(current):
-                state = self.place.source.state(writer, rollout)
-                if (writer, rollout) not in usable:
-                    assert state == FREE
-                else:
-                    assert state == (IN_USE if self.used.get((writer, rollout)) else FULL)
+        found = {(writer, rollout): uses for uses, _, rollout, writer in self.place.source._usable()}
+        assert found == {key: self.used.get(key, 0) for key in usable}
 
     def teardown(self):
         if hasattr(self, "place"):

@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spreeze.errors import TransportError
-from spreeze.transport.replay_reader import FrameReader
-from spreeze.transport.replay_ring import ReplayRing, RingSpec, ShardWriter
+from spreeze.transport.replay_ring import ReplayReader, ReplayRing, RingSpec, ShardWriter
 from spreeze.transport.transitions import FrameLog, NStep
 from spreeze.types import RowLayout
 
@@ -91,7 +90,7 @@ def test_every_drawn_transition_is_one_of_the_reference_and_the_newest_are_all_t
         kept = [collect(ring, shard, stack=stack, n_step=n_step, envs=envs, ends=ends, steps=steps, rng=rng,
                         serials=serials) for shard in range(shards)]  # fmt: skip
         expected = {key(o, a[0], r, t, n, m) for items in kept for o, a, r, t, n, m, _ in items}
-        found = set(drawn(FrameReader(ring, max_age_rows=10**9), layout, rng, 3000))
+        found = set(drawn(ReplayReader(ring, max_age_rows=10**9), layout, rng, 3000))
         assert found <= expected
         if ring.total_committed() <= min(200, shards * capacity // 2):
             assert found == expected  # 3,000 draws leave none of at most 200 out
@@ -120,7 +119,7 @@ def test_the_first_frame_is_repeated_and_the_last_one_is_the_true_one():
         log.add(0, np.array([0.0], np.float32), 0.5, True, False, np.full(FRAME, 21, np.uint8))
         log.flush(0)
         rows, frames = np.empty((200, layout.width), np.float32), np.empty((200, 4, FRAME), np.uint8)
-        FrameReader(ring).sample(np.random.default_rng(0), rows, frames)
+        ReplayReader(ring).sample(np.random.default_rng(0), rows, frames)
         found = {(*frames[i, :, 0].tolist(), rows[i, layout.terminated]) for i in range(200)}
         assert found == {(10, 10, 10, 11, 0.0), (10, 10, 11, 12, 0.0), (20, 20, 20, 21, 1.0)}
     finally:
@@ -133,7 +132,7 @@ def test_a_transition_whose_oldest_frame_is_overwritten_during_the_copy_is_drawn
     try:
         rng = np.random.default_rng(0)
         collect(ring, 0, stack=4, n_step=1, envs=1, ends=0.0, steps=63, rng=rng, serials=iter(range(10**6)))
-        reader = FrameReader(ring)
+        reader = ReplayReader(ring)
         real = ring.counters
         calls = []
 
@@ -158,6 +157,6 @@ def test_nothing_to_draw_is_an_error_and_not_an_endless_search():
     try:
         rows, frames = np.empty((4, layout.width), np.float32), np.empty((4, 5, FRAME), np.uint8)
         with pytest.raises(TransportError):
-            FrameReader(ring).sample(np.random.default_rng(0), rows, frames)
+            ReplayReader(ring).sample(np.random.default_rng(0), rows, frames)
     finally:
         ring.close()

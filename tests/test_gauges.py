@@ -4,15 +4,13 @@ import math
 import pytest
 
 from spreeze.metrics.table import SLOTS, blank_learner
-from spreeze.runtime.rates import CounterSample, Rates, samples_per_insert
+from spreeze.runtime.recorder import CounterSample, GroupSample, Rates, samples_per_insert
 
 
 def _reading(t_s, steps=(0,), updates=0, *, inserted=0, baseline=-1, sampled=0, sampler=None, learner=None):
     samplers = tuple({**dict.fromkeys(SLOTS["sampler"], 0.0), "env_steps": float(s), **(sampler or {})} for s in steps)
-    return CounterSample.of_one(
-        t_s=t_s, samplers=samplers, inserted=inserted, baseline_inserted=baseline, sampled=sampled,
-        learner={**dict.fromkeys(SLOTS["learner"], 0.0), "updates": float(updates), **(learner or {})},
-    )  # fmt: skip
+    learner = {**dict.fromkeys(SLOTS["learner"], 0.0), "updates": float(updates), **(learner or {})}
+    return CounterSample(t_s, (GroupSample(samplers, learner, inserted, baseline, sampled),))
 
 
 def test_one_reading_gives_counts_and_no_rates():

@@ -12,8 +12,7 @@ from harness import HIDDEN_SIZES, PENDULUM, Run, train, train_until
 from test_ring import put, ring_of, wait_for, writer_process
 
 from spreeze.transport.checkpoint import CheckpointStore
-from spreeze.transport.replay_reader import ReplayReader
-from spreeze.transport.replay_ring import ShardWriter, row_checksum
+from spreeze.transport.replay_ring import ReplayReader, ShardWriter, row_checksum
 from spreeze.transport.weights import WeightsStore
 from spreeze.workers.learn.gpu_replay import GpuReplay
 

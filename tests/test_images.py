@@ -14,8 +14,7 @@ from spreeze.envs.task import ObsRows, make_task, open_task
 from spreeze.errors import ConfigError, EnvironmentError_, WeightsError
 from spreeze.inference.convolution import CNNS, Trunk, place
 from spreeze.inference.policy import Policy
-from spreeze.transport.replay_reader import FrameReader, open_reader
-from spreeze.transport.replay_ring import ReplayRing, RingSpec, ShardWriter
+from spreeze.transport.replay_ring import ReplayReader, ReplayRing, RingSpec, ShardWriter
 from spreeze.types import FrameSpec, RowLayout, TransitionBatch
 from spreeze.workers.learn.replay_trainer import ReplayTrainer
 from spreeze.workers.transition_collector import TransitionCollector
@@ -294,9 +293,8 @@ def test_what_a_sampler_stores_is_what_the_learner_draws(name, n_step):
         for _ in range(40):
             sampling.step(np.ones((3, 1), np.float32), 0)
         config = DQNConfig(hidden_sizes=(8,), cnn="impala_small", n_step=n_step, gamma=0.9)
-        learning = ReplayTrainer(spec, "dqn", config, layout, open_reader(ring), batch_size=500, device="cpu", seed=0,
+        learning = ReplayTrainer(spec, "dqn", config, layout, ReplayReader(ring), batch_size=500, device="cpu", seed=0,
                             normalize_obs=False)  # fmt: skip
-        assert isinstance(learning._reader, FrameReader)
         learning.update()
         batch = learning._batch()
         seen = set()

@@ -26,7 +26,7 @@ KNOBS = (Knob(name="{NAME}", label="publish", words="weights every {{}} s",
 '''
 MODE = '''
 from spreeze.config.modes import REPLAY_KNOBS, REPLAY_STAGES, Mode, Wiring, find_mode
-from spreeze.modes.load import load_mode
+from spreeze.modes import load_mode
 
 MODES = (Mode(name="made-up", doc="the mode spreeze under another name", module=__name__,
               replay=Wiring(stages=REPLAY_STAGES, knobs=(*REPLAY_KNOBS, "learner.publish_interval_s"))),)

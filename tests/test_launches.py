@@ -14,8 +14,7 @@ from test_ring import ring_of
 
 from spreeze.algorithms import create
 from spreeze.config.schema import PARTS
-from spreeze.transport.replay_reader import ReplayReader
-from spreeze.transport.replay_ring import ShardWriter
+from spreeze.transport.replay_ring import ReplayReader, ShardWriter
 from spreeze.types import EnvSpec, RowLayout
 from spreeze.workers.learn import cuda_graphs as module
 from spreeze.workers.learn import gpu_replay as mirror_module

@@ -30,7 +30,7 @@ PAGE_IMPORTS = {"config", "dashboard", "errors", "formatting", "machine", "metri
 TORCH = ("algorithms/", "workers/learner.py", "workers/update_probe.py",
          "workers/learn/", "modes/serial.py", "bench/")  # fmt: skip
 TORCH_FREE = ("workers.main", "workers.sampler", "workers.rollout_sampler", "workers.inference_worker",
-              "workers.evaluator", "workers.visualizer", "runtime.supervisor", "runtime.run_workers", "modes.spreeze",
+              "workers.evaluator", "workers.visualizer", "runtime.supervisor", "modes.spreeze",
               "modes.hts", "train", "cli.train", "cli.tune", "cli.evaluate", "cli.play", "cli.runs",
               "__main__")  # fmt: skip
 

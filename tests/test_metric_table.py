@@ -17,9 +17,8 @@ from spreeze.metrics.store import MetricsReader
 from spreeze.metrics.table import METRICS, MOST_SLOTS, TABLE, Chart, Kind, Metric, MetricTable, Needs
 from spreeze.run_directory import RunDir
 from spreeze.runtime.plan import RunPlan
-from spreeze.runtime.rates import CounterSample, Rates
-from spreeze.runtime.recorder import Recorder
-from spreeze.transport.replay_reader import ReplayReader
+from spreeze.runtime.recorder import CounterSample, GroupSample, Rates, Recorder
+from spreeze.transport.replay_ring import ReplayReader
 from spreeze.transport.status_table import StatusTable
 from spreeze.workers.context import WorkerContext
 from spreeze.workers.learn.replay_trainer import ReplayTrainer
@@ -86,9 +85,8 @@ def test_a_made_up_metric_goes_from_the_algorithm_to_store_terminal_and_page_by_
     table = MetricTable((*METRICS, ROW))
     with learner_of(table) as (status, context):
         context.post(**told)
-        reading = CounterSample.of_one(
-            t_s=1.0, samplers=(status.named_slots(0, "sampler", table),), inserted=400, baseline_inserted=0, sampled=16,
-            learner=status.named_slots(1, "learner", table),
+        reading = CounterSample(1.0, (GroupSample(
+            (status.named_slots(0, "sampler", table),), status.named_slots(1, "learner", table), 400, 0, 16),)
         )  # fmt: skip
     path, shown = record(tmp_path, reading, table)
     value = told["weight_norm"]
@@ -115,7 +113,7 @@ def test_a_made_up_counter_has_its_rate_by_a_row_of_its_own():
                 for pair in ((1.0, 2.0), (4.0, 5.0))]  # fmt: skip
     rates = Rates(1, table=table)
     for t_s, both in zip((0.0, 2.0), samplers, strict=True):
-        metrics = rates.read(CounterSample.of_one(t_s, both, table.blank_learner(), 0, -1, 0))
+        metrics = rates.read(CounterSample(t_s, (GroupSample(both, table.blank_learner(), 0, -1, 0),)))
     assert metrics["episodes_per_s"] == 3.0
 
 
@@ -125,7 +123,7 @@ def test_a_learner_s_number_is_known_when_its_row_says():
     learner = {**table.blank_learner(), **{row.name: 7.0 for row in rows.values()}}
 
     def known(**changes):
-        metrics = Rates(1, table=table).read(CounterSample.of_one(0.0, (), learner | changes, 0, -1, 16))
+        metrics = Rates(1, table=table).read(CounterSample(0.0, (GroupSample((), learner | changes, 0, -1, 16),)))
         return {need for need, row in rows.items() if metrics[row.name] == 7.0}
 
     assert known() == {Needs.NOTHING}

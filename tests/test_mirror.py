@@ -1,6 +1,5 @@
 """The mirror of replay on the learner's device against the ring: same rows, none torn, whatever the order of work."""
 
-import os
 
 import numpy as np
 import pytest
@@ -9,8 +8,7 @@ from harness import PATIENCE_S
 from test_ring import put, ring_of, wait_for, writer_process
 
 from spreeze.errors import TransportError
-from spreeze.transport.replay_reader import ReplayReader
-from spreeze.transport.replay_ring import ShardWriter, row_checksum
+from spreeze.transport.replay_ring import ReplayReader, ShardWriter, row_checksum
 from spreeze.types import RowLayout
 from spreeze.workers.learn import gpu_replay as mirror_module
 from spreeze.workers.learn.gpu_replay import GpuReplay, StreamEvent, gpu_replay_bytes
@@ -123,7 +121,6 @@ def test_a_shard_taken_over_from_a_dead_writer_gives_only_whole_rows():
         ring.rows[0] = -1.0
         mirror.pull()
         assert numbers(mirror) <= set(range(20, 64))
-        ring.takeover(0, os.getpid())
         put(ShardWriter(ring, 0), 64, 4)
         mirror.pull()
         assert numbers(mirror) <= set(range(20, 68))

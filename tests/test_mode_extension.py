@@ -11,14 +11,14 @@ from spreeze.config.algorithms import check_algorithm
 from spreeze.config.layers import Layer, resolve
 from spreeze.config.modes import DECLARED, Wiring, find_mode, modes, recorded, wiring_of
 from spreeze.errors import ConfigError
-from spreeze.modes.load import load_mode
+from spreeze.modes import load_mode
 from spreeze.tuner.run import check_tunable
 from spreeze.types import EnvSpec
 
 NAME, MODULE = "made-up", "made_up_mode"
 SOURCE = f'''
 from spreeze.config.modes import Mode, Stage, Wiring, find_mode
-from spreeze.modes.load import load_mode
+from spreeze.modes import load_mode
 
 STAGES = (Stage(title="Made-up samplers", split="sampler", items=("samplers", "env_rate")),
           Stage(title="Made-up learner", split="learner", items=("update_rate",)))

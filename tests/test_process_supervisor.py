@@ -5,14 +5,16 @@ import json
 import os
 import resource
 import signal
+import subprocess
+import sys
 
 import pytest
-from harness import PATIENCE_S
+from harness import PATIENCE_S, poll
 
 from spreeze.errors import WorkerError
 from spreeze.metrics.table import DEADLINE_S, Phase
 from spreeze.runtime.launcher import RunContext, WorkerSpec
-from spreeze.runtime.supervisor import ProcessSupervisor
+from spreeze.runtime.supervisor import ProcessSupervisor, private_memory_bytes, tree_memory_bytes
 from spreeze.transport import status_table as words
 from spreeze.transport.status_table import StatusTable
 from spreeze.workers.roles import ROLES, Address
@@ -69,7 +71,7 @@ class Stage:
         run_context = RunContext(run_dir=tmp_path, status_fd=-1, status_rows=len(ROWS), nonce="x")
         self.workers = ProcessSupervisor(
             run_context, self.status, on_event=lambda level, text: self.events.append(f"{level}: {text}"),
-            takeover=lambda spec: self.order.append(f"takeover {spec.name}"), launcher=self, clock=lambda: self.now,
+            launcher=self, clock=lambda: self.now,
         )  # fmt: skip
         for name in roles:
             role, _, index = name.partition("-")
@@ -79,6 +81,8 @@ class Stage:
     def start(self, spec, run_context):
         if self.refuse:
             raise OSError("no more processes")
+        before = [child for child in self.started if child.spec.name == spec.name]
+        assert all(child.code is not None or child.undying for child in before), "two processes of one worker"
         self.order.append(f"start {spec.name}")
         self.started.append(FakeChild(spec, 100 + len(self.started)))
         self.started[-1].clock = self
@@ -120,7 +124,7 @@ def stage(tmp_path):
         made.close()
 
 
-def test_a_dead_sampler_is_taken_over_before_it_is_started_again_and_counted(stage):
+def test_a_dead_sampler_is_started_again_and_counted(stage):
     scene = stage("sampler-0", "sampler-1", "learner")
     scene.order.clear()
     dead = scene.child("sampler-0")
@@ -128,7 +132,7 @@ def test_a_dead_sampler_is_taken_over_before_it_is_started_again_and_counted(sta
     dead.code = -signal.SIGSEGV
     scene.workers.watch()
     scene.workers.watch()
-    assert scene.order == ["takeover sampler-0", "start sampler-0"]
+    assert scene.order == ["start sampler-0"]
     assert scene.workers.restarts == 1
     assert scene.workers.alive(ROLES["sampler"]) == 2
     assert "ended by SIGSEGV in phase STEP; restarting now" in scene.events[0]
@@ -406,7 +410,6 @@ def test_a_hung_worker_that_does_not_die_is_left_and_another_takes_its_place(sta
     assert "sampler-0 (process 100) does not end on SIGKILL" in scene.events[0]
     assert "sampler-0 silent for 6 s in phase STEP" in scene.events[1]
     assert not [event for event in scene.events if "slept" in event], "waiting for it was no sleep of the machine"
-    assert scene.order.index("takeover sampler-0") < scene.order.index("start sampler-0", 3)
 
 
 def test_hurry_kills_at_once(stage):
@@ -434,3 +437,12 @@ def _fail_again_and_again(scene, name):
         if (child := scene.child(name)) is not None:
             child.code = 1
         scene.pass_time(1.0, [("sampler-0", Phase.STEP), ("sampler-1", Phase.STEP)])
+
+
+def test_memory_counts_what_a_worker_started():
+    child = "x = bytes(range(256)) * 200_000; input()"
+    code = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {child!r}])"
+    with subprocess.Popen([sys.executable, "-c", code + "; input()"], stdin=subprocess.PIPE) as process:
+        poll(lambda: tree_memory_bytes(process.pid) > 50_000_000, what="the child's memory")
+        assert private_memory_bytes(process.pid) < 50_000_000
+    assert tree_memory_bytes(process.pid) == 0

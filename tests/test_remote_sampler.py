@@ -5,13 +5,13 @@ import contextlib
 import numpy as np
 import pytest
 from harness import poll
-from test_contract_transitions import SOCKETS, Remote, arrived, batch
+from test_contract_transitions import Remote, arrived, batch
 
 from spreeze.envs.task import make_task
 from spreeze.metrics.table import Phase
 from spreeze.runtime.launcher import FRESH, RunContext, WorkerSpec
 from spreeze.transport import status_table as words
-from spreeze.transport.replay_reader import ReplayReader
+from spreeze.transport.replay_ring import ReplayReader
 from spreeze.transport.status_table import STOP, StatusTable
 from spreeze.types import RowLayout
 from spreeze.workers.roles import Address
@@ -28,9 +28,8 @@ def spec():
 class Scene(Remote):
     """A ring behind a gateway, and a sampler that knows nothing but the gateway's address."""
 
-    def __init__(self, folder, spec, kind, least=0.0):
-        address = f"unix:{folder}/gateway" if kind == "unix socket" else "tcp:127.0.0.1:0"
-        super().__init__(folder, RowLayout.of(spec, checksum=True), address)
+    def __init__(self, folder, spec, least=0.0):
+        super().__init__(folder, RowLayout.of(spec, checksum=True), f"unix:{folder}/gateway")
         self.folder, self.status, self.child = folder, StatusTable.create(1), None
         (folder / "logs").mkdir()
         self.job = SamplerJob(
@@ -75,9 +74,8 @@ def check(place, rows):
     return int((next_obs[:-1] != obs[1:]).any(axis=1).sum())
 
 
-@pytest.mark.parametrize("kind", SOCKETS)
-def test_a_remote_sampler_and_its_gateway_are_killed_and_no_row_is_torn(kind, tmp_path, spec):
-    with scene(tmp_path, spec, kind) as place:
+def test_a_remote_sampler_and_its_gateway_are_killed_and_no_row_is_torn(tmp_path, spec):
+    with scene(tmp_path, spec) as place:
         first, reader = 0, ReplayReader(place.ring)
         for kills in range(3):
             place.spawn()
@@ -96,7 +94,7 @@ def test_a_remote_sampler_and_its_gateway_are_killed_and_no_row_is_torn(kind, tm
 
 
 def test_a_remote_sampler_is_held_by_the_rate_limiter_and_stops_when_told(tmp_path, spec):
-    with scene(tmp_path, spec, "unix socket", least=8.0) as place:
+    with scene(tmp_path, spec, least=8.0) as place:
         def held_after():
             return place.status.control(0)[words.PHASE] == Phase.WAIT and place.ring.total_committed()
 

@@ -8,8 +8,7 @@ from time import perf_counter
 
 from spreeze.bench import Row, row
 from spreeze.config.schema import PARTS, AlgorithmConfig
-from spreeze.transport.replay_reader import open_reader
-from spreeze.transport.replay_ring import ReplayRing, RingSpec
+from spreeze.transport.replay_ring import ReplayReader, ReplayRing, RingSpec
 from spreeze.types import EnvSpec, RowLayout
 from spreeze.workers.learn.replay_trainer import ReplayTrainer
 from spreeze.workers.learn.torch_devices import HostWaits, learner_threads, products_in, resolve_device, synchronise
@@ -44,7 +43,7 @@ def learner_rows(
         with products_in(precision, device), learner_threads(spec, threads, device) as pair:
             for batch_size in batch_sizes:
                 trainer = ReplayTrainer(
-                    spec, algo, config, layout, open_reader(ring), batch_size=batch_size, device=device, seed=0,
+                    spec, algo, config, layout, ReplayReader(ring), batch_size=batch_size, device=device, seed=0,
                     normalize_obs=False, pair=pair, overlap=overlap, mirror=True, updates_per_launch=updates_per_launch,
                 )
                 rows += _measured(trainer, repeats, repeat_s, device, {

@@ -26,8 +26,7 @@ from spreeze.machine.output import stdout_to_stderr
 from spreeze.run_directory import SUBDIRECTORIES
 from spreeze.runtime.plan import RunPlan
 from spreeze.transport import status_table as words
-from spreeze.transport.replay_reader import open_reader
-from spreeze.transport.replay_ring import ReplayRing, ShardWriter
+from spreeze.transport.replay_ring import ReplayReader, ReplayRing, ShardWriter
 from spreeze.transport.status_table import StatusTable
 from spreeze.transport.weights import WeightsStore
 from spreeze.workers.context import WorkerContext
@@ -101,8 +100,9 @@ class _Pair(NamedTuple):
 def publish_policy(plan: RunPlan, run_dir: Path) -> None:
     """Weights of an untrained policy, published as the learner does."""
     with contextlib.closing(ReplayRing.create(plan.ring_spec())) as ring:
-        learning = ReplayTrainer(plan.spec, plan.config.run.algo, plan.config.algorithm, plan.layout, open_reader(ring),
-                            batch_size=64, device="cpu", seed=1, normalize_obs=plan.config.env.normalize_obs)
+        learning = ReplayTrainer(plan.spec, plan.config.run.algo, plan.config.algorithm, plan.layout,
+                            ReplayReader(ring), batch_size=64, device="cpu", seed=1,
+                            normalize_obs=plan.config.env.normalize_obs)
         arrays, meta = learning.policy()
         WeightsStore(run_dir / "weights").publish(arrays, meta, 1, 1)
 

@@ -31,7 +31,7 @@ from spreeze.envs.probe import Probe, probe_env
 from spreeze.errors import ConfigError, ResourceError, RunError
 from spreeze.machine.hardware import Machine, check_precision, named_devices, read_machine
 from spreeze.machine.output import complain, emit, say
-from spreeze.modes.load import load_mode
+from spreeze.modes import load_mode
 from spreeze.run_directory import (
     RunDir,
     find_run,

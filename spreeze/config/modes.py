@@ -1,7 +1,7 @@
 """The modes: one declaration each. Config, tuner and page read this table; nothing of a mode is imported for it.
 
 A module that ``--import`` names may declare more of them, as its own ``MODES``. To add a mode that comes with Spreeze,
-write its declaration here and its module, which has ``run_mode`` (see ``spreeze.modes.load``).
+write its declaration here and its module, which has ``run_mode`` (see ``spreeze.modes``).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Wiring:
     in_turns: bool = False
     """Collecting and learning take turns in the run's own process; else they are processes that work at once."""
     lag: int | None = None
-    """Intervals between the policy that collects and the one that learns from its data; None: there is replay."""
+    """Rollouts between the policy that collects and the one that learns from its data; None: there is replay."""
     inference_workers: bool = False
     """``rollout.inference_workers`` processes may infer for the samplers."""
     several_learners: bool = False
@@ -76,7 +76,7 @@ REPLAY_STAGES = (
 )
 ROLLOUT_STAGES = (
     Stage(title="Samplers", split="sampler", items=("samplers", "env_rate")),
-    Stage(title="Storages", items=("ratio", "lag_intervals")),
+    Stage(title="Storages", items=("ratio", "lag_rollouts")),
     Stage(title="Learner", split="learner", items=("update_rate", "frame_rate")),
 )
 REPLAY_KNOBS = (

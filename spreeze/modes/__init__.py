@@ -3,13 +3,12 @@
 *spreeze*: samplers write replay and the learner draws from it; they wait only for the band of samples per
 insert. ``run.learners`` of these can run side by side.
 
-*hts* (HTS-RL): samplers step environments; inference workers, if any are asked for, choose actions for the
-observations that have arrived; the learner works on the previous rollout. Two slots in shared memory are swapped only
-when one is full and the other used up, so a policy lags by exactly one rollout, which is asserted. Random numbers are
-counter-based (seed, environment, episode, step), and inference works in tiles of a fixed height. So trajectories,
-parameters and optimiser are the same bits for any number of inference workers, any timing, and across a resume, as long
-as the learner is on the CPU. Without inference workers, the default, samplers compute their own actions; an env step
-then costs half as much.
+*hts* (HTS-RL): samplers step environments, inference workers, if asked for, choose their actions, and the learner works
+on the previous rollout. Two slots in shared memory are swapped only when one is full and the other used up, so a policy
+lags by exactly one rollout. Random numbers are counter-based (seed, environment, episode, step), and inference works in
+tiles of a fixed height. So trajectories, parameters and optimiser are the same bits for any number of inference
+workers, any timing, and across a resume, as long as the learner is on the CPU: a GPU may sum in another order each
+time. Without inference workers, the default, an env step costs half as much.
 
 The successor of a killed sampler repeats the episode's actions and continues; if the observation differs, the run ends
 with an error that the environment is not repeatable. A step that raises or gives NaN is not stored (see
@@ -17,3 +16,30 @@ with an error that the environment is not repeatable. A step that raises or give
 
 *serial*: the same parts in one process, one after the other.
 """
+
+from __future__ import annotations
+
+import importlib
+from typing import Protocol
+
+from spreeze.config.modes import Mode
+from spreeze.run_directory import RunDir
+from spreeze.runtime.interrupts import Interrupts
+from spreeze.runtime.launcher import FRESH, Launcher
+from spreeze.runtime.plan import RunPlan
+from spreeze.runtime.recorder import Outcome, View
+
+
+class ModeModule(Protocol):
+    """Interface of a mode's module."""
+
+    def run_mode(
+        self, plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts, launcher: Launcher = FRESH
+    ) -> Outcome:
+        """Runs to the end and releases everything; ``launcher`` starts the workers, if there are any."""
+
+
+def load_mode(mode: Mode) -> ModeModule:
+    """Imports the module of a mode, only when needed, since it may load torch."""
+    module: ModeModule = importlib.import_module(mode.module)
+    return module

@@ -1,9 +1,6 @@
 """The HTS-RL mode: samplers and inference workers fill one rollout storage while the learner learns from the other.
 
 The synchronous baseline with several samplers is the same wiring with a lag of 0: rollout and learning take turns.
-
-Results are the same bits for any number of inference workers and any timing, as long as the learner is on the CPU: a
-GPU may sum in another order each time.
 """
 
 from __future__ import annotations
@@ -12,17 +9,16 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from spreeze.errors import CheckpointError, ConfigError, ResourceError
 from spreeze.run_directory import RunDir
 from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.launcher import FRESH, Launcher, WorkerSpec
 from spreeze.runtime.plan import RunPlan
-from spreeze.runtime.rates import CounterSample
-from spreeze.runtime.recorder import Outcome, Recorder, View
-from spreeze.runtime.run_workers import Wired, memory_limit_bytes, read_group, run_workers, watcher_specs
+from spreeze.runtime.recorder import CounterSample, Outcome, Recorder, View
+from spreeze.runtime.supervisor import Wired, memory_limit_bytes, read_group, run_workers, watcher_specs
 from spreeze.transport import status_table as words
 from spreeze.transport.checkpoint import CheckpointStore
 from spreeze.transport.rollouts import Handover, InferenceMailbox, Rollouts, put_back
@@ -35,8 +31,7 @@ from spreeze.workers.roles import Address
 from spreeze.workers.rollout_sampler import RolloutSamplerJob
 
 
-@dataclass(frozen=True, kw_only=True)
-class Memory:
+class Memory(NamedTuple):
     """Shared memory of an on-policy run, owned by this process."""
 
     rollouts: Rollouts
@@ -53,12 +48,7 @@ class Memory:
 def run_mode(
     plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts, launcher: Launcher = FRESH
 ) -> Outcome:
-    """Trains until a stop condition or an interrupt.
-
-    Raises:
-        ResourceError: no room for the rollout storages; nothing was started.
-        ConfigError: a resumed run's checkpoint does not fit.
-    """
+    """Trains until a stop condition or an interrupt."""
     with open_memory(plan, run_dir.path) as memory:
         plan = from_interval(plan, memory.rollouts)
         recorder = Recorder(plan, run_dir, view)
@@ -71,22 +61,20 @@ def _wired(plan: RunPlan, run_dir: Path, memory: Memory, recorder: Recorder) -> 
     first_watcher = plan.samplers + plan.inference_workers + 1
     first_interval, first_updates = memory.rollouts.interval, memory.updates
     with open_wakeups(plan) as wakeups, contextlib.closing(StatusTable.create(first_watcher + 2)) as status:
-        specs = worker_specs(plan, run_dir, memory, wakeups, recorder.started_s)
-        specs |= watcher_specs(plan, run_dir, first_watcher)
+        specs = (worker_specs(plan, run_dir, memory, wakeups, recorder.started_s)
+                 | watcher_specs(plan, run_dir, first_watcher))
 
         def read() -> CounterSample:
             """Reads all counters; at the end only whole rollouts count, since a resume collects the rest again."""
-            group = read_group(status, specs, 0)
             collected = (memory.rollouts.interval - first_interval) * memory.rollouts.spec.rows
+            group = read_group(status, specs, 0, inserted=collected, baseline_inserted=0)
             if status.header[words.STOP]:
                 for sampler in group.samplers:
                     sampler["env_steps"] = collected / plan.samplers
             sampled = int(max(0.0, group.learner["updates"] - first_updates)) * plan.batch_size
-            group = dataclasses.replace(group, inserted=collected, baseline_inserted=0, sampled=sampled)
-            return CounterSample(time.monotonic(), (group,))
+            return CounterSample(time.monotonic(), (dataclasses.replace(group, sampled=sampled),))
 
-        yield Wired(status=status, specs=specs, read=read,
-                    learning_began=lambda: memory.rollouts.interval > first_interval)
+        yield Wired(status=status, specs=specs, read=read)
 
 
 def from_interval(plan: RunPlan, rollouts: Rollouts) -> RunPlan:
@@ -99,21 +87,15 @@ def from_interval(plan: RunPlan, rollouts: Rollouts) -> RunPlan:
 def open_memory(plan: RunPlan, run_dir: Path) -> Iterator[Memory]:
     """Opens storages and buffers, restored from the last checkpoint if there is one.
 
-    Raises:
-        ResourceError: no room.
-        ConfigError: the checkpoint does not fit the settings.
+    Raises a ResourceError if there is no room, a ConfigError if the checkpoint does not fit the settings.
     """
     spec = plan.rollout_spec()
     with contextlib.ExitStack() as stack:
-        rollouts = Rollouts.create(spec)
-        stack.callback(rollouts.close)
-        mailbox = InferenceMailbox.create(spec)
-        stack.callback(mailbox.close)
-        policies = VersionedParameters.create()
-        stack.callback(policies.close)
-        states = VersionedParameters.create()
-        stack.callback(states.close)
-        memory = Memory(rollouts=rollouts, mailbox=mailbox, handover=Handover(policies=policies, states=states))
+        rollouts = stack.enter_context(contextlib.closing(Rollouts.create(spec)))
+        mailbox = stack.enter_context(contextlib.closing(InferenceMailbox.create(spec)))
+        policies = stack.enter_context(contextlib.closing(VersionedParameters.create()))
+        states = stack.enter_context(contextlib.closing(VersionedParameters.create()))
+        memory = Memory(rollouts, mailbox, Handover(policies=policies, states=states))
         checkpoint = CheckpointStore(run_dir / "checkpoints").load_latest() if plan.earlier.sessions else None
         if checkpoint is not None:
             try:
@@ -123,8 +105,7 @@ def open_memory(plan: RunPlan, run_dir: Path) -> Iterator[Memory]:
         yield memory
 
 
-@dataclass(frozen=True, kw_only=True)
-class Wakeups:
+class Wakeups(NamedTuple):
     """One for each worker that can sleep."""
 
     samplers: tuple[Wakeup, ...]
@@ -134,25 +115,14 @@ class Wakeups:
 
 @contextlib.contextmanager
 def open_wakeups(plan: RunPlan) -> Iterator[Wakeups]:
-    """A wakeup for each worker of the plan.
-
-    Raises:
-        ResourceError: too few descriptors.
-    """
+    """A wakeup for each worker of the plan; a ResourceError if there are too few descriptors."""
+    samplers, workers = plan.samplers, plan.samplers + plan.inference_workers
     with contextlib.ExitStack() as stack:
-        def made(count: int) -> tuple[Wakeup, ...]:
-            wakeups = []
-            for _ in range(count):
-                wakeups.append(Wakeup.create())
-                stack.callback(wakeups[-1].close)
-            return tuple(wakeups)
-
         try:
-            wakeups = Wakeups(samplers=made(plan.samplers), inference_workers=made(plan.inference_workers),
-                              learner=made(1)[0])
+            made = [stack.enter_context(contextlib.closing(Wakeup.create())) for _ in range(workers + 1)]
         except OSError as error:
-            raise ResourceError(f"no descriptors for {plan.samplers} samplers: {error}; raise ulimit -n") from None
-        yield wakeups
+            raise ResourceError(f"no descriptors for {samplers} samplers: {error}; raise ulimit -n") from None
+        yield Wakeups(tuple(made[:samplers]), tuple(made[samplers:workers]), made[workers])
 
 
 def _fds(*wakeups: Wakeup) -> tuple[int, ...]:
@@ -164,21 +134,28 @@ def worker_specs(
 ) -> dict[str, WorkerSpec]:
     """Learner, samplers and inference workers, in starting order: slowest imports first."""
     job, limit = learner_job(plan, run_dir, memory, run_started_s, wakeups), memory_limit_bytes(plan)
-    shared = (memory.rollouts.fd, memory.mailbox.fd, *memory.handover.policies.fds,
+    part, sampling, rollouts = plan.config.rollout, plan.config.sampling, memory.rollouts
+    shared = (rollouts.fd, memory.mailbox.fd, *memory.handover.policies.fds,
               *_fds(*wakeups.samplers, *wakeups.inference_workers, wakeups.learner))
     specs = [WorkerSpec(address=Address("learner"), body="rollout-learner", row=plan.samplers + plan.inference_workers,
                         job=job.to_json(), threads=job.threads, inherited_fds=(*shared, *memory.handover.states.fds))]
-    specs += [
-        WorkerSpec(address=Address("rollout-sampler", index=index), row=index, inherited_fds=shared,
-                   job=sampler_job(plan, memory, wakeups, index).to_json(), memory_limit_bytes=limit,
-                   step_deadline_s=plan.config.sampling.step_deadline_s)
-        for index in range(plan.samplers)
-    ]
+    for index in range(plan.samplers):
+        sampler = RolloutSamplerJob(
+            spec=plan.spec, index=index, seed=plan.config.run.seed, num_envs=part.envs_per_sampler,
+            step_synchronous=plan.lag == 0 and part.synchrony == "step", num_inference_workers=plan.inference_workers,
+            nan_policy=sampling.nan_policy, rollouts=rollouts.spec, rollouts_fd=rollouts.fd,
+            mailbox_fd=memory.mailbox.fd, policy_fds=memory.handover.policies.fds,
+            sampler_wakeup_fds=_fds(*wakeups.samplers), inference_wakeup_fds=_fds(*wakeups.inference_workers),
+            learner_wakeup_fds=_fds(wakeups.learner),
+        )
+        specs.append(WorkerSpec(
+            address=Address("rollout-sampler", index=index), row=index, job=sampler.to_json(), inherited_fds=shared,
+            step_deadline_s=sampling.step_deadline_s, memory_limit_bytes=limit,
+        ))
     for index in range(plan.inference_workers):
         worker = InferenceWorkerJob(
-            index=index, num_inference_workers=plan.inference_workers,
-            envs_per_sampler=plan.config.rollout.envs_per_sampler,
-            rollouts=memory.rollouts.spec, rollouts_fd=memory.rollouts.fd, mailbox_fd=memory.mailbox.fd,
+            index=index, num_inference_workers=plan.inference_workers, envs_per_sampler=part.envs_per_sampler,
+            rollouts=rollouts.spec, rollouts_fd=rollouts.fd, mailbox_fd=memory.mailbox.fd,
             policy_fds=memory.handover.policies.fds, wakeup_fds=_fds(wakeups.inference_workers[index]),
             sampler_wakeup_fds=_fds(*wakeups.samplers),
         )
@@ -187,32 +164,20 @@ def worker_specs(
     return {spec.name: spec for spec in specs}
 
 
-def sampler_job(plan: RunPlan, memory: Memory, wakeups: Wakeups, index: int) -> RolloutSamplerJob:
-    part = plan.config.rollout
-    return RolloutSamplerJob(
-        spec=plan.spec, index=index, seed=plan.config.run.seed, num_envs=part.envs_per_sampler,
-        step_synchronous=plan.lag == 0 and part.synchrony == "step", num_inference_workers=plan.inference_workers,
-        nan_policy=plan.config.sampling.nan_policy,
-        rollouts=memory.rollouts.spec, rollouts_fd=memory.rollouts.fd, mailbox_fd=memory.mailbox.fd,
-        policy_fds=memory.handover.policies.fds, sampler_wakeup_fds=_fds(*wakeups.samplers),
-        inference_wakeup_fds=_fds(*wakeups.inference_workers), learner_wakeup_fds=_fds(wakeups.learner),
-    )
-
-
 def learner_job(
     plan: RunPlan, run_dir: Path, memory: Memory, run_started_s: float, wakeups: Wakeups | None = None
 ) -> OnPolicyLearnerJob:
     """The learner's job; without ``wakeups`` for a learner in this process."""
-    config, lag = plan.config, plan.lag or 0
+    config, learner, lag = plan.config, plan.config.learner, plan.lag or 0
     return OnPolicyLearnerJob(
         run_dir=str(run_dir), spec=plan.spec, algo=config.run.algo, algorithm=plan.algorithm_fields(),
         correction=config.rollout.correction if lag else "on-policy", lag=lag, seed=config.run.seed,
-        threads=config.learner.threads, device=config.learner.device, normalize_obs=config.env.normalize_obs,
-        batch_size=plan.batch_size, publish_interval_s=config.learner.publish_interval_s,
-        checkpoint_interval_s=config.learner.checkpoint_interval_s, fingerprint=config.rollout.fingerprint,
+        threads=learner.threads, device=learner.device, normalize_obs=config.env.normalize_obs,
+        batch_size=plan.batch_size, publish_interval_s=learner.publish_interval_s,
+        checkpoint_interval_s=learner.checkpoint_interval_s, fingerprint=config.rollout.fingerprint,
         max_updates=config.stop.updates, max_env_steps=config.stop.env_steps, rollouts=memory.rollouts.spec,
         rollouts_fd=memory.rollouts.fd, policy_fds=memory.handover.policies.fds, state_fds=memory.handover.states.fds,
         sampler_wakeup_fds=_fds(*wakeups.samplers) if wakeups else (),
-        wakeup_fds=_fds(wakeups.learner) if wakeups else (),
-        run_started_s=run_started_s, wall_base_s=plan.earlier.wall_s,
+        wakeup_fds=_fds(wakeups.learner) if wakeups else (), run_started_s=run_started_s,
+        wall_base_s=plan.earlier.wall_s,
     )

@@ -1,8 +1,8 @@
-"""The serial mode: the same parts in one process, one after the other.
+"""The serial mode: the same parts in one process, for debugging, repeatable runs, and as a baseline.
 
-For debugging, repeatable runs, and as a baseline of the asynchronous modes. Off-policy, each step of the
-environments is followed by the updates that are due: one per env step, as serial trainers do (samples per insert =
-batch size), kept within the configured band. On-policy, a rollout is collected, then learned from.
+Off-policy, each step of the environments is followed by the updates that are due: one per env step, as serial trainers
+do (samples per insert = batch size), kept within the configured band. On-policy, a rollout is collected, then learned
+from.
 """
 
 from __future__ import annotations
@@ -25,10 +25,8 @@ from spreeze.run_directory import RunDir
 from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.launcher import FRESH, Launcher
 from spreeze.runtime.plan import RunPlan
-from spreeze.runtime.rates import CounterSample
-from spreeze.runtime.recorder import SAMPLE_S, Outcome, Recorder, View
-from spreeze.transport.replay_reader import open_reader
-from spreeze.transport.replay_ring import ReplayRing, ShardWriter
+from spreeze.runtime.recorder import SAMPLE_S, CounterSample, GroupSample, Outcome, Recorder, View
+from spreeze.transport.replay_ring import ReplayReader, ReplayRing, ShardWriter
 from spreeze.transport.weights import encode
 from spreeze.workers.evaluator import Evaluation, EvaluatorJob
 from spreeze.workers.inference_worker import RolloutPolicy
@@ -46,12 +44,7 @@ _FINAL_EVALUATION_S = 6.0
 def run_mode(
     plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts, launcher: Launcher = FRESH
 ) -> Outcome:
-    """Trains in this process until a stop condition or an interrupt; on-policy with several samplers, runs hts.
-
-    Raises:
-        ResourceError: no room for replay or rollouts.
-        ConfigError: a resumed run's checkpoint does not fit.
-    """
+    """Trains in this process until a stop condition or an interrupt; on-policy with several samplers, runs hts."""
     on_policy = plan.config.on_policy is not None
     if on_policy and plan.samplers > 1:
         return hts.run_mode(plan, run_dir, view, interrupts, launcher)
@@ -59,8 +52,7 @@ def run_mode(
     with contextlib.ExitStack() as stack:
         memory = stack.enter_context(hts.open_memory(plan, run_dir.path)) if on_policy else None
         plan = plan if memory is None else hts.from_interval(plan, memory.rollouts)
-        recorder = Recorder(plan, run_dir, view)
-        stack.callback(recorder.close)
+        recorder = stack.enter_context(contextlib.closing(Recorder(plan, run_dir, view)))
         stack.enter_context(stdout_to_stderr())
         recorder.outcome.device = device = resolve_device(learner.device)
         if memory is None:
@@ -70,8 +62,7 @@ def run_mode(
         if memory is not None:
             serial.run(_Rollouts(serial, memory))
         else:
-            ring = ReplayRing.create(plan.ring_spec())
-            stack.callback(ring.close)
+            ring = stack.enter_context(contextlib.closing(ReplayRing.create(plan.ring_spec())))
             load_saved_replay(plan, run_dir.path, ring)
             serial.run(_Replay(serial, ring, pair))
     return recorder.outcome
@@ -99,14 +90,23 @@ class _Serial:
 
     def run(self, data: _Replay | _Rollouts) -> None:
         """Runs the loop to the end of the run."""
-        self._data = data
+        self._data, recorder = data, self.recorder
         try:
             while (reason := self._stop_reason()) is None:
                 data.collect()
                 data.learn()
-                self._chores()
-            self.recorder.outcome.stopped_by = reason
-            self._finish()
+                self.sample()
+                if data.files.is_new and time.monotonic() >= self._next_evaluation_s:
+                    self._evaluate()
+                if time.monotonic() >= self._next_checkpoint_s:
+                    self._checkpoint()
+            self._ending, recorder.outcome.stopped_by = True, reason
+            recorder.sample(self._counters(), pids=None, state="stopping")
+            recorder.finish()
+            recorder.outcome.parameters_sha256 = data.trainer.parameters_sha256()
+            self._checkpoint()
+            if data.files.is_new and not self.interrupts.urgent:
+                self._evaluate(final=True)
         finally:
             data.envs.close()
             self._evaluation.drop_environments()
@@ -134,32 +134,12 @@ class _Serial:
     def _counters(self) -> CounterSample:
         data = self._data
         counts, (env_steps, inserted, baseline, sampled) = data.envs.counts, data.flow(ending=self._ending)
-        sampler = {
-            "env_steps": env_steps, "episodes": counts.episodes, "episode_return": counts.episode_return or 0.0,
-            "episode_length": counts.episode_length or 0.0, "rows_refused": counts.rows_refused,
-            "env_errors": counts.env_errors, "policy_version": data.trainer.updates, "policy_s": counts.policy_s,
-            "env_s": counts.env_s, "write_s": counts.write_s, "wait_s": 0.0,
-        }
+        same = ("episodes", "episode_return", "episode_length", "rows_refused", "env_errors", "policy_s", "env_s",
+                "write_s")
+        sampler = {name: getattr(counts, name) or 0.0 for name in same}
+        sampler |= {"env_steps": env_steps, "policy_version": data.trainer.updates, "wait_s": 0.0}
         learner = data.trainer.numbers(wait_s=0.0, publish_s=self._evaluations_s + data.refresh_s)
-        return CounterSample.of_one(t_s=time.monotonic(), samplers=(sampler,), learner=learner, inserted=inserted,
-                             baseline_inserted=baseline, sampled=sampled)
-
-    def _chores(self) -> None:
-        self.sample()
-        if self._data.files.is_new and time.monotonic() >= self._next_evaluation_s:
-            self._evaluate()
-        if time.monotonic() >= self._next_checkpoint_s:
-            self._checkpoint()
-
-    def _finish(self) -> None:
-        """Last sample, summary, checkpoint; evaluates the last weights if still needed and no stop is urgent."""
-        self._ending = True
-        self.recorder.sample(self._counters(), pids=None, state="stopping")
-        self.recorder.finish()
-        self.recorder.outcome.parameters_sha256 = self._data.trainer.parameters_sha256()
-        self._checkpoint()
-        if self._data.files.is_new and not self.interrupts.urgent:
-            self._evaluate(final=True)
+        return CounterSample(time.monotonic(), (GroupSample((sampler,), learner, inserted, baseline, sampled),))
 
     def _evaluate(self, *, final: bool = False) -> None:
         """Evaluates the newest weights, for at most ``evaluation.cpu_share`` of the time."""
@@ -169,14 +149,16 @@ class _Serial:
         def should_stop() -> bool:
             return self.interrupts.count >= patience or (final and time.monotonic() - start > _FINAL_EVALUATION_S)
 
+        def warn(text: str) -> None:
+            self.recorder.event("warning", text)
+
         try:
             weights = self._data.files.publish()
         except (OSError, WeightsError) as error:
-            self.recorder.event("warning", f"weights not published, the last good ones stay: {error}")
+            warn(f"weights not published, the last good ones stay: {error}")
         else:
             data = encode(weights.arrays, weights.meta, weights.epoch, weights.version)
-            record = self._evaluation.attempt(weights, data, should_stop, partial=final,
-                                              on_failure=lambda text: self.recorder.event("warning", text))
+            record = self._evaluation.attempt(weights, data, should_stop, partial=final, on_failure=warn)
             if record is not None:
                 self.recorder.evaluation(record, final=final)
             elif final and self.interrupts.count < patience:
@@ -215,12 +197,12 @@ class _Replay:
             nan_policy=config.sampling.nan_policy, make_vector=vector_maker(plan.spec), tell=recorder.env_error,
         )
         self.trainer = ReplayTrainer(
-            plan.spec, config.run.algo, config.algorithm, plan.layout, open_reader(ring),
+            plan.spec, config.run.algo, config.algorithm, plan.layout, ReplayReader(ring),
             batch_size=config.learner.batch_size, device=resolve_device(config.learner.device), seed=config.run.seed,
             normalize_obs=config.env.normalize_obs, pair=pair, overlap=config.learner.overlap,
         )
-        self._ratio = min(max(float(config.learner.batch_size), config.replay.samples_per_insert_min),
-                          config.replay.samples_per_insert_max)
+        least, most = config.replay.samples_per_insert_min, config.replay.samples_per_insert_max
+        self._ratio = min(max(float(config.learner.batch_size), least), most)
         self._policy: Policy | None = None
         self.refresh_s = 0.0
         self.files = serial.files(self.trainer, self.env_steps)

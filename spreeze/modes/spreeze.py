@@ -7,7 +7,6 @@ seed ``run.seed`` + its number. Groups exchange nothing.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,11 +16,9 @@ from spreeze.runtime.cpu_governor import GovernorLoop
 from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.launcher import FRESH, Launcher, WorkerSpec
 from spreeze.runtime.plan import RunPlan, split_evenly
-from spreeze.runtime.rates import CounterSample, GroupSample
-from spreeze.runtime.recorder import Outcome, Recorder, View
-from spreeze.runtime.run_workers import Wired, memory_limit_bytes, read_group, run_workers, watcher_specs
-from spreeze.transport.checkpoint import CheckpointStore
-from spreeze.transport.checkpoint import load_replay as load_replay
+from spreeze.runtime.recorder import CounterSample, Outcome, Recorder, View
+from spreeze.runtime.supervisor import Wired, memory_limit_bytes, read_group, run_workers, watcher_specs
+from spreeze.transport.checkpoint import CheckpointStore, load_replay
 from spreeze.transport.replay_ring import ReplayRing
 from spreeze.transport.status_table import StatusTable
 from spreeze.workers.jobs import LearnerJob
@@ -35,11 +32,7 @@ _SESSION_SEEDS = 1000
 def run_mode(
     plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts, launcher: Launcher = FRESH
 ) -> Outcome:
-    """Trains until a stop condition or an interrupt.
-
-    Raises:
-        ResourceError: no room for replay; nothing was started.
-    """
+    """Trains until a stop condition or an interrupt; a ResourceError if there is no room for replay."""
     recorder = Recorder(plan, run_dir, view)
     return run_workers(plan, run_dir, recorder, interrupts, launcher, _wired(plan, run_dir.path, recorder))
 
@@ -49,18 +42,13 @@ def _wired(plan: RunPlan, run_dir: Path, recorder: Recorder) -> Iterator[Wired]:
     with open_memory(plan, run_dir, len(status_rows(plan.samplers, plan.learners))) as (status, rings):
         specs = worker_specs(plan, run_dir, rings, recorder.started_s)
 
-        def read_one(group: int) -> GroupSample:
-            ring = rings[group]
-            return dataclasses.replace(
-                read_group(status, specs, group), inserted=ring.total_committed(),
-                baseline_inserted=ring.baseline_inserted, sampled=ring.sampled,
-            )
+        def read() -> CounterSample:
+            groups = (read_group(status, specs, group, ring.total_committed(), ring.baseline_inserted, ring.sampled)
+                      for group, ring in enumerate(rings))
+            return CounterSample(time.monotonic(), tuple(groups))
 
         yield Wired(
-            status=status, specs=specs,
-            read=lambda: CounterSample(time.monotonic(), tuple(map(read_one, range(plan.learners)))),
-            learning_began=lambda: all(ring.baseline_inserted >= 0 for ring in rings),
-            takeover=lambda spec: _take_over(rings, spec),
+            status=status, specs=specs, read=read,
             governing=GovernorLoop(plan, status, recorder.event) if plan.config.tuning.govern else None,
         )
 
@@ -74,17 +62,11 @@ def status_rows(samplers: int, learners: int = 1) -> dict[str, int]:
     return {address.name: row for row, address in enumerate(workers)}
 
 
-def _take_over(rings: Sequence[ReplayRing], spec: WorkerSpec) -> None:
-    """Gives the shard of a dead sampler a new epoch; its next owner is not known yet."""
-    if spec.role.steps:
-        rings[spec.address.group].takeover(spec.address.index, 0)
-
-
 def load_saved_replay(plan: RunPlan, folder: Path, ring: ReplayRing) -> None:
     """Loads the rows that a group saved in an earlier session; must come before any write into the ring."""
-    saved = CheckpointStore(folder / "checkpoints").latest_replay() if plan.earlier.sessions else None
-    if saved is not None:
-        load_replay(saved, ring)
+    checkpoint = CheckpointStore(folder / "checkpoints").load_latest() if plan.earlier.sessions else None
+    if checkpoint is not None and checkpoint.replay_path is not None:
+        load_replay(checkpoint.replay_path, ring)
 
 
 @contextlib.contextmanager
@@ -93,12 +75,9 @@ def open_memory(plan: RunPlan, run_dir: Path, num_rows: int) -> Iterator[tuple[S
     with contextlib.ExitStack() as stack:
         rings = []
         for group in range(plan.learners):
-            rings.append(ReplayRing.create(plan.ring_spec(group)))
-            stack.callback(rings[-1].close)
+            rings.append(stack.enter_context(contextlib.closing(ReplayRing.create(plan.ring_spec(group)))))
             load_saved_replay(plan, group_folder(run_dir, group), rings[-1])
-        status = StatusTable.create(num_rows)
-        stack.callback(status.close)
-        yield status, rings
+        yield stack.enter_context(contextlib.closing(StatusTable.create(num_rows))), rings
 
 
 def worker_specs(
@@ -135,21 +114,17 @@ def worker_specs(
 def _learner_job(
     plan: RunPlan, run_dir: Path, ring: ReplayRing, run_started_s: float, group: int
 ) -> LearnerJob:
-    config = plan.config
+    config, learner, replay = plan.config, plan.config.learner, plan.config.replay
     return LearnerJob(
         run_dir=str(group_folder(run_dir, group)), spec=plan.spec, algo=config.run.algo,
-        algorithm=plan.algorithm_fields(), seed=config.run.seed + group, batch_size=config.learner.batch_size,
-        threads=config.learner.threads, device=config.learner.device, precision=config.learner.precision,
-        overlap=config.learner.overlap,
-        mirror=config.learner.mirror, updates_per_launch=config.learner.updates_per_launch,
-        normalize_obs=config.env.normalize_obs,
-        publish_interval_s=config.learner.publish_interval_s,
-        checkpoint_interval_s=config.learner.checkpoint_interval_s, save_replay=config.replay.save,
-        max_updates=config.stop.updates, ring_fd=ring.block.fd, ring=ring.spec.to_json(),
-        samples_per_insert_min=config.replay.samples_per_insert_min,
-        samples_per_insert_max=config.replay.samples_per_insert_max, learning_starts=config.replay.learning_starts,
+        algorithm=plan.algorithm_fields(), seed=config.run.seed + group, batch_size=learner.batch_size,
+        threads=learner.threads, device=learner.device, precision=learner.precision, overlap=learner.overlap,
+        mirror=learner.mirror, updates_per_launch=learner.updates_per_launch, normalize_obs=config.env.normalize_obs,
+        publish_interval_s=learner.publish_interval_s, checkpoint_interval_s=learner.checkpoint_interval_s,
+        save_replay=replay.save, max_updates=config.stop.updates, ring_fd=ring.block.fd, ring=ring.spec.to_json(),
+        samples_per_insert_min=replay.samples_per_insert_min, samples_per_insert_max=replay.samples_per_insert_max,
+        learning_starts=replay.learning_starts,
         num_samplers=plan.samplers,  # of the whole run, whose env steps go into weights and checkpoints
         rows_per_write=config.sampling.envs_per_sampler * plan.samplers_of(group),
-        run_started_s=run_started_s,
-        wall_base_s=plan.earlier.wall_s, env_steps_base=plan.earlier.env_steps,
+        run_started_s=run_started_s, wall_base_s=plan.earlier.wall_s, env_steps_base=plan.earlier.env_steps,
     )

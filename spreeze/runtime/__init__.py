@@ -11,22 +11,19 @@ are sums over the groups, other numbers means, and the score is that of the lear
 With several groups, ``updates_per_s/1`` is that of group 1, and so on. ``stop.updates`` holds for each learner,
 all other stop conditions for the run.
 
-*A learner loads while the run is still being decided*, since a short run mostly waits for torch. With two usable cores,
-the first learner's process starts before the environment is tried and waits with its libraries loaded; its job and the
-descriptors of shared memory reach it over a socket (``launcher``). A tuner that has to measure ends it first; if it
-does not fit or has died, a fresh process replaces it.
+*A learner loads while the run is still being decided*, since a short run mostly waits for torch: the first learner's
+process waits with its libraries loaded, and gets its job and descriptors over a socket (``launcher``). A tuner that has
+to measure ends it first; if it does not fit or has died, a fresh process replaces it.
 
 *Priorities come first* when other programs run, to protect the learner: samplers run at nice 10, the evaluator (which
 pauses by itself) at 5, the visualizer at 15, the learner at 0. So other programs take cores from the samplers, within
 milliseconds. If no core is free the evaluator keeps to 15 % and the visualizer to 10 % of a core.
 
-*The governor* pauses samplers to protect other programs: a sampler at nice 10 still takes a share of their core (half
-of it if the kernel shares cores among sessions first, autogroup), and priorities do not apply to memory bandwidth and
-the second thread of a core. It changes only the number of active samplers (rules in ``cpu_governor``); each change is
-an event with its reason. It begins five seconds after learning, does not see memory or GPU load, and counts a busy
-program of any priority. Your other runs, tuners and the dashboard are recognised by their process names and do not
-count as other programs, except in another container. Under a cgroup quota, programs on cores beyond it do not count,
-but other programs that use up the quota do.
+*The governor* pauses samplers to protect other programs: a sampler at nice 10 still takes a share of their core, and
+priorities do not apply to memory bandwidth and the second thread of a core. Its rules are in ``cpu_governor``; each
+change is an event with its reason. It begins five seconds after learning and does not see memory or GPU load. Your
+other runs, tuners and the dashboard are recognised by their process names, except in another container. Under a cgroup
+quota, programs on cores beyond it do not count, but other programs that use up the quota do.
 
 *Times*: ``wall_s`` counts from the start of training, ``time_to_target_s`` from the start of the process, imports
 included. Rates in the summary leave out the first second after the first update, and all after the stop condition.

@@ -1,15 +1,15 @@
 """The governor decides how many samplers may work while other programs want the machine.
 
-It computes from one set of facts a second, without clocks, processes or memory of its own. It changes only the number
-of active samplers, in eighths: 1.25 is one sampler and a second that works a quarter of its time.
+It changes only the number of active samplers, in eighths: 1.25 is one sampler and a second that works a quarter of its
+time.
 
 * Samplers may use what the usable cores leave after the other programs (or the share that the user keeps free, if that
   is more), the learner, evaluation and pictures. If the run alone wants more than all cores, that is the tuner's or the
   user's choice and stays.
-* Several runs at once are the user's choice, too: the kernel shares the cores among them, and none rests because of
-  another. When another program comes, the cores that these runs keep busy are not available to this run, so each sees
-  the same lack and gives way. On 16 cores, two runs that want 6 each have room for 3 cores of others (6 + 6 + 3 = 15);
-  6 cores of others leave the other run 5, so 16 - 5 - (6 - 0.15) = 5.15 for each. Each run keeps its share free.
+* Several runs at once are the user's choice, too: none rests because of another. When another program comes, the cores
+  that these runs keep busy are not available to this run, so each sees the same lack and gives way. On 16 cores, two
+  runs that want 6 each have room for 3 cores of others (6 + 6 + 3 = 15); 6 cores of others leave the other run 5, so
+  16 - 5 - (6 - 0.15) = 5.15 for each.
 * Dead band: nothing changes for less than a quarter of a core, or 4 % of the usable cores if that is more (from seven
   cores on). 0.15 cores of other programs count as background.
 * Gives up cores, and half a dead band more, when two seconds in a row ask for it. Takes back when the last ten
@@ -21,35 +21,31 @@ of active samplers, in eighths: 1.25 is one sampler and a second that works a qu
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from spreeze.formatting import number, percent
 from spreeze.machine.utilisation import ContentionReader, CpuContention
 from spreeze.runtime.plan import RunPlan
-from spreeze.runtime.rates import CounterSample, samples_per_insert
+from spreeze.runtime.recorder import CounterSample, samples_per_insert
 from spreeze.transport import status_table as words
 from spreeze.transport.status_table import StatusTable
 from spreeze.workers.roles import role_of
 
-STEP = 0.125
-"""Step of the number of active samplers, and its minimum."""
-DEAD_BAND_CORES, DEAD_BAND_SHARE = 0.25, 0.04
-"""Smallest change: this many cores, or this share of the usable ones if that is more."""
-QUIET_CORES = 0.15
-"""Background load of other programs that is ignored."""
+STEP = 0.125  # of the number of active samplers, and its minimum
+DEAD_BAND_CORES, DEAD_BAND_SHARE = 0.25, 0.04  # smallest change: cores, or a share of the usable ones if that is more
+QUIET_CORES = 0.15  # background load of other programs that is ignored
 SETTLE_S = 5
 YIELD_S, RETURN_S, STARVED_S = 2, 10, 3
 LONGEST_RETURN_S, RELAPSE_S = 60, 120
 CHANGES_PER_MINUTE = 6
-STARVED_SHARE = 0.10
-"""The learner starves if it waits for rows for a larger share of its time."""
-SMOOTHING = 0.1
-"""Weight of the newest second in the averages of wanted cores."""
+STARVED_SHARE = 0.10  # the learner starves if it waits for rows for a larger share of its time
+SMOOTHING = 0.1  # weight of the newest second in the averages of wanted cores
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,30 +53,20 @@ class Facts:
     """One second of a run. Cores are seconds of processor time a second."""
 
     usable_cores: float
-    foreign_cores: float
-    """Usable cores that other programs keep busy, without the user's other runs, tuners and dashboard."""
-    sibling_cores: float = 0.0
-    """Usable cores that those keep busy."""
-    learner_cores: float
-    """What the learner uses and waits for."""
-    other_cores: float
-    """The same of evaluator, visualizer and supervisor."""
-    sampler_cores: float
-    """The same of all samplers together."""
-    learner_wait_share: float
-    """Share of its time that the learner waits for rows or the limiter."""
+    foreign_cores: float  # usable cores that programs other than the user's runs, tuners and dashboard keep busy
+    sibling_cores: float = 0.0  # usable cores that those keep busy
+    learner_cores: float  # what the learner uses and waits for
+    other_cores: float  # the same of evaluator, visualizer and supervisor
+    sampler_cores: float  # the same of all samplers together
+    learner_wait_share: float  # share of its time that the learner waits for rows or the limiter
     samples_per_insert: float | None = None
 
-
-class _Others(NamedTuple):
-    """One second of load outside this run."""
-
-    foreign_cores: float
-    sibling_cores: float
+    @property
+    def dead_band(self) -> float:
+        return max(DEAD_BAND_CORES, DEAD_BAND_SHARE * self.usable_cores)
 
 
 class Change(NamedTuple):
-
     active: float
     reason: str
 
@@ -92,14 +78,11 @@ class Governor:
         """``leave_free`` is the share of the usable cores to keep free for other programs, used or not."""
         self._maximum, self._leave_free = float(maximum), leave_free
         self.active = self._maximum
-        self._others: deque[_Others] = deque(maxlen=LONGEST_RETURN_S)
-        self._fixed, self._each = 0.0, 0.0
-        self._known = False
-        self._starved_s = 0
-        self._now_s = 0
+        self._seen: deque[Facts] = deque(maxlen=LONGEST_RETURN_S)
+        self._fixed, self._each, self._known = 0.0, 0.0, False
+        self._now_s = self._starved_s = 0
         self._changed_s: deque[int] = deque(maxlen=CHANGES_PER_MINUTE)
-        self._returned_s: int | None = None
-        self._gave_up_s: int | None = None
+        self._returned_s = self._gave_up_s = -math.inf
         self._hold_s = RETURN_S
         self._least = STEP
 
@@ -110,14 +93,15 @@ class Governor:
         """
         self._now_s += 1
         if facts is None:
-            self._others.clear()
+            self._seen.clear()
             self._starved_s = 0
             return None
-        self._others.append(_Others(facts.foreign_cores, facts.sibling_cores))
+        self._seen.append(facts)
         self._smooth(facts)
         starved = facts.learner_wait_share >= STARVED_SHARE and self.active < self._maximum
         self._starved_s = self._starved_s + 1 if starved else 0
-        if len(self._others) < SETTLE_S or self._changes_in_a_minute() >= CHANGES_PER_MINUTE:
+        changes = sum(self._now_s - changed_s < 60 for changed_s in self._changed_s)
+        if len(self._seen) < SETTLE_S or changes >= CHANGES_PER_MINUTE:
             return None
         return self._feed_learner(facts) or self._give_up(facts) or self._take_back(facts)
 
@@ -130,19 +114,16 @@ class Governor:
         self._each += weight * (each - self._each)
         self._known = True
 
-    def _changes_in_a_minute(self) -> int:
-        return sum(self._now_s - changed_s < 60 for changed_s in self._changed_s)
-
     def _unchanged_s(self) -> float:
         return self._now_s - self._changed_s[-1] if self._changed_s else math.inf
 
-    def _room(self, others: _Others, usable_cores: float) -> float:
-        """Samplers that fit beside this load; may be negative, or more than there are."""
-        foreign = max(0.0, others.foreign_cores - QUIET_CORES)
+    def _room(self, facts: Facts) -> float:
+        """Samplers that fit beside the load of a second; may be negative, or more than there are."""
+        foreign, usable_cores = max(0.0, facts.foreign_cores - QUIET_CORES), facts.usable_cores
         if self._leave_free > 0.0:
             free = usable_cores - max(foreign, self._leave_free * usable_cores)
         else:
-            free = max(usable_cores - others.sibling_cores, self._fixed + self._maximum * self._each) - foreign
+            free = max(usable_cores - facts.sibling_cores, self._fixed + self._maximum * self._each) - foreign
         return (free - self._fixed) / self._each
 
     def _fitting(self, room: float) -> float:
@@ -153,7 +134,7 @@ class Governor:
     def _feed_learner(self, facts: Facts) -> Change | None:
         """Adds one step when the learner waits for rows, unless that takes of a share to be left free."""
         more = min(self.active + STEP, self._maximum)
-        blocked = self._leave_free > 0.0 and self._room(self._others[-1], facts.usable_cores) < more
+        blocked = self._leave_free > 0.0 and self._room(facts) < more
         if self._starved_s < STARVED_S or self._unchanged_s() < STARVED_S or blocked:
             return None
         self._least = more
@@ -161,91 +142,74 @@ class Governor:
                                   f"{number(facts.samples_per_insert)} samples per insert")
 
     def _give_up(self, facts: Facts) -> Change | None:
-        latest = list(self._others)[-YIELD_S:]
-        room = max(self._room(others, facts.usable_cores) for others in latest)
-        mean = _Others(*(sum(column) / len(latest) for column in zip(*latest, strict=True)))
+        latest = list(self._seen)[-YIELD_S:]
+        room = max(map(self._room, latest))
+        mean = dataclasses.replace(facts, foreign_cores=sum(each.foreign_cores for each in latest) / len(latest),
+                                   sibling_cores=sum(each.sibling_cores for each in latest) / len(latest))
         # Half a dead band more than asked, so that noise asks for nothing further.
-        margin = 0.5 * _dead_band(facts) / self._each
-        fewer = self._fitting(self._room(mean, facts.usable_cores) - margin)
+        fewer = self._fitting(self._room(mean) - 0.5 * facts.dead_band / self._each)
         starving = self._leave_free == 0.0 and facts.learner_wait_share >= STARVED_SHARE
-        if (self.active - room) * self._each <= _dead_band(facts) or fewer >= self.active or starving:
+        if (self.active - room) * self._each <= facts.dead_band or fewer >= self.active or starving:
             return None
         if self._unchanged_s() < YIELD_S:
             return None
-        relapse = self._returned_s is not None and self._now_s - self._returned_s < RELAPSE_S
+        relapse = self._now_s - self._returned_s < RELAPSE_S
         self._hold_s = min(2 * self._hold_s, LONGEST_RETURN_S) if relapse else RETURN_S
-        self._returned_s, self._gave_up_s = None, self._now_s
-        return self._change(fewer, self._reason(mean, facts))
+        self._returned_s, self._gave_up_s = -math.inf, self._now_s
+        return self._change(fewer, self._reason(mean))
 
     def _take_back(self, facts: Facts) -> Change | None:
-        latest = list(self._others)[-self._hold_s:]
-        gave_up_s = math.inf if self._gave_up_s is None else self._now_s - self._gave_up_s
+        latest, gave_up_s = list(self._seen)[-self._hold_s:], self._now_s - self._gave_up_s
         if self.active >= self._maximum or len(latest) < self._hold_s or gave_up_s < self._hold_s:
             return None
-        worst = sorted(latest, key=lambda others: self._room(others, facts.usable_cores))[1]
-        room = self._room(worst, facts.usable_cores)
+        worst = sorted(latest, key=self._room)[1]
+        room = self._room(worst)
         # All come back if that stays well inside the dead band; some only for more than the dead band and the half
         # that was given up beyond it.
-        all_back = (self._maximum - room) * self._each <= 0.5 * _dead_band(facts)
+        all_back = (self._maximum - room) * self._each <= 0.5 * facts.dead_band
         more = self._maximum if all_back else self._fitting(room)
-        if more <= self.active or (not all_back and (more - self.active) * self._each <= 1.5 * _dead_band(facts)):
+        if more <= self.active or (not all_back and (more - self.active) * self._each <= 1.5 * facts.dead_band):
             return None
         self._returned_s = self._now_s
         if more == self._maximum:
             self._least = STEP
-        return self._change(more, self._reason(worst, facts))
+        return self._change(more, self._reason(worst))
 
     def _change(self, active: float, reason: str) -> Change:
         self.active = active
         self._changed_s.append(self._now_s)
         return Change(active, reason)
 
-    def _reason(self, others: _Others, facts: Facts) -> str:
-        kept = f", your other runs {others.sibling_cores:.2f}" if others.sibling_cores >= QUIET_CORES else ""
+    def _reason(self, facts: Facts) -> str:
+        kept = f", your other runs {facts.sibling_cores:.2f}" if facts.sibling_cores >= QUIET_CORES else ""
         kept += f", {self._leave_free * facts.usable_cores:.2f} are to stay free" if self._leave_free else ""
         return (
-            f"other programs keep {others.foreign_cores:.2f} of {facts.usable_cores:g} usable cores busy{kept}; the "
+            f"other programs keep {facts.foreign_cores:.2f} of {facts.usable_cores:g} usable cores busy{kept}; the "
             f"learner and the rest want {self._fixed:.2f}, a sampler {self._each:.2f}"
         )
 
 
-def _dead_band(facts: Facts) -> float:
-    return max(DEAD_BAND_CORES, DEAD_BAND_SHARE * facts.usable_cores)
-
-
 _EVERY_S = 1.0
-_LONGEST_S = 3.0
-"""A reading later than this after the last one is discarded: the machine slept, or was stuck."""
+_LONGEST_S = 3.0  # a reading later than this after the last one is discarded: the machine slept, or was stuck
 _TURN_SHARE = 1 / 32
 """A turn is over when each active sampler has written about this share of its shard; checked twice a second."""
-_LONGEST_TURN_S = 10.0
-"""Longest turn, if a sampler is slow or dead."""
-_BLIND_TIMES = 5
-"""Readings in a row without a load until that is reported; the very first never has one."""
-
-
-class Reader(Protocol):
-    """Source of the load."""
-
-    def sample(self, pids: Mapping[str, int]) -> CpuContention | None:
-        """Load since the last call, or None."""
+_LONGEST_TURN_S = 10.0  # if a sampler is slow or dead
 
 
 class GovernorLoop:
     """One run's governor with its measurements; the supervisor calls it at each sample."""
 
     def __init__(
-        self, plan: RunPlan, status: StatusTable, on_event: Callable[[str, str], None], *, reader: Reader | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        self, plan: RunPlan, status: StatusTable, on_event: Callable[[str, str], None], *,
+        reader: ContentionReader | None = None, clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Starts with all samplers active; each change is an event (level, text)."""
         self._governor = Governor(plan.samplers, plan.config.tuning.leave_free)
         self._maximum, self._status, self._on_event, self._clock = plan.samplers, status, on_event, clock
         self._samplers = [plan.samplers_of(group) for group in range(plan.learners)]
-        self._reader: Reader = ContentionReader() if reader is None else reader
+        self._reader = ContentionReader() if reader is None else reader
         self._before: tuple[float, list[int], list[float]] | None = None
         self._foreign_cores: float | None = None
-        self._blind = 0
         self._turn_rows = _TURN_SHARE * plan.ring_spec().rows_per_shard
         self._turn_began = (0.0, 0)  # seconds, rows inserted
         for group, samplers in enumerate(self._samplers):
@@ -258,33 +222,25 @@ class GovernorLoop:
         learners = [pid for name, pid in pids.items() if (role := role_of(name)) is not None and role.learns]
         if self._before is None or now_s - self._before[0] >= _EVERY_S:
             load = self._reader.sample(pids)
-            self._note_blind(load is None)
             facts = None if load is None else self._facts(load, reading, now_s, learners)
             self._foreign_cores = None if load is None else load.foreign_cores
             self._before = (now_s, learners, waits_s)
-            change = self._governor.feed(facts)
+            before, change = number(self._governor.active), self._governor.feed(facts)
             if change is not None:
-                self._apply(change)
+                self._post(change.active)
+                self._on_event("info", f"governor: {before} -> {number(change.active)} of {self._maximum} samplers "
+                                       f"active: {change.reason}")
         self._pass_turn(now_s, reading.inserted)
         return {"samplers_active": self._governor.active, "foreign_cores": self._foreign_cores}
 
     def _pass_turn(self, now_s: float, inserted: int) -> None:
         """While some samplers rest, makes the next one the first when the active ones have written enough."""
-        began_s, before = self._turn_began
-        active = self._governor.active
-        enough = inserted - before >= self._turn_rows * max(1.0, active) or now_s - began_s >= _LONGEST_TURN_S
-        if enough:
+        (began_s, before), active = self._turn_began, self._governor.active
+        if inserted - before >= self._turn_rows * max(1.0, active) or now_s - began_s >= _LONGEST_TURN_S:
             self._turn_began = now_s, inserted
             for group, samplers in enumerate(self._samplers) if active < self._maximum else ():
                 header = self._status.group(group)
                 header[words.FIRST_SAMPLER] = (int(header[words.FIRST_SAMPLER]) + 1) % samplers
-
-    def _note_blind(self, blind: bool) -> None:
-        """Reports once that no load can be read."""
-        self._blind = self._blind + 1 if blind else 0
-        if self._blind == _BLIND_TIMES:
-            self._on_event("info", "governor: this system does not tell how long threads wait for a core "
-                                   "(/proc/PID/schedstat), so samplers give way by their priority alone")
 
     def _facts(
         self, load: CpuContention, reading: CounterSample, now_s: float, learners: list[int]
@@ -301,23 +257,14 @@ class GovernorLoop:
         learning = sum(cores for role, cores in wanted if role is not None and role.learns)
         waited_s = max(group.learner["wait_s"] - before for group, before in zip(groups, self._before[2], strict=True))
         return Facts(
-            usable_cores=load.usable_cores, foreign_cores=load.foreign_cores,
-            sibling_cores=load.sibling_cores,
-            learner_cores=learning, sampler_cores=samplers,
-            other_cores=sum(load.wanted.values()) - samplers - learning,
+            usable_cores=load.usable_cores, foreign_cores=load.foreign_cores, sibling_cores=load.sibling_cores,
+            learner_cores=learning, sampler_cores=samplers, other_cores=sum(load.wanted.values()) - samplers - learning,
             learner_wait_share=min(max(0.0, waited_s) / elapsed_s, 1.0),
             samples_per_insert=samples_per_insert(groups),
         )
 
-    def _apply(self, change: Change) -> None:
-        before = number(self._posted)
-        self._post(change.active)
-        self._on_event("info", f"governor: {before} -> {number(change.active)} of {self._maximum} samplers active: "
-                               f"{change.reason}")
-
     def _post(self, active: float) -> None:
         """Stores each group's share of the active samplers; between the stores at most one sampler is missing."""
-        self._posted = active
         for group, samplers in enumerate(self._samplers):
             header, own = self._status.group(group), max(active * samplers / self._maximum, STEP)
             header[words.SLOWED_SHARE] = 0

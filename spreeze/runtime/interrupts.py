@@ -23,13 +23,10 @@ class Interrupts:
     """
 
     def __init__(self) -> None:
-        self.count = 0
-        """Requests to stop: each Ctrl-C, and SIGTERM once."""
-        self.stop_file: Path | None = None
-        """A file that asks to stop while it exists (the run's ``control/stop``)."""
+        self.count = 0  # requests to stop: each Ctrl-C, and SIGTERM once
+        self.stop_file: Path | None = None  # asks to stop while it exists (the run's control/stop)
         self.cause: str | None = None
-        self.hung_up = False
-        """The terminal was closed."""
+        self.hung_up = False  # the terminal was closed
         self._ctrl_c, self._terminated = 0, False
         self._terminals: list[int] = []
         self._old: dict[signal.Signals, Any] = {}
@@ -43,7 +40,9 @@ class Interrupts:
 
     def _handle(self, number: int, frame: types.FrameType | None) -> None:
         if number == signal.SIGHUP:
-            self._hang_up()
+            self.hung_up = True
+            with contextlib.suppress(OSError):
+                send_nowhere(*self._terminals)  # printing to a closed terminal would fail
             return
         if number == signal.SIGTERM:
             if self._terminated:
@@ -53,12 +52,6 @@ class Interrupts:
             self._ctrl_c += 1
         self.count += 1
         self.cause = self.cause or ("SIGTERM" if number == signal.SIGTERM else "Ctrl-C")
-
-    def _hang_up(self) -> None:
-        """Discards further output: printing to a closed terminal would fail."""
-        self.hung_up = True
-        with contextlib.suppress(OSError):
-            send_nowhere(*self._terminals)
 
     def __exit__(self, *exc: object) -> None:
         for number, handler in self._old.items():

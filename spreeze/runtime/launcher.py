@@ -29,20 +29,13 @@ class WorkerSpec:
     """All that is needed to start or restart a worker."""
 
     address: Address
-    row: int
-    """Row of the status table."""
-    job: dict[str, Any]
-    """JSON form of the body's job."""
-    body: str = ""
-    """Key of ``workers.roles.BODIES``; the role if empty."""
-    threads: int = 1
-    """Threads of numerical libraries, set before any import."""
-    step_deadline_s: float = DEADLINE_S[Phase.STEP]
-    """Silence within an env step after which the worker counts as hung."""
-    memory_limit_bytes: int | None = None
-    """Private memory above which the worker is restarted; None: no limit."""
-    inherited_fds: tuple[int, ...] = ()
-    """Descriptors of shared memory that the body attaches to."""
+    row: int  # of the status table
+    job: dict[str, Any]  # JSON form of the body's job
+    body: str = ""  # key of workers.roles.BODIES; the role if empty
+    threads: int = 1  # of numerical libraries, set before any import
+    step_deadline_s: float = DEADLINE_S[Phase.STEP]  # silence within an env step after which the worker counts as hung
+    memory_limit_bytes: int | None = None  # above it the worker, with what it started, is restarted; None: no limit
+    inherited_fds: tuple[int, ...] = ()  # of shared memory that the body attaches to
 
     @property
     def name(self) -> str:
@@ -60,8 +53,7 @@ class RunContext:
     run_dir: Path
     status_fd: int
     status_rows: int
-    nonce: str
-    """Marks every process of the run in its environment, so that all can be found."""
+    nonce: str  # marks every process of the run in its environment, so that all can be found
 
 
 class WorkerProcess(Protocol):
@@ -70,8 +62,7 @@ class WorkerProcess(Protocol):
     spec: WorkerSpec
 
     @property
-    def pid(self) -> int:
-        """Process id."""
+    def pid(self) -> int: ...
 
     @property
     def message_fd(self) -> int:
@@ -87,11 +78,7 @@ class WorkerProcess(Protocol):
         """Signals the worker and its child processes."""
 
     def kill_and_wait(self, within_s: float = DEATH_S) -> int | None:
-        """Kills the whole group and waits, so that the worker never writes again.
-
-        Returns:
-            The exit code; None if the process does not die in time (see ``processes.kill_and_wait``).
-        """
+        """Kills the whole group and waits, so that the worker never writes again; as ``processes.kill_and_wait``."""
 
     def close(self) -> None:
         """Closes this side's descriptors; the worker must have ended."""
@@ -101,11 +88,7 @@ class Launcher(Protocol):
     """Starts workers; may be implemented for another machine."""
 
     def start(self, spec: WorkerSpec, run_context: RunContext) -> WorkerProcess:
-        """Starts a worker process that ends whenever this one ends.
-
-        Raises:
-            OSError: no process or descriptor could be created.
-        """
+        """Starts a worker process that ends whenever this one ends; an OSError if that fails."""
 
 
 @dataclass
@@ -126,20 +109,16 @@ class LocalProcess:
         return self.process.poll()
 
     def read_messages(self) -> list[dict[str, Any]]:
+        with contextlib.suppress(OSError):  # nothing more has arrived
+            while data := os.read(self.message_fd, 65536):
+                self._pending += data
+        *lines, self._pending = self._pending.split(b"\n")
         messages: list[dict[str, Any]] = []
-        while True:
-            try:
-                data = os.read(self.message_fd, 65536)
-            except (BlockingIOError, OSError):
-                break
-            if not data:
-                break
-            *lines, self._pending = (self._pending + data).split(b"\n")
-            for line in lines:
-                with contextlib.suppress(ValueError):
-                    record = json.loads(line)
-                    if isinstance(record, dict):
-                        messages.append(record)
+        for line in lines:
+            with contextlib.suppress(ValueError):
+                record = json.loads(line)
+                if isinstance(record, dict):
+                    messages.append(record)
         return messages
 
     def signal_group(self, number: signal.Signals) -> None:
@@ -239,8 +218,7 @@ class Prewarm(FreshProcess):
 
     def __init__(self, threads: int, *, wanted: bool = True) -> None:
         """Starts the process with ``threads`` for its libraries; if not ``wanted``, every worker is a fresh one."""
-        self.nonce = new_nonce()
-        """Of the run that can use the process."""
+        self.nonce = new_nonce()  # of the run that can use the process
         self._threads = threads
         self._process: subprocess.Popen[bytes] | None = None
         self._line: socket.socket | None = None
@@ -285,18 +263,11 @@ class Prewarm(FreshProcess):
         taken = None
         fits = (spec.threads, run_context.nonce) == (self._threads, self.nonce) and len(set(fds)) + 2 <= MOST_FDS
         if fits and self._process is not None and self._line is not None:
-            with contextlib.suppress(OSError):  # it has ended
-                _hand_over(self._line, argument, spec, run_context, fds)
+            with contextlib.suppress(OSError), log_file(run_context.run_dir, spec.name) as log:  # it may have ended
+                places = {1: log.fileno(), 2: log.fileno(), **{fd: fd for fd in fds}}
+                message = json.dumps({"argument": argument, "places": list(places)}).encode() + b"\n"
+                sent = socket.send_fds(self._line, [message], list(places.values()))
+                self._line.sendall(message[sent:])
                 taken, self._process = self._process, None
         self.close()
         return taken or super()._begin(argument, spec, run_context, fds)
-
-
-def _hand_over(
-    line: socket.socket, argument: str, spec: WorkerSpec, run_context: RunContext, fds: tuple[int, ...]
-) -> None:
-    with log_file(run_context.run_dir, spec.name) as log:
-        places = {1: log.fileno(), 2: log.fileno(), **{fd: fd for fd in fds}}
-        message = json.dumps({"argument": argument, "places": list(places)}).encode() + b"\n"
-        sent = socket.send_fds(line, [message], list(places.values()))
-        line.sendall(message[sent:])

@@ -36,71 +36,54 @@ class RunPlan:
 
     settings: Settings
     spec: EnvSpec
-    samplers: int
-    """Sampler processes of all learners together."""
-    free_core: bool
-    """Whether evaluator and visualizer have a core besides those of samplers and learner."""
-    reasons: dict[str, str] = field(default_factory=dict)
-    """Setting -> why it was chosen automatically."""
+    samplers: int  # sampler processes of all learners together
+    free_core: bool  # whether evaluator and visualizer have a core besides those of samplers and learner
+    reasons: dict[str, str] = field(default_factory=dict)  # setting -> why it was chosen automatically
     earlier: EarlierSessions = EarlierSessions()
-    process_age_s: float = 0.0
-    """Age of this process when the mode began, with imports and tuning."""
-    inference_workers: int = 0
-    """Processes that compute actions for samplers."""
+    process_age_s: float = 0.0  # age of this process when the mode began, with imports and tuning
+    inference_workers: int = 0  # processes that compute actions for samplers
 
     def __post_init__(self) -> None:
-        config = self.config
+        if self.spec.frames is not None and self.config.env.normalize_obs:
+            raise ConfigError("env.normalize_obs = true: images are scaled by 1/255 already; leave it out")
         self._check_learners()
-        if config.on_policy is not None:
+        if self.config.on_policy is not None:
             self._check_rollout()
-            return
-        if self.spec.frames is not None:
-            self._check_images()
+        else:
+            self._check_replay()
+
+    def _check_replay(self) -> None:
+        """Rejects a replay that is too small, or whose frames would be stored."""
+        config = self.config
+        if self.spec.frames is not None and config.replay.save:
+            frames_gib = config.replay.capacity * self.layout.row_bytes / 2**30
+            raise ConfigError(f"replay.save = true: frames in replay take {frames_gib:.1f} GiB and are not stored; "
+                              "leave it out")
         samplers = self.samplers_of(0)
         smallest = samplers * max(config.sampling.envs_per_sampler, 1) * 2 * (1 + self.layout.depth)
         if config.replay.capacity < smallest:
-            raise ConfigError(
-                f"replay.capacity = {config.replay.capacity}: {samplers} samplers with "
-                f"{config.sampling.envs_per_sampler} environments each need at least {smallest}"
-            )
+            raise ConfigError(f"replay.capacity = {config.replay.capacity}: {samplers} samplers with "
+                              f"{config.sampling.envs_per_sampler} environments each need at least {smallest}")
         if config.replay.learning_starts > config.replay.capacity:
-            raise ConfigError(
-                f"replay.learning_starts = {config.replay.learning_starts} is above replay.capacity = "
-                f"{config.replay.capacity}: learning would never begin"
-            )
+            raise ConfigError(f"replay.learning_starts = {config.replay.learning_starts} is above replay.capacity = "
+                              f"{config.replay.capacity}: learning would never begin")
 
     def _check_learners(self) -> None:
         """Rejects several learners if the mode has one, or if there are too few samplers."""
         learners, run = self.learners, self.config.run
         if learners > 1 and not self.config.wiring.several_learners:
-            raise ConfigError(
-                f"run.learners = {learners}: {run.algo} in mode {run.mode} has one learner; leave it out, or choose an "
-                "algorithm that learns from replay in mode spreeze"
-            )
+            raise ConfigError(f"run.learners = {learners}: {run.algo} in mode {run.mode} has one learner; leave it "
+                              "out, or choose an algorithm that learns from replay in mode spreeze")
         if learners > self.samplers:
-            raise ConfigError(
-                f"run.learners = {learners}: each needs a sampler of its own, and sampling.samplers = {self.samplers}; "
-                f"use --samplers {learners} or more"
-            )
-
-    def _check_images(self) -> None:
-        """Rejects settings that do not work with images: a normaliser, or replay in checkpoints."""
-        config, size = self.config, self.config.replay.capacity * self.layout.row_bytes
-        if config.env.normalize_obs:
-            raise ConfigError("env.normalize_obs = true: images are scaled by 1/255 already; leave it out")
-        if config.replay.save:
-            raise ConfigError(
-                f"replay.save = true: frames in replay take {size / 2**30:.1f} GiB and are not stored; leave it out"
-            )
+            raise ConfigError(f"run.learners = {learners}: each needs a sampler of its own, and sampling.samplers = "
+                              f"{self.samplers}; use --samplers {learners} or more")
 
     def _check_rollout(self) -> None:
         """Rejects inconsistent settings of an on-policy run."""
         part, minibatches = self.config.rollout, self.minibatches
         if self.inference_workers > self.samplers:
-            raise ConfigError(
-                f"rollout.inference_workers = {self.inference_workers}: more than the {self.samplers} samplers "
-                "that they infer for; use at most as many"
-            )
+            raise ConfigError(f"rollout.inference_workers = {self.inference_workers}: more than the {self.samplers} "
+                              "samplers that they infer for; use at most as many")
         rows = self.rollout_spec().rows
         if rows % minibatches:
             raise ConfigError(
@@ -108,23 +91,18 @@ class RunPlan:
                 f"{part.envs_per_sampler} environments), which {self.config.run.algo}.minibatches = {minibatches} "
                 "does not divide; change one of them"
             )
-        if self.config.env.normalize_obs and self.spec.frames is not None:
-            raise ConfigError("env.normalize_obs = true: images are scaled by 1/255 already; leave it out")
         learner = self.config.learner
         if learner.overlap or "+" in learner.device or learner.device == "split":
             raise ConfigError(
                 f"learner.device = {learner.device}, learner.overlap = {str(learner.overlap).lower()}: "
                 f"{self.config.run.algo} has one network on one device"
             )
-        if self.config.learner.precision != "float32":
-            raise ConfigError(
-                f"learner.precision = {self.config.learner.precision}: {self.config.run.algo} learns in float32, which "
-                "its equal results rest on; leave it out"
-            )
+        if learner.precision != "float32":
+            raise ConfigError(f"learner.precision = {learner.precision}: {self.config.run.algo} learns in float32, "
+                              "which its equal results rest on; leave it out")
 
     @property
     def learners(self) -> int:
-        """Learners, each the head of a group with samplers, replay, weights and checkpoints of its own."""
         return self.config.run.learners
 
     def samplers_of(self, group: int) -> int:
@@ -155,8 +133,7 @@ class RunPlan:
     def shared_bytes(self) -> tuple[str, int]:
         """Name and size of the shared memory that the run needs, except for some kilobytes."""
         if self.config.on_policy is None:
-            sizes = [self.ring_spec(group).size_bytes for group in range(self.learners)]
-            return "replay", sum(sizes)
+            return "replay", sum(self.ring_spec(group).size_bytes for group in range(self.learners))
         return "rollout storages", self.rollout_spec().size_bytes
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -17,24 +18,20 @@ from spreeze.machine.utilisation import Utilisation
 from spreeze.metrics.bottleneck import bottleneck
 from spreeze.metrics.snapshot import Snapshot, measured
 from spreeze.metrics.store import EvaluationRow, MetricsWriter
-from spreeze.metrics.table import TABLE, MetricTable
+from spreeze.metrics.table import TABLE, Kind, Metric, MetricTable, Needs
 from spreeze.run_directory import RunDir, process_age_s, versions
 from spreeze.runtime.plan import RunPlan
-from spreeze.runtime.rates import CounterSample, Rates, split_names
 from spreeze.workers.sampler_stats import event_text, write_error
 
 _STATE_S = 2.0
-SAMPLE_S = 0.5
-"""Time between two samples of all metrics."""
-_SAVING_S = 2.0
-"""Time between two reports on the last checkpoint while it is written; none if it takes less."""
+SAMPLE_S = 0.5  # between two samples of all metrics
+_SAVING_S = 2.0  # between two reports on the last checkpoint while it is written; none if it takes less
 
 
 class View(Protocol):
     """Shows a run while it goes on: the terminal, or nothing."""
 
-    def update(self, snapshot: Snapshot) -> None:
-        """Shows the newest numbers."""
+    def update(self, snapshot: Snapshot) -> None: ...
 
     def note(self, text: str) -> None:
         """Shows one line permanently."""
@@ -44,41 +41,35 @@ class View(Protocol):
 class Outcome:
     """The results of a run; None is unknown."""
 
-    stopped_by: str = "unknown"
+    device: str | None = None
     wall_s: float = 0.0
     env_steps: int = 0
     updates: int = 0
-    rates: dict[str, float | None] = field(default_factory=dict)
-    warmup_s: float | None = None
     samples_per_insert: float | None = None
     policy_lag_mean: float | None = None
     episodes: int = 0
-    eval_return: float | None = None
-    eval_best: float | None = None
-    eval_episodes: int | None = None
-    """Episodes in ``eval_return``; others may have been cut by the time limit or lost to errors."""
+    eval_episodes: int | None = None  # in eval_return; others may have been cut by the time limit or lost to errors
     eval_episodes_cut: int | None = None
     eval_episodes_lost: int | None = None
     time_to_target_s: float | None = None
     restarts: int = 0
-    env_errors: int | None = None
-    """Exceptions that environments raised."""
-    rows_refused: int | None = None
-    """Bad transitions that environments gave."""
-    parameters_sha256: str | None = None
-    """Of group 0's networks."""
-    learners: dict[int, dict[str, Any]] = field(default_factory=dict)
-    """Group -> its learner's results."""
-    device: str | None = None
-    bottleneck: str | None = None
+    env_errors: int | None = None  # exceptions that environments raised
+    rows_refused: int | None = None  # bad transitions that environments gave
+    stopped_by: str = "unknown"
     error: str | None = None
+    bottleneck: str | None = None
+    parameters_sha256: str | None = None  # of group 0's networks
+    # Up to here, the keys of summary.json.
+    rates: dict[str, float | None] = field(default_factory=dict)
+    warmup_s: float | None = None
+    eval_return: float | None = None
+    eval_best: float | None = None
+    learners: dict[int, dict[str, Any]] = field(default_factory=dict)  # group -> its learner's results
 
     def learned(self, group: int, message: Mapping[str, Any]) -> None:
         """Takes a learner's last message."""
         sha256 = message.get("parameters_sha256")
-        self.learners[group] = {
-            **self.learners.get(group, {}), "updates": int(message.get("updates", 0)), "parameters_sha256": sha256,
-        }
+        self.learners.setdefault(group, {}).update(updates=int(message.get("updates", 0)), parameters_sha256=sha256)
         self.updates = sum(learner.get("updates", 0) for learner in self.learners.values())
         if group == 0:
             self.parameters_sha256 = sha256
@@ -90,7 +81,7 @@ class Recorder:
     def __init__(self, plan: RunPlan, run_dir: RunDir, view: View, table: MetricTable = TABLE) -> None:
         self._plan, self._run_dir, self._view, self._table = plan, run_dir, view, table
         self._store = MetricsWriter(run_dir.path / "metrics.db", table=table)
-        self._gauges = Rates(plan.batch_size, table=table)
+        self.rates = Rates(plan.batch_size, table=table)
         self._utilisation = Utilisation({})
         self._memory_total_bytes = memory_limits().total_bytes
         self._events: deque[str] = deque(maxlen=6)
@@ -103,8 +94,8 @@ class Recorder:
         self._evaluated: tuple[int, Any, Any] = (0, None, None)
         self._scores: dict[int, float] = {}
         self._samplers_alive = 0
-        self._hung_up = False
-        self._saving_said, self._next_saving_s = False, float("inf")
+        self._hung_up = self._saving_said = False
+        self._next_saving_s = math.inf
         self.started_s = time.monotonic()
         self.reading: CounterSample | None = None
         self.first_error: tuple[str, str] | None = None
@@ -145,7 +136,7 @@ class Recorder:
         """
         now = time.monotonic()
         if now < self._next_saving_s:
-            if self._next_saving_s == float("inf"):
+            if self._next_saving_s == math.inf:
                 self._next_saving_s = now + _SAVING_S
             return
         self._next_saving_s = now + _SAVING_S
@@ -163,34 +154,32 @@ class Recorder:
         The run's score, and its curve in the store, are those of the learner with the highest latest score. The
         final evaluation comes after training, so it does not count for the time to the target.
         """
-        value = record.get("return_mean")
-        if not isinstance(value, int | float):
+        if not isinstance(record.get("return_mean"), int | float):
             return
+        value = float(record["return_mean"])
         outcome, target, group = self.outcome, self._plan.config.stop.target_return, int(record.get("group", 0))
         asked = self._plan.config.evaluation.episodes
         whole = bool(record.get("whole", int(record.get("episodes") or 0) == asked))
         if whole and (outcome.eval_best is None or value > outcome.eval_best):
-            outcome.eval_best = float(value)
+            outcome.eval_best = value
         if not final and whole and target is not None and value >= target and outcome.time_to_target_s is None:
             outcome.time_to_target_s = self._age_at_start_s + self.session_s
-        self._scores[group] = float(value)
-        outcome.learners.setdefault(group, {})["eval_return"] = float(value)
-        if by_group := self._eval_returns_by_group():
-            self._metrics |= by_group
+        self._scores[group] = value
+        outcome.learners.setdefault(group, {})["eval_return"] = value
+        if self._plan.learners > 1:
+            self._metrics[f"eval_return/{group}"] = value
             with contextlib.suppress(KeyError, TypeError, ValueError):
-                self._store.write(float(record["wall_s"]), int(record["env_steps"]),
-                                  {name: score for name, score in by_group.items() if name == f"eval_return/{group}"})
+                self._store.write(float(record["wall_s"]), int(record["env_steps"]), {f"eval_return/{group}": value})
         if not final and value < max(self._scores.values()):
             return
-        outcome.eval_return = float(value)
-        self._eval_returns.append(float(value))
+        outcome.eval_return = self._metrics["eval_return"] = value
+        self._eval_returns.append(value)
         outcome.eval_episodes = int(record.get("episodes") or 0)
         outcome.eval_episodes_cut = int(record.get("episodes_cut") or 0)
         outcome.eval_episodes_lost = int(record.get("episodes_lost") or 0)
         if outcome.eval_episodes_cut:
             self.event("info", f"final evaluation: {outcome.eval_episodes} of {asked} episodes, "
                                "the others would have taken too long; only whole rounds count")
-        self._metrics["eval_return"] = float(value)
         order = (group, record.get("epoch"), record.get("version"))
         if final and order == self._evaluated:
             return
@@ -199,35 +188,27 @@ class Recorder:
             fields = {name: record[name] for name in EvaluationRow._fields if name != "t"}
             self._store.evaluation(EvaluationRow(t=float(record["wall_s"]), **fields))
             self._store.write(float(record["wall_s"]), int(record["env_steps"]),
-                              {"eval_return": float(value), "eval_length": float(record["length_mean"])})
-
-    def _eval_returns_by_group(self) -> dict[str, float]:
-        """The latest scores as series, if there are several learners."""
-        if self._plan.learners == 1:
-            return {}
-        return {f"eval_return/{group}": value for group, value in self._scores.items()}
+                              {"eval_return": value, "eval_length": float(record["length_mean"])})
 
     def no_final_evaluation(self, budget_s: float) -> None:
-        """Reports why the last score is that of an earlier policy."""
         self.event("info", f"no final evaluation: no whole round of episodes gave a score within {budget_s:.0f} s; the "
                            "score is the latest one of training")
 
     def sample(
         self, reading: CounterSample, *, pids: Mapping[str, int] | None, restarts: int = 0, samplers_alive: int = 1,
-        state: str = "training", governed: Mapping[str, float | None] | None = None,
+        state: str = "training", governed: dict[str, float | None] | None = None,
     ) -> None:
         """Takes one sample of all metrics; without utilisation if ``pids`` is None (the workers have ended)."""
         self.reading, self._samplers_alive = reading, samplers_alive
-        metrics = self._gauges.read(reading)
-        metrics.update(governed or {})
-        metrics["env_steps"] = self._plan.earlier.env_steps + reading.env_steps
-        metrics["restarts"] = restarts
-        metrics["episodes"] = self._plan.earlier.episodes + (metrics["episodes"] or 0.0)
+        metrics, earlier = self.rates.read(reading) | (governed or {}), self._plan.earlier
+        metrics |= {"env_steps": earlier.env_steps + reading.env_steps, "restarts": restarts,
+                    "episodes": earlier.episodes + (metrics["episodes"] or 0.0)}
         if pids is not None:
             metrics.update(self._utilisation.sample(pids))
         if (lag := metrics.get("policy_lag")) is not None:
             self._lag_sum, self._lag_count = self._lag_sum + lag, self._lag_count + 1
-        self._metrics = {**metrics, "eval_return": self._metrics.get("eval_return"), **self._eval_returns_by_group()}
+        scores = {name: value for name, value in self._metrics.items() if name.startswith("eval_return/")}
+        self._metrics = {**metrics, "eval_return": self._metrics.get("eval_return"), **scores}
         snapshot = self.snapshot(state)
         self.outcome.bottleneck = snapshot.bottleneck
         self._store.write(self.wall_s, int(metrics["env_steps"] or 0),
@@ -240,13 +221,21 @@ class Recorder:
                                       episodes=metrics["episodes"])
 
     def snapshot(self, state: str) -> Snapshot:
-        known: dict[str, Any] = {
-            "state": state, "wall_s": self.wall_s, "eval_best": self.outcome.eval_best,
-            "eval_returns": tuple(self._eval_returns), "memory_total_bytes": self._memory_total_bytes,
-            "learner_device": self.outcome.device, "samplers_alive": self._samplers_alive,
-            "first_error": self.first_error, "events": tuple(self._events),
-        }
-        bare = take_snapshot(self._plan, self._metrics, self.session_s, self._table, **known)
+        plan, metrics, replay = self._plan, self._metrics, self._plan.config.replay
+        has_replay = plan.lag is None
+        progress, eta_s = _progress(plan, metrics, self.session_s)
+        errors = [value for name in ("env_errors", "rows_refused") if (value := metrics.get(name)) is not None]
+        bare = Snapshot(
+            env_id=plan.spec.env_id, algo=plan.config.run.algo, lag=plan.lag, state=state, wall_s=self.wall_s,
+            learning_starts=replay.learning_starts if has_replay else None,
+            samples_per_insert_min=replay.samples_per_insert_min if has_replay else None,
+            samples_per_insert_max=replay.samples_per_insert_max if has_replay else None,
+            eval_best=self.outcome.eval_best, eval_returns=tuple(self._eval_returns),
+            memory_total_bytes=self._memory_total_bytes, learner_device=self.outcome.device,
+            samplers_alive=self._samplers_alive, samplers_wanted=plan.samplers, first_error=self.first_error,
+            env_errors=int(sum(errors)) if errors else None, events=tuple(self._events), progress=progress, eta_s=eta_s,
+            **measured(metrics, on_policy=not has_replay, table=self._table),
+        )
         return dataclasses.replace(bare, bottleneck=bottleneck(bare).sentence)
 
     def stop_reason(self) -> str | None:
@@ -267,22 +256,20 @@ class Recorder:
         steps = reading.env_steps + self._plan.earlier.env_steps
         return "env_steps" if stop.env_steps is not None and steps >= stop.env_steps else None
 
-    def ending(self) -> None:
-        """Ends the measurement of rates when training is over."""
-        self._gauges.end()
-
     def finish(self, restarts: int = 0) -> None:
         """Fills the outcome from the last sample."""
         outcome, metrics = self.outcome, self._metrics
         outcome.wall_s = self.wall_s
         outcome.env_steps = int(metrics.get("env_steps") or 0)
         outcome.updates = max(outcome.updates, int(metrics.get("updates") or 0))
-        outcome.rates, outcome.warmup_s = self._gauges.steady(), self._gauges.warmup_s
+        outcome.rates, outcome.warmup_s = self.rates.steady(), self.rates.warmup_s
         outcome.samples_per_insert = metrics.get("samples_per_insert")
         outcome.policy_lag_mean = self._lag_sum / self._lag_count if self._lag_count else None
         outcome.episodes = int(metrics.get("episodes") or 0)
         outcome.restarts = restarts
-        outcome.env_errors, outcome.rows_refused = _count(metrics, "env_errors"), _count(metrics, "rows_refused")
+        errors, refused = metrics.get("env_errors"), metrics.get("rows_refused")
+        outcome.env_errors = None if errors is None else int(errors)
+        outcome.rows_refused = None if refused is None else int(refused)
         if outcome.error and self.first_error:
             outcome.error = f"{outcome.error} (first: {self.first_error[0]}: {self.first_error[1]})"
 
@@ -292,35 +279,6 @@ class Recorder:
             self._run_dir.write_state(checkpoint_left_bytes=None)
         self._utilisation.close()
         self._store.close()
-
-
-def _count(metrics: Mapping[str, float | None], name: str) -> int | None:
-    value = metrics.get(name)
-    return None if value is None else int(value)
-
-
-def take_snapshot(
-    plan: RunPlan, metrics: Mapping[str, float | None], session_s: float, table: MetricTable = TABLE, **known: Any
-) -> Snapshot:
-    """Builds a snapshot from the newest value of each series, None or absent where unknown.
-
-    ``session_s`` is the wall time of this session, for progress; ``known`` are further fields of ``Snapshot``.
-    """
-    replay = plan.config.replay
-    progress, eta_s = _progress(plan, metrics, session_s)
-    return Snapshot(
-        env_id=plan.spec.env_id, algo=plan.config.run.algo, lag=plan.lag,
-        learning_starts=replay.learning_starts if plan.lag is None else None,
-        samples_per_insert_min=replay.samples_per_insert_min if plan.lag is None else None,
-        samples_per_insert_max=replay.samples_per_insert_max if plan.lag is None else None,
-        samplers_wanted=plan.samplers, env_errors=_env_errors(metrics), progress=progress, eta_s=eta_s,
-        **measured(metrics, on_policy=plan.lag is not None, table=table), **known,
-    )
-
-
-def _env_errors(metrics: Mapping[str, float | None]) -> int | None:
-    known = [value for name in ("env_errors", "rows_refused") if (value := metrics.get(name)) is not None]
-    return int(sum(known)) if known else None
 
 
 def _progress(
@@ -343,66 +301,227 @@ def _progress(
     return min(share, 1.0), eta_s
 
 
-def _on_policy_fields(plan: RunPlan) -> dict[str, Any]:
-    """Further fields in the summary of an on-policy run."""
-    part = plan.config.rollout
-    if plan.config.on_policy is None:
-        return {}
-    return {
-        "samplers": plan.samplers, "envs_per_sampler": part.envs_per_sampler,
-        "inference_workers": plan.inference_workers, "sync_interval": part.sync_interval,
-        "correction": part.correction if plan.lag else None,
-        "synchrony": part.synchrony if plan.lag == 0 else None,
-    }
-
-
 def summary(plan: RunPlan, outcome: Outcome, run_dir: Path, machine: Machine) -> dict[str, Any]:
     """``summary.json``: all that scripts and comparisons need of a finished run; None is unknown."""
-    config, rates = plan.config, outcome.rates
-    return {
-        "run_dir": str(run_dir),
-        "env": plan.spec.env_id,
-        "algo": config.run.algo,
-        "mode": config.run.mode,
-        "seed": config.run.seed,
-        "device": outcome.device,
-        "samplers": plan.samplers,
-        "envs_per_sampler": config.sampling.envs_per_sampler,
-        "batch_size": plan.batch_size,
-        **_on_policy_fields(plan),
-        **({"learners": [{"group": group, **own} for group, own in sorted(outcome.learners.items())]}
-           if plan.learners > 1 else {}),
-        "learner_threads": config.learner.threads,
-        "wall_s": outcome.wall_s,
+    config, rates, on_policy = plan.config, outcome.rates, plan.config.on_policy is not None
+    part = config.rollout if on_policy else config.sampling
+    same = vars(outcome).copy()
+    eval_return, eval_best, learners, warmup_s = map(same.pop, ("eval_return", "eval_best", "learners", "warmup_s"))
+    del same["rates"]
+    document = {
+        "run_dir": str(run_dir), "env": plan.spec.env_id, "algo": config.run.algo, "mode": config.run.mode,
+        "seed": config.run.seed, "samplers": plan.samplers, "envs_per_sampler": part.envs_per_sampler,
+        "batch_size": plan.batch_size, "learner_threads": config.learner.threads, **same,
         "process_s": outcome.wall_s - plan.earlier.wall_s + plan.process_age_s,
-        "env_steps": outcome.env_steps,
-        "updates": outcome.updates,
-        "env_steps_per_s": rates.get("env_steps_per_s"),
-        "updates_per_s": rates.get("updates_per_s"),
-        "update_frames_per_s": rates.get("update_frames_per_s"),
-        "rates_measured_s": rates.get("measured_s"),
-        "rates_warmup_s": outcome.warmup_s,
+        **{name: rates.get(name) for name in ("env_steps_per_s", "updates_per_s", "update_frames_per_s")},
+        "rates_measured_s": rates.get("measured_s"), "rates_warmup_s": warmup_s,
         "time_split": {name: rates.get(name) for name in split_names(
-            on_policy=config.on_policy is not None, inference_workers=plan.inference_workers > 0)},
-        "samples_per_insert": outcome.samples_per_insert,
+            on_policy=on_policy, inference_workers=plan.inference_workers > 0)},
         "samples_per_insert_band": [config.replay.samples_per_insert_min, config.replay.samples_per_insert_max],
-        "policy_lag_mean": outcome.policy_lag_mean,
-        "episodes": outcome.episodes,
-        "eval_return_mean": outcome.eval_return,
-        "eval_return_best": outcome.eval_best,
-        "eval_episodes": outcome.eval_episodes,
-        "eval_episodes_cut": outcome.eval_episodes_cut,
-        "eval_episodes_lost": outcome.eval_episodes_lost,
-        "target_return": config.stop.target_return,
-        "time_to_target_s": outcome.time_to_target_s,
-        "restarts": outcome.restarts,
-        "env_errors": outcome.env_errors,
-        "rows_refused": outcome.rows_refused,
-        "stopped_by": outcome.stopped_by,
-        "error": outcome.error,
-        "bottleneck": outcome.bottleneck,
-        "parameters_sha256": outcome.parameters_sha256,
-        "reasons": plan.reasons,
-        "versions": versions(),
-        "machine": machine.one_line(),
+        "eval_return_mean": eval_return, "eval_return_best": eval_best, "target_return": config.stop.target_return,
+        "reasons": plan.reasons, "versions": versions(), "machine": machine.one_line(),
     }
+    if plan.learners > 1:
+        document["learners"] = [{"group": group, **own} for group, own in sorted(learners.items())]
+    if on_policy:
+        document |= {
+            "inference_workers": plan.inference_workers, "sync_interval": config.rollout.sync_interval,
+            "correction": config.rollout.correction if plan.lag else None,
+            "synchrony": config.rollout.synchrony if plan.lag == 0 else None,
+        }
+    return document
+
+
+# Rates, shares and ratios: pure arithmetic over the counters that the workers post.
+
+_RATE_WINDOW_S = 3.0
+
+
+@dataclass(frozen=True)
+class GroupSample:
+    """All counters of one group at one time."""
+
+    samplers: tuple[dict[str, float], ...]
+    learner: dict[str, float]
+    inserted: int  # transitions written since the ring was made
+    baseline_inserted: int  # value of inserted when learning began; -1 before
+    sampled: int  # transitions drawn since learning began
+    inference_workers: tuple[dict[str, float], ...] = ()
+
+    @property
+    def learned(self) -> bool:
+        """Whether there has been an update in this session."""
+        return self.learner["updates"] > 0 and self.sampled > 0
+
+    @property
+    def on_policy(self) -> bool:
+        """Whether the learner takes whole rollouts instead of batches from replay."""
+        return self.learner.get("learn_s", 0.0) > 0.0
+
+    def of(self, role: str) -> tuple[dict[str, float], ...]:
+        """The slots of all workers of a role of the metric table."""
+        return (self.learner,) if role == "learner" else self.samplers if role == "sampler" else self.inference_workers
+
+
+@dataclass(frozen=True)
+class CounterSample:
+    """All counters at one time, group by group."""
+
+    t_s: float
+    groups: tuple[GroupSample, ...]
+
+    @property
+    def sampler_steps(self) -> list[float]:
+        """Env steps of each sampler in this session, group after group."""
+        return [sampler["env_steps"] for group in self.groups for sampler in group.samplers]
+
+    @property
+    def env_steps(self) -> float:
+        """Env steps of this session, over all samplers."""
+        return sum(self.sampler_steps)
+
+    @property
+    def inserted(self) -> int:
+        """Transitions written, over all groups."""
+        return sum(group.inserted for group in self.groups)
+
+
+_Groups = tuple[GroupSample, ...]
+
+
+@dataclass
+class Rates:
+    """Keeps a short window of readings for live rates, and two readings for steady-state rates."""
+
+    batch_size: int
+    warmup_s: float = 1.0  # after the first update, left out of steady-state rates
+    table: MetricTable = TABLE
+    _window: deque[CounterSample] = field(default_factory=deque)
+    learning_began_s: float | None = None
+    _steady: CounterSample | None = None
+    _last: CounterSample | None = None
+    _ended: bool = False
+
+    def end(self) -> None:
+        """Excludes later readings from steady-state rates, since the run is being stopped."""
+        self._ended = True
+
+    def read(self, reading: CounterSample) -> dict[str, float | None]:
+        """Metrics at this reading; a rate is None until there are two readings.
+
+        With several groups, each metric is that of the whole run, and ``name/1`` that of group 1. Counters, rates and
+        times are summed over the groups; other numbers are means over the groups that have them.
+        """
+        self._note(reading)
+        first, seconds = self._window[0], reading.t_s - self._window[0].t_s
+        metrics = self._metrics(first, reading, slice(None))
+        steps = zip(first.sampler_steps, reading.sampler_steps, strict=True)
+        for index, (before, after) in enumerate(steps if seconds > 0 else ()):
+            metrics[f"sampler_env_steps_per_s/{index}"] = max(after - before, 0.0) / seconds
+        for number in range(len(reading.groups)) if len(reading.groups) > 1 else ():
+            own = self._metrics(first, reading, slice(number, number + 1))
+            metrics |= {f"{name}/{number}": value for name, value in own.items()}
+        return metrics
+
+    def _metrics(self, old: CounterSample, new: CounterSample, part: slice) -> dict[str, float | None]:
+        changes = self._changes(old.groups[part], new.groups[part], new.t_s - old.t_s)
+        return {**_counts(new.groups[part], self.table), **changes,
+                "samples_per_insert": samples_per_insert(new.groups[part])}
+
+    def _changes(self, old: _Groups, new: _Groups, seconds: float) -> dict[str, float | None]:
+        return {**_rates(old, new, seconds, self.batch_size, self.table), **_shares(old, new, self.table)}
+
+    def _note(self, reading: CounterSample) -> None:
+        self._window.append(reading)
+        while len(self._window) > 2 and reading.t_s - self._window[0].t_s > _RATE_WINDOW_S:
+            self._window.popleft()
+        if self.learning_began_s is None and all(group.learned for group in reading.groups):
+            self.learning_began_s = reading.t_s
+        if self._steady is None and self.learning_began_s is not None and (
+            reading.t_s - self.learning_began_s >= self.warmup_s
+        ):
+            self._steady = reading
+        if not self._ended:
+            self._last = reading
+
+    def steady(self) -> dict[str, float | None]:
+        """Rates from the end of the warmup to the last reading; None if the run was too short."""
+        if self._steady is None or self._last is None or self._last.t_s <= self._steady.t_s:
+            return dict.fromkeys(("env_steps_per_s", "updates_per_s", "update_frames_per_s", "measured_s"))
+        seconds = self._last.t_s - self._steady.t_s
+        return {**self._changes(self._steady.groups, self._last.groups, seconds), "measured_s": seconds}
+
+
+def split_names(*, on_policy: bool, inference_workers: bool) -> tuple[str, ...]:
+    """Names of the shares of time in a run, known or not."""
+    roles = ("sampler", "learner", "inference") if inference_workers else ("sampler", "learner")
+    return tuple(metric.name for role in roles for metric, _ in TABLE.splits(role, on_policy=on_policy))
+
+
+def samples_per_insert(groups: _Groups) -> float | None:
+    """Transitions drawn / transitions inserted, since learning began; None before."""
+    begun = [group for group in groups if group.baseline_inserted >= 0]
+    inserts = sum(group.inserted - group.baseline_inserted for group in begun)
+    return sum(group.sampled for group in begun) / inserts if inserts > 0 else None
+
+
+def _counts(groups: _Groups, table: MetricTable) -> dict[str, float | None]:
+    counts: dict[str, float | None] = {}
+    for metric, slot in table.of("learner", Kind.COUNTER, Kind.GAUGE):
+        posted = [group.learner.get(slot, math.nan) for group in groups if _is_due(metric, group)]
+        known = [value for value in posted if math.isfinite(value)]  # some are missing or not finite
+        parts = 1 if metric.kind is Kind.COUNTER else len(known)
+        counts[metric.name] = sum(known) / parts if known else None
+    for metric, slot in table.of("sampler", Kind.COUNTER):
+        counts[metric.name] = _total(groups, "sampler", slot)
+    for metric, slot in table.of("sampler", Kind.GAUGE):
+        values = [sampler[slot] for group in groups for sampler in group.samplers if sampler["episodes"] > 0]
+        counts[metric.name] = sum(values) / len(values) if values else None
+    return counts
+
+
+def _is_due(metric: Metric, group: GroupSample) -> bool:
+    """Whether a learner of this kind has this number by now."""
+    other = Needs.REPLAY if group.on_policy else Needs.ROLLOUTS
+    return metric.known_from is Needs.NOTHING or (group.learned and metric.known_from is not other)
+
+
+def _total(groups: _Groups, role: str, slot: str) -> float:
+    """Sum of a slot over all workers of the role."""
+    return sum(worker.get(slot, 0.0) for group in groups for worker in group.of(role))
+
+
+def _rates(
+    old: _Groups, new: _Groups, seconds: float, batch_size: int, table: MetricTable
+) -> dict[str, float | None]:
+    counters = {metric.name: table.by_name(metric.per_s_of) for metric in table.metrics if metric.per_s_of}
+    if seconds <= 0:
+        return dict.fromkeys((*counters, "update_frames_per_s"))
+    rates: dict[str, float | None] = {}
+    for name, counter in counters.items():
+        if counter.source is None:
+            raise ValueError(f"metric {counter.name} comes from no slot, so it has no rate: take out per_s_of")
+        role, slot = counter.source
+        rates[name] = max(_total(new, role, slot) - _total(old, role, slot), 0.0) / seconds
+    # A learner halves its batch if the device has too little memory.
+    rates["update_frames_per_s"] = sum(
+        max(after.learner["updates"] - before.learner["updates"], 0.0) / seconds
+        * (after.learner.get("batch_size") or batch_size)
+        for before, after in zip(old, new, strict=True)
+    )
+    return rates
+
+
+def _shares(old: _Groups, new: _Groups, table: MetricTable) -> dict[str, float | None]:
+    found: dict[str, float | None] = {}
+    has_inference = any(group.inference_workers for group in new)
+    for role in ("sampler", "learner", "inference") if has_inference else ("sampler", "learner"):
+        splits = table.splits(role, on_policy=new[0].on_policy)
+        times = {metric.name: _total(new, role, slot) - _total(old, role, slot) for metric, slot in splits}
+        total = sum(times.values())
+        found |= {name: value / total if total > 0 else None for name, value in times.items()}
+    if has_inference:
+        batches = _total(new, "inference", "batches") - _total(old, "inference", "batches")
+        rows = _total(new, "inference", "rows") - _total(old, "inference", "rows")
+        found["inference_rows_per_batch"] = rows / batches if batches > 0 else None
+    return found

@@ -1,65 +1,133 @@
-"""The supervisor: reads the workers' messages, samples their counters, decides when the run is over."""
+"""Runs the workers of a mode: starts and watches them, reads their messages, decides when the run is over."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import psutil
 
-from spreeze.errors import WorkerError
+from spreeze.errors import ResourceError, WorkerError
 from spreeze.formatting import size
-from spreeze.machine.processes import DEATH_S, end_orphans, left_behind
+from spreeze.machine.processes import DEATH_S, OrphanWatch, end_orphans, held_back, kill_and_wait, left_behind
 from spreeze.metrics.table import DEADLINE_S, Phase
 from spreeze.run_directory import RunDir, group_folder
 from spreeze.runtime.cpu_governor import GovernorLoop
 from spreeze.runtime.interrupts import Interrupts
-from spreeze.runtime.launcher import FRESH, Launcher, RunContext, WorkerProcess, WorkerSpec
-from spreeze.runtime.rates import CounterSample
-from spreeze.runtime.recorder import SAMPLE_S, Recorder
+from spreeze.runtime.launcher import FRESH, Launcher, RunContext, WorkerProcess, WorkerSpec, child_environment, log_file
+from spreeze.runtime.plan import RunPlan
+from spreeze.runtime.recorder import SAMPLE_S, CounterSample, GroupSample, Outcome, Recorder
 from spreeze.transport import status_table as words
 from spreeze.transport.checkpoint import CheckpointStore
-from spreeze.transport.shared_memory import readable
+from spreeze.transport.shared_memory import available_bytes, readable
 from spreeze.transport.status_table import StatusTable
+from spreeze.workers.evaluator import EvaluatorJob
+from spreeze.workers.jobs import VisualizerJob
 from spreeze.workers.roles import ROLES, Address, Loss, RestartLimit, Role
 
 _LOOK_S = 0.05
+_FINAL_EVALUATION_S = 6.0
+_EXIT_S = 12.0  # longest time from the stop request to the end of the final evaluation; 3 more are for closing
+_VISUALIZER_AFTER_S = 4.0  # from the first update to the visualizer's start, whose imports would delay the first ones
+_LEAST_LIMIT_BYTES = 2**30
 
 
-class Supervisor:
+@dataclass(frozen=True, kw_only=True)
+class Wired:
+    """A mode's workers and the shared memory between them, ready to start."""
+
+    status: StatusTable
+    specs: dict[str, WorkerSpec]  # by name, in starting order: slowest imports first
+    read: Callable[[], CounterSample]  # all counters; after the stop flag is set, the final ones
+    governing: GovernorLoop | None = None
+
+
+def run_workers(
+    plan: RunPlan, run_dir: RunDir, recorder: Recorder, interrupts: Interrupts, launcher: Launcher,
+    wired: AbstractContextManager[Wired],
+) -> Outcome:
+    """Starts and watches the workers of a mode, then evaluates. All workers have ended when this returns.
+
+    Raises a ResourceError if there is no room for shared memory, or a worker could not be started.
+    """
+    watch = OrphanWatch(run_dir.nonce)
+    try:
+        watch.start()
+        with wired as mode:
+            supervisor = _Supervisor(plan, run_dir, recorder, interrupts, launcher, mode)
+            try:
+                supervisor.start()
+                supervisor.run()
+            finally:
+                supervisor.stop()
+        budget_s = min(_FINAL_EVALUATION_S, _EXIT_S - supervisor.stopping_s)
+        if not interrupts.urgent and recorder.outcome.updates > 0 and budget_s >= 1.0:
+            record = _final_evaluation(run_dir, plan, budget_s, interrupts, recorder.event)
+            if record is not None:
+                recorder.evaluation(record, final=True)
+            elif not interrupts.urgent:
+                recorder.no_final_evaluation(budget_s)
+    finally:
+        watch.end()
+        recorder.close()
+    return recorder.outcome
+
+
+def read_group(
+    status: StatusTable, specs: dict[str, WorkerSpec], group: int, inserted: int, baseline_inserted: int,
+    sampled: int = 0,
+) -> GroupSample:
+    """The posted slots of a group's workers with the counters of its buffer."""
+    own = [spec for spec in specs.values() if spec.address.group == group]
+
+    def posted(trait: str) -> tuple[dict[str, float], ...]:
+        return tuple(status.named_slots(spec.row, spec.role.name) for spec in own if getattr(spec.role, trait))
+
+    return GroupSample(posted("steps"), posted("learns")[0], inserted, baseline_inserted, sampled, posted("infers"))
+
+
+class _Supervisor:
     """Watches the workers of one run until all have ended."""
 
     def __init__(
-        self,
-        run_dir: RunDir,
-        status: StatusTable,
-        workers: ProcessSupervisor,
-        read: Callable[[], CounterSample],
-        recorder: Recorder,
-        interrupts: Interrupts,
-        governing: GovernorLoop | None = None,
+        self, plan: RunPlan, run_dir: RunDir, recorder: Recorder, interrupts: Interrupts, launcher: Launcher,
+        mode: Wired,
     ) -> None:
-        """``read`` gives all counters; after the stop flag is set, the final ones."""
-        self._run_dir, self._status, self._workers = run_dir, status, workers
-        self._reading, self._recorder, self._interrupts = read, recorder, interrupts
-        self._governing = governing
+        self._run_dir, self._recorder, self._interrupts, self._mode = run_dir, recorder, interrupts, mode
+        run_context = RunContext(run_dir=run_dir.path, status_fd=mode.status.block.fd, status_rows=mode.status.num_rows,
+                                 nonce=run_dir.nonce)
+        self._workers = ProcessSupervisor(run_context, mode.status, on_event=recorder.event, launcher=launcher,
+                                          forgiven_failures=plan.config.run.forgiven_failures)
         self._finished: dict[Address, str] = {}
         self._next_sample_s = 0.0
-        self.stopping_s = 0.0
-        """How long stopping the workers took."""
+        self.stopping_s = 0.0  # how long stopping the workers took
 
-    def run(self, on_sample: Callable[[], None]) -> None:
-        """Watches until a stop condition, an interrupt, or a failure that no restart can repair.
+    def start(self) -> None:
+        """Starts all workers but the visualizer."""
+        for name, spec in self._mode.specs.items():
+            try:
+                if name != "visualizer":
+                    self._workers.add(spec)
+            except OSError as error:
+                raise ResourceError(
+                    f"{name} could not be started: {error}; use fewer {spec.role.name}s, or raise the limit of "
+                    "processes and open files (ulimit -u, ulimit -n)"
+                ) from None
 
-        ``on_sample`` is called after each sample of the metrics, twice a second.
-        """
-        recorder = self._recorder
+    def run(self) -> None:
+        """Watches until a stop condition, an interrupt, or a failure that no restart can repair."""
+        outcome = self._recorder.outcome
         try:
             while True:
                 self._handle(self._workers.wait(_LOOK_S))
@@ -68,19 +136,27 @@ class Supervisor:
                 if time.monotonic() >= self._next_sample_s:
                     self._next_sample_s = time.monotonic() + SAMPLE_S
                     self._sample()
-                    on_sample()
+                    self._start_visualizer()
                 reason = self._stop_reason()
                 if reason is not None:
-                    recorder.outcome.stopped_by = reason
+                    outcome.stopped_by = reason
                     return
         except WorkerError as error:
-            recorder.outcome.stopped_by = "failure"
-            recorder.outcome.error = str(error)
-            recorder.event("error", str(error))
+            outcome.stopped_by, outcome.error = "failure", str(error)
+            self._recorder.event("error", str(error))
+
+    def _start_visualizer(self) -> None:
+        began_s = self._recorder.rates.learning_began_s
+        due = began_s is not None and time.monotonic() - began_s > _VISUALIZER_AFTER_S
+        if due and "visualizer" in self._mode.specs and "visualizer" not in self._workers.handles:
+            try:
+                self._workers.add(self._mode.specs["visualizer"])
+            except OSError as error:  # never a reason to end the run
+                self._recorder.event("warning", f"no pictures: the visualizer could not be started: {error}")
 
     def stop(self) -> None:
         """Ends the workers and takes the last sample. All workers have ended when this returns."""
-        self._recorder.ending()
+        self._recorder.rates.end()
         start_s = time.monotonic()
         self._run_dir.write_state(state="stopping")
         try:
@@ -92,7 +168,7 @@ class Supervisor:
                     folder = group_folder(self._run_dir.path, address.group) / "checkpoints"
                     CheckpointStore(folder).remove_unfinished()
             self._recorder.first_error = self._workers.first_error
-            self._recorder.sample(self._reading(), pids=None, restarts=self._workers.restarts,
+            self._recorder.sample(self._mode.read(), pids=None, restarts=self._workers.restarts,
                                   samplers_alive=0, state="stopping")
             self._recorder.finish(self._workers.restarts)
 
@@ -100,7 +176,7 @@ class Supervisor:
         """Called while waiting for ``specs``; shows what learners still have to write."""
         self._report_hang_up()
         if any(spec.role.saves for spec in specs):
-            groups = self._reading().groups
+            groups = self._mode.read().groups
             self._recorder.saving(int(sum(group.learner["checkpoint_left_bytes"] for group in groups)))
 
     def _report_hang_up(self) -> None:
@@ -132,25 +208,22 @@ class Supervisor:
 
     def _sample(self) -> None:
         self._recorder.first_error = self._workers.first_error
-        reading, pids = self._reading(), self._workers.pids()
-        governed = self._governing.look(reading, {**pids, "supervisor": os.getpid()}) if self._governing else {}
+        reading, pids = self._mode.read(), self._workers.pids()
+        governing = self._mode.governing
+        governed = governing.look(reading, {**pids, "supervisor": os.getpid()}) if governing else {}
         self._recorder.sample(reading, pids=pids, restarts=self._workers.restarts,
                               samplers_alive=sum(self._workers.alive(role) for role in ROLES.values() if role.steps),
                               governed=governed)
         paused = (self._run_dir.path / "control" / "pause-visualizer").exists()
-        self._status.header[words.VISUALIZER_PAUSED] = int(paused)
+        self._mode.status.header[words.VISUALIZER_PAUSED] = int(paused)
 
 
-_ASLEEP_S = 5.0
-"""After a gap this long between two checks this process has slept, and the workers may have been silent for that."""
-_STOP_S = 6.0
-"""Time for a worker to end after it was asked to stop."""
+_ASLEEP_S = 5.0  # after a gap this long between two checks this process has slept, and the workers with it
+_STOP_S = 6.0  # for a worker to end after it was asked to stop
 _LAST_WORK = (Phase.UPDATE, Phase.PUBLISH, Phase.CHECKPOINT)
 """Phases before the learner's last checkpoint: no time limit while its heartbeat is in time."""
-_MEMORY_S = 1.0
-"""Time between two checks of the workers' memory."""
-_STACK_S = 0.2
-"""Time for a hung worker to write its stack into its log before it is killed."""
+_MEMORY_S = 1.0  # between two checks of the workers' memory
+_STACK_S = 0.2  # for a hung worker to write its stack into its log before it is killed
 
 
 @dataclass
@@ -164,25 +237,30 @@ class WorkerHandle:
     last_heartbeat: int = -1
     heartbeat_seen_s: float = 0.0
     failures: list[str] = field(default_factory=list)
-    reported: str | None = None
-    """The error that the worker reported before its end was noticed."""
+    reported: str | None = None  # the error that it reported before its end was noticed
+
+
+def _read(handle: WorkerHandle) -> list[dict[str, Any]]:
+    """The messages of a worker that have arrived; notes the error that it reports."""
+    messages = handle.process.read_messages() if handle.process else []
+    for message in messages:
+        if message.get("kind") == "error":
+            handle.reported = str(message.get("error"))
+    return messages
 
 
 class ProcessSupervisor:
     """Starts, watches, restarts and stops workers.
 
-    ``takeover(spec)`` is called after a worker is certainly dead and before its successor starts.
     ``forgiven_failures`` crashes of each worker are restarted at once and do not count toward its limit.
     """
 
     def __init__(
         self, run_context: RunContext, status: StatusTable, *, on_event: Callable[[str, str], None],
-        takeover: Callable[[WorkerSpec], None] = lambda spec: None,
-        launcher: Launcher = FRESH, clock: Callable[[], float] = time.monotonic,
-        forgiven_failures: int = 0,
+        launcher: Launcher = FRESH, clock: Callable[[], float] = time.monotonic, forgiven_failures: int = 0,
     ) -> None:
         self._run_context, self._status = run_context, status
-        self.on_event, self._takeover, self._launcher, self._clock = on_event, takeover, launcher, clock
+        self.on_event, self._launcher, self._clock = on_event, launcher, clock
         self._forgiven = forgiven_failures
         self.handles: dict[str, WorkerHandle] = {}
         self.first_error: tuple[str, str] | None = None
@@ -190,13 +268,8 @@ class ProcessSupervisor:
         self._next_memory_s = 0.0
 
     def add(self, spec: WorkerSpec) -> None:
-        """Starts a worker and keeps it running from now on.
-
-        Raises:
-            OSError: it could not be started (descriptor, process or memory limit).
-        """
-        handle = WorkerHandle(spec=spec, restarts=Restarts(spec.role.limit, self._forgiven))
-        self.handles[spec.name] = handle
+        """Starts a worker and keeps it running from now on; an OSError if it could not be started."""
+        self.handles[spec.name] = handle = WorkerHandle(spec=spec, restarts=Restarts(spec.role.limit, self._forgiven))
         self._launch(handle)
 
     def _launch(self, handle: WorkerHandle) -> None:
@@ -222,21 +295,9 @@ class ProcessSupervisor:
 
     def wait(self, seconds: float) -> list[dict[str, Any]]:
         """Waits for messages for at most ``seconds``; returns them."""
-        processes = [handle.process for handle in self.handles.values() if handle.process is not None]
-        by_fd = {process.message_fd: process for process in processes}
-        try:
-            ready = readable(by_fd, seconds) if by_fd else []
-        except InterruptedError:
-            return []
-        if len(ready) == len(by_fd) == 0:
-            time.sleep(seconds)
-        messages: list[dict[str, Any]] = []
-        for fd in ready:
-            messages += by_fd[fd].read_messages()
-        for message in messages:
-            handle = self.handles.get(str(message.get("from"))) if message.get("kind") == "error" else None
-            if handle is not None:
-                handle.reported = str(message.get("error"))
+        by_fd = {handle.process.message_fd: handle for handle in self.handles.values() if handle.process}
+        ready = readable(by_fd, seconds)
+        messages = [message for fd in ready for message in _read(by_fd[fd])]
         if ready and not messages:
             # Only closed pipes of ending workers: do not spin until they are reaped.
             time.sleep(min(seconds, 0.01))
@@ -250,8 +311,7 @@ class ProcessSupervisor:
     def watch(self) -> list[dict[str, Any]]:
         """Reaps, checks deadlines, restarts; returns the last messages of ended workers.
 
-        Raises:
-            WorkerError: a worker that the run needs was given up (see ``Role.lost``).
+        Raises a WorkerError if a worker that the run needs was given up (see ``Role.lost``).
         """
         now = self._clock()
         if self._last_watch_s is not None and now - self._last_watch_s > _ASLEEP_S:
@@ -265,26 +325,31 @@ class ProcessSupervisor:
             self._next_memory_s = now + _MEMORY_S
         for handle in self.handles.values():
             if handle.process is not None:
-                messages += self._check(handle, now) or (self._check_memory(handle, now) if look_at_memory else [])
+                messages += self._check(handle, handle.process, now, look_at_memory)
             elif handle.restarts.due(now):
                 self._restart(handle)
         self._judge()
         return messages
 
-    def _check(self, handle: WorkerHandle, now: float) -> list[dict[str, Any]]:
-        process = handle.process
-        assert process is not None
+    def _check(
+        self, handle: WorkerHandle, process: WorkerProcess, now: float, look_at_memory: bool
+    ) -> list[dict[str, Any]]:
+        """Reaps a worker, or ends one that is hung or too large; returns its last messages."""
         code = process.poll()
         if code is not None:
             return self._ended(handle, code, now)
-        phase = self._note_heartbeat(handle, now)
-        silent_s = now - handle.heartbeat_seen_s
-        if silent_s <= (handle.spec.step_deadline_s if phase is Phase.STEP else DEADLINE_S[phase]):
+        spec, phase = handle.spec, self._note_heartbeat(handle, now)
+        silent_s, limit = now - handle.heartbeat_seen_s, spec.memory_limit_bytes
+        if silent_s > (spec.step_deadline_s if phase is Phase.STEP else DEADLINE_S[phase]):
+            why = f"silent for {silent_s:.0f} s in phase {phase.name}; its stack is in logs/{spec.name}.log"
+            process.signal_group(signal.SIGUSR1)
+            time.sleep(_STACK_S)
+        elif look_at_memory and limit is not None and (used := tree_memory_bytes(process.pid)) > limit:
+            # Before the system kills a process of its choice.
+            why = f"ended: it used {size(used)} of memory, its limit is {size(limit)} (does the environment leak?)"
+        else:
             return []
-        process.signal_group(signal.SIGUSR1)
-        time.sleep(_STACK_S)
         self._kill([handle])
-        why = f"silent for {silent_s:.0f} s in phase {phase.name}; its stack is in logs/{handle.spec.name}.log"
         return self._ended(handle, -int(signal.SIGKILL), now, why)
 
     def _note_heartbeat(self, handle: WorkerHandle, now: float) -> Phase:
@@ -295,46 +360,31 @@ class ProcessSupervisor:
             handle.last_heartbeat, handle.heartbeat_seen_s = heartbeat, now
         return phase
 
-    def _check_memory(self, handle: WorkerHandle, now: float) -> list[dict[str, Any]]:
-        """Ends a worker above its memory limit, before the system kills one of its choice."""
-        process, limit = handle.process, handle.spec.memory_limit_bytes
-        if process is None or limit is None:
-            return []
-        used = private_memory_bytes(process.pid)
-        if used is None or used <= limit:
-            return []
-        self._kill([handle])
-        why = f"ended: it used {size(used)} of memory, its limit is {size(limit)} (does the environment leak?)"
-        return self._ended(handle, -int(signal.SIGKILL), now, why)
-
-    def _ended(self, handle: WorkerHandle, code: int, now: float, why: str | None = None) -> list[dict[str, Any]]:
+    def _close(self, handle: WorkerHandle) -> tuple[list[dict[str, Any]], Phase]:
+        """Releases the process of a worker that has ended; returns its last messages and its last phase."""
         process = handle.process
         assert process is not None
         process.signal_group(signal.SIGKILL)
-        messages = process.read_messages()
+        messages = _read(handle)
         process.close()
         handle.process = None
-        phase = Phase(int(self._status.control(handle.spec.row)[words.PHASE]))
+        return messages, Phase(int(self._status.control(handle.spec.row)[words.PHASE]))
+
+    def _ended(self, handle: WorkerHandle, code: int, now: float, why: str | None = None) -> list[dict[str, Any]]:
+        messages, phase = self._close(handle)
         if code == 0 and phase is Phase.DONE and handle.spec.role.may_end:
             handle.finished = True
             return messages
         reason = why or _exit_text(code, phase)
-        reported = next((str(m.get("error")) for m in reversed(messages) if m.get("kind") == "error"), handle.reported)
-        handle.failures.append(f"{reason}: {reported}" if reported else reason)
+        handle.failures.append(f"{reason}: {handle.reported}" if handle.reported else reason)
         self.note_error(handle.spec.name, handle.failures[-1])
         handle.restarts.failed(now)
-        level = "error" if handle.restarts.given_up else "warning"
-        self.on_event(level, f"{handle.spec.name} {handle.failures[-1]}{self._outlook(handle, now)}")
+        given_up, wait_s = handle.restarts.given_up, (handle.restarts.due_s or now) - now
+        outlook = "given up" if given_up else "restarting now" if wait_s <= 0 else f"restarting in {wait_s:.1f} s"
+        self.on_event("error" if given_up else "warning", f"{handle.spec.name} {handle.failures[-1]}; {outlook}")
         return messages
 
-    def _outlook(self, handle: WorkerHandle, now: float) -> str:
-        if handle.restarts.given_up:
-            return "; given up"
-        wait_s = (handle.restarts.due_s or now) - now
-        return "; restarting now" if wait_s <= 0 else f"; restarting in {wait_s:.1f} s"
-
     def _restart(self, handle: WorkerHandle) -> None:
-        self._takeover(handle.spec)
         try:
             self._launch(handle)
         except OSError as error:
@@ -403,17 +453,13 @@ class ProcessSupervisor:
             self._last_watch_s = self._clock()  # this wait was no sleep
 
     def _reap(self, handle: WorkerHandle) -> list[dict[str, Any]]:
-        process = handle.process
-        assert process is not None
-        process.signal_group(signal.SIGKILL)
-        messages = process.read_messages()
-        phase = Phase(int(self._status.control(handle.spec.row)[words.PHASE]))
-        code = process.poll()
+        """Releases a worker that was asked to stop, or that was killed because it did not."""
+        assert handle.process is not None
+        code = handle.process.poll()
+        messages, phase = self._close(handle)
         if code != 0 and handle.spec.role.saves and phase is not Phase.DONE:
             how = "was left behind" if code is None else _exit_text(code, phase)
             self.on_event("warning", f"{handle.spec.name} {how} while stopping; its last checkpoint counts")
-        process.close()
-        handle.process = None
         return messages
 
 
@@ -425,13 +471,24 @@ def private_memory_bytes(pid: int) -> int | None:
     return None
 
 
+def tree_memory_bytes(pid: int) -> int:
+    """Unshared resident memory of a process and, on Linux, of all that it started; 0 if it has ended.
+
+    The children come from the kernel's own lists, since ``psutil`` finds them by reading every process of the machine.
+    """
+    found, used = [pid], 0
+    for member in found:  # grows on the way
+        used += private_memory_bytes(member) or 0
+        for path in Path(f"/proc/{member}/task").glob("*/children"):
+            with contextlib.suppress(OSError):
+                found += map(int, path.read_text(encoding="ascii").split())
+    return used
+
+
 def _exit_text(code: int, phase: Phase) -> str:
     if code < 0:
-        try:
-            name = signal.Signals(-code).name
-        except ValueError:
-            name = f"signal {-code}"
-        return f"ended by {name} in phase {phase.name}"
+        names = {int(number): number.name for number in signal.Signals}
+        return f"ended by {names.get(-code, f'signal {-code}')} in phase {phase.name}"
     if code == 0:
         return f"ended by itself (exit code 0) in phase {phase.name} without being asked to"
     return f"ended with exit code {code} in phase {phase.name}"
@@ -442,11 +499,9 @@ class Restarts:
     """The failures of one worker."""
 
     limit: RestartLimit
-    forgiven: int = 0
-    """Failures that are restarted at once and do not count toward the limit."""
+    forgiven: int = 0  # failures that are restarted at once and do not count toward the limit
     total: int = 0
-    due_s: float | None = None
-    """Monotonic time of the next start; None while the worker runs or after it was given up."""
+    due_s: float | None = None  # monotonic time of the next start; None while it runs or after it was given up
     quarantined: bool = False
     given_up: bool = False
     _times: deque[float] = field(default_factory=deque)
@@ -479,6 +534,57 @@ class Restarts:
         return self.due_s is not None and now_s >= self.due_s
 
     def restarted(self) -> None:
-        self.total += 1
-        self.due_s = None
-        self.quarantined = False
+        self.total, self.due_s, self.quarantined = self.total + 1, None, False
+
+
+def memory_limit_bytes(plan: RunPlan) -> int:
+    """Memory above which a sampler is restarted: as asked, else its share of half of the free memory."""
+    asked = plan.config.sampling.memory_limit_bytes
+    return asked or max(_LEAST_LIMIT_BYTES, available_bytes() // (2 * plan.samplers))
+
+
+def watcher_specs(plan: RunPlan, run_dir: Path, first_row: int) -> dict[str, WorkerSpec]:
+    """Evaluator and visualizer, in rows ``first_row`` and the next of the status table."""
+    config, part = plan.config, plan.config.visualizer
+    evaluator = _evaluator_job(plan, run_dir, config.evaluation.cpu_share, plan.free_core)
+    specs = {"evaluator": WorkerSpec(address=Address("evaluator"), row=first_row, job=evaluator.to_json())}
+    if part.enabled:
+        job = VisualizerJob(
+            run_dir=str(run_dir), spec=plan.spec, frames_per_s=part.frames_per_s, clip_interval_s=part.clip_interval_s,
+            clip_length_s=part.clip_length_s, cpu_share=part.cpu_share, has_free_core=plan.free_core,
+            seed=config.run.seed,
+        )
+        specs["visualizer"] = WorkerSpec(address=Address("visualizer"), row=first_row + 1, job=job.to_json())
+    return specs
+
+
+def _evaluator_job(plan: RunPlan, run_dir: Path, cpu_share: float, has_free_core: bool) -> EvaluatorJob:
+    part = plan.config.evaluation
+    return EvaluatorJob(run_dir=str(run_dir), spec=plan.spec, episodes=part.episodes, first_seed=part.seed,
+                        cpu_share=cpu_share, has_free_core=has_free_core, groups=plan.learners)
+
+
+def _final_evaluation(
+    run_dir: RunDir, plan: RunPlan, budget_s: float, interrupts: Interrupts, on_event: Callable[[str, str], None]
+) -> dict[str, Any] | None:
+    """Evaluates the newest weights within ``budget_s``; None if no round finished in time."""
+    job = _evaluator_job(plan, run_dir.path, 1.0, has_free_core=True)
+    command = [sys.executable, "-m", "spreeze.workers.evaluator", json.dumps(job.to_json()), str(budget_s)]
+    with log_file(run_dir.path, "evaluator") as log, held_back():
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log,
+                                   process_group=0, env=child_environment(1, run_dir.nonce, "evaluator"))
+    asked, deadline = interrupts.count, time.monotonic() + budget_s + 2.0
+    while process.poll() is None:
+        if interrupts.count > asked or time.monotonic() > deadline:
+            if kill_and_wait(process) is None:
+                on_event("error", left_behind("the last evaluation", process.pid))
+            break
+        time.sleep(0.02)
+    end_orphans(run_dir.nonce)  # what its environment started may hold the pipe open
+    assert process.stdout is not None
+    with process.stdout, contextlib.suppress(ValueError, subprocess.TimeoutExpired):
+        output, _ = process.communicate(timeout=0.0 if process.returncode is None else DEATH_S)
+        record = json.loads(output)
+        if isinstance(record, dict):
+            return record
+    return None

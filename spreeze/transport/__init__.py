@@ -16,10 +16,9 @@ out, so the shard of a retired sampler fades as it would in one common ring. All
 samplers write at the same rate; a faster sampler keeps less of its past, since its shard is no larger.
 
 *Samples per insert* is a band; ``rate_limiter`` proves that it cannot deadlock. The default is 8:512. Large-batch
-asynchronous systems run at 16 to 32, classic SAC at 256. Trainers between 15 and 256 needed the same number of updates
-on the tasks measured for this design. So the learner is practically never slowed (512 is out of reach on most
-machines), and samplers wait only where they would write more than one row for eight drawn: evaluation or learning then
-makes better use of their core. A resume or a restarted learner resets the count.
+asynchronous systems run at 16 to 32, classic SAC at 256; trainers in between needed the same number of updates on the
+tasks measured for this design. So the learner is practically never slowed, and samplers wait only where they would
+write more than one row for eight drawn. A resume or a restarted learner resets the count.
 
 *Images.* Replay holds each frame once, as bytes: 7,080 bytes per transition of 84 x 84, where two stacks of four would
 take 56,448. A draw follows its environment's rows back to rebuild both stacks; the first frame of an episode stands in

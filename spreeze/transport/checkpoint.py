@@ -7,7 +7,6 @@ Loading takes the newest checkpoint that verifies. Where checkpoints exist, it n
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import os
 import platform
@@ -32,8 +31,7 @@ _NAME = re.compile(r"^ckpt-(\d{6,})-(\d{12,})(?:-(\d+))?$")
 _TENSORS, _STATE, _REPLAY, _MANIFEST = "tensors.safetensors", "state.json", "replay.safetensors", "MANIFEST.json"
 _MAX_BYTES = 1 << 36
 _MAX_MANIFEST_BYTES = 1 << 20
-_SPARE_BYTES = 1 << 20
-"""Room for the small files of a checkpoint."""
+_SPARE_BYTES = 1 << 20  # for the small files of a checkpoint
 _DAMAGE = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError)
 
 
@@ -46,21 +44,8 @@ class Checkpoint:
     updates: int
     tensors: dict[str, np.ndarray]
     state: dict[str, Any]
-    replay_path: Path | None
-    """File with the replay rows for ``load_replay``, if they were saved."""
-    skipped: tuple[str, ...] = ()
-    """Newer checkpoints that did not verify, each with the reason."""
-
-
-class _Progress:
-    """Counts down the bytes that a save still has to write, and to read again for the hashes."""
-
-    def __init__(self, file_bytes: int, report: Callable[[int], None]) -> None:
-        self._left_bytes, self._report = 2 * file_bytes, report
-
-    def done(self, count: int) -> None:
-        self._left_bytes = max(0, self._left_bytes - count)
-        self._report(self._left_bytes)
+    replay_path: Path | None  # for load_replay, if the rows were saved
+    skipped: tuple[str, ...] = ()  # newer checkpoints that did not verify, each with the reason
 
 
 class CheckpointStore:
@@ -68,8 +53,7 @@ class CheckpointStore:
 
     def __init__(self, directory: Path, on_progress: Callable[[int], None] = lambda left_bytes: None) -> None:
         """``on_progress`` gets the number of bytes left to write and check, at least once for every piece of a save."""
-        self.directory = Path(directory)
-        self._progress = on_progress
+        self.directory, self._progress = Path(directory), on_progress
 
     def save(
         self, tensors: dict[str, np.ndarray], state: dict[str, Any], *, epoch: int, updates: int,
@@ -78,15 +62,16 @@ class CheckpointStore:
         """Saves a checkpoint, then deletes all but the ``keep`` newest.
 
         ``state`` is a JSON object, ``epoch`` counts the learner's starts in this run, and ``ring`` is stored as well.
-
-        Raises:
-            ResourceError: less than twice the needed space is free on the disk.
-            OSError: writing failed; older checkpoints are untouched.
+        A ResourceError if less than twice the needed space is free on the disk. After an OSError older checkpoints are
+        untouched.
         """
         self.directory.mkdir(parents=True, exist_ok=True)
         self.remove_unfinished()
-        payload = sum(array.nbytes for array in tensors.values()) + _SPARE_BYTES
-        self._check_room(payload + (ring.spec.size_bytes if ring is not None else 0))
+        needed = sum(array.nbytes for array in tensors.values()) + (ring.spec.size_bytes if ring else 0) + _SPARE_BYTES
+        free = shutil.disk_usage(self.directory).free
+        if free < 2 * needed:
+            raise ResourceError(f"checkpoint needs {2 * needed} bytes free in {self.directory}, {free} are available; "
+                                "free some space or save without replay")
         temp = self.directory / files.temp_name()
         try:
             os.mkdir(temp)
@@ -100,14 +85,6 @@ class CheckpointStore:
         self._prune(keep)
         return path
 
-    def _check_room(self, needed_bytes: int) -> None:
-        free = shutil.disk_usage(self.directory).free
-        if free < 2 * needed_bytes:
-            raise ResourceError(
-                f"checkpoint needs {2 * needed_bytes} bytes free in {self.directory}, {free} are available; "
-                "free some space or save without replay"
-            )
-
     def _write(
         self, temp: Path, tensors: dict[str, np.ndarray], state: dict[str, Any], epoch: int, updates: int,
         ring: ReplayRing | None,
@@ -115,16 +92,22 @@ class CheckpointStore:
         """Writes all files of a checkpoint, the manifest last, each synced before the next."""
         contiguous = {name: np.asarray(array, order="C") for name, array in tensors.items()}
         arrays, texts = safetensors_numpy.save(contiguous), files.json_bytes(state)
-        progress = _Progress(len(arrays) + len(texts) + (0 if ring is None else dump_bytes(ring)), self._progress)
-        progress.done(0)
-        files.write_bytes(temp / _TENSORS, arrays, durable=True, on_written=progress.done)
-        files.write_bytes(temp / _STATE, texts, durable=True, on_written=progress.done)
+        left_bytes = 2 * (len(arrays) + len(texts) + (0 if ring is None else dump_bytes(ring)))  # write, read to check
+
+        def done(count: int) -> None:
+            nonlocal left_bytes
+            left_bytes = max(0, left_bytes - count)
+            self._progress(left_bytes)
+
+        done(0)
+        files.write_bytes(temp / _TENSORS, arrays, durable=True, on_written=done)
+        files.write_bytes(temp / _STATE, texts, durable=True, on_written=done)
         names = [_TENSORS, _STATE]
         if ring is not None:
-            dump_replay(ring, temp / _REPLAY, progress.done)
+            dump_replay(ring, temp / _REPLAY, done)
             names.append(_REPLAY)
-        entries = {name: {"bytes": (temp / name).stat().st_size,
-                          "sha256": files.sha256_of_file(temp / name, progress.done)} for name in names}
+        entries = {name: {"bytes": (temp / name).stat().st_size, "sha256": files.sha256_of_file(temp / name, done)}
+                   for name in names}
         manifest = {
             "format_version": FORMAT_VERSION, "epoch": epoch, "updates": updates, "files": entries,
             "replay_saved": ring is not None, "python": platform.python_version(), "numpy": np.__version__,
@@ -134,19 +117,15 @@ class CheckpointStore:
 
     def _free_name(self, epoch: int, updates: int) -> Path:
         """An unused name: no checkpoint ever replaces another."""
-        name = f"ckpt-{epoch:06d}-{updates:012d}"
-        taken = {path.name for path in self.paths()}
-        candidates = itertools.chain([name], (f"{name}-{attempt}" for attempt in itertools.count(1)))
-        return self.directory / next(candidate for candidate in candidates if candidate not in taken)
+        name, taken = f"ckpt-{epoch:06d}-{updates:012d}", {path.name for path in self.paths()}
+        names = (name, *(f"{name}-{attempt}" for attempt in range(1, len(taken) + 1)))
+        return self.directory / next(free for free in names if free not in taken)
 
     def paths(self) -> list[Path]:
         """Finished checkpoints, oldest first, not verified."""
-        if not self.directory.is_dir():
-            return []
-        found = [
-            (match, self.directory / match[0]) for name in os.listdir(self.directory) if (match := _NAME.match(name))
-        ]
-        return [path for match, path in sorted(found, key=lambda pair: _order(pair[0]))]
+        names = os.listdir(self.directory) if self.directory.is_dir() else []
+        matches = sorted((match for name in names if (match := _NAME.match(name))), key=_order)
+        return [self.directory / match[0] for match in matches]
 
     def _prune(self, keep: int) -> None:
         for path in self.paths()[: -max(1, keep)]:
@@ -163,11 +142,7 @@ class CheckpointStore:
                 shutil.rmtree(self.directory / name, ignore_errors=True)
 
     def load_latest(self) -> Checkpoint | None:
-        """Loads the newest checkpoint that verifies; None if there is no checkpoint at all.
-
-        Raises:
-            CheckpointError: there are checkpoints, but none verifies.
-        """
+        """The newest checkpoint that verifies; None if there is none at all, a CheckpointError if none verifies."""
         skipped: list[str] = []
         for path in reversed(self.paths()):
             try:
@@ -175,15 +150,9 @@ class CheckpointStore:
             except CheckpointError as error:
                 skipped.append(str(error))
         if skipped:
-            raise CheckpointError(
-                f"no checkpoint in {self.directory} verifies ({'; '.join(skipped)}); start a new run instead"
-            )
+            raise CheckpointError(f"no checkpoint in {self.directory} verifies ({'; '.join(skipped)}); start a new run "
+                                  "instead")
         return None
-
-    def latest_replay(self) -> Path | None:
-        """``replay_path`` of ``load_latest``, which raises the same errors."""
-        newest = self.load_latest()
-        return None if newest is None else newest.replay_path
 
 
 def _order(match: re.Match[str]) -> tuple[int, int, int]:
@@ -191,11 +160,7 @@ def _order(match: re.Match[str]) -> tuple[int, int, int]:
 
 
 def load(path: Path, skipped: tuple[str, ...] = ()) -> Checkpoint:
-    """Loads one checkpoint after checking every file against the manifest.
-
-    Raises:
-        CheckpointError: incomplete, damaged, or of another format.
-    """
+    """Loads one checkpoint after checking every file against the manifest; a CheckpointError if that fails."""
     try:
         manifest = json.loads(files.read_bytes(path / _MANIFEST, _MAX_MANIFEST_BYTES))
         if manifest["format_version"] != FORMAT_VERSION:
@@ -205,7 +170,11 @@ def load(path: Path, skipped: tuple[str, ...] = ()) -> Checkpoint:
             raise ValueError("the manifest is that of another checkpoint")
         names = [_TENSORS, _STATE] + ([_REPLAY] if manifest["replay_saved"] else [])
         for file in names:
-            _verify(path / file, manifest["files"][file])
+            entry, size_bytes = manifest["files"][file], (path / file).stat().st_size
+            if size_bytes != entry["bytes"]:
+                raise ValueError(f"{file} has {size_bytes} bytes, the manifest says {entry['bytes']}")
+            if files.sha256_of_file(path / file) != entry["sha256"]:
+                raise ValueError(f"{file} does not match its hash")
         tensors = safetensors_numpy.load(files.read_bytes(path / _TENSORS, _MAX_BYTES))
         state = dict(json.loads(files.read_bytes(path / _STATE, _MAX_BYTES)))
         replay = path / _REPLAY if manifest["replay_saved"] else None
@@ -214,17 +183,7 @@ def load(path: Path, skipped: tuple[str, ...] = ()) -> Checkpoint:
         raise CheckpointError(f"{path.name}: {type(error).__name__}: {error}") from None
 
 
-def _verify(path: Path, entry: dict[str, Any]) -> None:
-    size_bytes = path.stat().st_size
-    if size_bytes != entry["bytes"]:
-        raise ValueError(f"{path.name} has {size_bytes} bytes, the manifest says {entry['bytes']}")
-    if files.sha256_of_file(path) != entry["sha256"]:
-        raise ValueError(f"{path.name} does not match its hash")
-
-
-_HEADER_BYTES = 1016
-"""Length of the file's header, padded with blanks: it is written last, when the number of rows is known."""
-_REPORT_BYTES = 1 << 20
+_HEADER_BYTES = 1016  # padded with blanks: the header is written last, when the number of rows is known
 
 
 class _Block(NamedTuple):
@@ -246,59 +205,41 @@ def dump_bytes(ring: ReplayRing) -> int:
 def dump_replay(ring: ReplayRing, path: Path, on_written: Callable[[int], None] = lambda count: None) -> int:
     """Writes all readable rows into a safetensors file, oldest block first; returns their number.
 
-    The file is synced piece by piece and completely when this returns. ``on_written`` gets the number of bytes written
-    since its last call (for a heartbeat). Samplers may go on writing: rows that they overwrite meanwhile are left out.
-
-    Raises:
-        OSError: no room or no permission.
+    The file is synced piece by piece and completely when this returns. ``on_written`` gets the number of bytes of each
+    block (for a heartbeat). Samplers may go on writing: rows that they overwrite meanwhile are left out.
     """
     blocks = sorted(block for shard in range(ring.spec.num_shards) for block in _blocks(ring, shard))
     counts: list[tuple[int, int]] = []
+    unsynced_bytes = 0
     with open(path, "xb", buffering=1 << 20) as file:
-        pieces = _Pieces(file, on_written)
+
+        def write(array: np.ndarray) -> None:
+            nonlocal unsynced_bytes
+            file.write(array.data)
+            unsynced_bytes += array.nbytes
+            if unsynced_bytes >= PIECE_BYTES:
+                _sync(file)
+                unsynced_bytes = 0
+            on_written(array.nbytes)
+
         file.write(bytes(8 + _HEADER_BYTES))
         for block in blocks:
             rows = _copy(ring, block)
             if len(rows):
-                pieces.write(rows)
+                write(rows)
                 counts.append((block.version, len(rows)))
         for version, count in counts:
-            pieces.write(np.full(count, version, dtype="<i8"))
+            write(np.full(count, version, dtype="<i8"))
         total = sum(count for _, count in counts)
         file.seek(0)
-        _write_header(file, ring, total)
-        pieces.end()
+        file.write(_header(ring, total))
+        _sync(file)
     return total
 
 
-class _Pieces:
-    """Writes arrays, syncs the file at intervals, and reports progress."""
-
-    def __init__(self, file: IO[bytes], on_written: Callable[[int], None]) -> None:
-        self._file, self._on_written = file, on_written
-        self._unreported_bytes = self._unsynced_bytes = 0
-
-    def write(self, array: np.ndarray) -> None:
-        self._file.write(array.data)
-        self._unreported_bytes += array.nbytes
-        self._unsynced_bytes += array.nbytes
-        if self._unsynced_bytes >= PIECE_BYTES:
-            self._sync()
-        if self._unreported_bytes >= _REPORT_BYTES:
-            self._report()
-
-    def end(self) -> None:
-        self._sync()
-        self._report()
-
-    def _sync(self) -> None:
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._unsynced_bytes = 0
-
-    def _report(self) -> None:
-        self._on_written(self._unreported_bytes)
-        self._unreported_bytes = 0
+def _sync(file: IO[bytes]) -> None:
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def _blocks(ring: ReplayRing, shard: int) -> list[_Block]:
@@ -330,7 +271,7 @@ def _copy(ring: ReplayRing, block: _Block) -> np.ndarray:
     return rows[max(0, oldest - block.first) :]
 
 
-def _write_header(file: IO[bytes], ring: ReplayRing, count: int) -> None:
+def _header(ring: ReplayRing, count: int) -> bytes:
     width = ring.spec.layout.width
     end = 4 * count * width
     header = {
@@ -338,7 +279,7 @@ def _write_header(file: IO[bytes], ring: ReplayRing, count: int) -> None:
         "rows": {"dtype": "F32", "shape": [count, width], "data_offsets": [0, end]},
         "policy_version": {"dtype": "I64", "shape": [count], "data_offsets": [end, end + 8 * count]},
     }
-    file.write(_HEADER_BYTES.to_bytes(8, "little") + json.dumps(header).encode().ljust(_HEADER_BYTES))
+    return _HEADER_BYTES.to_bytes(8, "little") + json.dumps(header).encode().ljust(_HEADER_BYTES)
 
 
 def _fields(ring: ReplayRing) -> str:
@@ -349,10 +290,8 @@ def _fields(ring: ReplayRing) -> str:
 def load_replay(path: Path, ring: ReplayRing) -> int:
     """Writes a file's rows into an empty ring with any number of shards; returns how many were kept.
 
-    Call it before any sampler has started. A smaller ring keeps the newest rows.
-
-    Raises:
-        CheckpointError: the file is damaged, or its rows belong to another task.
+    Call it before any sampler has started. A smaller ring keeps the newest rows. A CheckpointError if the file is
+    damaged, or its rows belong to another task.
     """
     try:
         with safe_open(path, framework="np") as file:

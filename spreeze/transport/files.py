@@ -11,12 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-TEMP_PREFIX = ".tmp-"
-"""No file that a reader looks for has this prefix."""
+TEMP_PREFIX = ".tmp-"  # no file that a reader looks for has it
 _CHUNK_BYTES = 1 << 20
 PIECE_BYTES = 1 << 25
-"""Large files are written and synced in such pieces: one sync of some GB can take a slow disk minutes, during which the
-writer would look dead."""
+"""Large files are written and synced in such pieces: during one sync of some GB the writer would look dead."""
 
 
 def temp_name() -> str:
@@ -28,14 +26,9 @@ def write_bytes(
 ) -> None:
     """Writes a new file in place; with ``durable`` its bytes are on the disk when this returns.
 
-    ``on_written`` gets the number of bytes of each piece (for a heartbeat).
-
-    Raises:
-        FileExistsError: the name is taken.
-        OSError: no room or no permission.
+    ``on_written`` gets the number of bytes of each piece (for a heartbeat). An OSError if the name is taken.
     """
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
-    fd = os.open(path, flags, 0o644)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     try:
         left = memoryview(data)
         while left:
@@ -54,10 +47,7 @@ def replace_bytes(path: Path | str, data: bytes, *, durable: bool = False) -> No
     """Replaces a file's content atomically: a reader sees all of the old content or all of the new.
 
     The temporary name never becomes a ``Path``: Python 3.11 interns the parts of every ``Path`` for the life of the
-    process, which adds up to megabytes after some ten thousand names.
-
-    Raises:
-        OSError: no room or no permission; the old content is untouched.
+    process, which adds up to megabytes after some ten thousand names. After an OSError the old content is untouched.
     """
     folder = os.path.dirname(path)
     temp = os.path.join(folder, temp_name())
@@ -94,11 +84,9 @@ def json_bytes(value: Any) -> bytes:
 
 
 def read_bytes(path: Path, max_bytes: int) -> bytes:
-    """Reads the whole content; not mapped, so that a file truncated meanwhile cannot kill the reader.
+    """Reads the whole content; a ValueError if it is larger than ``max_bytes``.
 
-    Raises:
-        OSError: the file is missing or unreadable.
-        ValueError: larger than ``max_bytes``.
+    Not mapped, so that a file truncated meanwhile cannot kill the reader.
     """
     with open(path, "rb") as file:
         size_bytes = os.fstat(file.fileno()).st_size
@@ -108,9 +96,7 @@ def read_bytes(path: Path, max_bytes: int) -> bytes:
 
 
 def sync_directory(path: Path) -> None:
-    """Waits until the names in a directory are on the disk; does nothing on Windows, which cannot open directories."""
-    if os.name == "nt":
-        return
+    """Waits until the names in a directory are on the disk."""
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)

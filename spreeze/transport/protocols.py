@@ -7,11 +7,14 @@ and does something else where there is no room. The tests ``tests/test_contract_
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
 from spreeze.types import RolloutBatch, RowLayout
+
+if TYPE_CHECKING:
+    from spreeze.transport.weights import Weights
 
 Arrays = dict[str, np.ndarray]
 
@@ -35,31 +38,22 @@ class ReplayCounts(NamedTuple):
 class TransitionSink(Protocol):
     """Where one sampler's transitions go: a shard of the ring, or a socket to one.
 
-    Rows arrive complete, in the order in which they were written, each at most once. If a writer is killed, the rows
-    that ``write`` had published still arrive; of the write in which it was killed, the first rows may arrive, perhaps
-    all. A ring overwrites its oldest rows; a socket takes no more while ``has_room`` is false. A sink has one writer at
-    any time.
+    Rows arrive complete, in order, each at most once. If a writer is killed, what ``write`` had published still
+    arrives; of the write in which it was killed, the first rows may arrive, perhaps all. A ring overwrites its oldest
+    rows; a socket takes no more while ``has_room`` is false. A sink has one writer at any time.
     """
 
     @property
     def layout(self) -> RowLayout: ...
 
     @property
-    def next_logical(self) -> int:
-        """Number of the row that is written next, counted over all writers that this sink has had."""
-        ...
+    def next_logical(self) -> int: ...  # number of the next row, counted over all writers that this sink has had
 
     @property
-    def has_room(self) -> bool:
-        """Whether ``write`` may be called now; always true of a ring."""
-        ...
+    def has_room(self) -> bool: ...  # whether write may be called now; always true of a ring
 
     def counts(self) -> ReplayCounts:
-        """The newest known counts.
-
-        Raises:
-            TransportError: the other side is gone for good.
-        """
+        """The newest known counts; a TransportError if the other side is gone for good."""
         ...
 
     def write(
@@ -84,28 +78,19 @@ class BatchSource(Protocol):
     late sees the rows that are still there.
     """
 
-    inserted: int
-    """Rows committed by all writers at the last refresh."""
-    available: int
-    """Rows that could be drawn at the last refresh."""
+    inserted: int  # rows committed by all writers at the last refresh
+    available: int  # rows that could be drawn at the last refresh
 
     @property
-    def capacity(self) -> int:
-        """Largest number of rows that can ever be drawn."""
-        ...
+    def capacity(self) -> int: ...  # largest number of rows that can ever be drawn
 
-    def refresh(self) -> None:
-        """Reads the writers' counters."""
-        ...
+    def refresh(self) -> None: ...  # reads the writers' counters
 
     def sample(self, rng: np.random.Generator, rows: np.ndarray, frames: np.ndarray | None = None) -> int:
         """Fills ``rows`` [B, W] float32, and for images ``frames`` [B, T, F] uint8, uniformly with replacement.
 
-        Returns:
-            How many draws were repeated because a writer may have been changing their rows.
-
-        Raises:
-            TransportError: there is nothing to draw.
+        Returns how many draws were repeated because a writer may have been changing their rows. Raises a
+        TransportError if there is nothing to draw.
         """
         ...
 
@@ -134,10 +119,8 @@ class RolloutSink(Protocol):
     continues after the last step that counts. A rollout that a reader may be using is never changed.
     """
 
-    steps: list[int]
-    """Env steps of each environment since the run began."""
-    episode: list[int]
-    """Number of each environment's current episode."""
+    steps: list[int]  # of each environment since the run began
+    episode: list[int]  # number of each environment's current episode
 
     def open(self, *, step_synchronous: bool = False) -> list[int]:
         """Indices of the environments that may take a step now; none while the rollout has to wait for its reader."""
@@ -160,14 +143,10 @@ class RolloutSink(Protocol):
         ...
 
     @property
-    def filled(self) -> bool:
-        """True when the last step completed a rollout of all these environments."""
-        ...
+    def filled(self) -> bool: ...  # the last step completed a rollout of all these environments
 
     @property
-    def last_of_step(self) -> bool:
-        """True when no environment of any sampler is behind these."""
-        ...
+    def last_of_step(self) -> bool: ...  # no environment of any sampler is behind these
 
     def close(self) -> None: ...
 
@@ -194,33 +173,14 @@ class RolloutSource(Protocol):
         ...
 
     @property
-    def uses_left(self) -> int:
-        """How often ``take`` would succeed now if no sampler wrote meanwhile."""
-        ...
-
-
-class PublishedParameters(Protocol):
-    """One version of a network's arrays."""
-
-    @property
-    def arrays(self) -> Arrays: ...
-
-    @property
-    def meta(self) -> dict[str, Any]: ...
-
-    @property
-    def order(self) -> tuple[int, int]:
-        """(epoch, version): the epoch rises when a learner starts, the version with its updates."""
-        ...
+    def uses_left(self) -> int: ...  # how often take would succeed now if no sampler wrote meanwhile
 
 
 class ParameterPublisher(Protocol):
-    """The learner's side: there is one publisher at any time, and it never waits for a reader."""
+    """The learner's side: one at any time, which never waits for a reader."""
 
     def publish(self, arrays: Arrays, meta: dict[str, Any], epoch: int, version: int) -> object:
-        """Makes a version visible atomically.
-
-        A version that was already published stays as it is; publishing it again may be an error.
+        """Makes a version visible atomically; one that was already published stays as it is, perhaps with an error.
 
         Raises:
             WeightsError: a newer version was published, or a value is not finite; nothing was changed.
@@ -232,6 +192,6 @@ class ParameterPublisher(Protocol):
 class ParameterSource(Protocol):
     """A reader's side; it may be opened late and never goes back to an older version."""
 
-    def read_latest(self, newer_than: tuple[int, int] | None = None) -> PublishedParameters | None:
+    def read_latest(self, newer_than: tuple[int, int] | None = None) -> Weights | None:
         """The newest version; None if there is none newer than (epoch, version), or while it is being written."""
         ...

@@ -34,36 +34,19 @@ class RateLimiter:
     is taken when learning begins and after every restart: rows inserted before earn no updates, so there is no burst.
     """
 
-    minimum: float
-    """Samples per insert below which samplers wait; 0 means that they never wait."""
-    maximum: float
-    """Samples per insert above which the learner waits."""
-    learning_starts: int
-    """Rows inserted before the first batch; 0 counts as 1."""
-    batch_size: int
-    """b: rows drawn at once."""
-    rows_per_write: int
-    """w: rows that all samplers together may insert between two looks at the counters."""
+    minimum: float  # samples per insert below which samplers wait; 0 means that they never wait
+    maximum: float  # samples per insert above which the learner waits
+    learning_starts: int  # rows inserted before the first batch; 0 counts as 1
+    batch_size: int  # b: rows drawn at once
+    rows_per_write: int  # w: rows that all samplers together may insert between two looks at the counters
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.minimum) and math.isfinite(self.maximum)):
-            raise ConfigError(f"samples per insert {self.minimum}:{self.maximum}: both limits have to be finite")
-        if self.minimum < 0:
-            raise ConfigError(f"samples per insert minimum {self.minimum}: has to be 0 (no limit) or more")
-        if self.maximum <= 0:
-            raise ConfigError(f"samples per insert maximum {self.maximum}: the learner could never sample; raise it")
-        if self.minimum > self.maximum:
-            raise ConfigError(
-                f"samples per insert {self.minimum}:{self.maximum} would deadlock: samplers would wait for a ratio "
-                "that the learner may not reach; the minimum has to be at most the maximum"
-            )
+        if not (0.0 <= self.minimum <= self.maximum < math.inf and self.maximum > 0.0):
+            raise ConfigError(f"samples per insert {self.minimum}:{self.maximum} would deadlock: the minimum must be 0 "
+                              "(no limit) or more and at most the maximum, which must be finite and above 0")
         if self.batch_size < 1 or self.rows_per_write < 1:
-            raise ConfigError(
-                f"batch of {self.batch_size} and writes of {self.rows_per_write} rows would deadlock: "
-                "both have to be at least 1"
-            )
-        if self.learning_starts < 0:
-            raise ConfigError(f"learning_starts {self.learning_starts}: has to be 0 or more")
+            raise ConfigError(f"batch of {self.batch_size} and writes of {self.rows_per_write} rows would deadlock: "
+                              "both must be at least 1")
 
     def may_insert(self, inserted: int, baseline: int, sampled: int, rows: int) -> bool:
         """True if a sampler may write ``rows`` more rows now, at most ``rows_per_write``; see ``ReplayCounts``."""

@@ -1,20 +1,23 @@
-"""The replay ring: its shape, its memory, and the one writer of each shard.
+"""The replay ring: its shape, its memory, the one writer of each shard, and the reader.
 
 The memory begins with int64 words: header | sampled | baseline_inserted | (free) | one line per shard | stamps
 ``[S, blocks, 2]``. Then come, each aligned to a page, float32 rows ``[S, stride, W]`` and, for images, uint8 frames
 ``[S, stride, F]``. The package ``transport`` describes the protocol.
+
+A draw of an image transition follows its environment's rows back (see ``RowLayout``). All that it needs lies in rows
+that the same writer committed before it, so it is valid if, after the copy, its oldest row was not about to be
+overwritten.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
-import platform
-import sys
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,18 +26,19 @@ from spreeze.transport.protocols import FrameColumns, ReplayCounts, TransitionSi
 from spreeze.transport.shared_memory import PAGE_BYTES, STRONGLY_ORDERED, Block, allocate, attach
 from spreeze.types import Jsonable, RowLayout
 
-LINE_WORDS = 16
-"""128 bytes: two cache lines, because processors fetch them in pairs."""
-FIRST_SHARD_WORD = 4 * LINE_WORDS
-"""Where the line of shard 0 starts."""
+LINE_WORDS = 16  # 128 bytes: two cache lines, because processors fetch them in pairs
+FIRST_SHARD_WORD = 4 * LINE_WORDS  # where the line of shard 0 starts
 _MAGIC = 0x535052494E470A01
 _VERSION = 1
 _STAMP_ROWS = 256
-_ROW_ALIGNMENT = 16
-"""16 rows of float32 are a multiple of 64 bytes whatever the width, so every shard starts on a line."""
+_ROW_ALIGNMENT = 16  # rows: as float32 a multiple of 64 bytes whatever the width, so every shard starts on a line
 _SAMPLED, _BASELINE = LINE_WORDS, 2 * LINE_WORDS
-_RESERVED, _COMMITTED, _EPOCH, _OWNER_PID = 0, 1, 2, 3
-__all__ = ["FrameColumns", "ReplayRing", "RingSpec", "ShardWriter", "pack_rows", "row_checksum", "write_rows"]
+_RESERVED, _COMMITTED = 0, 1
+_MAX_TRIES = 10_000
+_LAG_SAMPLE_ROWS = 2048
+_NONE = np.empty(0, np.int64)
+NO_STEPS = "this ring holds n-step transitions: num_steps is missing"
+NO_FRAMES = "this ring holds images: frames are missing"
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,6 @@ class RingSpec(Jsonable):
 
     @property
     def capacity(self) -> int:
-        """Rows that all shards hold together."""
         return self.num_shards * self.rows_per_shard
 
     @property
@@ -101,8 +104,7 @@ class ReplayRing:
     """Typed view of the memory, created by the supervisor and attached by descriptor in the workers."""
 
     def __init__(self, spec: RingSpec, block: Block, locked: bool | None) -> None:
-        self.spec = spec
-        self.block = block
+        self.spec, self.block = spec, block
         self.locked = not STRONGLY_ORDERED if locked is None else locked
         shards, blocks = spec.num_shards, spec.blocks_per_shard
         used = block.view[: spec.size_bytes]
@@ -124,11 +126,7 @@ class ReplayRing:
 
     @classmethod
     def create(cls, spec: RingSpec, *, locked: bool | None = None) -> ReplayRing:
-        """Allocates an empty ring; ``locked`` forces the locks on or off (None: on if the processor needs them).
-
-        Raises:
-            ResourceError: not enough memory.
-        """
+        """Allocates an empty ring; ``locked`` forces the locks on or off (None: on if the processor needs them)."""
         ring = cls(spec, allocate("spreeze-replay", spec.size_bytes), locked)
         ring.words[_BASELINE] = -1
         for index, word in reversed(list(enumerate(spec.header()))):
@@ -165,7 +163,7 @@ class ReplayRing:
 
     @property
     def sampled(self) -> int:
-        """Rows drawn since learning began; written by the learner only."""
+        """Rows drawn since learning began; this and ``baseline_inserted`` are written by the learner only."""
         return self.words[_SAMPLED]
 
     @sampled.setter
@@ -174,7 +172,7 @@ class ReplayRing:
 
     @property
     def baseline_inserted(self) -> int:
-        """Rows inserted when learning began, -1 before; written by the learner only."""
+        """Rows inserted when learning began, -1 before."""
         return self.words[_BASELINE]
 
     def begin_learning(self) -> None:
@@ -182,44 +180,23 @@ class ReplayRing:
         self.words[_SAMPLED] = 0
         self.words[_BASELINE] = self.total_committed()
 
-    def takeover(self, shard: int, pid: int) -> int:
-        """Gives a shard to a new owner and returns its new epoch; the old owner must be dead and reaped.
-
-        ``reserved`` stays as the dead writer left it: the rows that it announced may be half overwritten.
-        """
-        epoch = self.words[self.word(shard, _EPOCH)] + 1
-        self.words[self.word(shard, _OWNER_PID)] = pid
-        self.words[self.word(shard, _EPOCH)] = epoch
-        return epoch
-
-    def owner_pid(self, shard: int) -> int:
-        """Process that writes a shard; 0 if none has yet."""
-        return self.words[self.word(shard, _OWNER_PID)]
-
     def lock(self, first: int, last: int) -> None:
         """Waits for the locks of shards ``first..last``; the kernel frees them when this process dies."""
-        if sys.platform == "win32":
-            raise TransportError(f"processor {platform.machine()} needs file locks, which Windows lacks: use x86-64")
-        import fcntl
-
         fcntl.lockf(self.fd, fcntl.LOCK_EX, last - first + 1, first)
 
     def unlock(self, first: int, last: int) -> None:
-        import fcntl
-
         fcntl.lockf(self.fd, fcntl.LOCK_UN, last - first + 1, first)
 
     @contextlib.contextmanager
     def shard_locks(self, first: int, last: int) -> Iterator[None]:
-        """Holds the locks of shards ``first..last`` in a ring that needs locks; does nothing in others."""
-        if not self.locked:
-            yield
-            return
-        self.lock(first, last)
+        """Holds the locks of shards ``first..last`` in a ring that needs locks."""
+        if self.locked:
+            self.lock(first, last)
         try:
             yield
         finally:
-            self.unlock(first, last)
+            if self.locked:
+                self.unlock(first, last)
 
     def close(self) -> None:
         """Drops the views and closes the descriptor; its writers and readers must not be used any more."""
@@ -237,7 +214,11 @@ def row_checksum(row: np.ndarray, frame: np.ndarray, logical: int) -> int:
 
 
 class ShardWriter:
-    """Writes rows into one shard, over its oldest ones; a shard has one writer at any time."""
+    """Writes rows into one shard, over its oldest ones; a shard has one writer at any time.
+
+    The successor of a dead writer continues after its last committed row. It leaves ``reserved`` as it is: rows that
+    were announced may be half overwritten.
+    """
 
     has_room = True
 
@@ -286,14 +267,7 @@ class ShardWriter:
         self, obs: Any, action: Any, reward: Any, terminated: Any, next_obs: Any, num_steps: Any = None,
         version: int = 0, frames: FrameColumns | None = None,
     ) -> None:
-        """Appends N transitions; the arguments are cast to float32.
-
-        ``obs`` and ``next_obs`` are [N, O], ``action`` [N, A] in [-1, 1], ``reward`` [N], ``terminated`` [N] with 1
-        where the MDP ended. ``num_steps`` [N] is only for rings with n-step returns or images, ``frames`` for images.
-
-        Raises:
-            ValueError: a shape does not fit; nothing was published.
-        """
+        """As ``TransitionSink.write``; ``num_steps`` [N] is for rings with n-step returns or images."""
         count = len(reward)
         position = self._position
         stop = position + count
@@ -317,7 +291,7 @@ class ShardWriter:
                 self._reward[at], self._terminated[at] = reward, terminated
             if self._num_steps is not None:
                 if num_steps is None:
-                    raise ValueError(_NO_STEPS)
+                    raise ValueError(NO_STEPS)
                 self._num_steps[position:stop] = num_steps
             if self._has_frames:
                 self._write_frames(slice(position, stop), frames)
@@ -335,7 +309,7 @@ class ShardWriter:
 
     def _write_frames(self, at: slice, frames: FrameColumns | None) -> None:
         if frames is None:
-            raise ValueError(_NO_FRAMES)
+            raise ValueError(NO_FRAMES)
         self._frames[at], self._links[at, 0], self._links[at, 1] = frames
 
     def _seal(self, position: int, stop: int) -> None:
@@ -369,34 +343,6 @@ class ShardWriter:
             start = stop
 
 
-_NO_STEPS = "this ring holds n-step transitions: num_steps is missing"
-_NO_FRAMES = "this ring holds images: frames are missing"
-
-
-def pack_rows(
-    layout: RowLayout, obs: Any, action: Any, reward: Any, terminated: Any, next_obs: Any, num_steps: Any,
-    frames: FrameColumns | None,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Packs the arguments of ``ShardWriter.write`` into rows [N, W] float32 and their frames [N, F] uint8.
-
-    Raises:
-        ValueError: a shape does not fit.
-    """
-    rows = np.zeros((len(reward), layout.width), np.float32)
-    images = np.zeros((len(reward), layout.frame_bytes), np.uint8)
-    rows[:, layout.obs], rows[:, layout.action], rows[:, layout.next_obs] = obs, action, next_obs
-    rows[:, layout.reward], rows[:, layout.terminated] = reward, terminated
-    if layout.num_steps is not None:
-        if num_steps is None:
-            raise ValueError(_NO_STEPS)
-        rows[:, layout.num_steps] = num_steps
-    if layout.frame_bytes:
-        if frames is None:
-            raise ValueError(_NO_FRAMES)
-        images[:], rows[:, layout.back], rows[:, layout.age] = frames
-    return rows, images
-
-
 def write_rows(sink: TransitionSink, rows: np.ndarray, version: int, frames: np.ndarray | None = None) -> None:
     """Writes packed rows [N, W] float32 and, for images, their ``frames`` [N, F] uint8."""
     layout = sink.layout
@@ -404,3 +350,222 @@ def write_rows(sink: TransitionSink, rows: np.ndarray, version: int, frames: np.
     steps = None if layout.num_steps is None else rows[:, layout.num_steps]
     columns = None if frames is None else FrameColumns(frames, rows[:, layout.back], rows[:, layout.age])
     sink.write(batch.obs, batch.action, batch.reward, batch.terminated, batch.next_obs, steps, version, columns)
+
+
+class Drawn(NamedTuple):
+    """Where n drawn rows lie."""
+
+    shard: np.ndarray | None  # [n]; None where there is one shard
+    logical: np.ndarray  # [n]: index since the shard exists
+    row: np.ndarray  # [n]: row in ``ring.rows``
+
+
+class ReplayReader:
+    """Draws uniformly over all rows that are published, not about to be overwritten and not too old.
+
+    Rows older than the capacity of the whole ring are left out, as in one common ring: the shard of a retired sampler
+    fades away instead of being drawn forever.
+
+    So the newest C rows of all can be drawn, as far as the S shards, of c = C / S rows each, still hold them: all C if
+    samplers write at the same rate, fewer if one writes alone, since its rows have the room of one shard. Therefore
+    samplers rest in turn (``runtime.cpu_governor``). If they write r rows a turn, a shard holds its last c / r turns,
+    and all shards the last C / r, so C rows; at most r are missing where r does not divide c.
+    """
+
+    def __init__(self, ring: ReplayRing, max_age_rows: int | None = None) -> None:
+        """Rows older than ``max_age_rows``, in env steps of all samplers, are left out (None: the ring's capacity)."""
+        spec = ring.spec
+        self.ring = ring
+        self.max_age_rows = spec.capacity if max_age_rows is None else max_age_rows
+        self._capacity = spec.rows_per_shard
+        # Leaves out the rows next to the writer, which would be overwritten during the copy. This only saves time.
+        self._guard = min(1024, spec.rows_per_shard // 64)
+        self._shard_start = np.arange(spec.num_shards) * spec.stride_rows
+        self.windows: list[tuple[int, int]] = []
+        """Logical rows [low, end) of each shard that could be drawn at the last refresh; end is ``committed``."""
+        self._age_low = [0] * spec.num_shards
+        self._age_block = [0] * spec.num_shards
+        self._age_clock = 0
+        self._drawn: Drawn | None = None
+        self.inserted, self.available = 0, 0
+        self.redrawn = 0
+        """Rows that this reader has drawn again because they may have been overwritten during the copy."""
+        self.refresh()
+
+    @property
+    def capacity(self) -> int:
+        return self.ring.spec.capacity
+
+    def refresh(self) -> None:
+        """Reads the counters; takes microseconds, however much was written."""
+        counters = self.ring.counters()
+        self.inserted = sum([committed for _, committed in counters])
+        if self.inserted > self.max_age_rows and self.inserted - self._age_clock >= self.ring.spec.block_rows:
+            self._advance_age_bound(counters)
+        margin = self._capacity - self._guard
+        self.windows = [
+            (max(0, reserved - margin, oldest), committed)
+            for (reserved, committed), oldest in zip(counters, self._age_low, strict=True)
+        ]
+        self.available = sum([max(0, end - low) for low, end in self.windows])
+
+    def _advance_age_bound(self, counters: list[tuple[int, int]]) -> None:
+        """Moves each shard's first young enough block forward; costs one step per block written."""
+        self._age_clock = self.inserted
+        threshold = self.inserted - self.max_age_rows
+        for shard, (reserved, end) in enumerate(counters):
+            if end == 0:
+                continue
+            last = self._block_of(end - 1)
+            oldest = self._block_of(max(0, reserved - self._capacity))
+            block = min(max(self._age_block[shard], oldest), last)
+            while block <= last and self._end_clock(shard, block, last, end) <= threshold:
+                block += 1
+            self._age_block[shard] = min(block, last)
+            self._age_low[shard] = self._first_row(block) if block <= last else end
+
+    def _block_of(self, logical: int) -> int:
+        """Number of a row's block, counted since the shard exists."""
+        spec = self.ring.spec
+        lap, position = divmod(logical, self._capacity)
+        return lap * spec.blocks_per_shard + position // spec.block_rows
+
+    def _first_row(self, block: int) -> int:
+        """Logical index of a block's first row."""
+        spec = self.ring.spec
+        lap, index = divmod(block, spec.blocks_per_shard)
+        return lap * self._capacity + index * spec.block_rows
+
+    def _end_clock(self, shard: int, block: int, last: int, committed: int) -> int:
+        """Clock at which a block was full: the next one's stamp, or for the last block a lower bound by its rows."""
+        stamps = self.ring.stamps[shard]
+        if block < last:
+            return int(stamps[(block + 1) % len(stamps), 0])
+        return int(stamps[block % len(stamps), 0]) + committed - self._first_row(block)
+
+    def sample(self, rng: np.random.Generator, rows: np.ndarray, frames: np.ndarray | None = None) -> int:
+        """As ``BatchSource.sample``; with images, uniformly over the transitions whose frames are all still there."""
+        self.refresh()
+        self._drawn = drawn = self._draw(rng, len(rows))
+        bad, redrawn = self._copy(drawn, rows, frames)
+        for _ in range(_MAX_TRIES):
+            if not bad.size:
+                self.redrawn += redrawn
+                return redrawn
+            self.refresh()
+            again = self._draw(rng, bad.size)
+            some_rows = np.empty_like(rows[: bad.size])
+            some_frames = None if frames is None else np.empty_like(frames[: bad.size])
+            still, overwritten = self._copy(again, some_rows, some_frames)
+            rows[bad] = some_rows
+            if frames is not None:
+                frames[bad] = some_frames
+            drawn.logical[bad], drawn.row[bad] = again.logical, again.row
+            if drawn.shard is not None:
+                drawn.shard[bad] = again.shard
+            bad, redrawn = bad[still], redrawn + overwritten
+        raise TransportError("rows are overwritten faster than whole ones are drawn: raise the replay capacity")
+
+    def _draw(self, rng: np.random.Generator, count: int) -> Drawn:
+        """Chooses rows uniformly over the windows of all shards."""
+        if self.available < 1:
+            raise TransportError(f"no replay row can be drawn: {self.inserted} were inserted")
+        capacity = self._capacity
+        logical = rng.integers(0, self.available, size=count)
+        if len(self.windows) == 1:
+            low = self.windows[0][0]
+            logical += low
+            row = logical - (low - low % capacity)
+            row -= capacity * (row >= capacity)
+            return Drawn(None, logical, row)
+        lows = np.array([low for low, _ in self.windows])
+        sizes = np.array([max(0, end - low) for low, end in self.windows])
+        ends = sizes.cumsum()
+        shard = np.searchsorted(ends, logical, side="right")
+        logical += (lows - ends + sizes)[shard]
+        row = logical - (lows - lows % capacity)[shard]
+        row -= capacity * (row >= capacity)
+        row += self._shard_start[shard]
+        return Drawn(shard, logical, row)
+
+    def _copy(self, drawn: Drawn, rows: np.ndarray, frames: np.ndarray | None) -> tuple[np.ndarray, int]:
+        """Copies rows; returns the positions of the draws to repeat, and how many of them may be overwritten rows."""
+        ring, lowest, incomplete = self.ring, drawn.logical, None
+        with ring.shard_locks(0, ring.spec.num_shards - 1):
+            # mode="clip" lets NumPy copy straight into ``rows``; "raise" would copy through a buffer.
+            ring.rows.take(drawn.row, axis=0, out=rows, mode="clip")
+            if frames is not None:
+                lowest, incomplete = self._copy_frames(drawn, rows, frames)
+        counters = ring.counters()  # read after the copy is complete
+        capacity = self._capacity
+        if incomplete is None and all(
+            now[0] - capacity <= low for now, (low, _) in zip(counters, self.windows, strict=True)
+        ):
+            return _NONE, 0
+        floor = np.maximum(0, np.array([reserved for reserved, _ in counters]) - capacity)
+        overwritten = lowest < (floor[0] if drawn.shard is None else floor[drawn.shard])
+        bad = overwritten if incomplete is None else overwritten | incomplete
+        return np.flatnonzero(bad), int(np.count_nonzero(overwritten))
+
+    def _copy_frames(self, drawn: Drawn, rows: np.ndarray, frames: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Copies frames; returns each draw's lowest logical index, and which draws are no transition."""
+        ring, layout = self.ring, self.ring.spec.layout
+        assert layout.num_steps is not None
+        steps = np.clip(np.nan_to_num(rows[:, layout.num_steps]), 0, layout.n_step).astype(np.int64)
+        chain, lowest = self._chain(drawn, rows[:, layout.age])
+        picked = np.take_along_axis(chain, self._places(steps), axis=1)
+        ring.frames.take(picked.reshape(-1), axis=0, out=frames.reshape(-1, layout.frame_bytes), mode="clip")
+        return lowest, steps == 0
+
+    def _chain(self, drawn: Drawn, age: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Rows [n, depth + 1] in ``ring.rows``, newest first, and the lowest logical index of each draw.
+
+        The first frame of an episode stands in for the frames before it. A link that is overwritten while it is read
+        may hold anything; but then its row, and so the draw, is below the floor.
+        """
+        layout, capacity = self.ring.spec.layout, self._capacity
+        chain = np.empty((len(drawn.row), layout.depth + 1), np.int64)
+        chain[:, 0] = drawn.row
+        logical = drawn.logical.copy()
+        start = 0 if drawn.shard is None else self._shard_start[drawn.shard]
+        with np.errstate(invalid="ignore"):
+            for place in range(1, layout.depth + 1):
+                back = self.ring.rows[chain[:, place - 1], layout.back]
+                logical -= np.where(age >= place, np.clip(np.nan_to_num(back), 0, capacity), 0).astype(np.int64)
+                chain[:, place] = start + logical % capacity
+        return chain, logical
+
+    def _places(self, steps: np.ndarray) -> np.ndarray:
+        """Places [n, T] in a chain of the T frames: obs, then next_obs, each oldest first."""
+        layout = self.ring.spec.layout
+        stack = layout.stack
+        if layout.n_step == 1:
+            return np.broadcast_to(np.arange(stack, -1, -1), (len(steps), stack + 1))
+        ages = np.arange(stack - 1, -1, -1)
+        return np.concatenate([steps[:, None] + ages, np.broadcast_to(ages, (len(steps), stack))], axis=1)
+
+    def last_lag_age(self, version_now: int) -> tuple[float, float]:
+        """``lag_age`` of the last drawn batch."""
+        return (0.0, 0.0) if self._drawn is None else self.lag_age(self._drawn.row, version_now)
+
+    def lag_age(self, row: np.ndarray, version_now: int) -> tuple[float, float]:
+        """Mean policy lag (updates) and mean age (env steps of all samplers) of rows [n] of ``ring.rows``.
+
+        From the stamps of at most 2,048 of them; the age is at most 256 x (shards - 1) too high.
+        """
+        spec = self.ring.spec
+        row = row[:_LAG_SAMPLE_ROWS]
+        shard, position = np.divmod(row, spec.stride_rows)
+        block, offset = np.divmod(position, spec.block_rows)
+        stamps = self.ring.stamps[shard, block]  # [n, 2]
+        age = np.maximum(self.inserted - stamps[:, 0] - offset, 0)
+        return float(version_now - stamps[:, 1].mean()), float(age.mean())
+
+    def count_torn(self, out: np.ndarray) -> int:
+        """Number of rows of the last batch whose checksum does not match; 0 in a ring without checksums."""
+        if self._drawn is None or not self.ring.spec.layout.checksum:
+            return 0
+        checksums = out[:, -1].copy().view(np.uint32).tolist()
+        nothing = np.empty(0, np.uint8)
+        return sum(row_checksum(row, nothing, logical) != checksum
+                   for row, logical, checksum in zip(out, self._drawn.logical.tolist(), checksums, strict=True))

@@ -18,7 +18,6 @@ announced (``next_*``) before the row that ends the previous one is committed, s
 
 from __future__ import annotations
 
-import enum
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,15 +26,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from spreeze.errors import CheckpointError, ConfigError
-from spreeze.transport.protocols import RolloutSink, RolloutSource, StepRows, TakenRollout
+from spreeze.transport.protocols import StepRows, TakenRollout
 from spreeze.transport.shared_memory import ArraySpec, SharedArrays
 from spreeze.transport.weights import VersionedParameters
 from spreeze.types import EnvSpec, Jsonable, RolloutBatch
 
-MAX_LOGGED_STEPS = 32_768
-"""Actions kept of one episode; a longer episode cannot be replayed."""
-_MARKS = 2
-"""Two, so that a learner killed while it marks rollout j + 1 leaves the mark of j intact."""
+MAX_LOGGED_STEPS = 32_768  # actions kept of one episode; a longer episode cannot be replayed
+_MARKS = 2  # so that a learner killed while it marks rollout j + 1 leaves the mark of j intact
 _USES_BASE = 1 << 16
 
 
@@ -43,30 +40,21 @@ _USES_BASE = 1 << 16
 class RolloutSpec(Jsonable):
     """Sizes and use of the slots."""
 
-    sync_interval: int
-    """T: env steps of each environment between two swaps."""
-    num_envs: int
-    """N: all environments of all samplers."""
-    obs_shape: tuple[int, ...]
-    """[O], or [k, C, H, W] of images."""
+    sync_interval: int  # T: env steps of each environment between two swaps
+    num_envs: int  # N: all environments of all samplers
+    obs_shape: tuple[int, ...]  # [O], or [k, C, H, W] of images
     images: bool
     action_dim: int
     noise_dim: int
-    log_steps: int
-    """L: actions kept of an episode."""
-    num_slots: int = 2
-    """Slots, of which each sampler fills one."""
-    max_uses: int = 1
-    """K: times that ``RolloutReader`` gives a rollout."""
-    free_running: bool = False
-    """True if samplers never wait; otherwise the learner paces them."""
+    log_steps: int  # L: actions kept of an episode
+    num_slots: int = 2  # of which each sampler fills one
+    max_uses: int = 1  # K: times that RolloutReader gives a rollout
+    free_running: bool = False  # True if samplers never wait; otherwise the learner paces them
 
     def __post_init__(self) -> None:
         if self.num_slots < 2 or not 1 <= self.max_uses < _USES_BASE:
-            raise ConfigError(
-                f"{self.num_slots} rollout slots with {self.max_uses} uses: at least 2 slots, one to fill and one to "
-                f"read, and 1 to {_USES_BASE - 1} uses"
-            )
+            raise ConfigError(f"{self.num_slots} rollout slots with {self.max_uses} uses: at least 2 slots, one to "
+                              f"fill and one to read, and 1 to {_USES_BASE - 1} uses")
 
     @classmethod
     def of(cls, spec: EnvSpec, sync_interval: int, num_envs: int) -> RolloutSpec:
@@ -95,25 +83,18 @@ class RolloutSpec(Jsonable):
     def fields(self) -> tuple[ArraySpec, ...]:
         count, slots = self.num_envs, (self.num_slots, self.sync_interval, self.num_envs)
         log, obs = (count, self.log_steps, self.action_dim), (*slots, *self.obs_shape)
+        counters = ("steps", "start", "episode", "next_start", "next_episode")
         return (
             ArraySpec("interval", (1,), "int64"),
-            ArraySpec("steps", (count,), "int64"),
-            ArraySpec("start", (count,), "int64"),
-            ArraySpec("episode", (count,), "int64"),
-            ArraySpec("next_start", (count,), "int64"),
-            ArraySpec("next_episode", (count,), "int64"),
+            *(ArraySpec(name, (count,), "int64") for name in counters),
             ArraySpec("log", log, "float32"),
             ArraySpec("marked_log", (_MARKS, *log), "float32"),
-            ArraySpec("marked_start", (_MARKS, count), "int64"),
-            ArraySpec("marked_episode", (_MARKS, count), "int64"),
-            ArraySpec("obs", obs, self.obs_dtype),
+            *(ArraySpec(name, (_MARKS, count), "int64") for name in ("marked_start", "marked_episode")),
+            *(ArraySpec(name, obs, self.obs_dtype) for name in ("obs", "next_obs")),
             ArraySpec("action", (*slots, self.action_dim), "float32"),
-            ArraySpec("log_prob", slots, "float32"),
+            *(ArraySpec(name, slots, "float32") for name in ("log_prob", "reward")),
+            *(ArraySpec(name, slots, "uint8") for name in ("terminated", "truncated")),
             ArraySpec("version", slots, "int64"),
-            ArraySpec("reward", slots, "float32"),
-            ArraySpec("terminated", slots, "uint8"),
-            ArraySpec("truncated", slots, "uint8"),
-            ArraySpec("next_obs", obs, self.obs_dtype),
             ArraySpec("uses", (self.num_slots, count), "int64"),
         )
 
@@ -179,8 +160,7 @@ class Rollouts:
 
     def batch(self, rollout: int) -> RolloutBatch:
         """Views of a paced rollout; valid for the next N - 1 swaps after its own."""
-        side = {name: self.fields[name][rollout % self._slots] for name in SIDE if name != "version"}
-        return RolloutBatch(**side)
+        return RolloutBatch(**{name: self.fields[name][rollout % self._slots] for name in SIDE if name != "version"})
 
     def versions(self, rollout: int) -> np.ndarray:
         """[T, N] version of the parameters that drew each action."""
@@ -208,10 +188,7 @@ class Rollouts:
         return digest.hexdigest()
 
     def state_arrays(self, *, with_batch: bool) -> dict[str, np.ndarray]:
-        """Copies of the state from which a resume restarts this rollout.
-
-        ``with_batch`` adds the previous rollout, which has not been learned from yet.
-        """
+        """Copies of the state for a resume; ``with_batch`` adds the previous rollout, if it is not learned from yet."""
         fields, mark = self.fields, self.interval % _MARKS
         start, episode = fields["marked_start"][mark], fields["marked_episode"][mark]
         longest = int(np.minimum(self.interval * self.spec.sync_interval - start, self.spec.log_steps).max())
@@ -223,24 +200,16 @@ class Rollouts:
         return {name: array.copy() for name, array in arrays.items()}
 
     def restore(self, arrays: dict[str, np.ndarray], rollout: int) -> None:
-        """Restores the result of ``state_arrays`` at the start of ``rollout``, before any worker is attached.
-
-        Raises:
-            CheckpointError: it was saved with other sizes.
-        """
+        """Restores the result of ``state_arrays`` at the start of ``rollout``; a CheckpointError if sizes differ."""
         fields, count = self.fields, self.spec.num_envs
         side = {name: arrays.get(f"side_{name}") for name in SIDE}
         sizes = [array.shape == fields[name].shape[1:] for name, array in side.items() if array is not None]
         if len(arrays["start"]) != count or not all(sizes) or arrays["log"].shape[1] > self.spec.log_steps:
-            raise CheckpointError(
-                f"the checkpoint has {len(arrays['start'])} environments, now it is {count} (samplers x "
-                "envs_per_sampler); and sync_interval must be as it was"
-            )
+            raise CheckpointError(f"the checkpoint has {len(arrays['start'])} environments, now it is {count} "
+                                  "(samplers x envs_per_sampler); and sync_interval must be as it was")
         fields["log"][:, : arrays["log"].shape[1]] = arrays["log"]
-        for name in ("start", "next_start"):
-            fields[name][:] = arrays["start"]
-        for name in ("episode", "next_episode"):
-            fields[name][:] = arrays["episode"]
+        for name in ("start", "episode"):
+            fields[name][:] = fields[f"next_{name}"][:] = arrays[name]
         for name, array in side.items():
             if array is not None:
                 fields[name][(rollout - 1) % self._slots] = array
@@ -251,32 +220,23 @@ class Rollouts:
         self.mark()
         self._interval[0] = rollout
 
-    def sink(self, first: int, count: int) -> RolloutSink:
-        return RolloutWriter(self, first, count)
-
-    def source(self, envs_per_writer: int) -> RolloutSource:
-        return RolloutReader(self, envs_per_writer)
-
     def close(self) -> None:
         del self.steps, self._interval
         self.fields.close()
 
 
-_TO_COME = 2**62
-"""An env step that no environment ever reaches."""
+_TO_COME = 2**62  # an env step that no environment ever reaches
 
 
 class RolloutWriter:
     """A ``RolloutSink`` for environments ``first`` to ``first + count - 1``, indexed from 0 here."""
 
     def __init__(self, rollouts: Rollouts, first: int, count: int) -> None:
-        self._rollouts, self._first, self._count = rollouts, first, count
+        self._rollouts, self._spec, self._first, self._count = rollouts, rollouts.spec, first, count
         self._mine = slice(first, first + count)
         self._steps, self._log = rollouts.steps, rollouts.fields["log"]
         self._sides = [rollouts.fields[name] for name in SIDE]
-        spec = rollouts.spec
-        self._rollout_steps, self._log_steps, self._slots = spec.sync_interval, spec.log_steps, spec.num_slots
-        self._free_running = spec.free_running
+        self._rollout_steps = rollouts.spec.sync_interval
         start, episode = rollouts.episode_of(np.arange(first, first + count))
         self.steps: list[int] = rollouts.steps[self._mine].tolist()
         self.episode: list[int] = episode.tolist()
@@ -285,7 +245,7 @@ class RolloutWriter:
     @property
     def _end(self) -> int:
         """Env steps that each may reach now; if free running, no environment gets a rollout ahead of the others."""
-        rollout = min(self.steps) // self._rollout_steps if self._free_running else self._rollouts.interval
+        rollout = min(self.steps) // self._rollout_steps if self._spec.free_running else self._rollouts.interval
         return self._rollout_steps * (rollout + 1)
 
     def open(self, *, step_synchronous: bool = False) -> list[int]:
@@ -303,14 +263,14 @@ class RolloutWriter:
         return slice(0, self._count) if len(indices) == self._count else np.array(indices)
 
     def commit(self, indices: Sequence[int], rows: StepRows) -> None:
-        steps, start, action = self.steps, self._start, rows.action
+        steps, start, action, log_steps = self.steps, self._start, rows.action, self._spec.log_steps
         envs, place = self._place(indices)
         for array, values in zip(self._sides, rows, strict=True):
             array[place] = values
         ended = []
         for row, index in enumerate(indices):
             played = steps[index] - start[index]
-            if played < self._log_steps:
+            if played < log_steps:
                 self._log[self._first + index, played] = action[row]
             if rows.terminated[row] or rows.truncated[row]:
                 ended.append(index)
@@ -328,10 +288,10 @@ class RolloutWriter:
         first_step = self.steps[indices[0]]
         if len(indices) == self._count == self.steps.count(first_step):
             rollout, at = divmod(first_step, self._rollout_steps)
-            return self._mine, (rollout % self._slots, at, self._mine)
+            return self._mine, (rollout % self._spec.num_slots, at, self._mine)
         envs = np.array(indices) + self._first
         rollouts, ats = np.divmod(self._steps[envs], self._rollout_steps)
-        return envs, (rollouts % self._slots, ats, envs)
+        return envs, (rollouts % self._spec.num_slots, ats, envs)
 
     def _announce(self, index: int) -> None:
         """Announces that an episode begins after the current step; takes effect once ``steps`` has reached it."""
@@ -350,7 +310,7 @@ class RolloutWriter:
         rollout, at = divmod(steps, self._rollout_steps)
         if start < steps and at > 0:
             # First: if killed after this, the successor meets the same error or goes on after a needless truncation.
-            fields["truncated"][rollout % self._slots, at - 1, env] = True
+            fields["truncated"][rollout % self._spec.num_slots, at - 1, env] = True
         # One pair of start and number is always valid: ``start`` and ``episode`` while ``next_start`` is in the future.
         fields["start"][env], fields["episode"][env] = start, self.episode[index]
         fields.in_order()
@@ -365,7 +325,7 @@ class RolloutWriter:
     @property
     def filled(self) -> bool:
         least = min(self.steps)
-        if self._free_running:
+        if self._spec.free_running:
             return 0 < least == max(self.steps) and least % self._rollout_steps == 0
         return least >= self._end
 
@@ -375,17 +335,6 @@ class RolloutWriter:
 
     def close(self) -> None:
         del self._steps, self._log, self._sides
-
-
-class SlotState(enum.Enum):
-    FREE = "free"
-    """It has not begun, is overwritten, or was used K times."""
-    FILLING = "filling"
-    """Its sampler is writing it."""
-    FULL = "full"
-    """It is complete and unused."""
-    IN_USE = "in use"
-    """It was used, and may be used again."""
 
 
 class RolloutReader:
@@ -400,15 +349,6 @@ class RolloutReader:
             raise ConfigError(f"{spec.num_envs} environments are not samplers of {envs_per_writer} each")
         self._rollouts = rollouts
         self._columns = [slice(first, first + envs_per_writer) for first in range(0, spec.num_envs, envs_per_writer)]
-
-    def state(self, writer: int, rollout: int) -> SlotState:
-        current = self._current(writer)
-        if rollout >= current:
-            return SlotState.FILLING if rollout == current else SlotState.FREE
-        uses = self._used(writer, rollout)
-        if self._is_overwritten(writer, rollout) or uses >= self._rollouts.spec.max_uses:
-            return SlotState.FREE
-        return SlotState.IN_USE if uses else SlotState.FULL
 
     @property
     def uses_left(self) -> int:
@@ -436,18 +376,15 @@ class RolloutReader:
         spec, versions = self._rollouts.spec, self._rollouts.fields["version"]
         found = []
         for writer, columns in enumerate(self._columns):
-            current = self._current(writer)
+            steps = int(self._rollouts.steps[columns].min())
+            self._rollouts.fields.in_order()
+            current = steps // spec.sync_interval  # all rollouts before it are complete or overwritten
             for rollout in range(max(0, current - spec.num_slots + 1), current):
-                if self.state(writer, rollout) in (SlotState.FULL, SlotState.IN_USE):
+                uses = self._used(writer, rollout)
+                if uses < spec.max_uses and not self._is_overwritten(writer, rollout):
                     version = int(versions[rollout % spec.num_slots, 0, columns.start])
-                    found.append((self._used(writer, rollout), version, rollout, writer))
+                    found.append((uses, version, rollout, writer))
         return found
-
-    def _current(self, writer: int) -> int:
-        """The rollout that a sampler is filling; all before it are complete or overwritten."""
-        steps = int(self._rollouts.steps[self._columns[writer]].min())
-        self._rollouts.fields.in_order()
-        return steps // self._rollouts.spec.sync_interval
 
     def _is_overwritten(self, writer: int, rollout: int) -> bool:
         """Whether its sampler may have begun the next rollout in the same slot."""
@@ -464,7 +401,7 @@ class RolloutReader:
 
 
 class Answers(NamedTuple):
-    """Answers of inference workers for some environments."""
+    """Actions that inference workers chose for n environments."""
 
     action: np.ndarray  # [n, A]
     log_prob: np.ndarray  # [n]
@@ -492,13 +429,11 @@ class InferenceMailbox:
     def fields(spec: RolloutSpec) -> tuple[ArraySpec, ...]:
         count = spec.num_envs
         return (
-            ArraySpec("asked", (count,), "int64"),
-            ArraySpec("answered", (count,), "int64"),
+            *(ArraySpec(name, (count,), "int64") for name in ("asked", "answered", "version")),
             ArraySpec("obs", (count, *spec.obs_shape), spec.obs_dtype),
             ArraySpec("noise", (count, spec.noise_dim), "float32"),
             ArraySpec("action", (count, spec.action_dim), "float32"),
             ArraySpec("log_prob", (count,), "float32"),
-            ArraySpec("version", (count,), "int64"),
         )
 
     @classmethod
@@ -515,8 +450,7 @@ class InferenceMailbox:
 
     def ask(self, envs: np.ndarray, obs: np.ndarray, noise: np.ndarray, numbers: np.ndarray) -> None:
         """Asks about ``envs`` [n]; the ``numbers`` [n] come from ``RolloutWriter.question``, all different."""
-        self.obs[envs] = obs
-        self.noise[envs] = noise
+        self.obs[envs], self.noise[envs] = obs, noise
         self._fields.in_order()
         self.asked[envs] = numbers
 
@@ -554,18 +488,14 @@ ROLLOUTS, LEARNER = "rollouts/", "learner/"
 class Handover:
     """Memory of an on-policy run that outlives its learner."""
 
-    policies: VersionedParameters
-    """Policies theta(j) and theta(j + 1) for the inference workers."""
-    states: VersionedParameters
-    """The learner's whole state at the start of rollouts j and j + 1."""
+    policies: VersionedParameters  # theta(j) and theta(j + 1) for the inference workers
+    states: VersionedParameters  # the learner's whole state at the start of rollouts j and j + 1
 
 
 def put_back(tensors: dict[str, np.ndarray], state: dict[str, Any], rollouts: Rollouts, handover: Handover) -> None:
     """Restores a checkpoint into shared memory, before any sampler or learner has started.
 
-    Raises:
-        CheckpointError: it was saved with other sizes.
-        KeyError: it is not the checkpoint of an on-policy run.
+    Raises a CheckpointError if it has other sizes, a KeyError if it is not that of an on-policy run.
     """
 
     def part(name: str) -> dict[str, np.ndarray]:

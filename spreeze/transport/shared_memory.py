@@ -7,6 +7,7 @@ elsewhere a temporary file that is unlinked at once. A child inherits the descri
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import math
 import mmap
 import os
@@ -15,31 +16,21 @@ import select
 import sys
 import tempfile
 from collections.abc import Iterable
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import psutil
 
 from spreeze.errors import ResourceError, TransportError
+from spreeze.machine.hardware import memory_limits
 
 PAGE_BYTES = mmap.PAGESIZE
-_CGROUP_FILES = (
-    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory.stat"),
-    (
-        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-        "/sys/fs/cgroup/memory/memory.usage_in_bytes",
-        "/sys/fs/cgroup/memory/memory.stat",
-    ),
-)
 
 
 class Block:
     """Mapped shared memory and its descriptor."""
 
     def __init__(self, fd: int, size_bytes: int) -> None:
-        self.fd = fd
-        self.size_bytes = size_bytes
+        self.fd, self.size_bytes = fd, size_bytes
         self._map = mmap.mmap(fd, size_bytes)
         self.view = memoryview(self._map)
 
@@ -57,33 +48,34 @@ class Block:
 def allocate(name: str, size_bytes: int) -> Block:
     """Allocates zeroed shared memory, all its pages at once, so that no later write can fail.
 
-    Raises:
-        ResourceError: less memory is available.
+    Raises a ResourceError if less memory is available.
     """
     size_bytes = -(-max(size_bytes, 1) // PAGE_BYTES) * PAGE_BYTES
-    available = check_room(name, size_bytes)
+    check_room(name, size_bytes)
     fd = nameless_file(name)
     try:
         _reserve(fd, size_bytes)
         return Block(fd, size_bytes)
     except OSError as error:
         os.close(fd)
-        raise ResourceError(f"{_no_room(name, size_bytes, available)} ({error.strerror})") from None
+        raise ResourceError(f"{_no_room(name, size_bytes)} ({error.strerror})") from None
 
 
-def check_room(name: str, size_bytes: int) -> int:
-    """Returns the available bytes; a ResourceError if they are less than ``size_bytes``."""
+def check_room(name: str, size_bytes: int) -> None:
+    """Raises a ResourceError if less memory is available, by the machine and by its control groups."""
+    if size_bytes > available_bytes():
+        raise ResourceError(_no_room(name, size_bytes))
+
+
+def _no_room(name: str, size_bytes: int) -> str:
     available = available_bytes()
-    if size_bytes > available:
-        raise ResourceError(_no_room(name, size_bytes, available))
-    return available
+    return (f"{name} needs {size_bytes} bytes of memory ({size_bytes / 2**30:.2f} GiB), {available} are available "
+            f"({available / 2**30:.2f} GiB); lower the replay capacity or close other programs")
 
 
-def _no_room(name: str, size_bytes: int, available: int) -> str:
-    return (
-        f"{name} needs {size_bytes} bytes of memory ({size_bytes / 2**30:.2f} GiB), {available} are available "
-        f"({available / 2**30:.2f} GiB); lower the replay capacity or close other programs"
-    )
+def available_bytes() -> int:
+    """Memory available without swapping."""
+    return memory_limits().usable_bytes
 
 
 def nameless_file(name: str) -> int:
@@ -92,16 +84,13 @@ def nameless_file(name: str) -> int:
         return os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     else:
         fd, path = tempfile.mkstemp(prefix=f"{name}-")
-        with contextlib.suppress(OSError):  # an open file cannot be unlinked on Windows
-            os.unlink(path)
+        os.unlink(path)
         return fd
 
 
 def _reserve(fd: int, size_bytes: int) -> None:
     """Allocates the pages now: ``ftruncate`` alone succeeds on a full tmpfs, and the first access is a SIGBUS."""
     if sys.platform == "linux":
-        import fcntl
-
         os.posix_fallocate(fd, 0, size_bytes)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
     else:
@@ -109,11 +98,7 @@ def _reserve(fd: int, size_bytes: int) -> None:
 
 
 def attach(fd: int, size_bytes: int) -> Block:
-    """Maps an inherited descriptor; the block owns the descriptor from now on.
-
-    Raises:
-        TransportError: no such descriptor, or it is too small.
-    """
+    """Maps an inherited descriptor, which the block then owns; a TransportError if it is missing or too small."""
     try:
         real = os.fstat(fd).st_size
     except OSError as error:
@@ -121,36 +106,6 @@ def attach(fd: int, size_bytes: int) -> Block:
     if real < size_bytes:
         raise TransportError(f"descriptor {fd} has {real} bytes of shared memory, {size_bytes} are needed")
     return Block(fd, real)
-
-
-def available_bytes() -> int:
-    """Memory available without swapping, by the machine and, if tighter, the control group."""
-    available = int(psutil.virtual_memory().available)
-    for limit_file, used_file, stat_file in _CGROUP_FILES:
-        limit, used = _number(limit_file), _number(used_file)
-        if limit is not None and used is not None:
-            available = min(available, limit - used + _reclaimable_bytes(stat_file))
-    return max(available, 0)
-
-
-def _number(path: str) -> int | None:
-    """The number in a file; None if there is no such file, or the word ``max`` (no limit)."""
-    try:
-        return int(Path(path).read_text(encoding="ascii"))
-    except (OSError, ValueError):
-        return None
-
-
-def _reclaimable_bytes(stat_file: str) -> int:
-    """File cache that the control group gives back when asked."""
-    try:
-        for line in Path(stat_file).read_text(encoding="ascii").splitlines():
-            key, _, value = line.partition(" ")
-            if key == "inactive_file":
-                return int(value)
-    except (OSError, ValueError):
-        pass
-    return 0
 
 
 _LINE_BYTES = 64
@@ -166,10 +121,13 @@ class ArraySpec(NamedTuple):
     dtype: str
 
     @property
+    def data_bytes(self) -> int:
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+    @property
     def size_bytes(self) -> int:
         """Whole cache lines."""
-        raw = math.prod(self.shape) * np.dtype(self.dtype).itemsize
-        return -(-raw // _LINE_BYTES) * _LINE_BYTES
+        return -(-self.data_bytes // _LINE_BYTES) * _LINE_BYTES
 
 
 class SharedArrays:
@@ -180,7 +138,7 @@ class SharedArrays:
         self._arrays: dict[str, np.ndarray] = {}
         offset = _LINE_BYTES
         for field in fields:
-            raw = np.frombuffer(block.view, np.uint8, math.prod(field.shape) * np.dtype(field.dtype).itemsize, offset)
+            raw = np.frombuffer(block.view, np.uint8, field.data_bytes, offset)
             self._arrays[field.name] = raw.view(field.dtype).reshape(field.shape)
             offset += field.size_bytes
 
@@ -210,14 +168,9 @@ class SharedArrays:
     def in_order(self) -> None:
         """A memory barrier: a process that sees a later store also sees all earlier ones.
 
-        Free on x86-64. Elsewhere writer and reader take and release one lock of the operating system, which the kernel
-        releases when its holder dies: a reader that has seen the counter takes it after the writer released it.
+        Free on x86-64; elsewhere both sides take and release a file lock, which the kernel frees when its holder dies.
         """
-        if STRONGLY_ORDERED:
-            return
-        if sys.platform != "win32":
-            import fcntl
-
+        if not STRONGLY_ORDERED:
             fcntl.lockf(self.block.fd, fcntl.LOCK_EX, 1, 0, os.SEEK_SET)
             fcntl.lockf(self.block.fd, fcntl.LOCK_UN, 1, 0, os.SEEK_SET)
 

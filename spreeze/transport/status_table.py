@@ -13,13 +13,9 @@ from spreeze.metrics.table import MOST_SLOTS, TABLE, MetricTable
 from spreeze.transport.shared_memory import Block, allocate, attach
 
 _MAGIC = 0x53505245455A4542
-MOST_GROUPS = 16
-"""Largest number of groups (a learner with its own samplers) that the header has words for."""
-_GROUP_WORDS = 16
-_HEADER_WORDS = MOST_GROUPS * _GROUP_WORDS
-_CONTROL_WORDS = 16
-_SLOT_WORDS = MOST_SLOTS
-_ROW_WORDS = _CONTROL_WORDS + _SLOT_WORDS
+MOST_GROUPS = 16  # a group is a learner with its own samplers
+_GROUP_WORDS = _CONTROL_WORDS = 16
+_HEADER_WORDS, _ROW_WORDS = MOST_GROUPS * _GROUP_WORDS, _CONTROL_WORDS + MOST_SLOTS
 
 STOP, VISUALIZER_PAUSED, WEIGHTS_HINT, ACTIVE_SAMPLERS, SLOWED_SHARE, FIRST_SAMPLER, SAMPLERS = 2, 3, 4, 5, 6, 7, 8
 """Words of the header. All but the first two belong to a group (see ``StatusTable.group``).

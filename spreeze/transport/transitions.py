@@ -1,7 +1,7 @@
 """From env steps to replay rows, in the sampler: n-step returns, and images whose frames are stored once.
 
-Rewards are summed before a transition is stored. With images, the row of an env step owns the newest frame of its
-``next_obs`` (see ``RowLayout``); the reader follows the rows back for the older ones.
+With images, the row of an env step owns the newest frame of its ``next_obs`` (see ``RowLayout``); the reader follows
+the rows back for the older ones.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ class NStep:
     """
 
     def __init__(self, n: int, gamma: float) -> None:
-        self.n = n
-        self.gamma = gamma
+        self.n, self.gamma = n, gamma
         self._window: deque[tuple[np.ndarray, np.ndarray, float]] = deque(maxlen=n)
 
     def push(
@@ -43,32 +42,22 @@ class NStep:
     ) -> list[NStepTransition]:
         """Adds one env step (arrays are copied); returns the transitions that it finished, oldest first."""
         self._window.append((np.array(obs), np.array(action), reward))
-        ended = terminated or truncated
-        finished = len(self._window) if ended else int(len(self._window) == self.n)
+        length = len(self._window)
+        finished = length if terminated or truncated else int(length == self.n)
         if not finished:
             return []
-        rows = self._finish(finished, terminated, np.array(next_obs))
-        for _ in range(finished):
-            self._window.popleft()
+        returns, total = [0.0] * length, 0.0
+        for index in range(length - 1, -1, -1):
+            returns[index] = total = self._window[index][2] + self.gamma * total
+        after, rows = np.array(next_obs), []
+        for index in range(finished):
+            start, first_action, _ = self._window.popleft()
+            rows.append(NStepTransition(start, first_action, returns[index], terminated, after, length - index))
         return rows
 
     def clear(self) -> None:
         """Drops the unfinished transitions, when their environment was replaced."""
         self._window.clear()
-
-    def _finish(self, count: int, terminated: bool, next_obs: np.ndarray) -> list[NStepTransition]:
-        """The oldest ``count`` transitions, each with all rewards up to now."""
-        returns: list[float] = []
-        total = 0.0
-        for _, _, reward in reversed(self._window):
-            total = reward + self.gamma * total
-            returns.append(total)
-        returns.reverse()
-        length = len(self._window)
-        return [
-            NStepTransition(obs, action, returns[index], terminated, next_obs, length - index)
-            for index, (obs, action, _) in zip(range(count), self._window, strict=False)
-        ]
 
 
 class _Entry(NamedTuple):
@@ -82,13 +71,11 @@ class FrameLog:
     """Turns the steps of N environments into rows of one sink.
 
     The frame of a reset waits for the first step, so that both are published together. With n-step returns a row holds
-    the transition that ends with its frame; the shorter ones at the end of an episode follow in rows of their own with
-    the same frame.
+    the transition that ends with its frame; shorter ones at an episode's end follow in rows with the same frame.
     """
 
     def __init__(self, sink: TransitionSink, num_envs: int, n_step: int, gamma: float) -> None:
-        self._sink = sink
-        self._layout = sink.layout
+        self._sink, self._layout = sink, sink.layout
         self._n_steps = [NStep(n_step, gamma) for _ in range(num_envs)]
         self._first: list[np.ndarray | None] = [None] * num_envs
         self._last = [0] * num_envs

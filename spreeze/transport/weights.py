@@ -1,12 +1,8 @@
 """Parameters from one learner to any number of readers: files on disk, or slots in shared memory.
 
-Versions are ordered by (epoch, version): epoch rises whenever a learner starts, version counts its updates.
-
-``WeightsStore`` keeps immutable files and an atomically replaced pointer. A reader that meets an inconsistency keeps
-its weights. Nothing is fsynced: these files are replaced many times a minute, and the checkpoint is the durable copy.
-
-``VersionedParameters`` keeps the newest N versions in memory files that belong to the supervisor, so they outlive every
-worker. On-policy modes pass on policies and the learner's whole state through two such objects.
+``WeightsStore`` keeps immutable files and an atomically replaced pointer. Nothing is fsynced: these files are replaced
+many times a minute, and the checkpoint is the durable copy. ``VersionedParameters`` keeps the newest N versions in
+memory files of the supervisor, which outlive every worker.
 """
 
 from __future__ import annotations
@@ -17,6 +13,7 @@ import json
 import math
 import os
 import re
+import struct
 import time
 import zlib
 from collections import deque
@@ -42,16 +39,17 @@ _MAX_POINTER_BYTES = 1 << 16
 
 @dataclass(frozen=True)
 class Weights:
-    """One published version."""
+    """One published version of a network's arrays."""
 
     arrays: Arrays
     meta: dict[str, Any]
     epoch: int
     version: int
-    path: Path
+    path: Path = Path()  # of its file, if it has one
 
     @property
     def order(self) -> tuple[int, int]:
+        """The epoch rises when a learner starts, the version with its updates."""
         return self.epoch, self.version
 
 
@@ -87,12 +85,7 @@ def encode(arrays: Arrays, meta: dict[str, Any], epoch: int, version: int) -> by
 
 
 def decode(data: bytes, path: Path) -> Weights:
-    """Reads back ``encode``.
-
-    Raises:
-        WeightsError: the checksum differs, or a value is not finite.
-        ValueError: or another of ``DAMAGE``; the bytes were not made by ``encode``.
-    """
+    """Reads back ``encode``; a WeightsError, or one of ``DAMAGE`` if the bytes were not made by it."""
     arrays = safetensors_numpy.load(data)
     header_bytes = int.from_bytes(data[:8], "little")
     entry = json.loads(data[8 : 8 + header_bytes])["__metadata__"]["spreeze"]
@@ -109,11 +102,7 @@ DAMAGE = (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowErro
 
 
 def read_weights(path: Path) -> Weights:
-    """Reads one weights file.
-
-    Raises:
-        WeightsError: missing, damaged, or holding values that are not finite.
-    """
+    """Reads one weights file; a WeightsError if it is missing, damaged, or holds values that are not finite."""
     try:
         return decode(files.read_bytes(path, _MAX_BYTES), path)
     except DAMAGE as error:
@@ -128,26 +117,22 @@ class WeightsStore:
     ) -> None:
         """The ``keep`` newest versions stay, and all that are younger than ``min_age_s``."""
         self.directory = Path(directory)
-        self.keep = max(1, keep)
-        self.min_age_s = min_age_s
+        self.keep, self.min_age_s, self._clock = max(1, keep), min_age_s, clock
         self.rejected = 0
         """How often ``read_latest`` met something inconsistent."""
-        self._clock = clock
         self._last: tuple[int, int] | None = None
         self._present: deque[tuple[float, str]] | None = None
 
     def publish(self, arrays: Arrays, meta: dict[str, Any], epoch: int, version: int) -> str:
-        """Makes a new version visible, file first, pointer second; returns the file's path.
-
-        Raises:
-            WeightsError: a value is not finite, or the version is not newer; nothing was published.
-            OSError: no room, no permission; nothing was published.
-        """
+        """Makes a new version visible, file first, pointer second; returns the file's path."""
         _check_finite(arrays, f"version {epoch}-{version} is not published")
         self.directory.mkdir(parents=True, exist_ok=True)
-        last = self._last or self._published()
+        last = self._last
+        if last is None:
+            with contextlib.suppress(*DAMAGE):
+                _, last = self._pointer()
         if last is not None and (epoch, version) <= last:
-            raise WeightsError(f"version {epoch}-{version} is not published: {last[0]}-{last[1]} is already there")
+            raise _not_newer(epoch, version, last)
         data = encode(arrays, meta, epoch, version)
         name = f"w-{epoch:06d}-{version:012d}.safetensors"
         path = os.path.join(self.directory, name)  # see files.replace_bytes
@@ -159,19 +144,10 @@ class WeightsStore:
         self._prune(path)
         return path
 
-    def _published(self) -> tuple[int, int] | None:
-        """The pointer's (epoch, version), if it can be read."""
-        try:
-            pointer = self._pointer()
-            return int(pointer["epoch"]), int(pointer["version"])
-        except DAMAGE:
-            return None
-
-    def _pointer(self) -> dict[str, Any]:
+    def _pointer(self) -> tuple[dict[str, Any], tuple[int, int]]:
+        """The pointer and its (epoch, version); one of ``DAMAGE`` if it cannot be read."""
         pointer = json.loads(files.read_bytes(self.directory / LATEST, _MAX_POINTER_BYTES))
-        if not isinstance(pointer, dict):
-            raise ValueError("pointer is no JSON object")
-        return pointer
+        return pointer, (int(pointer["epoch"]), int(pointer["version"]))
 
     def versions(self) -> list[tuple[tuple[int, int], Path]]:
         """All version files as ((epoch, version), path), oldest first."""
@@ -195,8 +171,7 @@ class WeightsStore:
     def read_latest(self, newer_than: tuple[int, int] | None = None) -> Weights | None:
         """The newest version; None if there is none newer, or if it is inconsistent (then ``rejected`` rises)."""
         try:
-            pointer = self._pointer()
-            order = (int(pointer["epoch"]), int(pointer["version"]))
+            pointer, order = self._pointer()
             if newer_than is not None and order <= newer_than:
                 return None
             return self._checked(pointer, order)
@@ -223,30 +198,27 @@ class WeightsStore:
         return weights
 
 
-class StoredParameters(NamedTuple):
-    """A copy of one version."""
+def _not_newer(epoch: int, version: int, newest: tuple[int, int]) -> WeightsError:
+    return WeightsError(f"version {epoch}-{version} is not published: {newest[0]}-{newest[1]} is already there")
 
-    arrays: Arrays
-    meta: dict[str, Any]
+
+class _SlotHeader(NamedTuple):
+    """Begins a slot; -1 stands for epoch and version while it is empty or being written."""
+
     epoch: int
     version: int
-
-    @property
-    def order(self) -> tuple[int, int]:
-        return self.epoch, self.version
+    facts_bytes: int  # length of the description that follows
 
 
-_SLOT_HEADER_BYTES = 24
-"""Version, epoch, length of the description."""
-_NOTHING = -1
-"""Stands for the version while a slot is empty or being written."""
+_EMPTY = _SlotHeader(-1, -1, 0)
+_HEADER = struct.Struct("<3q")
 
 
 class VersionedParameters:
     """Arrays and metadata of the newest versions, version v in slot v mod N; one writer, any number of readers.
 
-    A slot begins with its version, which the writer stores last and the reader checks again after reading; an
-    unfinished slot of a killed writer counts as empty. There are no checksums: no other process has these files.
+    The writer stores a slot's header last, and a reader checks it again after reading. An unfinished slot of a killed
+    writer counts as empty. There are no checksums: no other process has these files.
     """
 
     def __init__(self, fds: tuple[int, ...]) -> None:
@@ -254,65 +226,54 @@ class VersionedParameters:
 
     @classmethod
     def create(cls, slots: int = 2) -> VersionedParameters:
-        fds: list[int] = []
-        try:
-            fds.extend(nameless_file("spreeze-parameters") for _ in range(slots))
-        except OSError:
-            cls(tuple(fds)).close()
-            raise
-        return cls(tuple(fds))
+        return cls(tuple(nameless_file("spreeze-parameters") for _ in range(slots)))
 
     def publish(self, arrays: Arrays, meta: dict[str, Any], epoch: int, version: int) -> None:
-        """Stores a version; does nothing if it is already there, since a reader may be using it.
-
-        Raises:
-            WeightsError: a newer version is there.
-            OSError: no memory left.
-        """
+        """Stores a version; does nothing if it is already there, since a reader may be using it."""
         fd, order = self.fds[version % len(self.fds)], (epoch, version)
         if _slot_header(fd)[:2] == order:
             return
         newest = max(_slot_header(slot) for slot in self.fds)
         if newest[:2] > order:
-            raise WeightsError(f"version {epoch}-{version} is not published: {newest[0]}-{newest[1]} is already there")
+            raise _not_newer(epoch, version, newest[:2])
         own = {name: np.asarray(array, order="C") for name, array in arrays.items()}
         facts = json.dumps({"meta": meta, "arrays": [[name, array.dtype.str, array.shape]
                                                      for name, array in own.items()]}).encode()
         parts: list[bytes | memoryview] = [facts, *(array.reshape(-1).view(np.uint8).data for array in own.values())]
-        _pwrite(fd, _EMPTY.encoded(), 0)
-        offset = _SLOT_HEADER_BYTES
+        os.pwrite(fd, _HEADER.pack(*_EMPTY), 0)
+        offset = _HEADER.size
         for data in parts:
             _pwrite(fd, data, offset)
             offset += len(data)
-        _pwrite(fd, _SlotHeader(epoch, version, len(facts)).encoded(), 0)
+        os.pwrite(fd, _HEADER.pack(epoch, version, len(facts)), 0)
 
-    def read(self, version: int) -> StoredParameters | None:
+    def read(self, version: int) -> Weights | None:
         """A version; None if it is not there (any more) or is being written."""
         fd = self.fds[version % len(self.fds)]
         header = _slot_header(fd)
         return self._read(fd, header) if header.version == version else None
 
-    def read_latest(self, newer_than: tuple[int, int] | None = None) -> StoredParameters | None:
+    def read_latest(self, newer_than: tuple[int, int] | None = None) -> Weights | None:
         """The newest version; None if there is none, or none that is newer than (epoch, version)."""
         newest, fd = max((_slot_header(fd), fd) for fd in self.fds)
-        if newest.version == _NOTHING or (newer_than is not None and newest[:2] <= newer_than):
+        if newest == _EMPTY or (newer_than is not None and newest[:2] <= newer_than):
             return None
         return self._read(fd, newest)
 
-    def _read(self, fd: int, header: _SlotHeader) -> StoredParameters | None:
+    def _read(self, fd: int, header: _SlotHeader) -> Weights | None:
         """The content of a slot with that header; None if it was overwritten meanwhile."""
-        facts = _pread(fd, header.facts_bytes, _SLOT_HEADER_BYTES)
+        facts = _pread(fd, header.facts_bytes, _HEADER.size)
         if _slot_header(fd) != header:
             return None
         described = json.loads(facts)
-        arrays, offset = {}, _SLOT_HEADER_BYTES + header.facts_bytes
+        arrays, offset = {}, _HEADER.size + header.facts_bytes
         for name, dtype, shape in described["arrays"]:
             data = _pread(fd, math.prod(shape) * np.dtype(dtype).itemsize, offset)
             arrays[name] = np.frombuffer(data, dtype).reshape(shape)
             offset += len(data)
         if _slot_header(fd) != header:
             return None
-        return StoredParameters(arrays, described["meta"], header.epoch, header.version)
+        return Weights(arrays, described["meta"], header.epoch, header.version)
 
     def close(self) -> None:
         for fd in self.fds:
@@ -320,25 +281,9 @@ class VersionedParameters:
                 os.close(fd)
 
 
-class _SlotHeader(NamedTuple):
-    epoch: int
-    version: int
-    facts_bytes: int
-
-    def encoded(self) -> bytes:
-        parts = (self.version, self.epoch, self.facts_bytes)
-        return b"".join(part.to_bytes(8, "little", signed=True) for part in parts)
-
-
-_EMPTY = _SlotHeader(_NOTHING, _NOTHING, 0)
-
-
 def _slot_header(fd: int) -> _SlotHeader:
-    data = os.pread(fd, _SLOT_HEADER_BYTES, 0)
-    if len(data) < _SLOT_HEADER_BYTES:
-        return _EMPTY
-    version, epoch, facts_bytes = (int.from_bytes(data[at : at + 8], "little", signed=True) for at in (0, 8, 16))
-    return _SlotHeader(epoch, version, facts_bytes)
+    data = os.pread(fd, _HEADER.size, 0)
+    return _SlotHeader(*_HEADER.unpack(data)) if len(data) == _HEADER.size else _EMPTY
 
 
 def _pwrite(fd: int, data: bytes | memoryview, offset: int) -> None:

@@ -17,8 +17,7 @@ from spreeze.errors import ResourceError, WorkerError
 from spreeze.metrics.table import SLOTS, TABLE, Phase
 from spreeze.transport.checkpoint import Checkpoint
 from spreeze.transport.rate_limiter import RateLimiter
-from spreeze.transport.replay_reader import open_reader
-from spreeze.transport.replay_ring import ReplayRing, RingSpec
+from spreeze.transport.replay_ring import ReplayReader, ReplayRing, RingSpec
 from spreeze.transport.rollouts import Handover, Rollouts
 from spreeze.transport.weights import VersionedParameters
 from spreeze.workers.context import WorkerContext
@@ -196,7 +195,7 @@ class _FromReplay:
         self._context, self._job, self._ring, self._device = context, job, ring, device
         config: AlgorithmConfig = algorithm_part(job.algo, job.spec.import_module)(**job.algorithm)
         self.trainer = ReplayTrainer(
-            job.spec, job.algo, config, ring.spec.layout, open_reader(ring), batch_size=job.batch_size, device=device,
+            job.spec, job.algo, config, ring.spec.layout, ReplayReader(ring), batch_size=job.batch_size, device=device,
             seed=job.seed, normalize_obs=job.normalize_obs, pair=pair, overlap=job.overlap,
             mirror=job.mirror, updates_per_launch=job.updates_per_launch,
         )

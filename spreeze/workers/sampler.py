@@ -15,8 +15,8 @@ from spreeze.inference.policy import Policy
 from spreeze.metrics.table import SLOTS, Phase
 from spreeze.transport.protocols import TransitionSink
 from spreeze.transport.rate_limiter import RateLimiter
-from spreeze.transport.remote import SocketSink, read_secret
 from spreeze.transport.replay_ring import ReplayRing, RingSpec, ShardWriter
+from spreeze.transport.socket_sink import SocketSink, read_secret
 from spreeze.transport.weights import WeightsStore
 from spreeze.types import EnvSpec, Jsonable
 from spreeze.workers.context import WorkerContext
@@ -43,7 +43,7 @@ class SamplerJob(Jsonable):
     """Shape of the ring that the rows go to, through its descriptor or a socket."""
     ring_fd: int = -1
     sink_address: str = ""
-    """Of the gateway to another process's ring (see ``transport.remote``); empty if there is a descriptor."""
+    """Of the gateway to another process's ring (see ``transport.socket_sink``); empty if there is a descriptor."""
     sink_secret_file: str = ""
     samples_per_insert_min: float
     samples_per_insert_max: float

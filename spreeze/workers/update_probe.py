@@ -20,8 +20,7 @@ from typing import Any, NoReturn
 
 from spreeze.config.schema import LearnerConfig, algorithm_part
 from spreeze.machine.processes import leave_to_supervisor
-from spreeze.transport.replay_reader import open_reader
-from spreeze.transport.replay_ring import ReplayRing, RingSpec
+from spreeze.transport.replay_ring import ReplayReader, ReplayRing, RingSpec
 from spreeze.transport.shared_memory import readable
 from spreeze.types import RowLayout
 from spreeze.workers.jobs import UpdateProbeJob, UpdateTurn
@@ -187,7 +186,7 @@ def _updates(job: UpdateProbeJob, ring: ReplayRing, turn: UpdateTurn) -> dict[st
     config: Any = algorithm_part(job.algo, job.spec.import_module)(**turn.algorithm)
     with products_in(learner.precision, device), learner_threads(job.spec, learner.threads, device) as pair:
         learning = ReplayTrainer(
-            job.spec, job.algo, config, ring.spec.layout, open_reader(ring), batch_size=learner.batch_size,
+            job.spec, job.algo, config, ring.spec.layout, ReplayReader(ring), batch_size=learner.batch_size,
             device=device, seed=0, normalize_obs=job.normalize_obs, pair=pair, mirror=True, updates_per_launch=1,
         )
         _warm_up(learning)

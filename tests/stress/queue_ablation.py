@@ -28,7 +28,7 @@ from replay_rates import (
 )
 
 from spreeze.bench import Row, row
-from spreeze.transport.replay_reader import ReplayReader
+from spreeze.transport.replay_ring import ReplayReader
 
 QUEUE_SIZES_ROWS = (5_000, 20_000, 50_000)
 """Queue sizes of the Spreeze paper's ablation (section 4.3, Fig. 3a)."""

@@ -20,8 +20,7 @@ import numpy as np
 
 from spreeze.bench import Row, line, row
 from spreeze.errors import WorkerError
-from spreeze.transport.replay_reader import ReplayReader
-from spreeze.transport.replay_ring import ReplayRing, RingSpec, ShardWriter
+from spreeze.transport.replay_ring import ReplayReader, ReplayRing, RingSpec, ShardWriter
 from spreeze.types import RowLayout
 
 LAYOUT = RowLayout(obs_dim=22, action_dim=6)

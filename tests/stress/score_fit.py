@@ -25,8 +25,7 @@ from spreeze.bench import Row
 from spreeze.envs.task import Task, open_task, uniform_actions
 from spreeze.inference.policy import Policy
 from spreeze.runtime.plan import RunPlan
-from spreeze.transport.replay_reader import open_reader
-from spreeze.transport.replay_ring import ReplayRing, ShardWriter
+from spreeze.transport.replay_ring import ReplayReader, ReplayRing, ShardWriter
 from spreeze.workers.evaluator import run_episodes, score, seed_list
 from spreeze.workers.learn.replay_trainer import ReplayTrainer
 from spreeze.workers.transition_collector import TransitionCollector
@@ -97,7 +96,7 @@ def train_until(plan: RunPlan, goal: Goal, batch_size: int, updates_per_env_step
         config.run.algo,
         config.algorithm,
         plan.layout,
-        open_reader(ring),
+        ReplayReader(ring),
         batch_size=batch_size,
         device="cpu",
         seed=seed,

@@ -25,8 +25,7 @@ from spreeze.bench import Row, row
 from spreeze.bench.sampling import publish_policy, real_sampler, run_folder, task_plan
 from spreeze.machine.output import stdout_to_stderr
 from spreeze.runtime.plan import RunPlan
-from spreeze.transport.replay_reader import Drawn, ReplayReader
-from spreeze.transport.replay_ring import FrameColumns, ReplayRing, RingSpec, ShardWriter
+from spreeze.transport.replay_ring import Drawn, FrameColumns, ReplayReader, ReplayRing, RingSpec, ShardWriter
 from spreeze.transport.status_table import StatusTable
 from spreeze.transport.weights import WeightsStore
 from spreeze.types import RowLayout

@@ -28,7 +28,7 @@ from spreeze.errors import SpreezeError
 from spreeze.testing import FAULT_ID
 from spreeze.transport import status_table as words
 from spreeze.transport.checkpoint import CheckpointStore
-from spreeze.transport.replay_reader import ReplayReader
+from spreeze.transport.replay_ring import ReplayReader
 
 pytestmark = [pytest.mark.timeout(600),
               pytest.mark.skipif(sys.platform != "linux", reason="looks into the run's memory through /proc")]

@@ -1,6 +1,6 @@
 """GPU replay: a copy of replay on the learner's device. Only new rows are copied; batches are gathered on the device.
 
-The rules are those of the ring (``transport.replay_reader``). A pull notes which rows are committed, copies the new
+The rules are those of the ring (``transport.replay_ring``). A pull notes which rows are committed, copies the new
 ones, reads ``reserved`` afterwards and drops rows that may have been overwritten meanwhile. Draws are uniform over the
 rows that are on the device and that the ring's reader would draw.
 
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from spreeze.errors import TransportError
 from spreeze.formatting import size
-from spreeze.transport.replay_reader import ReplayReader
+from spreeze.transport.replay_ring import ReplayReader
 from spreeze.types import RowLayout
 
 _CHUNK_ROWS = 4096

@@ -23,7 +23,7 @@ from spreeze.algorithms.on_policy import OnPolicyAlgorithm
 from spreeze.errors import WorkerError
 from spreeze.metrics.table import blank_learner
 from spreeze.transport.rollouts import LEARNER, ROLLOUTS, Handover, Rollouts
-from spreeze.transport.weights import StoredParameters, VersionedParameters
+from spreeze.transport.weights import VersionedParameters, Weights
 
 Arrays = dict[str, np.ndarray]
 FINGERPRINTS = "fingerprints.jsonl"
@@ -180,7 +180,7 @@ class OnPolicyTrainer:
         }
 
 
-def _found(parameters: VersionedParameters, interval: int) -> StoredParameters:
+def _found(parameters: VersionedParameters, interval: int) -> Weights:
     held = parameters.read(interval)
     if held is None:
         raise WorkerError(f"what was handed over for rollout {interval} is gone")

@@ -18,7 +18,7 @@ from spreeze.config.schema import AlgorithmConfig
 from spreeze.inference.policy import OBS_CLIP, Normalizer
 from spreeze.metrics.table import blank_learner
 from spreeze.transport.protocols import BatchSource
-from spreeze.transport.replay_reader import ReplayReader
+from spreeze.transport.replay_ring import ReplayReader
 from spreeze.types import EnvSpec, RowLayout, TransitionBatch
 from spreeze.workers.learn.cuda_graphs import CudaGraph, Graph, GraphedUpdates, reason_against
 from spreeze.workers.learn.gpu_replay import DeviceStream, GpuReplay, Staging, Stream, fitted_gpu_replay

@@ -6,7 +6,7 @@ committed, and sends them again after a reconnect: each row arrives complete, in
 process is killed, as long as the memory behind the gateway lives. The buffers of both sides are bounded, and neither
 waits except in a handshake.
 
-Rows are not encrypted, so only the addresses ``unix:PATH`` and ``tcp:127.0.0.1:PORT`` are accepted.
+Rows are not encrypted, so the only addresses are sockets of this machine, ``unix:PATH``.
 """
 
 from __future__ import annotations
@@ -30,12 +30,11 @@ import numpy as np
 from spreeze.errors import TransportError
 from spreeze.transport import files
 from spreeze.transport.protocols import FrameColumns, ReplayCounts, TransitionSink
-from spreeze.transport.replay_ring import pack_rows, write_rows
+from spreeze.transport.replay_ring import NO_FRAMES, NO_STEPS, write_rows
 from spreeze.types import RowLayout
 
 SECRET_BYTES = 32
-MOST_FRAME_BYTES = 1 << 22
-"""Of rows; a connection that announces more is closed."""
+MOST_FRAME_BYTES = 1 << 22  # of rows; a connection that announces more is closed
 _CHALLENGE = struct.Struct("<8s32s")  # magic with the version of this protocol, nonce
 _HELLO = struct.Struct("<32sQI")  # nonce, layout, shard; then a proof
 _REPORT = struct.Struct("<Qqqq")  # rows of the shard, inserted, baseline, sampled; the first one with a proof
@@ -73,17 +72,11 @@ def _layout_hash(layout: RowLayout) -> int:
     return int.from_bytes(hashlib.sha256(repr(layout).encode()).digest()[:8], "little")
 
 
-def _open(address: str) -> tuple[socket.socket, Any]:
-    kind, _, rest = address.partition(":")
-    host, _, port = rest.rpartition(":")
-    if kind == "unix" and rest:
-        return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), rest
-    if kind == "tcp" and host == "127.0.0.1" and port.isdigit():
-        opened = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return opened, (host, int(port))
-    raise TransportError(f"address {address!r} is neither unix:PATH nor tcp:127.0.0.1:PORT")
+def _path_of(address: str) -> str:
+    kind, _, path = address.partition(":")
+    if kind != "unix" or not path:
+        raise TransportError(f"address {address!r} is not unix:PATH")
+    return path
 
 
 def _exactly(connection: socket.socket, count: int) -> bytes:
@@ -96,6 +89,26 @@ def _exactly(connection: socket.socket, count: int) -> bytes:
     return data
 
 
+def _packed(
+    layout: RowLayout, obs: Any, action: Any, reward: Any, terminated: Any, next_obs: Any, num_steps: Any,
+    frames: FrameColumns | None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """The arguments of ``TransitionSink.write`` as rows [N, W] float32 and their frames [N, F] uint8."""
+    rows = np.zeros((len(reward), layout.width), np.float32)
+    images = np.zeros((len(reward), layout.frame_bytes), np.uint8)
+    rows[:, layout.obs], rows[:, layout.action], rows[:, layout.next_obs] = obs, action, next_obs
+    rows[:, layout.reward], rows[:, layout.terminated] = reward, terminated
+    if layout.num_steps is not None:
+        if num_steps is None:
+            raise ValueError(NO_STEPS)
+        rows[:, layout.num_steps] = num_steps
+    if layout.frame_bytes:
+        if frames is None:
+            raise ValueError(NO_FRAMES)
+        images[:], rows[:, layout.back], rows[:, layout.age] = frames
+    return rows, images
+
+
 class SocketSink:
     """A ``TransitionSink`` whose rows go to a gateway."""
 
@@ -103,12 +116,9 @@ class SocketSink:
         self, address: str, secret: bytes, layout: RowLayout, shard: int, *, buffer_bytes: int = 2 * MOST_FRAME_BYTES,
         give_up_s: float = 30.0,
     ) -> None:
-        """Connects; the gateway closes the connection of the sink that had this shard before.
+        """Connects; a TransportError if there is no gateway, or one of another run.
 
         There is no room while ``buffer_bytes`` are on their way, and an error after ``give_up_s`` without a gateway.
-
-        Raises:
-            TransportError: no gateway, or one of another run.
         """
         self.layout, self.next_logical = layout, 0
         self._address, self._secret, self._shard = address, secret, shard
@@ -116,9 +126,9 @@ class SocketSink:
         self._most_rows = max(1, MOST_FRAME_BYTES // layout.row_bytes)
         self._kept: deque[tuple[int, bytes]] = deque()  # (index after the last row, frame), not committed yet
         self._kept_bytes = 0
-        self._report: tuple[int, int, int, int] = (0, 0, 0, 0)
         self._gone_since_s = self._retry_s = 0.0
         self._socket: socket.socket | None = None
+        self._report: tuple[int, int, int, int] = (0, 0, 0, 0)
         self._connect()
         self.next_logical = self._report[0]
 
@@ -138,7 +148,7 @@ class SocketSink:
     ) -> None:
         if not self.has_room:
             raise TransportError(f"{self._kept_bytes} bytes are on their way to {self._address}: ask has_room first")
-        rows, images = pack_rows(self.layout, obs, action, reward, terminated, next_obs, num_steps, frames)
+        rows, images = _packed(self.layout, obs, action, reward, terminated, next_obs, num_steps, frames)
         for start in range(0, len(rows), self._most_rows):
             part = rows[start : start + self._most_rows]
             header = _FRAME.pack(len(part), self.next_logical, version)
@@ -151,8 +161,13 @@ class SocketSink:
 
     def _pump(self) -> None:
         """Sends and receives without waiting; reconnects if the connection was lost."""
-        if self._socket is None:
-            self._reconnect()
+        if self._socket is None and time.monotonic() >= self._retry_s:
+            try:
+                self._connect()
+            except TransportError:
+                if time.monotonic() - self._gone_since_s >= self._give_up_s:
+                    raise
+                self._retry_s = time.monotonic() + _RETRY_S
         if self._socket is None:
             return
         try:
@@ -171,24 +186,14 @@ class SocketSink:
             del self._received[:whole]
 
     def _take(self, report: tuple[Any, ...]) -> None:
+        """Drops the rows that are committed by now."""
         self._report = report
         while self._kept and self._kept[0][0] <= report[0]:
             self._kept_bytes -= len(self._kept.popleft()[1])
 
-    def _reconnect(self) -> None:
-        now = time.monotonic()
-        if now < self._retry_s:
-            return
-        try:
-            self._connect()
-        except TransportError:
-            if now - self._gone_since_s >= self._give_up_s:
-                raise
-            self._retry_s = time.monotonic() + _RETRY_S
-
     def _connect(self) -> None:
         """Shakes hands, and continues after the last row that the gateway's sink has committed."""
-        connection, where = _open(self._address)
+        where, connection = _path_of(self._address), socket.socket(socket.AF_UNIX)
         try:
             connection.settimeout(_HANDSHAKE_S)
             connection.connect(where)
@@ -200,7 +205,7 @@ class SocketSink:
             proof = _exactly(connection, _PROOF_BYTES)
             if magic != _MAGIC or not hmac.compare_digest(proof, _proof(self._secret, b"gateway", nonce, report)):
                 raise ConnectionError("it does not know the secret")
-        except (OSError, struct.error) as error:
+        except OSError as error:
             connection.close()
             raise TransportError(
                 f"no gateway for these rows at {self._address} ({error}): is it running, with this run's secret, "
@@ -231,7 +236,7 @@ class _Peer:
         self.socket, self.since_s, self.shard = connection, time.monotonic(), -1
         self.nonce = secrets.token_bytes(32)
         self.received, self.unsent = bytearray(), bytearray(_CHALLENGE.pack(_MAGIC, self.nonce))
-        self.reported: tuple[int, ...] = ()
+        self.reported = b""
 
 
 class Gateway:
@@ -240,31 +245,26 @@ class Gateway:
     def __init__(
         self, address: str, secret: bytes, layout: RowLayout, open_sink: Callable[[int], TransitionSink]
     ) -> None:
-        """Listens at an address; TCP port 0 is any free one.
+        """Listens at an address; a TransportError if that fails.
 
         ``open_sink`` is called once per shard and raises a TransportError if there is no such shard.
-
-        Raises:
-            TransportError: cannot listen at that address.
         """
         self._secret, self._layout, self._open_sink = secret, layout, open_sink
         self._sinks: dict[int, TransitionSink] = {}
         self._peers: dict[Any, _Peer] = {}
         self._reported_s = 0.0
-        self._listener, where = _open(address)
-        self._path = Path(where) if isinstance(where, str) else None
+        self.address, self._path = address, Path(_path_of(address))
+        self._listener = socket.socket(socket.AF_UNIX)
         try:
-            if self._path is not None and self._path.is_socket():
+            if self._path.is_socket():
                 self._path.unlink()  # left by a gateway that was killed
-            self._listener.bind(where)
-            if self._path is not None:
-                self._path.chmod(0o600)
+            self._listener.bind(str(self._path))
+            self._path.chmod(0o600)
             self._listener.listen()
         except OSError as error:
             self._listener.close()
             raise TransportError(f"cannot listen at {address}: {error}") from None
         self._listener.setblocking(False)
-        self.address = address if self._path is not None else f"tcp:127.0.0.1:{self._listener.getsockname()[1]}"
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
 
@@ -282,7 +282,7 @@ class Gateway:
                 self._guarded(self._report, peer)
 
     def _guarded(self, act: Callable[[_Peer], None], peer: _Peer) -> None:
-        """Runs ``act``; a peer that is gone or breaks the protocol loses its connection, and no other one."""
+        """Runs ``act``; a peer that is gone or breaks the protocol loses its connection."""
         try:
             act(peer)
         except (OSError, TransportError):
@@ -295,9 +295,9 @@ class Gateway:
                 connection.close()
                 return
             connection.setblocking(False)
-            self._peers[connection] = _Peer(connection)
+            self._peers[connection] = peer = _Peer(connection)
             self._selector.register(connection, selectors.EVENT_READ)
-            self._guarded(self._send, self._peers[connection])
+            self._guarded(self._send, peer)
 
     def _receive(self, peer: _Peer) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -324,10 +324,14 @@ class Gateway:
         for other in [other for other in self._peers.values() if other.shard == shard]:
             self._hang_up(other)  # its sampler is dead, or has lost this connection
         del peer.received[: _HELLO.size + _PROOF_BYTES]
-        peer.shard, peer.reported = shard, self._state(shard)
-        report = _REPORT.pack(*peer.reported)
+        peer.shard = shard
+        report = self._state(shard)
         peer.unsent += report + _proof(self._secret, b"gateway", nonce, report)
+        peer.reported = report
         self._send(peer)
+
+    def _state(self, shard: int) -> bytes:
+        return _REPORT.pack(self._sinks[shard].next_logical, *self._sinks[shard].counts())
 
     def _store(self, peer: _Peer) -> bool:
         """Writes one frame, if a whole one is here."""
@@ -349,16 +353,13 @@ class Gateway:
             write_rows(sink, rows[known:], version, frames[known:] if layout.frame_bytes else None)
         return True
 
-    def _state(self, shard: int) -> tuple[int, ...]:
-        return (self._sinks[shard].next_logical, *self._sinks[shard].counts())
-
     def _report(self, peer: _Peer) -> None:
         """Reports changed counters to a peer that reads; fails for one that does not shake hands in time."""
         if peer.shard < 0 and time.monotonic() - peer.since_s > _HANDSHAKE_S:
             raise TransportError("no handshake")
         if peer.shard >= 0 and not peer.unsent and (state := self._state(peer.shard)) != peer.reported:
             peer.reported = state
-            peer.unsent += _REPORT.pack(*state)
+            peer.unsent += state
         self._send(peer)
 
     def _send(self, peer: _Peer) -> None:
@@ -378,5 +379,4 @@ class Gateway:
             self._hang_up(peer)
         self._selector.close()
         self._listener.close()
-        if self._path is not None:
-            self._path.unlink(missing_ok=True)
+        self._path.unlink(missing_ok=True)
