@@ -112,8 +112,7 @@ class Device:
     """``cpu``, ``cuda:0`` or both devices of a split (actor, critics), ``cuda:0+cuda:1``."""
     memory_bytes: int | None = None
     """Free memory of the device; None for the processor, which has ``TuningProblem.memory_bytes``."""
-    precisions: tuple[str, ...] = ("float32",)
-    """What may be tried on it, the safest first."""
+    precision: str = "float32"
 
 
 @dataclass(frozen=True, kw_only=True)

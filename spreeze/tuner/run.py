@@ -34,7 +34,7 @@ from spreeze.tuner.problem import (
     TuningProblem,
     result_line,
 )
-from spreeze.tuner.report import tune
+from spreeze.tuner.search import tune
 from spreeze.types import RowLayout
 
 BUDGET_S = 60.0
@@ -203,16 +203,15 @@ def _devices(
     In float32; another precision only where the user asks for it, since it changes what is learned.
     """
     precision = learner.precision if PRECISION in pins else "float32"
-    on_cpu = ("bfloat16",) if precision == "bfloat16" else ("float32",)
-    on_gpu = ("tf32",) if precision == "tf32" else ("float32",)
-    found = [Device(name="cpu", precisions=on_cpu)]
-    found += [Device(name=f"cuda:{gpu.index}", memory_bytes=gpu.memory_free_bytes, precisions=on_gpu)
+    on_cpu, on_gpu = ("bfloat16", "float32") if precision == "bfloat16" else ("float32", precision)
+    found = [Device(name="cpu", precision=on_cpu)]
+    found += [Device(name=f"cuda:{gpu.index}", memory_bytes=gpu.memory_free_bytes, precision=on_gpu)
               for gpu in machine.gpus]
     if can_split and len(machine.gpus) >= 2:
         free = [gpu.memory_free_bytes for gpu in machine.gpus[:2] if gpu.memory_free_bytes is not None]
-        found.append(Device(name="cuda:0+cuda:1", memory_bytes=min(free, default=None), precisions=on_gpu))
+        found.append(Device(name="cuda:0+cuda:1", memory_bytes=min(free, default=None), precision=on_gpu))
     if DEVICE in pins and "+" in learner.device and learner.device not in {device.name for device in found}:
-        found.append(Device(name=learner.device, precisions=on_gpu if "cuda" in learner.device else on_cpu))
+        found.append(Device(name=learner.device, precision=on_gpu if "cuda" in learner.device else on_cpu))
     return tuple(found)
 
 
