@@ -5,6 +5,7 @@ import random
 from dataclasses import dataclass, field, replace
 
 from spreeze.config.modes import REPLAY_KNOBS
+from spreeze.config.schema import TuningConfig
 from spreeze.tuner.knobs import KNOBS, batch_sizes, find_room, learner_kinds, most_samplers, ratios
 from spreeze.tuner.model import learner_setting, paper_batch, worth
 from spreeze.tuner.problem import (
@@ -19,7 +20,6 @@ from spreeze.tuner.problem import (
     THREADS,
     Device,
     Setting,
-    Targets,
     TrialResult,
     TuningProblem,
 )
@@ -66,7 +66,7 @@ class Machine:
             sampler_bytes=120_000_000, env_bytes=30_000_000, devices=tuple(devices), learning_starts=5000,
             knobs=tuple(knob for knob in KNOBS if knob.name in REPLAY_KNOBS),
             configured=Setting({**CONFIGURED, BATCH: batch_size, **(pins or {})}), pins=frozenset(pins or {}),
-            targets=Targets(**targets),
+            targets=TuningConfig(**targets),
         )  # fmt: skip
 
     def update_s(self, setting: Setting) -> float:
@@ -215,7 +215,7 @@ def grid(machine: Machine, problem: TuningProblem) -> list[Setting]:
         for batch in _true_sizes(machine, problem, batch_sizes(problem), kind)
     ]  # fmt: skip
     learners = [one for one in learners if machine.update_s(one) <= 1.0 or one[BATCH] == problem.pin(BATCH)]
-    if problem.targets.objective == "paper":
+    if problem.objective == "paper":
         learners = [_fastest(machine, learners)]
     return [
         Setting({**one, SAMPLERS: samplers, ENVS: problem.room.envs_per_sampler.value, RATIO: ratio})
@@ -242,7 +242,7 @@ def _every_number(problem, threads):
 
 def _true_sizes(machine, problem, sizes, kind):
     """The batch of the paper's rule, for its objective; all sizes otherwise."""
-    if problem.targets.objective != "paper" or problem.pin(BATCH) is not None:
+    if problem.objective != "paper" or problem.pin(BATCH) is not None:
         return sizes
     small, large = (machine.update_s(learner_setting(kind, batch)) for batch in (1, 1001))
     row = (large - small) / 1000.0

@@ -17,7 +17,6 @@ from spreeze.tuner.problem import (
     ROLLOUT_SAMPLERS,
     Knob,
     Setting,
-    Targets,
     TrialResult,
     TuningProblem,
     result_line,
@@ -39,7 +38,7 @@ def problem(cores=2.0, configured=DEFAULT, pins=(), memory_bytes=8 * 10**9):
     return TuningProblem(
         knobs=tuple(TABLE.values()), usable_cores=cores, memory_bytes=memory_bytes, sampler_bytes=10**8,
         env_bytes=10**7, learner_bytes=5 * 10**8, configured=configured, pins=frozenset(pins),
-        targets=Targets(objective=ROLLOUT),
+        stage=ROLLOUT,
     )  # fmt: skip
 
 

@@ -115,7 +115,7 @@ def batch_sizes(problem: TuningProblem, setting: Setting | None = None) -> list[
     if problem.pin(BATCH) is not None:
         return [problem.pin(BATCH)]
     most, configured = room_of(problem).batch_size, problem.configured[BATCH]
-    if problem.targets.objective in ("sampling", "updates"):
+    if problem.objective in ("sampling", "updates"):
         return [min(configured, most)]
     ladder = {2**power for power in range(int(math.log2(max(1, most))) + 1)} | {configured}
     return sorted(batch for batch in ladder if least_batch(problem) <= batch <= most) or [most]
@@ -123,15 +123,15 @@ def batch_sizes(problem: TuningProblem, setting: Setting | None = None) -> list[
 
 def least_batch(problem: TuningProblem) -> int:
     """The smallest batch that may be chosen; a profile that asks for a smaller one knows its task."""
-    if problem.targets.objective != "return":
+    if problem.objective != "return":
         return _LEAST_FITTED_BATCH
     return min(LEAST_BATCH, int(problem.configured[BATCH]))
 
 
 def _batch_remark(problem: TuningProblem, setting: Setting) -> str:
-    if problem.targets.objective == "paper":
+    if problem.objective == "paper":
         return f"smallest power of two with {100 * problem.targets.gpu_target:.0f} % of the highest frame rate"
-    if problem.targets.objective in ("sampling", "updates"):
+    if problem.objective in ("sampling", "updates"):
         return "the configured batch, which this objective keeps"
     if setting[BATCH] == LEAST_BATCH:
         return f"below {LEAST_BATCH} it takes none unless you set one: smaller batches learned less in the same time"
@@ -183,7 +183,7 @@ def ratios(problem: TuningProblem, setting: Setting) -> Sequence[float]:
         return [problem.pin(RATIO)]
     bound = ratio_bound(problem, setting[BATCH])
     start = min(problem.configured[RATIO], bound)
-    if problem.targets.objective == "paper" or start <= 0.0:
+    if problem.objective == "paper" or start <= 0.0:
         return [start]
     most = min(bound, UPDATES_PER_STEP_BOUND * setting[BATCH]) / 2.0
     steps = [start * _RATIO_STEP**power for power in range(-2, 5)]

@@ -94,7 +94,7 @@ def worth(
     problem: TuningProblem, setting: Setting, updates_per_s: float, env_steps_per_s: float, cpu_share: float | None
 ) -> Scored:
     """Score of a setting from its rates, the learner held to the upper bound of samples per insert."""
-    objective = problem.targets.objective
+    objective = problem.objective
     if objective == ROLLOUT:
         return Scored(setting=setting, score=env_steps_per_s, updates_per_s=updates_per_s,
                       env_steps_per_s=env_steps_per_s)
@@ -230,7 +230,7 @@ def gains(problem: TuningProblem, results: Iterable[TrialResult], here: TrialRes
 
 def _turn_scores(problem: TuningProblem, result: TrialResult) -> list[float]:
     if result.stage == LEARNER:
-        objective, batch = problem.targets.objective, result.setting[BATCH]
+        objective, batch = problem.objective, result.setting[BATCH]
         return [learner_score(objective, batch, updates) for updates in result.updates_per_s]
     shares = result.cpu_share or (None,) * len(result.updates_per_s)
     return [worth(problem, result.setting, *turn).score

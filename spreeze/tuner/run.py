@@ -22,6 +22,7 @@ from spreeze.tuner.knobs import knobs_of
 from spreeze.tuner.measure import Measurer
 from spreeze.tuner.problem import (
     DEVICE,
+    JOINT,
     PRECISION,
     ROLLOUT,
     ROLLOUT_SAMPLERS,
@@ -29,7 +30,6 @@ from spreeze.tuner.problem import (
     Device,
     Knob,
     Setting,
-    Targets,
     TrialResult,
     TuningProblem,
     result_line,
@@ -154,7 +154,7 @@ def problem_of(settings: Settings, probe: Probe, machine: Machine, free_bytes: i
     Raises:
         ConfigError: a knob of the mode or of ``--import`` is not declared as it has to be.
     """
-    config, part = settings.config, settings.config.tuning
+    config = settings.config
     knobs = knobs_of(config)
     values = {knob.name: _configured(config, knob.name, machine) for knob in knobs}
     order = [name for name in (*config.wiring.knobs, *values) if name in values]
@@ -164,8 +164,7 @@ def problem_of(settings: Settings, probe: Probe, machine: Machine, free_bytes: i
         probe.spec, config.algorithm.n_step, checksum=config.replay.checksum).row_bytes
     return TuningProblem(
         knobs=knobs, configured=Setting({name: values[name] for name in order}), pins=pins,
-        targets=Targets(objective=ROLLOUT if on_policy else part.objective, cpu_target=part.cpu_target,
-                        gpu_target=part.gpu_target, leave_free=part.leave_free),
+        targets=config.tuning, stage=ROLLOUT if on_policy else JOINT,
         usable_cores=machine.cores.usable, physical_cores=machine.cores.physical, memory_bytes=free_bytes,
         # On Linux replay lies in nameless memory, which only main memory bounds.
         shared_memory_bytes=None if sys.platform == "linux" else machine.shared_memory_free_bytes,

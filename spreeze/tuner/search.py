@@ -87,7 +87,7 @@ def tune(problem: TuningProblem, measure: Measurer, say: Callable[[TrialResult],
         ConfigError: a pinned value cannot work, or memory has no room; the message names the limit.
         WorkerError: nothing could be measured.
     """
-    if problem.targets.objective == ROLLOUT:
+    if problem.objective == ROLLOUT:
         search = Search(problem, measure, say)
         search.start_rollouts()
     else:
@@ -129,7 +129,7 @@ class Search:
     def _record(self, result: TrialResult) -> None:
         """Scores a result, keeps it and reports it."""
         if result.failure is None:
-            score = (learner_score(self.problem.targets.objective, result.setting[BATCH], result.updates)
+            score = (learner_score(self.problem.objective, result.setting[BATCH], result.updates)
                      if result.stage == LEARNER else measured_worth(self.problem, result).score)
             result = dataclasses.replace(result, score=score)
         self.results.append(result)
@@ -210,14 +210,14 @@ class Search:
         ran = [(one.setting[BATCH], 1.0 / one.updates) for one in self.rates[kind] if one.updates > 0]
         if not ran:
             return False
-        if self.problem.targets.objective == "paper":
+        if self.problem.objective == "paper":
             cost = fit_cost(ran)
             return not cost.b or 2 * paper_batch(*cost, self.problem.targets.gpu_target) > int(ran[-1][0])
         return self._best(kind)[1] >= int(ran[-1][0]) / 4
 
     def _best(self, kind: Kind) -> tuple[float, int]:
         """(score, batch) of the best rate of a kind; zeros for a kind that was not measured or did not run."""
-        objective = self.problem.targets.objective
+        objective = self.problem.objective
         return max(((learner_score(objective, one.setting[BATCH], one.updates), one.setting[BATCH])
                     for one in self.rates.get(kind, ()) if one.updates > 0), default=(0.0, 0))
 
@@ -253,7 +253,7 @@ class Search:
             self.limits.append(f"every batch that could be tried takes longer than {MAX_UPDATE_S:g} s an update")
             quick = {kind: found[:1] for kind, found in sizes.items()}
         self.sizes = {kind: found for kind, found in quick.items() if found}
-        if self.problem.targets.objective == "paper":
+        if self.problem.objective == "paper":
             self._keep_knee()
 
     def _keep_knee(self) -> None:
@@ -272,7 +272,7 @@ class Search:
 
     def _first(self) -> Setting:
         """The best learner on its own score, ties to the configured batch, then to the smaller and plainer."""
-        objective, configured = self.problem.targets.objective, self.problem.configured[BATCH]
+        objective, configured = self.problem.objective, self.problem.configured[BATCH]
         scored = [(learner_score(objective, batch, 1.0 / self.costs[kind].update_s(batch)), position, kind, batch)
                   for position, (kind, found) in enumerate(self.sizes.items()) for batch in found]
         near = [one for one in scored if one[0] >= max(scored)[0] * (1.0 - TIE)]
@@ -463,7 +463,7 @@ class Search:
                               f"{table.rollout_rows(problem.configured)}: learning differs a little")
         if not self.measured:
             self.notes.append("the chosen setting itself was not measured: its rates are the model's")
-        objective = problem.targets.objective
+        objective = problem.objective
         return Tuning(
             choices=choices, labels={name: knobs[name].label or name.split(".")[1] for name in chosen if name in knobs},
             objective=objective, formula=FORMULAS.get(objective, ROLLOUT_FORMULA), results=tuple(self.results),
@@ -486,7 +486,7 @@ class Search:
         parts = [] if knob.trial == FACTS else [self._why(knob, runners)]
         if knob.name == RATIO and value != problem.configured[RATIO]:
             parts = [self._gain()]
-        if knob.name == BATCH and problem.targets.objective != "return":
+        if knob.name == BATCH and problem.objective != "return":
             parts = []
         parts += [remark] if remark else []
         reason = f"{what}{'; ' if knob.figures else ': '}{'; '.join(parts)}" if parts else what
