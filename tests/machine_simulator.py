@@ -5,6 +5,7 @@ import random
 from dataclasses import dataclass, field, replace
 
 from spreeze.config.modes import REPLAY_KNOBS
+from spreeze.config.schema import TuningConfig
 from spreeze.tuner.knobs import KNOBS, batch_sizes, find_room, learner_kinds, most_samplers, ratios
 from spreeze.tuner.model import learner_setting, paper_batch, worth
 from spreeze.tuner.problem import (
@@ -19,7 +20,6 @@ from spreeze.tuner.problem import (
     THREADS,
     Device,
     Setting,
-    Targets,
     TrialResult,
     TuningProblem,
 )
@@ -50,8 +50,6 @@ class Machine:
     """What reading replay costs the learner, as a share of its time."""
     gpu: tuple[float, float] | None = None
     """a and b of a GPU."""
-    bfloat16: float | None = None
-    """b in bfloat16 over b in float32, on the processor."""
     memory_bytes: int = 16 * 2**30
     shared_memory_bytes: int | None = None
     gpu_bytes: int = 6 * 2**30
@@ -59,7 +57,7 @@ class Machine:
     crash_from_samplers: int | None = None
 
     def problem(self, *, batch_size=256, pins=None, **targets):
-        devices = [Device(name="cpu", precisions=("float32", "bfloat16") if self.bfloat16 else ("float32",))]
+        devices = [Device(name="cpu")]
         if self.gpu:
             devices.append(Device(name="cuda:0", memory_bytes=self.gpu_bytes))
         return TuningProblem(
@@ -68,7 +66,7 @@ class Machine:
             sampler_bytes=120_000_000, env_bytes=30_000_000, devices=tuple(devices), learning_starts=5000,
             knobs=tuple(knob for knob in KNOBS if knob.name in REPLAY_KNOBS),
             configured=Setting({**CONFIGURED, BATCH: batch_size, **(pins or {})}), pins=frozenset(pins or {}),
-            targets=Targets(**targets),
+            targets=TuningConfig(**targets),
         )  # fmt: skip
 
     def update_s(self, setting: Setting) -> float:
@@ -76,8 +74,7 @@ class Machine:
         if setting[DEVICE] != "cpu":
             assert self.gpu
             return self.gpu[0] + self.gpu[1] * setting[BATCH]
-        row = self.b * (self.bfloat16 if setting[PRECISION] == "bfloat16" and self.bfloat16 else 1.0)
-        return self.a + row * setting[BATCH] / (1.0 + self.thread_speedup * (setting[THREADS] - 1))
+        return self.a + self.b * setting[BATCH] / (1.0 + self.thread_speedup * (setting[THREADS] - 1))
 
     def rates(self, setting: Setting) -> tuple[float, float, float]:
         """(updates/s, env steps/s, share of the cores) without noise, by the fixed point of the waiting."""
@@ -218,7 +215,7 @@ def grid(machine: Machine, problem: TuningProblem) -> list[Setting]:
         for batch in _true_sizes(machine, problem, batch_sizes(problem), kind)
     ]  # fmt: skip
     learners = [one for one in learners if machine.update_s(one) <= 1.0 or one[BATCH] == problem.pin(BATCH)]
-    if problem.targets.objective == "paper":
+    if problem.objective == "paper":
         learners = [_fastest(machine, learners)]
     return [
         Setting({**one, SAMPLERS: samplers, ENVS: problem.room.envs_per_sampler.value, RATIO: ratio})
@@ -245,7 +242,7 @@ def _every_number(problem, threads):
 
 def _true_sizes(machine, problem, sizes, kind):
     """The batch of the paper's rule, for its objective; all sizes otherwise."""
-    if problem.targets.objective != "paper" or problem.pin(BATCH) is not None:
+    if problem.objective != "paper" or problem.pin(BATCH) is not None:
         return sizes
     small, large = (machine.update_s(learner_setting(kind, batch)) for batch in (1, 1001))
     row = (large - small) / 1000.0
@@ -270,7 +267,6 @@ def random_machine(dice: random.Random) -> Machine:
         step_us=_log(dice, 8.0, 2e4), step_cv=_log(dice, 0.02, 3.0), inference_us=dice.uniform(8.0, 16.0),
         thread_speedup=dice.uniform(0.2, 0.9), smt=dice.uniform(0.15, 0.45), bandwidth=_log(dice, 1e-3, 2e-2),
         favour=dice.uniform(0.8, 1.3), overhead=dice.uniform(0.0, 0.1), gpu=gpu,
-        bfloat16=dice.uniform(0.5, 1.2) if dice.random() < 0.2 else None,
     )  # fmt: skip
 
 

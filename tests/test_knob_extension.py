@@ -15,7 +15,7 @@ from spreeze.config.layers import Layer, resolve
 from spreeze.errors import ConfigError
 from spreeze.tuner.knobs import KNOBS, knobs_of
 from spreeze.tuner.problem import JOINT, LEARNER, SAMPLERS, Knob, Setting
-from spreeze.tuner.report import tune
+from spreeze.tuner.search import tune
 
 MODULE, NAME = "made_up_knob", "learner.publish_interval_s"
 SOURCE = f'''

@@ -19,7 +19,7 @@ from spreeze.runtime.plan import RunPlan
 from spreeze.tuner import measure, trials
 from spreeze.tuner.measure import Measurer
 from spreeze.tuner.problem import BATCH, DEVICE, ENVS, PRECISION, RATIO, SAMPLERS, THREADS, Setting, TrialResult
-from spreeze.tuner.trials import Pace, ReplayTrial, remove_leftovers
+from spreeze.tuner.trials import Candidate, Pace, ReplayTrial, RolloutTrial, remove_leftovers
 
 
 def _learner(batch_size=32, threads=1, device="cpu", precision="float32"):
@@ -192,14 +192,16 @@ def test_the_samplers_of_a_trial_are_told_the_asked_ratio(pendulum, tmp_path, ra
 
 def test_samplers_wait_at_the_asked_ratio_once_their_lead_is_used_up(pendulum, short):
     held = _joint(ratio=64.0)
-    with ReplayTrial(pendulum, held, usable_cores=2.0, memory_cap_bytes=4 * 10**9, interrupts=Interrupts()) as trial:
+    candidate = Candidate(held, "joint")
+    with ReplayTrial(pendulum, [candidate], _deaf, usable_cores=2.0, memory_cap_bytes=4 * 10**9,
+                     interrupts=Interrupts()) as trial:
         trial.start()
         trial.begin(PATIENCE_S)
-        trial.resume()
+        trial.signal(signal.SIGCONT)
 
         def ratio():
-            window = trial.window(held, 0.0, 0.5)
-            return window.updates_per_s * 32 / max(window.env_steps_per_s, 1e-9)
+            trial.measure(candidate, 0.0, 0.5)
+            return candidate.updates_per_s[-1] * 32 / max(candidate.env_steps_per_s[-1], 1e-9)
 
         # On a crowded machine samplers, which have the lower priority, may take fewer steps than they are allowed.
         poll(lambda: ratio() > 50.0, what="64 samples per insert")
@@ -257,6 +259,16 @@ def test_a_wish_to_stop_ends_everything_at_once(pendulum, stage):
     assert _descendants() == []
 
 
+def test_a_wish_to_stop_ends_a_window_that_waits_for_a_rollout_s_end():
+    trial = RolloutTrial(None, [Candidate(Setting({}), "rollout")], _deaf, usable_cores=1.0, memory_cap_bytes=1,
+                         interrupts=Interrupts())
+    trial.edge_s, trial._mark, trial._interrupts.count = PATIENCE_S, lambda: 1, 1
+    start = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        trial._edge()
+    assert time.monotonic() - start < PATIENCE_S / 2
+
+
 def test_what_a_killed_tuner_left_is_removed_and_what_a_living_one_uses_is_not(tmp_path, monkeypatch):
     monkeypatch.setattr(trials.tempfile, "tempdir", str(tmp_path))
     gone = next(pid for pid in range(400_000, 500_000) if not psutil.pid_exists(pid))
@@ -275,7 +287,7 @@ def test_a_learner_alone_and_one_beside_samplers_are_measured_with_the_same_sett
     beside = trials.replay_plan(pendulum, _joint(setting), 10**9).config
     turns = []
     monkeypatch.setattr(
-        measure.UpdateTimer, "_answer", lambda self, turn: turns.append(turn) or {"failure": "not tried"}
+        measure.UpdateHelper, "answer", lambda self, turn: turns.append(turn) or {"failure": "not tried"}
     )
     with _measuring(pendulum) as measuring:
         measuring.learner([setting], within_s=1.0, on_result=_deaf)
@@ -285,7 +297,7 @@ def test_a_learner_alone_and_one_beside_samplers_are_measured_with_the_same_sett
 
 
 def test_one_process_of_a_device_measures_several_batches_and_a_failure_costs_it_alone(pendulum, short, monkeypatch):
-    monkeypatch.setattr(measure.Timing, "on_gpu", property(lambda self: True))  # as if its start cost seconds
+    monkeypatch.setattr(measure, "starts_slowly", lambda device: True)  # as if its start cost seconds
     pids, failures = [], []
 
     def hear(rate):
@@ -317,10 +329,9 @@ def test_repeats_are_as_long_as_measured_starts_leave_time_for(pendulum, monkeyp
         clock[0] += start_s + turn.repeats * turn.repeat_s
         return {"updates_per_s": [100.0] * turn.repeats, "memory_bytes": 1, "start_s": start_s}
 
-    monkeypatch.setattr(measure.UpdateTimer, "_answer", answer)
+    monkeypatch.setattr(measure.UpdateHelper, "answer", answer)
     settings = [_learner(batch_size=2**power, device="cuda:0") for power in range(7, 13)]
-    timer = measure.UpdateTimer(pendulum, 10**9, Interrupts())
-    rates = timer.measure(settings, 14.0, _deaf)
+    rates = _measuring(pendulum).learner(settings, within_s=14.0, on_result=_deaf)
     assert [rate.setting for rate in rates] == settings, "none starved"
     assert all(isinstance(rate, TrialResult) and len(rate.updates_per_s) == measure.REPEATS for rate in rates)
     assert clock[0] <= 14.0

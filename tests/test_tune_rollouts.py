@@ -17,12 +17,11 @@ from spreeze.tuner.problem import (
     ROLLOUT_SAMPLERS,
     Knob,
     Setting,
-    Targets,
     TrialResult,
     TuningProblem,
     result_line,
 )
-from spreeze.tuner.report import tune
+from spreeze.tuner.search import tune
 
 TABLE = {knob.name: knob for knob in KNOBS if knob.name in ROLLOUT_KNOBS}
 DEFAULT = Setting({ROLLOUT_SAMPLERS: 2, ROLLOUT_ENVS: 8, INFERENCE_WORKERS: 1, INTERVAL: 64, MINIBATCHES: 4})
@@ -39,7 +38,7 @@ def problem(cores=2.0, configured=DEFAULT, pins=(), memory_bytes=8 * 10**9):
     return TuningProblem(
         knobs=tuple(TABLE.values()), usable_cores=cores, memory_bytes=memory_bytes, sampler_bytes=10**8,
         env_bytes=10**7, learner_bytes=5 * 10**8, configured=configured, pins=frozenset(pins),
-        targets=Targets(objective=ROLLOUT),
+        stage=ROLLOUT,
     )  # fmt: skip
 
 
@@ -86,13 +85,11 @@ def test_more_samplers_are_taken_where_environments_sleep():
     assert [result.setting for result in told] == machine.asked
 
 
-def test_the_sweeps_measure_no_setting_twice_and_the_check_measures_the_choice_beside_its_neighbours():
+def test_each_knob_s_values_are_measured_beside_what_is_there():
     machine = Machine(lambda one: 100.0 * (0.9 if one[INFERENCE_WORKERS] else 1.0))
     assert chosen(tuned(machine)) == changed(inference_workers=0)
-    sweeps = list(dict.fromkeys(machine.asked))
-    assert machine.asked[: len(sweeps)] == sweeps
-    assert machine.asked[len(sweeps)] == changed(inference_workers=0), "the choice, beside others within 15 %"
-    assert changed(inference_workers=1) in machine.asked[len(sweeps):]
+    assert machine.asked[0] == DEFAULT
+    assert [one for one in machine.asked if one == DEFAULT] == 2 * [DEFAULT], "once for each knob until one moves"
 
 
 def test_a_machine_that_had_slowed_down_before_a_candidate_does_not_hide_it():
@@ -166,6 +163,15 @@ def test_many_samplers_get_fewer_environments_each_before_an_interval_is_too_sho
     knob = TABLE[ROLLOUT_SAMPLERS]
     assert changed(samplers=64, envs=1, interval=16) in knob.moves(problem(64.0), DEFAULT)
     assert knob.moves(problem(64.0, pins=(ROLLOUT_ENVS,)), DEFAULT) == []
+
+
+def test_a_pinned_interval_keeps_the_rows_of_a_rollout_too():
+    facts = problem(8.0, pins=(INTERVAL,))
+    assert fit_rollout(facts, changed(envs=16)) is None
+    for knob in (TABLE[ROLLOUT_SAMPLERS], TABLE[ROLLOUT_ENVS]):
+        found = knob.moves(facts, DEFAULT)
+        assert all(one[INTERVAL] == 64 and 768 <= rollout_rows(one) <= 1280 for one in found), "1024, within a quarter"
+    assert changed(samplers=8, envs=2) in TABLE[ROLLOUT_SAMPLERS].moves(facts, DEFAULT)
 
 
 def test_memory_bounds_samplers():

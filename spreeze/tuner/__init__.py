@@ -25,21 +25,20 @@ below ``knobs.LEAST_BATCH`` unless the user or the profile sets a smaller one.
 
 1. Memory bounds replay (which holds at least four batches), batch, samplers and environments. A pin that does not fit
    is rejected with the limit that it breaks.
-2. Learners alone, where the mode has such knobs: growing batches while larger ones pay, then threads, devices and
-   precisions near the best. Two threads share an update and are tried wherever there are two cores; more share each
-   matmul and are tried up to half of the cores, because a matmul stalls when one of its threads waits for a core.
-   ``t(B) = a + b B`` is fitted with relative weights; a residual counts only beyond two standard errors. An update
-   slower than 1 s is never chosen; a crash, a hang or lack of memory rules out all larger batches.
-3. Everything running. With learners measured alone: samplers beside the best one, unthrottled, up to one more than
-   the cores that it leaves; a model of shared cores (physical ones, SMT siblings, quota) is fitted and forecasts every
-   combination of learner, batch, samplers and lower bound of samples per insert. Else each knob is varied in turn
-   around the best so far. Scores within 3 % are ties; the knobs decide them in the order of their table, mostly for
-   the configured value, then for the smaller one.
-4. The choice and its neighbours (one step of one knob, and the best forecast with another number of threads, device or
-   precision) are measured together, as time allows, in short windows and many turns, and compared turn by turn: the
-   speed of a shared machine changes within seconds, and what slows one turn slows all of it. Measurement and forecast
-   are weighed by the inverse squares of their errors; a gain of 5 % moves the choice.
-5. Other modules' knobs, one after the other around the choice, in the same way.
+2. Learners alone, where the mode has such knobs: growing batches while larger ones pay, on each device, then more
+   threads. Two threads share an update and are tried wherever there are two cores; more share each matmul and are tried
+   up to half of the cores, because a matmul stalls when one of its threads waits for a core. ``t(B) = a + b B`` is
+   fitted. An update slower than 1 s is never chosen; a crash, a hang or lack of memory rules out all larger batches.
+3. Everything running, with learners measured alone: samplers beside the best one, unthrottled, up to one more than the
+   cores that it leaves. A model of shared cores (physical ones, SMT siblings, quota) interpolates between them and
+   forecasts every combination of learner, batch, samplers and lower bound of samples per insert. Scores within 3 % are
+   ties; the knobs decide them in the order of their table, mostly for the configured value, then for the smaller one.
+   The choice and its neighbours (one step of one knob, and the best forecast with other threads or another device) are
+   then measured together, as time allows.
+4. Everything running, without such knobs, and for other modules' knobs: each knob is varied in turn around the choice.
+
+Steps 3 and 4 measure in short windows and many turns and compare turn by turn: the speed of a shared machine changes
+within seconds, and what slows one turn slows all of it. Only a gain of 5 % moves the choice.
 
 The upper bound of samples per insert is raised to twice what was measured, never above 8 updates per env step.
 

@@ -72,10 +72,9 @@ def check_pins(problem: TuningProblem) -> None:
     names = [one.name for one in problem.devices]
     if device is not None and device not in names:
         raise ConfigError(f"{DEVICE} = {device!r}: this machine offers {', '.join(names)}")
-    offered = {one for each in _devices(problem) for one in each.precisions}
-    if precision is not None and precision not in offered:
-        raise ConfigError(f"{PRECISION} = {precision!r}: {device or 'this machine'} offers "
-                          f"{', '.join(sorted(offered))}")
+    if not _devices(problem):
+        offered = sorted({one.precision for one in problem.devices if device in (None, one.name)})
+        raise ConfigError(f"{PRECISION} = {precision!r}: {device or 'this machine'} offers {', '.join(offered)}")
     low, high = problem.pin(RATIO), problem.pin(RATIO_MAX)
     if low is not None and high is not None and low > high:
         raise ConfigError(f"samples_per_insert_min = {low:g} is above samples_per_insert_max = {high:g}: samplers "
@@ -83,15 +82,8 @@ def check_pins(problem: TuningProblem) -> None:
 
 
 def _devices(problem: TuningProblem) -> list[Device]:
-    return [device for device in problem.devices if problem.pin(DEVICE) in (None, device.name)]
-
-
-def _device(problem: TuningProblem, name: str) -> Device:
-    return next(device for device in problem.devices if device.name == name)
-
-
-def _precisions(problem: TuningProblem, setting: Setting) -> list[str]:
-    return [one for one in _device(problem, setting[DEVICE]).precisions if problem.pin(PRECISION) in (None, one)]
+    return [one for one in problem.devices
+            if problem.pin(DEVICE) in (None, one.name) and problem.pin(PRECISION) in (None, one.precision)]
 
 
 def _threads(problem: TuningProblem, setting: Setting) -> list[int]:
@@ -102,21 +94,16 @@ def _threads(problem: TuningProblem, setting: Setting) -> list[int]:
         return [problem.pin(THREADS)]
     if setting[DEVICE] != "cpu":
         return [1]
-    most = {2: problem.cores if problem.paired else problem.cores / 2}
-    return [count for count in (1, 2, 4, 8) if count == 1 or count <= most.get(count, problem.cores / 2)]
+    pair = problem.cores if problem.paired else problem.cores / 2
+    return [1, *(count for count in (2, 4, 8) if count <= (pair if count == 2 else problem.cores / 2))]
 
 
 def learner_kinds(problem: TuningProblem) -> list[Kind]:
-    """Kinds of learner worth trying, the plainest of each device first."""
-    plain: list[Kind] = []
-    others: list[Kind] = []
-    for device in _devices(problem):
-        here = Setting({DEVICE: device.name})
-        found = [(device.name, precision, count) for count in _threads(problem, here)
-                 for precision in _precisions(problem, here)]
-        plain += found[:1]
-        others += found[1:]
-    return [*plain, *others][:_MOST_KINDS]
+    """Kinds of learner worth trying: each device with the fewest threads, then with more."""
+    kinds = [(device.name, device.precision, count) for device in _devices(problem)
+             for count in _threads(problem, Setting({DEVICE: device.name}))]
+    fewest = list({kind[0]: kind for kind in reversed(kinds)}.values())[::-1]
+    return [*fewest, *(kind for kind in kinds if kind not in fewest)][:_MOST_KINDS]
 
 
 def batch_sizes(problem: TuningProblem, setting: Setting | None = None) -> list[int]:
@@ -127,8 +114,8 @@ def batch_sizes(problem: TuningProblem, setting: Setting | None = None) -> list[
     """
     if problem.pin(BATCH) is not None:
         return [problem.pin(BATCH)]
-    most, configured = _room(problem).batch_size, problem.configured[BATCH]
-    if problem.targets.objective in ("sampling", "updates"):
+    most, configured = room_of(problem).batch_size, problem.configured[BATCH]
+    if problem.objective in ("sampling", "updates"):
         return [min(configured, most)]
     ladder = {2**power for power in range(int(math.log2(max(1, most))) + 1)} | {configured}
     return sorted(batch for batch in ladder if least_batch(problem) <= batch <= most) or [most]
@@ -136,15 +123,15 @@ def batch_sizes(problem: TuningProblem, setting: Setting | None = None) -> list[
 
 def least_batch(problem: TuningProblem) -> int:
     """The smallest batch that may be chosen; a profile that asks for a smaller one knows its task."""
-    if problem.targets.objective != "return":
+    if problem.objective != "return":
         return _LEAST_FITTED_BATCH
     return min(LEAST_BATCH, int(problem.configured[BATCH]))
 
 
 def _batch_remark(problem: TuningProblem, setting: Setting) -> str:
-    if problem.targets.objective == "paper":
+    if problem.objective == "paper":
         return f"smallest power of two with {100 * problem.targets.gpu_target:.0f} % of the highest frame rate"
-    if problem.targets.objective in ("sampling", "updates"):
+    if problem.objective in ("sampling", "updates"):
         return "the configured batch, which this objective keeps"
     if setting[BATCH] == LEAST_BATCH:
         return f"below {LEAST_BATCH} it takes none unless you set one: smaller batches learned less in the same time"
@@ -153,10 +140,6 @@ def _batch_remark(problem: TuningProblem, setting: Setting) -> str:
 
 def _device_order(problem: TuningProblem, name: str, value: str) -> int:
     return [device.name for device in problem.devices].index(value)
-
-
-def _precision_order(problem: TuningProblem, name: str, value: str) -> int:
-    return max(device.precisions.index(value) for device in problem.devices if value in device.precisions)
 
 
 # --- samplers and replay ---
@@ -168,7 +151,7 @@ def most_samplers(problem: TuningProblem, threads: int) -> int:
     Two even on one core: samplers run at a low priority, so their number sets the share that they get of it.
     """
     spare = math.floor(problem.cores + 1e-9) - threads + (1 if threads == 1 else 0)
-    return max(1, min(max(spare, 2), _room(problem).samplers))
+    return max(1, min(max(spare, 2), room_of(problem).samplers))
 
 
 def sampler_counts(problem: TuningProblem, setting: Setting) -> list[int]:
@@ -200,7 +183,7 @@ def ratios(problem: TuningProblem, setting: Setting) -> Sequence[float]:
         return [problem.pin(RATIO)]
     bound = ratio_bound(problem, setting[BATCH])
     start = min(problem.configured[RATIO], bound)
-    if problem.targets.objective == "paper" or start <= 0.0:
+    if problem.objective == "paper" or start <= 0.0:
         return [start]
     most = min(bound, UPDATES_PER_STEP_BOUND * setting[BATCH]) / 2.0
     steps = [start * _RATIO_STEP**power for power in range(-2, 5)]
@@ -225,7 +208,7 @@ _SLOW_STEP_US = 5000.0
 _MOST_SAMPLERS = 512
 
 
-def _room(problem: TuningProblem) -> Room:
+def room_of(problem: TuningProblem) -> Room:
     assert problem.room is not None
     return problem.room
 
@@ -331,17 +314,16 @@ def rollout_rows(setting: Setting) -> int:
 def fit_rollout(problem: TuningProblem, setting: Setting) -> Setting | None:
     """The setting with the interval that keeps the configured rows; None where none does, or memory has no room."""
     samplers, each = setting[ROLLOUT_SAMPLERS], setting[ROLLOUT_ENVS]
-    if samplers < 1 or each < 1:
-        return None
-    inference_workers = min(setting[INFERENCE_WORKERS], samplers)
-    if inference_workers != setting[INFERENCE_WORKERS] and INFERENCE_WORKERS in problem.pins:
+    workers = min(setting[INFERENCE_WORKERS], samplers)
+    if min(samplers, each) < 1 or (workers != setting[INFERENCE_WORKERS] and INFERENCE_WORKERS in problem.pins):
         return None
     configured, name = problem.configured, _minibatches(problem.configured)
     rows, envs = rollout_rows(configured), samplers * each
     interval, minibatches = configured[INTERVAL], configured[name] if name else 1
-    if INTERVAL not in problem.pins and envs != configured[ROLLOUT_SAMPLERS] * configured[ROLLOUT_ENVS]:
-        step = minibatches // math.gcd(envs, minibatches)
-        interval = step * max(1, round(rows / envs / step))
+    if envs * interval != rows:
+        if INTERVAL not in problem.pins:
+            step = minibatches // math.gcd(envs, minibatches)
+            interval = step * max(1, round(rows / envs / step))
         if interval < SHORTEST_INTERVAL or abs(interval * envs / rows - 1.0) > _ROWS_OFF:
             return None
     if (envs * interval) % minibatches:
@@ -350,8 +332,7 @@ def fit_rollout(problem: TuningProblem, setting: Setting) -> Setting | None:
         minibatches = max(count for count in range(1, minibatches + 1) if (envs * interval) % count == 0)
     if _group_bytes(problem, samplers, each) + problem.learner_bytes > HEADROOM * problem.memory_bytes:
         return None
-    found = {INFERENCE_WORKERS: inference_workers, INTERVAL: interval}
-    return Setting({**setting, **found, **({name: minibatches} if name else {})})
+    return Setting({**setting, INFERENCE_WORKERS: workers, INTERVAL: interval, **({name: minibatches} if name else {})})
 
 
 def _fit_fewer(problem: TuningProblem, setting: Setting) -> Setting | None:
@@ -393,8 +374,7 @@ def _least(problem: TuningProblem, name: str, value: Any) -> Any:
 
 _ROLLOUT_FIGURES = "{env_steps_per_s:.0f} env steps/s"
 KNOBS = (
-    Knob(name=PRECISION, trial=LEARNER, candidates=_precisions, words="learner in {}", usual="float32",
-         tie=_precision_order),
+    Knob(name=PRECISION, trial=LEARNER, words="learner in {}", usual="float32"),
     Knob(name=BATCH, trial=LEARNER, candidates=batch_sizes, words="batch {}", label="batch", remark=_batch_remark,
          figures="{updates_per_s:.0f} updates/s beside the samplers"),
     Knob(name=THREADS, trial=LEARNER, candidates=_threads, words="{} learner thread{s}", tie=_least),

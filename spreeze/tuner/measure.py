@@ -12,8 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import IO, Any, Self
+from typing import Any, Self
 
 from spreeze.errors import ConfigError
 from spreeze.machine.processes import PROBE, held_back, kill_and_wait
@@ -21,8 +20,8 @@ from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.launcher import child_environment
 from spreeze.runtime.plan import RunPlan
 from spreeze.transport.shared_memory import readable
-from spreeze.tuner.problem import BATCH, DEVICE, LEARNER, SAMPLERS, Setting, TrialResult
-from spreeze.tuner.trials import ReplayTrial, RolloutTrial, TrialFailed, TrialRun, Window
+from spreeze.tuner.problem import BATCH, DEVICE, LEARNER, Setting, TrialResult
+from spreeze.tuner.trials import Candidate, ReplayTrial, RolloutTrial, Trial
 from spreeze.workers.jobs import UpdateProbeJob, UpdateTurn
 
 _EDGE_S = 0.1
@@ -31,161 +30,6 @@ _GROUP_START_S = 5.0
 """What starting a group takes, about; what it may take, between these bounds:"""
 _SHORTEST_START_S, _LONGEST_START_S = 4.0, 25.0
 
-
-@dataclass
-class _Candidate:
-    setting: Setting
-    stage: str
-    windows: list[Window] = field(default_factory=list)
-    memory_bytes: int | None = None
-    failure: str | None = None
-
-    def result(self) -> TrialResult:
-        kept = [] if self.failure else self.windows
-        return TrialResult(
-            stage=self.stage, setting=self.setting, env_steps_per_s=tuple(one.env_steps_per_s for one in kept),
-            updates_per_s=tuple(one.updates_per_s for one in kept), cpu_share=tuple(one.cpu_share for one in kept),
-            memory_bytes=self.memory_bytes, failure=self.failure,
-        )
-
-
-@dataclass
-class TrialGroup:
-    """A trial and the settings that are to be measured with it."""
-
-    run: TrialRun
-    candidates: list[_Candidate]
-    """Those that are not finished yet."""
-    finish: Callable[[_Candidate], None]
-
-    def attempt(self, act: Callable[[], None]) -> None:
-        """Does something for all that are left; a failure becomes theirs and ends the trial."""
-        if not self.candidates:
-            return
-        try:
-            act()
-        except TrialFailed as failed:
-            self.run.close()
-            for candidate in self.candidates:
-                candidate.failure = str(failed)
-                self.finish(candidate)
-            self.candidates.clear()
-
-    def take_turn(self, number: int, settle_s: float, window_s: float, step_us: float | None) -> None:
-        """One window of each candidate, forward and backward in turn; then the workers are stopped."""
-        self.run.resume()
-        for candidate in self.candidates[:: 1 if number % 2 == 0 else -1]:
-            least_s = self.run.least_window_s(candidate.setting, step_us)
-            candidate.windows.append(self.run.window(candidate.setting, settle_s, max(window_s, least_s)))
-            candidate.memory_bytes = self.run.memory_bytes
-            if len(candidate.windows) == self.run.pace.repeats:
-                self.candidates.remove(candidate)
-                self.finish(candidate)
-        self.run.pause()
-
-
-class Measurer:
-    """Fulfils ``problem.Measure``; every child process has ended when its ``with`` block has."""
-
-    def __init__(
-        self, plan: RunPlan, *, usable_cores: float, memory_cap_bytes: int, group_bytes: int, ends_s: float,
-        interrupts: Interrupts,
-    ) -> None:
-        """Starts nothing yet; all must be done at ``ends_s``, and a wish to stop raises KeyboardInterrupt anywhere.
-
-        One candidate may take ``memory_cap_bytes`` of private memory; it takes about ``group_bytes``.
-        """
-        on_policy = plan.config.on_policy is not None
-        self._trial: type[TrialRun] = RolloutTrial if on_policy else ReplayTrial
-        self._timer = None if on_policy else UpdateTimer(plan, memory_cap_bytes, interrupts)
-        self._open = functools.partial(self._trial, plan, usable_cores=usable_cores,
-                                       memory_cap_bytes=memory_cap_bytes, interrupts=interrupts)
-        self._groups = max(1, min(self._trial.most_groups(usable_cores), memory_cap_bytes // max(1, group_bytes)))
-        self._ends_s = ends_s
-        self.step_us: float | None = None
-        """Time of one env step, None if not known; windows are long enough for some."""
-
-    def __enter__(self) -> Self:
-        if self._timer is not None:
-            self._timer.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        if self._timer is not None:
-            self._timer.close()
-
-    def seconds_left(self) -> float:
-        return self._ends_s - time.monotonic()
-
-    def device_start_s(self, device: str) -> float:
-        return self._timer.device_start_s(device) if self._timer is not None else 0.0
-
-    def learner(
-        self, settings: Sequence[Setting], *, within_s: float, on_result: Callable[[TrialResult], None]
-    ) -> list[TrialResult]:
-        assert self._timer is not None
-        return self._timer.measure(settings, within_s, on_result)
-
-    def joint(
-        self, settings: Sequence[Setting], *, within_s: float, on_result: Callable[[TrialResult], None]
-    ) -> list[TrialResult]:
-        # Several groups are started together and take turns, the others paused meanwhile, as far as memory allows.
-        if self._timer is not None:
-            self._timer.close()  # what it loaded takes memory, and updates alone are known by now
-        shared: dict[Setting, list[_Candidate]] = {}
-        for setting in dict.fromkeys(settings):
-            shared.setdefault(self._trial.shared(setting), []).append(_Candidate(setting, self._trial.stage))
-        waiting, end = list(shared.values()), time.monotonic() + within_s
-        found: list[TrialResult] = []
-        while waiting and self.seconds_left() > _SHORTEST_START_S:
-            if found and time.monotonic() + _GROUP_START_S > end:
-                break
-            now, waiting = waiting[: self._groups], waiting[self._groups :]
-            share = len(now) / (len(now) + len(waiting))
-            found += self._together(now, (end - time.monotonic()) * share, on_result)
-        return found
-
-    def _together(
-        self, groups: Sequence[list[_Candidate]], within_s: float, on_result: Callable[[TrialResult], None]
-    ) -> list[TrialResult]:
-        """Measures some groups in turns."""
-        end = time.monotonic() + within_s
-        done: list[TrialResult] = []
-
-        def finish(candidate: _Candidate) -> None:
-            done.append(candidate.result())
-            on_result(done[-1])
-
-        with contextlib.ExitStack() as stack:
-            running: list[TrialGroup] = []
-            for candidates in groups:
-                largest = max((one.setting for one in candidates), key=lambda one: one.get(SAMPLERS, 0))
-                running.append(TrialGroup(stack.enter_context(self._open(largest)), candidates, finish))
-            for group in running:
-                group.attempt(group.run.start)
-            for group in running:
-                start_s = min(_LONGEST_START_S, max(_SHORTEST_START_S, self.seconds_left()))
-                group.attempt(functools.partial(group.run.begin, start_s))
-            self._rounds([group for group in running if group.candidates], end)
-        return done
-
-    def _rounds(self, running: list[TrialGroup], end: float) -> None:
-        """Every setting once a round, forward and backward in turn, so that drift meets all alike."""
-        pace = self._trial.pace
-        each_s = (end - time.monotonic()) / (pace.repeats * max(1, sum(len(one.candidates) for one in running)))
-        settle_s = min(pace.settle_s[1], max(pace.settle_s[0], 0.25 * (each_s - _EDGE_S)))
-        window_s = min(pace.window_s[1], max(pace.window_s[0], each_s - _EDGE_S - settle_s))
-        for number in range(pace.repeats):
-            for group in running[:: 1 if number % 2 == 0 else -1]:
-                group.attempt(functools.partial(group.take_turn, number, settle_s, window_s, self.step_us))
-            if self.seconds_left() < 0.0:
-                break
-        for group in running:
-            for candidate in group.candidates:  # the budget is overdrawn: what they have has to do
-                group.finish(candidate)
-
-
-# --- updates alone ---
 
 REPEATS = 3
 _ROWS, _ROWS_BYTES = 100_000, 128_000_000
@@ -201,30 +45,178 @@ _GPU_DEADLINE_S = 25.0
 """On a GPU a measurement includes the start of CUDA."""
 
 
-@dataclass
-class Timing:
-    """Updates of one setting, as far as they are timed."""
+class Measurer:
+    """Measures settings in fresh child processes, in turns; all of these have ended when its ``with`` block has.
 
-    setting: Setting
-    rates: list[float] = field(default_factory=list)
-    memory_bytes: int | None = None
-    failure: str | None = None
+    ``learner`` and ``joint`` measure settings in the order of their importance, within about ``within_s`` seconds: they
+    shorten their windows, then leave out the last settings. A crash, a hang or missing memory is a result with
+    ``failure``. ``on_result`` hears each result once, as soon as it is known, and all of them are returned. Both raise
+    KeyboardInterrupt when the user asks to stop.
+    """
 
-    @property
-    def on_gpu(self) -> bool:
-        """True where starting a process costs seconds."""
-        return "cuda" in self.setting[DEVICE]
+    def __init__(
+        self, plan: RunPlan, *, usable_cores: float, memory_cap_bytes: int, group_bytes: int, ends_s: float,
+        interrupts: Interrupts,
+    ) -> None:
+        """Starts nothing yet; all must be done at ``ends_s``.
 
-    def result(self) -> TrialResult:
-        rates = () if self.failure else tuple(self.rates)
-        return TrialResult(stage=LEARNER, setting=self.setting, updates_per_s=rates, failure=self.failure,
-                           memory_bytes=self.memory_bytes)
+        One candidate may take ``memory_cap_bytes`` of private memory; it takes about ``group_bytes``.
+        """
+        on_policy = plan.config.on_policy is not None
+        self._plan, self._ends_s = plan, ends_s
+        self._helper = None if on_policy else UpdateHelper(plan, memory_cap_bytes, interrupts)
+        self._kind: type[Trial] = RolloutTrial if on_policy else ReplayTrial
+        self._open = functools.partial(self._kind, plan, usable_cores=usable_cores, memory_cap_bytes=memory_cap_bytes,
+                                       interrupts=interrupts)
+        most = max(1, min(3, int(usable_cores))) if on_policy else 4  # a start is mostly imports
+        self._groups = max(1, min(most, memory_cap_bytes // max(1, group_bytes)))
+        self.step_us: float | None = None
+        """Time of one env step, None if not known; windows are long enough for some."""
+        self._start_s: dict[str, float] = {}
+        """By device: what came before the first repeat of the newest measurement of updates alone."""
+
+    def __enter__(self) -> Self:
+        if self._helper is not None:
+            self._helper.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._helper is not None:
+            self._helper.close()
+
+    def seconds_left(self) -> float:
+        """Seconds of the budget that are left; negative when it is overdrawn."""
+        return self._ends_s - time.monotonic()
+
+    def device_start_s(self, device: str) -> float:
+        """Planned start of a GPU that was not used yet; 0 of any other device."""
+        return _GPU_START_S if "cuda" in device and device not in self._start_s else 0.0
+
+    # --- everything running ---
+
+    def joint(
+        self, settings: Sequence[Setting], *, within_s: float, on_result: Callable[[TrialResult], None]
+    ) -> list[TrialResult]:
+        """Measures the mode's real workers. Several trials start together and take turns, as far as memory allows."""
+        if self._helper is not None:
+            self._helper.close()  # what it loaded takes memory, and updates alone are known by now
+        shared: dict[Setting, list[Candidate]] = {}
+        for setting in dict.fromkeys(settings):
+            shared.setdefault(self._kind.shared(setting), []).append(Candidate(setting, self._kind.stage))
+        waiting, end = list(shared.values()), time.monotonic() + within_s
+        found: list[TrialResult] = []
+
+        def finish(candidate: Candidate) -> None:
+            found.append(candidate.result())
+            on_result(found[-1])
+
+        while waiting and self.seconds_left() > _SHORTEST_START_S:
+            if found and time.monotonic() + _GROUP_START_S > end:
+                break
+            share = min(1.0, self._groups / len(waiting))
+            self._together(waiting[: self._groups], time.monotonic() + (end - time.monotonic()) * share, finish)
+            waiting = waiting[self._groups :]
+        return found
+
+    def _together(self, groups: Sequence[list[Candidate]], end: float, finish: Callable[[Candidate], None]) -> None:
+        """Every candidate once a round, forward and backward in turn, so that drift meets all alike."""
+        with contextlib.ExitStack() as stack:
+            trials = [stack.enter_context(self._open(group, finish, step_us=self.step_us)) for group in groups]
+            for trial in trials:
+                trial.attempt(trial.start)
+            for trial in trials:
+                start_s = min(_LONGEST_START_S, max(_SHORTEST_START_S, self.seconds_left()))
+                trial.attempt(functools.partial(trial.begin, start_s))
+            pace = self._kind.pace
+            each_s = (end - time.monotonic()) / (pace.repeats * max(1, sum(len(one.candidates) for one in trials)))
+            settle_s = min(pace.settle_s[1], max(pace.settle_s[0], 0.25 * (each_s - _EDGE_S)))
+            window_s = min(pace.window_s[1], max(pace.window_s[0], each_s - _EDGE_S - settle_s))
+            for number in range(pace.repeats):
+                for trial in trials[:: 1 if number % 2 == 0 else -1]:
+                    trial.attempt(functools.partial(trial.take_turn, number, settle_s, window_s))
+                if self.seconds_left() < 0.0:
+                    break
+            for trial in trials:
+                for candidate in list(trial.candidates):  # the budget is overdrawn: what they have has to do
+                    trial.finish(candidate)
+
+    # --- updates alone ---
+
+    def learner(
+        self, settings: Sequence[Setting], *, within_s: float, on_result: Callable[[TrialResult], None]
+    ) -> list[TrialResult]:
+        """Measures updates alone, on synthetic rows, in rounds so that drift of the machine meets all alike.
+
+        Larger batches are left out once an update takes too long.
+        """
+        start = time.monotonic()
+        everyone = [Candidate(setting, LEARNER) for setting in settings]
+        waiting, done = list(everyone), []
+        for _ in range(REPEATS):
+            for candidate in list(waiting):
+                spent_s, measured = time.monotonic() - start, bool(candidate.updates_per_s)
+                if not measured and candidate is not everyone[0] and (
+                        spent_s > within_s or _too_slow(candidate, everyone)):
+                    waiting.remove(candidate)
+                    continue
+                if not measured or spent_s <= (1.0 + _OVERTIME) * within_s:
+                    self._take_turn(candidate, self._repeat_s(waiting, within_s - spent_s))
+                    if not candidate.failure and len(candidate.updates_per_s) < REPEATS:
+                        continue
+                waiting.remove(candidate)
+                done.append(candidate.result())
+                on_result(done[-1])
+        return done
+
+    def _repeat_s(self, candidates: Sequence[Candidate], left_s: float) -> float:
+        """Length of a repeat with which all that are left are done in time, their starts included."""
+        starts, repeats = 0.0, 0
+        for candidate in candidates:
+            device, missing = candidate.setting[DEVICE], REPEATS - len(candidate.updates_per_s)
+            starts += self._start_s.get(device, _GPU_START_S if starts_slowly(device) else _START_S) * (
+                1 if starts_slowly(device) else missing)
+            repeats += missing
+        return min(_LONGEST_REPEAT_S, max(_SHORTEST_REPEAT_S, (left_s - starts) / max(1, repeats)))
+
+    def _take_turn(self, candidate: Candidate, repeat_s: float) -> None:
+        device = candidate.setting[DEVICE]
+        slow = starts_slowly(device)
+        try:
+            config = self._plan.settings.with_layer(candidate.setting.layer()).config
+        except ConfigError as error:
+            candidate.failure = str(error)
+            return
+        assert self._helper is not None
+        answer = self._helper.answer(UpdateTurn(
+            learner=dataclasses.asdict(config.learner), algorithm=dataclasses.asdict(config.algorithm),
+            # On a GPU a start costs more than drift: all repeats in a row, in a process kept for the next batch.
+            repeats=REPEATS if slow else 1, repeat_s=repeat_s, kept=slow,
+            deadline_s=_GPU_DEADLINE_S if slow else _DEADLINE_S,
+        ))
+        if "start_s" in answer:  # the newest: only the first one on a GPU has to make the context
+            self._start_s[device] = answer["start_s"]
+        candidate.failure = answer.get("failure")
+        candidate.updates_per_s += answer.get("updates_per_s", ())
+        candidate.memory_bytes = max(answer.get("memory_bytes") or 0, candidate.memory_bytes or 0) or None
 
 
-class UpdateTimer:
-    """One helper process that has loaded what a learner needs, and measures in forks of itself.
+def starts_slowly(device: str) -> bool:
+    """Whether starting a process on a device costs seconds."""
+    return "cuda" in device
 
-    Nothing of it is left after the ``with`` block. A helper that dies is started again for the next turn.
+
+def _too_slow(candidate: Candidate, others: Sequence[Candidate]) -> bool:
+    """Whether a smaller batch already took too long in the same place."""
+    setting = candidate.setting
+    return any(other.updates_per_s and other.updates_per_s[0] * _SLOW_UPDATE_S < 1.0
+               and setting[BATCH] > other.setting[BATCH] and setting.without(BATCH) == other.setting.without(BATCH)
+               for other in others)
+
+
+class UpdateHelper:
+    """One process that has loaded what a learner needs, and measures in forks of itself.
+
+    A helper that dies is started again for the next turn.
     """
 
     def __init__(self, plan: RunPlan, memory_cap_bytes: int, interrupts: Interrupts) -> None:
@@ -234,20 +226,9 @@ class UpdateTimer:
             spec=plan.spec, algo=config.run.algo, algorithm=plan.algorithm_fields(),
             normalize_obs=config.env.normalize_obs, rows=rows, memory_cap_bytes=memory_cap_bytes,
         )
-        self._interrupts, self._settings = interrupts, plan.settings
+        self._interrupts = interrupts
         self._process: subprocess.Popen[bytes] | None = None
-        self._errors: IO[bytes] | None = None
-        self._pending = b""
-        self._ready = False
         self._unusable: str | None = None
-        self._start_s: dict[str, float] = {}
-        """By device: what came before the first repeat of its newest measurement."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     def start(self) -> None:
         """Starts the helper, so that it can load while something else is done; the first turn waits for it."""
@@ -272,83 +253,9 @@ class UpdateTimer:
                 if stream is not None:
                     with contextlib.suppress(OSError):
                         stream.close()
-        if self._errors is not None:
             self._errors.close()
-            self._errors = None
 
-    def device_start_s(self, device: str) -> float:
-        """Planned start of a GPU that was not used yet; 0 of any other device."""
-        return _GPU_START_S if "cuda" in device and device not in self._start_s else 0.0
-
-    def measure(
-        self, settings: Sequence[Setting], within_s: float, on_result: Callable[[TrialResult], None]
-    ) -> list[TrialResult]:
-        """Rates of the settings, in rounds so that drift of the machine meets all alike.
-
-        Raises:
-            KeyboardInterrupt: the user asked to stop.
-        """
-        end = time.monotonic() + within_s
-        last = end + _OVERTIME * within_s
-        candidates = [Timing(setting) for setting in settings]
-        everyone = tuple(candidates)
-        done: list[TrialResult] = []
-        for _ in range(REPEATS):
-            for candidate in list(candidates):
-                late = time.monotonic() > end
-                if candidate.rates and time.monotonic() > last:
-                    done.append(self._finished(candidate, candidates, on_result))
-                    continue
-                first = not candidate.rates and candidate is not everyone[0]
-                if first and (late or _too_slow(candidate, everyone)):
-                    candidates.remove(candidate)
-                    continue
-                self._turn(candidate, self._repeat_s(candidates, end - time.monotonic()))
-                if candidate.failure or len(candidate.rates) >= REPEATS:
-                    done.append(self._finished(candidate, candidates, on_result))
-        return done
-
-    def _repeat_s(self, candidates: Sequence[Timing], left_s: float) -> float:
-        """Length of a repeat with which all that are left are done in time, their starts included."""
-        starts, repeats = 0.0, 0
-        for candidate in candidates:
-            on_gpu, missing = candidate.on_gpu, REPEATS - len(candidate.rates)
-            starts += self._start_s.get(candidate.setting[DEVICE], _GPU_START_S if on_gpu else _START_S) * (
-                1 if on_gpu else missing)
-            repeats += missing
-        return min(_LONGEST_REPEAT_S, max(_SHORTEST_REPEAT_S, (left_s - starts) / max(1, repeats)))
-
-    def _finished(
-        self, candidate: Timing, candidates: list[Timing], on_result: Callable[[TrialResult], None]
-    ) -> TrialResult:
-        candidates.remove(candidate)
-        rate = candidate.result()
-        on_result(rate)
-        return rate
-
-    def _turn(self, candidate: Timing, repeat_s: float) -> None:
-        setting, on_gpu = candidate.setting, candidate.on_gpu
-        try:
-            config = self._settings.with_layer(setting.layer()).config
-        except ConfigError as error:
-            candidate.failure = str(error)
-            return
-        turn = UpdateTurn(
-            learner=dataclasses.asdict(config.learner), algorithm=dataclasses.asdict(config.algorithm),
-            # On a GPU a start costs more than drift: all repeats in a row, in a process kept for the next batch.
-            repeats=REPEATS if on_gpu else 1, repeat_s=repeat_s, kept=on_gpu,
-            deadline_s=_GPU_DEADLINE_S if on_gpu else _DEADLINE_S,
-        )
-        answer = self._answer(turn)
-        if "start_s" in answer:  # the newest: only the first one on a GPU has to make the context
-            self._start_s[setting[DEVICE]] = answer["start_s"]
-        candidate.failure = answer.get("failure")
-        candidate.rates += answer.get("updates_per_s", ())
-        memory = answer.get("memory_bytes")
-        if memory is not None:
-            candidate.memory_bytes = max(memory, candidate.memory_bytes or 0)
-
-    def _answer(self, turn: UpdateTurn) -> dict[str, Any]:
+    def answer(self, turn: UpdateTurn) -> dict[str, Any]:
         """What the helper found; its own death or silence is a failure of this measurement."""
         if self._unusable is not None:
             return {"failure": self._unusable}
@@ -390,17 +297,7 @@ class UpdateTimer:
         return found
 
     def _lost(self, why: str) -> dict[str, Any]:
-        assert self._errors is not None
         self._errors.seek(0)
         lines = [line for line in self._errors.read()[-4000:].decode(errors="replace").splitlines() if line.strip()]
         self.close()
         return {"failure": f"{why}: {lines[-1].strip()[:200]}" if lines else why}
-
-
-def _too_slow(candidate: Timing, others: Sequence[Timing]) -> bool:
-    """True for a larger batch than one that already took too long in the same place."""
-    setting = candidate.setting
-    return any(
-        other.rates and other.rates[0] * _SLOW_UPDATE_S < 1.0 and setting[BATCH] > other.setting[BATCH]
-        and setting.without(BATCH) == other.setting.without(BATCH) for other in others
-    )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from spreeze.config.layers import Layer, Values
+from spreeze.config.schema import TuningConfig
 from spreeze.metrics import median, spread
 
 SCHEMA = 5
@@ -96,12 +97,7 @@ class TrialResult:
 
     def as_json(self) -> dict[str, Any]:
         """A line of ``tune-progress.jsonl`` and an entry of ``tune.json``."""
-        return {
-            "stage": self.stage, "setting": dict(self.setting),
-            "updates_per_s": list(self.updates_per_s), "env_steps_per_s": list(self.env_steps_per_s),
-            "cpu_share": list(self.cpu_share), "memory_bytes": self.memory_bytes, "failure": self.failure,
-            "score": self.score,
-        }
+        return {**vars(self), "setting": dict(self.setting)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,20 +108,7 @@ class Device:
     """``cpu``, ``cuda:0`` or both devices of a split (actor, critics), ``cuda:0+cuda:1``."""
     memory_bytes: int | None = None
     """Free memory of the device; None for the processor, which has ``TuningProblem.memory_bytes``."""
-    precisions: tuple[str, ...] = ("float32",)
-    """What may be tried on it, the safest first."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Targets:
-    """What the user wants of the machine."""
-
-    objective: str = "return"
-    """A name from ``model.FORMULAS``, or ``rollout``."""
-    cpu_target: float = 0.75
-    gpu_target: float = 0.85
-    leave_free: float = 0.0
-    """Share of the usable cores that is left to the user."""
+    precision: str = "float32"
 
 
 @dataclass(frozen=True)
@@ -162,7 +145,9 @@ class TuningProblem:
     """Value of each knob in defaults, profile and the user's settings; None where it is not known yet."""
     pins: frozenset[str] = frozenset()
     """Knobs that the user has set: they stay as configured."""
-    targets: Targets = Targets()
+    targets: TuningConfig = field(default_factory=TuningConfig)
+    stage: str = JOINT
+    """The trial in which everything runs, ``JOINT`` or ``ROLLOUT``."""
     usable_cores: float
     memory_bytes: int
     """Main memory that may still be taken."""
@@ -191,9 +176,9 @@ class TuningProblem:
         return self.usable_cores * (1.0 - self.targets.leave_free)
 
     @property
-    def stage(self) -> str:
-        """The trial in which everything runs."""
-        return ROLLOUT if self.targets.objective == ROLLOUT else JOINT
+    def objective(self) -> str:
+        """A name from ``model.FORMULAS``, or ``rollout``."""
+        return ROLLOUT if self.stage == ROLLOUT else self.targets.objective
 
     def pin(self, name: str) -> Any:
         """What the user has set; None where the tuner chooses."""
@@ -232,7 +217,6 @@ class Knob:
     """Among equal scores the value with the least of this is taken: by default the configured one, then the least."""
     remark: Callable[[TuningProblem, Setting], str] = lambda problem, setting: ""
     """What else there is to say of the chosen value."""
-
     figures: str = ""
     """What the choice reached, in its reason: a format of ``updates_per_s`` and ``env_steps_per_s``."""
     fixed: bool = False
@@ -271,33 +255,6 @@ def result_line(problem: TuningProblem, result: TrialResult) -> str:
     return f"  {where}: {rates}" + (f" (+-{50 * result.spread:.0f} %)" if result.spread is not None else "")
 
 
-class Measure(Protocol):
-    """The measuring side. Candidates come in the order of their importance.
-
-    Each method measures every setting (at least three repeats, warm-up dropped, in turns) in fresh child processes with
-    a deadline and a memory cap; settings that can share a process do. ``on_result`` hears each result once, as soon as
-    it is known, and all of them are returned. It aims to be done within ``within_s`` seconds: it shortens its windows,
-    then leaves out the last settings. A crash, a hang or missing memory is a result with ``failure``. What is not
-    returned was not measured.
-    """
-
-    def learner(
-        self, settings: Sequence[Setting], *, within_s: float, on_result: Callable[[TrialResult], None]
-    ) -> list[TrialResult]:
-        """Updates alone, on synthetic rows; may leave out larger batches once an update takes over 0.25 s."""
-
-    def joint(
-        self, settings: Sequence[Setting], *, within_s: float, on_result: Callable[[TrialResult], None]
-    ) -> list[TrialResult]:
-        """The mode's real workers, all at work."""
-
-    def device_start_s(self, device: str) -> float:
-        """What the first measurement on a device takes besides the updates, about; 0 once it has been started."""
-
-    def seconds_left(self) -> float:
-        """Seconds of the budget that are left; negative when it is overdrawn."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Tuning:
     """The choice, its reasons, and everything that was measured."""
@@ -322,16 +279,14 @@ class Tuning:
         """Everything measured and chosen, for ``tune.json``."""
         a, b = self.cost or (None, None)
         choices = self.choices
-        rates = {stage: [one.as_json() for one in self.results if one.stage == stage]
-                 for stage in (LEARNER, JOINT, ROLLOUT)}
+        rates = {name: [one.as_json() for one in self.results if one.stage == stage]
+                 for name, stage in (("update_rates", LEARNER), ("joint_rates", JOINT), ("rollout_rates", ROLLOUT))}
         return {
             "schema": SCHEMA, "objective": self.objective, "formula": self.formula,
             "choice": {name: choice.value for name, choice in choices.items()},
             "reasons": {name: choice.reason for name, choice in choices.items()},
             "pinned": sorted(name for name, choice in choices.items() if choice.pinned),
             "runners_up": {name: [list(one) for one in choice.runners_up] for name, choice in choices.items()},
-            "labels": dict(self.labels),
-            "cost_a_s": a, "cost_b_s_per_row": b, "paper_batch_size": self.paper_batch,
-            "limits": list(self.limits), "notes": list(self.notes),
-            "update_rates": rates[LEARNER], "joint_rates": rates[JOINT], "rollout_rates": rates[ROLLOUT],
+            "labels": dict(self.labels), "cost_a_s": a, "cost_b_s_per_row": b, "paper_batch_size": self.paper_batch,
+            "limits": list(self.limits), "notes": list(self.notes), **rates,
         }

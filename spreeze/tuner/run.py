@@ -22,6 +22,7 @@ from spreeze.tuner.knobs import knobs_of
 from spreeze.tuner.measure import Measurer
 from spreeze.tuner.problem import (
     DEVICE,
+    JOINT,
     PRECISION,
     ROLLOUT,
     ROLLOUT_SAMPLERS,
@@ -29,12 +30,11 @@ from spreeze.tuner.problem import (
     Device,
     Knob,
     Setting,
-    Targets,
     TrialResult,
     TuningProblem,
     result_line,
 )
-from spreeze.tuner.report import tune
+from spreeze.tuner.search import tune
 from spreeze.types import RowLayout
 
 BUDGET_S = 60.0
@@ -154,7 +154,7 @@ def problem_of(settings: Settings, probe: Probe, machine: Machine, free_bytes: i
     Raises:
         ConfigError: a knob of the mode or of ``--import`` is not declared as it has to be.
     """
-    config, part = settings.config, settings.config.tuning
+    config = settings.config
     knobs = knobs_of(config)
     values = {knob.name: _configured(config, knob.name, machine) for knob in knobs}
     order = [name for name in (*config.wiring.knobs, *values) if name in values]
@@ -164,8 +164,7 @@ def problem_of(settings: Settings, probe: Probe, machine: Machine, free_bytes: i
         probe.spec, config.algorithm.n_step, checksum=config.replay.checksum).row_bytes
     return TuningProblem(
         knobs=knobs, configured=Setting({name: values[name] for name in order}), pins=pins,
-        targets=Targets(objective=ROLLOUT if on_policy else part.objective, cpu_target=part.cpu_target,
-                        gpu_target=part.gpu_target, leave_free=part.leave_free),
+        targets=config.tuning, stage=ROLLOUT if on_policy else JOINT,
         usable_cores=machine.cores.usable, physical_cores=machine.cores.physical, memory_bytes=free_bytes,
         # On Linux replay lies in nameless memory, which only main memory bounds.
         shared_memory_bytes=None if sys.platform == "linux" else machine.shared_memory_free_bytes,
@@ -203,16 +202,15 @@ def _devices(
     In float32; another precision only where the user asks for it, since it changes what is learned.
     """
     precision = learner.precision if PRECISION in pins else "float32"
-    on_cpu = ("bfloat16",) if precision == "bfloat16" else ("float32",)
-    on_gpu = ("tf32",) if precision == "tf32" else ("float32",)
-    found = [Device(name="cpu", precisions=on_cpu)]
-    found += [Device(name=f"cuda:{gpu.index}", memory_bytes=gpu.memory_free_bytes, precisions=on_gpu)
+    on_cpu, on_gpu = ("bfloat16", "float32") if precision == "bfloat16" else ("float32", precision)
+    found = [Device(name="cpu", precision=on_cpu)]
+    found += [Device(name=f"cuda:{gpu.index}", memory_bytes=gpu.memory_free_bytes, precision=on_gpu)
               for gpu in machine.gpus]
     if can_split and len(machine.gpus) >= 2:
         free = [gpu.memory_free_bytes for gpu in machine.gpus[:2] if gpu.memory_free_bytes is not None]
-        found.append(Device(name="cuda:0+cuda:1", memory_bytes=min(free, default=None), precisions=on_gpu))
+        found.append(Device(name="cuda:0+cuda:1", memory_bytes=min(free, default=None), precision=on_gpu))
     if DEVICE in pins and "+" in learner.device and learner.device not in {device.name for device in found}:
-        found.append(Device(name=learner.device, precisions=on_gpu if "cuda" in learner.device else on_cpu))
+        found.append(Device(name=learner.device, precision=on_gpu if "cuda" in learner.device else on_cpu))
     return tuple(found)
 
 

@@ -9,9 +9,10 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, NamedTuple, Self
+from typing import ClassVar, NamedTuple
 
 import psutil
 
@@ -26,7 +27,7 @@ from spreeze.runtime.plan import RunPlan
 from spreeze.runtime.supervisor import ProcessSupervisor, private_memory_bytes
 from spreeze.transport import status_table as words
 from spreeze.transport.status_table import StatusTable
-from spreeze.tuner.problem import BATCH, ENVS, JOINT, ROLLOUT, ROLLOUT_SAMPLERS, SAMPLERS, Setting
+from spreeze.tuner.problem import BATCH, ENVS, JOINT, ROLLOUT, ROLLOUT_SAMPLERS, SAMPLERS, Setting, TrialResult
 from spreeze.workers.transition_collector import fill_with_synthetic_rows
 
 _MOST_FAILURES = 1
@@ -35,13 +36,24 @@ _MEMORY_EVERY_S = 0.25
 _PREFIX = "spreeze-tune-"
 
 
-class Window(NamedTuple):
-    """What was counted in one window."""
+@dataclass
+class Candidate:
+    """A setting and what was measured of it so far."""
 
-    env_steps_per_s: float
-    updates_per_s: float
-    cpu_share: float
+    setting: Setting
+    stage: str
+    env_steps_per_s: list[float] = field(default_factory=list)
+    updates_per_s: list[float] = field(default_factory=list)
+    cpu_share: list[float] = field(default_factory=list)
     """Processor time of all workers over that of the usable cores."""
+    memory_bytes: int | None = None
+    failure: str | None = None
+
+    def result(self) -> TrialResult:
+        rates = self.updates_per_s, self.env_steps_per_s, self.cpu_share
+        updates, steps, cpu = (() if self.failure else tuple(one) for one in rates)
+        return TrialResult(stage=self.stage, setting=self.setting, updates_per_s=updates, env_steps_per_s=steps,
+                           cpu_share=cpu, memory_bytes=self.memory_bytes, failure=self.failure)
 
 
 class TrialFailed(Exception):
@@ -76,23 +88,26 @@ class Pace(NamedTuple):
     window_s: tuple[float, float]
 
 
-class TrialRun:
-    """A mode's real workers on one setting, or on settings that can share them; nothing is left after ``close``."""
+class Trial(contextlib.ExitStack):
+    """A mode's real workers on settings that can share them; nothing is left once the stack is closed."""
 
     stage: ClassVar[str]
     pace: ClassVar[Pace]
     edge_s = 0.2
     """A window begins and ends with an update or a swap if one comes within this time: few are counted exactly."""
-    memory_bytes: int | None = None
-    """Most that all of it took: private memory of the processes, and what they share."""
+    least_window_s = 0.0
+    """Time that a window has to hold to tell anything."""
+    _looked_s = 0.0
 
     def __init__(
-        self, plan: RunPlan, setting: Setting, *, usable_cores: float, memory_cap_bytes: int, interrupts: Interrupts
+        self, plan: RunPlan, candidates: list[Candidate], finish: Callable[[Candidate], None], *, usable_cores: float,
+        memory_cap_bytes: int, interrupts: Interrupts, step_us: float | None = None,
     ) -> None:
-        self._plan, self._setting, self._cores = plan, setting, usable_cores
-        self._cap_bytes, self._interrupts = memory_cap_bytes, interrupts
-        self._stack = contextlib.ExitStack()
-        self._looked_s = 0.0
+        """``finish`` is given each candidate once it has all of its windows, or has failed."""
+        super().__init__()
+        self.candidates, self._finish, self._plan, self._step_us = candidates, finish, plan, step_us
+        self._cores, self._cap_bytes, self._interrupts = usable_cores, memory_cap_bytes, interrupts
+        self._setting = max((one.setting for one in candidates), key=lambda one: one.get(SAMPLERS, 0))
 
     # What each kind of trial has of its own.
 
@@ -115,21 +130,28 @@ class TrialRun:
     def _prepare(self, setting: Setting) -> None:
         """Sets the running workers to one of the settings that share them."""
 
-    def least_window_s(self, setting: Setting, step_us: float | None) -> float:
-        """Time that a window has to hold to tell anything."""
-        raise NotImplementedError
-
     @classmethod
     def shared(cls, setting: Setting) -> Setting:
         """What settings have to have in common to share one trial."""
         return setting
 
-    @classmethod
-    def most_groups(cls, usable_cores: float) -> int:
-        """Trials that are started together and take turns; their start is mostly imports."""
-        raise NotImplementedError
-
     # What all have in common.
+
+    def attempt(self, act: Callable[[], None]) -> None:
+        """Does something for all candidates that are left; a failure becomes theirs and ends the trial."""
+        if not self.candidates:
+            return
+        try:
+            act()
+        except TrialFailed as failed:
+            self.close()
+            for candidate in list(self.candidates):
+                candidate.failure = str(failed)
+                self.finish(candidate)
+
+    def finish(self, candidate: Candidate) -> None:
+        self.candidates.remove(candidate)
+        self._finish(candidate)
 
     def start(self) -> None:
         """Starts all processes and returns at once.
@@ -138,16 +160,16 @@ class TrialRun:
             TrialFailed: no room, or settings that contradict each other.
         """
         try:
-            run_dir = self._stack.enter_context(folder())
+            run_dir = self.enter_context(folder())
             self._status, self._shared_bytes, specs = self._open(run_dir)
             nonce = secrets.token_hex(8)
             watch = OrphanWatch(nonce)
-            self._stack.callback(watch.end)
+            self.callback(watch.end)
             watch.start()
             context = RunContext(run_dir=run_dir, status_fd=self._status.block.fd, status_rows=self._status.num_rows,
                                  nonce=nonce)
             self._workers = ProcessSupervisor(context, self._status, on_event=lambda level, text: None)
-            self._stack.callback(self._workers.stop, hurry=lambda: True, on_messages=lambda messages: None)
+            self.callback(self._workers.stop, hurry=lambda: True, on_messages=lambda messages: None)
             for spec in specs:
                 self._workers.add(spec)
         except (ResourceError, ConfigError, OSError) as error:
@@ -160,43 +182,47 @@ class TrialRun:
             self._look(_LOOK_S)
             if time.monotonic() > end:
                 raise TrialFailed(f"{late} within {within_s:.0f} s; {self._why()}")
-        self.pause()
+        self.signal(signal.SIGSTOP)
 
-    def pause(self) -> None:
-        """Stops all processes where they are."""
-        self._signal(signal.SIGSTOP)
-
-    def resume(self) -> None:
-        self._signal(signal.SIGCONT)
-
-    def _signal(self, number: signal.Signals) -> None:
+    def signal(self, number: signal.Signals) -> None:
         for handle in self._workers.handles.values():
             if handle.process is not None:
                 handle.process.signal_group(number)
 
-    def window(self, setting: Setting, settle_s: float, window_s: float) -> Window:
-        """Rates of that setting, after a while to settle.
+    def take_turn(self, number: int, settle_s: float, window_s: float) -> None:
+        """One window of each candidate, forward and backward in turn; then the workers are stopped."""
+        self.signal(signal.SIGCONT)
+        for candidate in self.candidates[:: 1 if number % 2 == 0 else -1]:
+            self.measure(candidate, settle_s, max(window_s, self.least_window_s))
+            if len(candidate.cpu_share) == self.pace.repeats:
+                self.finish(candidate)
+        self.signal(signal.SIGSTOP)
+
+    def measure(self, candidate: Candidate, settle_s: float, window_s: float) -> None:
+        """One window of a candidate, after a while to settle.
 
         Raises:
             TrialFailed: a worker keeps failing, or too much memory is taken.
             KeyboardInterrupt: the user asked to stop.
         """
-        self._prepare(setting)
+        self._prepare(candidate.setting)
         self._pass_time(settle_s)
         first_s, first = self._edge()
         cpu_s = self._cpu_s()
         self._pass_time(window_s)
         last_s, last = self._edge()
         took_s = last_s - first_s
-        used_s = self._cpu_s() - cpu_s
-        return Window((last[0] - first[0]) / took_s, (last[1] - first[1]) / took_s,
-                      max(0.0, used_s) / (took_s * self._cores))
+        candidate.env_steps_per_s.append((last[0] - first[0]) / took_s)
+        candidate.updates_per_s.append((last[1] - first[1]) / took_s)
+        candidate.cpu_share.append(max(0.0, self._cpu_s() - cpu_s) / (took_s * self._cores))
 
     def _edge(self) -> tuple[float, tuple[float, float]]:
         """Time and counters at the next update or swap, or after a short while without one."""
         before, end = self._mark(), time.monotonic() + self.edge_s
         while self._mark() == before and time.monotonic() < end:
             time.sleep(0.001)
+            if self._interrupts.asked:
+                raise KeyboardInterrupt
         return time.monotonic(), self._counters()
 
     def _pass_time(self, seconds: float) -> None:
@@ -206,7 +232,7 @@ class TrialRun:
             self._look(min(left, _LOOK_S))
 
     def _look(self, seconds: float) -> None:
-        """Waits, then sees to workers, memory and the user's wish to stop; raises as ``window`` does."""
+        """Waits, then sees to workers, memory and the user's wish to stop; raises as ``measure`` does."""
         self._workers.wait(seconds)
         if self._interrupts.asked:
             raise KeyboardInterrupt
@@ -217,11 +243,11 @@ class TrialRun:
         failures = [len(one.failures) for one in self._workers.handles.values() if not one.spec.role.learns]
         if self._workers.handles["learner"].failures or sum(failures) > _MOST_FAILURES:
             raise TrialFailed(self._why())
-        now = time.monotonic()
-        if now - self._looked_s >= _MEMORY_EVERY_S:
-            self._looked_s = now
+        if time.monotonic() - self._looked_s >= _MEMORY_EVERY_S:
+            self._looked_s = time.monotonic()
             taken = self._shared_bytes + sum(private_memory_bytes(one.pid) or 0 for one in self._processes(whole=True))
-            self.memory_bytes = max(taken, self.memory_bytes or 0)
+            for candidate in self.candidates:
+                candidate.memory_bytes = max(taken, candidate.memory_bytes or 0)
             if taken > self._cap_bytes:
                 raise TrialFailed(
                     f"out of memory: more than the {self._cap_bytes / 1e9:.1f} GB that a candidate may take"
@@ -248,16 +274,6 @@ class TrialRun:
                 total += times.user + times.system
         return total
 
-    def close(self) -> None:
-        """Ends the processes, frees memory, removes files."""
-        self._stack.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
 
 _ROWS, _ROWS_BYTES = 100_000, 128_000_000
 _TURNS_IN_WINDOW = 3
@@ -265,7 +281,7 @@ _TURNS_IN_WINDOW = 3
 _LONGEST_WINDOW_S = 3.0
 
 
-class ReplayTrial(TrialRun):
+class ReplayTrial(Trial):
     """Samplers, replay and learner; settings that differ only in the number of samplers share one."""
 
     stage = JOINT
@@ -275,13 +291,11 @@ class ReplayTrial(TrialRun):
     def shared(cls, setting: Setting) -> Setting:
         return setting.without(SAMPLERS)
 
-    @classmethod
-    def most_groups(cls, usable_cores: float) -> int:
-        return 4
-
     def _open(self, run_dir: Path) -> tuple[StatusTable, int, list[WorkerSpec]]:
         plan = replay_plan(self._plan, self._setting, self._cap_bytes)
-        status, (self._ring,) = self._stack.enter_context(spreeze.open_memory(plan, run_dir, plan.samplers + 1))
+        turn_s = self._setting[ENVS] * (self._step_us or 0.0) / 1e6
+        self.least_window_s = min(_TURNS_IN_WINDOW * turn_s, _LONGEST_WINDOW_S)
+        status, (self._ring,) = self.enter_context(spreeze.open_memory(plan, run_dir, plan.samplers + 1))
         fill_with_synthetic_rows(self._ring, plan.spec)
         specs = spreeze.worker_specs(plan, run_dir, [self._ring], time.monotonic()).values()
         return status, self._ring.spec.size_bytes, [one for one in specs if one.role.learns or one.role.steps]
@@ -302,9 +316,6 @@ class ReplayTrial(TrialRun):
         self._status.header[words.ACTIVE_SAMPLERS] = setting[SAMPLERS]
         # The limiter's count starts anew: what another number of samplers saved up must not be spent here.
         self._ring.begin_learning()
-
-    def least_window_s(self, setting: Setting, step_us: float | None) -> float:
-        return min(_TURNS_IN_WINDOW * int(setting[ENVS]) * (step_us or 0.0) / 1e6, _LONGEST_WINDOW_S)
 
 
 def counters(status: StatusTable, samplers: int) -> tuple[float, float]:
@@ -338,26 +349,20 @@ _ROLLOUTS = 2
 _LONGEST_ROLLOUTS_S = 4.0
 
 
-class RolloutTrial(TrialRun):
+class RolloutTrial(Trial):
     """All workers of one setting; windows begin and end with a swap of the rollouts."""
 
     stage = ROLLOUT
     pace = Pace(repeats=3, settle_s=(0.1, 0.1), window_s=(0.4, 1.2))
     edge_s = 1.0
-
-    _rollout_s = _swap_s = 0.0
-    _seen = 0
-
-    @classmethod
-    def most_groups(cls, usable_cores: float) -> int:
-        return max(1, min(3, int(usable_cores)))
+    _swap_s, _seen = 0.0, 0
 
     def _open(self, run_dir: Path) -> tuple[StatusTable, int, list[WorkerSpec]]:
         plan = self._trial_plan = rollout_plan(self._plan, self._setting)
-        memory = self._stack.enter_context(hts.open_memory(plan, run_dir))
-        wakeups = self._stack.enter_context(hts.open_wakeups(plan))
+        memory = self.enter_context(hts.open_memory(plan, run_dir))
+        wakeups = self.enter_context(hts.open_wakeups(plan))
         status = StatusTable.create(plan.samplers + plan.inference_workers + 1)
-        self._stack.callback(status.close)
+        self.callback(status.close)
         self._rollouts = memory.rollouts
         specs = hts.worker_specs(plan, run_dir, memory, wakeups, time.monotonic())
         return status, memory.rollouts.spec.size_bytes, list(specs.values())
@@ -366,8 +371,9 @@ class RolloutTrial(TrialRun):
         done, now = self._rollouts.interval, time.monotonic()
         if done != self._seen:
             if self._seen > 0:  # the first one holds the imports as well
-                self._rollout_s = (now - self._swap_s) / (done - self._seen)
-                self.edge_s = max(1.0, 1.5 * self._rollout_s)
+                rollout_s = (now - self._swap_s) / (done - self._seen)
+                self.edge_s = max(1.0, 1.5 * rollout_s)
+                self.least_window_s = min(_ROLLOUTS * rollout_s, _LONGEST_ROLLOUTS_S)
             self._seen, self._swap_s = done, now
         return None if done >= _ROLLOUTS else f"{done} rollouts"
 
@@ -378,9 +384,6 @@ class RolloutTrial(TrialRun):
         plan = self._trial_plan
         steps = sum(self._status.named_slots(row, "rollout-sampler")["env_steps"] for row in range(plan.samplers))
         return steps, self._status.named_slots(plan.samplers + plan.inference_workers, "learner")["updates"]
-
-    def least_window_s(self, setting: Setting, step_us: float | None) -> float:
-        return min(_ROLLOUTS * self._rollout_s, _LONGEST_ROLLOUTS_S)
 
 
 def rollout_plan(plan: RunPlan, setting: Setting) -> RunPlan:
