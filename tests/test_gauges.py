@@ -46,6 +46,13 @@ def test_counters_that_go_back_after_a_restart_give_no_negative_rate():
     assert gauges.read(_reading(1.0, (10,), 400))["updates_per_s"] == 0.0
 
 
+def test_restored_updates_are_no_rate_at_a_resume_and_none_at_a_restart():
+    gauges = Rates(1, restores=True)
+    seen = [gauges.read(_reading(float(t), updates=n, sampled=1))["updates_per_s"]
+            for t, n in enumerate((0, 0, 480_000, 480_100, 480_200, 0, 480_150, 480_250))]  # fmt: skip
+    assert seen == [None, 0.0, None, 100.0, 100.0, 0.0, None, 100.0]
+
+
 def test_the_same_instant_twice_gives_no_rate():
     gauges = Rates(1)
     gauges.read(_reading(1.0))

@@ -81,7 +81,7 @@ class Recorder:
     def __init__(self, plan: RunPlan, run_dir: RunDir, view: View, table: MetricTable = TABLE) -> None:
         self._plan, self._run_dir, self._view, self._table = plan, run_dir, view, table
         self._store = MetricsWriter(run_dir.path / "metrics.db", table=table)
-        self.rates = Rates(plan.batch_size, table=table)
+        self.rates = Rates(plan.batch_size, table=table, restores=plan.earlier.sessions > 0)
         self._utilisation = Utilisation({})
         self._memory_total_bytes = memory_limits().total_bytes
         self._events: deque[str] = deque(maxlen=6)
@@ -396,6 +396,7 @@ class Rates:
     batch_size: int
     warmup_s: float = 1.0  # after the first update, left out of steady-state rates
     table: MetricTable = TABLE
+    restores: bool = False  # a learner's counters may begin at those of a checkpoint: after a resume or a restart
     _window: deque[CounterSample] = field(default_factory=deque)
     learning_began_s: float | None = None
     _steady: CounterSample | None = None
@@ -432,6 +433,13 @@ class Rates:
         return {**_rates(old, new, seconds, self.batch_size, self.table), **_shares(old, new, self.table)}
 
     def _note(self, reading: CounterSample) -> None:
+        updates = [] if not self._window else [
+            (old.learner["updates"], new.learner["updates"])
+            for old, new in zip(self._window[-1].groups, reading.groups, strict=True)
+        ]
+        if self.restores and any(old == 0 < new for old, new in updates):
+            self._window.clear()  # updates of a checkpoint took no time just now
+        self.restores = self.restores or any(new < old for old, new in updates)
         self._window.append(reading)
         while len(self._window) > 2 and reading.t_s - self._window[0].t_s > _RATE_WINDOW_S:
             self._window.popleft()
