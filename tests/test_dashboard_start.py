@@ -221,3 +221,34 @@ def test_a_module_that_cannot_be_imported_is_told_and_the_other_modes_stay(monke
     page = open_page("live")
     assert "no_such_module_here: ModuleNotFoundError" in page.error[0].value.replace("\\", "")
     assert page.selectbox(key="start_mode").options == [mode.name for mode in DECLARED]
+
+
+def test_a_start_that_fails_says_why_until_it_is_dismissed(folder, monkeypatch):
+    monkeypatch.setattr("spreeze.dashboard.live.tasks", lambda: ["Pendulum-v1", "NoSuchTask-v0"])
+    page = open_page("live")
+    page.selectbox(key="start_env").select("NoSuchTask-v0").run()
+    page.button(key="start").click().run()
+    poll(lambda: control.launching(folder) is None, what="end of the start")
+    for name in ("live", "runs", "live"):  # on every visit, not only the first
+        page = open_page(name)
+        (error,) = (error.value.replace("\\", "") for error in page.error)
+        assert "did not start" in error
+        assert "NoSuchTask-v0" in error
+        assert any("NoSuchTask-v0" in code.value for code in page.code), "its log"
+    page.button(key="dismiss_start").click().run()
+    assert not page.error
+    assert not open_page("live").error
+
+
+def test_a_start_beside_a_live_run_is_rejected_with_a_lasting_message(folder, monkeypatch):
+    def start(request, folder):
+        raise ConfigError("one is running: stop it first")
+
+    monkeypatch.setattr(control, "start", start)
+    page = open_page("live")
+    page.button(key="start").click().run()
+    for _ in range(3):
+        assert [error.value for error in page.error] == ["one is running\\: stop it first"]
+        page.run()
+    page.button(key="dismiss_error").click().run()
+    assert not page.error

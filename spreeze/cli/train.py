@@ -103,8 +103,10 @@ def _train(args: argparse.Namespace) -> int:
                 )
                 _check_machine(plan, machine)
             return _run(args, plan, run_dir, machine, record, interrupts, head_start)
-        except BaseException:
-            run_dir.write_state(state="failed")
+        except BaseException as error:
+            stopped = isinstance(error, KeyboardInterrupt)  # while it was tuned
+            run_dir.write_state(state="stopped" if stopped else "failed",
+                                exit_reason=interrupts.cause or "stop request" if stopped else None)
             raise
         finally:
             run_dir.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -14,9 +14,9 @@ import streamlit as st
 from spreeze.config.algorithms import ALGORITHMS
 from spreeze.config.modes import Wiring, wiring_of
 from spreeze.config.schema import Config, field_of, kind_of
-from spreeze.dashboard import live_api, server
+from spreeze.dashboard import control, live_api, server
 from spreeze.dashboard.live_api import SOURCE, published
-from spreeze.dashboard.run_data import SAMPLE, SAMPLE_NAME, meaning, on_policy, row
+from spreeze.dashboard.run_data import SAMPLE, SAMPLE_NAME, meaning, on_policy, row, tail_lines
 from spreeze.formatting import DASH, clean
 from spreeze.run_directory import read_run
 
@@ -124,6 +124,25 @@ def command_component() -> Any:
         for name in ("command.js", "command.css")
     )
     return st.components.v2.component("spreeze_command", html=_COMMAND_HTML, css=style, js=script, isolate_styles=False)
+
+
+def show_errors(folder: Path) -> None:
+    """An action that was rejected and a start that failed, each until it is dismissed."""
+    if error := st.session_state.get("control_error"):
+        _error(plain(error), "dismiss_error", st.session_state.__delitem__, "control_error")
+    failed = control.failed_start(folder)
+    if failed is not None:
+        lines = tail_lines(failed.log) or ["it wrote nothing"]
+        _error(f"**{plain(failed.name)} did not start.** {plain(lines[-1])}", "dismiss_start",
+               control.dismiss, failed.name, folder)
+        with st.expander("Its log"):
+            st.code("\n".join(lines), language=None)
+
+
+def _error(text: str, key: str, dismiss: Callable[..., None], *args: object) -> None:
+    cells = st.columns([7, 1], vertical_alignment="center")
+    cells[0].error(text)
+    cells[1].button("Dismiss", key=key, on_click=dismiss, args=args, width="stretch")
 
 
 _MARKS = re.compile(r"([\\`*_\[\]<>$|~:#!])")

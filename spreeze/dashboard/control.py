@@ -219,6 +219,23 @@ def launching(folder: Path) -> Launch | None:
     return None
 
 
+def failed_start(folder: Path) -> Launch | None:
+    """The newest launch if its process ended before its run began, until ``dismiss`` is called."""
+    newest = max((folder / ".launches").glob("*.json"), key=lambda record: record.stat().st_mtime, default=None)
+    if newest is None:
+        return None
+    found = read_json(newest)
+    name, pid = newest.stem, found.get("pid")
+    if not isinstance(pid, int) or _same_process(pid, found.get("create_time")) or _begun(folder / name, found):
+        return None
+    return Launch(name, pid, newest.with_suffix(".log"))
+
+
+def dismiss(name: str, folder: Path) -> None:
+    """Forgets a failed start; its log stays."""
+    (folder / ".launches" / f"{name}.json").unlink(missing_ok=True)
+
+
 def _begun(path: Path, record: dict[str, Any]) -> bool:
     """Whether the run has written its state since it was launched."""
     heartbeat, started = read_run(path).get("heartbeat"), record.get("started")

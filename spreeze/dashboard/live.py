@@ -35,8 +35,7 @@ def page() -> None:
         del st.session_state["follow"]
         navigation.choose(now.name)
         st.rerun()
-    if error := st.session_state.pop("control_error", None):
-        st.error(components.plain(error))
+    components.show_errors(folder)
     box = st.container()
     _shown(now)
     with box:  # sent after the charts, because a browser loads the parts of a page in that order
@@ -149,6 +148,7 @@ def _own_settings(request: control.Request) -> dict[str, Any]:
 def _start(request: control.Request, folder: Path) -> None:
     # Set first, because another click may interrupt this callback.
     st.session_state["follow"] = True
+    st.session_state.pop("control_error", None)
     try:
         control.start(request, folder)
     except SpreezeError as error:

@@ -39,8 +39,7 @@ _EXPORTED = (
 def page() -> None:
     folder = runs_dir()
     st.subheader("Runs", anchor=False)
-    if error := st.session_state.pop("control_error", None):
-        st.error(components.plain(error))
+    components.show_errors(folder)
     if note := st.session_state.pop("control_note", None):
         st.success(components.plain(note))
     found = rows(folder)
@@ -133,6 +132,7 @@ def _delete(path: Path, folder: Path) -> None:
 
 
 def _tried(action: Callable[[], None], note: str) -> None:
+    st.session_state.pop("control_error", None)
     try:
         action()
         st.session_state["control_note"] = note
