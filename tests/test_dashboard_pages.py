@@ -135,6 +135,66 @@ def test_compare_shows_the_three_metrics_of_the_protocol(world):
     assert (runs["final metric"], runs["best return"], runs["policies"]) == ("-640", "-280", 10)
 
 
+def compared(world, **batches):
+    """The Compare page of finished runs of these batch sizes, by name."""
+    folder = world("no run")
+    for name, batch in batches.items():
+        config = make_run(folder, name) / "config.toml"
+        config.write_text(config.read_text().replace("batch_size = 256", f"batch_size = {batch}"))
+    page = open_page("compare")
+    page.multiselect(key="compare_runs").set_value(list(batches)).run()
+    assert not page.exception
+    return folder, page
+
+
+def groups_of(page):
+    return page.dataframe[0].value[["group", "runs"]].values.tolist()
+
+
+def test_runs_of_other_settings_are_no_seeds_of_one_curve(world):
+    _, page = compared(world, a=256, b=32, c=32)
+    assert sorted(groups_of(page)) == [["sac - learner.batch_size=256", 1], ["sac - learner.batch_size=32", 2]]
+    (line,) = page.dataframe[2].value.to_dict("records")
+    assert line == {"setting": "learner.batch_size", "a": "256", "b": "32", "c": "32"}
+
+
+def test_tuned_runs_are_compared_with_fixed_ones_and_each_run_by_itself(world):
+    folder, page = compared(world, a=256, b=32, c=32)
+    (folder / "a" / "tune.json").write_text("{}")
+    page.session_state["compare_group"] = "tuned or fixed"
+    page.run()
+    assert sorted(groups_of(page)) == [["sac - fixed", 2], ["sac - tuned", 1]]
+    page.session_state["compare_group"] = "each run"
+    page.run()
+    assert sorted(groups_of(page)) == [["sac - a", 1], ["sac - b", 1], ["sac - c", 1]]
+
+
+def test_any_metric_is_compared_over_any_axis(world):
+    _, page = compared(world, a=256, b=32)
+    metrics = next(box for box in page.selectbox if box.label == "Metric")
+    assert {"greedy return", "updates_per_s", "critic_loss"} <= set(metrics.options)
+    for axis in ("wall time [s]", "env steps", "updates"):
+        metrics.select("critic_loss")
+        next(box for box in page.selectbox if box.label == "Horizontal axis").select(axis).run()
+        assert not page.exception
+        (chart,) = page.get("plotly_chart")
+        lines = [trace for trace in json.loads(chart.proto.spec)["data"] if trace.get("name")]
+        assert len(lines) == 2
+        assert all(len(line["x"]) for line in lines)
+
+
+def test_each_task_has_a_target_of_its_own(world):
+    folder, page = compared(world, a=256, b=256)
+    run = json.loads((folder / "b" / "run.json").read_text()) | {"env_id": "CartPole-v1"}
+    (folder / "b" / "run.json").write_text(json.dumps(run))
+    page.run()
+    assert [box.label for box in page.number_input] == ["Target return of Pendulum-v1", "Target return of CartPole-v1"]
+    page.number_input[0].set_value(-300.0)
+    page.number_input[1].set_value(0.0).run()
+    reached = dict(page.dataframe[0].value[["task", "reached"]].values.tolist())
+    assert reached == {"Pendulum-v1": "0 of 1", "CartPole-v1": "0 of 1"}
+
+
 def test_start_gives_way_to_stop_while_a_run_is_alive(world):
     world("live")
     keys = [button.key for button in open_page("live").button]

@@ -21,7 +21,7 @@ def test_the_interquartile_mean_drops_the_best_and_the_worst_quarter():
 
 
 def test_a_curve_is_a_step_unknown_before_its_first_and_after_its_last_point():
-    x, values = compare.on_grid([curve((1.0, 5.0), (3.0, 7.0)), curve((4.0, 1.0))], "t", points=5)
+    x, values = compare.on_grid([(np.array([1.0, 3.0]), np.array([5.0, 7.0])), (np.array([4.0]), np.array([1.0]))], 5)
     assert x.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
     np.testing.assert_array_equal(values[0], [np.nan, 5.0, 5.0, 7.0, np.nan])
     np.testing.assert_array_equal(values[1], [np.nan, np.nan, np.nan, np.nan, 1.0])
@@ -46,8 +46,8 @@ def test_bands_of_many_runs_cover_the_true_mean_about_as_often_as_they_say():
 
 
 def test_smoothing_averages_three_and_looks_back_only():
-    found = compare.smoothed(curve((1, 3.0), (2, 6.0), (3, 9.0), (4, 0.0)))
-    assert [e.return_mean for e in found] == [3.0, 4.5, 6.0, 5.0]
+    x, y = compare.returns(curve((1, 3.0), (2, 6.0), (3, 9.0), (4, 0.0)), "env_steps")
+    assert (x.tolist(), y.tolist()) == ([10.0, 20.0, 30.0, 40.0], [3.0, 4.5, 6.0, 5.0])
 
 
 def entry(**fields):

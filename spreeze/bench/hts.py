@@ -180,7 +180,7 @@ def correction_rows(bench: TasksBench) -> list[Row]:
 def _scores(found: dict[str, list[Document]], env_id: str) -> list[Row]:
     """Metrics of each group, and of each two groups seed by seed; means and intervals as the protocol has them."""
     paths = [Path(document["run_dir"]) for documents in found.values() for document in documents]
-    report = report_of(paths, (), Rules())
+    report = report_of(paths, None, Rules())
     rows = []
     for group in report.groups:
         runs = [run for run in report.runs if run.group == group.group]

@@ -52,9 +52,9 @@ def build_parser() -> argparse.ArgumentParser:
                           "(default: for each task, the end of its fastest run)")
     protocol.add_argument("--policies", type=int, default=POLICIES, help="policies in a metric (default: 10)")
     protocol.add_argument("--resamples", type=int, default=RESAMPLES, help="bootstrap resamples (default: 10000)")
-    protocol.add_argument("--by", action="append", default=[], metavar="PART.FIELD",
-                          help="also group runs by this setting, as often as needed (default: correction and "
-                          "synchrony of rollouts)")
+    protocol.add_argument("--by", action="append", default=None, metavar="PART.FIELD",
+                          help="group runs by this setting only, as often as needed (default: by all settings in "
+                          "which runs of one task, algorithm and mode differ)")
     return parser
 
 

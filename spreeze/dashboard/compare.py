@@ -1,20 +1,21 @@
-"""Compare: runs and seeds against wall time, with the three metrics of the HTS-RL protocol."""
+"""Compare: runs and seeds side by side, any metric, with the three metrics of the HTS-RL protocol."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import streamlit as st
 
-from spreeze.dashboard import navigation
-from spreeze.dashboard.live_api import COLOURS, published
+from spreeze.dashboard import components, navigation
+from spreeze.dashboard.live_api import COLOURS, drawn, published
 from spreeze.dashboard.run_data import row, run_names, run_path, runs_dir
 from spreeze.errors import RunError
-from spreeze.formatting import duration, number
+from spreeze.formatting import DASH, duration, number
 from spreeze.metrics.comparison import (
     POLICIES,
     RESAMPLES,
@@ -22,21 +23,28 @@ from spreeze.metrics.comparison import (
     Report,
     Rules,
     bootstrap_interval,
+    differing,
     parted,
     read_curve,
     report,
     running_mean,
     spread_text,
 )
-from spreeze.metrics.store import EvaluationRow
+from spreeze.metrics.store import EvaluationRow, MetricsReader
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 _AXES = {"wall time [s]": "t", "env steps": "env_steps", "updates": "updates"}
+_GREEDY = "greedy return"
+_SETTINGS, _TUNED, _EACH = "their settings", "tuned or fixed", "each run"
+_GROUPINGS = (_SETTINGS, _TUNED, _EACH)
 _MAX_RUNS = 20
+_MAX_POINTS = 400
 CONFIG: dict[str, Any] = {"displayModeBar": False, "displaylogo": False, "showTips": False, "showSendToCloud": False,
                           "plotlyServerURL": ""}
+Line = tuple[np.ndarray, np.ndarray]
+"""Horizontal positions and values of one run, float64 [K]."""
 
 
 def page() -> None:
@@ -47,71 +55,119 @@ def page() -> None:
     current = navigation.current()
     first = [name for name in names if current is not None and name == row(current).name] or names[:1]
     chosen = st.multiselect("Runs", names, default=first, max_selections=_MAX_RUNS, key="compare_runs",
-                            help="Runs of the same task and algorithm are taken as seeds of one curve.")
-    cells = st.columns(3)
-    axis = cells[0].selectbox("Horizontal axis", list(_AXES), help="Wall time is what a user waits for.")
-    centre = cells[1].selectbox("Centre", ["mean", "interquartile mean"],
-                                help="Over runs; the interquartile mean drops the best and worst quarter.")
-    curves = _read(chosen)
-    if not curves:
+                            help="Take one out with its cross; a click in the chart's legend hides a curve.")
+    found = _read(chosen)
+    if not found:
         st.info("Nothing to compare: choose runs that have at least one evaluation.")
         return
-    target = cells[2].number_input("Target return", value=_target(curves), help="For the required-time metric.")
-    st.plotly_chart(figure(grouped(curves), _AXES[axis], axis, centre != "mean"), config=CONFIG, key="compare_chart")
+    cells = st.columns([1.3, 1, 1, 1.6])
+    metric = cells[0].selectbox("Metric", _metrics(list(found)), help="Greedy return: mean of 3 evaluations.")
+    axis = cells[1].selectbox("Horizontal axis", list(_AXES), help="Wall time is what a user waits for.")
+    centre = cells[2].selectbox("Centre", ["mean", "interquartile mean"],
+                                help="Over runs; the interquartile mean drops the best and worst quarter.")
+    grouping = cells[3].segmented_control(
+        "One curve for runs with the same", _GROUPINGS, default=_SETTINGS, required=True, key="compare_group",
+        help="Task, algorithm and mode always part runs. Seeds of the same settings are one curve with a band.",
+    )
+    curves = grouped(found, grouping or _SETTINGS)
+    lines: dict[str, list[Line]] = {}
+    for path, curve in curves.items():
+        line = returns(curve.evaluations, _AXES[axis]) if metric == _GREEDY else _series(path, metric, _AXES[axis])
+        lines.setdefault(f"{curve.group.env} {curve.group.label}", []).append(line)
+    st.plotly_chart(figure(lines, axis, metric, centre != "mean"), config=CONFIG, key="compare_chart")
     st.caption("Band: 95 % bootstrap interval over runs (1,000 resamples). A single run has no band: one seed says "
                "nothing about the spread.")
-    found = report(curves, Rules(targets=(float(target),)))
-    _group_table(found)
-    _run_table(found, curves)
-    st.caption(f"Metrics of the HTS-RL paper, from all episodes of the last {found.rules.policies} evaluated policies; "
-               f"[95 % bootstrap interval over seeds, {RESAMPLES:,} resamples]. `python -m spreeze evaluate --protocol "
-               "hts RUN ...` gives the same.")
+    _protocol(list(curves.values()))
+    _differences(list(curves.values()))
 
 
-def grouped(curves: list[Curve]) -> dict[str, list[Sequence[EvaluationRow]]]:
-    """Curves by task, algorithm, mode and the settings that differ."""
-    found: dict[str, list[Sequence[EvaluationRow]]] = {}
-    for curve in curves:
-        found.setdefault(f"{curve.group.env} {curve.group.label}", []).append(curve.evaluations)
+def _read(names: list[str]) -> dict[Path, Curve]:
+    """The chosen runs that have an evaluation."""
+    found = {}
+    for name in names:
+        try:
+            path = run_path(name, runs_dir())
+            curve = read_curve(path)
+        except RunError as error:
+            st.warning(str(error))
+            continue
+        if curve is not None:
+            found[path] = dataclasses.replace(curve, name=name)
     return found
 
 
-def figure(groups: Mapping[str, Sequence[Sequence[EvaluationRow]]], axis: str, title: str, robust: bool) -> go.Figure:
+def grouped(curves: Mapping[Path, Curve], grouping: str) -> dict[Path, Curve]:
+    """The curves with the groups that make one curve each."""
+    if grouping == _SETTINGS:
+        return dict(zip(curves, parted(list(curves.values())), strict=True))
+    variants = {path: curve.name if grouping == _EACH else "tuned" if (path / "tune.json").is_file() else "fixed"
+                for path, curve in curves.items()}
+    return {path: dataclasses.replace(curve, group=dataclasses.replace(curve.group, variant=variants[path]))
+            for path, curve in curves.items()}
+
+
+def _metrics(paths: list[Path]) -> list[str]:
+    """Greedy return, and what is drawn live and known of any of the runs."""
+    known = {name for path in paths for name in MetricsReader(path / "metrics.db").names()}
+    names = [metric.name for metric in drawn() if metric.name in known and metric.name != "eval_return"]
+    return [_GREEDY, *names]
+
+
+def returns(evaluations: Sequence[EvaluationRow], axis: str) -> Line:
+    """Greedy returns of a run, each the mean of it and the ones before (``SMOOTHING`` in all)."""
+    return (np.array([float(getattr(record, axis)) for record in evaluations]),
+            np.array(running_mean(evaluations, SMOOTHING), np.float64))
+
+
+def _series(path: Path, name: str, axis: str) -> Line:
+    with MetricsReader(path / "metrics.db").held() as reader:
+        series = reader.series(name, max_points=_MAX_POINTS)
+        if axis == "updates" and len(series.t):
+            updates = reader.series("updates", max_points=_MAX_POINTS)
+            return np.interp(series.t, updates.t, updates.mean) if len(updates.t) else series.t, series.mean
+    return series.t if axis == "t" else series.step, series.mean
+
+
+def figure(groups: Mapping[str, Sequence[Line]], axis: str, metric: str, robust: bool) -> go.Figure:
     """One curve with a band for each group."""
     import plotly.graph_objects as go  # slow to import (0.5 s), so only here
 
     chart = go.Figure()
-    for i, (name, curves) in enumerate(groups.items()):
+    for i, (name, lines) in enumerate(groups.items()):
         colour = COLOURS[i % len(COLOURS)]
-        found = band(*on_grid([smoothed(curve) for curve in curves], axis), robust)
+        found = band(*on_grid(lines), robust)
         both = np.isfinite(found.low)
         if both.any():
             x = np.concatenate([found.x[both], found.x[both][::-1]])
             y = np.concatenate([found.high[both], found.low[both][::-1]])
             chart.add_scatter(x=x.tolist(), y=y.tolist(), fill="toself", line_width=0, fillcolor=colour, opacity=0.2,
-                              hoverinfo="skip", showlegend=False, mode="lines")
+                              hoverinfo="skip", showlegend=False, mode="lines", legendgroup=name)
         known = np.isfinite(found.centre)
-        seeds = f"{len(curves)} run" + ("s" if len(curves) > 1 else "")
+        seeds = f"{len(lines)} run" + ("s" if len(lines) > 1 else "")
         chart.add_scatter(x=found.x[known].tolist(), y=found.centre[known].tolist(), name=f"{name} ({seeds})",
-                          mode="lines", line={"color": colour, "width": 2})
+                          mode="lines", line={"color": colour, "width": 2}, legendgroup=name)
     chart.update_layout(height=420, margin={"l": 50, "r": 10, "t": 10, "b": 40}, hovermode="x unified",
                         showlegend=True, legend={"orientation": "h", "y": 1.02, "yanchor": "bottom"})
-    chart.update_xaxes(title=title)
-    chart.update_yaxes(title="return of greedy episodes, mean of 3 evaluations")
+    chart.update_xaxes(title=axis)
+    chart.update_yaxes(title=metric.replace("_", " "))
     return chart
 
 
-def _read(names: list[str]) -> list[Curve]:
+def _protocol(curves: list[Curve]) -> None:
+    """The metrics of the HTS-RL paper, with a target of its own for each task."""
+    tasks = list(dict.fromkeys(curve.group.env for curve in curves))
+    cells = st.columns(max(3, len(tasks)))
     found = []
-    for name in names:
-        try:
-            curve = read_curve(run_path(name, runs_dir()))
-        except RunError as error:
-            st.warning(str(error))
-            continue
-        if curve is not None:
-            found.append(dataclasses.replace(curve, name=name))
-    return parted(found)
+    for cell, task in zip(cells, tasks, strict=False):
+        own = [curve for curve in curves if curve.group.env == task]
+        target = cell.number_input(f"Target return of {components.plain(task)}", value=_target(own),
+                                   key=f"target_{task}", help="For the required-time metric.")
+        found.append(report(own, Rules(targets=(float(target),))))
+    _group_table(found)
+    _run_table(found, {curve.name: curve for curve in curves})
+    st.caption(f"Metrics of the HTS-RL paper, from all episodes of the last {POLICIES} evaluated policies; "
+               f"[95 % bootstrap interval over seeds, {RESAMPLES:,} resamples]. `python -m spreeze evaluate --protocol "
+               "hts RUN ...` gives the same.")
 
 
 def _target(curves: list[Curve]) -> float:
@@ -121,7 +177,7 @@ def _target(curves: list[Curve]) -> float:
     return listed.value if listed is not None and best >= listed.value else math.floor(10.0 * best) / 10.0
 
 
-def _group_table(found: Report) -> None:
+def _group_table(reports: list[Report]) -> None:
     st.dataframe(
         [
             {
@@ -130,32 +186,43 @@ def _group_table(found: Report) -> None:
                 "required time": spread_text(group.required_s[0], duration),
                 "reached": f"{group.reached[0]} of {group.runs}",
             }
-            for group in found.groups
+            for found in reports for group in found.groups
         ],
         hide_index=True, key="compare_groups",
         column_config={
             "final-time metric": st.column_config.TextColumn(
                 help="Up to the wall time that all runs of the task reached."),
             "required time": st.column_config.TextColumn(
-                help=f"Wall time to {number(found.rules.targets[0])} [h:min:s]; a dash until all seeds reached it."),
+                help="Wall time to the task's target [h:min:s]; a dash until all seeds reached it."),
         },
     )
 
 
-def _run_table(found: Report, curves: list[Curve]) -> None:
+def _run_table(reports: list[Report], curves: Mapping[str, Curve]) -> None:
     st.dataframe(
         [
             {
                 "run": run.name, "task": run.group.env, "group": run.group.label, "seed": number(run.seed),
                 "final metric": number(run.final), "final-time metric": number(run.final_time),
                 "time limit": duration(run.limit_s), "required time": duration(run.required_s[0]),
-                "best return": number(max(record.return_mean for record in curve.evaluations)),
-                "env steps": number(curve.evaluations[-1].env_steps), "policies": run.policies,
+                "best return": number(max(record.return_mean for record in curves[run.name].evaluations)),
+                "env steps": number(curves[run.name].evaluations[-1].env_steps), "policies": run.policies,
             }
-            for run, curve in zip(found.runs, curves, strict=True)
+            for found in reports for run in found.runs
         ],
         hide_index=True, key="compare_runs_table",
     )
+
+
+def _differences(curves: list[Curve]) -> None:
+    """The settings in which the runs differ, one a line."""
+    names = differing(curves)
+    if names:
+        st.markdown("**Settings in which these runs differ**")
+        st.dataframe(
+            [{"setting": name, **{curve.name: curve.settings.get(name, DASH) for curve in curves}} for name in names],
+            hide_index=True, key="compare_settings",
+        )
 
 
 # --- curves over several runs ---
@@ -176,24 +243,14 @@ class Band(NamedTuple):
     """Number of runs that reach each point."""
 
 
-def on_grid(curves: Sequence[Sequence[EvaluationRow]], axis: str, points: int = 200) -> tuple[np.ndarray, np.ndarray]:
-    """Step curves on a common grid: x [K], values [runs, K]; nan before a run's first and after its last point.
-
-    Args:
-        curves: the evaluations of each run, oldest first.
-        axis: horizontal axis, a field of ``EvaluationRow``: t, env_steps or updates.
-        points: K.
-    """
-    columns = [[(float(getattr(e, axis)), e.return_mean) for e in curve] for curve in curves]
-    end = max((column[-1][0] for column in columns if column), default=0.0)
-    x = np.linspace(0.0, end, points)
-    values = np.full((len(curves), points), np.nan)
-    for line, column in zip(values, columns, strict=True):
-        if column:
-            at, returns = (np.array(part, dtype=np.float64) for part in zip(*column, strict=True))
+def on_grid(lines: Sequence[Line], points: int = 200) -> tuple[np.ndarray, np.ndarray]:
+    """Step curves on a common grid: x [points], values [runs, points]; nan outside of a run's first and last point."""
+    x = np.linspace(0.0, max((float(at[-1]) for at, _ in lines if len(at)), default=0.0), points)
+    values = np.full((len(lines), points), np.nan)
+    for line, (at, found) in zip(values, lines, strict=True):
+        if len(at):
             index = np.searchsorted(at, x, side="right") - 1
-            line[:] = np.where(index >= 0, returns[np.maximum(index, 0)], np.nan)
-            line[x > at[-1]] = np.nan
+            line[:] = np.where((index >= 0) & (x <= at[-1]), found[np.maximum(index, 0)], np.nan)
     return x, values
 
 
@@ -220,9 +277,3 @@ def band(x: np.ndarray, values: np.ndarray, robust: bool, seed: int = 0) -> Band
             drawn = (lambda rows: iqm(rows.T)) if robust else None
             low[k], high[k] = bootstrap_interval(column, resamples=_BAND_RESAMPLES, seed=seed, centre=drawn)
     return Band(x, centre, low, high, counts)
-
-
-def smoothed(curve: Sequence[EvaluationRow]) -> list[EvaluationRow]:
-    """Replaces each return by the mean of it and the ones before (``SMOOTHING`` in all)."""
-    means = running_mean(curve, SMOOTHING)
-    return [record._replace(return_mean=mean) for record, mean in zip(curve, means, strict=True)]

@@ -23,8 +23,10 @@ from spreeze.formatting import DASH, clean, number
 from spreeze.metrics.store import EvaluationRow, MetricsReader
 from spreeze.run_directory import read_config, read_run
 
-SPLIT_BY = ("rollout.correction", "rollout.synchrony")
-"""Settings by which runs of one task, algorithm and mode are split into groups if they differ."""
+IGNORED = (
+    "run.seed", "run.name", "run.runs_dir", "env.import_module", "evaluation.", "stop.", "tuning.", "visualizer.",
+)
+"""Settings, or parts of settings, that make no other experiment of a run."""
 POLICIES = 10
 RESAMPLES = 10_000
 LEVEL = 0.95
@@ -180,13 +182,19 @@ def spread(values: Sequence[float], rules: Rules) -> Spread | None:
     return Spread(sum(values) / len(values), low, high, len(values))
 
 
-def parted(curves: Sequence[Curve], split_by: Sequence[str] = SPLIT_BY) -> list[Curve]:
-    """The curves with their groups split by those of the settings in which the runs of a group differ."""
+def differing(curves: Sequence[Curve]) -> list[str]:
+    """The settings in which runs differ, by name, without those that are ``IGNORED``."""
+    names = sorted({name for curve in curves for name in curve.settings if not name.startswith(IGNORED)})
+    return [name for name in names if len({curve.settings.get(name) for curve in curves}) > 1]
+
+
+def parted(curves: Sequence[Curve], by: Sequence[str] | None = None) -> list[Curve]:
+    """The curves with their groups split by settings; None: by all in which runs of a group differ."""
     found = []
     for curve in curves:
-        rivals = [other.settings for other in curves if other.group == curve.group]
-        differ = [key for key in split_by if len({settings.get(key) for settings in rivals}) > 1]
-        variant = ", ".join(f"{key}={curve.settings.get(key, 'unknown')}" for key in differ)
+        differ = differing([other for other in curves if other.group == curve.group])
+        variant = ", ".join(f"{name}={curve.settings.get(name, 'unknown')}" for name in differ
+                            if by is None or name in by)
         found.append(replace(curve, group=replace(curve.group, variant=variant)))
     return found
 
@@ -290,21 +298,21 @@ def read_curve(path: Path) -> Curve | None:
     )
 
 
-def report_of(paths: Sequence[Path], split_by: Sequence[str], rules: Rules) -> Report:
-    """Compares runs; ``split_by`` names settings in addition to ``SPLIT_BY``.
+def report_of(paths: Sequence[Path], by: Sequence[str] | None, rules: Rules) -> Report:
+    """Compares runs, grouped by the settings in ``by``, or by all in which they differ.
 
     Raises:
         ConfigError: a setting is not ``part.field``.
         RunError: a run has no evaluation, or its metrics cannot be read.
     """
-    for key in split_by:
+    for key in by or ():
         if not all(key.partition(".")):
             raise ConfigError(f"--by {key}: expected part.field, for example ppo.epochs")
     found = {path: read_curve(path) for path in paths}
     for path, curve in found.items():
         if curve is None:
             raise RunError(f"{path.name} has no evaluation yet; wait for one, or leave the run out")
-    return report(parted([curve for curve in found.values() if curve is not None], (*SPLIT_BY, *split_by)), rules)
+    return report(parted([curve for curve in found.values() if curve is not None], by), rules)
 
 
 def document(found: Report) -> dict[str, Any]:
@@ -374,8 +382,7 @@ def _remarks(found: Report) -> list[str]:
     for group in found.groups:
         seeds = [run.seed for run in found.runs if run.group == group.group]
         if len(set(seeds)) < len(seeds):
-            remarks.append(f"{group.group.env} {group.group.label}: a seed occurs twice; if the runs differ in a "
-                           "setting, --by part.field parts them")
+            remarks.append(f"{group.group.env} {group.group.label}: a seed occurs twice")
     return ["", *remarks] if remarks else []
 
 
