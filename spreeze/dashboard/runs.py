@@ -42,34 +42,58 @@ def page() -> None:
     components.show_errors(folder)
     if note := st.session_state.pop("control_note", None):
         st.success(components.plain(note))
+    _list(folder)
+    path = navigation.current()
+    if path is not None:
+        _one(path, folder)
+    components.show_command("list", control.shown("spreeze", "runs", *control.place(folder), "list"))
+
+
+_COLOURS = {"running": "green", "starting": "blue", "tuning": "blue", "stopping": "orange", "finished": "gray",
+            "stopped": "gray", "failed": "red", "crashed": "red", "damaged": "red"}
+
+
+@st.fragment(run_every=2.0)
+def _list(folder: Path) -> None:
+    """The table of runs, read again every two seconds; a click on a row shows that run."""
     found = rows(folder)
     if not found:
         st.info(f"No run in {short(folder)} yet: start one on the Live page. What you see here is a recording.")
         found = [row(SAMPLE)] if (SAMPLE / "run.json").is_file() else []
-    if found:
-        st.dataframe(
-            [
-                {
-                    "run": item.name, "state": item.state, "task": item.env_id or DASH, "algorithm": item.algo or DASH,
-                    "seed": number(item.seed), "started": item.started or DASH, "wall time": duration(item.wall_s),
-                    "env steps": number(item.env_steps), "updates": number(item.updates),
-                    "best return": number(item.eval_best), "ended by": item.exit_reason or DASH,
-                }
-                for item in found
-            ],
-            hide_index=True,
-            column_config={
-                "wall time": st.column_config.TextColumn(help="Time trained, all sessions [h:min:s]."),
-                "env steps": st.column_config.TextColumn(help=meaning("env_steps")),
-                "updates": st.column_config.TextColumn(help=meaning("updates")),
-                "best return": st.column_config.TextColumn(help=meaning("eval_return")),
-                "state": st.column_config.TextColumn(help="crashed: it says running, but nobody holds its lock."),
-            },
-        )
-    components.show_command("list", control.shown("spreeze", "runs", *control.place(folder), "list"))
-    path = navigation.current()
-    if path is not None:
-        _one(path, folder)
+    if not found:
+        return
+    table = [
+        {
+            "run": item.name, "state": [item.state], "task": item.env_id or DASH, "algorithm": item.algo or DASH,
+            "seed": number(item.seed), "started": _moment(item.started), "wall time": duration(item.wall_s),
+            "env steps": number(item.env_steps), "updates": number(item.updates),
+            "best return": number(item.eval_best), "ended by": item.exit_reason or DASH,
+        }
+        for item in found
+    ]
+    chosen = st.dataframe(
+        table, hide_index=True, key="runs_list", on_select="rerun", selection_mode="single-row",
+        column_config={
+            "run": st.column_config.TextColumn(width="medium"),
+            "state": st.column_config.MultiselectColumn(
+                options=list(_COLOURS), color=list(_COLOURS.values()), width="small",
+                help="crashed: it says running, but nobody holds its lock."),
+            "wall time": st.column_config.TextColumn(help="Time trained, all sessions [h:min:s]."),
+            "env steps": st.column_config.TextColumn(help=meaning("env_steps")),
+            "updates": st.column_config.TextColumn(help=meaning("updates")),
+            "best return": st.column_config.TextColumn(help=meaning("eval_return")),
+        },
+    )
+    asked = [found[place].name for place in chosen["selection"]["rows"] if place < len(found)]
+    if asked and asked[0] != st.session_state.get("runs_clicked"):
+        navigation.choose(asked[0])
+        st.session_state["runs_clicked"] = asked[0]
+        st.rerun()
+
+
+def _moment(started: str | None) -> str:
+    """Month, day and time of an ISO date."""
+    return DASH if started is None else started[5:16].replace("T", " ")
 
 
 def _one(path: Path, folder: Path) -> None:
@@ -94,7 +118,6 @@ def _one(path: Path, folder: Path) -> None:
     acts = () if recorded else (
         control.shown("spreeze.train", "--resume", name, *control.place(folder)),
         control.shown("spreeze", "runs", *control.place(folder), "stop", name),
-        shlex.join(("rm", "-r", short(path))),
     )
     components.show_command("one", *acts, packed)
 
