@@ -50,8 +50,8 @@ def test_a_whole_machine_and_more_is_refused():
 
 
 def test_control_group_limit_counts_if_it_is_tighter(monkeypatch, tmp_path):
-    files = {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": "1000000\n",
-             "sys/fs/cgroup/memory.current": "400000\n", "sys/fs/cgroup/memory.stat": "inactive_file 1000\n"}  # fmt: skip
+    files = {"proc/self/cgroup": "0::/", "sys/fs/cgroup/memory.max": "1000000",
+             "sys/fs/cgroup/memory.current": "400000", "sys/fs/cgroup/memory.stat": "inactive_file 1000"}  # fmt: skip
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
