@@ -158,7 +158,7 @@ class CrewMachine(RuleBasedStateMachine):
 
 
 class RingMachine(RuleBasedStateMachine):
-    """Two shards: writes, writers that die after the intent or in the middle of the rows, takeovers, draws."""
+    """Two shards: writes, writers that die after the intent or in the middle of the rows, successors, draws."""
 
     def __init__(self):
         super().__init__()

@@ -11,6 +11,7 @@ import pytest
 from harness import PATIENCE_S
 
 from spreeze.errors import ResourceError, TransportError
+from spreeze.machine.hardware import memory_limits
 from spreeze.transport import shared_memory
 from spreeze.transport.shared_memory import allocate, attach
 
@@ -46,6 +47,19 @@ def test_more_than_there_is_is_refused_with_needed_and_available(monkeypatch):
 def test_a_whole_machine_and_more_is_refused():
     with pytest.raises(ResourceError, match="replay needs"):
         allocate("replay", 2**50)
+
+
+def test_control_group_limit_counts_if_it_is_tighter(monkeypatch, tmp_path):
+    files = {"proc/self/cgroup": "0::/", "sys/fs/cgroup/memory.max": "1000000",
+             "sys/fs/cgroup/memory.current": "400000", "sys/fs/cgroup/memory.stat": "inactive_file 1000"}  # fmt: skip
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(shared_memory, "memory_limits", lambda: memory_limits(tmp_path))
+    with pytest.raises(ResourceError, match=r"needs 700416 bytes .* 601000 are available"):
+        allocate("replay", 700_000)
+    (tmp_path / "sys/fs/cgroup/memory.max").write_text("max\n")
+    assert shared_memory.available_bytes() > 601_000
 
 
 def test_close_tolerates_arrays_that_still_look_inside():

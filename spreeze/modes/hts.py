@@ -45,9 +45,7 @@ class Memory(NamedTuple):
         return 0 if state is None else int(state.meta["updates"])
 
 
-def run_mode(
-    plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts, launcher: Launcher = FRESH
-) -> Outcome:
+def run_mode(plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts, launcher: Launcher = FRESH) -> Outcome:
     """Trains until a stop condition or an interrupt."""
     with open_memory(plan, run_dir.path) as memory:
         plan = from_interval(plan, memory.rollouts)

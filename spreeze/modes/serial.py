@@ -41,9 +41,7 @@ from spreeze.workers.transition_collector import TransitionCollector
 _FINAL_EVALUATION_S = 6.0
 
 
-def run_mode(
-    plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts, launcher: Launcher = FRESH
-) -> Outcome:
+def run_mode(plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts, launcher: Launcher = FRESH) -> Outcome:
     """Trains in this process until a stop condition or an interrupt; on-policy with several samplers, runs hts."""
     on_policy = plan.config.on_policy is not None
     if on_policy and plan.samplers > 1:

@@ -29,9 +29,7 @@ _SESSION_SEEDS = 1000
 """Distance of the samplers' seeds of two sessions: a resumed run sees other episodes."""
 
 
-def run_mode(
-    plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts, launcher: Launcher = FRESH
-) -> Outcome:
+def run_mode(plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts, launcher: Launcher = FRESH) -> Outcome:
     """Trains until a stop condition or an interrupt; a ResourceError if there is no room for replay."""
     recorder = Recorder(plan, run_dir, view)
     return run_workers(plan, run_dir, recorder, interrupts, launcher, _wired(plan, run_dir.path, recorder))

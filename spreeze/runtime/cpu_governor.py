@@ -242,9 +242,7 @@ class GovernorLoop:
                 header = self._status.group(group)
                 header[words.FIRST_SAMPLER] = (int(header[words.FIRST_SAMPLER]) + 1) % samplers
 
-    def _facts(
-        self, load: CpuContention, reading: CounterSample, now_s: float, learners: list[int]
-    ) -> Facts | None:
+    def _facts(self, load: CpuContention, reading: CounterSample, now_s: float, learners: list[int]) -> Facts | None:
         """This second's facts; None before learning, or if a learner was just restarted."""
         groups = reading.groups
         if self._before is None or learners != self._before[1] or len(learners) < len(groups):

@@ -358,6 +358,11 @@ class GroupSample:
         """Whether the learner takes whole rollouts instead of batches from replay."""
         return self.learner.get("learn_s", 0.0) > 0.0
 
+    def knows(self, metric: Metric) -> bool:
+        """Whether a learner of this kind has this number by now."""
+        other = Needs.REPLAY if self.on_policy else Needs.ROLLOUTS
+        return metric.known_from is Needs.NOTHING or (self.learned and metric.known_from is not other)
+
     def of(self, role: str) -> tuple[dict[str, float], ...]:
         """The slots of all workers of a role of the metric table."""
         return (self.learner,) if role == "learner" else self.samplers if role == "sampler" else self.inference_workers
@@ -476,7 +481,7 @@ def samples_per_insert(groups: _Groups) -> float | None:
 def _counts(groups: _Groups, table: MetricTable) -> dict[str, float | None]:
     counts: dict[str, float | None] = {}
     for metric, slot in table.of("learner", Kind.COUNTER, Kind.GAUGE):
-        posted = [group.learner.get(slot, math.nan) for group in groups if _is_due(metric, group)]
+        posted = [group.learner.get(slot, math.nan) for group in groups if group.knows(metric)]
         known = [value for value in posted if math.isfinite(value)]  # some are missing or not finite
         parts = 1 if metric.kind is Kind.COUNTER else len(known)
         counts[metric.name] = sum(known) / parts if known else None
@@ -488,20 +493,12 @@ def _counts(groups: _Groups, table: MetricTable) -> dict[str, float | None]:
     return counts
 
 
-def _is_due(metric: Metric, group: GroupSample) -> bool:
-    """Whether a learner of this kind has this number by now."""
-    other = Needs.REPLAY if group.on_policy else Needs.ROLLOUTS
-    return metric.known_from is Needs.NOTHING or (group.learned and metric.known_from is not other)
-
-
 def _total(groups: _Groups, role: str, slot: str) -> float:
     """Sum of a slot over all workers of the role."""
     return sum(worker.get(slot, 0.0) for group in groups for worker in group.of(role))
 
 
-def _rates(
-    old: _Groups, new: _Groups, seconds: float, batch_size: int, table: MetricTable
-) -> dict[str, float | None]:
+def _rates(old: _Groups, new: _Groups, seconds: float, batch_size: int, table: MetricTable) -> dict[str, float | None]:
     counters = {metric.name: table.by_name(metric.per_s_of) for metric in table.metrics if metric.per_s_of}
     if seconds <= 0:
         return dict.fromkeys((*counters, "update_frames_per_s"))

@@ -3,14 +3,14 @@
 Samplers fill rollout j of T steps in slot j mod N, each environment its own column. ``steps`` counts the rows of each
 environment since the run began and is stored last: the rows that it counts are complete, whichever process is killed.
 
-*Paced* (HTS-RL, arXiv 2012.09849, section 3; N = 2, K = 1): all environments collect the same rollout, number
-``interval``, while the learner reads the previous one in place. Only the learner raises ``interval``, when that rollout
-is full and the previous one is used up.
+*Paced* (HTS-RL, arXiv 2012.09849, section 3; N = 2, K = 1): all environments collect rollout ``interval`` while the
+learner reads the previous one in place. Only the learner raises ``interval``, when that rollout is full and the
+previous one is used up.
 
-*Free running* (the circular buffer of IMPACT, arXiv 1912.00167, section 3.2): each sampler goes on to its next rollout
-at once, over the oldest one, and ``RolloutReader`` takes copies, each rollout up to K times. Rollout j is complete once
-``steps`` has reached (j + 1) T, and untouched until it reaches (j + N) T: the counter also announces what is
-overwritten next, so a reader checks it again after its copy. N - 1 rollouts of a sampler can be read.
+*Free running* (the circular buffer of IMPACT, arXiv 1912.00167, section 3.2): each sampler goes on at once, over its
+oldest rollout, and ``RolloutReader`` takes copies, each rollout up to K times. Rollout j is complete once ``steps`` has
+reached (j + 1) T, and untouched until it reaches (j + N) T; a reader checks that again after its copy. So N - 1
+rollouts of a sampler can be read.
 
 The actions of each environment's current episode are kept, so that it can be replayed. The start of an episode is
 announced (``next_*``) before the row that ends the previous one is committed, so that one store decides.
@@ -155,8 +155,7 @@ class Rollouts:
         if last < 0:
             return None
         rollout, at = divmod(last, self.spec.sync_interval)
-        obs: np.ndarray = self.fields["next_obs"][rollout % self._slots, at, env]
-        return obs
+        return np.asarray(self.fields["next_obs"][rollout % self._slots, at, env])
 
     def batch(self, rollout: int) -> RolloutBatch:
         """Views of a paced rollout; valid for the next N - 1 swaps after its own."""
@@ -164,8 +163,7 @@ class Rollouts:
 
     def versions(self, rollout: int) -> np.ndarray:
         """[T, N] version of the parameters that drew each action."""
-        versions: np.ndarray = self.fields["version"][rollout % self._slots]
-        return versions
+        return np.asarray(self.fields["version"][rollout % self._slots])
 
     def mark(self) -> None:
         """Saves the state of every episode for the following swap; the rollout must be full."""
@@ -458,8 +456,7 @@ class InferenceMailbox:
         """Those of ``envs`` (a slice with a start) with an unanswered question."""
         waiting = np.flatnonzero(self.asked[envs] != self.answered[envs])
         self._fields.in_order()
-        pending: np.ndarray = waiting * (envs.step or 1) + envs.start
-        return pending
+        return np.asarray(waiting * (envs.step or 1) + envs.start)
 
     def answer(self, envs: np.ndarray, answers: Answers) -> None:
         """Answers the questions of ``envs`` [n]; only their inference worker may call this."""

@@ -58,8 +58,9 @@ class BareWriter(ShardWriter):
 class BareReader(ReplayReader):
     """Copies rows and never looks whether they were overwritten meanwhile."""
 
-    def _copy(self, drawn: Drawn, rows: np.ndarray, frames: np.ndarray | None) -> None:
+    def _copy(self, drawn: Drawn, rows: np.ndarray, frames: np.ndarray | None) -> tuple[np.ndarray, int]:
         self.ring.rows.take(drawn.row, axis=0, out=rows, mode="clip")
+        return np.empty(0, np.int64), 0
 
 
 def checks_rows(plan: RunPlan, repeats: int) -> list[Row]:
