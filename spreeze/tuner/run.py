@@ -1,23 +1,30 @@
-"""The tuner at work: facts, cache, one tuner at a time, and the settings layer that comes out."""
+"""The tuner at work: facts, results of earlier tunings, one tuner at a time, and the settings layer that comes out."""
+
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import fcntl
+import hashlib
+import json
+import os
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
 from typing import Any
 
-from spreeze.config.layers import Layer, Settings
+from spreeze.config.layers import Layer, Settings, resolve
 from spreeze.config.modes import DECLARED
 from spreeze.config.schema import Config, LearnerConfig
 from spreeze.envs.probe import Probe, probe_env
-from spreeze.errors import ConfigError
+from spreeze.errors import ConfigError, SpreezeError
 from spreeze.machine.hardware import Machine, memory_limits
 from spreeze.machine.utilisation import ExternalLoad
-from spreeze.run_directory import versions
+from spreeze.run_directory import versions, write_json
 from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.plan import RunPlan
-from spreeze.tuner.cache import cache_key, layer_of, load, only_tuner, save
 from spreeze.tuner.knobs import knobs_of
 from spreeze.tuner.measure import Measurer
 from spreeze.tuner.problem import (
@@ -80,15 +87,18 @@ def tuned_layer(
         KeyboardInterrupt: the user asked to stop.
     """
     check_tunable(settings.config)
-    key = cache_key(_facts(settings, probe, machine))
-    record = None if fresh else load(key, SCHEMA, listener.say)
+    key = hashlib.sha256(json.dumps(_facts(settings, probe, machine), sort_keys=True).encode()).hexdigest()[:16]
+    path = cache_dir() / f"tune-{key}.json"
+    record = None if fresh else _load(path, key, listener.say)
     if record is not None:
         listener.say(f"tuned before on this machine ({record['measured_at']}), reused; --fresh measures again")
         return layer_of(record), record
     listener.before()
     with only_tuner(listener.say, interrupts):
         record = {**_measured(settings, probe, machine, interrupts, listener, spent_s), "key": key}
-    save(key, record)
+    with contextlib.suppress(OSError):  # the next tuning measures again
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, record)
     return layer_of(record), record
 
 
@@ -98,13 +108,17 @@ def _measured(
     start = time.monotonic()
     listener.say(f"tuning for {probe.spec.env_id} on this machine (under a minute):")
     load = ExternalLoad(machine.cores.ids)
-
     found, probe = _searched(settings, probe, machine, interrupts, listener, start + BUDGET_S - spent_s - _CLOSING_S)
     others = load.cores()
     seconds = time.monotonic() - start + spent_s
     listener.say(f"  measured in {seconds:.0f} s")
+    if others is not None and others >= _BUSY_CORES:
+        found["notes"].append(f"other programs kept {others:.1f} of {machine.cores.usable:g} cores busy meanwhile: "
+                              "with --fresh the tuner measures again once they are gone")
+    if machine.power_source == "battery":
+        found["notes"].append("measured on battery: on mains rates may be higher")
     return {
-        **found, "notes": [*found["notes"], *_circumstances(machine, others)], "settings": found["choice"],
+        **found, "settings": found["choice"],
         "measured_at": time.strftime("%Y-%m-%d %H:%M"), "seconds": seconds, "machine": machine.to_json(),
         "machine_id": machine.identity(), "env": probe.spec.env_id, "algo": settings.config.run.algo,
         "env_step_us_median": probe.step_us_median, "env_step_cv": probe.step_cv, "other_programs_cores": others,
@@ -135,17 +149,6 @@ def _searched(
             listener.on_row(result)
 
         return tune(problem, measurer, heard).as_json(), probe
-
-
-def _circumstances(machine: Machine, others: float | None) -> list[str]:
-    """What made this measurement other than one of an idle machine on mains."""
-    found = []
-    if others is not None and others >= _BUSY_CORES:
-        found.append(f"other programs kept {others:.1f} of {machine.cores.usable:g} cores busy meanwhile: "
-                     "with --fresh the tuner measures again once they are gone")
-    if machine.power_source == "battery":
-        found.append("measured on battery: on mains rates may be higher")
-    return found
 
 
 def problem_of(settings: Settings, probe: Probe, machine: Machine, free_bytes: int) -> TuningProblem:
@@ -246,3 +249,92 @@ def check_tunable(config: Config) -> None:
         others = [mode.name for mode, wiring in zip(DECLARED, found, strict=True) if wiring and wiring.knobs]
         raise ConfigError(f"--auto: {config.run.algo} in --mode {config.run.mode} leaves nothing to choose; "
                           f"use --mode {' or '.join(others)}, or leave --auto out")
+
+
+# --- results of earlier tunings ---
+
+_MAX_BYTES = 4_000_000
+_NEEDED = ("reasons", "measured_at", "notes", "limits", "formula", "labels", "update_rates", "joint_rates")
+
+
+def cache_dir() -> Path:
+    """Where results are kept: ``$XDG_CACHE_HOME/spreeze`` or ``~/.cache/spreeze``."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "spreeze"
+
+
+def layer_of(record: dict[str, Any]) -> Layer:
+    """The choice of a record as a layer of settings."""
+    return Setting(record["settings"]).layer()
+
+
+def _load(path: Path, key: str, say: Callable[[str], None]) -> dict[str, Any] | None:
+    """The cached result, or None; ``say`` hears of a damaged one."""
+    try:
+        if path.stat().st_size > _MAX_BYTES:
+            raise ValueError(f"it has {path.stat().st_size} bytes")
+        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if record["schema"] != SCHEMA or record["key"] != key:
+            raise ValueError("it is of another version or another key")
+        if missing := [name for name in _NEEDED if name not in record]:
+            raise ValueError(f"it has no {', '.join(missing)}")
+        if set(record["reasons"]) != set(record["choice"]):
+            raise ValueError("reasons and choice differ")
+        resolve([layer_of(record)])  # impossible values must not stop the run
+        return record
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, ConfigError) as error:
+        text = f"no {error}" if isinstance(error, KeyError) else str(error)
+        say(f"the cached tuning result is damaged ({text}); measuring again")
+        return None
+
+
+# --- one tuner at a time ---
+
+_LOCK_WAIT_S = 120.0
+
+
+def lock_path() -> Path:
+    """The file whose lock all tuners of this machine share, whoever runs them."""
+    return Path(tempfile.gettempdir()) / "spreeze-tune.lock"
+
+
+@contextlib.contextmanager
+def only_tuner(say: Callable[[str], None], interrupts: Interrupts) -> Iterator[None]:
+    """Holds the lock of this machine's tuners: two would measure each other.
+
+    The kernel frees it when its holder ends, however it ends. A lock file that cannot be opened is no reason not to
+    measure.
+
+    Raises:
+        SpreezeError: another tuner holds it for too long.
+        KeyboardInterrupt: the user asked to stop.
+    """
+    fd = None
+    # Where the folder is sticky, a file of somebody else's opens only without O_CREAT.
+    for flags in (os.O_RDONLY | os.O_CREAT, os.O_RDONLY):
+        with contextlib.suppress(OSError):
+            fd = fd or os.open(lock_path(), flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+    if fd is None:
+        yield
+        return
+    try:
+        _wait_for_lock(fd, say, interrupts)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _wait_for_lock(fd: int, say: Callable[[str], None], interrupts: Interrupts) -> None:
+    deadline, said = time.monotonic() + _LOCK_WAIT_S, False
+    while True:
+        with contextlib.suppress(OSError):
+            return fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not said:
+            say("another tuner is measuring this machine; waiting for it")
+            said = True
+        if interrupts.asked:
+            raise KeyboardInterrupt
+        if time.monotonic() > deadline:
+            raise SpreezeError(f"another tuner still measures after {_LOCK_WAIT_S:.0f} s; try again")
+        time.sleep(0.2)
