@@ -117,14 +117,9 @@ def batch_sizes(problem: TuningProblem, setting: Setting | None = None) -> list[
     if problem.objective in ("sampling", "updates"):
         return [min(configured, most)]
     ladder = {2**power for power in range(int(math.log2(max(1, most))) + 1)} | {configured}
-    return sorted(batch for batch in ladder if least_batch(problem) <= batch <= most) or [most]
-
-
-def least_batch(problem: TuningProblem) -> int:
-    """The smallest batch that may be chosen; a profile that asks for a smaller one knows its task."""
-    if problem.objective != "return":
-        return _LEAST_FITTED_BATCH
-    return min(LEAST_BATCH, int(problem.configured[BATCH]))
+    # A profile that asks for a smaller batch knows its task.
+    least = min(LEAST_BATCH, configured) if problem.objective == "return" else _LEAST_FITTED_BATCH
+    return sorted(batch for batch in ladder if least <= batch <= most) or [most]
 
 
 def _batch_remark(problem: TuningProblem, setting: Setting) -> str:

@@ -29,8 +29,6 @@ _EDGE_S = 0.1
 _GROUP_START_S = 5.0
 """What starting a group takes, about; what it may take, between these bounds:"""
 _SHORTEST_START_S, _LONGEST_START_S = 4.0, 25.0
-
-
 REPEATS = 3
 _ROWS, _ROWS_BYTES = 100_000, 128_000_000
 _LONGEST_REPEAT_S, _SHORTEST_REPEAT_S = 0.3, 0.06
@@ -249,11 +247,9 @@ class UpdateHelper:
         process, self._process = self._process, None
         if process is not None:
             kill_and_wait(process)
-            for stream in (process.stdin, process.stdout):
-                if stream is not None:
-                    with contextlib.suppress(OSError):
-                        stream.close()
-            self._errors.close()
+            for stream in filter(None, (process.stdin, process.stdout, self._errors)):
+                with contextlib.suppress(OSError):
+                    stream.close()
 
     def answer(self, turn: UpdateTurn) -> dict[str, Any]:
         """What the helper found; its own death or silence is a failure of this measurement."""
@@ -261,10 +257,10 @@ class UpdateHelper:
             return {"failure": self._unusable}
         self.start()
         if not self._ready:
-            self._unusable = self._line(_LOADING_S).get("failure")
+            loaded = self._line(_LOADING_S)
+            self._unusable, self._ready = loaded.get("failure"), True
             if self._unusable is not None:
-                return {"failure": self._unusable}
-            self._ready = True
+                return loaded
         assert self._process is not None
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it has died: the missing answer tells
@@ -293,8 +289,7 @@ class UpdateHelper:
                     return self._lost("its process does not end" if code is None else f"its process ended with {code}")
                 self._pending += data
         line, _, self._pending = self._pending.partition(b"\n")
-        found: dict[str, Any] = json.loads(line)
-        return found
+        return dict(json.loads(line))
 
     def _lost(self, why: str) -> dict[str, Any]:
         self._errors.seek(0)

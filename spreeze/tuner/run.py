@@ -73,14 +73,8 @@ def tuned_layer(
 ) -> tuple[Layer, dict[str, Any]]:
     """The tuner's choice as a settings layer, and its record for ``tune.json``.
 
-    Args:
-        settings: what is set so far; values whose source is the user are pins.
-        probe: the environment as it was tried; its step is timed here if it was not yet.
-        machine: facts.
-        interrupts: the user's wish to stop.
-        listener: hears each line and each measured row.
-        fresh: measure even if the answer is known.
-        spent_s: age of this process, which counts against the budget.
+    Values of ``settings`` whose source is the user are pins. The environment's step is timed if ``probe`` has no time
+    for it. ``fresh`` measures even if the answer is known. ``spent_s``, the age of this process, is part of the budget.
 
     Raises:
         SpreezeError: nothing could be measured, nothing is to choose, or a pinned value that cannot work.
@@ -105,42 +99,17 @@ def tuned_layer(
 def _measured(
     settings: Settings, probe: Probe, machine: Machine, interrupts: Interrupts, listener: Listener, spent_s: float
 ) -> dict[str, Any]:
-    start = time.monotonic()
-    listener.say(f"tuning for {probe.spec.env_id} on this machine (under a minute):")
-    load = ExternalLoad(machine.cores.ids)
-    found, probe = _searched(settings, probe, machine, interrupts, listener, start + BUDGET_S - spent_s - _CLOSING_S)
-    others = load.cores()
-    seconds = time.monotonic() - start + spent_s
-    listener.say(f"  measured in {seconds:.0f} s")
-    if others is not None and others >= _BUSY_CORES:
-        found["notes"].append(f"other programs kept {others:.1f} of {machine.cores.usable:g} cores busy meanwhile: "
-                              "with --fresh the tuner measures again once they are gone")
-    if machine.power_source == "battery":
-        found["notes"].append("measured on battery: on mains rates may be higher")
-    return {
-        **found, "settings": found["choice"],
-        "measured_at": time.strftime("%Y-%m-%d %H:%M"), "seconds": seconds, "machine": machine.to_json(),
-        "machine_id": machine.identity(), "env": probe.spec.env_id, "algo": settings.config.run.algo,
-        "env_step_us_median": probe.step_us_median, "env_step_cv": probe.step_cv, "other_programs_cores": others,
-        "targets": dataclasses.asdict(settings.config.tuning), "versions": versions(),
-    }
-
-
-def _searched(
-    settings: Settings, probe: Probe, machine: Machine, interrupts: Interrupts, listener: Listener, ends_s: float
-) -> tuple[dict[str, Any], Probe]:
-    """Measures and chooses; the environment's step is timed where it was not yet and its time matters."""
-    plan = RunPlan(settings=settings, spec=probe.spec, samplers=1, free_core=False)
-    free_bytes = memory_limits().usable_bytes
+    start, spec, config = time.monotonic(), probe.spec, settings.config
+    listener.say(f"tuning for {spec.env_id} on this machine (under a minute):")
+    load, free_bytes = ExternalLoad(machine.cores.ids), memory_limits().usable_bytes
     with Measurer(
-        plan, usable_cores=machine.cores.usable, memory_cap_bytes=int(_CAP_SHARE * free_bytes),
-        group_bytes=_LEARNER_BYTES + int(machine.cores.usable * (_SAMPLER_BYTES + _ENV_BYTES)),
-        ends_s=ends_s, interrupts=interrupts,
+        RunPlan(settings=settings, spec=spec, samplers=1, free_core=False), usable_cores=machine.cores.usable,
+        memory_cap_bytes=int(_CAP_SHARE * free_bytes), ends_s=start + BUDGET_S - spent_s - _CLOSING_S,
+        group_bytes=_LEARNER_BYTES + int(machine.cores.usable * (_SAMPLER_BYTES + _ENV_BYTES)), interrupts=interrupts,
     ) as measurer:
-        if probe.step_us_median is None and settings.config.on_policy is None:
-            spec = probe.spec
+        if probe.step_us_median is None and config.on_policy is None:
             probe = probe_env(spec.env_id, spec.import_module, steps=_PROBE_STEPS, plain=spec.plain, args=spec.args,
-                              image=dataclasses.asdict(settings.config.image), interrupted=lambda: interrupts.asked)
+                              image=dataclasses.asdict(config.image), interrupted=lambda: interrupts.asked)
         measurer.step_us = probe.step_us_median
         problem = problem_of(settings, probe, machine, free_bytes)
 
@@ -148,7 +117,20 @@ def _searched(
             listener.say(result_line(problem, result))
             listener.on_row(result)
 
-        return tune(problem, measurer, heard).as_json(), probe
+        found = tune(problem, measurer, heard).as_json()
+    others, seconds = load.cores(), time.monotonic() - start + spent_s
+    listener.say(f"  measured in {seconds:.0f} s")
+    if others is not None and others >= _BUSY_CORES:
+        found["notes"].append(f"other programs kept {others:.1f} of {machine.cores.usable:g} cores busy meanwhile: "
+                              "with --fresh the tuner measures again once they are gone")
+    if machine.power_source == "battery":
+        found["notes"].append("measured on battery: on mains rates may be higher")
+    return {
+        **found, "settings": found["choice"], "measured_at": time.strftime("%Y-%m-%d %H:%M"), "seconds": seconds,
+        "machine": machine.to_json(), "machine_id": machine.identity(), "env": spec.env_id, "algo": config.run.algo,
+        "env_step_us_median": probe.step_us_median, "env_step_cv": probe.step_cv, "other_programs_cores": others,
+        "targets": dataclasses.asdict(config.tuning), "versions": versions(),
+    }
 
 
 def problem_of(settings: Settings, probe: Probe, machine: Machine, free_bytes: int) -> TuningProblem:

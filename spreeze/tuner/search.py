@@ -44,12 +44,12 @@ from spreeze.tuner.problem import (
     RATIO_MAX,
     ROLLOUT,
     SAMPLERS,
+    SCHEMA,
     THREADS,
     Choice,
     Knob,
     Setting,
     TrialResult,
-    Tuning,
     TuningProblem,
     setting_text,
 )
@@ -80,7 +80,7 @@ _ROOM = 2.0
 """The upper bound is this many times what was measured, so that the learner is not held back by chance."""
 
 
-def tune(problem: TuningProblem, measure: Measurer, say: Callable[[TrialResult], None]) -> Tuning:
+def tune(problem: TuningProblem, measure: Measurer, say: Callable[[TrialResult], None]) -> Search:
     """Measures and chooses within the budget; ``say`` hears each result as it is measured.
 
     Raises:
@@ -97,12 +97,15 @@ def tune(problem: TuningProblem, measure: Measurer, say: Callable[[TrialResult],
         search.sweep_samplers()
         search.check()
     search.vary()
-    return search.tuning()
+    search.conclude()
+    return search
 
 
 class Search:
-    """What is known so far, and the steps that find out more."""
+    """What is known so far, the steps that find out more, and the choice with its reasons in the end."""
 
+    choices: dict[str, Choice]
+    """By the knob's name, in the order in which they are shown."""
     chosen: Scored
     centre: Setting
     """The choice before other modules' knobs were varied."""
@@ -110,12 +113,18 @@ class Search:
     """The model of modes with replay."""
     measured = False
     """Whether the chosen setting itself was measured."""
+    cost: Cost | None = None
+    """Of the chosen learner; None if fewer than two batches ran."""
+    paper_batch: int | None = None
+    """What the Spreeze paper's rule would take; None where the cost of a row is lost in the noise."""
 
     def __init__(self, problem: TuningProblem, measure: Measurer, say: Callable[[TrialResult], None]) -> None:
         self.problem, self.measure, self.say = problem, measure, say
         self.results: list[TrialResult] = []
         self.limits: list[str] = list(problem.room.limits) if problem.room else []
+        """Bounds that cut the choice short, each in a sentence."""
         self.notes: list[str] = []
+        """What changes in the algorithm, what was gained, what could not be measured."""
         self.rates: dict[Kind, list[TrialResult]] = {}
         """Learners measured alone."""
         self.sizes: dict[Kind, list[int]] = {}
@@ -384,8 +393,7 @@ class Search:
         best = max(found.values(), default=0.0)
         if best <= 1.0 + _LEAST_GAIN:
             return here
-        return pick(self.problem, [Scored(setting=one, score=gain, updates_per_s=0.0, env_steps_per_s=0.0)
-                                   for one, gain in found.items()]).setting
+        return pick(self.problem, [Scored(one, gain) for one, gain in found.items()]).setting
 
     # --- everything running, one knob after the other ---
 
@@ -400,7 +408,7 @@ class Search:
         if here is None:
             raise ConfigError(f"{setting_text(problem, problem.configured)}: they do not go together, or memory has no "
                               "room; set fewer of them")
-        self.chosen = Scored(setting=here, score=0.0, updates_per_s=0.0, env_steps_per_s=0.0)
+        self.chosen = Scored(here, 0.0)
 
     def vary(self) -> None:
         """Varies the mode's rollout knobs, the first of them twice, then those of other modules, around the choice.
@@ -444,32 +452,44 @@ class Search:
 
     # --- the answer ---
 
-    def tuning(self) -> Tuning:
-        """Every choice with its reason, what came next, and what is worth a note."""
-        problem, chosen, cost, rule = self.problem, self.chosen.setting, None, None
+    def conclude(self) -> None:
+        """Gives every choice its reason, and notes what is worth it."""
+        problem, chosen = self.problem, self.chosen.setting
         knobs = {knob.name: knob for knob in problem.knobs}
-        choices = {name: self._choice(knobs[name]) for name in problem.configured if name in chosen}
+        self.choices = {name: self._choice(knobs[name]) for name in problem.configured if name in chosen}
         if problem.room is not None:
             high = self._upper_bound()
-            found = choices | {ENVS: problem.room.envs_per_sampler, CAPACITY: problem.room.capacity, RATIO_MAX: high}
-            choices = {name: found[name] for name in problem.configured if name in found}
+            found = self.choices | {ENVS: problem.room.envs_per_sampler, CAPACITY: problem.room.capacity,
+                                    RATIO_MAX: high}
+            self.choices = {name: found[name] for name in problem.configured if name in found}
             self._note_ratios(high)
             cost = self.costs[kind_of(chosen)]
-            largest = max(one.setting[BATCH] for one in self.rates[kind_of(chosen)])
-            if cost.b * largest > _COST_ERROR * cost.a:
-                rule = paper_batch(*cost, problem.targets.gpu_target)
+            self.cost = cost if cost.b > 0.0 else None
+            if cost.b * max(one.setting[BATCH] for one in self.rates[kind_of(chosen)]) > _COST_ERROR * cost.a:
+                self.paper_batch = paper_batch(*cost, problem.targets.gpu_target)
         elif table.rollout_rows(chosen) != table.rollout_rows(problem.configured):
             self.notes.append(f"a rollout has {table.rollout_rows(chosen)} rows in place of "
                               f"{table.rollout_rows(problem.configured)}: learning differs a little")
         if not self.measured:
             self.notes.append("the chosen setting itself was not measured: its rates are the model's")
-        objective = problem.objective
-        return Tuning(
-            choices=choices, labels={name: knobs[name].label or name.split(".")[1] for name in chosen if name in knobs},
-            objective=objective, formula=FORMULAS.get(objective, ROLLOUT_FORMULA), results=tuple(self.results),
-            cost=cost if cost and cost.b > 0.0 else None, paper_batch=rule, limits=tuple(dict.fromkeys(self.limits)),
-            notes=tuple(self.notes),
-        )
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything measured and chosen, for ``tune.json``."""
+        problem, choices, (a, b) = self.problem, self.choices, self.cost or (None, None)
+        labels = {knob.name: knob.label or knob.name.split(".")[1] for knob in problem.knobs}
+        rates = {name: [one.as_json() for one in self.results if one.stage == stage]
+                 for name, stage in (("update_rates", LEARNER), ("joint_rates", JOINT), ("rollout_rates", ROLLOUT))}
+        return {
+            "schema": SCHEMA, "objective": problem.objective,
+            "formula": FORMULAS.get(problem.objective, ROLLOUT_FORMULA),
+            "choice": {name: choice.value for name, choice in choices.items()},
+            "reasons": {name: choice.reason for name, choice in choices.items()},
+            "pinned": sorted(name for name, choice in choices.items() if choice.pinned),
+            "runners_up": {name: [list(one) for one in choice.runners_up] for name, choice in choices.items()},
+            "labels": {name: labels[name] for name in problem.configured if name in self.chosen.setting},
+            "cost_a_s": a, "cost_b_s_per_row": b, "paper_batch_size": self.paper_batch,
+            "limits": list(dict.fromkeys(self.limits)), "notes": self.notes, **rates,
+        }
 
     def _choice(self, knob: Knob) -> Choice:
         """The value of a knob, its reason, and what came next."""
