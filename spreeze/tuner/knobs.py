@@ -159,11 +159,9 @@ def sampler_counts(problem: TuningProblem, setting: Setting) -> list[int]:
 
 def sampler_ladder(problem: TuningProblem, setting: Setting) -> list[int]:
     """Numbers of samplers to measure, at most eight: the fewest, the most, then what lies between."""
-    steps = sampler_counts(problem, setting)
-    while len(steps) > _MOST_MEASURED:
-        # The neighbour that lies nearest, relatively, tells least; both ends stay.
-        gaps = [steps[i + 1] / steps[i - 1] for i in range(1, len(steps) - 1)]
-        steps.pop(1 + gaps.index(min(gaps)))
+    counts = sampler_counts(problem, setting)
+    last = len(counts) - 1
+    steps = sorted({counts[round(last * one / (_MOST_MEASURED - 1))] for one in range(_MOST_MEASURED)})
     return [*steps[:1], *steps[1:][-1:], *steps[1:-1]]
 
 

@@ -11,7 +11,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,6 @@ from spreeze.tuner.problem import (
     ROLLOUT_SAMPLERS,
     SCHEMA,
     Device,
-    Knob,
     Setting,
     TrialResult,
     TuningProblem,
@@ -143,12 +142,16 @@ def problem_of(settings: Settings, probe: Probe, machine: Machine, free_bytes: i
     knobs = knobs_of(config)
     values = {knob.name: _configured(config, knob.name, machine) for knob in knobs}
     order = [name for name in (*config.wiring.knobs, *values) if name in values]
-    pins = frozenset(knob.name for knob in knobs if _is_pinned(settings, knob))
-    on_policy = config.on_policy is not None
+    # A resumed run keeps what its stored data depend on.
+    pins = {knob.name for knob in knobs if settings.sources.get(knob.name) == "user"
+            or (knob.fixed and settings.sources.get(knob.name) == "resumed run")}
+    if config.learner.device == "auto":
+        pins.discard(DEVICE)
+    on_policy, paired = config.on_policy is not None, probe.spec.num_actions is None
     row_bytes = 1 if on_policy else RowLayout.of(
         probe.spec, config.algorithm.n_step, checksum=config.replay.checksum).row_bytes
     return TuningProblem(
-        knobs=knobs, configured=Setting({name: values[name] for name in order}), pins=pins,
+        knobs=knobs, configured=Setting({name: values[name] for name in order}), pins=frozenset(pins),
         targets=config.tuning, stage=ROLLOUT if on_policy else JOINT,
         usable_cores=machine.cores.usable, physical_cores=machine.cores.physical, memory_bytes=free_bytes,
         # On Linux replay lies in nameless memory, which only main memory bounds.
@@ -156,8 +159,7 @@ def problem_of(settings: Settings, probe: Probe, machine: Machine, free_bytes: i
         step_us=probe.step_us_median, row_bytes=row_bytes, learning_starts=config.replay.learning_starts,
         sampler_bytes=max(_SAMPLER_BYTES, probe.memory_bytes + _SAMPLER_BYTES // 2),
         env_bytes=max(_ENV_BYTES, probe.memory_bytes // 2), learner_bytes=_LEARNER_BYTES,
-        devices=_devices(machine, config.learner, pins, can_split=probe.spec.num_actions is None),
-        paired=probe.spec.num_actions is None,
+        devices=_devices(machine, config.learner, pins, paired), paired=paired,
     )
 
 
@@ -171,17 +173,7 @@ def _configured(config: Config, name: str, machine: Machine) -> Any:
     return max(1, int(machine.cores.usable)) if name == ROLLOUT_SAMPLERS and value is None else value
 
 
-def _is_pinned(settings: Settings, knob: Knob) -> bool:
-    """Whether the user has set it, or the run that is resumed has to keep it."""
-    if knob.name == DEVICE and settings.config.learner.device == "auto":
-        return False
-    source = settings.sources.get(knob.name)
-    return source == "user" or (source == "resumed run" and knob.fixed)
-
-
-def _devices(
-    machine: Machine, learner: LearnerConfig, pins: Collection[str], *, can_split: bool
-) -> tuple[Device, ...]:
+def _devices(machine: Machine, learner: LearnerConfig, pins: set[str], can_split: bool) -> tuple[Device, ...]:
     """Where a learner may run: the processor, every GPU that this process can see, the first two as a split.
 
     In float32; another precision only where the user asks for it, since it changes what is learned.

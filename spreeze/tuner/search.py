@@ -9,28 +9,9 @@ from typing import Any
 
 from spreeze.errors import ConfigError, WorkerError
 from spreeze.tuner import knobs as table
+from spreeze.tuner import model
 from spreeze.tuner.measure import Measurer
-from spreeze.tuner.model import (
-    FORMULAS,
-    ROLLOUT_FORMULA,
-    TIE,
-    UPDATES_PER_STEP_BOUND,
-    Cost,
-    Kind,
-    Scored,
-    Sharing,
-    fit_cost,
-    fit_sharing,
-    gains,
-    kind_of,
-    learner_score,
-    learner_setting,
-    measured_worth,
-    paper_batch,
-    pick,
-    ratio_bound,
-    worth,
-)
+from spreeze.tuner.model import Cost, Kind, Scored, Sharing, kind_of, learner_setting, paper_batch
 from spreeze.tuner.problem import (
     BATCH,
     CAPACITY,
@@ -68,7 +49,7 @@ _LEAST_GAIN = 0.05
 _KIND_GAIN = 0.10
 """``paper``: share of update frames/s that a less plain learner has to add."""
 _LEAST_S, _CLIMB_S = 4.0, 1.0
-"""A round with everything running is not begun with less time than this; nor a measurement of learners alone."""
+"""Less time than this is not worth a round with everything running, or a measurement of learners alone."""
 _STRIDE = 2
 """A line needs few points: only every second batch of the ladder is measured."""
 _FIRST_SIZES, _FURTHER_SIZES, _BESIDE_SIZES = 4, 2, 3
@@ -138,8 +119,8 @@ class Search:
     def _record(self, result: TrialResult) -> None:
         """Scores a result, keeps it and reports it."""
         if result.failure is None:
-            score = (learner_score(self.problem.objective, result.setting[BATCH], result.updates)
-                     if result.stage == LEARNER else measured_worth(self.problem, result).score)
+            score = (model.learner_score(self.problem.objective, result.setting[BATCH], result.updates)
+                     if result.stage == LEARNER else model.measured_worth(self.problem, result).score)
             result = dataclasses.replace(result, score=score)
         self.results.append(result)
         self.say(result)
@@ -172,7 +153,7 @@ class Search:
         for kind, found in self.rates.items():
             ran = [(one.setting[BATCH], 1.0 / one.updates) for one in found if one.updates > 0]
             if ran:
-                self.costs[kind] = fit_cost(ran)
+                self.costs[kind] = model.fit_cost(ran)
                 self.sizes[kind] = self._allowed(kind)
         self._bound_sizes()
         self.first = self._first()
@@ -204,9 +185,9 @@ class Search:
             return
         seen = sorted({one.setting[BATCH] for other, rates in self.rates.items() if other[0] == kind[0]
                        for one in rates if one.updates > 0}) or self.ladder
-        known = {one.setting for one in self.rates.get(kind, ())}
-        wanted = [learner_setting(kind, batch) for batch in sorted({seen[0], seen[len(seen) // 2], seen[-1]})]
-        self._measure_alone([one for one in wanted if one not in known], left_s)
+        known = {one.setting[BATCH] for one in self.rates.get(kind, ())}
+        wanted = sorted({seen[0], seen[len(seen) // 2], seen[-1]} - known)
+        self._measure_alone([learner_setting(kind, batch) for batch in wanted], left_s)
 
     def _measure_alone(self, settings: Sequence[Setting], within_s: float) -> list[TrialResult]:
         found = self.measure.learner(settings, within_s=within_s, on_result=self._record) if settings else []
@@ -220,14 +201,14 @@ class Search:
         if not ran:
             return False
         if self.problem.objective == "paper":
-            cost = fit_cost(ran)
+            cost = model.fit_cost(ran)
             return not cost.b or 2 * paper_batch(*cost, self.problem.targets.gpu_target) > int(ran[-1][0])
         return self._best(kind)[1] >= int(ran[-1][0]) / 4
 
     def _best(self, kind: Kind) -> tuple[float, int]:
         """(score, batch) of the best rate of a kind; zeros for a kind that was not measured or did not run."""
         objective = self.problem.objective
-        return max(((learner_score(objective, one.setting[BATCH], one.updates), one.setting[BATCH])
+        return max(((model.learner_score(objective, one.setting[BATCH], one.updates), one.setting[BATCH])
                     for one in self.rates.get(kind, ()) if one.updates > 0), default=(0.0, 0))
 
     def _threads_pay(self, kind: Kind) -> bool:
@@ -282,9 +263,9 @@ class Search:
     def _first(self) -> Setting:
         """The best learner on its own score, ties to the configured batch, then to the smaller and plainer."""
         objective, configured = self.problem.objective, self.problem.configured[BATCH]
-        scored = [(learner_score(objective, batch, 1.0 / self.costs[kind].update_s(batch)), position, kind, batch)
+        scored = [(model.learner_score(objective, batch, 1.0 / self.costs[kind].update_s(batch)), position, kind, batch)
                   for position, (kind, found) in enumerate(self.sizes.items()) for batch in found]
-        near = [one for one in scored if one[0] >= max(scored)[0] * (1.0 - TIE)]
+        near = [one for one in scored if one[0] >= max(scored)[0] * (1.0 - model.TIE)]
         _, _, kind, batch = min(near, key=lambda one: (one[3] != configured, one[3], one[1]))
         return learner_setting(kind, batch)
 
@@ -311,7 +292,7 @@ class Search:
         good = [result for result in sweep if result.ran]
         if sweep and not good:
             raise self._nothing_ran(sweep, (SAMPLERS,), "samplers could not be measured beside the learner")
-        self.sharing = fit_sharing(problem, self.costs, good)
+        self.sharing = model.fit_sharing(problem, self.costs, good)
         settings = []
         for kind, sizes in self.sizes.items():
             for batch in sizes:
@@ -330,15 +311,14 @@ class Search:
         self.expected = {one: self._forecast(one) for one in settings}
 
     def _forecast(self, setting: Setting) -> Scored:
-        return worth(self.problem, setting, *self.sharing.forecast(setting))
+        return model.worth(self.problem, setting, *self.sharing.forecast(setting))
 
     def check(self) -> None:
         """Measures the expected best together with its neighbours; a clearly better one takes its place."""
-        problem, expected = self.problem, self.expected
-        self.chosen = before = pick(problem, expected.values())
-        here, own = before.setting, sum(knob.own and knob.trial == JOINT for knob in problem.knobs)
-        within_s = self.measure.seconds_left() / (own + 1)
-        found = []
+        problem, expected, found = self.problem, self.expected, []
+        self.chosen = before = model.pick(problem, expected.values())
+        here = before.setting
+        within_s = self.measure.seconds_left() / (1 + sum(one.own and one.trial == JOINT for one in problem.knobs))
         if within_s < _LEAST_S:
             self.limits.append("time was up before the neighbours of the choice were measured")
         else:
@@ -347,17 +327,16 @@ class Search:
         self.limits += [f"{setting_text(problem, one.setting)}: {one.failure or 'no updates'}"
                         for one in found if not one.ran]
         if here in good:
-            self.chosen = measured_worth(problem, good[self._clearly_best(gains(problem, good.values(), good[here]),
-                                                                          here)])
+            best = self._clearly_best(model.gains(problem, good.values(), good[here]), here)
+            self.chosen = model.measured_worth(problem, good[best])
         elif good:
-            self.chosen = max((measured_worth(problem, one) for one in good.values()), key=lambda one: one.score)
+            self.chosen = max((model.measured_worth(problem, one) for one in good.values()), key=lambda one: one.score)
         elif found:
-            most = max((one.setting[SAMPLERS] for one in self.results if one.stage == JOINT and one.ran), default=1)
-            failed = {one.setting for one in found}
             # What asks for no more than a setting that failed, and for no more than what ran.
-            left = [score for one, score in expected.items() if one not in failed and one[BATCH] <= here[BATCH]
-                    and one[SAMPLERS] <= min(here[SAMPLERS], most)]
-            self.chosen = pick(problem, left or expected.values())
+            most = max((one.setting[SAMPLERS] for one in self.results if one.stage == JOINT and one.ran), default=1)
+            left = [one for one in expected.values() if one.setting[SAMPLERS] <= min(here[SAMPLERS], most)
+                    and one.setting[BATCH] <= here[BATCH] and one.setting not in {each.setting for each in found}]
+            self.chosen = model.pick(problem, left or expected.values())
         self.centre, self.measured = self.chosen.setting, self.chosen.setting in good
         if self.centre != here:
             one, other = setting_text(problem, self.centre), setting_text(problem, here)
@@ -369,23 +348,20 @@ class Search:
 
         Of each other kind of learner it is the one expected to be the best: the model knows kinds apart least well.
         """
-        found: dict[Setting, float] = {}
+        kind, found, rivals = kind_of(here.setting), {}, {}
         for name in (BATCH, SAMPLERS, RATIO):
-            value = here.setting[name]
-            values = {one[name] for one in self.expected if kind_of(one) == kind_of(here.setting)}
-            beside = [max((one for one in values if one < value), default=value),
-                      min((one for one in values if one > value), default=value)]
-            found |= {here.setting.but(name, one): _PROMISING for one in beside}
-        kinds: dict[Kind, Scored] = {}
-        for one in sorted(self.expected.values(), key=lambda one: one.score):
-            kinds[kind_of(one.setting)] = one
-        found |= {one.setting: _PROMISING_RIVAL for kind, one in kinds.items() if kind != kind_of(here.setting)}
+            value, values = here.setting[name], {one[name] for one in self.expected if kind_of(one) == kind}
+            for one in (max((one for one in values if one < value), default=value),
+                        min((one for one in values if one > value), default=value)):
+                found[here.setting.but(name, one)] = _PROMISING
+        for score in sorted(self.expected.values(), key=lambda one: one.score):
+            rivals[kind_of(score.setting)] = score.setting
+        found |= {one: _PROMISING_RIVAL for other, one in rivals.items() if other != kind}
         promising = [self.expected[one] for one, share in found.items() if one != here.setting
                      and one in self.expected and self.expected[one].score >= share * here.score]
         # A bound that does not bind changes nothing.
-        rates = here.setting[BATCH], here.updates_per_s, here.env_steps_per_s
-        promising = [one for one in promising if kind_of(one.setting) != kind_of(here.setting)
-                     or (one.setting[BATCH], one.updates_per_s, one.env_steps_per_s) != rates]
+        promising = [one for one in promising if one.setting != here.setting.but(RATIO, one.setting[RATIO])
+                     or one[2:] != here[2:]]
         return [one.setting for one in sorted(promising, key=lambda one: -one.score)[:_MOST_NEIGHBOURS]]
 
     def _clearly_best(self, found: Mapping[Setting, float], here: Setting) -> Setting:
@@ -393,7 +369,7 @@ class Search:
         best = max(found.values(), default=0.0)
         if best <= 1.0 + _LEAST_GAIN:
             return here
-        return pick(self.problem, [Scored(one, gain) for one, gain in found.items()]).setting
+        return model.pick(self.problem, [Scored(one, gain) for one, gain in found.items()]).setting
 
     # --- everything running, one knob after the other ---
 
@@ -423,7 +399,7 @@ class Search:
         for number, knob in enumerate(knobs):
             best = self._vary(knob, self.chosen.setting, self.measure.seconds_left() / (len(knobs) - number))
             if best is not None:
-                self.chosen, self.measured = measured_worth(self.problem, best), True
+                self.chosen, self.measured = model.measured_worth(self.problem, best), True
         if not any(one.ran for one in self.results):
             failures = [result.failure for result in self.results if result.failure]
             raise WorkerError(f"no setting of the mode could be measured: {(failures or ['no time was left'])[0]}")
@@ -442,7 +418,7 @@ class Search:
         good = {one.setting: one for one in found if one.ran}
         if here not in good:
             return max(good.values(), key=lambda one: (one.env_steps, one.updates), default=None)
-        shares = gains(problem, good.values(), good[here])
+        shares = model.gains(problem, good.values(), good[here])
         best = self._clearly_best(shares, here)
         shares[here] = 1.0
         self.runners[knob.name] = tuple(sorted(
@@ -481,7 +457,7 @@ class Search:
                  for name, stage in (("update_rates", LEARNER), ("joint_rates", JOINT), ("rollout_rates", ROLLOUT))}
         return {
             "schema": SCHEMA, "objective": problem.objective,
-            "formula": FORMULAS.get(problem.objective, ROLLOUT_FORMULA),
+            "formula": model.FORMULAS.get(problem.objective, model.ROLLOUT_FORMULA),
             "choice": {name: choice.value for name, choice in choices.items()},
             "reasons": {name: choice.reason for name, choice in choices.items()},
             "pinned": sorted(name for name, choice in choices.items() if choice.pinned),
@@ -558,11 +534,11 @@ class Search:
         ratio = rates.updates_per_s * batch / rates.env_steps_per_s if rates.env_steps_per_s > 0 else 0.0
         if _ROOM * ratio <= configured:
             return Choice(configured, f"{text.format(configured)}as configured, {ratio:.3g} were measured")
-        bound = ratio_bound(problem, batch)
+        bound = model.ratio_bound(problem, batch)
         high = float(round(max(configured, min(_ROOM * ratio, bound))))
         if high >= bound > configured:
-            self.limits.append(f"the learner may draw {bound:g} samples per insert, {UPDATES_PER_STEP_BOUND:g} updates "
-                               "per env step, and waits above")
+            self.limits.append(f"the learner may draw {bound:g} samples per insert, {model.UPDATES_PER_STEP_BOUND:g} "
+                               "updates per env step, and waits above")
         return Choice(high, f"{text.format(high)}{ratio:.3g} were measured, {configured:g} would hold it back")
 
     def _note_ratios(self, high: Choice) -> None:
