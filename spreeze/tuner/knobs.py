@@ -101,8 +101,7 @@ def learner_kinds(problem: TuningProblem) -> list[Kind]:
     """Kinds of learner worth trying: each device with the fewest threads, then with more."""
     kinds = [(device.name, device.precision, count) for device in _devices(problem)
              for count in _threads(problem, Setting({DEVICE: device.name}))]
-    fewest = list({kind[0]: kind for kind in reversed(kinds)}.values())[::-1]
-    return [*fewest, *(kind for kind in kinds if kind not in fewest)][:_MOST_KINDS]
+    return sorted(kinds, key=lambda kind: kind[2] > 1)[:_MOST_KINDS]
 
 
 def batch_sizes(problem: TuningProblem, setting: Setting | None = None) -> list[int]:

@@ -54,9 +54,9 @@ class Setting(dict[str, Any]):
         return Layer("tuner", values)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class TrialResult:
-    """What one setting reached in one kind of trial; reported as soon as it is known."""
+    """What one setting reached in one kind of trial so far; reported as soon as it is complete."""
 
     stage: str
     """``LEARNER``, ``JOINT`` or ``ROLLOUT``."""
@@ -94,6 +94,9 @@ class TrialResult:
     def ran(self) -> bool:
         return (self.failure is None and (self.updates > 0 or self.stage == ROLLOUT)
                 and (self.env_steps > 0 or self.stage == LEARNER))
+
+    def fail(self, why: str) -> None:
+        self.failure, self.updates_per_s, self.env_steps_per_s, self.cpu_share = why, (), (), ()
 
     def as_json(self) -> dict[str, Any]:
         """A line of ``tune-progress.jsonl`` and an entry of ``tune.json``."""

@@ -10,7 +10,6 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
@@ -34,26 +33,6 @@ _MOST_FAILURES = 1
 _LOOK_S = 0.05
 _MEMORY_EVERY_S = 0.25
 _PREFIX = "spreeze-tune-"
-
-
-@dataclass
-class Candidate:
-    """A setting and what was measured of it so far."""
-
-    setting: Setting
-    stage: str
-    env_steps_per_s: list[float] = field(default_factory=list)
-    updates_per_s: list[float] = field(default_factory=list)
-    cpu_share: list[float] = field(default_factory=list)
-    """Processor time of all workers over that of the usable cores."""
-    memory_bytes: int | None = None
-    failure: str | None = None
-
-    def result(self) -> TrialResult:
-        rates = self.updates_per_s, self.env_steps_per_s, self.cpu_share
-        updates, steps, cpu = (() if self.failure else tuple(one) for one in rates)
-        return TrialResult(stage=self.stage, setting=self.setting, updates_per_s=updates, env_steps_per_s=steps,
-                           cpu_share=cpu, memory_bytes=self.memory_bytes, failure=self.failure)
 
 
 class TrialFailed(Exception):
@@ -109,8 +88,8 @@ class Trial(contextlib.ExitStack):
     _looked_s = 0.0
 
     def __init__(
-        self, plan: RunPlan, candidates: list[Candidate], finish: Callable[[Candidate], None], *, usable_cores: float,
-        memory_cap_bytes: int, interrupts: Interrupts, step_us: float | None = None,
+        self, plan: RunPlan, candidates: list[TrialResult], finish: Callable[[TrialResult], None], *,
+        usable_cores: float, memory_cap_bytes: int, interrupts: Interrupts, step_us: float | None = None,
     ) -> None:
         """``finish`` is given each candidate once it has all of its windows, or has failed."""
         super().__init__()
@@ -163,10 +142,10 @@ class Trial(contextlib.ExitStack):
         except TrialFailed as failed:
             self.close()
             for candidate in list(self.candidates):
-                candidate.failure = str(failed)
+                candidate.fail(str(failed))
                 self.finish(candidate)
 
-    def finish(self, candidate: Candidate) -> None:
+    def finish(self, candidate: TrialResult) -> None:
         self.candidates.remove(candidate)
         self._finish(candidate)
 
@@ -215,7 +194,7 @@ class Trial(contextlib.ExitStack):
                 self.finish(candidate)
         self.signal(signal.SIGSTOP)
 
-    def measure(self, candidate: Candidate, settle_s: float, window_s: float) -> None:
+    def measure(self, candidate: TrialResult, settle_s: float, window_s: float) -> None:
         """One window of a candidate, after a while to settle.
 
         Raises:
@@ -229,9 +208,9 @@ class Trial(contextlib.ExitStack):
         self._pass_time(window_s)
         last_s, last = self._edge()
         took_s = last_s - first_s
-        candidate.env_steps_per_s.append((last[0] - first[0]) / took_s)
-        candidate.updates_per_s.append((last[1] - first[1]) / took_s)
-        candidate.cpu_share.append(max(0.0, self._cpu_s() - cpu_s) / (took_s * self._cores))
+        candidate.env_steps_per_s += ((last[0] - first[0]) / took_s,)
+        candidate.updates_per_s += ((last[1] - first[1]) / took_s,)
+        candidate.cpu_share += (max(0.0, self._cpu_s() - cpu_s) / (took_s * self._cores),)
 
     def _edge(self) -> tuple[float, tuple[float, float]]:
         """Time and counters at the next update or swap, or after a short while without one."""
