@@ -315,13 +315,15 @@ class Search:
 
     def check(self) -> None:
         """Measures the expected best together with its neighbours; a clearly better one takes its place."""
-        problem, expected, found = self.problem, self.expected, []
-        self.chosen = before = model.pick(problem, expected.values())
-        here = before.setting
+        problem, expected, found = self.problem, list(self.expected.values()), []
         within_s = self.measure.seconds_left() / (1 + sum(one.own and one.trial == JOINT for one in problem.knobs))
+        most = max((one.setting[SAMPLERS] for one in self.results if one.stage == JOINT and one.ran), default=1)
         if within_s < _LEAST_S:
             self.limits.append("time was up before the neighbours of the choice were measured")
-        else:
+            expected = [one for one in expected if one.setting[SAMPLERS] <= most] or expected
+        self.chosen = before = model.pick(problem, expected)
+        here = before.setting
+        if within_s >= _LEAST_S:
             found = self._joint([here, *self._neighbours(before)], within_s - 1.0)
         good = {one.setting: one for one in found if one.ran}
         self.limits += [f"{setting_text(problem, one.setting)}: {one.failure or 'no updates'}"
@@ -333,14 +335,14 @@ class Search:
             self.chosen = max((model.measured_worth(problem, one) for one in good.values()), key=lambda one: one.score)
         elif found:
             # What asks for no more than a setting that failed, and for no more than what ran.
-            most = max((one.setting[SAMPLERS] for one in self.results if one.stage == JOINT and one.ran), default=1)
-            left = [one for one in expected.values() if one.setting[SAMPLERS] <= min(here[SAMPLERS], most)
-                    and one.setting[BATCH] <= here[BATCH] and one.setting not in {each.setting for each in found}]
-            self.chosen = model.pick(problem, left or expected.values())
+            expected = [one for one in expected if one.setting not in {each.setting for each in found}] or expected
+            left = [one for one in expected if one.setting[SAMPLERS] <= min(here[SAMPLERS], most)
+                    and one.setting[BATCH] <= here[BATCH]]
+            self.chosen = model.pick(problem, left or expected)
         self.centre, self.measured = self.chosen.setting, self.chosen.setting in good
         if self.centre != here:
-            one, other = setting_text(problem, self.centre), setting_text(problem, here)
-            better = f"{one} measured better than {other}" if here in good else f"{one} in place of {other}"
+            new, old = setting_text(problem, self.centre), setting_text(problem, here)
+            better = f"{new} measured better than {old}" if here in good else f"{new} in place of {old}"
             self.notes.append(f"checked with its neighbours: {better}")
 
     def _neighbours(self, here: Scored) -> list[Setting]:
