@@ -171,7 +171,7 @@ class TuningProblem:
     paired: bool = True
     """Whether two threads on the processor share an update as a pair; if not, each matmul."""
     room: Room | None = None
-    """Filled in by ``search.search``, for modes with replay."""
+    """Filled in by ``search.tune``, for modes with replay."""
 
     @property
     def cores(self) -> float:

@@ -1,4 +1,5 @@
 """Worker processes that run only to be measured: paused while others are, watched, and ended without a trace."""
+
 from __future__ import annotations
 
 import contextlib
