@@ -22,7 +22,7 @@ from spreeze.cli.terminal import Screen, show_tuning
 from spreeze.cli.train import main as trained
 from spreeze.machine import output
 from spreeze.transport.weights import encode, read_weights
-from spreeze.tuner import cache
+from spreeze.tuner import run as tuner_run
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\x1b]52;c;b3du\x1b\\\x9b31m\r\x08\u202e\u2066\ufeff\udc9b\x00[bold][link=http://evil.example]x"
 """Sets the title, clears the screen, fills the clipboard, colours, goes back, turns the direction; rich's markup."""
@@ -135,9 +135,10 @@ def test_the_memory_of_the_tuner_is_told_in_plain_text(tmp_path, monkeypatch, ca
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     (tmp_path / "spreeze").mkdir()
     (tmp_path / "spreeze" / "tune-k.json").write_text(json.dumps({
-        "schema": 1, "key": "k", "reasons": {}, "measured_at": "", "notes": [], "limits": [], "formula": "",
-        "update_rates": [], "joint_rates": [], "choice": {}, "settings": {f"learner.{EVIL}": 1}}))
-    assert cache.load("k", 1, output.say) is None
+        "schema": tuner_run.SCHEMA, "key": "k", "reasons": {}, "measured_at": "", "notes": [], "limits": [],
+        "formula": "", "labels": {}, "update_rates": [], "joint_rates": [], "choice": {},
+        "settings": {f"learner.{EVIL}": 1}}))
+    assert tuner_run._load(tmp_path / "spreeze" / "tune-k.json", "k", output.say) is None
     assert "damaged" in plain(capsys)
 
 

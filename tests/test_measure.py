@@ -19,7 +19,7 @@ from spreeze.runtime.plan import RunPlan
 from spreeze.tuner import measure, trials
 from spreeze.tuner.measure import Measurer
 from spreeze.tuner.problem import BATCH, DEVICE, ENVS, PRECISION, RATIO, SAMPLERS, THREADS, Setting, TrialResult
-from spreeze.tuner.trials import Candidate, Pace, ReplayTrial, RolloutTrial, remove_leftovers
+from spreeze.tuner.trials import Pace, RolloutTrial, Trial, remove_leftovers
 
 
 def _learner(batch_size=32, threads=1, device="cpu", precision="float32"):
@@ -62,7 +62,7 @@ def _joint(learner=SMALL, samplers=1, ratio=0.0):
 
 @pytest.fixture
 def short(monkeypatch):
-    monkeypatch.setattr(ReplayTrial, "pace", Pace(repeats=5, settle_s=(0.1, 0.1), window_s=(0.3, 0.3)))
+    monkeypatch.setattr(Trial, "pace", Pace(repeats=5, settle_s=(0.1, 0.1), window_s=(0.3, 0.3)))
     monkeypatch.setattr(measure, "_LONGEST_START_S", 100.0)  # other tests may keep the machine busy
     monkeypatch.setattr(measure, "_LONGEST_REPEAT_S", 0.06)
 
@@ -174,7 +174,7 @@ def test_settings_that_differ_in_samplers_share_one_group(pendulum, short):
     assert {rate.setting for rate in rates} == set(settings)
     for rate in rates:
         assert rate.failure is None
-        assert len(rate.env_steps_per_s) == len(rate.updates_per_s) == len(rate.cpu_share) == ReplayTrial.pace.repeats
+        assert len(rate.env_steps_per_s) == len(rate.updates_per_s) == len(rate.cpu_share) == Trial.pace.repeats
         assert rate.ran
         assert 0 < rate.cpu < 1.6
         assert rate.memory_bytes > 10**7
@@ -192,8 +192,8 @@ def test_the_samplers_of_a_trial_are_told_the_asked_ratio(pendulum, tmp_path, ra
 
 def test_samplers_wait_at_the_asked_ratio_once_their_lead_is_used_up(pendulum, short):
     held = _joint(ratio=64.0)
-    candidate = Candidate(held, "joint")
-    with ReplayTrial(pendulum, [candidate], _deaf, usable_cores=2.0, memory_cap_bytes=4 * 10**9,
+    candidate = TrialResult(stage="joint", setting=held)
+    with Trial(pendulum, [candidate], _deaf, usable_cores=2.0, memory_cap_bytes=4 * 10**9,
                      interrupts=Interrupts()) as trial:
         trial.start()
         trial.begin(PATIENCE_S)
@@ -260,8 +260,8 @@ def test_a_wish_to_stop_ends_everything_at_once(pendulum, stage):
 
 
 def test_a_wish_to_stop_ends_a_window_that_waits_for_a_rollout_s_end():
-    trial = RolloutTrial(None, [Candidate(Setting({}), "rollout")], _deaf, usable_cores=1.0, memory_cap_bytes=1,
-                         interrupts=Interrupts())
+    candidates = [TrialResult(stage="rollout", setting=Setting({}))]
+    trial = RolloutTrial(None, candidates, _deaf, usable_cores=1.0, memory_cap_bytes=1, interrupts=Interrupts())
     trial.edge_s, trial._mark, trial._interrupts.count = PATIENCE_S, lambda: 1, 1
     start = time.monotonic()
     with pytest.raises(KeyboardInterrupt):

@@ -15,7 +15,7 @@ from spreeze.errors import ConfigError, SpreezeError
 from spreeze.machine import hardware
 from spreeze.machine.hardware import read_machine
 from spreeze.runtime.interrupts import Interrupts
-from spreeze.tuner import cache, run
+from spreeze.tuner import run
 from spreeze.tuner.problem import BATCH, JOINT, LEARNER, SAMPLERS, SCHEMA, TrialResult
 from spreeze.types import EnvSpec
 
@@ -246,8 +246,8 @@ def test_a_cache_that_cannot_be_written_only_costs_time(bench):
 
 
 def test_one_tuner_at_a_time(bench, monkeypatch):
-    monkeypatch.setattr(cache, "_LOCK_WAIT_S", 0.1)
-    fd = os.open(cache.lock_path(), os.O_RDWR | os.O_CREAT)
+    monkeypatch.setattr(run, "_LOCK_WAIT_S", 0.1)
+    fd = os.open(run.lock_path(), os.O_RDWR | os.O_CREAT)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
         with pytest.raises(SpreezeError, match=r"another tuner still measures after"):
@@ -259,7 +259,7 @@ def test_one_tuner_at_a_time(bench, monkeypatch):
 
 
 def test_a_tuner_that_waits_can_be_interrupted(bench):
-    fd = os.open(cache.lock_path(), os.O_RDWR | os.O_CREAT)
+    fd = os.open(run.lock_path(), os.O_RDWR | os.O_CREAT)
     interrupts = Interrupts()
 
     def say(text):
@@ -268,15 +268,15 @@ def test_a_tuner_that_waits_can_be_interrupted(bench):
 
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
-        with pytest.raises(KeyboardInterrupt), cache.only_tuner(say, interrupts):
+        with pytest.raises(KeyboardInterrupt), run.only_tuner(say, interrupts):
             pytest.fail("two tuners at once")
     finally:
         os.close(fd)
 
 
 def test_a_lock_file_of_somebody_who_is_gone_holds_nobody_up(bench):
-    cache.lock_path().write_text("4242")
-    cache.lock_path().chmod(0o444)
+    run.lock_path().write_text("4242")
+    run.lock_path().chmod(0o444)
     bench.tune()
     assert not any("another tuner" in text for text in bench.said)
 

@@ -31,11 +31,10 @@ from spreeze.errors import ConfigError, SpreezeError
 from spreeze.machine.hardware import read_machine
 from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.plan import RunPlan
-from spreeze.tuner.cache import only_tuner
 from spreeze.tuner.measure import Measurer
 from spreeze.tuner.model import joint_score
 from spreeze.tuner.problem import BATCH, DEVICE, ENVS, PRECISION, RATIO, SAMPLERS, THREADS, Setting, TrialResult
-from spreeze.tuner.run import Listener, tuned_layer
+from spreeze.tuner.run import Listener, only_tuner, tuned_layer
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from spreeze.config.modes import declared_by
 from spreeze.config.schema import PARTS, Config
@@ -102,8 +101,7 @@ def learner_kinds(problem: TuningProblem) -> list[Kind]:
     """Kinds of learner worth trying: each device with the fewest threads, then with more."""
     kinds = [(device.name, device.precision, count) for device in _devices(problem)
              for count in _threads(problem, Setting({DEVICE: device.name}))]
-    fewest = list({kind[0]: kind for kind in reversed(kinds)}.values())[::-1]
-    return [*fewest, *(kind for kind in kinds if kind not in fewest)][:_MOST_KINDS]
+    return sorted(kinds, key=lambda kind: kind[2] > 1)[:_MOST_KINDS]
 
 
 def batch_sizes(problem: TuningProblem, setting: Setting | None = None) -> list[int]:
@@ -118,14 +116,9 @@ def batch_sizes(problem: TuningProblem, setting: Setting | None = None) -> list[
     if problem.objective in ("sampling", "updates"):
         return [min(configured, most)]
     ladder = {2**power for power in range(int(math.log2(max(1, most))) + 1)} | {configured}
-    return sorted(batch for batch in ladder if least_batch(problem) <= batch <= most) or [most]
-
-
-def least_batch(problem: TuningProblem) -> int:
-    """The smallest batch that may be chosen; a profile that asks for a smaller one knows its task."""
-    if problem.objective != "return":
-        return _LEAST_FITTED_BATCH
-    return min(LEAST_BATCH, int(problem.configured[BATCH]))
+    # A profile that asks for a smaller batch knows its task.
+    least = min(LEAST_BATCH, configured) if problem.objective == "return" else _LEAST_FITTED_BATCH
+    return sorted(batch for batch in ladder if least <= batch <= most) or [most]
 
 
 def _batch_remark(problem: TuningProblem, setting: Setting) -> str:
@@ -136,10 +129,6 @@ def _batch_remark(problem: TuningProblem, setting: Setting) -> str:
     if setting[BATCH] == LEAST_BATCH:
         return f"below {LEAST_BATCH} it takes none unless you set one: smaller batches learned less in the same time"
     return ""
-
-
-def _device_order(problem: TuningProblem, name: str, value: str) -> int:
-    return [device.name for device in problem.devices].index(value)
 
 
 # --- samplers and replay ---
@@ -169,11 +158,9 @@ def sampler_counts(problem: TuningProblem, setting: Setting) -> list[int]:
 
 def sampler_ladder(problem: TuningProblem, setting: Setting) -> list[int]:
     """Numbers of samplers to measure, at most eight: the fewest, the most, then what lies between."""
-    steps = sampler_counts(problem, setting)
-    while len(steps) > _MOST_MEASURED:
-        # The neighbour that lies nearest, relatively, tells least; both ends stay.
-        gaps = [steps[i + 1] / steps[i - 1] for i in range(1, len(steps) - 1)]
-        steps.pop(1 + gaps.index(min(gaps)))
+    counts = sampler_counts(problem, setting)
+    last = len(counts) - 1
+    steps = sorted({counts[round(last * one / (_MOST_MEASURED - 1))] for one in range(_MOST_MEASURED)})
     return [*steps[:1], *steps[1:][-1:], *steps[1:-1]]
 
 
@@ -221,81 +208,66 @@ def find_room(problem: TuningProblem) -> Room:
     """
     limits: list[str] = []
     free = int(problem.memory_bytes * HEADROOM) - problem.learner_bytes
-    envs = _envs_per_sampler(problem)
-    count = problem.pin(SAMPLERS) or 1
+    envs, count = _envs_per_sampler(problem), problem.pin(SAMPLERS) or 1
     while not envs.pinned and envs.value > 1 and _group_bytes(problem, count, envs.value) > free / 2:
         envs = Choice(envs.value // 2, f"{envs.value // 2} environments a sampler: memory allows no more")
     group = _group_bytes(problem, count, envs.value)
     if group > free:
-        raise ConfigError(_no_memory(problem, count, envs.value, group))
-    capacity = _capacity(problem, free - group, limits)
-    per_sampler = _group_bytes(problem, 1, envs.value)
-    most = max(1, min((free - capacity.value * problem.row_bytes) // max(per_sampler, 1), _MOST_SAMPLERS))
-    batch = problem.pin(BATCH) or max(capacity.value // _BATCHES_IN_REPLAY, 1)
-    _check_rows(problem, capacity.value, count * envs.value)
-    most = max(count, min(problem.pin(SAMPLERS) or most, capacity.value // (2 * envs.value)))
-    return Room(capacity=capacity, envs_per_sampler=envs, samplers=most, batch_size=batch, limits=tuple(limits))
+        bound = (f"{size(problem.memory_bytes)} of memory may be used, of which the learner needs "
+                 f"{size(problem.learner_bytes)}")
+        if not {SAMPLERS, ENVS} & problem.pins:
+            raise ConfigError(f"not even one sampler fits: it needs {size(group)}; {bound}; free some memory")
+        raise ConfigError(f"samplers = {count} with {envs.value} environments each need {size(group)}: {bound}; lower "
+                          "--samplers or --envs-per-sampler")
+    choice = _capacity(problem, free - group, limits)
+    capacity, pinned, starts = choice.value, problem.pin(BATCH), problem.learning_starts
+    if pinned is not None and pinned > capacity:
+        raise ConfigError(f"{BATCH} = {pinned}: replay holds {capacity} transitions; lower the batch")
+    needed = max(2 * count * envs.value, starts, 0 if pinned else _BATCHES_IN_REPLAY * _SMALLEST_BATCH)
+    if capacity < needed:
+        raise ConfigError(f"replay has room for {capacity} transitions, at least {needed} are needed (learning starts "
+                          f"after {starts}, {count * envs.value} environments); free memory or shared memory, or set "
+                          "less")
+    most = (free - capacity * problem.row_bytes) // max(_group_bytes(problem, 1, envs.value), 1)
+    most = problem.pin(SAMPLERS) or max(1, min(most, _MOST_SAMPLERS))
+    return Room(capacity=choice, envs_per_sampler=envs, samplers=max(count, min(most, capacity // (2 * envs.value))),
+                batch_size=pinned or max(capacity // _BATCHES_IN_REPLAY, 1), limits=tuple(limits))
 
 
 def _group_bytes(problem: TuningProblem, samplers: int, envs: int) -> int:
     return samplers * (problem.sampler_bytes + (envs - 1) * problem.env_bytes)
 
 
-def _no_memory(problem: TuningProblem, samplers: int, envs: int, needed: int) -> str:
-    bound = (f"{size(problem.memory_bytes)} of memory may be used, of which the learner needs "
-             f"{size(problem.learner_bytes)}")
-    if not {SAMPLERS, ENVS} & problem.pins:
-        return f"not even one sampler fits: it needs {size(needed)}; {bound}; free some memory"
-    return (f"samplers = {samplers} with {envs} environments each need {size(needed)}: {bound}; lower "
-            "--samplers or --envs-per-sampler")
-
-
 def _envs_per_sampler(problem: TuningProblem) -> Choice:
     """Enough environments that one batched inference costs little beside their steps."""
+    text, step = "{} environments a sampler: {}", problem.step_us
     if problem.pin(ENVS) is not None:
-        return Choice(problem.pin(ENVS), f"{problem.pin(ENVS)} environments a sampler: set by you", pinned=True)
-    step = problem.step_us
+        return Choice(problem.pin(ENVS), text.format(problem.pin(ENVS), "set by you"), pinned=True)
     if step is None or step <= 0.0:
-        return Choice(8, "8 environments a sampler: step time not known")
+        return Choice(8, text.format(8, "step time not known"))
     if step > _SLOW_STEP_US:
-        return Choice(4, f"4 environments a sampler: a step takes {step:.0f} us, inference costs nothing beside it")
-    count = 8
-    while count < 32 and _INFERENCE_US / (count * step) > _INFERENCE_SHARE:
-        count *= 2
-    return Choice(count, f"{count} environments a sampler: a step takes {step:.0f} us, inference is shared")
+        return Choice(4, text.format(4, f"a step takes {step:.0f} us, inference costs nothing beside it"))
+    count = next((count for count in (8, 16) if _INFERENCE_US / (count * step) <= _INFERENCE_SHARE), 32)
+    return Choice(count, text.format(count, f"a step takes {step:.0f} us, inference is shared"))
 
 
 def _capacity(problem: TuningProblem, left: int, limits: list[str]) -> Choice:
     """Replay capacity: as pinned or configured, less where memory or shared memory say so."""
-    pinned, row = problem.pin(CAPACITY), max(problem.row_bytes, 1)
-    bounds = {"memory": left if pinned else int(left * _REPLAY_SHARE)}
-    if problem.shared_memory_bytes is not None:
-        bounds["shared memory"] = int(problem.shared_memory_bytes * HEADROOM)
-    name = min(bounds, key=lambda one: bounds[one])
-    most, wanted = max(bounds[name], 0) // row, problem.configured[CAPACITY]
-    if pinned is not None and wanted > most:
-        raise ConfigError(f"{CAPACITY} = {wanted}: needs {size(wanted * row)}, {name} leaves "
-                          f"{size(max(bounds[name], 0))}; at most {most} transitions fit")
-    if pinned is not None:
-        return Choice(wanted, f"replay of {wanted} transitions: set by you", pinned=True)
+    pinned, row, wanted = CAPACITY in problem.pins, max(problem.row_bytes, 1), problem.configured[CAPACITY]
+    name, bound = "memory", left if pinned else int(left * _REPLAY_SHARE)
+    if problem.shared_memory_bytes is not None and problem.shared_memory_bytes * HEADROOM < bound:
+        name, bound = "shared memory", int(problem.shared_memory_bytes * HEADROOM)
+    most, text = max(bound, 0) // row, "replay of {} transitions: {}"
+    if pinned and wanted > most:
+        raise ConfigError(f"{CAPACITY} = {wanted}: needs {size(wanted * row)}, {name} leaves {size(max(bound, 0))}; at "
+                          f"most {most} transitions fit")
+    if pinned:
+        return Choice(wanted, text.format(wanted, "set by you"), pinned=True)
     if wanted <= most:
-        return Choice(wanted, f"replay of {wanted} transitions: as configured, {size(wanted * row)}")
+        return Choice(wanted, text.format(wanted, f"as configured, {size(wanted * row)}"))
     rounded = most - most % 1000 if most >= 10_000 else most
     limits.append(f"replay capacity {rounded} instead of {wanted}: {name} has room for no more")
-    return Choice(rounded, f"replay of {rounded} transitions: {size(rounded * row)}, as {name} allows")
-
-
-def _check_rows(problem: TuningProblem, capacity: int, envs: int) -> None:
-    """Rejects a replay too small to learn from at all."""
-    pinned, starts = problem.pin(BATCH), problem.learning_starts
-    if pinned is not None and pinned > capacity:
-        raise ConfigError(f"{BATCH} = {pinned}: replay holds {capacity} transitions; lower the batch")
-    needed = max(2 * envs, starts, 0 if pinned else _BATCHES_IN_REPLAY * _SMALLEST_BATCH)
-    if capacity < needed:
-        raise ConfigError(
-            f"replay has room for {capacity} transitions, at least {needed} are needed (learning starts after "
-            f"{starts}, {envs} environments); free memory or shared memory, or set less"
-        )
+    return Choice(rounded, text.format(rounded, f"{size(rounded * row)}, as {name} allows"))
 
 
 # --- rollouts ---
@@ -349,26 +321,15 @@ def _rollout_samplers(problem: TuningProblem, here: Setting) -> Iterable[int]:
     return cores, cores - 1, cores + 1, 2 * cores, cores // 2
 
 
-def _rollout_envs(problem: TuningProblem, here: Setting) -> Iterable[int]:
-    envs = here[ROLLOUT_ENVS]
-    return 2 * envs, envs // 2, 4 * envs, 1
-
-
-def _interval_remark(problem: TuningProblem, setting: Setting) -> str:
-    return f"a rollout has {rollout_rows(setting)} rows, configured are {rollout_rows(problem.configured)}"
-
-
 def _minibatches_remark(problem: TuningProblem, setting: Setting) -> str:
     name = _minibatches(setting)
-    assert name is not None
-    same = setting[name] == problem.configured[name]
+    same = name is None or setting[name] == problem.configured[name]
     return "as configured, they change what is learned" if same else "as many as divide the rows"
 
 
 # --- the table ---
 
-
-def _least(problem: TuningProblem, name: str, value: Any) -> Any:
+def _least(problem: TuningProblem, name: str, value: int) -> int:
     return value
 
 
@@ -382,7 +343,8 @@ KNOBS = (
     Knob(name=SAMPLERS, candidates=sampler_counts, words="{} sampler{s}", tie=_least,
          figures="{env_steps_per_s:.0f} env steps/s beside {updates_per_s:.0f} updates/s"),
     Knob(name=DEVICE, trial=LEARNER, candidates=lambda problem, here: [one.name for one in _devices(problem)],
-         words="learner on {}", usual="cpu", tie=_device_order),
+         words="learner on {}", usual="cpu",
+         tie=lambda problem, name, value: [one.name for one in problem.devices].index(value)),
     Knob(name=ENVS, trial=FACTS, words="{} environment{s} a sampler", label="envs"),
     Knob(name=CAPACITY, trial=FACTS, fixed=True, words="replay of {} transitions"),
     Knob(name=RATIO_MAX, trial=FACTS, words="the learner waits above {:g} samples per insert"),
@@ -391,9 +353,12 @@ KNOBS = (
     Knob(name=INFERENCE_WORKERS, candidates=lambda problem, here: (0, 1, 2), fit=_fit_fewer,
          words="inference workers {}",
          remark=lambda problem, setting: "" if setting[INFERENCE_WORKERS] else "samplers infer for themselves"),
-    Knob(name=ROLLOUT_ENVS, candidates=_rollout_envs, fit=_fit_fewer, words="{} environment{s} a sampler",
-         label="envs", fixed=True, figures=_ROLLOUT_FIGURES),
-    Knob(name=INTERVAL, trial=FACTS, words="sync interval {}", label="interval", fixed=True, remark=_interval_remark),
+    Knob(name=ROLLOUT_ENVS, fit=_fit_fewer, words="{} environment{s} a sampler", label="envs", fixed=True,
+         candidates=lambda problem, here: [here[ROLLOUT_ENVS] * 2, here[ROLLOUT_ENVS] // 2, here[ROLLOUT_ENVS] * 4, 1],
+         figures=_ROLLOUT_FIGURES),
+    Knob(name=INTERVAL, trial=FACTS, words="sync interval {}", label="interval", fixed=True,
+         remark=lambda problem, setting: f"a rollout has {rollout_rows(setting)} rows, configured are "
+                                         f"{rollout_rows(problem.configured)}"),
     Knob(name=MINIBATCHES, trial=FACTS, words="minibatches {}", fixed=True, remark=_minibatches_remark),
 )
 """Every knob of the modes that come with Spreeze; equal scores are decided by them, the first one first."""
@@ -412,26 +377,21 @@ def knobs_of(config: Config) -> tuple[Knob, ...]:
         raise ConfigError(f"--mode {config.run.mode}: nobody declares its knob {unknown[0]}; declare it in KNOBS of "
                           f"the module that --import names, or take one of {', '.join(table)}")
     names += [knob.name for knob in own if names and knob.name not in names]
-    return tuple(named for name in names if (named := _of_algorithm(table[name], config)) is not None)
-
-
-def _of_algorithm(knob: Knob, config: Config) -> Knob | None:
-    """The knob under the name of the algorithm's field; None where the algorithm has no such field."""
-    part, field = knob.name.split(".")
-    if part != "algorithm":
-        return knob
-    has = hasattr(config.on_policy or config.algorithm, field)
-    return dataclasses.replace(knob, name=f"{config.run.algo}.{field}") if has else None
+    found, algorithm = [], config.on_policy or config.algorithm
+    for name in names:
+        part, field = name.split(".")
+        if part != "algorithm":
+            found.append(table[name])
+        elif hasattr(algorithm, field):
+            found.append(dataclasses.replace(table[name], name=f"{config.run.algo}.{field}"))
+    return tuple(found)
 
 
 def _declared_by(module: str | None) -> tuple[Knob, ...]:
     """``KNOBS`` of the module of the command's ``--import``, checked; it is imported."""
-    if module is None:
-        return ()
-    found = tuple(declared_by(module, "KNOBS"))
-    known = {knob.name for knob in KNOBS}
+    found = tuple(declared_by(module, "KNOBS")) if module is not None else ()
     for knob in found:
-        if not isinstance(knob, Knob) or knob.name in known:
+        if not isinstance(knob, Knob) or knob.name in {one.name for one in KNOBS}:
             raise ConfigError(f"--import {module}: KNOBS holds {clean(repr(knob), 200)}; expected a "
                               "tuner.problem.Knob whose name none of Spreeze's own knobs has")
         part, _, field = knob.name.partition(".")

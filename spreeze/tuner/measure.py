@@ -21,7 +21,7 @@ from spreeze.runtime.launcher import child_environment
 from spreeze.runtime.plan import RunPlan
 from spreeze.transport.shared_memory import readable
 from spreeze.tuner.problem import BATCH, DEVICE, LEARNER, Setting, TrialResult
-from spreeze.tuner.trials import Candidate, ReplayTrial, RolloutTrial, Trial
+from spreeze.tuner.trials import RolloutTrial, Trial
 from spreeze.workers.jobs import UpdateProbeJob, UpdateTurn
 
 _EDGE_S = 0.1
@@ -29,8 +29,6 @@ _EDGE_S = 0.1
 _GROUP_START_S = 5.0
 """What starting a group takes, about; what it may take, between these bounds:"""
 _SHORTEST_START_S, _LONGEST_START_S = 4.0, 25.0
-
-
 REPEATS = 3
 _ROWS, _ROWS_BYTES = 100_000, 128_000_000
 _LONGEST_REPEAT_S, _SHORTEST_REPEAT_S = 0.3, 0.06
@@ -65,7 +63,7 @@ class Measurer:
         on_policy = plan.config.on_policy is not None
         self._plan, self._ends_s = plan, ends_s
         self._helper = None if on_policy else UpdateHelper(plan, memory_cap_bytes, interrupts)
-        self._kind: type[Trial] = RolloutTrial if on_policy else ReplayTrial
+        self._kind: type[Trial] = RolloutTrial if on_policy else Trial
         self._open = functools.partial(self._kind, plan, usable_cores=usable_cores, memory_cap_bytes=memory_cap_bytes,
                                        interrupts=interrupts)
         most = max(1, min(3, int(usable_cores))) if on_policy else 4  # a start is mostly imports
@@ -100,15 +98,16 @@ class Measurer:
         """Measures the mode's real workers. Several trials start together and take turns, as far as memory allows."""
         if self._helper is not None:
             self._helper.close()  # what it loaded takes memory, and updates alone are known by now
-        shared: dict[Setting, list[Candidate]] = {}
+        shared: dict[Setting, list[TrialResult]] = {}
         for setting in dict.fromkeys(settings):
-            shared.setdefault(self._kind.shared(setting), []).append(Candidate(setting, self._kind.stage))
+            candidate = TrialResult(stage=self._kind.stage, setting=setting)
+            shared.setdefault(self._kind.shared(setting), []).append(candidate)
         waiting, end = list(shared.values()), time.monotonic() + within_s
         found: list[TrialResult] = []
 
-        def finish(candidate: Candidate) -> None:
-            found.append(candidate.result())
-            on_result(found[-1])
+        def finish(candidate: TrialResult) -> None:
+            found.append(candidate)
+            on_result(candidate)
 
         while waiting and self.seconds_left() > _SHORTEST_START_S:
             if found and time.monotonic() + _GROUP_START_S > end:
@@ -118,7 +117,7 @@ class Measurer:
             waiting = waiting[self._groups :]
         return found
 
-    def _together(self, groups: Sequence[list[Candidate]], end: float, finish: Callable[[Candidate], None]) -> None:
+    def _together(self, groups: Sequence[list[TrialResult]], end: float, finish: Callable[[TrialResult], None]) -> None:
         """Every candidate once a round, forward and backward in turn, so that drift meets all alike."""
         with contextlib.ExitStack() as stack:
             trials = [stack.enter_context(self._open(group, finish, step_us=self.step_us)) for group in groups]
@@ -150,7 +149,7 @@ class Measurer:
         Larger batches are left out once an update takes too long.
         """
         start = time.monotonic()
-        everyone = [Candidate(setting, LEARNER) for setting in settings]
+        everyone = [TrialResult(stage=LEARNER, setting=setting) for setting in settings]
         waiting, done = list(everyone), []
         for _ in range(REPEATS):
             for candidate in list(waiting):
@@ -164,11 +163,11 @@ class Measurer:
                     if not candidate.failure and len(candidate.updates_per_s) < REPEATS:
                         continue
                 waiting.remove(candidate)
-                done.append(candidate.result())
-                on_result(done[-1])
+                done.append(candidate)
+                on_result(candidate)
         return done
 
-    def _repeat_s(self, candidates: Sequence[Candidate], left_s: float) -> float:
+    def _repeat_s(self, candidates: Sequence[TrialResult], left_s: float) -> float:
         """Length of a repeat with which all that are left are done in time, their starts included."""
         starts, repeats = 0.0, 0
         for candidate in candidates:
@@ -178,14 +177,13 @@ class Measurer:
             repeats += missing
         return min(_LONGEST_REPEAT_S, max(_SHORTEST_REPEAT_S, (left_s - starts) / max(1, repeats)))
 
-    def _take_turn(self, candidate: Candidate, repeat_s: float) -> None:
+    def _take_turn(self, candidate: TrialResult, repeat_s: float) -> None:
         device = candidate.setting[DEVICE]
         slow = starts_slowly(device)
         try:
             config = self._plan.settings.with_layer(candidate.setting.layer()).config
         except ConfigError as error:
-            candidate.failure = str(error)
-            return
+            return candidate.fail(str(error))
         assert self._helper is not None
         answer = self._helper.answer(UpdateTurn(
             learner=dataclasses.asdict(config.learner), algorithm=dataclasses.asdict(config.algorithm),
@@ -195,9 +193,10 @@ class Measurer:
         ))
         if "start_s" in answer:  # the newest: only the first one on a GPU has to make the context
             self._start_s[device] = answer["start_s"]
-        candidate.failure = answer.get("failure")
-        candidate.updates_per_s += answer.get("updates_per_s", ())
+        candidate.updates_per_s += tuple(answer.get("updates_per_s", ()))
         candidate.memory_bytes = max(answer.get("memory_bytes") or 0, candidate.memory_bytes or 0) or None
+        if answer.get("failure"):
+            candidate.fail(answer["failure"])
 
 
 def starts_slowly(device: str) -> bool:
@@ -205,7 +204,7 @@ def starts_slowly(device: str) -> bool:
     return "cuda" in device
 
 
-def _too_slow(candidate: Candidate, others: Sequence[Candidate]) -> bool:
+def _too_slow(candidate: TrialResult, others: Sequence[TrialResult]) -> bool:
     """Whether a smaller batch already took too long in the same place."""
     setting = candidate.setting
     return any(other.updates_per_s and other.updates_per_s[0] * _SLOW_UPDATE_S < 1.0
@@ -249,11 +248,9 @@ class UpdateHelper:
         process, self._process = self._process, None
         if process is not None:
             kill_and_wait(process)
-            for stream in (process.stdin, process.stdout):
-                if stream is not None:
-                    with contextlib.suppress(OSError):
-                        stream.close()
-            self._errors.close()
+            for stream in filter(None, (process.stdin, process.stdout, self._errors)):
+                with contextlib.suppress(OSError):
+                    stream.close()
 
     def answer(self, turn: UpdateTurn) -> dict[str, Any]:
         """What the helper found; its own death or silence is a failure of this measurement."""
@@ -261,10 +258,10 @@ class UpdateHelper:
             return {"failure": self._unusable}
         self.start()
         if not self._ready:
-            self._unusable = self._line(_LOADING_S).get("failure")
+            loaded = self._line(_LOADING_S)
+            self._unusable, self._ready = loaded.get("failure"), True
             if self._unusable is not None:
-                return {"failure": self._unusable}
-            self._ready = True
+                return loaded
         assert self._process is not None
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it has died: the missing answer tells
@@ -293,8 +290,7 @@ class UpdateHelper:
                     return self._lost("its process does not end" if code is None else f"its process ended with {code}")
                 self._pending += data
         line, _, self._pending = self._pending.partition(b"\n")
-        found: dict[str, Any] = json.loads(line)
-        return found
+        return dict(json.loads(line))
 
     def _lost(self, why: str) -> dict[str, Any]:
         self._errors.seek(0)

@@ -65,14 +65,13 @@ def paper_batch(a_s: float, b_s: float, gpu_target: float) -> int:
     return 1 << max(0, math.ceil(math.log2(max(needed, 1.0)) - 1e-9))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Scored:
+class Scored(NamedTuple):
     """A setting with its score; higher is better."""
 
     setting: Setting
     score: float
-    updates_per_s: float
-    env_steps_per_s: float
+    updates_per_s: float = 0.0
+    env_steps_per_s: float = 0.0
 
 
 TIE = 0.03
@@ -96,8 +95,7 @@ def worth(
     """Score of a setting from its rates, the learner held to the upper bound of samples per insert."""
     objective = problem.objective
     if objective == ROLLOUT:
-        return Scored(setting=setting, score=env_steps_per_s, updates_per_s=updates_per_s,
-                      env_steps_per_s=env_steps_per_s)
+        return Scored(setting, env_steps_per_s, updates_per_s, env_steps_per_s)
     batch = setting[BATCH]
     updates = min(updates_per_s, ratio_bound(problem, batch) * env_steps_per_s / batch)
     score = joint_score(objective, batch, updates, env_steps_per_s)
@@ -105,7 +103,7 @@ def worth(
         share = (setting[SAMPLERS] + setting[THREADS]) / problem.cores if cpu_share is None else cpu_share
         if share > problem.targets.cpu_target + _CPU_ERROR:
             score *= _OVER_TARGET
-    return Scored(setting=setting, score=score, updates_per_s=updates, env_steps_per_s=env_steps_per_s)
+    return Scored(setting, score, updates, env_steps_per_s)
 
 
 def measured_worth(problem: TuningProblem, result: TrialResult) -> Scored:

@@ -1,4 +1,4 @@
-"""The tuner's input, measurements and answer as plain values, and what a knob is."""
+"""The tuner's input and measurements as plain values, and what a knob is."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from spreeze.config.schema import TuningConfig
 from spreeze.metrics import median, spread
 
 SCHEMA = 5
-"""Version of what ``Tuning.as_json`` gives."""
+"""Version of what ``Search.as_json`` gives."""
 
 DEVICE, PRECISION = "learner.device", "learner.precision"
 BATCH, THREADS = "learner.batch_size", "learner.threads"
@@ -54,9 +54,9 @@ class Setting(dict[str, Any]):
         return Layer("tuner", values)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class TrialResult:
-    """What one setting reached in one kind of trial; reported as soon as it is known."""
+    """What one setting reached in one kind of trial so far; reported as soon as it is complete."""
 
     stage: str
     """``LEARNER``, ``JOINT`` or ``ROLLOUT``."""
@@ -94,6 +94,9 @@ class TrialResult:
     def ran(self) -> bool:
         return (self.failure is None and (self.updates > 0 or self.stage == ROLLOUT)
                 and (self.env_steps > 0 or self.stage == LEARNER))
+
+    def fail(self, why: str) -> None:
+        self.failure, self.updates_per_s, self.env_steps_per_s, self.cpu_share = why, (), (), ()
 
     def as_json(self) -> dict[str, Any]:
         """A line of ``tune-progress.jsonl`` and an entry of ``tune.json``."""
@@ -168,7 +171,7 @@ class TuningProblem:
     paired: bool = True
     """Whether two threads on the processor share an update as a pair; if not, each matmul."""
     room: Room | None = None
-    """Filled in by ``search.search``, for modes with replay."""
+    """Filled in by ``search.tune``, for modes with replay."""
 
     @property
     def cores(self) -> float:
@@ -253,40 +256,3 @@ def result_line(problem: TuningProblem, result: TrialResult) -> str:
     elif result.stage == JOINT:
         rates += f", {result.updates:.1f} updates/s"
     return f"  {where}: {rates}" + (f" (+-{50 * result.spread:.0f} %)" if result.spread is not None else "")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Tuning:
-    """The choice, its reasons, and everything that was measured."""
-
-    choices: Mapping[str, Choice]
-    """By the knob's name, in the order in which they are shown."""
-    labels: Mapping[str, str]
-    """Heads of the columns in the table of results, by the knob's name."""
-    objective: str
-    formula: str
-    results: tuple[TrialResult, ...]
-    cost: tuple[float, float] | None = None
-    """a (s) and b (s per row) of ``t(B) = a + b B`` for the chosen learner; None if fewer than two batches ran."""
-    paper_batch: int | None = None
-    """What the Spreeze paper's rule would take."""
-    limits: tuple[str, ...] = ()
-    """Bounds that cut the choice short, each in a sentence."""
-    notes: tuple[str, ...] = ()
-    """What changes in the algorithm, what was gained, what could not be measured."""
-
-    def as_json(self) -> dict[str, Any]:
-        """Everything measured and chosen, for ``tune.json``."""
-        a, b = self.cost or (None, None)
-        choices = self.choices
-        rates = {name: [one.as_json() for one in self.results if one.stage == stage]
-                 for name, stage in (("update_rates", LEARNER), ("joint_rates", JOINT), ("rollout_rates", ROLLOUT))}
-        return {
-            "schema": SCHEMA, "objective": self.objective, "formula": self.formula,
-            "choice": {name: choice.value for name, choice in choices.items()},
-            "reasons": {name: choice.reason for name, choice in choices.items()},
-            "pinned": sorted(name for name, choice in choices.items() if choice.pinned),
-            "runners_up": {name: [list(one) for one in choice.runners_up] for name, choice in choices.items()},
-            "labels": dict(self.labels), "cost_a_s": a, "cost_b_s_per_row": b, "paper_batch_size": self.paper_batch,
-            "limits": list(self.limits), "notes": list(self.notes), **rates,
-        }

@@ -1,23 +1,30 @@
-"""The tuner at work: facts, cache, one tuner at a time, and the settings layer that comes out."""
+"""The tuner at work: facts, results of earlier tunings, one tuner at a time, and the settings layer that comes out."""
+
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import fcntl
+import hashlib
+import json
+import os
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
-from spreeze.config.layers import Layer, Settings
+from spreeze.config.layers import Layer, Settings, resolve
 from spreeze.config.modes import DECLARED
 from spreeze.config.schema import Config, LearnerConfig
 from spreeze.envs.probe import Probe, probe_env
-from spreeze.errors import ConfigError
+from spreeze.errors import ConfigError, SpreezeError
 from spreeze.machine.hardware import Machine, memory_limits
 from spreeze.machine.utilisation import ExternalLoad
-from spreeze.run_directory import versions
+from spreeze.run_directory import versions, write_json
 from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.plan import RunPlan
-from spreeze.tuner.cache import cache_key, layer_of, load, only_tuner, save
 from spreeze.tuner.knobs import knobs_of
 from spreeze.tuner.measure import Measurer
 from spreeze.tuner.problem import (
@@ -28,7 +35,6 @@ from spreeze.tuner.problem import (
     ROLLOUT_SAMPLERS,
     SCHEMA,
     Device,
-    Knob,
     Setting,
     TrialResult,
     TuningProblem,
@@ -66,67 +72,43 @@ def tuned_layer(
 ) -> tuple[Layer, dict[str, Any]]:
     """The tuner's choice as a settings layer, and its record for ``tune.json``.
 
-    Args:
-        settings: what is set so far; values whose source is the user are pins.
-        probe: the environment as it was tried; its step is timed here if it was not yet.
-        machine: facts.
-        interrupts: the user's wish to stop.
-        listener: hears each line and each measured row.
-        fresh: measure even if the answer is known.
-        spent_s: age of this process, which counts against the budget.
+    Values of ``settings`` whose source is the user are pins. The environment's step is timed if ``probe`` has no time
+    for it. ``fresh`` measures even if the answer is known. ``spent_s``, the age of this process, is part of the budget.
 
     Raises:
         SpreezeError: nothing could be measured, nothing is to choose, or a pinned value that cannot work.
         KeyboardInterrupt: the user asked to stop.
     """
     check_tunable(settings.config)
-    key = cache_key(_facts(settings, probe, machine))
-    record = None if fresh else load(key, SCHEMA, listener.say)
+    key = hashlib.sha256(json.dumps(_facts(settings, probe, machine), sort_keys=True).encode()).hexdigest()[:16]
+    path = cache_dir() / f"tune-{key}.json"
+    record = None if fresh else _load(path, key, listener.say)
     if record is not None:
         listener.say(f"tuned before on this machine ({record['measured_at']}), reused; --fresh measures again")
         return layer_of(record), record
     listener.before()
     with only_tuner(listener.say, interrupts):
         record = {**_measured(settings, probe, machine, interrupts, listener, spent_s), "key": key}
-    save(key, record)
+    with contextlib.suppress(OSError):  # the next tuning measures again
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, record)
     return layer_of(record), record
 
 
 def _measured(
     settings: Settings, probe: Probe, machine: Machine, interrupts: Interrupts, listener: Listener, spent_s: float
 ) -> dict[str, Any]:
-    start = time.monotonic()
-    listener.say(f"tuning for {probe.spec.env_id} on this machine (under a minute):")
-    load = ExternalLoad(machine.cores.ids)
-
-    found, probe = _searched(settings, probe, machine, interrupts, listener, start + BUDGET_S - spent_s - _CLOSING_S)
-    others = load.cores()
-    seconds = time.monotonic() - start + spent_s
-    listener.say(f"  measured in {seconds:.0f} s")
-    return {
-        **found, "notes": [*found["notes"], *_circumstances(machine, others)], "settings": found["choice"],
-        "measured_at": time.strftime("%Y-%m-%d %H:%M"), "seconds": seconds, "machine": machine.to_json(),
-        "machine_id": machine.identity(), "env": probe.spec.env_id, "algo": settings.config.run.algo,
-        "env_step_us_median": probe.step_us_median, "env_step_cv": probe.step_cv, "other_programs_cores": others,
-        "targets": dataclasses.asdict(settings.config.tuning), "versions": versions(),
-    }
-
-
-def _searched(
-    settings: Settings, probe: Probe, machine: Machine, interrupts: Interrupts, listener: Listener, ends_s: float
-) -> tuple[dict[str, Any], Probe]:
-    """Measures and chooses; the environment's step is timed where it was not yet and its time matters."""
-    plan = RunPlan(settings=settings, spec=probe.spec, samplers=1, free_core=False)
-    free_bytes = memory_limits().usable_bytes
+    start, spec, config = time.monotonic(), probe.spec, settings.config
+    listener.say(f"tuning for {spec.env_id} on this machine (under a minute):")
+    load, free_bytes = ExternalLoad(machine.cores.ids), memory_limits().usable_bytes
     with Measurer(
-        plan, usable_cores=machine.cores.usable, memory_cap_bytes=int(_CAP_SHARE * free_bytes),
-        group_bytes=_LEARNER_BYTES + int(machine.cores.usable * (_SAMPLER_BYTES + _ENV_BYTES)),
-        ends_s=ends_s, interrupts=interrupts,
+        RunPlan(settings=settings, spec=spec, samplers=1, free_core=False), usable_cores=machine.cores.usable,
+        memory_cap_bytes=int(_CAP_SHARE * free_bytes), ends_s=start + BUDGET_S - spent_s - _CLOSING_S,
+        group_bytes=_LEARNER_BYTES + int(machine.cores.usable * (_SAMPLER_BYTES + _ENV_BYTES)), interrupts=interrupts,
     ) as measurer:
-        if probe.step_us_median is None and settings.config.on_policy is None:
-            spec = probe.spec
+        if probe.step_us_median is None and config.on_policy is None:
             probe = probe_env(spec.env_id, spec.import_module, steps=_PROBE_STEPS, plain=spec.plain, args=spec.args,
-                              image=dataclasses.asdict(settings.config.image), interrupted=lambda: interrupts.asked)
+                              image=dataclasses.asdict(config.image), interrupted=lambda: interrupts.asked)
         measurer.step_us = probe.step_us_median
         problem = problem_of(settings, probe, machine, free_bytes)
 
@@ -134,18 +116,20 @@ def _searched(
             listener.say(result_line(problem, result))
             listener.on_row(result)
 
-        return tune(problem, measurer, heard).as_json(), probe
-
-
-def _circumstances(machine: Machine, others: float | None) -> list[str]:
-    """What made this measurement other than one of an idle machine on mains."""
-    found = []
+        found = tune(problem, measurer, heard).as_json()
+    others, seconds = load.cores(), time.monotonic() - start + spent_s
+    listener.say(f"  measured in {seconds:.0f} s")
     if others is not None and others >= _BUSY_CORES:
-        found.append(f"other programs kept {others:.1f} of {machine.cores.usable:g} cores busy meanwhile: "
-                     "with --fresh the tuner measures again once they are gone")
+        found["notes"].append(f"other programs kept {others:.1f} of {machine.cores.usable:g} cores busy meanwhile: "
+                              "with --fresh the tuner measures again once they are gone")
     if machine.power_source == "battery":
-        found.append("measured on battery: on mains rates may be higher")
-    return found
+        found["notes"].append("measured on battery: on mains rates may be higher")
+    return {
+        **found, "settings": found["choice"], "measured_at": time.strftime("%Y-%m-%d %H:%M"), "seconds": seconds,
+        "machine": machine.to_json(), "machine_id": machine.identity(), "env": spec.env_id, "algo": config.run.algo,
+        "env_step_us_median": probe.step_us_median, "env_step_cv": probe.step_cv, "other_programs_cores": others,
+        "targets": dataclasses.asdict(config.tuning), "versions": versions(),
+    }
 
 
 def problem_of(settings: Settings, probe: Probe, machine: Machine, free_bytes: int) -> TuningProblem:
@@ -158,12 +142,16 @@ def problem_of(settings: Settings, probe: Probe, machine: Machine, free_bytes: i
     knobs = knobs_of(config)
     values = {knob.name: _configured(config, knob.name, machine) for knob in knobs}
     order = [name for name in (*config.wiring.knobs, *values) if name in values]
-    pins = frozenset(knob.name for knob in knobs if _is_pinned(settings, knob))
-    on_policy = config.on_policy is not None
+    # A resumed run keeps what its stored data depend on.
+    pins = {knob.name for knob in knobs if settings.sources.get(knob.name) == "user"
+            or (knob.fixed and settings.sources.get(knob.name) == "resumed run")}
+    if config.learner.device == "auto":
+        pins.discard(DEVICE)
+    on_policy, paired = config.on_policy is not None, probe.spec.num_actions is None
     row_bytes = 1 if on_policy else RowLayout.of(
         probe.spec, config.algorithm.n_step, checksum=config.replay.checksum).row_bytes
     return TuningProblem(
-        knobs=knobs, configured=Setting({name: values[name] for name in order}), pins=pins,
+        knobs=knobs, configured=Setting({name: values[name] for name in order}), pins=frozenset(pins),
         targets=config.tuning, stage=ROLLOUT if on_policy else JOINT,
         usable_cores=machine.cores.usable, physical_cores=machine.cores.physical, memory_bytes=free_bytes,
         # On Linux replay lies in nameless memory, which only main memory bounds.
@@ -171,8 +159,7 @@ def problem_of(settings: Settings, probe: Probe, machine: Machine, free_bytes: i
         step_us=probe.step_us_median, row_bytes=row_bytes, learning_starts=config.replay.learning_starts,
         sampler_bytes=max(_SAMPLER_BYTES, probe.memory_bytes + _SAMPLER_BYTES // 2),
         env_bytes=max(_ENV_BYTES, probe.memory_bytes // 2), learner_bytes=_LEARNER_BYTES,
-        devices=_devices(machine, config.learner, pins, can_split=probe.spec.num_actions is None),
-        paired=probe.spec.num_actions is None,
+        devices=_devices(machine, config.learner, pins, paired), paired=paired,
     )
 
 
@@ -186,17 +173,7 @@ def _configured(config: Config, name: str, machine: Machine) -> Any:
     return max(1, int(machine.cores.usable)) if name == ROLLOUT_SAMPLERS and value is None else value
 
 
-def _is_pinned(settings: Settings, knob: Knob) -> bool:
-    """Whether the user has set it, or the run that is resumed has to keep it."""
-    if knob.name == DEVICE and settings.config.learner.device == "auto":
-        return False
-    source = settings.sources.get(knob.name)
-    return source == "user" or (source == "resumed run" and knob.fixed)
-
-
-def _devices(
-    machine: Machine, learner: LearnerConfig, pins: Collection[str], *, can_split: bool
-) -> tuple[Device, ...]:
+def _devices(machine: Machine, learner: LearnerConfig, pins: set[str], can_split: bool) -> tuple[Device, ...]:
     """Where a learner may run: the processor, every GPU that this process can see, the first two as a split.
 
     In float32; another precision only where the user asks for it, since it changes what is learned.
@@ -246,3 +223,92 @@ def check_tunable(config: Config) -> None:
         others = [mode.name for mode, wiring in zip(DECLARED, found, strict=True) if wiring and wiring.knobs]
         raise ConfigError(f"--auto: {config.run.algo} in --mode {config.run.mode} leaves nothing to choose; "
                           f"use --mode {' or '.join(others)}, or leave --auto out")
+
+
+# --- results of earlier tunings ---
+
+_MAX_BYTES = 4_000_000
+_NEEDED = ("reasons", "measured_at", "notes", "limits", "formula", "labels", "update_rates", "joint_rates")
+
+
+def cache_dir() -> Path:
+    """Where results are kept: ``$XDG_CACHE_HOME/spreeze`` or ``~/.cache/spreeze``."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "spreeze"
+
+
+def layer_of(record: dict[str, Any]) -> Layer:
+    """The choice of a record as a layer of settings."""
+    return Setting(record["settings"]).layer()
+
+
+def _load(path: Path, key: str, say: Callable[[str], None]) -> dict[str, Any] | None:
+    """The cached result, or None; ``say`` hears of a damaged one."""
+    try:
+        if path.stat().st_size > _MAX_BYTES:
+            raise ValueError(f"it has {path.stat().st_size} bytes")
+        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if record["schema"] != SCHEMA or record["key"] != key:
+            raise ValueError("it is of another version or another key")
+        if missing := [name for name in _NEEDED if name not in record]:
+            raise ValueError(f"it has no {', '.join(missing)}")
+        if set(record["reasons"]) != set(record["choice"]):
+            raise ValueError("reasons and choice differ")
+        resolve([layer_of(record)])  # impossible values must not stop the run
+        return record
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, ConfigError) as error:
+        text = f"no {error}" if isinstance(error, KeyError) else str(error)
+        say(f"the cached tuning result is damaged ({text}); measuring again")
+        return None
+
+
+# --- one tuner at a time ---
+
+_LOCK_WAIT_S = 120.0
+
+
+def lock_path() -> Path:
+    """The file whose lock all tuners of this machine share, whoever runs them."""
+    return Path(tempfile.gettempdir()) / "spreeze-tune.lock"
+
+
+@contextlib.contextmanager
+def only_tuner(say: Callable[[str], None], interrupts: Interrupts) -> Iterator[None]:
+    """Holds the lock of this machine's tuners: two would measure each other.
+
+    The kernel frees it when its holder ends, however it ends. A lock file that cannot be opened is no reason not to
+    measure.
+
+    Raises:
+        SpreezeError: another tuner holds it for too long.
+        KeyboardInterrupt: the user asked to stop.
+    """
+    fd = None
+    # Where the folder is sticky, a file of somebody else's opens only without O_CREAT.
+    for flags in (os.O_RDONLY | os.O_CREAT, os.O_RDONLY):
+        with contextlib.suppress(OSError):
+            fd = fd or os.open(lock_path(), flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+    if fd is None:
+        yield
+        return
+    try:
+        _wait_for_lock(fd, say, interrupts)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _wait_for_lock(fd: int, say: Callable[[str], None], interrupts: Interrupts) -> None:
+    deadline, said = time.monotonic() + _LOCK_WAIT_S, False
+    while True:
+        with contextlib.suppress(OSError):
+            return fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not said:
+            say("another tuner is measuring this machine; waiting for it")
+            said = True
+        if interrupts.asked:
+            raise KeyboardInterrupt
+        if time.monotonic() > deadline:
+            raise SpreezeError(f"another tuner still measures after {_LOCK_WAIT_S:.0f} s; try again")
+        time.sleep(0.2)

@@ -9,28 +9,9 @@ from typing import Any
 
 from spreeze.errors import ConfigError, WorkerError
 from spreeze.tuner import knobs as table
+from spreeze.tuner import model
 from spreeze.tuner.measure import Measurer
-from spreeze.tuner.model import (
-    FORMULAS,
-    ROLLOUT_FORMULA,
-    TIE,
-    UPDATES_PER_STEP_BOUND,
-    Cost,
-    Kind,
-    Scored,
-    Sharing,
-    fit_cost,
-    fit_sharing,
-    gains,
-    kind_of,
-    learner_score,
-    learner_setting,
-    measured_worth,
-    paper_batch,
-    pick,
-    ratio_bound,
-    worth,
-)
+from spreeze.tuner.model import Cost, Kind, Scored, Sharing, kind_of, learner_setting, paper_batch
 from spreeze.tuner.problem import (
     BATCH,
     CAPACITY,
@@ -44,12 +25,12 @@ from spreeze.tuner.problem import (
     RATIO_MAX,
     ROLLOUT,
     SAMPLERS,
+    SCHEMA,
     THREADS,
     Choice,
     Knob,
     Setting,
     TrialResult,
-    Tuning,
     TuningProblem,
     setting_text,
 )
@@ -68,7 +49,7 @@ _LEAST_GAIN = 0.05
 _KIND_GAIN = 0.10
 """``paper``: share of update frames/s that a less plain learner has to add."""
 _LEAST_S, _CLIMB_S = 4.0, 1.0
-"""A round with everything running is not begun with less time than this; nor a measurement of learners alone."""
+"""Less time than this is not worth a round with everything running, or a measurement of learners alone."""
 _STRIDE = 2
 """A line needs few points: only every second batch of the ladder is measured."""
 _FIRST_SIZES, _FURTHER_SIZES, _BESIDE_SIZES = 4, 2, 3
@@ -80,7 +61,7 @@ _ROOM = 2.0
 """The upper bound is this many times what was measured, so that the learner is not held back by chance."""
 
 
-def tune(problem: TuningProblem, measure: Measurer, say: Callable[[TrialResult], None]) -> Tuning:
+def tune(problem: TuningProblem, measure: Measurer, say: Callable[[TrialResult], None]) -> Search:
     """Measures and chooses within the budget; ``say`` hears each result as it is measured.
 
     Raises:
@@ -97,12 +78,15 @@ def tune(problem: TuningProblem, measure: Measurer, say: Callable[[TrialResult],
         search.sweep_samplers()
         search.check()
     search.vary()
-    return search.tuning()
+    search.conclude()
+    return search
 
 
 class Search:
-    """What is known so far, and the steps that find out more."""
+    """What is known so far, the steps that find out more, and the choice with its reasons in the end."""
 
+    choices: dict[str, Choice]
+    """By the knob's name, in the order in which they are shown."""
     chosen: Scored
     centre: Setting
     """The choice before other modules' knobs were varied."""
@@ -110,12 +94,18 @@ class Search:
     """The model of modes with replay."""
     measured = False
     """Whether the chosen setting itself was measured."""
+    cost: Cost | None = None
+    """Of the chosen learner; None if fewer than two batches ran."""
+    paper_batch: int | None = None
+    """What the Spreeze paper's rule would take; None where the cost of a row is lost in the noise."""
 
     def __init__(self, problem: TuningProblem, measure: Measurer, say: Callable[[TrialResult], None]) -> None:
         self.problem, self.measure, self.say = problem, measure, say
         self.results: list[TrialResult] = []
         self.limits: list[str] = list(problem.room.limits) if problem.room else []
+        """Bounds that cut the choice short, each in a sentence."""
         self.notes: list[str] = []
+        """What changes in the algorithm, what was gained, what could not be measured."""
         self.rates: dict[Kind, list[TrialResult]] = {}
         """Learners measured alone."""
         self.sizes: dict[Kind, list[int]] = {}
@@ -129,8 +119,8 @@ class Search:
     def _record(self, result: TrialResult) -> None:
         """Scores a result, keeps it and reports it."""
         if result.failure is None:
-            score = (learner_score(self.problem.objective, result.setting[BATCH], result.updates)
-                     if result.stage == LEARNER else measured_worth(self.problem, result).score)
+            score = (model.learner_score(self.problem.objective, result.setting[BATCH], result.updates)
+                     if result.stage == LEARNER else model.measured_worth(self.problem, result).score)
             result = dataclasses.replace(result, score=score)
         self.results.append(result)
         self.say(result)
@@ -163,7 +153,7 @@ class Search:
         for kind, found in self.rates.items():
             ran = [(one.setting[BATCH], 1.0 / one.updates) for one in found if one.updates > 0]
             if ran:
-                self.costs[kind] = fit_cost(ran)
+                self.costs[kind] = model.fit_cost(ran)
                 self.sizes[kind] = self._allowed(kind)
         self._bound_sizes()
         self.first = self._first()
@@ -195,9 +185,9 @@ class Search:
             return
         seen = sorted({one.setting[BATCH] for other, rates in self.rates.items() if other[0] == kind[0]
                        for one in rates if one.updates > 0}) or self.ladder
-        known = {one.setting for one in self.rates.get(kind, ())}
-        wanted = [learner_setting(kind, batch) for batch in sorted({seen[0], seen[len(seen) // 2], seen[-1]})]
-        self._measure_alone([one for one in wanted if one not in known], left_s)
+        known = {one.setting[BATCH] for one in self.rates.get(kind, ())}
+        wanted = sorted({seen[0], seen[len(seen) // 2], seen[-1]} - known)
+        self._measure_alone([learner_setting(kind, batch) for batch in wanted], left_s)
 
     def _measure_alone(self, settings: Sequence[Setting], within_s: float) -> list[TrialResult]:
         found = self.measure.learner(settings, within_s=within_s, on_result=self._record) if settings else []
@@ -211,14 +201,14 @@ class Search:
         if not ran:
             return False
         if self.problem.objective == "paper":
-            cost = fit_cost(ran)
+            cost = model.fit_cost(ran)
             return not cost.b or 2 * paper_batch(*cost, self.problem.targets.gpu_target) > int(ran[-1][0])
         return self._best(kind)[1] >= int(ran[-1][0]) / 4
 
     def _best(self, kind: Kind) -> tuple[float, int]:
         """(score, batch) of the best rate of a kind; zeros for a kind that was not measured or did not run."""
         objective = self.problem.objective
-        return max(((learner_score(objective, one.setting[BATCH], one.updates), one.setting[BATCH])
+        return max(((model.learner_score(objective, one.setting[BATCH], one.updates), one.setting[BATCH])
                     for one in self.rates.get(kind, ()) if one.updates > 0), default=(0.0, 0))
 
     def _threads_pay(self, kind: Kind) -> bool:
@@ -273,9 +263,9 @@ class Search:
     def _first(self) -> Setting:
         """The best learner on its own score, ties to the configured batch, then to the smaller and plainer."""
         objective, configured = self.problem.objective, self.problem.configured[BATCH]
-        scored = [(learner_score(objective, batch, 1.0 / self.costs[kind].update_s(batch)), position, kind, batch)
+        scored = [(model.learner_score(objective, batch, 1.0 / self.costs[kind].update_s(batch)), position, kind, batch)
                   for position, (kind, found) in enumerate(self.sizes.items()) for batch in found]
-        near = [one for one in scored if one[0] >= max(scored)[0] * (1.0 - TIE)]
+        near = [one for one in scored if one[0] >= max(scored)[0] * (1.0 - model.TIE)]
         _, _, kind, batch = min(near, key=lambda one: (one[3] != configured, one[3], one[1]))
         return learner_setting(kind, batch)
 
@@ -302,7 +292,7 @@ class Search:
         good = [result for result in sweep if result.ran]
         if sweep and not good:
             raise self._nothing_ran(sweep, (SAMPLERS,), "samplers could not be measured beside the learner")
-        self.sharing = fit_sharing(problem, self.costs, good)
+        self.sharing = model.fit_sharing(problem, self.costs, good)
         settings = []
         for kind, sizes in self.sizes.items():
             for batch in sizes:
@@ -321,38 +311,38 @@ class Search:
         self.expected = {one: self._forecast(one) for one in settings}
 
     def _forecast(self, setting: Setting) -> Scored:
-        return worth(self.problem, setting, *self.sharing.forecast(setting))
+        return model.worth(self.problem, setting, *self.sharing.forecast(setting))
 
     def check(self) -> None:
         """Measures the expected best together with its neighbours; a clearly better one takes its place."""
-        problem, expected = self.problem, self.expected
-        self.chosen = before = pick(problem, expected.values())
-        here, own = before.setting, sum(knob.own and knob.trial == JOINT for knob in problem.knobs)
-        within_s = self.measure.seconds_left() / (own + 1)
-        found = []
+        problem, expected, found = self.problem, list(self.expected.values()), []
+        within_s = self.measure.seconds_left() / (1 + sum(one.own and one.trial == JOINT for one in problem.knobs))
+        most = max((one.setting[SAMPLERS] for one in self.results if one.stage == JOINT and one.ran), default=1)
         if within_s < _LEAST_S:
             self.limits.append("time was up before the neighbours of the choice were measured")
-        else:
+            expected = [one for one in expected if one.setting[SAMPLERS] <= most] or expected
+        self.chosen = before = model.pick(problem, expected)
+        here = before.setting
+        if within_s >= _LEAST_S:
             found = self._joint([here, *self._neighbours(before)], within_s - 1.0)
         good = {one.setting: one for one in found if one.ran}
         self.limits += [f"{setting_text(problem, one.setting)}: {one.failure or 'no updates'}"
                         for one in found if not one.ran]
         if here in good:
-            self.chosen = measured_worth(problem, good[self._clearly_best(gains(problem, good.values(), good[here]),
-                                                                          here)])
+            best = self._clearly_best(model.gains(problem, good.values(), good[here]), here)
+            self.chosen = model.measured_worth(problem, good[best])
         elif good:
-            self.chosen = max((measured_worth(problem, one) for one in good.values()), key=lambda one: one.score)
+            self.chosen = max((model.measured_worth(problem, one) for one in good.values()), key=lambda one: one.score)
         elif found:
-            most = max((one.setting[SAMPLERS] for one in self.results if one.stage == JOINT and one.ran), default=1)
-            failed = {one.setting for one in found}
             # What asks for no more than a setting that failed, and for no more than what ran.
-            left = [score for one, score in expected.items() if one not in failed and one[BATCH] <= here[BATCH]
-                    and one[SAMPLERS] <= min(here[SAMPLERS], most)]
-            self.chosen = pick(problem, left or expected.values())
+            expected = [one for one in expected if one.setting not in {each.setting for each in found}] or expected
+            left = [one for one in expected if one.setting[SAMPLERS] <= min(here[SAMPLERS], most)
+                    and one.setting[BATCH] <= here[BATCH]]
+            self.chosen = model.pick(problem, left or expected)
         self.centre, self.measured = self.chosen.setting, self.chosen.setting in good
         if self.centre != here:
-            one, other = setting_text(problem, self.centre), setting_text(problem, here)
-            better = f"{one} measured better than {other}" if here in good else f"{one} in place of {other}"
+            new, old = setting_text(problem, self.centre), setting_text(problem, here)
+            better = f"{new} measured better than {old}" if here in good else f"{new} in place of {old}"
             self.notes.append(f"checked with its neighbours: {better}")
 
     def _neighbours(self, here: Scored) -> list[Setting]:
@@ -360,23 +350,20 @@ class Search:
 
         Of each other kind of learner it is the one expected to be the best: the model knows kinds apart least well.
         """
-        found: dict[Setting, float] = {}
+        kind, found, rivals = kind_of(here.setting), {}, {}
         for name in (BATCH, SAMPLERS, RATIO):
-            value = here.setting[name]
-            values = {one[name] for one in self.expected if kind_of(one) == kind_of(here.setting)}
-            beside = [max((one for one in values if one < value), default=value),
-                      min((one for one in values if one > value), default=value)]
-            found |= {here.setting.but(name, one): _PROMISING for one in beside}
-        kinds: dict[Kind, Scored] = {}
-        for one in sorted(self.expected.values(), key=lambda one: one.score):
-            kinds[kind_of(one.setting)] = one
-        found |= {one.setting: _PROMISING_RIVAL for kind, one in kinds.items() if kind != kind_of(here.setting)}
+            value, values = here.setting[name], {one[name] for one in self.expected if kind_of(one) == kind}
+            for one in (max((one for one in values if one < value), default=value),
+                        min((one for one in values if one > value), default=value)):
+                found[here.setting.but(name, one)] = _PROMISING
+        for score in sorted(self.expected.values(), key=lambda one: one.score):
+            rivals[kind_of(score.setting)] = score.setting
+        found |= {one: _PROMISING_RIVAL for other, one in rivals.items() if other != kind}
         promising = [self.expected[one] for one, share in found.items() if one != here.setting
                      and one in self.expected and self.expected[one].score >= share * here.score]
         # A bound that does not bind changes nothing.
-        rates = here.setting[BATCH], here.updates_per_s, here.env_steps_per_s
-        promising = [one for one in promising if kind_of(one.setting) != kind_of(here.setting)
-                     or (one.setting[BATCH], one.updates_per_s, one.env_steps_per_s) != rates]
+        promising = [one for one in promising if one.setting != here.setting.but(RATIO, one.setting[RATIO])
+                     or one[2:] != here[2:]]
         return [one.setting for one in sorted(promising, key=lambda one: -one.score)[:_MOST_NEIGHBOURS]]
 
     def _clearly_best(self, found: Mapping[Setting, float], here: Setting) -> Setting:
@@ -384,8 +371,7 @@ class Search:
         best = max(found.values(), default=0.0)
         if best <= 1.0 + _LEAST_GAIN:
             return here
-        return pick(self.problem, [Scored(setting=one, score=gain, updates_per_s=0.0, env_steps_per_s=0.0)
-                                   for one, gain in found.items()]).setting
+        return model.pick(self.problem, [Scored(one, gain) for one, gain in found.items()]).setting
 
     # --- everything running, one knob after the other ---
 
@@ -400,7 +386,7 @@ class Search:
         if here is None:
             raise ConfigError(f"{setting_text(problem, problem.configured)}: they do not go together, or memory has no "
                               "room; set fewer of them")
-        self.chosen = Scored(setting=here, score=0.0, updates_per_s=0.0, env_steps_per_s=0.0)
+        self.chosen = Scored(here, 0.0)
 
     def vary(self) -> None:
         """Varies the mode's rollout knobs, the first of them twice, then those of other modules, around the choice.
@@ -415,7 +401,7 @@ class Search:
         for number, knob in enumerate(knobs):
             best = self._vary(knob, self.chosen.setting, self.measure.seconds_left() / (len(knobs) - number))
             if best is not None:
-                self.chosen, self.measured = measured_worth(self.problem, best), True
+                self.chosen, self.measured = model.measured_worth(self.problem, best), True
         if not any(one.ran for one in self.results):
             failures = [result.failure for result in self.results if result.failure]
             raise WorkerError(f"no setting of the mode could be measured: {(failures or ['no time was left'])[0]}")
@@ -434,7 +420,7 @@ class Search:
         good = {one.setting: one for one in found if one.ran}
         if here not in good:
             return max(good.values(), key=lambda one: (one.env_steps, one.updates), default=None)
-        shares = gains(problem, good.values(), good[here])
+        shares = model.gains(problem, good.values(), good[here])
         best = self._clearly_best(shares, here)
         shares[here] = 1.0
         self.runners[knob.name] = tuple(sorted(
@@ -444,32 +430,44 @@ class Search:
 
     # --- the answer ---
 
-    def tuning(self) -> Tuning:
-        """Every choice with its reason, what came next, and what is worth a note."""
-        problem, chosen, cost, rule = self.problem, self.chosen.setting, None, None
+    def conclude(self) -> None:
+        """Gives every choice its reason, and notes what is worth it."""
+        problem, chosen = self.problem, self.chosen.setting
         knobs = {knob.name: knob for knob in problem.knobs}
-        choices = {name: self._choice(knobs[name]) for name in problem.configured if name in chosen}
+        self.choices = {name: self._choice(knobs[name]) for name in problem.configured if name in chosen}
         if problem.room is not None:
             high = self._upper_bound()
-            found = choices | {ENVS: problem.room.envs_per_sampler, CAPACITY: problem.room.capacity, RATIO_MAX: high}
-            choices = {name: found[name] for name in problem.configured if name in found}
+            found = self.choices | {ENVS: problem.room.envs_per_sampler, CAPACITY: problem.room.capacity,
+                                    RATIO_MAX: high}
+            self.choices = {name: found[name] for name in problem.configured if name in found}
             self._note_ratios(high)
             cost = self.costs[kind_of(chosen)]
-            largest = max(one.setting[BATCH] for one in self.rates[kind_of(chosen)])
-            if cost.b * largest > _COST_ERROR * cost.a:
-                rule = paper_batch(*cost, problem.targets.gpu_target)
+            self.cost = cost if cost.b > 0.0 else None
+            if cost.b * max(one.setting[BATCH] for one in self.rates[kind_of(chosen)]) > _COST_ERROR * cost.a:
+                self.paper_batch = paper_batch(*cost, problem.targets.gpu_target)
         elif table.rollout_rows(chosen) != table.rollout_rows(problem.configured):
             self.notes.append(f"a rollout has {table.rollout_rows(chosen)} rows in place of "
                               f"{table.rollout_rows(problem.configured)}: learning differs a little")
         if not self.measured:
             self.notes.append("the chosen setting itself was not measured: its rates are the model's")
-        objective = problem.objective
-        return Tuning(
-            choices=choices, labels={name: knobs[name].label or name.split(".")[1] for name in chosen if name in knobs},
-            objective=objective, formula=FORMULAS.get(objective, ROLLOUT_FORMULA), results=tuple(self.results),
-            cost=cost if cost and cost.b > 0.0 else None, paper_batch=rule, limits=tuple(dict.fromkeys(self.limits)),
-            notes=tuple(self.notes),
-        )
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything measured and chosen, for ``tune.json``."""
+        problem, choices, (a, b) = self.problem, self.choices, self.cost or (None, None)
+        labels = {knob.name: knob.label or knob.name.split(".")[1] for knob in problem.knobs}
+        rates = {name: [one.as_json() for one in self.results if one.stage == stage]
+                 for name, stage in (("update_rates", LEARNER), ("joint_rates", JOINT), ("rollout_rates", ROLLOUT))}
+        return {
+            "schema": SCHEMA, "objective": problem.objective,
+            "formula": model.FORMULAS.get(problem.objective, model.ROLLOUT_FORMULA),
+            "choice": {name: choice.value for name, choice in choices.items()},
+            "reasons": {name: choice.reason for name, choice in choices.items()},
+            "pinned": sorted(name for name, choice in choices.items() if choice.pinned),
+            "runners_up": {name: [list(one) for one in choice.runners_up] for name, choice in choices.items()},
+            "labels": {name: labels[name] for name in problem.configured if name in self.chosen.setting},
+            "cost_a_s": a, "cost_b_s_per_row": b, "paper_batch_size": self.paper_batch,
+            "limits": list(dict.fromkeys(self.limits)), "notes": self.notes, **rates,
+        }
 
     def _choice(self, knob: Knob) -> Choice:
         """The value of a knob, its reason, and what came next."""
@@ -538,11 +536,11 @@ class Search:
         ratio = rates.updates_per_s * batch / rates.env_steps_per_s if rates.env_steps_per_s > 0 else 0.0
         if _ROOM * ratio <= configured:
             return Choice(configured, f"{text.format(configured)}as configured, {ratio:.3g} were measured")
-        bound = ratio_bound(problem, batch)
+        bound = model.ratio_bound(problem, batch)
         high = float(round(max(configured, min(_ROOM * ratio, bound))))
         if high >= bound > configured:
-            self.limits.append(f"the learner may draw {bound:g} samples per insert, {UPDATES_PER_STEP_BOUND:g} updates "
-                               "per env step, and waits above")
+            self.limits.append(f"the learner may draw {bound:g} samples per insert, {model.UPDATES_PER_STEP_BOUND:g} "
+                               "updates per env step, and waits above")
         return Choice(high, f"{text.format(high)}{ratio:.3g} were measured, {configured:g} would hold it back")
 
     def _note_ratios(self, high: Choice) -> None:

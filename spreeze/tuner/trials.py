@@ -1,4 +1,5 @@
 """Worker processes that run only to be measured: paused while others are, watched, and ended without a trace."""
+
 from __future__ import annotations
 
 import contextlib
@@ -10,7 +11,6 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
@@ -34,26 +34,6 @@ _MOST_FAILURES = 1
 _LOOK_S = 0.05
 _MEMORY_EVERY_S = 0.25
 _PREFIX = "spreeze-tune-"
-
-
-@dataclass
-class Candidate:
-    """A setting and what was measured of it so far."""
-
-    setting: Setting
-    stage: str
-    env_steps_per_s: list[float] = field(default_factory=list)
-    updates_per_s: list[float] = field(default_factory=list)
-    cpu_share: list[float] = field(default_factory=list)
-    """Processor time of all workers over that of the usable cores."""
-    memory_bytes: int | None = None
-    failure: str | None = None
-
-    def result(self) -> TrialResult:
-        rates = self.updates_per_s, self.env_steps_per_s, self.cpu_share
-        updates, steps, cpu = (() if self.failure else tuple(one) for one in rates)
-        return TrialResult(stage=self.stage, setting=self.setting, updates_per_s=updates, env_steps_per_s=steps,
-                           cpu_share=cpu, memory_bytes=self.memory_bytes, failure=self.failure)
 
 
 class TrialFailed(Exception):
@@ -88,11 +68,20 @@ class Pace(NamedTuple):
     window_s: tuple[float, float]
 
 
-class Trial(contextlib.ExitStack):
-    """A mode's real workers on settings that can share them; nothing is left once the stack is closed."""
+_ROWS, _ROWS_BYTES = 100_000, 128_000_000
+_TURNS_IN_WINDOW = 3
+"""Turns of a sampler (a step of each of its environments) that a window should hold, where that takes at most:"""
+_LONGEST_WINDOW_S = 3.0
 
-    stage: ClassVar[str]
-    pace: ClassVar[Pace]
+
+class Trial(contextlib.ExitStack):
+    """Samplers, replay and learner on settings that differ only in the number of samplers.
+
+    Nothing is left once the stack is closed.
+    """
+
+    stage: ClassVar[str] = JOINT
+    pace: ClassVar[Pace] = Pace(repeats=5, settle_s=(0.1, 0.25), window_s=(0.3, 0.5))
     edge_s = 0.2
     """A window begins and ends with an update or a swap if one comes within this time: few are counted exactly."""
     least_window_s = 0.0
@@ -100,8 +89,8 @@ class Trial(contextlib.ExitStack):
     _looked_s = 0.0
 
     def __init__(
-        self, plan: RunPlan, candidates: list[Candidate], finish: Callable[[Candidate], None], *, usable_cores: float,
-        memory_cap_bytes: int, interrupts: Interrupts, step_us: float | None = None,
+        self, plan: RunPlan, candidates: list[TrialResult], finish: Callable[[TrialResult], None], *,
+        usable_cores: float, memory_cap_bytes: int, interrupts: Interrupts, step_us: float | None = None,
     ) -> None:
         """``finish`` is given each candidate once it has all of its windows, or has failed."""
         super().__init__()
@@ -109,33 +98,41 @@ class Trial(contextlib.ExitStack):
         self._cores, self._cap_bytes, self._interrupts = usable_cores, memory_cap_bytes, interrupts
         self._setting = max((one.setting for one in candidates), key=lambda one: one.get(SAMPLERS, 0))
 
-    # What each kind of trial has of its own.
-
-    def _open(self, run_dir: Path) -> tuple[StatusTable, int, list[WorkerSpec]]:
-        """Opens what the workers share; returns the status table, bytes of shared memory, and the workers."""
-        raise NotImplementedError
-
-    def _late(self) -> str | None:
-        """Who has not begun yet; None once all are at work."""
-        raise NotImplementedError
-
-    def _mark(self) -> float:
-        """What changes with each update or swap."""
-        raise NotImplementedError
-
-    def _counters(self) -> tuple[float, float]:
-        """Env steps and updates."""
-        raise NotImplementedError
-
-    def _prepare(self, setting: Setting) -> None:
-        """Sets the running workers to one of the settings that share them."""
-
     @classmethod
     def shared(cls, setting: Setting) -> Setting:
         """What settings have to have in common to share one trial."""
-        return setting
+        return setting.without(SAMPLERS)
 
-    # What all have in common.
+    def _open(self, run_dir: Path) -> tuple[StatusTable, int, list[WorkerSpec]]:
+        """Opens what the workers share; returns the status table, bytes of shared memory, and the workers."""
+        plan = replay_plan(self._plan, self._setting, self._cap_bytes)
+        turn_s = self._setting[ENVS] * (self._step_us or 0.0) / 1e6
+        self.least_window_s = min(_TURNS_IN_WINDOW * turn_s, _LONGEST_WINDOW_S)
+        status, (self._ring,) = self.enter_context(spreeze.open_memory(plan, run_dir, plan.samplers + 1))
+        fill_with_synthetic_rows(self._ring, plan.spec)
+        specs = spreeze.worker_specs(plan, run_dir, [self._ring], time.monotonic()).values()
+        return status, self._ring.spec.size_bytes, [one for one in specs if one.role.learns or one.role.steps]
+
+    def _late(self) -> str | None:
+        """Who has not begun yet; None once all are at work."""
+        late = [] if self._ring.sampled > 0 else ["the learner took no update"]
+        steps = [self._status.named_slots(row, "sampler")["env_steps"] for row in range(self._setting[SAMPLERS])]
+        late += [f"sampler-{row} took no env step" for row, taken in enumerate(steps) if taken <= 0]
+        return ", ".join(late) or None
+
+    def _mark(self) -> float:
+        """What changes with each update or swap."""
+        return self._counters()[1]
+
+    def _counters(self) -> tuple[float, float]:
+        """Env steps and updates."""
+        return counters(self._status, self._setting[SAMPLERS])
+
+    def _prepare(self, setting: Setting) -> None:
+        """Sets the running workers to one of the settings that share them."""
+        self._status.header[words.ACTIVE_SAMPLERS] = setting[SAMPLERS]
+        # The limiter's count starts anew: what another number of samplers saved up must not be spent here.
+        self._ring.begin_learning()
 
     def attempt(self, act: Callable[[], None]) -> None:
         """Does something for all candidates that are left; a failure becomes theirs and ends the trial."""
@@ -146,10 +143,10 @@ class Trial(contextlib.ExitStack):
         except TrialFailed as failed:
             self.close()
             for candidate in list(self.candidates):
-                candidate.failure = str(failed)
+                candidate.fail(str(failed))
                 self.finish(candidate)
 
-    def finish(self, candidate: Candidate) -> None:
+    def finish(self, candidate: TrialResult) -> None:
         self.candidates.remove(candidate)
         self._finish(candidate)
 
@@ -198,7 +195,7 @@ class Trial(contextlib.ExitStack):
                 self.finish(candidate)
         self.signal(signal.SIGSTOP)
 
-    def measure(self, candidate: Candidate, settle_s: float, window_s: float) -> None:
+    def measure(self, candidate: TrialResult, settle_s: float, window_s: float) -> None:
         """One window of a candidate, after a while to settle.
 
         Raises:
@@ -212,9 +209,9 @@ class Trial(contextlib.ExitStack):
         self._pass_time(window_s)
         last_s, last = self._edge()
         took_s = last_s - first_s
-        candidate.env_steps_per_s.append((last[0] - first[0]) / took_s)
-        candidate.updates_per_s.append((last[1] - first[1]) / took_s)
-        candidate.cpu_share.append(max(0.0, self._cpu_s() - cpu_s) / (took_s * self._cores))
+        candidate.env_steps_per_s += ((last[0] - first[0]) / took_s,)
+        candidate.updates_per_s += ((last[1] - first[1]) / took_s,)
+        candidate.cpu_share += (max(0.0, self._cpu_s() - cpu_s) / (took_s * self._cores),)
 
     def _edge(self) -> tuple[float, tuple[float, float]]:
         """Time and counters at the next update or swap, or after a short while without one."""
@@ -275,49 +272,6 @@ class Trial(contextlib.ExitStack):
         return total
 
 
-_ROWS, _ROWS_BYTES = 100_000, 128_000_000
-_TURNS_IN_WINDOW = 3
-"""Turns of a sampler (a step of each of its environments) that a window should hold, where that takes at most:"""
-_LONGEST_WINDOW_S = 3.0
-
-
-class ReplayTrial(Trial):
-    """Samplers, replay and learner; settings that differ only in the number of samplers share one."""
-
-    stage = JOINT
-    pace = Pace(repeats=5, settle_s=(0.1, 0.25), window_s=(0.3, 0.5))
-
-    @classmethod
-    def shared(cls, setting: Setting) -> Setting:
-        return setting.without(SAMPLERS)
-
-    def _open(self, run_dir: Path) -> tuple[StatusTable, int, list[WorkerSpec]]:
-        plan = replay_plan(self._plan, self._setting, self._cap_bytes)
-        turn_s = self._setting[ENVS] * (self._step_us or 0.0) / 1e6
-        self.least_window_s = min(_TURNS_IN_WINDOW * turn_s, _LONGEST_WINDOW_S)
-        status, (self._ring,) = self.enter_context(spreeze.open_memory(plan, run_dir, plan.samplers + 1))
-        fill_with_synthetic_rows(self._ring, plan.spec)
-        specs = spreeze.worker_specs(plan, run_dir, [self._ring], time.monotonic()).values()
-        return status, self._ring.spec.size_bytes, [one for one in specs if one.role.learns or one.role.steps]
-
-    def _late(self) -> str | None:
-        late = [] if self._ring.sampled > 0 else ["the learner took no update"]
-        steps = [self._status.named_slots(row, "sampler")["env_steps"] for row in range(self._setting[SAMPLERS])]
-        late += [f"sampler-{row} took no env step" for row, taken in enumerate(steps) if taken <= 0]
-        return ", ".join(late) or None
-
-    def _mark(self) -> float:
-        return self._counters()[1]
-
-    def _counters(self) -> tuple[float, float]:
-        return counters(self._status, self._setting[SAMPLERS])
-
-    def _prepare(self, setting: Setting) -> None:
-        self._status.header[words.ACTIVE_SAMPLERS] = setting[SAMPLERS]
-        # The limiter's count starts anew: what another number of samplers saved up must not be spent here.
-        self._ring.begin_learning()
-
-
 def counters(status: StatusTable, samplers: int) -> tuple[float, float]:
     """Env steps of the first ``samplers`` rows together, and the learner's updates."""
     steps = sum(status.named_slots(row, "sampler")["env_steps"] for row in range(samplers))
@@ -356,6 +310,13 @@ class RolloutTrial(Trial):
     pace = Pace(repeats=3, settle_s=(0.1, 0.1), window_s=(0.4, 1.2))
     edge_s = 1.0
     _swap_s, _seen = 0.0, 0
+
+    @classmethod
+    def shared(cls, setting: Setting) -> Setting:
+        return setting
+
+    def _prepare(self, setting: Setting) -> None:
+        pass
 
     def _open(self, run_dir: Path) -> tuple[StatusTable, int, list[WorkerSpec]]:
         plan = self._trial_plan = rollout_plan(self._plan, self._setting)
