@@ -164,7 +164,7 @@ def test_tuned_runs_are_compared_with_fixed_ones_and_each_run_by_itself(world):
     page.session_state["compare_group"] = "tuned or fixed"
     page.run()
     assert sorted(groups_of(page)) == [["sac - fixed", 2], ["sac - tuned", 1]]
-    page.session_state["compare_group"] = "each run"
+    page.session_state["compare_group"] = "run"
     page.run()
     assert sorted(groups_of(page)) == [["sac - a", 1], ["sac - b", 1], ["sac - c", 1]]
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 _AXES = {"wall time [s]": "t", "env steps": "env_steps", "updates": "updates"}
 _GREEDY = "greedy return"
-_SETTINGS, _TUNED, _EACH = "their settings", "tuned or fixed", "each run"
+_SETTINGS, _TUNED, _EACH = "settings", "tuned or fixed", "run"
 _GROUPINGS = (_SETTINGS, _TUNED, _EACH)
 _MAX_RUNS = 20
 _MAX_POINTS = 400
@@ -60,13 +60,13 @@ def page() -> None:
     if not found:
         st.info("Nothing to compare: choose runs that have at least one evaluation.")
         return
-    cells = st.columns([1.3, 1, 1, 1.6])
+    cells = st.columns([1.2, 1, 1, 1.7])
     metric = cells[0].selectbox("Metric", _metrics(list(found)), help="Greedy return: mean of 3 evaluations.")
     axis = cells[1].selectbox("Horizontal axis", list(_AXES), help="Wall time is what a user waits for.")
     centre = cells[2].selectbox("Centre", ["mean", "interquartile mean"],
                                 help="Over runs; the interquartile mean drops the best and worst quarter.")
     grouping = cells[3].segmented_control(
-        "One curve for runs with the same", _GROUPINGS, default=_SETTINGS, required=True, key="compare_group",
+        "One curve for each", _GROUPINGS, default=_SETTINGS, required=True, key="compare_group",
         help="Task, algorithm and mode always part runs. Seeds of the same settings are one curve with a band.",
     )
     curves = grouped(found, grouping or _SETTINGS)

@@ -64,9 +64,9 @@ def _list(folder: Path) -> None:
         return
     table = [
         {
-            "run": item.name, "state": [item.state], "task": item.env_id or DASH, "algorithm": item.algo or DASH,
-            "seed": number(item.seed), "started": _moment(item.started), "wall time": duration(item.wall_s),
-            "env steps": number(item.env_steps), "updates": number(item.updates),
+            "run": item.name, "state": [item.state], "task": item.env_id or DASH,
+            "algorithm": f"{item.algo or DASH}, seed {number(item.seed)}", "started": _moment(item.started),
+            "wall time": duration(item.wall_s), "env steps": number(item.env_steps), "updates": number(item.updates),
             "best return": number(item.eval_best), "ended by": item.exit_reason or DASH,
         }
         for item in found
@@ -74,7 +74,6 @@ def _list(folder: Path) -> None:
     chosen = st.dataframe(
         table, hide_index=True, key="runs_list", on_select="rerun", selection_mode="single-row",
         column_config={
-            "run": st.column_config.TextColumn(width="medium"),
             "state": st.column_config.MultiselectColumn(
                 options=list(_COLOURS), color=list(_COLOURS.values()), width="small",
                 help="crashed: it says running, but nobody holds its lock."),
