@@ -60,8 +60,9 @@ class PPO(OnPolicyAlgorithm):
         divergences: list[Tensor] = []
         for epoch in range(config.epochs):
             order = torch.randperm(rows, generator=self._generator).to(self._device)
-            for chosen in order.chunk(config.minibatches):
-                self._gradient(Samples(*(column[chosen] for column in samples)))
+            shuffled = (column.index_select(0, order).chunk(config.minibatches) for column in samples)
+            for part in zip(*shuffled, strict=True):
+                self._gradient(Samples(*part))
                 if config.target_kl is not None and epoch == config.epochs - 1:
                     divergences.append(self._divergence())
                 self.optimiser.step()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
+import math
 import os
 import sys
 from collections.abc import Iterator
@@ -59,7 +60,7 @@ def _write(stream: TextIO, text: str) -> None:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+    if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):
         return {str(key): _plain(entry) for key, entry in value.items()}
@@ -81,12 +82,6 @@ def stdout_to_stderr() -> Iterator[None]:
             sys.stdout.flush()
         except OSError:  # the terminal is gone
             silence(sys.stdout)
-        _flush_c_streams()
+        ctypes.CDLL(None).fflush(None)  # text that Bullet printed from C would otherwise appear after the block
         os.dup2(saved, 1)
         os.close(saved)
-
-
-def _flush_c_streams() -> None:
-    """Flushes libc's buffers: text that Bullet printed would otherwise appear after the block."""
-    with contextlib.suppress(OSError, AttributeError, TypeError):
-        ctypes.CDLL(None).fflush(None)
