@@ -15,7 +15,7 @@ from spreeze.transport.checkpoint import CheckpointStore
 from spreeze.transport.replay_reader import ReplayReader
 from spreeze.transport.replay_ring import ShardWriter, row_checksum
 from spreeze.transport.weights import WeightsStore
-from spreeze.workers.learn.gpu_replay import GpuReplay
+from spreeze.workers.gpu_replay import GpuReplay
 
 pytestmark = pytest.mark.gpu
 GPU = "cuda:0"

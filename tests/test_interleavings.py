@@ -18,7 +18,7 @@ from spreeze.errors import WorkerError
 from spreeze.transport.rollouts import Handover, InferenceMailbox, Rollouts, RolloutSpec, put_back
 from spreeze.transport.weights import VersionedParameters
 from spreeze.workers.inference_worker import Inference, RolloutPolicy
-from spreeze.workers.learn.on_policy_trainer import OnPolicyTrainer
+from spreeze.workers.on_policy_trainer import OnPolicyTrainer
 from spreeze.workers.rollout_collector import RolloutCollector, reset_seed
 from spreeze.workers.rollout_sampler import MailboxClient
 

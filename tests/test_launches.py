@@ -17,13 +17,22 @@ from spreeze.config.schema import PARTS
 from spreeze.transport.replay_reader import ReplayReader
 from spreeze.transport.replay_ring import ShardWriter
 from spreeze.types import EnvSpec, RowLayout
-from spreeze.workers.learn import cuda_graphs as module
-from spreeze.workers.learn import gpu_replay as mirror_module
-from spreeze.workers.learn import replay_trainer as learning_module
-from spreeze.workers.learn.cuda_graphs import CudaGraph, GraphedUpdates, NotRecorded, reason_against, updates_in_graph
-from spreeze.workers.learn.gpu_replay import DeviceStream, GpuReplay, StreamEvent, fitted_gpu_replay
-from spreeze.workers.learn.replay_trainer import ReplayTrainer
-from spreeze.workers.learn.torch_devices import HostWaits, staged_copies
+from spreeze.workers import gpu_replay as mirror_module
+from spreeze.workers import gpu_replay as module
+from spreeze.workers import replay_trainer as learning_module
+from spreeze.workers.gpu_replay import (
+    CudaGraph,
+    DeviceStream,
+    GpuReplay,
+    GraphedUpdates,
+    NotRecorded,
+    StreamEvent,
+    fitted_gpu_replay,
+    reason_against,
+    updates_in_graph,
+)
+from spreeze.workers.replay_trainer import ReplayTrainer
+from spreeze.workers.torch_devices import HostWaits, staged_copies
 
 CPU, LAYOUT, BATCH = torch.device("cpu"), RowLayout(3, 1), 16
 SPEC = EnvSpec(env_id="x", import_module=None, obs_dim=3, action_dim=1, action_low=(-1.0,), action_high=(1.0,),

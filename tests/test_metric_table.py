@@ -22,7 +22,7 @@ from spreeze.runtime.recorder import Recorder
 from spreeze.transport.replay_reader import ReplayReader
 from spreeze.transport.status_table import StatusTable
 from spreeze.workers.context import WorkerContext
-from spreeze.workers.learn.replay_trainer import ReplayTrainer
+from spreeze.workers.replay_trainer import ReplayTrainer
 from spreeze.workers.roles import Address
 from spreeze.workers.sampler_stats import SamplerStats
 

@@ -26,8 +26,8 @@ from spreeze.config.schema import PARTS, AlgorithmConfig
 from spreeze.transport.replay_reader import open_reader
 from spreeze.transport.replay_ring import ReplayRing, RingSpec
 from spreeze.types import EnvSpec, RowLayout, TransitionBatch
-from spreeze.workers.learn.replay_trainer import ReplayTrainer
-from spreeze.workers.learn.torch_devices import HostWaits, learner_threads, products_in, resolve_device, synchronise
+from spreeze.workers.replay_trainer import ReplayTrainer
+from spreeze.workers.torch_devices import HostWaits, learner_threads, products_in, resolve_device, synchronise
 from spreeze.workers.transition_collector import fill_with_synthetic_rows
 
 OBS_DIM, ACTION_DIM = 22, 6

@@ -36,13 +36,14 @@ from spreeze.runtime.launcher import RunContext
 from spreeze.runtime.plan import RunPlan
 from spreeze.runtime.supervisor import ProcessSupervisor
 from spreeze.transport import status_table as words
+from spreeze.transport.rate_limiter import RateLimiter
 from spreeze.transport.replay_reader import open_reader
 from spreeze.transport.replay_ring import ReplayRing, ShardWriter
 from spreeze.transport.status_table import StatusTable
 from spreeze.transport.weights import WeightsStore
 from spreeze.tuner.trials import counters
 from spreeze.workers.context import WorkerContext
-from spreeze.workers.learn.replay_trainer import ReplayTrainer
+from spreeze.workers.replay_trainer import ReplayTrainer
 from spreeze.workers.roles import Address
 from spreeze.workers.sampler import SamplerJob, SamplerLoop
 from spreeze.workers.transition_collector import TransitionCollector
@@ -178,8 +179,8 @@ def real_sampler(
     _let_sample(ring, status)
     job = SamplerJob(
         run_dir=str(run_dir), spec=plan.spec, index=0, seed=seed, num_envs=num_envs, n_step=config.algorithm.n_step,
-        gamma=config.algorithm.gamma, nan_policy="drop", ring_fd=ring.block.fd, ring=ring.spec.to_json(),
-        samples_per_insert_min=8.0, samples_per_insert_max=512.0, learning_starts=0, batch_size=256,
+        gamma=config.algorithm.gamma, nan_policy="drop", ring_fd=ring.block.fd, ring=ring.spec,
+        limiter=RateLimiter(8.0, 512.0, 0, 256, num_envs * ring.spec.num_shards),
     )
     sink = ShardWriter(ring, 0)
     sampling = TransitionCollector(

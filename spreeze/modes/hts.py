@@ -167,7 +167,8 @@ def worker_specs(
     shared = (memory.rollouts.fd, memory.mailbox.fd, *memory.handover.policies.fds,
               *_fds(*wakeups.samplers, *wakeups.inference_workers, wakeups.learner))
     specs = [WorkerSpec(address=Address("learner"), body="rollout-learner", row=plan.samplers + plan.inference_workers,
-                        job=job.to_json(), threads=job.threads, inherited_fds=(*shared, *memory.handover.states.fds))]
+                        job=job.to_json(), threads=job.learner.threads,
+                        inherited_fds=(*shared, *memory.handover.states.fds))]
     specs += [
         WorkerSpec(address=Address("rollout-sampler", index=index), row=index, inherited_fds=shared,
                    job=sampler_job(plan, memory, wakeups, index).to_json(), memory_limit_bytes=limit,
@@ -207,9 +208,8 @@ def learner_job(
     return OnPolicyLearnerJob(
         run_dir=str(run_dir), spec=plan.spec, algo=config.run.algo, algorithm=plan.algorithm_fields(),
         correction=config.rollout.correction if lag else "on-policy", lag=lag, seed=config.run.seed,
-        threads=config.learner.threads, device=config.learner.device, normalize_obs=config.env.normalize_obs,
-        batch_size=plan.batch_size, publish_interval_s=config.learner.publish_interval_s,
-        checkpoint_interval_s=config.learner.checkpoint_interval_s, fingerprint=config.rollout.fingerprint,
+        learner=config.learner, normalize_obs=config.env.normalize_obs, batch_size=plan.batch_size,
+        fingerprint=config.rollout.fingerprint,
         max_updates=config.stop.updates, max_env_steps=config.stop.env_steps, rollouts=memory.rollouts.spec,
         rollouts_fd=memory.rollouts.fd, policy_fds=memory.handover.policies.fds, state_fds=memory.handover.states.fds,
         sampler_wakeup_fds=_fds(*wakeups.samplers) if wakeups else (),

@@ -32,12 +32,12 @@ from spreeze.transport.replay_ring import ReplayRing, ShardWriter
 from spreeze.transport.weights import encode
 from spreeze.workers.evaluator import Evaluation, EvaluatorJob
 from spreeze.workers.inference_worker import RolloutPolicy
-from spreeze.workers.learn.on_policy_trainer import OnPolicyTrainer
-from spreeze.workers.learn.replay_trainer import ReplayTrainer
-from spreeze.workers.learn.run_files import RunFiles
-from spreeze.workers.learn.torch_devices import learner_threads, products_in, resolve_device
 from spreeze.workers.learner import open_on_policy_trainer
+from spreeze.workers.learner_outputs import RunFiles
+from spreeze.workers.on_policy_trainer import OnPolicyTrainer
+from spreeze.workers.replay_trainer import ReplayTrainer
 from spreeze.workers.rollout_collector import RolloutCollector
+from spreeze.workers.torch_devices import learner_threads, products_in, resolve_device
 from spreeze.workers.transition_collector import TransitionCollector
 
 _FINAL_EVALUATION_S = 6.0
@@ -81,12 +81,10 @@ class _Serial:
     """The training loop, which regularly samples counters, evaluates and writes checkpoints."""
 
     def __init__(self, plan: RunPlan, run_dir: Path, recorder: Recorder, interrupts: Interrupts) -> None:
-        part = plan.config.evaluation
         self._data: _Replay | _Rollouts
         self.plan, self.run_dir, self.recorder, self.interrupts = plan, run_dir, recorder, interrupts
         self._evaluation = Evaluation(EvaluatorJob(
-            run_dir=str(run_dir), spec=plan.spec, episodes=part.episodes, first_seed=part.seed,
-            cpu_share=part.cpu_share, has_free_core=False,
+            run_dir=str(run_dir), spec=plan.spec, config=plan.config.evaluation, has_free_core=False,
         ), recorder.env_error)
         self._ending = False
         self._evaluations_s = 0.0

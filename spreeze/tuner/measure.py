@@ -334,7 +334,7 @@ class UpdateTimer:
             candidate.failure = str(error)
             return
         turn = UpdateTurn(
-            learner=dataclasses.asdict(config.learner), algorithm=dataclasses.asdict(config.algorithm),
+            learner=config.learner, algorithm=dataclasses.asdict(config.algorithm),
             # On a GPU a start costs more than drift: all repeats in a row, in a process kept for the next batch.
             repeats=REPEATS if on_gpu else 1, repeat_s=repeat_s, kept=on_gpu,
             deadline_s=_GPU_DEADLINE_S if on_gpu else _DEADLINE_S,

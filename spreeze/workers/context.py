@@ -15,11 +15,20 @@ from spreeze.errors import WorkerError
 from spreeze.metrics.table import TABLE, MetricTable, Phase
 from spreeze.transport import status_table as words
 from spreeze.transport.status_table import StatusTable
+from spreeze.transport.weights import WeightsStore
 from spreeze.workers.roles import Address
 from spreeze.workers.sampler_stats import event_text, write_error
 
 _MAX_MESSAGE_BYTES = 4096
 """A pipe write of at most PIPE_BUF bytes is atomic: a message arrives whole or not at all."""
+
+
+def open_weights(folder: Path) -> WeightsStore:
+    """The published weights of the learner whose files are in ``folder``, for it and for all who read them.
+
+    For weights that travel in another way, return another ``ParameterPublisher`` and ``ParameterSource`` here.
+    """
+    return WeightsStore(folder / "weights")
 
 
 class WorkerContext:

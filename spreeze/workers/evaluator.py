@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from spreeze.config.schema import EvaluationConfig
 from spreeze.envs.make import is_bullet
 from spreeze.envs.task import ObsRows, Task, open_task
 from spreeze.errors import SpreezeError
@@ -32,9 +33,9 @@ from spreeze.metrics.table import Phase
 from spreeze.run_directory import group_folder
 from spreeze.transport import status_table as words
 from spreeze.transport.files import remove_unfinished, replace_bytes, replace_json
-from spreeze.transport.weights import Weights, WeightsStore
+from spreeze.transport.weights import Weights
 from spreeze.types import EnvSpec, Jsonable
-from spreeze.workers.context import WorkerContext
+from spreeze.workers.context import WorkerContext, open_weights
 from spreeze.workers.main import end_with_parent
 from spreeze.workers.sampler_stats import Tell, event_text, untold, worth_telling, write_error
 
@@ -61,10 +62,7 @@ OnError = Callable[[int, int, Exception], None]
 class EvaluatorJob(Jsonable):
     run_dir: str
     spec: EnvSpec
-    episodes: int
-    first_seed: int
-    cpu_share: float
-    """Share of one core it may use when none is free."""
+    config: EvaluationConfig
     has_free_core: bool
     groups: int = 1
     """Number of learners; their weights are evaluated in turn."""
@@ -73,7 +71,11 @@ class EvaluatorJob(Jsonable):
 def run_evaluator(context: WorkerContext, job: EvaluatorJob) -> None:
     """Evaluates whenever there are new weights, until the supervisor asks to stop."""
     context.beat(Phase.INIT)
-    watches = [_watch(group_folder(Path(job.run_dir), group)) for group in range(job.groups)]
+    folders = [group_folder(Path(job.run_dir), group) for group in range(job.groups)]
+    watches = []
+    for folder in folders:
+        rows = read_rows(folder / "eval.csv")
+        watches.append(WeightsWatch(folder, (rows[-1]["epoch"], rows[-1]["version"]) if rows else None))
     turn = 0
 
     def on_failure(text: str) -> None:
@@ -96,14 +98,8 @@ def run_evaluator(context: WorkerContext, job: EvaluatorJob) -> None:
             if evaluation.failures:
                 context.sleep(min(_LONGEST_PAUSE_S, 2.0 ** (evaluation.failures - 1)))
             elif not job.has_free_core:
-                rest_s = (time.process_time() - cpu_s) / job.cpu_share - (time.monotonic() - begin_s)
+                rest_s = (time.process_time() - cpu_s) / job.config.cpu_share - (time.monotonic() - begin_s)
                 context.sleep(max(0.0, rest_s))
-
-
-def _watch(folder: Path) -> WeightsWatch:
-    """Watches for a group's weights that have no score yet."""
-    rows = read_rows(folder / "eval.csv")
-    return WeightsWatch(folder / "weights", (rows[-1]["epoch"], rows[-1]["version"]) if rows else None)
 
 
 def _beat(context: WorkerContext) -> bool:
@@ -122,11 +118,9 @@ def _report(context: WorkerContext, record: Record, evaluations: int) -> None:
 class WeightsWatch:
     """Finds weights newer than the last ones seen, with the bytes of their file."""
 
-    def __init__(self, directory: Path, seen: tuple[int, int] | None = None) -> None:
-        self._store = WeightsStore(directory)
-        self._seen = seen
-        self._hint = -1
-        self._look_at_s = 0.0
+    def __init__(self, folder: Path, seen: tuple[int, int] | None = None) -> None:
+        self._store, self._seen = open_weights(folder), seen
+        self._hint, self._look_at_s = -1, 0.0
 
     def newer(self, hint: int) -> tuple[Weights, bytes] | None:
         """The newest weights, or None; looks at the file when the hint changed, and every second."""
@@ -138,10 +132,10 @@ class WeightsWatch:
         if weights is None:
             return None
         try:
-            data = Path(weights.path).read_bytes()
+            data = weights.path.read_bytes()
         except OSError:
             return None  # already replaced by newer ones: the next look finds them
-        self._seen, self._hint = (weights.epoch, weights.version), hint
+        self._seen, self._hint = weights.order, hint
         return weights, data
 
 
@@ -189,7 +183,7 @@ class Evaluation:
             should_stop()  # the heartbeat: a new environment may take a while
 
         policy = Policy.from_weights(weights.arrays, weights.meta)
-        seeds = seed_list(self._job.first_seed, self._job.episodes)
+        seeds = seed_list(self._job.config.seed, self._job.config.episodes)
         count = envs_at_once(self._tasks[0].spec)
         episodes = run_episodes(
             self._make_task, policy.act_greedy, seeds, should_stop=should_stop, max_envs=count, tasks=self._tasks,
@@ -495,12 +489,12 @@ def final_evaluation(job: EvaluatorJob, budget_s: float) -> Record | None:
     run_dir = Path(job.run_dir)
     group = _leader(job)
     folder = group_folder(run_dir, group)
-    found = WeightsWatch(folder / "weights").newer(0)
+    found = WeightsWatch(folder).newer(0)
     if found is None:
         return None
     weights, data = found
     for row in reversed(read_rows(folder / "eval.csv")):
-        if (row["epoch"], row["version"], row["episodes"]) == (weights.epoch, weights.version, job.episodes):
+        if (row["epoch"], row["version"], row["episodes"]) == (weights.epoch, weights.version, job.config.episodes):
             return row | {"group": group, "episodes_cut": 0, "episodes_lost": 0, "whole": True}
 
     def tell(where: str, error: Exception, count: int) -> None:

@@ -16,18 +16,17 @@ from spreeze.config.schema import AlgorithmConfig, algorithm_part
 from spreeze.errors import ResourceError, WorkerError
 from spreeze.metrics.table import SLOTS, TABLE, Phase
 from spreeze.transport.checkpoint import Checkpoint
-from spreeze.transport.rate_limiter import RateLimiter
 from spreeze.transport.replay_reader import open_reader
-from spreeze.transport.replay_ring import ReplayRing, RingSpec
+from spreeze.transport.replay_ring import ReplayRing
 from spreeze.transport.rollouts import Handover, Rollouts
 from spreeze.transport.weights import VersionedParameters
 from spreeze.workers.context import WorkerContext
 from spreeze.workers.inference_worker import WAIT_S, wakeups_of
 from spreeze.workers.jobs import AnyLearnerJob, LearnerJob, OnPolicyLearnerJob
-from spreeze.workers.learn.on_policy_trainer import FINGERPRINTS, OnPolicyTrainer
-from spreeze.workers.learn.replay_trainer import ReplayTrainer
-from spreeze.workers.learn.run_files import Publisher, RunFiles, Trainer
-from spreeze.workers.learn.torch_devices import (
+from spreeze.workers.learner_outputs import Publisher, RunFiles, Trainer
+from spreeze.workers.on_policy_trainer import FINGERPRINTS, OnPolicyTrainer
+from spreeze.workers.replay_trainer import ReplayTrainer
+from spreeze.workers.torch_devices import (
     learner_threads,
     out_of_memory,
     products_in,
@@ -47,10 +46,10 @@ _UPDATES, _ENV_STEPS = SLOTS["learner"].index("updates"), SLOTS["sampler"].index
 
 def run_learner(context: WorkerContext, job: LearnerJob) -> None:
     """Learns from replay until asked to stop; writes a final checkpoint and final weights."""
-    ring = ReplayRing.attach(job.ring_fd, RingSpec.from_json(job.ring))
+    ring = ReplayRing.attach(job.ring_fd, job.ring)
     try:
-        device = resolve_device(job.device)
-        with products_in(job.precision, device), learner_threads(job.spec, job.threads, device) as pair:
+        device = resolve_device(job.learner.device)
+        with products_in(job.learner.precision, device), learner_threads(job.spec, job.learner.threads, device) as pair:
             source = _FromReplay(context, job, ring, pair, device)
             _Learner(context, job, source.trainer, source).run(ring if job.save_replay else None)
     finally:
@@ -61,7 +60,7 @@ def run_on_policy_learner(context: WorkerContext, job: OnPolicyLearnerJob) -> No
     """Learns until asked to stop; writes the checkpoint and weights of the current rollout."""
     rollouts = Rollouts.attach(job.rollouts_fd, job.rollouts)
     try:
-        with learner_threads(job.spec, job.threads, resolve_device(job.device)):
+        with learner_threads(job.spec, job.learner.threads, resolve_device(job.learner.device)):
             trainer = open_on_policy_trainer(job, rollouts)
             _Learner(context, job, trainer, _FromRollouts(context, job, trainer, rollouts)).run()
     finally:
@@ -96,7 +95,7 @@ class _Learner:
 
     def _learn(self) -> None:
         context, source = self._context, self._source
-        context.send("started", device=resolve_device(self._job.device))
+        context.send("started", device=resolve_device(self._job.learner.device))
         checkpoint = self._files.begin()
         for damage in checkpoint.skipped if checkpoint else ():
             _tell(context, f"checkpoint left out: {damage}"[:500], "warning")
@@ -111,7 +110,7 @@ class _Learner:
             if source.began and not began:
                 began = True
                 # The first checkpoint comes early: without one, the death of this process loses everything.
-                self._saved_s = perf_counter() - max(0.0, self._job.checkpoint_interval_s - _FIRST_CHECKPOINT_S)
+                self._saved_s = perf_counter() - max(0.0, self._job.learner.checkpoint_interval_s - _FIRST_CHECKPOINT_S)
             self._chores()
             reason = source.stop_reason()
         self._finish(reason)
@@ -127,11 +126,11 @@ class _Learner:
         if now - self._posted_s >= _POST_S:
             self._post()
             self._posted_s = now
-        if now - self._published_s >= self._job.publish_interval_s:
+        if now - self._published_s >= self._job.learner.publish_interval_s:
             if self._files.is_new:
                 self._publish()
             self._published_s = now
-        if now - self._saved_s >= self._job.checkpoint_interval_s:
+        if now - self._saved_s >= self._job.learner.checkpoint_interval_s:
             self._checkpoint()
 
     def _publish(self) -> None:
@@ -196,14 +195,11 @@ class _FromReplay:
         self._context, self._job, self._ring, self._device = context, job, ring, device
         config: AlgorithmConfig = algorithm_part(job.algo, job.spec.import_module)(**job.algorithm)
         self.trainer = ReplayTrainer(
-            job.spec, job.algo, config, ring.spec.layout, open_reader(ring), batch_size=job.batch_size, device=device,
-            seed=job.seed, normalize_obs=job.normalize_obs, pair=pair, overlap=job.overlap,
-            mirror=job.mirror, updates_per_launch=job.updates_per_launch,
+            job.spec, job.algo, config, ring.spec.layout, open_reader(ring), batch_size=job.learner.batch_size,
+            device=device, seed=job.seed, normalize_obs=job.normalize_obs, pair=pair, overlap=job.learner.overlap,
+            mirror=job.learner.mirror, updates_per_launch=job.learner.updates_per_launch,
         )
-        self._limiter = RateLimiter(
-            minimum=job.samples_per_insert_min, maximum=job.samples_per_insert_max,
-            learning_starts=job.learning_starts, batch_size=job.batch_size, rows_per_write=job.rows_per_write,
-        )
+        self._limiter = job.limiter
         self.began = False
         self._skipped_before = self._updates_before = self._skipped_in_a_row = 0
 
@@ -225,7 +221,7 @@ class _FromReplay:
     def advance(self) -> bool:
         ring = self._ring
         inserted = ring.total_committed()
-        if not self.began and inserted >= max(self._job.learning_starts, 1):
+        if not self.began and inserted >= max(self._job.limiter.learning_starts, 1):
             # A new baseline at every start, so that rows collected before never cause a burst of updates.
             ring.begin_learning()
             self.trainer.refresh()
@@ -350,7 +346,7 @@ class _FromRollouts:
 def open_on_policy_trainer(job: OnPolicyLearnerJob, rollouts: Rollouts) -> OnPolicyTrainer:
     algorithm = create_on_policy(
         job.algo, job.spec, algorithm_part(job.algo, job.spec.import_module)(**job.algorithm), job.seed,
-        resolve_device(job.device), correction=job.correction, normalize_obs=job.normalize_obs,
+        resolve_device(job.learner.device), correction=job.correction, normalize_obs=job.normalize_obs,
     )
     handover = Handover(policies=VersionedParameters((job.policy_fds[0], job.policy_fds[1])),
                         states=VersionedParameters((job.state_fds[0], job.state_fds[1])))

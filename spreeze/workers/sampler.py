@@ -6,7 +6,6 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 
@@ -17,9 +16,8 @@ from spreeze.transport.protocols import TransitionSink
 from spreeze.transport.rate_limiter import RateLimiter
 from spreeze.transport.remote import SocketSink, read_secret
 from spreeze.transport.replay_ring import ReplayRing, RingSpec, ShardWriter
-from spreeze.transport.weights import WeightsStore
 from spreeze.types import EnvSpec, Jsonable
-from spreeze.workers.context import WorkerContext
+from spreeze.workers.context import WorkerContext, open_weights
 from spreeze.workers.transition_collector import TransitionCollector
 
 _POLL_S = 0.0005
@@ -39,16 +37,13 @@ class SamplerJob(Jsonable):
     n_step: int
     gamma: float
     nan_policy: str
-    ring: dict[str, Any]
-    """Shape of the ring that the rows go to, through its descriptor or a socket."""
+    limiter: RateLimiter
+    ring: RingSpec
+    """Of the ring that the rows go to, through its descriptor or a socket."""
     ring_fd: int = -1
     sink_address: str = ""
     """Of the gateway to another process's ring (see ``transport.remote``); empty if there is a descriptor."""
     sink_secret_file: str = ""
-    samples_per_insert_min: float
-    samples_per_insert_max: float
-    learning_starts: int
-    batch_size: int
 
 
 def run_sampler(context: WorkerContext, job: SamplerJob) -> None:
@@ -74,10 +69,9 @@ def run_sampler(context: WorkerContext, job: SamplerJob) -> None:
 
 
 def open_sink(job: SamplerJob) -> TransitionSink:
-    spec = RingSpec.from_json(job.ring)
     if job.sink_address:
-        return SocketSink(job.sink_address, read_secret(Path(job.sink_secret_file)), spec.layout, job.index)
-    return ShardWriter(ReplayRing.attach(job.ring_fd, spec), job.index)
+        return SocketSink(job.sink_address, read_secret(Path(job.sink_secret_file)), job.ring.layout, job.index)
+    return ShardWriter(ReplayRing.attach(job.ring_fd, job.ring), job.index)
 
 
 class SamplerLoop:
@@ -88,12 +82,7 @@ class SamplerLoop:
         rng: np.random.Generator,
     ) -> None:
         self._context, self._job, self._sink, self._sampling, self._rng = context, job, sink, sampling, rng
-        self._limiter = RateLimiter(
-            minimum=job.samples_per_insert_min, maximum=job.samples_per_insert_max,
-            learning_starts=job.learning_starts, batch_size=job.batch_size,
-            rows_per_write=job.num_envs * RingSpec.from_json(job.ring).num_shards,
-        )
-        self._weights = WeightsStore(Path(job.run_dir) / "weights")
+        self._weights = open_weights(Path(job.run_dir))
         self._held: tuple[int, int] | None = None
         self._policy: Policy | None = None
         self._hint = -1
@@ -129,7 +118,7 @@ class SamplerLoop:
 
     def _may_insert(self) -> bool:
         self._counts = counts = self._sink.counts()
-        return self._sink.has_room and self._limiter.may_insert(*counts, self._sampling.num_envs)
+        return self._sink.has_room and self._job.limiter.may_insert(*counts, self._sampling.num_envs)
 
     def _refresh_policy(self) -> None:
         hint = self._context.weights_hint

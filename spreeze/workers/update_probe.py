@@ -18,15 +18,16 @@ import time
 from pathlib import Path
 from typing import Any, NoReturn
 
-from spreeze.config.schema import LearnerConfig, algorithm_part
+from spreeze.config.schema import algorithm_part
 from spreeze.machine.processes import leave_to_supervisor
 from spreeze.transport.replay_reader import open_reader
 from spreeze.transport.replay_ring import ReplayRing, RingSpec
 from spreeze.transport.shared_memory import readable
 from spreeze.types import RowLayout
 from spreeze.workers.jobs import UpdateProbeJob, UpdateTurn
-from spreeze.workers.learn.replay_trainer import ReplayTrainer
-from spreeze.workers.learn.torch_devices import (
+from spreeze.workers.main import end_with_parent
+from spreeze.workers.replay_trainer import ReplayTrainer
+from spreeze.workers.torch_devices import (
     gpus_of,
     learner_threads,
     peak_bytes,
@@ -34,7 +35,6 @@ from spreeze.workers.learn.torch_devices import (
     resolve_device,
     synchronise,
 )
-from spreeze.workers.main import end_with_parent
 from spreeze.workers.transition_collector import fill_with_synthetic_rows
 
 _LOOK_S = 0.02
@@ -126,10 +126,10 @@ class _Forks:
         self._kept: dict[str, _Fork] = {}
 
     def measure(self, turn: UpdateTurn) -> dict[str, Any]:
-        fork = self._kept.pop(turn.learner["device"], None) or _Fork(self._job, self._ring)
+        fork = self._kept.pop(turn.learner.device, None) or _Fork(self._job, self._ring)
         found = fork.measure(turn)
         if turn.kept and "failure" not in found:
-            self._kept[turn.learner["device"]] = fork
+            self._kept[turn.learner.device] = fork
         else:
             fork.close()
         return found
@@ -180,7 +180,7 @@ def _answered(job: UpdateProbeJob, ring: ReplayRing, turn: UpdateTurn) -> tuple[
 def _updates(job: UpdateProbeJob, ring: ReplayRing, turn: UpdateTurn) -> dict[str, Any]:
     """Updates a second of each repeat, and the start-up time: allocation, caches, recording of a graph."""
     start = time.perf_counter()
-    learner = LearnerConfig(**turn.learner)
+    learner = turn.learner
     device = resolve_device(learner.device)
     if not gpus_of(device):
         _limit_data(job.memory_cap_bytes)

@@ -14,6 +14,7 @@ from spreeze.errors import WeightsError
 from spreeze.transport.checkpoint import Checkpoint, CheckpointStore
 from spreeze.transport.replay_ring import ReplayRing
 from spreeze.transport.weights import Weights, WeightsStore
+from spreeze.workers.context import open_weights
 
 _POLL_S = 0.1
 Arrays = dict[str, np.ndarray]
@@ -58,7 +59,7 @@ class RunFiles:
         """``on_progress`` gets the bytes of a checkpoint that are still to be written and checked."""
         self._trainer, self._names = trainer, {"algo": algo, "env_id": env_id}
         self._env_steps, self._wall_s = env_steps, wall_s
-        self.weights = WeightsStore(run_dir / "weights")
+        self.weights = open_weights(run_dir)
         self._checkpoints = CheckpointStore(run_dir / "checkpoints", on_progress)
         self._epoch = 0
         self.offered_updates = -1

@@ -20,10 +20,19 @@ from spreeze.metrics.table import blank_learner
 from spreeze.transport.protocols import BatchSource
 from spreeze.transport.replay_reader import ReplayReader
 from spreeze.types import EnvSpec, RowLayout, TransitionBatch
-from spreeze.workers.learn.cuda_graphs import CudaGraph, Graph, GraphedUpdates, reason_against
-from spreeze.workers.learn.gpu_replay import DeviceStream, GpuReplay, Staging, Stream, fitted_gpu_replay
-from spreeze.workers.learn.on_policy_trainer import sha256_of
-from spreeze.workers.learn.torch_devices import free_bytes
+from spreeze.workers.gpu_replay import (
+    CudaGraph,
+    DeviceStream,
+    GpuReplay,
+    Graph,
+    GraphedUpdates,
+    Staging,
+    Stream,
+    fitted_gpu_replay,
+    reason_against,
+)
+from spreeze.workers.on_policy_trainer import sha256_of
+from spreeze.workers.torch_devices import free_bytes
 
 _REFRESH_S = 0.005
 """Age at which the reader's windows are refreshed; older windows only miss the newest rows."""
