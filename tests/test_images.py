@@ -17,8 +17,8 @@ from spreeze.inference.policy import Policy
 from spreeze.transport.replay_reader import FrameReader, open_reader
 from spreeze.transport.replay_ring import ReplayRing, RingSpec, ShardWriter
 from spreeze.types import FrameSpec, RowLayout, TransitionBatch
+from spreeze.workers.collectors import TransitionCollector
 from spreeze.workers.replay_trainer import ReplayTrainer
-from spreeze.workers.transition_collector import TransitionCollector
 
 SHORT = {"sticky_actions": 0.0, "noop_max": 0, "max_episode_frames": 400}
 

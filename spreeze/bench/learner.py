@@ -26,9 +26,9 @@ from spreeze.config.schema import PARTS, AlgorithmConfig
 from spreeze.transport.replay_reader import open_reader
 from spreeze.transport.replay_ring import ReplayRing, RingSpec
 from spreeze.types import EnvSpec, RowLayout, TransitionBatch
+from spreeze.workers.collectors import fill_with_synthetic_rows
 from spreeze.workers.replay_trainer import ReplayTrainer
 from spreeze.workers.torch_devices import HostWaits, learner_threads, products_in, resolve_device, synchronise
-from spreeze.workers.transition_collector import fill_with_synthetic_rows
 
 OBS_DIM, ACTION_DIM = 22, 6
 """Sizes of Walker2DBulletEnv-v0."""

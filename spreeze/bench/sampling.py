@@ -42,11 +42,11 @@ from spreeze.transport.replay_ring import ReplayRing, ShardWriter
 from spreeze.transport.status_table import StatusTable
 from spreeze.transport.weights import WeightsStore
 from spreeze.tuner.trials import counters
+from spreeze.workers.collectors import TransitionCollector
 from spreeze.workers.context import WorkerContext
 from spreeze.workers.replay_trainer import ReplayTrainer
 from spreeze.workers.roles import Address
 from spreeze.workers.sampler import SamplerJob, SamplerLoop
-from spreeze.workers.transition_collector import TransitionCollector
 
 _TURN_S = 0.05
 """The sampler and the bare loop take turns this long, so that a slow moment of the machine meets them alike."""

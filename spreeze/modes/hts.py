@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from spreeze.errors import CheckpointError, ConfigError, ResourceError
 from spreeze.run_directory import RunDir
@@ -29,10 +30,9 @@ from spreeze.transport.rollouts import Handover, InferenceMailbox, Rollouts, put
 from spreeze.transport.shared_memory import Wakeup
 from spreeze.transport.status_table import StatusTable
 from spreeze.transport.weights import VersionedParameters
-from spreeze.workers.inference_worker import InferenceWorkerJob
 from spreeze.workers.jobs import OnPolicyLearnerJob
 from spreeze.workers.roles import Address
-from spreeze.workers.rollout_sampler import RolloutSamplerJob
+from spreeze.workers.rollout_workers import RolloutSamplerJob, RolloutWorkerJob
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,27 +176,27 @@ def worker_specs(
         for index in range(plan.samplers)
     ]
     for index in range(plan.inference_workers):
-        worker = InferenceWorkerJob(
-            index=index, num_inference_workers=plan.inference_workers,
-            envs_per_sampler=plan.config.rollout.envs_per_sampler,
-            rollouts=memory.rollouts.spec, rollouts_fd=memory.rollouts.fd, mailbox_fd=memory.mailbox.fd,
-            policy_fds=memory.handover.policies.fds, wakeup_fds=_fds(wakeups.inference_workers[index]),
-            sampler_wakeup_fds=_fds(*wakeups.samplers),
-        )
+        worker = RolloutWorkerJob(**_shared(plan, memory, wakeups, index))
         specs.append(WorkerSpec(address=Address("inference", index=index), row=plan.samplers + index,
                                 job=worker.to_json(), inherited_fds=shared))
     return {spec.name: spec for spec in specs}
 
 
+def _shared(plan: RunPlan, memory: Memory, wakeups: Wakeups, index: int) -> dict[str, Any]:
+    """What samplers and inference workers are given alike."""
+    return {
+        "index": index, "num_envs": plan.config.rollout.envs_per_sampler,
+        "num_inference_workers": plan.inference_workers, "rollouts": memory.rollouts.spec,
+        "rollouts_fd": memory.rollouts.fd, "mailbox_fd": memory.mailbox.fd, "policy_fds": memory.handover.policies.fds,
+        "sampler_wakeup_fds": _fds(*wakeups.samplers), "inference_wakeup_fds": _fds(*wakeups.inference_workers),
+    }
+
+
 def sampler_job(plan: RunPlan, memory: Memory, wakeups: Wakeups, index: int) -> RolloutSamplerJob:
-    part = plan.config.rollout
     return RolloutSamplerJob(
-        spec=plan.spec, index=index, seed=plan.config.run.seed, num_envs=part.envs_per_sampler,
-        step_synchronous=plan.lag == 0 and part.synchrony == "step", num_inference_workers=plan.inference_workers,
-        nan_policy=plan.config.sampling.nan_policy,
-        rollouts=memory.rollouts.spec, rollouts_fd=memory.rollouts.fd, mailbox_fd=memory.mailbox.fd,
-        policy_fds=memory.handover.policies.fds, sampler_wakeup_fds=_fds(*wakeups.samplers),
-        inference_wakeup_fds=_fds(*wakeups.inference_workers), learner_wakeup_fds=_fds(wakeups.learner),
+        **_shared(plan, memory, wakeups, index), spec=plan.spec, seed=plan.config.run.seed,
+        step_synchronous=plan.lag == 0 and plan.config.rollout.synchrony == "step",
+        nan_policy=plan.config.sampling.nan_policy, learner_wakeup_fds=_fds(wakeups.learner),
     )
 
 

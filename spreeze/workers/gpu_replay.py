@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -48,7 +47,7 @@ class GpuReplay:
 
     def __init__(
         self, reader: ReplayReader, batch_size: int, device: torch.device, seed: int, rows_per_shard: int | None = None,
-        *, main: Stream | None = None, beside: Stream | None = None,
+        *, main: DeviceStream | None = None, beside: DeviceStream | None = None,
     ) -> None:
         """Allocates the device's memory; ``pull`` copies the rows.
 
@@ -73,9 +72,7 @@ class GpuReplay:
         # Memory is zeroed on the main stream: an earlier copy would be lost.
         self._draws_before = self._main.mark()
         self.generator = torch.Generator(device).manual_seed(seed)
-        """Of the draws."""
         self.available = 0
-        """Rows that can be drawn."""
         self.rows_pulled = 0
         self.rows_torn = 0
         """Rows that were overwritten during the copy, and so dropped."""
@@ -91,7 +88,6 @@ class GpuReplay:
 
     @property
     def size_bytes(self) -> int:
-        """Device memory of the rows."""
         return self._rows.element_size() * self._rows.nelement()
 
     def pull(self) -> None:
@@ -225,24 +221,8 @@ class StreamEvent:
             self.event.synchronize()
 
 
-class Stream(Protocol):
-    """Work that runs in the order in which it was given."""
-
-    def copy(self, to: Tensor, source: Tensor) -> None:
-        """Copies ``source`` into ``to``; ``source`` must not change until a later event is reached."""
-        ...
-
-    def mark(self) -> StreamEvent:
-        """The point after all work given so far."""
-        ...
-
-    def follow(self, event: StreamEvent) -> None:
-        """Work given from now on begins after this event of another stream."""
-        ...
-
-
 class DeviceStream:
-    """A stream of a device: its current one, or one beside it."""
+    """Work that runs in the order in which it was given: a device's current stream, or one beside it."""
 
     def __init__(self, device: torch.device, *, beside: bool = False) -> None:
         self._device = device
@@ -253,7 +233,7 @@ class DeviceStream:
         return torch.cuda.current_stream(self._device) if self._beside is None else self._beside
 
     def copy(self, to: Tensor, source: Tensor) -> None:
-        """Copies, without waiting where ``source`` is pinned or on the device."""
+        """Copies, without waiting where ``source`` is pinned; it must not change until a later event is reached."""
         with contextlib.nullcontext() if self._beside is None else torch.cuda.stream(self._beside):
             to.copy_(source, non_blocking=True)
 
@@ -265,6 +245,7 @@ class DeviceStream:
         return StreamEvent(event)
 
     def follow(self, event: StreamEvent) -> None:
+        """Work given from now on begins after this event of another stream."""
         if event.event is not None:
             self._stream().wait_event(event.event)
 
@@ -292,29 +273,21 @@ class NotRecorded(Exception):
     """The work cannot be a graph; the device is still usable."""
 
 
-class Graph(Protocol):
-    """Work that is recorded once and replayed many times."""
-
-    def record(self, work: Callable[[], None], generators: Sequence[torch.Generator]) -> None:
-        """Records the device work of ``work`` without running it.
-
-        Raises:
-            NotRecorded: it cannot be recorded; it can still run kernel by kernel.
-        """
-        ...
-
-    def replay(self) -> None:
-        """Starts the recorded work; returns before it is done."""
-        ...
-
-
 class CudaGraph:
+    """Several updates as one launch: everything from the draw to the target networks.
+
+    With small networks a GPU waits for its next kernel, and an update has a hundred of them. A graph can hold only work
+    of the device: draws from GPU replay, noise of registered generators. What Python decides by counting updates (a
+    delayed actor, a target that moves every n updates) is fixed while the graph is recorded, so a graph holds whole
+    periods of these decisions.
+    """
+
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._graph = torch.cuda.CUDAGraph()
 
     def record(self, work: Callable[[], None], generators: Sequence[torch.Generator]) -> None:
-        """Records; the work must have run before, so that its buffers exist.
+        """Records the device work of ``work`` without running it; it must have run before, so that its buffers exist.
 
         Raises:
             NotRecorded: the work waits for the host, or there is no room for the graph's memory.
@@ -357,22 +330,22 @@ class GraphedUpdates:
     """Updates with batches from GPU replay: one by one at first, then as graphs if possible."""
 
     def __init__(
-        self, algorithm: OffPolicyAlgorithm, mirror: GpuReplay, update: Callable[[Tensor], None], stream: Stream, *,
-        wanted: int = 1, make_graph: Callable[[], Graph] | None = None, tell: Callable[[str], None],
+        self, algorithm: OffPolicyAlgorithm, mirror: GpuReplay, update: Callable[[Tensor], None],
+        stream: DeviceStream, *, wanted: int = 1, make_graph: Callable[[], CudaGraph] | None = None,
+        on_failure: Callable[[str], None],
     ) -> None:
-        """Records nothing yet.
+        """``update`` runs one update with rows [B, W] on ``stream``; ``wanted`` updates, rounded up, are one graph.
 
-        ``update`` runs one update with rows [B, W] on ``stream``; ``wanted`` updates, rounded up to whole periods of
-        the algorithm, are one graph. Without ``make_graph`` every kernel is launched by itself. ``tell`` gets the
-        reason if no graph can be recorded.
+        Without ``make_graph`` every kernel is launched by itself. ``on_failure`` gets the reason if no graph can be
+        recorded.
         """
         self.mirror = mirror
         self.in_graph = updates_in_graph(wanted, algorithm.period)
         self._algorithm, self._update, self._stream = algorithm, update, stream
-        self._make_graph, self._tell = make_graph, tell
+        self._make_graph, self._on_failure = make_graph, on_failure
         self.recording_failed = False
         """PyTorch's allocator then considers it unfinished, and ``torch.cuda.empty_cache`` would fail."""
-        self._graph: Graph | None = None
+        self._graph: CudaGraph | None = None
         self._singles = 0
         self._in_flight: deque[StreamEvent] = deque()
 
@@ -408,28 +381,25 @@ class GraphedUpdates:
                 self._graph.replay()
                 algorithm.updates += count
                 return count
-        self._one()
+        self._update(self.mirror.draw())
         self._singles += 1
         return 1
 
-    def _record(self, graph: Graph) -> None:
+    def _record(self, graph: CudaGraph) -> None:
         before = self._algorithm.updates
 
         def several() -> None:
             for _ in range(self.in_graph):
-                self._one()
+                self._update(self.mirror.draw())
 
         try:
             graph.record(several, [self._algorithm.noise, self.mirror.generator])
             self._graph = graph
         except NotRecorded as error:
             self._make_graph, self.recording_failed = None, True
-            self._tell(f"kernels are launched one by one: no graph could be recorded: {error}")
+            self._on_failure(f"kernels are launched one by one: no graph could be recorded: {error}")
         finally:
             self._algorithm.updates = before  # recorded, not done
-
-    def _one(self) -> None:
-        self._update(self.mirror.draw())
 
     def set_batch_size(self, batch_size: int) -> None:
         """Draws that many rows from now on; the graph is recorded again."""

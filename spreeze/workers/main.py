@@ -28,9 +28,8 @@ from typing import Any
 from spreeze.machine.processes import EARLY, leave_to_supervisor, take_name
 from spreeze.metrics.table import Phase
 from spreeze.transport.status_table import StatusTable
-from spreeze.workers.context import WorkerContext
+from spreeze.workers.context import WorkerContext, write_error
 from spreeze.workers.roles import BODIES, ROLES, Address
-from spreeze.workers.sampler_stats import write_error
 
 _PR_SET_PDEATHSIG = 1
 MOST_FDS = 250

@@ -17,8 +17,8 @@ from spreeze.transport.rate_limiter import RateLimiter
 from spreeze.transport.remote import SocketSink, read_secret
 from spreeze.transport.replay_ring import ReplayRing, RingSpec, ShardWriter
 from spreeze.types import EnvSpec, Jsonable
+from spreeze.workers.collectors import TransitionCollector
 from spreeze.workers.context import WorkerContext, open_weights
-from spreeze.workers.transition_collector import TransitionCollector
 
 _POLL_S = 0.0005
 """Sleep while the limiter holds the sampler: shorter than a learner update, longer than a wakeup."""
@@ -48,7 +48,11 @@ class SamplerJob(Jsonable):
 
 def run_sampler(context: WorkerContext, job: SamplerJob) -> None:
     """Samples until asked to stop, then closes its environments."""
-    sink = open_sink(job)
+    sink: TransitionSink
+    if job.sink_address:
+        sink = SocketSink(job.sink_address, read_secret(Path(job.sink_secret_file)), job.ring.layout, job.index)
+    else:
+        sink = ShardWriter(ReplayRing.attach(job.ring_fd, job.ring), job.index)
     # The row count of the sink changes the stream after a restart, so no episode is repeated.
     stream = np.random.SeedSequence([job.seed, job.index, sink.next_logical])
     rng = np.random.default_rng(stream)
@@ -56,8 +60,8 @@ def run_sampler(context: WorkerContext, job: SamplerJob) -> None:
         lambda: open_task(job.spec),
         job.num_envs, job.spec, sink,
         n_step=job.n_step, gamma=job.gamma, seeds=[int(s) for s in rng.integers(2**31, size=job.num_envs)],
-        nan_policy=job.nan_policy, on_wait=lambda: context.beat(Phase.INIT), on_reset=lambda: context.beat(Phase.RESET),
-        make_vector=vector_maker(job.spec), tell=context.env_error,
+        nan_policy=job.nan_policy, make_vector=vector_maker(job.spec), on_progress=context.beat,
+        on_error=context.env_error,
     )
     try:
         loop = SamplerLoop(context, job, sink, sampling, rng)
@@ -66,12 +70,6 @@ def run_sampler(context: WorkerContext, job: SamplerJob) -> None:
     finally:
         sampling.close()
         sink.close()
-
-
-def open_sink(job: SamplerJob) -> TransitionSink:
-    if job.sink_address:
-        return SocketSink(job.sink_address, read_secret(Path(job.sink_secret_file)), job.ring.layout, job.index)
-    return ShardWriter(ReplayRing.attach(job.ring_fd, job.ring), job.index)
 
 
 class SamplerLoop:
@@ -87,7 +85,6 @@ class SamplerLoop:
         self._policy: Policy | None = None
         self._hint = -1
         self._counts = sink.counts()
-        self._wait_s = 0.0
         self._rest_until_s = 0.0
         # Slots outlive this process, so counters continue after a restart.
         self._base = context.slots.copy()
@@ -112,8 +109,9 @@ class SamplerLoop:
         else:
             self._context.beat(Phase.WAIT)
             time.sleep(_POLL_S)
-            self._wait_s += perf_counter() - start
-        self._post()
+            self._sampling.counts.wait_s += perf_counter() - start
+        self._sampling.counts.post(self._context.slots, self._base)
+        self._context.slots[_POLICY_VERSION] = self._held[1] if self._held else 0
         return actions
 
     def _may_insert(self) -> bool:
@@ -138,8 +136,3 @@ class SamplerLoop:
         if self._policy is None or (untrained and self._counts.baseline < 0):
             return uniform_actions(self._job.spec, self._sampling.num_envs, self._rng)
         return self._policy.act(self._sampling.obs, self._rng)
-
-    def _post(self) -> None:
-        slots = self._context.slots
-        self._sampling.counts.post(slots, self._base, self._wait_s)
-        slots[_POLICY_VERSION] = self._held[1] if self._held else 0

@@ -27,9 +27,9 @@ from spreeze.inference.policy import Policy
 from spreeze.runtime.plan import RunPlan
 from spreeze.transport.replay_reader import open_reader
 from spreeze.transport.replay_ring import ReplayRing, ShardWriter
+from spreeze.workers.collectors import TransitionCollector
 from spreeze.workers.evaluator import run_episodes, score, seed_list
 from spreeze.workers.replay_trainer import ReplayTrainer
-from spreeze.workers.transition_collector import TransitionCollector
 
 Record = dict[str, Any]
 COUNTED: tuple[tuple[int, float], ...] = (
