@@ -279,7 +279,7 @@ def test_a_stop_leaves_whole_rounds_and_the_record_says_how_many_were_cut(tmp_pa
     monkeypatch.setattr(evaluator, "envs_at_once", lambda spec: 4)
     publish(store, GOOD, 1)
     asked = []
-    with Evaluation(job_of(tmp_path, episodes=10), lambda *error: None) as evaluation:
+    with contextlib.closing(Evaluation(job_of(tmp_path, episodes=10), lambda *error: None)) as evaluation:
         found = evaluation.evaluate(
             *WeightsWatch(tmp_path).newer(0), lambda: len(asked) == 120 or asked.append(1), partial=True
         )

@@ -104,7 +104,7 @@ class _Serial:
             self._finish()
         finally:
             data.envs.close()
-            self._evaluation.drop_environments()
+            self._evaluation.close()
 
     def _stop_reason(self) -> str | None:
         if self.interrupts.count:

@@ -32,11 +32,14 @@ from spreeze.transport.weights import VersionedParameters
 from spreeze.types import EnvSpec
 from spreeze.workers.context import is_power_of_ten
 
-_COUNTS = {
-    name: SLOTS["sampler"].index(name)
-    for name in ("env_steps", "episodes", "rows_refused", "env_errors", "policy_s", "env_s", "write_s", "wait_s")
-}
-_EPISODE_RETURN, _EPISODE_LENGTH = (SLOTS["sampler"].index(name) for name in ("episode_return", "episode_length"))
+# Looked up once, since every round over the environments posts; rollout samplers have the same slots.
+_ENV_STEPS, _EPISODES, _EPISODE_RETURN, _EPISODE_LENGTH, _ROWS_REFUSED, _ENV_ERRORS = (
+    SLOTS["sampler"].index(name)
+    for name in ("env_steps", "episodes", "episode_return", "episode_length", "rows_refused", "env_errors")
+)
+_POLICY_S, _ENV_S, _WRITE_S, _WAIT_S = (
+    SLOTS["sampler"].index(name) for name in ("policy_s", "env_s", "write_s", "wait_s")
+)
 _MOST_ERRORS, _WINDOW_STEPS = 20, 1000
 """This many errors within so many env steps end the process."""
 _BLOCK_STEPS = 32
@@ -70,12 +73,19 @@ class SamplerStats:
     write_s: float = 0.0
     wait_s: float = 0.0
 
-    def post(self, slots: np.ndarray, base: Sequence[float] | np.ndarray) -> None:
+    def post(self, slots: np.ndarray, base: Sequence[float]) -> None:
         """Writes all but the policy's version into the slots; ``base`` holds the counters of earlier processes."""
-        for name, index in _COUNTS.items():
-            slots[index] = base[index] + getattr(self, name)
-        if self.episode_return is not None:
-            slots[_EPISODE_RETURN], slots[_EPISODE_LENGTH] = self.episode_return, self.episode_length
+        slots[_ENV_STEPS] = base[_ENV_STEPS] + self.env_steps
+        slots[_EPISODES] = base[_EPISODES] + self.episodes
+        if self.episode_return is not None and self.episode_length is not None:
+            slots[_EPISODE_RETURN] = self.episode_return
+            slots[_EPISODE_LENGTH] = self.episode_length
+        slots[_ROWS_REFUSED] = base[_ROWS_REFUSED] + self.rows_refused
+        slots[_ENV_ERRORS] = base[_ENV_ERRORS] + self.env_errors
+        slots[_POLICY_S] = base[_POLICY_S] + self.policy_s
+        slots[_ENV_S] = base[_ENV_S] + self.env_s
+        slots[_WRITE_S] = base[_WRITE_S] + self.write_s
+        slots[_WAIT_S] = base[_WAIT_S] + self.wait_s
 
 
 class Collector:
@@ -297,10 +307,14 @@ class VectorRowWriter:
     def store(self, batch: StepBatch) -> None:
         if self._n_steps is not None:
             self._store_n_step(batch)
-        elif len(batch.broken) < len(self.obs):
-            keep = np.setdiff1d(np.arange(len(self.obs)), batch.broken) if batch.broken else _ALL
-            self._sink.write(self.obs[keep], batch.actions[keep], batch.reward[keep], batch.terminated[keep],
-                             self._next_obs[keep], version=batch.version)
+        else:
+            columns = [self.obs, batch.actions, batch.reward, batch.terminated, self._next_obs]
+            if batch.broken:
+                keep = np.setdiff1d(np.arange(len(self.obs)), batch.broken)
+                columns = [column[keep] for column in columns]
+            obs, actions, reward, terminated, next_obs = columns
+            if len(obs):
+                self._sink.write(obs, actions, reward, terminated, next_obs, version=batch.version)
         self.obs, self._next_obs = self._next_obs, self.obs
 
     def _store_n_step(self, batch: StepBatch) -> None:

@@ -83,7 +83,7 @@ def run_evaluator(context: WorkerContext, job: EvaluatorJob) -> None:
     def on_failure(text: str) -> None:
         context.send("event", level="warning", text=text)
 
-    with Evaluation(job, context.env_error) as evaluation:
+    with contextlib.closing(Evaluation(job, context.env_error)) as evaluation:
         with contextlib.suppress(Exception):
             evaluation.prepare()  # ahead of the first weights, whose evaluation would report the error
         while not context.stopping:
@@ -134,7 +134,7 @@ class WeightsWatch:
 
 
 class Evaluation:
-    """The evaluator's environments and files; a context manager that closes the environments."""
+    """The evaluator's environments and files."""
 
     def __init__(self, job: EvaluatorJob, on_error: Callable[[str, Exception, int], None]) -> None:
         """``on_error`` gets where an environment raised, the error, and the number of errors so far."""
@@ -152,7 +152,7 @@ class Evaluation:
 
     def prepare(self) -> None:
         if not self._tasks:
-            add_task(self._tasks, self._make_task)
+            self._tasks.append(_new_task(self._make_task))
 
     def evaluate(
         self, weights: Weights, data: bytes, should_stop: Callable[[], bool], *, partial: bool = False,
@@ -216,23 +216,17 @@ class Evaluation:
             if is_power_of_ten(self.failures):
                 times = "" if self.failures == 1 else f" {self.failures} times in a row"
                 on_failure(f"evaluation failed{times}: {type(error).__name__}: {error}"[:500])
-            self.drop_environments()
+            self.close()
             return None
         self.failures = 0
         return record
 
-    def drop_environments(self) -> None:
+    def close(self) -> None:
         """Closes all environments; the next evaluation makes new ones."""
         for task in self._tasks:
             with contextlib.suppress(Exception):
                 task.close()
         self._tasks.clear()
-
-    def __enter__(self) -> Evaluation:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.drop_environments()
 
 
 def _best_so_far(run_dir: Path) -> float:
@@ -329,10 +323,10 @@ def run_episodes(
     pool = [] if tasks is None else tasks
     try:
         if not pool:
-            add_task(pool, make_task)
+            pool.append(_new_task(make_task))
         count = min(len(seeds), max_envs or envs_at_once(pool[0].spec))
         while len(pool) < count:
-            add_task(pool, make_task)
+            pool.append(_new_task(make_task))
         return _Lockstep(pool, count, policy_act, seeds, on_step, on_error, make_task).run(should_stop, whole_rounds)
     finally:
         if tasks is None:
@@ -340,19 +334,16 @@ def run_episodes(
                 task.close()
 
 
-def add_task(pool: list[Task], make_task: Callable[[], Task]) -> None:
-    """Adds an environment that has been reset once.
+def _new_task(make_task: Callable[[], Task]) -> Task:
+    """An environment that has been reset once.
 
     The first episode of a Bullet environment differs from later ones of the same seed: it starts before the state is
     saved to which later resets return. After one reset, an episode depends on its seed and the policy alone.
     """
-    pool.append(make_task())
-    _warm_up(pool[-1])
-
-
-def _warm_up(task: Task) -> None:
+    task = make_task()
     with contextlib.suppress(Exception):  # this episode is not used; the next reset raises again
         task.reset(seed=0)
+    return task
 
 
 class _Env:
@@ -433,9 +424,8 @@ class _Lockstep:
         self._on_error(env.place, env.length, error)
         with contextlib.suppress(Exception):
             self._pool.pop(env.row).close()
-        env.task = self._make_task()
+        env.task = _new_task(self._make_task)
         self._pool.insert(env.row, env.task)
-        _warm_up(env.task)
 
 
 def final_evaluation(job: EvaluatorJob, budget_s: float) -> Record | None:
@@ -463,7 +453,7 @@ def final_evaluation(job: EvaluatorJob, budget_s: float) -> Record | None:
         write_error(run_dir / "errors", "evaluator", error, f"environment-{count}")
         sys.stderr.write(event_text(where, error, count) + "\n")
 
-    with Evaluation(job, on_error) as evaluation:
+    with contextlib.closing(Evaluation(job, on_error)) as evaluation:
         return evaluation.evaluate(weights, data, lambda: time.monotonic() >= end_s, partial=True, group=group)
 
 

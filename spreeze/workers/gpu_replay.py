@@ -343,8 +343,6 @@ class GraphedUpdates:
         self.in_graph = updates_in_graph(wanted, algorithm.period)
         self._algorithm, self._update, self._stream = algorithm, update, stream
         self._make_graph, self._on_failure = make_graph, on_failure
-        self.recording_failed = False
-        """PyTorch's allocator then considers it unfinished, and ``torch.cuda.empty_cache`` would fail."""
         self._graph: CudaGraph | None = None
         self._singles = 0
         self._in_flight: deque[StreamEvent] = deque()
@@ -396,7 +394,7 @@ class GraphedUpdates:
             graph.record(several, [self._algorithm.noise, self.mirror.generator])
             self._graph = graph
         except NotRecorded as error:
-            self._make_graph, self.recording_failed = None, True
+            self._make_graph = None
             self._on_failure(f"kernels are launched one by one: no graph could be recorded: {error}")
         finally:
             self._algorithm.updates = before  # recorded, not done

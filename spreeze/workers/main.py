@@ -156,14 +156,10 @@ def _die_with_supervisor(lifeline_fd: int, supervisor_pid: int) -> None:
         os._exit(3)
 
     def watch() -> None:
-        while True:
-            try:
-                if os.read(lifeline_fd, 1) == b"":
-                    os._exit(3)
-            except InterruptedError:
-                continue
-            except OSError:
-                os._exit(3)
+        with contextlib.suppress(OSError):
+            while os.read(lifeline_fd, 1):
+                pass
+        os._exit(3)
 
     threading.Thread(target=watch, name="lifeline", daemon=True).start()
 

@@ -70,7 +70,7 @@ class ReplayTrainer:
         self._updates_per_launch = updates_per_launch
         self._launches: GraphedUpdates | None = None
         self._recording_failed = False
-        """By launches since dropped."""
+        """PyTorch's allocator then considers it unfinished, and ``torch.cuda.empty_cache`` would fail."""
         self._scale: DeviceNormalizer | None = None
         self.set_batch_size(batch_size)
         gpus = {place for place in (self._device, self._actor_device) if place.type == "cuda"}
@@ -107,7 +107,7 @@ class ReplayTrainer:
         graphs = self._updates_per_launch > 0 and against is None
         self._launches = GraphedUpdates(
             self.algorithm, mirror, self._update_with, DeviceStream(self._device), wanted=self._updates_per_launch,
-            make_graph=make_graph if graphs else None, on_failure=self.notes.append,
+            make_graph=make_graph if graphs else None, on_failure=self._note_failed_recording,
         )
         if self.normalizer is not None:
             self._scale = DeviceNormalizer(self.normalizer, self._layout, self._device, DeviceStream(self._device))
@@ -127,17 +127,16 @@ class ReplayTrainer:
         if launches is None:
             return False
         launches.mirror.settle()
-        self._recording_failed |= launches.recording_failed
         return True
 
     def release_cached(self) -> None:
-        """Returns the memory that PyTorch caches to the GPUs, unless a recording has failed.
-
-        After a failed recording the allocator would raise an internal error; it then reuses what it caches.
-        """
-        failed = self._recording_failed or (self._launches is not None and self._launches.recording_failed)
-        if not failed:
+        """Returns the memory that PyTorch caches to the GPUs, where that is possible."""
+        if not self._recording_failed:
             torch.cuda.empty_cache()
+
+    def _note_failed_recording(self, text: str) -> None:
+        self._recording_failed = True
+        self.notes.append(text)
 
     def set_batch_size(self, batch_size: int) -> None:
         """Draws that many rows at once from now on; frees the old buffers first, since memory may be short."""

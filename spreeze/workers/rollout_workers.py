@@ -109,7 +109,7 @@ class _RolloutSampler:
         self._policies = RolloutPolicy(rollouts, VersionedParameters(job.policy_fds))
         self._client = MailboxClient(envs, mailbox, job.index * job.num_envs, job.num_envs)
         # Slots outlive this process, so counters continue after a restart.
-        self._base = context.slots.copy()
+        self._base = context.slots.tolist()
 
     def turn(self) -> None:
         """One round over the environments, or one sleep."""

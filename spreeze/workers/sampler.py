@@ -87,7 +87,7 @@ class SamplerLoop:
         self._counts = sink.counts()
         self._rest_until_s = 0.0
         # Slots outlive this process, so counters continue after a restart.
-        self._base = context.slots.copy()
+        self._base = context.slots.tolist()
 
     def turn(self) -> np.ndarray | None:
         """One step of all environments, or one short wait; returns the actions taken [N, A], if any."""
