@@ -29,7 +29,7 @@ from spreeze.bench import Row, line
 from spreeze.config.schema import PARTS, AlgorithmConfig
 from spreeze.machine.hardware import read_machine
 from spreeze.types import RowLayout, TransitionBatch
-from spreeze.workers.learn.torch_devices import products_in
+from spreeze.workers.torch_devices import products_in
 
 OBS_DIM, ACTION_DIM = 22, 6
 """Sizes of Walker2DBulletEnv-v0."""

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from spreeze.bench.learner import learner_rows
-from spreeze.workers.learn.torch_devices import HostWaits
+from spreeze.workers.torch_devices import HostWaits
 
 
 @pytest.mark.parametrize(("device", "crossed"), [("cpu", 0), ("cpu+cpu", 4 * (8 * (3 * 6 + 1) + 1))])

@@ -16,7 +16,7 @@ from spreeze.envs.task import Task, uniform_actions
 from spreeze.errors import ConfigError, WeightsError
 from spreeze.inference.policy import head_of
 from spreeze.types import FrameSpec, RowLayout
-from spreeze.workers.transition_collector import TransitionCollector
+from spreeze.workers.collectors import TransitionCollector
 
 MODES = modes()
 Q_META = {"policy": "q_values", "num_actions": 3, "epsilon_start": 1.0, "epsilon_end": 0.25, "epsilon_env_steps": 100}

@@ -20,7 +20,7 @@ from spreeze.envs.task import make_task, vector_maker
 from spreeze.envs.vector_engines import VectorTask, engine_of
 from spreeze.errors import BadTransition, EnvironmentError_, WorkerError
 from spreeze.types import EnvSpec
-from spreeze.workers.transition_collector import TransitionCollector
+from spreeze.workers.collectors import TransitionCollector
 
 needs_envpool = pytest.mark.skipif(importlib.util.find_spec("envpool") is None, reason="envpool is not installed")
 needs_mujoco = pytest.mark.skipif(importlib.util.find_spec("mujoco") is None, reason="mujoco is not installed")

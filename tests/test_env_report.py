@@ -14,7 +14,7 @@ from spreeze.envs.make import make_env
 from spreeze.envs.probe import plain_words
 from spreeze.envs.task import make_task, open_task
 from spreeze.errors import EnvironmentError_, WorkerError
-from spreeze.workers.transition_collector import TransitionCollector
+from spreeze.workers.collectors import TransitionCollector
 
 README = (Path(__file__).resolve().parents[1] / "README.md").read_text(encoding="utf-8")
 BAD_ENVS = '''

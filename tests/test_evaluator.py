@@ -15,6 +15,7 @@ import pytest
 from harness import PATIENCE_S
 from linear_policy import BAD, FAULT, FAULT_MODULE, GOOD, IDLE, SPEC, policy_of, publish, wait_until
 
+from spreeze.config.schema import EvaluationConfig
 from spreeze.envs.task import make_task
 from spreeze.transport.status_table import STOP, WEIGHTS_HINT, StatusTable
 from spreeze.transport.weights import WeightsStore, read_weights
@@ -42,10 +43,8 @@ def store(tmp_path):
 
 
 def job_of(tmp_path, **changes):
-    fields = {
-        "run_dir": str(tmp_path), "spec": SPEC, "episodes": 4, "first_seed": 10,
-        "cpu_share": 0.5, "has_free_core": True,
-    }  # fmt: skip
+    part = EvaluationConfig(episodes=changes.pop("episodes", 4), seed=10, cpu_share=changes.pop("cpu_share", 0.5))
+    fields = {"run_dir": str(tmp_path), "spec": SPEC, "config": part, "has_free_core": True}
     return EvaluatorJob(**{**fields, **changes})
 
 
@@ -154,7 +153,7 @@ def test_what_a_killed_evaluator_left_is_removed_and_an_unfinished_checkpoint_is
 def test_a_stop_is_obeyed_in_the_middle_of_an_evaluation(tmp_path, store, monkeypatch):
     monkeypatch.setenv("SPREEZE_FAULT_STEP_S", "0.02")
     publish(store, GOOD, 1)
-    with running(job_of(tmp_path, episodes=16 * 10_000)) as body:  # hours, if nobody stopped it
+    with running(job_of(tmp_path, episodes=10_000)) as body:  # hours, if nobody stopped it
         wait_until(lambda: int(body.status.control(0)[1]) == int(evaluator.Phase.EVALUATE))
         assert body.stop()
     assert not (tmp_path / "eval.csv").exists()
@@ -280,16 +279,16 @@ def test_a_stop_leaves_whole_rounds_and_the_record_says_how_many_were_cut(tmp_pa
     monkeypatch.setattr(evaluator, "envs_at_once", lambda spec: 4)
     publish(store, GOOD, 1)
     asked = []
-    with Evaluation(job_of(tmp_path, episodes=10)) as evaluation:
+    with contextlib.closing(Evaluation(job_of(tmp_path, episodes=10), lambda *error: None)) as evaluation:
         found = evaluation.evaluate(
-            *WeightsWatch(tmp_path / "weights").newer(0), lambda: len(asked) == 120 or asked.append(1), partial=True
+            *WeightsWatch(tmp_path).newer(0), lambda: len(asked) == 120 or asked.append(1), partial=True
         )
         assert found["return_mean"] == expected_return(GOOD, episodes=8), "two rounds of 50 steps, and a part of one"
         assert (found["episodes"], found["episodes_cut"], found["episodes_lost"]) == (8, 2, 0)
         assert not found["whole"]
         assert not (tmp_path / "checkpoints").exists()
         asked.clear()
-        weights = WeightsWatch(tmp_path / "weights").newer(0)
+        weights = WeightsWatch(tmp_path).newer(0)
         assert evaluation.evaluate(*weights, lambda: len(asked) == 49 or asked.append(1), partial=True) is None
 
 

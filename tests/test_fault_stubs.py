@@ -16,24 +16,26 @@ import pytest
 import torch
 from harness import PATIENCE_S, REPO
 
+from spreeze.config.schema import LearnerConfig
 from spreeze.errors import CheckpointError, ConfigError, ResourceError, SpreezeError, WorkerError
 from spreeze.metrics.store import MetricsReader
 from spreeze.run_directory import read_run
 from spreeze.runtime import recorder
 from spreeze.transport import shared_memory
 from spreeze.transport.checkpoint import CheckpointStore
+from spreeze.transport.rate_limiter import RateLimiter
 from spreeze.transport.replay_ring import ReplayReader, ReplayRing, RingSpec, ShardWriter
 from spreeze.transport.status_table import StatusTable
 from spreeze.transport.weights import WeightsStore, read_weights
 from spreeze.types import EnvSpec, RowLayout
+from spreeze.workers import replay_trainer
 from spreeze.workers.context import WorkerContext
 from spreeze.workers.evaluator import read_rows
 from spreeze.workers.jobs import LearnerJob
-from spreeze.workers.learn import replay_trainer
-from spreeze.workers.learn.replay_trainer import ReplayTrainer
-from spreeze.workers.learn.torch_devices import resolve_device
 from spreeze.workers.learner import run_learner
+from spreeze.workers.replay_trainer import ReplayTrainer
 from spreeze.workers.roles import Address
+from spreeze.workers.torch_devices import resolve_device
 
 SPEC = EnvSpec(env_id="x", import_module=None, obs_dim=3, action_dim=1, action_low=(-1.0,), action_high=(1.0,),
                max_episode_steps=None, reward_threshold=None)  # fmt: skip
@@ -53,15 +55,15 @@ class Learner:
         self.read_fd, self._write_fd = os.pipe()
         os.set_blocking(self.read_fd, False)
         self.context = WorkerContext(Address("learner"), self.status, 1, self._write_fd)
+        learner = {"batch_size": 256, "threads": 1, "device": "cpu", "publish_interval_s": 0.05,
+                   "checkpoint_interval_s": 1e6}  # fmt: skip
+        learner |= {name: changes.pop(name) for name in learner.keys() & changes.keys()}
         fields = {
             "run_dir": str(tmp_path), "spec": SPEC, "algo": "sac", "algorithm": {"hidden_sizes": (8, 8)}, "seed": 1,
-            "batch_size": 256, "threads": 1, "device": "cpu", "precision": "float32", "overlap": False,
-            "mirror": True, "updates_per_launch": 1,
-            "normalize_obs": False, "publish_interval_s": 0.05,
-            "checkpoint_interval_s": 1e6, "save_replay": False, "max_updates": 60, "ring_fd": os.dup(self.ring.fd),
-            "ring": self.ring.spec.to_json(), "samples_per_insert_min": 0.0, "samples_per_insert_max": 1e9,
-            "learning_starts": 1, "num_samplers": 1, "rows_per_write": 1, "run_started_s": time.monotonic(),
-            "wall_base_s": 0.0, "env_steps_base": 0,
+            "learner": LearnerConfig(**learner), "normalize_obs": False, "save_replay": False, "max_updates": 60,
+            "ring_fd": os.dup(self.ring.fd), "ring": self.ring.spec,
+            "limiter": RateLimiter(0.0, 1e9, 1, learner["batch_size"], 1), "num_samplers": 1,
+            "run_started_s": time.monotonic(), "wall_base_s": 0.0, "env_steps_base": 0,
         }  # fmt: skip
         self.job = LearnerJob(**{**fields, **changes})
 
@@ -222,7 +224,7 @@ SHORT_OF_MEMORY = """
 import json, pathlib, resource, sys
 import psutil, torch
 from test_fault_stubs import Learner
-from spreeze.workers.learn.replay_trainer import ReplayTrainer
+from spreeze.workers.replay_trainer import ReplayTrainer
 
 threads, room_bytes = int(sys.argv[2]), 200 * 2**20
 torch.randn(512, 512) @ torch.randn(512, 512)  # what the maths library takes once

@@ -33,10 +33,10 @@ from spreeze.runtime.supervisor import ProcessSupervisor
 from spreeze.transport import status_table as words
 from spreeze.transport.replay_ring import ReplayReader, ReplayRing, ShardWriter
 from spreeze.transport.status_table import StatusTable
+from spreeze.workers.collectors import TransitionCollector
 from spreeze.workers.context import WorkerContext
 from spreeze.workers.roles import Address
 from spreeze.workers.sampler import SamplerJob, SamplerLoop
-from spreeze.workers.transition_collector import TransitionCollector
 
 TWO_CORES = CoreFacts(ids=(0, 1), quota=None, usable=2.0, physical=2, reason="as told")
 

@@ -14,7 +14,7 @@ from test_ring import put, ring_of, wait_for, writer_process
 from spreeze.transport.checkpoint import CheckpointStore
 from spreeze.transport.replay_ring import ReplayReader, ShardWriter, row_checksum
 from spreeze.transport.weights import WeightsStore
-from spreeze.workers.learn.gpu_replay import GpuReplay
+from spreeze.workers.gpu_replay import GpuReplay
 
 pytestmark = pytest.mark.gpu
 GPU = "cuda:0"

@@ -14,7 +14,7 @@ from harness import PATIENCE_S, PENDULUM, REPO, Run, poll, train
 from spreeze.machine.hardware import read_machine
 from spreeze.runtime.launcher import Prewarm, RunContext, WorkerSpec
 from spreeze.transport.status_table import StatusTable
-from spreeze.workers.prewarm import place, receive
+from spreeze.workers.main import place, receive
 from spreeze.workers.roles import Address
 
 _TWO_CORES = pytest.mark.skipif(read_machine().cores.usable < 2, reason="a head start takes a core of its own")
@@ -28,7 +28,7 @@ sys.stdin.read()
 
 
 def _began_early(process):
-    return process.cmdline()[2] == "spreeze.workers.prewarm"
+    return process.cmdline()[3] == "--wait"
 
 
 @_TWO_CORES

@@ -16,8 +16,8 @@ from spreeze.inference.convolution import CNNS, Trunk, place
 from spreeze.inference.policy import Policy
 from spreeze.transport.replay_ring import ReplayReader, ReplayRing, RingSpec, ShardWriter
 from spreeze.types import FrameSpec, RowLayout, TransitionBatch
-from spreeze.workers.learn.replay_trainer import ReplayTrainer
-from spreeze.workers.transition_collector import TransitionCollector
+from spreeze.workers.collectors import TransitionCollector
+from spreeze.workers.replay_trainer import ReplayTrainer
 
 SHORT = {"sticky_actions": 0.0, "noop_max": 0, "max_episode_frames": 400}
 

@@ -17,10 +17,9 @@ from spreeze.testing import SYNTHETIC_ID as ENV_ID
 from spreeze.testing import FaultWrapper, register
 from spreeze.transport.rollouts import Handover, InferenceMailbox, Rollouts, RolloutSpec, put_back
 from spreeze.transport.weights import VersionedParameters
-from spreeze.workers.inference_worker import Inference, RolloutPolicy
-from spreeze.workers.learn.on_policy_trainer import OnPolicyTrainer
-from spreeze.workers.rollout_collector import RolloutCollector, reset_seed
-from spreeze.workers.rollout_sampler import MailboxClient
+from spreeze.workers.collectors import RolloutCollector, RolloutPolicy, reset_seed
+from spreeze.workers.on_policy_trainer import OnPolicyTrainer
+from spreeze.workers.rollout_workers import Inference, MailboxClient
 
 T, ROLLOUT_SAMPLERS, ENVS = 5, 2, 2
 INTERVALS = 6
@@ -65,7 +64,7 @@ class Troupe:
         return RolloutCollector(
             lambda: self._make_task(self.spec), self.spec, self.rollouts, first=index * ENVS, num_envs=ENVS,
             seed=self.seed, step_synchronous=self.step_synchronous,
-            tell=lambda where, error, count: self.told.append((where, str(error))),
+            on_error=lambda where, error, count: self.told.append((where, str(error))),
         )  # fmt: skip
 
     def new_inference(self, index):

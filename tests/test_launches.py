@@ -16,13 +16,22 @@ from spreeze.algorithms import create
 from spreeze.config.schema import PARTS
 from spreeze.transport.replay_ring import ReplayReader, ShardWriter
 from spreeze.types import EnvSpec, RowLayout
-from spreeze.workers.learn import cuda_graphs as module
-from spreeze.workers.learn import gpu_replay as mirror_module
-from spreeze.workers.learn import replay_trainer as learning_module
-from spreeze.workers.learn.cuda_graphs import CudaGraph, GraphedUpdates, NotRecorded, reason_against, updates_in_graph
-from spreeze.workers.learn.gpu_replay import DeviceStream, GpuReplay, StreamEvent, fitted_gpu_replay
-from spreeze.workers.learn.replay_trainer import ReplayTrainer
-from spreeze.workers.learn.torch_devices import HostWaits, staged_copies
+from spreeze.workers import gpu_replay as mirror_module
+from spreeze.workers import gpu_replay as module
+from spreeze.workers import replay_trainer as learning_module
+from spreeze.workers.gpu_replay import (
+    CudaGraph,
+    DeviceStream,
+    GpuReplay,
+    GraphedUpdates,
+    NotRecorded,
+    StreamEvent,
+    fitted_gpu_replay,
+    reason_against,
+    updates_in_graph,
+)
+from spreeze.workers.replay_trainer import ReplayTrainer
+from spreeze.workers.torch_devices import HostWaits
 
 CPU, LAYOUT, BATCH = torch.device("cpu"), RowLayout(3, 1), 16
 SPEC = EnvSpec(env_id="x", import_module=None, obs_dim=3, action_dim=1, action_low=(-1.0,), action_high=(1.0,),
@@ -74,7 +83,7 @@ def launches_of(ring, name, changes=None, **options):
         options["make_graph"] = lambda: graphs.append(PlayedGraph(algorithm)) or graphs[-1]
     told = options.pop("told", [])
     found = GraphedUpdates(algorithm, mirror, lambda rows: algorithm.update(LAYOUT.split(rows, 0.99)),
-                     options.pop("lane", DeviceStream(CPU)), tell=told.append, **options)  # fmt: skip
+                     options.pop("lane", DeviceStream(CPU)), on_failure=told.append, **options)  # fmt: skip
     return algorithm, found
 
 
@@ -334,7 +343,7 @@ def test_a_mirror_that_is_given_back_leaves_batches_from_the_host():
         assert learning.drop_mirror()
         assert not learning.drop_mirror()
         assert learning.update() == 1
-        assert learning.lag_and_age()[0] == 2
+        assert learning.numbers(wait_s=0.0, publish_s=0.0)["policy_lag"] == 2
 
 
 @pytest.mark.parametrize(
@@ -443,14 +452,6 @@ def test_a_smaller_batch_is_also_drawn_from_the_mirror():
         learning.set_batch_size(4)
         learning.update()
         assert mirror.batch.shape == (4, LAYOUT.width)
-
-
-def test_copies_between_gpus_without_peer_access_are_said(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda first, second: False)
-    assert "cuda:0 and cuda:1 have no peer access" in staged_copies("cuda:0+cuda:1")
-    assert staged_copies("cuda:0") is staged_copies("cpu") is None
-    monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda first, second: True)
-    assert staged_copies("cuda:0+cuda:1") is None
 
 
 @pytest.mark.parametrize(("name", "changes"), CASES)

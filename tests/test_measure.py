@@ -187,7 +187,7 @@ def test_the_samplers_of_a_trial_are_told_the_asked_ratio(pendulum, tmp_path, ra
     plan = trials.replay_plan(pendulum, _joint(ratio=ratio), 10**9)
     with spreeze.open_memory(plan, tmp_path, 2) as (_, rings):
         job = spreeze.worker_specs(plan, tmp_path, rings, 0.0)["sampler-0"].job
-    assert job["samples_per_insert_min"] == ratio
+    assert job["limiter"]["minimum"] == ratio
 
 
 def test_samplers_wait_at_the_asked_ratio_once_their_lead_is_used_up(pendulum, short):

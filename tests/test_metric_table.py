@@ -20,10 +20,10 @@ from spreeze.runtime.plan import RunPlan
 from spreeze.runtime.recorder import CounterSample, GroupSample, Rates, Recorder
 from spreeze.transport.replay_ring import ReplayReader
 from spreeze.transport.status_table import StatusTable
+from spreeze.workers.collectors import SamplerStats
 from spreeze.workers.context import WorkerContext
-from spreeze.workers.learn.replay_trainer import ReplayTrainer
+from spreeze.workers.replay_trainer import ReplayTrainer
 from spreeze.workers.roles import Address
-from spreeze.workers.sampler_stats import SamplerStats
 
 ROW = Metric("weight_norm", "norm", "Euclidean norm of the policy's weights", "algorithm", shown=True,
              chart=Chart("weight_norm", "Size of the policy", "Learning"))  # fmt: skip
@@ -162,10 +162,10 @@ def test_two_rows_of_one_name_and_more_slots_than_there_is_room_for_are_refused(
 
 
 def test_a_sampler_s_counts_come_back_by_their_names():
-    stats = SamplerStats(1, 2, 3.0, 4.0, 5, 6, 7.0, 8.0, 9.0)
+    stats = SamplerStats(1, 2, 3.0, 4.0, 5, 6, 7.0, 8.0, 9.0, 10.0)
     status = StatusTable.create(1)
     try:
-        stats.post(status.slots(0), np.full(MOST_SLOTS, 100.0), 10.0)
+        stats.post(status.slots(0), np.full(MOST_SLOTS, 100.0))
         found = status.named_slots(0, "sampler")
         assert status.named_slots(0, "rollout-sampler") == found
     finally:

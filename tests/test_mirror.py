@@ -10,8 +10,8 @@ from test_ring import put, ring_of, wait_for, writer_process
 from spreeze.errors import TransportError
 from spreeze.transport.replay_ring import ReplayReader, ShardWriter, row_checksum
 from spreeze.types import RowLayout
-from spreeze.workers.learn import gpu_replay as mirror_module
-from spreeze.workers.learn.gpu_replay import GpuReplay, StreamEvent, gpu_replay_bytes
+from spreeze.workers import gpu_replay as mirror_module
+from spreeze.workers.gpu_replay import GpuReplay, StreamEvent, gpu_replay_bytes
 
 CPU = torch.device("cpu")
 NO_FRAME = np.empty(0, np.uint8)

@@ -14,7 +14,7 @@ from spreeze.algorithms.optimizers import FlatAdam
 from spreeze.config.schema import PARTS, LearnerConfig
 from spreeze.errors import ConfigError
 from spreeze.machine.hardware import bfloat16_unit, check_precision
-from spreeze.workers.learn.torch_devices import products_in
+from spreeze.workers.torch_devices import products_in
 
 NAMES = ["ddpg", "sac", "td3"]
 CPU, ROWS = torch.device("cpu"), 256

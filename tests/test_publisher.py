@@ -8,7 +8,7 @@ from harness import PATIENCE_S
 
 from spreeze.errors import WeightsError
 from spreeze.transport.weights import WeightsStore
-from spreeze.workers.learn.run_files import Publisher
+from spreeze.workers.learner import Publisher
 
 WEIGHTS = np.ones((2, 3), np.float32)
 

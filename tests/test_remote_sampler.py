@@ -11,6 +11,7 @@ from spreeze.envs.task import make_task
 from spreeze.metrics.table import Phase
 from spreeze.runtime.launcher import FRESH, RunContext, WorkerSpec
 from spreeze.transport import status_table as words
+from spreeze.transport.rate_limiter import RateLimiter
 from spreeze.transport.replay_ring import ReplayReader
 from spreeze.transport.status_table import STOP, StatusTable
 from spreeze.types import RowLayout
@@ -34,8 +35,8 @@ class Scene(Remote):
         (folder / "logs").mkdir()
         self.job = SamplerJob(
             run_dir=str(folder), spec=spec, index=0, seed=3, num_envs=1, n_step=1, gamma=0.99, nan_policy="drop",
-            ring=self.ring.spec.to_json(), sink_address=self.where, sink_secret_file=str(folder / "secret"),
-            samples_per_insert_min=least, samples_per_insert_max=512.0, learning_starts=10, batch_size=64,
+            ring=self.ring.spec, sink_address=self.where, sink_secret_file=str(folder / "secret"),
+            limiter=RateLimiter(least, 512.0, 10, 64, self.ring.spec.num_shards),
         )  # fmt: skip
 
     def spawn(self):

@@ -3,8 +3,9 @@ import pytest
 
 from spreeze.envs.task import BadTransition
 from spreeze.errors import WorkerError
+from spreeze.metrics.table import Phase
 from spreeze.types import EnvSpec
-from spreeze.workers.transition_collector import TransitionCollector
+from spreeze.workers.collectors import TransitionCollector
 
 SPEC = EnvSpec(
     env_id="Script-v0", import_module=None, obs_dim=2, action_dim=1, action_low=(-4.0,), action_high=(8.0,),
@@ -61,11 +62,11 @@ class Rows:
         self.spans += [] if num_steps is None else num_steps.tolist()
 
 
-def _sampling(plan, num_envs=2, *, n_step=1, nan_policy="drop", on_wait=lambda: None):
+def _sampling(plan, num_envs=2, *, n_step=1, nan_policy="drop", on_progress=lambda phase: None):
     rows = Rows()
     made = TransitionCollector(
         lambda: Script(plan), num_envs, SPEC, rows, n_step=n_step, gamma=0.5, seeds=list(range(num_envs)),
-        nan_policy=nan_policy, on_wait=on_wait,
+        nan_policy=nan_policy, on_progress=on_progress,
     )  # fmt: skip
     return made, rows
 
@@ -187,8 +188,8 @@ def test_a_reset_that_always_raises_ends_the_process_instead_of_looping():
 
 def test_making_environments_keeps_the_heartbeat_going():
     beats = []
-    _sampling(Plan(), 5, on_wait=lambda: beats.append(1))
-    assert len(beats) >= 5
+    _sampling(Plan(), 5, on_progress=beats.append)
+    assert beats.count(Phase.INIT) == 5
 
 
 def test_n_step_rows_by_hand():

@@ -10,6 +10,7 @@ from harness import PATIENCE_S
 from linear_policy import GOOD, IDLE, SPEC, publish, wait_until
 from PIL import Image
 
+from spreeze.config.schema import VisualizerConfig
 from spreeze.testing import FaultEnv
 from spreeze.transport.status_table import STOP, VISUALIZER_PAUSED, WEIGHTS_HINT, StatusTable
 from spreeze.transport.weights import WeightsStore
@@ -30,10 +31,11 @@ def job_of(tmp_path, **changes):
     (tmp_path / "control").mkdir(exist_ok=True)
     (tmp_path / "control" / "viewer").touch()
     fields = {
-        "run_dir": str(tmp_path), "spec": SPEC, "frames_per_s": 60.0,
-        "clip_interval_s": 1.0, "clip_length_s": 1.0, "cpu_share": 1.0, "has_free_core": True, "seed": 0,
+        "frames_per_s": 60.0, "clip_interval_s": 1.0, "clip_length_s": 1.0, "cpu_share": 1.0, "has_free_core": True,
+        "spec": SPEC, **changes,
     }  # fmt: skip
-    return VisualizerJob(**{**fields, **changes})
+    others = {name: fields.pop(name) for name in ("has_free_core", "spec")}
+    return VisualizerJob(run_dir=str(tmp_path), seed=0, config=VisualizerConfig(**fields), **others)
 
 
 @contextlib.contextmanager
@@ -212,7 +214,7 @@ def test_clip_numbers_go_on_after_a_restart_and_old_clips_are_removed(tmp_path, 
     for number in (8, 9, 10):
         (tmp_path / f"clip-{number:04d}-v1.mp4").touch()
         (tmp_path / f"clip-{number:04d}-v1.json").touch()
-    assert visualizer._last_number(tmp_path) == 10
+    assert max(map(visualizer._number_of, tmp_path.glob("*.mp4"))) == 10
     visualizer._prune(tmp_path)
     assert sorted(path.name for path in tmp_path.glob("*.mp4")) == ["clip-0009-v1.mp4", "clip-0010-v1.mp4"]
     assert len(list(tmp_path.iterdir())) == 4

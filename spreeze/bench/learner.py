@@ -10,9 +10,9 @@ from spreeze.bench import Row, row
 from spreeze.config.schema import PARTS, AlgorithmConfig
 from spreeze.transport.replay_ring import ReplayReader, ReplayRing, RingSpec
 from spreeze.types import EnvSpec, RowLayout
-from spreeze.workers.learn.replay_trainer import ReplayTrainer
-from spreeze.workers.learn.torch_devices import HostWaits, learner_threads, products_in, resolve_device, synchronise
-from spreeze.workers.transition_collector import fill_with_synthetic_rows
+from spreeze.workers.collectors import fill_with_synthetic_rows
+from spreeze.workers.replay_trainer import ReplayTrainer
+from spreeze.workers.torch_devices import HostWaits, learner_threads, products_in, resolve_device, synchronise
 
 OBS_DIM, ACTION_DIM = 22, 6
 """Sizes of Walker2DBulletEnv-v0."""

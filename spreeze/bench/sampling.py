@@ -26,14 +26,15 @@ from spreeze.machine.output import stdout_to_stderr
 from spreeze.run_directory import SUBDIRECTORIES
 from spreeze.runtime.plan import RunPlan
 from spreeze.transport import status_table as words
+from spreeze.transport.rate_limiter import RateLimiter
 from spreeze.transport.replay_ring import ReplayReader, ReplayRing, ShardWriter
 from spreeze.transport.status_table import StatusTable
 from spreeze.transport.weights import WeightsStore
+from spreeze.workers.collectors import TransitionCollector
 from spreeze.workers.context import WorkerContext
-from spreeze.workers.learn.replay_trainer import ReplayTrainer
+from spreeze.workers.replay_trainer import ReplayTrainer
 from spreeze.workers.roles import Address
 from spreeze.workers.sampler import SamplerJob, SamplerLoop
-from spreeze.workers.transition_collector import TransitionCollector
 
 _TURN_S = 0.05
 """The sampler and the bare loop take turns this long, so that a slow moment of the machine meets them alike."""
@@ -154,8 +155,8 @@ def real_sampler(
     let_sample(ring, status)
     job = SamplerJob(
         run_dir=str(run_dir), spec=plan.spec, index=0, seed=seed, num_envs=num_envs, n_step=config.algorithm.n_step,
-        gamma=config.algorithm.gamma, nan_policy="drop", ring_fd=ring.block.fd, ring=ring.spec.to_json(),
-        samples_per_insert_min=8.0, samples_per_insert_max=512.0, learning_starts=0, batch_size=256,
+        gamma=config.algorithm.gamma, nan_policy="drop", ring_fd=ring.block.fd, ring=ring.spec,
+        limiter=RateLimiter(8.0, 512.0, 0, 256, num_envs * ring.spec.num_shards),
     )
     sink = ShardWriter(ring, 0)
     sampling = TransitionCollector(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -175,7 +174,7 @@ def _document(weights: Weights, env_id: str, episodes: Sequence[Episode], args: 
         "length_mean": found.length_mean,
         "csv": args.csv,
         "video": args.video,
-        "per_episode": [dataclasses.asdict(episode) for episode in episodes],
+        "per_episode": [episode._asdict() for episode in episodes],
     }
 
 

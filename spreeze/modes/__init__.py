@@ -12,7 +12,7 @@ time. Without inference workers, the default, an env step costs half as much.
 
 The successor of a killed sampler repeats the episode's actions and continues; if the observation differs, the run ends
 with an error that the environment is not repeatable. A step that raises or gives NaN is not stored (see
-``workers.rollout_collector``). The cost of waiting is in ``tests/hts_theory.py``, as formulas and a simulation.
+``workers.collectors``). The cost of waiting is in ``tests/hts_theory.py``, as formulas and a simulation.
 
 *serial*: the same parts in one process, one after the other.
 """

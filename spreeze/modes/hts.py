@@ -10,7 +10,7 @@ import dataclasses
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from spreeze.errors import CheckpointError, ConfigError, ResourceError
 from spreeze.run_directory import RunDir
@@ -25,10 +25,9 @@ from spreeze.transport.rollouts import Handover, InferenceMailbox, Rollouts, put
 from spreeze.transport.shared_memory import Wakeup
 from spreeze.transport.status_table import StatusTable
 from spreeze.transport.weights import VersionedParameters
-from spreeze.workers.inference_worker import InferenceWorkerJob
 from spreeze.workers.jobs import OnPolicyLearnerJob
 from spreeze.workers.roles import Address
-from spreeze.workers.rollout_sampler import RolloutSamplerJob
+from spreeze.workers.rollout_workers import RolloutSamplerJob, RolloutWorkerJob
 
 
 class Memory(NamedTuple):
@@ -132,47 +131,53 @@ def worker_specs(
 ) -> dict[str, WorkerSpec]:
     """Learner, samplers and inference workers, in starting order: slowest imports first."""
     job, limit = learner_job(plan, run_dir, memory, run_started_s, wakeups), memory_limit_bytes(plan)
-    part, sampling, rollouts = plan.config.rollout, plan.config.sampling, memory.rollouts
+    rollouts = memory.rollouts
     shared = (rollouts.fd, memory.mailbox.fd, *memory.handover.policies.fds,
               *_fds(*wakeups.samplers, *wakeups.inference_workers, wakeups.learner))
     specs = [WorkerSpec(address=Address("learner"), body="rollout-learner", row=plan.samplers + plan.inference_workers,
-                        job=job.to_json(), threads=job.threads, inherited_fds=(*shared, *memory.handover.states.fds))]
-    for index in range(plan.samplers):
-        sampler = RolloutSamplerJob(
-            spec=plan.spec, index=index, seed=plan.config.run.seed, num_envs=part.envs_per_sampler,
-            step_synchronous=plan.lag == 0 and part.synchrony == "step", num_inference_workers=plan.inference_workers,
-            nan_policy=sampling.nan_policy, rollouts=rollouts.spec, rollouts_fd=rollouts.fd,
-            mailbox_fd=memory.mailbox.fd, policy_fds=memory.handover.policies.fds,
-            sampler_wakeup_fds=_fds(*wakeups.samplers), inference_wakeup_fds=_fds(*wakeups.inference_workers),
-            learner_wakeup_fds=_fds(wakeups.learner),
-        )
-        specs.append(WorkerSpec(
-            address=Address("rollout-sampler", index=index), row=index, job=sampler.to_json(), inherited_fds=shared,
-            step_deadline_s=sampling.step_deadline_s, memory_limit_bytes=limit,
-        ))
+                        job=job.to_json(), threads=job.learner.threads,
+                        inherited_fds=(*shared, *memory.handover.states.fds))]
+    specs += [
+        WorkerSpec(address=Address("rollout-sampler", index=index), row=index, inherited_fds=shared,
+                   job=sampler_job(plan, memory, wakeups, index).to_json(), memory_limit_bytes=limit,
+                   step_deadline_s=plan.config.sampling.step_deadline_s)
+        for index in range(plan.samplers)
+    ]
     for index in range(plan.inference_workers):
-        worker = InferenceWorkerJob(
-            index=index, num_inference_workers=plan.inference_workers, envs_per_sampler=part.envs_per_sampler,
-            rollouts=rollouts.spec, rollouts_fd=rollouts.fd, mailbox_fd=memory.mailbox.fd,
-            policy_fds=memory.handover.policies.fds, wakeup_fds=_fds(wakeups.inference_workers[index]),
-            sampler_wakeup_fds=_fds(*wakeups.samplers),
-        )
+        worker = RolloutWorkerJob(**_shared(plan, memory, wakeups, index))
         specs.append(WorkerSpec(address=Address("inference", index=index), row=plan.samplers + index,
                                 job=worker.to_json(), inherited_fds=shared))
     return {spec.name: spec for spec in specs}
+
+
+def _shared(plan: RunPlan, memory: Memory, wakeups: Wakeups, index: int) -> dict[str, Any]:
+    """What samplers and inference workers are given alike."""
+    return {
+        "index": index, "num_envs": plan.config.rollout.envs_per_sampler,
+        "num_inference_workers": plan.inference_workers, "rollouts": memory.rollouts.spec,
+        "rollouts_fd": memory.rollouts.fd, "mailbox_fd": memory.mailbox.fd, "policy_fds": memory.handover.policies.fds,
+        "sampler_wakeup_fds": _fds(*wakeups.samplers), "inference_wakeup_fds": _fds(*wakeups.inference_workers),
+    }
+
+
+def sampler_job(plan: RunPlan, memory: Memory, wakeups: Wakeups, index: int) -> RolloutSamplerJob:
+    return RolloutSamplerJob(
+        **_shared(plan, memory, wakeups, index), spec=plan.spec, seed=plan.config.run.seed,
+        step_synchronous=plan.lag == 0 and plan.config.rollout.synchrony == "step",
+        nan_policy=plan.config.sampling.nan_policy, learner_wakeup_fds=_fds(wakeups.learner),
+    )
 
 
 def learner_job(
     plan: RunPlan, run_dir: Path, memory: Memory, run_started_s: float, wakeups: Wakeups | None = None
 ) -> OnPolicyLearnerJob:
     """The learner's job; without ``wakeups`` for a learner in this process."""
-    config, learner, lag = plan.config, plan.config.learner, plan.lag or 0
+    config, lag = plan.config, plan.lag or 0
     return OnPolicyLearnerJob(
         run_dir=str(run_dir), spec=plan.spec, algo=config.run.algo, algorithm=plan.algorithm_fields(),
         correction=config.rollout.correction if lag else "on-policy", lag=lag, seed=config.run.seed,
-        threads=learner.threads, device=learner.device, normalize_obs=config.env.normalize_obs,
-        batch_size=plan.batch_size, publish_interval_s=learner.publish_interval_s,
-        checkpoint_interval_s=learner.checkpoint_interval_s, fingerprint=config.rollout.fingerprint,
+        learner=config.learner, normalize_obs=config.env.normalize_obs, batch_size=plan.batch_size,
+        fingerprint=config.rollout.fingerprint,
         max_updates=config.stop.updates, max_env_steps=config.stop.env_steps, rollouts=memory.rollouts.spec,
         rollouts_fd=memory.rollouts.fd, policy_fds=memory.handover.policies.fds, state_fds=memory.handover.states.fds,
         sampler_wakeup_fds=_fds(*wakeups.samplers) if wakeups else (),

@@ -28,15 +28,12 @@ from spreeze.runtime.plan import RunPlan
 from spreeze.runtime.recorder import SAMPLE_S, CounterSample, GroupSample, Outcome, Recorder, View
 from spreeze.transport.replay_ring import ReplayReader, ReplayRing, ShardWriter
 from spreeze.transport.weights import encode
+from spreeze.workers.collectors import RolloutCollector, RolloutPolicy, TransitionCollector
 from spreeze.workers.evaluator import Evaluation, EvaluatorJob
-from spreeze.workers.inference_worker import RolloutPolicy
-from spreeze.workers.learn.on_policy_trainer import OnPolicyTrainer
-from spreeze.workers.learn.replay_trainer import ReplayTrainer
-from spreeze.workers.learn.run_files import RunFiles
-from spreeze.workers.learn.torch_devices import learner_threads, products_in, resolve_device
-from spreeze.workers.learner import open_on_policy_trainer
-from spreeze.workers.rollout_collector import RolloutCollector
-from spreeze.workers.transition_collector import TransitionCollector
+from spreeze.workers.learner import LearnerFiles, open_on_policy_trainer
+from spreeze.workers.on_policy_trainer import OnPolicyTrainer
+from spreeze.workers.replay_trainer import ReplayTrainer
+from spreeze.workers.torch_devices import learner_threads, products_in, resolve_device
 
 _FINAL_EVALUATION_S = 6.0
 
@@ -70,21 +67,19 @@ class _Serial:
     """The training loop, which regularly samples counters, evaluates and writes checkpoints."""
 
     def __init__(self, plan: RunPlan, run_dir: Path, recorder: Recorder, interrupts: Interrupts) -> None:
-        part = plan.config.evaluation
         self._data: _Replay | _Rollouts
         self.plan, self.run_dir, self.recorder, self.interrupts = plan, run_dir, recorder, interrupts
         self._evaluation = Evaluation(EvaluatorJob(
-            run_dir=str(run_dir), spec=plan.spec, episodes=part.episodes, first_seed=part.seed,
-            cpu_share=part.cpu_share, has_free_core=False,
+            run_dir=str(run_dir), spec=plan.spec, config=plan.config.evaluation, has_free_core=False,
         ), recorder.env_error)
         self._ending = False
         self._evaluations_s = 0.0
         self._next_sample_s = self._next_evaluation_s = 0.0
         self._next_checkpoint_s = time.monotonic() + plan.config.learner.checkpoint_interval_s
 
-    def files(self, trainer: ReplayTrainer | OnPolicyTrainer, env_steps: Callable[[], int]) -> RunFiles:
-        return RunFiles(self.run_dir, self.plan.config.run.algo, self.plan.spec.env_id, trainer, env_steps=env_steps,
-                        wall_s=lambda: self.recorder.wall_s, on_progress=self._saving)
+    def files(self, trainer: ReplayTrainer | OnPolicyTrainer, env_steps: Callable[[], int]) -> LearnerFiles:
+        return LearnerFiles(self.run_dir, self.plan.config.run.algo, self.plan.spec.env_id, trainer,
+                            env_steps=env_steps, wall_s=lambda: self.recorder.wall_s, on_progress=self._saving)
 
     def run(self, data: _Replay | _Rollouts) -> None:
         """Runs the loop to the end of the run."""
@@ -107,7 +102,7 @@ class _Serial:
                 self._evaluate(final=True)
         finally:
             data.envs.close()
-            self._evaluation.drop_environments()
+            self._evaluation.close()
 
     def _stop_reason(self) -> str | None:
         if self.interrupts.count:
@@ -192,7 +187,7 @@ class _Replay:
             lambda: open_task(plan.spec), config.sampling.envs_per_sampler, plan.spec,
             ShardWriter(ring, 0), n_step=config.algorithm.n_step, gamma=config.algorithm.gamma,
             seeds=[int(s) for s in self._rng.integers(2**31, size=config.sampling.envs_per_sampler)],
-            nan_policy=config.sampling.nan_policy, make_vector=vector_maker(plan.spec), tell=recorder.env_error,
+            nan_policy=config.sampling.nan_policy, make_vector=vector_maker(plan.spec), on_error=recorder.env_error,
         )
         self.trainer = ReplayTrainer(
             plan.spec, config.run.algo, config.algorithm, plan.layout, ReplayReader(ring),
@@ -272,7 +267,7 @@ class _Rollouts:
             lambda: open_task(plan.spec), plan.spec, memory.rollouts, first=0,
             num_envs=config.rollout.envs_per_sampler, seed=config.run.seed,
             step_synchronous=config.rollout.synchrony == "step", nan_policy=config.sampling.nan_policy,
-            tell=serial.recorder.env_error,
+            on_error=serial.recorder.env_error,
         )
         self._policies = RolloutPolicy(memory.rollouts, memory.handover.policies)
 

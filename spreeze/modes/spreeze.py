@@ -19,6 +19,7 @@ from spreeze.runtime.plan import RunPlan, split_evenly
 from spreeze.runtime.recorder import CounterSample, Outcome, Recorder, View
 from spreeze.runtime.supervisor import Wired, memory_limit_bytes, read_group, run_workers, watcher_specs
 from spreeze.transport.checkpoint import CheckpointStore, load_replay
+from spreeze.transport.rate_limiter import RateLimiter
 from spreeze.transport.replay_ring import ReplayRing
 from spreeze.transport.status_table import StatusTable
 from spreeze.workers.jobs import LearnerJob
@@ -97,9 +98,7 @@ def worker_specs(
                 seed=config.run.seed + group + _SESSION_SEEDS * plan.earlier.sessions,
                 num_envs=config.sampling.envs_per_sampler, n_step=config.algorithm.n_step,
                 gamma=config.algorithm.gamma, nan_policy=config.sampling.nan_policy, ring_fd=ring.block.fd,
-                ring=ring.spec.to_json(), samples_per_insert_min=config.replay.samples_per_insert_min,
-                samples_per_insert_max=config.replay.samples_per_insert_max,
-                learning_starts=config.replay.learning_starts, batch_size=config.learner.batch_size,
+                ring=ring.spec, limiter=_limiter(plan, ring),
             )
             address = Address("sampler", group, index)
             specs.append(WorkerSpec(
@@ -109,20 +108,23 @@ def worker_specs(
     return {spec.name: spec for spec in specs} | watcher_specs(plan, run_dir, plan.samplers + plan.learners)
 
 
+def _limiter(plan: RunPlan, ring: ReplayRing) -> RateLimiter:
+    part, config = plan.config.replay, plan.config
+    return RateLimiter(
+        minimum=part.samples_per_insert_min, maximum=part.samples_per_insert_max, learning_starts=part.learning_starts,
+        batch_size=config.learner.batch_size, rows_per_write=config.sampling.envs_per_sampler * ring.spec.num_shards,
+    )
+
+
 def _learner_job(
     plan: RunPlan, run_dir: Path, ring: ReplayRing, run_started_s: float, group: int
 ) -> LearnerJob:
-    config, learner, replay = plan.config, plan.config.learner, plan.config.replay
+    config = plan.config
     return LearnerJob(
         run_dir=str(group_folder(run_dir, group)), spec=plan.spec, algo=config.run.algo,
-        algorithm=plan.algorithm_fields(), seed=config.run.seed + group, batch_size=learner.batch_size,
-        threads=learner.threads, device=learner.device, precision=learner.precision, overlap=learner.overlap,
-        mirror=learner.mirror, updates_per_launch=learner.updates_per_launch, normalize_obs=config.env.normalize_obs,
-        publish_interval_s=learner.publish_interval_s, checkpoint_interval_s=learner.checkpoint_interval_s,
-        save_replay=replay.save, max_updates=config.stop.updates, ring_fd=ring.block.fd, ring=ring.spec.to_json(),
-        samples_per_insert_min=replay.samples_per_insert_min, samples_per_insert_max=replay.samples_per_insert_max,
-        learning_starts=replay.learning_starts,
+        algorithm=plan.algorithm_fields(), learner=config.learner, seed=config.run.seed + group,
+        normalize_obs=config.env.normalize_obs, save_replay=config.replay.save, max_updates=config.stop.updates,
+        ring_fd=ring.block.fd, ring=ring.spec, limiter=_limiter(plan, ring),
         num_samplers=plan.samplers,  # of the whole run, whose env steps go into weights and checkpoints
-        rows_per_write=config.sampling.envs_per_sampler * plan.samplers_of(group),
         run_started_s=run_started_s, wall_base_s=plan.earlier.wall_s, env_steps_base=plan.earlier.env_steps,
     )

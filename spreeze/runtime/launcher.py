@@ -16,7 +16,7 @@ from typing import IO, Any, Protocol, Self
 from spreeze.machine.processes import DEATH_S, MARK, held_back, kill_and_wait
 from spreeze.metrics.table import DEADLINE_S, Phase
 from spreeze.run_directory import new_nonce
-from spreeze.workers.prewarm import MOST_FDS
+from spreeze.workers.main import MOST_FDS
 from spreeze.workers.roles import ROLES, Address, Role
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
@@ -249,9 +249,10 @@ class Prewarm(FreshProcess):
         self._line, theirs = socket.socketpair()
         with theirs, held_back():
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "spreeze.workers.prewarm", str(theirs.fileno())], stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, close_fds=True, process_group=0,
-                pass_fds=(theirs.fileno(),), env=child_environment(self._threads, self.nonce, _PREWARMED),
+                [sys.executable, "-m", "spreeze.workers.main", "--wait", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                close_fds=True, process_group=0, pass_fds=(theirs.fileno(),),
+                env=child_environment(self._threads, self.nonce, _PREWARMED),
             )
 
     def _begin(

@@ -21,7 +21,7 @@ from spreeze.metrics.store import EvaluationRow, MetricsWriter
 from spreeze.metrics.table import TABLE, Kind, Metric, MetricTable, Needs
 from spreeze.run_directory import RunDir, process_age_s, versions
 from spreeze.runtime.plan import RunPlan
-from spreeze.workers.sampler_stats import event_text, write_error
+from spreeze.workers.context import event_text, write_error
 
 _STATE_S = 2.0
 SAMPLE_S = 0.5  # between two samples of all metrics

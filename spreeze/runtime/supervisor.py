@@ -545,30 +545,22 @@ def memory_limit_bytes(plan: RunPlan) -> int:
 
 def watcher_specs(plan: RunPlan, run_dir: Path, first_row: int) -> dict[str, WorkerSpec]:
     """Evaluator and visualizer, in rows ``first_row`` and the next of the status table."""
-    config, part = plan.config, plan.config.visualizer
-    evaluator = _evaluator_job(plan, run_dir, config.evaluation.cpu_share, plan.free_core)
+    evaluator = EvaluatorJob(run_dir=str(run_dir), spec=plan.spec, config=plan.config.evaluation,
+                             has_free_core=plan.free_core, groups=plan.learners)
     specs = {"evaluator": WorkerSpec(address=Address("evaluator"), row=first_row, job=evaluator.to_json())}
-    if part.enabled:
-        job = VisualizerJob(
-            run_dir=str(run_dir), spec=plan.spec, frames_per_s=part.frames_per_s, clip_interval_s=part.clip_interval_s,
-            clip_length_s=part.clip_length_s, cpu_share=part.cpu_share, has_free_core=plan.free_core,
-            seed=config.run.seed,
-        )
+    if plan.config.visualizer.enabled:
+        job = VisualizerJob(run_dir=str(run_dir), spec=plan.spec, config=plan.config.visualizer,
+                            has_free_core=plan.free_core, seed=plan.config.run.seed)
         specs["visualizer"] = WorkerSpec(address=Address("visualizer"), row=first_row + 1, job=job.to_json())
     return specs
-
-
-def _evaluator_job(plan: RunPlan, run_dir: Path, cpu_share: float, has_free_core: bool) -> EvaluatorJob:
-    part = plan.config.evaluation
-    return EvaluatorJob(run_dir=str(run_dir), spec=plan.spec, episodes=part.episodes, first_seed=part.seed,
-                        cpu_share=cpu_share, has_free_core=has_free_core, groups=plan.learners)
 
 
 def _final_evaluation(
     run_dir: RunDir, plan: RunPlan, budget_s: float, interrupts: Interrupts, on_event: Callable[[str, str], None]
 ) -> dict[str, Any] | None:
     """Evaluates the newest weights within ``budget_s``; None if no round finished in time."""
-    job = _evaluator_job(plan, run_dir.path, 1.0, has_free_core=True)
+    job = EvaluatorJob(run_dir=str(run_dir.path), spec=plan.spec, config=plan.config.evaluation, has_free_core=True,
+                       groups=plan.learners)
     command = [sys.executable, "-m", "spreeze.workers.evaluator", json.dumps(job.to_json()), str(budget_s)]
     with log_file(run_dir.path, "evaluator") as log, held_back():
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log,

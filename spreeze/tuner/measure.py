@@ -186,7 +186,7 @@ class Measurer:
             return candidate.fail(str(error))
         assert self._helper is not None
         answer = self._helper.answer(UpdateTurn(
-            learner=dataclasses.asdict(config.learner), algorithm=dataclasses.asdict(config.algorithm),
+            learner=config.learner, algorithm=dataclasses.asdict(config.algorithm),
             # On a GPU a start costs more than drift: all repeats in a row, in a process kept for the next batch.
             repeats=REPEATS if slow else 1, repeat_s=repeat_s, kept=slow,
             deadline_s=_GPU_DEADLINE_S if slow else _DEADLINE_S,

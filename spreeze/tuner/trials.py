@@ -28,7 +28,7 @@ from spreeze.runtime.supervisor import ProcessSupervisor, private_memory_bytes
 from spreeze.transport import status_table as words
 from spreeze.transport.status_table import StatusTable
 from spreeze.tuner.problem import BATCH, ENVS, JOINT, ROLLOUT, ROLLOUT_SAMPLERS, SAMPLERS, Setting, TrialResult
-from spreeze.workers.transition_collector import fill_with_synthetic_rows
+from spreeze.workers.collectors import fill_with_synthetic_rows
 
 _MOST_FAILURES = 1
 _LOOK_S = 0.05

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,19 @@ from spreeze.errors import WorkerError
 from spreeze.metrics.table import TABLE, MetricTable, Phase
 from spreeze.transport import status_table as words
 from spreeze.transport.status_table import StatusTable
+from spreeze.transport.weights import WeightsStore
 from spreeze.workers.roles import Address
-from spreeze.workers.sampler_stats import event_text, write_error
 
 _MAX_MESSAGE_BYTES = 4096
 """A pipe write of at most PIPE_BUF bytes is atomic: a message arrives whole or not at all."""
+
+
+def open_weights(folder: Path) -> WeightsStore:
+    """The published weights of the learner whose files are in ``folder``, for it and for all who read them.
+
+    For weights that travel in another way, return another ``ParameterPublisher`` and ``ParameterSource`` here.
+    """
+    return WeightsStore(folder / "weights")
 
 
 class WorkerContext:
@@ -42,7 +51,6 @@ class WorkerContext:
         self._slot_index = {name: i for i, name in enumerate(table.slots[address.role])}
         self._message_fd, self._errors_dir = message_fd, errors_dir
         self._control[words.PID] = os.getpid()
-        self.messages_lost = 0
 
     @property
     def name(self) -> str:
@@ -100,7 +108,7 @@ class WorkerContext:
         return {name: float(slots[i]) for name, i in self._slot_index.items()}
 
     def send(self, kind: str, **fields: Any) -> None:
-        """Sends one message, or drops and counts it when the pipe is full or gone."""
+        """Sends one message, or drops it when the pipe is full or gone."""
         if self._message_fd is None:
             return
         line = json.dumps({"kind": kind, "from": self.name, **fields}, allow_nan=True).encode() + b"\n"
@@ -109,10 +117,8 @@ class WorkerContext:
                 break
             cut = {key: value[:limit] if isinstance(value, str) else value for key, value in fields.items()}
             line = json.dumps({"kind": kind, "from": self.name, **cut}, allow_nan=True).encode() + b"\n"
-        try:
+        with contextlib.suppress(OSError):
             os.write(self._message_fd, line)
-        except OSError:
-            self.messages_lost += 1
 
     def env_error(self, where: str, error: Exception, count: int) -> None:
         """Reports an environment error that cost at most an episode."""
@@ -142,3 +148,27 @@ class WorkerContext:
                 os.close(self._message_fd)
             self._message_fd = None
         self.status.close()
+
+
+def is_power_of_ten(count: int) -> bool:
+    return str(count).rstrip("0") == "1"
+
+
+def event_text(where: str, error: BaseException, count: int) -> str:
+    """The message for an error that cost an episode."""
+    so_far = "" if count == 1 else f"; {count} such errors so far"
+    return f"{where}: {type(error).__name__}: {error}; its episode is lost{so_far}"
+
+
+def write_error(folder: Path, process: str, error: BaseException, kind: str = "") -> dict[str, Any]:
+    """Writes an error and its traceback into a run's ``errors`` folder; ignores a full disk.
+
+    ``process`` is the worker's name; ``kind`` distinguishes errors of one process.
+    """
+    text = "".join(traceback.format_exception(error))
+    record = {"process": process, "error": f"{type(error).__name__}: {error}"[:1000], "traceback": text[-8000:]}
+    with contextlib.suppress(OSError):
+        folder.mkdir(exist_ok=True)
+        name = "-".join(part for part in (process, str(os.getpid()), kind) if part)
+        (folder / f"{name}.json").write_text(json.dumps(record), encoding="utf-8")
+    return record

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from spreeze.config.schema import EvaluationConfig
 from spreeze.envs.make import is_bullet
 from spreeze.envs.task import ObsRows, Task, open_task
 from spreeze.errors import SpreezeError
@@ -32,11 +33,10 @@ from spreeze.metrics.table import Phase
 from spreeze.run_directory import group_folder
 from spreeze.transport import status_table as words
 from spreeze.transport.files import remove_unfinished, replace_bytes, replace_json
-from spreeze.transport.weights import Weights, WeightsStore
+from spreeze.transport.weights import Weights
 from spreeze.types import EnvSpec, Jsonable
-from spreeze.workers.context import WorkerContext
+from spreeze.workers.context import WorkerContext, event_text, is_power_of_ten, open_weights, write_error
 from spreeze.workers.main import end_with_parent
-from spreeze.workers.sampler_stats import Tell, event_text, untold, worth_telling, write_error
 
 COLUMNS = (
     "wall_s", "env_steps", "updates", "epoch", "version", "episodes", "return_mean", "return_std", "length_mean",
@@ -61,10 +61,7 @@ OnError = Callable[[int, int, Exception], None]
 class EvaluatorJob(Jsonable):
     run_dir: str
     spec: EnvSpec
-    episodes: int
-    first_seed: int
-    cpu_share: float
-    """Share of one core it may use when none is free."""
+    config: EvaluationConfig
     has_free_core: bool
     groups: int = 1
     """Number of learners; their weights are evaluated in turn."""
@@ -73,13 +70,20 @@ class EvaluatorJob(Jsonable):
 def run_evaluator(context: WorkerContext, job: EvaluatorJob) -> None:
     """Evaluates whenever there are new weights, until the supervisor asks to stop."""
     context.beat(Phase.INIT)
-    watches = [_watch(group_folder(Path(job.run_dir), group)) for group in range(job.groups)]
+    watches = []
+    for folder in [group_folder(Path(job.run_dir), group) for group in range(job.groups)]:
+        rows = read_rows(folder / "eval.csv")
+        watches.append(WeightsWatch(folder, (rows[-1]["epoch"], rows[-1]["version"]) if rows else None))
     turn = 0
+
+    def should_stop() -> bool:
+        context.beat(Phase.EVALUATE)
+        return context.stopping
 
     def on_failure(text: str) -> None:
         context.send("event", level="warning", text=text)
 
-    with Evaluation(job, tell=context.env_error) as evaluation:
+    with contextlib.closing(Evaluation(job, context.env_error)) as evaluation:
         with contextlib.suppress(Exception):
             evaluation.prepare()  # ahead of the first weights, whose evaluation would report the error
         while not context.stopping:
@@ -90,43 +94,27 @@ def run_evaluator(context: WorkerContext, job: EvaluatorJob) -> None:
                 context.sleep(_POLL_S / job.groups)
                 continue
             begin_s, cpu_s = time.monotonic(), time.process_time()
-            record = evaluation.attempt(*found, should_stop=lambda: _beat(context), on_failure=on_failure, group=group)
+            record = evaluation.attempt(*found, should_stop=should_stop, on_failure=on_failure, group=group)
             if record is not None:
-                _report(context, record, evaluation.evaluations)
+                context.post(
+                    evaluations=evaluation.evaluations, policy_version=record["version"],
+                    eval_return=record["return_mean"], eval_length=record["length_mean"],
+                    env_steps=record["env_steps"],
+                )
+                context.send("evaluation", **record)
             if evaluation.failures:
                 context.sleep(min(_LONGEST_PAUSE_S, 2.0 ** (evaluation.failures - 1)))
             elif not job.has_free_core:
-                rest_s = (time.process_time() - cpu_s) / job.cpu_share - (time.monotonic() - begin_s)
+                rest_s = (time.process_time() - cpu_s) / job.config.cpu_share - (time.monotonic() - begin_s)
                 context.sleep(max(0.0, rest_s))
-
-
-def _watch(folder: Path) -> WeightsWatch:
-    """Watches for a group's weights that have no score yet."""
-    rows = read_rows(folder / "eval.csv")
-    return WeightsWatch(folder / "weights", (rows[-1]["epoch"], rows[-1]["version"]) if rows else None)
-
-
-def _beat(context: WorkerContext) -> bool:
-    context.beat(Phase.EVALUATE)
-    return context.stopping
-
-
-def _report(context: WorkerContext, record: Record, evaluations: int) -> None:
-    context.post(
-        evaluations=evaluations, policy_version=record["version"], eval_return=record["return_mean"],
-        eval_length=record["length_mean"], env_steps=record["env_steps"],
-    )  # fmt: skip
-    context.send("evaluation", **record)
 
 
 class WeightsWatch:
     """Finds weights newer than the last ones seen, with the bytes of their file."""
 
-    def __init__(self, directory: Path, seen: tuple[int, int] | None = None) -> None:
-        self._store = WeightsStore(directory)
-        self._seen = seen
-        self._hint = -1
-        self._look_at_s = 0.0
+    def __init__(self, folder: Path, seen: tuple[int, int] | None = None) -> None:
+        self._store, self._seen = open_weights(folder), seen
+        self._hint, self._look_at_s = -1, 0.0
 
     def newer(self, hint: int) -> tuple[Weights, bytes] | None:
         """The newest weights, or None; looks at the file when the hint changed, and every second."""
@@ -138,19 +126,19 @@ class WeightsWatch:
         if weights is None:
             return None
         try:
-            data = Path(weights.path).read_bytes()
+            data = weights.path.read_bytes()
         except OSError:
             return None  # already replaced by newer ones: the next look finds them
-        self._seen, self._hint = (weights.epoch, weights.version), hint
+        self._seen, self._hint = weights.order, hint
         return weights, data
 
 
 class Evaluation:
-    """The evaluator's environments and files; a context manager that closes the environments."""
+    """The evaluator's environments and files."""
 
-    def __init__(self, job: EvaluatorJob, tell: Tell = untold) -> None:
-        self._job, self._tell = job, tell
-        self._errors = 0
+    def __init__(self, job: EvaluatorJob, on_error: Callable[[str, Exception, int], None]) -> None:
+        """``on_error`` gets where an environment raised, the error, and the number of errors so far."""
+        self._job, self._on_error, self._errors = job, on_error, 0
         self._run_dir = Path(job.run_dir)
         self._tasks: list[Task] = []
         remove_unfinished(self._run_dir / "checkpoints")  # from an evaluator killed while writing
@@ -164,7 +152,7 @@ class Evaluation:
 
     def prepare(self) -> None:
         if not self._tasks:
-            add_task(self._tasks, self._make_task)
+            self._tasks.append(_new_task(self._make_task))
 
     def evaluate(
         self, weights: Weights, data: bytes, should_stop: Callable[[], bool], *, partial: bool = False,
@@ -181,35 +169,39 @@ class Evaluation:
             finished, so that scores are comparable).
         """
         self.prepare()
-        lost: set[int] = set()
+        lost = 0
+        seeds = seed_list(self._job.config.seed, self._job.config.episodes)
 
         def on_error(place: int, length: int, error: Exception) -> None:
-            lost.add(place)
-            self._note_error(f"evaluation, seed {seeds[place]}, step {length + 1}", error)
+            nonlocal lost
+            lost += 1
+            self._errors += 1
+            if is_power_of_ten(self._errors):
+                self._on_error(f"evaluation, seed {seeds[place]}, step {length + 1}", error, self._errors)
             should_stop()  # the heartbeat: a new environment may take a while
 
         policy = Policy.from_weights(weights.arrays, weights.meta)
-        seeds = seed_list(self._job.first_seed, self._job.episodes)
-        count = envs_at_once(self._tasks[0].spec)
         episodes = run_episodes(
-            self._make_task, policy.act_greedy, seeds, should_stop=should_stop, max_envs=count, tasks=self._tasks,
-            on_error=on_error, whole_rounds=partial,
+            self._make_task, policy.act_greedy, seeds, should_stop=should_stop, tasks=self._tasks, on_error=on_error,
+            max_envs=envs_at_once(self._tasks[0].spec), whole_rounds=partial,
         )  # fmt: skip
-        cut = len(seeds) - len(episodes) - len(lost)
+        cut = len(seeds) - len(episodes) - lost
         if not episodes or (cut and not partial):
             return None
-        found = score(episodes)
         record: Record = {
             "wall_s": float(weights.meta.get("wall_s", 0.0)), "env_steps": int(weights.meta.get("env_steps", 0)),
             "updates": int(weights.meta.get("updates", 0)), "epoch": weights.epoch, "version": weights.version,
-            "group": group,
-            **found._asdict(),
-            "episodes_cut": cut, "episodes_lost": len(lost), "whole": not cut and len(lost) <= len(episodes),
+            "group": group, **score(episodes)._asdict(),
+            "episodes_cut": cut, "episodes_lost": lost, "whole": not cut and lost <= len(episodes),
         }  # fmt: skip
         self.evaluations += 1
         append_row(group_folder(self._run_dir, group) / "eval.csv", record)
-        if record["whole"]:
-            self._keep_best(record, data)
+        if record["whole"] and record["return_mean"] > self._best:
+            folder = self._run_dir / "checkpoints"
+            folder.mkdir(parents=True, exist_ok=True)
+            replace_bytes(folder / "best.safetensors", data)
+            replace_json(folder / "best.json", {"return": record["return_mean"], **record})
+            self._best = record["return_mean"]
         return record
 
     def attempt(
@@ -221,49 +213,28 @@ class Evaluation:
             record = self.evaluate(weights, data, should_stop, partial=partial, group=group)
         except Exception as error:
             self.failures += 1
-            if worth_telling(self.failures):
+            if is_power_of_ten(self.failures):
                 times = "" if self.failures == 1 else f" {self.failures} times in a row"
                 on_failure(f"evaluation failed{times}: {type(error).__name__}: {error}"[:500])
-            self.drop_environments()
+            self.close()
             return None
         self.failures = 0
         return record
 
-    def _note_error(self, where: str, error: Exception) -> None:
-        self._errors += 1
-        if worth_telling(self._errors):
-            self._tell(where, error, self._errors)
-
-    def _keep_best(self, record: Record, data: bytes) -> None:
-        if math.isnan(record["return_mean"]) or record["return_mean"] <= self._best:
-            return
-        folder = self._run_dir / "checkpoints"
-        folder.mkdir(parents=True, exist_ok=True)
-        replace_bytes(folder / "best.safetensors", data)
-        replace_json(folder / "best.json", {"return": record["return_mean"], **record})
-        self._best = record["return_mean"]
-
-    def drop_environments(self) -> None:
+    def close(self) -> None:
         """Closes all environments; the next evaluation makes new ones."""
         for task in self._tasks:
             with contextlib.suppress(Exception):
                 task.close()
         self._tasks.clear()
 
-    def __enter__(self) -> Evaluation:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.drop_environments()
-
 
 def _best_so_far(run_dir: Path) -> float:
     """Return of the best weights kept by this or an earlier session."""
     try:
-        value = json.loads((run_dir / "checkpoints" / "best.json").read_bytes())["return"]
+        return float(json.loads((run_dir / "checkpoints" / "best.json").read_bytes())["return"])
     except (OSError, ValueError, KeyError, TypeError):
         return -math.inf
-    return float(value) if isinstance(value, int | float) else -math.inf
 
 
 def append_row(path: Path, record: Record) -> None:
@@ -296,19 +267,17 @@ def _number(cell: str) -> int | float:
     return int(cell) if cell.lstrip("-").isdigit() else float(cell)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Episode:
+class Episode(NamedTuple):
     seed: int
     episode_return: float
     """Undiscounted sum of the rewards."""
     length: int
-    """Env steps."""
     terminated: bool
     """True if the MDP ended, False if time ran out."""
 
 
 class Score(NamedTuple):
-    """Statistics of some episodes; the standard deviation is the population one (divided by n)."""
+    """Statistics of at least one episode; the standard deviation is the population one (divided by n)."""
 
     episodes: int
     return_mean: float
@@ -317,7 +286,6 @@ class Score(NamedTuple):
 
 
 def score(episodes: Sequence[Episode]) -> Score:
-    """Statistics of at least one episode."""
     returns = np.array([episode.episode_return for episode in episodes], dtype=np.float64)
     lengths = [episode.length for episode in episodes]
     return Score(len(episodes), float(returns.mean()), float(returns.std()), float(np.mean(lengths)))
@@ -342,34 +310,23 @@ def run_episodes(
     max_envs: int | None = None, tasks: list[Task] | None = None, on_error: OnError | None = None,
     whole_rounds: bool = False,
 ) -> list[Episode]:
-    """Runs one episode for each seed; the environments advance together, with one policy call a step.
+    """Runs one episode for each seed, with one policy call a step; returns the finished ones in the order of the seeds.
+
+    ``on_step`` is called with the episode's position in ``seeds`` after its reset and each step, ``should_stop`` before
+    every step. New environments are added to ``tasks``, which the caller closes. An environment that raises or
+    gives a bad transition loses its episode and is replaced; without ``on_error`` the error is raised.
 
     Under a time limit the short episodes end first, and their mean would be biased. With ``whole_rounds``, as many
     episodes begin as there are environments, the next ones begin when all of these are over, and a round cut by a stop
     does not count. Without a stop the episodes are the same either way.
-
-    Args:
-        make_task: called when one more environment is needed.
-        policy_act: the greedy policy.
-        seeds: one reset seed for each episode.
-        on_step: called with the episode's position in ``seeds`` after its reset and each of its steps.
-        should_stop: called before every step; True ends the run without the unfinished episodes.
-        max_envs: by ``envs_at_once`` if None.
-        tasks: environments to reuse; new ones are added, and the caller closes them.
-        on_error: called when an environment raises or gives a bad transition, which loses its episode and replaces
-            the environment. None: the error is raised.
-        whole_rounds: see above.
-
-    Returns:
-        The finished episodes, in the order of ``seeds``.
     """
     pool = [] if tasks is None else tasks
     try:
         if not pool:
-            add_task(pool, make_task)
+            pool.append(_new_task(make_task))
         count = min(len(seeds), max_envs or envs_at_once(pool[0].spec))
         while len(pool) < count:
-            add_task(pool, make_task)
+            pool.append(_new_task(make_task))
         return _Lockstep(pool, count, policy_act, seeds, on_step, on_error, make_task).run(should_stop, whole_rounds)
     finally:
         if tasks is None:
@@ -377,30 +334,24 @@ def run_episodes(
                 task.close()
 
 
-def add_task(pool: list[Task], make_task: Callable[[], Task]) -> None:
-    """Adds an environment that has been reset once.
+def _new_task(make_task: Callable[[], Task]) -> Task:
+    """An environment that has been reset once.
 
     The first episode of a Bullet environment differs from later ones of the same seed: it starts before the state is
     saved to which later resets return. After one reset, an episode depends on its seed and the policy alone.
     """
-    pool.append(make_task())
-    _warm_up(pool[-1])
-
-
-def _warm_up(task: Task) -> None:
+    task = make_task()
     with contextlib.suppress(Exception):  # this episode is not used; the next reset raises again
         task.reset(seed=0)
+    return task
 
 
-class _Running:
-    """An environment and its current episode."""
+class _Env:
+    """An environment, its row in the batch, and its current episode."""
 
     def __init__(self, row: int, task: Task) -> None:
-        self.row = row
-        self.task = task
-        self.place = -1
-        self.total = 0.0
-        self.length = 0
+        self.row, self.task = row, task
+        self.place, self.total, self.length = -1, 0.0, 0
 
 
 class _Lockstep:
@@ -414,74 +365,67 @@ class _Lockstep:
         self._on_step, self._on_error, self._make_task = on_step, on_error, make_task
         self._next = 0
         self._done: dict[int, Episode] = {}
-        self._all = [_Running(row, task) for row, task in enumerate(pool[:count])]
-        if not self._all:
-            return
+        self._envs = [_Env(row, task) for row, task in enumerate(pool[:count])]
         spec = pool[0].spec
         self._limit = MAX_STEPS if spec.max_episode_steps is None else spec.max_episode_steps
         self._obs = ObsRows(count, spec)
 
     def run(self, should_stop: Callable[[], bool] | None, whole_rounds: bool) -> list[Episode]:
         settled = 0
-        while busy := [one for one in self._all if self._begin(one)]:
+        while busy := [env for env in self._envs if self._begin(env)]:
             while busy:
                 if should_stop is not None and should_stop():
                     return self._episodes(before=settled if whole_rounds else self._next)
                 actions = busy[0].task.to_native(self._act(self._obs.array))
-                busy = [one for one in busy
-                        if self._step(one, actions[one.row]) or (not whole_rounds and self._begin(one))]
+                busy = [env for env in busy
+                        if self._step(env, actions[env.row]) or (not whole_rounds and self._begin(env))]
             settled = self._next
         return self._episodes(before=self._next)
 
     def _episodes(self, *, before: int) -> list[Episode]:
         return [self._done[place] for place in sorted(self._done) if place < before]
 
-    def _begin(self, one: _Running) -> bool:
+    def _begin(self, env: _Env) -> bool:
         """Starts the next seed's episode; False if none is left."""
         while self._next < len(self._seeds):
-            one.place, one.total, one.length = self._next, 0.0, 0
+            env.place, env.total, env.length = self._next, 0.0, 0
             self._next += 1
             try:
-                first = one.task.reset(seed=int(self._seeds[one.place]))
+                self._obs.start(env.row, env.task.reset(seed=int(self._seeds[env.place])))
             except Exception as error:
-                self._lost(one, error)
+                self._lose(env, error)
                 continue
-            self._obs.start(one.row, first)
             if self._on_step is not None:
-                self._on_step(one.place, one.task)
+                self._on_step(env.place, env.task)
             return True
         return False
 
-    def _step(self, one: _Running, action: np.ndarray) -> bool:
+    def _step(self, env: _Env, action: np.ndarray) -> bool:
         """One env step; False when the episode is over."""
         try:
-            obs, reward, terminated, truncated = one.task.step(action)
+            obs, reward, terminated, truncated = env.task.step(action)
         except Exception as error:
-            self._lost(one, error)
+            self._lose(env, error)
             return False
-        self._obs.put(one.row, obs)
-        one.total += reward
-        one.length += 1
+        self._obs.put(env.row, obs)
+        env.total += reward
+        env.length += 1
         if self._on_step is not None:
-            self._on_step(one.place, one.task)
-        if not (terminated or truncated or one.length >= self._limit):
+            self._on_step(env.place, env.task)
+        if not (terminated or truncated or env.length >= self._limit):
             return True
-        self._done[one.place] = Episode(
-            seed=int(self._seeds[one.place]), episode_return=one.total, length=one.length, terminated=terminated
-        )
+        self._done[env.place] = Episode(int(self._seeds[env.place]), env.total, env.length, terminated)
         return False
 
-    def _lost(self, one: _Running, error: Exception) -> None:
+    def _lose(self, env: _Env, error: Exception) -> None:
         """Ends the episode without a result and replaces its environment."""
         if self._on_error is None:
             raise error
-        self._on_error(one.place, one.length, error)
-        old = self._pool.pop(one.row)
+        self._on_error(env.place, env.length, error)
         with contextlib.suppress(Exception):
-            old.close()
-        one.task = self._make_task()
-        self._pool.insert(one.row, one.task)
-        _warm_up(one.task)
+            self._pool.pop(env.row).close()
+        env.task = _new_task(self._make_task)
+        self._pool.insert(env.row, env.task)
 
 
 def final_evaluation(job: EvaluatorJob, budget_s: float) -> Record | None:
@@ -493,31 +437,24 @@ def final_evaluation(job: EvaluatorJob, budget_s: float) -> Record | None:
     """
     end_s = time.monotonic() + budget_s
     run_dir = Path(job.run_dir)
-    group = _leader(job)
+    rows = [read_rows(group_folder(run_dir, group) / "eval.csv") for group in range(job.groups)]
+    scores = [found[-1]["return_mean"] if found else -math.inf for found in rows]
+    group = scores.index(max(scores))
     folder = group_folder(run_dir, group)
-    found = WeightsWatch(folder / "weights").newer(0)
+    found = WeightsWatch(folder).newer(0)
     if found is None:
         return None
     weights, data = found
-    for row in reversed(read_rows(folder / "eval.csv")):
-        if (row["epoch"], row["version"], row["episodes"]) == (weights.epoch, weights.version, job.episodes):
+    for row in reversed(rows[group]):
+        if (row["epoch"], row["version"], row["episodes"]) == (weights.epoch, weights.version, job.config.episodes):
             return row | {"group": group, "episodes_cut": 0, "episodes_lost": 0, "whole": True}
 
-    def tell(where: str, error: Exception, count: int) -> None:
+    def on_error(where: str, error: Exception, count: int) -> None:
         write_error(run_dir / "errors", "evaluator", error, f"environment-{count}")
         sys.stderr.write(event_text(where, error, count) + "\n")
 
-    with Evaluation(job, tell) as evaluation:
+    with contextlib.closing(Evaluation(job, on_error)) as evaluation:
         return evaluation.evaluate(weights, data, lambda: time.monotonic() >= end_s, partial=True, group=group)
-
-
-def _leader(job: EvaluatorJob) -> int:
-    """The group with the highest latest score, or 0 if there are no scores."""
-    latest = {
-        group: rows[-1]["return_mean"] for group in range(job.groups)
-        if (rows := read_rows(group_folder(Path(job.run_dir), group) / "eval.csv"))
-    }
-    return max(latest, key=lambda group: latest[group], default=0)
 
 
 def main(argv: list[str]) -> int:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from spreeze.config.schema import LearnerConfig, VisualizerConfig
+from spreeze.transport.rate_limiter import RateLimiter
+from spreeze.transport.replay_ring import RingSpec
 from spreeze.transport.rollouts import RolloutSpec
 from spreeze.types import EnvSpec, Jsonable
 
@@ -16,14 +19,9 @@ class AnyLearnerJob(Jsonable):
     algo: str
     algorithm: dict[str, Any]
     """Fields of the algorithm's settings."""
+    learner: LearnerConfig
     seed: int
-    batch_size: int
-    """Rows of one update; on-policy, only for the metrics."""
-    threads: int
-    device: str
     normalize_obs: bool
-    publish_interval_s: float
-    checkpoint_interval_s: float
     max_updates: int | None
     run_started_s: float
     """Monotonic time at which this session began; ``wall_base_s`` is the wall time of earlier sessions."""
@@ -32,24 +30,19 @@ class AnyLearnerJob(Jsonable):
 
 @dataclass(frozen=True, kw_only=True)
 class LearnerJob(AnyLearnerJob):
-    precision: str
-    overlap: bool
-    mirror: bool
-    updates_per_launch: int
+    limiter: RateLimiter
     save_replay: bool
     ring_fd: int
-    ring: dict[str, Any]
-    samples_per_insert_min: float
-    samples_per_insert_max: float
-    learning_starts: int
+    ring: RingSpec
     num_samplers: int
-    rows_per_write: int
     env_steps_base: int
     """Env steps of earlier sessions of this run."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OnPolicyLearnerJob(AnyLearnerJob):
+    batch_size: int
+    """Rows of one update, for the metrics."""
     correction: str
     lag: int
     """Rollouts between the policy that collects and the one that is learned from its data."""
@@ -79,8 +72,7 @@ class UpdateProbeJob(Jsonable):
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateTurn(Jsonable):
-    learner: dict[str, Any]
-    """All settings of the learner, like ``algorithm``: a missing one would fall back to a default."""
+    learner: LearnerConfig
     algorithm: dict[str, Any]
     repeats: int
     repeat_s: float
@@ -93,11 +85,6 @@ class UpdateTurn(Jsonable):
 class VisualizerJob(Jsonable):
     run_dir: str
     spec: EnvSpec
-    frames_per_s: float
-    clip_interval_s: float
-    clip_length_s: float
-    """Length as played."""
-    cpu_share: float
-    """Share of one core it may use when none is free."""
+    config: VisualizerConfig
     has_free_core: bool
     seed: int

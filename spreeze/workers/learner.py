@@ -1,4 +1,4 @@
-"""The learner process: one loop, with data from replay or from rollouts."""
+"""The learner process: one loop over data from replay or rollouts, and its files, which serial mode writes too."""
 
 from __future__ import annotations
 
@@ -6,33 +6,29 @@ import contextlib
 import ctypes
 import dataclasses
 import sys
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
+from typing import Any, NamedTuple
 
 from spreeze.algorithms import create_on_policy
 from spreeze.algorithms.fused_mlp import ThreadPair
 from spreeze.config.schema import AlgorithmConfig, algorithm_part
-from spreeze.errors import ResourceError, WorkerError
+from spreeze.errors import ResourceError, WeightsError, WorkerError
 from spreeze.metrics.table import SLOTS, TABLE, Phase
-from spreeze.transport.checkpoint import Checkpoint
-from spreeze.transport.rate_limiter import RateLimiter
-from spreeze.transport.replay_ring import ReplayReader, ReplayRing, RingSpec
+from spreeze.transport.checkpoint import Checkpoint, CheckpointStore
+from spreeze.transport.protocols import Arrays, ParameterPublisher
+from spreeze.transport.replay_ring import ReplayReader, ReplayRing
 from spreeze.transport.rollouts import Handover, Rollouts
-from spreeze.transport.weights import VersionedParameters
-from spreeze.workers.context import WorkerContext
-from spreeze.workers.inference_worker import WAIT_S, wakeups_of
+from spreeze.transport.weights import VersionedParameters, Weights
+from spreeze.workers.context import WorkerContext, open_weights
 from spreeze.workers.jobs import AnyLearnerJob, LearnerJob, OnPolicyLearnerJob
-from spreeze.workers.learn.on_policy_trainer import FINGERPRINTS, OnPolicyTrainer
-from spreeze.workers.learn.replay_trainer import ReplayTrainer
-from spreeze.workers.learn.run_files import Publisher, RunFiles, Trainer
-from spreeze.workers.learn.torch_devices import (
-    learner_threads,
-    out_of_memory,
-    products_in,
-    resolve_device,
-    staged_copies,
-)
+from spreeze.workers.on_policy_trainer import FINGERPRINTS, OnPolicyTrainer
+from spreeze.workers.replay_trainer import ReplayTrainer
+from spreeze.workers.rollout_workers import WAIT_S, wakeups_of
+from spreeze.workers.torch_devices import learner_threads, out_of_memory, products_in, resolve_device
 
 _POLL_S = 0.0005
 _POST_S = 0.25
@@ -46,12 +42,11 @@ _UPDATES, _ENV_STEPS = SLOTS["learner"].index("updates"), SLOTS["sampler"].index
 
 def run_learner(context: WorkerContext, job: LearnerJob) -> None:
     """Learns from replay until asked to stop; writes a final checkpoint and final weights."""
-    ring = ReplayRing.attach(job.ring_fd, RingSpec.from_json(job.ring))
+    ring = ReplayRing.attach(job.ring_fd, job.ring)
     try:
-        device = resolve_device(job.device)
-        with products_in(job.precision, device), learner_threads(job.spec, job.threads, device) as pair:
-            source = _FromReplay(context, job, ring, pair, device)
-            _Learner(context, job, source.trainer, source).run(ring if job.save_replay else None)
+        device = resolve_device(job.learner.device)
+        with products_in(job.learner.precision, device), learner_threads(job.spec, job.learner.threads, device) as pair:
+            _ReplayLearner(context, job, ring, pair, device).run()
     finally:
         ring.close()
 
@@ -60,9 +55,8 @@ def run_on_policy_learner(context: WorkerContext, job: OnPolicyLearnerJob) -> No
     """Learns until asked to stop; writes the checkpoint and weights of the current rollout."""
     rollouts = Rollouts.attach(job.rollouts_fd, job.rollouts)
     try:
-        with learner_threads(job.spec, job.threads, resolve_device(job.device)):
-            trainer = open_on_policy_trainer(job, rollouts)
-            _Learner(context, job, trainer, _FromRollouts(context, job, trainer, rollouts)).run()
+        with learner_threads(job.spec, job.learner.threads, resolve_device(job.learner.device)):
+            _RolloutLearner(context, job, rollouts).run()
     finally:
         rollouts.close()
 
@@ -70,12 +64,17 @@ def run_on_policy_learner(context: WorkerContext, job: OnPolicyLearnerJob) -> No
 class _Learner:
     """The loop of a learner: restore, then learn, and regularly post, publish and save."""
 
+    began = True
+    """Whether there was enough data to begin."""
+
     def __init__(
-        self, context: WorkerContext, job: AnyLearnerJob, trainer: Trainer, source: _FromReplay | _FromRollouts
+        self, context: WorkerContext, job: AnyLearnerJob, trainer: ReplayTrainer | OnPolicyTrainer,
+        saved_ring: ReplayRing | None = None,
     ) -> None:
-        self._context, self._job, self._trainer, self._source = context, job, trainer, source
-        self._files = RunFiles(
-            Path(job.run_dir), job.algo, job.spec.env_id, trainer, env_steps=source.env_steps,
+        """Checkpoints include the rows of ``saved_ring``, if given."""
+        self._context, self._job, self._trainer, self._ring = context, job, trainer, saved_ring
+        self._files = LearnerFiles(
+            Path(job.run_dir), job.algo, job.spec.env_id, trainer, env_steps=self.env_steps,
             wall_s=lambda: job.wall_base_s + time.monotonic() - job.run_started_s, on_progress=context.saving,
         )
         self._publisher = Publisher(self._files.weights, context.weights_published)
@@ -83,54 +82,68 @@ class _Learner:
         self._base = {name: found[name] for name in TABLE.cumulative("learner")}
         self._wait_s = self._publish_s = 0.0
         self._published_s = self._saved_s = self._posted_s = 0.0
-        self._ring: ReplayRing | None = None
 
-    def run(self, saved_ring: ReplayRing | None = None) -> None:
-        """Learns to the end; checkpoints include the rows of ``saved_ring``, if given."""
-        self._ring = saved_ring
+    def restore(self, checkpoint: Checkpoint | None) -> None:
+        raise NotImplementedError
+
+    def stop_reason(self) -> str | None:
+        most = self._job.max_updates
+        return "updates" if most is not None and self._trainer.updates >= most else None
+
+    def advance(self) -> bool:
+        """Learns what is due; False if the learner has to wait for data."""
+        raise NotImplementedError
+
+    def wait(self) -> None:
+        raise NotImplementedError
+
+    def env_steps(self) -> int:
+        raise NotImplementedError
+
+    def check(self) -> None:
+        """Reports, or raises, what was found since the last call."""
+
+    def run(self) -> None:
         try:
             self._learn()
         finally:
             self._publisher.close(_LAST_PUBLICATION_S)
 
     def _learn(self) -> None:
-        context, source = self._context, self._source
-        context.send("started", device=resolve_device(self._job.device))
+        context = self._context
+        context.send("started", device=resolve_device(self._job.learner.device))
         checkpoint = self._files.begin()
         for damage in checkpoint.skipped if checkpoint else ():
-            _tell(context, f"checkpoint left out: {damage}"[:500], "warning")
-        source.restore(checkpoint)
+            self._report(f"checkpoint left out: {damage}"[:500], "warning")
+        self.restore(checkpoint)
         del checkpoint
         self._publish()
         self._saved_s = perf_counter()
-        reason, began = source.stop_reason(), False
+        reason, began = self.stop_reason(), False
         while not context.stopping and reason is None:
-            if not source.advance():
-                self._wait()
-            if source.began and not began:
+            if not self.advance():
+                start = perf_counter()
+                context.beat(Phase.WAIT)
+                self.wait()
+                self._wait_s += perf_counter() - start
+            if self.began and not began:
                 began = True
                 # The first checkpoint comes early: without one, the death of this process loses everything.
-                self._saved_s = perf_counter() - max(0.0, self._job.checkpoint_interval_s - _FIRST_CHECKPOINT_S)
+                self._saved_s = perf_counter() - max(0.0, self._job.learner.checkpoint_interval_s - _FIRST_CHECKPOINT_S)
             self._chores()
-            reason = source.stop_reason()
+            reason = self.stop_reason()
         self._finish(reason)
-
-    def _wait(self) -> None:
-        start = perf_counter()
-        self._context.beat(Phase.WAIT)
-        self._source.wait()
-        self._wait_s += perf_counter() - start
 
     def _chores(self) -> None:
         now = perf_counter()
         if now - self._posted_s >= _POST_S:
             self._post()
             self._posted_s = now
-        if now - self._published_s >= self._job.publish_interval_s:
+        if now - self._published_s >= self._job.learner.publish_interval_s:
             if self._files.is_new:
                 self._publish()
             self._published_s = now
-        if now - self._saved_s >= self._job.checkpoint_interval_s:
+        if now - self._saved_s >= self._job.learner.checkpoint_interval_s:
             self._checkpoint()
 
     def _publish(self) -> None:
@@ -140,9 +153,9 @@ class _Learner:
         self._published_s = perf_counter()
         self._publish_s += self._published_s - start
 
-    def _tell_unpublished(self) -> None:
+    def _report_unpublished(self) -> None:
         for text in self._publisher.failures():
-            _tell(self._context, f"weights not published, the last good ones stay: {text}", "warning")
+            self._report(f"weights not published, the last good ones stay: {text}", "warning")
 
     def _checkpoint(self) -> None:
         start = perf_counter()
@@ -150,21 +163,21 @@ class _Learner:
         try:
             self._files.save(self._ring)
         except (OSError, ResourceError) as error:
-            _tell(self._context, f"checkpoint not written, the last one stays: {error}", "warning")
+            self._report(f"checkpoint not written, the last one stays: {error}", "warning")
         self._context.saving(0)
         malloc_trim()
         self._saved_s = perf_counter()
         self._publish_s += self._saved_s - start
 
     def _post(self) -> None:
-        self._source.check()
+        self.check()
         numbers = self._trainer.numbers(wait_s=self._wait_s, publish_s=self._publish_s)
         for name, before in self._base.items():
             numbers[name] += before
         numbers["policy_version"] = max(self._publisher.version, 0)
         numbers["checkpoint_updates"] = self._files.saved_updates
         self._context.post(**numbers)
-        self._tell_unpublished()
+        self._report_unpublished()
 
     def _finish(self, reason: str | None) -> None:
         """Writes the final state. An unfinished rollout does not count: a resume learns it again."""
@@ -174,79 +187,72 @@ class _Learner:
             self._publish()
         self._checkpoint()
         self._publisher.flush(_LAST_PUBLICATION_S)
-        self._tell_unpublished()
+        self._report_unpublished()
         context.post(updates=trainer.updates)
         context.send("finished", updates=trainer.updates, reason=reason, parameters_sha256=trainer.parameters_sha256())
         while not context.stopping:
             context.beat(Phase.WAIT)
             time.sleep(0.02)
 
+    def _report(self, text: str, level: str = "info") -> None:
+        self._context.send("event", level=level, text=text)
 
-def _tell(context: WorkerContext, text: str, level: str = "info") -> None:
-    context.send("event", level=level, text=text)
 
-
-class _FromReplay:
+class _ReplayLearner(_Learner):
     """Batches drawn from replay, within the band of samples per insert."""
+
+    _job: LearnerJob
+    _trainer: ReplayTrainer
 
     def __init__(
         self, context: WorkerContext, job: LearnerJob, ring: ReplayRing, pair: ThreadPair | None, device: str
     ) -> None:
-        self._context, self._job, self._ring, self._device = context, job, ring, device
         config: AlgorithmConfig = algorithm_part(job.algo, job.spec.import_module)(**job.algorithm)
-        self.trainer = ReplayTrainer(
-            job.spec, job.algo, config, ring.spec.layout, ReplayReader(ring), batch_size=job.batch_size, device=device,
-            seed=job.seed, normalize_obs=job.normalize_obs, pair=pair, overlap=job.overlap,
-            mirror=job.mirror, updates_per_launch=job.updates_per_launch,
+        trainer = ReplayTrainer(
+            job.spec, job.algo, config, ring.spec.layout, ReplayReader(ring), batch_size=job.learner.batch_size,
+            device=device, seed=job.seed, normalize_obs=job.normalize_obs, pair=pair, overlap=job.learner.overlap,
+            mirror=job.learner.mirror, updates_per_launch=job.learner.updates_per_launch,
         )
-        self._limiter = RateLimiter(
-            minimum=job.samples_per_insert_min, maximum=job.samples_per_insert_max,
-            learning_starts=job.learning_starts, batch_size=job.batch_size, rows_per_write=job.rows_per_write,
-        )
+        self._limiter = job.limiter
+        super().__init__(context, job, trainer, ring if job.save_replay else None)
+        self._replay, self._device = ring, device
         self.began = False
         self._skipped_before = self._updates_before = self._skipped_in_a_row = 0
 
     def restore(self, checkpoint: Checkpoint | None) -> None:
-        staged = staged_copies(self._device)
-        if staged is not None:
-            _tell(self._context, staged)
         if checkpoint is None:
             return
-        self.trainer.load_state(checkpoint.tensors, checkpoint.state)
-        self._updates_before = self.trainer.updates
-        self._skipped_before = self.trainer.algorithm.updates_skipped()
-        _tell(self._context, f"learner continues from update {self.trainer.updates}")
-
-    def stop_reason(self) -> str | None:
-        most = self._job.max_updates
-        return "updates" if most is not None and self.trainer.updates >= most else None
+        self._trainer.load_state(checkpoint.tensors, checkpoint.state)
+        self._updates_before = self._trainer.updates
+        self._skipped_before = self._trainer.algorithm.updates_skipped()
+        self._report(f"learner continues from update {self._trainer.updates}")
 
     def advance(self) -> bool:
-        ring = self._ring
+        ring = self._replay
         inserted = ring.total_committed()
-        if not self.began and inserted >= max(self._job.learning_starts, 1):
+        if not self.began and inserted >= max(self._job.limiter.learning_starts, 1):
             # A new baseline at every start, so that rows collected before never cause a burst of updates.
             ring.begin_learning()
-            self.trainer.refresh()
+            self._trainer.refresh()
             self.began = True
-            _tell(self._context, f"learning began after {inserted} transitions in replay")
+            self._report(f"learning began after {inserted} transitions in replay")
         if not self.began or not self._limiter.may_sample(inserted, ring.baseline_inserted, ring.sampled):
             return False
         self._context.beat(Phase.UPDATE)
         self._update()
-        self._context.slots[_UPDATES] = self.trainer.updates
+        self._context.slots[_UPDATES] = self._trainer.updates
         return True
 
     def _update(self) -> None:
         """Runs one update; shrinks memory use and tries again when the device runs out of memory.
 
-        Only this error leaves the device usable: any other CUDA error ends the process, and a fresh one goes on.
+        Any other CUDA error leaves the device unusable and ends the process.
         """
-        trainer = self.trainer
+        trainer = self._trainer
         most = None if self._job.max_updates is None else self._job.max_updates - trainer.updates
         while True:
             try:
-                self._ring.sampled += trainer.update(most) * trainer.batch_size
+                self._replay.sampled += trainer.update(most) * trainer.batch_size
                 return
             except (RuntimeError, MemoryError) as error:
                 can_shrink = trainer.has_mirror or trainer.batch_size // 2 >= _LEAST_BATCH
@@ -257,14 +263,14 @@ class _FromReplay:
 
     def _shrink(self) -> None:
         """Goes on with less memory: without GPU replay, or else with half of the batch."""
-        trainer = self.trainer
+        trainer = self._trainer
         if trainer.drop_mirror():
-            _tell(self._context, f"the mirror of replay gives back the memory that updates need on {self._device}: "
-                  "batches come from the host", "warning")
+            self._report(f"the mirror of replay gives back the memory that updates need on {self._device}: "
+                         "batches come from the host", "warning")
         else:
             smaller = trainer.batch_size // 2
-            _tell(self._context, f"batch {trainer.batch_size} does not fit into the memory of {self._device}: goes on "
-                  f"with {smaller}; set --batch-size {smaller}", "warning")
+            self._report(f"batch {trainer.batch_size} does not fit into the memory of {self._device}: goes on "
+                         f"with {smaller}; set --batch-size {smaller}", "warning")
             trainer.set_batch_size(smaller)
             self._limiter = dataclasses.replace(self._limiter, batch_size=smaller)
         trainer.release_cached()
@@ -284,7 +290,7 @@ class _FromReplay:
         Raises:
             WorkerError: too many updates in a row were skipped.
         """
-        trainer = self.trainer
+        trainer = self._trainer
         skipped = trainer.algorithm.updates_skipped()
         done = trainer.updates - self._updates_before
         self._skipped_in_a_row = self._skipped_in_a_row + done if skipped - self._skipped_before == done else 0
@@ -295,25 +301,26 @@ class _FromReplay:
             )
         self._skipped_before, self._updates_before = skipped, trainer.updates
         while trainer.notes:
-            _tell(self._context, trainer.notes.pop(0))
+            self._report(trainer.notes.pop(0))
 
 
-class _FromRollouts:
+class _RolloutLearner(_Learner):
     """One rollout after another; with a lag of 1, each is learned from while the next one is collected."""
 
-    began = True
+    _job: OnPolicyLearnerJob
+    _trainer: OnPolicyTrainer
 
-    def __init__(
-        self, context: WorkerContext, job: OnPolicyLearnerJob, trainer: OnPolicyTrainer, rollouts: Rollouts
-    ) -> None:
-        self._context, self._job, self._trainer, self._rollouts = context, job, trainer, rollouts
+    def __init__(self, context: WorkerContext, job: OnPolicyLearnerJob, rollouts: Rollouts) -> None:
+        super().__init__(context, job, open_on_policy_trainer(job, rollouts))
+        self._rollouts = rollouts
         self._samplers, (self._wakeup,) = wakeups_of(job.sampler_wakeup_fds), wakeups_of(job.wakeup_fds)
 
     def restore(self, checkpoint: Checkpoint | None) -> None:
         """Only reports: the trainer has read the state from the shared memory that outlives a learner."""
         if self._trainer.continued:
-            text = f"learner continues from update {self._trainer.updates}, interval {self._rollouts.interval}"
-            _tell(self._context, text)
+            self._report(
+                f"learner continues from update {self._trainer.updates}, interval {self._rollouts.interval}"
+            )
         self._notify()
 
     def _notify(self) -> None:
@@ -322,10 +329,9 @@ class _FromRollouts:
             wakeup.notify()
 
     def stop_reason(self) -> str | None:
-        job = self._job
-        if job.max_env_steps is not None and self.env_steps() >= job.max_env_steps:
+        if self._job.max_env_steps is not None and self.env_steps() >= self._job.max_env_steps:
             return "env_steps"
-        return "updates" if job.max_updates is not None and self._trainer.updates >= job.max_updates else None
+        return super().stop_reason()
 
     def advance(self) -> bool:
         """Learns from the rollout that is due; True if the next rollout began."""
@@ -342,17 +348,13 @@ class _FromRollouts:
     def env_steps(self) -> int:
         return self._trainer.env_steps
 
-    def check(self) -> None:
-        """Does nothing: the trainer checks its own progress."""
-
 
 def open_on_policy_trainer(job: OnPolicyLearnerJob, rollouts: Rollouts) -> OnPolicyTrainer:
     algorithm = create_on_policy(
         job.algo, job.spec, algorithm_part(job.algo, job.spec.import_module)(**job.algorithm), job.seed,
-        resolve_device(job.device), correction=job.correction, normalize_obs=job.normalize_obs,
+        resolve_device(job.learner.device), correction=job.correction, normalize_obs=job.normalize_obs,
     )
-    handover = Handover(policies=VersionedParameters((job.policy_fds[0], job.policy_fds[1])),
-                        states=VersionedParameters((job.state_fds[0], job.state_fds[1])))
+    handover = Handover(policies=VersionedParameters(job.policy_fds), states=VersionedParameters(job.state_fds))
     return OnPolicyTrainer(
         algorithm, rollouts, handover, lag=job.lag, batch_size=job.batch_size, progress_env_steps=job.max_env_steps,
         meta={"algo": job.algo, "env": dataclasses.asdict(job.spec)},
@@ -369,3 +371,137 @@ def malloc_trim() -> None:
     if sys.platform == "linux":
         with contextlib.suppress(AttributeError, OSError):
             ctypes.CDLL(None).malloc_trim(0)
+
+
+class Offer(NamedTuple):
+    arrays: Callable[[], Arrays]
+    meta: dict[str, Any]
+    epoch: int
+    version: int
+
+
+class LearnerFiles:
+    """Published weights and checkpoints of one trainer, which evaluation, play and resume read."""
+
+    def __init__(
+        self, run_dir: Path, algo: str, env_id: str, trainer: ReplayTrainer | OnPolicyTrainer, *,
+        env_steps: Callable[[], int], wall_s: Callable[[], float], on_progress: Callable[[int], None],
+    ) -> None:
+        """``on_progress`` gets the bytes of a checkpoint that are still to be written and checked."""
+        self._trainer, self._names = trainer, {"algo": algo, "env_id": env_id}
+        self._env_steps, self._wall_s = env_steps, wall_s
+        self.weights = open_weights(run_dir)
+        self._checkpoints = CheckpointStore(run_dir / "checkpoints", on_progress)
+        self._epoch = 0
+        self.offered_updates = -1
+        """Updates of the last offered policy."""
+        self.saved_updates = 0
+        """Updates in the newest checkpoint of this process."""
+
+    def begin(self) -> Checkpoint | None:
+        """Begins an epoch after all existing ones; returns the newest checkpoint, if any."""
+        latest, checkpoint = self.weights.read_latest(None), self._checkpoints.load_latest()
+        self._epoch = 1 + max(latest.epoch if latest else 0, checkpoint.epoch if checkpoint else 0)
+        return checkpoint
+
+    def _now(self) -> dict[str, Any]:
+        return {"env_steps": self._env_steps(), "wall_s": self._wall_s()}
+
+    @property
+    def is_new(self) -> bool:
+        """Whether the policy has changed since it was offered."""
+        return self._trainer.updates != self.offered_updates
+
+    def offer(self) -> Offer:
+        arrays, meta = self._trainer.policy_snapshot()
+        self.offered_updates = self._trainer.updates
+        return Offer(arrays, meta | self._now(), self._epoch, self.offered_updates)
+
+    def publish(self) -> Weights:
+        """Publishes in this thread.
+
+        Raises:
+            WeightsError: a value is not finite; nothing was published.
+            OSError: no room.
+        """
+        made, meta, epoch, version = self.offer()
+        arrays = made()
+        return Weights(arrays, meta, epoch, version, Path(self.weights.publish(arrays, meta, epoch, version)))
+
+    def save(self, ring: ReplayRing | None = None) -> None:
+        """Writes a checkpoint, with replay where a ring is given.
+
+        Raises:
+            ResourceError: no room on the disk.
+            OSError: writing failed; older checkpoints are untouched.
+        """
+        tensors, state = self._trainer.state()
+        state, updates = state | self._names | self._now(), int(state["updates"])
+        self._checkpoints.save(tensors, state, epoch=self._epoch, updates=updates, ring=ring)
+        self.saved_updates = updates
+
+
+class Publisher:
+    """Publishes in a helper thread, so that encoding, hashing and writing do not delay updates.
+
+    At most one offer waits; a newer one replaces it.
+    """
+
+    def __init__(self, store: ParameterPublisher, on_published: Callable[[], None] = lambda: None) -> None:
+        """``on_published`` is called in the helper thread when a new version is visible to readers."""
+        self.version = -1
+        """The newest version visible to readers; -1 before the first."""
+        self._store, self._on_published = store, on_published
+        self._change = threading.Condition()
+        self._waiting: Offer | None = None
+        self._busy = self._closing = False
+        self._failures: list[str] = []
+        self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
+        self._thread.start()
+
+    def offer(self, arrays: Callable[[], Arrays], meta: dict[str, Any], epoch: int, version: int) -> None:
+        """Hands over a version and returns at once; ``arrays`` is called in the helper thread."""
+        with self._change:
+            self._waiting = Offer(arrays, meta, epoch, version)
+            self._change.notify_all()
+
+    def failures(self) -> list[str]:
+        """Failures to publish since the last call."""
+        with self._change:
+            found, self._failures = self._failures, []
+        return found
+
+    def flush(self, timeout_s: float) -> bool:
+        """Waits until all offers are written; False if that took longer."""
+        with self._change:
+            return self._change.wait_for(lambda: self._waiting is None and not self._busy, timeout_s)
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Writes the waiting offer and ends the thread; gives up on a disk that hangs."""
+        deadline_s = time.monotonic() + timeout_s
+        self.flush(timeout_s)
+        with self._change:
+            self._closing = True
+            self._change.notify_all()
+        self._thread.join(max(deadline_s - time.monotonic(), 0.1))
+
+    def _run(self) -> None:
+        while True:
+            with self._change:
+                self._change.wait_for(lambda: self._waiting is not None or self._closing)
+                if self._waiting is None:
+                    return
+                offer, self._waiting, self._busy = self._waiting, None, True
+            failure: str | None = None
+            try:
+                self._store.publish(offer.arrays(), offer.meta, offer.epoch, offer.version)
+                self.version = offer.version
+                self._on_published()
+            except (WeightsError, OSError) as error:
+                failure = str(error)
+            except Exception as error:  # reported by the learner, which goes on with the last good weights
+                failure = f"{type(error).__name__}: {error}"
+            with self._change:
+                self._busy = False
+                self._failures += [] if failure is None else [failure]
+                self._change.notify_all()

@@ -1,7 +1,8 @@
-"""The entry point of every worker process: ``python -m spreeze.workers.main <job>``.
+"""The entry point of every worker process: ``python -m spreeze.workers.main JOB``, with the job as JSON.
 
-The job is one JSON argument. Thread counts come with the environment, before any import; standard
-output and error already go to the worker's own log (Bullet prints from C).
+Thread counts come with the environment, before any import; standard output and error already go to the worker's own
+log (Bullet prints from C). ``--wait FD`` starts a learner before its job is known: the process imports what every
+learner needs and waits at a socket for its job and descriptors.
 """
 
 from __future__ import annotations
@@ -9,30 +10,39 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
+import fcntl
 import gc
 import importlib
 import json
 import os
 import signal
+import socket
 import sys
 import threading
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from spreeze.machine.processes import leave_to_supervisor, take_name
+from spreeze.machine.processes import EARLY, leave_to_supervisor, take_name
 from spreeze.metrics.table import Phase
 from spreeze.transport.status_table import StatusTable
-from spreeze.workers.context import WorkerContext
-from spreeze.workers.roles import BODIES, ROLES, Address, Role
-from spreeze.workers.sampler_stats import write_error
+from spreeze.workers.context import WorkerContext, write_error
+from spreeze.workers.roles import BODIES, ROLES, Address
 
 _PR_SET_PDEATHSIG = 1
+MOST_FDS = 250
+"""Descriptors that one message can carry (Linux: 253)."""
 
 
 def main(argv: list[str]) -> int:
     """Runs one worker body; returns its exit code."""
+    if argv[0] == "--wait":
+        argument = _job_of_waiting(int(argv[1]))
+        if argument is None:
+            return 0
+        argv = [argument]
     spec: dict[str, Any] = json.loads(argv[0])
     _die_with_supervisor(spec["lifeline_fd"], spec["supervisor_pid"])
     leave_to_supervisor()
@@ -40,15 +50,18 @@ def main(argv: list[str]) -> int:
     take_name(address.name)
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    _lower_priority(ROLES[address.role])
-    _offer_to_oom_killer(ROLES[address.role])
+    role = ROLES[address.role]
+    with contextlib.suppress(OSError):
+        os.nice(role.nice)
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(str(role.oom_score), encoding="ascii")
     status = StatusTable.attach(spec["status_fd"], spec["status_rows"])
     errors_dir = Path(spec["errors_dir"])
     context = WorkerContext(address, status, spec["row"], spec["message_fd"], errors_dir)
     context.beat(Phase.INIT)
     try:
         body = BODIES[spec["body"]]
-        loaded = load(body.module)
+        loaded = _load(body.module)
         getattr(loaded, body.function)(context, getattr(loaded, body.job).from_json(spec["job"]))
     except BaseException as error:
         _report(context, errors_dir, error)
@@ -58,7 +71,7 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def load(module: str) -> ModuleType:
+def _load(module: str) -> ModuleType:
     """Imports a module with garbage collection off, which would take a sixth of torch's import time and find nothing.
 
     Later collections skip what was imported.
@@ -71,21 +84,50 @@ def load(module: str) -> ModuleType:
         gc.enable()
 
 
-def _lower_priority(role: Role) -> None:
-    """Sets the process priority before the imports, lowest first: pictures, samplers, evaluation, learner.
+def _job_of_waiting(fd: int) -> str | None:
+    """Imports what learners need, then waits for a job; None if no run needs this process."""
+    end_with_parent()
+    take_name(EARLY)
+    leave_to_supervisor()
+    with socket.socket(fileno=fd) as line:
+        for role in ROLES.values():
+            for body in role.bodies.values() if role.prewarmed else ():
+                _load(body.module)
+        data, fds = receive(line)
+    if not data:
+        return None
+    message = json.loads(data)
+    place(fds, message["places"])
+    argument: str = message["argument"]
+    return argument
 
-    A run waits for its learner. When another program takes a core, the samplers lose it at once, long before the
-    governor notices.
+
+def receive(line: socket.socket) -> tuple[bytes, list[int]]:
+    """One line and the descriptors sent with it; the line is empty if the other end was closed before its end."""
+    data, fds, _, _ = socket.recv_fds(line, 65536, MOST_FDS)
+    while data and not data.endswith(b"\n"):
+        more = line.recv(65536)
+        if not more:
+            return b"", fds
+        data += more
+    return data, list(fds)
+
+
+def place(fds: Sequence[int], places: Sequence[int]) -> None:
+    """Moves each descriptor to the number that the job knows it by; standard output and error come first.
+
+    Raises:
+        OSError: a number is already in use.
     """
-    if role.nice and hasattr(os, "nice"):
-        with contextlib.suppress(OSError):
-            os.nice(role.nice)
-
-
-def _offer_to_oom_killer(role: Role) -> None:
-    """When memory runs out, Linux should kill a sampler first, which is cheap to replace, and the learner last."""
-    with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text(str(role.oom_score), encoding="ascii")
+    above = max(*places, *fds) + 1
+    aside = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, above) for fd in fds]
+    for fd in fds:
+        os.close(fd)
+    for fd, number in zip(aside, places, strict=True):
+        if number > 2 and os.path.exists(f"/dev/fd/{number}"):
+            raise OSError(f"descriptor {number} is in use")
+        os.dup2(fd, number, inheritable=number <= 2)
+        os.close(fd)
 
 
 def _report(context: WorkerContext, errors_dir: Path, error: BaseException) -> None:
@@ -114,14 +156,10 @@ def _die_with_supervisor(lifeline_fd: int, supervisor_pid: int) -> None:
         os._exit(3)
 
     def watch() -> None:
-        while True:
-            try:
-                if os.read(lifeline_fd, 1) == b"":
-                    os._exit(3)
-            except InterruptedError:
-                continue
-            except OSError:
-                os._exit(3)
+        with contextlib.suppress(OSError):
+            while os.read(lifeline_fd, 1):
+                pass
+        os._exit(3)
 
     threading.Thread(target=watch, name="lifeline", daemon=True).start()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,8 +29,7 @@ class Loss(Enum):
     NEVER = "never"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Body:
+class Body(NamedTuple):
     """The code of a worker process; imported only in the process that runs it."""
 
     module: str
@@ -106,40 +106,36 @@ _ALL = (
         name="learner", learns=True, saves=True, prewarmed=True, lost=Loss.ANY,
         limit=RestartLimit(failures=3, window_s=600.0, quarantine_s=None),
         bodies={
-            "learner": Body(module="spreeze.workers.learner", function="run_learner", job="LearnerJob"),
-            "rollout-learner": Body(module="spreeze.workers.learner", function="run_on_policy_learner",
-                                    job="OnPolicyLearnerJob"),
+            "learner": Body("spreeze.workers.learner", "run_learner", "LearnerJob"),
+            "rollout-learner": Body("spreeze.workers.learner", "run_on_policy_learner", "OnPolicyLearnerJob"),
         },
     ),
     # Cheap to replace, and no worker waits for a single one: samplers yield their cores to other programs first.
     Role(
         name="sampler", several=True, steps=True, rests=True, nice=10, oom_score=500, lost=Loss.MOST,
         limit=RestartLimit(failures=5, window_s=60.0, quarantine_s=300.0),
-        bodies={"sampler": Body(module="spreeze.workers.sampler", function="run_sampler", job="SamplerJob")},
+        bodies={"sampler": Body("spreeze.workers.sampler", "run_sampler", "SamplerJob")},
     ),
     # The learner waits for it and would be idle, so it yields less than a sampler.
     Role(
         name="rollout-sampler", label="sampler", several=True, steps=True, nice=5, oom_score=500, lost=Loss.ANY,
         limit=RestartLimit(failures=5, window_s=60.0, quarantine_s=None),
-        bodies={"rollout-sampler": Body(module="spreeze.workers.rollout_sampler", function="run_rollout_sampler",
-                                 job="RolloutSamplerJob")},
+        bodies={"rollout-sampler": Body("spreeze.workers.rollout_workers", "run_rollout_sampler", "RolloutSamplerJob")},
     ),
     Role(
         name="inference", several=True, infers=True, nice=2, oom_score=300, lost=Loss.ANY,
         limit=RestartLimit(failures=5, window_s=60.0, quarantine_s=None),
-        bodies={"inference": Body(module="spreeze.workers.inference_worker", function="run_inference_worker",
-                              job="InferenceWorkerJob")},
+        bodies={"inference": Body("spreeze.workers.rollout_workers", "run_inference_worker", "RolloutWorkerJob")},
     ),
     # Keeps to its share of a core by pausing, so it may run before the samplers: at nice 15 a score of Pendulum came
     # seconds after its policy.
     Role(
         name="evaluator", nice=5, oom_score=300, may_end=True, lost=Loss.NEVER, limit=_WATCHER,
-        bodies={"evaluator": Body(module="spreeze.workers.evaluator", function="run_evaluator", job="EvaluatorJob")},
+        bodies={"evaluator": Body("spreeze.workers.evaluator", "run_evaluator", "EvaluatorJob")},
     ),
     Role(
         name="visualizer", nice=15, oom_score=300, may_end=True, lost=Loss.NEVER, limit=_WATCHER,
-        bodies={"visualizer": Body(module="spreeze.workers.visualizer", function="run_visualizer",
-                                   job="VisualizerJob")},
+        bodies={"visualizer": Body("spreeze.workers.visualizer", "run_visualizer", "VisualizerJob")},
     ),
 )
 ROLES: dict[str, Role] = {role.name: role for role in _ALL}

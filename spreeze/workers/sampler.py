@@ -6,7 +6,6 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 
@@ -17,10 +16,9 @@ from spreeze.transport.protocols import TransitionSink
 from spreeze.transport.rate_limiter import RateLimiter
 from spreeze.transport.replay_ring import ReplayRing, RingSpec, ShardWriter
 from spreeze.transport.socket_sink import SocketSink, read_secret
-from spreeze.transport.weights import WeightsStore
 from spreeze.types import EnvSpec, Jsonable
-from spreeze.workers.context import WorkerContext
-from spreeze.workers.transition_collector import TransitionCollector
+from spreeze.workers.collectors import TransitionCollector
+from spreeze.workers.context import WorkerContext, open_weights
 
 _POLL_S = 0.0005
 """Sleep while the limiter holds the sampler: shorter than a learner update, longer than a wakeup."""
@@ -39,21 +37,22 @@ class SamplerJob(Jsonable):
     n_step: int
     gamma: float
     nan_policy: str
-    ring: dict[str, Any]
-    """Shape of the ring that the rows go to, through its descriptor or a socket."""
+    limiter: RateLimiter
+    ring: RingSpec
+    """Of the ring that the rows go to, through its descriptor or a socket."""
     ring_fd: int = -1
     sink_address: str = ""
     """Of the gateway to another process's ring (see ``transport.socket_sink``); empty if there is a descriptor."""
     sink_secret_file: str = ""
-    samples_per_insert_min: float
-    samples_per_insert_max: float
-    learning_starts: int
-    batch_size: int
 
 
 def run_sampler(context: WorkerContext, job: SamplerJob) -> None:
     """Samples until asked to stop, then closes its environments."""
-    sink = open_sink(job)
+    sink: TransitionSink
+    if job.sink_address:
+        sink = SocketSink(job.sink_address, read_secret(Path(job.sink_secret_file)), job.ring.layout, job.index)
+    else:
+        sink = ShardWriter(ReplayRing.attach(job.ring_fd, job.ring), job.index)
     # The row count of the sink changes the stream after a restart, so no episode is repeated.
     stream = np.random.SeedSequence([job.seed, job.index, sink.next_logical])
     rng = np.random.default_rng(stream)
@@ -61,8 +60,8 @@ def run_sampler(context: WorkerContext, job: SamplerJob) -> None:
         lambda: open_task(job.spec),
         job.num_envs, job.spec, sink,
         n_step=job.n_step, gamma=job.gamma, seeds=[int(s) for s in rng.integers(2**31, size=job.num_envs)],
-        nan_policy=job.nan_policy, on_wait=lambda: context.beat(Phase.INIT), on_reset=lambda: context.beat(Phase.RESET),
-        make_vector=vector_maker(job.spec), tell=context.env_error,
+        nan_policy=job.nan_policy, make_vector=vector_maker(job.spec), on_progress=context.beat,
+        on_error=context.env_error,
     )
     try:
         loop = SamplerLoop(context, job, sink, sampling, rng)
@@ -73,13 +72,6 @@ def run_sampler(context: WorkerContext, job: SamplerJob) -> None:
         sink.close()
 
 
-def open_sink(job: SamplerJob) -> TransitionSink:
-    spec = RingSpec.from_json(job.ring)
-    if job.sink_address:
-        return SocketSink(job.sink_address, read_secret(Path(job.sink_secret_file)), spec.layout, job.index)
-    return ShardWriter(ReplayRing.attach(job.ring_fd, spec), job.index)
-
-
 class SamplerLoop:
     """The steady state: limiter, weights, actions, environments, rows, metrics."""
 
@@ -88,20 +80,14 @@ class SamplerLoop:
         rng: np.random.Generator,
     ) -> None:
         self._context, self._job, self._sink, self._sampling, self._rng = context, job, sink, sampling, rng
-        self._limiter = RateLimiter(
-            minimum=job.samples_per_insert_min, maximum=job.samples_per_insert_max,
-            learning_starts=job.learning_starts, batch_size=job.batch_size,
-            rows_per_write=job.num_envs * RingSpec.from_json(job.ring).num_shards,
-        )
-        self._weights = WeightsStore(Path(job.run_dir) / "weights")
+        self._weights = open_weights(Path(job.run_dir))
         self._held: tuple[int, int] | None = None
         self._policy: Policy | None = None
         self._hint = -1
         self._counts = sink.counts()
-        self._wait_s = 0.0
         self._rest_until_s = 0.0
         # Slots outlive this process, so counters continue after a restart.
-        self._base = context.slots.copy()
+        self._base = context.slots.tolist()
 
     def turn(self) -> np.ndarray | None:
         """One step of all environments, or one short wait; returns the actions taken [N, A], if any."""
@@ -123,13 +109,14 @@ class SamplerLoop:
         else:
             self._context.beat(Phase.WAIT)
             time.sleep(_POLL_S)
-            self._wait_s += perf_counter() - start
-        self._post()
+            self._sampling.counts.wait_s += perf_counter() - start
+        self._sampling.counts.post(self._context.slots, self._base)
+        self._context.slots[_POLICY_VERSION] = self._held[1] if self._held else 0
         return actions
 
     def _may_insert(self) -> bool:
         self._counts = counts = self._sink.counts()
-        return self._sink.has_room and self._limiter.may_insert(*counts, self._sampling.num_envs)
+        return self._sink.has_room and self._job.limiter.may_insert(*counts, self._sampling.num_envs)
 
     def _refresh_policy(self) -> None:
         hint = self._context.weights_hint
@@ -149,8 +136,3 @@ class SamplerLoop:
         if self._policy is None or (untrained and self._counts.baseline < 0):
             return uniform_actions(self._job.spec, self._sampling.num_envs, self._rng)
         return self._policy.act(self._sampling.obs, self._rng)
-
-    def _post(self) -> None:
-        slots = self._context.slots
-        self._sampling.counts.post(slots, self._base, self._wait_s)
-        slots[_POLICY_VERSION] = self._held[1] if self._held else 0

@@ -18,29 +18,23 @@ import time
 from pathlib import Path
 from typing import Any, NoReturn
 
-from spreeze.config.schema import LearnerConfig, algorithm_part
+import psutil
+
+from spreeze.config.schema import algorithm_part
 from spreeze.machine.processes import leave_to_supervisor
 from spreeze.transport.replay_ring import ReplayReader, ReplayRing, RingSpec
 from spreeze.transport.shared_memory import readable
 from spreeze.types import RowLayout
+from spreeze.workers.collectors import fill_with_synthetic_rows
 from spreeze.workers.jobs import UpdateProbeJob, UpdateTurn
-from spreeze.workers.learn.replay_trainer import ReplayTrainer
-from spreeze.workers.learn.torch_devices import (
-    gpus_of,
-    learner_threads,
-    peak_bytes,
-    products_in,
-    resolve_device,
-    synchronise,
-)
 from spreeze.workers.main import end_with_parent
-from spreeze.workers.transition_collector import fill_with_synthetic_rows
+from spreeze.workers.replay_trainer import ReplayTrainer
+from spreeze.workers.torch_devices import gpus_of, learner_threads, peak_bytes, products_in, resolve_device, synchronise
 
 _LOOK_S = 0.02
 """Time between two checks of the memory of a measurement."""
 _LEAST_WARM_UPDATES, _WARM_UPDATES, _WARM_S = 2, 3, 0.5
 """Updates that are not timed: at least the first, which allocates, and the second; a third if there is time."""
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _MEMORY_WORDS = ("can't allocate memory", "out of memory", "MemoryError", "std::bad_alloc")
 
 
@@ -51,13 +45,22 @@ def main(argv: list[str]) -> int:
     job = UpdateProbeJob.from_json(json.loads(argv[0]))
     layout = RowLayout.of(job.spec, int(job.algorithm["n_step"]))
     ring = ReplayRing.create(RingSpec(layout, 1, job.rows))
+    kept: dict[str, _Fork] = {}
     try:
         fill_with_synthetic_rows(ring, job.spec)
         _answer({"ready": True})
-        with contextlib.closing(_Forks(job, ring)) as forks:
-            for line in sys.stdin:
-                _answer(forks.measure(UpdateTurn.from_json(json.loads(line))))
+        for line in sys.stdin:
+            turn = UpdateTurn.from_json(json.loads(line))
+            fork = kept.pop(turn.learner.device, None) or _Fork(job, ring)
+            found = fork.measure(turn)
+            if turn.kept and "failure" not in found:
+                kept[turn.learner.device] = fork
+            else:
+                fork.close()
+            _answer(found)
     finally:
+        for fork in kept.values():
+            fork.close()
         ring.close()
     return 0
 
@@ -92,7 +95,10 @@ class _Fork:
             if readable([self._answers], _LOOK_S):
                 data = os.read(self._answers, 65536)
                 if not data:
-                    return {"failure": self._ended()}
+                    _, status = os.waitpid(self.pid, 0)
+                    self.pid, code = 0, os.waitstatus_to_exitcode(status)
+                    how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+                    return {"failure": f"ended {how}"}
                 answer += data
             elif time.monotonic() > end:
                 return {"failure": f"not done within {turn.deadline_s:.0f} s"}
@@ -101,42 +107,12 @@ class _Fork:
         found: dict[str, Any] = json.loads(answer)
         return found
 
-    def _ended(self) -> str:
-        _, status = os.waitpid(self.pid, 0)
-        self.pid = 0
-        code = os.waitstatus_to_exitcode(status)
-        return f"ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-
     def close(self) -> None:
-        """Kills the process."""
         if self.pid:
             os.kill(self.pid, signal.SIGKILL)
             os.waitpid(self.pid, 0)
-            self.pid = 0
         os.close(self._turns)
         os.close(self._answers)
-
-
-class _Forks:
-    """The measuring processes: one for each device that is slow to start, else a fresh one each time."""
-
-    def __init__(self, job: UpdateProbeJob, ring: ReplayRing) -> None:
-        self._job, self._ring = job, ring
-        self._kept: dict[str, _Fork] = {}
-
-    def measure(self, turn: UpdateTurn) -> dict[str, Any]:
-        fork = self._kept.pop(turn.learner["device"], None) or _Fork(self._job, self._ring)
-        found = fork.measure(turn)
-        if turn.kept and "failure" not in found:
-            self._kept[turn.learner["device"]] = fork
-        else:
-            fork.close()
-        return found
-
-    def close(self) -> None:
-        for fork in self._kept.values():
-            fork.close()
-        self._kept.clear()
 
 
 def _too_much(cap_bytes: int) -> str:
@@ -146,10 +122,10 @@ def _too_much(cap_bytes: int) -> str:
 def _private_bytes(pid: int) -> int:
     """Resident memory that is neither file-backed nor shared; 0 after the process has ended."""
     try:
-        _, resident, shared = Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[:3]
-    except (OSError, ValueError):
+        memory = psutil.Process(pid).memory_info()
+    except psutil.Error:
         return 0
-    return (int(resident) - int(shared)) * _PAGE_BYTES
+    return int(memory.rss - getattr(memory, "shared", 0))
 
 
 def _in_child(job: UpdateProbeJob, ring: ReplayRing, turns: int, answers: int, parent: int) -> NoReturn:
@@ -179,7 +155,7 @@ def _answered(job: UpdateProbeJob, ring: ReplayRing, turn: UpdateTurn) -> tuple[
 def _updates(job: UpdateProbeJob, ring: ReplayRing, turn: UpdateTurn) -> dict[str, Any]:
     """Updates a second of each repeat, and the start-up time: allocation, caches, recording of a graph."""
     start = time.perf_counter()
-    learner = LearnerConfig(**turn.learner)
+    learner = turn.learner
     device = resolve_device(learner.device)
     if not gpus_of(device):
         _limit_data(job.memory_cap_bytes)
@@ -189,31 +165,22 @@ def _updates(job: UpdateProbeJob, ring: ReplayRing, turn: UpdateTurn) -> dict[st
             job.spec, job.algo, config, ring.spec.layout, ReplayReader(ring), batch_size=learner.batch_size,
             device=device, seed=0, normalize_obs=job.normalize_obs, pair=pair, mirror=True, updates_per_launch=1,
         )
-        _warm_up(learning)
+        # The recording of a graph is never timed, however long it takes.
+        warm_s, least = time.perf_counter(), max(_LEAST_WARM_UPDATES, learning.updates_before_replay)
+        while learning.updates < least or (
+            learning.updates < _WARM_UPDATES and time.perf_counter() - warm_s < _WARM_S
+        ):
+            learning.update()
         synchronise(device)
-        start_s = time.perf_counter() - start
-        rates = _rates(learning, turn, device)
+        start_s, rates = time.perf_counter() - start, []
+        for _ in range(turn.repeats):
+            synchronise(device)
+            repeat_s, count = time.perf_counter(), 0
+            while time.perf_counter() - repeat_s < turn.repeat_s:
+                count += learning.update()
+            synchronise(device)
+            rates.append(count / (time.perf_counter() - repeat_s))
     return {"updates_per_s": rates, "memory_bytes": peak_bytes(device), "start_s": start_s}
-
-
-def _warm_up(learning: ReplayTrainer) -> None:
-    start, warm = time.perf_counter(), 0
-    # The recording of a graph is never timed, however long it takes.
-    least = max(_LEAST_WARM_UPDATES, learning.updates_before_replay)
-    while warm < least or (warm < _WARM_UPDATES and time.perf_counter() - start < _WARM_S):
-        warm += learning.update()
-
-
-def _rates(learning: ReplayTrainer, turn: UpdateTurn, device: str) -> list[float]:
-    rates = []
-    for _ in range(turn.repeats):
-        synchronise(device)
-        start, count = time.perf_counter(), 0
-        while time.perf_counter() - start < turn.repeat_s:
-            count += learning.update()
-        synchronise(device)
-        rates.append(count / (time.perf_counter() - start))
-    return rates
 
 
 def _limit_data(cap_bytes: int) -> None:

@@ -11,7 +11,6 @@ import os
 import time
 from fractions import Fraction
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import av
@@ -42,123 +41,61 @@ _UNWATCHED_PICTURE_S = 30.0
 def run_visualizer(context: WorkerContext, job: VisualizerJob) -> None:
     """Shows the newest policy until the supervisor asks to stop; ends early if nothing can be drawn."""
     context.beat(Phase.INIT)
-    try:
-        task = open_task(job.spec, "rgb_array", whole_games=True)
-    except Exception as error:
-        _give_up(context, error)
-        return
-    try:
-        task.reset(seed=job.seed)
-        task.render()
-    except Exception as error:
-        _give_up(context, error)
-        task.close()
-        return
-    show = _Show(context, job, task)
-    try:
+    with contextlib.ExitStack() as stack:
+        try:
+            task = open_task(job.spec, "rgb_array", whole_games=True)
+            stack.callback(task.close)
+            task.reset(seed=job.seed)
+            task.render()
+        except Exception as error:
+            text = f"no pictures: {type(error).__name__}: {one_line(error)}; training goes on"
+            context.send("event", level="warning", text=text)
+            return
+        show = _Show(context, job, task)
+        stack.callback(show.drop_clip)
         show.run()
-    finally:
-        show.close()
-
-
-def _give_up(context: WorkerContext, error: Exception) -> None:
-    context.send(
-        "event", level="warning", text=f"no pictures: {type(error).__name__}: {one_line(error)}; training goes on"
-    )
-
-
-class _Player:
-    def __init__(self, task: Task, seed: int) -> None:
-        self.task = task
-        self._seed = seed
-        self.episode_return = 0.0
-        self.returns: list[float] = []
-        self.at_start = True
-        self._obs = ObsRows(1, task.spec)
-        self.restart()
-
-    def restart(self) -> None:
-        self._obs.start(0, self.task.reset(seed=self._seed))
-        self._seed = (self._seed + 1) % 2**31
-        self.episode_return, self.at_start = 0.0, True
-
-    def advance(self, policy: Policy, steps: int) -> None:
-        """Takes at most ``steps`` env steps, and ends with the episode."""
-        for _ in range(steps):
-            action = self.task.to_native(policy.act_greedy(self._obs.array))
-            obs, reward, terminated, truncated = self.task.step(action[0])
-            self._obs.put(0, obs)
-            self.episode_return += reward
-            self.at_start = False
-            if terminated or truncated:
-                self.returns = [*self.returns[-99:], self.episode_return]
-                self.restart()
-                return
-
-
-class _Clip:
-    """A clip being recorded, and the facts stored with it."""
-
-    def __init__(self, folder: Path, number: int, weights: Weights, player: _Player, frames_per_s: float) -> None:
-        self.path = folder / f"clip-{number:04d}-v{weights.version}.mp4"
-        self.writer = ClipWriter(self.path, frames_per_s)
-        self._weights = weights
-        self._player = player
-        player.returns = []
-
-    def finish(self) -> None:
-        """Writes the JSON first, so that a visible clip always has its facts."""
-        meta = self._weights.meta
-        facts: dict[str, Any] = {
-            "version": self._weights.version, "epoch": self._weights.epoch, "env_steps": meta.get("env_steps"),
-            "wall_s": meta.get("wall_s"), "episode_returns": self._player.returns,
-            "return_so_far": self._player.episode_return, "frames": self.writer.frames,
-            "frames_per_s": self.writer.frames_per_s,
-        }
-        replace_json(self.path.with_suffix(".json"), facts)
-        self.writer.finish()
 
 
 class _Show:
     """The loop: advance, draw, write the picture, feed the clip, rest."""
 
     def __init__(self, context: WorkerContext, job: VisualizerJob, task: Task) -> None:
-        self._context, self._job = context, job
-        self._run_dir = Path(job.run_dir)
-        self._videos = self._run_dir / "videos"
+        self._context, self._config, self._has_free_core, self._task = context, job.config, job.has_free_core, task
+        run_dir = Path(job.run_dir)
+        self._live, self._viewer = run_dir / "live.jpg", run_dir / "control" / "viewer"
+        self._videos = run_dir / "videos"
         self._videos.mkdir(parents=True, exist_ok=True)
-        _clear(self._run_dir, self._videos)
-        self._watch = WeightsWatch(self._run_dir / "weights")
-        self._player = _Player(task, job.seed)
-        self._live_stride = max(1, round(task.render_fps / job.frames_per_s))
+        _clear(run_dir, self._videos)
+        self._watch = WeightsWatch(run_dir)
+        self._live_stride = max(1, round(task.render_fps / job.config.frames_per_s))
         self._clip_stride = clip_stride(task.render_fps)
         self._clip_fps = task.render_fps / self._clip_stride
-        self._clip_frames = max(1, round(job.clip_length_s * self._clip_fps))
+        self._clip_frames = max(1, round(job.config.clip_length_s * self._clip_fps))
         self._weights: Weights | None = None
         self._policy: Policy | None = None
-        self._clip: _Clip | None = None
-        self._next_clip_s = float("inf")
-        self._next_picture_s = 0.0
-        self._viewer = self._run_dir / "control" / "viewer"
-        self._new_weights_s = 0.0
-        self._frames = 0
-        self._clips = 0
-        self._number = _last_number(self._videos)
+        self._clip: ClipWriter | None = None
+        self._next_clip_s, self._next_picture_s, self._new_weights_s = float("inf"), 0.0, 0.0
+        self._frames = self._clips = 0
+        self._number = max((_number_of(path) for path in self._videos.glob("clip-*-v*.mp4")), default=0)
+        self._obs = ObsRows(1, task.spec)
+        self._seed = job.seed
+        self._returns: list[float] = []
+        """Of the episodes that ended in this clip."""
+        self._restart()
 
     def run(self) -> None:
-        failures = 0
-        while not self._context.stopping:
-            if self._context.visualizer_paused:
-                self._context.post(paused=1.0)
-                self._context.sleep(_POLL_S)
-                continue
-            if self._unneeded():
-                self._context.sleep(_POLL_S)
+        context, failures = self._context, 0
+        while not context.stopping:
+            if context.visualizer_paused:
+                context.post(paused=1.0)
+                context.sleep(_POLL_S)
                 continue
             begin_s, cpu_s = time.monotonic(), time.process_time()
-            self._renew()
-            if self._policy is None:
-                self._context.sleep(_POLL_S)
+            needed = self._needed()
+            if needed:
+                self._take_new_weights()
+            if self._policy is None or not needed:
+                context.sleep(_POLL_S)
                 continue
             try:
                 self._frame(self._policy)
@@ -167,30 +104,33 @@ class _Show:
                 failures += 1
                 if failures >= _MAX_FAILURES:
                     raise
-                self._abandon(error)
-            self._context.post(frames=self._frames, clips=self._clips, paused=0.0)
+                text = f"picture failed: {type(error).__name__}: {one_line(error)}"
+                context.send("event", level="warning", text=text)
+                self.drop_clip()
+                context.sleep(1.0)
+                self._restart()
+            context.post(frames=self._frames, clips=self._clips, paused=0.0)
             self._rest(begin_s, time.process_time() - cpu_s)
 
-    def _unneeded(self) -> bool:
-        """True while no clip is due and no viewer asked for a picture lately."""
-        now_s = time.monotonic()
-        if self._clip is not None or now_s >= min(self._next_clip_s, self._next_picture_s):
-            return False
-        try:
-            return time.time() - self._viewer.stat().st_mtime > _WATCHED_S
-        except OSError:
+    def _needed(self) -> bool:
+        """True while a clip is due or a viewer asked for a picture lately."""
+        if self._clip is not None or time.monotonic() >= min(self._next_clip_s, self._next_picture_s):
             return True
+        try:
+            return time.time() - self._viewer.stat().st_mtime <= _WATCHED_S
+        except OSError:
+            return False
 
-    def _renew(self) -> None:
+    def _take_new_weights(self) -> None:
         """Takes newer weights at the start of an episode or every few seconds, but never within a clip."""
         now_s = time.monotonic()
-        if self._clip is not None or not (self._player.at_start or now_s >= self._new_weights_s):
+        if self._clip is not None or not (self._at_start or now_s >= self._new_weights_s):
             return
         found = self._watch.newer(self._context.weights_hint)
         if found is None:
             return
         if self._policy is None:
-            self._next_clip_s = now_s + min(_FIRST_CLIP_S, self._job.clip_interval_s)
+            self._next_clip_s = now_s + min(_FIRST_CLIP_S, self._config.clip_interval_s)
         self._weights = found[0]
         self._policy = Policy.from_weights(self._weights.arrays, self._weights.meta)
         self._new_weights_s = now_s + _NEW_WEIGHTS_S
@@ -199,47 +139,79 @@ class _Show:
     def _frame(self, policy: Policy) -> None:
         self._context.beat(Phase.RENDER)
         if self._clip is None and time.monotonic() >= self._next_clip_s and self._weights is not None:
-            self._next_clip_s = time.monotonic() + self._job.clip_interval_s
-            self._player.restart()
+            self._next_clip_s = time.monotonic() + self._config.clip_interval_s
+            self._restart()
+            self._returns = []
             self._number += 1
-            self._clip = _Clip(self._videos, self._number, self._weights, self._player, self._clip_fps)
+            path = self._videos / f"clip-{self._number:04d}-v{self._weights.version}.mp4"
+            self._clip = ClipWriter(path, self._clip_fps)
         else:
-            self._player.advance(policy, self._live_stride if self._clip is None else self._clip_stride)
-        picture = self._player.task.render()
-        write_jpeg(self._run_dir / "live.jpg", picture)
+            self._advance(policy, self._live_stride if self._clip is None else self._clip_stride)
+        picture = self._task.render()
+        write_jpeg(self._live, picture)
         self._next_picture_s = time.monotonic() + _UNWATCHED_PICTURE_S
         self._frames += 1
         if self._clip is not None:
-            self._clip.writer.add(picture)
-            if self._clip.writer.frames >= self._clip_frames:
-                self._clip.finish()
-                self._clip = None
-                self._clips += 1
-                _prune(self._videos)
+            self._clip.add(picture)
+            if self._clip.frames >= self._clip_frames:
+                self._finish_clip(self._clip)
+
+    def _restart(self) -> None:
+        self._obs.start(0, self._task.reset(seed=self._seed))
+        self._seed = (self._seed + 1) % 2**31
+        self._return, self._at_start = 0.0, True
+
+    def _advance(self, policy: Policy, steps: int) -> None:
+        """Takes at most ``steps`` env steps, and ends with the episode."""
+        for _ in range(steps):
+            action = self._task.to_native(policy.act_greedy(self._obs.array))
+            obs, reward, terminated, truncated = self._task.step(action[0])
+            self._obs.put(0, obs)
+            self._return += reward
+            self._at_start = False
+            if terminated or truncated:
+                self._returns = [*self._returns[-99:], self._return]
+                self._restart()
+                return
+
+    def _finish_clip(self, clip: ClipWriter) -> None:
+        """Writes the JSON first, so that a visible clip always has its facts."""
+        assert self._weights is not None
+        meta = self._weights.meta
+        replace_json(clip.path.with_suffix(".json"), {
+            "version": self._weights.version, "epoch": self._weights.epoch, "env_steps": meta.get("env_steps"),
+            "wall_s": meta.get("wall_s"), "episode_returns": self._returns, "return_so_far": self._return,
+            "frames": clip.frames, "frames_per_s": clip.frames_per_s,
+        })
+        clip.finish()
+        self._clip = None
+        self._clips += 1
+        _prune(self._videos)
+
+    def drop_clip(self) -> None:
+        if self._clip is not None:
+            self._clip.discard()
+            self._clip = None
 
     def _rest(self, begin_s: float, cpu_s: float) -> None:
         """Sleeps until the next frame is due in real time and within the share of a core."""
-        in_clip = self._clip is not None and self._job.has_free_core
-        period_s = 1.0 / (self._clip_fps if in_clip else self._job.frames_per_s)
-        if not self._job.has_free_core:
-            period_s = max(period_s, cpu_s / self._job.cpu_share)
+        in_clip = self._clip is not None and self._has_free_core
+        period_s = 1.0 / (self._clip_fps if in_clip else self._config.frames_per_s)
+        if not self._has_free_core:
+            period_s = max(period_s, cpu_s / self._config.cpu_share)
         self._context.sleep(max(0.0, period_s - (time.monotonic() - begin_s)))
 
-    def _abandon(self, error: Exception) -> None:
-        """Reports the error, discards the clip, and begins a new episode."""
-        self._context.send("event", level="warning", text=f"picture failed: {type(error).__name__}: {one_line(error)}")
-        self._drop_clip()
-        self._context.sleep(1.0)
-        self._player.restart()
 
-    def _drop_clip(self) -> None:
-        if self._clip is not None:
-            self._clip.writer.discard()
-            self._clip = None
+def _prune(videos: Path) -> None:
+    """Deletes all but the newest clips, so that a run of weeks does not fill the disk."""
+    for path in sorted(videos.glob("clip-*-v*.mp4"), key=_number_of)[:-_MAX_CLIPS]:
+        path.unlink(missing_ok=True)
+        path.with_suffix(".json").unlink(missing_ok=True)
 
-    def close(self) -> None:
-        self._drop_clip()
-        self._player.task.close()
+
+def _number_of(path: Path) -> int:
+    number = path.name.split("-")[1]
+    return int(number) if number.isdigit() else 0
 
 
 def _clear(run_dir: Path, videos: Path) -> None:
@@ -247,19 +219,6 @@ def _clear(run_dir: Path, videos: Path) -> None:
     remove_unfinished(videos)
     for path in [*run_dir.glob(".live.jpg.*.tmp"), *videos.glob(".clip-*.tmp")]:
         path.unlink(missing_ok=True)
-
-
-def _last_number(videos: Path) -> int:
-    numbers = [path.name.split("-")[1] for path in videos.glob("clip-*-v*.mp4")]
-    return max((int(number) for number in numbers if number.isdigit()), default=0)
-
-
-def _prune(videos: Path) -> None:
-    """Deletes all but the newest clips, so that a run of weeks does not fill the disk."""
-    clips = sorted(videos.glob("clip-*-v*.mp4"), key=lambda path: int(path.name.split("-")[1]))
-    for path in clips[:-_MAX_CLIPS]:
-        path.unlink(missing_ok=True)
-        path.with_suffix(".json").unlink(missing_ok=True)
 
 
 def write_jpeg(path: Path, frame: np.ndarray, quality: int = 80) -> None:
@@ -339,9 +298,7 @@ class ClipWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self.finish()
         else:

@@ -29,7 +29,7 @@ from spreeze.transport.replay_ring import Drawn, FrameColumns, ReplayReader, Rep
 from spreeze.transport.status_table import StatusTable
 from spreeze.transport.weights import WeightsStore
 from spreeze.types import RowLayout
-from spreeze.workers.learn.replay_trainer import ReplayTrainer
+from spreeze.workers.replay_trainer import ReplayTrainer
 
 _RING_ROWS = 50_000
 _TURNS, _CALLS = 50, 20

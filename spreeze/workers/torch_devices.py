@@ -37,7 +37,6 @@ def gpus_of(device: str) -> list[str]:
 
 
 def synchronise(device: str) -> None:
-    """Waits until the GPUs are idle."""
     for gpu in gpus_of(device):
         torch.cuda.synchronize(gpu)
 
@@ -70,7 +69,6 @@ class HostWaits:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Free memory of a GPU."""
     return int(torch.cuda.mem_get_info(device)[0])
 
 
@@ -85,14 +83,6 @@ def out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _ALLOCATOR_WORDS)
 
 
-def staged_copies(device: str) -> str | None:
-    """A note if the two GPUs of a split cannot read each other's memory, else None."""
-    first, *others = gpus_of(device)[:2] or [""]
-    if not others or torch.cuda.can_device_access_peer(first, others[0]):
-        return None
-    return f"{first} and {others[0]} have no peer access: what crosses between them goes through host memory"
-
-
 def peak_bytes(device: str) -> int:
     """Peak reserved memory of the GPUs, or else of this process."""
     found = gpus_of(device)
@@ -105,8 +95,9 @@ def peak_bytes(device: str) -> int:
 def learner_threads(spec: EnvSpec, threads: int, device: str) -> Iterator[ThreadPair | None]:
     """Sets this process's threads of one matmul, and yields a second thread if the algorithms can use one.
 
-    Denormal numbers become zero in this thread and those it starts (the reason is in the package's docstring). In
-    Walker2D runs they were a third of Adam's means, and took most of the time of an update of batch 32.
+    Denormal numbers become zero in this thread and those it starts. A unit switched off by the ReLU has gradient zero,
+    and Adam's mean of it is a denormal number after 900 updates, which slows a processor down about a hundred times;
+    only real runs show it, never synthetic rows.
     """
     flushed = torch.set_flush_denormal(True)
     pair, of_a_matmul = thread_pair_for(threads) if device == "cpu" and spec.num_actions is None else (None, threads)

@@ -1,4 +1,10 @@
-"""Takes gradient steps with batches from replay; used by the learner process and serial mode."""
+"""Takes gradient steps with batches from replay; used by the learner process and serial mode.
+
+Two learner threads are a pair: each critic has its thread, and the actor's passes are split by rows or by outputs. No
+sum is split, so results equal those of one core. ``--device split`` puts the actor on one GPU, critics and targets on
+the other (Spreeze, section 3.1): only actions, log-densities, dQ/da and SAC's temperature cross. On a GPU replay is
+copied to the device as far as memory allows, and whole updates are CUDA graphs (``gpu_replay``).
+"""
 
 from __future__ import annotations
 
@@ -20,10 +26,17 @@ from spreeze.metrics.table import blank_learner
 from spreeze.transport.protocols import BatchSource
 from spreeze.transport.replay_ring import ReplayReader
 from spreeze.types import EnvSpec, RowLayout, TransitionBatch
-from spreeze.workers.learn.cuda_graphs import CudaGraph, Graph, GraphedUpdates, reason_against
-from spreeze.workers.learn.gpu_replay import DeviceStream, GpuReplay, Staging, Stream, fitted_gpu_replay
-from spreeze.workers.learn.on_policy_trainer import sha256_of
-from spreeze.workers.learn.torch_devices import free_bytes
+from spreeze.workers.gpu_replay import (
+    CudaGraph,
+    DeviceStream,
+    GpuReplay,
+    GraphedUpdates,
+    Staging,
+    fitted_gpu_replay,
+    reason_against,
+)
+from spreeze.workers.on_policy_trainer import sha256_of
+from spreeze.workers.torch_devices import free_bytes
 
 _REFRESH_S = 0.005
 """Age at which the reader's windows are refreshed; older windows only miss the newest rows."""
@@ -57,7 +70,7 @@ class ReplayTrainer:
         self._updates_per_launch = updates_per_launch
         self._launches: GraphedUpdates | None = None
         self._recording_failed = False
-        """By launches since dropped."""
+        """PyTorch's allocator then considers it unfinished, and ``torch.cuda.empty_cache`` would fail."""
         self._scale: DeviceNormalizer | None = None
         self.set_batch_size(batch_size)
         gpus = {place for place in (self._device, self._actor_device) if place.type == "cuda"}
@@ -68,9 +81,7 @@ class ReplayTrainer:
         if mirror and self._device.type == "cuda":
             self._open_mirror()
         self.rows_redrawn = 0
-        self.gather_s = 0.0
-        self.critic_s = 0.0
-        self.actor_s = 0.0
+        self.gather_s = self.critic_s = self.actor_s = 0.0
         self._refreshed_s = -1.0
 
     def _open_mirror(self) -> None:
@@ -85,7 +96,7 @@ class ReplayTrainer:
         if mirror is not None:
             self.use_mirror(mirror, lambda: CudaGraph(self._device))
 
-    def use_mirror(self, mirror: GpuReplay, make_graph: Callable[[], Graph]) -> None:
+    def use_mirror(self, mirror: GpuReplay, make_graph: Callable[[], CudaGraph]) -> None:
         """Draws from GPU replay from now on, with several updates in one launch where possible."""
         period = self.algorithm.period
         against = None if self._updates_per_launch == 0 else reason_against(
@@ -96,7 +107,7 @@ class ReplayTrainer:
         graphs = self._updates_per_launch > 0 and against is None
         self._launches = GraphedUpdates(
             self.algorithm, mirror, self._update_with, DeviceStream(self._device), wanted=self._updates_per_launch,
-            make_graph=make_graph if graphs else None, tell=self.notes.append,
+            make_graph=make_graph if graphs else None, on_failure=self._note_failed_recording,
         )
         if self.normalizer is not None:
             self._scale = DeviceNormalizer(self.normalizer, self._layout, self._device, DeviceStream(self._device))
@@ -116,17 +127,16 @@ class ReplayTrainer:
         if launches is None:
             return False
         launches.mirror.settle()
-        self._recording_failed |= launches.recording_failed
         return True
 
     def release_cached(self) -> None:
-        """Returns the memory that PyTorch caches to the GPUs, unless a recording has failed.
-
-        After a failed recording the allocator would raise an internal error; it then reuses what it caches.
-        """
-        failed = self._recording_failed or (self._launches is not None and self._launches.recording_failed)
-        if not failed:
+        """Returns the memory that PyTorch caches to the GPUs, where that is possible."""
+        if not self._recording_failed:
             torch.cuda.empty_cache()
+
+    def _note_failed_recording(self, text: str) -> None:
+        self._recording_failed = True
+        self.notes.append(text)
 
     def set_batch_size(self, batch_size: int) -> None:
         """Draws that many rows at once from now on; frees the old buffers first, since memory may be short."""
@@ -136,8 +146,7 @@ class ReplayTrainer:
         self._host_batch: TransitionBatch | None = None
         self._frames: torch.Tensor | None = None
         self._seen: torch.Tensor | None = None
-        self._rows = torch.empty((0, self._layout.width))
-        self._rows_np = self._rows.numpy()
+        self._rows, self._rows_np = torch.empty(0), np.empty(0, np.float32)
         self._rows = torch.empty((batch_size, self._layout.width), dtype=torch.float32, pin_memory=pinned)
         self._rows_np = self._rows.numpy()
         if self._frame_shape is not None:
@@ -172,7 +181,7 @@ class ReplayTrainer:
         if start - self._refreshed_s > _REFRESH_S:
             self.refresh()
         if self._launches is not None:
-            return self._launched(self._launches, start, most)
+            return self._launch(self._launches, start, most)
         for copied in self._copied.values():
             copied.synchronize()  # the copy of the pinned rows may not be done yet
         self.rows_redrawn += self._draw()
@@ -186,7 +195,7 @@ class ReplayTrainer:
         self.updates += 1
         return 1
 
-    def _launched(self, launches: GraphedUpdates, start: float, most: int | None) -> int:
+    def _launch(self, launches: GraphedUpdates, start: float, most: int | None) -> int:
         launched, before_s = perf_counter(), self.critic_s + self.actor_s
         self.gather_s += launched - start
         done = launches.run(most)
@@ -246,14 +255,11 @@ class ReplayTrainer:
             return self._layout.split(rows, self._gamma)
         return self._layout.split_frames(rows, frames, self._gamma)
 
-    def lag_and_age(self) -> tuple[float, float]:
-        """Mean policy lag (updates) and transition age (env steps) of the last batch."""
-        if self._launches is not None:
-            return self._launches.mirror.lag_and_age(self.updates)
-        return self._reader.last_lag_age(self.updates)
-
     def numbers(self, *, wait_s: float, publish_s: float) -> dict[str, float]:
-        lag_age = self.lag_and_age() if self.updates > 0 else (0.0, 0.0)
+        lag_age = (0.0, 0.0)
+        if self.updates > 0:
+            lag_age = (self._reader.last_lag_age(self.updates) if self._launches is None
+                       else self._launches.mirror.lag_and_age(self.updates))
         return {
             **blank_learner(), "updates": self.updates, "policy_version": self.updates,
             "batch_size": self.batch_size, "wait_s": wait_s,
@@ -312,7 +318,7 @@ class ReplayTrainer:
 class DeviceNormalizer:
     """Scales batches as ``Normalizer.apply`` does, by the statistics of the latest ``renew``."""
 
-    def __init__(self, normalizer: Normalizer, layout: RowLayout, device: torch.device, stream: Stream) -> None:
+    def __init__(self, normalizer: Normalizer, layout: RowLayout, device: torch.device, stream: DeviceStream) -> None:
         """``normalizer`` is updated on the host; ``stream`` is that of the updates."""
         self._normalizer, self._columns, self._stream = normalizer, (layout.obs, layout.next_obs), stream
         shape = (2, layout.obs_dim)
@@ -321,7 +327,6 @@ class DeviceNormalizer:
         self.renew()
 
     def renew(self) -> None:
-        """Copies the normaliser's statistics to the device, for the updates from now on."""
         staged = self._staging.next()
         np.stack((self._normalizer.mean, self._normalizer.std), out=staged.numpy(), casting="same_kind")
         self._stream.copy(self._scale, staged)

@@ -12,12 +12,14 @@ older windows, which are nearly always done.
 from __future__ import annotations
 
 import contextlib
-from typing import Protocol
+from collections import deque
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from spreeze.algorithms.off_policy import OffPolicyAlgorithm
 from spreeze.errors import TransportError
 from spreeze.formatting import size
 from spreeze.transport.replay_ring import ReplayReader
@@ -28,6 +30,11 @@ _SHARE = 0.8
 """Share of a device's free memory that GPU replay may take; updates need the rest."""
 _LEAST_BATCHES = 16
 """GPU replay of fewer batches than this is not worth its memory."""
+_LONGEST_PERIOD = 16
+"""Longest period of Python decisions that a graph may hold, in updates."""
+_SINGLES = 3
+_MOST_IN_FLIGHT = 2
+"""Launches in flight at once: the device never waits for the host, and the host is never far ahead."""
 
 
 def gpu_replay_bytes(layout: RowLayout, num_shards: int, rows_per_shard: int) -> int:
@@ -40,7 +47,7 @@ class GpuReplay:
 
     def __init__(
         self, reader: ReplayReader, batch_size: int, device: torch.device, seed: int, rows_per_shard: int | None = None,
-        *, main: Stream | None = None, beside: Stream | None = None,
+        *, main: DeviceStream | None = None, beside: DeviceStream | None = None,
     ) -> None:
         """Allocates the device's memory; ``pull`` copies the rows.
 
@@ -65,9 +72,7 @@ class GpuReplay:
         # Memory is zeroed on the main stream: an earlier copy would be lost.
         self._draws_before = self._main.mark()
         self.generator = torch.Generator(device).manual_seed(seed)
-        """Of the draws."""
         self.available = 0
-        """Rows that can be drawn."""
         self.rows_pulled = 0
         self.rows_torn = 0
         """Rows that were overwritten during the copy, and so dropped."""
@@ -83,7 +88,6 @@ class GpuReplay:
 
     @property
     def size_bytes(self) -> int:
-        """Device memory of the rows."""
         return self._rows.element_size() * self._rows.nelement()
 
     def pull(self) -> None:
@@ -217,24 +221,8 @@ class StreamEvent:
             self.event.synchronize()
 
 
-class Stream(Protocol):
-    """Work that runs in the order in which it was given."""
-
-    def copy(self, to: Tensor, source: Tensor) -> None:
-        """Copies ``source`` into ``to``; ``source`` must not change until a later event is reached."""
-        ...
-
-    def mark(self) -> StreamEvent:
-        """The point after all work given so far."""
-        ...
-
-    def follow(self, event: StreamEvent) -> None:
-        """Work given from now on begins after this event of another stream."""
-        ...
-
-
 class DeviceStream:
-    """A stream of a device: its current one, or one beside it."""
+    """Work that runs in the order in which it was given: a device's current stream, or one beside it."""
 
     def __init__(self, device: torch.device, *, beside: bool = False) -> None:
         self._device = device
@@ -245,7 +233,7 @@ class DeviceStream:
         return torch.cuda.current_stream(self._device) if self._beside is None else self._beside
 
     def copy(self, to: Tensor, source: Tensor) -> None:
-        """Copies, without waiting where ``source`` is pinned or on the device."""
+        """Copies, without waiting where ``source`` is pinned; it must not change until a later event is reached."""
         with contextlib.nullcontext() if self._beside is None else torch.cuda.stream(self._beside):
             to.copy_(source, non_blocking=True)
 
@@ -257,6 +245,7 @@ class DeviceStream:
         return StreamEvent(event)
 
     def follow(self, event: StreamEvent) -> None:
+        """Work given from now on begins after this event of another stream."""
         if event.event is not None:
             self._stream().wait_event(event.event)
 
@@ -278,3 +267,139 @@ class Staging:
     def sent(self, event: StreamEvent) -> None:
         """Notes the event at which the copy of the current buffer is done."""
         self._sent[self._turn] = event
+
+
+class NotRecorded(Exception):
+    """The work cannot be a graph; the device is still usable."""
+
+
+class CudaGraph:
+    """Several updates as one launch: everything from the draw to the target networks.
+
+    With small networks a GPU waits for its next kernel, and an update has a hundred of them. A graph can hold only work
+    of the device: draws from GPU replay, noise of registered generators. What Python decides by counting updates (a
+    delayed actor, a target that moves every n updates) is fixed while the graph is recorded, so a graph holds whole
+    periods of these decisions.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._graph = torch.cuda.CUDAGraph()
+
+    def record(self, work: Callable[[], None], generators: Sequence[torch.Generator]) -> None:
+        """Records the device work of ``work`` without running it; it must have run before, so that its buffers exist.
+
+        Raises:
+            NotRecorded: the work waits for the host, or there is no room for the graph's memory.
+        """
+        states, stream = [generator.get_state() for generator in generators], torch.cuda.current_stream(self._device)
+        for generator in generators:
+            self._graph.register_generator_state(generator)
+        torch.cuda.synchronize(self._device)
+        try:
+            # Only waits of this thread spoil a recording: other threads may use the device meanwhile.
+            with torch.cuda.device(self._device), torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
+                work()
+        except RuntimeError as error:
+            torch.cuda.synchronize(self._device)  # a lost device raises here again, uncaught
+            # A failed recording leaves its stream set and its generators in recording state.
+            torch.cuda.set_stream(stream)
+            for generator, state in zip(generators, states, strict=True):
+                generator.graphsafe_set_state(torch.Generator(self._device).set_state(state))
+            raise NotRecorded(" ".join(str(error).split())[:200]) from None
+
+    def replay(self) -> None:
+        self._graph.replay()
+
+
+def updates_in_graph(wanted: int, period: int) -> int:
+    """Updates of one launch: ``wanted`` rounded up to whole periods."""
+    return -(-max(1, wanted) // period) * period
+
+
+def reason_against(*, split: bool, period: int) -> str | None:
+    """Why updates cannot be a graph, or None if they can."""
+    if split:
+        return "actor and critics are on two devices"
+    if period > _LONGEST_PERIOD:
+        return f"the target network moves every {period} updates, a graph holds at most {_LONGEST_PERIOD}"
+    return None
+
+
+class GraphedUpdates:
+    """Updates with batches from GPU replay: one by one at first, then as graphs if possible."""
+
+    def __init__(
+        self, algorithm: OffPolicyAlgorithm, mirror: GpuReplay, update: Callable[[Tensor], None],
+        stream: DeviceStream, *, wanted: int = 1, make_graph: Callable[[], CudaGraph] | None = None,
+        on_failure: Callable[[str], None],
+    ) -> None:
+        """``update`` runs one update with rows [B, W] on ``stream``; ``wanted`` updates, rounded up, are one graph.
+
+        Without ``make_graph`` every kernel is launched by itself. ``on_failure`` gets the reason if no graph can be
+        recorded.
+        """
+        self.mirror = mirror
+        self.in_graph = updates_in_graph(wanted, algorithm.period)
+        self._algorithm, self._update, self._stream = algorithm, update, stream
+        self._make_graph, self._on_failure = make_graph, on_failure
+        self._graph: CudaGraph | None = None
+        self._singles = 0
+        self._in_flight: deque[StreamEvent] = deque()
+
+    @property
+    def updates_before_replay(self) -> int:
+        """Updates before the first replay: single ones, then the launch that records; 0 without graphs."""
+        if self._make_graph is None:
+            return 0
+        period = self._algorithm.period
+        return period * -(-max(period, _SINGLES) // period) + self.in_graph
+
+    def run(self, most: int | None = None) -> int:
+        """Starts one launch; returns its number of updates, at most ``most`` (None: no limit).
+
+        Returns before they are done, but waits until at most one earlier launch is in flight, so that the count is
+        never far ahead of the device.
+        """
+        if len(self._in_flight) >= _MOST_IN_FLIGHT:
+            self._in_flight.popleft().wait()
+        done = self._launch(most)
+        self._in_flight.append(self._stream.mark())
+        return done
+
+    def _launch(self, most: int | None) -> int:
+        algorithm, count = self._algorithm, self.in_graph
+        starts_period = algorithm.updates % algorithm.period == 0
+        # Every buffer must exist before recording, so a whole period runs first, one by one.
+        warm = self._singles >= max(algorithm.period, _SINGLES)
+        if starts_period and warm and (most is None or most >= count):
+            if self._graph is None and self._make_graph is not None:
+                self._record(self._make_graph())
+            if self._graph is not None:
+                self._graph.replay()
+                algorithm.updates += count
+                return count
+        self._update(self.mirror.draw())
+        self._singles += 1
+        return 1
+
+    def _record(self, graph: CudaGraph) -> None:
+        before = self._algorithm.updates
+
+        def several() -> None:
+            for _ in range(self.in_graph):
+                self._update(self.mirror.draw())
+
+        try:
+            graph.record(several, [self._algorithm.noise, self.mirror.generator])
+            self._graph = graph
+        except NotRecorded as error:
+            self._make_graph = None
+            self._on_failure(f"kernels are launched one by one: no graph could be recorded: {error}")
+        finally:
+            self._algorithm.updates = before  # recorded, not done
+
+    def set_batch_size(self, batch_size: int) -> None:
+        """Draws that many rows from now on; the graph is recorded again."""
+        self._graph, self._singles = None, 0
+        self.mirror.set_batch_size(batch_size)

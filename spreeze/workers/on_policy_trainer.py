@@ -39,15 +39,9 @@ class OnPolicyTrainer:
     ) -> None:
         """Continues from the state of the current rollout, if there is one.
 
-        Args:
-            algorithm: a fresh one.
-            rollouts: shared with the samplers.
-            handover: where state and policies are stored.
-            lag: 1 or 0 rollouts between the policy that collects and the one that learns.
-            meta: published with every policy.
-            batch_size: rows of one update, for the metrics.
-            progress_env_steps: env steps at which the step size's schedule ends; None: no schedule.
-            fingerprints: file that gets a line of hashes at each swap; None: no hashes.
+        ``lag`` is 1 or 0 rollouts between the policy that collects and the one that learns; ``meta`` is published with
+        every policy. At ``progress_env_steps`` the step size's schedule ends (None: no schedule). The file
+        ``fingerprints`` gets a line of hashes at each swap.
 
         Raises:
             CheckpointError: the state belongs to another network.
@@ -92,19 +86,18 @@ class OnPolicyTrainer:
         source = interval - self._lag
         if source >= 0:
             start = perf_counter()
-            self._check_lag(source)
-            self.algorithm.learn(self._rollouts.batch(source), self._progress(source))
+            versions = self._rollouts.versions(source)
+            if (versions != source).any():
+                found = sorted(set(versions.reshape(-1).tolist()))
+                raise WorkerError(f"rows of rollout {source} were collected by the policies of {found[:5]}")
+            end = self._progress_env_steps
+            progress = None if end is None else min(1.0, source * self._rollouts.spec.rows / end)
+            self.algorithm.learn(self._rollouts.batch(source), progress)
             self.learn_s += perf_counter() - start
             self._check_progress()
         self._hand_over(interval + 1)
         self._learned = interval
         return True
-
-    def _check_lag(self, source: int) -> None:
-        versions = self._rollouts.versions(source)
-        if (versions != source).any():
-            found = sorted(set(versions.reshape(-1).tolist()))
-            raise WorkerError(f"rows of rollout {source} were collected by the policies of {found[:5]}")
 
     def _check_progress(self) -> None:
         algorithm = self.algorithm
@@ -115,11 +108,6 @@ class OnPolicyTrainer:
                 f"in {self._skipped_rollouts} rollouts in a row every update had a non-finite loss or gradient; lower "
                 "the step size, or look at the rewards' size"
             )
-
-    def _progress(self, source: int) -> float | None:
-        if self._progress_env_steps is None:
-            return None
-        return min(1.0, source * self._rollouts.spec.rows / self._progress_env_steps)
 
     def swap(self) -> bool:
         """Begins the next rollout if this one is full and learning is done; whether it did."""

@@ -1,0 +1,612 @@
+"""Step environments and store what they give: as replay rows, or as rollouts. Used by samplers and serial mode.
+
+An environment that raises or gives a bad transition loses only its own episode. For replay, the row is dropped and the
+environment replaced. In a rollout, the episode ends, truncated, at the last good observation, whose value is still
+learned from, and a new environment, reset with the seed of the next episode, collects the row. So a rollout keeps its T
+rows of every environment, and the others are not affected: their actions and noise depend only on their own number,
+episode and step. If the error depends only on an episode's seed and actions, the run repeats bit for bit, with any
+number of inference workers and any deaths.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import NamedTuple
+
+import numpy as np
+
+from spreeze.envs.task import ActionScaling, ObsRows, Task, uniform_actions
+from spreeze.envs.vector_engines import VectorTask
+from spreeze.errors import BadTransition, WorkerError
+from spreeze.inference.policy import Policy
+from spreeze.metrics.table import SLOTS, Phase
+from spreeze.transport.protocols import RolloutSink, StepRows, TransitionSink
+from spreeze.transport.replay_ring import ReplayRing, ShardWriter
+from spreeze.transport.rollouts import Answers, Rollouts, RolloutWriter
+from spreeze.transport.transitions import FrameLog, NStep
+from spreeze.transport.weights import VersionedParameters
+from spreeze.types import EnvSpec
+from spreeze.workers.context import is_power_of_ten
+
+# Looked up once, since every round over the environments posts; rollout samplers have the same slots.
+_ENV_STEPS, _EPISODES, _EPISODE_RETURN, _EPISODE_LENGTH, _ROWS_REFUSED, _ENV_ERRORS = (
+    SLOTS["sampler"].index(name)
+    for name in ("env_steps", "episodes", "episode_return", "episode_length", "rows_refused", "env_errors")
+)
+_POLICY_S, _ENV_S, _WRITE_S, _WAIT_S = (
+    SLOTS["sampler"].index(name) for name in ("policy_s", "env_s", "write_s", "wait_s")
+)
+_MOST_ERRORS, _WINDOW_STEPS = 20, 1000
+"""This many errors within so many env steps end the process."""
+_BLOCK_STEPS = 32
+"""Steps whose noise is drawn at once: setting up a generator takes some ten microseconds."""
+_SEED_BITS = 31
+_DRAWN_ROWS, _DRAWN_IMAGES = 4096, 2000
+_ALL = slice(None)
+
+OnError = Callable[[str, Exception, int], None]
+"""Called to report an error: where it happened, the error, and the number of errors so far."""
+OnProgress = Callable[[Phase], None]
+"""Called before something that may take long, as a heartbeat."""
+
+
+def _ignore(*_: object) -> None:
+    pass
+
+
+@dataclass
+class SamplerStats:
+    """Counters of one sampler of either kind; times are cumulative seconds."""
+
+    env_steps: int = 0
+    episodes: int = 0
+    episode_return: float | None = None
+    episode_length: float | None = None
+    rows_refused: int = 0
+    env_errors: int = 0
+    policy_s: float = 0.0
+    env_s: float = 0.0
+    write_s: float = 0.0
+    wait_s: float = 0.0
+
+    def post(self, slots: np.ndarray, base: Sequence[float]) -> None:
+        """Writes all but the policy's version into the slots; ``base`` holds the counters of earlier processes."""
+        slots[_ENV_STEPS] = base[_ENV_STEPS] + self.env_steps
+        slots[_EPISODES] = base[_EPISODES] + self.episodes
+        if self.episode_return is not None and self.episode_length is not None:
+            slots[_EPISODE_RETURN] = self.episode_return
+            slots[_EPISODE_LENGTH] = self.episode_length
+        slots[_ROWS_REFUSED] = base[_ROWS_REFUSED] + self.rows_refused
+        slots[_ENV_ERRORS] = base[_ENV_ERRORS] + self.env_errors
+        slots[_POLICY_S] = base[_POLICY_S] + self.policy_s
+        slots[_ENV_S] = base[_ENV_S] + self.env_s
+        slots[_WRITE_S] = base[_WRITE_S] + self.write_s
+        slots[_WAIT_S] = base[_WAIT_S] + self.wait_s
+
+
+class Collector:
+    """The environments of one process; counts their episodes and errors, and replaces broken ones."""
+
+    def __init__(
+        self, make_task: Callable[[], Task], num_envs: int, *, nan_policy: str, on_error: OnError,
+        on_progress: OnProgress,
+    ) -> None:
+        """With ``nan_policy`` "fail" the first bad transition ends the process."""
+        self.num_envs = num_envs
+        self.counts = SamplerStats()
+        self._make_task, self._nan_policy = make_task, nan_policy
+        self._on_error, self._on_progress = on_error, on_progress
+        self._error_steps: deque[int] = deque(maxlen=_MOST_ERRORS)
+        self._errors = 0
+        self._tasks: list[Task] = []
+        self._returns, self._lengths = [0.0] * num_envs, [0] * num_envs
+        self._recent: deque[tuple[float, int]] = deque(maxlen=10)
+
+    def _count_episode(self, index: int) -> None:
+        self._recent.append((self._returns[index], self._lengths[index]))
+        self.counts.episodes += 1
+        self.counts.episode_return = sum(entry[0] for entry in self._recent) / len(self._recent)
+        self.counts.episode_length = sum(entry[1] for entry in self._recent) / len(self._recent)
+
+    def _count_error(self, where: str, error: Exception) -> None:
+        """Counts an error; reports the 1st, 10th, 100th and so on, so that errors over weeks do not fill the disk.
+
+        Raises:
+            WorkerError: too many errors in the window, or a bad transition with ``nan_policy`` "fail".
+        """
+        counts = self.counts
+        if isinstance(error, BadTransition):
+            counts.rows_refused += 1
+            if self._nan_policy == "fail":
+                raise WorkerError(f"{where} gave a bad transition: {error}") from error
+        else:
+            counts.env_errors += 1
+        self._errors += 1
+        if is_power_of_ten(self._errors):
+            self._on_error(where, error, self._errors)
+        self._error_steps.append(counts.env_steps)
+        within = counts.env_steps - self._error_steps[0]
+        if len(self._error_steps) == _MOST_ERRORS and within < _WINDOW_STEPS:
+            raise WorkerError(
+                f"{_MOST_ERRORS} environment errors within {within} env steps; the last: "
+                f"{where}: {type(error).__name__}: {error}"
+            ) from error
+
+    def _replace(self, index: int, phase: Phase) -> None:
+        self._on_progress(phase)
+        try:
+            self._tasks[index].close()
+        except Exception:
+            self.counts.env_errors += 1
+        self._tasks[index] = self._make_task()
+
+    def close(self) -> None:
+        """Closes the environments; an error in closing does not hide an earlier one."""
+        for task in self._tasks:
+            with contextlib.suppress(Exception):
+                task.close()
+
+
+class TransitionCollector(Collector):
+    """N environments stepped together; with ``make_vector`` all are one, and an error costs all its episodes."""
+
+    def __init__(
+        self, make_task: Callable[[], Task], num_envs: int, spec: EnvSpec, sink: TransitionSink, *,
+        n_step: int, gamma: float, seeds: list[int], nan_policy: str = "drop",
+        on_progress: OnProgress = _ignore, on_error: OnError = _ignore,
+        make_vector: Callable[[int, int], VectorTask] | None = None,
+    ) -> None:
+        super().__init__(make_task, num_envs, nan_policy=nan_policy, on_error=on_error, on_progress=on_progress)
+        self._to_native = ActionScaling(spec, bounded=True)
+        self._native = np.zeros((num_envs, spec.action_dim), np.float32)
+        writer = VectorRowWriter if spec.frames is None else FrameRowWriter
+        self._rows: VectorRowWriter | FrameRowWriter = writer(spec, num_envs, sink, n_step, gamma)
+        self._reward = np.zeros(num_envs, np.float32)
+        self._terminated = np.zeros(num_envs, np.float32)
+        self._make_vector, self._seed = make_vector, seeds[0]
+        self._later_seeds = np.random.default_rng(seeds)
+        self._vector: VectorTask | None = None
+        if make_vector is not None:
+            self._renew_vector()
+        for index in range(num_envs if make_vector is None else 0):
+            on_progress(Phase.INIT)
+            self._tasks.append(make_task())
+            self._reset(index, seeds[index])
+
+    @property
+    def obs(self) -> np.ndarray:
+        return self._rows.obs
+
+    def step(self, actions: np.ndarray, version: int) -> None:
+        """Steps every environment once with a policy's ``actions`` [N, A] and stores the rows."""
+        start = perf_counter()
+        native = self._to_native(actions, self._native)
+        ended, broken = self._step_tasks(native) if self._make_vector is None else self._step_vector(native)
+        stepped = perf_counter()
+        self._rows.store(StepBatch(actions, self._reward, self._terminated, dict(ended), broken, version))
+        written = perf_counter()
+        self.counts.env_steps += self.num_envs - len(broken)
+        for index, _ in ended:
+            self._count_episode(index)
+            self._reset(index, None)
+        if self._make_vector is None:
+            for index in broken:
+                self._reset(index, self._rebuild(index))
+        elif self._vector is None:
+            self._renew_vector()
+        else:
+            self._rows.start(_ALL, self._vector.obs)
+        self.counts.env_s += stepped - start + perf_counter() - written
+        self.counts.write_s += written - stepped
+
+    def _step_tasks(self, native: np.ndarray) -> tuple[list[tuple[int, bool]], list[int]]:
+        """Steps one by one; returns (index, truncated) of ended episodes, and the environments without a row."""
+        ended: list[tuple[int, bool]] = []
+        broken: list[int] = []
+        take, reward, terminated = self._rows.take, self._reward, self._terminated
+        for index, task in enumerate(self._tasks):
+            try:
+                step_obs, step_reward, step_terminated, step_truncated = task.step(native[index])
+            except Exception as error:
+                self._count_error(f"environment {index}", error)
+                broken.append(index)
+                continue
+            take(index, step_obs)
+            reward[index] = step_reward
+            terminated[index] = step_terminated
+            self._returns[index] += step_reward
+            self._lengths[index] += 1
+            if step_terminated or step_truncated:
+                ended.append((index, step_truncated))
+        return ended, broken
+
+    def _step_vector(self, native: np.ndarray) -> tuple[list[tuple[int, bool]], list[int]]:
+        """Like ``_step_tasks`` for a vector environment, whose steps that begin an episode may give no row."""
+        assert self._vector is not None
+        try:
+            done = self._vector.step(native)
+        except Exception as error:
+            self._count_error("environment 0", error)
+            self._vector.close()
+            self._vector = None
+            return [], list(range(self.num_envs))
+        self._rows.take(_ALL, done.next_obs)
+        self._reward[...], self._terminated[...] = done.reward, done.terminated
+        for index in np.flatnonzero(done.valid).tolist():
+            self._returns[index] += float(done.reward[index])
+            self._lengths[index] += 1
+        over = np.flatnonzero(done.terminated | done.truncated).tolist()
+        return [(index, bool(done.truncated[index])) for index in over], np.flatnonzero(~done.valid).tolist()
+
+    def _renew_vector(self) -> None:
+        """Makes and resets the vector environment, and tries again as long as that raises."""
+        assert self._make_vector is not None
+        while True:
+            self._on_progress(Phase.INIT)
+            try:
+                self._vector = self._make_vector(self.num_envs, self._seed)
+                self._rows.start(_ALL, self._vector.reset(self._seed))
+                break
+            except Exception as error:
+                self._count_error("environment 0", error)
+        self._seed += self.num_envs  # other episodes after an error
+        self._returns, self._lengths = [0.0] * self.num_envs, [0] * self.num_envs
+
+    def _reset(self, index: int, seed: int | None) -> None:
+        """Resets one environment, replacing it as long as its reset raises; a vector one resets itself."""
+        while self._make_vector is None:
+            self._on_progress(Phase.RESET)
+            try:
+                self._rows.start(index, self._tasks[index].reset(seed))
+                break
+            except Exception as error:
+                self._count_error(f"environment {index}", error)
+                seed = self._rebuild(index)
+        self._returns[index], self._lengths[index] = 0.0, 0
+
+    def _rebuild(self, index: int) -> int:
+        """Replaces an environment; returns the seed of its first reset, so that runs are repeatable."""
+        self._replace(index, Phase.INIT)
+        return int(self._later_seeds.integers(2**31))
+
+    def close(self) -> None:
+        super().close()
+        if self._vector is not None:
+            with contextlib.suppress(Exception):
+                self._vector.close()
+
+
+class StepBatch(NamedTuple):
+    actions: np.ndarray  # [N, A], as the policy gave them
+    reward: np.ndarray  # [N]
+    terminated: np.ndarray  # [N]
+    ended: dict[int, bool]  # environment -> truncated, of those whose episode ended
+    broken: list[int]  # environments that raised; they get no row
+    version: int  # of the policy
+
+
+class VectorRowWriter:
+    """Writes rows of vector observations; ``obs`` [N, O] is current, and two buffers alternate."""
+
+    def __init__(self, spec: EnvSpec, num_envs: int, sink: TransitionSink, n_step: int, gamma: float) -> None:
+        self.obs = np.zeros((num_envs, spec.obs_dim), np.float32)
+        self._next_obs = np.zeros_like(self.obs)
+        self._sink = sink
+        self._n_steps = [NStep(n_step, gamma) for _ in range(num_envs)] if n_step > 1 else None
+
+    def start(self, index: int | slice, obs: np.ndarray) -> None:
+        self.obs[index] = obs
+
+    def take(self, index: int | slice, obs: np.ndarray) -> None:
+        self._next_obs[index] = obs
+
+    def store(self, batch: StepBatch) -> None:
+        if self._n_steps is not None:
+            self._store_n_step(batch)
+        else:
+            columns = [self.obs, batch.actions, batch.reward, batch.terminated, self._next_obs]
+            if batch.broken:
+                keep = np.setdiff1d(np.arange(len(self.obs)), batch.broken)
+                columns = [column[keep] for column in columns]
+            obs, actions, reward, terminated, next_obs = columns
+            if len(obs):
+                self._sink.write(obs, actions, reward, terminated, next_obs, version=batch.version)
+        self.obs, self._next_obs = self._next_obs, self.obs
+
+    def _store_n_step(self, batch: StepBatch) -> None:
+        assert self._n_steps is not None
+        rows = []
+        for index, window in enumerate(self._n_steps):
+            if index in batch.broken:
+                window.clear()
+                continue
+            rows += window.push(self.obs[index], batch.actions[index], float(batch.reward[index]),
+                                bool(batch.terminated[index]), batch.ended.get(index, False), self._next_obs[index])
+        if not rows:
+            return
+        obs, action, returns, terminated, next_obs, spans = zip(*rows, strict=True)
+        self._sink.write(np.stack(obs), np.stack(action), np.asarray(returns, np.float32),
+                         np.asarray(terminated, np.float32), np.stack(next_obs),
+                         num_steps=np.asarray(spans, np.float32), version=batch.version)
+
+
+class FrameRowWriter:
+    """Writes rows of images: frame stacks for the policy are kept here, each frame is stored once in replay."""
+
+    def __init__(self, spec: EnvSpec, num_envs: int, sink: TransitionSink, n_step: int, gamma: float) -> None:
+        assert spec.frames is not None
+        self._rows = ObsRows(num_envs, spec)
+        self._sign = spec.frames.sign_rewards
+        self._log = FrameLog(sink, num_envs, n_step, gamma)
+
+    @property
+    def obs(self) -> np.ndarray:
+        """[N, k, C, H, W] uint8."""
+        return self._rows.array
+
+    def start(self, index: int | slice, obs: np.ndarray) -> None:
+        assert isinstance(index, int)
+        self._rows.start(index, obs)
+        self._log.start(index, obs.reshape(-1))
+
+    def take(self, index: int | slice, obs: np.ndarray) -> None:
+        assert isinstance(index, int)
+        self._rows.put(index, obs)
+
+    def store(self, batch: StepBatch) -> None:
+        newest = self._rows.array[:, -1]
+        reward = np.sign(batch.reward) if self._sign else batch.reward
+        for index in range(len(newest)):
+            if index not in batch.broken:
+                self._log.add(index, batch.actions[index], float(reward[index]), bool(batch.terminated[index]),
+                              batch.ended.get(index, False), newest[index].reshape(-1))
+        self._log.flush(batch.version)
+
+
+class RolloutPolicy:
+    """The policy of the current rollout, read again when a new rollout begins."""
+
+    def __init__(self, rollouts: Rollouts, policies: VersionedParameters) -> None:
+        self._rollouts, self._policies = rollouts, policies
+        self._policy: Policy | None = None
+        self.interval = -1
+        """Rollout of the policy that was returned last."""
+
+    def current(self) -> Policy | None:
+        """The policy, or None while it is not published. A rollout lasts until no worker needs its policy any more."""
+        interval = self._rollouts.interval
+        if interval != self.interval:
+            weights = self._policies.read(interval)
+            if weights is None:
+                return None
+            self._policy, self.interval = Policy.from_weights(weights.arrays, weights.meta), interval
+        return self._policy
+
+
+class RolloutCollector(Collector):
+    """M environments, ``first`` to ``first + M - 1`` of all, each at its own pace within a rollout."""
+
+    columns: RolloutSink
+
+    def __init__(
+        self, make_task: Callable[[], Task], spec: EnvSpec, rollouts: Rollouts, *, first: int, num_envs: int,
+        seed: int, step_synchronous: bool = False, nan_policy: str = "drop", on_progress: OnProgress = _ignore,
+        on_error: OnError = _ignore,
+    ) -> None:
+        """Makes the environments and brings each to its state in the rollout storages.
+
+        Raises:
+            WorkerError: an environment is not repeatable, its episode is too long for a replay, or too many errors.
+        """
+        super().__init__(make_task, num_envs, nan_policy=nan_policy, on_error=on_error, on_progress=on_progress)
+        self._spec, self._rollouts, self._seed, self._first = spec, rollouts, seed, first
+        self._step_synchronous = step_synchronous
+        self.columns = RolloutWriter(rollouts, first, num_envs)
+        self._rows = ObsRows(num_envs, spec)
+        self._sign = spec.frames is not None and spec.frames.sign_rewards
+        noise_dim, uniform = rollouts.spec.noise_dim, spec.num_actions is not None
+        envs = range(first, first + num_envs)
+        self._noise = [ActionNoise(seed, env, noise_dim, uniform=uniform) for env in envs]
+        self._noise_rows = np.zeros((num_envs, noise_dim), np.float32)
+        try:
+            for index in range(num_envs):
+                on_progress(Phase.RESET)
+                self._tasks.append(make_task())
+                self._go_back(index)
+        except BaseException:
+            self.close()
+            raise
+
+    def _go_back(self, index: int) -> None:
+        """Restores an environment: begins its current episode and repeats the episode's actions."""
+        env = self._first + index
+        actions = self._rollouts.played(env)
+        if actions is None:
+            raise WorkerError(
+                f"environment {env} of {self._spec.env_id} cannot be brought back: its episode is longer than the "
+                f"{self._rollouts.spec.log_steps} actions that are kept; give the task a step limit"
+            )
+        if not len(actions):
+            self._reset(index)
+            return
+        # These steps succeeded before, so an error does not belong to the episode, which is tried again.
+        while (ended := self._replayed(index, actions)) is None:
+            self._replace(index, Phase.RESET)
+        stored = self._rollouts.last_obs(env)
+        if ended:
+            raise self._unlike(env, f"its episode ended after {self._lengths[index]} of {len(actions)} steps")
+        if stored is not None and not np.array_equal(stored, self._rows.array[index]):
+            raise self._unlike(env, f"after {len(actions)} steps it observed something else")
+
+    def _replayed(self, index: int, actions: np.ndarray) -> bool | None:
+        """Repeats the current episode with actions; whether it ended, or None if the environment raised."""
+        try:
+            self._begin(index)
+            for action in self._tasks[index].to_native(actions):
+                self._on_progress(Phase.RESET)
+                obs, reward, terminated, truncated = self._tasks[index].step(action)
+                self._take(index, obs, reward)
+                if terminated or truncated:
+                    return True
+        except Exception as error:
+            self._count_error(self._where(index, f"step {self._lengths[index] + 1}, repeated"), error)
+            return None
+        return False
+
+    def _unlike(self, env: int, what: str) -> WorkerError:
+        return WorkerError(
+            f"environment {env} is not repeatable: with the same seed and the same actions {what}; "
+            f"{self._spec.env_id} cannot be replayed, so a restarted or resumed run would not be the same"
+        )
+
+    def _reset(self, index: int) -> None:
+        """Begins the current episode, or the next one whose reset does not raise."""
+        while True:
+            self._on_progress(Phase.RESET)
+            try:
+                self._begin(index)
+                return
+            except Exception as error:
+                self._lose(index, "reset", error)
+
+    def _lose(self, index: int, what: str, error: Exception) -> None:
+        """Gives up the current episode and replaces its environment; does not begin the next episode."""
+        self._count_error(self._where(index, what), error)
+        self.columns.abandon(index)
+        self._replace(index, Phase.RESET)
+
+    def _where(self, index: int, what: str) -> str:
+        return f"environment {self._first + index}, episode {self.columns.episode[index]}, {what}"
+
+    def _begin(self, index: int) -> None:
+        self._returns[index], self._lengths[index] = 0.0, 0
+        seed = reset_seed(self._seed, self._first + index, self.columns.episode[index])
+        self._rows.start(index, self._tasks[index].reset(seed))
+
+    def _take(self, index: int, obs: np.ndarray, reward: float) -> None:
+        self._rows.put(index, obs)
+        self._returns[index] += reward
+        self._lengths[index] += 1
+
+    def open(self) -> list[int]:
+        return self.columns.open(step_synchronous=self._step_synchronous)
+
+    def questions(self, indices: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+        """Observations [n, O] and noise [n, Z] for the next actions; valid until the next step."""
+        episode, lengths = self.columns.episode, self._lengths
+        for index in indices:
+            self._noise_rows[index] = self._noise[index].at(episode[index], lengths[index])
+        rows = self.columns.rows(indices)
+        return self._rows.array[rows], self._noise_rows[rows]
+
+    def advance(self, policies: RolloutPolicy) -> bool:
+        """Steps all open environments with actions drawn here; False if there are none, or no policy yet."""
+        start = perf_counter()
+        indices = self.open()
+        policy = policies.current() if indices else None
+        if policy is not None:
+            action, log_prob = policy.draw(*self.questions(indices))
+        self.counts.policy_s += perf_counter() - start
+        if policy is not None:
+            self.step(indices, Answers(action, log_prob, policies.interval))
+        return policy is not None
+
+    def step(self, indices: Sequence[int], answers: Answers) -> None:
+        """Steps environments and commits their rows."""
+        start = perf_counter()
+        obs = self._rows.array[self.columns.rows(indices)].copy()
+        native = self._tasks[0].to_native(answers.action)
+        rewards, terminated, truncated = [], [], []
+        failed: dict[int, Exception] = {}
+        for row, index in enumerate(indices):
+            try:
+                step_obs, reward, is_terminated, is_truncated = self._tasks[index].step(native[row])
+            except Exception as error:
+                failed[index] = error
+                continue
+            self._take(index, step_obs, reward)
+            rewards.append(reward)
+            terminated.append(is_terminated)
+            truncated.append(is_truncated)
+        stepped = perf_counter()
+        if failed:
+            kept = [row for row, index in enumerate(indices) if index not in failed]
+            indices, obs, answers = [indices[row] for row in kept], obs[kept], answers.of(kept)
+        if self._sign:
+            rewards = np.sign(rewards).tolist()
+        if indices:
+            next_obs = self._rows.array[self.columns.rows(indices)]
+            self.columns.commit(indices, StepRows(obs, *answers, rewards, terminated, truncated, next_obs))
+        written = perf_counter()
+        self.counts.env_steps += len(indices)
+        for row, index in enumerate(indices):
+            if terminated[row] or truncated[row]:
+                self._count_episode(index)
+                self._reset(index)
+        for index, reason in failed.items():
+            self._lose(index, f"step {self._lengths[index] + 1}", reason)
+            self._reset(index)
+        self.counts.env_s += stepped - start + perf_counter() - written
+        self.counts.write_s += written - stepped
+
+    def close(self) -> None:
+        self.columns.close()
+        super().close()
+
+
+def reset_seed(seed: int, env: int, episode: int) -> int:
+    return int(np.random.SeedSequence((seed, env, episode)).generate_state(1)[0]) >> (32 - _SEED_BITS)
+
+
+class ActionNoise:
+    def __init__(self, seed: int, env: int, noise_dim: int, *, uniform: bool) -> None:
+        """Draws noise uniformly from [0, 1) if ``uniform`` (discrete actions), else from a standard normal."""
+        self._key = (seed, env)
+        self._noise_dim, self._uniform = noise_dim, uniform
+        self._held: tuple[int, int] | None = None
+        self._block = np.zeros((0, noise_dim), np.float32)
+
+    def at(self, episode: int, step: int) -> np.ndarray:
+        """Noise float32 [Z] of a step; valid until the next call."""
+        number, row = divmod(step, _BLOCK_STEPS)
+        if self._held != (episode, number):
+            self._held = (episode, number)
+            # The generator increments the first word; the other two identify the block.
+            rng = np.random.Generator(np.random.Philox(key=self._key, counter=(0, number, episode, 0)))
+            draw = rng.random if self._uniform else rng.standard_normal
+            self._block = draw((_BLOCK_STEPS, self._noise_dim), np.float32)
+        noise: np.ndarray = self._block[row]
+        return noise
+
+
+def fill_with_synthetic_rows(ring: ReplayRing, spec: EnvSpec) -> None:
+    """Fills every shard with normal observations and uniform actions for measurements; call before any other write."""
+    layout, rng = ring.spec.layout, np.random.default_rng(0)
+    if spec.frames is not None:
+        for shard in range(ring.spec.num_shards):
+            _fill_frames(ring, shard, spec, rng)
+        return
+    count = min(_DRAWN_ROWS, ring.spec.rows_per_shard)
+    obs, next_obs = (rng.standard_normal((count, layout.obs_dim), np.float32) for _ in range(2))
+    action, reward = uniform_actions(spec, count, rng), rng.standard_normal(count, np.float32)
+    steps, terminated = None if layout.num_steps is None else np.ones(count), np.zeros(count)
+    for shard in range(ring.spec.num_shards):
+        writer, left = ShardWriter(ring, shard), ring.spec.rows_per_shard
+        while left > 0:
+            part = slice(0, min(count, left))
+            writer.write(obs[part], action[part], reward[part], terminated[part], next_obs[part],
+                         None if steps is None else steps[part])
+            left -= count
+
+
+def _fill_frames(ring: ReplayRing, shard: int, spec: EnvSpec, rng: np.random.Generator) -> None:
+    log = FrameLog(ShardWriter(ring, shard), 1, ring.spec.layout.n_step, 0.99)
+    frames = rng.integers(256, size=(16, ring.spec.layout.frame_bytes), dtype=np.uint8)
+    log.start(0, frames[0])
+    for step, action in enumerate(uniform_actions(spec, min(_DRAWN_IMAGES, ring.spec.rows_per_shard) - 1, rng)):
+        log.add(0, action, 0.0, False, False, frames[step % len(frames)])
+        log.flush(0)
