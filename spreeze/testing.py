@@ -238,7 +238,7 @@ _AHEAD = 1024
 class SyntheticEnv(gymnasium.Env[np.ndarray, Any]):
     """A contextual bandit in noise: the observation [O] is standard normal and new at each step.
 
-    With box actions [A] the reward is ``1 - mean((a - tanh(W o))^2)``, with ``actions`` discrete ones it is
+    With box actions [A] the reward is ``1 - mean((a - tanh(W o))^2)``, with discrete ones it is
     1 for the largest of ``W o`` and 0 else; W is fixed by ``task_seed``. So something can be learned,
     and the optimal return is known: ``episode_steps``.
     """
@@ -270,11 +270,14 @@ class SyntheticEnv(gymnasium.Env[np.ndarray, Any]):
         Raises:
             ValueError: an unknown law, cost or kind, or a number out of range.
         """
-        _check_word("law", law, LAWS)
-        _check_word("cost", cost, COSTS)
-        _check_word("action_kind", action_kind, ACTIONS)
-        _check_least(mean_s=(mean_s, 0), reset_s=(reset_s, 0), cv=(cv, 1e-3), obs_dim=(obs_dim, 1),
-                     action_dim=(action_dim, 1), episode_steps=(episode_steps, 1), p_terminated=(p_terminated, 0))
+        for name, word, known in (("law", law, LAWS), ("cost", cost, COSTS), ("action_kind", action_kind, ACTIONS)):
+            if word not in known:
+                raise ValueError(f"{name} = {word!r}: allowed is {', '.join(known)}")
+        least = {"mean_s": (mean_s, 0), "reset_s": (reset_s, 0), "cv": (cv, 1e-3), "obs_dim": (obs_dim, 1),
+                 "action_dim": (action_dim, 1), "episode_steps": (episode_steps, 1), "p_terminated": (p_terminated, 0)}
+        for name, (value, bound) in least.items():
+            if not value >= bound:
+                raise ValueError(f"{name} = {value!r}: at least {bound:g}")
         if p_terminated > 1.0:
             raise ValueError(f"p_terminated = {p_terminated!r}: at most 1")
         self.render_mode = render_mode
@@ -370,17 +373,6 @@ def spin(seconds: float, clock: Callable[[], float] = time.thread_time) -> None:
     end = clock() + seconds
     while clock() < end:
         pass
-
-
-def _check_word(name: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise ValueError(f"{name} = {value!r}: allowed is {', '.join(known)}")
-
-
-def _check_least(**values: tuple[float, float]) -> None:
-    for name, (value, least) in values.items():
-        if not value >= least:
-            raise ValueError(f"{name} = {value!r}: at least {least:g}")
 
 
 def register() -> None:

@@ -12,7 +12,6 @@ from typing import Any
 from spreeze.cli.arguments import Parser, check_output, guarded
 from spreeze.config.algorithms import actions_text
 from spreeze.envs.make import one_line, refuse_foreign
-from spreeze.envs.probe import spec_from_json
 from spreeze.envs.task import Task, frame_options, make_task
 from spreeze.errors import ConfigError, EnvironmentError_, RunError, SpreezeError
 from spreeze.inference.policy import Policy
@@ -21,7 +20,7 @@ from spreeze.metrics import comparison
 from spreeze.metrics.comparison import POLICIES, RESAMPLES, bootstrap_interval
 from spreeze.run_directory import find_run
 from spreeze.transport.weights import LATEST, Weights, read_weights
-from spreeze.types import EnvSpec
+from spreeze.types import EnvSpec, rebuild
 from spreeze.workers.evaluator import Episode, run_episodes, score, seed_list
 
 CHECKPOINTS = ("best", "latest")
@@ -236,7 +235,7 @@ def spec_of(weights: Weights, import_module: str | None) -> EnvSpec:
     """
     fields: Any = weights.meta.get("env")
     try:
-        spec = spec_from_json(fields)
+        spec = rebuild(EnvSpec, fields)
     except (TypeError, AttributeError):
         raise EnvironmentError_(f"{weights.path} does not say which environment it was trained on") from None
     refuse_foreign(spec.env_id, spec.import_module, import_module)

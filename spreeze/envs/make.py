@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 BULLET_MODULE = "pybullet_envs_gymnasium"
 _FAST_MODULE = "spreeze.envs.bullet"
+_IMAGE_MODULE = "spreeze.envs.images"
+_ATARI_PREFIX = "ALE/"
 BULLET_IDS = tuple(
     f"{name}BulletEnv-v0"
     for name in (
@@ -58,16 +60,10 @@ def bullet_missing() -> str | None:
     """Why the Bullet environments cannot be used here, with the remedy; None where they can."""
     if importlib.util.find_spec("pybullet") and importlib.util.find_spec(BULLET_MODULE):
         return None
-    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    version, instead = f"{sys.version_info.major}.{sys.version_info.minor}", f"use --env {FALLBACK_ID}"
     if sys.version_info >= (3, 12) or sys.platform != "linux":
-        return (
-            f"pybullet has no wheel for Python {version} on {sys.platform}: use Python 3.11 on Linux, "
-            f"or --env {FALLBACK_ID}"
-        )
-    return (
-        f"pybullet is not installed for this Python {version}: pip install pybullet pybullet-envs-gymnasium, "
-        f"or use --env {FALLBACK_ID}"
-    )
+        return f"pybullet has no wheel for Python {version} on {sys.platform}: use Python 3.11 on Linux, or {instead}"
+    return f"pybullet is not installed for Python {version}: pip install pybullet pybullet-envs-gymnasium, or {instead}"
 
 
 def default_env_id() -> Reasoned:
@@ -87,13 +83,12 @@ def make_env(
     that is proven and no picture is asked for (``bullet_engine``).
 
     Args:
-        env_id: Gymnasium id; ``module:Id`` only where ``import_module`` names the same module; ``envpool:Id``
-            and ``vector:Id`` for one environment of such an engine.
-        import_module: module to import first, as given on the command line.
+        env_id: Gymnasium id; ``module:Id`` only where ``import_module`` names the same module; or an engine's id.
+        import_module: module to import first.
         render_mode: ``rgb_array`` for pictures, ``human`` for a window, None for neither.
         plain: takes pybullet-envs-gymnasium's own environment for its ids.
-        args: ``key=value`` texts, handed to the environment's constructor (``parse_args``).
-        image: values of the image part of the configuration, for tasks that observe images; its defaults if None.
+        args: ``key=value`` texts for the environment's constructor (``parse_args``).
+        image: values of the image part of the configuration; its defaults if None.
 
     Raises:
         EnvironmentError_: unknown id, missing module, or the environment's constructor raised.
@@ -105,7 +100,9 @@ def make_env(
         _import_user_module(import_module)
     if engine_of(env_id) is not None:
         return make_single(env_id, render_mode, values)
-    name = _checked_id(env_id, import_module)
+    module, colon, name = env_id.rpartition(":")
+    if colon and module != import_module:
+        raise EnvironmentError_(f"'{env_id}' would import module '{module}': add --import {module} to allow it")
     _register(name, gymnasium.registry)
     if name not in gymnasium.registry:
         raise _unknown(name, gymnasium.registry)
@@ -121,7 +118,7 @@ def make_env(
                 _render_offscreen()
             if render_mode is not None:  # a constructor that draws nothing need not know the word
                 values["render_mode"] = render_mode
-            return _drawing(made_with_frames(made, values, ImageConfig(**(image or {}))), name, render_mode)
+            return _drawing(_made(made, values, ImageConfig(**(image or {}))), name, render_mode)
     except EnvironmentError_:
         raise
     except Exception as error:
@@ -129,15 +126,14 @@ def make_env(
 
 
 def _register(name: str, registry: Any) -> None:
-    """Makes known what is ours, Atari's or Bullet's and needs no ``--import``.
-
-    Raises:
-        EnvironmentError_: an Atari game without ale-py.
-    """
-    register_atari(name)
-    if name in OWN_IDS:
+    """Makes known what is ours, Atari's or Bullet's and needs no ``--import``."""
+    if name.startswith(_ATARI_PREFIX):
+        if importlib.util.find_spec("ale_py") is None:
+            raise EnvironmentError_(f"{name}: ale-py is not installed: pip install 'spreeze[atari]'")
+        importlib.import_module(_IMAGE_MODULE).register()
+    elif name in OWN_IDS:
         importlib.import_module(OWN_IDS[name]).register()
-    if name not in registry and bullet_missing() is None:
+    elif name not in registry and bullet_missing() is None:
         importlib.import_module(BULLET_MODULE)
         importlib.import_module(_FAST_MODULE).register()
 
@@ -176,18 +172,21 @@ def parse_args(args: tuple[str, ...]) -> dict[str, Any]:
 
 def bullet_engine(env_id: str, *, plain: bool = False, args: tuple[str, ...] = ()) -> Reasoned | None:
     """Whether a usual Bullet id is made ``fast`` or ``plain`` here and why; None for any other id."""
-    if env_id.rpartition(":")[2] not in BULLET_IDS or bullet_missing() is not None:
+    name = env_id.rpartition(":")[2]
+    if name not in BULLET_IDS or bullet_missing() is not None:
         return None
     fast: Any = importlib.import_module(_FAST_MODULE)
     if plain:
         return Reasoned("plain", f"{BULLET_MODULE}'s own environment, as asked")
+    reason: str | None
     if args:
-        return Reasoned("plain", f"{BULLET_MODULE}'s own environment: --env-arg is for its constructor")
-    if fast.task_of(env_id.rpartition(":")[2]) is None:
-        return Reasoned("plain", f"{BULLET_MODULE}'s own environment: no fast one has been written for this task")
-    unproven = fast.unproven()
-    if unproven is not None:
-        return Reasoned("plain", f"{BULLET_MODULE}'s own environment: {unproven}")
+        reason = "--env-arg is for its constructor"
+    elif fast.task_of(name) is None:
+        reason = "no fast one has been written for this task"
+    else:
+        reason = fast.unproven()
+    if reason is not None:
+        return Reasoned("plain", f"{BULLET_MODULE}'s own environment: {reason}")
     return Reasoned("fast", f"batched Bullet calls, equal to {BULLET_MODULE} bit for bit")
 
 
@@ -232,29 +231,20 @@ def one_line(error: BaseException, limit: int = 300) -> str:
     return " ".join(str(error).split())[:limit]
 
 
-def _checked_id(env_id: str, import_module: str | None) -> str:
-    module, colon, name = env_id.rpartition(":")
-    if colon and module != import_module:
-        raise EnvironmentError_(f"'{env_id}' would import module '{module}': add --import {module} to allow it")
-    return name
-
-
-def foreign_module(env_id: str, import_module: str | None) -> str | None:
-    """The module outside of this package that an environment, as a file describes it, needs; None if none."""
-    prefix = env_id.rpartition(":")[0] if engine_of(env_id) is None else ""
-    named = (module for module in (import_module, prefix) if module)
-    return next((module for module in named if module.partition(".")[0] != "spreeze"), None)
-
-
 def refuse_foreign(env_id: str, import_module: str | None, allowed: str | None) -> None:
     """Lets a file's environment import only what the command's ``--import`` allows: files may come from anywhere.
 
     Raises:
-        EnvironmentError_: it needs another module.
+        EnvironmentError_: it needs another module from outside of this package.
     """
-    module = foreign_module(env_id, import_module)
-    if module is not None and module != allowed:
-        raise EnvironmentError_(f"{env_id} comes from module '{module}': if you trust it, add --import {module}")
+    prefix = env_id.rpartition(":")[0] if engine_of(env_id) is None else ""
+    for module in (import_module, prefix):
+        if module and module.partition(".")[0] != "spreeze":
+            if module != allowed:
+                raise EnvironmentError_(
+                    f"{env_id} comes from module '{module}': if you trust it, add --import {module}"
+                )
+            return
 
 
 def _import_user_module(module: str) -> None:
@@ -327,13 +317,17 @@ def describe(env: gymnasium.Env[Any, Any], import_module: str | None = None) -> 
             f"{env_id}: observation space is an image and action space {_text(env.action_space)} is not Discrete; dqn "
             "learns from images and chooses one of n actions, sac, td3 and ddpg have no network for images"
         )
+    if frames is None:
+        obs_dim, layout = _observations(env_id, env.observation_space)
+    else:
+        obs_dim, layout = frames.stack * frames.frame_bytes, ()
     discrete_bounds = (float(start),), (float(start + (num_actions or 0) - 1),)
     low, high = discrete_bounds if num_actions is not None else _action_bounds(env_id, env.action_space)
     return EnvSpec(
         env_id=env_id, import_module=import_module, action_dim=len(low), action_low=low, action_high=high,
-        obs_dim=_obs_dim(env_id, env.observation_space) if frames is None else frames.stack * frames.frame_bytes,
+        obs_dim=obs_dim, obs_layout=layout,
         max_episode_steps=None if spec is None else getattr(env, "max_steps", None) or spec.max_episode_steps,
-        obs_layout=obs_layout(env.observation_space), frames=frames, num_actions=num_actions, action_start=start,
+        frames=frames, num_actions=num_actions, action_start=start,
         reward_threshold=None if spec is None or spec.reward_threshold is None else float(spec.reward_threshold),
     )
 
@@ -381,61 +375,34 @@ def _action_bounds(env_id: str, space: Any) -> tuple[tuple[float, ...], tuple[fl
     return tuple(low.tolist()), tuple(high.tolist())
 
 
-def obs_layout(space: Any) -> tuple[str, ...]:
-    """Where each leaf of a nested or discrete observation space lies in the vector; empty for one Box."""
-    from gymnasium import spaces
-
-    return () if isinstance(space, spaces.Box) else tuple(leaf.text() for leaf in leaves_of(space, "observation"))
-
-
-def _obs_dim(env_id: str, space: Any) -> int:
+def _observations(env_id: str, space: Any) -> tuple[int, tuple[str, ...]]:
+    """O, and where each leaf of a nested or discrete space lies in the vector; nothing for one Box."""
     from gymnasium import spaces
 
     what = f"{env_id}: observation space {_text(space)}"
-    if not isinstance(space, spaces.Box):
-        leaves = leaves_of(space, what)
-        size = leaves[-1].stop if leaves else 0
-    else:
-        size = int(np.prod(space.shape))
+    leaves = () if isinstance(space, spaces.Box) else leaves_of(space, what)
+    size = spaces.flatdim(space) if isinstance(space, spaces.Box) else leaves[-1].stop if leaves else 0
     if not size:
         raise EnvironmentError_(f"{what} has no component: the policy would see nothing")
-    if is_image(space):
+    if _is_image(space):
         raise EnvironmentError_(f"{what} is an image, and no engine's: the CNN takes those of plain environments")
-    return size
+    return size, tuple(leaf.text() for leaf in leaves)
 
 
-_ATARI_PREFIX = "ALE/"
-_ATARI_MODULE = "spreeze.envs.images"
-
-
-def register_atari(name: str) -> None:
-    """Makes the Atari ids known if ``name`` is one.
-
-    Raises:
-        EnvironmentError_: it is, and ale-py is missing.
-    """
-    if not name.startswith(_ATARI_PREFIX):
-        return
-    if importlib.util.find_spec("ale_py") is None:
-        raise EnvironmentError_(f"{name}: ale-py is not installed: pip install 'spreeze[atari]'")
-    importlib.import_module(_ATARI_MODULE).register()
-
-
-def is_image(space: Any) -> bool:
+def _is_image(space: Any) -> bool:
     from gymnasium import spaces
 
     return isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) > 1
 
 
-def made_with_frames(name: Any, values: dict[str, Any], image: ImageConfig) -> gymnasium.Env[Any, Any]:
+def _made(name: Any, values: dict[str, Any], image: ImageConfig) -> gymnasium.Env[Any, Any]:
     """The environment of a registered name (or specification), or its frames where it observes images."""
     import gymnasium
 
+    images: Any = importlib.import_module(_IMAGE_MODULE)
     if isinstance(name, str) and name.startswith(_ATARI_PREFIX):
-        atari: Any = importlib.import_module(_ATARI_MODULE)
-        return cast("gymnasium.Env[Any, Any]", atari.make_atari(name, image, values))
+        return cast("gymnasium.Env[Any, Any]", images.make_atari(name, image, values))
     env = gymnasium.make(name, disable_env_checker=True, **values)
-    if not is_image(env.observation_space):
+    if not _is_image(env.observation_space):
         return env
-    frames: Any = importlib.import_module("spreeze.envs.images")
-    return cast("gymnasium.Env[Any, Any]", frames.ImageFrames(env, image))
+    return cast("gymnasium.Env[Any, Any]", images.ImageFrames(env, image))

@@ -91,20 +91,10 @@ def _collect(space: Any, path: Path, found: list[Leaf], what: str) -> None:
             f"{what}: '{name}' is a {type(space).__name__}, which has no fixed length; wrap the environment so that "
             "it gives Box, Discrete, MultiBinary or MultiDiscrete"
         )
-    size = _size(space)
+    size = spaces.flatdim(space)
     if size > MAX_ONE_HOT and not isinstance(space, spaces.Box | spaces.MultiBinary):
         raise EnvironmentError_(f"{what}: '{name}' would be a one-hot of {size} values; at most {MAX_ONE_HOT}")
     found.append(Leaf(path, start, start + size, space))
-
-
-def _size(space: Any) -> int:
-    from gymnasium import spaces
-
-    if isinstance(space, spaces.Discrete):
-        return int(space.n)
-    if isinstance(space, spaces.MultiDiscrete):
-        return int(np.sum(space.nvec))
-    return int(np.prod(space.shape))
 
 
 class Flattener:
@@ -140,9 +130,7 @@ def _writer(leaf: Leaf) -> Writer:
 
     if isinstance(leaf.space, spaces.Discrete):
         return _one_hot(leaf)
-    if isinstance(leaf.space, spaces.MultiDiscrete):
-        return _one_hots(leaf)
-    return _values(leaf)
+    return _one_hots(leaf) if isinstance(leaf.space, spaces.MultiDiscrete) else _values(leaf)
 
 
 def _values(leaf: Leaf) -> Writer:

@@ -49,14 +49,9 @@ class Probe:
     """Resident memory that the first environment of a process adds."""
 
 
-def spec_from_json(values: dict[str, Any]) -> EnvSpec:
-    """An ``EnvSpec`` from the JSON of its fields (lists become tuples)."""
-    return rebuild(EnvSpec, values)
-
-
 def probe_env(
     env_id: str, import_module: str | None = None, *, deadline_s: float = 60.0, steps: int = 2000,
-    log: Path | None = None, plain: bool = False, args: tuple[str, ...] = (), image: dict[str, Any] | None = None,
+    plain: bool = False, args: tuple[str, ...] = (), image: dict[str, Any] | None = None,
     interrupted: Callable[[], bool] = lambda: False,
 ) -> Probe:
     """Describes and times an environment in a child process.
@@ -66,7 +61,6 @@ def probe_env(
         import_module: module to import first.
         deadline_s: the child is killed after that time.
         steps: env steps to time (at most 1.5 s); 0 only makes, resets and steps once.
-        log: where the child's own output goes; nowhere if None.
         plain: tries a Bullet task as its package has it.
         args: ``key=value`` texts for the environment's constructor.
         image: values of the image part of the configuration; its defaults if None.
@@ -76,14 +70,14 @@ def probe_env(
         EnvironmentError_: it cannot be used, hangs, or took its process down.
         KeyboardInterrupt: ``interrupted`` said so; the child is gone.
     """
-    found = in_child("time", env_id, import_module, deadline_s=deadline_s, steps=steps, log=log, plain=plain, args=args,
+    found = in_child("time", env_id, import_module, deadline_s=deadline_s, steps=steps, plain=plain, args=args,
                      image=image, interrupted=interrupted)
-    return Probe(**{**found, "spec": spec_from_json(found["spec"])})
+    return Probe(**{**found, "spec": rebuild(EnvSpec, found["spec"])})
 
 
 def in_child(
     what: str, env_id: str, import_module: str | None = None, *, deadline_s: float = 60.0, steps: int = 0,
-    log: Path | None = None, plain: bool = False, args: tuple[str, ...] = (), image: dict[str, Any] | None = None,
+    plain: bool = False, args: tuple[str, ...] = (), image: dict[str, Any] | None = None,
     interrupted: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any]:
     """What the child found out: ``what`` is ``time`` (a probe), ``check`` (a ``Checkup``) or ``draw`` (a picture).
@@ -97,29 +91,27 @@ def in_child(
         out = Path(folder) / "probe.json"
         job = {"what": what, "task": task, "steps": steps, "out": str(out), "end_s": deadline_s + _GRACE_S}
         command = [sys.executable, "-m", "spreeze.envs.probe", json.dumps(job)]
-        code = _run(command, deadline_s, log, interrupted)
+        code = _run(command, deadline_s, interrupted)
         if code is None:
             raise EnvironmentError_(f"{env_id}: no environment step within {deadline_s:g} s; the probe was ended")
-        try:
-            found = json.loads(out.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+        if not out.exists():
             if interrupted():
-                raise KeyboardInterrupt from None
-            raise EnvironmentError_(f"{env_id}: its process ended with {_ending(code)} before the first step") from None
+                raise KeyboardInterrupt
+            raise EnvironmentError_(f"{env_id}: its process ended with {_ending(code)} before the first step")
+        found: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
     if "error" in found:
         raise EnvironmentError_(found["error"])
-    return dict(found)
+    return found
 
 
-def _run(command: list[str], deadline_s: float, log: Path | None, interrupted: Callable[[], bool]) -> int | None:
+def _run(command: list[str], deadline_s: float, interrupted: Callable[[], bool]) -> int | None:
     """Exit code of the child, or None if it had to be killed (with all that it started)."""
     nonce = secrets.token_hex(8)
     paths = os.pathsep.join(path for path in sys.path if path)
     environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", MARK: nonce}
-    with open(log or os.devnull, "ab") as output, held_back():
-        child = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment, start_new_session=True
-        )
+    with held_back():
+        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                                 stderr=subprocess.DEVNULL, env=environment, start_new_session=True)
     try:
         end_s = time.monotonic() + deadline_s
         while (left_s := end_s - time.monotonic()) > 0:
@@ -147,9 +139,7 @@ def measure(make: Callable[[], Task], steps: int) -> Probe:
     memory = process.memory_info().rss
     task = make()
     try:
-        start = time.perf_counter()
-        task.reset(seed=0)
-        first_reset_s = time.perf_counter() - start
+        first_reset_s = 1e-6 * _reset_us(task, seed=0)
         actions = task.to_native(uniform_actions(task.spec, max(1, steps), np.random.default_rng(0)))
         times = []
         end = time.perf_counter() + _TIMING_S
@@ -233,18 +223,13 @@ def check_up(given: dict[str, Any]) -> Checkup:
     import psutil
 
     task = make_task(**given)
-    try:
+    with contextlib.closing(task):
         steps_us, resets_us, mean_us = _time(task)
         process = psutil.Process()
         before = process.memory_info().rss
-        second = make_task(**given)
-        try:
+        with contextlib.closing(make_task(**given)) as second:
             second.reset(seed=1)
             added = max(0, process.memory_info().rss - before)
-        finally:
-            second.close()
-    finally:
-        task.close()
     p50, p99 = np.quantile(steps_us, [0.5, 0.99])
     return Checkup(
         steps_per_s=1e6 / mean_us, step_us_p50=float(p50), step_us_p99=float(p99),
@@ -288,9 +273,9 @@ def _preemptions() -> int:
     return 0 if who is None else resource.getrusage(who).ru_nivcsw
 
 
-def _reset_us(task: Task) -> float:
+def _reset_us(task: Task, seed: int | None = None) -> float:
     before = time.perf_counter()
-    task.reset()
+    task.reset(seed)
     return 1e6 * (time.perf_counter() - before)
 
 
@@ -304,7 +289,7 @@ def _ask_gymnasium(env: Any) -> tuple[str, ...]:
         try:
             check_env(env.unwrapped, skip_render_check=True, skip_close_check=True)
         except Exception as error:
-            said.append(f"{one_line(error)}")
+            said.append(one_line(error))
         finally:
             env.close()
     said += [str(warning.message) for warning in caught if "gym" in str(warning.filename)]
@@ -322,11 +307,9 @@ def plain_words(text: str) -> str | None:
 
 def draw(task: Task) -> dict[str, Any]:
     """Draws one picture; its height and width."""
-    try:
+    with contextlib.closing(task):
         task.reset(seed=0)
         height, width, _ = task.render().shape
-    finally:
-        task.close()
     return {"height": height, "width": width}
 
 

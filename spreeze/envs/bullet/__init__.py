@@ -47,16 +47,13 @@ def make(task: str, render_mode: str | None = None) -> gymnasium.Env[Any, Any]:
     if render_mode is not None:
         importlib.import_module(PLAIN_MODULE)
         return gymnasium.make(plain_id(task), render_mode=render_mode, disable_env_checker=True).unwrapped
-    if task == "Reacher":
-        from spreeze.envs.bullet.reacher import Reacher
+    if task == "Reacher" or task.startswith("Inverted"):
+        from spreeze.envs.bullet import small_robots
 
-        return Reacher()
-    if task.startswith("Inverted"):
-        from spreeze.envs.bullet import pendulum
-
-        if task == "InvertedDoublePendulum":
-            return pendulum.InvertedDoublePendulum()
-        return pendulum.InvertedPendulum(swing_up=task == "InvertedPendulumSwingup")
+        if task == "InvertedPendulumSwingup":
+            return small_robots.InvertedPendulum(swing_up=True)
+        made: gymnasium.Env[Any, Any] = getattr(small_robots, task)()
+        return made
     from spreeze.envs.bullet.locomotion import Locomotion
 
     return Locomotion(task)
