@@ -31,7 +31,7 @@ TORCH = ("algorithms/", "workers/learner.py", "workers/replay_trainer.py",
          "workers/gpu_replay.py", "workers/torch_devices.py", "workers/update_probe.py", "modes/serial.py",
          "bench/")  # fmt: skip
 TORCH_FREE = ("workers.main", "workers.sampler", "workers.rollout_workers",
-              "workers.evaluator", "workers.visualizer", "runtime.supervisor", "runtime.run_workers", "modes.spreeze",
+              "workers.evaluator", "workers.visualizer", "runtime.supervisor", "modes.spreeze",
               "modes.hts", "train", "cli.train", "cli.tune", "cli.evaluate", "cli.play", "cli.runs",
               "__main__")  # fmt: skip
 
