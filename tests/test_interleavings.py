@@ -102,7 +102,7 @@ class Troupe:
 
     def run(self, intervals, *, schedule, deaths=0.0):
         dice = np.random.default_rng(schedule)
-        while self.rollouts.interval < intervals:
+        while self.rollouts.current < intervals:
             self.move(dice, deaths)
 
     def close(self):
@@ -345,7 +345,7 @@ def test_each_update_learns_from_the_policy_of_one_interval_before(spec, tmp_pat
         seen = []
         learn = troupe.learning.algorithm.learn
         troupe.learning.algorithm.learn = lambda batch, progress: (
-            seen.append(set(troupe.rollouts.versions(troupe.rollouts.interval - 1).reshape(-1).tolist())),
+            seen.append(set(troupe.rollouts.versions(troupe.rollouts.current - 1).reshape(-1).tolist())),
             learn(batch, progress),
         )
         troupe.run(4, schedule=1)

@@ -20,7 +20,7 @@ def made(tmp_path, monkeypatch):
     quiet = {name: lambda *args: None for name in ("event", "write", "evaluation", "close")}
     monkeypatch.setattr(recorder, "MetricsWriter", lambda path, table: SimpleNamespace(**quiet))
     config = SimpleNamespace(evaluation=SimpleNamespace(episodes=10), stop=SimpleNamespace(target_return=5.0))
-    earlier = SimpleNamespace(best_return=None, wall_s=0.0)
+    earlier = SimpleNamespace(sessions=0, best_return=None, wall_s=0.0)
     plan = SimpleNamespace(config=config, batch_size=1, learners=1, earlier=earlier)
     notes = []
     found = recorder.Recorder(plan, SimpleNamespace(path=tmp_path), SimpleNamespace(note=notes.append))

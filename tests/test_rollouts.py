@@ -50,7 +50,7 @@ def test_intervals_alternate_between_the_sides_and_each_is_read_while_the_other_
     fill(columns, 10)
     assert rollouts.full
     rollouts.swap()
-    assert (rollouts.interval, rollouts.full) == (1, False)
+    assert (rollouts.current, rollouts.full) == (1, False)
     columns.commit((1,), rows(20, (False,)))
     batch = rollouts.batch(0)
     assert batch.reward.tolist() == [[10, 10], [11, 11], [12, 12]]
@@ -163,7 +163,7 @@ def test_a_checkpoint_begins_the_interval_again_whatever_was_written_since(rollo
     other = Rollouts.create(SPEC)
     try:
         other.restore(saved, 1)
-        assert (other.interval, other.steps.tolist()) == (1, [3, 3])
+        assert (other.current, other.steps.tolist()) == (1, [3, 3])
         assert [part.tolist() for part in other.episode_of(BOTH)] == [[0, 3], [0, 3]]
         assert other.played(0).tolist() == [[1], [2], [3]]
         assert other.played(1).tolist() == []

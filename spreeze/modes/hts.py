@@ -40,14 +40,14 @@ class Memory(NamedTuple):
     @property
     def updates(self) -> int:
         """Updates at the start of the current rollout."""
-        state = self.handover.states.read(self.rollouts.interval)
+        state = self.handover.states.read(self.rollouts.current)
         return 0 if state is None else int(state.meta["updates"])
 
 
 def run_mode(plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts, launcher: Launcher = FRESH) -> Outcome:
     """Trains until a stop condition or an interrupt."""
     with open_memory(plan, run_dir.path) as memory:
-        plan = from_interval(plan, memory.rollouts)
+        plan = continued(plan, memory.rollouts)
         recorder = Recorder(plan, run_dir, view)
         wired = _wired(plan, run_dir.path, memory, recorder)
         return run_workers(plan, run_dir, recorder, interrupts, launcher, wired)
@@ -56,14 +56,14 @@ def run_mode(plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts,
 @contextlib.contextmanager
 def _wired(plan: RunPlan, run_dir: Path, memory: Memory, recorder: Recorder) -> Iterator[Wired]:
     first_watcher = plan.samplers + plan.inference_workers + 1
-    first_interval, first_updates = memory.rollouts.interval, memory.updates
+    first_rollout, first_updates = memory.rollouts.current, memory.updates
     with open_wakeups(plan) as wakeups, contextlib.closing(StatusTable.create(first_watcher + 2)) as status:
         specs = (worker_specs(plan, run_dir, memory, wakeups, recorder.started_s)
                  | watcher_specs(plan, run_dir, first_watcher))
 
         def read() -> CounterSample:
             """Reads all counters; at the end only whole rollouts count, since a resume collects the rest again."""
-            collected = (memory.rollouts.interval - first_interval) * memory.rollouts.spec.rows
+            collected = (memory.rollouts.current - first_rollout) * memory.rollouts.spec.rows
             group = read_group(status, specs, 0, inserted=collected, baseline_inserted=0)
             if status.header[words.STOP]:
                 for sampler in group.samplers:
@@ -74,9 +74,9 @@ def _wired(plan: RunPlan, run_dir: Path, memory: Memory, recorder: Recorder) -> 
         yield Wired(status=status, specs=specs, read=read)
 
 
-def from_interval(plan: RunPlan, rollouts: Rollouts) -> RunPlan:
+def continued(plan: RunPlan, rollouts: Rollouts) -> RunPlan:
     """The plan with the env steps of whole rollouts so far; the rest is collected again."""
-    env_steps = rollouts.interval * rollouts.spec.rows
+    env_steps = rollouts.current * rollouts.spec.rows
     return dataclasses.replace(plan, earlier=dataclasses.replace(plan.earlier, env_steps=env_steps))
 
 

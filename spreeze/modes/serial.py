@@ -46,7 +46,7 @@ def run_mode(plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts,
     learner = plan.config.learner
     with contextlib.ExitStack() as stack:
         memory = stack.enter_context(hts.open_memory(plan, run_dir.path)) if on_policy else None
-        plan = plan if memory is None else hts.from_interval(plan, memory.rollouts)
+        plan = plan if memory is None else hts.continued(plan, memory.rollouts)
         recorder = stack.enter_context(contextlib.closing(Recorder(plan, run_dir, view)))
         stack.enter_context(stdout_to_stderr())
         recorder.outcome.device = device = resolve_device(learner.device)
@@ -257,7 +257,7 @@ class _Rollouts:
     def __init__(self, serial: _Serial, memory: hts.Memory) -> None:
         plan, config, self._rollouts = serial.plan, serial.plan.config, memory.rollouts
         self._serial = serial
-        self._first_rollout, self._first_updates = memory.rollouts.interval, memory.updates
+        self._first_rollout, self._first_updates = memory.rollouts.current, memory.updates
         self.trainer = open_on_policy_trainer(
             hts.learner_job(plan, serial.run_dir, memory, serial.recorder.started_s), memory.rollouts
         )
@@ -288,7 +288,7 @@ class _Rollouts:
 
     def flow(self, *, ending: bool) -> tuple[int, int, int, int]:
         """As for replay; at the end only whole rollouts count."""
-        collected = (self._rollouts.interval - self._first_rollout) * self._rollouts.spec.rows
+        collected = (self._rollouts.current - self._first_rollout) * self._rollouts.spec.rows
         sampled = (self.trainer.updates - self._first_updates) * self._serial.plan.batch_size
         counted = collected if ending else self.envs.counts.env_steps
         return counted, collected, 0, sampled

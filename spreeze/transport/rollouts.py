@@ -3,8 +3,8 @@
 Samplers fill rollout j of T steps in slot j mod N, each environment its own column. ``steps`` counts the rows of each
 environment since the run began and is stored last: the rows that it counts are complete, whichever process is killed.
 
-*Paced* (HTS-RL, arXiv 2012.09849, section 3; N = 2, K = 1): all environments collect rollout ``interval`` while the
-learner reads the previous one in place. Only the learner raises ``interval``, when that rollout is full and the
+*Paced* (HTS-RL, arXiv 2012.09849, section 3; N = 2, K = 1): all environments collect rollout ``current`` while the
+learner reads the previous one in place. Only the learner raises ``current``, when that rollout is full and the
 previous one is used up.
 
 *Free running* (the circular buffer of IMPACT, arXiv 1912.00167, section 3.2): each sampler goes on at once, over its
@@ -109,7 +109,7 @@ class Rollouts:
     def __init__(self, spec: RolloutSpec, fields: SharedArrays) -> None:
         self.spec, self.fields = spec, fields
         self.steps = fields["steps"]
-        self._interval, self._slots = fields["interval"], spec.num_slots
+        self._current, self._slots = fields["interval"], spec.num_slots
 
     @classmethod
     def create(cls, spec: RolloutSpec) -> Rollouts:
@@ -124,14 +124,14 @@ class Rollouts:
         return self.fields.block.fd
 
     @property
-    def interval(self) -> int:
+    def current(self) -> int:
         """j: the rollout that is being collected, if the learner paces it."""
-        return int(self._interval[0])
+        return int(self._current[0])
 
     @property
     def full(self) -> bool:
         """True once every environment has taken its T steps of this rollout."""
-        is_full = int(self.steps.min()) >= self.spec.sync_interval * (self.interval + 1)
+        is_full = int(self.steps.min()) >= self.spec.sync_interval * (self.current + 1)
         self.fields.in_order()
         return is_full
 
@@ -167,7 +167,7 @@ class Rollouts:
 
     def mark(self) -> None:
         """Saves the state of every episode for the following swap; the rollout must be full."""
-        fields, mark = self.fields, (self.interval + 1) % _MARKS
+        fields, mark = self.fields, (self.current + 1) % _MARKS
         start, episode = self.episode_of(np.arange(self.spec.num_envs))
         for env, count in enumerate(np.minimum(self.steps - start, self.spec.log_steps).tolist()):
             fields["marked_log"][mark, env, :count] = fields["log"][env, :count]
@@ -176,7 +176,7 @@ class Rollouts:
     def swap(self) -> None:
         """Begins the next rollout, over the oldest one."""
         self.fields.in_order()
-        self._interval[0] += 1
+        self._current[0] += 1
 
     def trajectories_sha256(self, rollout: int) -> str:
         """Hash of everything in a rollout."""
@@ -187,12 +187,12 @@ class Rollouts:
 
     def state_arrays(self, *, with_batch: bool) -> dict[str, np.ndarray]:
         """Copies of the state for a resume; ``with_batch`` adds the previous rollout, if it is not learned from yet."""
-        fields, mark = self.fields, self.interval % _MARKS
+        fields, mark = self.fields, self.current % _MARKS
         start, episode = fields["marked_start"][mark], fields["marked_episode"][mark]
-        longest = int(np.minimum(self.interval * self.spec.sync_interval - start, self.spec.log_steps).max())
+        longest = int(np.minimum(self.current * self.spec.sync_interval - start, self.spec.log_steps).max())
         arrays = {"start": start, "episode": episode, "log": fields["marked_log"][mark, :, :longest]}
-        if self.interval > 0:
-            before = (self.interval - 1) % self._slots
+        if self.current > 0:
+            before = (self.current - 1) % self._slots
             arrays["last_obs"] = fields["next_obs"][before, -1]
             arrays |= {f"side_{name}": fields[name][before] for name in SIDE if with_batch}
         return {name: array.copy() for name, array in arrays.items()}
@@ -214,12 +214,12 @@ class Rollouts:
         if "last_obs" in arrays:
             fields["next_obs"][(rollout - 1) % self._slots, -1] = arrays["last_obs"]
         self.steps[:] = rollout * self.spec.sync_interval
-        self._interval[0] = rollout - 1
+        self._current[0] = rollout - 1
         self.mark()
-        self._interval[0] = rollout
+        self._current[0] = rollout
 
     def close(self) -> None:
-        del self.steps, self._interval
+        del self.steps, self._current
         self.fields.close()
 
 
@@ -243,7 +243,7 @@ class RolloutWriter:
     @property
     def _end(self) -> int:
         """Env steps that each may reach now; if free running, no environment gets a rollout ahead of the others."""
-        rollout = min(self.steps) // self._rollout_steps if self._spec.free_running else self._rollouts.interval
+        rollout = min(self.steps) // self._rollout_steps if self._spec.free_running else self._rollouts.current
         return self._rollout_steps * (rollout + 1)
 
     def open(self, *, step_synchronous: bool = False) -> list[int]:
@@ -388,7 +388,7 @@ class RolloutReader:
         """Whether its sampler may have begun the next rollout in the same slot."""
         spec = self._rollouts.spec
         if not spec.free_running:
-            return self._rollouts.interval >= rollout + spec.num_slots
+            return self._rollouts.current >= rollout + spec.num_slots
         return int(self._rollouts.steps[self._columns[writer]].max()) >= (rollout + spec.num_slots) * spec.sync_interval
 
     def _used(self, writer: int, rollout: int) -> int:
@@ -498,6 +498,6 @@ def put_back(tensors: dict[str, np.ndarray], state: dict[str, Any], rollouts: Ro
     def part(name: str) -> dict[str, np.ndarray]:
         return {key.removeprefix(name): array for key, array in tensors.items() if key.startswith(name)}
 
-    interval = int(state["interval"])
-    rollouts.restore(part(ROLLOUTS), interval)
-    handover.states.publish(part(LEARNER), state["learner"], 0, interval)
+    current = int(state["interval"])
+    rollouts.restore(part(ROLLOUTS), current)
+    handover.states.publish(part(LEARNER), state["learner"], 0, current)

@@ -329,7 +329,7 @@ class RolloutTrial(Trial):
         return status, memory.rollouts.spec.size_bytes, list(specs.values())
 
     def _late(self) -> str | None:
-        done, now = self._rollouts.interval, time.monotonic()
+        done, now = self._rollouts.current, time.monotonic()
         if done != self._seen:
             if self._seen > 0:  # the first one holds the imports as well
                 rollout_s = (now - self._swap_s) / (done - self._seen)
@@ -339,7 +339,7 @@ class RolloutTrial(Trial):
         return None if done >= _ROLLOUTS else f"{done} rollouts"
 
     def _mark(self) -> float:
-        return self._rollouts.interval
+        return self._rollouts.current
 
     def _counters(self) -> tuple[float, float]:
         plan = self._trial_plan

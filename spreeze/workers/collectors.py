@@ -373,17 +373,17 @@ class RolloutPolicy:
     def __init__(self, rollouts: Rollouts, policies: VersionedParameters) -> None:
         self._rollouts, self._policies = rollouts, policies
         self._policy: Policy | None = None
-        self.interval = -1
+        self.rollout = -1
         """Rollout of the policy that was returned last."""
 
     def current(self) -> Policy | None:
         """The policy, or None while it is not published. A rollout lasts until no worker needs its policy any more."""
-        interval = self._rollouts.interval
-        if interval != self.interval:
-            weights = self._policies.read(interval)
+        current = self._rollouts.current
+        if current != self.rollout:
+            weights = self._policies.read(current)
             if weights is None:
                 return None
-            self._policy, self.interval = Policy.from_weights(weights.arrays, weights.meta), interval
+            self._policy, self.rollout = Policy.from_weights(weights.arrays, weights.meta), current
         return self._policy
 
 
@@ -512,7 +512,7 @@ class RolloutCollector(Collector):
             action, log_prob = policy.draw(*self.questions(indices))
         self.counts.policy_s += perf_counter() - start
         if policy is not None:
-            self.step(indices, Answers(action, log_prob, policies.interval))
+            self.step(indices, Answers(action, log_prob, policies.rollout))
         return policy is not None
 
     def step(self, indices: Sequence[int], answers: Answers) -> None:

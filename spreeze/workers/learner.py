@@ -319,7 +319,7 @@ class _RolloutLearner(_Learner):
         """Only reports: the trainer has read the state from the shared memory that outlives a learner."""
         if self._trainer.continued:
             self._report(
-                f"learner continues from update {self._trainer.updates}, interval {self._rollouts.interval}"
+                f"learner continues from update {self._trainer.updates}, rollout {self._rollouts.current}"
             )
         self._notify()
 

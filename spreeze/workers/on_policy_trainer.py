@@ -52,26 +52,26 @@ class OnPolicyTrainer:
         self._progress_env_steps, self._fingerprints = progress_env_steps, fingerprints
         self.learn_s = self.hand_s = 0.0
         self._learned = -1
-        state = handover.states.read(rollouts.interval)
+        state = handover.states.read(rollouts.current)
         if state is not None:
             algorithm.load_state_arrays(state.arrays)
             algorithm.load_state_json(state.meta["algorithm"])
-        elif rollouts.interval > 0:
-            raise WorkerError(f"the learner's state of rollout {rollouts.interval} is gone")
-        self._hand_over(rollouts.interval)
+        elif rollouts.current > 0:
+            raise WorkerError(f"the learner's state of rollout {rollouts.current} is gone")
+        self._hand_over(rollouts.current)
         self.continued = state is not None
         self.updates = algorithm.updates
         """Updates at the start of this rollout."""
         self._skipped_rollouts, self._skipped = 0, algorithm.updates_skipped()
 
-    def _hand_over(self, interval: int) -> None:
+    def _hand_over(self, current: int) -> None:
         """Stores state and policy of a rollout, for inference workers and a successor."""
         start = perf_counter()
         algorithm = self.algorithm
         state = {"algorithm": algorithm.state_json(), "updates": algorithm.updates}
-        self._handover.states.publish(algorithm.state_arrays(), state, 0, interval)
+        self._handover.states.publish(algorithm.state_arrays(), state, 0, current)
         meta = {**algorithm.policy_meta(), **self._meta, "updates": algorithm.updates}
-        self._handover.policies.publish(dict(algorithm.policy_arrays()), meta, 0, interval)
+        self._handover.policies.publish(dict(algorithm.policy_arrays()), meta, 0, current)
         self.hand_s += perf_counter() - start
 
     def learn(self) -> bool:
@@ -80,10 +80,10 @@ class OnPolicyTrainer:
         Raises:
             WorkerError: the rows were collected by the wrong policy.
         """
-        interval = self._rollouts.interval
-        if self._learned == interval or (self._lag == 0 and not self._rollouts.full):
+        current = self._rollouts.current
+        if self._learned == current or (self._lag == 0 and not self._rollouts.full):
             return False
-        source = interval - self._lag
+        source = current - self._lag
         if source >= 0:
             start = perf_counter()
             versions = self._rollouts.versions(source)
@@ -95,8 +95,8 @@ class OnPolicyTrainer:
             self.algorithm.learn(self._rollouts.batch(source), progress)
             self.learn_s += perf_counter() - start
             self._check_progress()
-        self._hand_over(interval + 1)
-        self._learned = interval
+        self._hand_over(current + 1)
+        self._learned = current
         return True
 
     def _check_progress(self) -> None:
@@ -111,20 +111,20 @@ class OnPolicyTrainer:
 
     def swap(self) -> bool:
         """Begins the next rollout if this one is full and learning is done; whether it did."""
-        interval = self._rollouts.interval
-        if self._learned != interval or not self._rollouts.full:
+        current = self._rollouts.current
+        if self._learned != current or not self._rollouts.full:
             return False
         self._rollouts.mark()
         if self._fingerprints is not None:
-            self._write_fingerprints(self._fingerprints, interval)
+            self._write_fingerprints(self._fingerprints, current)
         self.updates = self.algorithm.updates
         self._rollouts.swap()
         return True
 
-    def _write_fingerprints(self, path: Path, interval: int) -> None:
+    def _write_fingerprints(self, path: Path, current: int) -> None:
         state = json.dumps(self.algorithm.state_json(), sort_keys=True).encode()
         line = {
-            "interval": interval, "trajectories": self._rollouts.trajectories_sha256(interval),
+            "interval": current, "trajectories": self._rollouts.trajectories_sha256(current),
             "parameters": sha256_of(dict(self.algorithm.policy_arrays())),
             "learner": sha256_of(self.algorithm.state_arrays(), state),
         }
@@ -134,7 +134,7 @@ class OnPolicyTrainer:
     @property
     def env_steps(self) -> int:
         """Env steps of all finished rollouts since the run began."""
-        return self._rollouts.interval * self._rollouts.spec.rows
+        return self._rollouts.current * self._rollouts.spec.rows
 
     def policy_snapshot(self) -> tuple[Callable[[], Arrays], dict[str, Any]]:
         """Policy of this rollout, theta(j), as it was handed over.
@@ -142,22 +142,22 @@ class OnPolicyTrainer:
         Raises:
             WorkerError: it is missing.
         """
-        found = _found(self._handover.policies, self._rollouts.interval)
+        found = _found(self._handover.policies, self._rollouts.current)
         return lambda: found.arrays, found.meta
 
     def state(self) -> tuple[Arrays, dict[str, Any]]:
         """All that a resume needs to begin this rollout again: tensors and JSON."""
         rollouts = self._rollouts
-        state = _found(self._handover.states, rollouts.interval)
+        state = _found(self._handover.states, rollouts.current)
         tensors = {LEARNER + name: array for name, array in state.arrays.items()}
         kept = rollouts.state_arrays(with_batch=self._lag == 1)
         tensors |= {ROLLOUTS + name: array for name, array in kept.items()}
-        return tensors, {"interval": rollouts.interval, "lag": self._lag, "learner": state.meta,
+        return tensors, {"interval": rollouts.current, "lag": self._lag, "learner": state.meta,
                          "updates": state.meta["updates"]}
 
     def parameters_sha256(self) -> str:
         """Hash of the learner's arrays at the start of this rollout; equal runs have equal hashes."""
-        return sha256_of(_found(self._handover.states, self._rollouts.interval).arrays)
+        return sha256_of(_found(self._handover.states, self._rollouts.current).arrays)
 
     def numbers(self, *, wait_s: float, publish_s: float) -> dict[str, float]:
         return {
@@ -168,10 +168,10 @@ class OnPolicyTrainer:
         }
 
 
-def _found(parameters: VersionedParameters, interval: int) -> Weights:
-    held = parameters.read(interval)
+def _found(parameters: VersionedParameters, current: int) -> Weights:
+    held = parameters.read(current)
     if held is None:
-        raise WorkerError(f"what was handed over for rollout {interval} is gone")
+        raise WorkerError(f"what was handed over for rollout {current} is gone")
     return held
 
 
