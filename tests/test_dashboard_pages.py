@@ -203,6 +203,26 @@ def test_start_gives_way_to_stop_while_a_run_is_alive(world):
     world("no run")
 
 
+def test_a_run_that_is_tuned_shows_what_is_measured_on_both_pages_and_no_empty_chart(world):
+    folder = world("live")
+    run = json.loads((folder / "a1" / "run.json").read_text())
+    (folder / "a1" / "run.json").write_text(json.dumps(
+        run | {"state": "tuning", "tuning_began": time.time() - 20.0, "machine": "2 usable cores of a test"}))
+    measured = {"stage": "learner", "setting": {"learner.batch_size": 64, "learner.threads": 1},
+                "updates_per_s": [90.0, 100.0, 120.0]}  # fmt: skip
+    (folder / "a1" / "tune-progress.jsonl").write_text(json.dumps(measured) + "\n")
+    for name in ("live", "autotune"):
+        page = open_page(name)
+        assert not page.exception
+        assert page.subheader[0].value == "Starting a1"
+        assert any("2 usable cores of a test" in caption.value for caption in page.caption)
+        assert page.dataframe[0].value["updates/s"].tolist() == ["100"]
+        assert not components(page, "spreeze_live")
+    assert [button.key for button in open_page("live").button][:1] == ["stop"]
+    (folder / "a1" / "run.json").write_text(json.dumps(run))
+    assert components(open_page("live"), "spreeze_live")
+
+
 def test_stop_asks_the_run_by_its_control_file(world):
     folder = world("live")
     page = open_page("live")

@@ -93,7 +93,7 @@ def _train(args: argparse.Namespace) -> int:
             _describe(plan, run_dir, machine)
             record = None
             if args.auto:
-                run_dir.write_state(state="tuning")
+                run_dir.write_state(state="tuning", tuning_began=time.time())
                 interrupts.stop_file = run_dir.path / "control" / "stop"
                 tuned, record = _tuned(args, settings, probe, machine, interrupts, run_dir, head_start.close)
                 # run.json already counts this session, so the earlier sessions are those of the first plan.

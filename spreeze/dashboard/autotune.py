@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import statistics
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,8 @@ from spreeze.run_directory import read_config, read_run
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
+TUNING_S = 60.0
+"""Longest time that a tuner takes."""
 PROGRESS = "tune-progress.jsonl"
 """Rows of a running tuner; ``tune.json`` has them all at the end."""
 BATCH, THREADS, SAMPLERS = "learner.batch_size", "learner.threads", "sampling.samplers"
@@ -162,9 +165,9 @@ def _dict(value: Any) -> dict[str, Any]:
 
 def page() -> None:
     folder = runs_dir()
-    waiting = control.launching(folder)
-    if waiting is not None and not (folder / waiting.name / "tune.json").is_file():
-        _measuring(waiting.name, folder)
+    now = control.activity(folder)
+    if now.name is not None and now.phase == "starting":
+        show_start(now.name, folder)
         return
     path = navigation.need_run()
     st.subheader(f"Autotune of {row(path).name}", anchor=False)
@@ -181,16 +184,23 @@ def page() -> None:
 
 
 @st.fragment(run_every=1.0)
-def _measuring(name: str, folder: Path) -> None:
-    """The rows of a running tuner, drawn each second."""
-    waiting = control.launching(folder)
-    if waiting is None or waiting.name != name or (folder / name / "tune.json").is_file():
+def show_start(name: str, folder: Path) -> None:
+    """A run that is being started, drawn each second: the machine, the tuner's rows so far, and what it printed."""
+    now = control.activity(folder)
+    appeared = st.session_state.get("follow") and (folder / name / "run.json").is_file()
+    if now.name != name or now.phase != "starting" or appeared:
         st.rerun()
-    st.subheader("Autotune is measuring this machine", anchor=False)
-    tuning = read(folder / name)
-    if not tuning.rows:
-        st.info("The environment is being tried; the first rows come in a few seconds.")
+    run, tuning = read_run(folder / name), read(folder / name)
+    st.subheader(f"Starting {components.plain(name)}", anchor=False)
+    st.caption(components.plain(run.get("machine") or "The environment is tried in a process of its own."))
+    if run.get("state") == "tuning":
+        began = run.get("tuning_began")
+        left_s = None if not isinstance(began, int | float) else max(0.0, began + TUNING_S - time.time())
+        text = f"Autotune measures this machine: {len(tuning.rows)} settings so far, at most {number(left_s)} s left"
+        st.progress(0.0 if left_s is None else min(1.0, 1.0 - left_s / TUNING_S), text)
     _measured(tuning)
+    if now.lines:
+        st.code("\n".join(now.lines), language=None)
 
 
 def _choices(tuning: TuningView) -> None:
@@ -207,7 +217,8 @@ def _choices(tuning: TuningView) -> None:
         st.caption(
             f"Measured {components.plain(record.get('measured_at'))} in {number(record.get('seconds'))} s; objective: "
             f"{components.plain(record.get('objective'))}; score: "
-            f"{components.plain(record.get('formula') or record.get('score'))}."
+            f"{components.plain(record.get('formula') or record.get('score'))} "
+            "(U updates/s, B batch size, E env steps/s)."
             + ("" if tuning.rollouts else f" The Spreeze paper's rule (0.85 of the highest update frame rate) {rule}.")
         )
 
@@ -265,13 +276,13 @@ def _pins(path: Path, tuning: TuningView) -> None:
 def _measured(tuning: TuningView) -> None:
     if tuning.updates or tuning.joint:
         left, right = st.columns(2)
-        with left:
-            st.markdown("**Batch size against update frames a second** (updates/s times batch size)")
-            if tuning.updates:
+        if tuning.updates:
+            with left:
+                st.markdown("**Batch size against update frames a second** (updates/s times batch size)")
                 st.plotly_chart(batch_figure(tuning), config=CONFIG, key="tune_batch")
-        with right:
-            st.markdown("**Samplers against env steps a second**, the learner running beside them")
-            if tuning.joint:
+        if tuning.joint:
+            with right:
+                st.markdown("**Samplers against env steps a second**, the learner running beside them")
                 st.plotly_chart(sampler_figure(tuning), config=CONFIG, key="tune_samplers")
     for title, rows in (("The learner alone", tuning.updates), ("Samplers beside the learner", tuning.joint),
                         ("Samplers and inference workers beside the learner", tuning.rollouts)):

@@ -127,13 +127,15 @@ def activity(folder: Path) -> Activity:
         waiting = launching(folder)
         if waiting is None:
             return Activity()
-        lines = tail_lines(waiting.log, 8) or ["the process has been started"]
-        return Activity(waiting.name, "starting", ("The environment is tried and the machine measured:", *lines))
+        return Activity(waiting.name, "starting", tuple(tail_lines(waiting.log, 8)))
     path = folder / name
     try:
         asked = (path / "control" / "stop").stat().st_mtime
     except OSError:
-        return Activity(name, "stopping" if state_of(path) == "stopping" else "running")
+        state = state_of(path)
+        if state in ("starting", "tuning"):
+            return Activity(name, "starting", tuple(tail_lines(launch_log(name, folder), 8)))
+        return Activity(name, "stopping" if state == "stopping" else "running")
     waited_s = time.time() - asked
     lines = [f"\u2713 asked to stop, {waited_s:.0f} s ago"]
     try:

@@ -14,7 +14,7 @@ from spreeze.config.algorithms import AlgorithmRow, rows
 from spreeze.config.modes import Mode, modes
 from spreeze.config.profiles import PROFILE_DIR
 from spreeze.config.schema import EnvConfig, RunConfig, offered
-from spreeze.dashboard import components, control, navigation
+from spreeze.dashboard import autotune, components, control, navigation
 from spreeze.dashboard.run_data import SAMPLE, row, runs_dir
 from spreeze.errors import SpreezeError
 from spreeze.formatting import DASH, clean, number
@@ -37,7 +37,10 @@ def page() -> None:
         st.rerun()
     components.show_errors(folder)
     box = st.container()
-    _shown(now)
+    if now.name is not None and now.phase == "starting":
+        autotune.show_start(now.name, folder)
+    else:
+        _shown(now)
     with box:  # sent after the charts, because a browser loads the parts of a page in that order
         if now.name is None:
             _start_box(folder)
