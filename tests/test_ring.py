@@ -17,6 +17,7 @@ from safetensors import safe_open
 
 from spreeze.errors import CheckpointError, ConfigError, TransportError
 from spreeze.transport import checkpoint
+from spreeze.transport.replay_ring import _RESERVED as RESERVED
 from spreeze.transport.replay_ring import ReplayReader, ReplayRing, RingSpec, ShardWriter
 from spreeze.types import RowLayout
 
@@ -345,6 +346,33 @@ def test_two_processes_and_no_torn_row(locked):
                 reader.sample(rng, out)
                 torn += reader.count_torn(out)
         assert torn == 0
+
+
+class HeldUp:
+    """Words of a ring; whoever reads ``index`` loses the core, and meanwhile ``act`` happens, once."""
+
+    def __init__(self, words, index, act):
+        self.words, self.index, self.act = words, index, act
+
+    def __getitem__(self, index):
+        value = self.words[index]
+        if index == self.index and self.act is not None:
+            act, self.act = self.act, None
+            act()
+        return value
+
+
+def test_a_reader_held_up_between_two_counters_draws_no_row_of_another_place():
+    with ring_of(RowLayout(3, 2, checksum=True), rows=64) as ring:
+        writer, words = ShardWriter(ring, 0), ring.words
+        put(writer, 0, 64)
+        reader = ReplayReader(ring)
+        ring.words = HeldUp(words, ring.word(0, RESERVED), lambda: put(writer, 64, 200))  # three times round
+        out = np.empty((256, ring.spec.layout.width), np.float32)
+        reader.sample(np.random.default_rng(0), out)
+        went_round, ring.words = ring.words.act is None, words
+        assert went_round
+        assert reader.count_torn(out) == 0
 
 
 def test_checksums_do_find_torn_rows():

@@ -157,9 +157,14 @@ class ReplayRing:
         return sum([words[index] for index in self._committed_words])
 
     def counters(self) -> list[tuple[int, int]]:
-        """(reserved, committed) of every shard; reserved is read first."""
+        """(reserved, committed) of every shard.
+
+        Reserved is read first and bounds committed: a reader that is held up between the two reads would else see more
+        rows than a shard holds.
+        """
         words = self.words
-        return [(words[index - _COMMITTED + _RESERVED], words[index]) for index in self._committed_words]
+        return [(reserved := words[index - _COMMITTED + _RESERVED], min(words[index], reserved))
+                for index in self._committed_words]
 
     @property
     def sampled(self) -> int:
