@@ -66,7 +66,8 @@ class _Processes:
         for post in self.workers.handles.values():
             if post.process is not None:
                 works = post.spec.role.name in roles and (first is None or post.spec.address.index < first)
-                os.kill(post.process.pid, signal.SIGCONT if works else signal.SIGSTOP)
+                with contextlib.suppress(ProcessLookupError):  # ``pass_time`` reports it
+                    os.kill(post.process.pid, signal.SIGCONT if works else signal.SIGSTOP)
 
     def rates(self, seconds: float) -> tuple[float, float]:
         """(env steps, updates) a second over that time."""
@@ -95,8 +96,7 @@ def _processes(plan: RunPlan, roles: Collection[str]) -> Iterator[_Processes]:
                     workers.add(spec)
             yield found
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                found.let_work(roles)
+            found.let_work(roles)
             workers.stop(hurry=lambda: True, on_messages=lambda messages: None)
 
 

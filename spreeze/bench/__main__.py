@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from spreeze.bench import Row, line
 from spreeze.bench.hts import add_hts_flags, hts_rows
+from spreeze.bench.runs import Say
 from spreeze.cli.arguments import guarded
 from spreeze.machine.hardware import read_machine
 from spreeze.machine.output import emit, say
@@ -114,8 +115,6 @@ def _add_curve(parser: argparse.ArgumentParser) -> None:
 
 
 # --- what they measure ---
-
-Say = Callable[[str], None]
 
 
 def _extra(args: argparse.Namespace) -> list[str]:

@@ -38,11 +38,13 @@ from spreeze.workers.sampler import SamplerJob, SamplerLoop
 
 _TURN_S = 0.05
 """The sampler and the bare loop take turns this long, so that a slow moment of the machine meets them alike."""
+
+
 def task_plan(
     env_id: str, samplers: int = 1, envs_per_sampler: int | None = None, import_module: str | None = None, *,
     plain: bool = False, env_args: tuple[str, ...] = (),
 ) -> RunPlan:
-    """The task's own settings, nobody throttled, the visualizer on."""
+    """The task's own settings, without a limit on samples per insert."""
     profile = task_profile(env_id)
     layers = [
         *([profile] if profile else []),

@@ -282,9 +282,10 @@ def _trials(settings: Sequence[Setting]) -> list[list[Setting]]:
 
 
 def _too_slow(setting: Setting, points: dict[Setting, GridPoint]) -> bool:
-    """True for a larger batch than one whose update already takes too long; never for the smallest."""
+    """True for a larger batch than one whose update already takes too long on the same learner."""
     return any(
         point.updates_per_s and statistics.median(point.updates_per_s) * _SLOWEST_UPDATE_S < 1.0
         and setting[BATCH] > other[BATCH]
+        and all(setting.get(name) == other.get(name) for name in (DEVICE, THREADS, PRECISION))
         for other, point in points.items()
     )
