@@ -33,6 +33,9 @@ from spreeze.formatting import clean
 
 SUBDIRECTORIES = ("logs", "weights", "checkpoints", "videos", "errors", "control")
 _PACKAGES = ("numpy", "torch", "gymnasium", "pybullet", "pybullet-envs-gymnasium", "safetensors")
+REQUESTS = ("stop", "pause", "evaluate", "checkpoint", "leave-free")
+"""Names of files in ``control`` by which a page or a command asks a live run for something."""
+LIVE_STATES = ("starting", "tuning", "running", "paused", "stopping")
 MIN_FREE_DISK_BYTES = 200_000_000
 _LOCK_S = 0.2
 _START_FIELD = 19
@@ -99,8 +102,27 @@ class RunDir:
         for sub in SUBDIRECTORIES:
             (path / sub).mkdir(mode=0o700, exist_ok=True)
         run = cls(path, _lock(path), nonce)
-        (path / "control" / "stop").unlink(missing_ok=True)  # meant for the earlier session
+        for name in REQUESTS:
+            run.withdraw(name)  # meant for the earlier session
         return run
+
+    def asked(self, name: str) -> bool:
+        """Whether a request lies in ``control``."""
+        return (self.path / "control" / name).exists()
+
+    def take(self, name: str) -> str | None:
+        """Removes a request and returns its text; None if there is none."""
+        try:
+            with open(self.path / "control" / name, encoding="utf-8", errors="replace") as file:
+                text = file.read(1000)
+        except OSError:
+            return None
+        self.withdraw(name)
+        return text
+
+    def withdraw(self, name: str) -> None:
+        with contextlib.suppress(OSError):
+            (self.path / "control" / name).unlink()
 
     def write_state(self, **fields: Any) -> None:
         """Merges fields into ``run.json`` atomically; disk errors are ignored."""
@@ -160,8 +182,8 @@ def _shown(path: Path) -> str:
     return clean(path, 300)
 
 
-def ask(path: Path, name: str) -> None:
-    """Sends a request to a run: an empty file in its ``control`` directory. Links are not followed.
+def ask(path: Path, name: str, text: str = "") -> None:
+    """Sends a request to a run: a file in its ``control`` directory. Links are not followed.
 
     Raises:
         RunError: the file cannot be written.
@@ -169,8 +191,9 @@ def ask(path: Path, name: str) -> None:
     opened = []
     try:
         opened.append(os.open(path / "control", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC))
-        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         opened.append(os.open(name, flags, 0o600, dir_fd=opened[0]))
+        os.write(opened[1], text.encode())
         os.utime(opened[1])
     except OSError as error:
         raise RunError(f"{_shown(path)}: control/{name} cannot be written: {error.strerror}") from None
@@ -233,7 +256,7 @@ def read_config(path: Path) -> dict[str, dict[str, Any]]:
 def state_of(path: Path) -> str:
     """The run's state; "crashed" if it claims to be running but no process holds its lock."""
     state = str(read_run(path).get("state", "damaged"))
-    if state in ("starting", "tuning", "running", "stopping") and not is_alive(path):
+    if state in LIVE_STATES and not is_alive(path):
         return "crashed"
     return state
 

@@ -15,12 +15,11 @@ from spreeze.config.schema import check_name
 from spreeze.errors import ConfigError, RunError
 from spreeze.formatting import clean
 from spreeze.metrics.table import by_name
-from spreeze.run_directory import is_alive, list_runs, read_run, state_of
+from spreeze.run_directory import LIVE_STATES, is_alive, list_runs, read_run, state_of
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = ROOT / "assets" / "sample_run"
 SAMPLE_NAME = "sample run"
-LIVE_STATES = ("starting", "tuning", "running", "stopping")
 _MAX_BYTES = 1_000_000
 
 

@@ -12,7 +12,6 @@ import streamlit as st
 
 from spreeze.dashboard import components, control, navigation
 from spreeze.dashboard.run_data import (
-    LIVE_STATES,
     SAMPLE,
     Clip,
     clips,
@@ -27,6 +26,7 @@ from spreeze.dashboard.run_data import (
 from spreeze.errors import RunError, SpreezeError
 from spreeze.formatting import DASH, duration, number, size
 from spreeze.metrics.store import MetricsReader
+from spreeze.run_directory import LIVE_STATES
 
 _MAX_EXPORT_BYTES = 100_000_000
 _MAX_CLIP_BYTES = 50_000_000
@@ -49,8 +49,8 @@ def page() -> None:
     components.show_command("list", control.shown("spreeze", "runs", *control.place(folder), "list"))
 
 
-_COLOURS = {"running": "green", "starting": "blue", "tuning": "blue", "stopping": "orange", "finished": "gray",
-            "stopped": "gray", "failed": "red", "crashed": "red", "damaged": "red"}
+_COLOURS = {"running": "green", "starting": "blue", "tuning": "blue", "paused": "orange", "stopping": "orange",
+            "finished": "gray", "stopped": "gray", "failed": "red", "crashed": "red", "damaged": "red"}
 
 
 @st.fragment(run_every=2.0)

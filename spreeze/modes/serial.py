@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 
@@ -53,7 +52,7 @@ def run_mode(plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts,
         if memory is None:
             stack.enter_context(products_in(learner.precision, device))
         pair = stack.enter_context(learner_threads(plan.spec, learner.threads, device))
-        serial = _Serial(plan, run_dir.path, recorder, interrupts)
+        serial = _Serial(plan, run_dir, recorder, interrupts)
         if memory is not None:
             serial.run(_Rollouts(serial, memory))
         else:
@@ -66,13 +65,14 @@ def run_mode(plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts,
 class _Serial:
     """The training loop, which regularly samples counters, evaluates and writes checkpoints."""
 
-    def __init__(self, plan: RunPlan, run_dir: Path, recorder: Recorder, interrupts: Interrupts) -> None:
+    def __init__(self, plan: RunPlan, run_dir: RunDir, recorder: Recorder, interrupts: Interrupts) -> None:
         self._data: _Replay | _Rollouts
-        self.plan, self.run_dir, self.recorder, self.interrupts = plan, run_dir, recorder, interrupts
+        self.plan, self.run_dir, self.recorder, self.interrupts = plan, run_dir.path, recorder, interrupts
+        self._requests = run_dir
         self._evaluation = Evaluation(EvaluatorJob(
-            run_dir=str(run_dir), spec=plan.spec, config=plan.config.evaluation, has_free_core=False,
+            run_dir=str(run_dir.path), spec=plan.spec, config=plan.config.evaluation, has_free_core=False,
         ), recorder.env_error)
-        self._ending = False
+        self._ending = self._checkpoint_asked = False
         self._evaluations_s = 0.0
         self._next_sample_s = self._next_evaluation_s = 0.0
         self._next_checkpoint_s = time.monotonic() + plan.config.learner.checkpoint_interval_s
@@ -122,7 +122,19 @@ class _Serial:
         if self.interrupts.hung_up:
             self.recorder.hung_up()
         self.recorder.sample(self._counters(), pids={})
+        self._obey()
         return True
+
+    def _obey(self) -> None:
+        """Does what the user asks of a live run."""
+        if self._requests.asked("pause"):
+            self.recorder.hold(lambda: self._stop_reason() is None)
+        if self._requests.take("evaluate") is not None:
+            self._next_evaluation_s = 0.0
+        if self._requests.take("checkpoint") is not None:
+            self._next_checkpoint_s, self._checkpoint_asked = 0.0, True
+        if self._requests.take("leave-free") is not None:
+            self.recorder.event("warning", "leave-free: no governor watches this run, so nothing changes")
 
     def _counters(self) -> CounterSample:
         data = self._data
@@ -163,8 +175,11 @@ class _Serial:
     def _checkpoint(self) -> None:
         try:
             self._data.files.save(self._data.saved_ring)
+            if self._checkpoint_asked:
+                self.recorder.event("info", f"checkpoint on request, at update {self._data.trainer.updates}")
         except (OSError, ResourceError) as error:
             self.recorder.event("warning", f"checkpoint not written, the last one stays: {error}")
+        self._checkpoint_asked = False
         self._next_checkpoint_s = time.monotonic() + self.plan.config.learner.checkpoint_interval_s
 
     def _saving(self, left_bytes: int) -> None:

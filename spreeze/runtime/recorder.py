@@ -7,7 +7,7 @@ import dataclasses
 import math
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,6 +24,7 @@ from spreeze.runtime.plan import RunPlan
 from spreeze.workers.context import event_text, write_error
 
 _STATE_S = 2.0
+_HOLD_S = 0.02  # between two looks whether a pause is over
 SAMPLE_S = 0.5  # between two samples of all metrics
 _SAVING_S = 2.0  # between two reports on the last checkpoint while it is written; none if it takes less
 
@@ -97,13 +98,15 @@ class Recorder:
         self._hung_up = self._saving_said = False
         self._next_saving_s = math.inf
         self.started_s = time.monotonic()
+        self.paused_s = 0.0
         self.reading: CounterSample | None = None
         self.first_error: tuple[str, str] | None = None
         self.outcome = Outcome(eval_best=plan.earlier.best_return)
 
     @property
     def session_s(self) -> float:
-        return time.monotonic() - self.started_s
+        """Time since this session began, without pauses."""
+        return time.monotonic() - self.started_s - self.paused_s
 
     @property
     def wall_s(self) -> float:
@@ -116,6 +119,22 @@ class Recorder:
         self._events.append(line)
         self._store.event(self.wall_s, level, source, text)
         self._view.note(line if level == "info" else f"{level}: {line}")
+
+    def hold(self, goes_on: Callable[[], bool]) -> None:
+        """Waits while ``control/pause`` exists and ``goes_on()``; no clock of the run counts this time."""
+        self.event("info", "paused: processes, replay and networks stay, the cores are free")
+        start_s, before_s, next_state_s = time.monotonic(), self.paused_s, 0.0
+        while self._run_dir.asked("pause") and goes_on():
+            self.paused_s = before_s + time.monotonic() - start_s
+            if time.monotonic() >= next_state_s:
+                next_state_s = time.monotonic() + _STATE_S
+                self._run_dir.write_state(state="paused")
+                self._view.update(self.snapshot("paused"))
+            time.sleep(_HOLD_S)
+        self.paused_s = before_s + time.monotonic() - start_s
+        self._run_dir.withdraw("pause")
+        self._next_state_s = 0.0
+        self.event("info", f"goes on after a pause of {self.paused_s - before_s:.1f} s")
 
     def env_error(self, where: str, error: Exception, count: int) -> None:
         """Reports an error of an environment in this process, which lost at most an episode."""
@@ -199,6 +218,7 @@ class Recorder:
         state: str = "training", governed: dict[str, float | None] | None = None,
     ) -> None:
         """Takes one sample of all metrics; without utilisation if ``pids`` is None (the workers have ended)."""
+        reading = dataclasses.replace(reading, t_s=reading.t_s - self.paused_s)
         self.reading, self._samplers_alive = reading, samplers_alive
         metrics, earlier = self.rates.read(reading) | (governed or {}), self._plan.earlier
         metrics |= {"env_steps": earlier.env_steps + reading.env_steps, "restarts": restarts,

@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -74,7 +75,7 @@ def run_evaluator(context: WorkerContext, job: EvaluatorJob) -> None:
     for folder in [group_folder(Path(job.run_dir), group) for group in range(job.groups)]:
         rows = read_rows(folder / "eval.csv")
         watches.append(WeightsWatch(folder, (rows[-1]["epoch"], rows[-1]["version"]) if rows else None))
-    turn = 0
+    turn = asked = 0
 
     def should_stop() -> bool:
         context.beat(Phase.EVALUATE)
@@ -94,6 +95,7 @@ def run_evaluator(context: WorkerContext, job: EvaluatorJob) -> None:
                 context.sleep(_POLL_S / job.groups)
                 continue
             begin_s, cpu_s = time.monotonic(), time.process_time()
+            was_asked, asked = context.evaluation_asked(asked), context.evaluations_asked
             record = evaluation.attempt(*found, should_stop=should_stop, on_failure=on_failure, group=group)
             if record is not None:
                 context.post(
@@ -102,11 +104,14 @@ def run_evaluator(context: WorkerContext, job: EvaluatorJob) -> None:
                     env_steps=record["env_steps"],
                 )
                 context.send("evaluation", **record)
+                if was_asked:
+                    context.send("event", level="info", text=f"evaluation on request, after {record['updates']} "
+                                 f"updates: mean return {record['return_mean']:.1f} of {record['episodes']} episodes")
             if evaluation.failures:
                 context.sleep(min(_LONGEST_PAUSE_S, 2.0 ** (evaluation.failures - 1)))
             elif not job.has_free_core:
                 rest_s = (time.process_time() - cpu_s) / job.config.cpu_share - (time.monotonic() - begin_s)
-                context.sleep(max(0.0, rest_s))
+                context.sleep(max(0.0, rest_s), until=partial(context.evaluation_asked, asked))
 
 
 class WeightsWatch:

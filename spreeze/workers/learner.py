@@ -74,14 +74,19 @@ class _Learner:
         """Checkpoints include the rows of ``saved_ring``, if given."""
         self._context, self._job, self._trainer, self._ring = context, job, trainer, saved_ring
         self._files = LearnerFiles(
-            Path(job.run_dir), job.algo, job.spec.env_id, trainer, env_steps=self.env_steps,
-            wall_s=lambda: job.wall_base_s + time.monotonic() - job.run_started_s, on_progress=context.saving,
+            Path(job.run_dir), job.algo, job.spec.env_id, trainer, env_steps=self.env_steps, wall_s=self._wall_s,
+            on_progress=context.saving,
         )
         self._publisher = Publisher(self._files.weights, context.weights_published)
         found = context.named(context.slots)
         self._base = {name: found[name] for name in TABLE.cumulative("learner")}
         self._wait_s = self._publish_s = 0.0
         self._published_s = self._saved_s = self._posted_s = 0.0
+        self._checkpoints_asked = context.checkpoints_asked
+
+    def _wall_s(self) -> float:
+        """Wall time of the run, without pauses."""
+        return self._job.wall_base_s + time.monotonic() - self._job.run_started_s - self._context.paused_s
 
     def restore(self, checkpoint: Checkpoint | None) -> None:
         raise NotImplementedError
@@ -143,8 +148,11 @@ class _Learner:
             if self._files.is_new:
                 self._publish()
             self._published_s = now
-        if now - self._saved_s >= self._job.learner.checkpoint_interval_s:
-            self._checkpoint()
+        asked = self._context.checkpoints_asked > self._checkpoints_asked
+        if asked or now - self._saved_s >= self._job.learner.checkpoint_interval_s:
+            self._checkpoints_asked = self._context.checkpoints_asked
+            if self._checkpoint() and asked:
+                self._report(f"checkpoint on request, at update {self._trainer.updates}")
 
     def _publish(self) -> None:
         start = perf_counter()
@@ -157,17 +165,20 @@ class _Learner:
         for text in self._publisher.failures():
             self._report(f"weights not published, the last good ones stay: {text}", "warning")
 
-    def _checkpoint(self) -> None:
-        start = perf_counter()
+    def _checkpoint(self) -> bool:
+        """Whether it was written."""
+        start, written = perf_counter(), False
         self._context.beat(Phase.CHECKPOINT)
         try:
             self._files.save(self._ring)
+            written = True
         except (OSError, ResourceError) as error:
             self._report(f"checkpoint not written, the last one stays: {error}", "warning")
         self._context.saving(0)
         malloc_trim()
         self._saved_s = perf_counter()
         self._publish_s += self._saved_s - start
+        return written
 
     def _post(self) -> None:
         self.check()
