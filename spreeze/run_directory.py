@@ -6,13 +6,15 @@ cannot leave the runs directory; directories are private (0700).
 ``run.json`` (state, process, versions), ``env.json`` (spaces and layout), ``config.toml`` (every value and its source),
 ``tune.json`` (every candidate, the choice, reasons), ``metrics.db`` (SQLite), ``eval.csv``, ``weights/`` (immutable
 safetensors and ``LATEST.json``), ``checkpoints/`` (manifest with hashes; ``best.safetensors``), ``live.jpg``,
-``videos/``, ``logs/``, ``errors/``, ``summary.json``. No pickle anywhere. With several learners, the first uses these,
-and each other one has its own ``weights/``, ``checkpoints/`` and ``eval.csv`` in ``groups/1/``, ``groups/2/``, ...
+``videos/``, ``logs/``, ``errors/``, ``control/`` (requests to a live run), ``summary.json``, ``about.json`` (the user's
+title, note and tags). No pickle anywhere. With several learners, the first uses these, and each other one has its own
+``weights/``, ``checkpoints/`` and ``eval.csv`` in ``groups/1/``, ``groups/2/``, ...
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fcntl
 import json
 import os
@@ -22,6 +24,8 @@ import stat
 import sys
 import time
 import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -241,6 +245,52 @@ def read_run(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError):
         return {}
     return data if isinstance(data, dict) else {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class About:
+    """What a user says about a run (``about.json``); nothing of it is used to train."""
+
+    title: str = ""
+    note: str = ""
+    tags: tuple[str, ...] = ()
+
+
+def read_about(path: Path) -> About:
+    """What was said about a run; empty where nothing was, or the file is damaged."""
+    try:
+        with open(path / "about.json", "rb") as file:
+            data = json.loads(file.read(1_000_000))
+    except (OSError, ValueError, RecursionError):
+        return About()
+    return _about(data) if isinstance(data, dict) else About()
+
+
+def describe(path: Path, **changes: Any) -> About:
+    """Changes ``title``, ``note`` or ``tags`` of a run; those that are not named stay.
+
+    Raises:
+        RunError: the file cannot be written, or it is a link.
+    """
+    about = _about({**vars(read_about(path)), **changes})
+    if (path / "about.json").is_symlink():
+        raise RunError(f"{_shown(path)}: about.json is a symbolic link; delete it first")
+    try:
+        write_json(path / "about.json", dataclasses.asdict(about))
+    except OSError as error:
+        raise RunError(f"{_shown(path)}: about.json cannot be written: {error.strerror}") from None
+    return about
+
+
+def _about(data: Mapping[str, Any]) -> About:
+    tags = data.get("tags")
+    words = (clean(tag, 40).strip() for tag in tags if isinstance(tag, str)) if isinstance(tags, list | tuple) else ()
+    note = data.get("note")
+    return About(
+        title=clean(data.get("title") or "", 100).strip(),
+        note="\n".join(clean(line, 500) for line in note.splitlines()[:100]) if isinstance(note, str) else "",
+        tags=tuple(dict.fromkeys(word for word in words if word))[:20],
+    )
 
 
 def read_config(path: Path) -> dict[str, dict[str, Any]]:

@@ -4,9 +4,9 @@ import time
 
 import psutil
 import pytest
-from harness import PENDULUM, TINY, Run
+from harness import PENDULUM, TINY, Run, verb
 
-from spreeze.run_directory import RunDir, ask, read_run, state_of
+from spreeze.run_directory import About, RunDir, ask, read_about, read_run, state_of
 from spreeze.workers.evaluator import read_rows
 
 GOVERNED = tuple(flag for flag in TINY if flag != "--no-governor")
@@ -107,3 +107,29 @@ def test_requests_of_an_earlier_session_are_forgotten_on_resume(tmp_path):
     again.close()
 
 
+
+
+def test_the_command_line_pauses_continues_and_describes_a_run_and_says_what_cannot_be_done(tmp_path):
+    def runs(*words):
+        done = verb("runs", "--runs-dir", tmp_path / "runs", *words)
+        return done.returncode, done.stdout + done.stderr
+
+    with Run(tmp_path, *PENDULUM) as run:
+        run.until_updates(5)
+        assert runs("pause", "latest") == (0, "run: paused\n")
+        assert runs("continue", "run") == (0, "run: running\n")
+        assert runs("checkpoint", "run")[0] == 0
+        run.wait_for(lambda: any("checkpoint on request" in event for event in run.events()), what="a checkpoint")
+        code, text = runs("leave-free", "run", "0.5")
+        assert code
+        assert "no governor watches this run" in text
+        assert "allowed is 0 to 0.9" in runs("leave-free", "run", "2")[1]
+        run.stop()
+    assert "not running" in runs("pause", "run")[1]
+    assert runs("describe", "run", "--title", "first\x1b[31m try", "--tags", "walker, two cores,walker")[0] == 0
+    assert runs("describe", "run", "--note", "line one\nline two")[0] == 0
+    about = About(title="first [31m try", note="line one\nline two", tags=("walker", "two cores"))
+    assert read_about(run.path) == about
+    assert "first [31m try" in runs("describe", "run")[1]
+    (run.path / "about.json").write_text('{"title": 3, "note": [], "tags": "no"}')
+    assert read_about(run.path) == About(title="3")

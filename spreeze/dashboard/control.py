@@ -135,7 +135,7 @@ def activity(folder: Path) -> Activity:
         state = state_of(path)
         if state in ("starting", "tuning"):
             return Activity(name, "starting", tuple(tail_lines(launch_log(name, folder), 8)))
-        return Activity(name, "stopping" if state == "stopping" else "running")
+        return Activity(name, state if state in ("stopping", "paused") else "running")
     waited_s = time.time() - asked
     lines = [f"\u2713 asked to stop, {waited_s:.0f} s ago"]
     try:
@@ -259,6 +259,21 @@ def stop(name: str, folder: Path) -> None:
     if not is_alive(path):
         raise RunError(f"{name} is not running (state: {state_of(path)})")
     ask(path, "stop")
+
+
+def steer(name: str, folder: Path, what: str, text: str = "") -> None:
+    """Asks a live run for ``pause``, ``continue``, ``evaluate``, ``checkpoint`` or ``leave-free`` (its share as text).
+
+    Raises:
+        RunError: it is not running.
+    """
+    path = find_run(name, folder)
+    if not is_alive(path):
+        raise RunError(f"{name} is not running (state: {state_of(path)})")
+    if what == "continue":
+        (path / "control" / "pause").unlink(missing_ok=True)
+    else:
+        ask(path, what, text)
 
 
 def stop_command(name: str, folder: Path) -> str:

@@ -18,6 +18,7 @@ from spreeze.dashboard import autotune, components, control, navigation
 from spreeze.dashboard.run_data import SAMPLE, row, runs_dir
 from spreeze.errors import SpreezeError
 from spreeze.formatting import DASH, clean, number
+from spreeze.run_directory import read_run
 
 if TYPE_CHECKING:
     from streamlit.delta_generator import DeltaGenerator
@@ -159,24 +160,64 @@ def _start(request: control.Request, folder: Path) -> None:
 
 
 def _stop_box(now: control.Activity, folder: Path) -> None:
-    """The Stop button, and one to force it if that takes too long."""
+    """Stop, and what else can be asked of a live run."""
     name = now.name or ""
     with st.container(border=True):
-        cells = st.columns([1, 5], vertical_alignment="center")
+        cells = st.columns([1, 1, 1.3, 1.3, 2.4], vertical_alignment="bottom")
         asked = now.phase in ("stopping", "late")
         cells[0].button("Stopping" if asked else "Stop", on_click=_stop, args=(name, folder), disabled=asked,
                         key="stop", width="stretch",
                         help="Ends as Ctrl-C would: writes a checkpoint and evaluates once more.")
-        with cells[1]:
-            components.show_command("stop", control.stop_command(name, folder))
+        commands = [control.stop_command(name, folder)]
+        if now.phase in ("running", "paused"):
+            commands += _steer_buttons(cells[1:], now, folder)
         if now.phase == "late":
-            if cells[0].button("End it at once", key="kill", width="stretch",
+            if cells[1].button("End it at once", key="kill", width="stretch",
                                help="Kills its supervisor; the newest checkpoint stays."):
                 st.caption(control.kill(name, folder))
-            with cells[1]:
-                components.show_command(
-                    "kill", control.shown("spreeze", "runs", *control.place(folder), "stop", "--force", name)
-                )
+            commands.append(control.shown("spreeze", "runs", *control.place(folder), "stop", "--force", name))
+        with st.expander("The same from a terminal"):
+            components.show_command("stop", *commands)
+
+
+def _steer_buttons(cells: list[DeltaGenerator], now: control.Activity, folder: Path) -> list[str]:
+    """Buttons that leave the run alive; returns the commands that do the same."""
+    name, paused = now.name or "", now.phase == "paused"
+    pause = "continue" if paused else "pause"
+    buttons = (
+        (pause, "Go on" if paused else "Pause", "Stops its processes where they are, which frees the cores at once; "
+         "replay and networks stay in memory.", False),
+        ("evaluate", "Evaluate now", "Evaluates the newest policy without waiting for its turn.", paused),
+        ("checkpoint", "Save now", "Writes a checkpoint at once.", paused),
+    )
+    for cell, (what, label, text, disabled) in zip(cells, buttons, strict=False):
+        cell.button(label, key=f"steer_{what}", on_click=_steer, args=(name, folder, what), help=text,
+                    disabled=disabled, width="stretch")
+    commands = [control.shown("spreeze", "runs", *control.place(folder), what, name) for what, *_ in buttons]
+    share = read_run(folder / name).get("leave_free")
+    if isinstance(share, int | float):  # else no governor watches it
+        key = f"leave_free_{name}"
+        if st.session_state.get("leave_free_sent") in (None, share):  # else the run has not taken it yet
+            st.session_state[key] = round(100 * share)
+        cells[-1].slider("Leave free for other programs [%]", 0, 90, step=5, key=key, disabled=paused,
+                         on_change=_leave_free, args=(name, folder, key),
+                         help="Share of the usable cores; samplers rest where it is needed.")
+        commands.append(control.shown("spreeze", "runs", *control.place(folder), "leave-free", name,
+                                      f"{st.session_state[key] / 100:g}"))
+    return commands
+
+
+def _steer(name: str, folder: Path, what: str, text: str = "") -> None:
+    try:
+        control.steer(name, folder, what, text)
+    except SpreezeError as error:
+        st.session_state["control_error"] = clean(error)
+
+
+def _leave_free(name: str, folder: Path, key: str) -> None:
+    share = st.session_state[key] / 100
+    st.session_state["leave_free_sent"] = share
+    _steer(name, folder, "leave-free", repr(share))
 
 
 def _stop(name: str, folder: Path) -> None:
