@@ -232,6 +232,44 @@ def test_stop_asks_the_run_by_its_control_file(world):
     assert page.button(key="stop").label == "Stopping"
 
 
+def test_a_live_run_is_paused_evaluated_saved_and_told_what_to_leave_free(world):
+    folder = world("live")
+    control, state = folder / "a1" / "control", json.loads((folder / "a1" / "run.json").read_text())
+    (folder / "a1" / "run.json").write_text(json.dumps(state | {"leave_free": 0.25}))
+    page = open_page("live")
+    for what in ("evaluate", "checkpoint", "pause"):
+        page.button(key=f"steer_{what}").click().run()
+        assert (control / what).exists()
+    assert page.slider[0].value == 25
+    page.slider[0].set_value(50).run()
+    assert (control / "leave-free").read_text() == "0.5"
+    assert page.slider[0].value == 50
+    assert any("leave-free a1 0.5" in line for line in commands(page))
+    (folder / "a1" / "run.json").write_text(json.dumps(state | {"state": "paused", "leave_free": 0.5}))
+    page = open_page("live")
+    assert page.button(key="steer_evaluate").disabled
+    page.button(key="steer_continue").click().run()
+    assert not (control / "pause").exists()
+    for name in ("evaluate", "checkpoint", "leave-free"):
+        (control / name).unlink()
+    (folder / "a1" / "run.json").write_text(json.dumps(state))
+
+
+def test_a_run_is_given_a_title_tags_and_a_note_that_lists_show(world):
+    folder = world("ended")
+    page = open_page("runs")
+    for label, text in (("Title", "the *first*"), ("Tags", "walker, long")):
+        next(box for box in page.text_input if box.label == label).set_value(text)
+    page.text_area[0].set_value("two\nlines")
+    next(button for button in page.button if button.label == "Keep").click().run()
+    assert not page.exception
+    assert "the *first*" in page.dataframe[0].value["run"].tolist()
+    assert ["walker", "long"] in [list(tags) for tags in page.dataframe[0].value["tags"]]
+    assert any(text.value == "two\nlines" for text in page.text)
+    (about,) = folder.glob("*/about.json")
+    about.unlink()
+
+
 def test_the_command_line_of_the_start_button_follows_the_choices(world):
     world("no run")
     page = open_page("live")

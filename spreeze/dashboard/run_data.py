@@ -15,7 +15,7 @@ from spreeze.config.schema import check_name
 from spreeze.errors import ConfigError, RunError
 from spreeze.formatting import clean
 from spreeze.metrics.table import by_name
-from spreeze.run_directory import LIVE_STATES, is_alive, list_runs, read_run, state_of
+from spreeze.run_directory import LIVE_STATES, About, is_alive, list_runs, read_about, read_run, state_of
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = ROOT / "assets" / "sample_run"
@@ -38,6 +38,12 @@ class RunRow:
     updates: int | None
     eval_best: float | None
     exit_reason: str | None
+    about: About
+
+    @property
+    def title(self) -> str:
+        """What the user calls it, or its name."""
+        return self.about.title or self.name
 
 
 def runs_dir() -> Path:
@@ -84,7 +90,7 @@ def row(path: Path) -> RunRow:
         env_id=_text(run.get("env_id")), algo=_text(run.get("algo")), seed=_integer(run.get("seed")),
         started=_text(run.get("started")), wall_s=_number(run.get("wall_s")), env_steps=_integer(run.get("env_steps")),
         updates=_integer(run.get("updates")), eval_best=_number(run.get("eval_best")),
-        exit_reason=_text(run.get("exit_reason")),
+        exit_reason=_text(run.get("exit_reason")), about=read_about(path),
     )
 
 

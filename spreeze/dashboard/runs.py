@@ -26,7 +26,7 @@ from spreeze.dashboard.run_data import (
 from spreeze.errors import RunError, SpreezeError
 from spreeze.formatting import DASH, duration, number, size
 from spreeze.metrics.store import MetricsReader
-from spreeze.run_directory import LIVE_STATES
+from spreeze.run_directory import LIVE_STATES, About, describe
 
 _MAX_EXPORT_BYTES = 100_000_000
 _MAX_CLIP_BYTES = 50_000_000
@@ -64,19 +64,23 @@ def _list(folder: Path) -> None:
         return
     table = [
         {
-            "run": item.name, "state": [item.state], "task": item.env_id or DASH,
+            "run": item.title, "tags": list(item.about.tags), "state": [item.state], "task": item.env_id or DASH,
             "algorithm": f"{item.algo or DASH}, seed {number(item.seed)}", "started": _moment(item.started),
             "wall time": duration(item.wall_s), "env steps": number(item.env_steps), "updates": number(item.updates),
             "best return": number(item.eval_best), "ended by": item.exit_reason or DASH,
         }
         for item in found
     ]
+    if not any(item.about.tags for item in found):
+        for line in table:
+            del line["tags"]
     chosen = st.dataframe(
         table, hide_index=True, key="runs_list", on_select="rerun", selection_mode="single-row",
         column_config={
             "state": st.column_config.MultiselectColumn(
                 options=list(_COLOURS), color=list(_COLOURS.values()), width="small",
                 help="crashed: it says running, but nobody holds its lock."),
+            "tags": st.column_config.ListColumn(help="Words that you gave it below."),
             "wall time": st.column_config.TextColumn(help="Time trained, all sessions [h:min:s]."),
             "env steps": st.column_config.TextColumn(help=meaning("env_steps")),
             "updates": st.column_config.TextColumn(help=meaning("updates")),
@@ -99,8 +103,10 @@ def _one(path: Path, folder: Path) -> None:
     facts = row(path)
     alive = facts.state in LIVE_STATES
     recorded = path == SAMPLE
-    st.subheader(facts.name, anchor=False)
+    st.subheader(components.plain(facts.title), anchor=False)
     st.caption(components.plain(f"{facts.state} \u00b7 {short(path)}"))
+    if facts.about.note:
+        st.text(facts.about.note)
     cells = st.columns(4)
     cells[0].button("Resume", on_click=_resume, args=(path, folder), disabled=alive or recorded, width="stretch",
                     help="Continues with the networks, counters and replay of the newest checkpoint.")
@@ -112,6 +118,8 @@ def _one(path: Path, folder: Path) -> None:
         st.button("Delete for good", disabled=sure != path.name, on_click=_delete, args=(path, folder))
     if cells[3].button("Prepare export", width="stretch", help="Settings, metrics and the best networks as one file."):
         st.download_button("Download", export(path), f"{path.name}.zip", "application/zip")
+    if not recorded:
+        _about(path, facts.about)
     name = path.name
     packed = shlex.join(("python", "-m", "zipfile", "-c", f"{name}.zip", *(short(part) for part in exported(path))))
     acts = () if recorded else (
@@ -119,6 +127,17 @@ def _one(path: Path, folder: Path) -> None:
         control.shown("spreeze", "runs", *control.place(folder), "stop", name),
     )
     components.show_command("one", *acts, packed)
+
+
+def _about(path: Path, about: About) -> None:
+    """What the user wants to say about a run."""
+    with st.expander("Title, tags and note"), st.form(f"about_{path.name}", border=False):
+        title = st.text_input("Title", about.title, max_chars=100, placeholder=path.name)
+        tags = st.text_input("Tags", ", ".join(about.tags), placeholder="words with commas between them")
+        note = st.text_area("Note", about.note, max_chars=20_000)
+        if st.form_submit_button("Keep"):
+            _tried(lambda: describe(path, title=title, tags=tags.split(","), note=note), f"Kept for {path.name}.")
+            st.rerun()
 
 
 def exported(path: Path) -> list[Path]:
@@ -153,7 +172,7 @@ def _delete(path: Path, folder: Path) -> None:
     _tried(lambda: control.delete(path, folder), f"{path.name} was deleted.")
 
 
-def _tried(action: Callable[[], None], note: str) -> None:
+def _tried(action: Callable[[], object], note: str) -> None:
     st.session_state.pop("control_error", None)
     try:
         action()
