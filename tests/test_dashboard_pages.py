@@ -21,10 +21,13 @@ STATES = ("no run", "live", "finished", "damaged", "truncated", "no metrics", "m
 
 
 def script(name):
-    from spreeze.dashboard import navigation
+    import streamlit
+
+    from spreeze.dashboard import navigation, start
 
     navigation.sidebar()
-    navigation.load(name)()
+    start.keep_fields()
+    navigation.load(streamlit.session_state.get("page", name))()
 
 
 def make_run(folder: Path, name: str, state: str = "finished", seconds: int = 40) -> Path:

@@ -26,7 +26,7 @@ LAYERS = (
     {"train", "__main__", "__init__"},
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
-PAGE_IMPORTS = {"config", "dashboard", "errors", "formatting", "machine", "metrics", "run_directory"}
+PAGE_IMPORTS = {"config", "dashboard", "envs", "errors", "formatting", "machine", "metrics", "run_directory", "types"}
 TORCH = ("algorithms/", "workers/learner.py", "workers/replay_trainer.py",
          "workers/gpu_replay.py", "workers/torch_devices.py", "workers/update_probe.py", "modes/serial.py",
          "bench/")  # fmt: skip

@@ -187,7 +187,8 @@ def ask(config: Config, key: str, place: str, known: Any = None, blank: str = ""
     """
     item, kind = field_of(key, config), kind_of(key, config)
     doc, low, high, choices = (item.metadata[name] for name in ("doc", "low", "high", "choices"))
-    default: Any = item.default
+    part, _, name = key.partition(".")
+    default: Any = getattr(config.parts()[part], name)
     common: dict[str, Any] = {"key": f"{place}_{key}", "help": f"{plain(doc[0].upper() + doc[1:])}.",
                               "placeholder": blank or ("not set" if default is None else _written(default))}
     if choices or kind is bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import re
 import shlex
@@ -25,10 +26,12 @@ import psutil
 
 from spreeze.config.layers import Layer, Values, resolve, toml_value
 from spreeze.config.modes import DECLARED
+from spreeze.config.profiles import applicable, read_profile, task_profile
 from spreeze.config.schema import FLAG_OF, Config, RunConfig, field_of, kind_of
 from spreeze.dashboard.run_data import ROOT, SAMPLE, launch_log, live_run, read_json, tail_lines
 from spreeze.errors import ConfigError, ResourceError, RunError
 from spreeze.formatting import clean
+from spreeze.machine.hardware import read_machine
 from spreeze.metrics.store import MetricsReader
 from spreeze.run_directory import (
     ask,
@@ -43,7 +46,8 @@ from spreeze.run_directory import (
 )
 
 _ENV_ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_./-]{0,99}$")
-_LAUNCH_S = 20.0
+_MODULE = re.compile(r"^[A-Za-z_]\w{0,60}(\.[A-Za-z_]\w{0,60}){0,5}$", re.ASCII)
+_LAUNCH_S, _EXAMINE_S = 20.0, 120.0
 FORCE_AFTER_S = 30.0
 """Time after a stop request from which a page offers to kill the run."""
 COMMAND = (sys.executable, "-m", "spreeze.train")
@@ -68,15 +72,26 @@ class Request:
     algo: str = RunConfig.algo
     seed: int = RunConfig.seed
     auto: bool = True
+    import_module: str | None = None
+    """A module that registers the task; it is never imported in this process."""
+    args: tuple[str, ...] = ()
+    """``KEY=VALUE`` texts for the task's constructor."""
+    profile: str | None = None
+    """Name of a profile in place of the task's own."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """``part.field`` -> its value."""
 
     def __post_init__(self) -> None:
         """Raises ``ConfigError`` if the command line would reject it."""
         # With a colon Gymnasium would import a module, which only the command line may do.
-        if not _plain_id(self.env_id):
+        if not plain_id(self.env_id):
             raise ConfigError(f"environment {clean(self.env_id, 80)!r}: a Gymnasium id such as Pendulum-v1 is needed; "
-                              "one that needs an import is started from the command line")
+                              "the module that registers it has a field of its own")
+        if self.import_module is not None and not _MODULE.match(self.import_module):
+            raise ConfigError(f"module {clean(self.import_module, 80)!r}: a name such as my_robot is needed")
+        for text in self.args:
+            if not text.partition("=")[0].isidentifier() or "=" not in text:
+                raise ConfigError(f"argument {clean(text, 80)!r}: KEY=VALUE is needed, such as push=2.0")
         wiring = self.config.wiring
         if self.auto and not wiring.knobs:
             raise ConfigError(f"mode {self.mode} leaves the tuner nothing to choose for {self.algo}: switch Autotune "
@@ -86,14 +101,18 @@ class Request:
     def config(self) -> Config:
         """All settings known so far."""
         values: Values = {"run": {"mode": self.mode, "algo": self.algo, "seed": self.seed},
-                          "env": {"id": self.env_id, "import_module": imported()}}
+                          "env": {"id": self.env_id, "import_module": self.import_module or imported(),
+                                  "args": self.args}}
         for key, value in self.settings.items():
             part, name = key.split(".")
             values.setdefault(part, {})[name] = value
-        return resolve([Layer("the page", values)], imported()).config
+        profile = read_profile(self.profile) if self.profile else task_profile(self.env_id)
+        below = [] if profile is None else [applicable(profile, read_machine().identity())[0]]
+        return resolve([*below, Layer("the page", values)], imported()).config
 
 
-def _plain_id(env_id: object) -> bool:
+def plain_id(env_id: object) -> bool:
+    """Whether it is a Gymnasium id that imports nothing by itself."""
     return isinstance(env_id, str) and _ENV_ID.match(env_id) is not None and ".." not in env_id
 
 
@@ -152,8 +171,10 @@ def activity(folder: Path) -> Activity:
 
 def arguments(request: Request) -> list[str]:
     """The command-line arguments of the request."""
-    module = imported()
+    module = request.import_module or imported()
     found = ["--env", request.env_id, *(["--import", module] if module else [])]
+    found += [part for text in request.args for part in ("--env-arg", text)]
+    found += ["--profile", request.profile] if request.profile else []
     found += ["--mode", request.mode] if request.mode != DECLARED[0].name else []
     found += ["--algo", request.algo, "--seed", str(request.seed)]
     found += ["--auto"] if request.auto else []
@@ -196,19 +217,23 @@ def start(request: Request, folder: Path) -> str:
         return name
 
 
-def resume(path: Path, folder: Path) -> None:
-    """Continues a run that has ended.
+def resume(path: Path, folder: Path, trusted: str | None = None) -> None:
+    """Continues a run that has ended; ``trusted`` is the module that it may import.
 
     Raises:
-        RunError: a run is alive, this is the recorded sample, its settings import code, or a link in it leads outside.
+        RunError: a run is alive, this is the recorded sample, its settings import other code, or a link in it leads
+            outside.
     """
     if path == SAMPLE:
         raise RunError("the sample run is a recording: start a run of your own")
     with _one_at_a_time(folder):
         _check_none_alive(folder)
         refuse_links(path)
-        _check_imports_nothing(path)
-        _launch(["--resume", path.name, "--runs-dir", str(folder)], folder, path.name)
+        module = imported_by(path)
+        if module is not None and module != trusted:
+            raise RunError(f"{path.name} imports code ({clean(module, 80)}): allow that first")
+        more = () if module is None else ("--import", module)
+        _launch(["--resume", path.name, "--runs-dir", str(folder), *more], folder, path.name)
 
 
 def launching(folder: Path) -> Launch | None:
@@ -313,13 +338,51 @@ def _check_none_alive(folder: Path) -> None:
         raise RunError(f"{busy} is running: stop it first; the command line starts a second one beside it")
 
 
-def _check_imports_nothing(path: Path) -> None:
-    """A run directory may come from anywhere, so a click must not import what it names."""
+def imported_by(path: Path) -> str | None:
+    """The module that a run needs; None if it needs none.
+
+    A run directory may come from anywhere, so a click alone must not import what it names.
+
+    Raises:
+        RunError: its settings name something that is no module or no environment.
+    """
     env = read_config(path).get("env", {})
     env_id, module = env.get("id"), env.get("import_module")
-    if module is not None or (env_id is not None and not _plain_id(env_id)):
-        name = clean(env_id if module is None else module, 80)
-        raise RunError(f"{path.name} imports code ({name}): if you trust it, resume it from the command line")
+    if (env_id is not None and not plain_id(env_id)) or (
+        module is not None and not (isinstance(module, str) and _MODULE.match(module))
+    ):
+        raise RunError(f"{path.name} imports code ({clean(env_id if module is None else module, 80)}): if you trust "
+                       "it, resume it from the command line")
+    return module
+
+
+def examine_command(env_id: str, module: str | None, args: tuple[str, ...]) -> str:
+    """The command that ``examine`` runs."""
+    return shown("spreeze", *_doctor(env_id, module, args))
+
+
+def examine(env_id: str, module: str | None, args: tuple[str, ...]) -> list[tuple[str, str, str]]:
+    """What the doctor says of an environment: (name, ok or warn or fail, text with remedy). The module is imported.
+
+    Raises:
+        RunError: the doctor itself failed.
+    """
+    command = [sys.executable, "-m", "spreeze", *_doctor(env_id, module, args), "--json"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_EXAMINE_S, check=False,
+                              env=environment(), stdin=subprocess.DEVNULL)
+        checks = json.loads(done.stdout)["checks"]
+        return [(clean(check["name"]), clean(check["status"]), clean(f"{check['text']} {check['remedy'] or ''}"))
+                for check in checks if check["name"].startswith(("env", "pictures"))]
+    except (OSError, ValueError, KeyError, TypeError, subprocess.SubprocessError) as error:
+        raise RunError(f"the doctor could not examine {clean(env_id, 80)}: {clean(error)}") from None
+
+
+def _doctor(env_id: str, module: str | None, args: tuple[str, ...]) -> list[str]:
+    # Checked as a request would be: nothing else may get onto a command line.
+    Request(env_id=env_id, import_module=module, args=args, auto=False)
+    return ["doctor", "--env", env_id, *(["--import", module] if module else []),
+            *(part for text in args for part in ("--env-arg", text))]
 
 
 def _launch(options: list[str], folder: Path, name: str) -> None:

@@ -1,20 +1,13 @@
-"""Live: start a run, watch it learn, see its bottleneck, stop it."""
+"""Live: watch a run learn, see its bottleneck, steer and stop it; where none is alive, the form to start one."""
 
 from __future__ import annotations
 
-import dataclasses
-import tomllib
-from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import streamlit as st
 
-from spreeze.config.algorithms import AlgorithmRow, rows
-from spreeze.config.modes import Mode, modes
-from spreeze.config.profiles import PROFILE_DIR
-from spreeze.config.schema import EnvConfig, RunConfig, offered
-from spreeze.dashboard import autotune, components, control, navigation
+from spreeze.dashboard import autotune, components, control, navigation, start
 from spreeze.dashboard.run_data import SAMPLE, row, runs_dir
 from spreeze.errors import SpreezeError
 from spreeze.formatting import DASH, clean, number
@@ -22,11 +15,6 @@ from spreeze.run_directory import read_run
 
 if TYPE_CHECKING:
     from streamlit.delta_generator import DeltaGenerator
-
-
-_STOPS = ("stop.seconds", "stop.env_steps", "stop.updates", "stop.target_return")
-_TUNER_HELP = ("Measures this machine for up to a minute and chooses what the mode leaves to the tuner, such as batch "
-               "size, threads and processes; the result is kept for the next run. Off where a mode leaves it nothing.")
 
 
 def page() -> None:
@@ -44,7 +32,7 @@ def page() -> None:
         _shown(now)
     with box:  # sent after the charts, because a browser loads the parts of a page in that order
         if now.name is None:
-            _start_box(folder)
+            start.form(folder)
         else:
             _stop_box(now, folder)
 
@@ -60,103 +48,6 @@ def _shown(now: control.Activity) -> None:
     st.subheader(components.plain(" \u00b7 ".join(title)), anchor=False)
     st.caption(f"{facts.name}{note}")
     components.show_live(path, now.key)
-
-
-@cache
-def tasks() -> list[str]:
-    """Tasks to offer: Pendulum and the default, then those with a profile."""
-    found = ["Pendulum-v1", EnvConfig().id]
-    for profile in sorted(PROFILE_DIR.glob("*.toml")):
-        about = tomllib.loads(profile.read_text(encoding="utf-8")).get("about", {})
-        found += [name for name in about.get("envs", []) if name not in found and "*" not in name]
-    return found
-
-
-def _start_box(folder: Path) -> None:
-    """The form of a new run; offers only valid combinations of mode, algorithm and settings."""
-    with st.container(border=True):
-        first = st.columns([2.4, 1.1, 1, 0.9, 1], vertical_alignment="bottom")
-        env_id = first[0].selectbox("Task", tasks(), index=1, accept_new_options=True, key="start_env",
-                                    help="Any installed Gymnasium id. Pendulum-v1 learns in about a minute.")
-        known, algorithms = _tables()
-        lines = "\n".join(f"- **{mode.name}**: {components.plain(mode.doc)}" for mode in known.values())
-        mode = known[_one_of(first[1], "Mode", list(known), "start_mode", lines)]
-        fitting = [row.name for row in algorithms.values() if row.runs_in(mode)]
-        algo = _one_of(first[2], "Algorithm", fitting, "start_algo",
-                       "Those that this mode runs. DQN and SAC learn discrete actions, PPO and A2C any, the others "
-                       "continuous ones.")
-        seed = first[3].number_input("Seed", 0, 2**31 - 1, RunConfig.seed, key="start_seed",
-                                     help="Seed of networks, exploration and environments.")
-        wiring = mode.wiring(on_policy=bool(algorithms[algo].on_policy))
-        tunable = bool(wiring and wiring.knobs)
-        auto = first[4].toggle("Autotune", value=True, key="start_auto", disabled=not tunable, help=_TUNER_HELP)
-        st.caption(f"Mode {mode.name}: {components.plain(mode.doc)}.")
-        last = st.columns([1, 1.2, 5], vertical_alignment="center")
-        try:
-            request = control.Request(env_id=str(env_id), mode=mode.name, algo=algo, seed=int(seed),
-                                      auto=auto and tunable)
-            with last[1].popover("Settings", width="stretch"):
-                request = dataclasses.replace(request, settings=_own_settings(request))
-        except SpreezeError as error:
-            st.error(components.plain(error))
-            return
-        last[0].button("Start", type="primary", on_click=_start, args=(request, folder), key="start", width="stretch")
-        with last[2]:
-            components.show_command(
-                "start", control.shown("spreeze.train", *control.arguments(request), *control.place(folder))
-            )
-
-
-def _tables() -> tuple[dict[str, Mode], dict[str, AlgorithmRow]]:
-    """Modes and algorithms, including those of the ``--import`` module."""
-    try:
-        return modes(control.imported()), rows(control.imported())
-    except SpreezeError as error:
-        st.error(components.plain(error))
-        return modes(), rows()
-
-
-def _one_of(cell: DeltaGenerator, label: str, options: list[str], key: str, text: str) -> str:
-    """A select box whose options depend on other choices."""
-    if st.session_state.get(key, options[0]) not in options:
-        st.session_state[key] = options[0]  # not deleted: the browser would keep showing the old one
-    return str(cell.selectbox(label, options, key=key, help=text))
-
-
-def _own_settings(request: control.Request) -> dict[str, Any]:
-    """Inputs for settings, which replace the tuner's choice or the default, and for stop conditions."""
-    config, pins = request.config, st.session_state.get("pins", {})
-    knobs, others = offered(config)
-    values: dict[str, Any] = {}
-    if knobs:
-        st.caption("What the tuner chooses; it keeps what you fill in." if request.auto
-                   else "What Autotune would choose; while it is off the defaults hold.")
-        cells = st.columns(2)
-        for place, key in enumerate(knobs):
-            with cells[place % 2]:
-                values[key] = components.ask(config, key, "start", pins.get(key), "tuner" if request.auto else "")
-    st.caption("When to stop: at the first of these, or when you press Stop.")
-    cells = st.columns(2)
-    for place, key in enumerate(_STOPS):
-        with cells[place % 2]:
-            values[key] = components.ask(config, key, "start", blank="never")
-    chosen = st.multiselect("More settings", others, key="start_more", placeholder="choose by name",
-                            help="Every setting that makes a difference to this mode and algorithm.")
-    cells = st.columns(2)
-    for place, key in enumerate(chosen):
-        with cells[place % 2]:
-            values[key] = components.ask(config, key, "start")
-    return {key: value for key, value in values.items() if value is not None}
-
-
-def _start(request: control.Request, folder: Path) -> None:
-    # Set first, because another click may interrupt this callback.
-    st.session_state["follow"] = True
-    st.session_state.pop("control_error", None)
-    try:
-        control.start(request, folder)
-    except SpreezeError as error:
-        st.session_state["control_error"] = str(error)
 
 
 def _stop_box(now: control.Activity, folder: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import streamlit as st
 
+from spreeze.dashboard import start
 from spreeze.dashboard.run_data import run_names, run_path, runs_dir
 from spreeze.errors import RunError
 
@@ -79,6 +80,7 @@ def main() -> None:
     current_page = st.navigation(pages)
     st.html("<style>.stMainBlockContainer { padding: 3.5rem 2rem 3rem; }</style>")
     sidebar()
+    start.keep_fields()
     current_page.run()
 
 

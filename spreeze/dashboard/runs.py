@@ -108,7 +108,11 @@ def _one(path: Path, folder: Path) -> None:
     if facts.about.note:
         st.text(facts.about.note)
     cells = st.columns(4)
-    cells[0].button("Resume", on_click=_resume, args=(path, folder), disabled=alive or recorded, width="stretch",
+    module = None if recorded else _imported_by(path)
+    trusted = module is None or cells[0].checkbox(f"Trust {components.plain(module)}", key=f"trust_{path.name}",
+                                                  help="It imports this module, whose code runs on this machine.")
+    cells[0].button("Resume", on_click=_resume, args=(path, folder, module), width="stretch",
+                    disabled=alive or recorded or not trusted,
                     help="Continues with the networks, counters and replay of the newest checkpoint.")
     cells[1].button("Stop", key="runs_stop", on_click=_stop, args=(path.name, folder), disabled=not alive,
                     width="stretch", help="Ends as Ctrl-C would.")
@@ -123,7 +127,8 @@ def _one(path: Path, folder: Path) -> None:
     name = path.name
     packed = shlex.join(("python", "-m", "zipfile", "-c", f"{name}.zip", *(short(part) for part in exported(path))))
     acts = () if recorded else (
-        control.shown("spreeze.train", "--resume", name, *control.place(folder)),
+        control.shown("spreeze.train", "--resume", name, *control.place(folder),
+                      *(() if module is None else ("--import", module))),
         control.shown("spreeze", "runs", *control.place(folder), "stop", name),
     )
     components.show_command("one", *acts, packed)
@@ -160,8 +165,16 @@ def export(path: Path) -> bytes:
     return buffer.getvalue()
 
 
-def _resume(path: Path, folder: Path) -> None:
-    _tried(lambda: control.resume(path, folder), f"{path.name} goes on; see the Live page.")
+def _imported_by(path: Path) -> str | None:
+    """As ``control.imported_by``; where that rejects the run, so will a click on Resume."""
+    try:
+        return control.imported_by(path)
+    except RunError:
+        return None
+
+
+def _resume(path: Path, folder: Path, module: str | None) -> None:
+    _tried(lambda: control.resume(path, folder, module), f"{path.name} goes on; see the Live page.")
 
 
 def _stop(name: str, folder: Path) -> None:
