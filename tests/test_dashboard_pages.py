@@ -26,8 +26,10 @@ def script(name):
     from spreeze.dashboard import navigation, start
 
     navigation.sidebar()
-    start.keep_fields()
-    navigation.load(streamlit.session_state.get("page", name))()
+    name = streamlit.session_state.get("page", name)
+    if name != "live":
+        start.keep_fields()
+    navigation.load(name)()
 
 
 def make_run(folder: Path, name: str, state: str = "finished", seconds: int = 40) -> Path:

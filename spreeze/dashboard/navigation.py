@@ -80,7 +80,8 @@ def main() -> None:
     current_page = st.navigation(pages)
     st.html("<style>.stMainBlockContainer { padding: 3.5rem 2rem 3rem; }</style>")
     sidebar()
-    start.keep_fields()
+    if current_page.title != PAGES["live"][0]:
+        start.keep_fields()
     current_page.run()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import tomllib
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -31,7 +31,7 @@ _FORM = "start_"
 
 
 def keep_fields() -> None:
-    """Streamlit forgets the fields of a page that is left, unless they are set again; called on every page."""
+    """Streamlit forgets the fields of a page that is left, unless they are set again; called on all other pages."""
     for key in st.session_state:
         if str(key).startswith(_FORM):
             st.session_state[key] = st.session_state[key]
@@ -56,15 +56,12 @@ class _Own(NamedTuple):
     """Why it must not be tried yet."""
 
 
-@st.cache_data(show_spinner="Looking at the task", max_entries=50)
-def _look(env_id: str, module: str | None, args: tuple[str, ...]) -> tuple[EnvSpec | None, str | None]:
-    """What the task is, or why it cannot be used; tried in a process of its own."""
+@lru_cache(50)
+def _look(env_id: str, module: str | None, args: tuple[str, ...]) -> EnvSpec:
+    """What the task is, tried in a process of its own; an ``EnvironmentError_`` if it cannot be used."""
     from spreeze.envs.probe import probe_env  # Gymnasium takes 0.3 s
 
-    try:
-        return probe_env(env_id, module, steps=0, args=args, deadline_s=_PROBE_S).spec, None
-    except SpreezeError as error:
-        return None, str(error)
+    return probe_env(env_id, module, steps=0, args=args, deadline_s=_PROBE_S).spec
 
 
 def form(folder: Path) -> None:
@@ -97,8 +94,13 @@ def form(folder: Path) -> None:
 
 def _request(cells: list[DeltaGenerator], env_id: str, own: _Own) -> control.Request | None:
     """Algorithm, mode, seed and tuner; None where nothing can be started."""
-    spec, problem = (_look(env_id, own.module or control.imported(), own.args) if control.plain_id(env_id)
-                     else (None, None))
+    spec, problem = None, None
+    if control.plain_id(env_id):
+        try:
+            with st.spinner("Looking at the task"):
+                spec = _look(env_id, own.module or control.imported(), own.args)
+        except SpreezeError as error:
+            problem = str(error)
     known, algorithms = _tables()
     fitting = [name for name, row in algorithms.items() if spec is None or row.fits(spec)]
     if spec is not None:
@@ -173,6 +175,7 @@ def _own_environment(env_id: str) -> _Own:
         command = control.examine_command(env_id, module, args)
         if st.button("Examine it", key="examine",
                      help="What the doctor says: spaces, speed, memory, Gymnasium's checks."):
+            _look.cache_clear()  # its author may have changed it
             with st.spinner("The doctor tries it"):
                 found = control.examine(env_id, module, args)
             st.markdown(components.table(("what", "result", "finding"), found))
