@@ -108,6 +108,7 @@ def test_profile_arguments_and_what_the_machine_keeps_are_in_the_command():
     page = chosen("spreeze", "sac", auto=True)
     page.selectbox(key="start_profile").select("pendulum")
     page.text_area(key="start_args").set_value("g=9.0\n")
+    page.checkbox(key="start_fresh").check()
     page.selectbox(key="start_tuning.objective").select("updates")
     page.number_input(key="start_tuning.leave_free").set_value(0.5).run()
     values = asked(page)
@@ -115,6 +116,7 @@ def test_profile_arguments_and_what_the_machine_keeps_are_in_the_command():
     assert values["env"]["args"] == ("g=9.0",)
     (line,) = (line for line in commands(page) if "spreeze.train" in line)
     assert "--profile pendulum" in line
+    assert "--auto --fresh" in line
 
 
 def test_a_module_of_the_users_is_tried_and_offered_only_after_it_was_trusted(folder, tmp_path, monkeypatch):

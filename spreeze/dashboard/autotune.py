@@ -214,6 +214,9 @@ def _choices(tuning: TuningView) -> None:
     if record:
         paper = _paper_batch(tuning)
         rule = "lies far beyond what was measured" if paper is None else f"would take batch {number(paper)}"
+        if record.get("reused"):
+            st.info(f"From the cache, measured at {components.plain(record.get('measured_at'))}. To measure again, "
+                    "tick that in Settings beside Start.")
         st.caption(
             f"Measured {components.plain(record.get('measured_at'))} in {number(record.get('seconds'))} s; objective: "
             f"{components.plain(record.get('objective'))}; score: "

@@ -72,6 +72,8 @@ class Request:
     algo: str = RunConfig.algo
     seed: int = RunConfig.seed
     auto: bool = True
+    fresh: bool = False
+    """Let the tuner measure again where it has a result of this machine."""
     import_module: str | None = None
     """A module that registers the task; it is never imported in this process."""
     args: tuple[str, ...] = ()
@@ -178,6 +180,7 @@ def arguments(request: Request) -> list[str]:
     found += ["--mode", request.mode] if request.mode != DECLARED[0].name else []
     found += ["--algo", request.algo, "--seed", str(request.seed)]
     found += ["--auto"] if request.auto else []
+    found += ["--fresh"] if request.auto and request.fresh else []
     for key, value in request.settings.items():
         flag, text = FLAG_OF.get(key), value if isinstance(value, str) else toml_value(value)
         if flag is None:

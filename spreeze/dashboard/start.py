@@ -26,7 +26,7 @@ _MACHINE = ("tuning.objective", "tuning.leave_free")
 _TUNER_HELP = ("Measures this machine for up to a minute and chooses what the mode leaves to the tuner, such as batch "
                "size, threads and processes; the result is kept for the next run. Off where a mode leaves it nothing.")
 _PROBE_S = 30.0
-_FORM = "start_"
+_FORM, _FRESH = "start_", "start_fresh"
 """Keys of the form's fields begin so; they survive a visit to another page."""
 
 
@@ -82,7 +82,8 @@ def form(folder: Path) -> None:
         try:
             with last[1].popover("Settings", width="stretch"):
                 request = dataclasses.replace(request, profile=_profile(env_id))
-                request = dataclasses.replace(request, settings=_own_settings(request))
+                request = dataclasses.replace(request, settings=_own_settings(request),
+                                              fresh=bool(st.session_state.get(_FRESH)))
         except SpreezeError as error:
             st.error(components.plain(error))
             return
@@ -211,6 +212,8 @@ def _own_settings(request: control.Request) -> dict[str, Any]:
     ask(list(_STOPS), blank="never")
     st.caption("The machine.")
     ask(list(_MACHINE))
+    if request.auto:
+        st.checkbox("Measure again", key=_FRESH, help="The tuner does not use what it found on this machine before.")
     if knobs:
         st.caption("What the tuner chooses; it keeps what you fill in." if request.auto
                    else "What Autotune would choose; while it is off the values shown hold.")
