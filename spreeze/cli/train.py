@@ -266,12 +266,19 @@ def _describe(plan: RunPlan, run_dir: RunDir, machine: Machine) -> None:
     write_json(run_dir.path / "env.json", dataclasses.asdict(plan.spec))
     sessions = plan.earlier.sessions + 1
     run_dir.write_state(
-        state="starting", sessions=sessions, env_id=plan.spec.env_id, algo=plan.config.run.algo,
+        state="starting", sessions=sessions, session_starts=[*_session_starts(run_dir.path), plan.earlier.wall_s],
+        env_id=plan.spec.env_id, algo=plan.config.run.algo,
         mode=plan.config.run.mode, wiring=recorded(plan.config.wiring), seed=plan.config.run.seed,
         nonce=run_dir.nonce, command=sys.argv,
         versions=versions(), machine=machine.one_line(), pid=os.getpid(), create_time=psutil.Process().create_time(),
         **({"started": time.strftime("%Y-%m-%dT%H:%M:%S%z")} if sessions == 1 else {}),
     )
+
+
+def _session_starts(path: Path) -> list[float]:
+    """Wall time at which each earlier session began."""
+    found = read_run(path).get("session_starts")
+    return [float(t) for t in found if isinstance(t, int | float)] if isinstance(found, list) else []
 
 
 def _run(

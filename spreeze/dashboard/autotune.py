@@ -254,13 +254,12 @@ def _pins(path: Path, tuning: TuningView) -> None:
         request = control.Request(env_id=facts.env_id or "", mode=str(run.get("mode", control.Request.mode)),
                                   algo=facts.algo or "", seed=facts.seed or 1)
         knobs, _ = offered(request.config)
-        st.markdown("**Pin or override**: what you set here is taken over by the next start; the tuner chooses the "
-                    "rest.")
+        st.markdown("**Overrides**: what you set here is taken over by the next start; the tuner chooses the rest.")
         columns = st.columns(4)
         for place, key in enumerate(knobs):
             with columns[place % len(columns)]:
                 wanted[key] = components.ask(request.config, key, "pin", st.session_state.get("pins", {}).get(key),
-                                             f"tuner: {_value(tuning, key)}")
+                                             f"automatic: {_value(tuning, key)}")
         wanted = {key: value for key, value in wanted.items() if value is not None}
         request = dataclasses.replace(request, settings=wanted)
     except SpreezeError as error:

@@ -49,10 +49,6 @@ def page() -> None:
     components.show_command("list", control.shown("spreeze", "runs", *control.place(folder), "list"))
 
 
-_COLOURS = {"running": "green", "starting": "blue", "tuning": "blue", "paused": "orange", "stopping": "orange",
-            "finished": "gray", "stopped": "gray", "failed": "red", "crashed": "red", "damaged": "red"}
-
-
 @st.fragment(run_every=2.0)
 def _list(folder: Path) -> None:
     """The table of runs, read again every two seconds; a click on a row shows that run."""
@@ -78,8 +74,9 @@ def _list(folder: Path) -> None:
         table, hide_index=True, key="runs_list", on_select="rerun", selection_mode="single-row",
         column_config={
             "state": st.column_config.MultiselectColumn(
-                options=list(_COLOURS), color=list(_COLOURS.values()), width="small",
+                options=list(navigation.COLOURS), color=list(navigation.COLOURS.values()), width="small",
                 help="crashed: it says running, but nobody holds its lock."),
+            "run": st.column_config.TextColumn(width=150),
             "tags": st.column_config.ListColumn(help="Words that you gave it below."),
             "wall time": st.column_config.TextColumn(help="Time trained, all sessions [h:min:s]."),
             "env steps": st.column_config.TextColumn(help=meaning("env_steps")),
@@ -131,7 +128,8 @@ def _one(path: Path, folder: Path) -> None:
                       *(() if module is None else ("--import", module))),
         control.shown("spreeze", "runs", *control.place(folder), "stop", name),
     )
-    components.show_command("one", *acts, packed)
+    with st.expander("The same from a terminal"):
+        components.show_command("one", *acts, packed)
 
 
 def _about(path: Path, about: About) -> None:
