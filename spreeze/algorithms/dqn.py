@@ -27,7 +27,7 @@ class DQN(OffPolicyAlgorithm):
 
     def __init__(
         self, obs_dim: int, num_actions: int, config: DQNConfig, seed: int, device: str = "cpu",
-        frames: FrameSpec | None = None,
+        frames: FrameSpec | None = None, *, masked: bool = False,
     ) -> None:
         there = torch.device(device)
         init = torch.Generator().manual_seed(seed)
@@ -46,14 +46,16 @@ class DQN(OffPolicyAlgorithm):
             "policy": "q_values", "obs_dim": obs_dim, "num_actions": num_actions,
             "hidden_sizes": list(self.critics.mlp.sizes[1:-1]), "epsilon_start": config.epsilon_start,
             "epsilon_end": config.epsilon_end, "epsilon_env_steps": config.epsilon_env_steps, **image,
-        }
+        } | ({"action_mask": True} if masked else {})
+        self._masked = masked
         super().__init__(None, self.critics, noise, meta)
 
     def propose(self, batch: TransitionBatch) -> Proposal:
-        """Next actions [1, B] as indices: the best of the online network (double) or of the target network."""
+        """Next actions [1, B] as indices: the best allowed of the online network (double) or of the target network."""
         # Without double estimation, critic_step reuses these values.
         self._next_q = self.critics.values(batch.next_obs, target=not self._config.double)
-        return Proposal(self._next_q[0].argmax(0, keepdim=True), None, None)
+        next_q = losses.allowed_only(self._next_q[0], batch.next_obs) if self._masked else self._next_q[0]
+        return Proposal(next_q.argmax(0, keepdim=True), None, None)
 
     def critic_step(self, batch: TransitionBatch, next_action: Tensor, next_log_prob: Tensor | None) -> None:
         """Target ``r + discount Q'(s', a')``, Huber's loss."""

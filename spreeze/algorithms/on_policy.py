@@ -86,16 +86,19 @@ class OnPolicyAlgorithm(Algorithm):
             GaussianDistribution(self.net.log_std, self.net.grad_log_std) if spec.num_actions is None
             else CategoricalDistribution(spec.num_actions)
         )
+        self._masked = spec.action_mask
         self.optimiser = self._new_optimiser()
         self._before = self.net.flat.clone() if correction == "delayed" else None
         """theta(j - 1)."""
-        self._normalizer = Normalizer(spec.obs_dim) if normalize_obs else None
-        self._normalizer_before = Normalizer(spec.obs_dim) if normalize_obs and correction == "delayed" else None
+        self._normalizer = Normalizer(spec.obs_dim, spec.mask_dim) if normalize_obs else None
+        self._normalizer_before = (
+            Normalizer(spec.obs_dim, spec.mask_dim) if normalize_obs and correction == "delayed" else None
+        )
         self._reward_scale = RewardScale(config.gamma) if config.normalize_returns else None
         image = {"cnn": config.cnn, "image": self.net.image} if isinstance(self.net, ConvActorCritic) else {}
         super().__init__(torch.Generator().manual_seed(seed + 1), {
             **self._kind.meta, "obs_dim": spec.obs_dim, "hidden_sizes": list(self.net.hidden_sizes),
-            "activation": self.net.activation, **image,
+            "activation": self.net.activation, **image, **({"action_mask": True} if spec.action_mask else {}),
         })
         self._latest: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
         """Objective, log-ratio, value and target [M] of the latest gradient; no view of a rollout's data, which is
@@ -153,7 +156,7 @@ class OnPolicyAlgorithm(Algorithm):
         obs = self._tensor(batch.obs.reshape(rows, *batch.obs.shape[2:]), normalizer)
         action, log_prob = self._tensor(batch.action.reshape(rows, -1)), self._tensor(batch.log_prob.reshape(rows))
         weighs = self.correction == "truncated-is"
-        passed = self.net.forward(obs) if weighs or self.single_step else None
+        passed = self._forward(obs) if weighs or self.single_step else None
         value = self.net.values(obs) if passed is None else passed[1].clone()
         weight = torch.ones_like(value)
         if weighs and passed is not None:
@@ -183,10 +186,15 @@ class OnPolicyAlgorithm(Algorithm):
         following[asked] = self.net.values(self._tensor(batch.next_obs[asked], normalizer)).cpu().numpy()
         return following
 
+    def _forward(self, obs: Tensor) -> Passed:
+        """The network's outputs and values, the logits of forbidden actions lowered so that they never count."""
+        out, value = self.net.forward(obs)
+        return (losses.allowed_only(out, obs) if self._masked else out), value
+
     def _gradient(self, samples: Samples, passed: Passed | None = None) -> None:
         """The gradient of policy loss + value_coef value loss - entropy_coef entropy, all means over M."""
         config, rows = self._config, len(samples.target)
-        out, value = self.net.forward(samples.obs) if passed is None else passed
+        out, value = self._forward(samples.obs) if passed is None else passed
         log_prob = self._kind.log_prob(out, samples.action)
         log_ratio = log_prob - samples.log_prob
         objective, derivative = self._policy_derivative(log_prob, log_ratio, samples.advantage)

@@ -25,6 +25,8 @@ OBS_CLIP = 10.0
 TILE = 8
 """Rows of one matmul in ``draw``: at 2x256, 16 rows take 2.6 times as long, 4 rows three quarters."""
 
+FORBIDDEN = -math.inf
+"""Output for an action that the mask forbids: never the greatest, and of probability 0."""
 LOG_STD_MIN, LOG_STD_MAX = -20.0, 2.0
 """Range of SAC's log standard deviation, as in the authors' code for arXiv 1801.01290."""
 ACTIVATIONS = ("relu", "tanh")
@@ -45,10 +47,10 @@ class Policy:
 
     def __init__(
         self, layers: list[tuple[np.ndarray, np.ndarray]], head: Head, obs_scale: tuple[np.ndarray, np.ndarray] | None,
-        trunk: Trunk | None = None, activation: str = "relu",
+        trunk: Trunk | None = None, activation: str = "relu", mask_dim: int = 0,
     ) -> None:
         self._layers, self._head, self._obs_scale, self._trunk = layers, head, obs_scale, trunk
-        self._tanh = activation == "tanh"
+        self._tanh, self._mask_dim = activation == "tanh", mask_dim
         self.obs_dim = layers[0][0].shape[0]
         self._rows = -1
         self._buffers: list[np.ndarray] = []
@@ -61,7 +63,8 @@ class Policy:
         """Builds the policy that ``policy_arrays`` and ``policy_meta`` of an algorithm describe.
 
         ``obs_mean`` and ``obs_std`` [O] among the arrays enable observation normalization; ``activation`` in the
-        metadata is one of ``ACTIVATIONS`` and defaults to ReLU.
+        metadata is one of ``ACTIVATIONS`` and defaults to ReLU. With ``action_mask`` the last K values of an
+        observation are its mask (see ``types.EnvSpec``), and no action is taken that it forbids.
 
         Raises:
             WeightsError: a layer is missing or shapes do not fit each other.
@@ -78,7 +81,8 @@ class Policy:
                 raise WeightsError(f"weights do not fit each other: a layer takes {weight.shape[0]}, gets {fan_in}")
         if layers[-1][0].shape[1] != head.outputs:
             raise WeightsError(f"weights give {layers[-1][0].shape[1]} outputs; {head.outputs} are needed")
-        return cls(layers, head, _obs_scale(arrays, fan_ins[0]), trunk, activation)
+        mask_dim = head.outputs if meta.get("action_mask") else 0
+        return cls(layers, head, _obs_scale(arrays, fan_ins[0]), trunk, activation, mask_dim)
 
     def act(self, obs: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Exploring actions [N, A] float32, a new array: sampled, with noise, or sometimes random.
@@ -116,7 +120,10 @@ class Policy:
     def _draw_tile(self, obs: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         head, tile, rows = self._drawing_head(), self._tile, len(obs)
         tile.fill(obs if self._trunk is None else self._trunk(obs), noise)
-        action, log_prob = head.draw(self._run(self._scaled(tile.features), tile.buffers, tile.row_by_row), tile.noise)
+        out = self._run(self._scaled(tile.features), tile.buffers, tile.row_by_row)
+        if self._mask_dim:
+            self._forbid(obs, out[:rows])  # unused rows allow nothing, which has no softmax
+        action, log_prob = head.draw(out, tile.noise)
         return action[:rows], log_prob[:rows]
 
     def _drawing_head(self) -> DrawingHead:
@@ -131,7 +138,14 @@ class Policy:
             self._rows = len(obs)
             self._buffers = [np.empty((self._rows, weight.shape[1]), np.float32) for weight, _ in self._layers]
         x = obs if self._trunk is None else self._trunk(obs)
-        return self._run(self._scaled(x), self._buffers)
+        out = self._run(self._scaled(x), self._buffers)
+        if self._mask_dim:
+            self._forbid(obs, out)
+        return out
+
+    def _forbid(self, obs: np.ndarray, out: np.ndarray) -> None:
+        """Sets the outputs [N, K] of actions that the masks of obs [N, O] forbid to minus infinity."""
+        out[obs[:, -self._mask_dim :] == 0.0] = FORBIDDEN
 
     def _scaled(self, x: np.ndarray) -> np.ndarray:
         """Observations, normalized and clipped if there is a normalizer."""
@@ -298,6 +312,7 @@ class EpsilonGreedy(Head):
         self._start, self._end = float(meta["epsilon_start"]), float(meta["epsilon_end"])
         self._span = int(meta["epsilon_env_steps"])
         self._env_steps = int(meta.get("env_steps", 0))
+        self._masked = bool(meta.get("action_mask"))
 
     @property
     def epsilon(self) -> float:
@@ -312,7 +327,11 @@ class EpsilonGreedy(Head):
         # One draw decides both: below epsilon, draw / epsilon is uniform again.
         draw = rng.random(rows)
         for row in np.flatnonzero(draw < epsilon).tolist():
-            action[row] = min(int(draw[row] / epsilon * self.outputs), self.outputs - 1)
+            if self._masked:
+                allowed = np.flatnonzero(out[row] != FORBIDDEN)
+                action[row] = allowed[min(int(draw[row] / epsilon * len(allowed)), len(allowed) - 1)]
+            else:
+                action[row] = min(int(draw[row] / epsilon * self.outputs), self.outputs - 1)
         return _column(action)
 
     def greedy(self, out: np.ndarray) -> np.ndarray:
@@ -354,6 +373,7 @@ class CategoricalHead(DrawingHead):
 
     def __init__(self, meta: dict[str, Any], arrays: Arrays) -> None:
         self.outputs = int(meta["num_actions"])
+        self._masked = bool(meta.get("action_mask"))
 
     def draw(self, out: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Samples by uniform noise [N, 1] in [0, 1): the first action whose cumulative probability is above it."""
@@ -362,6 +382,9 @@ class CategoricalHead(DrawingHead):
         total = cumulative[:, -1:]
         # Rounding can make noise * total equal to the total, so the last action is not compared.
         index = (cumulative[:, :-1] <= noise * total).sum(1, keepdims=True)
+        if self._masked:  # the last action may be forbidden
+            allowed = out[:, ::-1] != FORBIDDEN
+            np.minimum(index, self.outputs - 1 - allowed.argmax(1)[:, None], out=index)
         log_prob: np.ndarray = (np.take_along_axis(out, index, 1) - np.log(total))[:, 0]
         return index.astype(np.float32), log_prob
 
@@ -409,7 +432,9 @@ def head_of(meta: dict[str, Any], arrays: Arrays) -> Head:
 class Normalizer:
     """Running mean and standard deviation of observations in the learner (Welford's method in batches)."""
 
-    def __init__(self, obs_dim: int) -> None:
+    def __init__(self, obs_dim: int, mask_dim: int = 0) -> None:
+        """The last ``mask_dim`` values, an action mask, stay as they are."""
+        self._mask = slice(obs_dim - mask_dim, obs_dim)
         self.count = 0.0
         self.mean = np.zeros(obs_dim, np.float64)
         self._m2 = np.zeros(obs_dim, np.float64)
@@ -417,6 +442,7 @@ class Normalizer:
     def update(self, obs: np.ndarray) -> None:
         """Adds observations [B, O] (Chan et al. 1979, parallel variance)."""
         batch = obs.astype(np.float64)
+        batch[:, self._mask] = 0.0
         count = float(len(batch))
         mean = batch.mean(axis=0)
         delta = mean - self.mean
@@ -430,7 +456,9 @@ class Normalizer:
         """Standard deviation [O]; 1 before the second observation, never below 1e-4."""
         if self.count < 2:
             return np.ones_like(self.mean)
-        return np.maximum(np.sqrt(self._m2 / self.count), 1e-4)
+        std = np.maximum(np.sqrt(self._m2 / self.count), 1e-4)
+        std[self._mask] = 1.0
+        return std
 
     def apply(self, obs: np.ndarray) -> None:
         """Normalizes observations [B, O] in place."""
