@@ -408,6 +408,9 @@ def whole_run(tmp_path, monkeypatch, *args):
     scored = verb("evaluate", run.path, "--episodes", "3", "--json", "--import", MODULE)
     assert scored.returncode == 0, scored.stderr
     assert json.loads(scored.stdout)["length_mean"] <= 12
+    if "--no-visualizer" in args:
+        assert not noted.exists(), noted.read_text()
+        return
     shown = verb("play", run.path, "--clip", tmp_path / "clip.mp4", "--import", MODULE)
     assert shown.returncode == 0, shown.stderr
     assert not noted.exists(), noted.read_text()

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from spreeze.algorithms import losses
-from spreeze.algorithms.conv_networks import ConvParameters
-from spreeze.algorithms.fused_mlp import host_copies, policy_arrays
+from spreeze.algorithms.conv_networks import ConvParameters, refuse_layers
+from spreeze.algorithms.fused_mlp import HiddenLayers, host_copies, policy_arrays
 from spreeze.algorithms.off_policy import ActionValues, DiscreteCritics, OffPolicyAlgorithm, Proposal
 from spreeze.config.schema import DQNConfig
 from spreeze.inference.convolution import features, place
@@ -35,9 +35,12 @@ class DQN(OffPolicyAlgorithm):
         hidden, lr, duelling = config.hidden_sizes, config.lr, config.duelling
         self.critics: DiscreteCritics | ImageCritics
         image: dict[str, Any] = {}
+        layers = HiddenLayers(config.activation, config.layer_norm)
         if frames is None:
-            self.critics = DiscreteCritics(obs_dim, num_actions, hidden, 1, lr, init, there, duelling=duelling)
+            self.critics = DiscreteCritics(obs_dim, num_actions, hidden, 1, lr, init, there, duelling=duelling,
+                                           layers=layers)
         else:
+            refuse_layers(layers, "dqn")
             self.critics = ImageCritics(frames, num_actions, config.cnn, hidden, lr, init, there, duelling=duelling)
             image = {"cnn": config.cnn, "image": self.critics.image}
         self._config, self.period = config, config.target_interval
@@ -46,6 +49,7 @@ class DQN(OffPolicyAlgorithm):
             "policy": "q_values", "obs_dim": obs_dim, "num_actions": num_actions,
             "hidden_sizes": list(self.critics.mlp.sizes[1:-1]), "epsilon_start": config.epsilon_start,
             "epsilon_end": config.epsilon_end, "epsilon_env_steps": config.epsilon_env_steps, **image,
+            **layers.meta,
         } | ({"action_mask": True} if masked else {})
         self._masked = masked
         super().__init__(None, self.critics, noise, meta)

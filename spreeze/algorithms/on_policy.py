@@ -24,8 +24,9 @@ from torch import Tensor
 
 from spreeze.algorithms import losses
 from spreeze.algorithms.algorithm import Algorithm, finite
-from spreeze.algorithms.conv_networks import HIDDEN_GAIN, POLICY_GAIN, VALUE_GAIN, ConvActorCritic
+from spreeze.algorithms.conv_networks import HIDDEN_GAIN, POLICY_GAIN, VALUE_GAIN, ConvActorCritic, refuse_layers
 from spreeze.algorithms.fused_mlp import (
+    HiddenLayers,
     Parameters,
     Tape,
     mlp_backward,
@@ -77,8 +78,11 @@ class OnPolicyAlgorithm(Algorithm):
         outputs, num_log_std = (spec.action_dim,) * 2 if spec.num_actions is None else (spec.num_actions, 0)
         generator = torch.Generator().manual_seed(seed)
         shape = (outputs, num_log_std, config.hidden_sizes, generator, self._device)
+        layers = HiddenLayers(config.activation, config.layer_norm)
+        if spec.frames is not None:
+            refuse_layers(layers, self.name, HiddenLayers(type(config)().activation))
         self.net: MlpActorCritic | ConvActorCritic = (
-            MlpActorCritic(spec.obs_dim, *shape) if spec.frames is None
+            MlpActorCritic(spec.obs_dim, *shape, layers) if spec.frames is None
             else ConvActorCritic(spec.frames, config.cnn, *shape)
         )
         self.net.log_std.fill_(config.initial_log_std)
@@ -98,7 +102,8 @@ class OnPolicyAlgorithm(Algorithm):
         image = {"cnn": config.cnn, "image": self.net.image} if isinstance(self.net, ConvActorCritic) else {}
         super().__init__(torch.Generator().manual_seed(seed + 1), {
             **self._kind.meta, "obs_dim": spec.obs_dim, "hidden_sizes": list(self.net.hidden_sizes),
-            "activation": self.net.activation, **image, **({"action_mask": True} if spec.action_mask else {}),
+            **self.net.layers.meta, "activation": self.net.layers.activation, **image,
+            **({"action_mask": True} if spec.action_mask else {}),
         })
         self._latest: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
         """Objective, log-ratio, value and target [M] of the latest gradient; no view of a rollout's data, which is
@@ -310,28 +315,26 @@ class RewardScale:
 
 
 class MlpActorCritic:
-    """Two perceptrons with tanh, stacked into one batched matmul; the value is the second one's first output.
+    """Two perceptrons, stacked into one batched matmul; the value is the second one's first output.
 
     ``flat`` are all parameters and ``gradient`` what ``backward`` fills; the log standard deviations of a continuous
     policy are the views ``log_std`` and ``grad_log_std`` [A] at their ends, and the caller fills the latter.
     """
 
-    activation = "tanh"
-
     def __init__(
         self, obs_dim: int, outputs: int, num_log_std: int, hidden_sizes: tuple[int, ...], generator: torch.Generator,
-        device: torch.device,
+        device: torch.device, layers: HiddenLayers,
     ) -> None:
         sizes = (obs_dim, *hidden_sizes, outputs)
         count = parameter_count(sizes, 2)
-        self.hidden_sizes = hidden_sizes
+        self.hidden_sizes, self.layers = hidden_sizes, layers
         self.flat = torch.zeros(count + num_log_std, device=device)
         self.gradient = torch.zeros_like(self.flat)
         self.log_std, self.grad_log_std = self.flat[count:], self.gradient[count:]
-        self._parameters = Parameters(self.flat[:count], sizes, 2)
+        self._parameters = Parameters(self.flat[:count], sizes, 2, layers=layers)
         self._policy, self._value = self._parameters.one(0), self._parameters.one(1)
         self._gradients = Parameters(self.gradient[:count], sizes, 2)
-        self._tape = Tape.allocate(self._parameters, 1, tanh=True)
+        self._tape = Tape.allocate(self._parameters, 1)
         self._x_t = self.flat[:0]
         for weight in self._parameters.weights:
             for network in weight:
@@ -343,7 +346,7 @@ class MlpActorCritic:
         """Outputs [K, M] (logits or means) and values [M] at M rows, in buffers that the next call overwrites."""
         rows = obs.shape[0]
         if self._tape.out.shape[2] != rows:
-            self._tape = Tape.allocate(self._parameters, rows, tanh=True)
+            self._tape = Tape.allocate(self._parameters, rows)
         self._x_t = obs.t().expand(2, -1, -1)
         out = mlp_forward(self._parameters, obs.expand(2, -1, -1), self._tape)
         return out[0], out[1, 0]
@@ -358,7 +361,7 @@ class MlpActorCritic:
         mlp_backward(self._parameters, self._tape, self._x_t, self._gradients)
 
     def values(self, obs: Tensor) -> Tensor:
-        tape = Tape.allocate(self._value, obs.shape[0], tanh=True)
+        tape = Tape.allocate(self._value, obs.shape[0])
         return mlp_forward(self._value, obs.unsqueeze(0), tape)[0, 0]
 
     def policy_arrays(self) -> dict[str, np.ndarray]:

@@ -19,6 +19,7 @@ from torch import Tensor
 from spreeze.algorithms import losses
 from spreeze.algorithms.algorithm import finite
 from spreeze.algorithms.fused_mlp import (
+    HiddenLayers,
     MlpPasses,
     Parameters,
     Tape,
@@ -139,12 +140,13 @@ class SAC(_SoftActorCritic):
     ) -> None:
         place, hidden = Placement.parse(device), config.hidden_sizes
         init = torch.Generator().manual_seed(seed)
-        sizes = (obs_dim, *hidden, 2 * action_dim)
-        actor = TrainedNetworks(lambda: new_parameters(sizes, 1, place.actor), config.actor_lr, init,
+        sizes, layers = (obs_dim, *hidden, 2 * action_dim), HiddenLayers(config.activation, config.actor_layer_norm)
+        actor = TrainedNetworks(lambda: new_parameters(sizes, 1, place.actor, layers=layers), config.actor_lr, init,
                                 target=False)
-        critics = Critics(obs_dim, action_dim, hidden, 2, config.critic_lr, init, place.critics, pair)
+        critics = Critics(obs_dim, action_dim, hidden, 2, config.critic_lr, init, place.critics, pair,
+                          HiddenLayers(config.activation, config.critic_layer_norm))
         meta = {"policy": "squashed_gaussian", "obs_dim": obs_dim, "action_dim": action_dim,
-                "hidden_sizes": list(hidden)}  # fmt: skip
+                "hidden_sizes": list(hidden), **layers.meta}  # fmt: skip
         super().__init__(actor, critics, config, seed, meta, place, overlap=overlap)
         self._target_entropy = torch.full_like(self.alpha, config.target_entropy_per_action * action_dim)
         self._pair = pair
@@ -210,12 +212,13 @@ class DiscreteSAC(_SoftActorCritic):
     ) -> None:
         place, hidden = Placement.parse(device), config.hidden_sizes
         init = torch.Generator().manual_seed(seed)
-        sizes = (obs_dim, *hidden, num_actions)
-        actor = TrainedNetworks(lambda: new_parameters(sizes, 1, place.actor), config.actor_lr, init,
+        sizes, layers = (obs_dim, *hidden, num_actions), HiddenLayers(config.activation, config.actor_layer_norm)
+        actor = TrainedNetworks(lambda: new_parameters(sizes, 1, place.actor, layers=layers), config.actor_lr, init,
                                 target=False)
-        critics = DiscreteCritics(obs_dim, num_actions, hidden, 2, config.critic_lr, init, place.critics)
+        critics = DiscreteCritics(obs_dim, num_actions, hidden, 2, config.critic_lr, init, place.critics,
+                                  layers=HiddenLayers(config.activation, config.critic_layer_norm))
         meta = {"policy": "categorical", "obs_dim": obs_dim, "num_actions": num_actions, "hidden_sizes": list(hidden)}
-        meta |= {"action_mask": True} if masked else {}
+        meta |= layers.meta | ({"action_mask": True} if masked else {})
         super().__init__(actor, critics, config, seed, meta, place)
         self._masked, self._num_actions = masked, num_actions
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from spreeze.algorithms import losses
-from spreeze.algorithms.fused_mlp import MlpPasses, Parameters, Tape, ThreadPair, new_parameters
+from spreeze.algorithms.fused_mlp import HiddenLayers, MlpPasses, Parameters, Tape, ThreadPair, new_parameters
 from spreeze.algorithms.off_policy import Critics, OffPolicyAlgorithm, Placement, Proposal, TrainedNetworks
 from spreeze.config.schema import DDPGConfig, TD3Config
 from spreeze.types import TransitionBatch
@@ -50,10 +50,12 @@ class DDPG(OffPolicyAlgorithm):
         # Networks are drawn in this order from one generator, so that a seed means the same weights for ever.
         init = torch.Generator().manual_seed(seed)
         sizes = (obs_dim, *hidden, action_dim)
-        actor = TrainedNetworks(lambda: new_parameters(sizes, 1, place.actor), config.actor_lr, init)
-        critics = Critics(obs_dim, action_dim, hidden, self.num_critics, config.critic_lr, init, place.critics, pair)
+        layers = HiddenLayers(config.activation, config.actor_layer_norm)
+        actor = TrainedNetworks(lambda: new_parameters(sizes, 1, place.actor, layers=layers), config.actor_lr, init)
+        critics = Critics(obs_dim, action_dim, hidden, self.num_critics, config.critic_lr, init, place.critics, pair,
+                          HiddenLayers(config.activation, config.critic_layer_norm))
         meta = {"policy": "deterministic", "obs_dim": obs_dim, "action_dim": action_dim, "hidden_sizes": list(hidden),
-                "exploration_noise": config.exploration_noise}  # fmt: skip
+                "exploration_noise": config.exploration_noise, **layers.meta}  # fmt: skip
         noise = torch.Generator(place.actor).manual_seed(seed + 1)
         super().__init__(actor, critics, noise, meta, place, overlap=overlap)
         self._tau, self._pair = config.tau, pair

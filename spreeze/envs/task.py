@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from spreeze.envs.make import describe, make_env, parse_args
+from spreeze.envs.make import describe, import_user_module, make_env, parse_args
 from spreeze.envs.obs_flattening import MASK, Flattener, LeafError, leaves_of, mask_of
 from spreeze.envs.vector_engines import VectorTask, engine_of, open_vector
 from spreeze.errors import BadTransition, EnvironmentError_
@@ -246,7 +246,13 @@ def vector_maker(spec: EnvSpec) -> Callable[[int, int], VectorTask] | None:
     """For an engine's id what makes its vector environment from (number, seed); None for a plain one."""
     if engine_of(spec.env_id) is None:
         return None
-    return lambda num_envs, seed: open_vector(spec, num_envs, seed, parse_args(spec.args))
+
+    def make(num_envs: int, seed: int) -> VectorTask:
+        if spec.import_module is not None:
+            import_user_module(spec.import_module)
+        return open_vector(spec, num_envs, seed, parse_args(spec.args))
+
+    return make
 
 
 def open_task(spec: EnvSpec, render_mode: str | None = None, *, whole_games: bool = False) -> Task:
@@ -301,7 +307,8 @@ def uniform_actions(
     """
     if spec.action_mask and obs is not None:
         draws = rng.random((rows, spec.mask_dim)) + obs[:, -spec.mask_dim :]
-        return np.argmax(draws, 1)[:, None].astype(np.float32)
+        allowed: np.ndarray = np.argmax(draws, 1)[:, None].astype(np.float32)
+        return allowed
     if spec.num_actions is not None:
         return rng.integers(spec.num_actions, size=(rows, 1)).astype(np.float32)
     return rng.uniform(-1.0, 1.0, (rows, spec.action_dim)).astype(np.float32)

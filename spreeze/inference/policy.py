@@ -29,7 +29,10 @@ FORBIDDEN = -math.inf
 """Output for an action that the mask forbids: never the greatest, and of probability 0."""
 LOG_STD_MIN, LOG_STD_MAX = -20.0, 2.0
 """Range of SAC's log standard deviation, as in the authors' code for arXiv 1801.01290."""
-ACTIVATIONS = ("relu", "tanh")
+ACTIVATIONS = ("relu", "tanh", "silu", "gelu", "elu")
+"""Functions between layers; ``gelu`` by its tanh formula (Hendrycks and Gimpel 2016, arXiv 1606.08415)."""
+NORM_EPS = 1e-5
+"""Added to the variance in layer normalisation, as torch.nn does by default."""
 
 Arrays = dict[str, np.ndarray]
 
@@ -37,7 +40,9 @@ Arrays = dict[str, np.ndarray]
 _ZERO, _ONE, _MINUS_ONE = np.array(0.0, np.float32), np.array(1.0, np.float32), np.array(-1.0, np.float32)
 _OBS_LOW, _OBS_HIGH = np.array(-OBS_CLIP, np.float32), np.array(OBS_CLIP, np.float32)
 _LOG_STD_MIN, _LOG_STD_MAX = np.array(LOG_STD_MIN, np.float32), np.array(LOG_STD_MAX, np.float32)
-_MINUS_HALF = np.array(-0.5, np.float32)
+_MINUS_HALF, _HALF = np.array(-0.5, np.float32), np.array(0.5, np.float32)
+_GELU, _CUBE = np.array(math.sqrt(2.0 / math.pi), np.float32), np.array(0.044715, np.float32)
+_NORM_EPS = np.array(NORM_EPS, np.float32)
 _TINY = np.array(np.finfo(np.float32).tiny, np.float32)
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 
@@ -47,10 +52,10 @@ class Policy:
 
     def __init__(
         self, layers: list[tuple[np.ndarray, np.ndarray]], head: Head, obs_scale: tuple[np.ndarray, np.ndarray] | None,
-        trunk: Trunk | None = None, activation: str = "relu", mask_dim: int = 0,
+        trunk: Trunk | None = None, activation: str = "relu", layer_norm: bool = False, mask_dim: int = 0,
     ) -> None:
         self._layers, self._head, self._obs_scale, self._trunk = layers, head, obs_scale, trunk
-        self._tanh, self._mask_dim = activation == "tanh", mask_dim
+        self._activate, self._layer_norm, self._mask_dim = _ACTIVATE[activation], layer_norm, mask_dim
         self.obs_dim = layers[0][0].shape[0]
         self._rows = -1
         self._buffers: list[np.ndarray] = []
@@ -63,7 +68,8 @@ class Policy:
         """Builds the policy that ``policy_arrays`` and ``policy_meta`` of an algorithm describe.
 
         ``obs_mean`` and ``obs_std`` [O] among the arrays enable observation normalization; ``activation`` in the
-        metadata is one of ``ACTIVATIONS`` and defaults to ReLU. With ``action_mask`` the last K values of an
+        metadata is one of ``ACTIVATIONS`` and defaults to ReLU; with ``layer_norm`` the sums of each hidden layer are
+        normalised before their bias is added. With ``action_mask`` the last K values of an
         observation are its mask (see ``types.EnvSpec``), and no action is taken that it forbids.
 
         Raises:
@@ -82,7 +88,8 @@ class Policy:
         if layers[-1][0].shape[1] != head.outputs:
             raise WeightsError(f"weights give {layers[-1][0].shape[1]} outputs; {head.outputs} are needed")
         mask_dim = head.outputs if meta.get("action_mask") else 0
-        return cls(layers, head, _obs_scale(arrays, fan_ins[0]), trunk, activation, mask_dim)
+        return cls(layers, head, _obs_scale(arrays, fan_ins[0]), trunk, activation, bool(meta.get("layer_norm")),
+                   mask_dim)
 
     def act(self, obs: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Exploring actions [N, A] float32, a new array: sampled, with noise, or sometimes random.
@@ -166,14 +173,41 @@ class Policy:
                 np.matmul(x[:, None], weight, out=buffer[:, None])
             else:
                 np.dot(x, weight, out=buffer)
+            if self._layer_norm and index < last:
+                buffer -= buffer.mean(1, keepdims=True)
+                variance = np.square(buffer).mean(1, keepdims=True)
+                buffer /= np.sqrt(variance + _NORM_EPS)
             buffer += bias
             if index < last:
-                if self._tanh:
-                    np.tanh(buffer, out=buffer)
-                else:
-                    np.maximum(buffer, _ZERO, out=buffer)
+                self._activate(buffer)
             x = buffer
         return x
+
+
+def _relu(x: np.ndarray) -> None:
+    np.maximum(x, _ZERO, out=x)
+
+
+def _tanh(x: np.ndarray) -> None:
+    np.tanh(x, out=x)
+
+
+def _silu(x: np.ndarray) -> None:
+    # x sigmoid(x); by tanh it cannot overflow.
+    x *= _HALF * np.tanh(_HALF * x) + _HALF
+
+
+def _gelu(x: np.ndarray) -> None:
+    x *= _HALF * np.tanh(_GELU * (x + _CUBE * x * x * x)) + _HALF
+
+
+def _elu(x: np.ndarray) -> None:
+    np.copyto(x, np.expm1(np.minimum(x, _ZERO)), where=x < _ZERO)
+
+
+_ACTIVATE: dict[str, Callable[[np.ndarray], None]] = dict(
+    zip(ACTIVATIONS, (_relu, _tanh, _silu, _gelu, _elu), strict=True)
+)
 
 
 class _Tile:
