@@ -37,6 +37,9 @@ _CHUNK_ROWS = 128
 def refuse_layers(layers: HiddenLayers, name: str, default: HiddenLayers = RELU) -> None:
     """Raises a ConfigError if settings of algorithm ``name`` ask for other hidden layers than images have."""
     if layers != default:
+        if layers.own is not None:
+            raise ConfigError(f"{name}.network = {layers.own.name!r}: images have the network {name}.cnn; "
+                              "leave it out")
         raise ConfigError(f"{name}.activation = {layers.activation!r} and {name}.layer_norm = {layers.layer_norm}: "
                           "networks for images have relu and no layer norm; leave both out")
 

@@ -17,7 +17,9 @@ from spreeze.algorithms import losses
 from spreeze.algorithms.conv_networks import ConvParameters, refuse_layers
 from spreeze.algorithms.fused_mlp import HiddenLayers, host_copies, policy_arrays
 from spreeze.algorithms.off_policy import ActionValues, DiscreteCritics, OffPolicyAlgorithm, Proposal
+from spreeze.config.algorithms import NetworkRow
 from spreeze.config.schema import DQNConfig
+from spreeze.errors import ConfigError
 from spreeze.inference.convolution import features, place
 from spreeze.types import FrameSpec, TransitionBatch
 
@@ -28,6 +30,7 @@ class DQN(OffPolicyAlgorithm):
     def __init__(
         self, obs_dim: int, num_actions: int, config: DQNConfig, seed: int, device: str = "cpu",
         frames: FrameSpec | None = None, *, masked: bool = False,
+        network: NetworkRow | None = None,
     ) -> None:
         there = torch.device(device)
         init = torch.Generator().manual_seed(seed)
@@ -35,7 +38,9 @@ class DQN(OffPolicyAlgorithm):
         hidden, lr, duelling = config.hidden_sizes, config.lr, config.duelling
         self.critics: DiscreteCritics | ImageCritics
         image: dict[str, Any] = {}
-        layers = HiddenLayers(config.activation, config.layer_norm)
+        layers = HiddenLayers(config.activation, config.layer_norm, network)
+        if network is not None and duelling:
+            raise ConfigError("dqn.duelling = true: a network of your own has no such streams; leave one of them out")
         if frames is None:
             self.critics = DiscreteCritics(obs_dim, num_actions, hidden, 1, lr, init, there, duelling=duelling,
                                            layers=layers)
@@ -80,6 +85,8 @@ class DQN(OffPolicyAlgorithm):
 
     def policy_arrays(self) -> dict[str, np.ndarray]:
         """Copies of the Q network's weights, with a duelling head as the equivalent single layer."""
+        if self.critics.mlp.layers.own is not None:
+            return policy_arrays(self.critics.mlp)
         weight, bias = self.critics.policy_head()
         own = {"head_w": weight.t().contiguous(), "head_b": bias}
         if isinstance(self.critics, ImageCritics):

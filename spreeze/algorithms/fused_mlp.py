@@ -12,6 +12,7 @@ network has the same parameters with and without.
 
 from __future__ import annotations
 
+import importlib
 import math
 import threading
 from collections.abc import Callable
@@ -25,6 +26,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from spreeze.config.algorithms import NetworkRow
 from spreeze.inference.policy import ACTIVATIONS, NORM_EPS
 
 _ALIGN = 16
@@ -44,20 +46,25 @@ class HiddenLayers:
 
     activation: str = ACTIVATIONS[0]
     layer_norm: bool = False
+    own: NetworkRow | None = None
+    """A network of the user's own in place of the perceptron (see ``own_networks``)."""
 
     @property
     def keeps_sums(self) -> bool:
         """Whether the gradient needs more than the activations: ``x W``, which is normalised with ``layer_norm``."""
-        return self.layer_norm or self.activation not in ("relu", "tanh")
+        return self.own is None and (self.layer_norm or self.activation not in ("relu", "tanh"))
 
     @property
     def meta(self) -> dict[str, Any]:
         """What ``inference.policy`` has to know, where it differs from its defaults."""
+        if self.own is not None:
+            return {"network": self.own.name}
         activation = {} if self.activation == ACTIVATIONS[0] else {"activation": self.activation}
         return activation | ({"layer_norm": True} if self.layer_norm else {})
 
 
 RELU = HiddenLayers()
+_OWN = "spreeze.algorithms.own_networks"  # loaded only where a user brings a network
 
 
 def row_chunks(device: torch.device, rows: int, parts: int = 1) -> list[list[slice]]:
@@ -100,6 +107,22 @@ class Parameters:
         # bfloat16, it takes longer than the matmul: then a float32 sum is used.
         self.head_matmul = torch.linalg.vecdot if matmuls_round() else torch.mv
 
+    def over(self, flat: Tensor) -> Parameters:
+        """The same views of another vector."""
+        return Parameters(flat, self.sizes, self.stack, layers=self.layers)
+
+    def forward(self, x: Tensor, tape: Tape) -> Tensor:
+        """What ``mlp_forward`` does where ``layers.own``."""
+        raise NotImplementedError
+
+    def backward(self, tape: Tape, grad_out: Tensor, gradient: Parameters | None, *, add: bool) -> Tensor:
+        """What ``mlp_backward`` does where ``layers.own``."""
+        raise NotImplementedError
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """What ``policy_arrays`` gives where ``layers.own``."""
+        raise NotImplementedError
+
     def one(self, index: int) -> Parameters:
         """One network of the stack alone, sharing memory."""
         views = [view[index : index + 1] for view in self._views]
@@ -123,8 +146,11 @@ def _aligned(shape: tuple[int, int, int]) -> int:
     return -(-math.prod(shape) // _ALIGN) * _ALIGN
 
 
-def parameter_count(sizes: tuple[int, ...], stack: int) -> int:
-    """Length of the flat vector of S perceptrons of these layer sizes, padding included."""
+def parameter_count(sizes: tuple[int, ...], stack: int, layers: HiddenLayers = RELU) -> int:
+    """Length of the flat vector of S networks of these layer sizes, padding included."""
+    if layers.own is not None:
+        own: Any = importlib.import_module(_OWN)
+        return stack * int(own.count_of(own.modules_of(layers, sizes, 1)[0]))
     return sum(_aligned(shape) for shape in _shapes(sizes, stack))
 
 
@@ -133,8 +159,17 @@ def new_parameters(
     layers: HiddenLayers = RELU,
 ) -> Parameters:
     """Zeroed parameters (or their gradient) of S perceptrons; ``sizes`` = (inputs, hidden ..., outputs)."""
-    flat = torch.zeros(parameter_count(sizes, stack), device=device, dtype=dtype)
-    return Parameters(flat, sizes, stack, layers=layers)
+    flat = torch.zeros(parameter_count(sizes, stack, layers), device=device, dtype=dtype)
+    return parameters_over(flat, sizes, stack, layers)
+
+
+def parameters_over(flat: Tensor, sizes: tuple[int, ...], stack: int, layers: HiddenLayers) -> Parameters:
+    """Views of a flat vector of the length ``parameter_count``."""
+    if layers.own is None:
+        return Parameters(flat, sizes, stack, layers=layers)
+    own: Any = importlib.import_module(_OWN)
+    found: Parameters = own.OwnParameters(flat, sizes, layers, own.modules_of(layers, sizes, stack))
+    return found
 
 
 class Tape:
@@ -201,6 +236,8 @@ def mlp_forward(parameters: Parameters, x: Tensor, tape: Tape) -> Tensor:
 
     ``x`` is [S, M, I] (one input for all: ``expand``); columns contiguous, rows may be strided.
     """
+    if parameters.layers.own is not None:
+        return parameters.forward(x, tape)
     keeps_sums, tanh = tape.layers.keeps_sums, tape.layers.activation == "tanh"
     for index, (weight, bias, hidden) in enumerate(
         zip(parameters.weights, parameters.biases, tape.hidden, strict=True)
@@ -248,6 +285,8 @@ def mlp_backward(
     ``gradient``, if any, receives the weight gradients, which need the transposed input ``x_t`` [S, I, M]; with ``add``
     they are added to its values.
     """
+    if parameters.layers.own is not None:
+        return parameters.backward(tape, tape.grad_out, gradient, add=add)
     for index in range(len(tape.hidden), -1, -1):
         if gradient is not None:
             weight_gradients(tape, x_t, gradient, index, add=add)
@@ -261,6 +300,8 @@ def mlp_gradients(parameters: Parameters, tape: Tape) -> Tensor:
 
     The same as ``mlp_backward`` for a ``grad_out`` of ones, without the multiplication.
     """
+    if parameters.layers.own is not None:
+        return parameters.backward(tape, torch.ones_like(tape.grad_out), None, add=False)
     if tape.layers == RELU:
         _relu_backward(parameters.head_weight, tape.hidden[-1], 0.0, grad_input=tape.grads[-1])
     else:
@@ -336,6 +377,8 @@ def orthogonal_(matrix: Tensor, gain: float, generator: torch.Generator) -> None
 
 def policy_arrays(parameters: Parameters) -> dict[str, np.ndarray]:
     """Copies on the CPU of a single network by layer: ``w0`` [in, out], ``b0`` [out] ..., ``head_w`` [H, K]."""
+    if parameters.layers.own is not None:
+        return parameters.arrays()
     arrays: dict[str, Tensor] = {}
     for index, (weight, bias) in enumerate(zip(parameters.weights, parameters.biases, strict=True)):
         arrays |= {f"w{index}": weight[0], f"b{index}": bias[0, 0]}
@@ -362,7 +405,7 @@ def policy_snapshot(parameters: Parameters) -> Callable[[], dict[str, np.ndarray
     def read() -> dict[str, np.ndarray]:
         if copied is not None:
             copied.synchronize()
-        return policy_arrays(Parameters(flat, parameters.sizes, parameters.stack))
+        return policy_arrays(parameters.over(flat))
 
     return read
 

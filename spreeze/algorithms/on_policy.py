@@ -27,15 +27,16 @@ from spreeze.algorithms.algorithm import Algorithm, finite
 from spreeze.algorithms.conv_networks import HIDDEN_GAIN, POLICY_GAIN, VALUE_GAIN, ConvActorCritic, refuse_layers
 from spreeze.algorithms.fused_mlp import (
     HiddenLayers,
-    Parameters,
     Tape,
     mlp_backward,
     mlp_forward,
     orthogonal_,
     parameter_count,
+    parameters_over,
     policy_arrays,
 )
 from spreeze.algorithms.optimizers import FlatAdam, FlatRMSProp
+from spreeze.config.algorithms import find_network
 from spreeze.config.schema import OnPolicyConfig
 from spreeze.errors import CheckpointError, ConfigError
 from spreeze.inference.policy import Normalizer
@@ -78,7 +79,8 @@ class OnPolicyAlgorithm(Algorithm):
         outputs, num_log_std = (spec.action_dim,) * 2 if spec.num_actions is None else (spec.num_actions, 0)
         generator = torch.Generator().manual_seed(seed)
         shape = (outputs, num_log_std, config.hidden_sizes, generator, self._device)
-        layers = HiddenLayers(config.activation, config.layer_norm)
+        network = find_network(config.network, spec.import_module)
+        layers = HiddenLayers(config.activation, config.layer_norm, network)
         if spec.frames is not None:
             refuse_layers(layers, self.name, HiddenLayers(type(config)().activation))
         self.net: MlpActorCritic | ConvActorCritic = (
@@ -326,16 +328,19 @@ class MlpActorCritic:
         device: torch.device, layers: HiddenLayers,
     ) -> None:
         sizes = (obs_dim, *hidden_sizes, outputs)
-        count = parameter_count(sizes, 2)
+        count = parameter_count(sizes, 2, layers)
         self.hidden_sizes, self.layers = hidden_sizes, layers
         self.flat = torch.zeros(count + num_log_std, device=device)
         self.gradient = torch.zeros_like(self.flat)
         self.log_std, self.grad_log_std = self.flat[count:], self.gradient[count:]
-        self._parameters = Parameters(self.flat[:count], sizes, 2, layers=layers)
+        self._parameters = parameters_over(self.flat[:count], sizes, 2, layers)
         self._policy, self._value = self._parameters.one(0), self._parameters.one(1)
-        self._gradients = Parameters(self.gradient[:count], sizes, 2)
+        self._gradients = parameters_over(self.gradient[:count], sizes, 2, layers)
         self._tape = Tape.allocate(self._parameters, 1)
         self._x_t = self.flat[:0]
+        if layers.own is not None:
+            self._parameters.initialise(generator)
+            return
         for weight in self._parameters.weights:
             for network in weight:
                 orthogonal_(network.t(), HIDDEN_GAIN, generator)

@@ -38,6 +38,7 @@ from spreeze.algorithms.off_policy import (
     TrainedNetworks,
 )
 from spreeze.algorithms.optimizers import FlatAdam
+from spreeze.config.algorithms import NetworkRow
 from spreeze.config.schema import SACConfig
 from spreeze.inference.policy import LOG_STD_MAX, LOG_STD_MIN
 from spreeze.types import TransitionBatch
@@ -136,15 +137,16 @@ class SAC(_SoftActorCritic):
 
     def __init__(
         self, obs_dim: int, action_dim: int, config: SACConfig, seed: int, device: str = "cpu",
-        pair: ThreadPair | None = None, *, overlap: bool = False,
+        pair: ThreadPair | None = None, *, overlap: bool = False, network: NetworkRow | None = None,
     ) -> None:
         place, hidden = Placement.parse(device), config.hidden_sizes
         init = torch.Generator().manual_seed(seed)
-        sizes, layers = (obs_dim, *hidden, 2 * action_dim), HiddenLayers(config.activation, config.actor_layer_norm)
+        sizes = (obs_dim, *hidden, 2 * action_dim)
+        layers = HiddenLayers(config.activation, config.actor_layer_norm, network)
         actor = TrainedNetworks(lambda: new_parameters(sizes, 1, place.actor, layers=layers), config.actor_lr, init,
                                 target=False)
         critics = Critics(obs_dim, action_dim, hidden, 2, config.critic_lr, init, place.critics, pair,
-                          HiddenLayers(config.activation, config.critic_layer_norm))
+                          HiddenLayers(config.activation, config.critic_layer_norm, network))
         meta = {"policy": "squashed_gaussian", "obs_dim": obs_dim, "action_dim": action_dim,
                 "hidden_sizes": list(hidden), **layers.meta}  # fmt: skip
         super().__init__(actor, critics, config, seed, meta, place, overlap=overlap)
@@ -208,15 +210,16 @@ class DiscreteSAC(_SoftActorCritic):
 
     def __init__(
         self, obs_dim: int, num_actions: int, config: SACConfig, seed: int, device: str = "cpu", *,
-        masked: bool = False,
+        masked: bool = False, network: NetworkRow | None = None,
     ) -> None:
         place, hidden = Placement.parse(device), config.hidden_sizes
         init = torch.Generator().manual_seed(seed)
-        sizes, layers = (obs_dim, *hidden, num_actions), HiddenLayers(config.activation, config.actor_layer_norm)
+        sizes = (obs_dim, *hidden, num_actions)
+        layers = HiddenLayers(config.activation, config.actor_layer_norm, network)
         actor = TrainedNetworks(lambda: new_parameters(sizes, 1, place.actor, layers=layers), config.actor_lr, init,
                                 target=False)
         critics = DiscreteCritics(obs_dim, num_actions, hidden, 2, config.critic_lr, init, place.critics,
-                                  layers=HiddenLayers(config.activation, config.critic_layer_norm))
+                                  layers=HiddenLayers(config.activation, config.critic_layer_norm, network))
         meta = {"policy": "categorical", "obs_dim": obs_dim, "num_actions": num_actions, "hidden_sizes": list(hidden)}
         meta |= layers.meta | ({"action_mask": True} if masked else {})
         super().__init__(actor, critics, config, seed, meta, place)

@@ -102,6 +102,7 @@ class _Source:
             if found == self._shown:
                 return
             weights = read_weights(path)
+            spec_of(weights, self._args.import_module)  # the file may have become one that needs a foreign module
             policy = Policy.from_weights(weights.arrays, weights.meta)
         except SpreezeError:
             return

@@ -145,6 +145,8 @@ class AlgorithmConfig(Part):
     """What all off-policy algorithms share."""
 
     hidden_sizes: tuple[int, ...] = setting((256, 256), "width of each hidden layer", unit="units", low=1, high=4096)
+    network: str = setting("", "own network that the module of --import declares, in place of hidden_sizes, activation "
+                           "and layer norm; empty: none")
     activation: str = setting("relu", "function between the layers of all networks; images always have relu",
                               choices=ACTIVATIONS)
     gamma: float = setting(0.99, "discount of one env step", low=0.0, high=1.0)
@@ -216,6 +218,8 @@ class OnPolicyConfig(Part):
 
     hidden_sizes: tuple[int, ...] = setting((64, 64), "width of each hidden layer, of policy and value network each",
                                             unit="units", low=1, high=4096)
+    network: str = setting("", "own network that the module of --import declares, in place of hidden_sizes, activation "
+                           "and layer norm; empty: none")
     activation: str = setting("tanh", "function between the layers of both networks; images always have relu",
                               choices=ACTIVATIONS)
     layer_norm: bool = setting(False, "normalise the hidden layers of both networks (arXiv 1607.06450); not for images")

@@ -19,6 +19,7 @@ import numpy as np
 
 from spreeze.errors import WeightsError
 from spreeze.inference.convolution import Trunk
+from spreeze.inference.own_network import OwnNetwork
 
 OBS_CLIP = 10.0
 """Bound of a normalized observation."""
@@ -53,7 +54,10 @@ class Policy:
     def __init__(
         self, layers: list[tuple[np.ndarray, np.ndarray]], head: Head, obs_scale: tuple[np.ndarray, np.ndarray] | None,
         trunk: Trunk | None = None, activation: str = "relu", layer_norm: bool = False, mask_dim: int = 0,
+        own: OwnNetwork | None = None,
     ) -> None:
+        """With ``own`` that is the network, and ``layers`` only say how many inputs and outputs it has."""
+        self._own = own
         self._layers, self._head, self._obs_scale, self._trunk = layers, head, obs_scale, trunk
         self._activate, self._layer_norm, self._mask_dim = _ACTIVATE[activation], layer_norm, mask_dim
         self.obs_dim = layers[0][0].shape[0]
@@ -61,7 +65,7 @@ class Policy:
         self._buffers: list[np.ndarray] = []
         self._drawing = head if isinstance(head, DrawingHead) else None
         if self._drawing is not None:
-            self._tile = _Tile(layers, self._drawing.noise_dim)
+            self._tile = _Tile(layers, self._drawing.noise_dim, row_by_row=own is not None)
 
     @classmethod
     def from_weights(cls, arrays: Arrays, meta: dict[str, Any]) -> Policy:
@@ -78,6 +82,11 @@ class Policy:
         head, activation = head_of(meta, arrays), meta.get("activation", ACTIVATIONS[0])
         if activation not in ACTIVATIONS:
             raise WeightsError(f"weights need the activation {activation!r}; known are {', '.join(ACTIVATIONS)}")
+        mask_dim = head.outputs if meta.get("action_mask") else 0
+        if "network" in meta:
+            own, shape = OwnNetwork(arrays, meta, head.outputs), (int(meta["obs_dim"]), head.outputs)
+            return cls([(np.zeros(shape, np.float32), np.zeros(head.outputs, np.float32))], head,
+                       _obs_scale(arrays, shape[0]), mask_dim=mask_dim, own=own)
         names = [(f"w{index}", f"b{index}") for index in range(len(meta.get("hidden_sizes", ())))]
         layers = [_layer(arrays, *pair) for pair in [*names, ("head_w", "head_b")]]
         trunk = Trunk(arrays, meta) if "cnn" in meta else None
@@ -87,7 +96,6 @@ class Policy:
                 raise WeightsError(f"weights do not fit each other: a layer takes {weight.shape[0]}, gets {fan_in}")
         if layers[-1][0].shape[1] != head.outputs:
             raise WeightsError(f"weights give {layers[-1][0].shape[1]} outputs; {head.outputs} are needed")
-        mask_dim = head.outputs if meta.get("action_mask") else 0
         return cls(layers, head, _obs_scale(arrays, fan_ins[0]), trunk, activation, bool(meta.get("layer_norm")),
                    mask_dim)
 
@@ -167,6 +175,8 @@ class Policy:
 
     def _run(self, x: np.ndarray, buffers: list[np.ndarray], row_by_row: bool = False) -> np.ndarray:
         """Passes x [N, I] through all layers, in ``buffers``; returns the last one."""
+        if self._own is not None:
+            return self._own(x, buffers[-1], row_by_row=row_by_row)
         last = len(self._layers) - 1
         for index, ((weight, bias), buffer) in enumerate(zip(self._layers, buffers, strict=True)):
             if row_by_row:
@@ -213,11 +223,13 @@ _ACTIVATE: dict[str, Callable[[np.ndarray], None]] = dict(
 class _Tile:
     """Buffers of ``TILE`` rows for one pass; unused rows are zero."""
 
-    def __init__(self, layers: list[tuple[np.ndarray, np.ndarray]], noise_dim: int) -> None:
+    def __init__(
+        self, layers: list[tuple[np.ndarray, np.ndarray]], noise_dim: int, *, row_by_row: bool = False
+    ) -> None:
         self.features = np.zeros((TILE, layers[0][0].shape[0]), np.float32)
         self.noise = np.zeros((TILE, noise_dim), np.float32)
         self.buffers = [np.zeros((TILE, weight.shape[1]), np.float32) for weight, _ in layers]
-        self.row_by_row = not all(places_agree(*weight.shape) for weight, _ in layers)
+        self.row_by_row = row_by_row or not all(places_agree(*weight.shape) for weight, _ in layers)
         self._used = 0
 
     def fill(self, features: np.ndarray, noise: np.ndarray) -> None:
