@@ -6,8 +6,10 @@ prints from C or takes the process down cannot harm the caller.
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import faulthandler
+import functools
 import json
 import os
 import re
@@ -27,6 +29,7 @@ from typing import Any
 import numpy as np
 
 from spreeze.envs.make import make_env, one_line
+from spreeze.envs.obs_flattening import MASK
 from spreeze.envs.task import Task, make_task, uniform_actions
 from spreeze.errors import EnvironmentError_
 from spreeze.machine.processes import MARK, PROBE, end_orphans, held_back, kill_and_wait, leave_to_supervisor, take_name
@@ -221,9 +224,6 @@ _PLAIN_WORDS: tuple[tuple[str, str | None], ...] = (
 """What Gymnasium's checker says, and how the doctor says it; None: no matter here."""
 
 
-_UNASKED = "Gymnasium's checker was not asked: it takes actions that info['action_mask'] forbids"
-
-
 @dataclass(frozen=True, kw_only=True)
 class Checkup:
     steps_per_s: float
@@ -254,7 +254,7 @@ def check_up(given: dict[str, Any]) -> Checkup:
     return Checkup(
         steps_per_s=1e6 / mean_us, step_us_p50=float(p50), step_us_p99=float(p99),
         step_us_max=float(max(steps_us)), reset_us_median=float(np.median(resets_us)), further_env_bytes=added,
-        notes=(_UNASKED,) if task.spec.action_mask else _ask_gymnasium(make_env(**given)),
+        notes=_ask_gymnasium(make_env(**given), masked=task.spec.action_mask),
     )
 
 
@@ -300,7 +300,25 @@ def _reset_us(task: Task, seed: int | None = None) -> float:
     return 1e6 * (time.perf_counter() - before)
 
 
-def _ask_gymnasium(env: Any) -> tuple[str, ...]:
+def _sample_allowed(env: Any) -> None:
+    """Makes an environment's action space draw only what its latest mask allows: the checker knows no masks."""
+    latest: dict[str, Any] = {}
+
+    def noting(method: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(method)  # the checker looks at the parameters
+        def call(*args: Any, **kwargs: Any) -> Any:
+            result = method(*args, **kwargs)
+            latest[MASK] = np.asarray(result[-1][MASK], np.int8)
+            return result
+
+        return call
+
+    env.reset, env.step, env.action_space = noting(env.reset), noting(env.step), copy.deepcopy(env.action_space)
+    sample = env.action_space.sample
+    env.action_space.sample = lambda: sample(latest.get(MASK))
+
+
+def _ask_gymnasium(env: Any, *, masked: bool = False) -> tuple[str, ...]:
     """What ``gymnasium.utils.env_checker`` says of an environment, each sentence once."""
     from gymnasium.utils.env_checker import check_env
 
@@ -308,6 +326,8 @@ def _ask_gymnasium(env: Any) -> tuple[str, ...]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
+            if masked:
+                _sample_allowed(env.unwrapped)
             check_env(env.unwrapped, skip_render_check=True, skip_close_check=True)
         except Exception as error:
             said.append(one_line(error))
