@@ -29,6 +29,8 @@ from spreeze.algorithms import losses
 from spreeze.algorithms.algorithm import Algorithm, finite
 from spreeze.algorithms.conv_networks import ConvParameters
 from spreeze.algorithms.fused_mlp import (
+    RELU,
+    HiddenLayers,
     Parameters,
     Tape,
     ThreadPair,
@@ -304,9 +306,10 @@ class Critics(CriticNetworks[Parameters]):
     def __init__(
         self, obs_dim: int, action_dim: int, hidden_sizes: tuple[int, ...], stack: int, lr: float,
         generator: torch.Generator, device: torch.device, pair: ThreadPair | None = None,
+        layers: HiddenLayers = RELU,
     ) -> None:
         sizes = (obs_dim + action_dim, *hidden_sizes, 1)
-        super().__init__(lambda: new_parameters(sizes, stack, device), lr, generator)
+        super().__init__(lambda: new_parameters(sizes, stack, device, layers=layers), lr, generator)
         self._obs_dim, self._pair = obs_dim, pair
 
     def _sized(self, rows: int) -> _Buffers:
@@ -437,10 +440,10 @@ class DiscreteCritics(ActionValues[Parameters]):
 
     def __init__(
         self, obs_dim: int, num_actions: int, hidden_sizes: tuple[int, ...], stack: int, lr: float,
-        generator: torch.Generator, device: torch.device, *, duelling: bool = False,
+        generator: torch.Generator, device: torch.device, *, duelling: bool = False, layers: HiddenLayers = RELU,
     ) -> None:
         super().__init__(obs_dim, num_actions, hidden_sizes, lr, generator,
-                         lambda sizes: new_parameters(sizes, stack, device), duelling=duelling)
+                         lambda sizes: new_parameters(sizes, stack, device, layers=layers), duelling=duelling)
 
     def _q(self, obs: Tensor, networks: Parameters, *, record: bool = False) -> Tensor:
         if self._buffers is None or self._buffers.out.shape[2] != len(obs):

@@ -18,6 +18,7 @@ from spreeze.config.algorithms import ALGORITHMS, find_row
 from spreeze.config.modes import DECLARED, Mode, Wiring, find_mode
 from spreeze.errors import ConfigError, did_you_mean
 from spreeze.inference.convolution import CNNS
+from spreeze.inference.policy import ACTIVATIONS
 
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
@@ -144,6 +145,10 @@ class AlgorithmConfig(Part):
     """What all off-policy algorithms share."""
 
     hidden_sizes: tuple[int, ...] = setting((256, 256), "width of each hidden layer", unit="units", low=1, high=4096)
+    network: str = setting("", "own network that the module of --import declares, in place of hidden_sizes, activation "
+                           "and layer norm; empty: none")
+    activation: str = setting("relu", "function between the layers of all networks; images always have relu",
+                              choices=ACTIVATIONS)
     gamma: float = setting(0.99, "discount of one env step", low=0.0, high=1.0)
     tau: float = setting(0.005, "share of the online weights mixed into the target at each update", low=0.0, high=1.0)
     n_step: int = setting(1, "env steps a stored transition spans", unit="env steps", low=1, high=64)
@@ -155,6 +160,8 @@ class ActorCriticConfig(AlgorithmConfig):
 
     actor_lr: float = setting(3e-4, "Adam step size of the actor", low=0.0, high=1.0)
     critic_lr: float = setting(3e-4, "Adam step size of the critics", low=0.0, high=1.0)
+    actor_layer_norm: bool = setting(False, "normalise the hidden layers of the actor (arXiv 1607.06450)")
+    critic_layer_norm: bool = setting(False, "normalise the hidden layers of the critics (arXiv 1607.06450)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,6 +200,7 @@ class DQNConfig(AlgorithmConfig):
     """Deep Q-learning (Mnih et al. 2015) with double estimation and duelling streams as options."""
 
     lr: float = setting(3e-4, "Adam step size", low=0.0, high=1.0)
+    layer_norm: bool = setting(False, "normalise the hidden layers (arXiv 1607.06450); not for images")
     target_interval: int = setting(1, "updates between two moves of the target network by tau; tau = 1 copies",
                                    unit="updates", low=1, high=10**9)
     double: bool = setting(True, "the online network chooses the next action (arXiv 1509.06461)")
@@ -210,6 +218,11 @@ class OnPolicyConfig(Part):
 
     hidden_sizes: tuple[int, ...] = setting((64, 64), "width of each hidden layer, of policy and value network each",
                                             unit="units", low=1, high=4096)
+    network: str = setting("", "own network that the module of --import declares, in place of hidden_sizes, activation "
+                           "and layer norm; empty: none")
+    activation: str = setting("tanh", "function between the layers of both networks; images always have relu",
+                              choices=ACTIVATIONS)
+    layer_norm: bool = setting(False, "normalise the hidden layers of both networks (arXiv 1607.06450); not for images")
     cnn: str = setting("nature", "convolutional layers for images, which policy and value share; hidden_sizes follow",
                        choices=tuple(CNNS))
     gamma: float = setting(0.99, "discount of one env step", low=0.0, high=1.0)

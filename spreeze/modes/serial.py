@@ -228,7 +228,7 @@ class _Replay:
     def collect(self) -> None:
         start = time.perf_counter()
         if self._policy is None:
-            actions = uniform_actions(self._plan.spec, self.envs.num_envs, self._rng)
+            actions = uniform_actions(self._plan.spec, self.envs.num_envs, self._rng, self.envs.obs)
         else:
             actions = self._policy.act(self.envs.obs, self._rng)
         self.envs.counts.policy_s += time.perf_counter() - start

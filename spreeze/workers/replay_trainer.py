@@ -55,6 +55,7 @@ class ReplayTrainer:
         options: dict[str, Any] = {} if pair is None else {"pair": pair}
         options |= {} if spec.frames is None else {"frames": spec.frames}
         options |= {"overlap": True} if overlap else {}
+        options |= {"masked": True} if spec.action_mask else {}
         self.algorithm: OffPolicyAlgorithm = create(
             algo, spec.obs_dim, spec.action_dim, config, seed, device, num_actions=spec.num_actions,
             import_module=spec.import_module, **options,
@@ -75,7 +76,7 @@ class ReplayTrainer:
         self.set_batch_size(batch_size)
         gpus = {place for place in (self._device, self._actor_device) if place.type == "cuda"}
         self._copied = {place: torch.cuda.Event() for place in gpus}  # type: ignore[no-untyped-call]
-        self.normalizer = Normalizer(spec.obs_dim) if normalize_obs else None
+        self.normalizer = Normalizer(spec.obs_dim, spec.mask_dim) if normalize_obs else None
         self.updates = 0
         self._scaled_updates = 0
         if mirror and self._device.type == "cuda":

@@ -134,5 +134,5 @@ class SamplerLoop:
         """Uniform actions until learning has started and the first update is published, then the policy's."""
         untrained = self._held is None or self._held[1] == 0
         if self._policy is None or (untrained and self._counts.baseline < 0):
-            return uniform_actions(self._job.spec, self._sampling.num_envs, self._rng)
+            return uniform_actions(self._job.spec, self._sampling.num_envs, self._rng, self._sampling.obs)
         return self._policy.act(self._sampling.obs, self._rng)
