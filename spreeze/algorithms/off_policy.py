@@ -179,6 +179,11 @@ class OffPolicyAlgorithm(Algorithm):
         """Rejected steps of the critics or of the actor, whichever are more."""
         return max(adam.rejected for adam in self._adams)
 
+    @property
+    def policy_parameters(self) -> Tensor:
+        """The flat vector that the policy is read from."""
+        return self.critics.online.flat if self.actor is None else self.actor.online.flat
+
     def policy_arrays(self) -> dict[str, np.ndarray]:
         assert self.actor is not None
         return policy_arrays(self.actor.online)

@@ -193,6 +193,7 @@ class _Replay:
             plan.spec, config.run.algo, config.algorithm, plan.layout, ReplayReader(ring),
             batch_size=config.learner.batch_size, device=resolve_device(config.learner.device), seed=config.run.seed,
             normalize_obs=config.env.normalize_obs, pair=pair, overlap=config.learner.overlap,
+            policy_average=config.learner.policy_average, explore_average=config.learner.explore_average,
         )
         least, most = config.replay.samples_per_insert_min, config.replay.samples_per_insert_max
         self._ratio = min(max(float(config.learner.batch_size), least), most)
@@ -238,7 +239,7 @@ class _Replay:
 
     def _refresh_policy(self) -> None:
         start = time.perf_counter()
-        arrays, meta = self.trainer.policy()
+        arrays, meta = self.trainer.exploring_policy()
         self._policy = Policy.from_weights(arrays, meta | {"env_steps": self.env_steps()})
         self.refresh_s += time.perf_counter() - start
 
