@@ -375,7 +375,9 @@ class StopConfig(Part):
     env_steps: int | None = setting(None, "env steps collected", unit="env steps", low=1, flag="--env-steps")
     updates: int | None = setting(None, "updates (gradient steps of the critics)", unit="updates", low=1,
                                   flag="--updates")
-    target_return: float | None = setting(None, "mean greedy episode return of one evaluation", flag="--target-return")
+    target_return: float | None = setting(None, "mean greedy episode return of an evaluation", flag="--target-return")
+    target_evaluations: int = setting(1, "evaluations in a row whose mean has to reach the target; 5: it is held",
+                                      unit="evaluations", low=1, high=1000)
 
 
 @dataclass(frozen=True, kw_only=True)

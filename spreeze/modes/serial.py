@@ -154,6 +154,7 @@ class _Serial:
             record = self._evaluation.attempt(weights, data, should_stop, partial=final, on_failure=warn)
             if record is not None:
                 self.recorder.evaluation(record, final=final)
+                self._evaluation.test_best(should_stop, warn, last=final)
             elif final and self.interrupts.count < patience:
                 self.recorder.no_final_evaluation(_FINAL_EVALUATION_S)
         took_s = time.monotonic() - start
