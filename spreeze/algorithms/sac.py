@@ -18,6 +18,7 @@ from torch import Tensor
 
 from spreeze.algorithms import losses
 from spreeze.algorithms.algorithm import finite
+from spreeze.algorithms.distributional import create_critics
 from spreeze.algorithms.fused_mlp import (
     MlpPasses,
     Parameters,
@@ -142,7 +143,7 @@ class SAC(_SoftActorCritic):
         sizes = (obs_dim, *hidden, 2 * action_dim)
         actor = TrainedNetworks(lambda: new_parameters(sizes, 1, place.actor), config.actor_lr, init,
                                 target=False)
-        critics = Critics(obs_dim, action_dim, hidden, 2, config.critic_lr, init, place.critics, pair)
+        critics = create_critics(config, obs_dim, action_dim, 2, init, place.critics, pair)
         meta = {"policy": "squashed_gaussian", "obs_dim": obs_dim, "action_dim": action_dim,
                 "hidden_sizes": list(hidden)}  # fmt: skip
         super().__init__(actor, critics, config, seed, meta, place, overlap=overlap)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from spreeze.algorithms import losses
+from spreeze.algorithms.distributional import create_critics
 from spreeze.algorithms.fused_mlp import MlpPasses, Parameters, Tape, ThreadPair, new_parameters
 from spreeze.algorithms.off_policy import Critics, OffPolicyAlgorithm, Placement, Proposal, TrainedNetworks
 from spreeze.config.schema import DDPGConfig, TD3Config
@@ -51,7 +52,7 @@ class DDPG(OffPolicyAlgorithm):
         init = torch.Generator().manual_seed(seed)
         sizes = (obs_dim, *hidden, action_dim)
         actor = TrainedNetworks(lambda: new_parameters(sizes, 1, place.actor), config.actor_lr, init)
-        critics = Critics(obs_dim, action_dim, hidden, self.num_critics, config.critic_lr, init, place.critics, pair)
+        critics = create_critics(config, obs_dim, action_dim, self.num_critics, init, place.critics, pair)
         meta = {"policy": "deterministic", "obs_dim": obs_dim, "action_dim": action_dim, "hidden_sizes": list(hidden),
                 "exploration_noise": config.exploration_noise}  # fmt: skip
         noise = torch.Generator(place.actor).manual_seed(seed + 1)

@@ -125,6 +125,8 @@ def with_algorithm(layers: list[Layer], settings: Settings, spec: EnvSpec) -> tu
         layers.insert(0, Layer("action space", {"run": {"algo": algo}}))
         settings = resolve(layers)
     check_algorithm(settings.config.run.algo, spec, settings.config.mode)
+    if settings.config.on_policy is None:
+        settings.config.algorithm.check_task(spec)
     correction = find_row(settings.config.run.algo, spec.import_module).correction
     if correction is not None and "rollout.correction" not in settings.sources:
         layers.insert(0, Layer(default_of(settings), {"rollout": {"correction": correction}}))

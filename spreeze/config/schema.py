@@ -18,6 +18,7 @@ from spreeze.config.algorithms import ALGORITHMS, find_row
 from spreeze.config.modes import DECLARED, Mode, Wiring, find_mode
 from spreeze.errors import ConfigError, did_you_mean
 from spreeze.inference.convolution import CNNS
+from spreeze.types import EnvSpec
 
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
@@ -148,6 +149,9 @@ class AlgorithmConfig(Part):
     tau: float = setting(0.005, "share of the online weights mixed into the target at each update", low=0.0, high=1.0)
     n_step: int = setting(1, "env steps a stored transition spans", unit="env steps", low=1, high=64)
 
+    def check_task(self, spec: EnvSpec) -> None:
+        """Raises a ConfigError if a setting does not fit the task."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ActorCriticConfig(AlgorithmConfig):
@@ -158,7 +162,36 @@ class ActorCriticConfig(AlgorithmConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SACConfig(ActorCriticConfig):
+class DistributionalConfig(ActorCriticConfig):
+    """What the algorithms with two critics share: what these learn of the return."""
+
+    critics: str = setting("twin", "what the critics learn of the return: its mean, of which the lesser of two counts; "
+                           "quantiles (TQC, arXiv 2005.04269); probabilities on a grid (C51, arXiv 1707.06887)",
+                           choices=("twin", "quantile", "categorical"))
+    quantiles: int = setting(25, "critics = quantile: quantiles of each critic", low=1, high=1000)
+    drop_quantiles: int = setting(2, "critics = quantile: of these, how many of the highest no target counts",
+                                  low=0, high=999)
+    atoms: int = setting(101, "critics = categorical: returns on the grid", low=2, high=1001)
+    v_min: float = setting(-250.0, "critics = categorical: lowest discounted return on the grid", low=-1e9, high=1e9)
+    v_max: float = setting(250.0, "critics = categorical: highest discounted return on the grid", low=-1e9, high=1e9)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.drop_quantiles >= self.quantiles:
+            raise ConfigError(f"drop_quantiles = {self.drop_quantiles}: none of quantiles = {self.quantiles} would be "
+                              "left; drop fewer")
+        if self.v_min >= self.v_max:
+            raise ConfigError(f"v_min = {self.v_min:g} is not below v_max = {self.v_max:g}; set them to the range of "
+                              "discounted returns")
+
+    def check_task(self, spec: EnvSpec) -> None:
+        if spec.num_actions is not None and self.critics != "twin":
+            raise ConfigError(f"critics = {self.critics}: with discrete actions the critics give one value for each "
+                              "action; use critics = twin")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SACConfig(DistributionalConfig):
     """Soft actor-critic (Haarnoja et al. 2018, arXiv 1812.05905); with discrete actions arXiv 1910.07207."""
 
     alpha_lr: float = setting(3e-4, "Adam step size of the temperature", low=0.0, high=1.0)
@@ -171,7 +204,7 @@ class SACConfig(ActorCriticConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TD3Config(ActorCriticConfig):
+class TD3Config(DistributionalConfig):
     """Twin delayed deep deterministic policy gradient (Fujimoto et al. 2018, arXiv 1802.09477)."""
 
     policy_delay: int = setting(2, "critic steps for one actor step", low=1, high=100)
