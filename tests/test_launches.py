@@ -37,7 +37,8 @@ from spreeze.workers.torch_devices import HostWaits
 CPU, LAYOUT, BATCH = torch.device("cpu"), RowLayout(3, 1), 16
 SPEC = EnvSpec(env_id="x", import_module=None, obs_dim=3, action_dim=1, action_low=(-1.0,), action_high=(1.0,),
                max_episode_steps=None, reward_threshold=None)  # fmt: skip
-CASES = [("sac", {}), ("ddpg", {}), ("td3", {"policy_delay": 3}), ("dqn", {"target_interval": 2})]
+CASES = [("sac", {}), ("sac", {"critics": "quantile"}), ("td3", {"critics": "categorical"}), ("ddpg", {}),
+         ("td3", {"policy_delay": 3}), ("dqn", {"target_interval": 2})]  # fmt: skip
 
 
 class PlayedGraph:

@@ -53,6 +53,7 @@ def create(
     """
     kind, size = ("continuous", action_dim) if num_actions is None else ("discrete", num_actions)
     algorithm: OffPolicyAlgorithm = _class(name, kind, import_module)(obs_dim, size, config, seed, device, **options)
+    algorithm.set_optimizers(config)
     return algorithm
 
 

@@ -41,6 +41,7 @@ from spreeze.algorithms.fused_mlp import (
     row_chunks,
 )
 from spreeze.algorithms.optimizers import FlatAdam
+from spreeze.config.schema import AlgorithmConfig
 from spreeze.errors import ConfigError
 from spreeze.types import TransitionBatch
 
@@ -96,6 +97,7 @@ class OffPolicyAlgorithm(Algorithm):
 
     critics: CriticNetworks[Any]
     actor: TrainedNetworks[Parameters] | None
+    _schedule = "constant"
     period = 1
     """Updates after which the same sequence of steps repeats: the steps depend on the update's number only."""
 
@@ -157,6 +159,22 @@ class OffPolicyAlgorithm(Algorithm):
                 self.actor_step(dq_da)
             self.update_targets()
             return critic_done_s - start_s, perf_counter() - critic_done_s
+
+    def set_optimizers(self, config: AlgorithmConfig) -> None:
+        """Takes the settings of the optimisers that all algorithms share; before the first update."""
+        for networks in (self.critics, self.actor):
+            if networks is not None:
+                networks.adam.weight_decay = config.weight_decay
+        self._schedule = config.lr_schedule
+        self.anneal(0.0)
+
+    def anneal(self, progress: float) -> None:
+        """Sets the step sizes by a schedule, if there is one, for a run of which this share, 0 to 1, is over."""
+        if self._schedule == "constant":
+            return
+        left = 1.0 - progress if self._schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))
+        for adam in self._adams:
+            adam.scale_lr(left)
 
     @property
     def crossed_bytes(self) -> int:

@@ -148,6 +148,11 @@ class AlgorithmConfig(Part):
     gamma: float = setting(0.99, "discount of one env step", low=0.0, high=1.0)
     tau: float = setting(0.005, "share of the online weights mixed into the target at each update", low=0.0, high=1.0)
     n_step: int = setting(1, "env steps a stored transition spans", unit="env steps", low=1, high=64)
+    weight_decay: float = setting(0.0, "share of the weights that a step takes off, times its size (AdamW, arXiv "
+                                  "1711.05101)", low=0.0, high=10.0)
+    lr_schedule: str = setting("constant", "linear, cosine: all step sizes fall to 0 at the stop condition that comes "
+                               "first, that of time counted from the start of the session",
+                               choices=("constant", "linear", "cosine"))
 
     def check_task(self, spec: EnvSpec) -> None:
         """Raises a ConfigError if a setting does not fit the task."""

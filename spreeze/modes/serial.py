@@ -30,7 +30,7 @@ from spreeze.transport.replay_ring import ReplayReader, ReplayRing, ShardWriter
 from spreeze.transport.weights import encode
 from spreeze.workers.collectors import RolloutCollector, RolloutPolicy, TransitionCollector
 from spreeze.workers.evaluator import Evaluation, EvaluatorJob
-from spreeze.workers.learner import LearnerFiles, open_on_policy_trainer
+from spreeze.workers.learner import LearnerFiles, open_on_policy_trainer, run_progress
 from spreeze.workers.on_policy_trainer import OnPolicyTrainer
 from spreeze.workers.replay_trainer import ReplayTrainer
 from spreeze.workers.torch_devices import learner_threads, products_in, resolve_device
@@ -181,7 +181,8 @@ class _Replay:
 
     def __init__(self, serial: _Serial, ring: ReplayRing, pair: ThreadPair | None) -> None:
         plan, recorder, config = serial.plan, serial.recorder, serial.plan.config
-        self._plan, self._ring = plan, ring
+        self._serial, self._plan, self._ring = serial, plan, ring
+        self._anneals = config.algorithm.lr_schedule != "constant"
         self.saved_ring = ring if config.replay.save else None
         self._rng = np.random.default_rng([config.run.seed, plan.earlier.sessions])
         self.envs = TransitionCollector(
@@ -233,6 +234,9 @@ class _Replay:
             if most is not None and trainer.updates >= most:
                 break
             trainer.refresh()
+            if self._anneals:
+                elapsed_s = self._serial.recorder.session_s
+                trainer.anneal(run_progress(self._plan.config.stop, elapsed_s, self.env_steps(), trainer.updates))
             trainer.update()
             ring.sampled += trainer.batch_size
         if trainer.updates != before:

@@ -87,12 +87,20 @@ class ReplayTrainer:
         self._copied = {place: torch.cuda.Event() for place in gpus}  # type: ignore[no-untyped-call]
         self.normalizer = Normalizer(spec.obs_dim) if normalize_obs else None
         self.updates = 0
+        self._progress = 0
         self._scaled_updates = 0
         if mirror and self._device.type == "cuda":
             self._open_mirror()
         self.rows_redrawn = 0
         self.gather_s = self.critic_s = self.actor_s = 0.0
         self._refreshed_s = -1.0
+
+    def anneal(self, progress: float) -> None:
+        """Sets the step sizes for this share of the run, rounded down to thousandths: few changes, and repeatable."""
+        thousandths = int(1000.0 * min(max(progress, 0.0), 1.0))
+        if thousandths != self._progress:
+            self._progress = thousandths
+            self.algorithm.anneal(thousandths / 1000.0)
 
     def _open_mirror(self) -> None:
         if self._frame_shape is not None:
