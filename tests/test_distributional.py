@@ -131,6 +131,21 @@ def test_they_resume_bit_by_bit_and_tell_finite_metrics(name, changes):
     whole.update(next(batches(1, size=8)))
 
 
+@pytest.mark.parametrize("field", ["obs", "next_obs", "reward"])
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+@pytest.mark.parametrize(("name", "changes"), CASES)
+def test_what_is_not_finite_is_refused_and_counted(name, changes, poison, field):
+    algorithm = made(name, policy_delay=1, **changes) if name == "td3" else made(name, **changes)
+    algorithm.update(next(batches(1)))
+    before = algorithm.state_arrays()["critics.online"]
+    batch = next(batches(1, seed=4))
+    getattr(batch, field)[3] = poison
+    algorithm.update(batch)
+    assert algorithm.updates_skipped() == 1
+    assert np.array_equal(algorithm.state_arrays()["critics.online"], before)
+    assert np.isfinite(algorithm.state_arrays()["critics.online"]).all()
+
+
 @pytest.mark.parametrize(("changes", "kind"), [(QUANTILE, QuantileCritics), (CATEGORICAL, CategoricalCritics)])
 def test_they_learn_the_mean_of_a_constant_reward(changes, kind):
     algorithm = made("td3", gamma=0.0, critic_lr=3e-3, **changes)

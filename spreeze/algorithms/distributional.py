@@ -70,7 +70,7 @@ def projected(prob: Tensor, target: Tensor, low: float, high: float) -> Tensor:
     place = target.clamp(low, high).sub_(low).mul_((atoms - 1) / (high - low))
     lower = place.floor().clamp_(max=atoms - 2)
     share = (place - lower).mul_(prob)
-    index = lower.long()
+    index = lower.nan_to_num(0.0).long()
     return torch.zeros_like(prob).scatter_add_(0, index, prob - share).scatter_add_(0, index + 1, share)
 
 
@@ -115,17 +115,23 @@ class _Distributional(Critics):
         self._each(evaluate, buffers.groups)
         return buffers.out
 
-    def _differentiate(self, obs_action: Tensor, goal: Any, mean_goal: Tensor) -> None:
-        """One gradient step; ``goal`` goes to ``_fill_loss_gradient``, ``mean_goal`` [B] to the metrics."""
+    def _differentiate(self, obs_action: Tensor, target: Tensor, goal: Any, mean_goal: Tensor) -> None:
+        """One gradient step toward ``target`` [M, B].
+
+        ``goal`` goes to ``_fill_loss_gradient``, ``mean_goal`` [B] to the metrics. Clamps hide what is not finite, so
+        the gradient of such a row is made NaN, and the optimiser rejects it.
+        """
         buffers = self._sized(obs_action.shape[0])
         self._td_error, self._goal = buffers.td_error, mean_goal
+        total = target.sum(0)
+        per_row = torch.sub(total, total).add_(buffers.per_row)
 
         def differentiate(chunks: list[Chunk]) -> None:
             for chunk in chunks:
                 x = obs_action[chunk.rows].expand(chunk.stack, -1, -1)
                 mlp_forward(chunk.online, x, chunk.tape)
                 self._fill_loss_gradient(chunk.tape, goal, chunk.rows, chunk.td_error)
-                chunk.tape.grad_out.mul_(buffers.per_row)
+                chunk.tape.grad_out.mul_(per_row[chunk.rows])
                 mlp_backward(chunk.online, chunk.tape, x.transpose(1, 2), chunk.gradient, add=not chunk.is_first)
 
         self._each(differentiate, buffers.groups)
@@ -173,7 +179,7 @@ class QuantileCritics(_Distributional):
 
     def step(self, obs_action: Tensor, target: Tensor) -> None:
         """One gradient step toward targets [M, B]; the loss of a critic is the mean over its quantiles."""
-        self._differentiate(obs_action, target.t().contiguous(), target.mean(0))
+        self._differentiate(obs_action, target, target.t().contiguous(), target.mean(0))
 
     def _fill_loss_gradient(self, tape: Tape, goal: Any, rows: slice, td_error: Tensor) -> None:
         target: Tensor = goal[rows]
@@ -217,7 +223,7 @@ class CategoricalCritics(_Distributional):
         """One gradient step on the cross-entropy with the projection of the targets [K, B]."""
         assert self._next_prob is not None
         goal = projected(self._next_prob, target, *self._range)
-        self._differentiate(obs_action, goal, (goal * self._grid).sum(0))
+        self._differentiate(obs_action, target, goal, (goal * self._grid).sum(0))
 
     def _fill_loss_gradient(self, tape: Tape, goal: Any, rows: slice, td_error: Tensor) -> None:
         torch.sub(tape.out.softmax(1), goal[:, rows], out=tape.grad_out)

@@ -358,7 +358,7 @@ def summary(plan: RunPlan, outcome: Outcome, run_dir: Path, machine: Machine) ->
         "samples_per_insert_band": [config.replay.samples_per_insert_min, config.replay.samples_per_insert_max],
         "eval_return_mean": eval_return, "eval_return_best": eval_best, "target_return": config.stop.target_return,
         "eval_return_final": eval_final, "eval_return_final_evaluations": evaluations,
-        "eval_return_worst_of_last": worst,
+        "eval_return_worst_of_20": worst,
         "reasons": plan.reasons, "versions": versions(), "machine": machine.one_line(),
     }
     if plan.learners > 1:
