@@ -14,6 +14,8 @@ ppo            ppo, on_policy, losses
 a2c            a2c, on_policy, losses
 =============  ===========================
 
+SAC and TD3 may have other critics than these (``distributional``), with the same calls.
+
 *Gradients are hand-derived.* ``fused_mlp`` replaces ``torch.nn`` and autograd, ``optimizers`` replaces ``torch.optim``:
 forward and backward passes over flat parameter vectors. No unused gradient is computed, both critics are one stacked
 network, Adam and the target update are one call each. Tests compare the gradients with autograd and with NumPy.
@@ -56,6 +58,7 @@ def create(
     network = find_network(config.network, import_module)
     options |= {} if network is None else {"network": network}
     algorithm: OffPolicyAlgorithm = _class(name, kind, import_module)(obs_dim, size, config, seed, device, **options)
+    algorithm.set_optimizers(config)
     return algorithm
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from spreeze.algorithms import losses
 from spreeze.algorithms.algorithm import finite
+from spreeze.algorithms.distributional import create_critics
 from spreeze.algorithms.fused_mlp import (
     HiddenLayers,
     MlpPasses,
@@ -145,8 +146,8 @@ class SAC(_SoftActorCritic):
         layers = HiddenLayers(config.activation, config.actor_layer_norm, network)
         actor = TrainedNetworks(lambda: new_parameters(sizes, 1, place.actor, layers=layers), config.actor_lr, init,
                                 target=False)
-        critics = Critics(obs_dim, action_dim, hidden, 2, config.critic_lr, init, place.critics, pair,
-                          HiddenLayers(config.activation, config.critic_layer_norm, network))
+        critics = create_critics(config, obs_dim, action_dim, 2, init, place.critics, pair,
+                                 HiddenLayers(config.activation, config.critic_layer_norm, network))
         meta = {"policy": "squashed_gaussian", "obs_dim": obs_dim, "action_dim": action_dim,
                 "hidden_sizes": list(hidden), **layers.meta}  # fmt: skip
         super().__init__(actor, critics, config, seed, meta, place, overlap=overlap)

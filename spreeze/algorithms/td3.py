@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from spreeze.algorithms import losses
+from spreeze.algorithms.distributional import create_critics
 from spreeze.algorithms.fused_mlp import HiddenLayers, MlpPasses, Parameters, Tape, ThreadPair, new_parameters
 from spreeze.algorithms.off_policy import Critics, OffPolicyAlgorithm, Placement, Proposal, TrainedNetworks
 from spreeze.config.algorithms import NetworkRow
@@ -53,8 +54,8 @@ class DDPG(OffPolicyAlgorithm):
         sizes = (obs_dim, *hidden, action_dim)
         layers = HiddenLayers(config.activation, config.actor_layer_norm, network)
         actor = TrainedNetworks(lambda: new_parameters(sizes, 1, place.actor, layers=layers), config.actor_lr, init)
-        critics = Critics(obs_dim, action_dim, hidden, self.num_critics, config.critic_lr, init, place.critics, pair,
-                          HiddenLayers(config.activation, config.critic_layer_norm, network))
+        critics = create_critics(config, obs_dim, action_dim, self.num_critics, init, place.critics, pair,
+                                 HiddenLayers(config.activation, config.critic_layer_norm, network))
         meta = {"policy": "deterministic", "obs_dim": obs_dim, "action_dim": action_dim, "hidden_sizes": list(hidden),
                 "exploration_noise": config.exploration_noise, **layers.meta}  # fmt: skip
         noise = torch.Generator(place.actor).manual_seed(seed + 1)

@@ -307,7 +307,8 @@ def _run(
             say(f"summary.json could not be written: {error}", as_json=args.json)
         state = "failed" if outcome.error else "finished"
         run_dir.write_state(wall_s=outcome.wall_s, env_steps=outcome.env_steps, updates=outcome.updates,
-                            eval_best=outcome.eval_best, episodes=outcome.episodes, exit_reason=outcome.stopped_by)
+                            eval_best=outcome.eval_best, eval_final=outcome.eval_final, episodes=outcome.episodes,
+                            exit_reason=outcome.stopped_by)
     finally:
         run_dir.write_state(state=state)
     if args.json:
@@ -340,10 +341,18 @@ def _closing(document: dict[str, Any]) -> str:
         f"stopped by {document['stopped_by']} after {text('wall_s')} s: {document['env_steps']} env steps "
         f"({text('env_steps_per_s', '.0f')}/s), {document['updates']} updates ({text('updates_per_s')}/s), "
         f"{text('samples_per_insert')} samples per insert, greedy return {text('eval_return_mean')} "
-        f"(best {text('eval_return_best')}{_missing(document)})\n"
+        f"(best {text('eval_return_best')}{_missing(document)}){_final(document)}\n"
         f"watch it: python -m spreeze play {document['run_dir']}\n"
         f"continue: python -m spreeze.train --resume {document['run_dir']}"
     )
+
+
+def _final(document: dict[str, Any]) -> str:
+    """The final metric, where it is more than the last evaluation."""
+    final, count = document.get("eval_return_final"), document.get("eval_return_final_evaluations")
+    if final is None or count is None or count < 2:
+        return ""
+    return f", {final:.1f} over the last {count} evaluations"
 
 
 def _missing(document: dict[str, Any]) -> str:

@@ -126,6 +126,8 @@ def with_algorithm(layers: list[Layer], settings: Settings, spec: EnvSpec) -> tu
         settings = resolve(layers)
     check_algorithm(settings.config.run.algo, spec, settings.config.mode)
     find_network((settings.config.on_policy or settings.config.algorithm).network, spec.import_module)
+    if settings.config.on_policy is None:
+        settings.config.algorithm.check_task(spec)
     correction = find_row(settings.config.run.algo, spec.import_module).correction
     if correction is not None and "rollout.correction" not in settings.sources:
         layers.insert(0, Layer(default_of(settings), {"rollout": {"correction": correction}}))

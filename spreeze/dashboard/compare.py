@@ -19,6 +19,7 @@ from spreeze.formatting import DASH, duration, number
 from spreeze.metrics.comparison import (
     POLICIES,
     RESAMPLES,
+    WORST_OF,
     Curve,
     Report,
     Rules,
@@ -29,6 +30,7 @@ from spreeze.metrics.comparison import (
     report,
     running_mean,
     spread_text,
+    worst_of_last,
 )
 from spreeze.metrics.store import EvaluationRow, MetricsReader
 
@@ -206,6 +208,7 @@ def _run_table(reports: list[Report], curves: Mapping[str, Curve]) -> None:
                 "final metric": number(run.final), "final-time metric": number(run.final_time),
                 "time limit": duration(run.limit_s), "required time": duration(run.required_s[0]),
                 "best return": number(max(record.return_mean for record in curves[run.name].evaluations)),
+                f"worst of last {WORST_OF}": number(worst_of_last(curves[run.name].evaluations)),
                 "env steps": number(curves[run.name].evaluations[-1].env_steps), "policies": run.policies,
             }
             for found in reports for run in found.runs

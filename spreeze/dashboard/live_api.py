@@ -185,7 +185,7 @@ def snapshot(
         wall_s=run.get("wall_s"), learning_starts=replay.get("learning_starts"),
         samples_per_insert_min=replay.get("samples_per_insert_min"),
         samples_per_insert_max=replay.get("samples_per_insert_max"), samplers_wanted=samplers,
-        eval_best=run.get("eval_best"),
+        eval_best=run.get("eval_best"), eval_final=run.get("eval_final"),
         learner_device=device if device != "auto" else ("cuda:0" if known["gpus"] else "cpu"),
         samplers_alive=len(active) or None, **known,
     )
@@ -200,7 +200,8 @@ def texts(shown: Snapshot, run: Mapping[str, Any], last: EvaluationRow | None, p
         "update_rate": number(shown.updates_per_s), "frame_rate": number(shown.update_frames_per_s),
         "return": DASH if last is None else number(last.return_mean),
         "interval": DASH if interval is None else f"\u00b1 {number(interval)}",
-        "best": number(shown.eval_best), "ratio": number(shown.samples_per_insert), "fill": percent(shown.replay_fill),
+        "best": number(shown.eval_best), "final": number(shown.eval_final),
+        "ratio": number(shown.samples_per_insert), "fill": percent(shown.replay_fill),
         "lag": number(shown.policy_lag), "age": number(shown.transition_age), "cpu": percent(shown.cpu_use),
         "memory": size(shown.memory_used_bytes),
         "samplers": _samplers(shown), "picture": _picture_age(path),

@@ -37,6 +37,7 @@ class RunRow:
     env_steps: int | None
     updates: int | None
     eval_best: float | None
+    eval_final: float | None
     exit_reason: str | None
     about: About
 
@@ -90,7 +91,7 @@ def row(path: Path) -> RunRow:
         env_id=_text(run.get("env_id")), algo=_text(run.get("algo")), seed=_integer(run.get("seed")),
         started=_text(run.get("started")), wall_s=_number(run.get("wall_s")), env_steps=_integer(run.get("env_steps")),
         updates=_integer(run.get("updates")), eval_best=_number(run.get("eval_best")),
-        exit_reason=_text(run.get("exit_reason")), about=read_about(path),
+        eval_final=_number(run.get("eval_final")), exit_reason=_text(run.get("exit_reason")), about=read_about(path),
     )
 
 

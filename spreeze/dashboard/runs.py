@@ -63,7 +63,8 @@ def _list(folder: Path) -> None:
             "run": item.title, "tags": list(item.about.tags), "state": [item.state], "task": item.env_id or DASH,
             "algorithm": f"{item.algo or DASH}, seed {number(item.seed)}", "started": _moment(item.started),
             "wall time": duration(item.wall_s), "env steps": number(item.env_steps), "updates": number(item.updates),
-            "best return": number(item.eval_best), "ended by": item.exit_reason or DASH,
+            "best return": number(item.eval_best), "last ten": number(item.eval_final),
+            "ended by": item.exit_reason or DASH,
         }
         for item in found
     ]
@@ -82,6 +83,7 @@ def _list(folder: Path) -> None:
             "env steps": st.column_config.TextColumn(help=meaning("env_steps")),
             "updates": st.column_config.TextColumn(help=meaning("updates")),
             "best return": st.column_config.TextColumn(help=meaning("eval_return")),
+            "last ten": st.column_config.TextColumn(help="Mean return over the last ten evaluations: what was kept."),
         },
     )
     asked = [found[place].name for place in chosen["selection"]["rows"] if place < len(found)]

@@ -36,6 +36,8 @@ NORM_EPS = 1e-5
 """Added to the variance in layer normalisation, as torch.nn does by default."""
 
 Arrays = dict[str, np.ndarray]
+_EXPLORING = "explore."
+"""Begins the names of the newest weights in a file whose policy is an average of many."""
 
 # As float32 arrays, since a ufunc takes a microsecond to find the type of a Python number.
 _ZERO, _ONE, _MINUS_ONE = np.array(0.0, np.float32), np.array(1.0, np.float32), np.array(-1.0, np.float32)
@@ -46,6 +48,17 @@ _GELU, _CUBE = np.array(math.sqrt(2.0 / math.pi), np.float32), np.array(0.044715
 _NORM_EPS = np.array(NORM_EPS, np.float32)
 _TINY = np.array(np.finfo(np.float32).tiny, np.float32)
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
+
+
+def with_exploring(arrays: Arrays, exploring: Arrays) -> Arrays:
+    """The weights of a policy with those that samplers explore with, for one file."""
+    return arrays | {_EXPLORING + name: array for name, array in exploring.items()}
+
+
+def exploring_arrays(arrays: Arrays) -> Arrays:
+    """The weights that samplers explore with: the policy's, except for those that the file has twice."""
+    return arrays | {name.removeprefix(_EXPLORING): array for name, array in arrays.items()
+                     if name.startswith(_EXPLORING)}
 
 
 class Policy:

@@ -28,6 +28,10 @@ IGNORED = (
 )
 """Settings, or parts of settings, that make no other experiment of a run."""
 POLICIES = 10
+HELD = 5
+"""Evaluations in a row whose mean reaches a return that is held, not met once by luck."""
+WORST_OF = 20
+"""Latest evaluations whose worst one tells how far a policy falls back."""
 RESAMPLES = 10_000
 LEVEL = 0.95
 
@@ -173,6 +177,11 @@ def required_time(curve: Sequence[EvaluationRow], target: float, policies: int =
     """
     means = running_mean(curve, policies)[policies - 1 :]
     return next((record.t for record, mean in zip(curve[policies - 1 :], means, strict=True) if mean >= target), None)
+
+
+def worst_of_last(curve: Sequence[EvaluationRow], policies: int = WORST_OF) -> float | None:
+    """The lowest of the latest evaluations; None if there are none."""
+    return min((record.return_mean for record in curve[-policies:]), default=None)
 
 
 def spread(values: Sequence[float], rules: Rules) -> Spread | None:

@@ -10,7 +10,7 @@ from time import perf_counter
 import numpy as np
 
 from spreeze.envs.task import open_task, uniform_actions, vector_maker
-from spreeze.inference.policy import Policy
+from spreeze.inference.policy import Policy, exploring_arrays
 from spreeze.metrics.table import SLOTS, Phase
 from spreeze.transport.protocols import TransitionSink
 from spreeze.transport.rate_limiter import RateLimiter
@@ -124,7 +124,7 @@ class SamplerLoop:
             return
         weights = self._weights.read_latest(self._held)
         if weights is not None:
-            self._policy = Policy.from_weights(weights.arrays, weights.meta)
+            self._policy = Policy.from_weights(exploring_arrays(weights.arrays), weights.meta)
             self._held = (weights.epoch, weights.version)
         elif self._held is None:
             return
