@@ -29,6 +29,8 @@ from spreeze.transport.weights import VersionedParameters
 from spreeze.types import FrameSpec, RowLayout
 from spreeze.workers.collectors import RolloutCollector, RolloutPolicy, TransitionCollector
 from spreeze.workers.evaluator import run_episodes
+from spreeze.workers.gpu_replay import DeviceStream
+from spreeze.workers.replay_trainer import DeviceNormalizer
 from spreeze.workers.rollout_workers import Inference, MailboxClient
 
 ID, MODULE, K = "tests/Masked-v0", "masked_env", masked_env.NUM_ACTIONS
@@ -176,6 +178,12 @@ def test_the_normaliser_leaves_the_mask_as_it_is():
     normalizer.apply(rows)
     np.testing.assert_array_equal(rows[:, 1:], before[:, 1:])
     assert abs(rows[:, 0].mean()) < 1e-5
+    # On a device, as rows of GPU replay are scaled.
+    layout, cpu = RowLayout(3, 1), torch.device("cpu")
+    whole = torch.zeros(100, layout.width)
+    whole[:, layout.obs] = whole[:, layout.next_obs] = torch.from_numpy(before)
+    DeviceNormalizer(normalizer, layout, cpu, DeviceStream(cpu)).apply(whole)
+    np.testing.assert_array_equal(whole[:, layout.next_obs], rows)
 
 
 # --- losses ---
