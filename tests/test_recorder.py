@@ -19,7 +19,8 @@ def made(tmp_path, monkeypatch):
     """A recorder of a run of ten evaluation episodes and a target of 5, and its notes."""
     quiet = {name: lambda *args: None for name in ("event", "write", "evaluation", "close")}
     monkeypatch.setattr(recorder, "MetricsWriter", lambda path, table: SimpleNamespace(**quiet))
-    config = SimpleNamespace(evaluation=SimpleNamespace(episodes=10), stop=SimpleNamespace(target_return=5.0))
+    config = SimpleNamespace(evaluation=SimpleNamespace(episodes=10), stop=SimpleNamespace(target_return=5.0),
+                             logging=SimpleNamespace(sinks=()))
     earlier = SimpleNamespace(sessions=0, best_return=None, wall_s=0.0)
     plan = SimpleNamespace(config=config, batch_size=1, learners=1, earlier=earlier)
     notes = []

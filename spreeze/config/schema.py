@@ -19,6 +19,8 @@ from spreeze.config.modes import DECLARED, Mode, Wiring, find_mode
 from spreeze.errors import ConfigError, did_you_mean
 from spreeze.inference.convolution import CNNS
 
+SINKS = ("tensorboard", "wandb", "mlflow")
+"""Each is the name of a sink (``workers.metric_sinks``), of its package and of the extra that installs it."""
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
@@ -364,6 +366,16 @@ class TuningConfig(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
+class LoggingConfig(Part):
+    """Where a run is logged beside its own directory."""
+
+    sinks: tuple[str, ...] = setting((), "what also gets metrics, evaluations, settings and events: any of "
+                                     f"{', '.join(SINKS)}, with commas between; each needs its extra",
+                                     choices=SINKS, flag="--log")
+    project: str = setting("spreeze", "project of Weights & Biases, experiment of MLflow")
+
+
+@dataclass(frozen=True, kw_only=True)
 class StopConfig(Part):
     """When training ends by itself; without any condition it goes on until Ctrl-C."""
 
@@ -394,6 +406,7 @@ class Config:
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     visualizer: VisualizerConfig = field(default_factory=VisualizerConfig)
     tuning: TuningConfig = field(default_factory=TuningConfig)
+    logging: LoggingConfig = field(default_factory=LoggingConfig)
     stop: StopConfig = field(default_factory=StopConfig)
     imported: AlgorithmConfig | OnPolicyConfig | None = None
     """The part of the chosen algorithm where the module of ``--import`` declares it; else None."""
@@ -473,7 +486,7 @@ _ONLY_WITH_REPLAY: tuple[str, ...] = (
     "learner.precision", "learner.overlap", "learner.mirror", "learner.updates_per_launch",
 )
 _ONLY_ON_POLICY: tuple[str, ...] = ("rollout",)
-_ALWAYS = ("env.normalize_obs", "image", "sampling", "learner", "evaluation", "visualizer", "tuning")
+_ALWAYS = ("env.normalize_obs", "image", "sampling", "learner", "evaluation", "visualizer", "tuning", "logging")
 
 
 def offered(config: Config) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -159,7 +159,9 @@ def arguments(request: Request) -> list[str]:
     found += ["--auto"] if request.auto else []
     for key, value in request.settings.items():
         flag, text = FLAG_OF.get(key), value if isinstance(value, str) else toml_value(value)
-        if flag is None:
+        if flag is not None and isinstance(value, tuple):
+            found.append(f"{flag}={','.join(value)}")
+        elif flag is None:
             found.append(f"--set={key}={text}")
         elif kind_of(key) is not bool:
             found.append(f"{flag}={text}")

@@ -24,7 +24,8 @@ from spreeze.metrics.store import EvaluationRow, MetricsReader
 from spreeze.run_directory import read_config, read_run
 
 IGNORED = (
-    "run.seed", "run.name", "run.runs_dir", "env.import_module", "evaluation.", "stop.", "tuning.", "visualizer.",
+    "run.seed", "run.name", "run.runs_dir", "env.import_module", "evaluation.", "logging.", "stop.", "tuning.",
+    "visualizer.",
 )
 """Settings, or parts of settings, that make no other experiment of a run."""
 POLICIES = 10

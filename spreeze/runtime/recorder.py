@@ -7,7 +7,7 @@ import dataclasses
 import math
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,6 +20,7 @@ from spreeze.metrics.snapshot import Snapshot, measured
 from spreeze.metrics.store import EvaluationRow, MetricsWriter
 from spreeze.metrics.table import TABLE, Kind, Metric, MetricTable, Needs
 from spreeze.run_directory import RunDir, process_age_s, versions
+from spreeze.runtime.loggers import Loggers
 from spreeze.runtime.plan import RunPlan
 from spreeze.workers.context import event_text, write_error
 
@@ -100,6 +101,8 @@ class Recorder:
         self.reading: CounterSample | None = None
         self.first_error: tuple[str, str] | None = None
         self.outcome = Outcome(eval_best=plan.earlier.best_return)
+        self._loggers = Loggers(self.event, table)
+        self._loggers.start(plan, run_dir)
 
     @property
     def session_s(self) -> float:
@@ -115,6 +118,7 @@ class Recorder:
         line = text if source == "supervisor" else f"{source}: {text}"
         self._events.append(line)
         self._store.event(self.wall_s, level, source, text)
+        self._loggers.event(self.wall_s, level, source, text)
         self._view.note(line if level == "info" else f"{level}: {line}")
 
     def env_error(self, where: str, error: Exception, count: int) -> None:
@@ -169,7 +173,7 @@ class Recorder:
         if self._plan.learners > 1:
             self._metrics[f"eval_return/{group}"] = value
             with contextlib.suppress(KeyError, TypeError, ValueError):
-                self._store.write(float(record["wall_s"]), int(record["env_steps"]), {f"eval_return/{group}": value})
+                self._write(float(record["wall_s"]), int(record["env_steps"]), {f"eval_return/{group}": value})
         if not final and value < max(self._scores.values()):
             return
         outcome.eval_return = self._metrics["eval_return"] = value
@@ -186,9 +190,14 @@ class Recorder:
         self._evaluated = order
         with contextlib.suppress(KeyError, TypeError, ValueError):
             fields = {name: record[name] for name in EvaluationRow._fields if name != "t"}
-            self._store.evaluation(EvaluationRow(t=float(record["wall_s"]), **fields))
-            self._store.write(float(record["wall_s"]), int(record["env_steps"]),
-                              {"eval_return": value, "eval_length": float(record["length_mean"])})
+            row = EvaluationRow(t=float(record["wall_s"]), **fields)
+            self._store.evaluation(row)
+            self._loggers.evaluation(row)
+            self._write(row.t, int(row.env_steps), {"eval_return": value, "eval_length": float(row.length_mean)})
+
+    def _write(self, t: float, step: int, values: dict[str, float]) -> None:
+        self._store.write(t, step, values)
+        self._loggers.write(t, step, values)
 
     def no_final_evaluation(self, budget_s: float) -> None:
         self.event("info", f"no final evaluation: no whole round of episodes gave a score within {budget_s:.0f} s; the "
@@ -211,8 +220,10 @@ class Recorder:
         self._metrics = {**metrics, "eval_return": self._metrics.get("eval_return"), **scores}
         snapshot = self.snapshot(state)
         self.outcome.bottleneck = snapshot.bottleneck
-        self._store.write(self.wall_s, int(metrics["env_steps"] or 0),
-                          {name: value for name, value in metrics.items() if value is not None})
+        known = {name: value for name, value in metrics.items() if value is not None}
+        wall_s, step = self.wall_s, int(metrics["env_steps"] or 0)
+        self._store.write(wall_s, step, known)
+        self._loggers.sample(wall_s, step, known)
         self._view.update(snapshot)
         if state == "training" and time.monotonic() >= self._next_state_s:
             self._next_state_s = time.monotonic() + _STATE_S
@@ -273,8 +284,9 @@ class Recorder:
         if outcome.error and self.first_error:
             outcome.error = f"{outcome.error} (first: {self.first_error[0]}: {self.first_error[1]})"
 
-    def close(self) -> None:
-        """Closes the store and the GPU monitor."""
+    def close(self, hurry: Callable[[], bool] = lambda: False) -> None:
+        """Closes the sinks, which may take seconds unless ``hurry()``, the store and the GPU monitor."""
+        self._loggers.close(failed=self.outcome.error is not None, hurry=hurry)
         if self._saving_said:
             self._run_dir.write_state(checkpoint_left_bytes=None)
         self._utilisation.close()
