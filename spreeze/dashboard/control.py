@@ -26,7 +26,7 @@ import psutil
 from spreeze.config.layers import Layer, Values, resolve, toml_value
 from spreeze.config.modes import DECLARED
 from spreeze.config.schema import FLAG_OF, Config, RunConfig, field_of, kind_of
-from spreeze.dashboard.run_data import ROOT, SAMPLE, launch_log, live_run, read_json, tail_lines
+from spreeze.dashboard.run_data import ROOT, SAMPLE, launch_log, live_run, tail_lines
 from spreeze.errors import ConfigError, ResourceError, RunError
 from spreeze.formatting import clean
 from spreeze.metrics.store import MetricsReader
@@ -36,6 +36,7 @@ from spreeze.run_directory import (
     is_alive,
     new_name,
     read_config,
+    read_json,
     read_run,
     refuse_links,
     state_of,

@@ -26,6 +26,7 @@ from spreeze.dashboard.run_data import (
 )
 from spreeze.errors import RunError, SpreezeError
 from spreeze.formatting import DASH, duration, number, size
+from spreeze.metrics import html_report
 from spreeze.metrics.store import MetricsReader
 
 _MAX_EXPORT_BYTES = 100_000_000
@@ -112,6 +113,9 @@ def _one(path: Path, folder: Path) -> None:
         st.button("Delete for good", disabled=sure != path.name, on_click=_delete, args=(path, folder))
     if cells[3].button("Prepare export", width="stretch", help="Settings, metrics and the best networks as one file."):
         st.download_button("Download", export(path), f"{path.name}.zip", "application/zip")
+    st.download_button("Report", lambda: html_report.make([path]), f"{path.name}.html", "text/html", key="runs_report",
+                       help="One HTML file to keep or send: curves, rates, settings with their sources, the tuner's "
+                            "table, machine, versions, events.")
     name = path.name
     packed = shlex.join(("python", "-m", "zipfile", "-c", f"{name}.zip", *(short(part) for part in exported(path))))
     acts = () if recorded else (

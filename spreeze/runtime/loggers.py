@@ -123,15 +123,16 @@ class Sink:
         if not self.open:
             return
         self._send()
+        ended = self._process.poll() is not None  # before its last words are read
         for message in self._answers():
             self._take(message)
-        self._judge()
+        self._judge(ended)
 
-    def _judge(self) -> None:
+    def _judge(self, ended: bool) -> None:
         """Switches the sink off if its process has ended, or has not answered for too long."""
         if not self.open:
             return
-        if self._process.poll() is not None:
+        if ended:
             self._switch_off(f"its process ended with exit code {self._process.returncode}")
             return
         limit_s = self._limits_s[self._done > 0]
