@@ -136,7 +136,8 @@ def test_infinite_and_equal_values_are_drawn(make_run):
     writer.write(3.0, 30, {"updates_per_s": 1e308})
     writer.evaluation(EvaluationRow(3.0, 30, 3, 1, 3, 0, float("inf"), 0.0, 5.0))
     writer.close()
-    places = [value for name, value in parsed(html_report.make([path])).attributes if name in ("points", "x", "y", "y1")]
+    attributes = parsed(html_report.make([path])).attributes
+    places = [value for name, value in attributes if name in ("points", "x", "y", "y1")]
     assert places
     assert not any("nan" in value or "inf" in value for value in places)
 
