@@ -31,6 +31,7 @@ class Run:
     def finish(self, exit_code): self.note(finish=exit_code)
 Settings = types.SimpleNamespace
 init = lambda **kwargs: Run(**kwargs)
+teardown = lambda: None
 """,
     "mlflow": """
 import json, os, sys, types
@@ -42,9 +43,11 @@ class MlflowClient:
     def __init__(self, tracking_uri):
         self.file = open(os.environ["STAND_IN"], "a")
         self.note("open", tracking_uri)
+        self.path = tracking_uri.removeprefix("sqlite:///")
     def note(self, *what):
         self.file.write(json.dumps(what) + "\\n")
         self.file.flush()
+    def search_experiments(self, max_results): open(self.path, "w").close()
     def get_experiment_by_name(self, name): return None
     def create_experiment(self, name, artifact_location): return "1"
     def create_run(self, experiment, run_name, tags):
@@ -126,7 +129,10 @@ def test_mlflow_gets_rows_settings_and_events_and_a_resumed_run_goes_on_there(ma
         logged.close(failed=failed)
         made.close()
     told = made.told()
-    assert [row[1] for row in told if row[0] == "open"] == [f"sqlite:///{made.path.parent}/mlflow.db"] * 2
+    opened = [row[1] for row in told if row[0] == "open"]
+    assert opened[1:] == [f"sqlite:///{made.path.parent}/mlflow.db"] * 2
+    assert opened[0].endswith(".tmp"), "a database whose making is interrupted is never taken for one"
+    assert sorted(path.name for path in made.path.parent.iterdir()) == ["mlflow.db", "r"]
     assert [row for row in told if row[0] == "create"] == [["create", "r"]]
     params = [param for row in told if row[0] == "batch" for param in row[2]]
     assert ["run.seed", "5"] in params

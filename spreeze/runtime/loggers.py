@@ -182,7 +182,7 @@ class Sink:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         lost = self._put - self._done + self.dropped
-        self._on_event("warning", f"{self.name} is off, the run goes on: {clean(why)}; {lost} rows are lost to it "
+        self._on_event("warning", f"{self.name} is off, the run goes on: {clean(why, 200)}; {lost} rows are lost to it "
                                   f"(see logs/log-{self.name}.log)")
 
     def reap(self) -> None:

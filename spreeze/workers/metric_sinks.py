@@ -34,6 +34,8 @@ _CLIP_LOOK_S = 5.0
 _MOST_CLIP_BYTES = 20_000_000
 _MOST_EVENTS = 500
 """Of one session, in a sink that rewrites them all at each one."""
+_WANDB_OPEN_S = 20.0
+"""Then the run is kept offline; shorter than a run waits at its end for a sink that is not open yet."""
 _WANDB_HOST = "api.wandb.ai"
 _ID = re.compile(r"^[A-Za-z0-9_-]{1,64}$")
 
@@ -124,26 +126,41 @@ class TensorBoardSink:
 
 
 class WandbSink:
-    """One run of Weights & Biases, which a resumed run continues; offline where there is no key."""
+    """One run of Weights & Biases, which a resumed run continues; offline without a key or a network.
+
+    Its files are in ``wandb/`` beside the runs.
+    """
 
     def __init__(self, opening: Opening, tell: Tell) -> None:
         import wandb
 
         self._library: Any = wandb
-        mode = os.environ.get("WANDB_MODE") or ("online" if _has_wandb_key() else "offline")
-        known = opening.known.get("id", "")
-        self._run: Any = self._library.init(
-            project=os.environ.get("WANDB_PROJECT") or opening.project, name=opening.path.name,
-            id=known if _ID.match(known) else None, resume="allow", dir=opening.run_dir, mode=mode,
-            config={**opening.settings, **opening.facts},
-            settings=self._library.Settings(symlink=False),  # a run directory with links in it could not be resumed
-        )
+        asked = os.environ.get("WANDB_MODE")
+        default = str(getattr(self._library.Settings(), "base_url", ""))
+        mode, why = ("online", "") if _has_wandb_key(default) else ("offline", "no key was found")
+        try:
+            self._run = self._begun(opening, asked or mode)
+        except Exception as error:
+            if asked or mode == "offline":
+                raise
+            mode, why = "offline", clean(f"{type(error).__name__}: {error}", 200)
+            self._run = self._begun(opening, mode)
         self._run.define_metric("env_steps", hidden=True)
         self._run.define_metric("*", step_metric="env_steps")
         tell(known={"id": str(self._run.id)})
-        if mode == "offline":
+        if why and not asked:
             folder = Path(str(self._run.dir)).parent
-            tell(event=("info", f"no key was found, so the run is kept offline; to send it: wandb sync {folder}"))
+            tell(event=("info", f"{why}, so the run is kept offline; to send it: wandb sync {folder}"))
+
+    def _begun(self, opening: Opening, mode: str) -> Any:
+        known = opening.known.get("id", "")
+        return self._library.init(
+            project=os.environ.get("WANDB_PROJECT") or opening.project, name=opening.path.name,
+            id=known if _ID.match(known) else None, resume="allow", mode=mode,
+            # Beside the runs: a run directory with one of its links in it could not be resumed.
+            dir=str(opening.path.parent),
+            config={**opening.settings, **opening.facts}, settings=self._library.Settings(init_timeout=_WANDB_OPEN_S),
+        )
 
     def write(self, moment: Moment, values: Mapping[str, float]) -> None:
         self._run.log({**values, "env_steps": moment.step, "wall_s": moment.wall_s})
@@ -156,6 +173,7 @@ class WandbSink:
 
     def close(self, *, failed: bool) -> None:
         self._run.finish(exit_code=int(failed))
+        self._library.teardown()  # the process that it started
 
 
 class MlflowSink:
@@ -165,9 +183,11 @@ class MlflowSink:
         os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
         import mlflow.entities
 
-        where = os.environ.get("MLFLOW_TRACKING_URI")
+        where, local = os.environ.get("MLFLOW_TRACKING_URI"), opening.path.parent / "mlflow.db"
+        if not where and not local.exists():
+            _make_database(mlflow.MlflowClient, local)
         self._entities: Any = mlflow.entities
-        self._client: Any = mlflow.MlflowClient(tracking_uri=where or f"sqlite:///{opening.path.parent / 'mlflow.db'}")
+        self._client: Any = mlflow.MlflowClient(tracking_uri=where or f"sqlite:///{local}")
         self._events: list[str] = []
         self._run_id = self._continued(opening)
         if not self._run_id:
@@ -219,17 +239,29 @@ class MlflowSink:
         self._client.set_terminated(self._run_id, "FAILED" if failed else "FINISHED")
 
 
+def _make_database(client: Callable[..., Any], path: Path) -> None:
+    """Makes MLflow's tables, which takes seconds, in a file that appears under its name when it is whole.
+
+    Half of them, left by a process that was killed, or those of two processes at once, could never be opened.
+    """
+    fresh = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    client(tracking_uri=f"sqlite:///{fresh}").search_experiments(max_results=1)
+    with contextlib.suppress(FileExistsError):
+        os.link(fresh, path)
+    fresh.unlink()
+
+
 SINKS: dict[str, Callable[[Opening, Tell], MetricSink]] = {
     "tensorboard": TensorBoardSink, "wandb": WandbSink, "mlflow": MlflowSink,
 }
 """By the name in ``logging.sinks``, which is also that of the package and of the extra that installs it."""
 
 
-def _has_wandb_key() -> bool:
+def _has_wandb_key(default_url: str = "") -> bool:
     """Whether Weights & Biases would find a key without asking: in the environment or in ``.netrc``."""
     if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
         return True
-    host = urlsplit(os.environ.get("WANDB_BASE_URL", "")).hostname or _WANDB_HOST
+    host = urlsplit(os.environ.get("WANDB_BASE_URL") or default_url).hostname or _WANDB_HOST
     files = [os.environ["NETRC"]] if "NETRC" in os.environ else ["~/.netrc", "~/_netrc"]
     for name in files:
         with contextlib.suppress(OSError, netrc.NetrcParseError, UnicodeDecodeError):
@@ -276,8 +308,8 @@ def serve(line: socket.socket) -> None:
         line.sendall(json.dumps(fields).encode() + b"\n")
 
     opening = Opening(**json.loads(rows.readline()))
+    clips, done, failed = _Clips(opening.path), 1, False  # clips from before the sink is open are new, too
     sink = SINKS[opening.sink](opening, tell)
-    clips, done, failed = _Clips(opening.path), 1, False
     tell(done=done)
     for text in rows:
         row = json.loads(text)
@@ -303,19 +335,17 @@ def main(argv: list[str]) -> None:
     leave_to_supervisor()
     with contextlib.suppress(OSError):
         os.nice(NICE)
-    code = 0
-    with socket.socket(fileno=int(argv[0])) as line:
-        try:
-            serve(line)
-        except BaseException as error:
+    line, code = socket.socket(fileno=int(argv[0])), 1
+    try:
+        serve(line)
+        code = 0
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            line.sendall(json.dumps({"failed": clean(f"{type(error).__name__}: {error}")}).encode() + b"\n")
+        with contextlib.suppress(OSError):  # the disk of the log may be full
             traceback.print_exc()
-            code = 1
-            with contextlib.suppress(OSError):
-                line.sendall(json.dumps({"failed": clean(f"{type(error).__name__}: {error}")}).encode() + b"\n")
-    with contextlib.suppress(OSError):
-        sys.stdout.flush()
-        sys.stderr.flush()
-    os._exit(code)  # threads and exit handlers of a library may hang
+    finally:
+        os._exit(code)  # threads and exit handlers of a library may hang
 
 
 if __name__ == "__main__":
