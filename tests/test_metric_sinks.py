@@ -219,8 +219,9 @@ def test_a_run_and_its_resumption_log_what_the_store_has_though_other_sinks_hang
     refuse_links(path)
 
 
-def test_a_sink_without_its_package_is_refused_with_the_command_that_installs_it(monkeypatch):
-    monkeypatch.setattr(loggers.importlib.util, "find_spec", lambda name: None)
+@pytest.mark.parametrize("found", [None, SimpleNamespace(origin=None)], ids=["nothing", "a folder of that name"])
+def test_a_sink_without_its_package_is_refused_with_the_command_that_installs_it(monkeypatch, found):
+    monkeypatch.setattr(loggers.importlib.util, "find_spec", lambda name: found)
     with pytest.raises(ConfigError, match=r"--log mlflow: .* pip install -e '\.\[mlflow\]'"):
         loggers.check_sinks(["mlflow"])
 
@@ -228,8 +229,17 @@ def test_a_sink_without_its_package_is_refused_with_the_command_that_installs_it
 def test_sinks_are_named_with_commas_and_a_wrong_name_is_told():
     values = user_values(build_parser().parse_args(["--log", "tensorboard, wandb"]))
     assert resolve([Layer("user", values)]).config.logging.sinks == ("tensorboard", "wandb")
+    values = user_values(build_parser().parse_args(["--log", ""]))
+    assert resolve([Layer("resumed run", {"logging": {"sinks": ["mlflow"]}}),
+                    Layer("user", values)]).config.logging.sinks == ()
     with pytest.raises(ConfigError, match="did you mean 'tensorboard'"):
         resolve([Layer("user", {"logging": {"sinks": ["tensorbord"]}})])
+
+
+def test_the_page_starts_a_run_with_the_same_flag():
+    control = pytest.importorskip("spreeze.dashboard.control")
+    request = control.Request(env_id="Pendulum-v1", settings={"logging.sinks": ("tensorboard", "wandb")})
+    assert control.arguments(request)[-1] == "--log=tensorboard,wandb"
 
 
 @pytest.mark.parametrize(("line", "known"), [

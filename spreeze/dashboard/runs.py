@@ -118,11 +118,12 @@ def _one(path: Path, folder: Path) -> None:
                             "table, machine, versions, events.")
     name = path.name
     packed = shlex.join(("python", "-m", "zipfile", "-c", f"{name}.zip", *(short(part) for part in exported(path))))
+    told = control.shown("spreeze", "report", short(path))
     acts = () if recorded else (
         control.shown("spreeze.train", "--resume", name, *control.place(folder)),
         control.shown("spreeze", "runs", *control.place(folder), "stop", name),
     )
-    components.show_command("one", *acts, packed)
+    components.show_command("one", *acts, told, packed)
 
 
 def exported(path: Path) -> list[Path]:

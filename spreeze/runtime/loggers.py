@@ -56,9 +56,10 @@ def check_sinks(names: Sequence[str]) -> None:
         ConfigError: it is not installed.
     """
     for name in names:
-        if importlib.util.find_spec(name) is None:
+        found = importlib.util.find_spec(name)
+        if found is None or found.origin is None:  # a mere folder of that name, as W&B makes one
             raise ConfigError(f"--log {name}: the package {name} is not installed; install it with: "
-                              f"pip install -e '.[{name}]' (or pip install {name})")
+                              f"pip install -e '.[{name}]' (or pip install {name}), or log to none: --log ''")
 
 
 class Sink:
