@@ -16,6 +16,7 @@ import math
 import netrc
 import os
 import re
+import shlex
 import socket
 import sys
 import traceback
@@ -109,7 +110,8 @@ class TensorBoardSink:
                 self._writer.file_writer.add_summary(summary)
         self._writer.add_text("settings", _table(opening.settings))
         self._writer.add_text("facts", _table(opening.facts))
-        tell(known={"folder": "tensorboard"})
+        tell(known={"folder": "tensorboard"},
+             event=("info", f"to watch: tensorboard --logdir {shlex.quote(str(opening.path.parent))}"))
 
     def write(self, moment: Moment, values: Mapping[str, float]) -> None:
         for name, value in values.items():
@@ -149,8 +151,10 @@ class WandbSink:
         self._run.define_metric("*", step_metric="env_steps")
         tell(known={"id": str(self._run.id)})
         if why and not asked:
-            folder = Path(str(self._run.dir)).parent
+            folder = shlex.quote(str(Path(str(self._run.dir)).parent))
             tell(event=("info", f"{why}, so the run is kept offline; to send it: wandb sync {folder}"))
+        elif getattr(self._run, "url", None):
+            tell(event=("info", f"to watch: {self._run.url}"))
 
     def _begun(self, opening: Opening, mode: str) -> Any:
         known = opening.known.get("id", "")
@@ -200,6 +204,8 @@ class MlflowSink:
         if (opening.path / "config.toml").is_file():
             self._client.log_artifact(self._run_id, str(opening.path / "config.toml"))
         tell(known={"run_id": self._run_id})
+        if not where:  # an address may hold a password
+            tell(event=("info", f"to watch: mlflow ui --backend-store-uri {shlex.quote(f'sqlite:///{local}')}"))
 
     def _continued(self, opening: Opening) -> str:
         """The id of the run's earlier sessions, running again; empty if there is none."""
