@@ -433,7 +433,8 @@ _STYLE = """
 --c1:#e69f00;--c2:#2fc79a;--c3:#f08040;--c4:#d98fb8;--c5:#8cc8ee}}
 @media print{:root{--back:#fff;--text:#000;--soft:#444;--line:#bbb;--c0:#0072b2;--c1:#b87500;--c2:#00805e;--c3:#d55e00;
 --c4:#b0568a;--c5:#2f8fc4}
-.charts{grid-template-columns:1fr 1fr!important}figure,tr,img{break-inside:avoid}h2,h3{break-after:avoid}.scroll{overflow:visible!important}
+.charts{grid-template-columns:1fr 1fr!important}figure,tr,img{break-inside:avoid}h2,h3{break-after:avoid}
+.scroll{overflow:visible!important}
 details::details-content{content-visibility:visible;height:auto}}
 *{box-sizing:border-box}
 body{margin:0;background:var(--back);color:var(--text);font:15px/1.5 system-ui,sans-serif;print-color-adjust:exact}

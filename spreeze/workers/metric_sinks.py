@@ -29,8 +29,8 @@ from spreeze.formatting import clean
 from spreeze.machine.processes import leave_to_supervisor
 from spreeze.workers.main import end_with_parent
 
-NICE = 10
-"""As samplers: a sink takes no core from the learner."""
+NICE = 15
+"""As the visualizer: what its library imports takes seconds of a core, which samplers and learner get first."""
 _CLIP_LOOK_S = 5.0
 _MOST_CLIP_BYTES = 20_000_000
 _MOST_EVENTS = 500
