@@ -44,6 +44,7 @@ from spreeze.run_directory import (
 )
 from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.launcher import Launcher, Prewarm
+from spreeze.runtime.loggers import check_sinks
 from spreeze.runtime.plan import EarlierSessions, RunPlan
 from spreeze.runtime.recorder import summary
 from spreeze.transport.files import replace_bytes
@@ -66,6 +67,7 @@ def _train(args: argparse.Namespace) -> int:
         machine = read_machine()
         base, notes = _layers(args, resumed, machine)
         settings = resolve(base)  # before anything is said: what is rejected is one line
+        check_sinks(settings.config.logging.sinks)
         for note in notes:
             say(note, as_json=args.json)
         part = settings.config.env

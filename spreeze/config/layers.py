@@ -170,6 +170,19 @@ def to_toml(settings: Settings) -> str:
     return "\n".join(lines)
 
 
+def sources_of(text: str) -> dict[str, str]:
+    """``part.field`` -> source, from the comments of a text that ``to_toml`` wrote."""
+    sources, part = {}, ""
+    for line in text.splitlines():
+        if line.startswith("["):
+            part = line.strip("[] ")
+            continue
+        said, mark, source = line.removeprefix("# ").rpartition("  # ")
+        if mark:
+            sources[f"{part}.{said.split(maxsplit=1)[0] if said.strip() else ''}"] = source.strip()
+    return sources
+
+
 def toml_value(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"

@@ -21,6 +21,8 @@ from spreeze.inference.convolution import CNNS
 from spreeze.inference.policy import ACTIVATIONS
 from spreeze.types import EnvSpec
 
+SINKS = ("tensorboard", "wandb", "mlflow")
+"""Each is the name of a sink (``workers.metric_sinks``), of its package and of the extra that installs it."""
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
@@ -419,6 +421,16 @@ class TuningConfig(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
+class LoggingConfig(Part):
+    """Where a run is logged beside its own directory."""
+
+    sinks: tuple[str, ...] = setting((), "what also gets metrics, evaluations, settings and events: any of "
+                                     f"{', '.join(SINKS)}, with commas between; each needs its extra",
+                                     choices=SINKS, flag="--log")
+    project: str = setting("spreeze", "project of Weights & Biases, experiment of MLflow")
+
+
+@dataclass(frozen=True, kw_only=True)
 class StopConfig(Part):
     """When training ends by itself; without any condition it goes on until Ctrl-C."""
 
@@ -451,6 +463,7 @@ class Config:
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     visualizer: VisualizerConfig = field(default_factory=VisualizerConfig)
     tuning: TuningConfig = field(default_factory=TuningConfig)
+    logging: LoggingConfig = field(default_factory=LoggingConfig)
     stop: StopConfig = field(default_factory=StopConfig)
     imported: AlgorithmConfig | OnPolicyConfig | None = None
     """The part of the chosen algorithm where the module of ``--import`` declares it; else None."""
@@ -531,7 +544,7 @@ _ONLY_WITH_REPLAY: tuple[str, ...] = (
     "learner.policy_average", "learner.explore_average",
 )
 _ONLY_ON_POLICY: tuple[str, ...] = ("rollout",)
-_ALWAYS = ("env.normalize_obs", "image", "sampling", "learner", "evaluation", "visualizer", "tuning")
+_ALWAYS = ("env.normalize_obs", "image", "sampling", "learner", "evaluation", "visualizer", "tuning", "logging")
 
 
 def offered(config: Config) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -208,7 +208,7 @@ def ask(config: Config, key: str, place: str, known: Any = None, blank: str = ""
     default: Any = getattr(config.parts()[part], name)
     common: dict[str, Any] = {"key": f"{place}_{key}", "help": f"{plain(doc[0].upper() + doc[1:])}.",
                               "placeholder": blank or ("not set" if default is None else _written(default))}
-    if choices or kind is bool:
+    if kind is bool or (choices and kind is not tuple):
         options = list(choices or (True, False))
         index = options.index(known) if known in options else None
         return st.selectbox(title(key, config), options, index, format_func=_written, **common)
@@ -218,6 +218,8 @@ def ask(config: Config, key: str, place: str, known: Any = None, blank: str = ""
         low, high = (None if bound is None else float(bound) for bound in (low, high))
         step = (abs(default or 0.0) or 1.0) / 10.0
         return st.number_input(title(key, config), low, high, known, step=step, format="%g", **common)
+    if choices and kind is tuple:
+        return tuple(st.multiselect(title(key, config), choices, known or (), **common)) or None
     text = st.text_input(title(key, config), known or "", **common).strip()
     return text or None if kind is str else tuple(int(part) for part in re.findall(r"\d+", text)) or None
 

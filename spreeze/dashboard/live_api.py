@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from spreeze.config.modes import wiring_of
-from spreeze.dashboard.run_data import newest_log, on_policy, read_json
+from spreeze.dashboard.run_data import newest_log, on_policy
 from spreeze.formatting import DASH, clean, duration, number, percent, size
 from spreeze.metrics.bottleneck import Side, bottleneck
 from spreeze.metrics.snapshot import GpuSnapshot, Snapshot, measured, parts_of
 from spreeze.metrics.store import EvaluationRow, MetricsReader, Point, Series
 from spreeze.metrics.table import GROUPS, RETURN, TABLE, Metric, MetricTable
-from spreeze.run_directory import LIVE_STATES, read_config, read_run, state_of
+from spreeze.run_directory import LIVE_STATES, read_config, read_json, read_run, state_of
 
 MAX_BUCKETS = 350
 """Buckets of a first answer; each has mean, minimum and maximum."""

@@ -25,6 +25,7 @@ from spreeze.dashboard.run_data import (
 )
 from spreeze.errors import RunError, SpreezeError
 from spreeze.formatting import DASH, duration, number, size
+from spreeze.metrics import html_report
 from spreeze.metrics.store import MetricsReader
 from spreeze.run_directory import LIVE_STATES, About, describe
 
@@ -121,17 +122,21 @@ def _one(path: Path, folder: Path) -> None:
         st.button("Delete for good", disabled=sure != path.name, on_click=_delete, args=(path, folder))
     if cells[3].button("Prepare export", width="stretch", help="Settings, metrics and the best networks as one file."):
         st.download_button("Download", export(path), f"{path.name}.zip", "application/zip")
+    st.download_button("Report", lambda: html_report.make([path]), f"{path.name}.html", "text/html", key="runs_report",
+                       help="One HTML file to keep or send: curves, rates, settings with their sources, the tuner's "
+                            "table, machine, versions, events.")
     if not recorded:
         _about(path, facts.about)
     name = path.name
     packed = shlex.join(("python", "-m", "zipfile", "-c", f"{name}.zip", *(short(part) for part in exported(path))))
+    told = control.shown("spreeze", "report", short(path))
     acts = () if recorded else (
         control.shown("spreeze.train", "--resume", name, *control.place(folder),
                       *(() if module is None else ("--import", module))),
         control.shown("spreeze", "runs", *control.place(folder), "stop", name),
     )
     with st.expander("The same from a terminal"):
-        components.show_command("one", *acts, packed)
+        components.show_command("one", *acts, told, packed)
 
 
 def _about(path: Path, about: About) -> None:

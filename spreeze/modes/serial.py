@@ -46,7 +46,8 @@ def run_mode(plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts,
     with contextlib.ExitStack() as stack:
         memory = stack.enter_context(hts.open_memory(plan, run_dir.path)) if on_policy else None
         plan = plan if memory is None else hts.continued(plan, memory.rollouts)
-        recorder = stack.enter_context(contextlib.closing(Recorder(plan, run_dir, view)))
+        recorder = Recorder(plan, run_dir, view)
+        stack.callback(lambda: recorder.close(interrupts.again()))
         stack.enter_context(stdout_to_stderr())
         recorder.outcome.device = device = resolve_device(learner.device)
         if memory is None:

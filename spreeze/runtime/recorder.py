@@ -22,6 +22,7 @@ from spreeze.metrics.snapshot import Snapshot, measured
 from spreeze.metrics.store import EvaluationRow, MetricsReader, MetricsWriter
 from spreeze.metrics.table import TABLE, Kind, Metric, MetricTable, Needs
 from spreeze.run_directory import RunDir, process_age_s, versions
+from spreeze.runtime.loggers import Loggers
 from spreeze.runtime.plan import RunPlan
 from spreeze.workers.context import event_text, write_error
 
@@ -110,6 +111,8 @@ class Recorder:
         self.reading: CounterSample | None = None
         self.first_error: tuple[str, str] | None = None
         self.outcome = Outcome(eval_best=plan.earlier.best_return)
+        self._loggers = Loggers(self.event, table)
+        self._loggers.start(plan, run_dir)
 
     @property
     def session_s(self) -> float:
@@ -126,6 +129,7 @@ class Recorder:
         line = text if source == "supervisor" else f"{source}: {text}"
         self._events.append(line)
         self._store.event(self.wall_s, level, source, text)
+        self._loggers.event(self.wall_s, level, source, text)
         self._view.note(line if level == "info" else f"{level}: {line}")
 
     def hold(self, goes_on: Callable[[], bool]) -> None:
@@ -196,7 +200,7 @@ class Recorder:
         if self._plan.learners > 1:
             self._metrics[f"eval_return/{group}"] = value
             with contextlib.suppress(KeyError, TypeError, ValueError):
-                self._store.write(float(record["wall_s"]), int(record["env_steps"]), {f"eval_return/{group}": value})
+                self._write(float(record["wall_s"]), int(record["env_steps"]), {f"eval_return/{group}": value})
         if not final and value < max(self._scores.values()):
             return
         outcome.eval_return = self._metrics["eval_return"] = value
@@ -216,10 +220,13 @@ class Recorder:
             row = EvaluationRow(t=float(record["wall_s"]), **fields)
             self._curve.append(row)
             self._store.evaluation(row)
-            self._store.write(float(record["wall_s"]), int(record["env_steps"]),
-                              {"eval_return": value, "eval_length": float(record["length_mean"])})
-
+            self._loggers.evaluation(row)
+            self._write(row.t, int(row.env_steps), {"eval_return": value, "eval_length": float(row.length_mean)})
         self._judge(final=final)
+
+    def _write(self, t: float, step: int, values: dict[str, float]) -> None:
+        self._store.write(t, step, values)
+        self._loggers.write(t, step, values)
 
     def _judge(self, *, final: bool) -> None:
         """The final metric so far, and whether the target is reached or held."""
@@ -260,8 +267,10 @@ class Recorder:
         self._metrics = {**metrics, "eval_return": self._metrics.get("eval_return"), **scores}
         snapshot = self.snapshot(state)
         self.outcome.bottleneck = snapshot.bottleneck
-        self._store.write(self.wall_s, int(metrics["env_steps"] or 0),
-                          {name: value for name, value in metrics.items() if value is not None})
+        known = {name: value for name, value in metrics.items() if value is not None}
+        wall_s, step = self.wall_s, int(metrics["env_steps"] or 0)
+        self._store.write(wall_s, step, known)
+        self._loggers.sample(wall_s, step, known)
         self._view.update(snapshot)
         if state == "training" and time.monotonic() >= self._next_state_s:
             self._next_state_s = time.monotonic() + _STATE_S
@@ -323,8 +332,9 @@ class Recorder:
         if outcome.error and self.first_error:
             outcome.error = f"{outcome.error} (first: {self.first_error[0]}: {self.first_error[1]})"
 
-    def close(self) -> None:
-        """Closes the store and the GPU monitor."""
+    def close(self, hurry: Callable[[], bool] = lambda: False) -> None:
+        """Closes the sinks, which may take seconds unless ``hurry()``, the store and the GPU monitor."""
+        self._loggers.close(failed=self.outcome.error is not None, hurry=hurry)
         if self._saving_said:
             self._run_dir.write_state(checkpoint_left_bytes=None)
         self._utilisation.close()

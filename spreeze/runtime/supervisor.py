@@ -81,7 +81,7 @@ def run_workers(
                 recorder.no_final_evaluation(budget_s)
     finally:
         watch.end()
-        recorder.close()
+        recorder.close(interrupts.again())
     return recorder.outcome
 
 
