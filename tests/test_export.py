@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import importlib.util
+import io
 import json
 import os
 import subprocess
@@ -19,6 +20,7 @@ from spreeze.algorithms import create
 from spreeze.cli import export as command
 from spreeze.config.algorithms import ROWS
 from spreeze.config.schema import PARTS
+from spreeze.dashboard import control
 from spreeze.envs.task import ActionScaling, make_task
 from spreeze.errors import ConfigError, WeightsError
 from spreeze.inference import export, policy
@@ -129,7 +131,7 @@ def test_another_discrete_action_is_found_and_a_tie_is_left_out():
                      DISCRETE)
     arrays = {name: np.zeros_like(array) for name, array in arrays.items()}
     equal = export.check(lambda x: expected + 1, export.operations(arrays, meta, DISCRETE), expected, obs, DISCRETE)
-    assert equal == export.Check(50, 0.0, 50)
+    assert equal == export.Agreement(50, 0.0, 50)
 
 
 def test_a_network_of_ones_own_is_refused_with_the_reason():
@@ -293,3 +295,27 @@ def test_the_extra_names_what_the_formats_need():
     text = (REPO / "pyproject.toml").read_text()
     line = next(line for line in text.splitlines() if line.startswith("export = "))
     assert all(package in line for row in POLICY_FORMATS for package in row.packages if package != "torch")
+
+
+# --- the page ---
+
+
+def test_the_page_gives_the_policy_and_its_example_as_a_zip(pendulum):
+    numpy_file = next(row for row in POLICY_FORMATS if row.name == "numpy")
+    assert control.no_export(pendulum, numpy_file) is None
+    with zipfile.ZipFile(io.BytesIO(control.exported_policy(pendulum, pendulum.parent, numpy_file))) as archive:
+        assert sorted(archive.namelist()) == ["mine/mine.npz", "mine/mine_numpy_example.py"]
+        assert b"mine.npz" in archive.read("mine/mine_numpy_example.py")
+
+
+def test_the_page_says_why_there_is_no_policy_to_download(pendulum, monkeypatch):
+    onnx = POLICY_FORMATS[0]
+    (pendulum / "config.toml").write_text("[sac]\nnetwork = 'mine'\n")
+    assert "module of your own" in control.no_export(pendulum, onnx)
+    for path in (pendulum / "weights").iterdir():
+        path.unlink()
+    assert "no weights" in control.no_export(pendulum, onnx)
+    with zipfile.ZipFile(io.BytesIO(control.exported_policy(pendulum, pendulum.parent, onnx))) as archive:
+        assert b"has no weights yet" in archive.read("mine/export_failed.txt")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert "pip install 'spreeze[export]'" in control.no_export(pendulum, onnx)

@@ -96,7 +96,7 @@ def _write_policy(args: argparse.Namespace, row: PolicyFormat) -> tuple[dict[str
                                 _told(check, spec), f"{program}: a program that plays it without Spreeze:", "", code])
 
 
-def _compared(act: export.Act, steps: list[export.Operation], weights: Weights, spec: EnvSpec) -> export.Check:
+def _compared(act: export.Act, steps: list[export.Operation], weights: Weights, spec: EnvSpec) -> export.Agreement:
     obs = export.draw_obs(spec, weights.arrays, OBSERVATIONS, seed=0)
     actions = ActionScaling(spec)(Policy.from_weights(weights.arrays, weights.meta).act_greedy(obs))
     if spec.num_actions is not None:
@@ -104,7 +104,7 @@ def _compared(act: export.Act, steps: list[export.Operation], weights: Weights, 
     return export.check(act, steps, actions, obs, spec)
 
 
-def _told(check: export.Check, spec: EnvSpec) -> str:
+def _told(check: export.Agreement, spec: EnvSpec) -> str:
     beside = f"checked beside our policy on {check.observations:,} observations"
     if spec.num_actions is None:
         return f"{beside}: actions differ by at most {check.difference:.1e} of half their range"

@@ -39,7 +39,7 @@ class Operation(NamedTuple):
     values: tuple[np.ndarray, ...] = ()
 
 
-class Check(NamedTuple):
+class Agreement(NamedTuple):
     """How a written file compares with our policy."""
 
     observations: int
@@ -411,7 +411,7 @@ def draw_obs(spec: EnvSpec, arrays: Arrays, count: int, seed: int) -> np.ndarray
 
 def check(
     act: Act, steps: list[Operation], expected: np.ndarray, obs: np.ndarray, spec: EnvSpec
-) -> Check:
+) -> Agreement:
     """Compares an exported file with our policy's actions ``expected``, as ``env.step`` takes them.
 
     Raises:
@@ -424,7 +424,7 @@ def check(
         best = values[:, -1]
         clear = best - values[:, -2] > TOLERANCE * np.maximum(1.0, np.abs(best))
         wrong = int(np.sum((found != expected) & clear))
-        result = Check(count, wrong, int(np.sum(~clear)))
+        result = Agreement(count, wrong, int(np.sum(~clear)))
         if wrong or found.dtype != np.int64:
             raise WeightsError(f"the exported policy chose another action for {wrong} of {count} observations; no file "
                                "was written")
@@ -432,7 +432,7 @@ def check(
     half = 0.5 * (_f32(spec.action_high) - _f32(spec.action_low))
     rounding = np.spacing(np.maximum(np.abs(_f32(spec.action_high)), np.abs(_f32(spec.action_low))))
     gap = np.abs(found - expected)
-    result = Check(count, float(np.max(gap / half)), 0)
+    result = Agreement(count, float(np.max(gap / half)), 0)
     if not np.all(gap <= TOLERANCE * half + rounding):
         raise WeightsError(f"the exported policy's actions differ by up to {result.difference:.2g} of half their "
                            f"range, more than {TOLERANCE:g}; no file was written")
