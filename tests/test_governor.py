@@ -37,7 +37,7 @@ def test_two_foreign_cores_of_four_leave_half_of_three_samplers_beside_the_learn
     feed(governor, 20)
     [(second, change)] = feed(governor, 60, foreign=2.0)
     assert second == 2  # two seconds in a row ask for it
-    # 4 cores - (2.0 - 0.5) of others - 1 of the learner - half the dead band = 1.375 samplers, but half of three work on.
+    # 4 cores - (2.0 - 0.5) of others - 1 of the learner - half the dead band = 1.375, but half of three work on.
     assert change.active == governor.active == 1.5
     assert "other programs keep 2.00 of 4 usable cores busy" in change.reason
 
