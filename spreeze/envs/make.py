@@ -328,6 +328,8 @@ def describe(env: gymnasium.Env[Any, Any], import_module: str | None = None) -> 
         obs_dim=obs_dim, obs_layout=layout,
         max_episode_steps=None if spec is None else getattr(env, "max_steps", None) or spec.max_episode_steps,
         frames=frames, num_actions=num_actions, action_start=start,
+        obs_shape=None if frames is not None or layout else tuple(env.observation_space.shape or ()),
+        action_shape=None if num_actions is not None else tuple(env.action_space.shape or ()),
         reward_threshold=None if spec is None or spec.reward_threshold is None else float(spec.reward_threshold),
     )
 
