@@ -35,6 +35,7 @@ from spreeze.envs.task import ActionScaling, open_env
 from spreeze.errors import ConfigError, EnvironmentError_, SpreezeError, UsageError, WorkerError, did_you_mean
 from spreeze.inference.policy import Policy
 from spreeze.machine.output import say
+from spreeze.machine.processes import ENDS_WITH
 from spreeze.metrics.store import EvaluationRow, MetricsReader
 from spreeze.metrics.table import TABLE
 from spreeze.run_directory import find_run, read_config, state_of
@@ -43,8 +44,6 @@ from spreeze.transport.weights import Weights, read_weights
 if TYPE_CHECKING:
     import gymnasium
 
-ENDS_WITH = "SPREEZE_ENDS_WITH"
-"""Environment variable: pid of the parent whose end is a Ctrl-C for a training."""
 _ROOT = Path(__file__).resolve().parents[1]
 _MOST_POINTS = 500_000
 _LAST_LINES = 20

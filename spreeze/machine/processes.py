@@ -36,6 +36,8 @@ _LONGEST_NAME_BYTES = 15
 _PR_SET_PDEATHSIG = 1
 MARK = "SPREEZE_RUN"
 """Environment variable with the run's nonce."""
+ENDS_WITH = "SPREEZE_ENDS_WITH"
+"""Environment variable with the pid of the caller whose end is a Ctrl-C for a training (``spreeze.api``)."""
 _SWEEP_S = 0.1
 _SWEEPS = 50
 _CALM = 3
