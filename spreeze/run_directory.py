@@ -7,8 +7,8 @@ cannot leave the runs directory; directories are private (0700).
 ``tune.json`` (every candidate, the choice, reasons), ``metrics.db`` (SQLite), ``eval.csv``, ``weights/`` (immutable
 safetensors and ``LATEST.json``), ``checkpoints/`` (manifest with hashes; ``best.safetensors``), ``live.jpg``,
 ``videos/``, ``logs/``, ``errors/``, ``control/`` (requests to a live run), ``summary.json``, ``about.json`` (the user's
-title, note and tags). No pickle anywhere. With several learners, the first uses these, and each other one has its own
-``weights/``, ``checkpoints/`` and ``eval.csv`` in ``groups/1/``, ``groups/2/``, ...
+title, note and tags), with ``--log`` ``tensorboard/``. No pickle anywhere. With several learners, the first uses these,
+and each other one has its own ``weights/``, ``checkpoints/`` and ``eval.csv`` in ``groups/1/``, ``groups/2/``, ...
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ REQUESTS = ("stop", "pause", "evaluate", "checkpoint", "leave-free")
 LIVE_STATES = ("starting", "tuning", "running", "paused", "stopping")
 MIN_FREE_DISK_BYTES = 200_000_000
 _LOCK_S = 0.2
+_MAX_BYTES = 1_000_000
 _START_FIELD = 19
 """Index in ``/proc/PID/stat`` after the name: start time of the process, in ticks since boot."""
 
@@ -301,6 +302,28 @@ def read_config(path: Path) -> dict[str, dict[str, Any]]:
     except (OSError, tomllib.TOMLDecodeError, RecursionError):
         return {}
     return {part: fields for part, fields in values.items() if isinstance(fields, dict)}
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Reads a JSON file; an empty dictionary if it is missing, damaged or too large."""
+    try:
+        if path.stat().st_size > _MAX_BYTES:
+            return {}
+        data = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+def tail_text(path: Path, limit_bytes: int = 64_000) -> str:
+    """The end of a text file; empty if it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - limit_bytes))
+            return file.read(limit_bytes).decode("utf-8", "replace")
+    except OSError:
+        return ""
 
 
 def state_of(path: Path) -> str:

@@ -200,6 +200,29 @@ def test_each_task_has_a_target_of_its_own(world):
     assert reached == {"Pendulum-v1": "0 of 1", "CartPole-v1": "0 of 1"}
 
 
+def test_a_run_that_is_not_there_is_said_and_no_other_is_shown_in_its_place(world):
+    world("finished")
+    page = AppTest.from_function(script, kwargs={"name": "live"}, default_timeout=PATIENCE_S)
+    page.query_params["run"] = "gone"
+    page.run()
+    assert not page.exception
+    assert "no run gone here" in page.sidebar.warning[0].value
+    assert not components(page, "spreeze_live")
+
+
+def test_an_empty_machine_is_offered_a_first_run_and_another_is_not(world, monkeypatch):
+    from spreeze.dashboard import control
+
+    folder, started = world("no run"), []
+    monkeypatch.setattr(control, "start", lambda request, folder: started.append(request))
+    page = open_page("live")
+    assert "tunes itself" in page.markdown[0].value
+    page.button(key="first").click().run()
+    assert [request.env_id for request in started] == ["Pendulum-v1"]
+    make_run(folder, "a1")
+    assert "first" not in [button.key for button in open_page("live").button]
+
+
 def test_start_gives_way_to_stop_while_a_run_is_alive(world):
     world("live")
     keys = [button.key for button in open_page("live").button]
@@ -372,7 +395,7 @@ def test_autotune_shows_samplers_and_inference_workers_of_an_on_policy_run(world
     assert (shown["samplers"], shown["env steps/s"], shown["note"]) == ("2", "950", "chosen")
     assert [metric.value for metric in page.metric] == ["2", "8", "1", "64"]
     assert "pin" in [button.key for button in page.button]
-    assert page.number_input(key="pin_rollout.sync_interval").placeholder == "tuner: 64"
+    assert page.number_input(key="pin_rollout.sync_interval").placeholder == "automatic: 64"
 
 
 def test_a_run_that_leads_out_of_its_directory_is_not_resumed_by_a_click(world):

@@ -49,6 +49,15 @@ class AlgorithmRow:
         return mode.wiring(on_policy=bool(self.on_policy)) is not None
 
 
+@dataclass(frozen=True, kw_only=True)
+class NetworkRow:
+    """A network that a module of ``--import`` declares in ``NETWORKS``; ``--set ALGO.network=NAME`` uses it."""
+
+    name: str
+    make: Callable[[int, int], Any]
+    """From the numbers of inputs I and outputs K to a ``torch.nn.Module`` from [M, I] to [M, K], without buffers."""
+
+
 ROWS = (
     AlgorithmRow(name="dqn", discrete="spreeze.algorithms.dqn:DQN", images=True),
     AlgorithmRow(name="sac", continuous="spreeze.algorithms.sac:SAC", discrete="spreeze.algorithms.sac:DiscreteSAC"),
@@ -77,6 +86,18 @@ def rows(import_module: str | None = None) -> dict[str, AlgorithmRow]:
 def find_row(name: str, import_module: str | None = None) -> AlgorithmRow:
     """The row of that name (see ``modes.find``)."""
     row: AlgorithmRow = find(name, import_module, rows, "run.algo")
+    return row
+
+
+def _networks(import_module: str | None) -> dict[str, NetworkRow]:
+    return extended({}, import_module, "NETWORKS", NetworkRow)
+
+
+def find_network(name: str, import_module: str | None) -> NetworkRow | None:
+    """The network of that name (see ``modes.find``); None for an empty one."""
+    if not name:
+        return None
+    row: NetworkRow = find(name, import_module, _networks, "network")
     return row
 
 

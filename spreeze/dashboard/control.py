@@ -28,7 +28,7 @@ from spreeze.config.layers import Layer, Values, resolve, toml_value
 from spreeze.config.modes import DECLARED
 from spreeze.config.profiles import applicable, read_profile, task_profile
 from spreeze.config.schema import FLAG_OF, Config, RunConfig, field_of, kind_of
-from spreeze.dashboard.run_data import ROOT, SAMPLE, launch_log, live_run, read_json, tail_lines
+from spreeze.dashboard.run_data import ROOT, SAMPLE, launch_log, live_run, tail_lines
 from spreeze.errors import ConfigError, ResourceError, RunError
 from spreeze.formatting import clean
 from spreeze.machine.hardware import read_machine
@@ -39,6 +39,7 @@ from spreeze.run_directory import (
     is_alive,
     new_name,
     read_config,
+    read_json,
     read_run,
     refuse_links,
     state_of,
@@ -183,7 +184,9 @@ def arguments(request: Request) -> list[str]:
     found += ["--fresh"] if request.auto and request.fresh else []
     for key, value in request.settings.items():
         flag, text = FLAG_OF.get(key), value if isinstance(value, str) else toml_value(value)
-        if flag is None:
+        if flag is not None and isinstance(value, tuple):
+            found.append(f"{flag}={','.join(value)}")
+        elif flag is None:
             found.append(f"--set={key}={text}")
         elif kind_of(key) is not bool:
             found.append(f"{flag}={text}")

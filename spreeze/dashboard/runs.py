@@ -25,6 +25,7 @@ from spreeze.dashboard.run_data import (
 )
 from spreeze.errors import RunError, SpreezeError
 from spreeze.formatting import DASH, duration, number, size
+from spreeze.metrics import html_report
 from spreeze.metrics.store import MetricsReader
 from spreeze.run_directory import LIVE_STATES, About, describe
 
@@ -49,10 +50,6 @@ def page() -> None:
     components.show_command("list", control.shown("spreeze", "runs", *control.place(folder), "list"))
 
 
-_COLOURS = {"running": "green", "starting": "blue", "tuning": "blue", "paused": "orange", "stopping": "orange",
-            "finished": "gray", "stopped": "gray", "failed": "red", "crashed": "red", "damaged": "red"}
-
-
 @st.fragment(run_every=2.0)
 def _list(folder: Path) -> None:
     """The table of runs, read again every two seconds; a click on a row shows that run."""
@@ -67,7 +64,8 @@ def _list(folder: Path) -> None:
             "run": item.title, "tags": list(item.about.tags), "state": [item.state], "task": item.env_id or DASH,
             "algorithm": f"{item.algo or DASH}, seed {number(item.seed)}", "started": _moment(item.started),
             "wall time": duration(item.wall_s), "env steps": number(item.env_steps), "updates": number(item.updates),
-            "best return": number(item.eval_best), "ended by": item.exit_reason or DASH,
+            "best return": number(item.eval_best), "last ten": number(item.eval_final),
+            "ended by": item.exit_reason or DASH,
         }
         for item in found
     ]
@@ -78,13 +76,15 @@ def _list(folder: Path) -> None:
         table, hide_index=True, key="runs_list", on_select="rerun", selection_mode="single-row",
         column_config={
             "state": st.column_config.MultiselectColumn(
-                options=list(_COLOURS), color=list(_COLOURS.values()), width="small",
+                options=list(navigation.COLOURS), color=list(navigation.COLOURS.values()), width="small",
                 help="crashed: it says running, but nobody holds its lock."),
+            "run": st.column_config.TextColumn(width=150),
             "tags": st.column_config.ListColumn(help="Words that you gave it below."),
             "wall time": st.column_config.TextColumn(help="Time trained, all sessions [h:min:s]."),
             "env steps": st.column_config.TextColumn(help=meaning("env_steps")),
             "updates": st.column_config.TextColumn(help=meaning("updates")),
             "best return": st.column_config.TextColumn(help=meaning("eval_return")),
+            "last ten": st.column_config.TextColumn(help="Mean return over the last ten evaluations: what was kept."),
         },
     )
     asked = [found[place].name for place in chosen["selection"]["rows"] if place < len(found)]
@@ -122,16 +122,21 @@ def _one(path: Path, folder: Path) -> None:
         st.button("Delete for good", disabled=sure != path.name, on_click=_delete, args=(path, folder))
     if cells[3].button("Prepare export", width="stretch", help="Settings, metrics and the best networks as one file."):
         st.download_button("Download", export(path), f"{path.name}.zip", "application/zip")
+    st.download_button("Report", lambda: html_report.make([path]), f"{path.name}.html", "text/html", key="runs_report",
+                       help="One HTML file to keep or send: curves, rates, settings with their sources, the tuner's "
+                            "table, machine, versions, events.")
     if not recorded:
         _about(path, facts.about)
     name = path.name
     packed = shlex.join(("python", "-m", "zipfile", "-c", f"{name}.zip", *(short(part) for part in exported(path))))
+    told = control.shown("spreeze", "report", short(path))
     acts = () if recorded else (
         control.shown("spreeze.train", "--resume", name, *control.place(folder),
                       *(() if module is None else ("--import", module))),
         control.shown("spreeze", "runs", *control.place(folder), "stop", name),
     )
-    components.show_command("one", *acts, packed)
+    with st.expander("The same from a terminal"):
+        components.show_command("one", *acts, told, packed)
 
 
 def _about(path: Path, about: About) -> None:

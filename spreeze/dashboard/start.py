@@ -17,6 +17,7 @@ from spreeze.config.schema import RunConfig, offered
 from spreeze.dashboard import components, control
 from spreeze.envs.make import default_env_id
 from spreeze.errors import SpreezeError
+from spreeze.run_directory import list_runs
 from spreeze.types import EnvSpec
 
 if TYPE_CHECKING:
@@ -67,6 +68,8 @@ def _look(env_id: str, module: str | None, args: tuple[str, ...]) -> EnvSpec:
 
 def form(folder: Path) -> None:
     """Offers only combinations of task, algorithm, mode and settings that the command line would take."""
+    if not list_runs(folder):
+        _welcome(folder)
     with st.container(border=True):
         first = st.columns([2.4, 1, 1.1, 0.9, 1], vertical_alignment="bottom")
         env_id = str(first[0].selectbox("Task", tasks(), index=1, accept_new_options=True, key="start_env",
@@ -92,6 +95,19 @@ def form(folder: Path) -> None:
         components.show_command(
             "start", control.shown("spreeze.train", *control.arguments(request), *control.place(folder))
         )
+
+
+def _welcome(folder: Path) -> None:
+    """What a new user sees first."""
+    st.markdown("### A reinforcement-learning trainer that tunes itself to your desktop\n"
+                "Pick a task and press Start: Spreeze measures this machine, chooses batch size, threads and samplers, "
+                "says why, and trains with every core busy. What you see below is a recording.")
+    first = control.Request(env_id="Pendulum-v1", settings={"stop.target_return": -200.0})
+    cells = st.columns([1.6, 4], vertical_alignment="center")
+    cells[0].button("Start a first run", on_click=_start, args=(first, folder), key="first", type="primary",
+                    width="stretch")
+    cells[1].caption("SAC learns to swing a pendulum up. Under a minute of measuring, then seconds of learning; it "
+                     "ends by itself.")
 
 
 def _request(cells: list[DeltaGenerator], env_id: str, own: _Own) -> control.Request | None:
@@ -218,7 +234,7 @@ def _own_settings(request: control.Request) -> dict[str, Any]:
     if knobs:
         st.caption("What the tuner chooses; it keeps what you fill in." if request.auto
                    else "What Autotune would choose; while it is off the values shown hold.")
-        ask(list(knobs), blank="tuner" if request.auto else "")
+        ask(list(knobs), blank="automatic" if request.auto else "")
     others = tuple(key for key in others if key not in _MACHINE)
     ask(st.multiselect("More settings", others, key="start_more", placeholder="choose by name",
                        help="Every setting that makes a difference to this mode and algorithm."))

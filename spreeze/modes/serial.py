@@ -29,7 +29,7 @@ from spreeze.transport.replay_ring import ReplayReader, ReplayRing, ShardWriter
 from spreeze.transport.weights import encode
 from spreeze.workers.collectors import RolloutCollector, RolloutPolicy, TransitionCollector
 from spreeze.workers.evaluator import Evaluation, EvaluatorJob
-from spreeze.workers.learner import LearnerFiles, open_on_policy_trainer
+from spreeze.workers.learner import LearnerFiles, open_on_policy_trainer, run_progress
 from spreeze.workers.on_policy_trainer import OnPolicyTrainer
 from spreeze.workers.replay_trainer import ReplayTrainer
 from spreeze.workers.torch_devices import learner_threads, products_in, resolve_device
@@ -46,7 +46,8 @@ def run_mode(plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts,
     with contextlib.ExitStack() as stack:
         memory = stack.enter_context(hts.open_memory(plan, run_dir.path)) if on_policy else None
         plan = plan if memory is None else hts.continued(plan, memory.rollouts)
-        recorder = stack.enter_context(contextlib.closing(Recorder(plan, run_dir, view)))
+        recorder = Recorder(plan, run_dir, view)
+        stack.callback(lambda: recorder.close(interrupts.again()))
         stack.enter_context(stdout_to_stderr())
         recorder.outcome.device = device = resolve_device(learner.device)
         if memory is None:
@@ -166,6 +167,7 @@ class _Serial:
             record = self._evaluation.attempt(weights, data, should_stop, partial=final, on_failure=warn)
             if record is not None:
                 self.recorder.evaluation(record, final=final)
+                self._evaluation.test_best(should_stop, warn, last=final)
             elif final and self.interrupts.count < patience:
                 self.recorder.no_final_evaluation(_FINAL_EVALUATION_S)
         took_s = time.monotonic() - start
@@ -195,7 +197,8 @@ class _Replay:
 
     def __init__(self, serial: _Serial, ring: ReplayRing, pair: ThreadPair | None) -> None:
         plan, recorder, config = serial.plan, serial.recorder, serial.plan.config
-        self._plan, self._ring = plan, ring
+        self._serial, self._plan, self._ring = serial, plan, ring
+        self._anneals = config.algorithm.lr_schedule != "constant"
         self.saved_ring = ring if config.replay.save else None
         self._rng = np.random.default_rng([config.run.seed, plan.earlier.sessions])
         self.envs = TransitionCollector(
@@ -208,6 +211,7 @@ class _Replay:
             plan.spec, config.run.algo, config.algorithm, plan.layout, ReplayReader(ring),
             batch_size=config.learner.batch_size, device=resolve_device(config.learner.device), seed=config.run.seed,
             normalize_obs=config.env.normalize_obs, pair=pair, overlap=config.learner.overlap,
+            policy_average=config.learner.policy_average, explore_average=config.learner.explore_average,
         )
         least, most = config.replay.samples_per_insert_min, config.replay.samples_per_insert_max
         self._ratio = min(max(float(config.learner.batch_size), least), most)
@@ -228,7 +232,7 @@ class _Replay:
     def collect(self) -> None:
         start = time.perf_counter()
         if self._policy is None:
-            actions = uniform_actions(self._plan.spec, self.envs.num_envs, self._rng)
+            actions = uniform_actions(self._plan.spec, self.envs.num_envs, self._rng, self.envs.obs)
         else:
             actions = self._policy.act(self.envs.obs, self._rng)
         self.envs.counts.policy_s += time.perf_counter() - start
@@ -246,6 +250,9 @@ class _Replay:
             if most is not None and trainer.updates >= most:
                 break
             trainer.refresh()
+            if self._anneals:
+                elapsed_s = self._serial.recorder.session_s
+                trainer.anneal(run_progress(self._plan.config.stop, elapsed_s, self.env_steps(), trainer.updates))
             trainer.update()
             ring.sampled += trainer.batch_size
         if trainer.updates != before:
@@ -253,7 +260,7 @@ class _Replay:
 
     def _refresh_policy(self) -> None:
         start = time.perf_counter()
-        arrays, meta = self.trainer.policy()
+        arrays, meta = self.trainer.exploring_policy()
         self._policy = Policy.from_weights(arrays, meta | {"env_steps": self.env_steps()})
         self.refresh_s += time.perf_counter() - start
 

@@ -81,7 +81,7 @@ def run_workers(
                 recorder.no_final_evaluation(budget_s)
     finally:
         watch.end()
-        recorder.close()
+        recorder.close(interrupts.again())
     return recorder.outcome
 
 
@@ -271,6 +271,7 @@ class WorkerHandle:
     heartbeat_seen_s: float = 0.0
     failures: list[str] = field(default_factory=list)
     reported: str | None = None  # the error that it reported before its end was noticed
+    ended_s: float | None = None  # when its last process ended, until the next one works
 
 
 def _read(handle: WorkerHandle) -> list[dict[str, Any]]:
@@ -398,6 +399,9 @@ class ProcessSupervisor:
         """Notes when the heartbeat last changed; returns the phase."""
         control = self._status.control(handle.spec.row)
         heartbeat, phase = int(control[words.HEARTBEAT]), Phase(int(control[words.PHASE]))
+        if handle.ended_s is not None and phase not in (Phase.START, Phase.INIT):
+            self.on_event("info", f"{handle.spec.name} is back after {now - handle.ended_s:.1f} s")
+            handle.ended_s = None
         if heartbeat != handle.last_heartbeat:
             handle.last_heartbeat, handle.heartbeat_seen_s = heartbeat, now
         return phase
@@ -421,6 +425,7 @@ class ProcessSupervisor:
         handle.failures.append(f"{reason}: {handle.reported}" if handle.reported else reason)
         self.note_error(handle.spec.name, handle.failures[-1])
         handle.restarts.failed(now)
+        handle.ended_s = now
         given_up, wait_s = handle.restarts.given_up, (handle.restarts.due_s or now) - now
         outlook = "given up" if given_up else "restarting now" if wait_s <= 0 else f"restarting in {wait_s:.1f} s"
         self.on_event("error" if given_up else "warning", f"{handle.spec.name} {handle.failures[-1]}; {outlook}")

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from spreeze.algorithms import create_on_policy
 from spreeze.algorithms.fused_mlp import ThreadPair
-from spreeze.config.schema import AlgorithmConfig, algorithm_part
+from spreeze.config.schema import AlgorithmConfig, StopConfig, algorithm_part
 from spreeze.errors import ResourceError, WeightsError, WorkerError
 from spreeze.metrics.table import SLOTS, TABLE, Phase
 from spreeze.transport.checkpoint import Checkpoint, CheckpointStore
@@ -223,8 +223,9 @@ class _ReplayLearner(_Learner):
             job.spec, job.algo, config, ring.spec.layout, ReplayReader(ring), batch_size=job.learner.batch_size,
             device=device, seed=job.seed, normalize_obs=job.normalize_obs, pair=pair, overlap=job.learner.overlap,
             mirror=job.learner.mirror, updates_per_launch=job.learner.updates_per_launch,
+            policy_average=job.learner.policy_average, explore_average=job.learner.explore_average,
         )
-        self._limiter = job.limiter
+        self._limiter, self._anneals = job.limiter, config.lr_schedule != "constant"
         super().__init__(context, job, trainer, ring if job.save_replay else None)
         self._replay, self._device = ring, device
         self.began = False
@@ -250,6 +251,9 @@ class _ReplayLearner(_Learner):
         if not self.began or not self._limiter.may_sample(inserted, ring.baseline_inserted, ring.sampled):
             return False
         self._context.beat(Phase.UPDATE)
+        if self._anneals:
+            elapsed_s = time.monotonic() - self._job.run_started_s
+            self._trainer.anneal(run_progress(self._job.stop, elapsed_s, self.env_steps(), self._trainer.updates))
         self._update()
         self._context.slots[_UPDATES] = self._trainer.updates
         return True
@@ -358,6 +362,12 @@ class _RolloutLearner(_Learner):
 
     def env_steps(self) -> int:
         return self._trainer.env_steps
+
+
+def run_progress(stop: StopConfig, session_s: float, env_steps: float, updates: int) -> float:
+    """Share of a run that is over, by the stop condition that comes first; 0 where it has none that can be foreseen."""
+    pairs = ((session_s, stop.seconds), (env_steps, stop.env_steps), (updates, stop.updates))
+    return max((done / most for done, most in pairs if most), default=0.0)
 
 
 def open_on_policy_trainer(job: OnPolicyLearnerJob, rollouts: Rollouts) -> OnPolicyTrainer:
