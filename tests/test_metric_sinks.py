@@ -12,8 +12,7 @@ from spreeze.config.layers import Layer, resolve
 from spreeze.errors import ConfigError
 from spreeze.metrics.store import EvaluationRow, MetricsReader
 from spreeze.run_directory import RunDir, refuse_links
-from spreeze.runtime import loggers
-from spreeze.workers import metric_sinks
+from spreeze.runtime import loggers, metric_sinks
 
 STAND_INS = {
     "wandb": """

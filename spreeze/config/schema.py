@@ -22,7 +22,7 @@ from spreeze.inference.policy import ACTIVATIONS
 from spreeze.types import EnvSpec
 
 SINKS = ("tensorboard", "wandb", "mlflow")
-"""Each is the name of a sink (``workers.metric_sinks``), of its package and of the extra that installs it."""
+"""Each is the name of a sink (``runtime.metric_sinks``), of its package and of the extra that installs it."""
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 

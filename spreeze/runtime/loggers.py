@@ -1,6 +1,6 @@
 """Hands what is recorded to the sinks of ``--log`` as well, and never waits for one.
 
-A sink is a process of its own (``workers.metric_sinks``) at the other end of a socket that does not block. Rows wait in
+A sink is a process of its own (``runtime.metric_sinks``) at the other end of a socket that does not block. Rows wait in
 a bounded queue, which drops the oldest ones and counts them. A sink that fails, or answers no row for a minute, becomes
 an event and is switched off for the session; so does one that does not end in time.
 
@@ -84,7 +84,7 @@ class Sink:
             try:
                 self._process = subprocess.Popen(
                     [sys.executable, "-m", "spreeze.machine.processes", f"{OWN_PREFIX}log",
-                     "spreeze.workers.metric_sinks", str(theirs.fileno())],
+                     "spreeze.runtime.metric_sinks", str(theirs.fileno())],
                     stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, pass_fds=(theirs.fileno(),),
                     start_new_session=True,  # without a terminal, nothing can ask for a password there
                     env=child_environment(1, self.mark, f"log-{self.name}"),
