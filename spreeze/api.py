@@ -84,8 +84,14 @@ def train(
         WorkerError: the run failed; it can be resumed.
         KeyboardInterrupt: interrupted before training began, or twice.
     """
-    args = env_args.items() if isinstance(env_args, Mapping) else ()
-    texts = [f"{key}={_toml(value)}" for key, value in args] or list(env_args)
+    if not isinstance(env_id, str):
+        raise UsageError(f"env_id = {env_id!r}: expected the Gymnasium id of a task, such as 'Pendulum-v1'")
+    if isinstance(env_args, Mapping):
+        texts = [f"{key}={_toml(value)}" for key, value in env_args.items()]
+    elif isinstance(env_args, str):
+        raise UsageError(f"env_args = {env_args!r}: expected a mapping such as {{'g': 5.0}}, or ['g=5.0']")
+    else:
+        texts = list(env_args)
     return _train([
         f"--env={env_id}", f"--seed={seed}", f"--runs-dir={os.fspath(runs_dir)}",
         *_given(algo=algo, mode=mode, name=name), *(f"--env-arg={text}" for text in texts),
@@ -408,6 +414,8 @@ def _place(run: Run | str | os.PathLike[str]) -> str:
     """What ``find_run`` takes: a text is a name or a path, a path object always a path."""
     if isinstance(run, Run):
         return str(run.path)
+    if not isinstance(run, str | os.PathLike):
+        raise UsageError(f"run = {run!r}: expected a Run, the name or path of one, or 'latest'")
     return run if isinstance(run, str) else str(Path(run).absolute())
 
 
@@ -420,6 +428,8 @@ def _given(**values: Any) -> list[str]:
 
 
 def _shared(import_module: str | None, auto: bool, settings: Mapping[str, Any] | None) -> list[str]:
+    if not isinstance(settings, Mapping | None):
+        raise UsageError(f"settings = {settings!r}: expected a mapping such as {{'sac.gamma': 0.98}}")
     flags = [f"--import={import_module}"] if import_module else []
     flags += ["--auto"] if auto else []
     return flags + [f"--set={key}={_toml(value)}" for key, value in (settings or {}).items()]

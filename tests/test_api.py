@@ -145,6 +145,12 @@ def test_a_rejected_start_raises_its_own_class_with_one_line(tmp_path, capsys):
         spreeze.train("Pendulun-v1", runs_dir=tmp_path)
     with pytest.raises(UsageError, match="argument --seed"):
         spreeze.train("Pendulum-v1", seed="x", runs_dir=tmp_path)
+    for wrong, words in [({"env_id": None}, "env_id = None"), ({"settings": ["a"]}, r"settings = \['a'\]"),
+                         ({"env_args": "g=5"}, "env_args = 'g=5'")]:  # fmt: skip
+        with pytest.raises(UsageError, match=f"^{words}: expected "):
+            spreeze.train(**{"env_id": "Pendulum-v1", "runs_dir": tmp_path, **wrong})
+    with pytest.raises(UsageError, match=r"^run = 3: expected "):
+        load_policy(3)
     assert "error:" not in capsys.readouterr().out, "it is raised, not printed too"
     assert list(tmp_path.iterdir()) == []
 
@@ -161,7 +167,8 @@ def test_an_interrupt_or_the_end_of_the_caller_ends_the_run_in_order(number, tmp
     run = tmp_path / "one"
     with subprocess.Popen([sys.executable, "-c", _SCRIPT, str(tmp_path)], stdout=subprocess.PIPE, text=True, cwd=REPO,
                           stdin=subprocess.DEVNULL, start_new_session=True) as process:  # fmt: skip
-        poll(lambda: MetricsReader(run / "metrics.db").latest().get("updates"), what="an update")
+        poll(lambda: [point for name, point in MetricsReader(run / "metrics.db").latest().items()
+                      if name == "updates" and point.value], what="an update")  # fmt: skip
         supervisor = psutil.Process(read_run(run)["pid"])
         os.kill(process.pid, number)
         out, _ = process.communicate(timeout=PATIENCE_S)
