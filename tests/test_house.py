@@ -12,7 +12,7 @@ from spreeze.config.modes import modes
 
 ROOT = Path(__file__).resolve().parents[1] / "spreeze"
 FILES = sorted(ROOT.rglob("*.py"))
-MOST_TOP_ENTRIES = 20
+MOST_TOP_ENTRIES = 22
 MOST_FILES_A_FOLDER = 16
 LONG_FILE_LINES, LONG_FUNCTION_LINES = 700, 100
 SAME_FILE_NAMES = {"export.py", "runs.py", "tune.py", "train.py", "hts.py", "learner.py", "main.py"}

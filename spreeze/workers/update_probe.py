@@ -21,13 +21,12 @@ from typing import Any, NoReturn
 import psutil
 
 from spreeze.config.schema import algorithm_part
-from spreeze.machine.processes import leave_to_supervisor
+from spreeze.machine.processes import end_with_parent, leave_to_supervisor
 from spreeze.transport.replay_ring import ReplayReader, ReplayRing, RingSpec
 from spreeze.transport.shared_memory import readable
 from spreeze.types import RowLayout
 from spreeze.workers.collectors import fill_with_synthetic_rows
 from spreeze.workers.jobs import UpdateProbeJob, UpdateTurn
-from spreeze.workers.main import end_with_parent
 from spreeze.workers.replay_trainer import ReplayTrainer
 from spreeze.workers.torch_devices import gpus_of, learner_threads, peak_bytes, products_in, resolve_device, synchronise
 
