@@ -12,6 +12,9 @@ ddpg           td3, off_policy, losses
 dqn            dqn, off_policy, losses
 ppo            ppo, on_policy, losses
 a2c            a2c, on_policy, losses
+impact         impact, on_policy, losses
+appo           impact, on_policy, losses
+impala         impact, on_policy, losses
 =============  ===========================
 
 *Gradients are hand-derived.* ``fused_mlp`` replaces ``torch.nn`` and autograd, ``optimizers`` replaces ``torch.optim``:
@@ -20,7 +23,8 @@ network, Adam and the target update are one call each. Tests compare the gradien
 ``tests/lean_sac.py`` measures the gain: an update is 1.3 to 1.5 times as fast as with lean autograd; below 1.25 the
 hand-derived gradients would be removed.
 
-*Corrections.* ``on_policy`` and ``ppo`` describe how PPO and A2C handle data that is one rollout old in mode hts.
+*Corrections.* ``on_policy`` and ``ppo`` describe how PPO and A2C handle data that is one rollout old in mode hts,
+``impact`` how IMPACT, APPO and IMPALA handle data of any age.
 """
 
 from __future__ import annotations

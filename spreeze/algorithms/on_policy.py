@@ -192,8 +192,12 @@ class OnPolicyAlgorithm(Algorithm):
         objective, derivative = self._policy_derivative(log_prob, log_ratio, samples.advantage)
         error = self._value_error(value, samples)
         grad_out = self._kind.backward(derivative.mul_(-1.0 / rows), config.entropy_coef / rows)
+        self._penalise(out, grad_out)
         self.net.backward(grad_out, error.mul_(config.value_coef / rows))
         self._latest = objective, log_ratio, value, samples.target
+
+    def _penalise(self, out: Tensor, grad_out: Tensor) -> None:
+        """Adds the gradients of a further loss by the outputs [K, M] to ``grad_out`` and ``net.grad_log_std``."""
 
     def _tensor(self, array: np.ndarray, normalizer: Normalizer | None = None) -> Tensor:
         """A copy on the device; of observations normalised."""

@@ -33,6 +33,8 @@ class AlgorithmRow:
     """An ``OnPolicyAlgorithm``: it learns from what its own policy has just collected, and fits every task."""
     images: bool = False
     """``discrete`` has a network for images."""
+    any_age: bool = False
+    """``on_policy`` corrects for the age of its rollouts: it runs where samplers do not wait, and only there."""
     correction: str | None = None
     """This algorithm's default for ``rollout.correction``; None: the general default."""
 
@@ -46,7 +48,8 @@ class AlgorithmRow:
 
     def runs_in(self, mode: Mode) -> bool:
         """Whether the mode runs it."""
-        return mode.wiring(on_policy=bool(self.on_policy)) is not None
+        wiring = mode.wiring(on_policy=bool(self.on_policy))
+        return wiring is not None and wiring.free_running == self.any_age
 
 
 ROWS = (
@@ -58,6 +61,9 @@ ROWS = (
     # updates is made twice before its effect is seen.
     AlgorithmRow(name="ppo", on_policy="spreeze.algorithms.ppo:PPO", correction="none"),
     AlgorithmRow(name="a2c", on_policy="spreeze.algorithms.a2c:A2C"),
+    AlgorithmRow(name="impact", on_policy="spreeze.algorithms.impact:Impact", any_age=True, correction="none"),
+    AlgorithmRow(name="appo", on_policy="spreeze.algorithms.impact:Appo", any_age=True, correction="none"),
+    AlgorithmRow(name="impala", on_policy="spreeze.algorithms.impact:Impala", any_age=True, correction="none"),
 )
 """The algorithms that come with Spreeze; the first that fits a task is its default."""
 ON_POLICY = tuple(row.name for row in ROWS if row.on_policy)
@@ -80,6 +86,12 @@ def find_row(name: str, import_module: str | None = None) -> AlgorithmRow:
     return row
 
 
+def implied_mode(name: str) -> str | None:
+    """The mode of an algorithm that comes with Spreeze and runs in no other kind; None if there is a choice."""
+    row = next((row for row in ROWS if row.name == name and row.any_age), None)
+    return None if row is None else next((mode.name for mode in DECLARED if row.runs_in(mode)), None)
+
+
 def fitting_algorithms(spec: EnvSpec, mode: Mode | None = None) -> tuple[str, ...]:
     """The algorithms that can learn this environment and that the mode runs (None: any), the default first."""
     return tuple(row.name for row in ROWS if row.fits(spec) and (mode is None or row.runs_in(mode)))
@@ -98,7 +110,8 @@ def check_algorithm(name: str, spec: EnvSpec, mode: Mode) -> None:
     if not row.fits(spec):
         raise ConfigError(f"--algo {name}: {spec.env_id} has {task_text(spec)}; {_listed(fitting, 'fit')}")
     if not row.runs_in(mode):
-        needs = "what its own policy has just collected" if row.on_policy else "replay"
+        needs = "rollouts of any age" if row.any_age else "what its own policy has just collected"
+        needs = needs if row.on_policy else "replay"
         modes = [f"--mode {other.name}" for other in DECLARED if row.runs_in(other)]
         raise ConfigError(f"--algo {name}: it learns from {needs}, which mode {mode.name} does not have; use "
                           f"{' or '.join(modes)}, or --algo {' or '.join(fitting)}")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
-from spreeze.config.algorithms import ALGORITHMS, check_algorithm, default_algorithm, find_row
+from spreeze.config.algorithms import ALGORITHMS, check_algorithm, default_algorithm, find_row, implied_mode
 from spreeze.config.schema import PARTS, Config, algorithm_part
 from spreeze.errors import ConfigError, did_you_mean
 from spreeze.types import EnvSpec
@@ -74,6 +74,9 @@ def resolve(layers: list[Layer], import_module: str | None = None) -> Settings:
             known, own = {**PARTS, algo: algorithm_part(algo, module)}, algo
         except ConfigError as error:
             raise ConfigError(f"{source}: {error}") from None
+    mode = implied_mode(algo) if isinstance(algo, str) and _said(layers, "run", "mode")[0] is None else None
+    if mode is not None:
+        layers = [Layer(f"default of {algo}", {"run": {"mode": mode}}), *layers]
     merged: Values = {part: {} for part in known}
     sources: dict[str, str] = {}
     for layer in layers:

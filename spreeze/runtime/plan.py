@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from spreeze.config.layers import Settings
-from spreeze.config.schema import Config
+from spreeze.config.schema import AnyAgeConfig, Config
 from spreeze.errors import ConfigError
 from spreeze.transport.replay_ring import RingSpec
 from spreeze.transport.rollouts import RolloutSpec
@@ -123,12 +123,17 @@ class RunPlan:
         """Rows of one update."""
         if self.config.on_policy is None:
             return self.config.learner.batch_size
-        return self.rollout_spec().rows // self.minibatches
+        writers = self.samplers if self.config.wiring.free_running else 1
+        return self.rollout_spec().rows // (self.minibatches * writers)
 
     def rollout_spec(self) -> RolloutSpec:
-        """The storages of an on-policy run."""
-        part = self.config.rollout
-        return RolloutSpec.of(self.spec, part.sync_interval, self.samplers * part.envs_per_sampler)
+        """The storages of an on-policy run; each sampler of a free-running one has a slot more, to fill."""
+        part, algorithm, samplers = self.config.rollout, self.config.on_policy, self.samplers
+        spec = RolloutSpec.of(self.spec, part.sync_interval, samplers * part.envs_per_sampler)
+        if not isinstance(algorithm, AnyAgeConfig):
+            return spec
+        return dataclasses.replace(spec, num_slots=-(-algorithm.slots // samplers) + 1, max_uses=algorithm.uses,
+                                   least_uses=algorithm.least_uses, free_running=True, log_steps=1)
 
     def shared_bytes(self) -> tuple[str, int]:
         """Name and size of the shared memory that the run needs, except for some kilobytes."""
