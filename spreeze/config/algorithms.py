@@ -37,6 +37,8 @@ class AlgorithmRow:
     """``on_policy`` corrects for the age of its rollouts: it runs where samplers do not wait, and only there."""
     correction: str | None = None
     """This algorithm's default for ``rollout.correction``; None: the general default."""
+    sync_interval: int | None = None
+    """The same for ``rollout.sync_interval``."""
 
     def fits(self, spec: EnvSpec) -> bool:
         """Whether it can learn this environment."""
@@ -52,6 +54,8 @@ class AlgorithmRow:
         return wiring is not None and wiring.free_running == self.any_age
 
 
+# One update takes the rollout of one sampler, so rollouts are as short as PPO's minibatches.
+_ANY_AGE: dict[str, Any] = {"any_age": True, "correction": "none", "sync_interval": 16}
 ROWS = (
     AlgorithmRow(name="dqn", discrete="spreeze.algorithms.dqn:DQN", images=True),
     AlgorithmRow(name="sac", continuous="spreeze.algorithms.sac:SAC", discrete="spreeze.algorithms.sac:DiscreteSAC"),
@@ -61,9 +65,9 @@ ROWS = (
     # updates is made twice before its effect is seen.
     AlgorithmRow(name="ppo", on_policy="spreeze.algorithms.ppo:PPO", correction="none"),
     AlgorithmRow(name="a2c", on_policy="spreeze.algorithms.a2c:A2C"),
-    AlgorithmRow(name="impact", on_policy="spreeze.algorithms.impact:Impact", any_age=True, correction="none"),
-    AlgorithmRow(name="appo", on_policy="spreeze.algorithms.impact:Appo", any_age=True, correction="none"),
-    AlgorithmRow(name="impala", on_policy="spreeze.algorithms.impact:Impala", any_age=True, correction="none"),
+    AlgorithmRow(name="impact", on_policy="spreeze.algorithms.impact:Impact", **_ANY_AGE),
+    AlgorithmRow(name="appo", on_policy="spreeze.algorithms.impact:Appo", **_ANY_AGE),
+    AlgorithmRow(name="impala", on_policy="spreeze.algorithms.impact:Impala", **_ANY_AGE),
 )
 """The algorithms that come with Spreeze; the first that fits a task is its default."""
 ON_POLICY = tuple(row.name for row in ROWS if row.on_policy)

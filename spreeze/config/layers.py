@@ -128,9 +128,11 @@ def with_algorithm(layers: list[Layer], settings: Settings, spec: EnvSpec) -> tu
         layers.insert(0, Layer("action space", {"run": {"algo": algo}}))
         settings = resolve(layers)
     check_algorithm(settings.config.run.algo, spec, settings.config.mode)
-    correction = find_row(settings.config.run.algo, spec.import_module).correction
-    if correction is not None and "rollout.correction" not in settings.sources:
-        layers.insert(0, Layer(default_of(settings), {"rollout": {"correction": correction}}))
+    row = find_row(settings.config.run.algo, spec.import_module)
+    own = {name: value for name, value in (("correction", row.correction), ("sync_interval", row.sync_interval))
+           if value is not None and f"rollout.{name}" not in settings.sources}
+    if own:
+        layers.insert(0, Layer(default_of(settings), {"rollout": own}))
         settings = resolve(layers)
     if settings.config.learner.device == "auto" and settings.config.on_policy is not None and spec.frames is None:
         for layer in layers:  # "auto" leaves it to us, whoever says it

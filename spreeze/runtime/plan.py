@@ -135,11 +135,14 @@ class RunPlan:
         return dataclasses.replace(spec, num_slots=-(-algorithm.slots // samplers) + 1, max_uses=algorithm.uses,
                                    least_uses=algorithm.least_uses, free_running=True, log_steps=1)
 
-    def shared_bytes(self) -> tuple[str, int]:
-        """Name and size of the shared memory that the run needs, except for some kilobytes."""
+    def shared_bytes(self) -> tuple[str, int, str]:
+        """Name and size of the shared memory that the run needs, except for some kilobytes, and what makes it less."""
         if self.config.on_policy is None:
-            return "replay", sum(self.ring_spec(group).size_bytes for group in range(self.learners))
-        return "rollout storages", self.rollout_spec().size_bytes
+            size_bytes = sum(self.ring_spec(group).size_bytes for group in range(self.learners))
+            return "replay", size_bytes, "the replay capacity"
+        if self.config.wiring.free_running:
+            return "circular buffer", self.rollout_spec().size_bytes, f"{self.config.run.algo}.slots or --sync-interval"
+        return "rollout storages", self.rollout_spec().size_bytes, "--sync-interval or --envs-per-sampler"
 
     @property
     def config(self) -> Config:
