@@ -13,7 +13,7 @@ a family of tasks    envs/vector_engines.py  there, or envs/make.py for a packag
 a way of weights     transport/protocols.py  transport/weights.py; opened in one place: workers/context.py
 ===================  ======================  ==============================================================
 
-A module that ``--import`` names may declare algorithms, modes, knobs and metrics of its own in one file.
+A module that ``--import`` names may declare algorithms, modes, knobs, metrics and networks of its own in one file.
 """
 
 __version__ = "0.1.0"

@@ -6,13 +6,15 @@ cannot leave the runs directory; directories are private (0700).
 ``run.json`` (state, process, versions), ``env.json`` (spaces and layout), ``config.toml`` (every value and its source),
 ``tune.json`` (every candidate, the choice, reasons), ``metrics.db`` (SQLite), ``eval.csv``, ``weights/`` (immutable
 safetensors and ``LATEST.json``), ``checkpoints/`` (manifest with hashes; ``best.safetensors``), ``live.jpg``,
-``videos/``, ``logs/``, ``errors/``, ``summary.json``. No pickle anywhere. With several learners, the first uses these,
+``videos/``, ``logs/``, ``errors/``, ``control/`` (requests to a live run), ``summary.json``, ``about.json`` (the user's
+title, note and tags), with ``--log`` ``tensorboard/``. No pickle anywhere. With several learners, the first uses these,
 and each other one has its own ``weights/``, ``checkpoints/`` and ``eval.csv`` in ``groups/1/``, ``groups/2/``, ...
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fcntl
 import json
 import os
@@ -22,6 +24,8 @@ import stat
 import sys
 import time
 import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -33,8 +37,12 @@ from spreeze.formatting import clean
 
 SUBDIRECTORIES = ("logs", "weights", "checkpoints", "videos", "errors", "control")
 _PACKAGES = ("numpy", "torch", "gymnasium", "pybullet", "pybullet-envs-gymnasium", "safetensors")
+REQUESTS = ("stop", "pause", "evaluate", "checkpoint", "leave-free")
+"""Names of files in ``control`` by which a page or a command asks a live run for something."""
+LIVE_STATES = ("starting", "tuning", "running", "paused", "stopping")
 MIN_FREE_DISK_BYTES = 200_000_000
 _LOCK_S = 0.2
+_MAX_BYTES = 1_000_000
 _START_FIELD = 19
 """Index in ``/proc/PID/stat`` after the name: start time of the process, in ticks since boot."""
 
@@ -99,8 +107,27 @@ class RunDir:
         for sub in SUBDIRECTORIES:
             (path / sub).mkdir(mode=0o700, exist_ok=True)
         run = cls(path, _lock(path), nonce)
-        (path / "control" / "stop").unlink(missing_ok=True)  # meant for the earlier session
+        for name in REQUESTS:
+            run.withdraw(name)  # meant for the earlier session
         return run
+
+    def asked(self, name: str) -> bool:
+        """Whether a request lies in ``control``."""
+        return (self.path / "control" / name).exists()
+
+    def take(self, name: str) -> str | None:
+        """Removes a request and returns its text; None if there is none."""
+        try:
+            with open(self.path / "control" / name, encoding="utf-8", errors="replace") as file:
+                text = file.read(1000)
+        except OSError:
+            return None
+        self.withdraw(name)
+        return text
+
+    def withdraw(self, name: str) -> None:
+        with contextlib.suppress(OSError):
+            (self.path / "control" / name).unlink()
 
     def write_state(self, **fields: Any) -> None:
         """Merges fields into ``run.json`` atomically; disk errors are ignored."""
@@ -160,8 +187,8 @@ def _shown(path: Path) -> str:
     return clean(path, 300)
 
 
-def ask(path: Path, name: str) -> None:
-    """Sends a request to a run: an empty file in its ``control`` directory. Links are not followed.
+def ask(path: Path, name: str, text: str = "") -> None:
+    """Sends a request to a run: a file in its ``control`` directory. Links are not followed.
 
     Raises:
         RunError: the file cannot be written.
@@ -169,8 +196,9 @@ def ask(path: Path, name: str) -> None:
     opened = []
     try:
         opened.append(os.open(path / "control", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC))
-        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         opened.append(os.open(name, flags, 0o600, dir_fd=opened[0]))
+        os.write(opened[1], text.encode())
         os.utime(opened[1])
     except OSError as error:
         raise RunError(f"{_shown(path)}: control/{name} cannot be written: {error.strerror}") from None
@@ -220,6 +248,52 @@ def read_run(path: Path) -> dict[str, Any]:
     return data if isinstance(data, dict) else {}
 
 
+@dataclass(frozen=True, kw_only=True)
+class About:
+    """What a user says about a run (``about.json``); nothing of it is used to train."""
+
+    title: str = ""
+    note: str = ""
+    tags: tuple[str, ...] = ()
+
+
+def read_about(path: Path) -> About:
+    """What was said about a run; empty where nothing was, or the file is damaged."""
+    try:
+        with open(path / "about.json", "rb") as file:
+            data = json.loads(file.read(1_000_000))
+    except (OSError, ValueError, RecursionError):
+        return About()
+    return _about(data) if isinstance(data, dict) else About()
+
+
+def describe(path: Path, **changes: Any) -> About:
+    """Changes ``title``, ``note`` or ``tags`` of a run; those that are not named stay.
+
+    Raises:
+        RunError: the file cannot be written, or it is a link.
+    """
+    about = _about({**vars(read_about(path)), **changes})
+    if (path / "about.json").is_symlink():
+        raise RunError(f"{_shown(path)}: about.json is a symbolic link; delete it first")
+    try:
+        write_json(path / "about.json", dataclasses.asdict(about))
+    except OSError as error:
+        raise RunError(f"{_shown(path)}: about.json cannot be written: {error.strerror}") from None
+    return about
+
+
+def _about(data: Mapping[str, Any]) -> About:
+    tags = data.get("tags")
+    words = (clean(tag, 40).strip() for tag in tags if isinstance(tag, str)) if isinstance(tags, list | tuple) else ()
+    note = data.get("note")
+    return About(
+        title=clean(data.get("title") or "", 100).strip(),
+        note="\n".join(clean(line, 500) for line in note.splitlines()[:100]) if isinstance(note, str) else "",
+        tags=tuple(dict.fromkeys(word for word in words if word))[:20],
+    )
+
+
 def read_config(path: Path) -> dict[str, dict[str, Any]]:
     """``config.toml`` of a run as part -> field -> value; empty when missing or damaged."""
     try:
@@ -230,10 +304,32 @@ def read_config(path: Path) -> dict[str, dict[str, Any]]:
     return {part: fields for part, fields in values.items() if isinstance(fields, dict)}
 
 
+def read_json(path: Path) -> dict[str, Any]:
+    """Reads a JSON file; an empty dictionary if it is missing, damaged or too large."""
+    try:
+        if path.stat().st_size > _MAX_BYTES:
+            return {}
+        data = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+def tail_text(path: Path, limit_bytes: int = 64_000) -> str:
+    """The end of a text file; empty if it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - limit_bytes))
+            return file.read(limit_bytes).decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
 def state_of(path: Path) -> str:
     """The run's state; "crashed" if it claims to be running but no process holds its lock."""
     state = str(read_run(path).get("state", "damaged"))
-    if state in ("starting", "tuning", "running", "stopping") and not is_alive(path):
+    if state in LIVE_STATES and not is_alive(path):
         return "crashed"
     return state
 

@@ -51,7 +51,7 @@ class EnvSpec:
     import_module: str | None
     """Module to import before ``gymnasium.make``, so that a child process knows the id."""
     obs_dim: int
-    """O: length of the flat float32 observation."""
+    """O: length of the flat float32 observation; where ``action_mask`` is true its last K values are the mask."""
     action_dim: int
     """A: length of the flat action vector; 1 for discrete actions."""
     action_low: tuple[float, ...]
@@ -74,6 +74,13 @@ class EnvSpec:
     """The environment's number for discrete action 0."""
     frames: FrameSpec | None = None
     """Frames of an image task: each step gives one, uint8 [C, H, W]; an observation is the last k. None: vectors."""
+    action_mask: bool = False
+    """Whether ``info["action_mask"]`` says at each step which of the K actions are allowed."""
+
+    @property
+    def mask_dim(self) -> int:
+        """Values at the end of an observation that are the action mask: K, or 0 without masks."""
+        return self.num_actions or 0 if self.action_mask else 0
 
 
 class TransitionBatch(NamedTuple):

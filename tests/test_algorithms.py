@@ -18,6 +18,7 @@ from spreeze.config.schema import PARTS
 from spreeze.errors import CheckpointError, ConfigError
 from spreeze.metrics.table import by_name
 from spreeze.types import RowLayout
+from spreeze.workers.learner import run_progress
 
 OBS, ACT = 5, 2
 NAMES = sorted(row.name for row in ROWS if row.continuous)
@@ -241,6 +242,46 @@ def test_sac_temperature_stays_where_tuning_is_off():
 def test_sac_temperature_falls_while_entropy_is_above_its_target():
     assert trained("sac", 10, target_entropy_per_action=-50.0, alpha_lr=0.01).metrics()["alpha"] < 0.95
     assert trained("sac", 10, target_entropy_per_action=50.0, alpha_lr=0.01).metrics()["alpha"] > 1.05
+
+
+@pytest.mark.parametrize("share", [None, 0.25])
+def test_weight_decay_is_that_of_torch_adamw_with_the_step_size_of_then(share):
+    parameters, gradient = torch.linspace(-1, 1, 9), torch.zeros(9)
+    twin = parameters.clone().requires_grad_()
+    adam = FlatAdam(parameters, gradient, 1e-2)
+    adam.weight_decay = 0.3
+    reference = torch.optim.AdamW([twin], lr=1e-2 * (share or 1.0), weight_decay=0.3)
+    if share is not None:
+        adam.scale_lr(1.0)
+        adam.scale_lr(share)
+    for step in range(5):
+        gradient.copy_(torch.cos(step + torch.arange(9.0)))
+        twin.grad = gradient.clone()
+        adam.step()
+        reference.step()
+    torch.testing.assert_close(parameters, twin.detach(), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(("schedule", "shares"), [
+    ("constant", [1.0, 1.0, 1.0]), ("linear", [1.0, 0.75, 0.0]), ("cosine", [1.0, 0.853553, 0.0]),
+])  # fmt: skip
+def test_step_sizes_fall_to_nothing_at_the_end_of_a_run(schedule, shares):
+    algorithm = made("sac", lr_schedule=schedule, weight_decay=0.1, actor_lr=0.2, critic_lr=0.1, alpha_lr=0.4)
+    assert [adam.weight_decay for adam in algorithm._adams] == [0.1, 0.1, 0.0], "the temperature is no weight"
+    for progress, share in zip((0.0, 0.25, 1.0), shares, strict=True):
+        algorithm.anneal(progress)
+        sizes = [adam.lr if adam._scaled_lr is None else adam._scaled_lr.item() for adam in algorithm._adams]
+        assert sizes == pytest.approx([0.1 * share, 0.2 * share, 0.4 * share])
+    before = algorithm.policy_arrays()["w0"]
+    algorithm.update(next(batches(1)))
+    assert np.array_equal(algorithm.policy_arrays()["w0"], before) == (schedule != "constant")
+
+
+def test_a_run_is_over_by_the_stop_condition_that_comes_first():
+    stop = PARTS["stop"](seconds=100.0, env_steps=1000, updates=None, target_return=1.0)
+    assert run_progress(stop, 50.0, 100, 10**9) == 0.5
+    assert run_progress(stop, 50.0, 900, 0) == 0.9
+    assert run_progress(PARTS["stop"](target_return=1.0), 50.0, 900, 5) == 0.0
 
 
 def test_flat_adam_equals_torch_adam():

@@ -73,8 +73,9 @@ class Trained:
         self.commands.append(arguments)
         slow = "serial" in arguments or "256" in arguments
         reached = "--seed" not in arguments or arguments[arguments.index("--seed") + 1] == "1"
-        return {"time_to_target_s": (20.0 if slow else 10.0) if reached else None, "process_s": 60.0, "updates": 5,
-                "updates_per_s": 2.0, "env_steps": 100, "eval_return_best": -150.0}
+        first = (20.0 if slow else 10.0) if reached else None
+        return {"time_to_target_s": first, "time_to_target_held_s": first and 2.0 * first, "process_s": 60.0,
+                "updates": 5, "updates_per_s": 2.0, "env_steps": 100, "eval_return_best": -150.0}
 
 
 def test_time_to_a_return_is_compared_seed_by_seed_and_who_never_got_there_counts_with_all_of_its_time(monkeypatch):
@@ -88,6 +89,9 @@ def test_time_to_a_return_is_compared_seed_by_seed_and_who_never_got_there_count
     assert [command[command.index("--mode") + 1] for command in trained.commands] == ["spreeze", "serial"] * 2
     assert all("--plain-env" in command for command in trained.commands)
     assert "target after 10.0 s" in said[0]
+    rows = time_to_target_rows("Pendulum-v1", -200.0, 1, "runs", 30.0, [], said.append, held=True)
+    assert [row["repeats"] for row in rows if row["metric"] == "time_to_target_held_s"] == [[20.0], [40.0]]
+    assert "stop.target_evaluations=5" in trained.commands[-1]
 
 
 def test_a_bench_that_is_terminated_takes_its_runs_along(tmp_path):

@@ -126,7 +126,7 @@ def test_a_run_that_imports_code_is_not_resumed_from_a_page(sleepers, settings):
     path.mkdir(parents=True)
     (path / "run.json").write_text('{"state": "finished"}')
     (path / "config.toml").write_text(f"[env]\n{settings}\n")
-    with pytest.raises(RunError, match="from the command line"):
+    with pytest.raises(RunError, match="imports code"):
         control.resume(path, sleepers)
     assert control.launching(sleepers) is None
 
@@ -142,3 +142,16 @@ def test_nothing_outside_the_runs_directory_is_deleted(tmp_path):
         with pytest.raises(RunError):
             control.delete(path, runs)
     assert (outside / "run.json").is_file()
+
+
+def test_a_run_that_imports_code_is_resumed_once_that_module_was_allowed(sleepers):
+    path = sleepers / "r1"
+    path.mkdir(parents=True)
+    (path / "run.json").write_text('{"state": "finished"}')
+    (path / "config.toml").write_text('[env]\nid = "E-v0"\nimport_module = "mine"\n')
+    assert control.imported_by(path) == "mine"
+    with pytest.raises(RunError, match="imports code"):
+        control.resume(path, sleepers, trusted="other")
+    control.resume(path, sleepers, trusted="mine")
+    argv = json.loads((sleepers / ".launches" / "r1.json").read_text())["argv"]
+    assert argv[-2:] == ["--import", "mine"]

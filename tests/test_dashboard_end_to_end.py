@@ -249,6 +249,5 @@ def resumed_exported_and_deleted(driver, address, run, downloads):
 
 
 def complaints(driver):
-    """What the console holds against us; Streamlit's own probing is none of it."""
-    return [line["message"] for line in driver.get_log("browser")
-            if line["level"] == "SEVERE" and "/_stcore/" not in line["message"]]
+    """What the console holds against us."""
+    return [line["message"] for line in driver.get_log("browser") if line["level"] == "SEVERE"]

@@ -22,7 +22,7 @@ from spreeze.config.algorithms import ON_POLICY
 from spreeze.config.modes import wiring_of
 from spreeze.dashboard import components, live_api, server
 from spreeze.errors import RunError
-from spreeze.metrics.table import ALGORITHM, METRICS, by_name
+from spreeze.metrics.table import ALGORITHM, METRICS, RETURN, by_name
 
 
 @pytest.fixture
@@ -197,6 +197,7 @@ def test_the_series_of_several_learners_are_drawn_beside_the_whole(run):
     assert live_api.wanted(["updates_per_s", *groups, "rows_redrawn/1"]) == ["updates_per_s", *groups]
     many = [f"updates_per_s/{group}" for group in range(20)]
     assert live_api.wanted(many) == many[:8]
+    assert live_api.wanted(["eval_return", "eval_return/0", "eval_return/1"]) == ["eval_return/0", "eval_return/1"]
     (card,) = [chart for chart in live_api.as_json("updates") if chart["key"] == "updates"]
     assert (card["part"], card["series"]) == ("group", ("updates_per_s", "updates_per_s/*"))
     (card,) = [chart for chart in live_api.as_json("updates") if chart["key"] == "gpu"]
@@ -209,7 +210,8 @@ def test_the_series_of_several_learners_are_drawn_beside_the_whole(run):
 
 
 _DRAW_TWO_GROUPS = """
-const page = Object.create(LivePage.prototype), drawn = {}, show = (traces) => traces.map((trace) => trace.name);
+const page = Object.create(LivePage.prototype), drawn = {}; page.live = true;
+const show = (traces) => traces.map((trace) => trace.name);
 page.store = new Map(); page.unit = { by: 1 }; page.axis = "t"; page.data = { colours: ["a", "b", "c", "d"] };
 page.evals = { t: [], y: [], lo: [], hi: [] }; page.legend = () => {};
 page.chartOf = (card) => ({ show: (traces) => { drawn[card.spec.key] = show(traces); } });
@@ -230,19 +232,87 @@ console.log(JSON.stringify([drawn, now("updates"), now("gpu")]));
 def test_the_lines_of_several_learners_are_named_after_their_groups():
     script = "\n".join((Path(live_api.__file__).parent / name).read_text() for name in ("chart.js", "live.js"))
     names = [f"{name}{part}" for name in ("updates_per_s", "episode_return") for part in ("", "/0", "/1")]
+    names += ["eval_return/0", "eval_return/1"]
     script = f"globalThis.window = {{}}; const NAMES = {json.dumps([*names, 'gpu_use/0', 'gpu_use/1'])};\n" \
         + script.replace("export default function", "function mount") + _DRAW_TWO_GROUPS
     found = subprocess.run(["node", "-e", script], capture_output=True, text=True, timeout=PATIENCE_S, check=True)
     drawn, updates_now, gpu_now = json.loads(found.stdout)
     assert drawn["updates"] == ["whole run", "group 0", "group 1"]
     assert drawn["gpu"] == ["GPU 0", "GPU 1"]
-    assert drawn["return"][:3] == ["samplers' episodes (noisy)", *(f"group {i}: episodes (noisy)" for i in (0, 1))]
+    assert drawn["return"][:2] == [f"group {i}: greedy episodes" for i in (0, 1)]
+    assert drawn["return"][2:5] == ["samplers' episodes (noisy)", *(f"group {i}: episodes (noisy)" for i in (0, 1))]
     assert (updates_now, gpu_now) == ("13", "9 / 9")
+
+
+_DRAW = """
+const told = [], pen = new Proxy({}, { get: (_, name) => (...args) => told.push([name, ...args]), set: () => true });
+const node = () => ({ style: {}, appendChild: (child) => child, addEventListener() {}, getContext: () => pen,
+                      clientWidth: 400, clientHeight: 200, set textContent(text) { this.said = text; } });
+globalThis.document = { createElement: node };
+globalThis.ResizeObserver = globalThis.IntersectionObserver = class { observe() {} };
+const view = { smooth: 0, log: false, robust: false };
+const look = { text: "", line: "", font: "", paint: (colour) => colour };
+const options = { height: 200, xTitle: () => "s", colours: () => look, view: () => view, marks: () => [] };
+const chart = new Chart(node(), options);
+const x = [...Array(100).keys()], y = x.map((i) => (i === 3 ? -1500 : -100 - (i % 7)));
+chart.traces = [{ name: "a", colour: "", x, y }];
+const whole = chart.yRange(0, 99);
+view.robust = true; const robust = chart.yRange(0, 99);
+chart.traces = [{ name: "a", colour: "", x, y: x.map((i) => 10 ** (i / 33)) }];
+view.robust = false; view.log = true; const log = chart.yRange(0, 99);
+chart.zoomY = [1, 2]; const zoomed = chart.yRange(0, 99); chart.dblclick();
+view.log = false;
+chart.traces = [{ name: "b", colour: "", x: [0, 1, 2], y: [5, 5, 5], low: [5, 4, 5], high: [5, 6, 5] }];
+const hovered = [1, 390].map((at) => { chart.pointer = 52 + at * 0.8; chart.draw(); return chart.box.said; });
+const smooth = smoothed([1, 3, null, 3], 0.5);
+console.log(JSON.stringify({ whole, robust, log, zoomed, after: chart.zoomY, hovered, smooth }));
+"""
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs Node.js")
+def test_charts_leave_out_outliers_take_logarithms_zoom_upwards_and_smooth():
+    script = (Path(live_api.__file__).parent / "chart.js").read_text() + "globalThis.window = {};\n" + _DRAW
+    found = json.loads(subprocess.run(["node", "-e", script], capture_output=True, text=True, timeout=PATIENCE_S,
+                                      check=True).stdout)  # fmt: skip
+    assert found["whole"][0] < -1500
+    assert -120 < found["robust"][0] < found["robust"][1] < -90
+    assert found["log"] == pytest.approx([0.0, 3.0])
+    assert (found["zoomed"], found["after"]) == ([1, 2], None)
+    assert "b: 5" in found["hovered"][0]
+    assert "(5 .. 5)" not in "".join(found["hovered"])
+    assert found["smooth"] == pytest.approx([1.0, 7 / 3, None, 19 / 7], nan_ok=True)
+
+
+@pytest.mark.parametrize(("values", "text"), [
+    ({"samplers_active": 0.125}, "throttled to 12 %"), ({"samplers_active": 1.0}, "1 of 1"), ({}, "1 of 1"),
+])
+def test_a_resting_sampler_is_said_in_words(values, text):
+    config = {"sampling": {"samplers": 1}, "replay": {}, "learner": {}}
+    shown = live_api.snapshot({"algo": "sac", "mode": "spreeze"}, config,
+                              values | {"sampler_env_steps_per_s/0": 5.0}, "running")  # fmt: skip
+    assert live_api._samplers(shown) == text
+    unknown = live_api.snapshot({"algo": "sac", "mode": "spreeze"}, {}, {"sampler_env_steps_per_s/0": 5.0}, "running")
+    assert live_api._samplers(unknown) == "1"
+
+
+def test_the_answer_marks_sessions_lists_processes_and_tells_a_problem_from_news(run):
+    state = json.loads((run / "run.json").read_text()) | {"session_starts": [0.0, 40.5], "state": "failed"}
+    (run / "run.json").write_text(json.dumps(state))
+    writer = MetricsWriter(run / "metrics.db")
+    writer.write(50.0, 5000, {"process_cpu_use/learner": 0.91, "process_memory_bytes/learner": 2.0**30})
+    writer.close()
+    answer = live_api.answer(run, 0.0, 0, "")
+    assert answer["marks"] == [40.5]
+    assert answer["processes"] == [["learner", 0.91, "1.0 GiB"]]
+    assert answer["problem"]
+    (run / "run.json").write_text(json.dumps(state | {"state": "finished"}))
+    assert not live_api.answer(run, 0.0, 0, "")["problem"]
 
 
 def test_every_series_of_the_charts_is_in_the_table_of_metrics():
     series = [name for chart in live_api.as_json("updates") for name in chart["series"]]
-    assert [name for metric in live_api.drawn()[1:] for name in metric.series] == series
+    drawn = [metric for metric in live_api.drawn() if metric.chart.group != RETURN]
+    assert [name for metric in drawn for name in metric.series] == series
     assert all(by_name(name.removesuffix("/*")) for name in series)
 
 

@@ -151,6 +151,26 @@ def test_anybody_else_is_refused(ask, entrance, headers, asked):
     assert ask("http", method="POST", host="localhost:8501", **headers)[0]["status"] == 403
 
 
+@pytest.mark.parametrize("headers", [
+    {"origin": "https://evil.example"}, {"origin": "http://localhost:9999"}, {"origin": "null"},
+    {"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors", "sec-fetch-dest": "image"},
+    {"sec-fetch-site": "same-site", "sec-fetch-mode": "cors"},
+    {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate", "sec-fetch-dest": "iframe"},
+])
+@pytest.mark.parametrize("asked", [True, False])
+def test_other_sites_cannot_even_read_or_ask_for_a_picture(ask, entrance, cookie, headers, asked):
+    entrance.asked = asked
+    for path in ("/api/live", "/live.jpg", "/"):
+        assert ask("http", path, host="localhost:8501", cookie=cookie, **headers)[0]["status"] == 403
+
+
+def test_the_page_itself_and_a_link_to_it_may_be_read(ask, cookie):
+    own = {"sec-fetch-site": "same-origin", "sec-fetch-mode": "cors", "origin": "http://localhost:8501"}
+    link = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate", "sec-fetch-dest": "document"}
+    for headers in (own, link, {}):
+        assert ask("http", host="localhost:8501", cookie=cookie, **headers)[0]["status"] == 200
+
+
 def test_switched_off_each_page_lets_in_and_other_origins_still_cannot_act(ask, entrance, cookie):
     entrance.asked = False
     page = dict(ask("http")[0]["headers"])

@@ -21,9 +21,14 @@ STATES = ("no run", "live", "finished", "damaged", "truncated", "no metrics", "m
 
 
 def script(name):
-    from spreeze.dashboard import navigation
+    import streamlit
+
+    from spreeze.dashboard import navigation, start
 
     navigation.sidebar()
+    name = streamlit.session_state.get("page", name)
+    if name != "live":
+        start.keep_fields()
     navigation.load(name)()
 
 
@@ -195,6 +200,29 @@ def test_each_task_has_a_target_of_its_own(world):
     assert reached == {"Pendulum-v1": "0 of 1", "CartPole-v1": "0 of 1"}
 
 
+def test_a_run_that_is_not_there_is_said_and_no_other_is_shown_in_its_place(world):
+    world("finished")
+    page = AppTest.from_function(script, kwargs={"name": "live"}, default_timeout=PATIENCE_S)
+    page.query_params["run"] = "gone"
+    page.run()
+    assert not page.exception
+    assert "no run gone here" in page.sidebar.warning[0].value
+    assert not components(page, "spreeze_live")
+
+
+def test_an_empty_machine_is_offered_a_first_run_and_another_is_not(world, monkeypatch):
+    from spreeze.dashboard import control
+
+    folder, started = world("no run"), []
+    monkeypatch.setattr(control, "start", lambda request, folder: started.append(request))
+    page = open_page("live")
+    assert "tunes itself" in page.markdown[0].value
+    page.button(key="first").click().run()
+    assert [request.env_id for request in started] == ["Pendulum-v1"]
+    make_run(folder, "a1")
+    assert "first" not in [button.key for button in open_page("live").button]
+
+
 def test_start_gives_way_to_stop_while_a_run_is_alive(world):
     world("live")
     keys = [button.key for button in open_page("live").button]
@@ -230,6 +258,44 @@ def test_stop_asks_the_run_by_its_control_file(world):
     assert (folder / "a1" / "control" / "stop").exists()
     assert page.button(key="stop").disabled
     assert page.button(key="stop").label == "Stopping"
+
+
+def test_a_live_run_is_paused_evaluated_saved_and_told_what_to_leave_free(world):
+    folder = world("live")
+    control, state = folder / "a1" / "control", json.loads((folder / "a1" / "run.json").read_text())
+    (folder / "a1" / "run.json").write_text(json.dumps(state | {"leave_free": 0.25}))
+    page = open_page("live")
+    for what in ("evaluate", "checkpoint", "pause"):
+        page.button(key=f"steer_{what}").click().run()
+        assert (control / what).exists()
+    assert page.slider[0].value == 25
+    page.slider[0].set_value(50).run()
+    assert (control / "leave-free").read_text() == "0.5"
+    assert page.slider[0].value == 50
+    assert any("leave-free a1 0.5" in line for line in commands(page))
+    (folder / "a1" / "run.json").write_text(json.dumps(state | {"state": "paused", "leave_free": 0.5}))
+    page = open_page("live")
+    assert page.button(key="steer_evaluate").disabled
+    page.button(key="steer_continue").click().run()
+    assert not (control / "pause").exists()
+    for name in ("evaluate", "checkpoint", "leave-free"):
+        (control / name).unlink()
+    (folder / "a1" / "run.json").write_text(json.dumps(state))
+
+
+def test_a_run_is_given_a_title_tags_and_a_note_that_lists_show(world):
+    folder = world("ended")
+    page = open_page("runs")
+    for label, text in (("Title", "the *first*"), ("Tags", "walker, long")):
+        next(box for box in page.text_input if box.label == label).set_value(text)
+    page.text_area[0].set_value("two\nlines")
+    next(button for button in page.button if button.label == "Keep").click().run()
+    assert not page.exception
+    assert "the *first*" in page.dataframe[0].value["run"].tolist()
+    assert ["walker", "long"] in [list(tags) for tags in page.dataframe[0].value["tags"]]
+    assert any(text.value == "two\nlines" for text in page.text)
+    (about,) = folder.glob("*/about.json")
+    about.unlink()
 
 
 def test_the_command_line_of_the_start_button_follows_the_choices(world):
@@ -329,7 +395,7 @@ def test_autotune_shows_samplers_and_inference_workers_of_an_on_policy_run(world
     assert (shown["samplers"], shown["env steps/s"], shown["note"]) == ("2", "950", "chosen")
     assert [metric.value for metric in page.metric] == ["2", "8", "1", "64"]
     assert "pin" in [button.key for button in page.button]
-    assert page.number_input(key="pin_rollout.sync_interval").placeholder == "tuner: 64"
+    assert page.number_input(key="pin_rollout.sync_interval").placeholder == "automatic: 64"
 
 
 def test_a_run_that_leads_out_of_its_directory_is_not_resumed_by_a_click(world):

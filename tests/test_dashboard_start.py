@@ -26,6 +26,13 @@ TAKEN = [(mode.name, algo) for mode in DECLARED for algo in ALGORITHMS if find_r
 KINDS = [(mode.name, next(algo for algo in ALGORITHMS if (algo in ON_POLICY) is on_policy))
          for mode in DECLARED for on_policy in (False, True) if mode.wiring(on_policy=on_policy)]  # fmt: skip
 
+OWN_ENVIRONMENT = """
+import pathlib
+import gymnasium
+
+pathlib.Path(__file__).with_name("imported").touch()
+gymnasium.register("Own-v0", "gymnasium.envs.classic_control:PendulumEnv", max_episode_steps=50)
+"""
 METRIC = """
 from spreeze.metrics.table import TABLE, Chart, Metric
 
@@ -54,9 +61,9 @@ def module(tmp_path, monkeypatch):
 def chosen(mode, algo, *, auto=False):
     """The Live page with a mode and an algorithm chosen."""
     page = open_page("live")
-    page.selectbox(key="start_env").select("Pendulum-v1")
-    page.selectbox(key="start_mode").select(mode).run()
-    page.selectbox(key="start_algo").select(algo)
+    page.selectbox(key="start_env").select("CartPole-v1" if algo == "dqn" else "Pendulum-v1").run()
+    page.selectbox(key="start_algo").select(algo).run()
+    page.selectbox(key="start_mode").select(mode)
     if not page.toggle(key="start_auto").disabled:
         page.toggle(key="start_auto").set_value(auto)
     page.run()
@@ -72,13 +79,62 @@ def asked(page):
     return user_values(build_parser().parse_args(shlex.split(line)[3:]))
 
 
-def test_every_mode_is_offered_with_its_line_and_only_the_algorithms_that_it_runs():
-    for mode in DECLARED:
-        page = open_page("live")
-        assert page.selectbox(key="start_mode").options == [mode.name for mode in DECLARED]
-        page.selectbox(key="start_mode").select(mode.name).run()
-        assert page.selectbox(key="start_algo").options == [algo for algo in ALGORITHMS if find_row(algo).runs_in(mode)]
-        assert any(components.plain(mode.doc) in caption.value for caption in page.caption)
+@pytest.mark.parametrize(("env_id", "unfit", "first"), [("Pendulum-v1", ["dqn"], "sac"),
+                                                         ("CartPole-v1", ["td3", "ddpg"], "dqn")])  # fmt: skip
+def test_only_what_fits_the_task_is_offered_and_the_rest_is_grey_with_its_reason(env_id, unfit, first):
+    page = open_page("live")
+    page.selectbox(key="start_env").select(env_id).run()
+    algorithms = page.selectbox(key="start_algo").options
+    assert set(algorithms) == set(ALGORITHMS) - set(unfit)
+    assert algorithms[0] == first
+    grey = " ".join(caption.value for caption in page.caption)
+    assert f"{', '.join(unfit)}." in grey
+    assert "action" in grey
+    for algo in algorithms:
+        page.selectbox(key="start_algo").select(algo).run()
+        taking = [mode.name for mode in DECLARED if find_row(algo).runs_in(mode)]
+        assert page.selectbox(key="start_mode").options == taking
+        assert any(components.plain(find_mode(page.selectbox(key="start_mode").value).doc) in caption.value
+                   for caption in page.caption)
+
+
+def test_a_task_that_cannot_be_made_is_said_before_anything_starts(monkeypatch):
+    monkeypatch.setattr("spreeze.dashboard.start.tasks", lambda: ["Pendulum-v1", "NoSuchTask-v0"])
+    page = open_page("live")
+    assert "NoSuchTask" in page.warning[0].value
+
+
+def test_profile_arguments_and_what_the_machine_keeps_are_in_the_command():
+    page = chosen("spreeze", "sac", auto=True)
+    page.selectbox(key="start_profile").select("pendulum")
+    page.text_area(key="start_args").set_value("g=9.0\n")
+    page.checkbox(key="start_fresh").check()
+    page.selectbox(key="start_tuning.objective").select("updates")
+    page.number_input(key="start_tuning.leave_free").set_value(0.5).run()
+    values = asked(page)
+    assert values["tuning"] == {"objective": "updates", "leave_free": 0.5}
+    assert values["env"]["args"] == ("g=9.0",)
+    (line,) = (line for line in commands(page) if "spreeze.train" in line)
+    assert "--profile pendulum" in line
+    assert "--auto --fresh" in line
+
+
+def test_a_module_of_the_users_is_tried_and_offered_only_after_it_was_trusted(folder, tmp_path, monkeypatch):
+    (tmp_path / "own_env.py").write_text(OWN_ENVIRONMENT)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr("spreeze.dashboard.start.tasks", lambda: ["Pendulum-v1", "Own-v0"])
+    page = open_page("live")
+    page.text_input(key="start_module").set_value("own_env").run()
+    assert not (tmp_path / "imported").exists()
+    assert "start" not in [button.key for button in page.button]
+    page.checkbox(key="start_trust_own_env").check().run()
+    assert (tmp_path / "imported").exists()
+    assert page.selectbox(key="start_algo").options == ["sac", "td3", "ddpg", "ppo", "a2c"]
+    assert asked(page)["env"] == {"id": "Own-v0", "import_module": "own_env"}
+    page.button(key="examine").click().run()
+    assert any("env speed" in text.value for text in page.markdown), [error.value for error in page.error]
+    assert "own_env" not in sys.modules, "the page's own process imports nothing"
 
 
 @pytest.mark.parametrize(("mode", "algo"), TAKEN)
@@ -89,7 +145,8 @@ def test_each_pair_shows_its_knobs_and_a_command_that_the_command_line_takes(mod
     knobs, others = offered(resolve([Layer("user", values)]).config)
     shown = {widget.key for kind in (page.number_input, page.selectbox, page.text_input) for widget in kind}
     assert {f"start_{key}" for key in knobs} <= shown
-    assert page.multiselect(key="start_more").options == list(others)
+    others = [key for key in others if f"start_{key}" not in shown]
+    assert page.multiselect(key="start_more").options == others
     assert all(key.split(".")[0] not in ALGORITHMS or key.startswith(f"{algo}.") for key in (*knobs, *others))
 
 
@@ -100,11 +157,24 @@ def test_autotune_is_off_where_the_mode_leaves_the_tuner_nothing():
     assert not any("--auto" in line for line in commands(page))
 
 
-def test_an_algorithm_that_the_next_mode_does_not_run_gives_way_to_one_that_it_does():
+def test_a_mode_that_does_not_run_the_next_algorithm_gives_way_to_one_that_does():
     page = chosen("spreeze", "td3")
-    page.selectbox(key="start_mode").select("hts").run()
-    assert page.selectbox(key="start_algo").value in ON_POLICY
+    page.selectbox(key="start_algo").select("ppo").run()
+    assert find_row("ppo").runs_in(find_mode(page.selectbox(key="start_mode").value))
     assert not page.exception
+
+
+def test_the_form_is_as_it_was_after_a_visit_to_another_page():
+    page = open_page("live")
+    page.selectbox(key="start_env").select("CartPole-v1").run()
+    page.selectbox(key="start_algo").select("ppo").run()
+    page.number_input(key="start_stop.seconds").set_value(30.0).run()
+    page.session_state["page"] = "runs"
+    for name in ("runs", "live"):
+        page.session_state["page"] = name
+        page.run()
+    assert page.selectbox(key="start_algo").value == "ppo"
+    assert page.number_input(key="start_stop.seconds").value == 30.0
 
 
 def test_settings_of_each_kind_that_are_filled_in_are_in_the_command_and_others_are_not():
@@ -129,7 +199,7 @@ def test_settings_of_each_kind_that_are_filled_in_are_in_the_command_and_others_
 def test_a_setting_out_of_its_bounds_is_told_in_one_line_and_nothing_starts():
     page = chosen("spreeze", "sac")
     page.number_input(key="start_replay.capacity").set_value(10).run()
-    assert "learner.batch_size = 256 is larger than replay.capacity = 10" in page.error[0].value.replace("\\", "")
+    assert "learner.batch_size = 128 is larger than replay.capacity = 10" in page.error[0].value.replace("\\", "")
     assert "start" not in [button.key for button in page.button]
 
 
@@ -185,7 +255,7 @@ def test_every_mode_trains_each_kind_of_algorithm_from_the_page(folder, mode, al
 def test_a_made_up_mode_of_the_imported_module_is_offered_and_trains(folder, module):
     page = chosen(NAME, "sac")
     mode = find_mode(NAME, module)
-    assert page.selectbox(key="start_algo").options == [algo for algo in ALGORITHMS if find_row(algo).runs_in(mode)]
+    assert page.selectbox(key="start_mode").value == mode.name
     assert asked(page)["env"]["import_module"] == module
     run = start(page, folder, "sac", on_policy=False)
     assert (run["state"], run["mode"]) == ("finished", NAME)
@@ -220,11 +290,11 @@ def test_a_module_that_cannot_be_imported_is_told_and_the_other_modes_stay(monke
     monkeypatch.setenv(control.IMPORT, "no_such_module_here")
     page = open_page("live")
     assert "no_such_module_here: ModuleNotFoundError" in page.error[0].value.replace("\\", "")
-    assert page.selectbox(key="start_mode").options == [mode.name for mode in DECLARED]
+    assert page.selectbox(key="start_algo").options == list(ALGORITHMS)
 
 
 def test_a_start_that_fails_says_why_until_it_is_dismissed(folder, monkeypatch):
-    monkeypatch.setattr("spreeze.dashboard.live.tasks", lambda: ["Pendulum-v1", "NoSuchTask-v0"])
+    monkeypatch.setattr("spreeze.dashboard.start.tasks", lambda: ["Pendulum-v1", "NoSuchTask-v0"])
     page = open_page("live")
     page.selectbox(key="start_env").select("NoSuchTask-v0").run()
     page.button(key="start").click().run()

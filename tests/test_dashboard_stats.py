@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 pytest.importorskip("streamlit")
-from spreeze.dashboard import autotune, compare, components, run_data
+from spreeze.dashboard import components, run_data
+from spreeze.metrics import comparison, tuning_record
 from spreeze.metrics.store import EvaluationRow
 
 
@@ -15,13 +16,14 @@ def curve(*points):
 
 
 def test_the_interquartile_mean_drops_the_best_and_the_worst_quarter():
-    assert compare.iqm(np.array([0.0, 1.0, 3.0, 100.0])) == 2.0
-    assert compare.iqm(np.array([7.0])) == 7.0
-    assert compare.iqm(np.array([[1.0, 10.0], [3.0, 30.0]])).tolist() == [2.0, 20.0]
+    assert comparison.iqm(np.array([0.0, 1.0, 3.0, 100.0])) == 2.0
+    assert comparison.iqm(np.array([7.0])) == 7.0
+    assert comparison.iqm(np.array([[1.0, 10.0], [3.0, 30.0]])).tolist() == [2.0, 20.0]
 
 
 def test_a_curve_is_a_step_unknown_before_its_first_and_after_its_last_point():
-    x, values = compare.on_grid([(np.array([1.0, 3.0]), np.array([5.0, 7.0])), (np.array([4.0]), np.array([1.0]))], 5)
+    lines = [(np.array([1.0, 3.0]), np.array([5.0, 7.0])), (np.array([4.0]), np.array([1.0]))]
+    x, values = comparison.on_grid(lines, 5)
     assert x.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
     np.testing.assert_array_equal(values[0], [np.nan, 5.0, 5.0, 7.0, np.nan])
     np.testing.assert_array_equal(values[1], [np.nan, np.nan, np.nan, np.nan, 1.0])
@@ -29,7 +31,7 @@ def test_a_curve_is_a_step_unknown_before_its_first_and_after_its_last_point():
 
 def test_a_band_holds_the_centre_and_one_run_has_none():
     values = np.array([[1.0, 2.0], [3.0, np.nan], [5.0, np.nan]])
-    band = compare.band(np.array([0.0, 1.0]), values, robust=False)
+    band = comparison.band(np.array([0.0, 1.0]), values, robust=False)
     assert band.centre.tolist() == [3.0, 2.0]
     assert 1.0 <= band.low[0] < 3.0 < band.high[0] <= 5.0
     assert np.isnan(band.low[1])
@@ -40,13 +42,13 @@ def test_bands_of_many_runs_cover_the_true_mean_about_as_often_as_they_say():
     rng = np.random.default_rng(1)
     hits = 0
     for trial in range(60):
-        band = compare.band(np.array([0.0]), rng.normal(size=(20, 1)), robust=False, seed=trial)
+        band = comparison.band(np.array([0.0]), rng.normal(size=(20, 1)), robust=False, seed=trial)
         hits += band.low[0] <= 0.0 <= band.high[0]
     assert hits >= 50
 
 
 def test_smoothing_averages_three_and_looks_back_only():
-    x, y = compare.returns(curve((1, 3.0), (2, 6.0), (3, 9.0), (4, 0.0)), "env_steps")
+    x, y = comparison.returns(curve((1, 3.0), (2, 6.0), (3, 9.0), (4, 0.0)), "env_steps")
     assert (x.tolist(), y.tolist()) == ([10.0, 20.0, 30.0, 40.0], [3.0, 4.5, 6.0, 5.0])
 
 
@@ -59,8 +61,8 @@ def test_rows_of_a_tuner_at_work_are_read_and_unknown_fields_are_no_trouble(tmp_
     lines = [entry(new_field=[1]), {"stage": "joint", "setting": {"sampling.samplers": 2}, "env_steps_per_s": [10.0],
              "updates_per_s": [5.0], "score": 1.5}, entry(updates_per_s=[], failure="out of memory"), ["no", "row"]]
     text = "\n".join(json.dumps(line) for line in lines) + '\n{"batch_size": 1'  # the last line is being written
-    (tmp_path / autotune.PROGRESS).write_text(text)
-    found = autotune.read(tmp_path)
+    (tmp_path / tuning_record.PROGRESS).write_text(text)
+    found = tuning_record.read(tmp_path)
     first, failed = found.updates
     assert (first.updates_per_s, first.spread, first.frames_per_s) == (100.0, 0.3, 6400.0)
     assert (failed.updates_per_s, failed.frames_per_s, failed.failure) == (None, None, "out of memory")
@@ -70,10 +72,10 @@ def test_rows_of_a_tuner_at_work_are_read_and_unknown_fields_are_no_trouble(tmp_
 
 
 def test_the_result_takes_the_place_of_the_progress(tmp_path):
-    (tmp_path / autotune.PROGRESS).write_text(json.dumps(entry()))
+    (tmp_path / tuning_record.PROGRESS).write_text(json.dumps(entry()))
     rates = [entry(setting={"learner.batch_size": 8, "learner.threads": 1})]
     (tmp_path / "tune.json").write_text(json.dumps({"update_rates": rates, "choice": {"a.b": 1}}))
-    found = autotune.read(tmp_path)
+    found = tuning_record.read(tmp_path)
     assert [row.setting["learner.batch_size"] for row in found.updates] == [8]
     assert found.choice == {"a.b": 1}
 
@@ -81,7 +83,7 @@ def test_the_result_takes_the_place_of_the_progress(tmp_path):
 def test_the_chosen_row_is_the_one_that_has_all_that_was_chosen():
     choice = {"sampling.samplers": 2, "learner.batch_size": 256, "replay.samples_per_insert_min": 64.0, "x.y": 1}
     def measured(samplers, **more):
-        return autotune.MeasuredRow("joint", {"sampling.samplers": samplers, **more})
+        return tuning_record.MeasuredRow("joint", {"sampling.samplers": samplers, **more})
 
     learner = {"learner.batch_size": 256, "learner.threads": 8}
     rows = [measured(2, **learner, **{"replay.samples_per_insert_min": least}) for least in (8.0, 64.0)]
@@ -93,7 +95,7 @@ def test_the_chosen_row_is_the_one_that_has_all_that_was_chosen():
 def test_damaged_rows_and_records_are_left_out(tmp_path):
     rates = [3, None, entry(setting={"learner.batch_size": "x"}), {"stage": []}, {"setting": {}}]
     (tmp_path / "tune.json").write_text(json.dumps({"update_rates": rates, "choice": [], "reasons": 1}))
-    assert autotune.read(tmp_path).updates == []
+    assert tuning_record.read(tmp_path).updates == []
 
 
 def test_rows_of_learner_and_joint_stage_hold_medians_spread_and_score(tmp_path):
@@ -104,10 +106,10 @@ def test_rows_of_learner_and_joint_stage_hold_medians_spread_and_score(tmp_path)
                      "replay.samples_per_insert_min": 8.0})  # fmt: skip
     rows = [TrialResult(stage=LEARNER, setting=learner, updates_per_s=(90.0, 100.0, 115.0), score=50.0),
             TrialResult(stage=JOINT, setting=joint, updates_per_s=(80.0,), env_steps_per_s=(2000.0,), score=40.0)]
-    (tmp_path / autotune.PROGRESS).write_text("".join(json.dumps(row.as_json()) + "\n" for row in rows))
-    found = autotune.read(tmp_path)
-    assert found.updates == [autotune.MeasuredRow("learner", dict(learner), 100.0, spread=0.25, score=50.0)]
-    assert found.joint == [autotune.MeasuredRow("joint", dict(joint), 80.0, 2000.0, score=40.0)]
+    (tmp_path / tuning_record.PROGRESS).write_text("".join(json.dumps(row.as_json()) + "\n" for row in rows))
+    found = tuning_record.read(tmp_path)
+    assert found.updates == [tuning_record.MeasuredRow("learner", dict(learner), 100.0, spread=0.25, score=50.0)]
+    assert found.joint == [tuning_record.MeasuredRow("joint", dict(joint), 80.0, 2000.0, score=40.0)]
 
 
 def test_text_of_a_file_is_no_markdown():
@@ -135,8 +137,8 @@ def test_rows_of_the_on_policy_tuner_are_read_at_work_and_when_it_is_done(tmp_pa
                        "rollout.sync_interval": 64, "ppo.minibatches": 4})  # fmt: skip
     rates = [TrialResult(stage=ROLLOUT, setting=setting, env_steps_per_s=(90.0, 100.0, 120.0), cpu_share=(0.5,)),
              TrialResult(stage=ROLLOUT, setting=setting, failure="out of memory")]
-    (tmp_path / autotune.PROGRESS).write_text("".join(json.dumps(rate.as_json()) + "\n" for rate in rates))
-    first, failed = autotune.read(tmp_path).rollouts
+    (tmp_path / tuning_record.PROGRESS).write_text("".join(json.dumps(rate.as_json()) + "\n" for rate in rates))
+    first, failed = tuning_record.read(tmp_path).rollouts
     assert list(first.setting.values()) == [2, 8, 0, 64, 4]
     assert (first.env_steps_per_s, first.cpu_share, first.failure) == (100.0, 0.5, None)
     assert (failed.env_steps_per_s, failed.failure) == (None, "out of memory")
@@ -144,6 +146,6 @@ def test_rows_of_the_on_policy_tuner_are_read_at_work_and_when_it_is_done(tmp_pa
               "rollout.sync_interval": 64}
     (tmp_path / "tune.json").write_text(json.dumps({
         "rollout_rates": [rate.as_json() for rate in rates], "choice": choice, "reasons": {}, "update_rates": []}))
-    found = autotune.read(tmp_path)
+    found = tuning_record.read(tmp_path)
     assert found.rollouts[0].is_choice(found.choice)
     assert not found.rollouts[0].is_choice({**choice, "rollout.inference_workers": 1})

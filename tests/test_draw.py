@@ -150,8 +150,8 @@ def test_policies_that_make_their_own_noise_and_unknown_activations_are_refused(
     with pytest.raises(WeightsError, match="SquashedGaussian draws its own noise"):
         policy.draw(np.zeros((1, 5), np.float32), np.zeros((1, 2), np.float32))
     meta = {"policy": "categorical", "obs_dim": 5, "num_actions": 4}
-    with pytest.raises(WeightsError, match="activation 'gelu'; known are relu, tanh"):
-        Policy.from_weights(arrays, meta | {"activation": "gelu"})
+    with pytest.raises(WeightsError, match="activation 'gellu'; known are relu, tanh"):
+        Policy.from_weights(arrays, meta | {"activation": "gellu"})
     gaussian = {"policy": "gaussian", "obs_dim": 5, "action_dim": 4}
     with pytest.raises(WeightsError, match="no 'log_std'"):
         Policy.from_weights(arrays, gaussian)

@@ -15,7 +15,8 @@ PROMISED = (
     "learner_threads", "wall_s", "env_steps", "updates", "env_steps_per_s", "updates_per_s", "update_frames_per_s",
     "samples_per_insert", "policy_lag_mean", "episodes", "eval_return_mean", "eval_return_best", "target_return",
     "eval_episodes", "eval_episodes_cut", "eval_episodes_lost", "env_errors", "rows_refused",
-    "time_to_target_s", "restarts", "stopped_by", "parameters_sha256", "versions", "machine",
+    "time_to_target_s", "time_to_target_held_s", "eval_return_final", "eval_return_final_evaluations",
+    "eval_return_worst_of_20", "restarts", "stopped_by", "parameters_sha256", "versions", "machine",
 )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from test_ring import ring_of
 
 from spreeze.algorithms import create
 from spreeze.config.schema import PARTS
+from spreeze.inference.policy import exploring_arrays
 from spreeze.transport.replay_ring import ReplayReader, ShardWriter
 from spreeze.types import EnvSpec, RowLayout
 from spreeze.workers import gpu_replay as mirror_module
@@ -36,7 +37,8 @@ from spreeze.workers.torch_devices import HostWaits
 CPU, LAYOUT, BATCH = torch.device("cpu"), RowLayout(3, 1), 16
 SPEC = EnvSpec(env_id="x", import_module=None, obs_dim=3, action_dim=1, action_low=(-1.0,), action_high=(1.0,),
                max_episode_steps=None, reward_threshold=None)  # fmt: skip
-CASES = [("sac", {}), ("ddpg", {}), ("td3", {"policy_delay": 3}), ("dqn", {"target_interval": 2})]
+CASES = [("sac", {}), ("sac", {"critics": "quantile"}), ("td3", {"critics": "categorical"}), ("ddpg", {}),
+         ("td3", {"policy_delay": 3}), ("dqn", {"target_interval": 2})]  # fmt: skip
 
 
 class PlayedGraph:
@@ -385,6 +387,72 @@ def test_a_split_with_a_mirror_launches_kernels_one_by_one_and_says_so():
         learning._actor_device = torch.device("meta")  # stands in for a second device
         learning.use_mirror(GpuReplay(ReplayReader(ring), BATCH, CPU, 5), lambda: pytest.fail("recorded"))
         assert learning.notes == ["kernels are launched one by one: actor and critics are on two devices"]
+
+
+def averaged(steps, decay, counts):
+    """The average in NumPy, stepped at these counts of updates; ``steps`` are the newest weights, the first before."""
+    found, before = steps[0].astype(np.float64), 0
+    for newest, count in zip(steps[1:], counts, strict=True):
+        kept = min(decay, (1 + count) / (10 + count)) ** (count - before)
+        found, before = kept * found + (1.0 - kept) * newest, count
+    return found
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+def test_the_policy_is_published_as_an_average_and_as_the_newest_for_samplers(graphs):
+    with filled() as ring:
+        learning = learning_of(ring, policy_average=0.9, updates_per_launch=4)
+        if graphs:
+            learning.use_mirror(GpuReplay(ReplayReader(ring), BATCH, CPU, 5), lambda: PlayedGraph(learning.algorithm))
+        steps, counts = [learning.policy()[0]["w0"]], []
+        while learning.updates < 43:
+            before = learning._average.updates
+            learning.update()
+            if learning._average.updates != before:
+                steps.append(learning.algorithm.policy_arrays()["w0"])
+                counts.append(learning.updates)
+        assert counts == ([11, 19, 27, 35, 43] if graphs else [8, 16, 24, 32, 40])
+        published = learning.policy()[0]
+        np.testing.assert_allclose(published["w0"], averaged(steps, 0.9, counts), rtol=1e-5, atol=1e-7)
+        newest, explores = learning.algorithm.policy_arrays(), exploring_arrays(published)
+        assert all(np.array_equal(explores[name], newest[name]) for name in newest)
+        assert all(np.array_equal(value, newest[name]) for name, value in learning.exploring_policy()[0].items())
+
+
+@pytest.mark.parametrize(("name", "changes"), [*CASES, ("dqn", {"duelling": True})])
+def test_an_average_leaves_what_is_learned_as_it_was_and_goes_on_after_a_resume(name, changes):
+    def learner(**options):
+        config = dataclasses.replace(PARTS[name](), hidden_sizes=(8, 8), **changes)
+        spec = dataclasses.replace(SPEC, num_actions=2) if name == "dqn" else SPEC
+        return ReplayTrainer(spec, name, config, LAYOUT, ReplayReader(ring), batch_size=BATCH, device="cpu", seed=1,
+                             normalize_obs=True, **options)  # fmt: skip
+
+    with filled(discrete=name == "dqn") as ring:
+        plain, averaging, resumed = learner(), learner(policy_average=0.99), learner(policy_average=0.99)
+        for _ in range(21):
+            plain.update()
+            averaging.update()
+            averaging.policy()
+        assert plain.parameters_sha256() == averaging.parameters_sha256()
+        resumed.load_state(*averaging.state())
+        for _ in range(20):
+            averaging.update()
+            resumed.update()
+        assert same(averaging.policy()[0], resumed.policy()[0])
+        assert not np.array_equal(averaging.policy()[0]["w0"], averaging.exploring_policy()[0]["w0"])
+        averaging.load_state(*plain.state())  # of a run that kept none: it begins at the weights of now
+        assert np.array_equal(averaging.policy()[0]["w0"], plain.policy()[0]["w0"])
+
+
+def test_samplers_may_explore_with_the_average_too():
+    with filled() as ring:
+        learning = learning_of(ring, policy_average=0.99, explore_average=True)
+        for _ in range(9):
+            learning.update()
+        published = learning.policy()[0]
+        assert published.keys() == learning.algorithm.policy_arrays().keys()
+        assert same(learning.exploring_policy()[0], published)
+        assert not np.array_equal(published["w0"], learning.algorithm.policy_arrays()["w0"])
 
 
 def learner_of(ring, name, per_launch, device="cpu"):

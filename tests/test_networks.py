@@ -1,12 +1,30 @@
 """Hand-derived forward and backward passes against autograd, and initialisation."""
 
+import dataclasses
 import math
 
 import numpy as np
 import pytest
 import torch
+from rollouts import FRAMES, learner, rollout, task
+from torch.nn import functional
 
-from spreeze.algorithms.fused_mlp import Tape, mlp_backward, mlp_forward, new_parameters, policy_arrays
+from spreeze.algorithms import create
+from spreeze.algorithms.fused_mlp import (
+    HiddenLayers,
+    MlpPasses,
+    Tape,
+    ThreadPair,
+    mlp_backward,
+    mlp_forward,
+    mlp_gradients,
+    new_parameters,
+    policy_arrays,
+)
+from spreeze.config.schema import PARTS
+from spreeze.errors import ConfigError
+from spreeze.inference.policy import ACTIVATIONS, Policy
+from spreeze.types import RowLayout
 
 CPU = torch.device("cpu")
 CASES = [((5, 8, 7, 1), 2), ((5, 8, 7, 1), 1), ((3, 16, 6), 1), ((4, 8, 8, 8, 2), 2)]
@@ -104,3 +122,129 @@ def test_policy_arrays_are_copies_in_the_layout_of_numpy():
     parameters.flat.zero_()
     assert np.abs(arrays["w0"]).sum() > 0
     assert np.abs(arrays["head_w"]).sum() > 0
+
+
+# --- other hidden layers than ReLU ---
+
+LAYERS = [HiddenLayers(name, norm) for name in ACTIVATIONS for norm in (False, True)]
+TORCH = {"relu": torch.relu, "tanh": torch.tanh, "silu": functional.silu, "elu": functional.elu,
+         "gelu": lambda x: functional.gelu(x, approximate="tanh")}  # fmt: skip
+
+
+def made_of(layers, sizes, stack, dtype=torch.float64):
+    parameters = new_parameters(sizes, stack, CPU, dtype, layers)
+    parameters.initialise(torch.Generator().manual_seed(3))
+    parameters.flat.mul_(2.0)
+    return parameters
+
+
+def torch_twin(parameters, x):
+    """The same networks by torch's own layer norm and activations."""
+    leaves = [t.clone().requires_grad_() for t, _ in parameters.blocks()]
+    h = x
+    for index, weight in enumerate(parameters.weights):
+        h = h @ leaves[2 * index]
+        if parameters.layers.layer_norm:
+            h = functional.layer_norm(h, (weight.shape[2],))
+        h = TORCH[parameters.layers.activation](h + leaves[2 * index + 1])
+    return leaves[-2] @ h.transpose(1, 2) + leaves[-1], leaves
+
+
+@pytest.mark.parametrize("layers", LAYERS, ids=str)
+@pytest.mark.parametrize(("sizes", "stack"), CASES)
+def test_every_activation_with_and_without_layer_norm_equals_autograd(layers, sizes, stack):
+    parameters, rows = made_of(layers, sizes, stack), 11
+    gradient, tape = new_parameters(sizes, stack, CPU, torch.float64), Tape.allocate(parameters, rows)
+    x = torch.randn(stack, rows, sizes[0], dtype=torch.float64, requires_grad=True)
+    out, leaves = torch_twin(parameters, x)
+    upstream = torch.randn_like(out)
+    out.backward(upstream)
+    with torch.no_grad():
+        torch.testing.assert_close(mlp_forward(parameters, x, tape), out, rtol=1e-10, atol=1e-12)
+        for part in (slice(0, 4), slice(4, rows)):  # as chunks are summed
+            some = tape.part(part.start, part.stop)
+            some.grad_out.copy_(upstream[:, :, part])
+            first = mlp_backward(parameters, some, x[:, part].transpose(1, 2), gradient, add=part.start > 0)
+            got = first @ parameters.weights[0].transpose(1, 2)
+            torch.testing.assert_close(got, x.grad[:, part], rtol=1e-9, atol=1e-12)
+    for (found, _), leaf in zip(gradient.blocks(), leaves, strict=True):
+        torch.testing.assert_close(found, leaf.grad, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("layers", LAYERS, ids=str)
+def test_the_derivative_of_a_value_by_its_input_equals_autograd(layers):
+    parameters = made_of(layers, (5, 8, 7, 1), 2)
+    x = torch.randn(2, 6, 5, dtype=torch.float64, requires_grad=True)
+    torch_twin(parameters, x)[0].sum().backward()
+    with torch.no_grad():
+        tape = Tape.allocate(parameters, 6)
+        mlp_forward(parameters, x, tape)
+        got = mlp_gradients(parameters, tape) @ parameters.weights[0].transpose(1, 2)
+    torch.testing.assert_close(got, x.grad, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("layers", LAYERS, ids=str)
+def test_two_threads_and_the_sampler_s_numpy_give_the_same(layers):
+    sizes = (4, 9, 8, 3)
+    parameters = made_of(layers, sizes, 1, torch.float32)
+    x, upstream = torch.randn(1, 10, 4), torch.randn(1, 3, 10)
+    found = []
+    with ThreadPair() as pair, torch.inference_mode():
+        for threads in (None, pair):
+            tape, gradient = Tape.allocate(parameters, 10), new_parameters(sizes, 1, CPU)
+            passes = MlpPasses(parameters, tape, threads)
+            out = passes.forward(x).clone()
+            tape.grad_out.copy_(upstream)
+            passes.backward(x.transpose(1, 2), gradient)
+            found.append((out, gradient.flat))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-6)
+    meta = {"policy": "categorical", "num_actions": 3, "obs_dim": 4, "hidden_sizes": [9, 8], **layers.meta}
+    policy = Policy.from_weights(policy_arrays(parameters), meta)
+    np.testing.assert_allclose(policy._forward(x[0].numpy()), found[0][0][0].t(), rtol=1e-4, atol=1e-5)
+
+
+def test_layer_norm_by_hand():
+    parameters = new_parameters((1, 2, 1), 1, CPU, torch.float64, HiddenLayers("relu", layer_norm=True))
+    parameters.weights[0][0] = torch.tensor([[3.0, 1.0]])  # the sums 3 and 1 become 1 and -1
+    parameters.biases[0][0] = torch.tensor([[0.5, 4.0]])
+    parameters.head_weight[0] = torch.tensor([[10.0, 100.0]])
+    out = mlp_forward(parameters, torch.ones(1, 1, 1, dtype=torch.float64), Tape.allocate(parameters, 1))
+    assert out.item() == pytest.approx(10.0 * 1.5 + 100.0 * 3.0, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["sac", "td3", "ddpg", "dqn", "discrete sac", "ppo", "a2c"])
+def test_every_algorithm_learns_with_them_and_publishes_what_samplers_compute(name):
+    algo = name.split()[-1]
+    rng, discrete = np.random.default_rng(0), name in ("dqn", "discrete sac")
+    norms = {"layer_norm": True} if algo in ("dqn", "ppo", "a2c") else {
+        "actor_layer_norm": True, "critic_layer_norm": True}  # fmt: skip
+    changes = {"hidden_sizes": (8, 8), "activation": "silu", **norms}
+    obs = rng.standard_normal((5, 3)).astype(np.float32)
+    if algo in ("ppo", "a2c"):
+        spec = task()
+        algorithm = learner(algo, spec, **changes)
+        for _ in range(3):
+            algorithm.learn(rollout(algorithm, spec, rng), None)
+        with torch.no_grad():
+            expected = algorithm.net.forward(torch.from_numpy(obs))[0].t().numpy().copy()
+    else:
+        config = dataclasses.replace(PARTS[algo](), **changes)
+        algorithm = create(algo, 3, 1 if discrete else 2, config, 0, num_actions=3 if discrete else None)
+        layout = RowLayout(3, 1 if discrete else 2)
+        for _ in range(3):
+            rows = rng.uniform(0.0, 1.0, (16, layout.width)).astype(np.float32)
+            if discrete:
+                rows[:, layout.action] = rng.integers(3, size=(16, 1))
+            algorithm.update(layout.split(torch.from_numpy(rows), 0.9))
+        net = algorithm.critics.online if algorithm.actor is None else algorithm.actor.online
+        expected = mlp_forward(net, torch.from_numpy(obs)[None], Tape.allocate(net, 5))[0].t().numpy().copy()
+    assert algorithm.updates_skipped() == 0
+    policy = Policy.from_weights(algorithm.policy_arrays(), algorithm.policy_meta())
+    np.testing.assert_allclose(policy._forward(obs), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_images_have_layers_of_their_own_and_say_so():
+    with pytest.raises(ConfigError, match=r"ppo.activation = 'elu' and ppo.layer_norm = False: networks for images"):
+        learner("ppo", task(discrete=True, frames=FRAMES), activation="elu")
+    with pytest.raises(ConfigError, match=r"dqn.layer_norm = True: networks for images have relu"):
+        create("dqn", 9, 1, PARTS["dqn"](layer_norm=True), 0, num_actions=3, frames=FRAMES)

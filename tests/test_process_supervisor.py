@@ -138,6 +138,11 @@ def test_a_dead_sampler_is_started_again_and_counted(stage):
     assert "ended by SIGSEGV in phase STEP; restarting now" in scene.events[0]
     assert signal.SIGKILL in dead.signals, "what the dead worker had started is ended too"
     assert scene.workers.first_error == ("sampler-0", "ended by SIGSEGV in phase STEP")
+    assert len(scene.events) == 1, "it has not yet worked"
+    scene.beat("sampler-0", Phase.STEP)
+    for _ in range(2):
+        scene.workers.watch()
+    assert [event for event in scene.events if "sampler-0 is back after" in event] == scene.events[1:]
 
 
 def test_exit_0_without_being_done_is_a_failure(stage):

@@ -19,7 +19,8 @@ def made(tmp_path, monkeypatch):
     """A recorder of a run of ten evaluation episodes and a target of 5, and its notes."""
     quiet = {name: lambda *args: None for name in ("event", "write", "evaluation", "close")}
     monkeypatch.setattr(recorder, "MetricsWriter", lambda path, table: SimpleNamespace(**quiet))
-    config = SimpleNamespace(evaluation=SimpleNamespace(episodes=10), stop=SimpleNamespace(target_return=5.0))
+    stop = SimpleNamespace(target_return=5.0, target_evaluations=3, seconds=None)
+    config = SimpleNamespace(evaluation=SimpleNamespace(episodes=10), stop=stop, logging=SimpleNamespace(sinks=()))
     earlier = SimpleNamespace(sessions=0, best_return=None, wall_s=0.0)
     plan = SimpleNamespace(config=config, batch_size=1, learners=1, earlier=earlier)
     notes = []
@@ -51,6 +52,23 @@ def test_lost_episodes_are_counted_and_a_score_of_few_reaches_no_target(made):
     assert made.outcome.time_to_target_s is not None
 
 
+def test_a_target_met_once_by_luck_is_told_apart_from_one_that_is_held(made):
+    returns = [1.0, 8.0, 1.0, 3.0, 6.0, 6.0, 9.0]
+    ended, held = [], []
+    for version, value in enumerate(returns, start=1):
+        made.evaluation(RECORD | {"return_mean": value, "version": version})
+        ended.append(made.stop_reason())
+        held.append(made.outcome.time_to_target_held_s is not None)
+    assert made.outcome.time_to_target_s is not None
+    assert ended == [None] * 5 + ["target_return"] * 2, "the first mean of three evaluations of at least 5"
+    assert held == [False] * 6 + [True], "(1 + 3 + 6 + 6 + 9) / 5"
+    assert made.outcome.eval_final == pytest.approx(sum(returns) / 7)
+    assert (made.outcome.eval_final_evaluations, made.outcome.eval_worst, made.outcome.eval_best) == (7, 1.0, 9.0)
+    for version in range(8, 32):
+        made.evaluation(RECORD | {"version": version})
+    assert (made.outcome.eval_final, made.outcome.eval_final_evaluations, made.outcome.eval_worst) == (7.0, 10, 7.0)
+
+
 def test_without_a_whole_round_the_score_of_before_stays_and_it_is_said(made):
     made.evaluation(RECORD)
     made.no_final_evaluation(6.0)
@@ -69,6 +87,12 @@ def test_an_environments_error_is_kept_with_its_traceback_and_said(made, tmp_pat
     record = json.loads(path.read_text())
     assert (record["process"], record["error"]) == ("supervisor", "ValueError: reward is a fish")
     assert 'raise ValueError("reward is a fish")' in record["traceback"]
+
+
+def test_the_closing_words_tell_the_final_metric_of_more_than_one_evaluation():
+    document = {"eval_return_final": 512.34, "eval_return_final_evaluations": 10}
+    assert train._final(document) == ", 512.3 over the last 10 evaluations"
+    assert train._final(document | {"eval_return_final_evaluations": 1}) == train._final({}) == ""
 
 
 @pytest.mark.parametrize(("cut", "lost", "words"), [

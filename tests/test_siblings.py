@@ -28,10 +28,12 @@ class Proc:
         (root / "self").mkdir()
         (root / "stat").write_text("cpu 1 2 3\n")
 
-    def put(self, pid, name, parent=1, group=None):
+    def put(self, pid, name, parent=1, group=None, nice=0):
         (self.root / str(pid)).mkdir(exist_ok=True)
         group = pid if group is None else group
-        (self.root / str(pid) / "stat").write_text(f"{pid} ({name}) S {parent} {group} {group} 0 -1 4194560 9 9 0 0\n")
+        (self.root / str(pid) / "stat").write_text(
+            f"{pid} ({name}) S {parent} {group} {group} 0 -1 4194560 9 9 0 0 0 0 0 0 {20 + nice} {nice} 1\n"
+        )
 
 
 @pytest.fixture
@@ -52,6 +54,15 @@ def test_workers_and_named_processes_are_siblings_and_so_are_those_who_started_a
     proc.put(33, "spreezer")
     assert Siblings(proc.root).find(ours=()) == ({11, 12, 13, 21}, {10})
     assert Siblings(proc.root).find(ours={10, 11, 12, 13}) == ({21}, set())
+
+
+def test_what_runs_at_low_priority_gives_way_by_itself_and_is_no_stranger(proc, monkeypatch):
+    proc.put(11, "backup", nice=19)
+    proc.put(12, "make", nice=10)
+    proc.put(13, "compiler", nice=9)
+    assert Siblings(proc.root).find(ours=()) == ({11, 12}, set())
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    assert Siblings(proc.root).find(ours={12}) == ({11}, set())
 
 
 def test_processes_of_another_user_are_strangers(proc, monkeypatch):

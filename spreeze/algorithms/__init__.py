@@ -17,11 +17,15 @@ appo           impact, on_policy, losses
 impala         impact, on_policy, losses
 =============  ===========================
 
+SAC and TD3 may have other critics than these (``distributional``), with the same calls.
+
 *Gradients are hand-derived.* ``fused_mlp`` replaces ``torch.nn`` and autograd, ``optimizers`` replaces ``torch.optim``:
 forward and backward passes over flat parameter vectors. No unused gradient is computed, both critics are one stacked
 network, Adam and the target update are one call each. Tests compare the gradients with autograd and with NumPy.
 ``tests/lean_sac.py`` measures the gain: an update is 1.3 to 1.5 times as fast as with lean autograd; below 1.25 the
 hand-derived gradients would be removed.
+
+*Networks* of a user's own stand in for the perceptrons, by autograd: ``own_networks`` says how.
 
 *Corrections.* ``on_policy`` and ``ppo`` describe how PPO and A2C handle data that is one rollout old in mode hts,
 ``impact`` how IMPACT, APPO and IMPALA handle data of any age.
@@ -34,7 +38,7 @@ from typing import Any
 
 from spreeze.algorithms.off_policy import OffPolicyAlgorithm
 from spreeze.algorithms.on_policy import OnPolicyAlgorithm
-from spreeze.config.algorithms import Maker, find_row, rows
+from spreeze.config.algorithms import Maker, find_network, find_row, rows
 from spreeze.config.schema import AlgorithmConfig, OnPolicyConfig
 from spreeze.errors import ConfigError
 from spreeze.types import EnvSpec
@@ -48,13 +52,17 @@ def create(
 
     ``num_actions`` is None for continuous actions. ``import_module`` of the command's ``--import`` may declare the row.
     The class is called with (obs_dim, action_dim or num_actions, config, seed, device) and the options by name:
-    where they are set, for continuous actions ``pair`` and ``overlap``, for images ``frames``.
+    where they are set, for continuous actions ``pair`` and ``overlap``, for images ``frames``, for action masks
+    ``masked``, for a network of the user's own ``network``.
 
     Raises:
         ConfigError: no algorithm of that name for these actions.
     """
     kind, size = ("continuous", action_dim) if num_actions is None else ("discrete", num_actions)
+    network = find_network(config.network, import_module)
+    options |= {} if network is None else {"network": network}
     algorithm: OffPolicyAlgorithm = _class(name, kind, import_module)(obs_dim, size, config, seed, device, **options)
+    algorithm.set_optimizers(config)
     return algorithm
 
 

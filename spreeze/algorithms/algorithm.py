@@ -72,7 +72,7 @@ class Algorithm(ABC):
             if tuple(arrays[name].shape) != tuple(tensor.shape):
                 raise CheckpointError(
                     f"checkpoint '{name}' has shape {tuple(arrays[name].shape)}, this network needs "
-                    f"{tuple(tensor.shape)}; use the hidden_sizes and the environment of the checkpoint"
+                    f"{tuple(tensor.shape)}; use the networks' settings and the environment of the checkpoint"
                 )
         for name, tensor in tensors.items():
             tensor.copy_(torch.from_numpy(np.array(arrays[name])))

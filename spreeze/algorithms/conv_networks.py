@@ -12,7 +12,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from spreeze.algorithms.fused_mlp import Parameters, host_copies, orthogonal_, parameter_count, policy_arrays, uniform_
+from spreeze.algorithms.fused_mlp import (
+    RELU,
+    HiddenLayers,
+    Parameters,
+    host_copies,
+    orthogonal_,
+    parameter_count,
+    policy_arrays,
+    uniform_,
+)
+from spreeze.errors import ConfigError
 from spreeze.inference.convolution import Placed, features, place
 from spreeze.types import FrameSpec
 
@@ -22,6 +32,16 @@ HIDDEN_GAIN, POLICY_GAIN, VALUE_GAIN = math.sqrt(2.0), 0.01, 1.0
 found that the small policy head matters most of such choices."""
 _CHUNK_ROWS = 128
 """Images that go through a trunk at once on a CPU: a layer's output is still in the cache for the next one."""
+
+
+def refuse_layers(layers: HiddenLayers, name: str, default: HiddenLayers = RELU) -> None:
+    """Raises a ConfigError if settings of algorithm ``name`` ask for other hidden layers than images have."""
+    if layers != default:
+        if layers.own is not None:
+            raise ConfigError(f"{name}.network = {layers.own.name!r}: images have the network {name}.cnn; "
+                              "leave it out")
+        raise ConfigError(f"{name}.activation = {layers.activation!r} and {name}.layer_norm = {layers.layer_norm}: "
+                          "networks for images have relu and no layer norm; leave both out")
 
 
 class ConvParameters:
@@ -84,7 +104,7 @@ class ConvActorCritic:
     Members are as in ``on_policy.MlpActorCritic``.
     """
 
-    activation = "relu"
+    layers = RELU
 
     def __init__(
         self, frames: FrameSpec, cnn: str, outputs: int, num_log_std: int, hidden_sizes: tuple[int, ...],

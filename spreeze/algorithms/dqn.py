@@ -14,10 +14,12 @@ import torch
 from torch import Tensor
 
 from spreeze.algorithms import losses
-from spreeze.algorithms.conv_networks import ConvParameters
-from spreeze.algorithms.fused_mlp import host_copies, policy_arrays
+from spreeze.algorithms.conv_networks import ConvParameters, refuse_layers
+from spreeze.algorithms.fused_mlp import HiddenLayers, host_copies, policy_arrays
 from spreeze.algorithms.off_policy import ActionValues, DiscreteCritics, OffPolicyAlgorithm, Proposal
+from spreeze.config.algorithms import NetworkRow
 from spreeze.config.schema import DQNConfig
+from spreeze.errors import ConfigError
 from spreeze.inference.convolution import features, place
 from spreeze.types import FrameSpec, TransitionBatch
 
@@ -27,7 +29,8 @@ class DQN(OffPolicyAlgorithm):
 
     def __init__(
         self, obs_dim: int, num_actions: int, config: DQNConfig, seed: int, device: str = "cpu",
-        frames: FrameSpec | None = None,
+        frames: FrameSpec | None = None, *, masked: bool = False,
+        network: NetworkRow | None = None,
     ) -> None:
         there = torch.device(device)
         init = torch.Generator().manual_seed(seed)
@@ -35,9 +38,14 @@ class DQN(OffPolicyAlgorithm):
         hidden, lr, duelling = config.hidden_sizes, config.lr, config.duelling
         self.critics: DiscreteCritics | ImageCritics
         image: dict[str, Any] = {}
+        layers = HiddenLayers(config.activation, config.layer_norm, network)
+        if network is not None and duelling:
+            raise ConfigError("dqn.duelling = true: a network of your own has no such streams; leave one of them out")
         if frames is None:
-            self.critics = DiscreteCritics(obs_dim, num_actions, hidden, 1, lr, init, there, duelling=duelling)
+            self.critics = DiscreteCritics(obs_dim, num_actions, hidden, 1, lr, init, there, duelling=duelling,
+                                           layers=layers)
         else:
+            refuse_layers(layers, "dqn")
             self.critics = ImageCritics(frames, num_actions, config.cnn, hidden, lr, init, there, duelling=duelling)
             image = {"cnn": config.cnn, "image": self.critics.image}
         self._config, self.period = config, config.target_interval
@@ -46,14 +54,17 @@ class DQN(OffPolicyAlgorithm):
             "policy": "q_values", "obs_dim": obs_dim, "num_actions": num_actions,
             "hidden_sizes": list(self.critics.mlp.sizes[1:-1]), "epsilon_start": config.epsilon_start,
             "epsilon_end": config.epsilon_end, "epsilon_env_steps": config.epsilon_env_steps, **image,
-        }
+            **layers.meta,
+        } | ({"action_mask": True} if masked else {})
+        self._masked = masked
         super().__init__(None, self.critics, noise, meta)
 
     def propose(self, batch: TransitionBatch) -> Proposal:
-        """Next actions [1, B] as indices: the best of the online network (double) or of the target network."""
+        """Next actions [1, B] as indices: the best allowed of the online network (double) or of the target network."""
         # Without double estimation, critic_step reuses these values.
         self._next_q = self.critics.values(batch.next_obs, target=not self._config.double)
-        return Proposal(self._next_q[0].argmax(0, keepdim=True), None, None)
+        next_q = losses.allowed_only(self._next_q[0], batch.next_obs) if self._masked else self._next_q[0]
+        return Proposal(next_q.argmax(0, keepdim=True), None, None)
 
     def critic_step(self, batch: TransitionBatch, next_action: Tensor, next_log_prob: Tensor | None) -> None:
         """Target ``r + discount Q'(s', a')``, Huber's loss."""
@@ -74,6 +85,8 @@ class DQN(OffPolicyAlgorithm):
 
     def policy_arrays(self) -> dict[str, np.ndarray]:
         """Copies of the Q network's weights, with a duelling head as the equivalent single layer."""
+        if self.critics.mlp.layers.own is not None:
+            return policy_arrays(self.critics.mlp)
         weight, bias = self.critics.policy_head()
         own = {"head_w": weight.t().contiguous(), "head_b": bias}
         if isinstance(self.critics, ImageCritics):

@@ -4,20 +4,30 @@ This replaces ``torch.nn`` and autograd: algorithms can be read without it. All 
 vector, its gradient in another. ``stack`` networks of one shape (twin critics) are evaluated by one batched matmul.
 
 Shapes, besides those of ``types``: S stacked networks, M rows, K outputs, H hidden units.
+
+*Layer normalisation* (Ba et al. 2016, arXiv 1607.06450): a hidden layer is ``act(norm(x W) + b)``. The bias is the
+norm's shift. The norm has no gain: ReLU lets a positive gain pass, and the next layer's weights can hold it. So a
+network has the same parameters with and without.
 """
 
 from __future__ import annotations
 
+import importlib
 import math
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
+
+from spreeze.config.algorithms import NetworkRow
+from spreeze.inference.policy import ACTIVATIONS, NORM_EPS
 
 _ALIGN = 16
 """Float32 values in a cache line; each block of the flat vector begins on one."""
@@ -26,6 +36,35 @@ CHUNK_ROWS = 512
 
 _relu_backward = torch.ops.aten.threshold_backward.grad_input
 _tanh_backward = torch.ops.aten.tanh_backward.grad_input
+_elu_backward, _silu_backward = torch.ops.aten.elu_backward, torch.ops.aten.silu_backward
+_gelu_backward = torch.ops.aten.gelu_backward
+
+
+@dataclass(frozen=True)
+class HiddenLayers:
+    """What a network does to the outputs of its hidden layers."""
+
+    activation: str = ACTIVATIONS[0]
+    layer_norm: bool = False
+    own: NetworkRow | None = None
+    """A network of the user's own in place of the perceptron (see ``own_networks``)."""
+
+    @property
+    def keeps_sums(self) -> bool:
+        """Whether the gradient needs more than the activations: ``x W``, which is normalised with ``layer_norm``."""
+        return self.own is None and (self.layer_norm or self.activation not in ("relu", "tanh"))
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """What ``inference.policy`` has to know, where it differs from its defaults."""
+        if self.own is not None:
+            return {"network": self.own.name}
+        activation = {} if self.activation == ACTIVATIONS[0] else {"activation": self.activation}
+        return activation | ({"layer_norm": True} if self.layer_norm else {})
+
+
+RELU = HiddenLayers()
+_OWN = "spreeze.algorithms.own_networks"  # loaded only where a user brings a network
 
 
 def row_chunks(device: torch.device, rows: int, parts: int = 1) -> list[list[slice]]:
@@ -48,8 +87,11 @@ class Parameters:
     [S, K, H] and ``head_bias`` [S, K, 1]: the head's output is component-first.
     """
 
-    def __init__(self, flat: Tensor, sizes: tuple[int, ...], stack: int, views: list[Tensor] | None = None) -> None:
-        self.flat, self.sizes, self.stack = flat, sizes, stack
+    def __init__(
+        self, flat: Tensor, sizes: tuple[int, ...], stack: int, views: list[Tensor] | None = None, *,
+        layers: HiddenLayers = RELU,
+    ) -> None:
+        self.flat, self.sizes, self.stack, self.layers = flat, sizes, stack, layers
         if views is None:
             views, offset = [], 0
             for shape in _shapes(sizes, stack):
@@ -65,9 +107,26 @@ class Parameters:
         # bfloat16, it takes longer than the matmul: then a float32 sum is used.
         self.head_matmul = torch.linalg.vecdot if matmuls_round() else torch.mv
 
+    def over(self, flat: Tensor) -> Parameters:
+        """The same views of another vector."""
+        return Parameters(flat, self.sizes, self.stack, layers=self.layers)
+
+    def forward(self, x: Tensor, tape: Tape) -> Tensor:
+        """What ``mlp_forward`` does where ``layers.own``."""
+        raise NotImplementedError
+
+    def backward(self, tape: Tape, grad_out: Tensor, gradient: Parameters | None, *, add: bool) -> Tensor:
+        """What ``mlp_backward`` does where ``layers.own``."""
+        raise NotImplementedError
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """What ``policy_arrays`` gives where ``layers.own``."""
+        raise NotImplementedError
+
     def one(self, index: int) -> Parameters:
         """One network of the stack alone, sharing memory."""
-        return Parameters(self.flat, self.sizes, 1, [view[index : index + 1] for view in self._views])
+        views = [view[index : index + 1] for view in self._views]
+        return Parameters(self.flat, self.sizes, 1, views, layers=self.layers)
 
     def initialise(self, generator: torch.Generator) -> None:
         for tensor, fan_in in self.blocks():
@@ -87,31 +146,51 @@ def _aligned(shape: tuple[int, int, int]) -> int:
     return -(-math.prod(shape) // _ALIGN) * _ALIGN
 
 
-def parameter_count(sizes: tuple[int, ...], stack: int) -> int:
-    """Length of the flat vector of S perceptrons of these layer sizes, padding included."""
+def parameter_count(sizes: tuple[int, ...], stack: int, layers: HiddenLayers = RELU) -> int:
+    """Length of the flat vector of S networks of these layer sizes, padding included."""
+    if layers.own is not None:
+        own: Any = importlib.import_module(_OWN)
+        return stack * int(own.count_of(own.modules_of(layers, sizes, 1)[0]))
     return sum(_aligned(shape) for shape in _shapes(sizes, stack))
 
 
 def new_parameters(
-    sizes: tuple[int, ...], stack: int, device: torch.device, dtype: torch.dtype | None = None
+    sizes: tuple[int, ...], stack: int, device: torch.device, dtype: torch.dtype | None = None,
+    layers: HiddenLayers = RELU,
 ) -> Parameters:
     """Zeroed parameters (or their gradient) of S perceptrons; ``sizes`` = (inputs, hidden ..., outputs)."""
-    return Parameters(torch.zeros(parameter_count(sizes, stack), device=device, dtype=dtype), sizes, stack)
+    flat = torch.zeros(parameter_count(sizes, stack, layers), device=device, dtype=dtype)
+    return parameters_over(flat, sizes, stack, layers)
+
+
+def parameters_over(flat: Tensor, sizes: tuple[int, ...], stack: int, layers: HiddenLayers) -> Parameters:
+    """Views of a flat vector of the length ``parameter_count``."""
+    if layers.own is None:
+        return Parameters(flat, sizes, stack, layers=layers)
+    own: Any = importlib.import_module(_OWN)
+    found: Parameters = own.OwnParameters(flat, sizes, layers, own.modules_of(layers, sizes, stack))
+    return found
 
 
 class Tape:
     """Buffers of one forward and backward pass over M rows: activations and gradients.
 
     ``out`` [S, K, M] is the output, ``grad_out`` [S, K, M] its gradient, which the caller fills before
-    ``mlp_backward``. ``hidden[i]`` [S, M, H_i] are the activations after the ReLU or tanh. The gradient at a layer
+    ``mlp_backward``. ``hidden[i]`` [S, M, H_i] are the activations. The gradient at a layer
     overwrites the activations of the layer above, which are no longer needed: the less memory a pass touches, the more
     of it stays in the core's cache.
+
+    Where ``layers.keeps_sums``, ``sums[i]`` [S, M, H_i] are the sums before bias and activation. With layer
+    normalisation they are normalised, ``scales[i]`` [S, M, 1] is what they were multiplied by, and ``shifts[i]``
+    [S, 1, H_i] the gradient of the bias.
     """
 
     def __init__(
-        self, hidden: list[Tensor], grads: list[Tensor], out: Tensor, grad_out: Tensor, *, tanh: bool = False
+        self, hidden: list[Tensor], grads: list[Tensor], out: Tensor, grad_out: Tensor, *,
+        layers: HiddenLayers = RELU, sums: list[Tensor] | None = None, scales: list[Tensor] | None = None,
     ) -> None:
-        self.hidden, self.grads, self.out, self.grad_out, self.tanh = hidden, grads, out, grad_out, tanh
+        self.hidden, self.grads, self.out, self.grad_out, self.layers = hidden, grads, out, grad_out, layers
+        self.sums, self.scales, self.shifts = sums or [], scales or [], list(hidden)
         self.stack = out.shape[0]
         self.hidden_t = [tensor.transpose(1, 2) for tensor in hidden]
         self.grads_t = [tensor.transpose(1, 2) for tensor in grads]
@@ -120,14 +199,16 @@ class Tape:
         self.out_rows = [out[index, 0] for index in range(self.stack)]
 
     @classmethod
-    def allocate(cls, parameters: Parameters, rows: int, *, tanh: bool = False) -> Tape:
+    def allocate(cls, parameters: Parameters, rows: int) -> Tape:
         """Buffers for M = ``rows`` rows of these networks."""
         like, stack, outputs = parameters.flat, parameters.stack, parameters.sizes[-1]
         hidden = [like.new_zeros(stack, rows, size) for size in parameters.sizes[1:-1]]
         grads = [above if above.shape == own.shape else torch.zeros_like(own) for own, above in pairwise(hidden)]
         grads.append(torch.zeros_like(hidden[-1]))
         out, grad_out = like.new_zeros(stack, outputs, rows), like.new_zeros(stack, outputs, rows)
-        return cls(hidden, grads, out, grad_out, tanh=tanh)
+        sums = [torch.zeros_like(part) for part in hidden if parameters.layers.keeps_sums]
+        scales = [part.new_zeros(stack, rows, 1) for part in sums]
+        return cls(hidden, grads, out, grad_out, layers=parameters.layers, sums=sums, scales=scales)
 
     def part(self, begin: int, end: int) -> Tape:
         """The same buffers, rows ``begin`` to ``end``."""
@@ -138,8 +219,11 @@ class Tape:
         return self._view(slice(0, out.shape[2]), out, grad_out)
 
     def _view(self, rows: slice, out: Tensor, grad_out: Tensor) -> Tape:
-        hidden, grads = ([_closed(part[: len(out), rows]) for part in some] for some in (self.hidden, self.grads))
-        return Tape(hidden, grads, _closed(out), _closed(grad_out), tanh=self.tanh)
+        hidden, grads, sums, scales = (
+            [_closed(part[: len(out), rows]) for part in some]
+            for some in (self.hidden, self.grads, self.sums, self.scales)
+        )
+        return Tape(hidden, grads, _closed(out), _closed(grad_out), layers=self.layers, sums=sums, scales=scales)
 
 
 def _closed(tensor: Tensor) -> Tensor:
@@ -148,12 +232,19 @@ def _closed(tensor: Tensor) -> Tensor:
 
 
 def mlp_forward(parameters: Parameters, x: Tensor, tape: Tape) -> Tensor:
-    """S perceptrons with ReLU (or tanh) between layers and a linear head, on the same rows: ``tape.out`` [S, K, M].
+    """S perceptrons, ``tape.layers`` between their layers, a linear head, on the same rows: ``tape.out`` [S, K, M].
 
     ``x`` is [S, M, I] (one input for all: ``expand``); columns contiguous, rows may be strided.
     """
-    for weight, bias, hidden in zip(parameters.weights, parameters.biases, tape.hidden, strict=True):
-        if tape.tanh:
+    if parameters.layers.own is not None:
+        return parameters.forward(x, tape)
+    keeps_sums, tanh = tape.layers.keeps_sums, tape.layers.activation == "tanh"
+    for index, (weight, bias, hidden) in enumerate(
+        zip(parameters.weights, parameters.biases, tape.hidden, strict=True)
+    ):
+        if keeps_sums:
+            x = _hidden_layer(x, weight, bias, tape, index)
+        elif tanh:
             x = torch.bmm(x, weight, out=hidden).add_(bias).tanh_()
         else:
             x = _add_relu_(torch.bmm(x, weight, out=hidden), bias)
@@ -162,6 +253,23 @@ def mlp_forward(parameters: Parameters, x: Tensor, tape: Tape) -> Tensor:
     for rows, weight, out in zip(tape.last_rows, parameters.head_rows, tape.out_rows, strict=True):
         parameters.head_matmul(rows, weight, out=out)
     return tape.out.add_(parameters.head_bias)
+
+
+def _hidden_layer(x: Tensor, weight: Tensor, bias: Tensor, tape: Tape, index: int) -> Tensor:
+    """Hidden layer ``index`` by its sums, which the tape keeps."""
+    sums, hidden = torch.bmm(x, weight, out=tape.sums[index]), tape.hidden[index]
+    if tape.layers.layer_norm:
+        sums.sub_(sums.mean(2, keepdim=True))
+        variance = sums.square().mean(2, keepdim=True)
+        sums.mul_(torch.rsqrt(variance.add_(NORM_EPS), out=tape.scales[index]))
+    torch.add(sums, bias, out=hidden)
+    activation = tape.layers.activation
+    if activation == "gelu":
+        return hidden.copy_(functional.gelu(hidden, approximate="tanh"))
+    if activation in ("silu", "elu"):
+        function: Any = functional.silu if activation == "silu" else functional.elu
+        return cast(Tensor, function(hidden, inplace=True))
+    return hidden.tanh_() if activation == "tanh" else hidden.relu_()
 
 
 def _add_relu_(hidden: Tensor, bias: Tensor) -> Tensor:
@@ -177,6 +285,8 @@ def mlp_backward(
     ``gradient``, if any, receives the weight gradients, which need the transposed input ``x_t`` [S, I, M]; with ``add``
     they are added to its values.
     """
+    if parameters.layers.own is not None:
+        return parameters.backward(tape, tape.grad_out, gradient, add=add)
     for index in range(len(tape.hidden), -1, -1):
         if gradient is not None:
             weight_gradients(tape, x_t, gradient, index, add=add)
@@ -190,7 +300,12 @@ def mlp_gradients(parameters: Parameters, tape: Tape) -> Tensor:
 
     The same as ``mlp_backward`` for a ``grad_out`` of ones, without the multiplication.
     """
-    _relu_backward(parameters.head_weight, tape.hidden[-1], 0.0, grad_input=tape.grads[-1])
+    if parameters.layers.own is not None:
+        return parameters.backward(tape, torch.ones_like(tape.grad_out), None, add=False)
+    if tape.layers == RELU:
+        _relu_backward(parameters.head_weight, tape.hidden[-1], 0.0, grad_input=tape.grads[-1])
+    else:
+        _through_activation(parameters, tape, len(tape.hidden) - 1, tape.grads[-1].copy_(parameters.head_weight))
     for index in range(len(tape.hidden) - 1, 0, -1):
         input_gradients(parameters, tape, index)
     return tape.grads[0]
@@ -205,10 +320,28 @@ def input_gradients(parameters: Parameters, tape: Tape, index: int) -> None:
         torch.bmm(tape.grad_out_t, parameters.head_weight, out=below)
     else:
         torch.mul(tape.grad_out_t, parameters.head_weight, out=below)
-    if tape.tanh:
-        _tanh_backward(below, tape.hidden[index - 1], grad_input=below)
+    _through_activation(parameters, tape, index - 1, below)
+
+
+def _through_activation(parameters: Parameters, tape: Tape, index: int, grad: Tensor) -> None:
+    """Turns the gradient by the activations of hidden layer ``index`` into that by its sums, in place."""
+    activation, hidden = tape.layers.activation, tape.hidden[index]
+    if activation == "relu":
+        _relu_backward(grad, hidden, 0.0, grad_input=grad)
+    elif activation == "tanh":
+        _tanh_backward(grad, hidden, grad_input=grad)
+    elif activation == "elu":
+        grad.copy_(_elu_backward(grad, 1.0, 1.0, 1.0, True, hidden))
     else:
-        _relu_backward(below, tape.hidden[index - 1], 0.0, grad_input=below)
+        inputs = tape.sums[index] + parameters.biases[index]
+        grad.copy_(_silu_backward(grad, inputs) if activation == "silu"
+                   else _gelu_backward(grad, inputs, approximate="tanh"))
+    if tape.layers.layer_norm:
+        # With n = scale (s - mean s): ds = scale (dn - mean dn - n mean(n dn)); the bias comes after the norm.
+        tape.shifts[index] = grad.sum(1, keepdim=True)
+        normal = tape.sums[index]
+        along = (grad * normal).mean(2, keepdim=True)
+        grad.sub_(grad.mean(2, keepdim=True)).addcmul_(normal, along, value=-1.0).mul_(tape.scales[index])
 
 
 def weight_gradients(tape: Tape, x_t: Tensor | None, gradient: Parameters, index: int, *, add: bool = False) -> None:
@@ -220,7 +353,8 @@ def weight_gradients(tape: Tape, x_t: Tensor | None, gradient: Parameters, index
         inputs_t = tape.hidden_t[index - 1] if index else x_t
         assert inputs_t is not None
         left, right, dim = inputs_t, tape.grads[index], 1
-        weight, bias, values = gradient.weights[index], gradient.biases[index], right
+        weight, bias = gradient.weights[index], gradient.biases[index]
+        values = tape.shifts[index] if tape.layers.layer_norm else right
     if add:
         torch.baddbmm(weight, left, right, out=weight)
         bias.add_(values.sum(dim, keepdim=True))
@@ -243,6 +377,8 @@ def orthogonal_(matrix: Tensor, gain: float, generator: torch.Generator) -> None
 
 def policy_arrays(parameters: Parameters) -> dict[str, np.ndarray]:
     """Copies on the CPU of a single network by layer: ``w0`` [in, out], ``b0`` [out] ..., ``head_w`` [H, K]."""
+    if parameters.layers.own is not None:
+        return parameters.arrays()
     arrays: dict[str, Tensor] = {}
     for index, (weight, bias) in enumerate(zip(parameters.weights, parameters.biases, strict=True)):
         arrays |= {f"w{index}": weight[0], f"b{index}": bias[0, 0]}
@@ -269,7 +405,7 @@ def policy_snapshot(parameters: Parameters) -> Callable[[], dict[str, np.ndarray
     def read() -> dict[str, np.ndarray]:
         if copied is not None:
             copied.synchronize()
-        return policy_arrays(Parameters(flat, parameters.sizes, parameters.stack))
+        return policy_arrays(parameters.over(flat))
 
     return read
 

@@ -22,6 +22,9 @@ from torch.nn.functional import softplus
 
 _LOG_2 = math.log(2.0)
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
+_FORBIDDEN = -1e9
+"""Value or logit of a forbidden action: far below any other, so its probability is exactly 0, and yet finite, so that
+probability times log-probability is 0 and not NaN."""
 
 
 def td_target(reward: Tensor, terminated: Tensor, discount: Tensor | float, next_value: Tensor) -> Tensor:
@@ -77,6 +80,15 @@ def squashed_gaussian_backward(
 def tanh_backward(action: Tensor, grad_action: Tensor) -> Tensor:
     """Gradient through ``a = tanh(u)``: ``grad (1 - a^2)``, all [A, B]."""
     return torch.addcmul(grad_action, action * grad_action, action, value=-1.0)
+
+
+def allowed_only(values: Tensor, obs: Tensor) -> Tensor:
+    """Values or logits [K, B] where actions that the masks of obs [B, O] forbid never count; other rows are unchanged.
+
+    The masks are the last K columns (``types.EnvSpec``). The softmax of such logits is that over the allowed actions
+    alone (Huang and Ontanon 2022, arXiv 2006.14171, section 3); no gradient reaches the others.
+    """
+    return values.masked_fill(obs[:, -len(values) :].t() == 0.0, _FORBIDDEN)
 
 
 def huber_gradient(error: Tensor) -> Tensor:

@@ -29,6 +29,8 @@ from spreeze.algorithms import losses
 from spreeze.algorithms.algorithm import Algorithm, finite
 from spreeze.algorithms.conv_networks import ConvParameters
 from spreeze.algorithms.fused_mlp import (
+    RELU,
+    HiddenLayers,
     Parameters,
     Tape,
     ThreadPair,
@@ -41,6 +43,7 @@ from spreeze.algorithms.fused_mlp import (
     row_chunks,
 )
 from spreeze.algorithms.optimizers import FlatAdam
+from spreeze.config.schema import AlgorithmConfig
 from spreeze.errors import ConfigError
 from spreeze.types import TransitionBatch
 
@@ -96,6 +99,7 @@ class OffPolicyAlgorithm(Algorithm):
 
     critics: CriticNetworks[Any]
     actor: TrainedNetworks[Parameters] | None
+    _schedule = "constant"
     period = 1
     """Updates after which the same sequence of steps repeats: the steps depend on the update's number only."""
 
@@ -158,6 +162,22 @@ class OffPolicyAlgorithm(Algorithm):
             self.update_targets()
             return critic_done_s - start_s, perf_counter() - critic_done_s
 
+    def set_optimizers(self, config: AlgorithmConfig) -> None:
+        """Takes the settings of the optimisers that all algorithms share; before the first update."""
+        for networks in (self.critics, self.actor):
+            if networks is not None:
+                networks.adam.weight_decay = config.weight_decay
+        self._schedule = config.lr_schedule
+        self.anneal(0.0)
+
+    def anneal(self, progress: float) -> None:
+        """Sets the step sizes by a schedule, if there is one, for a run of which this share, 0 to 1, is over."""
+        if self._schedule == "constant":
+            return
+        left = 1.0 - progress if self._schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))
+        for adam in self._adams:
+            adam.scale_lr(left)
+
     @property
     def crossed_bytes(self) -> int:
         """Bytes that have crossed between the sides; 0 on one device. Recorded updates count once."""
@@ -178,6 +198,11 @@ class OffPolicyAlgorithm(Algorithm):
     def updates_skipped(self) -> int:
         """Rejected steps of the critics or of the actor, whichever are more."""
         return max(adam.rejected for adam in self._adams)
+
+    @property
+    def policy_parameters(self) -> Tensor:
+        """The flat vector that the policy is read from."""
+        return self.critics.online.flat if self.actor is None else self.actor.online.flat
 
     def policy_arrays(self) -> dict[str, np.ndarray]:
         assert self.actor is not None
@@ -249,14 +274,14 @@ class CriticNetworks(TrainedNetworks[N]):
         self._buffers = self._td_error = self._goal = self.action_value = None
 
 
-class _Chunk:
+class Chunk:
     """Views for some rows of the whole stack or of one critic, made once: each costs as much as a small addition."""
 
     def __init__(
         self, networks: tuple[Parameters, ...], own: slice, buffers: _Buffers, scratch: Tape, rows: slice
     ) -> None:
         self.online, self.target, self.gradient = networks
-        self.rows, self.is_first, self.stack = rows, rows.start == 0, self.online.stack
+        self.own, self.rows, self.is_first, self.stack = own, rows, rows.start == 0, self.online.stack
         self.tape = scratch.under(buffers.out[own, :, rows], buffers.grad_out[own, :, rows])
         self.all_q, self.all_grad = self.tape.out[:, 0], self.tape.grad_out[:, 0]
         self.x = buffers.x[rows].expand(self.stack, -1, -1)
@@ -271,7 +296,8 @@ class _Buffers:
         networks = (critics.online, critics.target, critics.gradient)
         like, stack, inputs = critics.online.flat, critics.online.stack, critics.online.sizes[0]
         self.rows, self.obs_dim = rows, obs_dim
-        self.out, self.grad_out = like.new_zeros(stack, 1, rows), like.new_zeros(stack, 1, rows)
+        outputs = critics.online.sizes[-1]
+        self.out, self.grad_out = like.new_zeros(stack, outputs, rows), like.new_zeros(stack, outputs, rows)
         self.td_error = like.new_zeros(stack, rows)
         self.q_action = like.new_full((rows,), math.nan)
         self.action_gradients = like.new_zeros(stack, inputs - obs_dim, rows)
@@ -286,10 +312,10 @@ class _Buffers:
         (chunks,) = row_chunks(like.device, rows)
         groups = [(networks, slice(0, stack))] if threads == 1 and len(chunks) == 1 else each
         scratch = [Tape.allocate(groups[0][0][0], chunks[0].stop) for _ in range(threads)]
-        self.groups = [[_Chunk(*group, self, scratch[index % threads], chunk) for chunk in chunks]
+        self.groups = [[Chunk(*group, self, scratch[index % threads], chunk) for chunk in chunks]
                        for index, group in enumerate(groups)]
         """Chunks of the whole stack, or of each critic."""
-        self.first = [[_Chunk(*each[0], self, scratch[thread], chunk) for chunk in share]
+        self.first = [[Chunk(*each[0], self, scratch[thread], chunk) for chunk in share]
                       for thread, share in enumerate(row_chunks(like.device, rows, threads))]
         """Chunks of the first critic alone; with a pair of threads half of the rows for each."""
 
@@ -304,9 +330,10 @@ class Critics(CriticNetworks[Parameters]):
     def __init__(
         self, obs_dim: int, action_dim: int, hidden_sizes: tuple[int, ...], stack: int, lr: float,
         generator: torch.Generator, device: torch.device, pair: ThreadPair | None = None,
+        layers: HiddenLayers = RELU, *, outputs: int = 1,
     ) -> None:
-        sizes = (obs_dim + action_dim, *hidden_sizes, 1)
-        super().__init__(lambda: new_parameters(sizes, stack, device), lr, generator)
+        sizes = (obs_dim + action_dim, *hidden_sizes, outputs)
+        super().__init__(lambda: new_parameters(sizes, stack, device, layers=layers), lr, generator)
         self._obs_dim, self._pair = obs_dim, pair
 
     def _sized(self, rows: int) -> _Buffers:
@@ -316,7 +343,7 @@ class Critics(CriticNetworks[Parameters]):
         buffers: _Buffers = self._buffers
         return buffers
 
-    def _each(self, work: Callable[[list[_Chunk]], object], shares: list[list[_Chunk]]) -> None:
+    def _each(self, work: Callable[[list[Chunk]], object], shares: list[list[Chunk]]) -> None:
         """Runs ``work`` for every share, with a pair of threads for two at once."""
         if self._pair is None or len(shares) == 1:
             for chunks in shares:
@@ -331,7 +358,7 @@ class Critics(CriticNetworks[Parameters]):
         buffers.x_obs.copy_(next_obs)
         buffers.x_action_t.copy_(next_action)
 
-        def evaluate(chunks: list[_Chunk]) -> None:
+        def evaluate(chunks: list[Chunk]) -> None:
             for chunk in chunks:
                 mlp_forward(chunk.target, chunk.x, chunk.tape)
 
@@ -343,7 +370,7 @@ class Critics(CriticNetworks[Parameters]):
         buffers = self._sized(obs_action.shape[0])
         self._td_error, self._goal = buffers.td_error, target
 
-        def differentiate(chunks: list[_Chunk]) -> None:
+        def differentiate(chunks: list[Chunk]) -> None:
             for chunk in chunks:
                 x = obs_action[chunk.rows].expand(chunk.stack, -1, -1)
                 mlp_forward(chunk.online, x, chunk.tape)
@@ -371,7 +398,7 @@ class Critics(CriticNetworks[Parameters]):
         return torch.where(buffers.is_first, buffers.gradients[0], buffers.gradients[1], out=buffers.least)
 
 
-def _descend(chunks: list[_Chunk]) -> None:
+def _descend(chunks: list[Chunk]) -> None:
     """Q and dQ/da of each network, without a sum over rows."""
     for chunk in chunks:
         mlp_forward(chunk.online, chunk.x, chunk.tape)
@@ -437,10 +464,10 @@ class DiscreteCritics(ActionValues[Parameters]):
 
     def __init__(
         self, obs_dim: int, num_actions: int, hidden_sizes: tuple[int, ...], stack: int, lr: float,
-        generator: torch.Generator, device: torch.device, *, duelling: bool = False,
+        generator: torch.Generator, device: torch.device, *, duelling: bool = False, layers: HiddenLayers = RELU,
     ) -> None:
         super().__init__(obs_dim, num_actions, hidden_sizes, lr, generator,
-                         lambda sizes: new_parameters(sizes, stack, device), duelling=duelling)
+                         lambda sizes: new_parameters(sizes, stack, device, layers=layers), duelling=duelling)
 
     def _q(self, obs: Tensor, networks: Parameters, *, record: bool = False) -> Tensor:
         if self._buffers is None or self._buffers.out.shape[2] != len(obs):

@@ -24,17 +24,19 @@ from torch import Tensor
 
 from spreeze.algorithms import losses
 from spreeze.algorithms.algorithm import Algorithm, finite
-from spreeze.algorithms.conv_networks import HIDDEN_GAIN, POLICY_GAIN, VALUE_GAIN, ConvActorCritic
+from spreeze.algorithms.conv_networks import HIDDEN_GAIN, POLICY_GAIN, VALUE_GAIN, ConvActorCritic, refuse_layers
 from spreeze.algorithms.fused_mlp import (
-    Parameters,
+    HiddenLayers,
     Tape,
     mlp_backward,
     mlp_forward,
     orthogonal_,
     parameter_count,
+    parameters_over,
     policy_arrays,
 )
 from spreeze.algorithms.optimizers import FlatAdam, FlatRMSProp
+from spreeze.config.algorithms import find_network
 from spreeze.config.schema import OnPolicyConfig
 from spreeze.errors import CheckpointError, ConfigError
 from spreeze.inference.policy import Normalizer
@@ -77,8 +79,12 @@ class OnPolicyAlgorithm(Algorithm):
         outputs, num_log_std = (spec.action_dim,) * 2 if spec.num_actions is None else (spec.num_actions, 0)
         generator = torch.Generator().manual_seed(seed)
         shape = (outputs, num_log_std, config.hidden_sizes, generator, self._device)
+        network = find_network(config.network, spec.import_module)
+        layers = HiddenLayers(config.activation, config.layer_norm, network)
+        if spec.frames is not None:
+            refuse_layers(layers, self.name, HiddenLayers(type(config)().activation))
         self.net: MlpActorCritic | ConvActorCritic = (
-            MlpActorCritic(spec.obs_dim, *shape) if spec.frames is None
+            MlpActorCritic(spec.obs_dim, *shape, layers) if spec.frames is None
             else ConvActorCritic(spec.frames, config.cnn, *shape)
         )
         self.net.log_std.fill_(config.initial_log_std)
@@ -86,16 +92,20 @@ class OnPolicyAlgorithm(Algorithm):
             GaussianDistribution(self.net.log_std, self.net.grad_log_std) if spec.num_actions is None
             else CategoricalDistribution(spec.num_actions)
         )
+        self._masked = spec.action_mask
         self.optimiser = self._new_optimiser()
         self._before = self.net.flat.clone() if correction == "delayed" else None
         """theta(j - 1)."""
-        self._normalizer = Normalizer(spec.obs_dim) if normalize_obs else None
-        self._normalizer_before = Normalizer(spec.obs_dim) if normalize_obs and correction == "delayed" else None
+        self._normalizer = Normalizer(spec.obs_dim, spec.mask_dim) if normalize_obs else None
+        self._normalizer_before = (
+            Normalizer(spec.obs_dim, spec.mask_dim) if normalize_obs and correction == "delayed" else None
+        )
         self._reward_scale = RewardScale(config.gamma) if config.normalize_returns else None
         image = {"cnn": config.cnn, "image": self.net.image} if isinstance(self.net, ConvActorCritic) else {}
         super().__init__(torch.Generator().manual_seed(seed + 1), {
             **self._kind.meta, "obs_dim": spec.obs_dim, "hidden_sizes": list(self.net.hidden_sizes),
-            "activation": self.net.activation, **image,
+            **self.net.layers.meta, "activation": self.net.layers.activation, **image,
+            **({"action_mask": True} if spec.action_mask else {}),
         })
         self._latest: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
         """Objective, log-ratio, value and target [M] of the latest gradient; no view of a rollout's data, which is
@@ -153,7 +163,7 @@ class OnPolicyAlgorithm(Algorithm):
         obs = self._tensor(batch.obs.reshape(rows, *batch.obs.shape[2:]), normalizer)
         action, log_prob = self._tensor(batch.action.reshape(rows, -1)), self._tensor(batch.log_prob.reshape(rows))
         weighs = self.correction == "truncated-is"
-        passed = self.net.forward(obs) if weighs or self.single_step else None
+        passed = self._forward(obs) if weighs or self.single_step else None
         value = self.net.values(obs) if passed is None else passed[1].clone()
         weight = torch.ones_like(value)
         if weighs and passed is not None:
@@ -183,10 +193,15 @@ class OnPolicyAlgorithm(Algorithm):
         following[asked] = self.net.values(self._tensor(batch.next_obs[asked], normalizer)).cpu().numpy()
         return following
 
+    def _forward(self, obs: Tensor) -> Passed:
+        """The network's outputs and values, the logits of forbidden actions lowered so that they never count."""
+        out, value = self.net.forward(obs)
+        return (losses.allowed_only(out, obs) if self._masked else out), value
+
     def _gradient(self, samples: Samples, passed: Passed | None = None) -> None:
         """The gradient of policy loss + value_coef value loss - entropy_coef entropy, all means over M."""
         config, rows = self._config, len(samples.target)
-        out, value = self.net.forward(samples.obs) if passed is None else passed
+        out, value = self._forward(samples.obs) if passed is None else passed
         log_prob = self._kind.log_prob(out, samples.action)
         log_ratio = log_prob - samples.log_prob
         objective, derivative = self._policy_derivative(log_prob, log_ratio, samples.advantage)
@@ -306,29 +321,30 @@ class RewardScale:
 
 
 class MlpActorCritic:
-    """Two perceptrons with tanh, stacked into one batched matmul; the value is the second one's first output.
+    """Two perceptrons, stacked into one batched matmul; the value is the second one's first output.
 
     ``flat`` are all parameters and ``gradient`` what ``backward`` fills; the log standard deviations of a continuous
     policy are the views ``log_std`` and ``grad_log_std`` [A] at their ends, and the caller fills the latter.
     """
 
-    activation = "tanh"
-
     def __init__(
         self, obs_dim: int, outputs: int, num_log_std: int, hidden_sizes: tuple[int, ...], generator: torch.Generator,
-        device: torch.device,
+        device: torch.device, layers: HiddenLayers,
     ) -> None:
         sizes = (obs_dim, *hidden_sizes, outputs)
-        count = parameter_count(sizes, 2)
-        self.hidden_sizes = hidden_sizes
+        count = parameter_count(sizes, 2, layers)
+        self.hidden_sizes, self.layers = hidden_sizes, layers
         self.flat = torch.zeros(count + num_log_std, device=device)
         self.gradient = torch.zeros_like(self.flat)
         self.log_std, self.grad_log_std = self.flat[count:], self.gradient[count:]
-        self._parameters = Parameters(self.flat[:count], sizes, 2)
+        self._parameters = parameters_over(self.flat[:count], sizes, 2, layers)
         self._policy, self._value = self._parameters.one(0), self._parameters.one(1)
-        self._gradients = Parameters(self.gradient[:count], sizes, 2)
-        self._tape = Tape.allocate(self._parameters, 1, tanh=True)
+        self._gradients = parameters_over(self.gradient[:count], sizes, 2, layers)
+        self._tape = Tape.allocate(self._parameters, 1)
         self._x_t = self.flat[:0]
+        if layers.own is not None:
+            self._parameters.initialise(generator)
+            return
         for weight in self._parameters.weights:
             for network in weight:
                 orthogonal_(network.t(), HIDDEN_GAIN, generator)
@@ -339,7 +355,7 @@ class MlpActorCritic:
         """Outputs [K, M] (logits or means) and values [M] at M rows, in buffers that the next call overwrites."""
         rows = obs.shape[0]
         if self._tape.out.shape[2] != rows:
-            self._tape = Tape.allocate(self._parameters, rows, tanh=True)
+            self._tape = Tape.allocate(self._parameters, rows)
         self._x_t = obs.t().expand(2, -1, -1)
         out = mlp_forward(self._parameters, obs.expand(2, -1, -1), self._tape)
         return out[0], out[1, 0]
@@ -354,7 +370,7 @@ class MlpActorCritic:
         mlp_backward(self._parameters, self._tape, self._x_t, self._gradients)
 
     def values(self, obs: Tensor) -> Tensor:
-        tape = Tape.allocate(self._value, obs.shape[0], tanh=True)
+        tape = Tape.allocate(self._value, obs.shape[0])
         return mlp_forward(self._value, obs.unsqueeze(0), tape)[0, 0]
 
     def policy_arrays(self) -> dict[str, np.ndarray]:

@@ -7,6 +7,7 @@ eight bits.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -61,8 +62,20 @@ class FlatAdam(_Guarded):
         super().__init__(parameters, gradient, lr, eps, max_norm)
         self._m = torch.zeros_like(parameters)
         self._steps = parameters.new_zeros((), dtype=torch.float32)
+        self.weight_decay = 0.0
+        """Decoupled: a step also takes ``lr weight_decay`` of the parameters (AdamW, arXiv 1711.05101)."""
+        self._scaled_lr: Tensor | None = None
         self._one = parameters.new_ones((), dtype=torch.float32)
         self._on_cpu = parameters.device.type == "cpu"
+
+    def scale_lr(self, share: float) -> None:
+        """Takes steps of ``share`` times the configured size from now on, in a recorded graph too.
+
+        The first call is to come before the recording: a number would be recorded as it is, a tensor is read.
+        """
+        if self._scaled_lr is None:
+            self._scaled_lr = self._parameters.new_zeros(())
+        self._scaled_lr.fill_(self.lr * share)
 
     def step(self) -> None:
         """Applies the gradient, or counts it as rejected if its norm is not finite."""
@@ -79,9 +92,11 @@ class FlatAdam(_Guarded):
         """Applies the gradient unless ``bad`` (one number) is not 0; counts the step in any case."""
         super()._apply()
         self._steps.add_(self._one)
-        torch._fused_adam_(
-            [self._parameters], [self._gradient], [self._m], [self._v], [], [self._steps], lr=self.lr, beta1=_BETA_1,
-            beta2=_BETA_2, weight_decay=0.0, eps=self._eps, amsgrad=False, maximize=False, grad_scale=None,
+        fused: Any = torch._fused_adamw_ if self.weight_decay else torch._fused_adam_
+        fused(
+            [self._parameters], [self._gradient], [self._m], [self._v], [], [self._steps],
+            lr=self.lr if self._scaled_lr is None else self._scaled_lr, beta1=_BETA_1, beta2=_BETA_2,
+            weight_decay=self.weight_decay, eps=self._eps, amsgrad=False, maximize=False, grad_scale=None,
             found_inf=bad,
         )
 

@@ -18,7 +18,9 @@ from torch import Tensor
 
 from spreeze.algorithms import losses
 from spreeze.algorithms.algorithm import finite
+from spreeze.algorithms.distributional import create_critics
 from spreeze.algorithms.fused_mlp import (
+    HiddenLayers,
     MlpPasses,
     Parameters,
     Tape,
@@ -37,6 +39,7 @@ from spreeze.algorithms.off_policy import (
     TrainedNetworks,
 )
 from spreeze.algorithms.optimizers import FlatAdam
+from spreeze.config.algorithms import NetworkRow
 from spreeze.config.schema import SACConfig
 from spreeze.inference.policy import LOG_STD_MAX, LOG_STD_MIN
 from spreeze.types import TransitionBatch
@@ -135,16 +138,18 @@ class SAC(_SoftActorCritic):
 
     def __init__(
         self, obs_dim: int, action_dim: int, config: SACConfig, seed: int, device: str = "cpu",
-        pair: ThreadPair | None = None, *, overlap: bool = False,
+        pair: ThreadPair | None = None, *, overlap: bool = False, network: NetworkRow | None = None,
     ) -> None:
         place, hidden = Placement.parse(device), config.hidden_sizes
         init = torch.Generator().manual_seed(seed)
         sizes = (obs_dim, *hidden, 2 * action_dim)
-        actor = TrainedNetworks(lambda: new_parameters(sizes, 1, place.actor), config.actor_lr, init,
+        layers = HiddenLayers(config.activation, config.actor_layer_norm, network)
+        actor = TrainedNetworks(lambda: new_parameters(sizes, 1, place.actor, layers=layers), config.actor_lr, init,
                                 target=False)
-        critics = Critics(obs_dim, action_dim, hidden, 2, config.critic_lr, init, place.critics, pair)
+        critics = create_critics(config, obs_dim, action_dim, 2, init, place.critics, pair,
+                                 HiddenLayers(config.activation, config.critic_layer_norm, network))
         meta = {"policy": "squashed_gaussian", "obs_dim": obs_dim, "action_dim": action_dim,
-                "hidden_sizes": list(hidden)}  # fmt: skip
+                "hidden_sizes": list(hidden), **layers.meta}  # fmt: skip
         super().__init__(actor, critics, config, seed, meta, place, overlap=overlap)
         self._target_entropy = torch.full_like(self.alpha, config.target_entropy_per_action * action_dim)
         self._pair = pair
@@ -195,21 +200,31 @@ class SAC(_SoftActorCritic):
 
 
 class DiscreteSAC(_SoftActorCritic):
-    """SAC over n actions with a softmax policy."""
+    """SAC over n actions with a softmax policy.
+
+    With action masks all expectations are over the allowed actions, and the target entropy is a share of the greatest
+    that a state's mask leaves, the logarithm of how many are allowed.
+    """
 
     critics: DiscreteCritics
     _buffers: _Buffers | None
 
-    def __init__(self, obs_dim: int, num_actions: int, config: SACConfig, seed: int, device: str = "cpu") -> None:
+    def __init__(
+        self, obs_dim: int, num_actions: int, config: SACConfig, seed: int, device: str = "cpu", *,
+        masked: bool = False, network: NetworkRow | None = None,
+    ) -> None:
         place, hidden = Placement.parse(device), config.hidden_sizes
         init = torch.Generator().manual_seed(seed)
         sizes = (obs_dim, *hidden, num_actions)
-        actor = TrainedNetworks(lambda: new_parameters(sizes, 1, place.actor), config.actor_lr, init,
+        layers = HiddenLayers(config.activation, config.actor_layer_norm, network)
+        actor = TrainedNetworks(lambda: new_parameters(sizes, 1, place.actor, layers=layers), config.actor_lr, init,
                                 target=False)
-        critics = DiscreteCritics(obs_dim, num_actions, hidden, 2, config.critic_lr, init, place.critics)
+        critics = DiscreteCritics(obs_dim, num_actions, hidden, 2, config.critic_lr, init, place.critics,
+                                  layers=HiddenLayers(config.activation, config.critic_layer_norm, network))
         meta = {"policy": "categorical", "obs_dim": obs_dim, "num_actions": num_actions, "hidden_sizes": list(hidden)}
+        meta |= layers.meta | ({"action_mask": True} if masked else {})
         super().__init__(actor, critics, config, seed, meta, place)
-        self._target_entropy = config.target_entropy_ratio * math.log(num_actions)
+        self._masked, self._num_actions = masked, num_actions
 
     def propose(self, batch: TransitionBatch) -> Proposal:
         """Probabilities and their logarithms at next_obs and probabilities at obs, by one pass over both."""
@@ -218,7 +233,8 @@ class DiscreteSAC(_SoftActorCritic):
             self._buffers = _Buffers(self.actor.online, rows)
         buffers = self._buffers
         buffers.fill(batch)
-        log_prob = mlp_forward(self.actor.online, buffers.x, buffers.tape)[0].log_softmax(0)
+        logits = mlp_forward(self.actor.online, buffers.x, buffers.tape)[0]
+        log_prob = (losses.allowed_only(logits, buffers.x[0]) if self._masked else logits).log_softmax(0)
         prob = log_prob.exp()
         buffers.log_prob, buffers.prob = log_prob[:, rows:], prob[:, rows:]
         return Proposal(prob[:, :rows], log_prob[:, :rows], buffers.prob)
@@ -250,5 +266,12 @@ class DiscreteSAC(_SoftActorCritic):
         mlp_backward(self.actor.online, buffers.fresh, buffers.x_obs_t, self.actor.gradient)
         self.actor.adam.step()
         if self._config.tune_alpha:
-            torch.neg(buffers.negative_entropy.mean(), out=self.alpha_gradient[0]).sub_(self._target_entropy)
+            torch.neg(buffers.negative_entropy.mean(), out=self.alpha_gradient[0])
+            self.alpha_gradient.sub_(self._target_entropy(buffers.x_obs))
             self._temperature_step()
+
+    def _target_entropy(self, obs: Tensor) -> Tensor | float:
+        ratio = self._config.target_entropy_ratio
+        if not self._masked:
+            return ratio * math.log(self._num_actions)
+        return obs[:, -self._num_actions :].sum(1).log_().mean().mul_(ratio)

@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 
 from spreeze.algorithms import losses
-from spreeze.algorithms.fused_mlp import MlpPasses, Parameters, Tape, ThreadPair, new_parameters
+from spreeze.algorithms.distributional import create_critics
+from spreeze.algorithms.fused_mlp import HiddenLayers, MlpPasses, Parameters, Tape, ThreadPair, new_parameters
 from spreeze.algorithms.off_policy import Critics, OffPolicyAlgorithm, Placement, Proposal, TrainedNetworks
+from spreeze.config.algorithms import NetworkRow
 from spreeze.config.schema import DDPGConfig, TD3Config
 from spreeze.types import TransitionBatch
 
@@ -44,16 +46,18 @@ class DDPG(OffPolicyAlgorithm):
 
     def __init__(
         self, obs_dim: int, action_dim: int, config: DDPGConfig | TD3Config, seed: int, device: str = "cpu",
-        pair: ThreadPair | None = None, *, overlap: bool = False,
+        pair: ThreadPair | None = None, *, overlap: bool = False, network: NetworkRow | None = None,
     ) -> None:
         place, hidden = Placement.parse(device), config.hidden_sizes
         # Networks are drawn in this order from one generator, so that a seed means the same weights for ever.
         init = torch.Generator().manual_seed(seed)
         sizes = (obs_dim, *hidden, action_dim)
-        actor = TrainedNetworks(lambda: new_parameters(sizes, 1, place.actor), config.actor_lr, init)
-        critics = Critics(obs_dim, action_dim, hidden, self.num_critics, config.critic_lr, init, place.critics, pair)
+        layers = HiddenLayers(config.activation, config.actor_layer_norm, network)
+        actor = TrainedNetworks(lambda: new_parameters(sizes, 1, place.actor, layers=layers), config.actor_lr, init)
+        critics = create_critics(config, obs_dim, action_dim, self.num_critics, init, place.critics, pair,
+                                 HiddenLayers(config.activation, config.critic_layer_norm, network))
         meta = {"policy": "deterministic", "obs_dim": obs_dim, "action_dim": action_dim, "hidden_sizes": list(hidden),
-                "exploration_noise": config.exploration_noise}  # fmt: skip
+                "exploration_noise": config.exploration_noise, **layers.meta}  # fmt: skip
         noise = torch.Generator(place.actor).manual_seed(seed + 1)
         super().__init__(actor, critics, noise, meta, place, overlap=overlap)
         self._tau, self._pair = config.tau, pair

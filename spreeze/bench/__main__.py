@@ -84,6 +84,9 @@ def _add_target(parser: argparse.ArgumentParser) -> None:
     _add_task(parser)
     parser.add_argument("--target-return", type=float, default=-200.0,
                         help="mean of 10 greedy episodes (default: -200)")
+    parser.add_argument("--held", action="store_true",
+                        help="runs end, and are timed, when the mean of 5 evaluations in a row reaches it (default: "
+                             "the first evaluation that does)")
     parser.add_argument("--limit", type=float, default=180.0, help="a run is given up after that [s] (default: 180)")
 
 
@@ -150,7 +153,8 @@ def _rates(args: argparse.Namespace, say: Say) -> list[Row]:
 def _target(args: argparse.Namespace, say: Say) -> list[Row]:
     from spreeze.bench.runs import time_to_target_rows
 
-    return time_to_target_rows(args.env, args.target_return, args.repeats, args.runs_dir, args.limit, _extra(args), say)
+    return time_to_target_rows(args.env, args.target_return, args.repeats, args.runs_dir, args.limit, _extra(args), say,
+                               held=args.held)
 
 
 def _tune(args: argparse.Namespace, say: Say) -> list[Row]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from spreeze.bench import Row, row
 from spreeze.errors import RunError, SpreezeError, UsageError
+from spreeze.metrics.comparison import HELD
 from spreeze.metrics.store import MetricsReader
 from spreeze.run_directory import read_run
 from spreeze.workers.evaluator import read_rows
@@ -26,6 +27,10 @@ _RATES = {
     "env_steps_per_s": "1/s", "updates_per_s": "1/s", "update_frames_per_s": "1/s", "samples_per_insert": "ratio",
     "policy_lag_mean": "updates", "eval_return_mean": "return", "eval_return_best": "return",
 }
+
+_FIRST = "time_to_target_s"
+_TAKEN = {"updates": "updates", "updates_per_s": "1/s", "env_steps": "env steps", "eval_return_final": "return",
+          "eval_return_best": "return"}
 
 
 def train(arguments: list[str], timeout_s: float, environment: Mapping[str, str] | None = None) -> Document:
@@ -63,13 +68,18 @@ def rates_rows(env_id: str, seconds: float, repeats: int, runs_dir: str, extra: 
 
 
 def time_to_target_rows(
-    env_id: str, target: float, seeds: int, runs_dir: str, limit_s: float, extra: list[str], say: Say
+    env_id: str, target: float, seeds: int, runs_dir: str, limit_s: float, extra: list[str], say: Say, *,
+    held: bool = False,
 ) -> list[Row]:
-    """Wall time from process start to the target return, both modes in turn, seed by seed."""
+    """Wall time from process start to the target return, both modes in turn, seed by seed.
+
+    With ``held``, a run ends when the mean of ``HELD`` evaluations in a row reaches the target, and that time counts.
+    """
     cases = {mode: ["--mode", mode] for mode in ("spreeze", "serial")}
+    extra = [*extra, "--set", f"stop.target_evaluations={HELD}"] if held else extra
     found = in_turn(cases, seeds, _until_target(env_id, target, runs_dir, limit_s, extra), say)
     goals = {"spreeze": "<= 20 s"} if env_id == "Pendulum-v1" else {}
-    return target_rows(found, env_id, goals, "<= 0.6")
+    return target_rows(found, env_id, {} if held else goals, "<= 0.6", "time_to_target_held_s" if held else _FIRST)
 
 
 def _until_target(env_id: str, target: float, runs_dir: str, limit_s: float, extra: list[str]) -> Train:
@@ -84,36 +94,41 @@ def in_turn(cases: Mapping[str, list[str]], seeds: int, train_once: Train, say: 
         for name, flags in cases.items():
             document = train_once([*flags, "--seed", str(seed)])
             found[name].append(document)
-            best, reached_s = document["eval_return_best"], document["time_to_target_s"]
+            best, final = document["eval_return_best"], document.get("eval_return_final")
+            reached_s, held_s = document["time_to_target_s"], document.get("time_to_target_held_s")
             told = [f"{document['env_steps']} env steps, {document['updates']} updates"]
             told += [f"best return {best:.1f}"] if best is not None else []
+            told += [f"last ten {final:.1f}"] if final is not None else []
             told += [f"target after {reached_s:.1f} s"] if reached_s is not None else []
+            told += [f"held after {held_s:.1f} s"] if held_s is not None else []
             say(f"  seed {seed}, {name}: {', '.join(told)}")
     return found
 
 
 def target_rows(
-    found: Mapping[str, list[Document]], env_id: str, goals: Mapping[str, str], ratio_goal: str
+    found: Mapping[str, list[Document]], env_id: str, goals: Mapping[str, str], ratio_goal: str, key: str = _FIRST
 ) -> list[Row]:
-    """Times to the target return of each mode, what they took, and the ratio of the first mode to the second."""
+    """Times to the target return of each mode, what they took, and the ratio of the first mode to the second.
+
+    ``key`` of a document holds the time that counts.
+    """
     rows, times = [], []
     for mode, documents in found.items():
-        of_mode, reached = times_to_target(documents)
+        of_mode, reached = times_to_target(documents, key)
         times.append(of_mode)
-        rows.append(row("time_to_target_s", "s", of_mode, mode=mode, env=env_id, reached=reached,
-                        target=goals.get(mode)))
+        rows.append(row(key, "s", of_mode, mode=mode, env=env_id, reached=reached, target=goals.get(mode)))
         rows += [row(name, unit, [document[name] for document in documents], mode=mode, env=env_id)
-                 for name, unit in (("updates", "updates"), ("updates_per_s", "1/s"), ("env_steps", "env steps"))]
+                 for name, unit in _TAKEN.items() if all(document.get(name) is not None for document in documents)]
     ratios = [a / b for a, b in zip(*times, strict=True)]
     return [*rows, row("time_over_serial", "ratio", ratios, env=env_id, target=ratio_goal)]
 
 
-def times_to_target(documents: list[Document]) -> tuple[list[float], int]:
+def times_to_target(documents: list[Document], key: str = _FIRST) -> tuple[list[float], int]:
     """Wall times [s] to the target return, and how many runs reached it.
 
     A run that did not get there counts with all of its time: never better than it was.
     """
-    known = [document["time_to_target_s"] for document in documents]
+    known = [document[key] for document in documents]
     times = [document["process_s"] if at_s is None else at_s for document, at_s in zip(documents, known, strict=True)]
     return times, sum(at_s is not None for at_s in known)
 

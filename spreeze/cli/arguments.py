@@ -105,10 +105,17 @@ def _add(parser: argparse.ArgumentParser, flag: str, key: str) -> None:
         text = f"do not {doc} (default: do)" if item.default else f"{doc} (default: off)"
         parser.add_argument(flag, dest=flag, default=None, action="store_const", const=not item.default, help=text)
         return
-    default = "not set" if item.default is None else item.default
+    default = "not set" if item.default is None else item.default or "none" if kind is tuple else item.default
     text = f"{doc}{f' [{unit}]' if unit else ''} (default: {default})".replace("%", "%%")
+    if kind is tuple:  # of names; the setting itself checks each
+        parser.add_argument(flag, dest=flag, default=None, type=_names, help=text, metavar="NAME,NAME")
+        return
     parser.add_argument(flag, dest=flag, default=None, type=kind, choices=choices, help=text,
                         metavar=None if choices else item.name.upper())
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 def user_values(args: argparse.Namespace) -> Values:

@@ -70,7 +70,7 @@ def play(args: argparse.Namespace) -> str:
     window = args.clip is None and has_display()
     task = make_task(
         source.spec.env_id, args.import_module, "human" if window else "rgb_array", args=source.spec.args,
-        image=frame_options(source.spec),
+        image=frame_options(source.spec), action_mask=source.spec.action_mask,
     )
     try:
         check_fits(source.spec, task.spec, source.weights.path)
@@ -102,6 +102,7 @@ class _Source:
             if found == self._shown:
                 return
             weights = read_weights(path)
+            spec_of(weights, self._args.import_module)  # the file may have become one that needs a foreign module
             policy = Policy.from_weights(weights.arrays, weights.meta)
         except SpreezeError:
             return

@@ -1,9 +1,10 @@
-"""``python -m spreeze runs``: lists runs, stops one, pauses a visualizer."""
+"""``python -m spreeze runs``: lists runs, steers a live one, describes any."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import os
 import signal
 import time
@@ -13,17 +14,26 @@ from typing import Any
 import psutil
 
 from spreeze.cli.arguments import Parser, guarded
+from spreeze.config.schema import TuningConfig
 from spreeze.errors import RunError
-from spreeze.formatting import DASH, clean, size
+from spreeze.formatting import DASH, clean, percent, size
 from spreeze.machine.output import emit, say
-from spreeze.run_directory import ask, find_run, is_alive, list_runs, read_run, state_of
+from spreeze.run_directory import ask, describe, find_run, is_alive, list_runs, read_about, read_run, state_of
 
+_REQUESTS: dict[str, tuple[str, str]] = {
+    "pause": ("paused", "stop all processes of a run where they are; replay and networks stay"),
+    "continue": ("running", "let a paused run go on"),
+    "evaluate": ("", "evaluate the newest policy at once"),
+    "checkpoint": ("", "write a checkpoint at once"),
+}
+"""Verb -> the state to wait for, and its help text."""
+_OBEYED_S = 10.0
 _MOST = 1e18
 """Larger numbers in a ``run.json`` are not plausible and shown as unknown."""
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = Parser(prog="python -m spreeze runs", description="List runs; stop one.")
+    parser = Parser(prog="python -m spreeze runs", description="List runs; steer, stop or describe one.")
     parser.add_argument("--runs-dir", default="runs", help="directory that holds the run directories (default: runs)")
     parser.add_argument("--json", action="store_true", help="one JSON document on standard output (default: off)")
     verbs = parser.add_subparsers(dest="verb")
@@ -32,11 +42,22 @@ def main(argv: list[str] | None = None) -> int:
     stop.add_argument("run", help="name, path, or latest")
     stop.add_argument("--timeout", type=float, default=30.0, help="how long to wait [s] (default: 30)")
     stop.add_argument("--force", action="store_true", help="kill its supervisor; its workers follow (default: off)")
+    for name, (_, text) in _REQUESTS.items():
+        verbs.add_parser(name, help=text).add_argument("run", help="name, path, or latest")
+    share = verbs.add_parser("leave-free", help="change the share of the cores that stays with your other programs")
+    share.add_argument("run", help="name, path, or latest")
+    share.add_argument("share", type=float, help="share of the usable cores, 0 to 0.9")
+    about = verbs.add_parser("describe", help="give a run a title, a note, tags; without any, show them")
+    about.add_argument("run", help="name, path, or latest")
+    about.add_argument("--title", help="what lists show instead of its name; empty: its name again")
+    about.add_argument("--note", help="free text")
+    about.add_argument("--tags", help="words with commas between them, in place of those it has")
     rest = verbs.add_parser("visualizer", help="pause or resume a run's visualizer")
     rest.add_argument("run", help="name, path, or latest")
     rest.add_argument("what", choices=("pause", "resume"))
     args = parser.parse_args(argv)
-    body = {"stop": _stop, "visualizer": _visualizer}.get(args.verb or "list", _list)
+    bodies = {"stop": _stop, "leave-free": _leave_free, "describe": _describe, "visualizer": _visualizer}
+    body = bodies.get(args.verb or "list", _request if args.verb in _REQUESTS else _list)
     return guarded(lambda: body(args), as_json=args.json)
 
 
@@ -66,14 +87,14 @@ def _cell(value: Any, form: str, unit: str = "") -> str:
 
 def _row(path: Path) -> dict[str, Any]:
     run = read_run(path)
-    names = ("env_id", "algo", "mode", "seed", "started", "wall_s", "env_steps", "updates", "eval_best", "exit_reason")
-    return {"name": path.name, "state": state_of(path), **{name: run.get(name) for name in names}}
+    names = ("env_id", "algo", "mode", "seed", "started", "wall_s", "env_steps", "updates", "eval_best",
+             "eval_final", "exit_reason")
+    return {"name": path.name, "state": state_of(path), **{name: run.get(name) for name in names},
+            **dataclasses.asdict(read_about(path))}
 
 
 def _stop(args: argparse.Namespace) -> int:
-    path = find_run(args.run, Path(args.runs_dir))
-    if not is_alive(path):
-        raise RunError(f"{path.name} is not running (state: {state_of(path)})")
+    path = _live(args)
     if args.force:
         _kill(path)
     else:
@@ -83,11 +104,7 @@ def _stop(args: argparse.Namespace) -> int:
         if time.monotonic() > deadline:
             raise RunError(f"{path.name} {_doing(path)} after {args.timeout:g} s; spreeze runs stop --force kills it")
         time.sleep(0.1)
-    if args.json:
-        emit({"run": path.name, "state": state_of(path)})
-    else:
-        say(f"{path.name}: {state_of(path)}")
-    return 0
+    return _done(args, path, state_of(path))
 
 
 def _doing(path: Path) -> str:
@@ -109,6 +126,58 @@ def _kill(path: Path) -> None:
         raise RunError(f"{path.name}: process {run.get('pid')} is not its supervisor any more; nothing was killed")
     with contextlib.suppress(ProcessLookupError):
         os.kill(process.pid, signal.SIGKILL)
+
+
+def _request(args: argparse.Namespace) -> int:
+    path = _live(args)
+    wanted, _ = _REQUESTS[args.verb]
+    if args.verb == "continue":
+        (path / "control" / "pause").unlink(missing_ok=True)
+    else:
+        ask(path, args.verb)
+    deadline = time.monotonic() + _OBEYED_S
+    while wanted and state_of(path) != wanted:
+        if time.monotonic() > deadline:
+            raise RunError(f"{path.name} is {state_of(path)} after {_OBEYED_S:g} s, not {wanted}")
+        time.sleep(0.02)
+    return _done(args, path, state_of(path) if wanted else "asked; the result is in its log of events")
+
+
+def _leave_free(args: argparse.Namespace) -> int:
+    path = _live(args)
+    share = TuningConfig(leave_free=args.share).leave_free  # rejects what is no share
+    if read_run(path).get("leave_free") is None:
+        raise RunError(f"{path.name}: no governor watches this run (other mode, or --no-governor), so there is nothing "
+                       "to change")
+    ask(path, "leave-free", repr(share))
+    return _done(args, path, f"{percent(share)} of the usable cores stay with your other programs")
+
+
+def _live(args: argparse.Namespace) -> Path:
+    path = find_run(args.run, Path(args.runs_dir))
+    if not is_alive(path):
+        raise RunError(f"{path.name} is not running (state: {state_of(path)})")
+    return path
+
+
+def _describe(args: argparse.Namespace) -> int:
+    path = find_run(args.run, Path(args.runs_dir))
+    given = {"title": args.title, "note": args.note, "tags": None if args.tags is None else args.tags.split(",")}
+    about = describe(path, **{name: value for name, value in given.items() if value is not None})
+    if args.json:
+        emit({"run": path.name, **dataclasses.asdict(about)})
+    else:
+        say(f"{path.name}: {about.title or path.name}; tags: {', '.join(about.tags) or DASH}; note: "
+            f"{about.note or DASH}")
+    return 0
+
+
+def _done(args: argparse.Namespace, path: Path, text: str) -> int:
+    if args.json:
+        emit({"run": path.name, "state": state_of(path)})
+    else:
+        say(f"{path.name}: {text}")
+    return 0
 
 
 def _visualizer(args: argparse.Namespace) -> int:

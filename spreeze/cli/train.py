@@ -44,6 +44,7 @@ from spreeze.run_directory import (
 )
 from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.launcher import Launcher, Prewarm
+from spreeze.runtime.loggers import check_sinks
 from spreeze.runtime.plan import EarlierSessions, RunPlan
 from spreeze.runtime.recorder import summary
 from spreeze.transport.files import replace_bytes
@@ -66,6 +67,7 @@ def _train(args: argparse.Namespace) -> int:
         machine = read_machine()
         base, notes = _layers(args, resumed, machine)
         settings = resolve(base)  # before anything is said: what is rejected is one line
+        check_sinks(settings.config.logging.sinks)
         for note in notes:
             say(note, as_json=args.json)
         part = settings.config.env
@@ -266,12 +268,19 @@ def _describe(plan: RunPlan, run_dir: RunDir, machine: Machine) -> None:
     write_json(run_dir.path / "env.json", dataclasses.asdict(plan.spec))
     sessions = plan.earlier.sessions + 1
     run_dir.write_state(
-        state="starting", sessions=sessions, env_id=plan.spec.env_id, algo=plan.config.run.algo,
+        state="starting", sessions=sessions, session_starts=[*_session_starts(run_dir.path), plan.earlier.wall_s],
+        env_id=plan.spec.env_id, algo=plan.config.run.algo,
         mode=plan.config.run.mode, wiring=recorded(plan.config.wiring), seed=plan.config.run.seed,
         nonce=run_dir.nonce, command=sys.argv,
         versions=versions(), machine=machine.one_line(), pid=os.getpid(), create_time=psutil.Process().create_time(),
         **({"started": time.strftime("%Y-%m-%dT%H:%M:%S%z")} if sessions == 1 else {}),
     )
+
+
+def _session_starts(path: Path) -> list[float]:
+    """Wall time at which each earlier session began."""
+    found = read_run(path).get("session_starts")
+    return [float(t) for t in found if isinstance(t, int | float)] if isinstance(found, list) else []
 
 
 def _run(
@@ -300,7 +309,8 @@ def _run(
             say(f"summary.json could not be written: {error}", as_json=args.json)
         state = "failed" if outcome.error else "finished"
         run_dir.write_state(wall_s=outcome.wall_s, env_steps=outcome.env_steps, updates=outcome.updates,
-                            eval_best=outcome.eval_best, episodes=outcome.episodes, exit_reason=outcome.stopped_by)
+                            eval_best=outcome.eval_best, eval_final=outcome.eval_final, episodes=outcome.episodes,
+                            exit_reason=outcome.stopped_by)
     finally:
         run_dir.write_state(state=state)
     if args.json:
@@ -333,10 +343,18 @@ def _closing(document: dict[str, Any]) -> str:
         f"stopped by {document['stopped_by']} after {text('wall_s')} s: {document['env_steps']} env steps "
         f"({text('env_steps_per_s', '.0f')}/s), {document['updates']} updates ({text('updates_per_s')}/s), "
         f"{text('samples_per_insert')} samples per insert, greedy return {text('eval_return_mean')} "
-        f"(best {text('eval_return_best')}{_missing(document)})\n"
+        f"(best {text('eval_return_best')}{_missing(document)}){_final(document)}\n"
         f"watch it: python -m spreeze play {document['run_dir']}\n"
         f"continue: python -m spreeze.train --resume {document['run_dir']}"
     )
+
+
+def _final(document: dict[str, Any]) -> str:
+    """The final metric, where it is more than the last evaluation."""
+    final, count = document.get("eval_return_final"), document.get("eval_return_final_evaluations")
+    if final is None or count is None or count < 2:
+        return ""
+    return f", {final:.1f} over the last {count} evaluations"
 
 
 def _missing(document: dict[str, Any]) -> str:

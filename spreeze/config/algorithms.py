@@ -54,6 +54,15 @@ class AlgorithmRow:
         return wiring is not None and wiring.free_running == self.any_age
 
 
+@dataclass(frozen=True, kw_only=True)
+class NetworkRow:
+    """A network that a module of ``--import`` declares in ``NETWORKS``; ``--set ALGO.network=NAME`` uses it."""
+
+    name: str
+    make: Callable[[int, int], Any]
+    """From the numbers of inputs I and outputs K to a ``torch.nn.Module`` from [M, I] to [M, K], without buffers."""
+
+
 # One update takes the rollout of one sampler, so rollouts are as short as PPO's minibatches.
 _ANY_AGE: dict[str, Any] = {"any_age": True, "correction": "none", "sync_interval": 16}
 ROWS = (
@@ -94,6 +103,18 @@ def implied_mode(name: str) -> str | None:
     """The mode of an algorithm that comes with Spreeze and runs in no other kind; None if there is a choice."""
     row = next((row for row in ROWS if row.name == name and row.any_age), None)
     return None if row is None else next((mode.name for mode in DECLARED if row.runs_in(mode)), None)
+
+
+def _networks(import_module: str | None) -> dict[str, NetworkRow]:
+    return extended({}, import_module, "NETWORKS", NetworkRow)
+
+
+def find_network(name: str, import_module: str | None) -> NetworkRow | None:
+    """The network of that name (see ``modes.find``); None for an empty one."""
+    if not name:
+        return None
+    row: NetworkRow = find(name, import_module, _networks, "network")
+    return row
 
 
 def fitting_algorithms(spec: EnvSpec, mode: Mode | None = None) -> tuple[str, ...]:

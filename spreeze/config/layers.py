@@ -12,7 +12,14 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
-from spreeze.config.algorithms import ALGORITHMS, check_algorithm, default_algorithm, find_row, implied_mode
+from spreeze.config.algorithms import (
+    ALGORITHMS,
+    check_algorithm,
+    default_algorithm,
+    find_network,
+    find_row,
+    implied_mode,
+)
 from spreeze.config.schema import PARTS, Config, algorithm_part
 from spreeze.errors import ConfigError, did_you_mean
 from spreeze.types import EnvSpec
@@ -120,7 +127,7 @@ def with_algorithm(layers: list[Layer], settings: Settings, spec: EnvSpec) -> tu
     put below the ``layers`` of ``settings``, and a device of "auto" taken out of them where it is.
 
     Raises:
-        ConfigError: the algorithm that was named does not fit the actions or the mode.
+        ConfigError: the algorithm that was named does not fit the actions or the mode, or there is no such network.
     """
     reason = None
     if "run.algo" not in settings.sources:
@@ -128,6 +135,9 @@ def with_algorithm(layers: list[Layer], settings: Settings, spec: EnvSpec) -> tu
         layers.insert(0, Layer("action space", {"run": {"algo": algo}}))
         settings = resolve(layers)
     check_algorithm(settings.config.run.algo, spec, settings.config.mode)
+    find_network((settings.config.on_policy or settings.config.algorithm).network, spec.import_module)
+    if settings.config.on_policy is None:
+        settings.config.algorithm.check_task(spec)
     row = find_row(settings.config.run.algo, spec.import_module)
     own = {name: value for name, value in (("correction", row.correction), ("sync_interval", row.sync_interval))
            if value is not None and f"rollout.{name}" not in settings.sources}
@@ -170,6 +180,19 @@ def to_toml(settings: Settings) -> str:
             lines.append(f"{text}  # {settings.sources.get(f'{part}.{name}', 'default')}")
         lines.append("")
     return "\n".join(lines)
+
+
+def sources_of(text: str) -> dict[str, str]:
+    """``part.field`` -> source, from the comments of a text that ``to_toml`` wrote."""
+    sources, part = {}, ""
+    for line in text.splitlines():
+        if line.startswith("["):
+            part = line.strip("[] ")
+            continue
+        said, mark, source = line.removeprefix("# ").rpartition("  # ")
+        if mark:
+            sources[f"{part}.{said.split(maxsplit=1)[0] if said.strip() else ''}"] = source.strip()
+    return sources
 
 
 def toml_value(value: Any) -> str:

@@ -18,7 +18,11 @@ from spreeze.config.algorithms import ALGORITHMS, find_row
 from spreeze.config.modes import DECLARED, Mode, Wiring, find_mode
 from spreeze.errors import ConfigError, did_you_mean
 from spreeze.inference.convolution import CNNS
+from spreeze.inference.policy import ACTIVATIONS
+from spreeze.types import EnvSpec
 
+SINKS = ("tensorboard", "wandb", "mlflow")
+"""Each is the name of a sink (``workers.metric_sinks``), of its package and of the extra that installs it."""
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
@@ -144,9 +148,21 @@ class AlgorithmConfig(Part):
     """What all off-policy algorithms share."""
 
     hidden_sizes: tuple[int, ...] = setting((256, 256), "width of each hidden layer", unit="units", low=1, high=4096)
+    network: str = setting("", "own network that the module of --import declares, in place of hidden_sizes, activation "
+                           "and layer norm; empty: none")
+    activation: str = setting("relu", "function between the layers of all networks; images always have relu",
+                              choices=ACTIVATIONS)
     gamma: float = setting(0.99, "discount of one env step", low=0.0, high=1.0)
     tau: float = setting(0.005, "share of the online weights mixed into the target at each update", low=0.0, high=1.0)
     n_step: int = setting(1, "env steps a stored transition spans", unit="env steps", low=1, high=64)
+    weight_decay: float = setting(0.0, "share of the weights that a step takes off, times its size (AdamW, arXiv "
+                                  "1711.05101)", low=0.0, high=10.0)
+    lr_schedule: str = setting("constant", "linear, cosine: all step sizes fall to 0 at the stop condition that comes "
+                               "first, that of time counted from the start of the session",
+                               choices=("constant", "linear", "cosine"))
+
+    def check_task(self, spec: EnvSpec) -> None:
+        """Raises a ConfigError if a setting does not fit the task."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,10 +171,41 @@ class ActorCriticConfig(AlgorithmConfig):
 
     actor_lr: float = setting(3e-4, "Adam step size of the actor", low=0.0, high=1.0)
     critic_lr: float = setting(3e-4, "Adam step size of the critics", low=0.0, high=1.0)
+    actor_layer_norm: bool = setting(False, "normalise the hidden layers of the actor (arXiv 1607.06450)")
+    critic_layer_norm: bool = setting(False, "normalise the hidden layers of the critics (arXiv 1607.06450)")
 
 
 @dataclass(frozen=True, kw_only=True)
-class SACConfig(ActorCriticConfig):
+class DistributionalConfig(ActorCriticConfig):
+    """What the algorithms with two critics share: what these learn of the return."""
+
+    critics: str = setting("twin", "what the critics learn of the return: its mean, of which the lesser of two counts; "
+                           "quantiles (TQC, arXiv 2005.04269); probabilities on a grid (C51, arXiv 1707.06887)",
+                           choices=("twin", "quantile", "categorical"))
+    quantiles: int = setting(25, "critics = quantile: quantiles of each critic", low=1, high=1000)
+    drop_quantiles: int = setting(2, "critics = quantile: of these, how many of the highest no target counts",
+                                  low=0, high=999)
+    atoms: int = setting(101, "critics = categorical: returns on the grid", low=2, high=1001)
+    v_min: float = setting(-250.0, "critics = categorical: lowest discounted return on the grid", low=-1e9, high=1e9)
+    v_max: float = setting(250.0, "critics = categorical: highest discounted return on the grid", low=-1e9, high=1e9)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.drop_quantiles >= self.quantiles:
+            raise ConfigError(f"drop_quantiles = {self.drop_quantiles}: none of quantiles = {self.quantiles} would be "
+                              "left; drop fewer")
+        if self.v_min >= self.v_max:
+            raise ConfigError(f"v_min = {self.v_min:g} is not below v_max = {self.v_max:g}; set them to the range of "
+                              "discounted returns")
+
+    def check_task(self, spec: EnvSpec) -> None:
+        if spec.num_actions is not None and self.critics != "twin":
+            raise ConfigError(f"critics = {self.critics}: with discrete actions the critics give one value for each "
+                              "action; use critics = twin")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SACConfig(DistributionalConfig):
     """Soft actor-critic (Haarnoja et al. 2018, arXiv 1812.05905); with discrete actions arXiv 1910.07207."""
 
     alpha_lr: float = setting(3e-4, "Adam step size of the temperature", low=0.0, high=1.0)
@@ -171,7 +218,7 @@ class SACConfig(ActorCriticConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TD3Config(ActorCriticConfig):
+class TD3Config(DistributionalConfig):
     """Twin delayed deep deterministic policy gradient (Fujimoto et al. 2018, arXiv 1802.09477)."""
 
     policy_delay: int = setting(2, "critic steps for one actor step", low=1, high=100)
@@ -193,6 +240,7 @@ class DQNConfig(AlgorithmConfig):
     """Deep Q-learning (Mnih et al. 2015) with double estimation and duelling streams as options."""
 
     lr: float = setting(3e-4, "Adam step size", low=0.0, high=1.0)
+    layer_norm: bool = setting(False, "normalise the hidden layers (arXiv 1607.06450); not for images")
     target_interval: int = setting(1, "updates between two moves of the target network by tau; tau = 1 copies",
                                    unit="updates", low=1, high=10**9)
     double: bool = setting(True, "the online network chooses the next action (arXiv 1509.06461)")
@@ -210,6 +258,11 @@ class OnPolicyConfig(Part):
 
     hidden_sizes: tuple[int, ...] = setting((64, 64), "width of each hidden layer, of policy and value network each",
                                             unit="units", low=1, high=4096)
+    network: str = setting("", "own network that the module of --import declares, in place of hidden_sizes, activation "
+                           "and layer norm; empty: none")
+    activation: str = setting("tanh", "function between the layers of both networks; images always have relu",
+                              choices=ACTIVATIONS)
+    layer_norm: bool = setting(False, "normalise the hidden layers of both networks (arXiv 1607.06450); not for images")
     cnn: str = setting("nature", "convolutional layers for images, which policy and value share; hidden_sizes follow",
                        choices=tuple(CNNS))
     gamma: float = setting(0.99, "discount of one env step", low=0.0, high=1.0)
@@ -381,6 +434,10 @@ class LearnerConfig(Part):
     mirror: bool = setting(True, "keep a copy of replay on the learner's GPU, as far as its memory allows")
     updates_per_launch: int = setting(1, "updates in one launch on a GPU with such a copy (a CUDA graph); 0: every "
                                       "kernel by itself", unit="updates", low=0, high=64)
+    policy_average: float = setting(0.0, "decay in one update of an average of the policy's weights, which is what is "
+                                    "evaluated, shown and kept; 0: the newest weights; 0.998 averages 500 updates",
+                                    low=0.0, high=0.999999)
+    explore_average: bool = setting(False, "samplers explore with the averaged policy too, not with the newest one")
     publish_interval_s: float = setting(0.25, "time between two published weights", unit="s", low=0.01, high=3600)
     checkpoint_interval_s: float = setting(30.0, "time between two checkpoints", unit="s", low=0.5, high=1e6)
 
@@ -423,6 +480,16 @@ class TuningConfig(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
+class LoggingConfig(Part):
+    """Where a run is logged beside its own directory."""
+
+    sinks: tuple[str, ...] = setting((), "what also gets metrics, evaluations, settings and events: any of "
+                                     f"{', '.join(SINKS)}, with commas between; each needs its extra",
+                                     choices=SINKS, flag="--log")
+    project: str = setting("spreeze", "project of Weights & Biases, experiment of MLflow")
+
+
+@dataclass(frozen=True, kw_only=True)
 class StopConfig(Part):
     """When training ends by itself; without any condition it goes on until Ctrl-C."""
 
@@ -430,7 +497,9 @@ class StopConfig(Part):
     env_steps: int | None = setting(None, "env steps collected", unit="env steps", low=1, flag="--env-steps")
     updates: int | None = setting(None, "updates (gradient steps of the critics)", unit="updates", low=1,
                                   flag="--updates")
-    target_return: float | None = setting(None, "mean greedy episode return of one evaluation", flag="--target-return")
+    target_return: float | None = setting(None, "mean greedy episode return of an evaluation", flag="--target-return")
+    target_evaluations: int = setting(1, "evaluations in a row whose mean has to reach the target; 5: it is held",
+                                      unit="evaluations", low=1, high=1000)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -456,6 +525,7 @@ class Config:
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     visualizer: VisualizerConfig = field(default_factory=VisualizerConfig)
     tuning: TuningConfig = field(default_factory=TuningConfig)
+    logging: LoggingConfig = field(default_factory=LoggingConfig)
     stop: StopConfig = field(default_factory=StopConfig)
     imported: AlgorithmConfig | OnPolicyConfig | None = None
     """The part of the chosen algorithm where the module of ``--import`` declares it; else None."""
@@ -533,9 +603,10 @@ def _class_of(part: str, config: Config | None) -> type[Part]:
 _ONLY_WITH_REPLAY: tuple[str, ...] = (
     "replay", "sampling.samplers", "sampling.envs_per_sampler", "sampling.memory_limit_bytes", "learner.batch_size",
     "learner.precision", "learner.overlap", "learner.mirror", "learner.updates_per_launch",
+    "learner.policy_average", "learner.explore_average",
 )
 _ONLY_ON_POLICY: tuple[str, ...] = ("rollout",)
-_ALWAYS = ("env.normalize_obs", "image", "sampling", "learner", "evaluation", "visualizer", "tuning")
+_ALWAYS = ("env.normalize_obs", "image", "sampling", "learner", "evaluation", "visualizer", "tuning", "logging")
 
 
 def offered(config: Config) -> tuple[tuple[str, ...], tuple[str, ...]]:

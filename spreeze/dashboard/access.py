@@ -231,10 +231,15 @@ class Guard:
             await self._app(scope, receive, self._handing_out(scope, send))
 
     def _lets_in(self, scope: Scope, headers: dict[str, str], *, reads: bool, known: bool) -> bool:
-        if reads:
-            return known or not self._entrance.asked or scope["path"].endswith(_HEALTH)
         origin = headers.get("origin")
-        return known and (origin is None or urlsplit(origin).netloc == headers.get("host"))
+        own = origin is None or urlsplit(origin).netloc == headers.get("host")
+        if not reads:
+            return known and own
+        # A page of another site must not even read, or fetch a picture, which asks a run to draw. Following a link to
+        # this page is no reading by that site.
+        visit = headers.get("sec-fetch-mode", "navigate") == "navigate" and headers.get("sec-fetch-dest") != "iframe"
+        foreign = not own or (headers.get("sec-fetch-site") in ("cross-site", "same-site") and not visit)
+        return not foreign and (known or not self._entrance.asked or scope["path"].endswith(_HEALTH))
 
     def _knows(self, headers: dict[str, str], scope: Scope) -> bool:
         try:

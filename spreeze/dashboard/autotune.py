@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import json
-import statistics
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,10 +14,10 @@ from spreeze.config.schema import offered
 from spreeze.dashboard import components, control, navigation
 from spreeze.dashboard.compare import CONFIG
 from spreeze.dashboard.live_api import COLOURS
-from spreeze.dashboard.run_data import read_json, row, runs_dir, tail_text
+from spreeze.dashboard.run_data import row, runs_dir
 from spreeze.errors import SpreezeError
-from spreeze.formatting import DASH, clean, number, percent
-from spreeze.metrics import spread
+from spreeze.formatting import DASH, clean, number
+from spreeze.metrics.tuning_record import BATCH, SAMPLERS, THREADS, MeasuredRow, TuningView, paper_batch, read, table
 from spreeze.run_directory import read_config, read_run
 
 if TYPE_CHECKING:
@@ -29,11 +25,6 @@ if TYPE_CHECKING:
 
 TUNING_S = 60.0
 """Longest time that a tuner takes."""
-PROGRESS = "tune-progress.jsonl"
-"""Rows of a running tuner; ``tune.json`` has them all at the end."""
-BATCH, THREADS, SAMPLERS = "learner.batch_size", "learner.threads", "sampling.samplers"
-_NEEDED = {"learner": (BATCH, THREADS), "joint": (SAMPLERS,), "rollout": ()}
-"""Stage of a row -> numbers that it needs to be drawn."""
 _HELP = {
     "spread": st.column_config.TextColumn(help="Fastest less slowest repeat, as a share of the median."),
     "score": st.column_config.TextColumn(help="What the tuner maximises; higher is better."),
@@ -45,119 +36,6 @@ _MAIN = (BATCH, THREADS, SAMPLERS, "sampling.envs_per_sampler",
          "rollout.samplers", "rollout.envs_per_sampler", "rollout.inference_workers", "rollout.sync_interval")
 _CHOSEN = {"symbol": "circle-open", "color": "#D55E00", "line": {"width": 3}}
 _SYMBOLS = ("circle", "square", "diamond", "cross", "x", "triangle-up")
-
-
-@dataclass(frozen=True)
-class MeasuredRow:
-    """One measured setting; None is unknown."""
-
-    stage: str
-    """``learner``: alone; ``joint``: with samplers; ``rollout``: with on-policy collection."""
-    setting: dict[str, Any]
-    """``part.field`` -> value."""
-    updates_per_s: float | None = None
-    env_steps_per_s: float | None = None
-    spread: float | None = None
-    """Range of the repeats of the update rate, as a share of the median."""
-    cpu_share: float | None = None
-    """Share of the usable cores that the run kept busy."""
-    score: float | None = None
-    failure: str | None = None
-
-    @property
-    def frames_per_s(self) -> float | None:
-        batch = self.setting.get(BATCH)
-        return None if self.updates_per_s is None or batch is None else self.updates_per_s * batch
-
-    def is_choice(self, choice: dict[str, Any]) -> bool:
-        """Whether all its values that the tuner chose are the chosen ones."""
-        tuned = {key: value for key, value in self.setting.items() if key in choice}
-        return bool(tuned) and all(choice[key] == value for key, value in tuned.items())
-
-    def cells(self, choice: dict[str, Any]) -> dict[str, str]:
-        """Its cells in a table, by column."""
-        cells = {clean(key.partition(".")[2].replace("_", " "), 40):
-                 clean(value) if isinstance(value, str) else number(value) for key, value in self.setting.items()}
-        for name, value in (("env steps/s", self.env_steps_per_s), ("updates/s", self.updates_per_s)):
-            cells[name] = number(value)
-        if self.stage == "learner":
-            cells["update frames/s"] = number(self.frames_per_s)
-        return cells | {
-            "spread": percent(self.spread), "processor": percent(self.cpu_share), "score": number(self.score),
-            "note": clean(self.failure or ("chosen" if self.is_choice(choice) else "")),
-        }
-
-
-@dataclass(frozen=True)
-class TuningView:
-    """The tuner's result; ``choice`` is empty while it is still measuring."""
-
-    rows: list[MeasuredRow] = field(default_factory=list)
-    choice: dict[str, Any] = field(default_factory=dict)
-    reasons: dict[str, Any] = field(default_factory=dict)
-    record: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def updates(self) -> list[MeasuredRow]:
-        """Rows of the learner alone."""
-        return [row for row in self.rows if row.stage == "learner"]
-
-    @property
-    def joint(self) -> list[MeasuredRow]:
-        """Rows of samplers beside the learner."""
-        return [row for row in self.rows if row.stage == "joint"]
-
-    @property
-    def rollouts(self) -> list[MeasuredRow]:
-        """Rows of on-policy collection beside the learner."""
-        return [row for row in self.rows if row.stage == "rollout"]
-
-
-def read(path: Path) -> TuningView:
-    """Reads the tuner's result of a run, or what it has measured so far."""
-    record = read_json(path / "tune.json")
-    entries: list[Any] = []
-    if record:
-        for name in ("update_rates", "joint_rates", "rollout_rates"):
-            entries += record[name] if isinstance(record.get(name), list) else []
-    else:
-        for line in tail_text(path / PROGRESS).splitlines():
-            with contextlib.suppress(ValueError):  # the last line may still be written
-                entries.append(json.loads(line))
-    rows = [found for entry in entries if isinstance(entry, dict) and (found := _row(entry)) is not None]
-    return TuningView(rows, _dict(record.get("choice")), _dict(record.get("reasons")), record)
-
-
-def _row(entry: dict[str, Any]) -> MeasuredRow | None:
-    """Parses an untrusted entry; None if its stage or a needed number is missing."""
-    stage, values = str(entry.get("stage")), _dict(entry.get("setting"))
-    setting = {key: value for key, value in values.items() if isinstance(value, str | int | float)}
-    if stage not in _NEEDED or any(_number(setting.get(key)) is None for key in _NEEDED[stage]):
-        return None
-    updates, steps, busy = (_rates(entry.get(name)) for name in ("updates_per_s", "env_steps_per_s", "cpu_share"))
-    return MeasuredRow(
-        stage, setting, _middle(updates), _middle(steps),
-        spread(updates) if len(updates) > 1 else _number(entry.get("spread")), _middle(busy),
-        _number(entry.get("score")), entry["failure"] if isinstance(entry.get("failure"), str) else None,
-    )
-
-
-def _rates(value: Any) -> list[float]:
-    """The repeats of a rate; a single number is one repeat."""
-    values = value if isinstance(value, list) else [value]
-    return [float(x) for x in values if _number(x) is not None]
-
-
-def _middle(rates: list[float]) -> float | None:
-    return statistics.median(rates) if rates else None
-
-
-def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
-def _dict(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
 
 
 # --- the page ---
@@ -212,8 +90,11 @@ def _choices(tuning: TuningView) -> None:
         cell.metric(title[0].upper() + title[1:], _value(tuning, key), help=why, border=True)
     record = tuning.record
     if record:
-        paper = _paper_batch(tuning)
+        paper = paper_batch(tuning)
         rule = "lies far beyond what was measured" if paper is None else f"would take batch {number(paper)}"
+        if record.get("reused"):
+            st.info(f"From the cache, measured at {components.plain(record.get('measured_at'))}. To measure again, "
+                    "tick that in Settings beside Start.")
         st.caption(
             f"Measured {components.plain(record.get('measured_at'))} in {number(record.get('seconds'))} s; objective: "
             f"{components.plain(record.get('objective'))}; score: "
@@ -251,13 +132,12 @@ def _pins(path: Path, tuning: TuningView) -> None:
         request = control.Request(env_id=facts.env_id or "", mode=str(run.get("mode", control.Request.mode)),
                                   algo=facts.algo or "", seed=facts.seed or 1)
         knobs, _ = offered(request.config)
-        st.markdown("**Pin or override**: what you set here is taken over by the next start; the tuner chooses the "
-                    "rest.")
+        st.markdown("**Overrides**: what you set here is taken over by the next start; the tuner chooses the rest.")
         columns = st.columns(4)
         for place, key in enumerate(knobs):
             with columns[place % len(columns)]:
                 wanted[key] = components.ask(request.config, key, "pin", st.session_state.get("pins", {}).get(key),
-                                             f"tuner: {_value(tuning, key)}")
+                                             f"automatic: {_value(tuning, key)}")
         wanted = {key: value for key, value in wanted.items() if value is not None}
         request = dataclasses.replace(request, settings=wanted)
     except SpreezeError as error:
@@ -288,15 +168,7 @@ def _measured(tuning: TuningView) -> None:
                         ("Samplers and inference workers beside the learner", tuning.rollouts)):
         if rows:
             st.markdown(f"**{title}**")
-            st.dataframe(_table(rows, tuning.choice), hide_index=True, column_config=_HELP)
-
-
-def _table(rows: list[MeasuredRow], choice: dict[str, Any]) -> list[dict[str, str]]:
-    """The cells of each row, without columns in which all is unknown."""
-    cells = [row.cells(choice) for row in rows]
-    names = dict.fromkeys(name for line in cells for name in line)
-    kept = [name for name in names if name == "note" or any(line.get(name, DASH) != DASH for line in cells)]
-    return [{name: line.get(name, DASH) for name in kept} for line in cells]
+            st.dataframe(table(rows, tuning.choice), hide_index=True, column_config=_HELP)
 
 
 def batch_figure(tuning: TuningView) -> go.Figure:
@@ -313,7 +185,7 @@ def batch_figure(tuning: TuningView) -> go.Figure:
         sizes = np.geomspace(measured[0], measured[-1], 100)
         chart.add_scatter(x=sizes.tolist(), y=(sizes / (a + b * sizes)).tolist(), mode="lines",
                           name="fit B / (a + b B)", line={"color": "#888888", "width": 1.5})
-        paper = _paper_batch(tuning)
+        paper = paper_batch(tuning)
         if paper is not None:
             chart.add_vline(x=paper, line={"dash": "dot", "color": "#888888"})
             chart.add_scatter(x=[None], y=[None], mode="lines", name="knee of the paper's rule",
@@ -324,12 +196,6 @@ def batch_figure(tuning: TuningView) -> go.Figure:
                           name="chosen", marker=_CHOSEN | {"size": 16})
     chart.update_xaxes(type="log", tickvals=measured, ticktext=[number(size) for size in measured])
     return _with_room_for_legend(chart)
-
-
-def _paper_batch(tuning: TuningView) -> int | None:
-    """The batch size of the paper's rule; None if it lies far beyond what was measured."""
-    paper, largest = tuning.record.get("paper_batch_size"), max((r.setting[BATCH] for r in tuning.updates), default=0)
-    return paper if isinstance(paper, int) and paper <= 4 * largest else None
 
 
 def sampler_figure(tuning: TuningView) -> go.Figure:

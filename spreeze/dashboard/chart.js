@@ -1,5 +1,5 @@
-// A line chart on a canvas, redrawn in less than a millisecond, where an SVG library takes tens. Drag to zoom,
-// double-click to see all, hover to read values; nothing is drawn while out of sight.
+// A line chart on a canvas, redrawn in less than a millisecond, where an SVG library takes tens. Drag to zoom (across,
+// or a box), double-click to see all, hover to read values; nothing is drawn while out of sight.
 const MARGIN = { left: 52, right: 10, top: 8, bottom: 34 };
 const FONT_PX = 11;
 
@@ -30,10 +30,24 @@ function indexAt(xs, value) {
   return low;
 }
 
+// Exponential moving average with weight `keep` on the past, corrected for its start; gaps stay gaps.
+function smoothed(ys, keep) {
+  let sum = 0, weight = 0;
+  return ys.map((y) => {
+    if (y === null || !Number.isFinite(y)) return null;
+    sum = keep * sum + (1 - keep) * y; weight = keep * weight + (1 - keep);
+    return sum / weight;
+  });
+}
+
+const OUTLIERS = 0.02;  // share of the values on each side that may lie outside of a robust range
+const BOX_PX = 25;  // height of a drag from which it also zooms the vertical axis
+
 class Chart {
-  // div: where to draw. options: {height, xTitle, yRange, colours: () => {text, line, font, paint}}.
+  // div: where to draw. options: {height, xTitle, yRange, colours: () => {text, line, font, paint},
+  // view: () => {smooth, log, robust}, marks: () => [x of vertical lines]}.
   constructor(div, options) {
-    this.div = div; this.options = options; this.traces = []; this.zoom = null; this.visible = false;
+    this.div = div; this.options = options; this.traces = []; this.zoom = null; this.zoomY = null; this.visible = false;
     this.dirty = true; this.drag = null; this.pointer = null; this.draws = 0;
     div.style.position = "relative"; div.style.height = `${options.height}px`;
     this.canvas = div.appendChild(document.createElement("canvas"));
@@ -78,13 +92,26 @@ class Chart {
   }
 
   yRange(from, to) {
+    this.log = false;
+    if (this.zoomY) return this.zoomY;
+    const { log = false, robust = false } = this.options.view?.() ?? {};
     let low = Infinity, high = -Infinity;
+    const middle = [];
     const see = (value) => { if (value !== null && Number.isFinite(value)) { if (value < low) low = value; if (value > high) high = value; } };
-    for (const { x, y, low: lows, high: highs } of this.traces) {
+    for (const { x, y, low: lows, high: highs, dash } of this.traces) {
       const end = Math.min(x.length, indexAt(x, to) + 1);
-      for (let i = Math.max(0, indexAt(x, from) - 1); i < end; i++) { see(y[i]); if (lows) { see(lows[i]); see(highs[i]); } }
+      for (let i = Math.max(0, indexAt(x, from) - 1); i < end; i++) {
+        see(y[i]); if (lows) { see(lows[i]); see(highs[i]); }
+        if (robust && !dash && y[i] !== null && Number.isFinite(y[i])) middle.push(y[i]);
+      }
     }
     if (!(low <= high)) return this.options.yRange ?? [0, 1];
+    if (log && low > 0) { this.log = true; return [Math.log10(low), Math.log10(high === low ? 10 * low : high)]; }
+    if (middle.length >= 20) {  // a few values far out would flatten all others
+      middle.sort((a, b) => a - b);
+      const at = (share) => middle[Math.round(share * (middle.length - 1))], room = 0.5 * (at(1 - OUTLIERS) - at(OUTLIERS));
+      if (room > 0) { low = Math.max(low, at(OUTLIERS) - room); high = Math.min(high, at(1 - OUTLIERS) + room); }
+    }
     if (this.options.yRange) return [Math.min(low, this.options.yRange[0]), Math.max(high, this.options.yRange[1])];
     const pad = (high - low || Math.abs(high) || 1) * 0.06;
     return [low >= 0 && low - pad < 0 ? 0 : low - pad, high + pad];
@@ -104,14 +131,24 @@ class Chart {
     const left = MARGIN.left, right = width - MARGIN.right, top = MARGIN.top, bottom = height - MARGIN.bottom;
     this.area = { left, right, top, bottom, x0, x1, y0, y1 };
     const atX = (x) => left + ((x - x0) / (x1 - x0)) * (right - left);
-    const atY = (y) => bottom - ((y - y0) / (y1 - y0 || 1)) * (bottom - top);
+    const onAxis = this.log ? (y) => (y > 0 ? Math.log10(y) : -1e9) : (y) => y;
+    const atY = (y) => bottom - ((onAxis(y) - y0) / (y1 - y0 || 1)) * (bottom - top);
     this.axes(pen, look, atX, atY);
     pen.save();
     pen.beginPath(); pen.rect(left, top - 2, right - left, bottom - top + 4); pen.clip();
+    this.sessions(pen, look, atX);
     for (const trace of this.traces) if (trace.low) this.band(pen, trace, atX, atY);
-    for (const trace of this.traces) this.line(pen, trace, atX, atY);
+    const keep = this.options.view?.().smooth ?? 0;
+    for (const trace of this.traces) {
+      if (!keep || trace.dash || trace.x.length < 3) { this.line(pen, trace, atX, atY); continue; }
+      this.line(pen, { ...trace, dots: false, width: 1, faint: 0.25 }, atX, atY);
+      this.line(pen, { ...trace, dots: false, faint: false, y: smoothed(trace.y, keep) }, atX, atY);
+    }
     pen.restore();
-    if (this.drag?.moved) { pen.fillStyle = "rgba(127,127,127,0.25)"; pen.fillRect(Math.min(this.drag.from, this.drag.to), top, Math.abs(this.drag.to - this.drag.from), bottom - top); }
+    if (this.drag?.moved) {
+      const box = this.drag.tall, from = box ? Math.min(this.drag.y, this.drag.toY) : top, rise = box ? Math.abs(this.drag.toY - this.drag.y) : bottom - top;
+      pen.fillStyle = "rgba(127,127,127,0.25)"; pen.fillRect(Math.min(this.drag.from, this.drag.to), from, Math.abs(this.drag.to - this.drag.from), rise);
+    }
     this.hover(pen, look, atX, atY);
   }
 
@@ -120,8 +157,8 @@ class Chart {
     pen.font = `${FONT_PX}px ${look.font}`; pen.fillStyle = look.text; pen.strokeStyle = look.line; pen.lineWidth = 1;
     pen.textBaseline = "middle"; pen.textAlign = "right";
     pen.beginPath();
-    for (const value of ticksOf(y0, y1, (bottom - top) / 42)) {
-      const y = Math.round(atY(value)) + 0.5;
+    for (const tick of ticksOf(y0, y1, (bottom - top) / 42)) {
+      const value = this.log ? 10 ** tick : tick, y = Math.round(atY(value)) + 0.5;
       pen.moveTo(left, y); pen.lineTo(right, y);
       pen.fillText(shortText(value), left - 6, y);
     }
@@ -137,6 +174,14 @@ class Chart {
     pen.globalAlpha = 1;
   }
 
+  // Where a session of the run began.
+  sessions(pen, look, atX) {
+    const { top, bottom, x0, x1 } = this.area;
+    pen.strokeStyle = look.text; pen.globalAlpha = 0.45; pen.lineWidth = 1; pen.setLineDash([2, 3]); pen.beginPath();
+    for (const mark of this.options.marks?.() ?? []) if (mark > x0 && mark < x1) { const x = Math.round(atX(mark)) + 0.5; pen.moveTo(x, top); pen.lineTo(x, bottom); }
+    pen.stroke(); pen.setLineDash([]); pen.globalAlpha = 1;
+  }
+
   // Where the interval is unknown the band has no width.
   band(pen, { x, y, low, high, colour }, atX, atY) {
     pen.beginPath();
@@ -147,7 +192,7 @@ class Chart {
 
   line(pen, { x, y, colour, width = 1.6, dash = [], dots = false, faint = false }, atX, atY) {
     pen.beginPath(); pen.strokeStyle = pen.fillStyle = this.look.paint(colour); pen.lineWidth = width; pen.lineJoin = "round"; pen.setLineDash(dash);
-    pen.globalAlpha = faint ? 0.75 : 1;
+    pen.globalAlpha = faint === true ? 0.75 : faint || 1;
     let joined = false;
     for (let i = 0; i < x.length; i++) {
       if (y[i] === null) { joined = false; continue; }
@@ -183,7 +228,7 @@ class Chart {
     pen.strokeStyle = look.text; pen.globalAlpha = 0.5; pen.beginPath(); pen.moveTo(x, top); pen.lineTo(x, bottom); pen.stroke(); pen.globalAlpha = 1;
     const lines = [`${shortText(nearest)} ${this.options.xTitle()}`];
     for (const [trace, i] of rows) {
-      const between = trace.low && trace.low[i] !== null ? ` (${shortText(trace.low[i])} .. ${shortText(trace.high[i])})` : "";
+      const between = trace.low && trace.low[i] !== null && trace.low[i] !== trace.high[i] ? ` (${shortText(trace.low[i])} .. ${shortText(trace.high[i])})` : "";
       lines.push(`${trace.name}: ${shortText(trace.y[i])}${between}`);
       if (trace.y[i] !== null) { pen.fillStyle = look.paint(trace.colour); pen.beginPath(); pen.arc(atX(trace.x[i]), atY(trace.y[i]), 3.2, 0, 6.3); pen.fill(); }
     }
@@ -194,18 +239,24 @@ class Chart {
   }
 
   place(event) { const frame = this.canvas.getBoundingClientRect(); return event.clientX - frame.left; }
+  height(event) { const frame = this.canvas.getBoundingClientRect(); return Math.min(this.area.bottom, Math.max(this.area.top, event.clientY - frame.top)); }
   inside(x) { return Math.min(this.area.right, Math.max(this.area.left, x)); }
 
   pointerdown(event) {
     if (event.button !== 0 || !this.area) return;
     const at = this.inside(this.place(event));
-    this.drag = { from: at, to: at, moved: false };
+    const y = this.height(event);
+    this.drag = { from: at, to: at, y, toY: y, moved: false, tall: false };
     this.canvas.setPointerCapture(event.pointerId);
   }
 
   pointermove(event) {
     this.pointer = this.place(event);
-    if (this.drag) { this.drag.to = this.inside(this.pointer); this.drag.moved ||= Math.abs(this.drag.to - this.drag.from) > 5; }
+    if (this.drag) {
+      this.drag.to = this.inside(this.pointer); this.drag.toY = this.height(event);
+      this.drag.moved ||= Math.abs(this.drag.to - this.drag.from) > 5;
+      this.drag.tall = Math.abs(this.drag.toY - this.drag.y) > BOX_PX;
+    }
     this.touch();
   }
 
@@ -215,11 +266,13 @@ class Chart {
     if (drag?.moved) {
       const back = (x) => area.x0 + ((x - area.left) / (area.right - area.left)) * (area.x1 - area.x0);
       this.zoom = [back(Math.min(drag.from, drag.to)), back(Math.max(drag.from, drag.to))];
+      const rise = (y) => area.y0 + ((area.bottom - y) / (area.bottom - area.top)) * (area.y1 - area.y0);
+      if (drag.tall && !this.log) this.zoomY = [rise(Math.max(drag.y, drag.toY)), rise(Math.min(drag.y, drag.toY))];
     }
     this.touch();
   }
 
   pointercancel() { this.drag = null; this.touch(); }
   pointerleave() { if (!this.drag) { this.pointer = null; this.touch(); } }
-  dblclick() { this.zoom = null; this.touch(); }
+  dblclick() { this.zoom = this.zoomY = null; this.touch(); }
 }

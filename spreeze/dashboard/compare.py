@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import streamlit as st
@@ -19,18 +19,24 @@ from spreeze.formatting import DASH, duration, number
 from spreeze.metrics.comparison import (
     POLICIES,
     RESAMPLES,
+    WORST_OF,
     Curve,
+    Line,
     Report,
     Rules,
-    bootstrap_interval,
+    band,
     differing,
+    on_grid,
     parted,
     read_curve,
     report,
+    returns,
     running_mean,
     spread_text,
+    worst_of_last,
 )
-from spreeze.metrics.store import EvaluationRow, MetricsReader
+from spreeze.metrics.html_report import make
+from spreeze.metrics.store import MetricsReader
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -43,8 +49,6 @@ _MAX_RUNS = 20
 _MAX_POINTS = 400
 CONFIG: dict[str, Any] = {"displayModeBar": False, "displaylogo": False, "showTips": False, "showSendToCloud": False,
                           "plotlyServerURL": ""}
-Line = tuple[np.ndarray, np.ndarray]
-"""Horizontal positions and values of one run, float64 [K]."""
 
 
 def page() -> None:
@@ -77,6 +81,8 @@ def page() -> None:
     st.plotly_chart(figure(lines, axis, metric, centre != "mean"), config=CONFIG, key="compare_chart")
     st.caption("Band: 95 % bootstrap interval over runs (1,000 resamples). A single run has no band: one seed says "
                "nothing about the spread.")
+    st.download_button("Report of these runs", lambda: make(list(curves)), "report.html", "text/html",
+                       key="compare_report", help="One HTML file to keep or send.")
     _protocol(list(curves.values()))
     _differences(list(curves.values()))
 
@@ -111,12 +117,6 @@ def _metrics(paths: list[Path]) -> list[str]:
     known = {name for path in paths for name in MetricsReader(path / "metrics.db").names()}
     names = [metric.name for metric in drawn() if metric.name in known and metric.name != "eval_return"]
     return [_GREEDY, *names]
-
-
-def returns(evaluations: Sequence[EvaluationRow], axis: str) -> Line:
-    """Greedy returns of a run, each the mean of it and the ones before (``SMOOTHING`` in all)."""
-    return (np.array([float(getattr(record, axis)) for record in evaluations]),
-            np.array(running_mean(evaluations, SMOOTHING), np.float64))
 
 
 def _series(path: Path, name: str, axis: str) -> Line:
@@ -206,6 +206,7 @@ def _run_table(reports: list[Report], curves: Mapping[str, Curve]) -> None:
                 "final metric": number(run.final), "final-time metric": number(run.final_time),
                 "time limit": duration(run.limit_s), "required time": duration(run.required_s[0]),
                 "best return": number(max(record.return_mean for record in curves[run.name].evaluations)),
+                f"worst of last {WORST_OF}": number(worst_of_last(curves[run.name].evaluations)),
                 "env steps": number(curves[run.name].evaluations[-1].env_steps), "policies": run.policies,
             }
             for found in reports for run in found.runs
@@ -223,57 +224,3 @@ def _differences(curves: list[Curve]) -> None:
             [{"setting": name, **{curve.name: curve.settings.get(name, DASH) for curve in curves}} for name in names],
             hide_index=True, key="compare_settings",
         )
-
-
-# --- curves over several runs ---
-
-_BAND_RESAMPLES = 1000
-SMOOTHING = 3
-"""Evaluations of one run that are averaged (a median would hide a collapse)."""
-
-
-class Band(NamedTuple):
-    """A curve and its 95 % interval at K common points; float64 [K], nan where unknown."""
-
-    x: np.ndarray
-    centre: np.ndarray
-    low: np.ndarray
-    high: np.ndarray
-    runs: np.ndarray
-    """Number of runs that reach each point."""
-
-
-def on_grid(lines: Sequence[Line], points: int = 200) -> tuple[np.ndarray, np.ndarray]:
-    """Step curves on a common grid: x [points], values [runs, points]; nan outside of a run's first and last point."""
-    x = np.linspace(0.0, max((float(at[-1]) for at, _ in lines if len(at)), default=0.0), points)
-    values = np.full((len(lines), points), np.nan)
-    for line, (at, found) in zip(values, lines, strict=True):
-        if len(at):
-            index = np.searchsorted(at, x, side="right") - 1
-            line[:] = np.where((index >= 0) & (x <= at[-1]), found[np.maximum(index, 0)], np.nan)
-    return x, values
-
-
-def iqm(values: np.ndarray) -> np.ndarray:
-    """Interquartile mean over the first axis, [R, ...] -> [...]: the mean of the middle half.
-
-    Agarwal et al. 2021 (arXiv 2108.13264): more robust than the mean, more efficient than the median.
-    """
-    ordered = np.sort(values, axis=0)
-    count = len(ordered)
-    cut = count // 4
-    return np.asarray(ordered[cut : count - cut].mean(axis=0))
-
-
-def band(x: np.ndarray, values: np.ndarray, robust: bool, seed: int = 0) -> Band:
-    """Mean or interquartile mean over runs, with a percentile bootstrap over runs; values [runs, K]."""
-    centre = np.full(len(x), np.nan)
-    low, high = centre.copy(), centre.copy()
-    counts = np.isfinite(values).sum(axis=0)
-    for k in np.flatnonzero(counts):
-        column = values[np.isfinite(values[:, k]), k]
-        centre[k] = iqm(column) if robust else column.mean()
-        if len(column) > 1:
-            drawn = (lambda rows: iqm(rows.T)) if robust else None
-            low[k], high[k] = bootstrap_interval(column, resamples=_BAND_RESAMPLES, seed=seed, centre=drawn)
-    return Band(x, centre, low, high, counts)

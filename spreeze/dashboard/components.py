@@ -14,14 +14,14 @@ import streamlit as st
 from spreeze.config.algorithms import ALGORITHMS
 from spreeze.config.modes import Wiring, wiring_of
 from spreeze.config.schema import Config, field_of, kind_of
-from spreeze.dashboard import control, live_api, server
+from spreeze.dashboard import control, live_api
 from spreeze.dashboard.live_api import SOURCE, published
 from spreeze.dashboard.run_data import SAMPLE, SAMPLE_NAME, meaning, on_policy, row, tail_lines
 from spreeze.formatting import DASH, clean
 from spreeze.run_directory import read_run
 
 PERIOD_MS = 1000
-_RETURN_HELP = "The band is the 95 % interval of that mean. Drag to zoom, double-click to see all."
+_RETURN_HELP = "The band is the 95 % interval of that mean. Dotted lines mark where the run was resumed."
 _LIVE_HTML = '<div class="sz-live"></div>'
 
 _STATE = "What the run is doing, from its directory: starting, running, stopping, finished, failed or crashed."
@@ -36,6 +36,7 @@ _TILES: tuple[tuple[str, str, str, str], ...] = (
     ("return", "Return", "", "eval_return"),
     ("interval", "95 % interval", "", "Half of the 95 % interval of the newest mean return, over its episodes."),
     ("best", "Best return", "", "Best mean return of one whole evaluation in this run."),
+    ("final", "Last ten", "", "Mean return over the episodes of the last ten evaluations: what the policy has kept."),
     ("cpu", "Processor", "", "cpu_use"),
     ("memory", "Memory", "", "memory_used_bytes"),
     ("restarts", "Restarts", "", "restarts"),
@@ -43,6 +44,8 @@ _TILES: tuple[tuple[str, str, str, str], ...] = (
      "Time since the run last wrote its state; it does so every two seconds."),
 )
 """(id, label, unit, metric or help text)."""
+_LARGE = {"return": ("interval", "best"), "state": ("wall", "heartbeat")}
+"""Tiles that are large -> the numbers that stand below them."""
 ITEMS: dict[str, tuple[str, str, str, str]] = {
     "samplers": ("samplers", "active", "", "Sampler processes that step now, of those that the run was given."),
     "env_rate": ("env_rate", "env steps", "/s", "env_steps_per_s"),
@@ -73,16 +76,30 @@ def show_live(path: Path, page_key: str) -> None:
     live_component()(
         key=f"live-{name}",
         data={
-            "base": server.prefix(), "run": name, "period_ms": PERIOD_MS, "page": page_key,
+            "base": prefix(), "run": name, "period_ms": PERIOD_MS, "page": page_key,
             "charts": tuple(live_api.as_json("updates" if wiring is None or wiring.lag is None else "intervals")),
             "colours": live_api.COLOURS,
-            "tiles": tuple(_item(*tile) for tile in _TILES),
+            "tiles": _tiles(),
             "pipeline": pipeline(wiring),
             "references": reference and ({"value": reference.value, "label": reference.label, "source": SOURCE},),
             "return_help": f"{meaning('eval_return')} {_RETURN_HELP}",
         },
         on_changed_change=lambda: None,  # only the rerun is wanted
     )
+
+
+def prefix() -> str:
+    """The server's base path, without a trailing slash."""
+    base = str(st.get_option("server.baseUrlPath") or "").strip("/")
+    return f"/{base}" if base else ""
+
+
+def _tiles() -> tuple[dict[str, Any], ...]:
+    """The tiles of the Live page, the large ones first."""
+    known = {tile[0]: _item(*tile) for tile in _TILES}
+    below = {key for keys in _LARGE.values() for key in keys}
+    large = [known[key] | {"more": tuple(known[each] for each in keys)} for key, keys in _LARGE.items()]
+    return (*large, *(known[key] for key in known if key not in below and key not in _LARGE))
 
 
 def pipeline(wiring: Wiring | None) -> tuple[dict[str, Any], ...]:
@@ -105,7 +122,7 @@ def live_component() -> Any:
     )
 
 
-def _item(key: str, label: str, unit: str, text: str) -> dict[str, str]:
+def _item(key: str, label: str, unit: str, text: str) -> dict[str, Any]:
     return {"id": key, "label": label, "unit": unit, "help": text if " " in text else meaning(text)}
 
 
@@ -190,10 +207,11 @@ def ask(config: Config, key: str, place: str, known: Any = None, blank: str = ""
     """
     item, kind = field_of(key, config), kind_of(key, config)
     doc, low, high, choices = (item.metadata[name] for name in ("doc", "low", "high", "choices"))
-    default: Any = item.default
+    part, _, name = key.partition(".")
+    default: Any = getattr(config.parts()[part], name)
     common: dict[str, Any] = {"key": f"{place}_{key}", "help": f"{plain(doc[0].upper() + doc[1:])}.",
                               "placeholder": blank or ("not set" if default is None else _written(default))}
-    if choices or kind is bool:
+    if kind is bool or (choices and kind is not tuple):
         options = list(choices or (True, False))
         index = options.index(known) if known in options else None
         return st.selectbox(title(key, config), options, index, format_func=_written, **common)
@@ -203,6 +221,8 @@ def ask(config: Config, key: str, place: str, known: Any = None, blank: str = ""
         low, high = (None if bound is None else float(bound) for bound in (low, high))
         step = (abs(default or 0.0) or 1.0) / 10.0
         return st.number_input(title(key, config), low, high, known, step=step, format="%g", **common)
+    if choices and kind is tuple:
+        return tuple(st.multiselect(title(key, config), choices, known or (), **common)) or None
     text = st.text_input(title(key, config), known or "", **common).strip()
     return text or None if kind is str else tuple(int(part) for part in re.findall(r"\d+", text)) or None
 

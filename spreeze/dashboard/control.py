@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import re
 import shlex
@@ -25,10 +26,12 @@ import psutil
 
 from spreeze.config.layers import Layer, Values, resolve, toml_value
 from spreeze.config.modes import DECLARED
+from spreeze.config.profiles import applicable, read_profile, task_profile
 from spreeze.config.schema import FLAG_OF, Config, RunConfig, field_of, kind_of
-from spreeze.dashboard.run_data import ROOT, SAMPLE, launch_log, live_run, read_json, tail_lines
+from spreeze.dashboard.run_data import ROOT, SAMPLE, launch_log, live_run, tail_lines
 from spreeze.errors import ConfigError, ResourceError, RunError
 from spreeze.formatting import clean
+from spreeze.machine.hardware import read_machine
 from spreeze.metrics.store import MetricsReader
 from spreeze.run_directory import (
     ask,
@@ -36,6 +39,7 @@ from spreeze.run_directory import (
     is_alive,
     new_name,
     read_config,
+    read_json,
     read_run,
     refuse_links,
     state_of,
@@ -43,7 +47,8 @@ from spreeze.run_directory import (
 )
 
 _ENV_ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_./-]{0,99}$")
-_LAUNCH_S = 20.0
+_MODULE = re.compile(r"^[A-Za-z_]\w{0,60}(\.[A-Za-z_]\w{0,60}){0,5}$", re.ASCII)
+_LAUNCH_S, _EXAMINE_S = 20.0, 120.0
 FORCE_AFTER_S = 30.0
 """Time after a stop request from which a page offers to kill the run."""
 COMMAND = (sys.executable, "-m", "spreeze.train")
@@ -68,15 +73,28 @@ class Request:
     algo: str = RunConfig.algo
     seed: int = RunConfig.seed
     auto: bool = True
+    fresh: bool = False
+    """Let the tuner measure again where it has a result of this machine."""
+    import_module: str | None = None
+    """A module that registers the task; it is never imported in this process."""
+    args: tuple[str, ...] = ()
+    """``KEY=VALUE`` texts for the task's constructor."""
+    profile: str | None = None
+    """Name of a profile in place of the task's own."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """``part.field`` -> its value."""
 
     def __post_init__(self) -> None:
         """Raises ``ConfigError`` if the command line would reject it."""
         # With a colon Gymnasium would import a module, which only the command line may do.
-        if not _plain_id(self.env_id):
+        if not plain_id(self.env_id):
             raise ConfigError(f"environment {clean(self.env_id, 80)!r}: a Gymnasium id such as Pendulum-v1 is needed; "
-                              "one that needs an import is started from the command line")
+                              "the module that registers it has a field of its own")
+        if self.import_module is not None and not _MODULE.match(self.import_module):
+            raise ConfigError(f"module {clean(self.import_module, 80)!r}: a name such as my_robot is needed")
+        for text in self.args:
+            if not text.partition("=")[0].isidentifier() or "=" not in text:
+                raise ConfigError(f"argument {clean(text, 80)!r}: KEY=VALUE is needed, such as push=2.0")
         wiring = self.config.wiring
         if self.auto and not wiring.knobs:
             raise ConfigError(f"mode {self.mode} leaves the tuner nothing to choose for {self.algo}: switch Autotune "
@@ -86,14 +104,18 @@ class Request:
     def config(self) -> Config:
         """All settings known so far."""
         values: Values = {"run": {"mode": self.mode, "algo": self.algo, "seed": self.seed},
-                          "env": {"id": self.env_id, "import_module": imported()}}
+                          "env": {"id": self.env_id, "import_module": self.import_module or imported(),
+                                  "args": self.args}}
         for key, value in self.settings.items():
             part, name = key.split(".")
             values.setdefault(part, {})[name] = value
-        return resolve([Layer("the page", values)], imported()).config
+        profile = read_profile(self.profile) if self.profile else task_profile(self.env_id)
+        below = [] if profile is None else [applicable(profile, read_machine().identity())[0]]
+        return resolve([*below, Layer("the page", values)], imported()).config
 
 
-def _plain_id(env_id: object) -> bool:
+def plain_id(env_id: object) -> bool:
+    """Whether it is a Gymnasium id that imports nothing by itself."""
     return isinstance(env_id, str) and _ENV_ID.match(env_id) is not None and ".." not in env_id
 
 
@@ -135,7 +157,7 @@ def activity(folder: Path) -> Activity:
         state = state_of(path)
         if state in ("starting", "tuning"):
             return Activity(name, "starting", tuple(tail_lines(launch_log(name, folder), 8)))
-        return Activity(name, "stopping" if state == "stopping" else "running")
+        return Activity(name, state if state in ("stopping", "paused") else "running")
     waited_s = time.time() - asked
     lines = [f"\u2713 asked to stop, {waited_s:.0f} s ago"]
     try:
@@ -152,14 +174,19 @@ def activity(folder: Path) -> Activity:
 
 def arguments(request: Request) -> list[str]:
     """The command-line arguments of the request."""
-    module = imported()
+    module = request.import_module or imported()
     found = ["--env", request.env_id, *(["--import", module] if module else [])]
+    found += [part for text in request.args for part in ("--env-arg", text)]
+    found += ["--profile", request.profile] if request.profile else []
     found += ["--mode", request.mode] if request.mode != DECLARED[0].name else []
     found += ["--algo", request.algo, "--seed", str(request.seed)]
     found += ["--auto"] if request.auto else []
+    found += ["--fresh"] if request.auto and request.fresh else []
     for key, value in request.settings.items():
         flag, text = FLAG_OF.get(key), value if isinstance(value, str) else toml_value(value)
-        if flag is None:
+        if flag is not None and isinstance(value, tuple):
+            found.append(f"{flag}={','.join(value)}")
+        elif flag is None:
             found.append(f"--set={key}={text}")
         elif kind_of(key) is not bool:
             found.append(f"{flag}={text}")
@@ -196,19 +223,23 @@ def start(request: Request, folder: Path) -> str:
         return name
 
 
-def resume(path: Path, folder: Path) -> None:
-    """Continues a run that has ended.
+def resume(path: Path, folder: Path, trusted: str | None = None) -> None:
+    """Continues a run that has ended; ``trusted`` is the module that it may import.
 
     Raises:
-        RunError: a run is alive, this is the recorded sample, its settings import code, or a link in it leads outside.
+        RunError: a run is alive, this is the recorded sample, its settings import other code, or a link in it leads
+            outside.
     """
     if path == SAMPLE:
         raise RunError("the sample run is a recording: start a run of your own")
     with _one_at_a_time(folder):
         _check_none_alive(folder)
         refuse_links(path)
-        _check_imports_nothing(path)
-        _launch(["--resume", path.name, "--runs-dir", str(folder)], folder, path.name)
+        module = imported_by(path)
+        if module is not None and module != trusted:
+            raise RunError(f"{path.name} imports code ({clean(module, 80)}): allow that first")
+        more = () if module is None else ("--import", module)
+        _launch(["--resume", path.name, "--runs-dir", str(folder), *more], folder, path.name)
 
 
 def launching(folder: Path) -> Launch | None:
@@ -261,6 +292,21 @@ def stop(name: str, folder: Path) -> None:
     ask(path, "stop")
 
 
+def steer(name: str, folder: Path, what: str, text: str = "") -> None:
+    """Asks a live run for ``pause``, ``continue``, ``evaluate``, ``checkpoint`` or ``leave-free`` (its share as text).
+
+    Raises:
+        RunError: it is not running.
+    """
+    path = find_run(name, folder)
+    if not is_alive(path):
+        raise RunError(f"{name} is not running (state: {state_of(path)})")
+    if what == "continue":
+        (path / "control" / "pause").unlink(missing_ok=True)
+    else:
+        ask(path, what, text)
+
+
 def stop_command(name: str, folder: Path) -> str:
     waiting = launching(folder)
     if waiting is not None and waiting.name == name:
@@ -298,13 +344,51 @@ def _check_none_alive(folder: Path) -> None:
         raise RunError(f"{busy} is running: stop it first; the command line starts a second one beside it")
 
 
-def _check_imports_nothing(path: Path) -> None:
-    """A run directory may come from anywhere, so a click must not import what it names."""
+def imported_by(path: Path) -> str | None:
+    """The module that a run needs; None if it needs none.
+
+    A run directory may come from anywhere, so a click alone must not import what it names.
+
+    Raises:
+        RunError: its settings name something that is no module or no environment.
+    """
     env = read_config(path).get("env", {})
     env_id, module = env.get("id"), env.get("import_module")
-    if module is not None or (env_id is not None and not _plain_id(env_id)):
-        name = clean(env_id if module is None else module, 80)
-        raise RunError(f"{path.name} imports code ({name}): if you trust it, resume it from the command line")
+    if (env_id is not None and not plain_id(env_id)) or (
+        module is not None and not (isinstance(module, str) and _MODULE.match(module))
+    ):
+        raise RunError(f"{path.name} imports code ({clean(env_id if module is None else module, 80)}): if you trust "
+                       "it, resume it from the command line")
+    return module
+
+
+def examine_command(env_id: str, module: str | None, args: tuple[str, ...]) -> str:
+    """The command that ``examine`` runs."""
+    return shown("spreeze", *_doctor(env_id, module, args))
+
+
+def examine(env_id: str, module: str | None, args: tuple[str, ...]) -> list[tuple[str, str, str]]:
+    """What the doctor says of an environment: (name, ok or warn or fail, text with remedy). The module is imported.
+
+    Raises:
+        RunError: the doctor itself failed.
+    """
+    command = [sys.executable, "-m", "spreeze", *_doctor(env_id, module, args), "--json"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_EXAMINE_S, check=False,
+                              env=environment(), stdin=subprocess.DEVNULL)
+        checks = json.loads(done.stdout)["checks"]
+        return [(clean(check["name"]), clean(check["status"]), clean(f"{check['text']} {check['remedy'] or ''}"))
+                for check in checks if check["name"].startswith(("env", "pictures"))]
+    except (OSError, ValueError, KeyError, TypeError, subprocess.SubprocessError) as error:
+        raise RunError(f"the doctor could not examine {clean(env_id, 80)}: {clean(error)}") from None
+
+
+def _doctor(env_id: str, module: str | None, args: tuple[str, ...]) -> list[str]:
+    # Checked as a request would be: nothing else may get onto a command line.
+    Request(env_id=env_id, import_module=module, args=args, auto=False)
+    return ["doctor", "--env", env_id, *(["--import", module] if module else []),
+            *(part for text in args for part in ("--env-arg", text))]
 
 
 def _launch(options: list[str], folder: Path, name: str) -> None:

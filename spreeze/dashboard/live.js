@@ -42,17 +42,11 @@ class LivePage {
     this.host.replaceChildren();
     this.progress = make(this.host, "pre", "sz-progress");
     this.progress.style.display = "none";
-    const tiles = make(this.host, "div", "sz-tiles");
+    const large = make(this.host, "div", "sz-hero"), tiles = make(this.host, "div", "sz-tiles");
     this.text = new Map();
-    for (const tile of this.data.tiles) {
-      const box = make(tiles, "div", "sz-tile");
-      box.title = tile.help; box.tabIndex = 0;
-      make(box, "div", "sz-label", tile.label);
-      const line = make(box, "div", "sz-value");
-      this.remember(tile.id, make(line, "span", "", "-"));
-      if (tile.unit) make(line, "span", "sz-unit", tile.unit);
-    }
+    for (const tile of this.data.tiles) this.tile(tile.more ? large : tiles, tile);
     this.note = make(this.host, "div", "sz-note", "Connecting ...");
+    this.tools(make(this.host, "div", "sz-tools"));
     const top = make(this.host, "div", "sz-top");
     this.returnCard = this.card(top, { key: "return", title: "Return of greedy episodes", unit: "return", help: this.data.return_help });
     this.axisMenu(this.returnCard);
@@ -72,7 +66,7 @@ class LivePage {
       if (!grid[chart.group]) {
         const box = make(this.host, "div", "sz-group");
         make(box, "div", "sz-group-title", chart.group);
-        if (chart.group === "Machine") { this.cores = make(box, "div", "sz-cores"); this.gpus = make(box, "div", "sz-gpus"); }
+        if (chart.group === "Machine") { this.machine(box); }
         grid[chart.group] = make(box, "div", "sz-grid");
       }
       this.card(grid[chart.group], chart);
@@ -83,6 +77,46 @@ class LivePage {
     const tail = make(this.host, "div", "sz-card");
     this.logTitle = make(tail, "div", "sz-title", "Newest log");
     this.log = make(tail, "pre", "sz-log", "nothing has been written yet");
+  }
+
+  // A number with its label; a large one has smaller numbers below it.
+  tile(parent, tile) {
+    const box = make(parent, "div", tile.more ? "sz-tile sz-large" : "sz-tile");
+    box.title = tile.help; box.tabIndex = 0;
+    make(box, "div", "sz-label", tile.label);
+    const line = make(box, "div", "sz-value");
+    if (tile.id === "state") this.dot = make(line, "i", "sz-dot");
+    this.remember(tile.id, make(line, "span", "", "-"));
+    if (tile.unit) make(line, "span", "sz-unit", tile.unit);
+    const below = tile.more && make(box, "div", "sz-more");
+    for (const item of tile.more ?? []) {
+      const part = make(below, "span", "");
+      part.title = item.help;
+      make(part, "span", "sz-label", `${item.label} `);
+      this.remember(item.id, make(part, "span", "", "-"));
+    }
+  }
+
+  // How all charts are drawn; kept for this browser tab.
+  tools(box) {
+    this.view = { smooth: 0, log: false, robust: true };
+    try { Object.assign(this.view, JSON.parse(sessionStorage.getItem("spreeze-view") ?? "{}")); } catch { /* no storage here */ }
+    const redraw = () => {
+      try { sessionStorage.setItem("spreeze-view", JSON.stringify(this.view)); } catch { /* no storage here */ }
+      for (const card of this.charts.values()) card.chart?.touch();
+    };
+    const field = (label, type, key, help) => {
+      const line = make(box, "label", "", ""), input = document.createElement("input");
+      line.title = help;
+      if (type === "range") { make(line, "span", "", label); line.appendChild(input); } else { line.appendChild(input); make(line, "span", "", label); }
+      input.type = type; input.name = key;
+      if (type === "range") { input.min = 0; input.max = 0.99; input.step = 0.01; input.value = this.view[key]; input.oninput = () => { this.view[key] = Number(input.value); redraw(); }; }
+      else { input.checked = this.view[key]; input.onchange = () => { this.view[key] = input.checked; redraw(); }; }
+    };
+    field("Smoothing", "range", "smooth", "weight of earlier values in a moving average; the values themselves stay visible, pale");
+    field("log scale", "checkbox", "log", "logarithmic vertical axis where all values are above 0");
+    field("leave out outliers", "checkbox", "robust", "the vertical axis shows all but the farthest 2 % on each side");
+    make(box, "span", "sz-caption", "drag to zoom, double-click to see all");
   }
 
   remember(id, node) { this.text.set(id, [...(this.text.get(id) ?? []), node]); }
@@ -121,6 +155,10 @@ class LivePage {
     make(title, "span", "sz-unit", `[${spec.unit}]`);
     title.title = spec.help; title.tabIndex = 0;
     const now = make(head, "span", "sz-now", "");
+    const full = make(head, "button", "sz-full", "\u2922");
+    full.title = "full screen; Escape to go back";
+    full.setAttribute("aria-label", `${spec.title}: full screen`);
+    full.onclick = () => (document.fullscreenElement ? document.exitFullscreen() : box.requestFullscreen?.());
     const div = make(box, "div", "sz-plot");
     div.dataset.chart = spec.key;
     div.setAttribute("role", "img");
@@ -135,7 +173,8 @@ class LivePage {
   chartOf(card) {
     card.chart ??= new Chart(card.div, {
       height: card.spec.key === "return" ? 330 : 170, xTitle: () => this.axisTitle(card),
-      yRange: card.spec.unit === "%" ? [0, 100] : null, colours: () => this.look,
+      yRange: card.spec.unit === "%" ? [0, 100] : null, colours: () => this.look, view: () => this.view,
+      marks: () => (card === this.returnCard && this.axis !== "t" ? [] : (this.marks ?? []).map((t) => t / this.unit.by)),
     });
     card.box.style.display = "";
     return card.chart;
@@ -216,9 +255,13 @@ class LivePage {
     for (const card of changed) if (card === this.returnCard) this.showReturn(); else this.showSeries(card);
     for (const [id, value] of Object.entries(news.text)) for (const node of this.text.get(id) ?? []) if (node.textContent !== value) node.textContent = value;
     if (this.note.textContent !== news.note) this.note.textContent = news.note;
+    this.note.classList.toggle("sz-problem", news.problem);
+    this.dot.className = `sz-dot sz-state-${news.state}`;
+    this.marks = news.marks;
     this.bars(news.shares);
     this.coreStrip(news.cores);
     this.gpuRows(news.gpus);
+    this.processRows(news.processes);
     this.eventList(news.events);
     this.logTail(...news.log);
     NS.shown_s = news.next; NS.updates += 1; NS.ms = performance.now() - begun;
@@ -248,7 +291,7 @@ class LivePage {
       kept.y.push(...points.y.map((y) => y * scale));
       for (const [side, values] of [[kept.low, points.lo], [kept.high, points.hi]]) side.push(...points.y.map((_, i) => (values ? values[i] * scale : null)));
     };
-    if (name.split("/")[0] === "episode_return") { push(1); changed.add(this.returnCard); return; }
+    if (["episode_return", "eval_return"].includes(name.split("/")[0])) { push(1); changed.add(this.returnCard); return; }
     for (const card of this.charts.values()) {
       const hit = (card.spec.series ?? []).some((entry) => entry === name || (entry.endsWith("*") && name.startsWith(entry.slice(0, -1))));
       if (!hit) continue;
@@ -269,7 +312,8 @@ class LivePage {
     this.chartOf(card).show(traces);
     if (traces.length > 1) this.legend(card, traces);
     const whole = traces.filter((_, i) => !names[i].includes("/"));
-    const now = (whole.length ? whole : traces).map((trace) => shortText(trace.y.at(-1))).join(" / ");
+    // Of a run that has ended the tiles show means over all of it: the last value beside them would contradict.
+    const now = this.live ? (whole.length ? whole : traces).map((trace) => shortText(trace.y.at(-1))).join(" / ") : "";
     if (card.now.textContent !== now) card.now.textContent = now;
   }
 
@@ -278,6 +322,8 @@ class LivePage {
     const [blue, orange] = this.data.colours, by = this.axis === "t" ? this.unit.by : 1;
     const x = this.evals[this.axis].map((value) => value / by), traces = [];
     const noisy = this.axis === "u" ? [] : [...this.store].filter(([name]) => name.split("/")[0] === "episode_return");
+    const groups = [...this.store].filter(([name]) => name.startsWith("eval_return/"));
+    if (this.axis !== "u") groups.forEach(([name, kept], i) => traces.push({ name: `group ${name.split("/")[1]}: greedy episodes`, colour: this.data.colours[2 + (i % (this.data.colours.length - 2))], width: 1.4, x: this.axis === "t" ? kept.x : kept.s, y: kept.y }));
     noisy.forEach(([name, kept], i) => {
       const part = name.split("/")[1], base = { width: 1, faint: true, x: this.axis === "t" ? kept.x : kept.s, y: kept.y };
       if (part === undefined) traces.push({ name: "samplers' episodes (noisy)", colour: orange, ...base, ...bandOf(kept) });
@@ -310,7 +356,7 @@ class LivePage {
   switchAxis(axis) {
     this.axis = axis;
     const { chart } = this.returnCard;
-    if (chart) chart.zoom = null;
+    if (chart) chart.zoom = chart.zoomY = null;
     if (this.evals) this.showReturn();
   }
 
@@ -346,16 +392,35 @@ class LivePage {
     }
   }
 
-  coreStrip(cores) {
-    if (this.coreCells?.length !== cores.length) {
-      this.cores.replaceChildren();
-      if (cores.length) make(this.cores, "span", "sz-label", "cores");
-      this.coreCells = cores.map(() => { const cell = make(this.cores, "div", "sz-core"); make(cell, "div", ""); return cell; });
+  machine(box) {
+    const both = make(box, "div", "sz-machine");
+    const left = make(both, "div", "sz-card"), right = make(both, "div", "sz-card");
+    make(left, "div", "sz-title", "Cores");
+    this.cores = make(left, "div", "sz-rows"); this.gpus = make(left, "div", "sz-gpus");
+    make(right, "div", "sz-title", "Processes");
+    this.processes = make(right, "div", "sz-rows");
+  }
+
+  coreStrip(cores) { this.rows(this.cores, cores.map((use, i) => [`core ${i}`, use, `${Math.round(100 * use)} %`])); }
+
+  processRows(processes) { this.rows(this.processes, processes.map(([name, use, memory]) => [name, use, `${Math.round(100 * use)} %`, memory])); }
+
+  // Lines of a label, a bar and texts; built anew only when the labels change.
+  rows(box, lines) {
+    const key = lines.map(([label]) => label).join();
+    if (box.key !== key) {
+      box.key = key;
+      box.replaceChildren();
+      box.cells = lines.map(([label, , ...texts]) => {
+        const line = make(box, "div", "sz-row");
+        make(line, "span", "sz-label", label);
+        return { bar: make(make(line, "div", "sz-use"), "div", ""), texts: texts.map(() => make(line, "span", "sz-strong", "")) };
+      });
     }
-    cores.forEach((use, i) => {
-      const cell = this.coreCells[i];
-      cell.title = `core ${i}: ${Math.round(100 * use)} % busy`;
-      cell.firstChild.style.height = `${100 * use}%`;
+    lines.forEach(([, use, ...texts], i) => {
+      const { bar, texts: nodes } = box.cells[i];
+      bar.style.width = `${Math.min(100, 100 * use)}%`;
+      texts.forEach((text, k) => { if (nodes[k] && nodes[k].textContent !== text) nodes[k].textContent = text; });
     });
   }
 

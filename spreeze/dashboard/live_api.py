@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from spreeze.config.modes import wiring_of
-from spreeze.dashboard.run_data import LIVE_STATES, newest_log, on_policy, read_json
+from spreeze.dashboard.run_data import newest_log, on_policy
 from spreeze.formatting import DASH, clean, duration, number, percent, size
-from spreeze.metrics.bottleneck import bottleneck
+from spreeze.metrics.bottleneck import Side, bottleneck
 from spreeze.metrics.snapshot import GpuSnapshot, Snapshot, measured, parts_of
 from spreeze.metrics.store import EvaluationRow, MetricsReader, Point, Series
 from spreeze.metrics.table import GROUPS, RETURN, TABLE, Metric, MetricTable
-from spreeze.run_directory import read_config, read_run, state_of
+from spreeze.run_directory import LIVE_STATES, read_config, read_json, read_run, state_of
 
 MAX_BUCKETS = 350
 """Buckets of a first answer; each has mean, minimum and maximum."""
@@ -62,7 +62,7 @@ def wanted(names: list[str], table: MetricTable = TABLE) -> list[str]:
     """Those of ``names`` that a chart shows; at most eight parts or groups of each metric."""
     found: list[str] = []
     for metric in drawn(table):
-        found += [name for name in names if name == metric.name and not metric.parts]
+        found += [name for name in names if name == metric.name and not metric.parts and name != "eval_return"]
         found += [name for name in names if name.startswith(f"{metric.name}/")][:_MOST_PARTS]
     return found
 
@@ -157,7 +157,8 @@ def answer(path: Path, since: float, evals_seen: int, epoch: str, table: MetricT
         "text": {**texts(shown, run, last, path), "restarts": number(fresh.get("restarts"))},
         "evals": _evaluations(news), "shares": _shares(shown),
         "cores": [round(use, 3) for use in shown.core_uses], "gpus": [_gpu(gpu) for gpu in shown.gpus],
-        "log": newest_log(path, _LOG_LINES), "note": _note(shown, state, latest), "live": state in LIVE_STATES,
+        "log": newest_log(path, _LOG_LINES), "live": state in LIVE_STATES, **_note(shown, state, latest),
+        "marks": _sessions(run), "processes": _processes(fresh),
         "events": [[duration(event.t), event.level, event.source, event.text] for event in events],
     }
 
@@ -184,7 +185,7 @@ def snapshot(
         wall_s=run.get("wall_s"), learning_starts=replay.get("learning_starts"),
         samples_per_insert_min=replay.get("samples_per_insert_min"),
         samples_per_insert_max=replay.get("samples_per_insert_max"), samplers_wanted=samplers,
-        eval_best=run.get("eval_best"),
+        eval_best=run.get("eval_best"), eval_final=run.get("eval_final"),
         learner_device=device if device != "auto" else ("cuda:0" if known["gpus"] else "cpu"),
         samplers_alive=len(active) or None, **known,
     )
@@ -201,7 +202,8 @@ def texts(shown: Snapshot, run: Mapping[str, Any], last: EvaluationRow | None, p
         "update_rate": number(shown.updates_per_s), "frame_rate": number(shown.update_frames_per_s),
         "return": DASH if last is None else number(last.return_mean),
         "interval": DASH if interval is None else f"\u00b1 {number(interval)}",
-        "best": number(shown.eval_best), "ratio": number(shown.samples_per_insert), "fill": percent(shown.replay_fill),
+        "best": number(shown.eval_best), "final": number(shown.eval_final),
+        "ratio": number(shown.samples_per_insert), "fill": percent(shown.replay_fill),
         "lag": number(shown.policy_lag), "age": number(shown.transition_age), "cpu": percent(shown.cpu_use),
         "memory": size(shown.memory_used_bytes),
         "samplers": _samplers(shown), "picture": _picture_age(path),
@@ -211,8 +213,10 @@ def texts(shown: Snapshot, run: Mapping[str, Any], last: EvaluationRow | None, p
 
 def _samplers(shown: Snapshot) -> str:
     """How many samplers are stepping, of how many; a fraction is one that the governor pauses at times."""
-    working = shown.samplers_active if shown.samplers_rest else shown.samplers_alive
-    return DASH if working is None else f"{number(working)} of {number(shown.samplers_wanted)}"
+    working, wanted = shown.samplers_active if shown.samplers_rest else shown.samplers_alive, shown.samplers_wanted
+    if working is not None and shown.samplers_rest and wanted == 1:
+        return f"throttled to {percent(working)}"
+    return number(working) if working is None or wanted is None else f"{number(working)} of {number(wanted)}"
 
 
 def _whole_run(path: Path) -> dict[str, float]:
@@ -229,11 +233,27 @@ def half_width(record: EvaluationRow) -> float | None:
     return 1.96 * record.return_std / math.sqrt(record.episodes) if record.episodes > 1 else None
 
 
-def _note(shown: Snapshot, state: str, latest: Mapping[str, Any]) -> str:
+def _note(shown: Snapshot, state: str, latest: Mapping[str, Any]) -> dict[str, Any]:
+    """The sentence below the tiles, and whether it is about a problem."""
     if not latest:
-        return "No numbers yet: they appear half a second after the samplers start."
-    sentence = bottleneck(shown).sentence
-    return sentence if state in LIVE_STATES else f"When it ended: {sentence}"
+        text = "No numbers yet: they appear half a second after the samplers start."
+        return {"note": text, "problem": state not in LIVE_STATES}
+    found = bottleneck(shown)
+    text = found.sentence if state in LIVE_STATES else f"When it ended: {found.sentence}"
+    return {"note": text, "problem": state in ("failed", "crashed", "damaged") or found.side is Side.OTHERS}
+
+
+def _sessions(run: Mapping[str, Any]) -> list[float]:
+    """Wall time at which each session but the first began."""
+    starts = run.get("session_starts")
+    return [float(t) for t in starts[1:] if isinstance(t, int | float)] if isinstance(starts, list) else []
+
+
+def _processes(values: Mapping[str, float]) -> list[list[Any]]:
+    """Name, cores and memory of each process of a live run."""
+    uses = {name.partition("/")[2]: use for name, use in values.items() if name.startswith("process_cpu_use/")}
+    return [[clean(name, 40), round(use, 3), size(values.get(f"process_memory_bytes/{name}"))]
+            for name, use in sorted(uses.items())]
 
 
 def _gpu(gpu: GpuSnapshot) -> str:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from importlib import resources
 from pathlib import Path
 
 import streamlit as st
 
-from spreeze.dashboard.run_data import run_names, run_path, runs_dir
+from spreeze.dashboard import start
+from spreeze.dashboard.components import plain
+from spreeze.dashboard.run_data import SAMPLE_NAME, RunRow, row, run_names, run_path, runs_dir
 from spreeze.errors import RunError
+from spreeze.formatting import DASH, number
 
 PAGES: dict[str, tuple[str, str]] = {
     "live": ("Live", "live.page"),
@@ -23,7 +27,16 @@ PAGES: dict[str, tuple[str, str]] = {
 """Last part of the address -> title, and module and function; the first page is the default.
 
 There is no folder ``pages``: Streamlit would treat it as its own, and a first visit to a page would be empty."""
+COLOURS = {"running": "green", "starting": "blue", "tuning": "blue", "paused": "orange", "stopping": "orange",
+           "finished": "gray", "stopped": "gray", "failed": "red", "crashed": "red", "damaged": "red"}
+"""State -> colour of its dot."""
+_MOST_ROWS = 200
 _KEY = "run"
+_STYLE = """<style>
+.stMainBlockContainer { padding: 3.5rem 2rem 3rem; }
+/* Streamlit's own message about a lost server would cover ours, which says more: a run goes on without its page. */
+[data-testid="stDialog"] { display: none; }
+</style>"""
 
 
 def load(name: str) -> Callable[[], None]:
@@ -38,15 +51,32 @@ def sidebar() -> None:
     if not names:
         st.sidebar.info("No run yet.")
         return
-    asked = st.session_state.get(_KEY) or st.query_params.get(_KEY)
+    asked = st.session_state.get(_KEY) or st.query_params.get(_KEY) or names[0]
     if asked not in names:
-        asked = names[0]
+        st.sidebar.warning(f"There is no run {plain(asked)} here: it may have been deleted. Choose another one.")
+    rows = {name: row(run_path(name, runs_dir())) for name in names[:_MOST_ROWS]}
     chosen = st.sidebar.selectbox(
-        "Run", names, index=names.index(asked), help="Newest first; the address of this page keeps the choice."
+        "Run", names, index=names.index(asked) if asked in names else None, placeholder="choose a run",
+        format_func=lambda name: _short(rows[name]) if name in rows else name,
+        help="Newest first; the address of this page keeps the choice.",
     )
-    st.session_state[_KEY] = chosen
-    st.query_params[_KEY] = chosen
+    st.session_state[_KEY] = chosen or asked
+    st.query_params[_KEY] = chosen or asked
+    if chosen is not None:
+        facts = rows.get(chosen) or row(run_path(chosen, runs_dir()))
+        st.sidebar.markdown(
+            f":{COLOURS.get(facts.state, 'gray')}[\u25cf] {facts.state}  \n**{plain(facts.env_id)}**  \n"
+            f"{plain((facts.algo or DASH).upper())}, seed {number(facts.seed)}  \n:gray[{plain(facts.title)}]"
+        )
     st.sidebar.caption("Safe to close: training goes on without this page.")
+
+
+def _short(facts: RunRow) -> str:
+    """A run in the list of the sidebar, which is narrow: what distinguishes it comes first."""
+    if facts.name == SAMPLE_NAME or facts.about.title:
+        return facts.title
+    started = "" if facts.started is None else facts.started[5:16].replace("T", " ")
+    return f"{started} {facts.env_id or facts.name} {facts.algo or ''} s{number(facts.seed)}"
 
 
 def choose(name: str) -> None:
@@ -77,8 +107,11 @@ def main() -> None:
     pages = [st.Page(load(name), title=title, url_path=name, default=not place)
              for place, (name, (title, _)) in enumerate(PAGES.items())]
     current_page = st.navigation(pages)
-    st.html("<style>.stMainBlockContainer { padding: 3.5rem 2rem 3rem; }</style>")
+    st.html(_STYLE)
+    st.logo(resources.files("spreeze.dashboard").joinpath("logo.svg").read_text(encoding="utf-8"), size="large")
     sidebar()
+    if current_page.title != PAGES["live"][0]:
+        start.keep_fields()
     current_page.run()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,13 +14,21 @@ from spreeze.config.schema import check_name
 from spreeze.errors import ConfigError, RunError
 from spreeze.formatting import clean
 from spreeze.metrics.table import by_name
-from spreeze.run_directory import is_alive, list_runs, read_run, state_of
+from spreeze.run_directory import (
+    LIVE_STATES,
+    About,
+    is_alive,
+    list_runs,
+    read_about,
+    read_json,
+    read_run,
+    state_of,
+    tail_text,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = ROOT / "assets" / "sample_run"
 SAMPLE_NAME = "sample run"
-LIVE_STATES = ("starting", "tuning", "running", "stopping")
-_MAX_BYTES = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -38,7 +45,14 @@ class RunRow:
     env_steps: int | None
     updates: int | None
     eval_best: float | None
+    eval_final: float | None
     exit_reason: str | None
+    about: About
+
+    @property
+    def title(self) -> str:
+        """What the user calls it, or its name."""
+        return self.about.title or self.name
 
 
 def runs_dir() -> Path:
@@ -85,7 +99,7 @@ def row(path: Path) -> RunRow:
         env_id=_text(run.get("env_id")), algo=_text(run.get("algo")), seed=_integer(run.get("seed")),
         started=_text(run.get("started")), wall_s=_number(run.get("wall_s")), env_steps=_integer(run.get("env_steps")),
         updates=_integer(run.get("updates")), eval_best=_number(run.get("eval_best")),
-        exit_reason=_text(run.get("exit_reason")),
+        eval_final=_number(run.get("eval_final")), exit_reason=_text(run.get("exit_reason")), about=read_about(path),
     )
 
 
@@ -99,28 +113,6 @@ def live_run(folder: Path) -> str | None:
     named = {path: read_run(path) for path in alive if not path.is_symlink()}
     found = [path for path, run in named.items() if run.get("state") in LIVE_STATES]
     return max(found, key=lambda path: (str(named[path].get("started", "")), path.name)).name if found else None
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Reads a JSON file; an empty dictionary if it is missing, damaged or too large."""
-    try:
-        if path.stat().st_size > _MAX_BYTES:
-            return {}
-        data = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return data if isinstance(data, dict) else {}
-
-
-def tail_text(path: Path, limit_bytes: int = 64_000) -> str:
-    """The end of a text file; empty if it cannot be read."""
-    try:
-        with open(path, "rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - limit_bytes))
-            return file.read(limit_bytes).decode("utf-8", "replace")
-    except OSError:
-        return ""
 
 
 def tail_lines(path: Path, count: int = 200) -> list[str]:

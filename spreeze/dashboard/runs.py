@@ -12,7 +12,6 @@ import streamlit as st
 
 from spreeze.dashboard import components, control, navigation
 from spreeze.dashboard.run_data import (
-    LIVE_STATES,
     SAMPLE,
     Clip,
     clips,
@@ -26,7 +25,9 @@ from spreeze.dashboard.run_data import (
 )
 from spreeze.errors import RunError, SpreezeError
 from spreeze.formatting import DASH, duration, number, size
+from spreeze.metrics import html_report
 from spreeze.metrics.store import MetricsReader
+from spreeze.run_directory import LIVE_STATES, About, describe
 
 _MAX_EXPORT_BYTES = 100_000_000
 _MAX_CLIP_BYTES = 50_000_000
@@ -49,10 +50,6 @@ def page() -> None:
     components.show_command("list", control.shown("spreeze", "runs", *control.place(folder), "list"))
 
 
-_COLOURS = {"running": "green", "starting": "blue", "tuning": "blue", "stopping": "orange", "finished": "gray",
-            "stopped": "gray", "failed": "red", "crashed": "red", "damaged": "red"}
-
-
 @st.fragment(run_every=2.0)
 def _list(folder: Path) -> None:
     """The table of runs, read again every two seconds; a click on a row shows that run."""
@@ -64,23 +61,30 @@ def _list(folder: Path) -> None:
         return
     table = [
         {
-            "run": item.name, "state": [item.state], "task": item.env_id or DASH,
+            "run": item.title, "tags": list(item.about.tags), "state": [item.state], "task": item.env_id or DASH,
             "algorithm": f"{item.algo or DASH}, seed {number(item.seed)}", "started": _moment(item.started),
             "wall time": duration(item.wall_s), "env steps": number(item.env_steps), "updates": number(item.updates),
-            "best return": number(item.eval_best), "ended by": item.exit_reason or DASH,
+            "best return": number(item.eval_best), "last ten": number(item.eval_final),
+            "ended by": item.exit_reason or DASH,
         }
         for item in found
     ]
+    if not any(item.about.tags for item in found):
+        for line in table:
+            del line["tags"]
     chosen = st.dataframe(
         table, hide_index=True, key="runs_list", on_select="rerun", selection_mode="single-row",
         column_config={
             "state": st.column_config.MultiselectColumn(
-                options=list(_COLOURS), color=list(_COLOURS.values()), width="small",
+                options=list(navigation.COLOURS), color=list(navigation.COLOURS.values()), width="small",
                 help="crashed: it says running, but nobody holds its lock."),
+            "run": st.column_config.TextColumn(width=150),
+            "tags": st.column_config.ListColumn(help="Words that you gave it below."),
             "wall time": st.column_config.TextColumn(help="Time trained, all sessions [h:min:s]."),
             "env steps": st.column_config.TextColumn(help=meaning("env_steps")),
             "updates": st.column_config.TextColumn(help=meaning("updates")),
             "best return": st.column_config.TextColumn(help=meaning("eval_return")),
+            "last ten": st.column_config.TextColumn(help="Mean return over the last ten evaluations: what was kept."),
         },
     )
     asked = [found[place].name for place in chosen["selection"]["rows"] if place < len(found)]
@@ -99,10 +103,16 @@ def _one(path: Path, folder: Path) -> None:
     facts = row(path)
     alive = facts.state in LIVE_STATES
     recorded = path == SAMPLE
-    st.subheader(facts.name, anchor=False)
+    st.subheader(components.plain(facts.title), anchor=False)
     st.caption(components.plain(f"{facts.state} \u00b7 {short(path)}"))
+    if facts.about.note:
+        st.text(facts.about.note)
     cells = st.columns(4)
-    cells[0].button("Resume", on_click=_resume, args=(path, folder), disabled=alive or recorded, width="stretch",
+    module = None if recorded else _imported_by(path)
+    trusted = module is None or cells[0].checkbox(f"Trust {components.plain(module)}", key=f"trust_{path.name}",
+                                                  help="It imports this module, whose code runs on this machine.")
+    cells[0].button("Resume", on_click=_resume, args=(path, folder, module), width="stretch",
+                    disabled=alive or recorded or not trusted,
                     help="Continues with the networks, counters and replay of the newest checkpoint.")
     cells[1].button("Stop", key="runs_stop", on_click=_stop, args=(path.name, folder), disabled=not alive,
                     width="stretch", help="Ends as Ctrl-C would.")
@@ -112,13 +122,32 @@ def _one(path: Path, folder: Path) -> None:
         st.button("Delete for good", disabled=sure != path.name, on_click=_delete, args=(path, folder))
     if cells[3].button("Prepare export", width="stretch", help="Settings, metrics and the best networks as one file."):
         st.download_button("Download", export(path), f"{path.name}.zip", "application/zip")
+    st.download_button("Report", lambda: html_report.make([path]), f"{path.name}.html", "text/html", key="runs_report",
+                       help="One HTML file to keep or send: curves, rates, settings with their sources, the tuner's "
+                            "table, machine, versions, events.")
+    if not recorded:
+        _about(path, facts.about)
     name = path.name
     packed = shlex.join(("python", "-m", "zipfile", "-c", f"{name}.zip", *(short(part) for part in exported(path))))
+    told = control.shown("spreeze", "report", short(path))
     acts = () if recorded else (
-        control.shown("spreeze.train", "--resume", name, *control.place(folder)),
+        control.shown("spreeze.train", "--resume", name, *control.place(folder),
+                      *(() if module is None else ("--import", module))),
         control.shown("spreeze", "runs", *control.place(folder), "stop", name),
     )
-    components.show_command("one", *acts, packed)
+    with st.expander("The same from a terminal"):
+        components.show_command("one", *acts, told, packed)
+
+
+def _about(path: Path, about: About) -> None:
+    """What the user wants to say about a run."""
+    with st.expander("Title, tags and note"), st.form(f"about_{path.name}", border=False):
+        title = st.text_input("Title", about.title, max_chars=100, placeholder=path.name)
+        tags = st.text_input("Tags", ", ".join(about.tags), placeholder="words with commas between them")
+        note = st.text_area("Note", about.note, max_chars=20_000)
+        if st.form_submit_button("Keep"):
+            _tried(lambda: describe(path, title=title, tags=tags.split(","), note=note), f"Kept for {path.name}.")
+            st.rerun()
 
 
 def exported(path: Path) -> list[Path]:
@@ -141,8 +170,16 @@ def export(path: Path) -> bytes:
     return buffer.getvalue()
 
 
-def _resume(path: Path, folder: Path) -> None:
-    _tried(lambda: control.resume(path, folder), f"{path.name} goes on; see the Live page.")
+def _imported_by(path: Path) -> str | None:
+    """As ``control.imported_by``; where that rejects the run, so will a click on Resume."""
+    try:
+        return control.imported_by(path)
+    except RunError:
+        return None
+
+
+def _resume(path: Path, folder: Path, module: str | None) -> None:
+    _tried(lambda: control.resume(path, folder, module), f"{path.name} goes on; see the Live page.")
 
 
 def _stop(name: str, folder: Path) -> None:
@@ -153,7 +190,7 @@ def _delete(path: Path, folder: Path) -> None:
     _tried(lambda: control.delete(path, folder), f"{path.name} was deleted.")
 
 
-def _tried(action: Callable[[], None], note: str) -> None:
+def _tried(action: Callable[[], object], note: str) -> None:
     st.session_state.pop("control_error", None)
     try:
         action()

@@ -19,9 +19,11 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from spreeze.dashboard import control, live_api, navigation
 from spreeze.dashboard.access import Entrance, Guard
+from spreeze.dashboard.components import prefix
 from spreeze.dashboard.run_data import run_path, runs_dir
 from spreeze.errors import RunError
 from spreeze.formatting import clean
@@ -85,12 +87,6 @@ _HEADERS = {"Cache-Control": "no-store", "Content-Encoding": "identity"}
 """No compression: on one machine it takes longer than sending, and Streamlit would compress even pictures."""
 
 
-def prefix() -> str:
-    """The server's base path, without a trailing slash."""
-    base = str(st.get_option("server.baseUrlPath") or "").strip("/")
-    return f"/{base}" if base else ""
-
-
 def routes() -> list[Route]:
     base = prefix()
     return [Route(f"{base}/api/live", live), Route(f"{base}/live.jpg", picture)]
@@ -107,7 +103,49 @@ def middleware(entrance: Entrance) -> list[Middleware]:
     return [
         Middleware(TrustedHostMiddleware, allowed_hosts=["localhost", "127.0.0.1"]),
         Middleware(Guard, entrance=entrance),
+        Middleware(BaseAddress),
     ]
+
+
+class BaseAddress:
+    """ASGI middleware: tells Streamlit's script where the server is.
+
+    Without that it would try below the address of the page first, and each direct link to a page would begin with two
+    requests that fail.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        start: Message | None = None
+        body = b""
+
+        async def with_address(message: Message) -> None:
+            nonlocal start, body
+            if message["type"] == "http.response.start" and any(
+                name.lower() == b"content-type" and value.startswith(b"text/html") for name, value in message["headers"]
+            ):
+                start = message
+                return
+            if start is None or message["type"] != "http.response.body":
+                await send(message)
+                return
+            body += message.get("body", b"")
+            if message.get("more_body"):
+                return
+            script = f"window.__streamlit={{BACKEND_BASE_URL:location.origin+{json.dumps(prefix() + '/')}}}"
+            body = body.replace(b"<head>", f"<head><script>{script}</script>".encode(), 1)
+            headers = [(name, value) for name, value in start["headers"] if name.lower() != b"content-length"]
+            await send({**start, "headers": [*headers, (b"content-length", str(len(body)).encode())]})
+            await send({**message, "body": body})
+
+        plain = scope["type"] != "http" or scope["method"] != "GET"
+        if not plain:
+            # A compressed page could not be changed.
+            scope = {**scope, "headers": [pair for pair in scope["headers"] if pair[0] != b"accept-encoding"
+                                          or b"text/html" not in dict(scope["headers"]).get(b"accept", b"")]}
+        await self._app(scope, receive, send if plain else with_address)
 
 
 def live(request: Request) -> Response:

@@ -7,6 +7,9 @@ lead to the same rows: the true last observation, and none for a step that only 
 ``env.json`` of a run says where each part lies. ``envpool:ID`` and ``vector:ID`` (an id's own ``vector_entry_point``)
 step all environments of a sampler in one call. MuJoCo draws through EGL or OSMesa where there is no display.
 
+*Action masks.* Where a discrete task's first reset gives ``info["action_mask"]``, the mask of each state follows its
+observation as K values, and so goes wherever that goes (``obs_flattening``). A task without masks has no such values.
+
 *Images.* A Box of bytes ``[H, W]`` or ``[H, W, 3]`` becomes one small frame a step (area mean; ``image.size``,
 ``image.grey``); the last ``image.stack`` frames are an observation. Atari's protocol is in ``images`` and its values in
 ``profiles/atari.toml``; evaluation always plays whole games, and returns are counted in full where replay clips

@@ -97,7 +97,7 @@ def make_env(
 
     values = parse_args(args)
     if import_module is not None:
-        _import_user_module(import_module)
+        import_user_module(import_module)
     if engine_of(env_id) is not None:
         return make_single(env_id, render_mode, values)
     module, colon, name = env_id.rpartition(":")
@@ -247,7 +247,8 @@ def refuse_foreign(env_id: str, import_module: str | None, allowed: str | None) 
             return
 
 
-def _import_user_module(module: str) -> None:
+def import_user_module(module: str) -> None:
+    """Imports what ``--import`` names; an EnvironmentError_ if that fails."""
     if not _MODULE.match(module):
         raise EnvironmentError_(f"--import {module!r}: expected a module name such as my_package.my_envs")
     if "" not in sys.path and os.getcwd() not in sys.path:

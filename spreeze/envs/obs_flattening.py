@@ -5,6 +5,9 @@ first. A Box takes its values in C order, a Discrete(n) n values (one-hot), a Mu
 one-hots of its components one after the other, a MultiBinary its bits. That is the order of
 ``gymnasium.spaces.flatten`` for every Dict but those built from an OrderedDict or from keywords,
 whose order there is that of insertion.
+
+An action mask, ``info["action_mask"]``, follows the observation as K values of 0 and 1. So whatever keeps, sends or
+replays observations does so with their masks, and replay has the mask of either state. The networks see it too.
 """
 
 from __future__ import annotations
@@ -17,6 +20,8 @@ import numpy as np
 
 from spreeze.errors import EnvironmentError_
 
+MASK = "action_mask"
+"""Key of the info that holds the mask, as in Gymnasium's Taxi-v3."""
 MAX_ONE_HOT = 65_536
 """Values of one one-hot leaf at most: each is a column of every replay row."""
 
@@ -95,6 +100,32 @@ def _collect(space: Any, path: Path, found: list[Leaf], what: str) -> None:
     if size > MAX_ONE_HOT and not isinstance(space, spaces.Box | spaces.MultiBinary):
         raise EnvironmentError_(f"{what}: '{name}' would be a one-hot of {size} values; at most {MAX_ONE_HOT}")
     found.append(Leaf(path, start, start + size, space))
+
+
+def mask_of(info: Any, num_actions: int, *, terminated: bool) -> np.ndarray:
+    """The action mask of an observation, float32 [K]: 1 where an action is allowed, else 0.
+
+    After a terminated episode no action follows: then the info is not read, and all are allowed.
+
+    Raises:
+        LeafError: there is none, it is no row of K flags, or it allows nothing.
+    """
+    if terminated:
+        return np.ones(num_actions, np.float32)
+    name, given = f"info['{MASK}']", info.get(MASK) if isinstance(info, dict) else None
+    if given is None:
+        raise LeafError(name, "nothing, though the first reset gave one: give it with every reset and step")
+    try:
+        mask = np.array(given, np.float32)
+    except (TypeError, ValueError):
+        raise LeafError(name, f"{str(given)[:60]} ({type(given).__name__})") from None
+    if mask.shape != (num_actions,):
+        raise LeafError(name, f"shape {mask.shape}; expected one flag for each of {num_actions} actions")
+    if not ((mask == 0.0) | (mask == 1.0)).all():
+        raise LeafError(name, f"{str(given)[:60]}; expected True or 1 for an allowed action, else False or 0")
+    if not mask.any():
+        raise LeafError(name, "all False, but the episode goes on: allow an action, or terminate")
+    return mask
 
 
 class Flattener:

@@ -6,8 +6,10 @@ prints from C or takes the process down cannot harm the caller.
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import faulthandler
+import functools
 import json
 import os
 import re
@@ -27,6 +29,7 @@ from typing import Any
 import numpy as np
 
 from spreeze.envs.make import make_env, one_line
+from spreeze.envs.obs_flattening import MASK
 from spreeze.envs.task import Task, make_task, uniform_actions
 from spreeze.errors import EnvironmentError_
 from spreeze.machine.processes import MARK, PROBE, end_orphans, held_back, kill_and_wait, leave_to_supervisor, take_name
@@ -140,10 +143,11 @@ def measure(make: Callable[[], Task], steps: int) -> Probe:
     task = make()
     try:
         first_reset_s = 1e-6 * _reset_us(task, seed=0)
-        actions = task.to_native(uniform_actions(task.spec, max(1, steps), np.random.default_rng(0)))
+        actions = _Actions(task, max(1, steps))
         times = []
         end = time.perf_counter() + _TIMING_S
-        for action in actions:
+        for index in range(max(1, steps)):
+            action = actions.at(index)
             before = time.perf_counter()
             _, _, terminated, truncated = task.step(action)
             now = time.perf_counter()
@@ -161,6 +165,21 @@ def measure(make: Callable[[], Task], steps: int) -> Probe:
         step_us_median=None if timed is None else float(np.median(timed)),
         step_cv=None if timed is None else float(timed.std() / timed.mean()),
     )
+
+
+class _Actions:
+    """Random actions for the steps of a task, drawn ahead; with action masks each is drawn from the current one."""
+
+    def __init__(self, task: Task, count: int) -> None:
+        self._task, self._rng = task, np.random.default_rng(0)
+        self._drawn = task.to_native(uniform_actions(task.spec, count, self._rng))
+
+    def at(self, index: int) -> np.ndarray:
+        mask = self._task.mask
+        action: np.ndarray = self._drawn[index] if mask is None else (
+            uniform_actions(self._task.spec, 1, self._rng, mask[None])[0]
+        )
+        return action
 
 
 def main(argv: list[str]) -> int:
@@ -191,6 +210,7 @@ def main(argv: list[str]) -> int:
 
 
 _CHECKUP_TIMING_S = 2.0
+_DRAWN = 4096
 _RESETS = 5
 _PLAIN_WORDS: tuple[tuple[str, str | None], ...] = (
     (r"symmetric and normalized|alternative render modes|action space.*infinity|[Bb]ox .*(infinity|precision)", None),
@@ -234,7 +254,7 @@ def check_up(given: dict[str, Any]) -> Checkup:
     return Checkup(
         steps_per_s=1e6 / mean_us, step_us_p50=float(p50), step_us_p99=float(p99),
         step_us_max=float(max(steps_us)), reset_us_median=float(np.median(resets_us)), further_env_bytes=added,
-        notes=_ask_gymnasium(make_env(**given)),
+        notes=_ask_gymnasium(make_env(**given), masked=task.spec.action_mask),
     )
 
 
@@ -247,13 +267,14 @@ def _time(task: Task) -> tuple[list[float], list[float], float]:
     steps_us: list[float] = []
     quiet_us: list[float] = []
     resets_us = [_reset_us(task) for _ in range(_RESETS)]
-    actions = task.to_native(uniform_actions(task.spec, 4096, np.random.default_rng(0)))
-    task.step(actions[0])  # what only the first step costs is not the environment's speed
+    actions = _Actions(task, _DRAWN)
+    task.step(actions.at(0))  # what only the first step costs is not the environment's speed
     end = time.perf_counter() + _CHECKUP_TIMING_S
     before_switches = _preemptions()
     while time.perf_counter() < end:
+        action = actions.at(len(steps_us) % _DRAWN)
         before = time.perf_counter()
-        _, _, terminated, truncated = task.step(actions[len(steps_us) % len(actions)])
+        _, _, terminated, truncated = task.step(action)
         steps_us.append(1e6 * (time.perf_counter() - before))
         switches = _preemptions()
         if switches == before_switches:
@@ -279,7 +300,25 @@ def _reset_us(task: Task, seed: int | None = None) -> float:
     return 1e6 * (time.perf_counter() - before)
 
 
-def _ask_gymnasium(env: Any) -> tuple[str, ...]:
+def _sample_allowed(env: Any) -> None:
+    """Makes an environment's action space draw only what its latest mask allows: the checker knows no masks."""
+    latest: dict[str, Any] = {}
+
+    def noting(method: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(method)  # the checker looks at the parameters
+        def call(*args: Any, **kwargs: Any) -> Any:
+            result = method(*args, **kwargs)
+            latest[MASK] = np.asarray(result[-1][MASK], np.int8)
+            return result
+
+        return call
+
+    env.reset, env.step, env.action_space = noting(env.reset), noting(env.step), copy.deepcopy(env.action_space)
+    sample = env.action_space.sample
+    env.action_space.sample = lambda: sample(latest.get(MASK))
+
+
+def _ask_gymnasium(env: Any, *, masked: bool = False) -> tuple[str, ...]:
     """What ``gymnasium.utils.env_checker`` says of an environment, each sentence once."""
     from gymnasium.utils.env_checker import check_env
 
@@ -287,6 +326,8 @@ def _ask_gymnasium(env: Any) -> tuple[str, ...]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
+            if masked:
+                _sample_allowed(env.unwrapped)
             check_env(env.unwrapped, skip_render_check=True, skip_close_check=True)
         except Exception as error:
             said.append(one_line(error))

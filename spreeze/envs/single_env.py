@@ -9,6 +9,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from spreeze.envs.obs_flattening import MASK
 from spreeze.envs.vector_engines import VectorTask
 from spreeze.types import EnvSpec
 
@@ -25,14 +26,18 @@ class SingleEnv(gymnasium.Env[np.ndarray, Any]):
         self.spec = gymnasium.envs.registration.EnvSpec(
             id=env_id, entry_point=f"{__name__}:SingleEnv", max_episode_steps=limit, reward_threshold=threshold
         )
+        # Whether it gives masks shows in the info of a reset.
+        self._num_actions = int(getattr(self.action_space, "n", 0))
+        self._obs_dim = math.prod(self.observation_space.shape or (0,))
+        self._masked = self._num_actions > 0 and env.reset()[1].get(MASK) is not None
         self._task = self._task_of(env)
 
     def _task_of(self, env: Any) -> VectorTask:
         action_shape = self.action_space.shape or ()
         return VectorTask(env, EnvSpec(
-            env_id=self._env_id, import_module=None, obs_dim=math.prod(self.observation_space.shape or (0,)),
+            env_id=self._env_id, import_module=None, obs_dim=self._obs_dim + self._masked * self._num_actions,
             action_dim=math.prod(action_shape), action_low=(), action_high=(), max_episode_steps=None,
-            reward_threshold=None,
+            reward_threshold=None, num_actions=self._num_actions or None, action_mask=self._masked,
         ))
 
     def reset(
@@ -40,21 +45,22 @@ class SingleEnv(gymnasium.Env[np.ndarray, Any]):
     ) -> tuple[np.ndarray, dict[str, Any]]:
         """Begins an episode, where the engine has not begun it already."""
         if seed is None:
-            return self._shaped(self._task.restart()), {}
+            return self._shaped(self._task.restart())
         self._task.close()
         self._task = self._task_of(self._make(seed))
-        return self._shaped(self._task.reset(seed)), {}
+        return self._shaped(self._task.reset(seed))
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         values = np.asarray(action, np.float32) - np.float32(getattr(self.action_space, "start", 0))
         done = self._task.step(values.reshape(1, -1))
-        return (
-            self._shaped(done.next_obs), float(done.reward[0]), bool(done.terminated[0]), bool(done.truncated[0]), {},
-        )  # fmt: skip
+        obs, info = self._shaped(done.next_obs)
+        return obs, float(done.reward[0]), bool(done.terminated[0]), bool(done.truncated[0]), info
 
-    def _shaped(self, obs: np.ndarray) -> np.ndarray:
-        shaped: np.ndarray = obs[0].reshape(self.observation_space.shape or ())
-        return shaped.astype(self.observation_space.dtype, copy=False)
+    def _shaped(self, obs: np.ndarray) -> tuple[np.ndarray, dict[str, Any]]:
+        """Observation and info."""
+        shaped: np.ndarray = obs[0, : self._obs_dim].reshape(self.observation_space.shape or ())
+        info = {MASK: obs[0, self._obs_dim :]} if self._masked else {}
+        return shaped.astype(self.observation_space.dtype, copy=False), info
 
     def close(self) -> None:
         self._task.close()

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from spreeze.envs.make import describe, make_env, parse_args
-from spreeze.envs.obs_flattening import Flattener, LeafError, leaves_of
+from spreeze.envs.make import describe, import_user_module, make_env, parse_args
+from spreeze.envs.obs_flattening import MASK, Flattener, LeafError, leaves_of, mask_of
 from spreeze.envs.vector_engines import VectorTask, engine_of, open_vector
-from spreeze.errors import BadTransition
+from spreeze.errors import BadTransition, EnvironmentError_
 from spreeze.types import EnvSpec
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class Task:
     def __init__(self, env: gymnasium.Env[Any, Any], spec: EnvSpec) -> None:
         self.env = env
         self.spec = spec
-        self._zeros = np.zeros(spec.obs_dim, np.float32)
+        self._zeros = np.zeros(spec.obs_dim - spec.mask_dim, np.float32)
         self._flatten = flattener(env.observation_space)
         self._shape = None if self._flatten else tuple(env.observation_space.shape or ())
         self._flat = self._shape is not None and len(self._shape) == 1
@@ -78,6 +78,10 @@ class Task:
         self._action_dtype = env.action_space.dtype
         self._plain_action = len(self._action_shape) == 1 and self._action_dtype == np.float32
         self._discrete = spec.num_actions is not None
+        self._masked = spec.action_mask
+        self._steps = 0
+        self.mask: np.ndarray | None = None
+        """float32 [K], the current action mask; None without masks."""
         # Numbers of the space's own type, made once: Gymnasium checks a Python integer at a third more cost.
         kind = getattr(self._action_dtype, "type", np.int64)
         self._numbers = [kind(spec.action_start + index) for index in range(spec.num_actions or 0)]
@@ -88,12 +92,16 @@ class Task:
         """Starts an episode; returns the first observation, float32 [O] (or its frame).
 
         Raises:
-            BadTransition: wrong shape or non-finite value.
+            BadTransition: wrong shape, non-finite value, or a mask that is missing or wrong.
         """
         result = self.env.reset(seed=seed)
         if not isinstance(result, tuple) or len(result) != 2:
             raise self._bad("reset", f"{type(result).__name__}; expected (observation, info)")
-        return self._checked_obs(result[0])
+        obs = self._checked_obs(result[0])
+        if self._masked:
+            self._steps = 0
+            return self._with_mask(obs, result[1])
+        return obs
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool]:
         """One env step; returns next observation float32 [O], reward, terminated, truncated.
@@ -101,7 +109,8 @@ class Task:
         ``action`` is float32 [A] in the environment's own unit, or a discrete action's index.
 
         Raises:
-            BadTransition: wrong shape, non-finite value, or not the five values of the Gymnasium API.
+            BadTransition: wrong shape, non-finite value, a mask that is missing or wrong, or not the five values of
+                the Gymnasium API.
         """
         if self._discrete:
             result = self.env.step(self._numbers[int(action.item())])
@@ -110,7 +119,7 @@ class Task:
         else:
             result = self.env.step(action.reshape(self._action_shape).astype(self._action_dtype))
         try:
-            obs, reward, terminated, truncated, _ = result
+            obs, reward, terminated, truncated, info = result
         except (TypeError, ValueError):
             raise self._bad("step", "not the five values (obs, reward, terminated, truncated, info)") from None
         try:
@@ -119,7 +128,20 @@ class Task:
             raise self._bad("reward", f"{str(reward)[:60]} ({type(reward).__name__})") from None
         if not math.isfinite(reward):
             raise self._bad("reward", str(reward))
-        return self._checked_obs(obs), reward, bool(terminated), bool(truncated)
+        checked = self._checked_obs(obs)
+        if self._masked:
+            self._steps += 1
+            checked = self._with_mask(checked, info, terminated=bool(terminated))
+        return checked, reward, bool(terminated), bool(truncated)
+
+    def _with_mask(self, obs: np.ndarray, info: Any, *, terminated: bool = False) -> np.ndarray:
+        """The observation followed by its action mask."""
+        try:
+            self.mask = mask_of(info, self.spec.mask_dim, terminated=terminated)
+        except LeafError as error:
+            place = f"step {self._steps} of its episode" if self._steps else "reset"
+            raise self._bad(error.name, f"{error.found} (at {place})") from None
+        return np.concatenate((obs, self.mask))
 
     def _bad(self, field: str, value: str) -> BadTransition:
         return BadTransition(field, value, self.spec.env_id)
@@ -185,22 +207,52 @@ def flattener(space: Any) -> Flattener | None:
 
 def make_task(
     env_id: str, import_module: str | None = None, render_mode: str | None = None, *, plain: bool = False,
-    args: tuple[str, ...] = (), image: dict[str, Any] | None = None,
+    args: tuple[str, ...] = (), image: dict[str, Any] | None = None, action_mask: bool | None = None,
 ) -> Task:
-    """Makes, describes and wraps an environment; arguments and errors as ``make_env``."""
+    """Makes, describes and wraps an environment; arguments and errors as ``make_env``.
+
+    ``action_mask`` says whether it gives masks; if None, an environment with discrete actions is reset once to see.
+    """
     env = make_env(env_id, import_module, render_mode, plain=plain, args=args, image=image)
     try:
-        return Task(env, dataclasses.replace(describe(env, import_module), plain=plain, args=args))
+        spec = dataclasses.replace(describe(env, import_module), plain=plain, args=args)
+        if spec.num_actions is not None and (gives_masks(env) if action_mask is None else action_mask):
+            spec = _masked(spec)
+        return Task(env, spec)
     except BaseException:
         env.close()
         raise
+
+
+def gives_masks(env: gymnasium.Env[Any, Any]) -> bool:
+    """Whether the info of a reset holds an action mask."""
+    result = env.reset(seed=0)
+    return isinstance(result, tuple) and isinstance(result[-1], dict) and result[-1].get(MASK) is not None
+
+
+def _masked(spec: EnvSpec) -> EnvSpec:
+    """The description of an environment that also gives masks, which become part of its observations."""
+    if spec.frames is not None:
+        raise EnvironmentError_(
+            f"{spec.env_id} gives info['{MASK}'] beside images, not supported: wrap it so that it observes a vector, "
+            "or so that it gives no mask"
+        )
+    plain, whole = spec.obs_dim, spec.obs_dim + (spec.num_actions or 0)
+    layout = (*(spec.obs_layout or (f"0:{plain} observation (Box)",)), f"{plain}:{whole} info['{MASK}']")
+    return dataclasses.replace(spec, action_mask=True, obs_dim=whole, obs_layout=layout)
 
 
 def vector_maker(spec: EnvSpec) -> Callable[[int, int], VectorTask] | None:
     """For an engine's id what makes its vector environment from (number, seed); None for a plain one."""
     if engine_of(spec.env_id) is None:
         return None
-    return lambda num_envs, seed: open_vector(spec, num_envs, seed, parse_args(spec.args))
+
+    def make(num_envs: int, seed: int) -> VectorTask:
+        if spec.import_module is not None:
+            import_user_module(spec.import_module)
+        return open_vector(spec, num_envs, seed, parse_args(spec.args))
+
+    return make
 
 
 def open_task(spec: EnvSpec, render_mode: str | None = None, *, whole_games: bool = False) -> Task:
@@ -246,8 +298,17 @@ class ObsRows:
             self.array[row] = obs
 
 
-def uniform_actions(spec: EnvSpec, rows: int, rng: np.random.Generator) -> np.ndarray:
-    """Actions float32 [rows, A] as a policy gives them, each as likely as any other."""
+def uniform_actions(
+    spec: EnvSpec, rows: int, rng: np.random.Generator, obs: np.ndarray | None = None
+) -> np.ndarray:
+    """Actions float32 [rows, A] as a policy gives them, each as likely as any other.
+
+    With action masks, those that the masks at the end of ``obs`` [rows, O] allow; all of them if it is None.
+    """
+    if spec.action_mask and obs is not None:
+        draws = rng.random((rows, spec.mask_dim)) + obs[:, -spec.mask_dim :]
+        allowed: np.ndarray = np.argmax(draws, 1)[:, None].astype(np.float32)
+        return allowed
     if spec.num_actions is not None:
         return rng.integers(spec.num_actions, size=(rows, 1)).astype(np.float32)
     return rng.uniform(-1.0, 1.0, (rows, spec.action_dim)).astype(np.float32)

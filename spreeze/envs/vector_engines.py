@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import importlib.util
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from spreeze.envs.obs_flattening import MASK, LeafError, mask_of
 from spreeze.errors import BadTransition, EnvironmentError_, did_you_mean
 from spreeze.types import EnvSpec
 
@@ -37,7 +38,7 @@ class VectorStep:
     valid: np.ndarray
     """bool [N]: False where the step only began an episode, and its action was ignored."""
     next_obs: np.ndarray
-    """float32 [N, O]: the true next observation, of an ended episode its last."""
+    """float32 [N, O]: the true next observation, of an ended episode its last; masks are those of the same states."""
     reward: np.ndarray
     """float32 [N]."""
     terminated: np.ndarray
@@ -68,16 +69,17 @@ class VectorTask:
         space = getattr(env, "single_action_space", env.action_space)
         self._action_shape, self._action_dtype = tuple(space.shape or ()), space.dtype
         self._first_action = int(space.start) if hasattr(space, "n") else None
+        self._mask_dim = spec.mask_dim
         self._ended = np.zeros(self.num_envs, bool)
         self._fresh = np.zeros(self.num_envs, bool)
         self.obs = np.zeros((self.num_envs, spec.obs_dim), np.float32)
 
     def reset(self, seed: int | None = None) -> np.ndarray:
         """Begins an episode everywhere; returns the observations, float32 [N, O]."""
-        obs, _ = self.env.reset(seed=seed)
+        obs, infos = self.env.reset(seed=seed)
         self._ended = np.zeros(self.num_envs, bool)
         self._fresh = ~self._ended
-        self.obs = self._checked(obs)
+        self.obs = self._rows(obs, infos)
         return self.obs
 
     def restart(self) -> np.ndarray:
@@ -95,8 +97,9 @@ class VectorTask:
             BadTransition: an observation or reward that cannot be stored.
         """
         raw, reward, terminated, truncated, infos = self.env.step(self._native(actions))
-        obs, reward = self._checked(raw), np.asarray(reward, np.float32)
+        reward = np.asarray(reward, np.float32)
         terminated, truncated = np.asarray(terminated, bool), np.asarray(truncated, bool)
+        obs = self._rows(raw, infos, None if self.mode == "SameStep" else terminated)
         valid, next_obs = np.ones(self.num_envs, bool), obs
         ended = terminated | truncated
         if self.mode == "NextStep":
@@ -105,11 +108,12 @@ class VectorTask:
             self._ended = ended
         elif self.mode == "SameStep" and ended.any():
             next_obs = obs.copy()
-            for index in np.flatnonzero(ended):
-                next_obs[index] = self._checked(infos["final_obs"][index][None], 1)[0]
+            for index in np.flatnonzero(ended).tolist():
+                last = self._checked(infos["final_obs"][index][None], 1)
+                next_obs[index] = self._with_masks(last, infos.get("final_info", {}), [index], terminated)[0]
         elif self.mode == "Disabled" and ended.any():
-            first, _ = self.env.reset(options={"reset_mask": ended})
-            obs = np.where(ended[:, None], self._checked(first), obs)
+            first, infos = self.env.reset(options={"reset_mask": ended})
+            obs = np.where(ended[:, None], self._rows(first, infos, ~ended), obs)
         if not np.isfinite(reward[valid]).all():
             raise BadTransition("reward", str(reward.tolist()), self.spec.env_id)
         self.obs, self._fresh = obs, ~valid if self.mode == "NextStep" else ended
@@ -120,13 +124,35 @@ class VectorTask:
             return actions.reshape(self.num_envs).astype(self._action_dtype) + self._first_action
         return actions.reshape(self.num_envs, *self._action_shape).astype(self._action_dtype, copy=False)
 
+    def _rows(self, obs: Any, infos: dict[str, Any], without: np.ndarray | None = None) -> np.ndarray:
+        """Observations [N, O], checked and with their masks; those of ``without`` [N] have none, all is allowed."""
+        return self._with_masks(self._checked(obs), infos, range(self.num_envs), without)
+
+    def _with_masks(
+        self, array: np.ndarray, infos: dict[str, Any], indices: Iterable[int], without: np.ndarray | None
+    ) -> np.ndarray:
+        """Observations of the environments ``indices``, followed by their masks if there are any."""
+        if not self._mask_dim:
+            return array
+        masks = [self._mask(infos, index, without is not None and bool(without[index])) for index in indices]
+        return np.concatenate((array, np.stack(masks)), 1)
+
+    def _mask(self, infos: dict[str, Any], index: int, without: bool) -> np.ndarray:
+        """The mask of one environment; Gymnasium says in ``_action_mask`` which of them gave one."""
+        masks, given = infos.get(MASK), infos.get(f"_{MASK}")
+        own = {} if masks is None or (given is not None and not given[index]) else {MASK: masks[index]}
+        try:
+            return mask_of(own, self._mask_dim, terminated=without)
+        except LeafError as error:
+            raise BadTransition(error.name, f"{error.found} (environment {index})", self.spec.env_id) from None
+
     def _checked(self, obs: Any, rows: int | None = None) -> np.ndarray:
-        """A fresh float32 [N, O] array, finite."""
-        count = self.num_envs if rows is None else rows
+        """A fresh float32 array [N, O] without masks, finite."""
+        count, obs_dim = self.num_envs if rows is None else rows, self.spec.obs_dim - self._mask_dim
         with np.errstate(over="ignore", invalid="ignore"):
             array = np.array(obs, np.float32)
-        if array.shape[:1] != (count,) or array.size != count * self.spec.obs_dim:
-            found = f"shape {array.shape} for {count} environments; each should have {self.spec.obs_dim} values"
+        if array.shape[:1] != (count,) or array.size != count * obs_dim:
+            found = f"shape {array.shape} for {count} environments; each should have {obs_dim} values"
             raise BadTransition("observation", found, self.spec.env_id)
         if not np.isfinite(array).all():
             raise BadTransition("observation", str(array[~np.isfinite(array)][0]), self.spec.env_id)

@@ -19,25 +19,46 @@ import numpy as np
 
 from spreeze.errors import WeightsError
 from spreeze.inference.convolution import Trunk
+from spreeze.inference.own_network import OwnNetwork
 
 OBS_CLIP = 10.0
 """Bound of a normalized observation."""
 TILE = 8
 """Rows of one matmul in ``draw``: at 2x256, 16 rows take 2.6 times as long, 4 rows three quarters."""
 
+FORBIDDEN = -math.inf
+"""Output for an action that the mask forbids: never the greatest, and of probability 0."""
 LOG_STD_MIN, LOG_STD_MAX = -20.0, 2.0
 """Range of SAC's log standard deviation, as in the authors' code for arXiv 1801.01290."""
-ACTIVATIONS = ("relu", "tanh")
+ACTIVATIONS = ("relu", "tanh", "silu", "gelu", "elu")
+"""Functions between layers; ``gelu`` by its tanh formula (Hendrycks and Gimpel 2016, arXiv 1606.08415)."""
+NORM_EPS = 1e-5
+"""Added to the variance in layer normalisation, as torch.nn does by default."""
 
 Arrays = dict[str, np.ndarray]
+_EXPLORING = "explore."
+"""Begins the names of the newest weights in a file whose policy is an average of many."""
 
 # As float32 arrays, since a ufunc takes a microsecond to find the type of a Python number.
 _ZERO, _ONE, _MINUS_ONE = np.array(0.0, np.float32), np.array(1.0, np.float32), np.array(-1.0, np.float32)
 _OBS_LOW, _OBS_HIGH = np.array(-OBS_CLIP, np.float32), np.array(OBS_CLIP, np.float32)
 _LOG_STD_MIN, _LOG_STD_MAX = np.array(LOG_STD_MIN, np.float32), np.array(LOG_STD_MAX, np.float32)
-_MINUS_HALF = np.array(-0.5, np.float32)
+_MINUS_HALF, _HALF = np.array(-0.5, np.float32), np.array(0.5, np.float32)
+_GELU, _CUBE = np.array(math.sqrt(2.0 / math.pi), np.float32), np.array(0.044715, np.float32)
+_NORM_EPS = np.array(NORM_EPS, np.float32)
 _TINY = np.array(np.finfo(np.float32).tiny, np.float32)
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
+
+
+def with_exploring(arrays: Arrays, exploring: Arrays) -> Arrays:
+    """The weights of a policy with those that samplers explore with, for one file."""
+    return arrays | {_EXPLORING + name: array for name, array in exploring.items()}
+
+
+def exploring_arrays(arrays: Arrays) -> Arrays:
+    """The weights that samplers explore with: the policy's, except for those that the file has twice."""
+    return arrays | {name.removeprefix(_EXPLORING): array for name, array in arrays.items()
+                     if name.startswith(_EXPLORING)}
 
 
 class Policy:
@@ -45,23 +66,28 @@ class Policy:
 
     def __init__(
         self, layers: list[tuple[np.ndarray, np.ndarray]], head: Head, obs_scale: tuple[np.ndarray, np.ndarray] | None,
-        trunk: Trunk | None = None, activation: str = "relu",
+        trunk: Trunk | None = None, activation: str = "relu", layer_norm: bool = False, mask_dim: int = 0,
+        own: OwnNetwork | None = None,
     ) -> None:
+        """With ``own`` that is the network, and ``layers`` only say how many inputs and outputs it has."""
+        self._own = own
         self._layers, self._head, self._obs_scale, self._trunk = layers, head, obs_scale, trunk
-        self._tanh = activation == "tanh"
+        self._activate, self._layer_norm, self._mask_dim = _ACTIVATE[activation], layer_norm, mask_dim
         self.obs_dim = layers[0][0].shape[0]
         self._rows = -1
         self._buffers: list[np.ndarray] = []
         self._drawing = head if isinstance(head, DrawingHead) else None
         if self._drawing is not None:
-            self._tile = _Tile(layers, self._drawing.noise_dim)
+            self._tile = _Tile(layers, self._drawing.noise_dim, row_by_row=own is not None)
 
     @classmethod
     def from_weights(cls, arrays: Arrays, meta: dict[str, Any]) -> Policy:
         """Builds the policy that ``policy_arrays`` and ``policy_meta`` of an algorithm describe.
 
         ``obs_mean`` and ``obs_std`` [O] among the arrays enable observation normalization; ``activation`` in the
-        metadata is one of ``ACTIVATIONS`` and defaults to ReLU.
+        metadata is one of ``ACTIVATIONS`` and defaults to ReLU; with ``layer_norm`` the sums of each hidden layer are
+        normalised before their bias is added. With ``action_mask`` the last K values of an
+        observation are its mask (see ``types.EnvSpec``), and no action is taken that it forbids.
 
         Raises:
             WeightsError: a layer is missing or shapes do not fit each other.
@@ -69,6 +95,11 @@ class Policy:
         head, activation = head_of(meta, arrays), meta.get("activation", ACTIVATIONS[0])
         if activation not in ACTIVATIONS:
             raise WeightsError(f"weights need the activation {activation!r}; known are {', '.join(ACTIVATIONS)}")
+        mask_dim = head.outputs if meta.get("action_mask") else 0
+        if "network" in meta:
+            own, shape = OwnNetwork(arrays, meta, head.outputs), (int(meta["obs_dim"]), head.outputs)
+            return cls([(np.zeros(shape, np.float32), np.zeros(head.outputs, np.float32))], head,
+                       _obs_scale(arrays, shape[0]), mask_dim=mask_dim, own=own)
         names = [(f"w{index}", f"b{index}") for index in range(len(meta.get("hidden_sizes", ())))]
         layers = [_layer(arrays, *pair) for pair in [*names, ("head_w", "head_b")]]
         trunk = Trunk(arrays, meta) if "cnn" in meta else None
@@ -78,7 +109,8 @@ class Policy:
                 raise WeightsError(f"weights do not fit each other: a layer takes {weight.shape[0]}, gets {fan_in}")
         if layers[-1][0].shape[1] != head.outputs:
             raise WeightsError(f"weights give {layers[-1][0].shape[1]} outputs; {head.outputs} are needed")
-        return cls(layers, head, _obs_scale(arrays, fan_ins[0]), trunk, activation)
+        return cls(layers, head, _obs_scale(arrays, fan_ins[0]), trunk, activation, bool(meta.get("layer_norm")),
+                   mask_dim)
 
     def act(self, obs: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Exploring actions [N, A] float32, a new array: sampled, with noise, or sometimes random.
@@ -116,7 +148,10 @@ class Policy:
     def _draw_tile(self, obs: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         head, tile, rows = self._drawing_head(), self._tile, len(obs)
         tile.fill(obs if self._trunk is None else self._trunk(obs), noise)
-        action, log_prob = head.draw(self._run(self._scaled(tile.features), tile.buffers, tile.row_by_row), tile.noise)
+        out = self._run(self._scaled(tile.features), tile.buffers, tile.row_by_row)
+        if self._mask_dim:
+            self._forbid(obs, out[:rows])  # unused rows allow nothing, which has no softmax
+        action, log_prob = head.draw(out, tile.noise)
         return action[:rows], log_prob[:rows]
 
     def _drawing_head(self) -> DrawingHead:
@@ -131,7 +166,14 @@ class Policy:
             self._rows = len(obs)
             self._buffers = [np.empty((self._rows, weight.shape[1]), np.float32) for weight, _ in self._layers]
         x = obs if self._trunk is None else self._trunk(obs)
-        return self._run(self._scaled(x), self._buffers)
+        out = self._run(self._scaled(x), self._buffers)
+        if self._mask_dim:
+            self._forbid(obs, out)
+        return out
+
+    def _forbid(self, obs: np.ndarray, out: np.ndarray) -> None:
+        """Sets the outputs [N, K] of actions that the masks of obs [N, O] forbid to minus infinity."""
+        out[obs[:, -self._mask_dim :] == 0.0] = FORBIDDEN
 
     def _scaled(self, x: np.ndarray) -> np.ndarray:
         """Observations, normalized and clipped if there is a normalizer."""
@@ -146,30 +188,61 @@ class Policy:
 
     def _run(self, x: np.ndarray, buffers: list[np.ndarray], row_by_row: bool = False) -> np.ndarray:
         """Passes x [N, I] through all layers, in ``buffers``; returns the last one."""
+        if self._own is not None:
+            return self._own(x, buffers[-1], row_by_row=row_by_row)
         last = len(self._layers) - 1
         for index, ((weight, bias), buffer) in enumerate(zip(self._layers, buffers, strict=True)):
             if row_by_row:
                 np.matmul(x[:, None], weight, out=buffer[:, None])
             else:
                 np.dot(x, weight, out=buffer)
+            if self._layer_norm and index < last:
+                buffer -= buffer.mean(1, keepdims=True)
+                variance = np.square(buffer).mean(1, keepdims=True)
+                buffer /= np.sqrt(variance + _NORM_EPS)
             buffer += bias
             if index < last:
-                if self._tanh:
-                    np.tanh(buffer, out=buffer)
-                else:
-                    np.maximum(buffer, _ZERO, out=buffer)
+                self._activate(buffer)
             x = buffer
         return x
+
+
+def _relu(x: np.ndarray) -> None:
+    np.maximum(x, _ZERO, out=x)
+
+
+def _tanh(x: np.ndarray) -> None:
+    np.tanh(x, out=x)
+
+
+def _silu(x: np.ndarray) -> None:
+    # x sigmoid(x); by tanh it cannot overflow.
+    x *= _HALF * np.tanh(_HALF * x) + _HALF
+
+
+def _gelu(x: np.ndarray) -> None:
+    x *= _HALF * np.tanh(_GELU * (x + _CUBE * x * x * x)) + _HALF
+
+
+def _elu(x: np.ndarray) -> None:
+    np.copyto(x, np.expm1(np.minimum(x, _ZERO)), where=x < _ZERO)
+
+
+_ACTIVATE: dict[str, Callable[[np.ndarray], None]] = dict(
+    zip(ACTIVATIONS, (_relu, _tanh, _silu, _gelu, _elu), strict=True)
+)
 
 
 class _Tile:
     """Buffers of ``TILE`` rows for one pass; unused rows are zero."""
 
-    def __init__(self, layers: list[tuple[np.ndarray, np.ndarray]], noise_dim: int) -> None:
+    def __init__(
+        self, layers: list[tuple[np.ndarray, np.ndarray]], noise_dim: int, *, row_by_row: bool = False
+    ) -> None:
         self.features = np.zeros((TILE, layers[0][0].shape[0]), np.float32)
         self.noise = np.zeros((TILE, noise_dim), np.float32)
         self.buffers = [np.zeros((TILE, weight.shape[1]), np.float32) for weight, _ in layers]
-        self.row_by_row = not all(places_agree(*weight.shape) for weight, _ in layers)
+        self.row_by_row = row_by_row or not all(places_agree(*weight.shape) for weight, _ in layers)
         self._used = 0
 
     def fill(self, features: np.ndarray, noise: np.ndarray) -> None:
@@ -298,6 +371,7 @@ class EpsilonGreedy(Head):
         self._start, self._end = float(meta["epsilon_start"]), float(meta["epsilon_end"])
         self._span = int(meta["epsilon_env_steps"])
         self._env_steps = int(meta.get("env_steps", 0))
+        self._masked = bool(meta.get("action_mask"))
 
     @property
     def epsilon(self) -> float:
@@ -312,7 +386,11 @@ class EpsilonGreedy(Head):
         # One draw decides both: below epsilon, draw / epsilon is uniform again.
         draw = rng.random(rows)
         for row in np.flatnonzero(draw < epsilon).tolist():
-            action[row] = min(int(draw[row] / epsilon * self.outputs), self.outputs - 1)
+            if self._masked:
+                allowed = np.flatnonzero(out[row] != FORBIDDEN)
+                action[row] = allowed[min(int(draw[row] / epsilon * len(allowed)), len(allowed) - 1)]
+            else:
+                action[row] = min(int(draw[row] / epsilon * self.outputs), self.outputs - 1)
         return _column(action)
 
     def greedy(self, out: np.ndarray) -> np.ndarray:
@@ -354,6 +432,7 @@ class CategoricalHead(DrawingHead):
 
     def __init__(self, meta: dict[str, Any], arrays: Arrays) -> None:
         self.outputs = int(meta["num_actions"])
+        self._masked = bool(meta.get("action_mask"))
 
     def draw(self, out: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Samples by uniform noise [N, 1] in [0, 1): the first action whose cumulative probability is above it."""
@@ -362,6 +441,9 @@ class CategoricalHead(DrawingHead):
         total = cumulative[:, -1:]
         # Rounding can make noise * total equal to the total, so the last action is not compared.
         index = (cumulative[:, :-1] <= noise * total).sum(1, keepdims=True)
+        if self._masked:  # the last action may be forbidden
+            allowed = out[:, ::-1] != FORBIDDEN
+            np.minimum(index, self.outputs - 1 - allowed.argmax(1)[:, None], out=index)
         log_prob: np.ndarray = (np.take_along_axis(out, index, 1) - np.log(total))[:, 0]
         return index.astype(np.float32), log_prob
 
@@ -409,7 +491,9 @@ def head_of(meta: dict[str, Any], arrays: Arrays) -> Head:
 class Normalizer:
     """Running mean and standard deviation of observations in the learner (Welford's method in batches)."""
 
-    def __init__(self, obs_dim: int) -> None:
+    def __init__(self, obs_dim: int, mask_dim: int = 0) -> None:
+        """The last ``mask_dim`` values, an action mask, stay as they are."""
+        self._mask = slice(obs_dim - mask_dim, obs_dim)
         self.count = 0.0
         self.mean = np.zeros(obs_dim, np.float64)
         self._m2 = np.zeros(obs_dim, np.float64)
@@ -417,6 +501,7 @@ class Normalizer:
     def update(self, obs: np.ndarray) -> None:
         """Adds observations [B, O] (Chan et al. 1979, parallel variance)."""
         batch = obs.astype(np.float64)
+        batch[:, self._mask] = 0.0
         count = float(len(batch))
         mean = batch.mean(axis=0)
         delta = mean - self.mean
@@ -430,7 +515,9 @@ class Normalizer:
         """Standard deviation [O]; 1 before the second observation, never below 1e-4."""
         if self.count < 2:
             return np.ones_like(self.mean)
-        return np.maximum(np.sqrt(self._m2 / self.count), 1e-4)
+        std = np.maximum(np.sqrt(self._m2 / self.count), 1e-4)
+        std[self._mask] = 1.0
+        return std
 
     def apply(self, obs: np.ndarray) -> None:
         """Normalizes observations [B, O] in place."""

@@ -15,6 +15,9 @@ about a second; so does, once, its use in the fraction of a second before it end
 * the parent of one of them, itself only: a supervisor or a tuner, which may be a notebook that starts other programs
   too. The parent of the page, a user's shell, is not a sibling.
 
+A process of anybody at the samplers' priority or lower (nice 10 or more: backups, indexers, batch jobs) is no external
+load either: it takes a core only as far as others leave it, so samplers that rested would give it what it never asked.
+
 A sibling that may also use other cores counts by the share of its cores that are ours.
 """
 
@@ -44,8 +47,10 @@ _WAITING_CORES = 0.25
 """Cores that our threads wait for, in sum, above which an unused quota must be used by other processes."""
 _MOST_LOOKS = 8
 """Other processes are examined again after 1, 2, 4, then every 8 looks: they may not have had their name yet."""
-_PARENT, _GROUP = 1, 2
+_PARENT, _GROUP, _NICE = 1, 2, 16
 """Fields of ``/proc/PID/stat`` after the name."""
+_LOW_PRIORITY = 10
+"""Nice value of samplers: who has it, or more, gives way by itself."""
 _PROC = Path("/proc")
 
 
@@ -154,7 +159,7 @@ class Found(NamedTuple):
 
 
 class Siblings:
-    """Finds siblings; costs one system call for each process that is new or due again."""
+    """Finds siblings and programs of low priority; costs one system call for each process that is new or due again."""
 
     def __init__(self, proc: Path = _PROC) -> None:
         self._proc, self._user = proc, os.geteuid()
@@ -183,18 +188,20 @@ class Siblings:
         return found
 
     def _enter(self, pid: int, found: Found) -> bool:
-        """Adds a process to ``found`` if it is a sibling, and returns whether it is; False if it is gone."""
+        """Adds a process to ``found`` if it is no external load, and returns whether; False if it is gone."""
         try:
-            if (self._proc / str(pid)).stat().st_uid != self._user:
-                return False
+            is_ours = (self._proc / str(pid)).stat().st_uid == self._user
             text = (self._proc / str(pid) / "stat").read_text(encoding="ascii", errors="replace")
             name, _, rest = text.partition("(")[2].rpartition(") ")  # a name may hold anything, brackets too
             fields = rest.split()
             parent, group = int(fields[_PARENT]), int(fields[_GROUP])
+            nice = int(fields[_NICE]) if len(fields) > _NICE else 0
         except (OSError, ValueError, IndexError):
             return False
-        if not (name.startswith(OWN_PREFIX) or (is_worker(name) and group == pid)):
-            return False
+        if not is_ours or not (name.startswith(OWN_PREFIX) or (is_worker(name) and group == pid)):
+            if nice >= _LOW_PRIORITY:
+                found.roots.add(pid)
+            return nice >= _LOW_PRIORITY
         found.roots.add(pid)
         if name != PAGE and parent > 0:
             found.parents.add(parent)
@@ -209,7 +216,7 @@ class CpuContention:
     foreign_cores: float
     """Usable cores kept busy by programs that belong neither to this run nor to a sibling."""
     sibling_cores: float = 0.0
-    """Cores kept busy by this user's other runs, tuners and the page."""
+    """Cores kept busy by this user's other runs, tuners and the page, and by programs of low priority."""
     ran: dict[str, float]
     """Per worker, what it used."""
     wanted: dict[str, float]

@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,10 +24,15 @@ from spreeze.metrics.store import EvaluationRow, MetricsReader
 from spreeze.run_directory import read_config, read_run
 
 IGNORED = (
-    "run.seed", "run.name", "run.runs_dir", "env.import_module", "evaluation.", "stop.", "tuning.", "visualizer.",
+    "run.seed", "run.name", "run.runs_dir", "env.import_module", "evaluation.", "logging.", "stop.", "tuning.",
+    "visualizer.",
 )
 """Settings, or parts of settings, that make no other experiment of a run."""
 POLICIES = 10
+HELD = 5
+"""Evaluations in a row whose mean reaches a return that is held, not met once by luck."""
+WORST_OF = 20
+"""Latest evaluations whose worst one tells how far a policy falls back."""
 RESAMPLES = 10_000
 LEVEL = 0.95
 
@@ -173,6 +178,11 @@ def required_time(curve: Sequence[EvaluationRow], target: float, policies: int =
     """
     means = running_mean(curve, policies)[policies - 1 :]
     return next((record.t for record, mean in zip(curve[policies - 1 :], means, strict=True) if mean >= target), None)
+
+
+def worst_of_last(curve: Sequence[EvaluationRow], policies: int = WORST_OF) -> float | None:
+    """The lowest of the latest evaluations; None if there are none."""
+    return min((record.return_mean for record in curve[-policies:]), default=None)
 
 
 def spread(values: Sequence[float], rules: Rules) -> Spread | None:
@@ -395,3 +405,65 @@ def rules_of(*, policies: int, targets: Sequence[float], limit_s: float | None, 
     if limit_s is not None and not limit_s > 0.0:
         raise ConfigError(f"--limit-s {limit_s:g}: more than 0")
     return Rules(policies=policies, targets=tuple(targets), limit_s=limit_s, resamples=resamples)
+
+
+# --- curves over several runs ---
+
+_BAND_RESAMPLES = 1000
+SMOOTHING = 3
+"""Evaluations of one run that are averaged (a median would hide a collapse)."""
+Line = tuple[np.ndarray, np.ndarray]
+"""Horizontal positions and values of one run, float64 [K]."""
+
+
+class Band(NamedTuple):
+    """A curve and its 95 % interval at K common points; float64 [K], nan where unknown."""
+
+    x: np.ndarray
+    centre: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    runs: np.ndarray
+    """Number of runs that reach each point."""
+
+
+def on_grid(lines: Sequence[Line], points: int = 200) -> tuple[np.ndarray, np.ndarray]:
+    """Step curves on a common grid: x [points], values [runs, points]; nan outside of a run's first and last point."""
+    x = np.linspace(0.0, max((float(at[-1]) for at, _ in lines if len(at)), default=0.0), points)
+    values = np.full((len(lines), points), np.nan)
+    for line, (at, found) in zip(values, lines, strict=True):
+        if len(at):
+            index = np.searchsorted(at, x, side="right") - 1
+            line[:] = np.where((index >= 0) & (x <= at[-1]), found[np.maximum(index, 0)], np.nan)
+    return x, values
+
+
+def iqm(values: np.ndarray) -> np.ndarray:
+    """Interquartile mean over the first axis, [R, ...] -> [...]: the mean of the middle half.
+
+    Agarwal et al. 2021 (arXiv 2108.13264): more robust than the mean, more efficient than the median.
+    """
+    ordered = np.sort(values, axis=0)
+    count = len(ordered)
+    cut = count // 4
+    return np.asarray(ordered[cut : count - cut].mean(axis=0))
+
+
+def band(x: np.ndarray, values: np.ndarray, robust: bool, seed: int = 0) -> Band:
+    """Mean or interquartile mean over runs, with a percentile bootstrap over runs; values [runs, K]."""
+    centre = np.full(len(x), np.nan)
+    low, high = centre.copy(), centre.copy()
+    counts = np.isfinite(values).sum(axis=0)
+    for k in np.flatnonzero(counts):
+        column = values[np.isfinite(values[:, k]), k]
+        centre[k] = iqm(column) if robust else column.mean()
+        if len(column) > 1:
+            drawn = (lambda rows: iqm(rows.T)) if robust else None
+            low[k], high[k] = bootstrap_interval(column, resamples=_BAND_RESAMPLES, seed=seed, centre=drawn)
+    return Band(x, centre, low, high, counts)
+
+
+def returns(evaluations: Sequence[EvaluationRow], axis: str) -> Line:
+    """Greedy returns of a run, each the mean of it and the ones before (``SMOOTHING`` in all)."""
+    return (np.array([float(getattr(record, axis)) for record in evaluations]),
+            np.array(running_mean(evaluations, SMOOTHING), np.float64))

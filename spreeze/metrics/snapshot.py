@@ -46,6 +46,7 @@ class Snapshot:
 
     eval_return: float | None = None
     eval_best: float | None = None
+    eval_final: float | None = None
     eval_returns: tuple[float, ...] = ()
     """Evaluations so far, oldest first, for the sparkline."""
     episode_return: float | None = None

@@ -170,7 +170,7 @@ METRICS: tuple[Metric, ...] = (
            shown=True, chart=Chart("return", "Return", RETURN)),
     Metric("episode_length", "env steps", "length of the samplers' latest episodes", "sampler"),
     Metric("eval_return", "return", "mean undiscounted return of greedy episodes on the fixed seed list", "evaluator",
-           shown=True),
+           shown=True, chart=Chart("return", "Return", RETURN)),
     Metric("eval_length", "env steps", "mean length of these episodes", "evaluator"),
     Metric("policy_version", "updates", "updates taken when the newest weights were published", "learner"),
     Metric("samplers_active", "samplers",

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 
@@ -30,7 +29,7 @@ from spreeze.transport.replay_ring import ReplayReader, ReplayRing, ShardWriter
 from spreeze.transport.weights import encode
 from spreeze.workers.collectors import RolloutCollector, RolloutPolicy, TransitionCollector
 from spreeze.workers.evaluator import Evaluation, EvaluatorJob
-from spreeze.workers.learner import LearnerFiles, open_on_policy_trainer
+from spreeze.workers.learner import LearnerFiles, open_on_policy_trainer, run_progress
 from spreeze.workers.on_policy_trainer import OnPolicyTrainer
 from spreeze.workers.replay_trainer import ReplayTrainer
 from spreeze.workers.torch_devices import learner_threads, products_in, resolve_device
@@ -47,13 +46,14 @@ def run_mode(plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts,
     with contextlib.ExitStack() as stack:
         memory = stack.enter_context(hts.open_memory(plan, run_dir.path)) if on_policy else None
         plan = plan if memory is None else hts.continued(plan, memory.rollouts)
-        recorder = stack.enter_context(contextlib.closing(Recorder(plan, run_dir, view)))
+        recorder = Recorder(plan, run_dir, view)
+        stack.callback(lambda: recorder.close(interrupts.again()))
         stack.enter_context(stdout_to_stderr())
         recorder.outcome.device = device = resolve_device(learner.device)
         if memory is None:
             stack.enter_context(products_in(learner.precision, device))
         pair = stack.enter_context(learner_threads(plan.spec, learner.threads, device))
-        serial = _Serial(plan, run_dir.path, recorder, interrupts)
+        serial = _Serial(plan, run_dir, recorder, interrupts)
         if memory is not None:
             serial.run(_Rollouts(serial, memory))
         else:
@@ -66,13 +66,14 @@ def run_mode(plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts,
 class _Serial:
     """The training loop, which regularly samples counters, evaluates and writes checkpoints."""
 
-    def __init__(self, plan: RunPlan, run_dir: Path, recorder: Recorder, interrupts: Interrupts) -> None:
+    def __init__(self, plan: RunPlan, run_dir: RunDir, recorder: Recorder, interrupts: Interrupts) -> None:
         self._data: _Replay | _Rollouts
-        self.plan, self.run_dir, self.recorder, self.interrupts = plan, run_dir, recorder, interrupts
+        self.plan, self.run_dir, self.recorder, self.interrupts = plan, run_dir.path, recorder, interrupts
+        self._requests = run_dir
         self._evaluation = Evaluation(EvaluatorJob(
-            run_dir=str(run_dir), spec=plan.spec, config=plan.config.evaluation, has_free_core=False,
+            run_dir=str(run_dir.path), spec=plan.spec, config=plan.config.evaluation, has_free_core=False,
         ), recorder.env_error)
-        self._ending = False
+        self._ending = self._checkpoint_asked = False
         self._evaluations_s = 0.0
         self._next_sample_s = self._next_evaluation_s = 0.0
         self._next_checkpoint_s = time.monotonic() + plan.config.learner.checkpoint_interval_s
@@ -122,7 +123,19 @@ class _Serial:
         if self.interrupts.hung_up:
             self.recorder.hung_up()
         self.recorder.sample(self._counters(), pids={})
+        self._obey()
         return True
+
+    def _obey(self) -> None:
+        """Does what the user asks of a live run."""
+        if self._requests.asked("pause"):
+            self.recorder.hold(lambda: self._stop_reason() is None)
+        if self._requests.take("evaluate") is not None:
+            self._next_evaluation_s = 0.0
+        if self._requests.take("checkpoint") is not None:
+            self._next_checkpoint_s, self._checkpoint_asked = 0.0, True
+        if self._requests.take("leave-free") is not None:
+            self.recorder.event("warning", "leave-free: no governor watches this run, so nothing changes")
 
     def _counters(self) -> CounterSample:
         data = self._data
@@ -154,6 +167,7 @@ class _Serial:
             record = self._evaluation.attempt(weights, data, should_stop, partial=final, on_failure=warn)
             if record is not None:
                 self.recorder.evaluation(record, final=final)
+                self._evaluation.test_best(should_stop, warn, last=final)
             elif final and self.interrupts.count < patience:
                 self.recorder.no_final_evaluation(_FINAL_EVALUATION_S)
         took_s = time.monotonic() - start
@@ -163,8 +177,11 @@ class _Serial:
     def _checkpoint(self) -> None:
         try:
             self._data.files.save(self._data.saved_ring)
+            if self._checkpoint_asked:
+                self.recorder.event("info", f"checkpoint on request, at update {self._data.trainer.updates}")
         except (OSError, ResourceError) as error:
             self.recorder.event("warning", f"checkpoint not written, the last one stays: {error}")
+        self._checkpoint_asked = False
         self._next_checkpoint_s = time.monotonic() + self.plan.config.learner.checkpoint_interval_s
 
     def _saving(self, left_bytes: int) -> None:
@@ -180,7 +197,8 @@ class _Replay:
 
     def __init__(self, serial: _Serial, ring: ReplayRing, pair: ThreadPair | None) -> None:
         plan, recorder, config = serial.plan, serial.recorder, serial.plan.config
-        self._plan, self._ring = plan, ring
+        self._serial, self._plan, self._ring = serial, plan, ring
+        self._anneals = config.algorithm.lr_schedule != "constant"
         self.saved_ring = ring if config.replay.save else None
         self._rng = np.random.default_rng([config.run.seed, plan.earlier.sessions])
         self.envs = TransitionCollector(
@@ -193,6 +211,7 @@ class _Replay:
             plan.spec, config.run.algo, config.algorithm, plan.layout, ReplayReader(ring),
             batch_size=config.learner.batch_size, device=resolve_device(config.learner.device), seed=config.run.seed,
             normalize_obs=config.env.normalize_obs, pair=pair, overlap=config.learner.overlap,
+            policy_average=config.learner.policy_average, explore_average=config.learner.explore_average,
         )
         least, most = config.replay.samples_per_insert_min, config.replay.samples_per_insert_max
         self._ratio = min(max(float(config.learner.batch_size), least), most)
@@ -213,7 +232,7 @@ class _Replay:
     def collect(self) -> None:
         start = time.perf_counter()
         if self._policy is None:
-            actions = uniform_actions(self._plan.spec, self.envs.num_envs, self._rng)
+            actions = uniform_actions(self._plan.spec, self.envs.num_envs, self._rng, self.envs.obs)
         else:
             actions = self._policy.act(self.envs.obs, self._rng)
         self.envs.counts.policy_s += time.perf_counter() - start
@@ -231,6 +250,9 @@ class _Replay:
             if most is not None and trainer.updates >= most:
                 break
             trainer.refresh()
+            if self._anneals:
+                elapsed_s = self._serial.recorder.session_s
+                trainer.anneal(run_progress(self._plan.config.stop, elapsed_s, self.env_steps(), trainer.updates))
             trainer.update()
             ring.sampled += trainer.batch_size
         if trainer.updates != before:
@@ -238,7 +260,7 @@ class _Replay:
 
     def _refresh_policy(self) -> None:
         start = time.perf_counter()
-        arrays, meta = self.trainer.policy()
+        arrays, meta = self.trainer.exploring_policy()
         self._policy = Policy.from_weights(arrays, meta | {"env_steps": self.env_steps()})
         self.refresh_s += time.perf_counter() - start
 

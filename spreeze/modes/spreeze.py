@@ -127,4 +127,5 @@ def _learner_job(
         ring_fd=ring.block.fd, ring=ring.spec, limiter=_limiter(plan, ring),
         num_samplers=plan.samplers,  # of the whole run, whose env steps go into weights and checkpoints
         run_started_s=run_started_s, wall_base_s=plan.earlier.wall_s, env_steps_base=plan.earlier.env_steps,
+        stop=config.stop,
     )

@@ -76,7 +76,7 @@ class Governor:
 
     def __init__(self, maximum: int, leave_free: float = 0.0) -> None:
         """``leave_free`` is the share of the usable cores to keep free for other programs, used or not."""
-        self._maximum, self._leave_free = float(maximum), leave_free
+        self._maximum, self.leave_free = float(maximum), leave_free
         self.active = self._maximum
         self._seen: deque[Facts] = deque(maxlen=LONGEST_RETURN_S)
         self._fixed, self._each, self._known = 0.0, 0.0, False
@@ -120,8 +120,8 @@ class Governor:
     def _room(self, facts: Facts) -> float:
         """Samplers that fit beside the load of a second; may be negative, or more than there are."""
         foreign, usable_cores = max(0.0, facts.foreign_cores - QUIET_CORES), facts.usable_cores
-        if self._leave_free > 0.0:
-            free = usable_cores - max(foreign, self._leave_free * usable_cores)
+        if self.leave_free > 0.0:
+            free = usable_cores - max(foreign, self.leave_free * usable_cores)
         else:
             free = max(usable_cores - facts.sibling_cores, self._fixed + self._maximum * self._each) - foreign
         return (free - self._fixed) / self._each
@@ -134,7 +134,7 @@ class Governor:
     def _feed_learner(self, facts: Facts) -> Change | None:
         """Adds one step when the learner waits for rows, unless that takes of a share to be left free."""
         more = min(self.active + STEP, self._maximum)
-        blocked = self._leave_free > 0.0 and self._room(facts) < more
+        blocked = self.leave_free > 0.0 and self._room(facts) < more
         if self._starved_s < STARVED_S or self._unchanged_s() < STARVED_S or blocked:
             return None
         self._least = more
@@ -148,7 +148,7 @@ class Governor:
                                    sibling_cores=sum(each.sibling_cores for each in latest) / len(latest))
         # Half a dead band more than asked, so that noise asks for nothing further.
         fewer = self._fitting(self._room(mean) - 0.5 * facts.dead_band / self._each)
-        starving = self._leave_free == 0.0 and facts.learner_wait_share >= STARVED_SHARE
+        starving = self.leave_free == 0.0 and facts.learner_wait_share >= STARVED_SHARE
         if (self.active - room) * self._each <= facts.dead_band or fewer >= self.active or starving:
             return None
         if self._unchanged_s() < YIELD_S:
@@ -182,7 +182,7 @@ class Governor:
 
     def _reason(self, facts: Facts) -> str:
         kept = f", your other runs {facts.sibling_cores:.2f}" if facts.sibling_cores >= QUIET_CORES else ""
-        kept += f", {self._leave_free * facts.usable_cores:.2f} are to stay free" if self._leave_free else ""
+        kept += f", {self.leave_free * facts.usable_cores:.2f} are to stay free" if self.leave_free else ""
         return (
             f"other programs keep {facts.foreign_cores:.2f} of {facts.usable_cores:g} usable cores busy{kept}; the "
             f"learner and the rest want {self._fixed:.2f}, a sampler {self._each:.2f}"
@@ -233,6 +233,10 @@ class GovernorLoop:
                                        f"active: {change.reason}")
         self._pass_turn(now_s, reading.inserted)
         return {"samplers_active": self._governor.active, "foreign_cores": self._foreign_cores}
+
+    def leave_free(self, share: float) -> None:
+        """Keeps that share of the usable cores free for other programs from now on."""
+        self._governor.leave_free = share
 
     def _pass_turn(self, now_s: float, inserted: int) -> None:
         """While some samplers rest, makes the next one the first when the active ones have written enough."""

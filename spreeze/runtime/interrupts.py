@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
@@ -61,6 +62,11 @@ class Interrupts:
     def asked(self) -> bool:
         """Whether to stop in order."""
         return self.count >= 1 or (self.stop_file is not None and self.stop_file.exists())
+
+    def again(self) -> Callable[[], bool]:
+        """Tells from now on whether there was another request to stop since, or one to stop at once."""
+        before = self.count
+        return lambda: self.urgent or self.count > before
 
     @property
     def urgent(self) -> bool:

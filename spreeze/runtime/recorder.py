@@ -7,23 +7,27 @@ import dataclasses
 import math
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from spreeze.errors import SpreezeError
 from spreeze.formatting import size
 from spreeze.machine.hardware import Machine, memory_limits
 from spreeze.machine.utilisation import Utilisation
 from spreeze.metrics.bottleneck import bottleneck
+from spreeze.metrics.comparison import HELD, POLICIES, final_metric, worst_of_last
 from spreeze.metrics.snapshot import Snapshot, measured
-from spreeze.metrics.store import EvaluationRow, MetricsWriter
+from spreeze.metrics.store import EvaluationRow, MetricsReader, MetricsWriter
 from spreeze.metrics.table import TABLE, Kind, Metric, MetricTable, Needs
 from spreeze.run_directory import RunDir, process_age_s, versions
+from spreeze.runtime.loggers import Loggers
 from spreeze.runtime.plan import RunPlan
 from spreeze.workers.context import event_text, write_error
 
 _STATE_S = 2.0
+_HOLD_S = 0.02  # between two looks whether a pause is over
 SAMPLE_S = 0.5  # between two samples of all metrics
 _SAVING_S = 2.0  # between two reports on the last checkpoint while it is written; none if it takes less
 
@@ -51,7 +55,8 @@ class Outcome:
     eval_episodes: int | None = None  # in eval_return; others may have been cut by the time limit or lost to errors
     eval_episodes_cut: int | None = None
     eval_episodes_lost: int | None = None
-    time_to_target_s: float | None = None
+    time_to_target_s: float | None = None  # of the first evaluation that reached it
+    time_to_target_held_s: float | None = None  # of the first time that the mean of HELD in a row did
     restarts: int = 0
     env_errors: int | None = None  # exceptions that environments raised
     rows_refused: int | None = None  # bad transitions that environments gave
@@ -64,6 +69,9 @@ class Outcome:
     warmup_s: float | None = None
     eval_return: float | None = None
     eval_best: float | None = None
+    eval_final: float | None = None  # the final metric: over all episodes of the last POLICIES evaluations
+    eval_final_evaluations: int = 0
+    eval_worst: float | None = None  # of the last WORST_OF evaluations
     learners: dict[int, dict[str, Any]] = field(default_factory=dict)  # group -> its learner's results
 
     def learned(self, group: int, message: Mapping[str, Any]) -> None:
@@ -92,18 +100,24 @@ class Recorder:
         self._age_at_start_s = process_age_s()
         self._next_state_s = 0.0
         self._evaluated: tuple[int, Any, Any] = (0, None, None)
+        self._curve = _earlier_curve(run_dir.path) if plan.earlier.sessions else []
+        self._target_reached = False
         self._scores: dict[int, float] = {}
         self._samplers_alive = 0
         self._hung_up = self._saving_said = False
         self._next_saving_s = math.inf
         self.started_s = time.monotonic()
+        self.paused_s = 0.0
         self.reading: CounterSample | None = None
         self.first_error: tuple[str, str] | None = None
         self.outcome = Outcome(eval_best=plan.earlier.best_return)
+        self._loggers = Loggers(self.event, table)
+        self._loggers.start(plan, run_dir)
 
     @property
     def session_s(self) -> float:
-        return time.monotonic() - self.started_s
+        """Time since this session began, without pauses."""
+        return time.monotonic() - self.started_s - self.paused_s
 
     @property
     def wall_s(self) -> float:
@@ -115,7 +129,24 @@ class Recorder:
         line = text if source == "supervisor" else f"{source}: {text}"
         self._events.append(line)
         self._store.event(self.wall_s, level, source, text)
+        self._loggers.event(self.wall_s, level, source, text)
         self._view.note(line if level == "info" else f"{level}: {line}")
+
+    def hold(self, goes_on: Callable[[], bool]) -> None:
+        """Waits while ``control/pause`` exists and ``goes_on()``; no clock of the run counts this time."""
+        self.event("info", "paused: processes, replay and networks stay, the cores are free")
+        start_s, before_s, next_state_s = time.monotonic(), self.paused_s, 0.0
+        while self._run_dir.asked("pause") and goes_on():
+            self.paused_s = before_s + time.monotonic() - start_s
+            if time.monotonic() >= next_state_s:
+                next_state_s = time.monotonic() + _STATE_S
+                self._run_dir.write_state(state="paused")
+                self._view.update(self.snapshot("paused"))
+            time.sleep(_HOLD_S)
+        self.paused_s = before_s + time.monotonic() - start_s
+        self._run_dir.withdraw("pause")
+        self._next_state_s = 0.0
+        self.event("info", f"goes on after a pause of {self.paused_s - before_s:.1f} s")
 
     def env_error(self, where: str, error: Exception, count: int) -> None:
         """Reports an error of an environment in this process, which lost at most an episode."""
@@ -169,7 +200,7 @@ class Recorder:
         if self._plan.learners > 1:
             self._metrics[f"eval_return/{group}"] = value
             with contextlib.suppress(KeyError, TypeError, ValueError):
-                self._store.write(float(record["wall_s"]), int(record["env_steps"]), {f"eval_return/{group}": value})
+                self._write(float(record["wall_s"]), int(record["env_steps"]), {f"eval_return/{group}": value})
         if not final and value < max(self._scores.values()):
             return
         outcome.eval_return = self._metrics["eval_return"] = value
@@ -186,9 +217,33 @@ class Recorder:
         self._evaluated = order
         with contextlib.suppress(KeyError, TypeError, ValueError):
             fields = {name: record[name] for name in EvaluationRow._fields if name != "t"}
-            self._store.evaluation(EvaluationRow(t=float(record["wall_s"]), **fields))
-            self._store.write(float(record["wall_s"]), int(record["env_steps"]),
-                              {"eval_return": value, "eval_length": float(record["length_mean"])})
+            row = EvaluationRow(t=float(record["wall_s"]), **fields)
+            self._curve.append(row)
+            self._store.evaluation(row)
+            self._loggers.evaluation(row)
+            self._write(row.t, int(row.env_steps), {"eval_return": value, "eval_length": float(row.length_mean)})
+        self._judge(final=final)
+
+    def _write(self, t: float, step: int, values: dict[str, float]) -> None:
+        self._store.write(t, step, values)
+        self._loggers.write(t, step, values)
+
+    def _judge(self, *, final: bool) -> None:
+        """The final metric so far, and whether the target is reached or held."""
+        outcome, curve, stop = self.outcome, self._curve, self._plan.config.stop
+        outcome.eval_final, outcome.eval_worst = final_metric(curve), worst_of_last(curve)
+        outcome.eval_final_evaluations = min(len(curve), POLICIES)
+        target = stop.target_return
+        if final or target is None:
+            return
+
+        def held(policies: int) -> bool:
+            mean = final_metric(curve, policies)
+            return len(curve) >= policies and mean is not None and mean >= target
+
+        if outcome.time_to_target_held_s is None and held(HELD):
+            outcome.time_to_target_held_s = self._age_at_start_s + self.session_s
+        self._target_reached = self._target_reached or (stop.target_evaluations > 1 and held(stop.target_evaluations))
 
     def no_final_evaluation(self, budget_s: float) -> None:
         self.event("info", f"no final evaluation: no whole round of episodes gave a score within {budget_s:.0f} s; the "
@@ -199,6 +254,7 @@ class Recorder:
         state: str = "training", governed: dict[str, float | None] | None = None,
     ) -> None:
         """Takes one sample of all metrics; without utilisation if ``pids`` is None (the workers have ended)."""
+        reading = dataclasses.replace(reading, t_s=reading.t_s - self.paused_s)
         self.reading, self._samplers_alive = reading, samplers_alive
         metrics, earlier = self.rates.read(reading) | (governed or {}), self._plan.earlier
         metrics |= {"env_steps": earlier.env_steps + reading.env_steps, "restarts": restarts,
@@ -211,14 +267,16 @@ class Recorder:
         self._metrics = {**metrics, "eval_return": self._metrics.get("eval_return"), **scores}
         snapshot = self.snapshot(state)
         self.outcome.bottleneck = snapshot.bottleneck
-        self._store.write(self.wall_s, int(metrics["env_steps"] or 0),
-                          {name: value for name, value in metrics.items() if value is not None})
+        known = {name: value for name, value in metrics.items() if value is not None}
+        wall_s, step = self.wall_s, int(metrics["env_steps"] or 0)
+        self._store.write(wall_s, step, known)
+        self._loggers.sample(wall_s, step, known)
         self._view.update(snapshot)
         if state == "training" and time.monotonic() >= self._next_state_s:
             self._next_state_s = time.monotonic() + _STATE_S
             self._run_dir.write_state(state="running", wall_s=self.wall_s, env_steps=metrics["env_steps"],
                                       updates=metrics["updates"], eval_best=self.outcome.eval_best,
-                                      episodes=metrics["episodes"])
+                                      eval_final=self.outcome.eval_final, episodes=metrics["episodes"])
 
     def snapshot(self, state: str) -> Snapshot:
         plan, metrics, replay = self._plan, self._metrics, self._plan.config.replay
@@ -230,7 +288,8 @@ class Recorder:
             learning_starts=replay.learning_starts if has_replay else None,
             samples_per_insert_min=replay.samples_per_insert_min if has_replay else None,
             samples_per_insert_max=replay.samples_per_insert_max if has_replay else None,
-            eval_best=self.outcome.eval_best, eval_returns=tuple(self._eval_returns),
+            eval_best=self.outcome.eval_best, eval_final=self.outcome.eval_final,
+            eval_returns=tuple(self._eval_returns),
             memory_total_bytes=self._memory_total_bytes, learner_device=self.outcome.device,
             samplers_alive=self._samplers_alive, samplers_wanted=plan.samplers, first_error=self.first_error,
             env_errors=int(sum(errors)) if errors else None, events=tuple(self._events), progress=progress, eta_s=eta_s,
@@ -243,7 +302,7 @@ class Recorder:
         stop, reading = self._plan.config.stop, self.reading
         if (self._run_dir.path / "control" / "stop").exists():
             return "stop request"
-        if self.outcome.time_to_target_s is not None:
+        if self._target_reached or (stop.target_evaluations == 1 and self.outcome.time_to_target_s is not None):
             return "target_return"
         if stop.seconds is not None and self.session_s >= stop.seconds:
             return "seconds"
@@ -273,12 +332,20 @@ class Recorder:
         if outcome.error and self.first_error:
             outcome.error = f"{outcome.error} (first: {self.first_error[0]}: {self.first_error[1]})"
 
-    def close(self) -> None:
-        """Closes the store and the GPU monitor."""
+    def close(self, hurry: Callable[[], bool] = lambda: False) -> None:
+        """Closes the sinks, which may take seconds unless ``hurry()``, the store and the GPU monitor."""
+        self._loggers.close(failed=self.outcome.error is not None, hurry=hurry)
         if self._saving_said:
             self._run_dir.write_state(checkpoint_left_bytes=None)
         self._utilisation.close()
         self._store.close()
+
+
+def _earlier_curve(run_dir: Path) -> list[EvaluationRow]:
+    """The evaluations of earlier sessions; none where the store cannot be read."""
+    with contextlib.suppress(SpreezeError, OSError):
+        return list(MetricsReader(run_dir / "metrics.db").evaluations())
+    return []
 
 
 def _progress(
@@ -307,6 +374,7 @@ def summary(plan: RunPlan, outcome: Outcome, run_dir: Path, machine: Machine) ->
     part = config.rollout if on_policy else config.sampling
     same = vars(outcome).copy()
     eval_return, eval_best, learners, warmup_s = map(same.pop, ("eval_return", "eval_best", "learners", "warmup_s"))
+    eval_final, evaluations, worst = map(same.pop, ("eval_final", "eval_final_evaluations", "eval_worst"))
     del same["rates"]
     document = {
         "run_dir": str(run_dir), "env": plan.spec.env_id, "algo": config.run.algo, "mode": config.run.mode,
@@ -319,6 +387,8 @@ def summary(plan: RunPlan, outcome: Outcome, run_dir: Path, machine: Machine) ->
             on_policy=on_policy, inference_workers=plan.inference_workers > 0)},
         "samples_per_insert_band": [config.replay.samples_per_insert_min, config.replay.samples_per_insert_max],
         "eval_return_mean": eval_return, "eval_return_best": eval_best, "target_return": config.stop.target_return,
+        "eval_return_final": eval_final, "eval_return_final_evaluations": evaluations,
+        "eval_return_worst_of_20": worst,
         "reasons": plan.reasons, "versions": versions(), "machine": machine.one_line(),
     }
     if plan.learners > 1:

@@ -18,8 +18,9 @@ from typing import Any
 
 import psutil
 
-from spreeze.errors import ResourceError, WorkerError
-from spreeze.formatting import size
+from spreeze.config.schema import TuningConfig
+from spreeze.errors import ConfigError, ResourceError, WorkerError
+from spreeze.formatting import clean, percent, size
 from spreeze.machine.processes import DEATH_S, OrphanWatch, end_orphans, held_back, kill_and_wait, left_behind
 from spreeze.metrics.table import DEADLINE_S, Phase
 from spreeze.run_directory import RunDir, group_folder
@@ -80,7 +81,7 @@ def run_workers(
                 recorder.no_final_evaluation(budget_s)
     finally:
         watch.end()
-        recorder.close()
+        recorder.close(interrupts.again())
     return recorder.outcome
 
 
@@ -110,11 +111,13 @@ class _Supervisor:
         self._workers = ProcessSupervisor(run_context, mode.status, on_event=recorder.event, launcher=launcher,
                                           forgiven_failures=plan.config.run.forgiven_failures)
         self._finished: dict[Address, str] = {}
+        self._leave_free = plan.config.tuning.leave_free
         self._next_sample_s = 0.0
         self.stopping_s = 0.0  # how long stopping the workers took
 
     def start(self) -> None:
         """Starts all workers but the visualizer."""
+        self._run_dir.write_state(leave_free=None if self._mode.governing is None else self._leave_free)
         for name, spec in self._mode.specs.items():
             try:
                 if name != "visualizer":
@@ -130,6 +133,8 @@ class _Supervisor:
         outcome = self._recorder.outcome
         try:
             while True:
+                if self._run_dir.asked("pause"):
+                    self._pause()
                 self._handle(self._workers.wait(_LOOK_S))
                 self._handle(self._workers.watch())
                 self._report_hang_up()
@@ -144,6 +149,34 @@ class _Supervisor:
         except WorkerError as error:
             outcome.stopped_by, outcome.error = "failure", str(error)
             self._recorder.event("error", str(error))
+
+    def _pause(self) -> None:
+        """Stops all processes of the workers where they are, and continues them when the pause is over."""
+        self._workers.signal_all(signal.SIGSTOP)
+        try:
+            self._recorder.hold(lambda: self._stop_reason() is None)
+        finally:
+            self._mode.status.header[words.PAUSED_MS] = round(1000 * self._recorder.paused_s)
+            self._workers.signal_all(signal.SIGCONT)
+
+    def _obey(self) -> None:
+        """Passes on what the user asks of a live run."""
+        header, governing = self._mode.status.header, self._mode.governing
+        for name, word in (("evaluate", words.EVALUATIONS_ASKED), ("checkpoint", words.CHECKPOINTS_ASKED)):
+            if self._run_dir.take(name) is not None:
+                header[word] += 1
+        text = self._run_dir.take("leave-free")
+        if text is not None and governing is None:
+            self._recorder.event("warning", "leave-free: no governor watches this run, so nothing changes")
+        elif text is not None and governing is not None:
+            try:
+                share = TuningConfig(leave_free=float(text)).leave_free
+            except (ValueError, ConfigError) as error:
+                self._recorder.event("warning", f"leave-free = {clean(text, 40)!r} was ignored: {error}")
+                return
+            governing.leave_free(share)
+            self._run_dir.write_state(leave_free=share)
+            self._recorder.event("info", f"{percent(share)} of the usable cores stay with your other programs")
 
     def _start_visualizer(self) -> None:
         began_s = self._recorder.rates.learning_began_s
@@ -214,8 +247,8 @@ class _Supervisor:
         self._recorder.sample(reading, pids=pids, restarts=self._workers.restarts,
                               samplers_alive=sum(self._workers.alive(role) for role in ROLES.values() if role.steps),
                               governed=governed)
-        paused = (self._run_dir.path / "control" / "pause-visualizer").exists()
-        self._mode.status.header[words.VISUALIZER_PAUSED] = int(paused)
+        self._mode.status.header[words.VISUALIZER_PAUSED] = int(self._run_dir.asked("pause-visualizer"))
+        self._obey()
 
 
 _ASLEEP_S = 5.0  # after a gap this long between two checks this process has slept, and the workers with it
@@ -238,6 +271,7 @@ class WorkerHandle:
     heartbeat_seen_s: float = 0.0
     failures: list[str] = field(default_factory=list)
     reported: str | None = None  # the error that it reported before its end was noticed
+    ended_s: float | None = None  # when its last process ended, until the next one works
 
 
 def _read(handle: WorkerHandle) -> list[dict[str, Any]]:
@@ -303,6 +337,15 @@ class ProcessSupervisor:
             time.sleep(min(seconds, 0.01))
         return messages
 
+    def signal_all(self, number: signal.Signals) -> None:
+        """Signals all workers and what they started; deadlines begin again."""
+        now = self._clock()
+        self._last_watch_s = now
+        for handle in self.handles.values():
+            if handle.process is not None:
+                handle.heartbeat_seen_s = now
+                handle.process.signal_group(number)
+
     def note_error(self, name: str, text: str) -> None:
         """Keeps the first error of any worker, which usually explains the others."""
         if self.first_error is None:
@@ -356,6 +399,9 @@ class ProcessSupervisor:
         """Notes when the heartbeat last changed; returns the phase."""
         control = self._status.control(handle.spec.row)
         heartbeat, phase = int(control[words.HEARTBEAT]), Phase(int(control[words.PHASE]))
+        if handle.ended_s is not None and phase not in (Phase.START, Phase.INIT):
+            self.on_event("info", f"{handle.spec.name} is back after {now - handle.ended_s:.1f} s")
+            handle.ended_s = None
         if heartbeat != handle.last_heartbeat:
             handle.last_heartbeat, handle.heartbeat_seen_s = heartbeat, now
         return phase
@@ -379,6 +425,7 @@ class ProcessSupervisor:
         handle.failures.append(f"{reason}: {handle.reported}" if handle.reported else reason)
         self.note_error(handle.spec.name, handle.failures[-1])
         handle.restarts.failed(now)
+        handle.ended_s = now
         given_up, wait_s = handle.restarts.given_up, (handle.restarts.due_s or now) - now
         outlook = "given up" if given_up else "restarting now" if wait_s <= 0 else f"restarting in {wait_s:.1f} s"
         self.on_event("error" if given_up else "warning", f"{handle.spec.name} {handle.failures[-1]}; {outlook}")

@@ -18,7 +18,8 @@ _GROUP_WORDS = _CONTROL_WORDS = 16
 _HEADER_WORDS, _ROW_WORDS = MOST_GROUPS * _GROUP_WORDS, _CONTROL_WORDS + MOST_SLOTS
 
 STOP, VISUALIZER_PAUSED, WEIGHTS_HINT, ACTIVE_SAMPLERS, SLOWED_SHARE, FIRST_SAMPLER, SAMPLERS = 2, 3, 4, 5, 6, 7, 8
-"""Words of the header. All but the first two belong to a group (see ``StatusTable.group``).
+EVALUATIONS_ASKED, CHECKPOINTS_ASKED, PAUSED_MS = 9, 10, 11
+"""Words of the header. ``WEIGHTS_HINT`` to ``SAMPLERS`` belong to a group (see ``StatusTable.group``).
 
 The supervisor writes them; only the hint is written by the group's learner. Of the group's ``SAMPLERS`` samplers,
 counted cyclically from ``FIRST_SAMPLER``, ``ACTIVE_SAMPLERS`` work all of the time, the next one works ``SLOWED_SHARE``

@@ -85,7 +85,7 @@ def tuned_layer(
     record = None if fresh else _load(path, key, listener.say)
     if record is not None:
         listener.say(f"tuned before on this machine ({record['measured_at']}), reused; --fresh measures again")
-        return layer_of(record), record
+        return layer_of(record), {**record, "reused": True}
     listener.before()
     with only_tuner(listener.say, interrupts):
         record = {**_measured(settings, probe, machine, interrupts, listener, spent_s), "key": key}

@@ -624,6 +624,8 @@ def fill_with_synthetic_rows(ring: ReplayRing, spec: EnvSpec) -> None:
         return
     count = min(_DRAWN_ROWS, ring.spec.rows_per_shard)
     obs, next_obs = (rng.standard_normal((count, layout.obs_dim), np.float32) for _ in range(2))
+    for column in range(layout.obs_dim - spec.mask_dim, layout.obs_dim):
+        obs[:, column] = next_obs[:, column] = 1.0  # all actions are allowed
     action, reward = uniform_actions(spec, count, rng), rng.standard_normal(count, np.float32)
     steps, terminated = None if layout.num_steps is None else np.ones(count), np.zeros(count)
     for shard in range(ring.spec.num_shards):

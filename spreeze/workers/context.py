@@ -7,6 +7,7 @@ import json
 import os
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,25 @@ class WorkerContext:
         return bool(self.status.header[words.VISUALIZER_PAUSED])
 
     @property
+    def evaluations_asked(self) -> int:
+        """How often the user has asked for an evaluation at once."""
+        return int(self.status.header[words.EVALUATIONS_ASKED])
+
+    def evaluation_asked(self, seen: int) -> bool:
+        """Whether the user has asked for more evaluations than that."""
+        return self.evaluations_asked > seen
+
+    @property
+    def checkpoints_asked(self) -> int:
+        """How often the user has asked for a checkpoint at once."""
+        return int(self.status.header[words.CHECKPOINTS_ASKED])
+
+    @property
+    def paused_s(self) -> float:
+        """How long this session was paused so far."""
+        return int(self.status.header[words.PAUSED_MS]) / 1000
+
+    @property
     def sampler_share(self) -> float:
         """Share of its time that this sampler may work: 1, 0, or in between for the last active one."""
         group = self._group
@@ -131,10 +151,10 @@ class WorkerContext:
         self.beat(Phase.CHECKPOINT)
         self.post(checkpoint_left_bytes=left_bytes)
 
-    def sleep(self, seconds: float, phase: Phase = Phase.WAIT) -> None:
-        """Sleeps in short pieces, so that the heartbeat goes on and a stop is noticed at once."""
+    def sleep(self, seconds: float, phase: Phase = Phase.WAIT, until: Callable[[], bool] = lambda: False) -> None:
+        """Sleeps in short pieces, so that the heartbeat goes on and a stop, or ``until``, is noticed at once."""
         end = time.monotonic() + seconds
-        while not self.stopping:
+        while not self.stopping and not until():
             self.beat(phase)
             left = end - time.monotonic()
             if left <= 0:

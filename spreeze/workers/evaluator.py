@@ -17,8 +17,9 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -32,9 +33,10 @@ from spreeze.machine.processes import leave_to_supervisor
 from spreeze.metrics.table import Phase
 from spreeze.run_directory import group_folder
 from spreeze.transport import status_table as words
-from spreeze.transport.files import remove_unfinished, replace_bytes, replace_json
-from spreeze.transport.weights import Weights
+from spreeze.transport.files import remove_unfinished
+from spreeze.transport.weights import Weights, decode
 from spreeze.types import EnvSpec, Jsonable
+from spreeze.workers.best_policy import BestPolicy, Candidate, Tally
 from spreeze.workers.context import WorkerContext, event_text, is_power_of_ten, open_weights, write_error
 from spreeze.workers.main import end_with_parent
 
@@ -44,6 +46,7 @@ COLUMNS = (
 """Columns of ``eval.csv``; wall_s, env_steps and updates are those of the weights when published."""
 
 Record = dict[str, Any]
+T = TypeVar("T")
 _POLL_S = 0.05
 _LOOK_S = 1.0
 _LONGEST_PAUSE_S = 60.0
@@ -74,7 +77,7 @@ def run_evaluator(context: WorkerContext, job: EvaluatorJob) -> None:
     for folder in [group_folder(Path(job.run_dir), group) for group in range(job.groups)]:
         rows = read_rows(folder / "eval.csv")
         watches.append(WeightsWatch(folder, (rows[-1]["epoch"], rows[-1]["version"]) if rows else None))
-    turn = 0
+    turn = asked = 0
 
     def should_stop() -> bool:
         context.beat(Phase.EVALUATE)
@@ -94,6 +97,7 @@ def run_evaluator(context: WorkerContext, job: EvaluatorJob) -> None:
                 context.sleep(_POLL_S / job.groups)
                 continue
             begin_s, cpu_s = time.monotonic(), time.process_time()
+            was_asked, asked = context.evaluation_asked(asked), context.evaluations_asked
             record = evaluation.attempt(*found, should_stop=should_stop, on_failure=on_failure, group=group)
             if record is not None:
                 context.post(
@@ -102,11 +106,15 @@ def run_evaluator(context: WorkerContext, job: EvaluatorJob) -> None:
                     env_steps=record["env_steps"],
                 )
                 context.send("evaluation", **record)
+                if was_asked:
+                    context.send("event", level="info", text=f"evaluation on request, after {record['updates']} "
+                                 f"updates: mean return {record['return_mean']:.1f} of {record['episodes']} episodes")
+                evaluation.test_best(should_stop, on_failure)
             if evaluation.failures:
                 context.sleep(min(_LONGEST_PAUSE_S, 2.0 ** (evaluation.failures - 1)))
             elif not job.has_free_core:
                 rest_s = (time.process_time() - cpu_s) / job.config.cpu_share - (time.monotonic() - begin_s)
-                context.sleep(max(0.0, rest_s))
+                context.sleep(max(0.0, rest_s), until=partial(context.evaluation_asked, asked))
 
 
 class WeightsWatch:
@@ -142,7 +150,7 @@ class Evaluation:
         self._run_dir = Path(job.run_dir)
         self._tasks: list[Task] = []
         remove_unfinished(self._run_dir / "checkpoints")  # from an evaluator killed while writing
-        self._best = _best_so_far(self._run_dir)
+        self._best = BestPolicy(self._run_dir)
         self.evaluations = 0
         self.failures = 0
         """Attempts that failed as a whole, in a row."""
@@ -161,7 +169,7 @@ class Evaluation:
         """Runs the episodes of one version and records them in the group's ``eval.csv``.
 
         With ``partial``, the rounds finished before a stop count. ``data`` holds the bytes of the weights' file, which
-        are kept if these are the best weights of all groups so far.
+        are kept if these are the best weights of all groups so far (``best_policy``).
 
         Returns:
             The record, or None if stopped or if no episode finished. It adds to the columns of ``eval.csv``:
@@ -169,8 +177,28 @@ class Evaluation:
             finished, so that scores are comparable).
         """
         self.prepare()
-        lost = 0
         seeds = seed_list(self._job.config.seed, self._job.config.episodes)
+        episodes, lost = self._play(weights, seeds, should_stop, partial=partial)
+        cut = len(seeds) - len(episodes) - lost
+        if not episodes or (cut and not partial):
+            return None
+        record: Record = {
+            "wall_s": float(weights.meta.get("wall_s", 0.0)), "env_steps": int(weights.meta.get("env_steps", 0)),
+            "updates": int(weights.meta.get("updates", 0)), "epoch": weights.epoch, "version": weights.version,
+            "group": group, **score(episodes)._asdict(),
+            "episodes_cut": cut, "episodes_lost": lost, "whole": not cut and lost <= len(episodes),
+        }  # fmt: skip
+        self.evaluations += 1
+        append_row(group_folder(self._run_dir, group) / "eval.csv", record)
+        if record["whole"]:
+            self._best.offer(Candidate(_tally(episodes), data, record))
+        return record
+
+    def _play(
+        self, weights: Weights, seeds: range, should_stop: Callable[[], bool], *, partial: bool = False
+    ) -> tuple[list[Episode], int]:
+        """The finished episodes of these seeds, and the number lost to errors."""
+        lost = 0
 
         def on_error(place: int, length: int, error: Exception) -> None:
             nonlocal lost
@@ -185,32 +213,40 @@ class Evaluation:
             self._make_task, policy.act_greedy, seeds, should_stop=should_stop, tasks=self._tasks, on_error=on_error,
             max_envs=envs_at_once(self._tasks[0].spec), whole_rounds=partial,
         )  # fmt: skip
-        cut = len(seeds) - len(episodes) - lost
-        if not episodes or (cut and not partial):
-            return None
-        record: Record = {
-            "wall_s": float(weights.meta.get("wall_s", 0.0)), "env_steps": int(weights.meta.get("env_steps", 0)),
-            "updates": int(weights.meta.get("updates", 0)), "epoch": weights.epoch, "version": weights.version,
-            "group": group, **score(episodes)._asdict(),
-            "episodes_cut": cut, "episodes_lost": lost, "whole": not cut and lost <= len(episodes),
-        }  # fmt: skip
-        self.evaluations += 1
-        append_row(group_folder(self._run_dir, group) / "eval.csv", record)
-        if record["whole"] and record["return_mean"] > self._best:
-            folder = self._run_dir / "checkpoints"
-            folder.mkdir(parents=True, exist_ok=True)
-            replace_bytes(folder / "best.safetensors", data)
-            replace_json(folder / "best.json", {"return": record["return_mean"], **record})
-            self._best = record["return_mean"]
-        return record
+        return episodes, lost
+
+    def test_best(
+        self, should_stop: Callable[[], bool], on_failure: Callable[[str], None], *, last: bool = False
+    ) -> None:
+        """Plays the best policy or its challenger on fresh seeds if that is due; ``last``: a challenger in any case."""
+        found = self._best.challenger if last else self._best.due()
+        if found is None:
+            return
+        count = self._job.config.episodes
+        seeds = seed_list(self._job.config.seed + count * (1 + self._best.tests), count)
+
+        def test() -> bool:
+            self.prepare()
+            episodes, lost = self._play(decode(found.data, self._run_dir), seeds, should_stop)
+            if len(episodes) + lost == count:  # not stopped
+                self._best.tested(found, _tally(episodes) if lost <= len(episodes) else None)
+            return True
+
+        if self._attempt(test, on_failure) is None:
+            self._best.tested(found, None)
 
     def attempt(
         self, weights: Weights, data: bytes, should_stop: Callable[[], bool], *, partial: bool = False,
         on_failure: Callable[[str], None], group: int = 0,
     ) -> Record | None:
         """Like ``evaluate``, but reports a failure instead of raising it; the next attempt makes new environments."""
+        return self._attempt(
+            lambda: self.evaluate(weights, data, should_stop, partial=partial, group=group), on_failure
+        )
+
+    def _attempt(self, work: Callable[[], T], on_failure: Callable[[str], None]) -> T | None:
         try:
-            record = self.evaluate(weights, data, should_stop, partial=partial, group=group)
+            result = work()
         except Exception as error:
             self.failures += 1
             if is_power_of_ten(self.failures):
@@ -219,7 +255,7 @@ class Evaluation:
             self.close()
             return None
         self.failures = 0
-        return record
+        return result
 
     def close(self) -> None:
         """Closes all environments; the next evaluation makes new ones."""
@@ -227,14 +263,6 @@ class Evaluation:
             with contextlib.suppress(Exception):
                 task.close()
         self._tasks.clear()
-
-
-def _best_so_far(run_dir: Path) -> float:
-    """Return of the best weights kept by this or an earlier session."""
-    try:
-        return float(json.loads((run_dir / "checkpoints" / "best.json").read_bytes())["return"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return -math.inf
 
 
 def append_row(path: Path, record: Record) -> None:
@@ -289,6 +317,11 @@ def score(episodes: Sequence[Episode]) -> Score:
     returns = np.array([episode.episode_return for episode in episodes], dtype=np.float64)
     lengths = [episode.length for episode in episodes]
     return Score(len(episodes), float(returns.mean()), float(returns.std()), float(np.mean(lengths)))
+
+
+def _tally(episodes: Sequence[Episode]) -> Tally:
+    found = score(episodes)
+    return Tally(found.episodes, found.return_mean, found.return_std)
 
 
 def seed_list(first_seed: int, episodes: int) -> range:
@@ -454,7 +487,12 @@ def final_evaluation(job: EvaluatorJob, budget_s: float) -> Record | None:
         sys.stderr.write(event_text(where, error, count) + "\n")
 
     with contextlib.closing(Evaluation(job, on_error)) as evaluation:
-        return evaluation.evaluate(weights, data, lambda: time.monotonic() >= end_s, partial=True, group=group)
+        def late() -> bool:
+            return time.monotonic() >= end_s
+
+        record = evaluation.evaluate(weights, data, late, partial=True, group=group)
+        evaluation.test_best(late, lambda text: None, last=True)
+        return record
 
 
 def main(argv: list[str]) -> int:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from spreeze.config.schema import LearnerConfig, VisualizerConfig
+from spreeze.config.schema import LearnerConfig, StopConfig, VisualizerConfig
 from spreeze.transport.rate_limiter import RateLimiter
 from spreeze.transport.replay_ring import RingSpec
 from spreeze.transport.rollouts import RolloutSpec
@@ -37,6 +37,8 @@ class LearnerJob(AnyLearnerJob):
     num_samplers: int
     env_steps_base: int
     """Env steps of earlier sessions of this run."""
+    stop: StopConfig = field(default_factory=StopConfig)
+    """When the run ends, for schedules."""
 
 
 @dataclass(frozen=True, kw_only=True)

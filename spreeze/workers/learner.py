@@ -17,7 +17,7 @@ from spreeze.algorithms import create_on_policy
 from spreeze.algorithms.fused_mlp import ThreadPair
 from spreeze.algorithms.impact import AnyAge
 from spreeze.algorithms.on_policy import OnPolicyAlgorithm
-from spreeze.config.schema import AlgorithmConfig, algorithm_part
+from spreeze.config.schema import AlgorithmConfig, StopConfig, algorithm_part
 from spreeze.errors import ResourceError, WeightsError, WorkerError
 from spreeze.metrics.table import SLOTS, TABLE, Phase
 from spreeze.transport.checkpoint import Checkpoint, CheckpointStore
@@ -89,8 +89,8 @@ class _Learner:
         """Checkpoints include the rows of ``saved_ring``, if given."""
         self._context, self._job, self._trainer, self._ring = context, job, trainer, saved_ring
         self._files = LearnerFiles(
-            Path(job.run_dir), job.algo, job.spec.env_id, trainer, env_steps=self.env_steps,
-            wall_s=lambda: job.wall_base_s + time.monotonic() - job.run_started_s, on_progress=context.saving,
+            Path(job.run_dir), job.algo, job.spec.env_id, trainer, env_steps=self.env_steps, wall_s=self._wall_s,
+            on_progress=context.saving,
         )
         self._publisher = Publisher(self._files.weights, context.weights_published)
         found = context.named(context.slots)
@@ -98,6 +98,11 @@ class _Learner:
         self._wait_s = self._publish_s = 0.0
         self._published_s = self._saved_s = self._posted_s = 0.0
         self._skipped_before = self._updates_before = self._skipped_in_a_row = 0
+        self._checkpoints_asked = context.checkpoints_asked
+
+    def _wall_s(self) -> float:
+        """Wall time of the run, without pauses."""
+        return self._job.wall_base_s + time.monotonic() - self._job.run_started_s - self._context.paused_s
 
     def restore(self, checkpoint: Checkpoint | None) -> None:
         raise NotImplementedError
@@ -172,8 +177,11 @@ class _Learner:
             if self._files.is_new:
                 self._publish()
             self._published_s = now
-        if now - self._saved_s >= self._job.learner.checkpoint_interval_s:
-            self._checkpoint()
+        asked = self._context.checkpoints_asked > self._checkpoints_asked
+        if asked or now - self._saved_s >= self._job.learner.checkpoint_interval_s:
+            self._checkpoints_asked = self._context.checkpoints_asked
+            if self._checkpoint() and asked:
+                self._report(f"checkpoint on request, at update {self._trainer.updates}")
 
     def _publish(self) -> None:
         start = perf_counter()
@@ -186,17 +194,20 @@ class _Learner:
         for text in self._publisher.failures():
             self._report(f"weights not published, the last good ones stay: {text}", "warning")
 
-    def _checkpoint(self) -> None:
-        start = perf_counter()
+    def _checkpoint(self) -> bool:
+        """Whether it was written."""
+        start, written = perf_counter(), False
         self._context.beat(Phase.CHECKPOINT)
         try:
             self._files.save(self._ring)
+            written = True
         except (OSError, ResourceError) as error:
             self._report(f"checkpoint not written, the last one stays: {error}", "warning")
         self._context.saving(0)
         malloc_trim()
         self._saved_s = perf_counter()
         self._publish_s += self._saved_s - start
+        return written
 
     def _post(self) -> None:
         self.check()
@@ -241,8 +252,9 @@ class _ReplayLearner(_Learner):
             job.spec, job.algo, config, ring.spec.layout, ReplayReader(ring), batch_size=job.learner.batch_size,
             device=device, seed=job.seed, normalize_obs=job.normalize_obs, pair=pair, overlap=job.learner.overlap,
             mirror=job.learner.mirror, updates_per_launch=job.learner.updates_per_launch,
+            policy_average=job.learner.policy_average, explore_average=job.learner.explore_average,
         )
-        self._limiter = job.limiter
+        self._limiter, self._anneals = job.limiter, config.lr_schedule != "constant"
         super().__init__(context, job, trainer, ring if job.save_replay else None)
         self._replay, self._device = ring, device
         self.began = False
@@ -267,6 +279,9 @@ class _ReplayLearner(_Learner):
         if not self.began or not self._limiter.may_sample(inserted, ring.baseline_inserted, ring.sampled):
             return False
         self._context.beat(Phase.UPDATE)
+        if self._anneals:
+            elapsed_s = time.monotonic() - self._job.run_started_s
+            self._trainer.anneal(run_progress(self._job.stop, elapsed_s, self.env_steps(), self._trainer.updates))
         self._update()
         self._context.slots[_UPDATES] = self._trainer.updates
         return True
@@ -413,6 +428,12 @@ class _BufferLearner(_Learner):
 
     def check(self) -> None:
         self._check_skipped()
+
+
+def run_progress(stop: StopConfig, session_s: float, env_steps: float, updates: int) -> float:
+    """Share of a run that is over, by the stop condition that comes first; 0 where it has none that can be foreseen."""
+    pairs = ((session_s, stop.seconds), (env_steps, stop.env_steps), (updates, stop.updates))
+    return max((done / most for done, most in pairs if most), default=0.0)
 
 
 def _on_policy_algorithm(job: OnPolicyLearnerJob | BufferLearnerJob, correction: str) -> OnPolicyAlgorithm:

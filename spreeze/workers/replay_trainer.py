@@ -21,7 +21,7 @@ from spreeze.algorithms import create
 from spreeze.algorithms.fused_mlp import ThreadPair
 from spreeze.algorithms.off_policy import OffPolicyAlgorithm, Placement
 from spreeze.config.schema import AlgorithmConfig
-from spreeze.inference.policy import OBS_CLIP, Normalizer
+from spreeze.inference.policy import OBS_CLIP, Normalizer, with_exploring
 from spreeze.metrics.table import blank_learner
 from spreeze.transport.protocols import BatchSource
 from spreeze.transport.replay_ring import ReplayReader
@@ -42,6 +42,9 @@ _REFRESH_S = 0.005
 """Age at which the reader's windows are refreshed; older windows only miss the newest rows."""
 _NORMALIZER_EVERY = 10
 """Updates between two batches that update the normaliser."""
+_AVERAGE_EVERY = 8
+"""Updates between two steps of the policy's average: a step reads and writes all weights of the policy."""
+_AVERAGE = "policy_average"
 
 
 class ReplayTrainer:
@@ -50,16 +53,24 @@ class ReplayTrainer:
     def __init__(
         self, spec: EnvSpec, algo: str, config: AlgorithmConfig, layout: RowLayout, reader: BatchSource, *,
         batch_size: int, device: str, seed: int, normalize_obs: bool, pair: ThreadPair | None = None,
-        overlap: bool = False, mirror: bool = False, updates_per_launch: int = 0,
+        overlap: bool = False, mirror: bool = False, updates_per_launch: int = 0, policy_average: float = 0.0,
+        explore_average: bool = False,
     ) -> None:
+        """With a ``policy_average`` above 0 the published policy is an average of the weights (``PolicyAverage``).
+
+        Samplers explore with the newest weights, or with the average too (``explore_average``).
+        """
         options: dict[str, Any] = {} if pair is None else {"pair": pair}
         options |= {} if spec.frames is None else {"frames": spec.frames}
         options |= {"overlap": True} if overlap else {}
+        options |= {"masked": True} if spec.action_mask else {}
         self.algorithm: OffPolicyAlgorithm = create(
             algo, spec.obs_dim, spec.action_dim, config, seed, device, num_actions=spec.num_actions,
             import_module=spec.import_module, **options,
         )
         self._meta = {"algo": algo, "env": dataclasses.asdict(spec)}
+        self._average = PolicyAverage(self.algorithm, policy_average) if policy_average else None
+        self._explore_average = explore_average
         self._reader, self._layout, self._gamma = reader, layout, config.gamma
         placement = Placement.parse(device)
         self._device, self._actor_device = placement.critics, placement.actor
@@ -75,14 +86,22 @@ class ReplayTrainer:
         self.set_batch_size(batch_size)
         gpus = {place for place in (self._device, self._actor_device) if place.type == "cuda"}
         self._copied = {place: torch.cuda.Event() for place in gpus}  # type: ignore[no-untyped-call]
-        self.normalizer = Normalizer(spec.obs_dim) if normalize_obs else None
+        self.normalizer = Normalizer(spec.obs_dim, spec.mask_dim) if normalize_obs else None
         self.updates = 0
+        self._progress = 0
         self._scaled_updates = 0
         if mirror and self._device.type == "cuda":
             self._open_mirror()
         self.rows_redrawn = 0
         self.gather_s = self.critic_s = self.actor_s = 0.0
         self._refreshed_s = -1.0
+
+    def anneal(self, progress: float) -> None:
+        """Sets the step sizes for this share of the run, rounded down to thousandths: few changes, and repeatable."""
+        thousandths = int(1000.0 * min(max(progress, 0.0), 1.0))
+        if thousandths != self._progress:
+            self._progress = thousandths
+            self.algorithm.anneal(thousandths / 1000.0)
 
     def _open_mirror(self) -> None:
         if self._frame_shape is not None:
@@ -192,8 +211,13 @@ class ReplayTrainer:
         critic_s, actor_s = self.algorithm.update(batch, actor_batch)
         self.critic_s += critic_s
         self.actor_s += actor_s
-        self.updates += 1
+        self._count(1)
         return 1
+
+    def _count(self, done: int) -> None:
+        self.updates += done
+        if self._average is not None:
+            self._average.advance(self.updates)
 
     def _launch(self, launches: GraphedUpdates, start: float, most: int | None) -> int:
         launched, before_s = perf_counter(), self.critic_s + self.actor_s
@@ -201,7 +225,7 @@ class ReplayTrainer:
         done = launches.run(most)
         # The time of a graph, waiting for the device included, is counted as the critics'.
         self.critic_s += perf_counter() - launched - (self.critic_s + self.actor_s - before_s)
-        self.updates += done
+        self._count(done)
         return done
 
     def _update_with(self, rows: torch.Tensor) -> None:
@@ -275,9 +299,30 @@ class ReplayTrainer:
 
     def policy_snapshot(self) -> tuple[Callable[[], dict[str, np.ndarray]], dict[str, Any]]:
         """``policy`` without waiting for the device; the arrays may be fetched later, in another thread."""
-        arrays = self.algorithm.policy_snapshot()
-        scales = {} if self.normalizer is None else self.normalizer.arrays()
-        return lambda: arrays() | scales, {**self.algorithm.policy_meta(), **self._meta, "updates": self.updates}
+        newest = None if self._average is not None and self._explore_average else self.algorithm.policy_snapshot()
+        averaged = None if self._average is None else self._average.snapshot()
+        scales = self._scales()
+
+        def read() -> dict[str, np.ndarray]:
+            if newest is None or averaged is None:
+                only = newest or averaged
+                assert only is not None
+                return only() | scales
+            return with_exploring(averaged(), newest()) | scales
+
+        return read, self._policy_meta()
+
+    def exploring_policy(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        """The weights that choose the actions of a sampler in the same process."""
+        if self._average is None or self._explore_average:
+            return self.policy()
+        return self.algorithm.policy_arrays() | self._scales(), self._policy_meta()
+
+    def _scales(self) -> dict[str, np.ndarray]:
+        return {} if self.normalizer is None else self.normalizer.arrays()
+
+    def _policy_meta(self) -> dict[str, Any]:
+        return {**self.algorithm.policy_meta(), **self._meta, "updates": self.updates}
 
     def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         state = {
@@ -286,7 +331,11 @@ class ReplayTrainer:
             "draw_rng": self._rng.bit_generator.state,
             "normalizer": self.normalizer.state() if self.normalizer else None,
         }
-        return self.algorithm.state_arrays(), state
+        tensors = self.algorithm.state_arrays()
+        if self._average is not None:
+            tensors[_AVERAGE] = self._average.weights.to("cpu", copy=True).numpy()
+            state[_AVERAGE] = self._average.updates
+        return tensors, state
 
     def parameters_sha256(self) -> str:
         return sha256_of(self.algorithm.state_arrays())
@@ -300,6 +349,8 @@ class ReplayTrainer:
         fits = self.algorithm.load_state_arrays(tensors)
         self.algorithm.load_state_json(state["algorithm"])
         self.updates = int(state["updates"])
+        if self._average is not None:
+            self._average.restore(tensors.get(_AVERAGE), int(state.get(_AVERAGE, self.updates)))
         if not fits:
             self.algorithm.seed_noise(self._seed)
             self.notes.append(
@@ -313,6 +364,49 @@ class ReplayTrainer:
             self.normalizer.load_state(state["normalizer"])
             if self._scale is not None:
                 self._scale.renew()
+
+
+class PolicyAverage:
+    """An exponential average of a policy's weights over updates (Polyak and Juditsky 1992; Tarvainen and Valpola 2017).
+
+    After u updates it keeps ``min(decay, (1 + u) / (10 + u))`` of itself in an update, so that the first weights are
+    soon forgotten. It takes a step every ``_AVERAGE_EVERY`` updates, or after each launch of several, with the same
+    decay per update; outside of recorded graphs, on the stream that they run on.
+    """
+
+    def __init__(self, algorithm: OffPolicyAlgorithm, decay: float) -> None:
+        self._algorithm, self._decay = algorithm, decay
+        self.weights = algorithm.policy_parameters.clone()
+        self.updates = 0
+        """Updates at the latest step."""
+
+    def advance(self, updates: int) -> None:
+        """Takes a step if one is due."""
+        elapsed = updates - self.updates
+        if elapsed >= _AVERAGE_EVERY:
+            kept = min(self._decay, (1 + updates) / (10 + updates)) ** elapsed
+            self.weights.lerp_(self._algorithm.policy_parameters, 1.0 - kept)
+            self.updates = updates
+
+    def snapshot(self) -> Callable[[], dict[str, np.ndarray]]:
+        """The algorithm's ``policy_snapshot`` with the averaged weights, for any way in which it reads its policy.
+
+        On a GPU the three copies run in the order of the stream, before the next update.
+        """
+        online = self._algorithm.policy_parameters
+        newest = online.clone()
+        online.copy_(self.weights)
+        try:
+            return self._algorithm.policy_snapshot()
+        finally:
+            online.copy_(newest)
+
+    def restore(self, weights: np.ndarray | None, updates: int) -> None:
+        """Continues a stored average; begins anew at the present weights where there is none that fits."""
+        online = self._algorithm.policy_parameters
+        fits = weights is not None and weights.shape == tuple(online.shape)
+        self.weights.copy_(torch.from_numpy(np.array(weights)) if fits else online)
+        self.updates = updates
 
 
 class DeviceNormalizer:

@@ -10,7 +10,7 @@ from time import perf_counter
 import numpy as np
 
 from spreeze.envs.task import open_task, uniform_actions, vector_maker
-from spreeze.inference.policy import Policy
+from spreeze.inference.policy import Policy, exploring_arrays
 from spreeze.metrics.table import SLOTS, Phase
 from spreeze.transport.protocols import TransitionSink
 from spreeze.transport.rate_limiter import RateLimiter
@@ -124,7 +124,7 @@ class SamplerLoop:
             return
         weights = self._weights.read_latest(self._held)
         if weights is not None:
-            self._policy = Policy.from_weights(weights.arrays, weights.meta)
+            self._policy = Policy.from_weights(exploring_arrays(weights.arrays), weights.meta)
             self._held = (weights.epoch, weights.version)
         elif self._held is None:
             return
@@ -134,5 +134,5 @@ class SamplerLoop:
         """Uniform actions until learning has started and the first update is published, then the policy's."""
         untrained = self._held is None or self._held[1] == 0
         if self._policy is None or (untrained and self._counts.baseline < 0):
-            return uniform_actions(self._job.spec, self._sampling.num_envs, self._rng)
+            return uniform_actions(self._job.spec, self._sampling.num_envs, self._rng, self._sampling.obs)
         return self._policy.act(self._sampling.obs, self._rng)

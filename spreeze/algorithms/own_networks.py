@@ -1,0 +1,110 @@
+"""Networks of a user's own module, by autograd, with the members that a perceptron has.
+
+A module of ``--import`` declares ``NETWORKS = (NetworkRow(name=..., make=...),)``; ``make(inputs, outputs)`` gives a
+``torch.nn.Module`` from [M, I] to [M, K], without buffers. It stands in for every perceptron of an algorithm: actor and
+critics, or policy and value. To whatever calls it, it looks like a perceptron whose first layer is the identity, so
+that the gradient by that layer is the gradient by the input. A backward pass computes the outputs anew.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from spreeze.algorithms.fused_mlp import HiddenLayers, Parameters, Tape, host_copies
+from spreeze.errors import ConfigError
+
+
+class OwnParameters(Parameters):
+    """Views of a flat vector as the parameters of S modules; ``sizes`` = (I, I, K)."""
+
+    def __init__(
+        self, flat: Tensor, sizes: tuple[int, ...], layers: HiddenLayers, modules: list[Any], first: int = 0
+    ) -> None:
+        """``modules`` of the stack are those from number ``first`` on of the vector."""
+        self.flat, self.layers, self.stack = flat, layers, len(modules)
+        self.sizes = (sizes[0], sizes[0], sizes[-1])
+        self._modules, self._first = modules, first
+        self._each: list[dict[str, Tensor]] = []
+        count = count_of(modules[0])
+        for index in range(len(modules)):
+            offset, views = (first + index) * count, {}
+            for name, tensor in modules[index].named_parameters():
+                views[name] = flat[offset : offset + tensor.numel()].view(tensor.shape)
+                offset += tensor.numel()
+            self._each.append(views)
+        identity = torch.eye(sizes[0], device=flat.device, dtype=flat.dtype).expand(self.stack, -1, -1)
+        self.weights, self.weights_t, self.biases = [identity], [identity], []
+
+    def one(self, index: int) -> Parameters:
+        return OwnParameters(self.flat, self.sizes, self.layers, self._modules[index : index + 1], self._first + index)
+
+    def over(self, flat: Tensor) -> Parameters:
+        return OwnParameters(flat, self.sizes, self.layers, self._modules, self._first)
+
+    def initialise(self, generator: torch.Generator) -> None:
+        """As the modules initialise themselves, by a seed of ``generator``."""
+        seed = int(torch.randint(2**62, (1,), generator=generator))
+        for module, views in zip(modules_of(self.layers, self.sizes, self.stack, seed), self._each, strict=True):
+            for name, tensor in module.named_parameters():
+                views[name].copy_(tensor.detach())
+
+    def forward(self, x: Tensor, tape: Tape) -> Tensor:
+        tape.hidden[0].copy_(x)
+        with torch.no_grad():
+            for index, module in enumerate(self._modules):
+                tape.out[index].copy_(functional_call(module, self._each[index], (tape.hidden[0][index],)).t())
+        return tape.out
+
+    def backward(self, tape: Tape, grad_out: Tensor, gradient: Parameters | None, *, add: bool) -> Tensor:
+        """Gradients of the sum of ``grad_out`` [S, K, M] times the outputs at the tape's input, which come first."""
+        for index, module in enumerate(self._modules):
+            with torch.inference_mode(False), torch.enable_grad():
+                x = tape.hidden[0][index].clone().requires_grad_()
+                leaves = {name: view.detach().clone().requires_grad_() for name, view in self._each[index].items()}
+                out = functional_call(module, leaves, (x,))
+                found = torch.autograd.grad(out, [x, *leaves.values()], grad_out[index].t().clone())
+            tape.grads[0][index].copy_(found[0])
+            if isinstance(gradient, OwnParameters):
+                for own, value in zip(gradient._each[index].values(), found[1:], strict=True):
+                    own.add_(value) if add else own.copy_(value)
+        return tape.grads[0]
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Copies of the first module's parameters, as ``inference.own_network`` reads them."""
+        return host_copies({f"net.{name}": view for name, view in self._each[0].items()})
+
+
+def modules_of(layers: HiddenLayers, sizes: tuple[int, ...], stack: int, seed: int = 0) -> list[Any]:
+    """S new modules, initialised by a seed.
+
+    Raises:
+        ConfigError: the user's function gives no such module.
+    """
+    row = layers.own
+    assert row is not None
+    with torch.random.fork_rng(devices=[]), torch.inference_mode(False):
+        torch.manual_seed(seed % 2**62)
+        made = [row.make(sizes[0], sizes[-1]) for _ in range(stack)]
+        if not isinstance(made[0], torch.nn.Module):
+            raise ConfigError(f"network {row.name!r}: make gave {type(made[0]).__name__}; expected a torch.nn.Module")
+        if any(True for _ in made[0].buffers()):
+            raise ConfigError(f"network {row.name!r} has buffers, such as those of batch norm, which would not be "
+                              "published with its weights; use layers that have parameters alone")
+        like = next(made[0].parameters())
+        with torch.no_grad():
+            shape = tuple(made[0](like.new_zeros(3, sizes[0])).shape)
+    if shape != (3, sizes[-1]):
+        raise ConfigError(f"network {row.name!r}: {sizes[0]} inputs of 3 rows gave the shape {shape}; expected "
+                          f"(3, {sizes[-1]})")
+    return [module.eval() for module in made]
+
+
+def count_of(module: Any) -> int:
+    """Length of the flat vector of one module."""
+    return sum(math.prod(tensor.shape) for tensor in module.parameters())

@@ -1,0 +1,39 @@
+"""``python -m spreeze report``: one HTML file of a run, or of several compared."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from spreeze.cli.arguments import Parser, check_output, guarded
+from spreeze.errors import RunError
+from spreeze.machine.output import emit, say
+from spreeze.metrics import html_report
+from spreeze.run_directory import find_run
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = Parser(prog="spreeze report", description="Write one HTML file, which opens without a network: learning "
+                    "curves, rates, settings with their sources, the tuner's table, machine, versions, events.")
+    parser.add_argument("runs", metavar="RUN", nargs="+", help="name, path, or latest; several are compared")
+    parser.add_argument("--out", metavar="FILE", default="report.html", help="file to write (default: report.html)")
+    parser.add_argument("--runs-dir", default="runs", help="directory of the runs (default: runs)")
+    parser.add_argument("--json", action="store_true", help="one JSON document on standard output (default: off)")
+    args = parser.parse_args(argv)
+    return guarded(lambda: _report(args), as_json=args.json)
+
+
+def _report(args: argparse.Namespace) -> int:
+    check_output(args.out)
+    paths = list(dict.fromkeys(find_run(run, Path(args.runs_dir)) for run in args.runs))
+    text = html_report.make(paths)
+    try:
+        Path(args.out).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise RunError(f"cannot write {args.out}: {error.strerror}") from None
+    if args.json:
+        emit({"report": args.out, "runs": [path.name for path in paths], "bytes": len(text.encode())})
+    else:
+        say(f"{args.out}: open it in a browser")
+    return 0

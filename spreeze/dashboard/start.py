@@ -1,0 +1,250 @@
+"""The form of a new run: what fits the task, all that the tables offer, and environments of the user's own."""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import streamlit as st
+
+from spreeze.config.algorithms import AlgorithmRow, fitting_algorithms, rows, task_text
+from spreeze.config.modes import Mode, modes
+from spreeze.config.profiles import PROFILE_DIR, profile_names, task_profile
+from spreeze.config.schema import EnvConfig, RunConfig, offered
+from spreeze.dashboard import components, control
+from spreeze.errors import SpreezeError
+from spreeze.run_directory import list_runs
+from spreeze.types import EnvSpec
+
+if TYPE_CHECKING:
+    from streamlit.delta_generator import DeltaGenerator
+
+_STOPS = ("stop.seconds", "stop.env_steps", "stop.updates", "stop.target_return")
+_MACHINE = ("tuning.objective", "tuning.leave_free")
+_TUNER_HELP = ("Measures this machine for up to a minute and chooses what the mode leaves to the tuner, such as batch "
+               "size, threads and processes; the result is kept for the next run. Off where a mode leaves it nothing.")
+_PROBE_S = 30.0
+_FORM, _FRESH = "start_", "start_fresh"
+"""Keys of the form's fields begin so; they survive a visit to another page."""
+
+
+def keep_fields() -> None:
+    """Streamlit forgets the fields of a page that is left, unless they are set again; called on all other pages."""
+    for key in st.session_state:
+        if str(key).startswith(_FORM):
+            st.session_state[key] = st.session_state[key]
+
+
+@cache
+def tasks() -> list[str]:
+    """Tasks to offer: Pendulum and the default, then those with a profile."""
+    found = ["Pendulum-v1", EnvConfig().id]
+    for profile in sorted(PROFILE_DIR.glob("*.toml")):
+        about = tomllib.loads(profile.read_text(encoding="utf-8")).get("about", {})
+        found += [name for name in about.get("envs", []) if name not in found and "*" not in name]
+    return found
+
+
+class _Own(NamedTuple):
+    """An environment of the user's, and arguments for its constructor."""
+
+    module: str | None = None
+    args: tuple[str, ...] = ()
+    blocked: str | None = None
+    """Why it must not be tried yet."""
+
+
+@lru_cache(50)
+def _look(env_id: str, module: str | None, args: tuple[str, ...]) -> EnvSpec:
+    """What the task is, tried in a process of its own; an ``EnvironmentError_`` if it cannot be used."""
+    from spreeze.envs.probe import probe_env  # Gymnasium takes 0.3 s
+
+    return probe_env(env_id, module, steps=0, args=args, deadline_s=_PROBE_S).spec
+
+
+def form(folder: Path) -> None:
+    """Offers only combinations of task, algorithm, mode and settings that the command line would take."""
+    if not list_runs(folder):
+        _welcome(folder)
+    with st.container(border=True):
+        first = st.columns([2.4, 1, 1.1, 0.9, 1], vertical_alignment="bottom")
+        env_id = str(first[0].selectbox("Task", tasks(), index=1, accept_new_options=True, key="start_env",
+                                        help="Any installed Gymnasium id. Pendulum-v1 learns in about a minute."))
+        last = st.columns([1, 1.2, 1.6, 4], vertical_alignment="center")
+        with last[2].popover("Your environment", width="stretch"):
+            own = _own_environment(env_id)
+        if own.blocked is not None:
+            st.info(own.blocked)
+            return
+        request = _request(first, env_id, own)
+        if request is None:
+            return
+        try:
+            with last[1].popover("Settings", width="stretch"):
+                request = dataclasses.replace(request, profile=_profile(env_id))
+                request = dataclasses.replace(request, settings=_own_settings(request),
+                                              fresh=bool(st.session_state.get(_FRESH)))
+        except SpreezeError as error:
+            st.error(components.plain(error))
+            return
+        last[0].button("Start", type="primary", on_click=_start, args=(request, folder), key="start", width="stretch")
+        components.show_command(
+            "start", control.shown("spreeze.train", *control.arguments(request), *control.place(folder))
+        )
+
+
+def _welcome(folder: Path) -> None:
+    """What a new user sees first."""
+    st.markdown("### A reinforcement-learning trainer that tunes itself to your desktop\n"
+                "Pick a task and press Start: Spreeze measures this machine, chooses batch size, threads and samplers, "
+                "says why, and trains with every core busy. What you see below is a recording.")
+    first = control.Request(env_id="Pendulum-v1", settings={"stop.target_return": -200.0})
+    cells = st.columns([1.6, 4], vertical_alignment="center")
+    cells[0].button("Start a first run", on_click=_start, args=(first, folder), key="first", type="primary",
+                    width="stretch")
+    cells[1].caption("SAC learns to swing a pendulum up. Under a minute of measuring, then seconds of learning; it "
+                     "ends by itself.")
+
+
+def _request(cells: list[DeltaGenerator], env_id: str, own: _Own) -> control.Request | None:
+    """Algorithm, mode, seed and tuner; None where nothing can be started."""
+    spec, problem = None, None
+    if control.plain_id(env_id):
+        try:
+            with st.spinner("Looking at the task"):
+                spec = _look(env_id, own.module or control.imported(), own.args)
+        except SpreezeError as error:
+            problem = str(error)
+    known, algorithms = _tables()
+    fitting = [name for name, row in algorithms.items() if spec is None or row.fits(spec)]
+    if spec is not None:
+        fitting.sort(key=lambda name: [*fitting_algorithms(spec), name].index(name))  # its default first
+    runnable = [name for name in fitting if any(algorithms[name].runs_in(mode) for mode in known.values())]
+    algo = _one_of(cells[1], "Algorithm", runnable, "start_algo",
+                   "The algorithms that fit the task. DQN and SAC learn discrete actions, PPO and A2C any, the others "
+                   "continuous ones.")
+    row = algorithms[algo]
+    taking = {name: mode for name, mode in known.items() if row.runs_in(mode)}
+    lines = "\n".join(f"- **{name}**: {components.plain(mode.doc)}" for name, mode in taking.items())
+    mode = taking[_one_of(cells[2], "Mode", list(taking), "start_mode", f"How the parts work together:\n{lines}")]
+    seed = cells[3].number_input("Seed", 0, 2**31 - 1, RunConfig.seed, key="start_seed",
+                                 help="Seed of networks, exploration and environments.")
+    wiring = mode.wiring(on_policy=bool(row.on_policy))
+    tunable = bool(wiring and wiring.knobs)
+    auto = cells[4].toggle("Autotune", value=True, key="start_auto", disabled=not tunable, help=_TUNER_HELP)
+    st.caption(_reasons(spec, mode, [name for name in algorithms if name not in fitting],
+                        [name for name in known if name not in taking], row))
+    if problem is not None:
+        st.warning(components.plain(problem))
+    try:
+        return control.Request(env_id=env_id, mode=mode.name, algo=algo, seed=int(seed), auto=auto and tunable,
+                               import_module=own.module, args=own.args)
+    except SpreezeError as error:
+        st.error(components.plain(error))
+        return None
+
+
+def _reasons(spec: EnvSpec | None, mode: Mode, unfit: list[str], idle: list[str], row: AlgorithmRow) -> str:
+    """What the mode does, and in grey what is not offered and why."""
+    lines = [f"Mode {mode.name}: {components.plain(mode.doc)}."]
+    if unfit and spec is not None:
+        lines.append(f":gray[Not for {components.plain(task_text(spec))}: {', '.join(unfit)}.]")
+    if idle:
+        data = "fresh rollouts" if row.on_policy else "replay"
+        lines.append(f":gray[{row.name} learns from {data}, which these modes do not have: {', '.join(idle)}.]")
+    return " ".join(lines)
+
+
+def _tables() -> tuple[dict[str, Mode], dict[str, AlgorithmRow]]:
+    """Modes and algorithms, including those of the ``--import`` module."""
+    try:
+        return modes(control.imported()), rows(control.imported())
+    except SpreezeError as error:
+        st.error(components.plain(error))
+        return modes(), rows()
+
+
+def _one_of(cell: DeltaGenerator, label: str, options: list[str], key: str, text: str) -> str:
+    """A select box whose options depend on other choices."""
+    if st.session_state.get(key, options[0]) not in options:
+        st.session_state[key] = options[0]  # not deleted: the browser would keep showing the old one
+    return str(cell.selectbox(label, options, key=key, help=text))
+
+
+def _own_environment(env_id: str) -> _Own:
+    """Arguments for the task's constructor, and a module that registers it, which is imported only once allowed."""
+    text = st.text_area("Arguments of its constructor", key="start_args", placeholder="push=2.0",
+                        help="One KEY=VALUE a line, as --env-arg takes them.")
+    args = tuple(line.strip() for line in text.splitlines() if line.strip())
+    module = st.text_input("Module that registers the id", key="start_module", placeholder="my_robot",
+                           help="A Python module in this folder or installed; the id goes into Task.").strip()
+    if not module:
+        return _Own(None, args)
+    trusted = st.checkbox(f"I trust {components.plain(module)}: its code runs on this machine as I would run it",
+                          key=f"start_trust_{module}")
+    if not trusted:
+        return _Own(module, args, f"Tick under Your environment that you trust {components.plain(module)}: its code "
+                                  "will run on this machine.")
+    try:
+        command = control.examine_command(env_id, module, args)
+        if st.button("Examine it", key="examine",
+                     help="What the doctor says: spaces, speed, memory, Gymnasium's checks."):
+            _look.cache_clear()  # its author may have changed it
+            with st.spinner("The doctor tries it"):
+                found = control.examine(env_id, module, args)
+            st.markdown(components.table(("what", "result", "finding"), found))
+    except SpreezeError as error:
+        return _Own(module, args, components.plain(error))
+    components.show_command("examine", command)
+    return _Own(module, args)
+
+
+def _profile(env_id: str) -> str | None:
+    """The profile that was named in place of the task's own."""
+    known = task_profile(env_id)
+    usual = f"the task's own ({known.source.removeprefix('profile ')})" if known is not None else "none"
+    chosen = st.selectbox("Profile", [None, *profile_names()], key="start_profile",
+                          format_func=lambda name: usual if name is None else name,
+                          help="Settings from profiles/. What you fill in below counts more.")
+    return None if chosen is None else str(chosen)
+
+
+def _own_settings(request: control.Request) -> dict[str, Any]:
+    """Inputs for settings, which replace the tuner's choice or the default, and for stop conditions."""
+    config, pins = request.config, st.session_state.get("pins", {})
+    knobs, others = offered(config)
+    values: dict[str, Any] = {}
+
+    def ask(keys: list[str], **more: Any) -> None:
+        cells = st.columns(2)
+        for place, key in enumerate(keys):
+            with cells[place % 2]:
+                values[key] = components.ask(config, key, "start", pins.get(key), **more)
+
+    st.caption("When to stop: at the first of these, or when you press Stop.")
+    ask(list(_STOPS), blank="never")
+    st.caption("The machine.")
+    ask(list(_MACHINE))
+    if request.auto:
+        st.checkbox("Measure again", key=_FRESH, help="The tuner does not use what it found on this machine before.")
+    if knobs:
+        st.caption("What the tuner chooses; it keeps what you fill in." if request.auto
+                   else "What Autotune would choose; while it is off the values shown hold.")
+        ask(list(knobs), blank="automatic" if request.auto else "")
+    others = tuple(key for key in others if key not in _MACHINE)
+    ask(st.multiselect("More settings", others, key="start_more", placeholder="choose by name",
+                       help="Every setting that makes a difference to this mode and algorithm."))
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def _start(request: control.Request, folder: Path) -> None:
+    # Set first, because another click may interrupt this callback.
+    st.session_state["follow"] = True
+    st.session_state.pop("control_error", None)
+    try:
+        control.start(request, folder)
+    except SpreezeError as error:
+        st.session_state["control_error"] = str(error)

@@ -1,0 +1,463 @@
+"""The report: one HTML file of a run, or of several compared, that needs no network and no script.
+
+Charts are SVG, drawn here. All that comes from a run directory is text of unknown origin: it is cleaned, shortened and
+escaped, and a policy in the file forbids scripts and anything from elsewhere.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from spreeze import __version__
+from spreeze.config.algorithms import ALGORITHMS
+from spreeze.config.layers import sources_of
+from spreeze.errors import ConfigError
+from spreeze.formatting import DASH, clean, duration, number, percent
+from spreeze.metrics import tuning_record
+from spreeze.metrics.comparison import (
+    POLICIES,
+    RESAMPLES,
+    SMOOTHING,
+    Curve,
+    Line,
+    Rules,
+    band,
+    differing,
+    on_grid,
+    parted,
+    read_curve,
+    report,
+    returns,
+    spread_text,
+)
+from spreeze.metrics.store import MetricsReader
+from spreeze.metrics.table import by_name
+from spreeze.run_directory import read_config, read_json, read_run, state_of
+
+
+def _minute(started: object) -> str:
+    """An ISO date without seconds."""
+    return clean(started, 40)[:16].replace("T", " ")
+
+
+MOST_RUNS = 20
+_MOST_ROWS = 400
+_MOST_EVENTS = 100
+_MOST_PICTURE_BYTES = 400_000
+_POINTS = 240
+_RATES = ("env_steps_per_s", "updates_per_s", "update_frames_per_s", "cpu_use", "samples_per_insert", "policy_lag")
+"""Metrics that get a chart over wall time, where a run has them."""
+_FACTS = (
+    ("state", "state", clean), ("env_id", "task", clean), ("algo", "algorithm", clean), ("mode", "mode", clean),
+    ("seed", "seed", number), ("started", "started", _minute), ("wall_s", "wall time [h:min:s]", duration),
+    ("env_steps", "env steps", number), ("updates", "updates", number), ("eval_best", "best return", number),
+    ("last_return", "last return", number), ("exit_reason", "ended by", clean),
+)
+"""(name, title, how it is written) of what is told of each run."""
+_SUMMARY = (
+    ("env_steps_per_s", "env steps/s", number), ("updates_per_s", "updates/s", number),
+    ("update_frames_per_s", "update frames/s", number), ("rates_measured_s", "measured over [s]", number),
+    ("samples_per_insert", "samples per insert", number), ("policy_lag_mean", "mean policy lag", number),
+    ("restarts", "restarts", number), ("env_errors", "errors of environments", number),
+    ("time_to_target_s", "time to target [s]", number), ("bottleneck", "bottleneck", clean),
+)
+
+
+class _Run(NamedTuple):
+    path: Path
+    state: Mapping[str, Any]
+    """``run.json``, with the state as it is now."""
+    summary: Mapping[str, Any]
+    curve: Curve | None
+
+    @property
+    def name(self) -> str:
+        return clean(self.path.name, 128)
+
+
+def make(paths: Sequence[Path]) -> str:
+    """The whole file, as text.
+
+    Raises:
+        ConfigError: too many runs.
+        RunError: the metrics of a run cannot be read.
+    """
+    if not 0 < len(paths) <= MOST_RUNS:
+        raise ConfigError(f"a report of {len(paths)} runs: from 1 to {MOST_RUNS} fit on a page")
+    runs = [_read(path) for path in paths]
+    title = runs[0].name if len(runs) == 1 else f"{len(runs)} runs compared"
+    parts = [_overview(runs), _picture(runs[0]) if len(runs) == 1 else "", _curves(runs), _rates(runs)]
+    parts += [_differences(runs)] if len(runs) > 1 else []
+    parts += [_details(run, alone=len(runs) == 1) for run in runs]
+    made = f"Made {time.strftime('%Y-%m-%d %H:%M')} by Spreeze {__version__}"
+    return (
+        "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">"
+        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; img-src data:; "
+        "style-src 'unsafe-inline'\"><meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">"
+        f"<title>{_text(title)}: Spreeze report</title><style>{_STYLE}</style></head><body><main>"
+        f"<header><h1>{_text(title)}</h1><p>{_text(made)}</p></header>{''.join(parts)}</main></body></html>\n"
+    )
+
+
+def _read(path: Path) -> _Run:
+    state, curve = read_run(path), read_curve(path)
+    last = curve.evaluations[-1].return_mean if curve else None
+    return _Run(path, {**state, "state": state_of(path), "last_return": last}, read_json(path / "summary.json"), curve)
+
+
+# --- text ---
+
+
+def _text(value: object, limit: int = 300) -> str:
+    return html.escape(clean(value, limit))
+
+
+def _written(value: object, form: Callable[[Any], str]) -> str:
+    """A value of a run's files in its form; a dash if it is unknown or of another kind than the form takes."""
+    if form not in (clean, _minute) and (not isinstance(value, int | float) or isinstance(value, bool)):
+        return DASH
+    try:
+        return DASH if value is None or value == "" else form(value)
+    except OverflowError:  # an integer of hundreds of digits
+        return DASH
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[object]], *, wide: Sequence[int] = ()) -> str:
+    """A table that scrolls by itself; columns in ``wide`` hold sentences, which wrap."""
+    def line(cells: Sequence[object], tag: str) -> str:
+        kinds = (" class=\"wide\"" if place in wide else "" for place in range(len(cells)))
+        return "".join(f"<{tag}{kind}>{_text(cell)}</{tag}>" for cell, kind in zip(cells, kinds, strict=True))
+
+    body = "".join(f"<tr>{line(row, 'td')}</tr>" for row in list(rows)[:_MOST_ROWS])
+    return f"<div class=\"scroll\"><table><thead><tr>{line(head, 'th')}</tr></thead><tbody>{body}</tbody></table></div>"
+
+
+def _section(title: str, *parts: str) -> str:
+    return f"<section><h2>{_text(title)}</h2>{''.join(parts)}</section>" if any(parts) else ""
+
+
+def _folded(title: str, *parts: str) -> str:
+    return f"<details><summary>{_text(title)}</summary>{''.join(parts)}</details>" if any(parts) else ""
+
+
+def _note(text: object) -> str:
+    return f"<p class=\"note\">{_text(text, 600)}</p>"
+
+
+# --- sections ---
+
+
+def _overview(runs: Sequence[_Run]) -> str:
+    facts = {run.name: [_written(run.state.get(name), form) for name, _, form in _FACTS] for run in runs}
+    if len(runs) > 1:
+        return _section("Runs", _table(("run", *(title for _, title, _ in _FACTS)),
+                                       ([name, *cells] for name, cells in facts.items())))
+    (cells,) = facts.values()
+    shown = "".join(f"<div><dt>{_text(title)}</dt><dd>{_text(cell)}</dd></div>"
+                    for (_, title, _), cell in zip(_FACTS, cells, strict=True))
+    return f"<section><dl>{shown}</dl></section>"
+
+
+def _picture(run: _Run) -> str:
+    path = run.path / "live.jpg"
+    try:
+        if path.is_symlink() or path.stat().st_size > _MOST_PICTURE_BYTES:
+            return ""
+        data = path.read_bytes()
+    except OSError:
+        return ""
+    if not data.startswith(b"\xff\xd8\xff"):
+        return ""
+    return _section("The last picture", f"<img alt=\"the environment as the policy last saw it\" "
+                                        f"src=\"data:image/jpeg;base64,{base64.b64encode(data).decode()}\">")
+
+
+def _curves(runs: Sequence[_Run]) -> str:
+    """Greedy returns of each task over wall time and env steps, with the protocol's metrics where seeds repeat."""
+    curves = parted([run.curve for run in runs if run.curve is not None])
+    if not curves:
+        return _section("Learning curves", _note("No evaluation has ended yet."))
+    parts = []
+    for task in dict.fromkeys(curve.group.env for curve in curves):
+        own = [curve for curve in curves if curve.group.env == task]
+        charts = []
+        for axis, title in (("t", "wall time [s]"), ("env_steps", "env steps")):
+            groups: dict[str, list[Line]] = {}
+            for curve in own:
+                groups.setdefault(curve.group.label, []).append(returns(curve.evaluations, axis))
+            traces = [_trace(f"{label} ({len(lines)} run{'s' if len(lines) > 1 else ''})", lines)
+                      for label, lines in groups.items()]
+            charts.append(_chart(traces, title, "greedy return"))
+        parts.append(_charts(f"{task}: greedy return, mean of {SMOOTHING} evaluations", charts))
+    parts.append(_note("A curve is the mean over the runs of the same settings, up to the end of the shortest; the "
+                       "band is the 95 % bootstrap interval over them, and one run has none."
+                       if len(curves) > 1 else "One run: one seed says nothing about the spread over seeds."))
+    found = report(curves, Rules())
+    parts.append(_table(
+        ("task", "group", "runs", "final metric", "final-time metric"),
+        ([group.group.env, group.group.label, group.runs, spread_text(group.final), spread_text(group.final_time)]
+         for group in found.groups),
+    ))
+    parts.append(_note(
+        f"Metrics of the HTS-RL paper: mean over the episodes of the last {POLICIES} evaluated policies, at the end,"
+        f" and up to the wall time that all runs of a task reached [95 % bootstrap interval over seeds, {RESAMPLES:,} "
+        "resamples]."
+    ))
+    return _section("Learning curves", *parts)
+
+
+def _rates(runs: Sequence[_Run]) -> str:
+    """Rates over wall time, then those without warm-up from the summaries."""
+    charts = []
+    for name in _RATES:
+        found = ((run.name, MetricsReader(run.path / "metrics.db").series(name, max_points=_POINTS)) for run in runs)
+        traces = [_Trace(label, series.t, series.mean, None, None) for label, series in found if len(series.t)]
+        chart = by_name(name).chart
+        if traces and chart is not None:
+            scaled = [trace._replace(y=chart.scale * trace.y) for trace in traces]
+            charts.append(_chart(scaled, "wall time [s]", f"{chart.title} [{chart.unit or by_name(name).unit}]",
+                                 from_zero=True))
+    known = [row for row in _SUMMARY if any(run.summary.get(row[0]) is not None for run in runs)]
+    rows = [[run.name, *(_written(run.summary.get(name), form) for name, _, form in known)] for run in runs]
+    if len(runs) == 1:
+        told = _table(("figure", "value"), ([title, cell] for (_, title, _), cell in
+                                            zip(known, rows[0][1:], strict=True)), wide=(1,))
+    else:
+        told = _table(("run", *(title for _, title, _ in known)), rows, wide=(len(known),))
+    return _section("Rates", _charts("", charts), told if known else "",
+                    _time_split(runs[0]) if len(runs) == 1 else "")
+
+
+def _time_split(run: _Run) -> str:
+    split = run.summary.get("time_split")
+    rows = [(str(name).removesuffix("_share").replace("_", ": ", 1), percent(value))
+            for name, value in (split.items() if isinstance(split, dict) else ()) if isinstance(value, int | float)]
+    return _folded("Where the time went", _table(("role: activity", "share of its time"), rows)) if rows else ""
+
+
+def _differences(runs: Sequence[_Run]) -> str:
+    curves = [run.curve for run in runs if run.curve is not None]
+    names = differing(curves)[:_MOST_ROWS]
+    return _section("Settings in which they differ", _table(
+        ("setting", *(curve.name for curve in curves)),
+        ([name, *(curve.settings.get(name, DASH) for curve in curves)] for name in names),
+    )) if names else ""
+
+
+def _details(run: _Run, *, alone: bool) -> str:
+    """What concerns one run: tuner, settings, machine, events."""
+    parts = [_section("The tuner", *_tuner(run.path)), _section("Settings", *_settings(run.path)),
+             _section("Machine and versions", _machine(run)), _section("Events", _events(run.path))]
+    told = "".join(parts)
+    head = f"{run.name}: tuner, settings, machine, events"
+    return told if alone else f"<details class=\"run\"><summary>{_text(head)}</summary>{told}</details>"
+
+
+def _tuner(path: Path) -> list[str]:
+    tuning = tuning_record.read(path)
+    if not tuning.rows:
+        return []
+    parts, record = [], tuning.record
+    if record:
+        measured_at, objective = (record.get(key) or DASH for key in ("measured_at", "objective"))
+        score = record.get("formula") or record.get("score") or DASH
+        parts.append(_note(f"Measured {measured_at}; objective: {objective}; score: {score} (U updates/s, B batch "
+                           "size, E env steps/s)."))
+    if tuning.choice:
+        parts.append(_table(("setting", "chosen", "why"),
+                            ([key, value, tuning.reasons.get(key) or DASH] for key, value in tuning.choice.items()),
+                            wide=(2,)))
+    for title, rows in (("The learner alone", tuning.updates), ("Samplers beside the learner", tuning.joint),
+                        ("Samplers and inference workers beside the learner", tuning.rollouts)):
+        if rows:
+            cells = tuning_record.table(rows[:_MOST_ROWS], tuning.choice)
+            parts.append(f"<h3>{_text(title)}</h3>" + _table(list(cells[0]), (list(line.values()) for line in cells)))
+    return parts
+
+
+def _settings(path: Path) -> list[str]:
+    """Each value that the algorithm reads, with its source: first those that somebody chose, then the defaults."""
+    try:
+        text = (path / "config.toml").read_bytes()[:1_000_000].decode("utf-8", "replace")
+    except OSError:
+        return []
+    sources = sources_of(text)
+    config = read_config(path)
+    others = {*ALGORITHMS} - {config.get("run", {}).get("algo")}
+    rows = [(f"{part}.{name}", value, sources.get(f"{part}.{name}", DASH))
+            for part, fields in config.items() if part not in others for name, value in fields.items()]
+    chosen = [row for row in rows if row[2] != "default"]
+    head = ("setting", "value", "source")
+    return [_table(head, chosen) if chosen else "",
+            _folded(f"{len(rows) - len(chosen)} defaults", _table(head, [row for row in rows if row not in chosen]))]
+
+
+def _machine(run: _Run) -> str:
+    found = run.state.get("versions")
+    rows = [(name, value or "not installed") for name, value in (found.items() if isinstance(found, dict) else ())]
+    command = run.state.get("command")
+    if isinstance(command, list):
+        rows.append(("arguments", " ".join(map(str, command[1:]))))
+    return _table(("what", "value"), [("machine", run.state.get("machine") or DASH), *rows], wide=(1,))
+
+
+def _events(path: Path) -> str:
+    events = MetricsReader(path / "metrics.db").events(_MOST_EVENTS)
+    return _table(("wall time", "level", "from", "what"),
+                  ([duration(event.t), event.level, event.source, event.text] for event in events),
+                  wide=(3,)) if events else ""
+
+
+# --- charts ---
+
+_WIDTH, _HEIGHT = 480, 250
+_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 12, 10, 40
+_MOST = 1e100
+"""Larger values are drawn as this one."""
+_COLOURS = 6
+"""Of ``_STYLE``; they come round again."""
+
+
+class _Trace(NamedTuple):
+    name: str
+    x: np.ndarray
+    y: np.ndarray
+    low: np.ndarray | None
+    high: np.ndarray | None
+
+
+def _trace(name: str, lines: Sequence[Line]) -> _Trace:
+    """One run as it is, several as their mean with its interval, as far as all of them reach."""
+    if len(lines) == 1:
+        return _Trace(name, *lines[0], None, None)
+    found = band(*on_grid(lines, _POINTS), robust=False)
+    whole = found.runs == len(lines)
+    return _Trace(name, found.x[whole], found.centre[whole], found.low[whole], found.high[whole])
+
+
+def _charts(title: str, charts: Sequence[str]) -> str:
+    head = f"<h3>{_text(title)}</h3>" if title else ""
+    return f"{head}<div class=\"charts\">{''.join(charts)}</div>" if charts else ""
+
+
+def ticks(low: float, high: float, most: int = 5) -> list[float]:
+    """Round numbers (1, 2 or 5 times a power of ten apart) from ``low`` to ``high``, at most ``most`` + 1."""
+    if not (math.isfinite(low) and math.isfinite(high) and high > low):
+        return [low] if math.isfinite(low) else []
+    rough = (high - low) / most
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * (1 - 1e-9))
+    return [step * k for k in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
+
+
+def _chart(traces: Sequence[_Trace], x_title: str, y_title: str, *, from_zero: bool = False) -> str:
+    """An SVG with axes, a line and a band for each trace, and a legend below if there are several."""
+    x_low, x_high = _range([trace.x for trace in traces], from_zero=True)
+    bounds = [array for trace in traces for array in (trace.y, trace.low, trace.high) if array is not None]
+    y_low, y_high = _range(bounds, from_zero=from_zero)
+    plot = _Plot(x_low, x_high, y_low, y_high)
+    marks = [_axes(plot, x_title)]
+    for i, trace in enumerate(traces):
+        kind = f"s{i % _COLOURS}"
+        if trace.low is not None and trace.high is not None:
+            both = np.isfinite(trace.low) & np.isfinite(trace.high)
+            outline = [*plot.points(trace.x[both], trace.high[both]),
+                       *reversed(plot.points(trace.x[both], trace.low[both]))]
+            marks.append(f"<polygon class=\"band {kind}\" points=\"{' '.join(outline)}\"/>" if outline else "")
+        known = np.isfinite(trace.y)
+        points = plot.points(trace.x[known], trace.y[known])
+        marks.append(f"<polyline class=\"{kind}\" points=\"{' '.join(points)}\"/>" if len(points) > 1 else "".join(
+            f"<circle class=\"{kind}\" r=\"3\" cx=\"{x}\" cy=\"{y}\"/>" for x, y in (p.split(",") for p in points)))
+    label = _text(f"{y_title} over {x_title}")
+    picture = (f"<svg viewBox=\"0 0 {_WIDTH} {_HEIGHT}\" role=\"img\" aria-label=\"{label}\">"
+               f"{''.join(marks)}</svg>")
+    legend = "".join(f"<span class=\"s{i % _COLOURS}\"><i></i>{_text(trace.name)}</span>"
+                     for i, trace in enumerate(traces)) if len(traces) > 1 else ""
+    return f"<figure><h4>{_text(y_title)}</h4>{picture}<figcaption>{legend}</figcaption></figure>"
+
+
+class _Plot(NamedTuple):
+    x_low: float
+    x_high: float
+    y_low: float
+    y_high: float
+
+    def x(self, value: float) -> float:
+        return _LEFT + (value - self.x_low) / (self.x_high - self.x_low) * (_WIDTH - _LEFT - _RIGHT)
+
+    def y(self, value: float) -> float:
+        return _HEIGHT - _BOTTOM - (value - self.y_low) / (self.y_high - self.y_low) * (_HEIGHT - _TOP - _BOTTOM)
+
+    def points(self, x: np.ndarray, y: np.ndarray) -> list[str]:
+        places = ((self.x(float(a)), self.y(float(b))) for a, b in zip(x, y, strict=True))
+        return [f"{min(max(a, -9999.0), 9999.0):.1f},{min(max(b, -9999.0), 9999.0):.1f}" for a, b in places]
+
+
+def _axes(plot: _Plot, x_title: str) -> str:
+    bottom, right = _HEIGHT - _BOTTOM, _WIDTH - _RIGHT
+    marks = []
+    for value in ticks(plot.y_low, plot.y_high):
+        y = f"{plot.y(value):.1f}"
+        marks.append(f"<line x1=\"{_LEFT}\" x2=\"{right}\" y1=\"{y}\" y2=\"{y}\"/>"
+                     f"<text x=\"{_LEFT - 6}\" y=\"{y}\" dy=\"4\" text-anchor=\"end\">{_text(number(value))}</text>")
+    centred = "text-anchor=\"middle\""
+    marks += [f"<text x=\"{plot.x(value):.1f}\" y=\"{bottom + 16}\" {centred}>{_text(number(value))}</text>"
+              for value in ticks(plot.x_low, plot.x_high)]
+    marks.append(f"<text x=\"{(_LEFT + right) / 2}\" y=\"{_HEIGHT - 6}\" {centred}>{_text(x_title)}</text>")
+    return "".join(marks)
+
+
+def _range(arrays: Sequence[np.ndarray], *, from_zero: bool = False) -> tuple[float, float]:
+    """Smallest and largest finite value, with a little room, and apart even if they are equal."""
+    values = np.concatenate([np.asarray(array, np.float64) for array in arrays])
+    values = np.clip(values[np.isfinite(values)], -_MOST, _MOST)
+    if len(values) == 0:
+        return 0.0, 1.0
+    low, high = (0.0 if from_zero else float(values.min())), float(values.max())
+    room = 0.04 * (high - low) or 0.5 * abs(high) or 0.5
+    return (low if from_zero else low - room), high + (0.0 if from_zero and high > low else room)
+
+
+_STYLE = """
+:root{--back:#fff;--text:#1a1f26;--soft:#5c6670;--line:#d9dee3;--c0:#0072b2;--c1:#b87500;--c2:#00805e;--c3:#d55e00;
+--c4:#b0568a;--c5:#2f8fc4}
+@media (prefers-color-scheme:dark){:root{--back:#12161b;--text:#e6e9ec;--soft:#9aa5b0;--line:#2e363e;--c0:#56b4e9;
+--c1:#e69f00;--c2:#2fc79a;--c3:#f08040;--c4:#d98fb8;--c5:#8cc8ee}}
+@media print{:root{--back:#fff;--text:#000;--soft:#444;--line:#bbb;--c0:#0072b2;--c1:#b87500;--c2:#00805e;--c3:#d55e00;
+--c4:#b0568a;--c5:#2f8fc4}
+.charts{grid-template-columns:1fr 1fr!important}figure,tr,img{break-inside:avoid}h2,h3{break-after:avoid}
+.scroll{overflow:visible!important}
+details::details-content{content-visibility:visible;height:auto}}
+*{box-sizing:border-box}
+body{margin:0;background:var(--back);color:var(--text);font:15px/1.5 system-ui,sans-serif;print-color-adjust:exact}
+main{max-width:1100px;margin:0 auto;padding:20px 16px 60px}
+h1{font-size:24px;margin:0;overflow-wrap:anywhere}h2{font-size:18px;margin:36px 0 10px}
+h3{font-size:15px;margin:18px 0 6px}
+h4{font-size:13px;font-weight:600;margin:6px 0 0}
+header p,.note,dt,figcaption{color:var(--soft);margin:4px 0;font-size:13px}
+dl{display:grid;grid-template-columns:repeat(auto-fill,minmax(150px,1fr));gap:12px;margin:18px 0}
+dd{margin:0;font-size:17px;overflow-wrap:anywhere}
+img{max-width:min(100%,320px);border-radius:6px}
+.charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,400px),1fr));gap:14px}
+figure{margin:0}svg{width:100%;max-width:640px;height:auto;display:block;font:13px system-ui,sans-serif}
+svg text{fill:var(--soft)}svg line{stroke:var(--line)}
+polyline{fill:none;stroke:currentColor;stroke-width:2;stroke-linejoin:round}circle{fill:currentColor}
+.band{fill:currentColor;opacity:.2}
+.s0{color:var(--c0)}.s1{color:var(--c1)}.s2{color:var(--c2)}.s3{color:var(--c3)}.s4{color:var(--c4)}.s5{color:var(--c5)}
+figcaption{display:flex;flex-wrap:wrap;gap:2px 14px}figcaption i{display:inline-block;width:14px;height:3px;
+background:currentColor;margin-right:5px;vertical-align:middle}
+.scroll{overflow-x:auto;margin:8px 0}
+table{border-collapse:collapse;font-size:13px}th,td{text-align:left;padding:4px 14px 4px 0;border-bottom:1px solid
+var(--line);vertical-align:top;white-space:nowrap}th{color:var(--soft);font-weight:600}
+.wide{white-space:normal;min-width:220px;overflow-wrap:anywhere}
+summary{cursor:pointer;padding:6px 0}details.run{border-top:1px solid var(--line);margin-top:20px}
+"""
+"""Colours of Okabe and Ito (2008), darker on white and lighter on black."""

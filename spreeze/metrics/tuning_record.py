@@ -1,0 +1,150 @@
+"""The tuner's record of a run: what was measured, the choice and its reasons, as text for the page and the report."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import statistics
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from spreeze.formatting import DASH, clean, number, percent
+from spreeze.metrics import spread
+from spreeze.run_directory import read_json, tail_text
+
+PROGRESS = "tune-progress.jsonl"
+"""Rows of a running tuner; ``tune.json`` has them all at the end."""
+BATCH, THREADS, SAMPLERS = "learner.batch_size", "learner.threads", "sampling.samplers"
+_MOST = 1e18
+"""Larger numbers are not plausible and count as unknown."""
+_NEEDED = {"learner": (BATCH, THREADS), "joint": (SAMPLERS,), "rollout": ()}
+"""Stage of a row -> numbers that it needs to be drawn."""
+
+
+@dataclass(frozen=True)
+class MeasuredRow:
+    """One measured setting; None is unknown."""
+
+    stage: str
+    """``learner``: alone; ``joint``: with samplers; ``rollout``: with on-policy collection."""
+    setting: dict[str, Any]
+    """``part.field`` -> value."""
+    updates_per_s: float | None = None
+    env_steps_per_s: float | None = None
+    spread: float | None = None
+    """Range of the repeats of the update rate, as a share of the median."""
+    cpu_share: float | None = None
+    """Share of the usable cores that the run kept busy."""
+    score: float | None = None
+    failure: str | None = None
+
+    @property
+    def frames_per_s(self) -> float | None:
+        batch = self.setting.get(BATCH)
+        return None if self.updates_per_s is None or batch is None else self.updates_per_s * batch
+
+    def is_choice(self, choice: dict[str, Any]) -> bool:
+        """Whether all its values that the tuner chose are the chosen ones."""
+        tuned = {key: value for key, value in self.setting.items() if key in choice}
+        return bool(tuned) and all(choice[key] == value for key, value in tuned.items())
+
+    def cells(self, choice: dict[str, Any]) -> dict[str, str]:
+        """Its cells in a table, by column."""
+        cells = {clean(key.partition(".")[2].replace("_", " "), 40):
+                 clean(value) if isinstance(value, str) else number(value) for key, value in self.setting.items()}
+        for name, value in (("env steps/s", self.env_steps_per_s), ("updates/s", self.updates_per_s)):
+            cells[name] = number(value)
+        if self.stage == "learner":
+            cells["update frames/s"] = number(self.frames_per_s)
+        return cells | {
+            "spread": percent(self.spread), "processor": percent(self.cpu_share), "score": number(self.score),
+            "note": clean(self.failure or ("chosen" if self.is_choice(choice) else "")),
+        }
+
+
+@dataclass(frozen=True)
+class TuningView:
+    """The tuner's result; ``choice`` is empty while it is still measuring."""
+
+    rows: list[MeasuredRow] = field(default_factory=list)
+    choice: dict[str, Any] = field(default_factory=dict)
+    reasons: dict[str, Any] = field(default_factory=dict)
+    record: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def updates(self) -> list[MeasuredRow]:
+        """Rows of the learner alone."""
+        return [row for row in self.rows if row.stage == "learner"]
+
+    @property
+    def joint(self) -> list[MeasuredRow]:
+        """Rows of samplers beside the learner."""
+        return [row for row in self.rows if row.stage == "joint"]
+
+    @property
+    def rollouts(self) -> list[MeasuredRow]:
+        """Rows of on-policy collection beside the learner."""
+        return [row for row in self.rows if row.stage == "rollout"]
+
+
+def read(path: Path) -> TuningView:
+    """Reads the tuner's result of a run, or what it has measured so far."""
+    record = read_json(path / "tune.json")
+    entries: list[Any] = []
+    if record:
+        for name in ("update_rates", "joint_rates", "rollout_rates"):
+            entries += record[name] if isinstance(record.get(name), list) else []
+    else:
+        for line in tail_text(path / PROGRESS).splitlines():
+            with contextlib.suppress(ValueError):  # the last line may still be written
+                entries.append(json.loads(line))
+    rows = [found for entry in entries if isinstance(entry, dict) and (found := _row(entry)) is not None]
+    return TuningView(rows, _dict(record.get("choice")), _dict(record.get("reasons")), record)
+
+
+def _row(entry: dict[str, Any]) -> MeasuredRow | None:
+    """Parses an untrusted entry; None if its stage or a needed number is missing."""
+    stage, values = str(entry.get("stage")), _dict(entry.get("setting"))
+    setting = {key: value for key, value in values.items() if isinstance(value, str | int | float)}
+    if stage not in _NEEDED or any(_number(setting.get(key)) is None for key in _NEEDED[stage]):
+        return None
+    updates, steps, busy = (_rates(entry.get(name)) for name in ("updates_per_s", "env_steps_per_s", "cpu_share"))
+    return MeasuredRow(
+        stage, setting, _middle(updates), _middle(steps),
+        spread(updates) if len(updates) > 1 else _number(entry.get("spread")), _middle(busy),
+        _number(entry.get("score")), entry["failure"] if isinstance(entry.get("failure"), str) else None,
+    )
+
+
+def _rates(value: Any) -> list[float]:
+    """The repeats of a rate; a single number is one repeat."""
+    values = value if isinstance(value, list) else [value]
+    return [float(x) for x in values if _number(x) is not None]
+
+
+def _middle(rates: list[float]) -> float | None:
+    return statistics.median(rates) if rates else None
+
+
+def _number(value: Any) -> float | None:
+    known = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _MOST
+    return float(value) if known else None
+
+
+def _dict(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def table(rows: list[MeasuredRow], choice: dict[str, Any]) -> list[dict[str, str]]:
+    """The cells of each row, without columns in which all is unknown."""
+    cells = [row.cells(choice) for row in rows]
+    names = dict.fromkeys(name for line in cells for name in line)
+    kept = [name for name in names if name == "note" or any(line.get(name, DASH) != DASH for line in cells)]
+    return [{name: line.get(name, DASH) for name in kept} for line in cells]
+
+
+def paper_batch(tuning: TuningView) -> int | None:
+    """The batch size of the paper's rule; None if it lies far beyond what was measured."""
+    paper, largest = tuning.record.get("paper_batch_size"), max((r.setting[BATCH] for r in tuning.updates), default=0)
+    return paper if isinstance(paper, int) and paper <= 4 * largest else None

@@ -1,0 +1,358 @@
+"""Where a run is logged beside its own directory: TensorBoard, Weights & Biases, MLflow.
+
+Each sink runs in a process of its own, started by ``runtime.loggers``: what its library imports, how long it waits for
+a network, and whether it ever returns is nothing that the supervisor or another sink feels. The process gets one JSON
+document a line over a socket and answers each row with the number of rows done. It ends with its supervisor.
+
+A series has the same name in all sinks: the group of its chart, then its name in the metric table, such as
+``Speed/updates_per_s``. The step is the number of env steps, as in ``metrics.db``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import netrc
+import os
+import re
+import shlex
+import socket
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+from urllib.parse import urlsplit
+
+from spreeze.formatting import clean
+from spreeze.machine.processes import leave_to_supervisor
+from spreeze.workers.main import end_with_parent
+
+NICE = 15
+"""As the visualizer: what its library imports takes seconds of a core, which samplers and learner get first."""
+_CLIP_LOOK_S = 5.0
+_MOST_CLIP_BYTES = 20_000_000
+_MOST_EVENTS = 500
+"""Of one session, in a sink that rewrites them all at each one."""
+_WANDB_OPEN_S = 20.0
+"""Then the run is kept offline; shorter than a run waits at its end for a sink that is not open yet."""
+_WANDB_HOST = "api.wandb.ai"
+_ID = re.compile(r"^[A-Za-z0-9_-]{1,64}$")
+
+
+class Opening(NamedTuple):
+    """What a sink is told of the run at its start."""
+
+    sink: str
+    run_dir: str
+    project: str
+    """Project of Weights & Biases, experiment of MLflow."""
+    settings: dict[str, Any]
+    """``part.field`` -> value."""
+    facts: dict[str, str]
+    """Machine, versions and the like, as text."""
+    known: dict[str, str]
+    """What the sink asked to be remembered in an earlier session of the run."""
+
+    @property
+    def path(self) -> Path:
+        return Path(self.run_dir)
+
+
+class Moment(NamedTuple):
+    """When something happened."""
+
+    at_s: float
+    """Seconds since 1970."""
+    wall_s: float
+    """Seconds since the run began."""
+    step: int
+    """Env steps."""
+
+
+class Tell(Protocol):
+    """Reports to the supervisor."""
+
+    def __call__(self, **fields: Any) -> None:
+        """``event`` = (level, text), ``known`` = names and ids to be given again when the run is resumed."""
+
+
+class MetricSink(Protocol):
+    """Takes what the store takes. A method may raise anything: the sink is then switched off, and the run goes on."""
+
+    def write(self, moment: Moment, values: Mapping[str, float]) -> None:
+        """The values of one time, all finite, by the name of their series."""
+
+    def event(self, moment: Moment, level: str, text: str) -> None: ...
+
+    def clip(self, moment: Moment, path: Path) -> None:
+        """A new MP4 file of the current policy."""
+
+    def close(self, *, failed: bool) -> None:
+        """The end of the session; ``failed`` if the run ended by an error."""
+
+
+class TensorBoardSink:
+    """Event files in ``tensorboard/`` of the run directory; a resumed run adds a file there."""
+
+    def __init__(self, opening: Opening, tell: Tell) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+        from torch.utils.tensorboard.summary import hparams
+
+        writer: Any = SummaryWriter
+        self._writer = writer(str(opening.path / "tensorboard"), flush_secs=10)
+        if not opening.known:
+            summaries: Any = hparams
+            flat = {key: value if isinstance(value, bool | int | float) else clean(value, 200)
+                    for key, value in opening.settings.items() if value is not None}
+            for summary in summaries(flat, {"Return/eval_return": 0.0})[:2]:
+                self._writer.file_writer.add_summary(summary)
+        self._writer.add_text("settings", _table(opening.settings))
+        self._writer.add_text("facts", _table(opening.facts))
+        tell(known={"folder": "tensorboard"},
+             event=("info", f"to watch: tensorboard --logdir {shlex.quote(str(opening.path.parent))}"))
+
+    def write(self, moment: Moment, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, moment.step, moment.at_s)
+
+    def event(self, moment: Moment, level: str, text: str) -> None:
+        self._writer.add_text("events", f"**{level}** {_escaped(text)}", moment.step, moment.at_s)
+
+    def clip(self, moment: Moment, path: Path) -> None:
+        """Nothing: TensorBoard shows clips as GIF only, many times as large."""
+
+    def close(self, *, failed: bool) -> None:
+        self._writer.close()
+
+
+class WandbSink:
+    """One run of Weights & Biases, which a resumed run continues; offline without a key or a network.
+
+    Its files are in ``wandb/`` beside the runs.
+    """
+
+    def __init__(self, opening: Opening, tell: Tell) -> None:
+        import wandb
+
+        self._library: Any = wandb
+        asked = os.environ.get("WANDB_MODE")
+        default = str(getattr(self._library.Settings(), "base_url", ""))
+        mode, why = ("online", "") if _has_wandb_key(default) else ("offline", "no key was found")
+        try:
+            self._run = self._begun(opening, asked or mode)
+        except Exception as error:
+            if asked or mode == "offline":
+                raise
+            mode, why = "offline", clean(f"{type(error).__name__}: {error}", 200)
+            self._run = self._begun(opening, mode)
+        self._run.define_metric("env_steps", hidden=True)
+        self._run.define_metric("*", step_metric="env_steps")
+        tell(known={"id": str(self._run.id)})
+        if why and not asked:
+            folder = shlex.quote(str(Path(str(self._run.dir)).parent))
+            tell(event=("info", f"{why}, so the run is kept offline; to send it: wandb sync {folder}"))
+        elif getattr(self._run, "url", None):
+            tell(event=("info", f"to watch: {self._run.url}"))
+
+    def _begun(self, opening: Opening, mode: str) -> Any:
+        known = opening.known.get("id", "")
+        return self._library.init(
+            project=os.environ.get("WANDB_PROJECT") or opening.project, name=opening.path.name,
+            id=known if _ID.match(known) else None, resume="allow", mode=mode,
+            # Beside the runs: a run directory with one of its links in it could not be resumed.
+            dir=str(opening.path.parent),
+            config={**opening.settings, **opening.facts}, settings=self._library.Settings(init_timeout=_WANDB_OPEN_S),
+        )
+
+    def write(self, moment: Moment, values: Mapping[str, float]) -> None:
+        self._run.log({**values, "env_steps": moment.step, "wall_s": moment.wall_s})
+
+    def event(self, moment: Moment, level: str, text: str) -> None:
+        print(f"{moment.wall_s:.1f} s  {level}: {text}", flush=True)  # noqa: T201 - wandb takes it into the run's log
+
+    def clip(self, moment: Moment, path: Path) -> None:
+        self._run.log({"clip": self._library.Video(str(path), format="mp4"), "env_steps": moment.step})
+
+    def close(self, *, failed: bool) -> None:
+        self._run.finish(exit_code=int(failed))
+        self._library.teardown()  # the process that it started
+
+
+class MlflowSink:
+    """One MLflow run, which a resumed run continues; in ``mlflow.db`` beside the runs if no server is named."""
+
+    def __init__(self, opening: Opening, tell: Tell) -> None:
+        os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
+        import mlflow.entities
+
+        where, local = os.environ.get("MLFLOW_TRACKING_URI"), opening.path.parent / "mlflow.db"
+        if not where and not local.exists():
+            _make_database(mlflow.MlflowClient, local)
+        self._entities: Any = mlflow.entities
+        self._client: Any = mlflow.MlflowClient(tracking_uri=where or f"sqlite:///{local}")
+        self._events: list[str] = []
+        self._run_id = self._continued(opening)
+        if not self._run_id:
+            tags = {key: clean(value, 500) for key, value in opening.facts.items()}
+            experiment = self._experiment(opening, local=not where)
+            self._run_id = self._client.create_run(experiment, run_name=opening.path.name, tags=tags).info.run_id
+            params = [self._entities.Param(key, clean(value, 500)) for key, value in opening.settings.items()]
+            for start in range(0, len(params), 100):  # its limit of one call
+                self._client.log_batch(self._run_id, params=params[start : start + 100])
+        if (opening.path / "config.toml").is_file():
+            self._client.log_artifact(self._run_id, str(opening.path / "config.toml"))
+        tell(known={"run_id": self._run_id})
+        if not where:  # an address may hold a password
+            tell(event=("info", f"to watch: mlflow ui --backend-store-uri {shlex.quote(f'sqlite:///{local}')}"))
+
+    def _continued(self, opening: Opening) -> str:
+        """The id of the run's earlier sessions, running again; empty if there is none."""
+        known = opening.known.get("run_id", "")
+        if not _ID.match(known):
+            return ""
+        try:
+            self._client.get_run(known)
+        except Exception:  # another server, or it was deleted there: a new one is made
+            return ""
+        self._client.update_run(known, status="RUNNING")
+        return known
+
+    def _experiment(self, opening: Opening, *, local: bool) -> str:
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or opening.project
+        found = self._client.get_experiment_by_name(name)
+        if found is not None:
+            return str(found.experiment_id)
+        place = str((opening.path.parent / "mlartifacts").absolute()) if local else None
+        return str(self._client.create_experiment(name, artifact_location=place))
+
+    def write(self, moment: Moment, values: Mapping[str, float]) -> None:
+        at_ms = int(1000 * moment.at_s)
+        self._client.log_batch(self._run_id, metrics=[
+            self._entities.Metric(name, value, at_ms, moment.step) for name, value in values.items()
+        ])
+
+    def event(self, moment: Moment, level: str, text: str) -> None:
+        if len(self._events) < _MOST_EVENTS:
+            self._events.append(f"{moment.wall_s:.1f} s  {level}: {text}\n")
+            self._client.log_text(self._run_id, "".join(self._events), f"events-{os.getpid()}.txt")
+
+    def clip(self, moment: Moment, path: Path) -> None:
+        self._client.log_artifact(self._run_id, str(path), "videos")
+
+    def close(self, *, failed: bool) -> None:
+        self._client.set_terminated(self._run_id, "FAILED" if failed else "FINISHED")
+
+
+def _make_database(client: Callable[..., Any], path: Path) -> None:
+    """Makes MLflow's tables, which takes seconds, in a file that appears under its name when it is whole.
+
+    Half of them, left by a process that was killed, or those of two processes at once, could never be opened.
+    """
+    fresh = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    client(tracking_uri=f"sqlite:///{fresh}").search_experiments(max_results=1)
+    with contextlib.suppress(FileExistsError):
+        os.link(fresh, path)
+    fresh.unlink()
+
+
+SINKS: dict[str, Callable[[Opening, Tell], MetricSink]] = {
+    "tensorboard": TensorBoardSink, "wandb": WandbSink, "mlflow": MlflowSink,
+}
+"""By the name in ``logging.sinks``, which is also that of the package and of the extra that installs it."""
+
+
+def _has_wandb_key(default_url: str = "") -> bool:
+    """Whether Weights & Biases would find a key without asking: in the environment or in ``.netrc``."""
+    if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
+        return True
+    host = urlsplit(os.environ.get("WANDB_BASE_URL") or default_url).hostname or _WANDB_HOST
+    files = [os.environ["NETRC"]] if "NETRC" in os.environ else ["~/.netrc", "~/_netrc"]
+    for name in files:
+        with contextlib.suppress(OSError, netrc.NetrcParseError, UnicodeDecodeError):
+            if netrc.netrc(os.path.expanduser(name)).authenticators(host):
+                return True
+    return False
+
+
+def _table(values: Mapping[str, Any]) -> str:
+    return "\n".join(["| name | value |", "|---|---|",
+                      *(f"| {_escaped(key)} | {_escaped(value)} |" for key, value in values.items())])
+
+
+def _escaped(text: object) -> str:
+    """One line without Markdown."""
+    return re.sub(r"([\\`*_\[\]<>|~#])", r"\\\1", clean(text, 500))
+
+
+class _Clips:
+    """Finds clips that were finished since the last look."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._folder = run_dir / "videos"
+        self._seen = set(self._found())  # those of an earlier session are logged
+        self._next_s = 0.0
+
+    def _found(self) -> list[Path]:
+        return sorted(self._folder.glob("clip-*.mp4"))
+
+    def new(self, wall_s: float) -> list[Path]:
+        if wall_s < self._next_s:
+            return []
+        self._next_s = wall_s + _CLIP_LOOK_S
+        new = [path for path in self._found() if path not in self._seen]
+        self._seen.update(new)
+        return [path for path in new if not path.is_symlink() and path.stat().st_size <= _MOST_CLIP_BYTES]
+
+
+def serve(line: socket.socket) -> None:
+    """Opens the sink that the first row names and hands it all others, until the row that ends it or a closed end."""
+    rows = line.makefile("rb")
+
+    def tell(**fields: Any) -> None:
+        line.sendall(json.dumps(fields).encode() + b"\n")
+
+    opening = Opening(**json.loads(rows.readline()))
+    clips, done, failed = _Clips(opening.path), 1, False  # clips from before the sink is open are new, too
+    sink = SINKS[opening.sink](opening, tell)
+    tell(done=done)
+    for text in rows:
+        row = json.loads(text)
+        if "end" in row:
+            failed = bool(row["end"])
+            break
+        moment = Moment(*row["moment"])
+        if "event" in row:
+            sink.event(moment, *row["event"])
+        else:
+            sink.write(moment, {name: value for name, value in row["values"].items() if math.isfinite(value)})
+            for path in clips.new(moment.wall_s):
+                sink.clip(moment, path)
+        done += 1
+        tell(done=done)
+    sink.close(failed=failed)
+    tell(closed=True)
+
+
+def main(argv: list[str]) -> None:
+    """The process of one sink; ``argv`` has the descriptor of its socket."""
+    end_with_parent()
+    leave_to_supervisor()
+    with contextlib.suppress(OSError):
+        os.nice(NICE)
+    line, code = socket.socket(fileno=int(argv[0])), 1
+    try:
+        serve(line)
+        code = 0
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            line.sendall(json.dumps({"failed": clean(f"{type(error).__name__}: {error}")}).encode() + b"\n")
+        with contextlib.suppress(OSError):  # the disk of the log may be full
+            traceback.print_exc()
+    finally:
+        os._exit(code)  # threads and exit handlers of a library may hang
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

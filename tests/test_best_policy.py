@@ -1,0 +1,100 @@
+"""Which policy of a run is kept as the best: bounds by hand, the rule step by step, an evaluator that follows it."""
+
+import contextlib
+import json
+
+import numpy as np
+import pytest
+from linear_policy import BAD, GOOD, IDLE, arrays, publish
+from test_evaluator import expected_return, job_of
+
+from spreeze.transport.weights import WeightsStore, read_weights
+from spreeze.workers import evaluator
+from spreeze.workers.best_policy import BestPolicy, Candidate, Tally
+from spreeze.workers.evaluator import Evaluation, WeightsWatch
+
+
+def candidate(mean, std=0.0, name=b"w"):
+    return Candidate(Tally(10, mean, std), name, {"return_mean": mean})
+
+
+def kept(folder):
+    facts = json.loads((folder / "checkpoints" / "best.json").read_text())
+    return (folder / "checkpoints" / "best.safetensors").read_bytes(), facts["return"], facts["confirmed"]
+
+
+def test_the_bound_is_that_of_students_distribution():
+    returns = np.arange(1.0, 11.0)
+    tally = Tally(10, returns.mean(), returns.std())
+    assert tally.bound == pytest.approx(5.5 - 1.383 * 3.02765 / 10**0.5, abs=0.01), "t of a table, 9 degrees of freedom"
+    assert Tally(1, 3.0, 0.0).bound == 3.0
+
+
+def test_two_tallies_together_are_that_of_all_episodes():
+    first, second = np.array([1.0, 2.0, 6.0]), np.array([-4.0, 10.0])
+    both = Tally(3, first.mean(), first.std()).with_more(Tally(2, second.mean(), second.std()))
+    together = np.concatenate([first, second])
+    assert both == pytest.approx((5, together.mean(), together.std()))
+
+
+def test_before_any_test_the_higher_bound_is_kept_and_not_the_higher_mean(tmp_path):
+    best = BestPolicy(tmp_path)
+    best.offer(candidate(100.0, 10.0, b"steady"))
+    best.offer(candidate(120.0, 90.0, b"lucky"))
+    assert kept(tmp_path) == (b"steady", 100.0, False)
+    best.offer(candidate(110.0, 10.0, b"better"))
+    assert kept(tmp_path) == (b"better", 110.0, False)
+
+
+def test_a_confirmed_policy_is_replaced_only_by_one_that_is_better_over_all_of_its_episodes(tmp_path):
+    best = BestPolicy(tmp_path)
+    for _ in range(7):
+        best.offer(candidate(0.0, 1.0))
+    assert best.due() is None
+    best.offer(candidate(100.0, 10.0, b"first"))
+    best.tested(best.due(), Tally(10, 90.0, 10.0))
+    assert kept(tmp_path) == (b"first", 95.0, True)
+    best.offer(candidate(94.0, 0.0, b"no better"))
+    assert best.challenger is None
+    for _ in range(7):
+        best.offer(candidate(130.0, 1.0, b"lucky"))
+    best.offer(candidate(125.0, 90.0, b"wide"))
+    lucky = best.due()
+    assert lucky.data == b"lucky"
+    best.tested(lucky, Tally(10, 40.0, 30.0))
+    assert kept(tmp_path) == (b"first", 95.0, True)
+    assert best.due() is best.challenger is None
+    best.offer(candidate(120.0, 1.0, b"second"))
+    assert best.due() is None, "one test in eight evaluations"
+    best.tested(best.challenger, Tally(10, 118.0, 1.0))  # the end of the run
+    assert kept(tmp_path) == (b"second", 119.0, True)
+    again = BestPolicy(tmp_path)
+    again.offer(candidate(118.5, 0.0, b"later"))
+    assert again.challenger is None, "a later session goes on from there"
+
+
+def test_a_test_without_a_result_changes_nothing_and_is_not_repeated_at_once(tmp_path):
+    best = BestPolicy(tmp_path)
+    for _ in range(8):
+        best.offer(candidate(1.0))
+    best.tested(best.due(), None)
+    assert kept(tmp_path) == (b"w", 1.0, False)
+    assert best.due() is None
+
+
+def test_the_evaluator_tests_the_best_on_seeds_that_no_evaluation_uses(tmp_path, monkeypatch):
+    seeds, run = [], evaluator.run_episodes
+    monkeypatch.setattr(evaluator, "run_episodes",
+                        lambda make, act, some, **options: (seeds.append(some), run(make, act, some, **options))[1])
+    store, told = WeightsStore(tmp_path / "weights"), []
+    with contextlib.closing(Evaluation(job_of(tmp_path, episodes=2), lambda *error: None)) as evaluation:
+        for version, gain in enumerate([IDLE, BAD, IDLE, GOOD, IDLE, BAD, IDLE, IDLE, IDLE], start=1):
+            publish(store, gain, version)
+            evaluation.evaluate(*WeightsWatch(tmp_path).newer(0), lambda: False)
+            evaluation.test_best(lambda: False, told.append)
+    assert seeds == [range(10, 12)] * 8 + [range(12, 14), range(10, 12)]
+    best = read_weights(tmp_path / "checkpoints" / "best.safetensors")
+    assert np.array_equal(best.arrays["head_w"], arrays(GOOD)["head_w"])
+    facts = json.loads((tmp_path / "checkpoints" / "best.json").read_text())
+    assert facts["return"] == pytest.approx(expected_return(GOOD, 4))
+    assert (facts["played"], facts["confirmed"], facts["version"], told) == (4, True, 4, [])
