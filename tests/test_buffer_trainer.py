@@ -53,12 +53,12 @@ def place():
 def test_each_rollout_is_used_k_times_and_evaluated_once(place, monkeypatch):
     evaluated = []
     evaluate = place.made.evaluate
-    monkeypatch.setattr(place.made, "evaluate", lambda batch: evaluated.append(1) or evaluate(batch))
+    monkeypatch.setattr(place.made, "evaluate", lambda *given: evaluated.append(given[1]) or evaluate(*given))
     assert not place.trainer.learn()
     place.fill(0)
     place.fill(1)
     assert [place.trainer.learn() for _ in range(5)] == [True] * 4 + [False]
-    assert (len(evaluated), place.made.updates) == (2, 4)
+    assert (evaluated, place.made.updates) == ([0, 1], 4), "with the sampler that it is of"
     numbers = place.trainer.numbers(wait_s=0.0, publish_s=0.0)
     assert (numbers["rollout_uses"], numbers["rollouts_dropped"], numbers["batch_size"]) == (1.5, 0, T * M)
 

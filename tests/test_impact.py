@@ -9,7 +9,9 @@ from numpy_reference import central_difference
 from rollouts import FRAMES, learner, rollout, task
 
 from spreeze.algorithms import losses
+from spreeze.algorithms.on_policy import RewardScale
 from spreeze.errors import CheckpointError
+from spreeze.inference.policy import Policy
 
 NAMES = ("impact", "appo", "impala")
 SAME = {"gamma": 0.9, "gae_lambda": 0.8, "lr": 0.01, "entropy_coef": 0.02, "value_coef": 0.7, "max_grad_norm": 0.5}
@@ -127,6 +129,42 @@ def test_it_learns_from_images_and_tells_its_metrics(name):
     assert found["learning_rate"] == pytest.approx(1.5e-4)
     assert ("clip_share" in found) == (name != "impala")
     assert ("target_kl" in found) == (name == "impact")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_forbidden_actions_have_no_part_in_ratios_and_divergence(name):
+    """Worker, target and theta are one policy here, so all ratios are 1 whatever the masks."""
+    spec = dataclasses.replace(task(obs_dim=3 + 4, actions=4, discrete=True), action_mask=True)
+    options = {"kl_coef": 1.0} if name == "impact" else {}
+    made, rng = learner(name, spec, "none", normalize_obs=True, entropy_coef=0.1, **options), np.random.default_rng(2)
+    batch = rollout(made, spec, rng)
+    batch.obs[..., 3:] = rng.random((*batch.obs.shape[:2], 4)) < 0.4
+    batch.obs[..., 4] = 1.0
+    policy, flat = Policy.from_weights(made.policy_arrays(), made.policy_meta()), batch.obs.reshape(-1, 7)
+    action, log_prob = policy.draw(flat, rng.random((len(flat), 1)).astype(np.float32))
+    batch = batch._replace(action=action.reshape(batch.action.shape), log_prob=log_prob.reshape(batch.log_prob.shape))
+    evaluated = made.evaluate(batch)
+    reference = made._kind.log_prob(evaluated.out, evaluated.samples.action)
+    np.testing.assert_allclose(reference, batch.log_prob.reshape(-1), atol=1e-5)
+    assert (evaluated.out.t()[torch.from_numpy(flat[:, 3:] == 0.0)] < -1e8).all()
+    made._config = dataclasses.replace(made._config, lr=0.0)
+    made.improve(evaluated, None)
+    found = made.metrics()
+    assert found["approx_kl"] == pytest.approx(0.0, abs=1e-8)
+    assert found.get("target_kl", 0.0) == 0.0
+    assert made.updates_skipped() == 0
+
+
+def test_returns_that_rewards_are_divided_by_go_on_in_each_sampler_s_own_rollouts():
+    scale, steps = RewardScale(0.5), np.ones((2, 1), bool)
+    for sampler, reward in ((0, 1.0), (1, 100.0), (0, 1.0)):
+        scale.apply(np.full((2, 1), reward), ~steps, ~steps, sampler)
+    assert scale.state()["returns"] == {"0": [1.875], "1": [150.0]}
+    again = RewardScale(0.5)
+    again.load_state(scale.state())
+    assert again.state() == scale.state()
+    again.load_state(scale.state() | {"returns": [3.0]})
+    assert again.state()["returns"] == {"0": [3.0]}, "a checkpoint of 0.1.0"
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -56,8 +56,11 @@ class AnyAge(OnPolicyAlgorithm):
         for _ in range(self._config.uses):
             self.improve(evaluated, progress)
 
-    def evaluate(self, batch: RolloutBatch) -> Evaluated:
-        """What is computed once, at a rollout's first use; its observations enter the normaliser afterwards."""
+    def evaluate(self, batch: RolloutBatch, sampler: int = 0) -> Evaluated:
+        """What is computed once, at a rollout's first use; its observations enter the normaliser afterwards.
+
+        ``sampler`` collected it: the returns that rewards are divided by continue in each sampler's own rollouts.
+        """
         config, (steps, envs) = self._config, batch.reward.shape
         with torch.no_grad():
             obs = self._tensor(batch.obs.reshape(steps * envs, *batch.obs.shape[2:]), self._normalizer)
@@ -68,7 +71,8 @@ class AnyAge(OnPolicyAlgorithm):
             ratio = (reference - worker).exp_().cpu().numpy().reshape(steps, envs)
             old = value.cpu().numpy().reshape(steps, envs)
             ended = np.asarray(batch.terminated, bool), np.asarray(batch.truncated, bool)
-            reward = batch.reward if self._reward_scale is None else self._reward_scale.apply(batch.reward, *ended)
+            scale = self._reward_scale
+            reward = batch.reward if scale is None else scale.apply(batch.reward, *ended, sampler)
             rho = np.minimum(ratio, config.rho_bar)
             excess, ahead = losses.vtrace(
                 reward, old, self._next_values(batch, old, self._normalizer), *ended, config.gamma, config.gae_lambda,
@@ -103,7 +107,7 @@ class AnyAge(OnPolicyAlgorithm):
 
     def _reference(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         """Outputs [K, M] and values [M] of the policy that V-trace corrects towards."""
-        out, value = self.net.forward(obs)
+        out, value = self._forward(obs)
         return out.clone(), value.clone()
 
     def _advantage(self, excess: np.ndarray, weighted: np.ndarray) -> np.ndarray:
@@ -157,12 +161,12 @@ class Impact(Appo):
         self._using: Evaluated | None = None
         """The rollout of the latest update."""
 
-    def evaluate(self, batch: RolloutBatch) -> Evaluated:
+    def evaluate(self, batch: RolloutBatch, sampler: int = 0) -> Evaluated:
         """All of it by the target network, whose place is the network's own meanwhile."""
         theta = self.net.flat.clone()
         self.net.flat.copy_(self.target)
         try:
-            return super().evaluate(batch)
+            return super().evaluate(batch, sampler)
         finally:
             self.net.flat.copy_(theta)
 
@@ -197,7 +201,7 @@ class Impact(Appo):
         found = super().metrics()
         if self._using is not None:
             with torch.no_grad():
-                out = self.net.forward(self._using.samples.obs)[0]
+                out = self._forward(self._using.samples.obs)[0]
                 found["target_kl"] = self._divergence_from(self._using, out)[0].mean().item()
             found |= {"target_updates": float(self.target_updates), "kl_coef": self._kl_coef}
         return finite(found)

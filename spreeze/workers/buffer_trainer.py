@@ -63,7 +63,7 @@ class BufferTrainer:
             for other in [(writer, rollout) for writer, rollout in self._kept
                           if writer == taken.writer and rollout < oldest]:
                 del self._kept[other]
-            self._kept[key] = self.algorithm.evaluate(taken.batch)
+            self._kept[key] = self.algorithm.evaluate(taken.batch, taken.writer)
         # Not negative either after a learner that lost its latest updates.
         self._lags.append(max(0.0, self.updates - float(taken.versions.mean())))
         self._uses.append(taken.use)
