@@ -108,7 +108,8 @@ def test_a_damaged_record_of_a_wiring_is_unknown(told):
 def test_a_record_holds_what_the_page_shows(mode):
     for wiring in filter(None, (mode.replay, mode.on_policy)):
         told = json.loads(json.dumps({"mode": "another's", "wiring": recorded(wiring)}))
-        assert wiring_of(told, on_policy=False) == Wiring(stages=wiring.stages, lag=wiring.lag)
+        assert wiring_of(told, on_policy=False) == Wiring(
+            stages=wiring.stages, lag=wiring.lag, free_running=wiring.free_running)  # fmt: skip
 
 
 @pytest.mark.parametrize("mode", DECLARED, ids=lambda mode: mode.name)

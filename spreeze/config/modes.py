@@ -182,7 +182,8 @@ def declared_by(module: str, name: str) -> Iterable[Any]:
 
 def recorded(wiring: Wiring) -> dict[str, Any]:
     """What ``run.json`` keeps of it, so that the page can show a mode that it may not import."""
-    return {"lag": wiring.lag, "stages": [[stage.title, stage.split, list(stage.items)] for stage in wiring.stages]}
+    return {"lag": wiring.lag, "free_running": wiring.free_running,
+            "stages": [[stage.title, stage.split, list(stage.items)] for stage in wiring.stages]}
 
 
 def wiring_of(run: Mapping[str, Any], *, on_policy: bool) -> Wiring | None:
@@ -196,6 +197,6 @@ def wiring_of(run: Mapping[str, Any], *, on_policy: bool) -> Wiring | None:
     try:
         return Wiring(lag=None if told["lag"] is None else int(told["lag"]), stages=tuple(
             Stage(title=clean(title, 40), split=clean(split, 20), items=tuple(str(item) for item in items))
-            for title, split, items in told["stages"][:_MOST_STAGES]))
+            for title, split, items in told["stages"][:_MOST_STAGES]), free_running=told.get("free_running") is True)
     except (KeyError, TypeError, ValueError, OverflowError):
         return None  # a file may say anything

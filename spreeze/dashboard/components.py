@@ -77,7 +77,7 @@ def show_live(path: Path, page_key: str) -> None:
         key=f"live-{name}",
         data={
             "base": prefix(), "run": name, "period_ms": PERIOD_MS, "page": page_key,
-            "charts": tuple(live_api.as_json("updates" if wiring is None or wiring.lag is None else "intervals")),
+            "charts": tuple(live_api.as_json(live_api.lag_unit(wiring))),
             "colours": live_api.COLOURS,
             "tiles": _tiles(),
             "pipeline": pipeline(wiring),
