@@ -70,7 +70,7 @@ def test_the_algorithm_implies_its_mode_and_is_refused_in_others(algo):
 
 @pytest.mark.parametrize(("argv", "words"), [
     (("--algo", "impact", "--set", "impact.uses=0"), "impact.uses = 0: allowed is 1 to 65535"),
-    (("--algo", "appo", "--set", "appo.uses=1"), "least_uses = 4 is above uses = 1"),
+    (("--algo", "appo", "--set", "appo.uses=1", "--set", "appo.least_uses=4"), "least_uses = 4 is above uses = 1"),
     (("--mode", "impact", "--algo", "ppo"), "--algo ppo: it learns from what its own policy has just collected"),
     (("--mode", "impact", "--algo", "dqn"), "--algo dqn: it learns from replay, which mode impact does not have"),
 ])  # fmt: skip
@@ -79,8 +79,24 @@ def test_what_cannot_run_is_refused(argv, words):
         asked(*argv)
 
 
+def plan(samplers, *argv):
+    return RunPlan(settings=Settings(config=asked(*argv), sources={}), spec=SPEC, samplers=samplers, free_core=True)
+
+
+@pytest.mark.parametrize("algo", ["impact", "ppo"])
+def test_averaged_weights_are_refused_where_the_published_policy_collects(algo):
+    mode = () if algo == "impact" else ("--mode", "hts")
+    with pytest.raises(ConfigError, match=f"policy_average = 0.9: what {algo} publishes draws its rollouts too"):
+        plan(2, "--algo", algo, *mode, "--set", "learner.policy_average=0.9")
+
+
+def test_samplers_wait_for_half_of_the_uses_unless_told_otherwise():
+    for uses, least, expected in ((2, None, 1), (1, None, 0), (8, 0, 0), (8, 8, 8)):
+        more = () if least is None else ("--set", f"impact.least_uses={least}")
+        assert plan(2, "--algo", "impact", "--set", f"impact.uses={uses}", *more).rollout_spec().least_uses == expected
+
+
 def test_each_sampler_has_a_slot_to_fill_besides_its_share_of_those_to_read():
     for samplers, slots in ((1, 5), (2, 3), (3, 3), (8, 2)):
-        spec = RunPlan(settings=Settings(config=asked("--algo", "impact"), sources={}), spec=SPEC, samplers=samplers,
-                       free_core=True).rollout_spec()  # fmt: skip
+        spec = plan(samplers, "--algo", "impact").rollout_spec()
         assert (spec.num_slots, spec.max_uses, spec.least_uses, spec.free_running) == (slots, 8, 4, True)

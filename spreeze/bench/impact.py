@@ -25,8 +25,7 @@ SLOW_WEIGHTS = ["--set", "impact.broadcast_updates=1000000000", "--set", "learne
 """New weights once a second: the lag that the ablations are about."""
 ABLATIONS: dict[str, list[str]] = {
     **{f"ratio {name}": ["--set", f"impact.ratio={name}"] for name in ("R3", "R1", "R2")},
-    **{f"K {uses}": ["--set", f"impact.uses={uses}", "--set", f"impact.least_uses={uses // 2}"]
-       for uses in (1, 2, 4, 16, 32)},
+    **{f"K {uses}": ["--set", f"impact.uses={uses}"] for uses in (1, 2, 4, 16, 32)},
     **{f"t_target {updates}": ["--set", f"impact.target_interval={updates}"] for updates in (1, 4, 32, 128, 512)},
 }
 _START_S, _OUTSIDE_S = 6.0, 120.0

@@ -313,8 +313,9 @@ class AnyAgeConfig(OnPolicyConfig):
                          "one", unit="rollouts", low=1, high=65_536)
     uses: int = setting(1, "updates for which a rollout is used at most (K); one update takes one rollout",
                         unit="updates", low=1, high=65_535)
-    least_uses: int = setting(0, "a sampler waits while its oldest rollout was used less often; 0: it never waits, "
-                              "and rollouts that are written over are counted", unit="updates", low=0, high=65_535)
+    least_uses: int | None = setting(
+        None, "a sampler waits while its oldest rollout was used less often; not set: half of uses; 0: it never waits, "
+        "and rollouts that are written over are counted", unit="updates", low=0, high=65_535)
     rho_bar: float = setting(1.0, "bound of the importance weight of a temporal difference (V-trace)", low=0.0,
                              high=1e6)
     c_bar: float = setting(1.0, "bound of the importance weights of the trace (V-trace)", low=0.0, high=1e6)
@@ -324,9 +325,14 @@ class AnyAgeConfig(OnPolicyConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.least_uses > self.uses:
+        if self.uses_before_overwrite > self.uses:
             raise ConfigError(f"least_uses = {self.least_uses} is above uses = {self.uses}: samplers would wait for "
-                              "ever")
+                              "ever; leave it out, for half of uses")
+
+    @property
+    def uses_before_overwrite(self) -> int:
+        """``least_uses``, or half of ``uses``."""
+        return self.uses // 2 if self.least_uses is None else self.least_uses
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -344,8 +350,6 @@ class AppoConfig(AnyAgeConfig):
 
     uses: int = setting(8, "updates for which a rollout is used at most (K); one update takes one rollout",
                         unit="updates", low=1, high=65_535)
-    least_uses: int = setting(4, "a sampler waits while its oldest rollout was used less often; 0: they never wait, "
-                              "and rollouts that are written over are counted", unit="updates", low=0, high=65_535)
     clip: float = setting(0.2, "range of the probability ratio around 1", low=1e-3, high=10.0)
 
 

@@ -100,6 +100,10 @@ class RunPlan:
         if learner.precision != "float32":
             raise ConfigError(f"learner.precision = {learner.precision}: {self.config.run.algo} learns in float32, "
                               "which its equal results rest on; leave it out")
+        if learner.policy_average:
+            raise ConfigError(f"learner.policy_average = {learner.policy_average:g}: what {self.config.run.algo} "
+                              "publishes draws its rollouts too, and learning divides by the probabilities of its "
+                              "newest policy; averages are for algorithms that learn from replay. Leave it out")
 
     @property
     def learners(self) -> int:
@@ -133,7 +137,7 @@ class RunPlan:
         if not isinstance(algorithm, AnyAgeConfig):
             return spec
         return dataclasses.replace(spec, num_slots=-(-algorithm.slots // samplers) + 1, max_uses=algorithm.uses,
-                                   least_uses=algorithm.least_uses, free_running=True, log_steps=1)
+                                   least_uses=algorithm.uses_before_overwrite, free_running=True, log_steps=1)
 
     def shared_bytes(self) -> tuple[str, int, str]:
         """Name and size of the shared memory that the run needs, except for some kilobytes, and what makes it less."""
