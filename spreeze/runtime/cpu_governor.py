@@ -220,7 +220,8 @@ class GovernorLoop:
         self._reader = ContentionReader() if reader is None else reader
         self._before: tuple[float, list[int], list[float]] | None = None
         self._foreign_cores: float | None = None
-        self._turn_rows = _TURN_SHARE * plan.ring_spec().rows_per_shard
+        buffer = plan.ring_spec().rows_per_shard if plan.config.on_policy is None else plan.rollout_spec().rows
+        self._turn_rows = _TURN_SHARE * buffer
         self._turn_began = (0.0, 0)  # seconds, rows inserted
         for group, samplers in enumerate(self._samplers):
             status.group(group)[words.SAMPLERS] = samplers

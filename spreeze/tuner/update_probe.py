@@ -1,4 +1,4 @@
-"""A child process that times real updates on synthetic rows: ``python -m spreeze.workers.update_probe JOB``.
+"""A child process that times real updates on synthetic rows: ``python -m spreeze.tuner.update_probe JOB``.
 
 It imports what a learner imports, once, and forks. On a CPU it forks for every measurement, so that each begins
 without gradient steps and threads; on a GPU once, since context, libraries and kernels take seconds, and again only
