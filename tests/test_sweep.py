@@ -56,6 +56,7 @@ def test_an_interrupted_run_begins_anew_beside_the_old_one_and_a_finished_one_is
     assert sweep.main(["--resume", "x", "--runs-dir", str(tmp_path)]) == 0
     found = sweep.read_sweep(tmp_path, "x")
     assert [(run.name, run.state) for run in found.runs] == [("x-c1-s1", "finished"), ("x-c1-s2-again2", "finished")]
+    assert json.loads((tmp_path / "x.sweep.json").read_text())["finished"] == [run.name for run in found.runs]
     assert json.loads((tmp_path / "x-c1-s2-again2" / "summary.json").read_text())["env_steps"] >= 60
     assert not (tmp_path / "x-c1-s1").exists()
 

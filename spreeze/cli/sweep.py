@@ -72,7 +72,8 @@ class Sweep:
     runs: list[SweepRun]
 
     def write(self, runs_dir: Path) -> None:
-        write_json(sweep_path(runs_dir, self.name), asdict(self))
+        finished = [run.name for run in self.runs if run.state == "finished"]
+        write_json(sweep_path(runs_dir, self.name), {**asdict(self), "finished": finished})
 
 
 def sweep_path(runs_dir: Path, name: str) -> Path:
@@ -90,6 +91,7 @@ def read_sweep(runs_dir: Path, name: str) -> Sweep:
         known = sorted(found.name.removesuffix(".sweep.json") for found in runs_dir.glob("*.sweep.json"))
         raise RunError(f"no sweep '{name}' in {runs_dir} (sweeps: {', '.join(known) or 'none'})")
     data: dict[str, Any] = read_json(path)
+    data.pop("finished", None)  # for the page; follows from the runs
     try:
         return Sweep(**{**data, "runs": [SweepRun(**run) for run in data["runs"]]})
     except (KeyError, TypeError) as error:
@@ -385,9 +387,9 @@ def table_text(rows: Sequence[dict[str, Any]], target: float | None) -> str:
         keys |= {"to_target_s": f"to {target:g} [s]", "held_s": "held [s]"}
     lines = [["setting", "seeds", *keys.values()]]
     for row in rows:
+        counts = {key: row.get(f"{key}_reached", row[key]["seeds"] if row[key] else 0) for key in keys}
         cells = [shown(None if row[key] is None else Spread(**row[key]))
-                 + (f" ({row[f'{key}_reached']} of {row['seeds']})" if f"{key}_reached" in row else "")
-                 for key in keys]
+                 + (f" ({counts[key]} of {row['seeds']})" if counts[key] < row["seeds"] else "") for key in keys]
         lines.append([row["setting"], str(row["seeds"]), *cells])
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
