@@ -29,11 +29,10 @@ from spreeze.cli.arguments import Parser, guarded
 from spreeze.config.schema import check_name
 from spreeze.errors import ConfigError, ResourceError, RunError
 from spreeze.machine.output import complain, emit, say
-from spreeze.machine.processes import kill_and_wait
+from spreeze.machine.processes import end_with_parent, kill_and_wait
 from spreeze.metrics.comparison import HELD, Spread, bootstrap_interval, final_metric, iqm, read_curve, required_time
 from spreeze.metrics.comparison import spread_text as shown
 from spreeze.run_directory import read_json, write_json
-from spreeze.workers.main import end_with_parent
 
 _RUN_BYTES = 20_000_000
 """Disk that a run takes at least: two checkpoints of small networks, metrics and log."""
