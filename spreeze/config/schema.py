@@ -478,9 +478,11 @@ class TuningConfig(Part):
                                 low=0.05, high=1.0, flag="--cpu-target")
     gpu_target: float = setting(0.85, "objective paper: share of the highest update frame rate that the batch has to "
                                 "reach", low=0.05, high=0.99, flag="--gpu-target")
-    govern: bool = setting(True, "let samplers rest while other programs need the cores", flag="--no-governor")
+    govern: bool = setting(True, "let samplers rest as leave_free and give_way ask", flag="--no-governor")
     leave_free: float = setting(0.0, "share of the usable cores that is left to other programs", low=0.0, high=0.9,
                                 flag="--leave-free")
+    give_way: bool = setting(False, "let up to half of the samplers rest while other programs fill cores, which go "
+                             "first by priority anyway", flag="--give-way")
 
 
 @dataclass(frozen=True, kw_only=True)
