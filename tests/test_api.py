@@ -156,7 +156,8 @@ def test_a_rejected_start_raises_its_own_class_with_one_line(tmp_path, capsys):
 
 
 _SCRIPT = f"""
-import sys, spreeze
+import signal, sys, spreeze
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a suite in a shell's background inherits that it is ignored
 run = spreeze.train("Pendulum-v1", settings={ {**TINY, "evaluation.episodes": 2} !r}, runs_dir=sys.argv[1], name="one")
 print("returned", run.state, run.summary["stopped_by"])
 """
