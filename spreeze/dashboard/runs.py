@@ -124,6 +124,7 @@ def _one(path: Path, folder: Path) -> None:
     if cells[3].button("Prepare export", width="stretch", help="Settings, metrics and the best networks as one file."):
         st.download_button("Download", export(path), f"{path.name}.zip", "application/zip")
     st.download_button("Report", lambda: html_report.make([path]), f"{path.name}.html", "text/html", key="runs_report",
+                       on_click="ignore",  # a rerun forgets what the buttons beside it would make
                        help="One HTML file to keep or send: curves, rates, settings with their sources, the tuner's "
                             "table, machine, versions, events.")
     exporting = _download_policy(path, folder)
