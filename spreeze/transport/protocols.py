@@ -195,3 +195,47 @@ class ParameterSource(Protocol):
     def read_latest(self, newer_than: tuple[int, int] | None = None) -> Weights | None:
         """The newest version; None if there is none newer than (epoch, version), or while it is being written."""
         ...
+
+
+class GossipMessage(NamedTuple):
+    """Parameters that another learner sent."""
+
+    sender: int
+    number: int  # of the sender's update after which it was sent
+    parameters: np.ndarray  # [d]
+
+
+class Gossip(Protocol):
+    """One learner's side of the exchange of parameters in a directed graph of learners.
+
+    A message arrives whole or not at all, whichever process is killed. The newest of a sender replaces older ones that
+    nobody has received. Each is received at most once by each out-neighbour.
+    """
+
+    staleness: dict[int, int]  # in-neighbour -> messages sent here since its last message was received
+
+    @property
+    def in_neighbours(self) -> tuple[int, ...]: ...  # whose messages this learner receives
+
+    @property
+    def out_neighbours(self) -> tuple[int, ...]: ...  # who receives this learner's messages
+
+    def close_over(self, living: Sequence[int]) -> None:
+        """Leaves the others out of the graph, until they are among the living again."""
+        ...
+
+    def send(self, parameters: np.ndarray, number: int) -> None:
+        """Makes parameters [d] visible to the out-neighbours; never waits. Numbers rise."""
+        ...
+
+    def receive(self) -> list[GossipMessage]:
+        """The newest message of each in-neighbour that was not received yet; never waits."""
+        ...
+
+    def overdue(self) -> tuple[int, ...]:
+        """In-neighbours whose staleness is above the limit: the learner has to receive from them before it goes on."""
+        ...
+
+    def latest(self, peer: int) -> GossipMessage | None:
+        """The newest message of any learner, received or not; None before its first one."""
+        ...

@@ -1,0 +1,170 @@
+"""Gossip: messages arrive whole, the newest wins, sends never wait, and receivers wait only for who is overdue."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from harness import REPO, poll
+
+from spreeze.transport.gossip import SharedGossip
+from spreeze.transport.weights import VersionedParameters
+
+SENDER = """
+import sys
+import numpy as np
+from spreeze.transport.gossip import SharedGossip
+from spreeze.transport.weights import VersionedParameters
+learner, number, fds = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+slots = [VersionedParameters(tuple(map(int, one.split(",")))) for one in fds.split(";")]
+gossip = SharedGossip(learner, slots, topology="ring", max_staleness=None)
+while True:
+    number += 1
+    gossip.send(np.full(200_000, number, np.float32), number)
+"""
+
+
+class InSharedMemory:
+    """Learners whose messages lie in memory of this process."""
+
+    def __init__(self, learners):
+        self.slots = [VersionedParameters.create(SharedGossip.slots_of(learners)) for _ in range(learners)]
+
+    def side(self, learner, topology="ring", max_staleness=None):
+        slots = [VersionedParameters(slots.fds) for slots in self.slots]
+        return SharedGossip(learner, slots, topology=topology, max_staleness=max_staleness)
+
+    def start_sender(self, learner, number):
+        fds = [fd for slots in self.slots for fd in slots.fds]
+        address = ";".join(",".join(map(str, slots.fds)) for slots in self.slots)
+        command = [sys.executable, "-c", SENDER, str(learner), str(number), address]
+        return subprocess.Popen(command, pass_fds=fds, env={**os.environ, "PYTHONPATH": str(REPO)})
+
+    def close(self):
+        for slots in self.slots:
+            slots.close()
+
+
+IMPLEMENTATIONS = {"shared memory": InSharedMemory}
+
+
+@pytest.fixture(params=IMPLEMENTATIONS)
+def ring(request):
+    made = IMPLEMENTATIONS[request.param](3)
+    yield made
+    made.close()
+
+
+def _told(messages):
+    return [(message.sender, message.number, message.parameters.tolist()) for message in messages]
+
+
+def _send(side, number):
+    side.send(np.full(2, number, np.float32), number)
+
+
+def test_a_message_reaches_the_next_in_the_ring_once_and_nobody_else(ring):
+    sides = [ring.side(learner) for learner in range(3)]
+    _send(sides[0], 1)
+    assert [_told(side.receive()) for side in sides] == [[], [(0, 1, [1.0, 1.0])], []]
+    assert sides[1].receive() == []
+    assert (sides[0].in_neighbours, sides[0].out_neighbours) == ((2,), (1,))
+
+
+def test_the_newest_message_wins_and_sending_never_waits_for_a_reader(ring):
+    sender, reader = ring.side(0), ring.side(1)
+    for number in range(1, 50):
+        _send(sender, number)
+    assert _told(reader.receive()) == [(0, 49, [49.0, 49.0])]
+
+
+def test_a_neighbour_is_overdue_when_more_was_sent_than_the_limit_since_it_was_heard(ring):
+    reader, sender = ring.side(1, max_staleness=2), ring.side(0)
+    for number in (1, 2):
+        _send(reader, number)
+        assert reader.overdue() == ()
+    _send(reader, 3)
+    assert (reader.overdue(), reader.staleness) == ((0,), {0: 3})
+    _send(sender, 1)
+    reader.receive()
+    assert (reader.overdue(), reader.staleness) == ((), {0: 0})
+
+
+def test_without_a_limit_nobody_is_ever_overdue(ring):
+    reader = ring.side(1)
+    for number in range(1, 1000):
+        _send(reader, number)
+    assert reader.overdue() == ()
+
+
+def test_in_lockstep_the_message_of_the_same_step_is_taken_though_a_newer_one_is_there(ring):
+    reader, sender = ring.side(1, max_staleness=0), ring.side(0)
+    for number in (1, 2, 3):
+        _send(sender, number)
+    for number in (1, 2, 3):
+        _send(reader, number)
+        assert _told(reader.receive()) == [(0, number, [number, number])]
+
+
+def test_the_ring_closes_over_the_dead_and_opens_for_who_returns(ring):
+    sides = [ring.side(learner, max_staleness=0) for learner in range(3)]
+    _send(sides[0], 1)
+    _send(sides[2], 1)
+    assert sides[2].overdue() == (1,)
+    sides[2].close_over([0, 2])
+    assert (sides[2].in_neighbours, sides[2].overdue()) == ((0,), ())
+    assert _told(sides[2].receive()) == [(0, 1, [1.0, 1.0])]
+    sides[2].close_over([0, 1, 2])
+    assert sides[2].in_neighbours == (1,)
+    sides[0].close_over([0])
+    assert (sides[0].in_neighbours, sides[0].receive()) == ((), [])
+
+
+def test_all_hear_all_in_the_full_graph(ring):
+    sides = [ring.side(learner, "full") for learner in range(3)]
+    for side in sides:
+        _send(side, 7)
+    assert [sorted(message.sender for message in side.receive()) for side in sides] == [[1, 2], [0, 2], [0, 1]]
+    assert sides[0].latest(1).number == 7
+
+
+def test_senders_killed_in_the_middle_of_a_message_leave_whole_ones_and_successors_go_on(ring):
+    reader, seen = ring.side(1), 0
+    for _ in range(3):
+        child = ring.start_sender(0, seen)
+        try:
+            for _ in range(5):
+                (message,) = poll(reader.receive)
+                assert message.number > seen
+                assert (message.parameters == message.number).all(), "torn"
+                seen = message.number
+        finally:
+            os.kill(child.pid, signal.SIGKILL)
+            child.wait()
+        last = ring.side(1).latest(0)
+        assert last.number >= seen
+        assert (last.parameters == last.number).all()
+        seen = last.number
+
+
+def test_a_message_that_was_begun_by_a_killed_sender_is_not_there(ring, monkeypatch):
+    sender, reader, write = ring.side(0), ring.side(1), os.pwrite
+    sender.send(np.ones(1000, np.float32), 1)
+
+    def killed_in_the_array(fd, data, offset):
+        if len(data) > 1000:
+            write(fd, data[:500], offset)
+            raise KeyboardInterrupt
+        return write(fd, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", killed_in_the_array)
+    with pytest.raises(KeyboardInterrupt):
+        sender.send(np.zeros(1000, np.float32), 2)
+    monkeypatch.setattr(os, "pwrite", write)
+    (message,) = reader.receive()
+    assert (message.number, message.parameters.sum()) == (1, 1000)
+    sender.send(np.zeros(1000, np.float32), 2)
+    (message,) = reader.receive()
+    assert (message.number, message.parameters.sum()) == (2, 0)
