@@ -15,6 +15,8 @@ from spreeze.transport.topology import in_neighbours, out_neighbours
 from spreeze.transport.weights import VersionedParameters
 
 _PARAMETERS = "parameters"
+_MOST_SLOTS = 9
+"""Each is a descriptor in every learner."""
 
 
 class SharedGossip:
@@ -33,8 +35,8 @@ class SharedGossip:
 
     @staticmethod
     def slots_of(learners: int) -> int:
-        """Messages kept of each: in lockstep round a ring, a learner gets almost that far ahead of its reader."""
-        return learners + 1
+        """Messages kept of each: in lockstep, a learner of a small ring gets almost that far ahead of its reader."""
+        return min(learners + 1, _MOST_SLOTS)
 
     @property
     def in_neighbours(self) -> tuple[int, ...]:
@@ -62,7 +64,7 @@ class SharedGossip:
         return found
 
     def _newest(self, peer: int) -> GossipMessage | None:
-        """The peer's newest message that was not received yet; in lockstep the one of the same number, if it is there."""
+        """The peer's newest message not received yet; in lockstep the one of the same number, if it is there."""
         slots, message = self._slots[peer], None
         if self._max_staleness == 0 and self._held[peer] < self._number:
             message = slots.read(self._number)
