@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -251,6 +252,24 @@ class OnPolicyAlgorithm(Algorithm):
         if len(self.net.log_std):
             arrays["log_std"] = self.net.log_std.to("cpu", copy=True).numpy()
         return arrays if self._normalizer is None else arrays | self._normalizer.arrays()
+
+    def parameters(self) -> np.ndarray:
+        """A copy of all parameters of policy and value, float32 [d]."""
+        return self.net.flat.to("cpu", copy=True).numpy()
+
+    def set_parameters(self, values: np.ndarray) -> None:
+        self.net.flat.copy_(torch.from_numpy(values))
+
+    def gradient(self) -> np.ndarray:
+        """A copy of the latest gradient [d], scaled down as it was applied."""
+        return self.net.gradient.to("cpu", copy=True).numpy()
+
+    def share_gradients(self, reduce: Callable[[np.ndarray, int], np.ndarray]) -> None:
+        """From now on each step takes ``reduce(gradient [d], number of the step)`` as its gradient."""
+        def exchange(gradient: Tensor) -> None:
+            gradient.copy_(torch.from_numpy(reduce(self.gradient(), self.updates)))
+
+        self.optimiser.exchange = exchange
 
     def state_json(self) -> dict[str, Any]:
         statistics = {name: part.state() for name, part in self._statistics().items()}

@@ -7,6 +7,7 @@ eight bits.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -28,6 +29,8 @@ class _Guarded:
         self._v = torch.zeros_like(parameters)
         self._rejected = parameters.new_zeros((), dtype=torch.float32)
         self._norm = parameters.new_zeros(())
+        self.exchange: Callable[[Tensor], None] | None = None
+        """Called with the gradient before each step, which it may change in place."""
 
     @property
     def gradient_norm(self) -> float:
@@ -41,6 +44,8 @@ class _Guarded:
 
     def step(self) -> None:
         """Applies the gradient, or counts it as rejected if its norm is not finite (reads the device)."""
+        if self.exchange is not None:
+            self.exchange(self._gradient)
         # Not torch.dot: if matmuls round to bfloat16, it does too and takes ten times as long.
         torch.linalg.vector_norm(self._gradient, out=self._norm)
         if math.isfinite(self._norm.item()):
@@ -82,6 +87,8 @@ class FlatAdam(_Guarded):
         if self._on_cpu:
             super().step()
             return
+        if self.exchange is not None:
+            self.exchange(self._gradient)
         torch.linalg.vector_norm(self._gradient, out=self._norm)
         bad = torch.isfinite(self._norm).logical_not_().to(self._steps.dtype)
         self._rejected.add_(bad)

@@ -44,6 +44,8 @@ class Wiring:
     """``rollout.inference_workers`` processes may infer for the samplers."""
     several_learners: bool = False
     """``run.learners`` of them may learn side by side, each with samplers and buffer of its own."""
+    mixes: bool = False
+    """These learners share what they learn, as ``gala.mixing`` says, and begin with the same parameters."""
     knobs: tuple[str, ...] = ()
     """Settings that the tuner chooses; ``algorithm.FIELD`` is of the chosen algorithm, if it has that field."""
 
@@ -87,6 +89,11 @@ BUFFER_STAGES = (
     Stage(title="Circular buffer", items=("ratio", "buffer_uses", "dropped")),
     Stage(title="Learner", split="learner", items=("update_rate", "lag_updates", "target_updates")),
 )
+GOSSIP_STAGES = (
+    Stage(title="Samplers", split="sampler", items=("samplers", "env_rate")),
+    Stage(title="Learners", split="learner", items=("update_rate", "learners_spread")),
+    Stage(title="Gossip", items=("gossip_radius", "gossip_staleness")),
+)
 REPLAY_KNOBS = (
     "learner.device", "learner.batch_size", "learner.threads", "learner.precision", "sampling.samplers",
     "sampling.envs_per_sampler", "replay.capacity", "replay.samples_per_insert_min", "replay.samples_per_insert_max",
@@ -117,6 +124,11 @@ DECLARED = (
         name="impact", module="spreeze.modes.impact",
         doc="samplers never wait; the learner uses each rollout of a circular buffer several times (IMPACT)",
         on_policy=Wiring(stages=BUFFER_STAGES, lag=1, free_running=True, knobs=BUFFER_KNOBS),
+    ),
+    Mode(
+        name="gala", module="spreeze.modes.gala",
+        doc="learners with samplers of their own mix their parameters round a ring, without waiting (GALA)",
+        on_policy=Wiring(stages=GOSSIP_STAGES, lag=0, several_learners=True, mixes=True),
     ),
 )
 """The modes that come with Spreeze, the default first."""

@@ -23,6 +23,7 @@ from spreeze.types import EnvSpec
 
 SINKS = ("tensorboard", "wandb", "mlflow")
 """Each is the name of a sink (``runtime.metric_sinks``), of its package and of the extra that installs it."""
+MIXINGS = ("gossip", "all_reduce", "hogwild", "none")
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
@@ -101,8 +102,8 @@ class RunConfig(Part):
     runs_dir: str = setting("runs", "directory that holds the run directories", flag="--runs-dir")
     name: str | None = setting(None, "name of the run directory; built from time, env, algo and seed if not given",
                                flag="--name")
-    learners: int = setting(1, "learners side by side, each with samplers, replay and seed of its own (mode spreeze)",
-                            unit="learners", low=1, high=16, flag="--learners")
+    learners: int = setting(1, "learners side by side, each with samplers, data and seed of its own (modes spreeze, "
+                            "gala)", unit="learners", low=1, high=16, flag="--learners")
     forgiven_failures: int = setting(0, "crashes of a worker that do not count toward its limit of restarts: for tests",
                                      low=0, high=10**9)
 
@@ -423,6 +424,22 @@ class RolloutConfig(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
+class GalaConfig(Part):
+    """How the learners of mode gala share what they learn."""
+
+    topology: str = setting("ring", "whose parameters a learner takes: ring, those of the one before it; exponential, "
+                            "of those 1, 2, 4, ... before it; full, of all", choices=("ring", "exponential", "full"),
+                            flag="--topology")
+    max_staleness: int = setting(100, "a learner waits for an in-neighbour of which nothing came in more than so many "
+                                 "of its own updates; 0: it waits at each", unit="updates", low=0, high=10**9,
+                                 flag="--max-staleness")
+    mixing: str = setting("gossip", "gossip; or, to compare it with, all_reduce: gradients are averaged before each "
+                          "step; hogwild: all update the same parameters; none", choices=MIXINGS)
+    similarity_interval: int = setting(500, "updates between two comparisons of the learners' gradients",
+                                       unit="updates", low=1, high=10**9)
+
+
+@dataclass(frozen=True, kw_only=True)
 class LearnerConfig(Part):
     batch_size: int = setting(256, "transitions in one update", unit="transitions", low=1, high=2**24,
                               flag="--batch-size")
@@ -527,6 +544,7 @@ class Config:
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    gala: GalaConfig = field(default_factory=GalaConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     visualizer: VisualizerConfig = field(default_factory=VisualizerConfig)
@@ -623,6 +641,7 @@ def offered(config: Config) -> tuple[tuple[str, ...], tuple[str, ...]]:
     algo, on_policy = config.run.algo, config.on_policy is not None
     own, other = (_ONLY_ON_POLICY, _ONLY_WITH_REPLAY) if on_policy else (_ONLY_WITH_REPLAY, _ONLY_ON_POLICY)
     other += () if config.wiring.inference_workers else ("rollout.inference_workers",)
+    own += ("gala",) if config.wiring.mixes else ()
     keys = [f"{name}.{item.name}" for name, part in config.parts().items() for item in dataclasses.fields(part)]
     named = (knob.replace("algorithm.", f"{algo}.") for knob in config.wiring.knobs)
     knobs = tuple(knob for knob in named if knob in keys)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ from spreeze.run_directory import RunDir
 from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.launcher import FRESH, Launcher, WorkerSpec
 from spreeze.runtime.plan import RunPlan
-from spreeze.runtime.recorder import CounterSample, Outcome, Recorder, View
+from spreeze.runtime.recorder import CounterSample, GroupSample, Outcome, Recorder, View
 from spreeze.runtime.supervisor import Wired, memory_limit_bytes, read_group, run_workers, watcher_specs
 from spreeze.transport import status_table as words
 from spreeze.transport.checkpoint import CheckpointStore
@@ -56,22 +56,30 @@ def run_mode(plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts,
 @contextlib.contextmanager
 def _wired(plan: RunPlan, run_dir: Path, memory: Memory, recorder: Recorder) -> Iterator[Wired]:
     first_watcher = plan.samplers + plan.inference_workers + 1
-    first_rollout, first_updates = memory.rollouts.current, memory.updates
     with open_wakeups(plan) as wakeups, contextlib.closing(StatusTable.create(first_watcher + 2)) as status:
         specs = (worker_specs(plan, run_dir, memory, wakeups, recorder.started_s)
                  | watcher_specs(plan, run_dir, first_watcher))
 
-        def read() -> CounterSample:
-            """Reads all counters; at the end only whole rollouts count, since a resume collects the rest again."""
-            collected = (memory.rollouts.current - first_rollout) * memory.rollouts.spec.rows
-            group = read_group(status, specs, 0, inserted=collected, baseline_inserted=0)
-            if status.header[words.STOP]:
-                for sampler in group.samplers:
-                    sampler["env_steps"] = collected / plan.samplers
-            sampled = int(max(0.0, group.learner["updates"] - first_updates)) * plan.batch_size
-            return CounterSample(time.monotonic(), (dataclasses.replace(group, sampled=sampled),))
+        read_one = reader(plan, memory, status, specs)
+        yield Wired(status=status, specs=specs, read=lambda: CounterSample(time.monotonic(), (read_one(),)))
 
-        yield Wired(status=status, specs=specs, read=read)
+
+def reader(
+    plan: RunPlan, memory: Memory, status: StatusTable, specs: dict[str, WorkerSpec], group: int = 0
+) -> Callable[[], GroupSample]:
+    """Reads all counters of a learner; at the end only whole rollouts count, since a resume collects the rest again."""
+    first_rollout, first_updates = memory.rollouts.current, memory.updates
+
+    def read() -> GroupSample:
+        collected = (memory.rollouts.current - first_rollout) * memory.rollouts.spec.rows
+        found = read_group(status, specs, group, inserted=collected, baseline_inserted=0)
+        if status.header[words.STOP]:
+            for sampler in found.samplers:
+                sampler["env_steps"] = collected / plan.samplers
+        sampled = int(max(0.0, found.learner["updates"] - first_updates)) * plan.batch_size
+        return dataclasses.replace(found, sampled=sampled)
+
+    return read
 
 
 def continued(plan: RunPlan, rollouts: Rollouts) -> RunPlan:

@@ -17,7 +17,7 @@ from spreeze.machine.processes import DEATH_S, MARK, held_back, kill_and_wait
 from spreeze.metrics.table import DEADLINE_S, Phase
 from spreeze.run_directory import new_nonce
 from spreeze.workers.main import MOST_FDS
-from spreeze.workers.roles import ROLES, Address, Role
+from spreeze.workers.roles import ROLES, Address, RestartLimit, Role
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 _NAME = "SPREEZE_WORKER"
@@ -35,6 +35,7 @@ class WorkerSpec:
     threads: int = 1  # of numerical libraries, set before any import
     step_deadline_s: float = DEADLINE_S[Phase.STEP]  # silence within an env step after which the worker counts as hung
     memory_limit_bytes: int | None = None  # above it the worker, with what it started, is restarted; None: no limit
+    limit: RestartLimit | None = None  # how often it may fail; None: as its role
     inherited_fds: tuple[int, ...] = ()  # of shared memory that the body attaches to
 
     @property

@@ -69,14 +69,22 @@ class RunPlan:
                               f"{config.replay.capacity}: learning would never begin")
 
     def _check_learners(self) -> None:
-        """Rejects several learners if the mode has one, or if there are too few samplers."""
+        """Rejects several learners if the mode has one, or if their samplers are too few or not shared out evenly."""
         learners, run = self.learners, self.config.run
         if learners > 1 and not self.config.wiring.several_learners:
             raise ConfigError(f"run.learners = {learners}: {run.algo} in mode {run.mode} has one learner; leave it "
-                              "out, or choose an algorithm that learns from replay in mode spreeze")
+                              "out, or use --mode spreeze for algorithms with replay, --mode gala for ppo and a2c")
         if learners > self.samplers:
             raise ConfigError(f"run.learners = {learners}: each needs a sampler of its own, and sampling.samplers = "
                               f"{self.samplers}; use --samplers {learners} or more")
+        if not self.config.wiring.mixes:
+            return
+        if self.samplers % learners:
+            raise ConfigError(f"--samplers {self.samplers}: {learners} learners that mix have as many each; use "
+                              f"--samplers {self.samplers // learners * learners}")
+        if learners == 1 and "user" in (self.settings.sources.get(key) for key in ("gala.topology", "gala.mixing")):
+            raise ConfigError(f"gala.topology = {self.config.gala.topology}, gala.mixing = {self.config.gala.mixing}: "
+                              "one learner has nobody to mix with; add --learners 2, or leave them out")
 
     def _check_rollout(self) -> None:
         """Rejects inconsistent settings of an on-policy run."""
@@ -113,6 +121,11 @@ class RunPlan:
         return split_evenly(self.samplers, self.learners)[group]
 
     @property
+    def policies(self) -> int:
+        """Policies that are published and evaluated; learners that mix have one, the mean of theirs."""
+        return 1 if self.config.wiring.mixes and self.config.gala.mixing != "none" else self.learners
+
+    @property
     def lag(self) -> int | None:
         """Rollouts between the policy that collects and the one that learns from its data; None: off-policy."""
         return self.config.wiring.lag
@@ -131,8 +144,8 @@ class RunPlan:
         return self.rollout_spec().rows // (self.minibatches * writers)
 
     def rollout_spec(self) -> RolloutSpec:
-        """The storages of an on-policy run; each sampler of a free-running one has a slot more, to fill."""
-        part, algorithm, samplers = self.config.rollout, self.config.on_policy, self.samplers
+        """The storages of an on-policy learner; each sampler of a free-running one has a slot more, to fill."""
+        part, algorithm, samplers = self.config.rollout, self.config.on_policy, self.samplers // self.learners
         spec = RolloutSpec.of(self.spec, part.sync_interval, samplers * part.envs_per_sampler)
         if not isinstance(algorithm, AnyAgeConfig):
             return spec
@@ -146,7 +159,8 @@ class RunPlan:
             return "replay", size_bytes, "the replay capacity"
         if self.config.wiring.free_running:
             return "circular buffer", self.rollout_spec().size_bytes, f"{self.config.run.algo}.slots or --sync-interval"
-        return "rollout storages", self.rollout_spec().size_bytes, "--sync-interval or --envs-per-sampler"
+        size_bytes = self.learners * self.rollout_spec().size_bytes
+        return "rollout storages", size_bytes, "--sync-interval or --envs-per-sampler"
 
     @property
     def config(self) -> Config:

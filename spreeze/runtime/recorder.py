@@ -197,7 +197,7 @@ class Recorder:
             outcome.time_to_target_s = self._age_at_start_s + self.session_s
         self._scores[group] = value
         outcome.learners.setdefault(group, {})["eval_return"] = value
-        if self._plan.learners > 1:
+        if self._plan.policies > 1:
             self._metrics[f"eval_return/{group}"] = value
             with contextlib.suppress(KeyError, TypeError, ValueError):
                 self._write(float(record["wall_s"]), int(record["env_steps"]), {f"eval_return/{group}": value})

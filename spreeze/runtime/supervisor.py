@@ -303,7 +303,8 @@ class ProcessSupervisor:
 
     def add(self, spec: WorkerSpec) -> None:
         """Starts a worker and keeps it running from now on; an OSError if it could not be started."""
-        self.handles[spec.name] = handle = WorkerHandle(spec=spec, restarts=Restarts(spec.role.limit, self._forgiven))
+        restarts = Restarts(spec.limit or spec.role.limit, self._forgiven)
+        self.handles[spec.name] = handle = WorkerHandle(spec=spec, restarts=restarts)
         self._launch(handle)
 
     def _launch(self, handle: WorkerHandle) -> None:
@@ -593,7 +594,7 @@ def memory_limit_bytes(plan: RunPlan) -> int:
 def watcher_specs(plan: RunPlan, run_dir: Path, first_row: int) -> dict[str, WorkerSpec]:
     """Evaluator and visualizer, in rows ``first_row`` and the next of the status table."""
     evaluator = EvaluatorJob(run_dir=str(run_dir), spec=plan.spec, config=plan.config.evaluation,
-                             has_free_core=plan.free_core, groups=plan.learners)
+                             has_free_core=plan.free_core, groups=plan.policies)
     specs = {"evaluator": WorkerSpec(address=Address("evaluator"), row=first_row, job=evaluator.to_json())}
     if plan.config.visualizer.enabled:
         job = VisualizerJob(run_dir=str(run_dir), spec=plan.spec, config=plan.config.visualizer,
@@ -607,7 +608,7 @@ def _final_evaluation(
 ) -> dict[str, Any] | None:
     """Evaluates the newest weights within ``budget_s``; None if no round finished in time."""
     job = EvaluatorJob(run_dir=str(run_dir.path), spec=plan.spec, config=plan.config.evaluation, has_free_core=True,
-                       groups=plan.learners)
+                       groups=plan.policies)
     command = [sys.executable, "-m", "spreeze.workers.evaluator", json.dumps(job.to_json()), str(budget_s)]
     with log_file(run_dir.path, "evaluator") as log, held_back():
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log,

@@ -80,3 +80,8 @@ class SharedGossip:
     def latest(self, peer: int) -> GossipMessage | None:
         message = self._slots[peer].read_latest()
         return None if message is None else GossipMessage(peer, message.version, message.arrays[_PARAMETERS])
+
+    def at(self, peer: int, number: int) -> GossipMessage | None:
+        """A peer's message of that number, or a newer one where it is gone; None while there is neither."""
+        message = self._slots[peer].read(number) or self._slots[peer].read_latest((0, number))
+        return None if message is None else GossipMessage(peer, message.version, message.arrays[_PARAMETERS])

@@ -239,3 +239,7 @@ class Gossip(Protocol):
     def latest(self, peer: int) -> GossipMessage | None:
         """The newest message of any learner, received or not; None before its first one."""
         ...
+
+    def at(self, peer: int, number: int) -> GossipMessage | None:
+        """A learner's message of that number, or a newer one where it is gone; None while there is neither."""
+        ...

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from spreeze.config.schema import LearnerConfig, StopConfig, VisualizerConfig
+from spreeze.transport.mixing import MixSpec
 from spreeze.transport.rate_limiter import RateLimiter
 from spreeze.transport.replay_ring import RingSpec
 from spreeze.transport.rollouts import RolloutSpec
@@ -58,6 +59,8 @@ class OnPolicyLearnerJob(AnyLearnerJob):
     sampler_wakeup_fds: tuple[int, ...]
     wakeup_fds: tuple[int, ...]
     """Of the learner."""
+    mix: MixSpec | None = None
+    """How it shares what it learns with other learners; None: it is alone."""
 
 
 @dataclass(frozen=True, kw_only=True)

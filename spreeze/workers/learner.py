@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
+import os
 import sys
 import threading
 import time
@@ -13,6 +14,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from spreeze.algorithms import create_on_policy
 from spreeze.algorithms.fused_mlp import ThreadPair
 from spreeze.algorithms.impact import AnyAge
@@ -20,10 +23,13 @@ from spreeze.algorithms.on_policy import OnPolicyAlgorithm
 from spreeze.config.schema import AlgorithmConfig, StopConfig, algorithm_part
 from spreeze.errors import ResourceError, WeightsError, WorkerError
 from spreeze.metrics.table import SLOTS, TABLE, Phase
+from spreeze.transport import status_table as words
 from spreeze.transport.checkpoint import Checkpoint, CheckpointStore
+from spreeze.transport.mixing import Mixer, MixSpec, board_fields
 from spreeze.transport.protocols import Arrays, ParameterPublisher
 from spreeze.transport.replay_ring import ReplayReader, ReplayRing
 from spreeze.transport.rollouts import Handover, Rollouts
+from spreeze.transport.shared_memory import SharedArrays
 from spreeze.transport.weights import VersionedParameters, Weights
 from spreeze.workers.buffer_trainer import BufferTrainer
 from spreeze.workers.context import WorkerContext, open_weights
@@ -35,6 +41,8 @@ from spreeze.workers.torch_devices import learner_threads, out_of_memory, produc
 
 _POLL_S = 0.0005
 _POST_S = 0.25
+_LOOK_S = 0.05
+"""Time between two looks whether the other learners live."""
 _FIRST_CHECKPOINT_S = 5.0
 _LAST_PUBLICATION_S = 5.0
 """Longest wait for the disk to take the last weights of a run."""
@@ -345,7 +353,9 @@ class _RolloutLearner(_Learner):
     _trainer: OnPolicyTrainer
 
     def __init__(self, context: WorkerContext, job: OnPolicyLearnerJob, rollouts: Rollouts) -> None:
-        super().__init__(context, job, open_on_policy_trainer(job, rollouts))
+        self._mixer = None if job.mix is None else Mixer(job.mix, _Peers(context, job.mix), self._wait_for_peers)
+        self._context = context
+        super().__init__(context, job, open_on_policy_trainer(job, rollouts, self._mixer))
         self._rollouts = rollouts
         self._samplers, (self._wakeup,) = wakeups_of(job.sampler_wakeup_fds), wakeups_of(job.wakeup_fds)
 
@@ -367,6 +377,21 @@ class _RolloutLearner(_Learner):
             return "env_steps"
         return super().stop_reason()
 
+    def _wait_for_peers(self) -> bool:
+        self._context.beat(Phase.WAIT)
+        time.sleep(_POLL_S)
+        return not self._context.stopping
+
+    def _publish(self) -> None:
+        """Where learners mix, one of them publishes their mean."""
+        if self._mixer is None or self._mixer.publishes:
+            super()._publish()
+
+    def _finish(self, reason: str | None) -> None:
+        if self._mixer is not None:
+            self._mixer.leave()
+        super()._finish(reason)
+
     def advance(self) -> bool:
         """Learns from the rollout that is due; True if the next rollout began."""
         self._context.beat(Phase.UPDATE)
@@ -380,7 +405,36 @@ class _RolloutLearner(_Learner):
         self._wakeup.wait(WAIT_S)
 
     def env_steps(self) -> int:
-        return self._trainer.env_steps
+        """Env steps of finished rollouts, of all learners."""
+        return self._trainer.env_steps if self._mixer is None else int(self._mixer.board["env_steps"].sum())
+
+
+class _Peers:
+    """Which learners of a run are alive: their process is there, has begun its loop, and has not finished."""
+
+    def __init__(self, context: WorkerContext, spec: MixSpec) -> None:
+        self._controls = [context.status.control(row) for row in spec.rows]
+        self._own = spec.learner
+        self._left = SharedArrays.attach(spec.board_fd, board_fields(spec.learners))["left"]
+        self._found: tuple[int, ...] = ()
+        self._next_look_s = 0.0
+
+    def __call__(self) -> tuple[int, ...]:
+        now = time.monotonic()
+        if now >= self._next_look_s:
+            self._next_look_s = now + _LOOK_S
+            self._found = tuple(peer for peer, control in enumerate(self._controls)
+                                if peer == self._own or self._is_alive(peer, control))
+        return self._found
+
+    def _is_alive(self, peer: int, control: np.ndarray) -> bool:
+        if self._left[peer] or Phase(int(control[words.PHASE])) in (Phase.START, Phase.INIT, Phase.DONE):
+            return False
+        try:
+            os.kill(int(control[words.PID]), 0)
+        except (ProcessLookupError, PermissionError):
+            return False
+        return True
 
 
 class _BufferLearner(_Learner):
@@ -443,12 +497,16 @@ def _on_policy_algorithm(job: OnPolicyLearnerJob | BufferLearnerJob, correction:
     )
 
 
-def open_on_policy_trainer(job: OnPolicyLearnerJob, rollouts: Rollouts) -> OnPolicyTrainer:
+def open_on_policy_trainer(
+    job: OnPolicyLearnerJob, rollouts: Rollouts, mixer: Mixer | None = None
+) -> OnPolicyTrainer:
     algorithm = _on_policy_algorithm(job, job.correction)
+    learners = 1 if job.mix is None else job.mix.learners
+    end = None if job.max_env_steps is None else -(-job.max_env_steps // learners)
     handover = Handover(policies=VersionedParameters(job.policy_fds), states=VersionedParameters(job.state_fds))
     return OnPolicyTrainer(
-        algorithm, rollouts, handover, lag=job.lag, batch_size=job.batch_size, progress_env_steps=job.max_env_steps,
-        meta={"algo": job.algo, "env": dataclasses.asdict(job.spec)},
+        algorithm, rollouts, handover, lag=job.lag, batch_size=job.batch_size, progress_env_steps=end,
+        meta={"algo": job.algo, "env": dataclasses.asdict(job.spec)}, mixer=mixer,
         fingerprints=Path(job.run_dir) / FINGERPRINTS if job.fingerprint else None,
     )
 

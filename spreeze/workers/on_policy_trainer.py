@@ -23,8 +23,10 @@ import numpy as np
 from spreeze.algorithms.on_policy import OnPolicyAlgorithm
 from spreeze.errors import WorkerError
 from spreeze.metrics.table import blank_learner
+from spreeze.transport.mixing import Mixer
 from spreeze.transport.rollouts import LEARNER, ROLLOUTS, Handover, Rollouts
 from spreeze.transport.weights import VersionedParameters, Weights
+from spreeze.types import RolloutBatch
 
 Arrays = dict[str, np.ndarray]
 FINGERPRINTS = "fingerprints.jsonl"
@@ -36,13 +38,13 @@ class OnPolicyTrainer:
 
     def __init__(
         self, algorithm: OnPolicyAlgorithm, rollouts: Rollouts, handover: Handover, *, lag: int, meta: dict[str, Any],
-        batch_size: int, progress_env_steps: int | None, fingerprints: Path | None,
+        batch_size: int, progress_env_steps: int | None, fingerprints: Path | None, mixer: Mixer | None = None,
     ) -> None:
         """Continues from the state of the current rollout, if there is one.
 
         ``lag`` is 1 or 0 rollouts between the policy that collects and the one that learns; ``meta`` is published with
         every policy. At ``progress_env_steps`` the step size's schedule ends (None: no schedule). The file
-        ``fingerprints`` gets a line of hashes at each swap.
+        ``fingerprints`` gets a line of hashes at each swap. With a ``mixer``, what is learned is shared with others.
 
         Raises:
             CheckpointError: the state belongs to another network.
@@ -50,7 +52,7 @@ class OnPolicyTrainer:
         """
         self.algorithm, self._rollouts, self._handover = algorithm, rollouts, handover
         self.batch_size, self._lag, self._meta = batch_size, lag, meta
-        self._progress_env_steps, self._fingerprints = progress_env_steps, fingerprints
+        self._progress_env_steps, self._fingerprints, self.mixer = progress_env_steps, fingerprints, mixer
         self.learn_s = self.hand_s = 0.0
         self._learned = -1
         state = handover.states.read(rollouts.current)
@@ -64,6 +66,10 @@ class OnPolicyTrainer:
         self.updates = algorithm.updates
         """Updates at the start of this rollout."""
         self._skipped_rollouts, self._skipped = 0, algorithm.updates_skipped()
+        if mixer is not None:
+            if mixer.spec.mixing == "all_reduce":
+                algorithm.share_gradients(mixer.reduce)
+            mixer.begin(algorithm.parameters(), rollouts.current)
 
     def _hand_over(self, current: int) -> None:
         """Stores state and policy of a rollout, for inference workers and a successor."""
@@ -93,12 +99,27 @@ class OnPolicyTrainer:
                 raise WorkerError(f"rows of rollout {source} were collected by the policies of {found[:5]}")
             end = self._progress_env_steps
             progress = None if end is None else min(1.0, source * self._rollouts.spec.rows / end)
-            self.algorithm.learn(self._rollouts.batch(source), progress)
-            self.learn_s += perf_counter() - start
+            waited_s = self.waited_s
+            if self.mixer is None:
+                self.algorithm.learn(self._rollouts.batch(source), progress)
+            else:
+                self._learn_and_mix(self.mixer, self._rollouts.batch(source), progress)
+            self.learn_s += perf_counter() - start - (self.waited_s - waited_s)
             self._check_progress()
         self._hand_over(current + 1)
         self._learned = current
         return True
+
+    def _learn_and_mix(self, mixer: Mixer, batch: RolloutBatch, progress: float | None) -> None:
+        algorithm, before = self.algorithm, self.algorithm.parameters()
+        algorithm.learn(batch, progress)
+        algorithm.set_parameters(mixer.mix(before, algorithm.parameters(), self._rollouts.current + 1))
+        mixer.keep_gradient(algorithm.gradient, algorithm.updates)
+
+    @property
+    def waited_s(self) -> float:
+        """Time spent waiting for other learners."""
+        return 0.0 if self.mixer is None else self.mixer.waited_s
 
     def _check_progress(self) -> None:
         algorithm = self.algorithm
@@ -120,6 +141,8 @@ class OnPolicyTrainer:
             self._write_fingerprints(self._fingerprints, current)
         self.updates = self.algorithm.updates
         self._rollouts.swap()
+        if self.mixer is not None:
+            self.mixer.board["env_steps"][self.mixer.spec.learner] = self.env_steps
         return True
 
     def _write_fingerprints(self, path: Path, current: int) -> None:
@@ -138,13 +161,13 @@ class OnPolicyTrainer:
         return self._rollouts.current * self._rollouts.spec.rows
 
     def policy_snapshot(self) -> tuple[Callable[[], Arrays], dict[str, Any]]:
-        """Policy of this rollout, theta(j), as it was handed over.
+        """Policy of this rollout, theta(j), as it was handed over; of several learners that mix, the mean of theirs.
 
         Raises:
             WorkerError: it is missing.
         """
-        found = _found(self._handover.policies, self._rollouts.current)
-        return lambda: found.arrays, found.meta
+        found, mixer = _found(self._handover.policies, self._rollouts.current), self.mixer
+        return lambda: found.arrays if mixer is None else mixer.mean_policy(found.arrays), found.meta
 
     def state(self) -> tuple[Arrays, dict[str, Any]]:
         """All that a resume needs to begin this rollout again: tensors and JSON."""
@@ -162,11 +185,12 @@ class OnPolicyTrainer:
 
     def numbers(self, *, wait_s: float, publish_s: float) -> dict[str, float]:
         return {
-            **blank_learner(), "updates": self.algorithm.updates, "wait_s": wait_s,
+            **blank_learner(), "updates": self.algorithm.updates, "wait_s": wait_s + self.waited_s,
             "learn_s": self.learn_s, "publish_s": publish_s + self.hand_s, "policy_lag": self._lag,
             "batch_size": self.batch_size, "updates_skipped": self.algorithm.updates_skipped(),
             "rollout_uses": math.nan, "rollouts_dropped": math.nan,  # there is no circular buffer
             **self.algorithm.metrics(),
+            **({} if self.mixer is None else self.mixer.numbers()),
         }
 
 

@@ -1,0 +1,261 @@
+"""How several learners share what they learn: gossip, and three other ways to compare it with.
+
+==========  =========================================================================================================
+gossip      after its update a learner sends its parameters and takes the mean of its own and of what has arrived
+            (GALA, arXiv 1906.04585, Algorithm 1); it waits only at the staleness limit
+all_reduce  the gradients of all learners are averaged before each step, so each waits for all others (A2C)
+hogwild     each adds its update to parameters that all share, without a lock, and goes on from these (as in A3C)
+none        nothing is shared
+==========  =========================================================================================================
+
+A learner whose process is gone, or that has finished, is left out. A returning one begins with a neighbour's
+parameters: after the first rollout that it finishes, since its samplers are still collecting that with its own.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from spreeze.transport.gossip import SharedGossip
+from spreeze.transport.protocols import Arrays
+from spreeze.transport.shared_memory import ArraySpec, SharedArrays, nameless_file
+from spreeze.transport.weights import VersionedParameters
+from spreeze.types import Jsonable
+
+NORMS = 256
+"""Updates of which the norms are kept for the bound of Proposition 1."""
+_THETA, _GRADIENT = "theta", "gradient"
+_BARRIER_S = 60.0
+"""Longest wait at the start for learners that are still loading."""
+_LATE = 0.9
+"""Weight of the past in the mean number of messages."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixSpec(Jsonable):
+    """One learner's part in the sharing, and the memory for it."""
+
+    learner: int
+    learners: int
+    mixing: str
+    topology: str
+    max_staleness: int | None
+    similarity_interval: int
+    """Updates between two gradients that are kept for comparison."""
+    rows: tuple[int, ...]
+    """Of the learners in the status table."""
+    board_fd: int
+    shared_fd: int
+    """Of the parameters that all share (hogwild)."""
+    message_fds: tuple[tuple[int, ...], ...]
+    mixed_fds: tuple[tuple[int, ...], ...]
+    gradient_fds: tuple[tuple[int, ...], ...]
+    policy_fds: tuple[tuple[int, ...], ...]
+    """Of each learner's policy; empty where this learner does not publish their mean."""
+
+
+def board_fields(learners: int) -> tuple[ArraySpec, ...]:
+    """Numbers that each learner tells the others and the supervisor, one entry each."""
+    return (
+        ArraySpec("env_steps", (learners,), "int64"),  # of finished rollouts since the run began
+        ArraySpec("number", (learners,), "int64"),  # of the latest mix
+        ArraySpec("left", (learners,), "int64"),  # 1 once it has finished
+        ArraySpec("norms", (learners, NORMS), "float64"),  # of update k at k mod NORMS
+        ArraySpec("largest", (learners,), "float64"),  # norm of an update of this session
+        ArraySpec("staleness", (learners,), "float64"),  # the most so far
+    )
+
+
+class MixMemory(NamedTuple):
+    """Memory of all learners, owned by the supervisor."""
+
+    board: SharedArrays
+    shared_fd: int
+    messages: tuple[VersionedParameters, ...]
+    mixed: tuple[VersionedParameters, ...]
+    gradients: tuple[VersionedParameters, ...]
+
+    @classmethod
+    def create(cls, learners: int) -> MixMemory:
+        def each(slots: int) -> tuple[VersionedParameters, ...]:
+            return tuple(VersionedParameters.create(slots) for _ in range(learners))
+
+        return cls(SharedArrays.create("spreeze-board", board_fields(learners)), nameless_file("spreeze-shared"),
+                   each(SharedGossip.slots_of(learners)), each(2), each(1))
+
+    def fds(self) -> tuple[int, ...]:
+        lists = (*self.messages, *self.mixed, *self.gradients)
+        return (self.board.block.fd, self.shared_fd, *(fd for parameters in lists for fd in parameters.fds))
+
+    def aligned(self) -> list[np.ndarray] | None:
+        """Each learner's parameters after the same mix, the newest that all have; None if one of these is gone."""
+        number = int(self.board["number"].min())
+        found = [parameters.read(number) for parameters in self.mixed]
+        return [one.arrays[_THETA] for one in found if one is not None] if None not in found else None
+
+    def newest(self) -> list[np.ndarray] | None:
+        """Each learner's newest parameters; None if one has none yet, or they were just being written."""
+        found = [parameters.read_latest() for parameters in self.mixed]
+        return [one.arrays[_THETA] for one in found if one is not None] if None not in found else None
+
+    def close(self) -> None:
+        for parameters in (*self.messages, *self.mixed, *self.gradients):
+            parameters.close()
+        os.close(self.shared_fd)
+        self.board.close()
+
+
+class Mixer:
+    """One learner's side; ``mix`` comes after each of its updates, ``reduce`` before each gradient step."""
+
+    def __init__(
+        self, spec: MixSpec, living: Callable[[], Sequence[int]], wait: Callable[[], bool]
+    ) -> None:
+        """``wait`` is a short sleep; False: the run is being stopped, so nobody is waited for any more."""
+        self.spec, self._living, self._wait = spec, living, wait
+        self.board = SharedArrays.attach(spec.board_fd, board_fields(spec.learners))
+        topology = "full" if spec.mixing == "all_reduce" else spec.topology
+        self._gossip = SharedGossip(spec.learner, [VersionedParameters(fds) for fds in spec.message_fds],
+                                    topology=topology, max_staleness=spec.max_staleness)
+        self._mixed = [VersionedParameters(fds) for fds in spec.mixed_fds]
+        self._gradients = VersionedParameters(spec.gradient_fds[spec.learner])
+        self._policies = [VersionedParameters(fds) for fds in spec.policy_fds]
+        self._shared: np.ndarray | None = None
+        self._returned, self._ahead, self._compared = False, 0, -1
+        self.waited_s = self.messages = 0.0
+
+    def begin(self, parameters: np.ndarray, number: int) -> None:
+        """Tells the others that this learner is there; at the start of a run, waits until all are."""
+        own = self.spec.learner
+        self._returned = self._mixed[own].read_latest() is not None
+        self.board["left"][own] = 0
+        if not self._returned:
+            self.board["number"][own] = number
+            self._mixed[own].publish({_THETA: parameters}, {}, 0, number)
+        if self.spec.mixing == "hogwild":
+            self._share(parameters)
+        end_s = time.monotonic() + _BARRIER_S
+        while time.monotonic() < end_s and any(mixed.read_latest() is None for mixed in self._mixed):
+            if not self._wait():
+                return
+
+    def _share(self, parameters: np.ndarray) -> None:
+        """Maps the shared parameters; learner 0 stores them first, for all begin with the same."""
+        fd, size_bytes = self.spec.shared_fd, 8 + parameters.nbytes
+        if os.fstat(fd).st_size < size_bytes:
+            os.ftruncate(fd, size_bytes)
+        memory = mmap.mmap(fd, size_bytes)
+        stored, self._shared = np.frombuffer(memory, np.int64, 1), np.frombuffer(memory, np.float32, offset=8)
+        if not stored[0] and self.spec.learner == 0:
+            self._shared[:] = parameters
+            stored[0] = 1
+        while not stored[0] and self._wait():
+            pass
+
+    def reduce(self, gradient: np.ndarray, number: int) -> np.ndarray:
+        """The mean of the gradients [d] of all living learners at their step of that number."""
+        gossip = self._gossip
+        if self._returned and not self._ahead:
+            newest = [message.number for peer in range(self.spec.learners) if (message := gossip.latest(peer))]
+            self._ahead = max(0, max(newest, default=0) - number)
+        number += self._ahead
+        gossip.send(gradient, number)
+        start, found = time.monotonic(), {}
+        while True:
+            gossip.close_over(self._living())
+            for peer in gossip.in_neighbours:
+                if peer not in found and (message := gossip.at(peer, number)) is not None:
+                    found[peer] = message.parameters
+            if set(gossip.in_neighbours) <= set(found) or not self._wait():
+                break
+        self.waited_s += time.monotonic() - start
+        return _mean([gradient, *found.values()])
+
+    def mix(self, before: np.ndarray, after: np.ndarray, number: int) -> np.ndarray:
+        """The parameters [d] to go on with, where an update led from ``before`` to ``after``; numbers rise."""
+        board, own = self.board, self.spec.learner
+        norm = float(np.linalg.norm(after - before))
+        board["norms"][own, number % NORMS] = norm
+        board["largest"][own] = max(float(board["largest"][own]), norm)
+        mixed = self._neighbours() if self._returned and self.spec.mixing != "none" else None
+        if self.spec.mixing == "gossip":
+            mean = self._gossiped(after, number)
+            mixed = mean if mixed is None else mixed
+        elif self._shared is not None:
+            self._shared += after - before
+            mixed = self._shared.copy()
+        self._returned = False
+        mixed = after if mixed is None else mixed
+        self._mixed[own].publish({_THETA: mixed}, {}, 0, number)
+        board["number"][own] = number
+        return mixed
+
+    def _gossiped(self, parameters: np.ndarray, number: int) -> np.ndarray:
+        """Sends, and takes the mean with what has arrived; waits for those that are overdue."""
+        gossip, board = self._gossip, self.board
+        gossip.close_over(self._living())
+        gossip.send(parameters, number)
+        stale, own = max(gossip.staleness.values(), default=0), self.spec.learner
+        if stale > board["staleness"][own]:
+            board["staleness"][own] = stale
+        found = {message.sender: message.parameters for message in gossip.receive()}
+        start = time.monotonic()
+        while gossip.overdue() and self._wait():
+            found |= {message.sender: message.parameters for message in gossip.receive()}
+            gossip.close_over(self._living())
+        self.waited_s += time.monotonic() - start
+        self.messages += (1.0 - _LATE) * (len(found) - self.messages)
+        return _mean([parameters, *found.values()])
+
+    def numbers(self) -> dict[str, float]:
+        """What the metrics say of the messages; nothing where there are none."""
+        if self.spec.mixing != "gossip":
+            return {}
+        stale = max(self._gossip.staleness.values(), default=0)
+        return {"gossip_staleness": float(stale), "gossip_messages": self.messages}
+
+    def _neighbours(self) -> np.ndarray | None:
+        """The newest parameters of an in-neighbour, or else of any other learner."""
+        peers = [*self._gossip.in_neighbours, *(peer for peer in self._living() if peer != self.spec.learner)]
+        for peer in peers:
+            weights = self._mixed[peer].read_latest()
+            if weights is not None:
+                return weights.arrays[_THETA]
+        return None
+
+    def keep_gradient(self, gradient: Callable[[], np.ndarray], updates: int) -> None:
+        """Keeps the latest gradient for comparison, once in every ``similarity_interval`` updates."""
+        number = updates // self.spec.similarity_interval
+        if number > max(self._compared, 0):
+            self._gradients.publish({_GRADIENT: gradient()}, {"updates": updates}, 0, number)
+            self._compared = number
+
+    @property
+    def publishes(self) -> bool:
+        """Whether this learner's weights are the run's."""
+        return self.spec.mixing == "none" or self.spec.learner == 0
+
+    def mean_policy(self, own: Arrays) -> Arrays:
+        """The mean of all learners' newest policies; ``own`` counts for this one."""
+        others = [weights.arrays for learner, policies in enumerate(self._policies)
+                  if learner != self.spec.learner and (weights := policies.read_latest()) is not None]
+        return {name: _mean([array, *(other[name] for other in others)]) for name, array in own.items()}
+
+    def leave(self) -> None:
+        """Tells the others that no more messages follow."""
+        self.board["left"][self.spec.learner] = 1
+
+
+def _mean(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    """The mean of arrays of one shape, in their type; of one alone itself."""
+    total = arrays[0]
+    for array in arrays[1:]:
+        total = total + array
+    return total if len(arrays) == 1 else np.asarray(total / arrays[0].dtype.type(len(arrays)))
