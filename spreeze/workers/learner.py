@@ -31,7 +31,7 @@ from spreeze.workers.jobs import AnyLearnerJob, BufferLearnerJob, LearnerJob, On
 from spreeze.workers.on_policy_trainer import FINGERPRINTS, OnPolicyTrainer
 from spreeze.workers.replay_trainer import ReplayTrainer
 from spreeze.workers.rollout_workers import WAIT_S, wakeups_of
-from spreeze.workers.torch_devices import learner_threads, out_of_memory, products_in, resolve_device
+from spreeze.workers.torch_devices import largest_matmul, learner_threads, matmuls_in, out_of_memory, resolve_device
 
 _POLL_S = 0.0005
 _POST_S = 0.25
@@ -50,7 +50,9 @@ def run_learner(context: WorkerContext, job: LearnerJob) -> None:
     ring = ReplayRing.attach(job.ring_fd, job.ring)
     try:
         device = resolve_device(job.learner.device)
-        with products_in(job.learner.precision, device), learner_threads(job.spec, job.learner.threads, device) as pair:
+        largest = largest_matmul(job.algorithm["hidden_sizes"], job.learner.batch_size)
+        with matmuls_in(job.learner.precision, device, largest), \
+                learner_threads(job.spec, job.learner.threads, device) as pair:
             _ReplayLearner(context, job, ring, pair, device).run()
     finally:
         ring.close()
@@ -58,9 +60,10 @@ def run_learner(context: WorkerContext, job: LearnerJob) -> None:
 
 def run_on_policy_learner(context: WorkerContext, job: OnPolicyLearnerJob) -> None:
     """Learns until asked to stop; writes the checkpoint and weights of the current rollout."""
-    rollouts = Rollouts.attach(job.rollouts_fd, job.rollouts)
+    rollouts, device = Rollouts.attach(job.rollouts_fd, job.rollouts), resolve_device(job.learner.device)
     try:
-        with learner_threads(job.spec, job.learner.threads, resolve_device(job.learner.device)):
+        largest = largest_matmul(job.algorithm["hidden_sizes"], job.batch_size)
+        with matmuls_in(job.learner.precision, device, largest), learner_threads(job.spec, job.learner.threads, device):
             _RolloutLearner(context, job, rollouts).run()
     finally:
         rollouts.close()
