@@ -69,13 +69,13 @@ def input_gradients(stack: int, rows: int, sizes: tuple[int, ...], times: float 
 
 
 def matmuls(
-    algo: str, batch_size: int, obs_dim: int, action_dim: int, hidden: tuple[int, ...], policy_delay: int = 2
+    algo: str, batch_size: int, obs_dim: int, action_dim: int, hidden: tuple[int, ...], policy_delay: int = 1
 ) -> list[Matmul]:
     """The matmuls that one update of an algorithm cannot avoid."""
     critic = (obs_dim + action_dim, *hidden, 1)
     actor = (obs_dim, *hidden, 2 * action_dim if algo == "sac" else action_dim)
     stack = 1 if algo == "ddpg" else 2
-    moves = 1.0 / policy_delay if algo == "td3" else 1.0
+    moves = 1.0 / policy_delay
     least_of = stack if algo == "sac" else 1
     b = batch_size
     return [

@@ -209,6 +209,7 @@ class SACConfig(DistributionalConfig):
     """Soft actor-critic (Haarnoja et al. 2018, arXiv 1812.05905); with discrete actions arXiv 1910.07207."""
 
     alpha_lr: float = setting(3e-4, "Adam step size of the temperature", low=0.0, high=1.0)
+    policy_delay: int = setting(1, "critic steps for one step of actor and temperature", low=1, high=100)
     initial_alpha: float = setting(1.0, "temperature at the start", low=1e-8, high=1e3)
     tune_alpha: bool = setting(True, "adjust the temperature to the target entropy")
     target_entropy_per_action: float = setting(-1.0, "target entropy of one action component", unit="nat",
