@@ -47,7 +47,7 @@ def test_where_mkl_leaves_avx512_unused(tmp_path, flags, vendor, family, lacks):
 
 
 @pytest.mark.parametrize(("rounds", "largest", "expected"),
-                         [(False, 2**21, "bf16"), (False, 2**21 - 1, "ieee"), (True, 2**21, "ieee")])
+                         [(False, 2**22, "bf16"), (False, 2**22 - 1, "ieee"), (True, 2**22, "ieee")])
 def test_large_float32_matmuls_go_to_onednn_only_where_it_does_not_round(monkeypatch, rounds, largest, expected):
     monkeypatch.setattr(torch_devices, "mkl_lacks_avx512", lambda: True)
     monkeypatch.setattr(torch_devices, "_matmuls_round", lambda: rounds)

@@ -18,9 +18,9 @@ from spreeze.types import EnvSpec
 
 _TF32_CAPABILITY = 8
 """Ampere: first compute capability with TF32."""
-_LEAST_FOR_ONEDNN = 2**21
-"""Multiplications of a matmul from which an update is faster by oneDNN with AVX-512 than by MKL without: batch 32 with
-256 units, or 128 with 128 (measured on Zen 5)."""
+_LEAST_FOR_ONEDNN = 2**22
+"""Multiplications of a matmul from which an update is faster by oneDNN with AVX-512 than by MKL without: batch 64 with
+256 units, or 256 with 128 (measured on Zen 5)."""
 _ALLOCATOR_WORDS = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory",
                     "std::bad_alloc")  # fmt: skip
 """PyTorch's texts when host memory runs out: on Linux and macOS, on Windows, in C++."""
