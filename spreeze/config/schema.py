@@ -114,8 +114,8 @@ class RunConfig(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class EnvConfig(Part):
-    id: str = setting("Walker2DBulletEnv-v0", "Gymnasium id; observations must be Box, actions Box or Discrete",
-                      flag="--env")
+    id: str = setting("Walker2DBulletEnv-v0", "Gymnasium id, or mpe2:NAME for several agents; observations must "
+                      "be Box, actions Box or Discrete", flag="--env")
     import_module: str | None = setting(None, "module to import before the id is made (command line only)",
                                         flag="--import")
     plain: bool = setting(False, "step Bullet tasks as their package has them, not the fast equal ones",
@@ -236,20 +236,37 @@ class DDPGConfig(ActorCriticConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DQNConfig(AlgorithmConfig):
-    """Deep Q-learning (Mnih et al. 2015) with double estimation and duelling streams as options."""
+class ActionValueConfig(AlgorithmConfig):
+    """What the algorithms share that take the action of the highest value."""
 
     lr: float = setting(3e-4, "Adam step size", low=0.0, high=1.0)
-    layer_norm: bool = setting(False, "normalise the hidden layers (arXiv 1607.06450); not for images")
     target_interval: int = setting(1, "updates between two moves of the target network by tau; tau = 1 copies",
                                    unit="updates", low=1, high=10**9)
     double: bool = setting(True, "the online network chooses the next action (arXiv 1509.06461)")
-    cnn: str = setting("nature", "convolutional layers for images; hidden_sizes follow them", choices=tuple(CNNS))
-    duelling: bool = setting(False, "streams of state value and advantages (arXiv 1511.06581)")
     epsilon_start: float = setting(1.0, "share of random actions at the start", low=0.0, high=1.0)
     epsilon_end: float = setting(0.05, "share of random actions at the end of the schedule", low=0.0, high=1.0)
     epsilon_env_steps: int = setting(50_000, "env steps over which that share falls, in a straight line",
                                      unit="env steps", low=0, high=10**12)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DQNConfig(ActionValueConfig):
+    """Deep Q-learning (Mnih et al. 2015) with double estimation and duelling streams as options."""
+
+    layer_norm: bool = setting(False, "normalise the hidden layers (arXiv 1607.06450); not for images")
+    cnn: str = setting("nature", "convolutional layers for images; hidden_sizes follow them", choices=tuple(CNNS))
+    duelling: bool = setting(False, "streams of state value and advantages (arXiv 1511.06581)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class QMIXConfig(ActionValueConfig):
+    """QMIX for teams of agents (Rashid et al. 2018, arXiv 1803.11485), and VDN (arXiv 1706.05296) as its ablation."""
+
+    hidden_sizes: tuple[int, ...] = setting((64, 64), "width of each hidden layer of the agents' network",
+                                            unit="units", low=1, high=4096)
+    mixer: str = setting("qmix", "how agents' values make the team's: qmix, a network that rises in each and reads the "
+                         "state; vdn, their sum", choices=("qmix", "vdn"))
+    mixing_units: int = setting(32, "mixer = qmix: width of the mixing network", unit="units", low=1, high=1024)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -454,6 +471,7 @@ class Config:
     td3: TD3Config = field(default_factory=TD3Config)
     ddpg: DDPGConfig = field(default_factory=DDPGConfig)
     dqn: DQNConfig = field(default_factory=DQNConfig)
+    qmix: QMIXConfig = field(default_factory=QMIXConfig)
     ppo: PPOConfig = field(default_factory=PPOConfig)
     a2c: A2CConfig = field(default_factory=A2CConfig)
     replay: ReplayConfig = field(default_factory=ReplayConfig)

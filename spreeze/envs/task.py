@@ -310,5 +310,6 @@ def uniform_actions(
         allowed: np.ndarray = np.argmax(draws, 1)[:, None].astype(np.float32)
         return allowed
     if spec.num_actions is not None:
-        return rng.integers(spec.num_actions, size=(rows, 1)).astype(np.float32)
+        counts = spec.num_actions if spec.team is None else spec.team.actions
+        return rng.integers(counts, size=(rows, spec.action_dim)).astype(np.float32)
     return rng.uniform(-1.0, 1.0, (rows, spec.action_dim)).astype(np.float32)

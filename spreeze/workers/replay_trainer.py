@@ -64,6 +64,7 @@ class ReplayTrainer:
         options |= {} if spec.frames is None else {"frames": spec.frames}
         options |= {"overlap": True} if overlap else {}
         options |= {"masked": True} if spec.action_mask else {}
+        options |= {"team": spec.team} if spec.team is not None else {}
         self.algorithm: OffPolicyAlgorithm = create(
             algo, spec.obs_dim, spec.action_dim, config, seed, device, num_actions=spec.num_actions,
             import_module=spec.import_module, **options,
