@@ -31,6 +31,7 @@ from torch.nn import functional
 from spreeze.algorithms import losses
 from spreeze.algorithms.fused_mlp import host_copies, uniform_
 from spreeze.algorithms.off_policy import CriticNetworks, OffPolicyAlgorithm, Proposal
+from spreeze.algorithms.optimizers import FlatAdam
 from spreeze.config.algorithms import NetworkRow
 from spreeze.config.schema import QMIXConfig
 from spreeze.errors import ConfigError
@@ -163,6 +164,7 @@ class TeamValues(CriticNetworks[TeamNetworks]):
         self, team: TeamSpec, config: QMIXConfig, generator: torch.Generator, device: torch.device
     ) -> None:
         super().__init__(lambda: TeamNetworks(team, config, device), config.lr, generator)
+        self.adam = FlatAdam(self.online.flat, self.gradient.flat, config.lr, max_norm=config.max_grad_norm)
 
     def step(self, obs: Tensor, action: Tensor, target: Tensor) -> None:
         """One gradient step on ``mean (Q_tot(s, a) - target)^2 / 2``; actions [B, n], target [B]."""

@@ -267,6 +267,7 @@ class QMIXConfig(ActionValueConfig):
     mixer: str = setting("qmix", "how agents' values make the team's: qmix, a network that rises in each and reads the "
                          "state; vdn, their sum", choices=("qmix", "vdn"))
     mixing_units: int = setting(32, "mixer = qmix: width of the mixing network", unit="units", low=1, high=1024)
+    max_grad_norm: float = setting(10.0, "norm to which a larger gradient is scaled down", low=1e-6, high=1e6)
 
 
 @dataclass(frozen=True, kw_only=True)
