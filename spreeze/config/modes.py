@@ -41,6 +41,8 @@ class Wiring:
     """``rollout.inference_workers`` processes may infer for the samplers."""
     several_learners: bool = False
     """``run.learners`` of them may learn side by side, each with samplers and buffer of its own."""
+    averages: bool = False
+    """These learners average their parameters every ``learner.average_interval`` updates, and begin with the same."""
     knobs: tuple[str, ...] = ()
     """Settings that the tuner chooses; ``algorithm.FIELD`` is of the chosen algorithm, if it has that field."""
 
@@ -103,6 +105,11 @@ DECLARED = (
         name="hts", module="spreeze.modes.hts",
         doc="samplers fill one storage while the learner learns from the other (HTS-RL)",
         on_policy=Wiring(stages=ROLLOUT_STAGES, lag=1, inference_workers=True, knobs=ROLLOUT_KNOBS),
+    ),
+    Mode(
+        name="tianji", module="spreeze.modes.spreeze",
+        doc="spreeze in groups, each with samplers, replay and learner; the learners average their parameters (TianJi)",
+        replay=Wiring(stages=REPLAY_STAGES, several_learners=True, averages=True, knobs=REPLAY_KNOBS),
     ),
 )
 """The modes that come with Spreeze, the default first."""

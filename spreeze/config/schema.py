@@ -101,7 +101,8 @@ class RunConfig(Part):
     runs_dir: str = setting("runs", "directory that holds the run directories", flag="--runs-dir")
     name: str | None = setting(None, "name of the run directory; built from time, env, algo and seed if not given",
                                flag="--name")
-    learners: int = setting(1, "learners side by side, each with samplers, replay and seed of its own (mode spreeze)",
+    learners: int = setting(1, "learners side by side, each with samplers, replay and seed of its own (modes "
+                            "spreeze, tianji)",
                             unit="learners", low=1, high=16, flag="--learners")
     forgiven_failures: int = setting(0, "crashes of a worker that do not count toward its limit of restarts: for tests",
                                      low=0, high=10**9)
@@ -397,6 +398,8 @@ class LearnerConfig(Part):
                                     "evaluated, shown and kept; 0: the newest weights; 0.998 averages 500 updates",
                                     low=0.0, high=0.999999)
     explore_average: bool = setting(False, "samplers explore with the averaged policy too, not with the newest one")
+    average_interval: int = setting(100, "mode tianji: updates of a learner between two averagings of its parameters "
+                                    "with those of the others", unit="updates", low=1, high=10**9)
     publish_interval_s: float = setting(0.25, "time between two published weights", unit="s", low=0.01, high=3600)
     checkpoint_interval_s: float = setting(30.0, "time between two checkpoints", unit="s", low=0.5, high=1e6)
 
@@ -574,6 +577,7 @@ def offered(config: Config) -> tuple[tuple[str, ...], tuple[str, ...]]:
     algo, on_policy = config.run.algo, config.on_policy is not None
     own, other = (_ONLY_ON_POLICY, _ONLY_WITH_REPLAY) if on_policy else (_ONLY_WITH_REPLAY, _ONLY_ON_POLICY)
     other += () if config.wiring.inference_workers else ("rollout.inference_workers",)
+    other += () if config.wiring.averages else ("learner.average_interval",)
     keys = [f"{name}.{item.name}" for name, part in config.parts().items() for item in dataclasses.fields(part)]
     named = (knob.replace("algorithm.", f"{algo}.") for knob in config.wiring.knobs)
     knobs = tuple(knob for knob in named if knob in keys)
