@@ -124,7 +124,8 @@ def check_algorithm(name: str, spec: EnvSpec, mode: Mode) -> None:
     """Rejects an algorithm that does not fit the environment or the mode, with a ConfigError that says what would."""
     row, fitting = find_row(name, spec.import_module), fitting_algorithms(spec, mode)
     if not row.fits(spec):
-        raise ConfigError(f"--algo {name}: {spec.env_id} has {task_text(spec)}; {_listed(fitting, 'fit')}")
+        why = "it is for several agents with discrete actions; " if row.team and spec.team is None else ""
+        raise ConfigError(f"--algo {name}: {why}{spec.env_id} has {task_text(spec)}; {_listed(fitting, 'fit')}")
     if not row.runs_in(mode):
         needs = "what its own policy has just collected" if row.on_policy else "replay"
         modes = [f"--mode {other.name}" for other in DECLARED if row.runs_in(other)]
