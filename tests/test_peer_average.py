@@ -31,7 +31,7 @@ def shared():
         yield [stack.enter_context(contextlib.closing(VersionedParameters.create())) for _ in range(3)]
 
 
-def test_a_learner_takes_the_mean_of_its_parameters_and_of_those_that_are_new(shared):
+def test_a_learner_takes_the_mean_of_its_parameters_and_of_those_that_still_publish(shared):
     learners = [sac(scale) for scale in (1.0, 2.0, 6.0)]
     unit = learners[0].state_arrays()
     averages = [PeerAverage(learner, shared, index, 1, 10) for index, learner in enumerate(learners)]
@@ -48,10 +48,12 @@ def test_a_learner_takes_the_mean_of_its_parameters_and_of_those_that_are_new(sh
 
     # What was published: 1, then 2, then 6; each before it took the mean.
     assert [set(scales(index).values()) for index in range(3)] == [{1.0}, {1.5}, {3.0}]
-    assert averages[0].advance(21) is not None
+    assert averages[0].advance(21).endswith("of 2 other learners")
     assert set(scales(0).values()) == {3.0}, "the mean of 1, 2 and 6"
-    assert averages[0].advance(31) is not None
-    assert set(scales(0).values()) == {3.0}, "the others have published nothing since: they are left out"
+    assert [averages[0].advance(updates) for updates in (31, 41, 51)] == [None] * 3
+    assert set(scales(0).values()) == {3.963}, "(3 + 8) / 3, and so on"
+    assert averages[0].advance(61).endswith("of 0 other learners"), "nothing new for four times: they are left out"
+    assert set(scales(0).values()) == {3.963}
     assert [float(learner.critics.adam._m[0]) for learner in learners] == [1.0, 2.0, 6.0]
 
 

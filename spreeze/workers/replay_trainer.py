@@ -46,6 +46,8 @@ _NORMALIZER_EVERY = 10
 _AVERAGE_EVERY = 8
 """Updates between two steps of the policy's average: a step reads and writes all weights of the policy."""
 _AVERAGE = "policy_average"
+_LIVING = 4
+"""Averagings without news from another learner after which it counts as gone; speeds differ by less."""
 
 
 class ReplayTrainer:
@@ -415,8 +417,9 @@ class PeerAverage:
     """The mean of the parameters of learners side by side, as in federated averaging (McMahan et al. 2017).
 
     Every ``interval`` updates a learner publishes its networks, targets and temperature. It then takes the mean of
-    these and of the newest of each other learner, if that is newer than what it took before. Moments of the optimiser
-    stay its own. Nobody waits: a learner that is slow, dead or done is left out until it publishes again.
+    these and of the newest of each other learner. Moments of the optimiser stay its own. Nobody waits: a learner of
+    which nothing new has come for ``_LIVING`` of these steps, since it is dead, done or far slower, is left out until
+    it publishes again.
     """
 
     def __init__(
@@ -425,7 +428,8 @@ class PeerAverage:
         """``shared`` has one entry a learner, ``own`` is the number of this one; ``epoch`` rises with its starts."""
         self._algorithm, self._shared, self._own, self._epoch = algorithm, shared, own, epoch
         self._interval, self._due, self._version = interval, -1, 0
-        self._taken: dict[int, tuple[int, int]] = {}
+        self._newest: dict[int, tuple[Weights, int]] = {}
+        """Number of another learner -> what it published last, and the own version at which that was new."""
         self._others = -1
 
     def advance(self, updates: int) -> str | None:
@@ -439,7 +443,7 @@ class PeerAverage:
         names = [name for name, array in arrays.items() if array.dtype == np.float32 and "adam" not in name]
         self._version += 1
         self._shared[self._own].publish({name: arrays[name] for name in names}, {}, self._epoch, self._version)
-        others = [found for index in range(len(self._shared)) if (found := self._newer(index)) is not None]
+        others = self._living()
         if others:
             means = {name: np.asarray(np.mean([arrays[name], *(other.arrays[name] for other in others)], 0))
                      for name in names}
@@ -450,12 +454,14 @@ class PeerAverage:
         with_whom = "1 other learner" if self._others == 1 else f"{self._others} other learners"
         return f"update {updates}: takes the mean of its parameters and those of {with_whom}"
 
-    def _newer(self, index: int) -> Weights | None:
-        """What another learner has published since it was last taken; None if nothing, or if it is being written."""
-        found = None if index == self._own else self._shared[index].read_latest(self._taken.get(index))
-        if found is not None:
-            self._taken[index] = found.order
-        return found
+    def _living(self) -> list[Weights]:
+        """The newest of each other learner that still publishes."""
+        for index, parameters in enumerate(self._shared):
+            before = self._newest.get(index)
+            found = None if index == self._own else parameters.read_latest(before and before[0].order)
+            if found is not None:
+                self._newest[index] = found, self._version
+        return [found for found, since in self._newest.values() if self._version - since < _LIVING]
 
 
 class DeviceNormalizer:
