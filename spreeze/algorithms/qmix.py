@@ -12,6 +12,10 @@ show positions and velocities, so agents feed forward. Where an observation hide
 *Departures* besides that: Adam instead of RMSProp, a soft target update, epsilon by env steps. The next actions are
 those of the online network (double Q-learning), as in the authors' later code.
 
+*Overestimation.* With a discount near 1 and one-step targets the mixer's values may grow without bound (Pan et al.
+2021, arXiv 2103.11883), which clipping the gradient does not stop. ``profiles/mpe2.toml`` has a lower discount and
+five-step returns; VDN needs neither. If ``q_mean`` leaves what returns can be, try these.
+
 *Gradients* come from autograd, unlike elsewhere in this package: derived by hand the mixer alone would be longer than
 this file. Shapes besides those of ``types``: n agents, o values of an agent's observation, E units of the mixer.
 """
