@@ -15,6 +15,7 @@ VERBS: dict[str, str] = {
     "evaluate": "greedy episodes of a run's weights: mean, interval, CSV, video",
     "play": "watch a run's policy in a window, or as a clip",
     "runs": "list runs, stop one",
+    "export": "a run's policy as a file that runs without Spreeze, or its metrics as CSV",
     "report": "one HTML file of a run, or of several compared",
     "doctor": "what this machine has and what is missing",
     "bench": "measure Spreeze on this machine",

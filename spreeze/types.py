@@ -246,6 +246,24 @@ class Reasoned(NamedTuple):
     reason: str
 
 
+class PolicyFormat(NamedTuple):
+    """A file format of exported policies; ``inference.export`` writes it."""
+
+    name: str
+    suffix: str
+    packages: tuple[str, ...]
+    """What writing and checking a file needs, beside NumPy."""
+    runs_on: str
+    """What a program that uses the file needs, as pip knows it."""
+
+
+POLICY_FORMATS = (
+    PolicyFormat("onnx", ".onnx", ("onnx", "onnxruntime"), "onnxruntime"),
+    PolicyFormat("torch", ".pt2", ("torch",), "torch"),
+    PolicyFormat("numpy", ".npz", (), "numpy"),
+)
+
+
 _T = TypeVar("_T")
 
 

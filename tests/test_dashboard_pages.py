@@ -298,6 +298,19 @@ def test_a_run_is_given_a_title_tags_and_a_note_that_lists_show(world):
     about.unlink()
 
 
+def test_a_policy_can_be_downloaded_where_there_is_one_and_the_reason_is_shown_where_not(world):
+    folder = world("finished")
+    page = open_page("runs")
+    assert any("This run has no weights" in text.value for text in page.caption)
+    (folder / "a1" / "weights").mkdir()
+    (folder / "a1" / "weights" / "w-000001-000000000005.safetensors").touch()
+    page = open_page("runs")
+    assert not any("This run has no weights" in text.value for text in page.caption)
+    page.selectbox(key="export_format_a1").select("numpy").run()
+    assert not page.exception
+    assert any(f"spreeze export a1 --runs-dir {folder} --format numpy" in line for line in commands(page))
+
+
 def test_the_command_line_of_the_start_button_follows_the_choices(world):
     world("no run")
     page = open_page("live")

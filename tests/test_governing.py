@@ -353,13 +353,13 @@ def test_changes_are_posted_on_the_board_told_as_events_and_measured(status):
     assert shares(status, 2) == [1.0, 1.0]
     assert events == []
     numbers = seconds(6)
-    assert numbers == {"samplers_active": 0.125, "foreign_cores": 1.0}
-    assert sorted(shares(status, 2)) == [0.0, 0.125]
-    assert events[0].startswith("governor: 2 -> 0.12 of 2 samplers active: other programs keep 1.00 of 2 usable cores")
+    assert numbers == {"samplers_active": 1.0, "foreign_cores": 1.0}
+    assert sorted(shares(status, 2)) == [0.0, 1.0]
+    assert events[0].startswith("governor: 2 -> 1 of 2 samplers active: other programs keep 1.00 of 2 usable cores")
     told.foreign_cores = 0.0
     seconds(5)
     seconds(2, pid=8)  # the learner was started again: what it wants is not known for a while
-    assert seconds(3, pid=8)["samplers_active"] == 0.125
+    assert seconds(3, pid=8)["samplers_active"] == 1.0
     assert seconds(12, pid=8)["samplers_active"] == 2.0
     assert shares(status, 2) == [1.0, 1.0]
     assert len(events) == 2
@@ -375,6 +375,7 @@ class FourSamplers:
         self.writers = [ShardWriter(self.ring, index) for index in range(4)]
         self.governing = GovernorLoop(self.plan, status, lambda level, text: None, reader=self,
                                       clock=lambda: self.now_s)
+        self.governing.leave_free(0.9)
         for _ in range(20):
             self.now_s += 0.5
             active = self.governing.look(self.reading(), {"learner": 7})["samplers_active"]

@@ -13,7 +13,7 @@ from harness import PATIENCE_S, PENDULUM, REPO, TINY, Run, poll
 from spreeze.machine.processes import EARLY, PAGE, PROBE
 from spreeze.machine.utilisation import Siblings
 from spreeze.metrics.store import MetricsReader
-from spreeze.runtime.cpu_governor import QUIET_CORES
+from spreeze.runtime.cpu_governor import BACKGROUND_CORES
 from spreeze.runtime.launcher import Prewarm
 
 GOVERNED = tuple(flag for flag in TINY if flag != "--no-governor")
@@ -190,7 +190,7 @@ def test_two_runs_at_once_are_no_strangers_to_each_other_and_a_busy_process_is_o
 
         def seen_none():
             """Samples, two a look, without a stranger; the governor makes up its mind in seven looks."""
-            return [sum(cores < QUIET_CORES for cores in one.foreign_cores()) for one in both]
+            return [sum(cores < BACKGROUND_CORES for cores in one.foreign_cores()) for one in both]
 
         for run in runs:
             run.wait_for(lambda: min(seen_none()) >= 16, what="looks without a stranger")
@@ -202,7 +202,7 @@ def test_two_runs_at_once_are_no_strangers_to_each_other_and_a_busy_process_is_o
             stack.enter_context(running(sys.executable, "-c", "while True: pass"))
         for one in both:
             seen = one.foreign_cores
-            one.run.wait_for(lambda seen=seen: max(seen(), default=0.0) > QUIET_CORES, what="the strangers")
+            one.run.wait_for(lambda seen=seen: max(seen(), default=0.0) > BACKGROUND_CORES, what="the strangers")
         for run in runs:
             run.interrupt()
         assert [run.end()[0] for run in runs] == [0, 0]

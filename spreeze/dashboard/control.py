@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import importlib.util
+import io
 import json
 import os
 import re
@@ -16,7 +18,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,10 +49,11 @@ from spreeze.run_directory import (
     state_of,
     write_json,
 )
+from spreeze.types import PolicyFormat
 
 _ENV_ID = re.compile(r"^(mpe2:)?[A-Za-z0-9][A-Za-z0-9_./-]{0,99}$")
 _MODULE = re.compile(r"^[A-Za-z_]\w{0,60}(\.[A-Za-z_]\w{0,60}){0,5}$", re.ASCII)
-_LAUNCH_S, _EXAMINE_S = 20.0, 120.0
+_LAUNCH_S, _EXAMINE_S, _EXPORT_S = 20.0, 120.0, 120.0
 FORCE_AFTER_S = 30.0
 """Time after a stop request from which a page offers to kill the run."""
 COMMAND = (sys.executable, "-m", "spreeze.train")
@@ -321,6 +326,43 @@ def kill(name: str, folder: Path) -> str:
         capture_output=True, text=True, timeout=60, check=False, env=environment(), stdin=subprocess.DEVNULL,
     )
     return clean(done.stdout + done.stderr)
+
+
+def export_command(path: Path, folder: Path, row: PolicyFormat) -> tuple[str, ...]:
+    """The arguments of the export that a page offers."""
+    return ("export", path.name, *place(folder), "--format", row.name)
+
+
+def no_export(path: Path, row: PolicyFormat) -> str | None:
+    """Why a run's policy cannot be exported to a format; None where it can."""
+    missing = [package for package in row.packages if importlib.util.find_spec(package) is None]
+    if missing:
+        return f"{' and '.join(missing)} not installed: pip install 'spreeze[export]'"
+    if not any((path / "weights").glob("w-*.safetensors")) and not (path / "checkpoints/best.safetensors").is_file():
+        return "This run has no weights: it is a recording, or ended before its first update."
+    own = read_config(path).get(str(read_run(path).get("algo")), {}).get("network")
+    return f"Its network {clean(own, 60)!r} is a module of your own: export it with torch.onnx." if own else None
+
+
+def exported_policy(path: Path, folder: Path, row: PolicyFormat) -> bytes:
+    """A ZIP of the exported policy and its example; of the reason alone where the export failed."""
+    with tempfile.TemporaryDirectory() as made:
+        out = Path(made) / f"{path.name}{row.suffix}"
+        command = [sys.executable, "-m", "spreeze", "export", str(path), "--runs-dir", str(folder),
+                   "--format", row.name, "--out", str(out)]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=_EXPORT_S, check=False,
+                                  env=environment(), stdin=subprocess.DEVNULL)
+            failed = clean(done.stderr) or "the export failed" if done.returncode else None
+        except (OSError, subprocess.SubprocessError) as error:
+            failed = f"the export could not be run: {clean(error)}"
+        buffer = io.BytesIO()
+        with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+            for part in sorted(Path(made).iterdir()) if failed is None else ():
+                archive.write(part, f"{path.name}/{part.name}")
+            if failed is not None:
+                archive.writestr(f"{path.name}/export_failed.txt", f"{failed}\n")
+        return buffer.getvalue()
 
 
 def delete(path: Path, folder: Path) -> None:

@@ -28,6 +28,7 @@ from spreeze.formatting import DASH, duration, number, size
 from spreeze.metrics import html_report
 from spreeze.metrics.store import MetricsReader
 from spreeze.run_directory import LIVE_STATES, About, describe
+from spreeze.types import POLICY_FORMATS
 
 _MAX_EXPORT_BYTES = 100_000_000
 _MAX_CLIP_BYTES = 50_000_000
@@ -125,6 +126,7 @@ def _one(path: Path, folder: Path) -> None:
     st.download_button("Report", lambda: html_report.make([path]), f"{path.name}.html", "text/html", key="runs_report",
                        help="One HTML file to keep or send: curves, rates, settings with their sources, the tuner's "
                             "table, machine, versions, events.")
+    exporting = _download_policy(path, folder)
     if not recorded:
         _about(path, facts.about)
     name = path.name
@@ -136,7 +138,24 @@ def _one(path: Path, folder: Path) -> None:
         control.shown("spreeze", "runs", *control.place(folder), "stop", name),
     )
     with st.expander("The same from a terminal"):
-        components.show_command("one", *acts, told, packed)
+        components.show_command("one", *acts, told, packed, *(() if recorded else (exporting,)))
+
+
+def _download_policy(path: Path, folder: Path) -> str:
+    """The policy as a file that runs without Spreeze; returns the command that makes it."""
+    left, right = st.columns(2, vertical_alignment="bottom")
+    chosen = left.selectbox("Policy as", [row.name for row in POLICY_FORMATS], key=f"export_format_{path.name}",
+                            help="The greedy policy with normaliser and action scaling inside, checked beside our own, "
+                                 "and a program that plays it without Spreeze.")
+    kind = next(row for row in POLICY_FORMATS if row.name == chosen)
+    reason = control.no_export(path, kind)
+    right.download_button("Download policy", lambda: control.exported_policy(path, folder, kind),
+                          f"{path.name}_{kind.name}.zip", "application/zip", key=f"export_{path.name}", width="stretch",
+                          disabled=reason is not None, on_click="ignore",
+                          help=reason or "Made when you click: some seconds.")
+    if reason is not None:
+        left.caption(components.plain(reason))
+    return control.shown("spreeze", *control.export_command(path, folder, kind))
 
 
 def _about(path: Path, about: About) -> None:

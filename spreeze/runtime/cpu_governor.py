@@ -3,20 +3,26 @@
 It changes only the number of active samplers, in eighths: 1.25 is one sampler and a second that works a quarter of its
 time.
 
+* Priorities protect the other programs: beside a sampler at nice 10 a busy program lost 1 % of its speed or less, and
+  a program that wakes up often was as late as without it, whether samplers rested or not. What suffers is the learner,
+  which loses an eighth to a quarter of its updates where others fill a core, and a few percent beside light ones. So
+  light loads, up to half a core, such as the browser that looks at the page, change nothing, and at most half of the
+  samplers rest, unless the user wants a share of the cores left free.
 * Samplers may use what the usable cores leave after the other programs (or the share that the user keeps free, if that
   is more), the learner, evaluation and pictures. If the run alone wants more than all cores, that is the tuner's or the
   user's choice and stays.
 * Several runs at once are the user's choice, too: none rests because of another. When another program comes, the cores
   that these runs keep busy are not available to this run, so each sees the same lack and gives way. On 16 cores, two
   runs that want 6 each have room for 3 cores of others (6 + 6 + 3 = 15); 6 cores of others leave the other run 5, so
-  16 - 5 - (6 - 0.15) = 5.15 for each.
+  16 - 5 - (6 - 0.5) = 5.5 for each.
 * Dead band: nothing changes for less than a quarter of a core, or 4 % of the usable cores if that is more (from seven
-  cores on). 0.15 cores of other programs count as background.
+  cores on).
 * Gives up cores, and half a dead band more, when two seconds in a row ask for it. Takes back when the last ten
   seconds allow it, by all but their worst second; a load that returns within two minutes extends this wait, up to a
   minute. Never more than six changes in a minute.
-* An eighth of a sampler stays active, and more if the learner waits for rows, which must not starve. Each of several
-  learners has its samplers' share of the active ones, and the one that waits most counts.
+* Even where a share is to be left free, an eighth of a sampler stays active. More come back if the learner waits for
+  rows: it must not starve. Each of several learners has its samplers' share of the active ones, and the one that waits
+  most counts.
 """
 
 from __future__ import annotations
@@ -39,7 +45,9 @@ from spreeze.workers.roles import role_of
 
 STEP = 0.125  # of the number of active samplers, and its minimum
 DEAD_BAND_CORES, DEAD_BAND_SHARE = 0.25, 0.04  # smallest change: cores, or a share of the usable ones if that is more
-QUIET_CORES = 0.15  # background load of other programs that is ignored
+BACKGROUND_CORES = 0.15  # load of other programs that is always there, and no part of a share to be left free
+LIGHT_CORES = 0.5  # load of other programs for which priorities suffice
+RESTING_SHARE = 0.5  # of the samplers, at most, beside heavier loads
 SETTLE_S = 5
 YIELD_S, RETURN_S, STARVED_S = 2, 10, 3
 LONGEST_RETURN_S, RELAPSE_S = 60, 120
@@ -119,17 +127,19 @@ class Governor:
 
     def _room(self, facts: Facts) -> float:
         """Samplers that fit beside the load of a second; may be negative, or more than there are."""
-        foreign, usable_cores = max(0.0, facts.foreign_cores - QUIET_CORES), facts.usable_cores
+        foreign, usable_cores = facts.foreign_cores, facts.usable_cores
         if self.leave_free > 0.0:
-            free = usable_cores - max(foreign, self.leave_free * usable_cores)
+            free = usable_cores - max(foreign - BACKGROUND_CORES, self.leave_free * usable_cores)
         else:
-            free = max(usable_cores - facts.sibling_cores, self._fixed + self._maximum * self._each) - foreign
+            free = max(usable_cores - facts.sibling_cores, self._fixed + self._maximum * self._each)
+            free -= max(0.0, foreign - LIGHT_CORES)
         return (free - self._fixed) / self._each
 
     def _fitting(self, room: float) -> float:
         """Whole steps that fit, within the limits."""
         steps = math.floor(room / STEP + 1e-6)
-        return min(max(steps * STEP, self._least), self._maximum)
+        least = 0.0 if self.leave_free > 0.0 else math.ceil((1.0 - RESTING_SHARE) * self._maximum / STEP) * STEP
+        return min(max(steps * STEP, self._least, least), self._maximum)
 
     def _feed_learner(self, facts: Facts) -> Change | None:
         """Adds one step when the learner waits for rows, unless that takes of a share to be left free."""
@@ -181,7 +191,7 @@ class Governor:
         return Change(active, reason)
 
     def _reason(self, facts: Facts) -> str:
-        kept = f", your other runs {facts.sibling_cores:.2f}" if facts.sibling_cores >= QUIET_CORES else ""
+        kept = f", your other runs {facts.sibling_cores:.2f}" if facts.sibling_cores >= BACKGROUND_CORES else ""
         kept += f", {self.leave_free * facts.usable_cores:.2f} are to stay free" if self.leave_free else ""
         return (
             f"other programs keep {facts.foreign_cores:.2f} of {facts.usable_cores:g} usable cores busy{kept}; the "

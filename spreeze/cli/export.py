@@ -1,0 +1,321 @@
+"""``python -m spreeze export``: a run's policy as one file that needs no Spreeze, or its metrics as CSV."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import csv
+import importlib.util
+import io
+import keyword
+import math
+import os
+import textwrap
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from spreeze import __version__
+from spreeze.cli.arguments import Parser, check_output, guarded
+from spreeze.cli.evaluate import CHECKPOINTS, find_weights, spec_of
+from spreeze.envs.make import BULLET_IDS, BULLET_MODULE, OWN_IDS, parse_args
+from spreeze.envs.task import ActionScaling
+from spreeze.errors import ConfigError, RunError, did_you_mean
+from spreeze.inference import export
+from spreeze.inference.policy import Policy
+from spreeze.machine.output import emit, say
+from spreeze.metrics.store import EvaluationRow, MetricsReader
+from spreeze.run_directory import find_run
+from spreeze.transport import files
+from spreeze.transport.weights import Weights, read_weights
+from spreeze.types import POLICY_FORMATS, EnvSpec, PolicyFormat
+
+OBSERVATIONS = 1000
+"""Of the check."""
+_CSV = "csv"
+_ALL_POINTS = 10_000_000
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    names = [*(row.name for row in POLICY_FORMATS), _CSV]
+    parser = Parser(prog="spreeze export", description="Write the greedy policy of a run as a file that runs without "
+                    "Spreeze, with normaliser and action scaling inside, and a short program that uses it. The file is "
+                    f"checked against our own policy on {OBSERVATIONS:,} observations. csv writes metrics and "
+                    "evaluations instead.")
+    parser.add_argument("run", metavar="RUN", help="name or path of a run, 'latest', or a .safetensors file")
+    parser.add_argument("--format", default=names[0], metavar="|".join(names),
+                        help=f"what to write (default: {names[0]})")
+    parser.add_argument("--checkpoint", choices=CHECKPOINTS, default="best", help="which weights (default: best)")
+    parser.add_argument("--out", metavar="FILE", help="file to write (default: the run's name, here)")
+    parser.add_argument("--force", action="store_true", help="replace files that exist (default: refuse)")
+    parser.add_argument("--runs-dir", default="runs", help="directory of the runs (default: runs)")
+    parser.add_argument("--json", action="store_true", help="one JSON document on standard output (default: off)")
+    args = parser.parse_args(argv)
+    return guarded(lambda: _export(args, names), as_json=args.json)
+
+
+def _export(args: argparse.Namespace, names: list[str]) -> int:
+    if args.format not in names:
+        raise ConfigError(f"--format {args.format}: no such format{did_you_mean(args.format, names)} "
+                          f"(formats: {', '.join(names)})")
+    if args.format == _CSV:
+        document, text = _write_csv(args)
+    else:
+        document, text = _write_policy(args, next(row for row in POLICY_FORMATS if row.name == args.format))
+    if args.json:
+        emit(document)
+    else:
+        say(text)
+    return 0
+
+
+def _write_policy(args: argparse.Namespace, row: PolicyFormat) -> tuple[dict[str, Any], str]:
+    """Writes and checks the file and its example; returns what to tell, as a document and as text."""
+    weights = read_weights(find_weights(args.run, Path(args.runs_dir), args.checkpoint))
+    # Nothing of the module is imported here, so its name need not be allowed.
+    spec = spec_of(weights, (weights.meta.get("env") or {}).get("import_module"))
+    name = Path(args.run).stem if args.run.endswith(".safetensors") else find_run(args.run, Path(args.runs_dir)).name
+    out = Path(args.out or f"{name}{row.suffix}")
+    program = out.with_name(f"{out.stem}_{row.name}_example.py")
+    _check_places([out, program], force=args.force)
+    missing = [package for package in row.packages if importlib.util.find_spec(package) is None]
+    if missing:
+        raise ConfigError(f"--format {row.name} needs {' and '.join(missing)}: pip install 'spreeze[export]'")
+    steps = export.operations(weights.arrays, weights.meta, spec)
+    code = example(spec, row, out.name)
+    data = export.encode(row.name, steps, spec, _about(weights, spec, name))
+    with _in_place([out, program]) as (temporary, temporary_program):
+        files.write_bytes(temporary, data)
+        check = _compared(export.open_policy(row.name, temporary), steps, weights, spec)
+        files.write_bytes(temporary_program, code.encode())
+    document = {"file": str(out), "example": str(program), "format": row.name, "weights": str(weights.path),
+                "env": spec.env_id, "bytes": len(data), **check._asdict()}
+    return document, "\n".join([f"{out}: {len(data):,} bytes, {len(steps)} operations, from {weights.path}",
+                                _told(check, spec), f"{program}: a program that plays it without Spreeze:", "", code])
+
+
+def _compared(act: export.Act, steps: list[export.Operation], weights: Weights, spec: EnvSpec) -> export.Agreement:
+    obs = export.draw_obs(spec, weights.arrays, OBSERVATIONS, seed=0)
+    actions = ActionScaling(spec)(Policy.from_weights(weights.arrays, weights.meta).act_greedy(obs))
+    if spec.num_actions is not None:
+        actions = actions[:, 0].astype(np.int64) + spec.action_start
+    return export.check(act, steps, actions, obs, spec)
+
+
+def _told(check: export.Agreement, spec: EnvSpec) -> str:
+    beside = f"checked beside our policy on {check.observations:,} observations"
+    if spec.num_actions is None:
+        return f"{beside}: actions differ by at most {check.difference:.1e} of half their range"
+    ties = f" ({check.ties} left out, where two actions are equally good up to rounding)" if check.ties else ""
+    return f"{beside}: the same action for each{ties}"
+
+
+def _about(weights: Weights, spec: EnvSpec, name: str) -> dict[str, Any]:
+    """What the file says of its origin."""
+    return {"spreeze": __version__, "run": name, "env": spec.env_id, "algo": weights.meta.get("algo"),
+            "updates": weights.meta.get("updates"), "env_steps": weights.meta.get("env_steps"),
+            "observation": "; ".join(spec.obs_layout)}
+
+
+def _check_places(paths: list[Path], *, force: bool) -> None:
+    for path in paths:
+        check_output(str(path))
+        if path.exists() and not force:
+            raise RunError(f"{path} exists: give another --out, or --force to replace it")
+
+
+@contextlib.contextmanager
+def _in_place(paths: list[Path]) -> Any:
+    """Yields a temporary path for each of ``paths``, which get their names at the end; none stays after an error.
+
+    Raises:
+        RunError: one cannot be written.
+    """
+    temporary = [path.with_name(files.temp_name() + path.suffix) for path in paths]
+    try:
+        yield temporary
+        for before, path in zip(temporary, paths, strict=True):
+            os.replace(before, path)
+    except OSError as error:
+        raise RunError(f"cannot write {paths[0]}: {error.strerror or error}") from None
+    finally:
+        for path in temporary:
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+
+# --- CSV ---
+
+
+def _write_csv(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    run = find_run(args.run, Path(args.runs_dir))
+    out = Path(args.out or f"{run.name}.csv")
+    evaluations = out.with_name(f"{out.stem}_evaluations.csv")
+    _check_places([out, evaluations], force=args.force)
+    reader = MetricsReader(run / "metrics.db")
+    with reader.held():
+        metrics = _metric_rows(reader)
+        evaluated: list[Sequence[object]] = [EvaluationRow._fields, *reader.evaluations()]
+    with _in_place([out, evaluations]) as places:
+        for place, rows in zip(places, (metrics, evaluated), strict=True):
+            buffer = io.StringIO()
+            csv.writer(buffer, lineterminator="\n").writerows(rows)
+            files.write_bytes(place, buffer.getvalue().encode())
+    counts = {"points": len(metrics) - 1, "evaluations": len(evaluated) - 1}
+    return ({"file": str(out), "evaluations_file": str(evaluations), "format": _CSV, **counts},
+            f"{out}: {counts['points']:,} points, one a line (older than an hour: means of 10 s, older than a day: of "
+            f"60 s)\n{evaluations}: {counts['evaluations']:,} evaluations")
+
+
+def _metric_rows(reader: MetricsReader) -> list[Sequence[object]]:
+    rows: list[Sequence[object]] = [("wall_s", "env_steps", "metric", "unit", "mean", "min", "max")]
+    names = reader.names()
+    newest = reader.tail(names, since=-1.0, limit=_ALL_POINTS)
+    for name in names:
+        series, points = reader.series(name, max_points=_ALL_POINTS), newest.get(name, [])
+        columns: Iterable[Any] = zip(*(column.tolist() for column in series[3:]), strict=True)
+        # A series may begin its points with a roll-up over the first of them.
+        before = min((point.t for point in points), default=math.inf)
+        rows += [(t, int(step), name, series.unit, *values) for t, step, *values in columns if t < before]
+        rows += [(p.t, p.step, name, series.unit, p.value, p.value, p.value) for p in points]
+    return rows
+
+
+# --- the example ---
+
+
+def example(spec: EnvSpec, row: PolicyFormat, file_name: str) -> str:
+    """A program that plays the exported file with Gymnasium and the file's own engine only.
+
+    Raises:
+        ConfigError: the environment comes from a module whose name is none.
+    """
+    engine, colon, plain_id = spec.env_id.rpartition(":")
+    needs = ["gymnasium", "numpy", *([] if row.runs_on == "numpy" else [row.runs_on])]
+    lines = [f"# Plays {spec.env_id!r} with a policy that Spreeze trained; needs: pip install {' '.join(needs)}",
+             "from pathlib import Path", "", "import gymnasium", "import numpy as np"]
+    lines += [] if row.runs_on == "numpy" else [f"import {row.runs_on}"]
+    lines += _module_lines(spec, plain_id)
+    if colon:
+        lines.append(f"# Trained in vector environments of {engine!r}; here one plain environment of the same id.")
+    lines += ["", *_LOAD[row.name], f"file = Path(__file__).with_name({file_name!r})", _OPEN[row.name]]
+    lines += [_make_line(spec, plain_id), *_obs_lines(spec), "", *_loop(spec, row)]
+    return "\n".join(lines) + "\n"
+
+
+_LOAD = {"onnx": [], "torch": [], "numpy": ["", *export.runner_source().splitlines(), "", ""]}
+_OPEN = {"onnx": "session = onnxruntime.InferenceSession(file)", "torch": "policy = torch.export.load(file).module()",
+         "numpy": "policy = dict(np.load(file))"}
+_ACT = {"onnx": 'session.run(None, {"obs": x})[0][0]', "torch": "policy(torch.from_numpy(x)).numpy()[0]",
+        "numpy": "run(policy, x)[0]"}
+
+
+def _module_lines(spec: EnvSpec, plain_id: str) -> list[str]:
+    """Imports that make the environment's id known."""
+    if spec.import_module is not None:
+        if not all(part.isidentifier() and not keyword.iskeyword(part) for part in spec.import_module.split(".")):
+            raise ConfigError(f"the environment comes from {spec.import_module!r}, which is no module name")
+        return [f"import {spec.import_module}  # registers the environment"]
+    if plain_id in OWN_IDS:
+        return [f"import {OWN_IDS[plain_id]}", "", f"{OWN_IDS[plain_id]}.register()  # an environment of Spreeze's own"]
+    if plain_id.startswith("ALE/"):
+        return ["import ale_py  # pip install ale-py", "", "gymnasium.register_envs(ale_py)"]
+    return [f"import {BULLET_MODULE}  # registers the environment"] if plain_id in BULLET_IDS else []
+
+
+def _make_line(spec: EnvSpec, plain_id: str) -> str:
+    given = parse_args(spec.args)
+    if spec.frames is not None and plain_id.startswith("ALE/"):
+        options = spec.frames.options
+        given = {"frameskip": 1, "obs_type": "grayscale",
+                 "repeat_action_probability": float(options["sticky_actions"]),
+                 "full_action_space": bool(options["full_actions"]),
+                 "max_num_frames_per_episode": int(options["max_episode_frames"])} | given
+    arguments = "".join(f", {name}={value!r}" for name, value in given.items())
+    return f"env = gymnasium.make({plain_id!r}{arguments})  # render_mode=\"human\" shows it"
+
+
+def _obs_lines(spec: EnvSpec) -> list[str]:
+    """Functions ``start`` and ``see`` where an observation is not simply a vector."""
+    if spec.frames is not None:
+        return _frame_lines(spec)
+    return textwrap.dedent('''
+
+        def flat(space, obs):  # nested observations in the order of their sorted keys
+            if isinstance(space, gymnasium.spaces.Dict):
+                return np.concatenate([flat(space[key], obs[key]) for key in sorted(space.spaces, key=str)])
+            if isinstance(space, gymnasium.spaces.Tuple):
+                return np.concatenate([flat(part, value) for part, value in zip(space.spaces, obs)])
+            return np.ravel(gymnasium.spaces.flatten(space, obs)).astype(np.float32)
+    ''').splitlines() if _nested(spec) else []
+
+
+def _nested(spec: EnvSpec) -> bool:
+    layout = spec.obs_layout[: len(spec.obs_layout) - spec.action_mask]
+    return layout not in ((), (f"0:{spec.obs_dim - spec.mask_dim} observation (Box)",))
+
+
+def _frame_lines(spec: EnvSpec) -> list[str]:
+    assert spec.frames is not None
+    size, grey = int(spec.frames.height), spec.frames.channels == 1
+    return textwrap.dedent(f'''
+
+        def shares(old):  # [old, {size}]: share of each old pixel in the mean of each new one
+            edge, pixel, scale = np.arange({size}) * old / {size}, np.arange(old)[:, None], old / {size}
+            found = np.minimum(edge + scale, pixel + 1) - np.maximum(edge, pixel)
+            return (np.maximum(found, 0) / scale).astype(np.float32)
+
+
+        def frame(picture):  # {"grey, " if grey else ""}uint8 [C, {size}, {size}]
+            if {grey} and picture.ndim == 3 and picture.shape[2] == 3:
+                picture = picture @ np.array([0.299, 0.587, 0.114], np.float32)
+            planes = picture[None] if picture.ndim == 2 else np.moveaxis(picture, 2, 0)
+            small = shares(planes.shape[1]).T @ planes.astype(np.float32) @ shares(planes.shape[2])
+            return (small + 0.5).astype(np.uint8)
+    ''').splitlines()
+
+
+def _loop(spec: EnvSpec, row: PolicyFormat) -> list[str]:
+    """Three episodes."""
+    body = ["obs, info = env.reset(seed=seed)", "total, done = 0.0, False"]
+    step = ["obs, reward, terminated, truncated, info = env.step(action)", "total += float(reward)",
+            "done = terminated or truncated"]
+    if spec.frames is not None:
+        atari = "frame_skip" in spec.frames.options and spec.env_id.startswith("ALE/")
+        body.append(f"frames = [frame(obs)] * {int(spec.frames.stack)}  # the newest, oldest first")
+        see = ["x = np.stack(frames)[None]"]
+        step = [*(_skipped(spec) if atari else step), f"frames = [*frames[1:], frame({'picture' if atari else 'obs'})]"]
+        if atari:
+            body[1:1] = _begun(spec)
+    else:
+        vector = "flat(env.observation_space, obs)" if _nested(spec) else "np.asarray(obs, np.float32).reshape(-1)"
+        if spec.mask_dim:
+            vector = f'np.concatenate([{vector}, np.asarray(info["action_mask"], np.float32)])'
+        see = [f"x = {vector}[None]"]
+    shaped = "" if spec.num_actions is not None else ".reshape(env.action_space.shape).astype(env.action_space.dtype)"
+    body += ["while not done:", *(f"    {line}" for line in [*see, f"action = {_ACT[row.name]}{shaped}", *step])]
+    body.append('print(f"seed {seed}: return {total:.1f}")')
+    return ["for seed in range(3):", *(f"    {line}" for line in body), "env.close()"]
+
+
+def _begun(spec: EnvSpec) -> list[str]:
+    """An Atari game after idle frames at the start."""
+    assert spec.frames is not None
+    options = spec.frames.options
+    lines = [f"for _ in range(env.np_random.integers({int(options['noop_max']) + 1})):  # idle frames at the start",
+             "    obs, *_ = env.step(0)"]
+    if options["fire_reset"]:
+        lines += ['if "FIRE" in env.unwrapped.get_action_meanings():',
+                  '    obs, *_ = env.step(env.unwrapped.get_action_meanings().index("FIRE"))']
+    return lines
+
+
+def _skipped(spec: EnvSpec) -> list[str]:
+    """An Atari step: frames skipped, the pixel-wise maximum of the last two."""
+    assert spec.frames is not None
+    skip = int(spec.frames.options["frame_skip"])
+    return ["before = obs", f"for _ in range({skip}):", "    before, (obs, reward, terminated, truncated, info) = obs, "
+            "env.step(action)", "    total += float(reward)", "    done = terminated or truncated", "    if done:",
+            "        break", "picture = obs if done else np.maximum(before, obs)" if skip > 1 else "picture = obs"]

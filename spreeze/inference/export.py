@@ -1,0 +1,444 @@
+"""A policy as a short list of operations, and that list as an ONNX, PyTorch or NumPy file.
+
+Each file takes observations as ``Policy`` does, float32 [N, O] or images uint8 [N, k, C, H, W], and gives greedy
+actions for ``env.step``: float32 [N, A] within the bounds, or int64 [N], the environment's own numbers. Normaliser,
+squashing and action scaling are inside. Spreeze is not needed to run it.
+
+To add a format, write a ``PolicyFormat`` (types.py) and a row of ``_CODECS``; to add an operation, a row for it in each
+of the three tables.
+"""
+
+from __future__ import annotations
+
+import inspect
+import io
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from spreeze.errors import ConfigError, WeightsError
+from spreeze.inference.convolution import CNNS
+from spreeze.inference.policy import ACTIVATIONS, NORM_EPS, OBS_CLIP, Policy, head_of
+from spreeze.types import EnvSpec
+
+Arrays = dict[str, np.ndarray]
+Act = Callable[[np.ndarray], np.ndarray]
+"""From observations [N, ...] to greedy actions in the environment's own unit."""
+TOLERANCE = 1e-5
+"""Largest difference of a continuous action from our policy's, in halves of its range."""
+_OPSET, _IR_VERSION = 17, 8  # ONNX Runtime 1.14 reads these, of February 2023
+
+
+class Operation(NamedTuple):
+    """One step from x [N, ...] to the next x, and its constant arrays."""
+
+    kind: str
+    values: tuple[np.ndarray, ...] = ()
+
+
+class Agreement(NamedTuple):
+    """How a written file compares with our policy."""
+
+    observations: int
+    difference: float
+    """Largest difference of an action, in halves of its range; discrete: number of actions that differ."""
+    ties: int
+    """Observations left out, since two actions are equally good up to rounding."""
+
+
+# --- the list ---
+
+
+def operations(arrays: Arrays, meta: dict[str, Any], spec: EnvSpec) -> list[Operation]:
+    """The greedy policy that weights describe, up to actions for ``env.step``.
+
+    Raises:
+        WeightsError: a part is missing or does not fit.
+        ConfigError: the network is a module of the user's own, or the policy that of a team.
+    """
+    if "network" in meta:
+        raise ConfigError(
+            f"this policy is the network {meta['network']!r} of your own module {spec.import_module}: its computation "
+            "is not in the weights; export the module with torch.onnx or torch.export"
+        )
+    if spec.team is not None:
+        raise ConfigError(
+            f"this policy acts for {spec.team.size} agents at once, which is not exported yet; "
+            "use spreeze.inference.policy.Policy with the run's weights"
+        )
+    Policy.from_weights(arrays, meta)  # checks names and shapes
+    hidden, head = len(meta.get("hidden_sizes", ())), head_of(meta, arrays)
+    activation = str(meta.get("activation", ACTIVATIONS[0]))
+    found = _trunk(arrays, meta) if "cnn" in meta else []
+    if "obs_mean" in arrays:
+        found += [Operation("normalise", (_f32(arrays["obs_mean"]), _f32(arrays["obs_std"]))),
+                  Operation("clip", (_f32(-OBS_CLIP), _f32(OBS_CLIP)))]
+    for index in range(hidden):
+        found.append(Operation("matmul", (_f32(arrays[f"w{index}"]),)))
+        if meta.get("layer_norm"):
+            found.append(Operation("layer_norm"))
+        found += [Operation("add", (_f32(arrays[f"b{index}"]),)), Operation(activation)]
+    found += [Operation("matmul", (_f32(arrays["head_w"]),)), Operation("add", (_f32(arrays["head_b"]),))]
+    if meta.get("action_mask"):
+        found.append(Operation("mask", (_i64(head.outputs),)))
+    return found + _HEADS[str(meta["policy"])](spec)
+
+
+def _trunk(arrays: Arrays, meta: dict[str, Any]) -> list[Operation]:
+    """From images [N, k, C, H, W] to features [N, F], by row, column, channel."""
+    found = [Operation("stack", (_i64([-1, *meta["image"]]),))]
+    for index, layer in enumerate(CNNS[meta["cnn"]]):
+        weight = _f32(arrays[f"conv{index}_w"])
+        if index == 0:
+            weight = weight / np.float32(255.0)
+        found += [Operation("conv", (weight, _f32(arrays[f"conv{index}_b"]), _i64(layer.stride))), Operation("relu")]
+    return [*found, Operation("flatten")]
+
+
+def _squashed(spec: EnvSpec) -> list[Operation]:
+    return [Operation("columns", (_i64(spec.action_dim),)), Operation("tanh"), *_scaling(spec)]
+
+
+def _clipped(spec: EnvSpec) -> list[Operation]:
+    return [Operation("clip", (_f32(-1.0), _f32(1.0))), *_scaling(spec)]
+
+
+def _scaling(spec: EnvSpec) -> list[Operation]:
+    """As ``envs.task.ActionScaling``."""
+    low, high = _f32(spec.action_low), _f32(spec.action_high)
+    half = (high - low) * np.float32(0.5)
+    return [Operation("multiply", (half,)), Operation("add", (low + half,)), Operation("clip", (low, high))]
+
+
+def _best(spec: EnvSpec) -> list[Operation]:
+    return [Operation("argmax", (_i64(spec.action_start),))]
+
+
+_HEADS: dict[str, Callable[[EnvSpec], list[Operation]]] = {
+    "squashed_gaussian": _squashed, "deterministic": _squashed, "gaussian": _clipped, "q_values": _best,
+    "categorical": _best,
+}  # fmt: skip
+"""Kinds of policy, as ``policy._HEADS``."""
+
+
+def _f32(values: Any) -> np.ndarray:
+    return np.asarray(values, np.float32)
+
+
+def _i64(values: Any) -> np.ndarray:
+    return np.asarray(values, np.int64)
+
+
+# --- NumPy ---
+
+
+def run(policy: Mapping[str, np.ndarray], obs: np.ndarray) -> np.ndarray:
+    """Greedy actions for observations ``obs`` [N, ...]; ``policy`` holds the arrays of the exported file."""
+    def conv(x: np.ndarray, weight: np.ndarray, bias: np.ndarray, stride: np.ndarray) -> np.ndarray:
+        patches = np.lib.stride_tricks.sliding_window_view(x, weight.shape[2:], (2, 3))[:, :, ::stride, ::stride]
+        return np.moveaxis(np.tensordot(patches, weight, ((1, 4, 5), (1, 2, 3))) + bias, 3, 1)
+
+    kinds: Mapping[str, Callable[..., Any]] = {
+        "stack": lambda x, shape: x.reshape(shape).astype(np.float32), "conv": conv,
+        "flatten": lambda x: np.moveaxis(x, 1, 3).reshape(len(x), -1),
+        "normalise": lambda x, mean, std: (x - mean) / std, "clip": np.clip, "matmul": np.matmul, "add": np.add,
+        "multiply": np.multiply, "tanh": np.tanh,
+        "layer_norm": lambda x: (x - x.mean(1, keepdims=True)) / np.sqrt(x.var(1, keepdims=True) + 1e-5),
+        "relu": lambda x: np.maximum(x, 0), "silu": lambda x: x * (np.tanh(x / 2) + 1) / 2,
+        "gelu": lambda x: x * (np.tanh(0.7978845608 * (x + 0.044715 * x * x * x)) + 1) / 2,
+        "elu": lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0))), "columns": lambda x, count: x[:, :count],
+        "mask": lambda x, count: np.where(obs[:, -count:] == 0, -np.inf, x),
+        "argmax": lambda x, first: x.argmax(1) + first,
+    }
+    x = obs
+    for place, kind in enumerate(policy["operations"]):
+        x = kinds[str(kind)](x, *(policy[f"{place}.{k}"] for k in range(3) if f"{place}.{k}" in policy))
+    return x
+
+
+def runner_source() -> str:
+    """The text of ``run``, which needs nothing but NumPy, without its annotations."""
+    text = inspect.getsource(run)
+    for annotation in (": Mapping[str, Callable[..., Any]]", ": Mapping[str, np.ndarray]", " -> np.ndarray",
+                       ": np.ndarray"):
+        text = text.replace(annotation, "")
+    return text
+
+
+def _numpy_arrays(steps: list[Operation]) -> Arrays:
+    found = {"operations": np.array([step.kind for step in steps])}
+    return found | {f"{place}.{k}": value for place, step in enumerate(steps) for k, value in enumerate(step.values)}
+
+
+def _write_numpy(steps: list[Operation], spec: EnvSpec, about: dict[str, Any]) -> bytes:
+    buffer = io.BytesIO()
+    np.savez(buffer, allow_pickle=False, about=np.array(json.dumps(about)), **_numpy_arrays(steps))
+    return buffer.getvalue()
+
+
+def _open_numpy(path: Path) -> Act:
+    with np.load(path) as file:
+        policy = dict(file)
+    return lambda obs: run(policy, obs)
+
+
+# --- PyTorch ---
+
+
+def _write_torch(steps: list[Operation], spec: EnvSpec, about: dict[str, Any]) -> bytes:
+    import torch
+    from torch.nn import functional
+
+    kinds: dict[str, Callable[..., Any]] = {
+        "stack": lambda x, shape: x.flatten(1, 2).float(),
+        "conv": lambda x, weight, bias, stride: functional.conv2d(x, weight, bias, stride),
+        "flatten": lambda x: x.permute(0, 2, 3, 1).flatten(1), "normalise": lambda x, mean, std: (x - mean) / std,
+        "clip": torch.clamp, "matmul": torch.matmul, "add": torch.add, "multiply": torch.mul, "tanh": torch.tanh,
+        "layer_norm": lambda x: functional.layer_norm(x, x.shape[1:], eps=NORM_EPS), "relu": torch.relu,
+        "silu": functional.silu, "gelu": lambda x: functional.gelu(x, approximate="tanh"), "elu": functional.elu,
+        "columns": lambda x, count: x[:, :count], "argmax": lambda x, first: x.argmax(1) + first,
+    }
+
+    class Exported(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            for place, step in enumerate(steps):
+                for k, value in enumerate(step.values):
+                    if value.dtype == np.float32:
+                        self.register_buffer(f"a{place}_{k}", torch.from_numpy(value.copy()))
+
+        def forward(self, obs: Any) -> Any:
+            x = obs
+            for place, (kind, values) in enumerate(steps):
+                given = [getattr(self, f"a{place}_{k}") if value.dtype == np.float32 else value.tolist()
+                         for k, value in enumerate(values)]
+                if kind == "mask":
+                    x = x.masked_fill(obs[:, -given[0]:] == 0.0, float("-inf"))
+                else:
+                    x = kinds[kind](x, *given)
+            return x
+
+    example = torch.from_numpy(draw_obs(spec, {}, 2, seed=0))
+    program = torch.export.export(Exported().eval(), (example,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    program.example_inputs = None  # these alone would be pickled
+    buffer = io.BytesIO()
+    torch.export.save(program, buffer, extra_files={"about.json": json.dumps(about)})
+    return buffer.getvalue()
+
+
+def _open_torch(path: Path) -> Act:
+    import torch
+
+    module = torch.export.load(path).module()
+
+    def act(obs: np.ndarray) -> np.ndarray:
+        with torch.no_grad():
+            found: np.ndarray = module(torch.from_numpy(obs)).numpy()
+        return found
+
+    return act
+
+
+# --- ONNX ---
+
+
+class _Graph:
+    """Nodes of an ONNX graph, one after the other; ``x`` is the name of the newest value."""
+
+    def __init__(self, helper: Any, numpy_helper: Any) -> None:
+        self._helper, self._numpy_helper = helper, numpy_helper
+        self.nodes: list[Any] = []
+        self.constants: list[Any] = []
+        self.x = "obs"
+
+    def constant(self, value: Any) -> str:
+        name = f"c{len(self.constants)}"
+        self.constants.append(self._numpy_helper.from_array(np.ascontiguousarray(value).reshape(np.shape(value)), name))
+        return name
+
+    def node(self, kind: str, *inputs: str, **attributes: Any) -> str:
+        """Adds a node over the named inputs; without any, over ``x`` alone."""
+        self.x, given = f"x{len(self.nodes)}", list(inputs or (self.x,))
+        self.nodes.append(self._helper.make_node(kind, given, [self.x], **attributes))
+        return self.x
+
+    def over(self, kind: str, *values: Any, **attributes: Any) -> str:
+        """Adds a node over ``x`` and constants."""
+        return self.node(kind, self.x, *(self.constant(value) for value in values), **attributes)
+
+
+def _onnx_gelu(graph: _Graph) -> None:
+    x = graph.x
+    graph.node("Mul", graph.node("Mul", x, x), x)
+    graph.node("Add", x, graph.over("Mul", _f32(0.044715)))
+    graph.over("Mul", _f32(0.7978845608))
+    graph.node("Tanh")
+    graph.over("Add", _f32(1.0))
+    graph.node("Mul", x, graph.over("Mul", _f32(0.5)))
+
+
+def _onnx_clip(graph: _Graph, low: np.ndarray, high: np.ndarray) -> None:
+    graph.over("Max", low)
+    graph.over("Min", high)
+
+
+def _onnx_normalise(graph: _Graph, mean: np.ndarray, std: np.ndarray) -> None:
+    graph.over("Sub", mean)
+    graph.over("Div", std)
+
+
+def _onnx_stack(graph: _Graph, shape: np.ndarray) -> None:
+    graph.over("Reshape", shape)
+    graph.node("Cast", to=1)  # float32
+
+
+def _onnx_flatten(graph: _Graph) -> None:
+    graph.node("Transpose", perm=[0, 2, 3, 1])
+    graph.node("Flatten", axis=1)
+
+
+def _onnx_mask(graph: _Graph, count: np.ndarray) -> None:
+    out, end = graph.x, _i64([np.iinfo(np.int64).max])
+    mask = graph.node("Slice", "obs", graph.constant(-count.reshape(1)), graph.constant(end), graph.constant(_i64([1])))
+    forbidden = graph.node("Equal", mask, graph.constant(_f32(0.0)))
+    graph.node("Where", forbidden, graph.constant(_f32(-np.inf)), out)
+
+
+def _onnx_argmax(graph: _Graph, first: np.ndarray) -> None:
+    graph.node("ArgMax", axis=1, keepdims=0)
+    graph.over("Add", first)
+
+
+def _onnx_layer_norm(graph: _Graph, width: int) -> None:
+    graph.over("LayerNormalization", np.ones(width, np.float32), axis=-1, epsilon=NORM_EPS)
+
+
+_ONNX: dict[str, Callable[..., Any]] = {
+    "stack": _onnx_stack, "flatten": _onnx_flatten, "normalise": _onnx_normalise, "clip": _onnx_clip,
+    "conv": lambda g, weight, bias, stride: g.over("Conv", weight, bias, strides=[int(stride)] * 2),
+    "matmul": lambda g, weight: g.over("MatMul", weight), "add": lambda g, bias: g.over("Add", bias),
+    "multiply": lambda g, factor: g.over("Mul", factor), "tanh": lambda g: g.node("Tanh"),
+    "relu": lambda g: g.node("Relu"), "elu": lambda g: g.node("Elu", alpha=1.0), "gelu": _onnx_gelu,
+    "silu": lambda g: g.node("Mul", g.x, g.node("Sigmoid")), "mask": _onnx_mask, "argmax": _onnx_argmax,
+    "columns": lambda g, count: g.over("Slice", _i64([0]), count.reshape(1), _i64([1])),
+    "layer_norm": _onnx_layer_norm,
+}  # fmt: skip
+
+
+def _write_onnx(steps: list[Operation], spec: EnvSpec, about: dict[str, Any]) -> bytes:
+    import onnx
+    from onnx import TensorProto, helper, numpy_helper
+
+    graph, width = _Graph(helper, numpy_helper), 0
+    for kind, values in steps:
+        width = values[0].shape[-1] if kind == "matmul" else width
+        _ONNX[kind](graph, *(values if kind != "layer_norm" else (width,)))
+    obs = draw_obs(spec, {}, 1, seed=0)
+    obs_type = TensorProto.UINT8 if obs.dtype == np.uint8 else TensorProto.FLOAT
+    discrete = spec.num_actions is not None
+    action_type = TensorProto.INT64 if discrete else TensorProto.FLOAT
+    shape: list[str | int | None] = ["batch"] if discrete else ["batch", spec.action_dim]
+    graph.node("Identity")
+    graph.nodes[-1].output[0] = "action"
+    model = helper.make_model(
+        helper.make_graph(
+            graph.nodes, "policy", [helper.make_tensor_value_info("obs", obs_type, ["batch", *obs.shape[1:]])],
+            [helper.make_tensor_value_info("action", action_type, shape)], graph.constants,
+        ),
+        opset_imports=[helper.make_opsetid("", _OPSET)], ir_version=_IR_VERSION, producer_name="spreeze",
+    )
+    helper.set_model_props(model, {name: str(value) for name, value in about.items()})
+    onnx.checker.check_model(model, full_check=True)
+    data: bytes = model.SerializeToString()
+    return data
+
+
+def _open_onnx(path: Path) -> Act:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+    def act(obs: np.ndarray) -> np.ndarray:
+        found: np.ndarray = session.run(["action"], {"obs": obs})[0]
+        return found
+
+    return act
+
+
+# --- files ---
+
+
+class _Codec(NamedTuple):
+    write: Callable[[list[Operation], EnvSpec, dict[str, Any]], bytes]
+    open: Callable[[Path], Act]
+
+
+_CODECS = {
+    "onnx": _Codec(_write_onnx, _open_onnx), "torch": _Codec(_write_torch, _open_torch),
+    "numpy": _Codec(_write_numpy, _open_numpy),
+}  # fmt: skip
+
+
+def encode(name: str, steps: list[Operation], spec: EnvSpec, about: dict[str, Any]) -> bytes:
+    """The bytes of a file of format ``name`` (see ``types.POLICY_FORMATS``); ``about`` is stored with it."""
+    return _CODECS[name].write(steps, spec, about)
+
+
+def open_policy(name: str, path: Path) -> Act:
+    """Runs a file of format ``name`` by its own engine."""
+    return _CODECS[name].open(path)
+
+
+# --- the check ---
+
+
+def draw_obs(spec: EnvSpec, arrays: Arrays, count: int, seed: int) -> np.ndarray:
+    """Observations [count, ...], usual and extreme ones: with a normaliser a third leads beyond its clips."""
+    rng = np.random.default_rng(seed)
+    if spec.frames is not None:
+        return rng.integers(0, 256, (count, spec.frames.stack, *spec.frames.shape), dtype=np.uint8)
+    obs = rng.standard_normal((count, spec.obs_dim), np.float32)
+    if "obs_mean" in arrays:
+        obs *= np.array([1.0, 4.0, 20.0], np.float32)[np.arange(count) % 3, None]
+        obs = obs * arrays["obs_std"] + arrays["obs_mean"]
+    if spec.mask_dim:
+        mask = rng.random((count, spec.mask_dim)) < 0.5
+        mask[np.arange(count), rng.integers(spec.mask_dim, size=count)] = True
+        obs[:, -spec.mask_dim :] = mask
+    return obs.astype(np.float32)
+
+
+def check(
+    act: Act, steps: list[Operation], expected: np.ndarray, obs: np.ndarray, spec: EnvSpec
+) -> Agreement:
+    """Compares an exported file with our policy's actions ``expected``, as ``env.step`` takes them.
+
+    Raises:
+        WeightsError: they differ.
+    """
+    found = act(obs)
+    count = len(obs)
+    if spec.num_actions is not None:
+        values = np.sort(run(_numpy_arrays(steps[:-1]), obs), 1)
+        best = values[:, -1]
+        clear = best - values[:, -2] > TOLERANCE * np.maximum(1.0, np.abs(best))
+        wrong = int(np.sum((found != expected) & clear))
+        result = Agreement(count, wrong, int(np.sum(~clear)))
+        if wrong or found.dtype != np.int64:
+            raise WeightsError(f"the exported policy chose another action for {wrong} of {count} observations; no file "
+                               "was written")
+        return result
+    half = 0.5 * (_f32(spec.action_high) - _f32(spec.action_low))
+    rounding = np.spacing(np.maximum(np.abs(_f32(spec.action_high)), np.abs(_f32(spec.action_low))))
+    gap = np.abs(found - expected)
+    result = Agreement(count, float(np.max(gap / half)), 0)
+    if not np.all(gap <= TOLERANCE * half + rounding):
+        raise WeightsError(f"the exported policy's actions differ by up to {result.difference:.2g} of half their "
+                           f"range, more than {TOLERANCE:g}; no file was written")
+    return result
