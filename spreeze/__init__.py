@@ -14,6 +14,23 @@ a way of weights     transport/protocols.py  transport/weights.py; opened in one
 ===================  ======================  ==============================================================
 
 A module that ``--import`` names may declare algorithms, modes, knobs, metrics and networks of its own in one file.
+
+From Python: ``from spreeze import train, load_policy, Run`` (``api.py``).
 """
 
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from spreeze.api import Run, load_policy, train
+
 __version__ = "0.1.0"
+__all__ = ["Run", "load_policy", "train"]
+
+
+def __getattr__(name: str) -> Any:
+    """Imports what ``__all__`` names when it is first asked for: processes of a run never do."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from spreeze import api
+
+    return getattr(api, name)

@@ -11,6 +11,7 @@ from spreeze.errors import did_you_mean
 
 VERBS: dict[str, str] = {
     "train": "train an agent",
+    "sweep": "train every combination of settings with several seeds, and compare",
     "tune": "measure this machine for a task and choose batch size, threads and samplers",
     "evaluate": "greedy episodes of a run's weights: mean, interval, CSV, video",
     "play": "watch a run's policy in a window, or as a clip",

@@ -93,6 +93,10 @@ class EnvSpec:
     """K: number of discrete actions; None if actions are vectors."""
     action_start: int = 0
     """The environment's number for discrete action 0."""
+    obs_shape: tuple[int, ...] | None = None
+    """The environment's own shape of a single Box, before it is made flat; None for other observations."""
+    action_shape: tuple[int, ...] | None = None
+    """The environment's own shape of an action vector, before it is made flat; None for discrete actions."""
     frames: FrameSpec | None = None
     """Frames of an image task: each step gives one, uint8 [C, H, W]; an observation is the last k. None: vectors."""
     action_mask: bool = False

@@ -247,7 +247,7 @@ def screenshots(address, driver, folder: Path) -> None:
             "+ document.querySelectorAll('.main-svg').length"
     press = "const b = [...document.querySelectorAll('button')].find(b => b.innerText.includes('Examine')); " \
             "if (b) b.click(); return !!b"
-    least = {"live": 4, "live-dark": 4, "live-phone": 1, "autotune": 2, "compare": 1}
+    least = {"live": 3, "live-dark": 3, "live-phone": 1, "autotune": 2, "compare": 1}
     pictures = [(page, "light", 1280, 1000) for page in ("autotune", "runs", "compare", "watch", "logs", "about")]
     pictures += [("live", "light", 1280, 1450), ("live-dark", "dark", 1280, 1450), ("live-phone", "light", 390, 1700)]
     for name, theme, width, height in pictures:

@@ -5,11 +5,11 @@ import torch
 from exact import exact
 
 from spreeze.algorithms import create_on_policy
-from spreeze.config.schema import A2CConfig, PPOConfig
+from spreeze.config.schema import A2CConfig, AppoConfig, ImpactConfig, ImpalaConfig, PPOConfig
 from spreeze.inference.policy import Policy
 from spreeze.types import EnvSpec, FrameSpec, RolloutBatch
 
-CONFIGS = {"ppo": PPOConfig, "a2c": A2CConfig}
+CONFIGS = {"ppo": PPOConfig, "a2c": A2CConfig, "impact": ImpactConfig, "appo": AppoConfig, "impala": ImpalaConfig}
 
 
 def task(*, obs_dim=3, actions=2, discrete=False, frames=None):

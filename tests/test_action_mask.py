@@ -437,6 +437,7 @@ _RUNS = {
                    "--no-visualizer"),
     **{f"{name} {mode}": (*MASKED, "--algo", name, "--mode", mode, "--sync-interval", "16", "--env-steps", "2000")
        for name in ("ppo", "a2c") for mode in ("hts", "serial")},
+    **{name: (*MASKED, "--algo", name, "--env-steps", "2000") for name in ("impact", "appo", "impala")},
     "ppo hts inference": (*MASKED, "--algo", "ppo", "--mode", "hts", "--inference-workers", "1",
                           "--sync-interval", "16", "--env-steps", "2000"),
 }  # fmt: skip

@@ -60,6 +60,7 @@ GPU_BUSY = (GpuSnapshot(index=0, use=0.95),)
         (_snapshot(0.50, 0.02, lag=1), Side.SAMPLER, "Rollout is the limit: learner waits 50 %, samplers 2 %"),
         (_snapshot(0.50, 0.02, lag=1, cpu_use=0.99), Side.SAMPLER, "more cores, more epochs"),
         (_snapshot(0.02, 0.60, lag=1), Side.LEARNER, "fewer epochs, a smaller network or a GPU"),
+        (_snapshot(0.02, 0.60, lag=1, free_running=True), Side.LEARNER, "fewer uses of a rollout, a smaller network"),
         (_snapshot(0.02, 0.03, lag=1), Side.BALANCED, "Balanced: learner waits 2 %, samplers 3 %"),
         (_snapshot(0.60, 0.40, lag=0), Side.BALANCED, "take turns: learner waits 60 %, samplers 40 %; --mode hts"),
     ],

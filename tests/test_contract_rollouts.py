@@ -30,9 +30,10 @@ while True:
 """
 
 
-def spec(slots=2, uses=1, *, free_running=False, samplers=2, obs=2):
+def spec(slots=2, uses=1, *, free_running=False, least_uses=0, samplers=2, obs=2):
     return RolloutSpec(sync_interval=T, num_envs=samplers * M, obs_shape=(obs,), images=False, action_dim=1,
-                       noise_dim=1, log_steps=4, num_slots=slots, max_uses=uses, free_running=free_running)  # fmt: skip
+                       noise_dim=1, log_steps=4, num_slots=slots, max_uses=uses, least_uses=least_uses,
+                       free_running=free_running)  # fmt: skip
 
 
 class Memory:
@@ -87,6 +88,7 @@ IMPLEMENTATIONS = {
     "paced, 4 slots": spec(4, 3),
     "free running, 2 slots": spec(2, 1, free_running=True),
     "free running, as IMPACT": spec(5, 2, free_running=True),
+    "free running, each used twice": spec(5, 2, free_running=True, least_uses=2),
 }
 
 
@@ -215,6 +217,35 @@ def test_a_slow_sampler_s_old_policy_goes_first_and_a_fast_one_is_not_held_up(ci
     assert [(one.writer, one.version) for one in taken] == [(1, 0), (0, 5), (0, 6), (0, 7), (0, 8)]
 
 
+def test_what_is_written_over_unused_is_counted_also_if_the_sampler_is_killed_over_it(circular):
+    circular.fill(0, rollouts=3)
+    assert circular.source.take().rollout == 0
+    circular.fill(0, rollouts=9)
+    assert circular.source.dropped == 7, "rollouts 1 to 7; 8 to 11 can still be used"
+    assert circular.source.take().rollout == 8
+    later = RolloutReader(circular.rollouts, M)
+    for _ in range(2 * T + 1):  # the last one is of rollout 14, over the unused rollout 9
+        step(circular.sinks[0], circular.sinks[0].open())
+    assert (circular.source.dropped, later.dropped) == (8, 1)
+    successor = RolloutWriter(circular.rollouts, 0, M)  # the sampler was killed in the middle
+    assert [circular.source.take().rollout for _ in range(2)] == [10, 11]
+    assert (circular.source.dropped, successor.steps) == (8, [14 * T + 1] * M)
+    successor.close()
+
+
+def test_a_sampler_that_may_not_write_over_unused_rollouts_waits_for_its_own_alone():
+    place = Memory(spec(3, 2, free_running=True, least_uses=1))
+    place.fill(0, rollouts=5)
+    assert place.sinks[0].steps == [2 * T] * M
+    assert (place.sinks[0].open(), place.sinks[1].open()) == ([], [0, 1])
+    assert place.source.take().rollout == 0
+    place.fill(0, rollouts=5)
+    assert place.sinks[0].steps == [3 * T] * M, "one rollout was used once, so one more was written"
+    assert [place.source.take().rollout for _ in range(3)] == [1, 2, 1]
+    assert place.source.dropped == 0
+    place.close()
+
+
 def test_a_rollout_that_is_written_over_during_its_copy_is_not_given(circular, monkeypatch):
     circular.fill(0, rollouts=5)
     fields, late = circular.rollouts.fields, [True]
@@ -246,6 +277,12 @@ def test_a_reader_that_is_killed_after_it_counted_has_used_that_rollout(circular
     monkeypatch.undo()
     successor = RolloutReader(circular.rollouts, M)
     assert [successor.take().use, successor.take()] == [2, None]
+
+
+@pytest.mark.parametrize("uses", [0, 3])
+def test_more_uses_before_the_next_rollout_than_there_are_would_be_waited_for_in_vain(uses):
+    with pytest.raises(ConfigError, match="at least 3 uses" if uses == 0 else "at least 4 uses"):
+        spec(2, uses, free_running=True, least_uses=uses + 1 if uses else 3)
 
 
 @pytest.mark.parametrize(("slots", "uses"), [(1, 1), (2, 0), (2, 2**16)])

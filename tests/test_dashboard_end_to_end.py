@@ -235,7 +235,7 @@ def resumed_exported_and_deleted(driver, address, run, downloads):
     click(driver, "Stop")
     web.wait(lambda: state_of(run) == "finished" and not is_alive(run))
     driver.refresh()
-    click(driver, "Prepare export")
+    click(driver, "Pack as ZIP")
     click(driver, "Download")
     (file,) = web.wait(lambda: list(downloads.glob("*.zip")))
     web.wait(lambda: zipfile.is_zipfile(file))

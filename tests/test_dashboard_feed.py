@@ -343,12 +343,15 @@ def test_the_first_answer_of_a_long_run_takes_no_more_than_its_share_of_time(run
     assert cpu_s() < 30 * short
 
 
-@pytest.mark.parametrize(("mode", "algo", "titles"), [
-    ("spreeze", "sac", ["Samplers", "Replay", "Learner"]), ("serial", "sac", ["Samplers", "Replay", "Learner"]),
-    ("serial", "ppo", ["Samplers", "Storages", "Learner"]), ("hts", "ppo", ["Samplers", "Storages", "Learner"]),
+@pytest.mark.parametrize(("mode", "algo", "buffer", "unit"), [
+    ("spreeze", "sac", "Replay", "updates"), ("serial", "sac", "Replay", "updates"),
+    ("serial", "ppo", "Storages", "intervals"), ("hts", "ppo", "Storages", "intervals"),
+    ("impact", "impact", "Circular buffer", "updates"),
 ])  # fmt: skip
-def test_the_way_to_the_learner_is_named_as_the_algorithm_s_mode_has_it(tmp_path, mode, algo, titles):
-    stages = components.pipeline(wiring_of({"mode": mode}, on_policy=algo in ON_POLICY))
-    assert [stage["title"] for stage in stages] == titles
+def test_the_way_to_the_learner_is_named_as_the_algorithm_s_mode_has_it(tmp_path, mode, algo, buffer, unit):
+    wiring = wiring_of({"mode": mode}, on_policy=algo in ON_POLICY)
+    stages = components.pipeline(wiring)
+    assert [stage["title"] for stage in stages] == ["Samplers", buffer, "Learner"]
+    assert live_api.lag_unit(wiring) == unit
     known = live_api.texts(live_api.snapshot({}, {}, {}, "running"), {}, None, tmp_path)
     assert {item["id"] for stage in stages for item in stage["items"]} <= set(known)

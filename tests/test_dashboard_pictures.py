@@ -11,6 +11,8 @@ from pathlib import Path
 import dashboard_browser as web
 import pytest
 
+from spreeze.dashboard import run_data
+
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::ResourceWarning")]
 KEPT = ("config.toml", "eval.csv", "live.jpg", "run.json", "summary.json", "tune.json")
 
@@ -20,6 +22,7 @@ KEPT = ("config.toml", "eval.csv", "live.jpg", "run.json", "summary.json", "tune
 def test_each_page_has_its_picture(tmp_path):
     home = tmp_path / "home"
     shutil.copytree(web.ROOT / ".streamlit", home / ".streamlit")  # commands on the pages then name no other folder
+    shutil.copytree(run_data.SAMPLE, home / "runs" / "pendulum")  # else the pages welcome a new user
     folder = Path(os.environ["SPREEZE_PICTURES"])
     with web.server(home / "runs", tmp_path / "server.log", cwd=home) as (address, _), web.browser() as driver:
         web.enter(driver, address, home / "runs")

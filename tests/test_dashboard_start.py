@@ -23,7 +23,7 @@ from spreeze.metrics.table import TABLE
 from spreeze.run_directory import list_runs, read_run, state_of
 
 TAKEN = [(mode.name, algo) for mode in DECLARED for algo in ALGORITHMS if find_row(algo).runs_in(mode)]
-KINDS = [(mode.name, next(algo for algo in ALGORITHMS if (algo in ON_POLICY) is on_policy))
+KINDS = [(mode.name, next(algo for taken, algo in TAKEN if taken == mode.name and (algo in ON_POLICY) is on_policy))
          for mode in DECLARED for on_policy in (False, True) if mode.wiring(on_policy=on_policy)]  # fmt: skip
 
 OWN_ENVIRONMENT = """
@@ -136,7 +136,8 @@ def test_a_module_of_the_users_is_tried_and_offered_only_after_it_was_trusted(fo
     assert "start" not in [button.key for button in page.button]
     page.checkbox(key="start_trust_own_env").check().run()
     assert (tmp_path / "imported").exists()
-    assert page.selectbox(key="start_algo").options == ["sac", "td3", "ddpg", "ppo", "a2c"]
+    assert page.selectbox(key="start_algo").options == [
+        "sac", "td3", "ddpg", "ppo", "a2c", "impact", "appo", "impala"]
     assert asked(page)["env"] == {"id": "Own-v0", "import_module": "own_env"}
     page.button(key="examine").click().run()
     assert any("env speed" in text.value for text in page.markdown), [error.value for error in page.error]

@@ -132,7 +132,7 @@ def test_weights_without_their_schedule_are_refused_by_name():
 
 def test_the_default_algorithm_follows_the_actions_and_what_does_not_fit_is_refused():
     spec = task().spec
-    assert fitting_algorithms(spec) == ("dqn", "sac", "ppo", "a2c")
+    assert fitting_algorithms(spec) == ("dqn", "sac", "ppo", "a2c", "impact", "appo", "impala")
     choice = default_algorithm(spec, MODES["spreeze"])
     assert choice.value == "dqn"
     assert choice.reason == "algorithm dqn: the default for 3 discrete actions (sac fits too)"

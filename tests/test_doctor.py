@@ -118,10 +118,10 @@ def test_missing_encoder_is_only_a_warning(monkeypatch):
     assert doctor.check_encoder().status == "warn"
 
 
-def test_missing_bullet_is_a_warning_that_names_another_task(monkeypatch):
-    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: None)
-    found = doctor.check_bullet()
-    assert (found.status, "Pendulum-v1" in found.remedy) == ("warn", True)
+def test_without_bullet_and_mujoco_the_default_task_is_a_warning_that_names_a_package(monkeypatch):
+    monkeypatch.setattr("spreeze.envs.make.importlib.util.find_spec", lambda name: None)
+    found = doctor.check_default_task()
+    assert (found.status, "Pendulum-v1" in found.text, "mujoco" in found.remedy) == ("warn", True, True)
 
 
 def test_unknown_environment_fails_with_one_line():

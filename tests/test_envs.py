@@ -81,15 +81,18 @@ def test_a_module_that_cannot_be_imported_is_an_error_of_one_line(module):
     assert "--import" in str(caught.value)
 
 
-def test_a_bullet_id_without_pybullet_names_the_remedy_and_the_fallback(monkeypatch):
-    monkeypatch.setattr("spreeze.envs.make.importlib.util.find_spec", lambda name: None)
+@pytest.mark.parametrize(("mujoco", "env_id"), [(None, "Pendulum-v1"), ("found", "Walker2d-v5")])
+def test_a_bullet_id_without_pybullet_names_the_remedy_and_the_fallback(monkeypatch, mujoco, env_id):
+    monkeypatch.setattr(
+        "spreeze.envs.make.importlib.util.find_spec", lambda name: mujoco if name == "mujoco" else None
+    )
     monkeypatch.setattr(gymnasium.envs.registration, "registry", {})
     monkeypatch.setattr(gymnasium, "registry", {})
-    with pytest.raises(EnvironmentError_, match=r"needs pybullet.*Pendulum-v1"):
+    with pytest.raises(EnvironmentError_, match=rf"needs pybullet.*{env_id}"):
         make_env("Walker2DBulletEnv-v0")
     choice = default_env_id()
-    assert choice.value == "Pendulum-v1"
-    assert "pybullet" in choice.reason
+    assert choice.value == env_id
+    assert choice.reason.startswith(f"{env_id} instead of Walker2DBulletEnv-v0: pybullet ")
 
 
 @needs_bullet

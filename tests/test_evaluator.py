@@ -164,7 +164,7 @@ def test_without_a_free_core_it_rests_after_an_evaluation(tmp_path, store, monke
     monkeypatch.setattr(evaluator.time, "process_time", itertools.count(step=60).__next__)
     publish(store, GOOD, 1)
     job = job_of(tmp_path, has_free_core=False, cpu_share=0.1)
-    body = Running(job, sleep=lambda seconds, *rest: (rests.append(seconds), time.sleep(0.005)))
+    body = Running(job, sleep=lambda seconds, **until: (rests.append(seconds), time.sleep(0.005)))
     wait_until(lambda: any(rest > 1.0 for rest in rests))
     body.stop()
     os.close(body.read_fd)

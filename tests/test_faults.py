@@ -51,7 +51,7 @@ def test_a_sampler_whose_environment_takes_it_down_is_started_again(tmp_path, fa
 
 
 def test_an_environment_that_always_dies_ends_the_run_with_the_reason_at_the_top(tmp_path):
-    run, code, document = train(tmp_path, *FAULT, faults={"exit_at": 30})
+    run, code, document = train(tmp_path, *FAULT, faults={"exit_at": 30, "workers": "sampler-0"})
     assert code == 1
     assert document["stopped_by"] == "failure"
     assert "samplers keep failing" in document["error"]

@@ -50,7 +50,7 @@ def plan(**parts):
     values = {
         "env": {"id": "Pendulum-v1"}, "sac": {"hidden_sizes": [32, 32]}, "learner": {"batch_size": 32},
         "replay": {"capacity": 20_000, "learning_starts": 200}, "visualizer": {"enabled": False},
-        "sampling": {"samplers": 2, "envs_per_sampler": 2}, **parts,
+        "sampling": {"samplers": 2, "envs_per_sampler": 2}, "tuning": {"give_way": True}, **parts,
     }
     return RunPlan(settings=resolve([Layer("test", values)]), spec=probe_env("Pendulum-v1", steps=0).spec, samplers=2,
                    free_core=False)

@@ -42,6 +42,15 @@ def test_two_foreign_cores_of_four_leave_half_of_three_samplers_beside_the_learn
     assert "other programs keep 2.00 of 4 usable cores busy" in change.reason
 
 
+def test_a_run_that_does_not_give_way_rests_only_for_a_share_to_be_left_free():
+    governor = Governor(3, gives_way=False)
+    assert feed(governor, 100, foreign=4.0) == []
+    governor.leave_free = 0.25
+    assert feed(governor, 20, foreign=4.0)[0][1].active == 0.125
+    governor.leave_free = 0.0
+    assert feed(governor, 100, foreign=4.0)[-1][1].active == 3.0
+
+
 def test_what_was_given_is_taken_back_ten_seconds_after_the_load_has_ended():
     governor = Governor(3)
     feed(governor, 20)

@@ -129,11 +129,12 @@ def test_a_published_policy_is_told_to_its_own_group_only(status):
 
 
 def test_the_governor_shares_out_active_samplers_among_the_groups_and_feeds_the_one_that_waits_most(status):
-    values = {"run": {"learners": 2}, "env": {"id": "Pendulum-v1"}, "sampling": {"samplers": 3}}
+    values = {"run": {"learners": 2}, "env": {"id": "Pendulum-v1"}, "sampling": {"samplers": 3},
+              "tuning": {"give_way": True}}  # fmt: skip
     plan = RunPlan(settings=resolve([Layer("test", values)]), spec=probe_env("Pendulum-v1", steps=0).spec, samplers=3,
                    free_core=False)  # fmt: skip
     assert [plan.samplers_of(group) for group in range(2)] == [2, 1]
-    now, busy = [0.0], CpuContention(usable_cores=2.0, foreign_cores=1.2, ran={}, wanted={
+    now, busy = [0.0], CpuContention(usable_cores=2.0, foreign_cores=1.7, ran={}, wanted={
         "learner": 0.3, "learner-g1": 0.3, "sampler-0": 0.3, "sampler-1": 0.3, "sampler-g1-0": 0.3})
     governing = GovernorLoop(plan, status, lambda level, text: None, clock=lambda: now[0],
                              reader=SimpleNamespace(sample=lambda pids: busy))  # fmt: skip

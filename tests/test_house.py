@@ -12,10 +12,10 @@ from spreeze.config.modes import modes
 
 ROOT = Path(__file__).resolve().parents[1] / "spreeze"
 FILES = sorted(ROOT.rglob("*.py"))
-MOST_TOP_ENTRIES = 20
+MOST_TOP_ENTRIES = 22
 MOST_FILES_A_FOLDER = 16
 LONG_FILE_LINES, LONG_FUNCTION_LINES = 700, 100
-SAME_FILE_NAMES = {"export.py", "runs.py", "tune.py", "train.py", "hts.py", "learner.py", "main.py"}
+SAME_FILE_NAMES = {"export.py", "runs.py", "tune.py", "train.py", "hts.py", "impact.py", "learner.py", "main.py"}
 """A verb, page or bench of the same thing, a registry for each table, what begins a program."""
 
 

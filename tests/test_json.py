@@ -68,7 +68,7 @@ def test_a_finished_run_answers_with_one_complete_document(tmp_path):
 def test_a_refusal_is_one_document_one_line_and_code_2(tmp_path, args, words):
     run, code, document = train(tmp_path, *args)
     assert code == 2, run.stderr
-    assert list(document) == ["error"]
+    assert list(document) == ["error", "kind"]
     assert words in document["error"]
     errors = [line for line in run.stderr.splitlines() if line.startswith("error: ")]
     assert errors == [run.stderr.splitlines()[-1]] == [f"error: {document['error']}"]
@@ -81,7 +81,7 @@ def test_a_refusal_is_one_document_one_line_and_code_2(tmp_path, args, words):
 def test_arguments_that_cannot_be_read_are_refused_in_the_same_way(tmp_path, argv):
     done = verb("train", "--json", *argv)
     assert done.returncode == 2
-    assert list(json.loads(done.stdout)) == ["error"]
+    assert list(json.loads(done.stdout)) == ["error", "kind"]
     assert done.stderr.startswith("error: ")
     assert done.stderr.count("\n") == 1
 
@@ -95,7 +95,7 @@ def test_errors_on_purpose_become_a_line_and_a_code(capsys):
         captured = capsys.readouterr()
         text = " ".join(str(error).split())
         assert captured.err == f"error: {text}\n"
-        assert json.loads(captured.out) == {"error": text}
+        assert json.loads(captured.out) == {"error": text, "kind": type(error).__name__}
     assert guarded(lambda: fail(KeyboardInterrupt())) == 130
 
 

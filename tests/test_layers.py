@@ -23,16 +23,17 @@ LAYERS = (
     {"modes"},
     {"tuner"},
     {"cli", "bench", "dashboard"},
-    {"train", "__main__", "__init__"},
+    {"api", "train", "__main__", "__init__"},
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 PAGE_IMPORTS = {"config", "dashboard", "envs", "errors", "formatting", "machine", "metrics", "run_directory", "types"}
 TORCH = ("algorithms/", "inference/export.py", "inference/own_network.py", "workers/learner.py",
-         "workers/replay_trainer.py", "workers/gpu_replay.py", "workers/torch_devices.py", "workers/update_probe.py",
+         "workers/replay_trainer.py", "workers/gpu_replay.py", "workers/torch_devices.py", "tuner/update_probe.py",
          "runtime/metric_sinks.py", "modes/serial.py", "bench/")  # fmt: skip
 TORCH_FREE = ("workers.main", "workers.sampler", "workers.rollout_workers",
               "workers.evaluator", "workers.visualizer", "runtime.supervisor", "modes.spreeze",
-              "modes.hts", "train", "cli.train", "cli.tune", "cli.evaluate", "cli.play", "cli.runs", "cli.export",
+              "modes.hts", "api", "train", "cli.train", "cli.tune", "cli.evaluate", "cli.play", "cli.runs",
+              "cli.export",
               "__main__")  # fmt: skip
 
 
@@ -92,7 +93,7 @@ def test_torch_is_imported_only_where_gradients_are():
 
 
 def test_gymnasium_is_imported_only_where_environments_are():
-    assert [user for user in _users_of("gymnasium") if not user.startswith(("envs/", "testing.py"))] == []
+    assert [user for user in _users_of("gymnasium") if not user.startswith(("envs/", "testing.py", "api.py"))] == []
 
 
 def test_multiprocessing_is_imported_nowhere():

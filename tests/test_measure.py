@@ -110,7 +110,7 @@ def test_a_device_or_precision_that_is_not_there_is_data(pendulum, short):
 def _fork_of_the_helper():
     """The process that measures now: a child of the one child that loaded torch."""
     for child in _descendants():
-        if child.ppid() != os.getpid() and "spreeze.workers.update_probe" in child.cmdline():
+        if child.ppid() != os.getpid() and "spreeze.tuner.update_probe" in child.cmdline():
             return child
     return None
 

@@ -78,9 +78,9 @@ def test_the_list_of_modes_is_built_anew_and_keeps_nothing_of_a_module(module):
 
 
 def test_an_unknown_mode_is_refused_with_the_ones_that_there_are(module):
-    with pytest.raises(ConfigError, match=r"run.mode = 'htss': allowed is spreeze, serial, hts.*hts"):
+    with pytest.raises(ConfigError, match=r"run.mode = 'htss': allowed is spreeze, serial, hts, impact.*hts"):
         asked("--mode", "htss")
-    with pytest.raises(ConfigError, match=f"allowed is spreeze, serial, hts, tianji, {NAME}"):
+    with pytest.raises(ConfigError, match=f"allowed is spreeze, serial, hts, impact, tianji, {NAME}"):
         find_mode("other", module)
     with pytest.raises(ConfigError, match="--import no_such_module_here: ModuleNotFoundError"):
         find_mode("other", "no_such_module_here")
@@ -108,7 +108,8 @@ def test_a_damaged_record_of_a_wiring_is_unknown(told):
 def test_a_record_holds_what_the_page_shows(mode):
     for wiring in filter(None, (mode.replay, mode.on_policy)):
         told = json.loads(json.dumps({"mode": "another's", "wiring": recorded(wiring)}))
-        assert wiring_of(told, on_policy=False) == Wiring(stages=wiring.stages, lag=wiring.lag)
+        assert wiring_of(told, on_policy=False) == Wiring(
+            stages=wiring.stages, lag=wiring.lag, free_running=wiring.free_running)  # fmt: skip
 
 
 @pytest.mark.parametrize("mode", DECLARED, ids=lambda mode: mode.name)

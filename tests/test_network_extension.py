@@ -130,7 +130,7 @@ def test_every_replay_algorithm_learns_with_it_and_resumes_bit_by_bit(module, na
     np.testing.assert_array_equal(first.policy_snapshot()()["net.last.bias"], first.policy_arrays()["net.last.bias"])
 
 
-@pytest.mark.parametrize("name", ["ppo", "a2c"])
+@pytest.mark.parametrize("name", ["ppo", "a2c", "impact", "appo", "impala"])
 def test_rollout_algorithms_learn_with_it_and_a_row_drawn_depends_on_that_row_alone(module, name, monkeypatch):
     spec, rng = dataclasses.replace(task(), import_module=module), np.random.default_rng(0)
     algorithm = learner(name, spec, network="residual")

@@ -212,15 +212,15 @@ def test_layer_norm_by_hand():
     assert out.item() == pytest.approx(10.0 * 1.5 + 100.0 * 3.0, rel=1e-5)
 
 
-@pytest.mark.parametrize("name", ["sac", "td3", "ddpg", "dqn", "discrete sac", "ppo", "a2c"])
+@pytest.mark.parametrize("name", ["sac", "td3", "ddpg", "dqn", "discrete sac", "ppo", "a2c", "impact"])
 def test_every_algorithm_learns_with_them_and_publishes_what_samplers_compute(name):
     algo = name.split()[-1]
     rng, discrete = np.random.default_rng(0), name in ("dqn", "discrete sac")
-    norms = {"layer_norm": True} if algo in ("dqn", "ppo", "a2c") else {
+    norms = {"layer_norm": True} if algo in ("dqn", "ppo", "a2c", "impact") else {
         "actor_layer_norm": True, "critic_layer_norm": True}  # fmt: skip
     changes = {"hidden_sizes": (8, 8), "activation": "silu", **norms}
     obs = rng.standard_normal((5, 3)).astype(np.float32)
-    if algo in ("ppo", "a2c"):
+    if algo in ("ppo", "a2c", "impact"):
         spec = task()
         algorithm = learner(algo, spec, **changes)
         for _ in range(3):

@@ -11,7 +11,7 @@ from rollouts import learner, rollout, task
 import spreeze.algorithms
 from spreeze.algorithms import create
 from spreeze.config.algorithms import ROWS
-from spreeze.config.schema import PARTS
+from spreeze.config.schema import PARTS, OnPolicyConfig
 from spreeze.types import RowLayout, TeamSpec
 
 FOLDER = Path(spreeze.algorithms.__file__).parent
@@ -45,7 +45,7 @@ def followed(update):
 
 
 def one_update(name):
-    if name in ("ppo", "a2c"):
+    if PARTS[name.split()[0]].__mro__.count(OnPolicyConfig):
         spec = task()
         made = learner(name, spec, "on-policy")
         batch = rollout(made, spec, np.random.default_rng(0))

@@ -16,7 +16,7 @@ from spreeze.metrics.store import MetricsReader
 from spreeze.runtime.cpu_governor import BACKGROUND_CORES
 from spreeze.runtime.launcher import Prewarm
 
-GOVERNED = tuple(flag for flag in TINY if flag != "--no-governor")
+GOVERNED = (*(flag for flag in TINY if flag != "--no-governor"), "--give-way")
 QUIET_RUN = (str(Path(__file__).with_name("quiet_run.py")),)
 
 

@@ -56,7 +56,7 @@ def _at_work(process, word, folder):
     return poll(look, what=word)
 
 
-@pytest.mark.parametrize("stage", ["spreeze.workers.update_probe", '"role": "learner"'])
+@pytest.mark.parametrize("stage", ["spreeze.tuner.update_probe", '"role": "learner"'])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["ctrl-c", "killed"])
 def test_a_tuner_that_is_ended_leaves_no_process_and_keeps_no_answer(tmp_path, stage, number):
     with _tuner(tmp_path) as process:

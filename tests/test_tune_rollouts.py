@@ -216,3 +216,12 @@ def test_another_module_s_knob_is_varied_around_the_choice():
     assert chosen(tuning) == Setting({**changed(samplers=4, interval=32), own.name: 9.0})
     assert tuning.choices[own.name].runners_up == ((1.0, pytest.approx(0.77, abs=0.02)),
                                                    (0.25, pytest.approx(0.77, abs=0.02)))
+
+
+def test_where_samplers_wait_for_nobody_the_rows_of_one_sampler_stay():
+    configured = Setting({ROLLOUT_SAMPLERS: 2, ROLLOUT_ENVS: 8, INTERVAL: 32})
+    facts = problem(configured=configured)
+    assert rollout_rows(configured) == 256
+    assert fit_rollout(facts, configured.but(ROLLOUT_SAMPLERS, 4)) == configured.but(ROLLOUT_SAMPLERS, 4)
+    assert fit_rollout(facts, configured.but(ROLLOUT_ENVS, 4))[INTERVAL] == 64
+    assert fit_rollout(facts, configured.but(ROLLOUT_ENVS, 32)) is None, "the interval would be too short"

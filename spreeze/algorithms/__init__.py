@@ -13,6 +13,9 @@ dqn            dqn, off_policy, losses
 qmix           qmix, off_policy, losses
 ppo            ppo, on_policy, losses
 a2c            a2c, on_policy, losses
+impact         impact, on_policy, losses
+appo           impact, on_policy, losses
+impala         impact, on_policy, losses
 =============  ===========================
 
 SAC and TD3 may have other critics than these (``distributional``), with the same calls.
@@ -28,7 +31,8 @@ the lines.
 
 *Networks* of a user's own stand in for the perceptrons, by autograd: ``own_networks`` says how.
 
-*Corrections.* ``on_policy`` and ``ppo`` describe how PPO and A2C handle data that is one rollout old in mode hts.
+*Corrections.* ``on_policy`` and ``ppo`` describe how PPO and A2C handle data that is one rollout old in mode hts,
+``impact`` how IMPACT, APPO and IMPALA handle data of any age.
 """
 
 from __future__ import annotations

@@ -74,8 +74,8 @@ def row_chunks(device: torch.device, rows: int, parts: int = 1) -> list[list[sli
             for begin, end in pairwise(rows * index // parts for index in range(parts + 1))]
 
 
-def matmuls_round() -> bool:
-    """Whether float32 matmuls of this process round their inputs to bfloat16."""
+def matmuls_by_onednn() -> bool:
+    """Whether oneDNN computes the float32 matmuls of this process, not MKL."""
     mkldnn: Any = torch.backends.mkldnn
     return bool(mkldnn.matmul.fp32_precision == "bf16")
 
@@ -103,9 +103,9 @@ class Parameters:
         # Derived views are made once: at small sizes, a view costs as much as an addition.
         self.weights_t = [weight.transpose(1, 2) for weight in self.weights]
         self.head_rows = [self.head_weight[index, 0] for index in range(stack)]
-        # For one output column, a matrix-vector product is ten times faster than a matmul. But if matmuls round to
-        # bfloat16, it takes longer than the matmul: then a float32 sum is used.
-        self.head_matmul = torch.linalg.vecdot if matmuls_round() else torch.mv
+        # For one output column, MKL's matrix-vector product is ten times faster than its matmul. oneDNN's is slower
+        # than its matmul: then a sum is used.
+        self.head_matmul = torch.linalg.vecdot if matmuls_by_onednn() else torch.mv
 
     def over(self, flat: Tensor) -> Parameters:
         """The same views of another vector."""

@@ -213,6 +213,67 @@ def advantages(
     return excess + value, delta + carried * later
 
 
+def vtrace(
+    reward: np.ndarray, value: np.ndarray, next_value: np.ndarray, terminated: np.ndarray, truncated: np.ndarray,
+    gamma: float, lam: float, rho: np.ndarray | float, c: np.ndarray | float,
+) -> tuple[np.ndarray, np.ndarray]:
+    """V-trace with separate weights: ``v_t - V_t`` and ``r_t + gamma v_(t+1) - V_t``, both [T, N].
+
+    ``v_t - V_t = rho_t delta_t + gamma lam c_t (v_(t+1) - V_(t+1))`` with ``delta_t = r_t + gamma V(s_(t+1)) - V(s_t)``
+    (Espeholt et al. 2018, arXiv 1802.01561, eq. 1, remarks 1 and 2). ``delta`` is discounted by gamma alone, the trace
+    by lambda gamma. ``rho`` and ``c`` are the ratios of probabilities, clipped to rho-bar and c-bar.
+
+    The first is the advantage of V-trace-GAE (IMPACT, arXiv 1912.00167, section 3.1), and GAE where all ratios are 1.
+    The second, times rho, is the advantage of IMPALA (arXiv 1802.01561, section 4.2). The rollout's last step counts.
+    """
+    delta: np.ndarray = reward + gamma * np.where(terminated, 0.0, next_value).astype(value.dtype) - value
+    carried = np.where(np.logical_or(terminated, truncated), 0.0, gamma).astype(np.float32)
+    excess, factor, later = rho * delta, lam * c * carried, np.zeros_like(delta)
+    for t in range(len(delta) - 2, -1, -1):
+        later[t] = excess[t + 1]
+        excess[t] += factor[t] * later[t]
+    return excess, delta + carried * later
+
+
+def ratio_denominator(log_target: Tensor, log_worker: Tensor, rho: float, kind: str) -> Tensor:
+    """Logarithm [B] of what IMPACT divides pi_theta by (arXiv 1912.00167, section 3.1 and figure 3).
+
+    R3 is ``min(pi_worker / pi_target, rho) pi_theta / pi_worker``, which is ``pi_theta / max(pi_target, pi_worker /
+    rho)``; the ablations are R1, ``pi_theta / pi_target``, and R2, ``pi_theta / pi_worker``.
+    """
+    if kind == "R1":
+        return log_target
+    return log_worker if kind == "R2" else torch.maximum(log_target, log_worker - math.log(rho))
+
+
+def categorical_kl(log_p: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor]:
+    """``KL(p, q)`` [B] in nat of softmax policies, and its gradient [K, B] by the logits of q; log_p, log_q [K, B]."""
+    p = log_p.exp()
+    return (p * (log_p - log_q)).sum(0), log_q.exp().sub_(p)
+
+
+def gaussian_kl(mean_p: Tensor, log_std_p: Tensor, mean_q: Tensor, log_std_q: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """``KL(p, q)`` [B] in nat of independent Gaussians, and its gradients by q's mean and log_std, [A, B] each.
+
+    The means are [A, B], the log standard deviations [A], the same for all rows.
+    """
+    precision = log_std_q.mul(-2.0).exp_().unsqueeze(1)
+    difference = mean_q - mean_p
+    spread = difference.square().add_(log_std_p.mul(2.0).exp_().unsqueeze(1)).mul_(precision)
+    divergence = torch.add((log_std_q - log_std_p).sum(), spread.sub(1.0).sum(0), alpha=0.5)
+    return divergence, difference.mul_(precision), torch.sub(1.0, spread)
+
+
+def adapted_coefficient(coefficient: float, divergence: float, target: float) -> float:
+    """The KL term's coefficient after an update: 1.5 times above twice the target, half below half of it.
+
+    These are the factors of RLlib's APPO. A ``divergence`` [nat] that is not finite counts as too large.
+    """
+    if not divergence <= 2.0 * target:
+        return min(coefficient * 1.5, 1e6)
+    return coefficient * 0.5 if divergence < 0.5 * target else coefficient
+
+
 def explained_variance(value: np.ndarray, target: np.ndarray) -> float:
     """``1 - var(target - value) / var(target)``; NaN if all targets are equal."""
     variance = float(np.var(target))

@@ -117,6 +117,10 @@ class OffPolicyAlgorithm(Algorithm):
         self._buffers: Any = None
         """Everything of the actor whose size depends on the batch."""
 
+    def _moves_actor(self) -> bool:
+        """Whether the update that is under way is the last one of its period."""
+        return (self.updates + 1) % self.period == 0
+
     @abstractmethod
     def propose(self, batch: TransitionBatch) -> Proposal:
         """Actor side: actions at ``next_obs``, and fresh ones at ``obs`` where there is an actor; draws all noise."""

@@ -207,8 +207,12 @@ class OnPolicyAlgorithm(Algorithm):
         objective, derivative = self._policy_derivative(log_prob, log_ratio, samples.advantage)
         error = self._value_error(value, samples)
         grad_out = self._kind.backward(derivative.mul_(-1.0 / rows), config.entropy_coef / rows)
+        self._penalise(out, grad_out)
         self.net.backward(grad_out, error.mul_(config.value_coef / rows))
         self._latest = objective, log_ratio, value, samples.target
+
+    def _penalise(self, out: Tensor, grad_out: Tensor) -> None:
+        """Adds the gradients of a further loss by the outputs [K, M] to ``grad_out`` and ``net.grad_log_std``."""
 
     def _tensor(self, array: np.ndarray, normalizer: Normalizer | None = None) -> Tensor:
         """A copy on the device; of observations normalised."""
@@ -277,27 +281,32 @@ class OnPolicyAlgorithm(Algorithm):
 class RewardScale:
     """Divides rewards by the running standard deviation of their discounted returns, as OpenAI's baselines do.
 
-    The return of each environment continues from rollout to rollout; the end of an episode resets it to 0.
+    The return of each environment continues from rollout to rollout of its source, all samplers or one of them; the end
+    of an episode resets it to 0.
     """
 
     CLIP = 10.0
 
     def __init__(self, gamma: float) -> None:
         self._gamma = gamma
-        self._returns = np.zeros(0)
+        self._returns: dict[int, np.ndarray] = {}
         self._count, self._mean, self._m2 = 0.0, 0.0, 0.0
 
-    def apply(self, reward: np.ndarray, terminated: np.ndarray, truncated: np.ndarray) -> np.ndarray:
+    def apply(
+        self, reward: np.ndarray, terminated: np.ndarray, truncated: np.ndarray, source: int = 0
+    ) -> np.ndarray:
         """Adds a rollout's rewards [T, N] and returns them scaled and clipped; unchanged if any is not finite."""
         if not np.isfinite(reward).all():
             return reward
-        if len(self._returns) != reward.shape[1]:
-            self._returns = np.zeros(reward.shape[1])
+        returns = self._returns.get(source, np.zeros(0))
+        if len(returns) != reward.shape[1]:
+            returns = np.zeros(reward.shape[1])
         found = np.empty(reward.shape)
         kept = 1.0 - np.logical_or(terminated, truncated)
         for t, row in enumerate(reward):
-            found[t] = self._returns = self._gamma * self._returns + row
-            self._returns = self._returns * kept[t]
+            found[t] = returns = self._gamma * returns + row
+            returns = returns * kept[t]
+        self._returns[source] = returns
         # Chan et al. 1979, parallel variance.
         mean, count = float(found.mean()), float(found.size)
         delta, total = mean - self._mean, self._count + count
@@ -309,11 +318,13 @@ class RewardScale:
         return clipped
 
     def state(self) -> dict[str, Any]:
-        return {"count": self._count, "mean": self._mean, "m2": self._m2, "returns": self._returns.tolist()}
+        returns = {str(source): values.tolist() for source, values in self._returns.items()}
+        return {"count": self._count, "mean": self._mean, "m2": self._m2, "returns": returns}
 
     def load_state(self, state: dict[str, Any]) -> None:
         self._count, self._mean, self._m2 = (float(state[name]) for name in ("count", "mean", "m2"))
-        self._returns = np.asarray(state["returns"], np.float64)
+        returns = state["returns"] if isinstance(state["returns"], dict) else {"0": state["returns"]}  # of 0.1.0
+        self._returns = {int(source): np.asarray(values, np.float64) for source, values in returns.items()}
 
 
 class MlpActorCritic:

@@ -163,7 +163,7 @@ def paired_rows(bench: TasksBench) -> list[Row]:
         rows += [row("env_steps_per_s", "1/s", values, env=env_id, mode=mode) for mode, values in rates.items()]
         ratios = [a / b if a and b else None for a, b in zip(rates["hts"], rates["serial"], strict=True)]
         rows.append(row("rate_over_serial", "ratio", ratios, env=env_id))
-        rows += _scores(found, env_id)
+        rows += scores(found, env_id)
     return rows
 
 
@@ -173,11 +173,11 @@ def correction_rows(bench: TasksBench) -> list[Row]:
     for env_id in bench.env_ids:
         flags = bench.modes()["hts"]
         found = bench.in_turn(env_id, {name: [*flags, "--correction", name] for name in CORRECTIONS})
-        rows += _scores(found, env_id)
+        rows += scores(found, env_id)
     return rows
 
 
-def _scores(found: dict[str, list[Document]], env_id: str) -> list[Row]:
+def scores(found: dict[str, list[Document]], env_id: str) -> list[Row]:
     """Metrics of each group, and of each two groups seed by seed; means and intervals as the protocol has them."""
     paths = [Path(document["run_dir"]) for documents in found.values() for document in documents]
     report = report_of(paths, None, Rules())

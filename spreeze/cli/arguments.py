@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from spreeze.config.layers import Values, parse_assignment
 from spreeze.config.schema import FLAG_OF, field_of, kind_of
-from spreeze.errors import ConfigError, RunError, SpreezeError
+from spreeze.errors import ConfigError, RunError, SpreezeError, UsageError
 from spreeze.machine.output import complain, emit, say
 
 
@@ -30,7 +30,7 @@ class Parser(argparse.ArgumentParser):
         line = " ".join(f"{message} ({self.prog} --help lists all flags)".split())
         complain(line)
         if self._as_json:
-            emit({"error": line})
+            emit({"error": line, "kind": UsageError.__name__})
         sys.exit(2)
 
 
@@ -42,7 +42,7 @@ def guarded(body: Callable[[], int], *, as_json: bool = False) -> int:
         line = " ".join(str(error).split())
         complain(line)
         if as_json:
-            emit({"error": line})
+            emit({"error": line, "kind": type(error).__name__})
         return error.exit_code
     except KeyboardInterrupt:
         say("interrupted", as_json=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import importlib.util
 import json
 import os
 import shutil
@@ -29,7 +28,8 @@ from rich.text import Text
 from spreeze.cli.arguments import guarded
 from spreeze.cli.terminal import Screen
 from spreeze.config.algorithms import actions_text, fitting_algorithms
-from spreeze.config.schema import EnvConfig, ReplayConfig, RunConfig
+from spreeze.config.schema import ReplayConfig, RunConfig
+from spreeze.envs.make import FALLBACK_ID, default_env_id, is_bullet
 from spreeze.envs.probe import Probe, in_child, probe_env
 from spreeze.errors import SpreezeError
 from spreeze.formatting import clean, size
@@ -152,12 +152,12 @@ _ENCODER = "import av; av.codec.Codec('h264', 'w'); print(av.__version__)"
 
 
 def check_python(version: tuple[int, ...] = sys.version_info[:3]) -> Check:
-    """Python 3.11 runs everything; there are no Bullet wheels for newer versions."""
+    """Python 3.11 runs everything; newer versions have MuJoCo in place of Bullet, which has no wheels for them."""
     text = ".".join(str(part) for part in version)
     if version[:2] < (3, 11):
         return Check("Python", "fail", text, "install Python 3.11 and make a virtual environment with it")
     if version[:2] > (3, 11):
-        return Check("Python", "warn", text, "the Bullet tasks need Python 3.11; other environments work")
+        return Check("Python", "warn", text, "the Bullet tasks need Python 3.11; MuJoCo's are the default instead")
     return Check("Python", "ok", text)
 
 
@@ -189,17 +189,18 @@ def check_packages() -> Check:
     return Check("libraries", "ok", ", ".join(found))
 
 
-def check_bullet(timeout_s: float = CHILD_TIMEOUT_S) -> Check:
+def check_default_task(timeout_s: float = CHILD_TIMEOUT_S) -> Check:
     """The default task: a real reset and steps in a child process."""
-    env_id = EnvConfig().id
-    if not all(importlib.util.find_spec(name) for name in ("pybullet", "pybullet_envs_gymnasium")):
-        remedy = "Python 3.11 on Linux: pip install -e .; elsewhere: train with --env Pendulum-v1"
-        return Check("Bullet tasks", "warn", "pybullet is not installed", remedy)
+    choice = default_env_id()
+    env_id = str(choice.value)
     try:
         probe = probe_env(env_id, deadline_s=timeout_s, steps=300)
     except SpreezeError as error:
-        return Check("Bullet tasks", "fail", clean(error), "pip install --force-reinstall pybullet==3.2.7")
-    return Check("Bullet tasks", "ok", f"{env_id}: {speed(probe)}")
+        remedy = "pip install --force-reinstall " + ("pybullet==3.2.7" if is_bullet(env_id) else "'gymnasium[mujoco]'")
+        return Check("default task", "fail", clean(error), remedy)
+    if env_id == FALLBACK_ID:
+        return Check("default task", "warn", f"{choice.reason}; {speed(probe)}", "pip install 'gymnasium[mujoco]'")
+    return Check("default task", "ok", f"{env_id if is_bullet(env_id) else choice.reason}: {speed(probe)}")
 
 
 def check_encoder(timeout_s: float = CHILD_TIMEOUT_S) -> Check:
@@ -313,7 +314,7 @@ def examine(
     """Runs all checks, the slow ones in parallel; returns the JSON document."""
     replay = ReplayConfig()
     with ThreadPoolExecutor(max_workers=3) as pool:
-        slow: list[Callable[[], Check]] = [check_torch, check_bullet, check_encoder]
+        slow: list[Callable[[], Check]] = [check_torch, check_default_task, check_encoder]
         waiting = [pool.submit(check) for check in slow]
         asked = pool.submit(check_env, env_id, import_module, env_args) if env_id else None
         machine = read_machine()

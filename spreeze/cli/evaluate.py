@@ -228,18 +228,27 @@ def _newest(run: Path) -> Path:
 
 
 def spec_of(weights: Weights, import_module: str | None) -> EnvSpec:
-    """The environment that the weights were trained on.
+    """The environment that the weights were trained on, to be made.
 
     Raises:
         EnvironmentError_: the file names no environment, or one that needs a module not given by --import.
     """
-    fields: Any = weights.meta.get("env")
-    try:
-        spec = rebuild(EnvSpec, fields)
-    except (TypeError, AttributeError):
-        raise EnvironmentError_(f"{weights.path} does not say which environment it was trained on") from None
+    spec = recorded_spec(weights)
     refuse_foreign(spec.env_id, spec.import_module, import_module)
     return spec
+
+
+def recorded_spec(weights: Weights) -> EnvSpec:
+    """What the weights say of their environment; nothing of it is imported.
+
+    Raises:
+        EnvironmentError_: the file names no environment.
+    """
+    fields: Any = weights.meta.get("env")
+    try:
+        return rebuild(EnvSpec, fields)
+    except (TypeError, AttributeError):
+        raise EnvironmentError_(f"{weights.path} does not say which environment it was trained on") from None
 
 
 @contextlib.contextmanager

@@ -195,13 +195,15 @@ def example(spec: EnvSpec, row: PolicyFormat, file_name: str) -> str:
     engine, colon, plain_id = spec.env_id.rpartition(":")
     needs = ["gymnasium", "numpy", *([] if row.runs_on == "numpy" else [row.runs_on])]
     lines = [f"# Plays {spec.env_id!r} with a policy that Spreeze trained; needs: pip install {' '.join(needs)}",
-             "from pathlib import Path", "", "import gymnasium", "import numpy as np"]
+             *(["import functools"] if spec.frames is not None else []), "from pathlib import Path", "",
+             "import gymnasium", "import numpy as np"]
     lines += [] if row.runs_on == "numpy" else [f"import {row.runs_on}"]
     lines += _module_lines(spec, plain_id)
     if colon:
         lines.append(f"# Trained in vector environments of {engine!r}; here one plain environment of the same id.")
     lines += ["", *_LOAD[row.name], f"file = Path(__file__).with_name({file_name!r})", _OPEN[row.name]]
-    lines += [_make_line(spec, plain_id), *_obs_lines(spec), "", *_loop(spec, row)]
+    functions = _obs_lines(spec)
+    lines += [_make_line(spec, plain_id), *functions, *([""] if functions else []), "", *_loop(spec, row)]
     return "\n".join(lines) + "\n"
 
 
@@ -234,7 +236,7 @@ def _make_line(spec: EnvSpec, plain_id: str) -> str:
                  "full_action_space": bool(options["full_actions"]),
                  "max_num_frames_per_episode": int(options["max_episode_frames"])} | given
     arguments = "".join(f", {name}={value!r}" for name, value in given.items())
-    return f"env = gymnasium.make({plain_id!r}{arguments})  # render_mode=\"human\" shows it"
+    return f"# With render_mode='human' it is shown.\nenv = gymnasium.make({plain_id!r}{arguments})"
 
 
 def _obs_lines(spec: EnvSpec) -> list[str]:
@@ -259,18 +261,20 @@ def _nested(spec: EnvSpec) -> bool:
 
 def _frame_lines(spec: EnvSpec) -> list[str]:
     assert spec.frames is not None
-    size, grey = int(spec.frames.height), spec.frames.channels == 1
+    size = int(spec.frames.height)
+    grey = """
+            if picture.ndim == 3 and picture.shape[2] == 3:
+                picture = picture @ np.array([0.299, 0.587, 0.114], np.float32)""" if spec.frames.channels == 1 else ""
     return textwrap.dedent(f'''
 
+        @functools.cache
         def shares(old):  # [old, {size}]: share of each old pixel in the mean of each new one
             edge, pixel, scale = np.arange({size}) * old / {size}, np.arange(old)[:, None], old / {size}
             found = np.minimum(edge + scale, pixel + 1) - np.maximum(edge, pixel)
             return (np.maximum(found, 0) / scale).astype(np.float32)
 
 
-        def frame(picture):  # {"grey, " if grey else ""}uint8 [C, {size}, {size}]
-            if {grey} and picture.ndim == 3 and picture.shape[2] == 3:
-                picture = picture @ np.array([0.299, 0.587, 0.114], np.float32)
+        def frame(picture):  # uint8 [C, {size}, {size}]{grey}
             planes = picture[None] if picture.ndim == 2 else np.moveaxis(picture, 2, 0)
             small = shares(planes.shape[1]).T @ planes.astype(np.float32) @ shares(planes.shape[2])
             return (small + 0.5).astype(np.uint8)

@@ -26,6 +26,7 @@ from spreeze.cli.terminal import open_view, show_tuning
 from spreeze.config.layers import Layer, Settings, default_of, from_toml, iterate, resolve, to_toml, with_algorithm
 from spreeze.config.modes import recorded
 from spreeze.config.profiles import applicable, read_profile, task_profile
+from spreeze.config.schema import Config
 from spreeze.envs.make import bullet_engine, default_env_id, refuse_foreign
 from spreeze.envs.probe import Probe, probe_env
 from spreeze.errors import ConfigError, ResourceError, RunError
@@ -112,6 +113,27 @@ def _train(args: argparse.Namespace) -> int:
             raise
         finally:
             run_dir.close()
+
+
+def checked(arguments: list[str]) -> tuple[Config, Callable[[Probe | None], Probe]]:
+    """The configuration of a command line, and a check of it against its environment; starts no run.
+
+    The check takes the probe of an equal environment, if there is one, and returns the one that it used. Both raise
+    what the run would be refused with.
+    """
+    args = build_parser().parse_args(arguments)
+    base, _ = _layers(args, None, read_machine())
+    settings = resolve(base)
+    config = settings.config
+
+    def check(known: Probe | None) -> Probe:
+        part = config.env
+        probe = known or probe_env(part.id, part.import_module, steps=0, plain=part.plain, args=part.args,
+                                   image=dataclasses.asdict(config.image))
+        with_algorithm(base, settings, probe.spec)
+        return probe
+
+    return config, check
 
 
 def _can_prewarm(args: argparse.Namespace, settings: Settings, machine: Machine) -> bool:

@@ -35,8 +35,12 @@ class AlgorithmRow:
     """An ``OnPolicyAlgorithm``: it learns from what its own policy has just collected; fits every task of one agent."""
     images: bool = False
     """``discrete`` has a network for images."""
+    any_age: bool = False
+    """``on_policy`` corrects for the age of its rollouts: it runs where samplers do not wait, and only there."""
     correction: str | None = None
     """This algorithm's default for ``rollout.correction``; None: the general default."""
+    sync_interval: int | None = None
+    """The same for ``rollout.sync_interval``."""
 
     def fits(self, spec: EnvSpec) -> bool:
         """Whether it can learn this environment."""
@@ -50,7 +54,8 @@ class AlgorithmRow:
 
     def runs_in(self, mode: Mode) -> bool:
         """Whether the mode runs it."""
-        return mode.wiring(on_policy=bool(self.on_policy)) is not None
+        wiring = mode.wiring(on_policy=bool(self.on_policy))
+        return wiring is not None and wiring.free_running == self.any_age
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +67,8 @@ class NetworkRow:
     """From the numbers of inputs I and outputs K to a ``torch.nn.Module`` from [M, I] to [M, K], without buffers."""
 
 
+# One update takes the rollout of one sampler, so rollouts are as short as PPO's minibatches.
+_ANY_AGE: dict[str, Any] = {"any_age": True, "correction": "none", "sync_interval": 16}
 ROWS = (
     AlgorithmRow(name="dqn", discrete="spreeze.algorithms.dqn:DQN", images=True),
     AlgorithmRow(name="sac", continuous="spreeze.algorithms.sac:SAC", discrete="spreeze.algorithms.sac:DiscreteSAC"),
@@ -72,6 +79,9 @@ ROWS = (
     # updates is made twice before its effect is seen.
     AlgorithmRow(name="ppo", on_policy="spreeze.algorithms.ppo:PPO", correction="none"),
     AlgorithmRow(name="a2c", on_policy="spreeze.algorithms.a2c:A2C"),
+    AlgorithmRow(name="impact", on_policy="spreeze.algorithms.impact:Impact", **_ANY_AGE),
+    AlgorithmRow(name="appo", on_policy="spreeze.algorithms.impact:Appo", **_ANY_AGE),
+    AlgorithmRow(name="impala", on_policy="spreeze.algorithms.impact:Impala", **_ANY_AGE),
 )
 """The algorithms that come with Spreeze; the first that fits a task is its default."""
 ON_POLICY = tuple(row.name for row in ROWS if row.on_policy)
@@ -92,6 +102,12 @@ def find_row(name: str, import_module: str | None = None) -> AlgorithmRow:
     """The row of that name (see ``modes.find``)."""
     row: AlgorithmRow = find(name, import_module, rows, "run.algo")
     return row
+
+
+def implied_mode(name: str) -> str | None:
+    """The mode of an algorithm that comes with Spreeze and runs in no other kind; None if there is a choice."""
+    row = next((row for row in ROWS if row.name == name and row.any_age), None)
+    return None if row is None else next((mode.name for mode in DECLARED if row.runs_in(mode)), None)
 
 
 def _networks(import_module: str | None) -> dict[str, NetworkRow]:
@@ -127,7 +143,8 @@ def check_algorithm(name: str, spec: EnvSpec, mode: Mode) -> None:
         why = "it is for several agents with discrete actions; " if row.team and spec.team is None else ""
         raise ConfigError(f"--algo {name}: {why}{spec.env_id} has {task_text(spec)}; {_listed(fitting, 'fit')}")
     if not row.runs_in(mode):
-        needs = "what its own policy has just collected" if row.on_policy else "replay"
+        needs = "rollouts of any age" if row.any_age else "what its own policy has just collected"
+        needs = needs if row.on_policy else "replay"
         modes = [f"--mode {other.name}" for other in DECLARED if row.runs_in(other)]
         others = [f"or --algo {' or '.join(own)}"] if (own := fitting_algorithms(spec, mode)) else []
         raise ConfigError(f"--algo {name}: it learns from {needs}, which mode {mode.name} does not have; use "

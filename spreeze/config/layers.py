@@ -12,7 +12,14 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
-from spreeze.config.algorithms import ALGORITHMS, check_algorithm, default_algorithm, find_network, find_row
+from spreeze.config.algorithms import (
+    ALGORITHMS,
+    check_algorithm,
+    default_algorithm,
+    find_network,
+    find_row,
+    implied_mode,
+)
 from spreeze.config.schema import PARTS, Config, algorithm_part
 from spreeze.errors import ConfigError, did_you_mean
 from spreeze.types import EnvSpec
@@ -74,6 +81,9 @@ def resolve(layers: list[Layer], import_module: str | None = None) -> Settings:
             known, own = {**PARTS, algo: algorithm_part(algo, module)}, algo
         except ConfigError as error:
             raise ConfigError(f"{source}: {error}") from None
+    mode = implied_mode(algo) if isinstance(algo, str) and _said(layers, "run", "mode")[0] is None else None
+    if mode is not None:
+        layers = [Layer(f"default of {algo}", {"run": {"mode": mode}}), *layers]
     merged: Values = {part: {} for part in known}
     sources: dict[str, str] = {}
     for layer in layers:
@@ -128,9 +138,11 @@ def with_algorithm(layers: list[Layer], settings: Settings, spec: EnvSpec) -> tu
     find_network((settings.config.on_policy or settings.config.algorithm).network, spec.import_module)
     if settings.config.on_policy is None:
         settings.config.algorithm.check_task(spec)
-    correction = find_row(settings.config.run.algo, spec.import_module).correction
-    if correction is not None and "rollout.correction" not in settings.sources:
-        layers.insert(0, Layer(default_of(settings), {"rollout": {"correction": correction}}))
+    row = find_row(settings.config.run.algo, spec.import_module)
+    own = {name: value for name, value in (("correction", row.correction), ("sync_interval", row.sync_interval))
+           if value is not None and f"rollout.{name}" not in settings.sources}
+    if own:
+        layers.insert(0, Layer(default_of(settings), {"rollout": own}))
         settings = resolve(layers)
     if settings.config.learner.device == "auto" and settings.config.on_policy is not None and spec.frames is None:
         for layer in layers:  # "auto" leaves it to us, whoever says it

@@ -37,6 +37,9 @@ class Wiring:
     """Collecting and learning take turns in the run's own process; else they are processes that work at once."""
     lag: int | None = None
     """Rollouts between the policy that collects and the one that learns from its data; None: there is replay."""
+    free_running: bool = False
+    """Samplers do not wait for the learner: for algorithms that take rollouts of any age, whose lag is then at least
+    ``lag``."""
     inference_workers: bool = False
     """``rollout.inference_workers`` processes may infer for the samplers."""
     several_learners: bool = False
@@ -81,6 +84,11 @@ ROLLOUT_STAGES = (
     Stage(title="Storages", items=("ratio", "lag_rollouts")),
     Stage(title="Learner", split="learner", items=("update_rate", "frame_rate")),
 )
+BUFFER_STAGES = (
+    Stage(title="Samplers", split="sampler", items=("samplers", "env_rate")),
+    Stage(title="Circular buffer", items=("ratio", "buffer_uses", "dropped")),
+    Stage(title="Learner", split="learner", items=("update_rate", "lag_updates", "target_updates")),
+)
 REPLAY_KNOBS = (
     "learner.device", "learner.batch_size", "learner.threads", "learner.precision", "sampling.samplers",
     "sampling.envs_per_sampler", "replay.capacity", "replay.samples_per_insert_min", "replay.samples_per_insert_max",
@@ -89,6 +97,7 @@ ROLLOUT_KNOBS = (
     "rollout.samplers", "rollout.envs_per_sampler", "rollout.inference_workers", "rollout.sync_interval",
     "algorithm.minibatches",
 )
+BUFFER_KNOBS = ("rollout.samplers", "rollout.envs_per_sampler", "rollout.sync_interval")
 DECLARED = (
     Mode(
         name="spreeze", module="spreeze.modes.spreeze",
@@ -105,6 +114,11 @@ DECLARED = (
         name="hts", module="spreeze.modes.hts",
         doc="samplers fill one storage while the learner learns from the other (HTS-RL)",
         on_policy=Wiring(stages=ROLLOUT_STAGES, lag=1, inference_workers=True, knobs=ROLLOUT_KNOBS),
+    ),
+    Mode(
+        name="impact", module="spreeze.modes.impact",
+        doc="samplers never wait; the learner uses each rollout of a circular buffer several times (IMPACT)",
+        on_policy=Wiring(stages=BUFFER_STAGES, lag=1, free_running=True, knobs=BUFFER_KNOBS),
     ),
     Mode(
         name="tianji", module="spreeze.modes.spreeze",
@@ -175,7 +189,8 @@ def declared_by(module: str, name: str) -> Iterable[Any]:
 
 def recorded(wiring: Wiring) -> dict[str, Any]:
     """What ``run.json`` keeps of it, so that the page can show a mode that it may not import."""
-    return {"lag": wiring.lag, "stages": [[stage.title, stage.split, list(stage.items)] for stage in wiring.stages]}
+    return {"lag": wiring.lag, "free_running": wiring.free_running,
+            "stages": [[stage.title, stage.split, list(stage.items)] for stage in wiring.stages]}
 
 
 def wiring_of(run: Mapping[str, Any], *, on_policy: bool) -> Wiring | None:
@@ -189,6 +204,6 @@ def wiring_of(run: Mapping[str, Any], *, on_policy: bool) -> Wiring | None:
     try:
         return Wiring(lag=None if told["lag"] is None else int(told["lag"]), stages=tuple(
             Stage(title=clean(title, 40), split=clean(split, 20), items=tuple(str(item) for item in items))
-            for title, split, items in told["stages"][:_MOST_STAGES]))
+            for title, split, items in told["stages"][:_MOST_STAGES]), free_running=told.get("free_running") is True)
     except (KeyError, TypeError, ValueError, OverflowError):
         return None  # a file may say anything

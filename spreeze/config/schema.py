@@ -210,6 +210,7 @@ class SACConfig(DistributionalConfig):
     """Soft actor-critic (Haarnoja et al. 2018, arXiv 1812.05905); with discrete actions arXiv 1910.07207."""
 
     alpha_lr: float = setting(3e-4, "Adam step size of the temperature", low=0.0, high=1.0)
+    policy_delay: int = setting(1, "critic steps for one step of actor and temperature", low=1, high=100)
     initial_alpha: float = setting(1.0, "temperature at the start", low=1e-8, high=1e3)
     tune_alpha: bool = setting(True, "adjust the temperature to the target entropy")
     target_entropy_per_action: float = setting(-1.0, "target entropy of one action component", unit="nat",
@@ -325,6 +326,69 @@ class A2CConfig(OnPolicyConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class AnyAgeConfig(OnPolicyConfig):
+    """What the algorithms of mode impact share: the circular buffer C(N, K) and the correction for lag."""
+
+    slots: int = setting(4, "rollouts that the buffer holds, of all samplers together (N); each sampler has at least "
+                         "one", unit="rollouts", low=1, high=65_536)
+    uses: int = setting(1, "updates for which a rollout is used at most (K); one update takes one rollout",
+                        unit="updates", low=1, high=65_535)
+    least_uses: int | None = setting(
+        None, "a sampler waits while its oldest rollout was used less often; not set: half of uses; 0: it never waits, "
+        "and rollouts that are written over are counted", unit="updates", low=0, high=65_535)
+    rho_bar: float = setting(1.0, "bound of the importance weight of a temporal difference (V-trace)", low=0.0,
+                             high=1e6)
+    c_bar: float = setting(1.0, "bound of the importance weights of the trace (V-trace)", low=0.0, high=1e6)
+    broadcast_updates: int = setting(4, "updates between two weights for the samplers (t_frequency)", unit="updates",
+                                     low=1, high=10**9)
+    adam_eps: float = setting(1e-5, "epsilon of Adam", low=1e-12, high=1.0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.uses_before_overwrite > self.uses:
+            raise ConfigError(f"least_uses = {self.least_uses} is above uses = {self.uses}: samplers would wait for "
+                              "ever; leave it out, for half of uses")
+
+    @property
+    def uses_before_overwrite(self) -> int:
+        """``least_uses``, or half of ``uses``."""
+        return self.uses // 2 if self.least_uses is None else self.least_uses
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImpalaConfig(AnyAgeConfig):
+    """Importance-weighted actor-learner (Espeholt et al. 2018, arXiv 1802.01561), with Adam."""
+
+    gae_lambda: float = setting(1.0, "lambda of V-trace; 1: returns alone (arXiv 1802.01561, remark 2)", low=0.0,
+                                high=1.0)
+    entropy_coef: float = setting(0.0, "weight of the policy's entropy", low=0.0, high=1e3)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AppoConfig(AnyAgeConfig):
+    """Asynchronous PPO: its clipped ratio to the policy that collected, without a target network."""
+
+    uses: int = setting(8, "updates for which a rollout is used at most (K); one update takes one rollout",
+                        unit="updates", low=1, high=65_535)
+    clip: float = setting(0.2, "range of the probability ratio around 1", low=1e-3, high=10.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImpactConfig(AppoConfig):
+    """Importance-weighted asynchronous architecture with clipped target networks (arXiv 1912.00167)."""
+
+    ratio: str = setting("R3", "what is clipped: R3, pi over max(pi_target, pi_worker / rho); or the paper's ablations "
+                         "R1, pi over pi_target, and R2, pi over pi_worker", choices=("R1", "R2", "R3"))
+    rho: float = setting(2.0, "bound of pi_worker over pi_target in R3", low=1.0, high=1e6)
+    target_interval: int = setting(0, "updates between two copies into the target network (t_target); 0: as many as "
+                                   "slots x uses", unit="updates", low=0, high=10**9)
+    kl_coef: float = setting(0.0, "weight of the divergence from the target policy at the start; 0: without",
+                             low=0.0, high=1e6)
+    kl_target: float = setting(0.01, "divergence at which that weight stays; above twice of it grows by half, below "
+                               "half of it is halved", unit="nat", low=1e-6, high=10.0)
+
+
+@dataclass(frozen=True, kw_only=True)
 class ReplayConfig(Part):
     """Shared-memory replay and the balance between its two sides."""
 
@@ -360,7 +424,7 @@ class SamplingConfig(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutConfig(Part):
-    """Collection of the on-policy algorithms (PPO, A2C) in modes hts and serial."""
+    """Collection of rollouts in modes hts, serial and impact."""
 
     samplers: int | None = setting(None, "sampler processes; not set: hts one a usable core, serial 1, which steps "
                                    "in the run's own process", low=1, high=512, flag="--samplers")
@@ -436,9 +500,11 @@ class TuningConfig(Part):
                                 low=0.05, high=1.0, flag="--cpu-target")
     gpu_target: float = setting(0.85, "objective paper: share of the highest update frame rate that the batch has to "
                                 "reach", low=0.05, high=0.99, flag="--gpu-target")
-    govern: bool = setting(True, "let samplers rest while other programs need the cores", flag="--no-governor")
+    govern: bool = setting(True, "let samplers rest as leave_free and give_way ask", flag="--no-governor")
     leave_free: float = setting(0.0, "share of the usable cores that is left to other programs", low=0.0, high=0.9,
                                 flag="--leave-free")
+    give_way: bool = setting(False, "let up to half of the samplers rest while other programs fill cores, which go "
+                             "first by priority anyway", flag="--give-way")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -478,6 +544,9 @@ class Config:
     qmix: QMIXConfig = field(default_factory=QMIXConfig)
     ppo: PPOConfig = field(default_factory=PPOConfig)
     a2c: A2CConfig = field(default_factory=A2CConfig)
+    impact: ImpactConfig = field(default_factory=ImpactConfig)
+    appo: AppoConfig = field(default_factory=AppoConfig)
+    impala: ImpalaConfig = field(default_factory=ImpalaConfig)
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
@@ -511,7 +580,7 @@ class Config:
     def wiring(self) -> Wiring:
         """How the chosen mode runs the chosen algorithm; a ConfigError if it does not."""
         wiring = self.mode.wiring(on_policy=self.on_policy is not None)
-        if wiring is None:
+        if wiring is None or wiring.free_running != isinstance(self.on_policy, AnyAgeConfig):
             raise ConfigError(f"--mode {self.run.mode} does not run --algo {self.run.algo}")
         return wiring
 

@@ -20,7 +20,7 @@ _TIMEOUT_S = 120
 
 def page() -> None:
     st.subheader("About this machine", anchor=False)
-    st.caption("The doctor tries PyTorch, the Bullet tasks and the encoder in processes of their own (a few seconds).")
+    st.caption("The doctor tries PyTorch, the default task and the encoder in processes of their own (a few seconds).")
     components.show_command("doctor", control.shown("spreeze", "doctor", *control.place(runs_dir())))
     if st.button("Examine this machine", type="primary", key="doctor"):
         with st.spinner("Examining ..."):

@@ -37,6 +37,7 @@ from spreeze.metrics.comparison import (
 )
 from spreeze.metrics.html_report import make
 from spreeze.metrics.store import MetricsReader
+from spreeze.run_directory import read_json
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -58,9 +59,10 @@ def page() -> None:
         navigation.need_run()
     current = navigation.current()
     first = [name for name in names if current is not None and name == row(current).name] or names[:1]
-    chosen = st.multiselect("Runs", names, default=first, max_selections=_MAX_RUNS, key="compare_runs",
+    sweeps = _sweeps()
+    picked = st.multiselect("Runs", [*sweeps, *names], default=first, max_selections=_MAX_RUNS, key="compare_runs",
                             help="Take one out with its cross; a click in the chart's legend hides a curve.")
-    found = _read(chosen)
+    found = _read(list(dict.fromkeys(run for name in picked for run in sweeps.get(name, [name]))))
     if not found:
         st.info("Nothing to compare: choose runs that have at least one evaluation.")
         return
@@ -85,6 +87,16 @@ def page() -> None:
                        key="compare_report", help="One HTML file to keep or send.")
     _protocol(list(curves.values()))
     _differences(list(curves.values()))
+
+
+def _sweeps() -> dict[str, list[str]]:
+    """``sweep NAME`` -> names of its finished runs."""
+    found = {}
+    for path in sorted(runs_dir().glob("*.sweep.json")):
+        names = read_json(path).get("finished")
+        if isinstance(names, list):
+            found[f"sweep {path.name.removesuffix('.sweep.json')}"] = [name for name in names if isinstance(name, str)]
+    return found
 
 
 def _read(names: list[str]) -> dict[Path, Curve]:

@@ -55,6 +55,9 @@ ITEMS: dict[str, tuple[str, str, str, str]] = {
     "update_rate": ("update_rate", "updates", "/s", "updates_per_s"),
     "frame_rate": ("frame_rate", "update frames", "/s", "update_frames_per_s"),
     "lag_updates": ("lag", "policy lag", "updates", "policy_lag"),
+    "buffer_uses": ("rollout_uses", "uses", "", "rollout_uses"),
+    "dropped": ("rollouts_dropped", "dropped", "", "rollouts_dropped"),
+    "target_updates": ("target_updates", "target copies", "", "target_updates"),
     "lag_rollouts": ("lag", "policy lag", "rollouts", "policy_lag"),
 }
 """What a stage of a pipeline may show: (id in the live answer, label, unit, metric or help text)."""
@@ -74,7 +77,7 @@ def show_live(path: Path, page_key: str) -> None:
         key=f"live-{name}",
         data={
             "base": prefix(), "run": name, "period_ms": PERIOD_MS, "page": page_key,
-            "charts": tuple(live_api.as_json("updates" if wiring is None or wiring.lag is None else "intervals")),
+            "charts": tuple(live_api.as_json(live_api.lag_unit(wiring))),
             "colours": live_api.COLOURS,
             "tiles": _tiles(),
             "pipeline": pipeline(wiring),

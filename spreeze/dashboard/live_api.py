@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from spreeze.config.modes import wiring_of
+from spreeze.config.modes import Wiring, wiring_of
 from spreeze.dashboard.run_data import newest_log, on_policy
 from spreeze.formatting import DASH, clean, duration, number, percent, size
 from spreeze.metrics.bottleneck import Side, bottleneck
@@ -38,11 +38,13 @@ def drawn(table: MetricTable = TABLE) -> list[Metric]:
     return [metric for _, metric in sorted(charted, key=lambda entry: entry[0])]
 
 
-def as_json(lag_unit: str, table: MetricTable = TABLE) -> list[dict[str, Any]]:
-    """The charts for the page's script, each with help text; the script defines the return chart itself.
+def lag_unit(wiring: Wiring | None) -> str:
+    """Of the policy lag: updates, or intervals where samplers and learner wait for each other."""
+    return "updates" if wiring is None or wiring.lag is None or wiring.free_running else "intervals"
 
-    ``lag_unit`` is that of the policy lag: updates, or intervals for on-policy algorithms.
-    """
+
+def as_json(lag_unit: str, table: MetricTable = TABLE) -> list[dict[str, Any]]:
+    """The charts for the page's script, each with help text; the script defines the return chart itself."""
     charts: dict[str, dict[str, Any]] = {}
     for metric in drawn(table):
         chart = metric.chart
@@ -181,7 +183,8 @@ def snapshot(
     # Taken from the metrics, because the configuration of an old run may not say it.
     known = measured({**values, **counts}, on_policy=bool(values.get("learner_learn_share")), table=table)
     return Snapshot(
-        lag=lag, env_id=clean(run.get("env_id"), 80), algo=clean(run.get("algo"), 20), state=state,
+        lag=lag, free_running=wiring is not None and wiring.free_running, state=state,
+        env_id=clean(run.get("env_id"), 80), algo=clean(run.get("algo"), 20),
         wall_s=run.get("wall_s"), learning_starts=replay.get("learning_starts"),
         samples_per_insert_min=replay.get("samples_per_insert_min"),
         samples_per_insert_max=replay.get("samples_per_insert_max"), samplers_wanted=samplers,
@@ -195,6 +198,8 @@ def texts(shown: Snapshot, run: Mapping[str, Any], last: EvaluationRow | None, p
     """Every number outside of the charts as text; unknown ones are a dash."""
     interval = None if last is None else half_width(last)
     return {
+        **dict.fromkeys(("rollout_uses", "rollouts_dropped", "target_updates"), DASH),
+        **{name: number(value) for name, value in shown.more if "/" not in name},
         "state": shown.state, "wall": duration(shown.wall_s), "env_steps": number(shown.env_steps),
         "updates": number(shown.updates), "env_rate": number(shown.env_steps_per_s),
         "update_rate": number(shown.updates_per_s), "frame_rate": number(shown.update_frames_per_s),

@@ -64,8 +64,8 @@ def _list(folder: Path) -> None:
         {
             "run": item.title, "tags": list(item.about.tags), "state": [item.state], "task": item.env_id or DASH,
             "algorithm": f"{item.algo or DASH}, seed {number(item.seed)}", "started": _moment(item.started),
-            "wall time": duration(item.wall_s), "env steps": number(item.env_steps), "updates": number(item.updates),
-            "best return": number(item.eval_best), "last ten": number(item.eval_final),
+            "time": duration(item.wall_s), "env steps": number(item.env_steps), "updates": number(item.updates),
+            "best": number(item.eval_best), "last ten": number(item.eval_final),
             "ended by": item.exit_reason or DASH,
         }
         for item in found
@@ -81,10 +81,10 @@ def _list(folder: Path) -> None:
                 help="crashed: it says running, but nobody holds its lock."),
             "run": st.column_config.TextColumn(width=150),
             "tags": st.column_config.ListColumn(help="Words that you gave it below."),
-            "wall time": st.column_config.TextColumn(help="Time trained, all sessions [h:min:s]."),
+            "time": st.column_config.TextColumn(help="Time trained, all sessions [h:min:s]."),
             "env steps": st.column_config.TextColumn(help=meaning("env_steps")),
             "updates": st.column_config.TextColumn(help=meaning("updates")),
-            "best return": st.column_config.TextColumn(help=meaning("eval_return")),
+            "best": st.column_config.TextColumn(help=f"The highest. {meaning('eval_return')}"),
             "last ten": st.column_config.TextColumn(help="Mean return over the last ten evaluations: what was kept."),
         },
     )
@@ -121,12 +121,9 @@ def _one(path: Path, folder: Path) -> None:
         st.write(f"Delete **{facts.name}** with its checkpoints and clips? This cannot be undone.")
         sure = st.text_input("Type its name to confirm", key=f"sure_{path.name}")
         st.button("Delete for good", disabled=sure != path.name, on_click=_delete, args=(path, folder))
-    if cells[3].button("Prepare export", width="stretch", help="Settings, metrics and the best networks as one file."):
+    if cells[3].button("Pack as ZIP", width="stretch", help="Settings, metrics and the best networks as one file."):
         st.download_button("Download", export(path), f"{path.name}.zip", "application/zip")
-    st.download_button("Report", lambda: html_report.make([path]), f"{path.name}.html", "text/html", key="runs_report",
-                       help="One HTML file to keep or send: curves, rates, settings with their sources, the tuner's "
-                            "table, machine, versions, events.")
-    exporting = _download_policy(path, folder)
+    exporting = _downloads(path, folder)
     if not recorded:
         _about(path, facts.about)
     name = path.name
@@ -141,9 +138,14 @@ def _one(path: Path, folder: Path) -> None:
         components.show_command("one", *acts, told, packed, *(() if recorded else (exporting,)))
 
 
-def _download_policy(path: Path, folder: Path) -> str:
-    """The policy as a file that runs without Spreeze; returns the command that makes it."""
-    left, right = st.columns(2, vertical_alignment="bottom")
+def _downloads(path: Path, folder: Path) -> str:
+    """A report, and the policy as a file that runs without Spreeze; returns the command that makes the latter."""
+    report, left, right = st.columns([1, 1, 2], vertical_alignment="bottom")
+    report.download_button("Report", lambda: html_report.make([path]), f"{path.name}.html", "text/html",
+                           key="runs_report", width="stretch",
+                           on_click="ignore",  # a rerun forgets what the buttons beside it would make
+                           help="One HTML file to keep or send: curves, rates, settings with their sources, the "
+                                "tuner's table, machine, versions, events.")
     chosen = left.selectbox("Policy as", [row.name for row in POLICY_FORMATS], key=f"export_format_{path.name}",
                             help="The greedy policy with normaliser and action scaling inside, checked beside our own, "
                                  "and a program that plays it without Spreeze.")
@@ -154,7 +156,7 @@ def _download_policy(path: Path, folder: Path) -> str:
                           disabled=reason is not None, on_click="ignore",
                           help=reason or "Made when you click: some seconds.")
     if reason is not None:
-        left.caption(components.plain(reason))
+        st.caption(components.plain(reason))
     return control.shown("spreeze", *control.export_command(path, folder, kind))
 
 

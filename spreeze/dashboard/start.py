@@ -13,8 +13,9 @@ import streamlit as st
 from spreeze.config.algorithms import AlgorithmRow, fitting_algorithms, rows, task_text
 from spreeze.config.modes import Mode, modes
 from spreeze.config.profiles import PROFILE_DIR, profile_names, task_profile
-from spreeze.config.schema import EnvConfig, RunConfig, offered
+from spreeze.config.schema import RunConfig, offered
 from spreeze.dashboard import components, control
+from spreeze.envs.make import default_env_id
 from spreeze.errors import SpreezeError
 from spreeze.run_directory import list_runs
 from spreeze.types import EnvSpec
@@ -41,7 +42,7 @@ def keep_fields() -> None:
 @cache
 def tasks() -> list[str]:
     """Tasks to offer: Pendulum and the default, then those with a profile."""
-    found = ["Pendulum-v1", EnvConfig().id]
+    found = ["Pendulum-v1", str(default_env_id().value)]
     for profile in sorted(PROFILE_DIR.glob("*.toml")):
         about = tomllib.loads(profile.read_text(encoding="utf-8")).get("about", {})
         found += [name for name in about.get("envs", []) if name not in found and "*" not in name]

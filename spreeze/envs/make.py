@@ -43,7 +43,8 @@ BULLET_IDS = tuple(
 )  # fmt: skip
 """Ids that ``pybullet_envs_gymnasium`` 0.6 registers."""
 
-FALLBACK_ID = "Pendulum-v1"
+MUJOCO_ID, FALLBACK_ID = "Walker2d-v5", "Pendulum-v1"
+"""The default task without Bullet, and without MuJoCo either."""
 OWN_IDS = {"spreeze/Synthetic-v0": "spreeze.testing"}
 """Our own environments that need no ``--import``, and the module that registers each."""
 PACKAGES = {
@@ -70,17 +71,23 @@ def bullet_missing() -> str | None:
     """Why the Bullet environments cannot be used here, with the remedy; None where they can."""
     if importlib.util.find_spec("pybullet") and importlib.util.find_spec(BULLET_MODULE):
         return None
-    version, instead = f"{sys.version_info.major}.{sys.version_info.minor}", f"use --env {FALLBACK_ID}"
+    version, instead = f"{sys.version_info.major}.{sys.version_info.minor}", f"use --env {_without_bullet()}"
     if sys.version_info >= (3, 12) or sys.platform != "linux":
         return f"pybullet has no wheel for Python {version} on {sys.platform}: use Python 3.11 on Linux, or {instead}"
     return f"pybullet is not installed for Python {version}: pip install pybullet pybullet-envs-gymnasium, or {instead}"
 
 
+def _without_bullet() -> str:
+    return FALLBACK_ID if importlib.util.find_spec("mujoco") is None else MUJOCO_ID
+
+
 def default_env_id() -> Reasoned:
+    """The walking robot of the engine that is installed, or a task that needs none."""
     missing = bullet_missing()
     if missing is None:
         return Reasoned("Walker2DBulletEnv-v0", "default task: Walker2DBulletEnv-v0, pybullet is installed")
-    return Reasoned(FALLBACK_ID, f"{FALLBACK_ID} instead of Walker2DBulletEnv-v0: {missing.split(':')[0]}")
+    env_id = _without_bullet()
+    return Reasoned(env_id, f"{env_id} instead of Walker2DBulletEnv-v0: {missing.split(':')[0]}")
 
 
 def make_env(
@@ -353,6 +360,8 @@ def describe(env: gymnasium.Env[Any, Any], import_module: str | None = None) -> 
         obs_dim=obs_dim, obs_layout=layout,
         max_episode_steps=None if spec is None else getattr(env, "max_steps", None) or spec.max_episode_steps,
         frames=frames, num_actions=num_actions, action_start=start,
+        obs_shape=None if frames is not None or layout else tuple(env.observation_space.shape or ()),
+        action_shape=None if num_actions is not None else tuple(env.action_space.shape or ()),
         reward_threshold=None if spec is None or spec.reward_threshold is None else float(spec.reward_threshold),
     )
 

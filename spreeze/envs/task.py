@@ -266,6 +266,20 @@ def open_task(spec: EnvSpec, render_mode: str | None = None, *, whole_games: boo
     return Task(env, spec)
 
 
+def open_env(spec: EnvSpec, render_mode: str | None = None) -> gymnasium.Env[Any, Any]:
+    """An environment of a known description for code of others; errors as ``make_env``.
+
+    It is the environment itself; an image task observes its last k frames, uint8 [k, C, H, W], as policies take them.
+    """
+    env = make_env(spec.env_id, spec.import_module, render_mode, plain=spec.plain, args=spec.args,
+                   image=frame_options(spec))
+    if spec.frames is None:
+        return env
+    from gymnasium.wrappers import FrameStackObservation
+
+    return FrameStackObservation(env, spec.frames.stack)  # the first frame of an episode stands for those before it
+
+
 def frame_options(spec: EnvSpec, *, whole_games: bool = True) -> dict[str, Any] | None:
     """How a known environment's frames are made, for ``make_env``; None where it observes vectors."""
     if spec.frames is None:

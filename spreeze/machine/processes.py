@@ -11,6 +11,7 @@ the supervisor, kills every process that still carries it.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import runpy
 import signal
@@ -32,12 +33,21 @@ OWN_PREFIX = "spreeze-"
 PAGE, EARLY, PROBE = OWN_PREFIX + "page", OWN_PREFIX + "early", OWN_PREFIX + "probe"
 """Names of processes that are not workers: the page's server, a learner without a job yet, a single measurement."""
 _LONGEST_NAME_BYTES = 15
+_PR_SET_PDEATHSIG = 1
 MARK = "SPREEZE_RUN"
 """Environment variable with the run's nonce."""
+ENDS_WITH = "SPREEZE_ENDS_WITH"
+"""Environment variable with the pid of the caller whose end is a Ctrl-C for a training (``spreeze.api``)."""
 _SWEEP_S = 0.1
 _SWEEPS = 50
 _CALM = 3
 """Sweeps in a row that must find nothing: a process that was just being forked may appear late."""
+
+
+def end_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
+    """Asks the kernel to send this process a signal when the thread that started it ends (Linux only)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number)
 
 
 def take_name(name: str) -> None:

@@ -60,16 +60,20 @@ def bottleneck(snapshot: Snapshot) -> Bottleneck:
 
 
 def _on_policy(snapshot: Snapshot, learner_wait: float, sampler_wait: float) -> Bottleneck:
-    """The side that has finished its rollout waits for the other; samplers also wait for inference workers."""
+    """The side that has finished its rollout waits for the other; samplers also wait for inference workers.
+
+    Samplers that run free wait only where a rollout has to be used before it is written over.
+    """
     waits = f"learner waits {percent(learner_wait)}, samplers {percent(sampler_wait)}"
     if snapshot.lag == 0:
         return Bottleneck(f"Rollout and learning take turns: {waits}; --mode hts does both at once.", Side.BALANCED)
+    passes = "uses of a rollout" if snapshot.free_running else "epochs"
     if learner_wait >= WAITS:
         busy = snapshot.cpu_use is not None and snapshot.cpu_use >= CPU_FULL
-        remedy = "more cores, more epochs" if busy else "more samplers, more environments each"
+        remedy = f"more cores, more {passes}" if busy else "more samplers, more environments each"
         return Bottleneck(f"Rollout is the limit: {waits}; {remedy} or a faster environment would help.", Side.SAMPLER)
     if sampler_wait >= WAITS:
-        return Bottleneck(f"Learner is the limit: {waits}; fewer epochs, a smaller network or a GPU would help.",
+        return Bottleneck(f"Learner is the limit: {waits}; fewer {passes}, a smaller network or a GPU would help.",
                           Side.LEARNER)
     return Bottleneck(f"Balanced: {waits}.", Side.BALANCED)
 

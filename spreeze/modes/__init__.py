@@ -18,6 +18,10 @@ The successor of a killed sampler repeats the episode's actions and continues; i
 with an error that the environment is not repeatable. A step that raises or gives NaN is not stored (see
 ``workers.collectors``). The cost of waiting is in ``tests/hts_theory.py``, as formulas and a simulation.
 
+*impact* (IMPACT): samplers write rollouts into a circular buffer and do not wait; the learner uses each several times,
+and the newest replace the oldest. Every step has the version of its policy and its log-probability, so the algorithm
+corrects for any lag. A killed sampler begins new episodes. Runs are not repeatable.
+
 *serial*: the same parts in one process, one after the other.
 """
 

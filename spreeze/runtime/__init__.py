@@ -19,11 +19,11 @@ to measure ends it first; if it does not fit or has died, a fresh process replac
 pauses by itself) at 5, the visualizer at 15, the learner at 0. So other programs take cores from the samplers, within
 milliseconds. If no core is free the evaluator keeps to 15 % and the visualizer to 10 % of a core.
 
-*The governor* pauses samplers to protect other programs: a sampler at nice 10 still takes a share of their core, and
-priorities do not apply to memory bandwidth and the second thread of a core. Its rules are in ``cpu_governor``; each
-change is an event with its reason. It begins five seconds after learning and does not see memory or GPU load. Your
-other runs, tuners and the dashboard are recognised by their process names, except in another container. Under a cgroup
-quota, programs on cores beyond it do not count, but other programs that use up the quota do.
+*The governor* pauses samplers where the user wants cores left free, or wants them to give way further than priorities
+do. Its rules are in ``cpu_governor``; each change is an event with its reason. It begins five seconds after learning
+and does not see memory or GPU load. Your other runs, tuners and the dashboard are recognised by their process names,
+except in another container. Under a cgroup quota, programs on cores beyond it do not count, but other programs that use
+up the quota do.
 
 *Times*: ``wall_s`` counts from the start of training, ``time_to_target_s`` from the start of the process, imports
 included. Rates in the summary leave out the first second after the first update, and all after the stop condition.

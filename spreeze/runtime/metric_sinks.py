@@ -26,8 +26,7 @@ from typing import Any, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
 from spreeze.formatting import clean
-from spreeze.machine.processes import leave_to_supervisor
-from spreeze.workers.main import end_with_parent
+from spreeze.machine.processes import end_with_parent, leave_to_supervisor
 
 NICE = 15
 """As the visualizer: what its library imports takes seconds of a core, which samplers and learner get first."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from spreeze.config.layers import Settings
-from spreeze.config.schema import Config
+from spreeze.config.schema import AnyAgeConfig, Config
 from spreeze.errors import ConfigError
 from spreeze.transport.replay_ring import RingSpec
 from spreeze.transport.rollouts import RolloutSpec
@@ -81,6 +81,9 @@ class RunPlan:
     def _check_rollout(self) -> None:
         """Rejects inconsistent settings of an on-policy run."""
         part, minibatches = self.config.rollout, self.minibatches
+        if part.inference_workers and self.config.wiring.free_running:
+            raise ConfigError(f"rollout.inference_workers = {part.inference_workers}: in mode "
+                              f"{self.config.run.mode} samplers wait for nobody and infer for themselves; leave it out")
         if self.inference_workers > self.samplers:
             raise ConfigError(f"rollout.inference_workers = {self.inference_workers}: more than the {self.samplers} "
                               "samplers that they infer for; use at most as many")
@@ -100,6 +103,10 @@ class RunPlan:
         if learner.precision != "float32":
             raise ConfigError(f"learner.precision = {learner.precision}: {self.config.run.algo} learns in float32, "
                               "which its equal results rest on; leave it out")
+        if learner.policy_average:
+            raise ConfigError(f"learner.policy_average = {learner.policy_average:g}: what {self.config.run.algo} "
+                              "publishes draws its rollouts too, and learning divides by the probabilities of its "
+                              "newest policy; averages are for algorithms that learn from replay. Leave it out")
 
     @property
     def learners(self) -> int:
@@ -123,18 +130,26 @@ class RunPlan:
         """Rows of one update."""
         if self.config.on_policy is None:
             return self.config.learner.batch_size
-        return self.rollout_spec().rows // self.minibatches
+        writers = self.samplers if self.config.wiring.free_running else 1
+        return self.rollout_spec().rows // (self.minibatches * writers)
 
     def rollout_spec(self) -> RolloutSpec:
-        """The storages of an on-policy run."""
-        part = self.config.rollout
-        return RolloutSpec.of(self.spec, part.sync_interval, self.samplers * part.envs_per_sampler)
+        """The storages of an on-policy run; each sampler of a free-running one has a slot more, to fill."""
+        part, algorithm, samplers = self.config.rollout, self.config.on_policy, self.samplers
+        spec = RolloutSpec.of(self.spec, part.sync_interval, samplers * part.envs_per_sampler)
+        if not isinstance(algorithm, AnyAgeConfig):
+            return spec
+        return dataclasses.replace(spec, num_slots=-(-algorithm.slots // samplers) + 1, max_uses=algorithm.uses,
+                                   least_uses=algorithm.uses_before_overwrite, free_running=True, log_steps=1)
 
-    def shared_bytes(self) -> tuple[str, int]:
-        """Name and size of the shared memory that the run needs, except for some kilobytes."""
+    def shared_bytes(self) -> tuple[str, int, str]:
+        """Name and size of the shared memory that the run needs, except for some kilobytes, and what makes it less."""
         if self.config.on_policy is None:
-            return "replay", sum(self.ring_spec(group).size_bytes for group in range(self.learners))
-        return "rollout storages", self.rollout_spec().size_bytes
+            size_bytes = sum(self.ring_spec(group).size_bytes for group in range(self.learners))
+            return "replay", size_bytes, "the replay capacity"
+        if self.config.wiring.free_running:
+            return "circular buffer", self.rollout_spec().size_bytes, f"{self.config.run.algo}.slots or --sync-interval"
+        return "rollout storages", self.rollout_spec().size_bytes, "--sync-interval or --envs-per-sampler"
 
     @property
     def config(self) -> Config:

@@ -49,12 +49,13 @@ class RolloutSpec(Jsonable):
     log_steps: int  # L: actions kept of an episode
     num_slots: int = 2  # of which each sampler fills one
     max_uses: int = 1  # K: times that RolloutReader gives a rollout
+    least_uses: int = 0  # a free-running sampler waits until its oldest rollout was given so often
     free_running: bool = False  # True if samplers never wait; otherwise the learner paces them
 
     def __post_init__(self) -> None:
-        if self.num_slots < 2 or not 1 <= self.max_uses < _USES_BASE:
+        if self.num_slots < 2 or not 1 <= self.max_uses < _USES_BASE or not 0 <= self.least_uses <= self.max_uses:
             raise ConfigError(f"{self.num_slots} rollout slots with {self.max_uses} uses: at least 2 slots, one to "
-                              f"fill and one to read, and 1 to {_USES_BASE - 1} uses")
+                              f"fill and one to read, 1 to {_USES_BASE - 1} uses, and at least {self.least_uses} uses")
 
     @classmethod
     def of(cls, spec: EnvSpec, sync_interval: int, num_envs: int) -> RolloutSpec:
@@ -165,6 +166,14 @@ class Rollouts:
         """[T, N] version of the parameters that drew each action."""
         return np.asarray(self.fields["version"][rollout % self._slots])
 
+    def uses(self, rollout: int, first: int) -> int:
+        """Uses so far of a rollout of the sampler whose first environment is ``first``.
+
+        A count that the slot holds of another rollout is ignored.
+        """
+        of, uses = divmod(int(self.fields["uses"][rollout % self._slots, first]), _USES_BASE)
+        return uses if of == rollout else 0
+
     def mark(self) -> None:
         """Saves the state of every episode for the following swap; the rollout must be full."""
         fields, mark = self.fields, (self.current + 1) % _MARKS
@@ -243,8 +252,20 @@ class RolloutWriter:
     @property
     def _end(self) -> int:
         """Env steps that each may reach now; if free running, no environment gets a rollout ahead of the others."""
-        rollout = min(self.steps) // self._rollout_steps if self._spec.free_running else self._rollouts.current
-        return self._rollout_steps * (rollout + 1)
+        if not self._spec.free_running:
+            return self._rollout_steps * (self._rollouts.current + 1)
+        rollout, begun = divmod(max(self.steps), self._rollout_steps)
+        if begun or max(self.steps) > min(self.steps):
+            return self._rollout_steps * (min(self.steps) // self._rollout_steps + 1)
+        return self._rollout_steps * (rollout + self._may_begin(rollout))
+
+    def _may_begin(self, rollout: int) -> bool:
+        """Whether the oldest rollout that can be read, which is written over after this one, was given often enough.
+
+        Nobody waits for ever: while that rollout waits for uses, the reader can take it.
+        """
+        oldest = rollout - self._spec.num_slots + 1
+        return oldest < 0 or self._rollouts.uses(oldest, self._first) >= self._spec.least_uses
 
     def open(self, *, step_synchronous: bool = False) -> list[int]:
         """Indices of those that may take a step; ``step_synchronous``: none gets a step ahead of any environment."""
@@ -347,10 +368,27 @@ class RolloutReader:
             raise ConfigError(f"{spec.num_envs} environments are not samplers of {envs_per_writer} each")
         self._rollouts = rollouts
         self._columns = [slice(first, first + envs_per_writer) for first in range(0, spec.num_envs, envs_per_writer)]
+        self._begun = self._complete - self._unused
+        self._given = 0
 
     @property
     def uses_left(self) -> int:
         return sum([self._rollouts.spec.max_uses - uses for uses, *_ in self._usable()])
+
+    @property
+    def dropped(self) -> int:
+        """Rollouts that were written over, since this source was opened, before they were given once."""
+        return max(0, self._complete - self._unused - self._begun - self._given)
+
+    @property
+    def _unused(self) -> int:
+        return sum(uses == 0 for uses, *_ in self._readable())
+
+    @property
+    def _complete(self) -> int:
+        """Complete rollouts of all samplers so far."""
+        interval = self._rollouts.spec.sync_interval
+        return sum(int(self._rollouts.steps[columns].min()) // interval for columns in self._columns)
 
     def take(self) -> TakenRollout | None:
         spec, fields = self._rollouts.spec, self._rollouts.fields
@@ -366,11 +404,16 @@ class RolloutReader:
             fields.in_order()
             if not self._is_overwritten(writer, rollout):
                 versions = copies.pop("version")
+                self._given += uses == 0
                 return TakenRollout(writer, rollout, uses + 1, int(versions.min()), versions, RolloutBatch(**copies))
         return None
 
     def _usable(self) -> list[tuple[int, int, int, int]]:
         """(uses, version, j, sampler) of every rollout that may be used."""
+        return [row for row in self._readable() if row[0] < self._rollouts.spec.max_uses]
+
+    def _readable(self) -> list[tuple[int, int, int, int]]:
+        """The same of every rollout that is complete and not overwritten."""
         spec, versions = self._rollouts.spec, self._rollouts.fields["version"]
         found = []
         for writer, columns in enumerate(self._columns):
@@ -379,7 +422,7 @@ class RolloutReader:
             current = steps // spec.sync_interval  # all rollouts before it are complete or overwritten
             for rollout in range(max(0, current - spec.num_slots + 1), current):
                 uses = self._used(writer, rollout)
-                if uses < spec.max_uses and not self._is_overwritten(writer, rollout):
+                if not self._is_overwritten(writer, rollout):
                     version = int(versions[rollout % spec.num_slots, 0, columns.start])
                     found.append((uses, version, rollout, writer))
         return found
@@ -392,10 +435,7 @@ class RolloutReader:
         return int(self._rollouts.steps[self._columns[writer]].max()) >= (rollout + spec.num_slots) * spec.sync_interval
 
     def _used(self, writer: int, rollout: int) -> int:
-        """Uses of a rollout so far; a count that the slot holds of another rollout is ignored."""
-        slot = rollout % self._rollouts.spec.num_slots
-        of, uses = divmod(int(self._rollouts.fields["uses"][slot, self._columns[writer].start]), _USES_BASE)
-        return uses if of == rollout else 0
+        return self._rollouts.uses(rollout, self._columns[writer].start)
 
 
 class Answers(NamedTuple):

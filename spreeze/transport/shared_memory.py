@@ -61,16 +61,19 @@ def allocate(name: str, size_bytes: int) -> Block:
         raise ResourceError(f"{_no_room(name, size_bytes)} ({error.strerror})") from None
 
 
-def check_room(name: str, size_bytes: int) -> None:
-    """Raises a ResourceError if less memory is available, by the machine and by its control groups."""
+def check_room(name: str, size_bytes: int, smaller: str = "the replay capacity") -> None:
+    """Raises a ResourceError if less memory is available, by the machine and by its control groups.
+
+    ``smaller`` says which settings make it smaller.
+    """
     if size_bytes > available_bytes():
-        raise ResourceError(_no_room(name, size_bytes))
+        raise ResourceError(_no_room(name, size_bytes, smaller))
 
 
-def _no_room(name: str, size_bytes: int) -> str:
+def _no_room(name: str, size_bytes: int, smaller: str = "the replay capacity") -> str:
     available = available_bytes()
     return (f"{name} needs {size_bytes} bytes of memory ({size_bytes / 2**30:.2f} GiB), {available} are available "
-            f"({available / 2**30:.2f} GiB); lower the replay capacity or close other programs")
+            f"({available / 2**30:.2f} GiB); lower {smaller} or close other programs")
 
 
 def available_bytes() -> int:

@@ -279,18 +279,24 @@ def _minibatches(setting: Setting) -> str | None:
 
 
 def rollout_rows(setting: Setting) -> int:
-    """Transitions of a rollout."""
-    return int(setting[ROLLOUT_SAMPLERS] * setting[ROLLOUT_ENVS] * setting[INTERVAL])
+    """Transitions of a rollout: of all samplers, or of one where each has rollouts of its own."""
+    return _rollout_envs(setting) * int(setting[INTERVAL])
+
+
+def _rollout_envs(setting: Setting) -> int:
+    """Environments of a rollout; samplers that wait for nobody have no inference workers to choose."""
+    return int(setting[ROLLOUT_ENVS] * (setting[ROLLOUT_SAMPLERS] if INFERENCE_WORKERS in setting else 1))
 
 
 def fit_rollout(problem: TuningProblem, setting: Setting) -> Setting | None:
     """The setting with the interval that keeps the configured rows; None where none does, or memory has no room."""
     samplers, each = setting[ROLLOUT_SAMPLERS], setting[ROLLOUT_ENVS]
-    workers = min(setting[INFERENCE_WORKERS], samplers)
-    if min(samplers, each) < 1 or (workers != setting[INFERENCE_WORKERS] and INFERENCE_WORKERS in problem.pins):
+    asked = setting.get(INFERENCE_WORKERS)
+    workers = None if asked is None else min(asked, samplers)
+    if min(samplers, each) < 1 or (workers != asked and INFERENCE_WORKERS in problem.pins):
         return None
     configured, name = problem.configured, _minibatches(problem.configured)
-    rows, envs = rollout_rows(configured), samplers * each
+    rows, envs = rollout_rows(configured), _rollout_envs(setting)
     interval, minibatches = configured[INTERVAL], configured[name] if name else 1
     if envs * interval != rows:
         if INTERVAL not in problem.pins:
@@ -304,7 +310,8 @@ def fit_rollout(problem: TuningProblem, setting: Setting) -> Setting | None:
         minibatches = max(count for count in range(1, minibatches + 1) if (envs * interval) % count == 0)
     if _group_bytes(problem, samplers, each) + problem.learner_bytes > HEADROOM * problem.memory_bytes:
         return None
-    return Setting({**setting, INFERENCE_WORKERS: workers, INTERVAL: interval, **({name: minibatches} if name else {})})
+    found = {**setting, INTERVAL: interval, **({name: minibatches} if name else {})}
+    return Setting(found if workers is None else {**found, INFERENCE_WORKERS: workers})
 
 
 def _fit_fewer(problem: TuningProblem, setting: Setting) -> Setting | None:

@@ -21,7 +21,7 @@ from spreeze.runtime.launcher import child_environment
 from spreeze.runtime.plan import RunPlan
 from spreeze.transport.shared_memory import readable
 from spreeze.tuner.problem import BATCH, DEVICE, LEARNER, Setting, TrialResult
-from spreeze.tuner.trials import RolloutTrial, Trial
+from spreeze.tuner.trials import BufferTrial, RolloutTrial, Trial
 from spreeze.workers.jobs import UpdateProbeJob, UpdateTurn
 
 _EDGE_S = 0.1
@@ -63,7 +63,8 @@ class Measurer:
         on_policy = plan.config.on_policy is not None
         self._plan, self._ends_s = plan, ends_s
         self._helper = None if on_policy else UpdateHelper(plan, memory_cap_bytes, interrupts)
-        self._kind: type[Trial] = RolloutTrial if on_policy else Trial
+        rollouts: type[Trial] = BufferTrial if plan.config.wiring.free_running else RolloutTrial
+        self._kind = rollouts if on_policy else Trial
         self._open = functools.partial(self._kind, plan, usable_cores=usable_cores, memory_cap_bytes=memory_cap_bytes,
                                        interrupts=interrupts)
         most = max(1, min(3, int(usable_cores))) if on_policy else 4  # a start is mostly imports
@@ -237,7 +238,7 @@ class UpdateHelper:
         self._pending, self._ready = b"", False
         with held_back():
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "spreeze.machine.processes", PROBE, "spreeze.workers.update_probe",
+                [sys.executable, "-m", "spreeze.machine.processes", PROBE, "spreeze.tuner.update_probe",
                  json.dumps(self._job.to_json())],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, process_group=0,
                 env=child_environment(1, "probe"),

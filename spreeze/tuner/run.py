@@ -52,6 +52,8 @@ _SAMPLER_BYTES, _ENV_BYTES, _LEARNER_BYTES = 120_000_000, 30_000_000, 500_000_00
 _CAP_SHARE = 0.8
 """A candidate may take this share of the memory that is free."""
 _PROBE_STEPS = 2000
+_NOT_SPEED = ("reward_threshold", "obs_shape", "action_shape")
+"""Facts about an environment on which no speed depends."""
 _BUSY_CORES = 0.1
 """Load of other programs that is worth a word."""
 
@@ -198,7 +200,7 @@ def _facts(settings: Settings, probe: Probe, machine: Machine) -> dict[str, Any]
     part = dataclasses.asdict(config.on_policy or config.algorithm)
     return {
         "schema": SCHEMA, "machine": machine.identity(), "versions": versions(), "mode": config.run.mode,
-        "env": {name: value for name, value in dataclasses.asdict(probe.spec).items() if name != "reward_threshold"},
+        "env": {name: value for name, value in dataclasses.asdict(probe.spec).items() if name not in _NOT_SPEED},
         "normalize_obs": config.env.normalize_obs, "tuning": dataclasses.asdict(config.tuning),
         "algo": config.run.algo, "correction": config.rollout.correction,
         "algorithm": {name: value for name, value in part.items() if not isinstance(value, float)},

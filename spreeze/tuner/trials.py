@@ -19,13 +19,14 @@ import psutil
 from spreeze.config.layers import Layer, Settings, Values
 from spreeze.errors import ConfigError, ResourceError, WorkerError
 from spreeze.machine.processes import OrphanWatch
-from spreeze.modes import hts, spreeze
+from spreeze.modes import hts, impact, spreeze
 from spreeze.run_directory import SUBDIRECTORIES
 from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.launcher import RunContext, WorkerSpec
 from spreeze.runtime.plan import RunPlan
 from spreeze.runtime.supervisor import ProcessSupervisor, private_memory_bytes
 from spreeze.transport import status_table as words
+from spreeze.transport.rollouts import Rollouts
 from spreeze.transport.status_table import StatusTable
 from spreeze.tuner.problem import BATCH, ENVS, JOINT, ROLLOUT, ROLLOUT_SAMPLERS, SAMPLERS, Setting, TrialResult
 from spreeze.workers.collectors import fill_with_synthetic_rows
@@ -345,6 +346,32 @@ class RolloutTrial(Trial):
         plan = self._trial_plan
         steps = sum(self._status.named_slots(row, "rollout-sampler")["env_steps"] for row in range(plan.samplers))
         return steps, self._status.named_slots(plan.samplers + plan.inference_workers, "learner")["updates"]
+
+
+class BufferTrial(RolloutTrial):
+    """All workers of one setting, whose samplers go on by themselves; windows begin and end at any time."""
+
+    def _open(self, run_dir: Path) -> tuple[StatusTable, int, list[WorkerSpec]]:
+        plan = self._trial_plan = rollout_plan(self._plan, self._setting)
+        self._rollouts = Rollouts.create(plan.rollout_spec())
+        self.callback(self._rollouts.close)
+        status = StatusTable.create(plan.samplers + 3)
+        self.callback(status.close)
+        specs = impact.worker_specs(plan, run_dir, self._rollouts, time.monotonic())
+        return status, self._rollouts.spec.size_bytes, [
+            spec for spec in specs.values() if spec.role.steps or spec.role.learns]
+
+    def _late(self) -> str | None:
+        updates = self._counters()[1]
+        return None if updates >= _ROLLOUTS else f"{updates:.0f} updates"
+
+    def _mark(self) -> float:
+        return float(self._rollouts.steps.sum())
+
+    def _counters(self) -> tuple[float, float]:
+        samplers = self._trial_plan.samplers
+        steps = sum(self._status.named_slots(row, "sampler")["env_steps"] for row in range(samplers))
+        return steps, self._status.named_slots(samplers, "learner")["updates"]
 
 
 def rollout_plan(plan: RunPlan, setting: Setting) -> RunPlan:

@@ -24,7 +24,7 @@ from spreeze.envs.vector_engines import VectorTask
 from spreeze.errors import BadTransition, WorkerError
 from spreeze.inference.policy import Policy
 from spreeze.metrics.table import SLOTS, Phase
-from spreeze.transport.protocols import RolloutSink, StepRows, TransitionSink
+from spreeze.transport.protocols import ParameterSource, RolloutSink, StepRows, TransitionSink
 from spreeze.transport.replay_ring import ReplayRing, ShardWriter
 from spreeze.transport.rollouts import Answers, Rollouts, RolloutWriter
 from spreeze.transport.transitions import FrameLog, NStep
@@ -376,6 +376,10 @@ class RolloutPolicy:
         self.rollout = -1
         """Rollout of the policy that was returned last."""
 
+    @property
+    def version(self) -> int:
+        return self.rollout
+
     def current(self) -> Policy | None:
         """The policy, or None while it is not published. A rollout lasts until no worker needs its policy any more."""
         current = self._rollouts.current
@@ -387,6 +391,28 @@ class RolloutPolicy:
         return self._policy
 
 
+class NewestPolicy:
+    """The newest published policy, for samplers that do not wait for anybody."""
+
+    def __init__(self, weights: ParameterSource) -> None:
+        self._weights = weights
+        self._held: tuple[int, int] | None = None
+        self._policy: Policy | None = None
+
+    @property
+    def version(self) -> int:
+        """Updates of the learner when it published this policy."""
+        return self._held[1] if self._held else 0
+
+    def refresh(self) -> None:
+        weights = self._weights.read_latest(self._held)
+        if weights is not None:
+            self._policy, self._held = Policy.from_weights(weights.arrays, weights.meta), weights.order
+
+    def current(self) -> Policy | None:
+        return self._policy
+
+
 class RolloutCollector(Collector):
     """M environments, ``first`` to ``first + M - 1`` of all, each at its own pace within a rollout."""
 
@@ -394,17 +420,19 @@ class RolloutCollector(Collector):
 
     def __init__(
         self, make_task: Callable[[], Task], spec: EnvSpec, rollouts: Rollouts, *, first: int, num_envs: int,
-        seed: int, step_synchronous: bool = False, nan_policy: str = "drop", on_progress: OnProgress = _ignore,
-        on_error: OnError = _ignore,
+        seed: int, step_synchronous: bool = False, replays: bool = True, nan_policy: str = "drop",
+        on_progress: OnProgress = _ignore, on_error: OnError = _ignore,
     ) -> None:
         """Makes the environments and brings each to its state in the rollout storages.
+
+        Without ``replays`` each begins a new episode instead; the one before is truncated.
 
         Raises:
             WorkerError: an environment is not repeatable, its episode is too long for a replay, or too many errors.
         """
         super().__init__(make_task, num_envs, nan_policy=nan_policy, on_error=on_error, on_progress=on_progress)
         self._spec, self._rollouts, self._seed, self._first = spec, rollouts, seed, first
-        self._step_synchronous = step_synchronous
+        self._step_synchronous, self._replays = step_synchronous, replays
         self.columns = RolloutWriter(rollouts, first, num_envs)
         self._rows = ObsRows(num_envs, spec)
         self._sign = spec.frames is not None and spec.frames.sign_rewards
@@ -424,6 +452,10 @@ class RolloutCollector(Collector):
     def _go_back(self, index: int) -> None:
         """Restores an environment: begins its current episode and repeats the episode's actions."""
         env = self._first + index
+        if not self._replays:
+            self.columns.abandon(index)
+            self._reset(index)
+            return
         actions = self._rollouts.played(env)
         if actions is None:
             raise WorkerError(
@@ -503,7 +535,7 @@ class RolloutCollector(Collector):
         rows = self.columns.rows(indices)
         return self._rows.array[rows], self._noise_rows[rows]
 
-    def advance(self, policies: RolloutPolicy) -> bool:
+    def advance(self, policies: RolloutPolicy | NewestPolicy) -> bool:
         """Steps all open environments with actions drawn here; False if there are none, or no policy yet."""
         start = perf_counter()
         indices = self.open()
@@ -512,7 +544,7 @@ class RolloutCollector(Collector):
             action, log_prob = policy.draw(*self.questions(indices))
         self.counts.policy_s += perf_counter() - start
         if policy is not None:
-            self.step(indices, Answers(action, log_prob, policies.rollout))
+            self.step(indices, Answers(action, log_prob, policies.version))
         return policy is not None
 
     def step(self, indices: Sequence[int], answers: Answers) -> None:

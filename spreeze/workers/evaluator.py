@@ -29,7 +29,7 @@ from spreeze.envs.task import ObsRows, Task, open_task
 from spreeze.errors import SpreezeError
 from spreeze.inference.policy import Policy
 from spreeze.machine.output import stdout_to_stderr
-from spreeze.machine.processes import leave_to_supervisor
+from spreeze.machine.processes import end_with_parent, leave_to_supervisor
 from spreeze.metrics.table import Phase
 from spreeze.run_directory import group_folder
 from spreeze.transport import status_table as words
@@ -38,7 +38,6 @@ from spreeze.transport.weights import Weights, decode
 from spreeze.types import EnvSpec, Jsonable
 from spreeze.workers.best_policy import BestPolicy, Candidate, Tally
 from spreeze.workers.context import WorkerContext, event_text, is_power_of_ten, open_weights, write_error
-from spreeze.workers.main import end_with_parent
 
 COLUMNS = (
     "wall_s", "env_steps", "updates", "epoch", "version", "episodes", "return_mean", "return_std", "length_mean",

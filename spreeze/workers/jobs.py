@@ -63,6 +63,17 @@ class OnPolicyLearnerJob(AnyLearnerJob):
 
 
 @dataclass(frozen=True, kw_only=True)
+class BufferLearnerJob(AnyLearnerJob):
+    max_env_steps: int | None
+    """Of the whole run."""
+    env_steps_base: int
+    """Env steps of earlier sessions."""
+    envs_per_sampler: int
+    rollouts: RolloutSpec
+    rollouts_fd: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class UpdateProbeJob(Jsonable):
     spec: EnvSpec
     algo: str

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 
 from spreeze.algorithms import create_on_policy
 from spreeze.algorithms.fused_mlp import ThreadPair
+from spreeze.algorithms.impact import AnyAge
+from spreeze.algorithms.on_policy import OnPolicyAlgorithm
 from spreeze.config.schema import AlgorithmConfig, StopConfig, algorithm_part
 from spreeze.errors import ResourceError, WeightsError, WorkerError
 from spreeze.metrics.table import SLOTS, TABLE, Phase
@@ -23,12 +25,13 @@ from spreeze.transport.protocols import Arrays, ParameterPublisher
 from spreeze.transport.replay_ring import ReplayReader, ReplayRing
 from spreeze.transport.rollouts import Handover, Rollouts
 from spreeze.transport.weights import VersionedParameters, Weights
+from spreeze.workers.buffer_trainer import BufferTrainer
 from spreeze.workers.context import WorkerContext, open_weights
-from spreeze.workers.jobs import AnyLearnerJob, LearnerJob, OnPolicyLearnerJob
+from spreeze.workers.jobs import AnyLearnerJob, BufferLearnerJob, LearnerJob, OnPolicyLearnerJob
 from spreeze.workers.on_policy_trainer import FINGERPRINTS, OnPolicyTrainer
 from spreeze.workers.replay_trainer import PeerAverage, ReplayTrainer
 from spreeze.workers.rollout_workers import WAIT_S, wakeups_of
-from spreeze.workers.torch_devices import learner_threads, out_of_memory, products_in, resolve_device
+from spreeze.workers.torch_devices import largest_matmul, learner_threads, matmuls_in, out_of_memory, resolve_device
 
 _POLL_S = 0.0005
 _POST_S = 0.25
@@ -37,6 +40,8 @@ _LAST_PUBLICATION_S = 5.0
 """Longest wait for the disk to take the last weights of a run."""
 _MAX_SKIPPED_IN_A_ROW = 20
 _LEAST_BATCH = 32
+_BROADCAST_S = 0.02
+"""Least time between two weights for samplers: each is a file, which stays for seconds."""
 _UPDATES, _ENV_STEPS = SLOTS["learner"].index("updates"), SLOTS["sampler"].index("env_steps")
 
 
@@ -45,7 +50,9 @@ def run_learner(context: WorkerContext, job: LearnerJob) -> None:
     ring = ReplayRing.attach(job.ring_fd, job.ring)
     try:
         device = resolve_device(job.learner.device)
-        with products_in(job.learner.precision, device), learner_threads(job.spec, job.learner.threads, device) as pair:
+        largest = largest_matmul(job.algorithm["hidden_sizes"], job.learner.batch_size)
+        with matmuls_in(job.learner.precision, device, largest), \
+                learner_threads(job.spec, job.learner.threads, device) as pair:
             _ReplayLearner(context, job, ring, pair, device).run()
     finally:
         ring.close()
@@ -53,10 +60,21 @@ def run_learner(context: WorkerContext, job: LearnerJob) -> None:
 
 def run_on_policy_learner(context: WorkerContext, job: OnPolicyLearnerJob) -> None:
     """Learns until asked to stop; writes the checkpoint and weights of the current rollout."""
+    rollouts, device = Rollouts.attach(job.rollouts_fd, job.rollouts), resolve_device(job.learner.device)
+    try:
+        largest = largest_matmul(job.algorithm["hidden_sizes"], job.batch_size)
+        with matmuls_in(job.learner.precision, device, largest), learner_threads(job.spec, job.learner.threads, device):
+            _RolloutLearner(context, job, rollouts).run()
+    finally:
+        rollouts.close()
+
+
+def run_buffer_learner(context: WorkerContext, job: BufferLearnerJob) -> None:
+    """Learns from the circular buffer until asked to stop; writes a final checkpoint and final weights."""
     rollouts = Rollouts.attach(job.rollouts_fd, job.rollouts)
     try:
         with learner_threads(job.spec, job.learner.threads, resolve_device(job.learner.device)):
-            _RolloutLearner(context, job, rollouts).run()
+            _BufferLearner(context, job, rollouts).run()
     finally:
         rollouts.close()
 
@@ -68,7 +86,7 @@ class _Learner:
     """Whether there was enough data to begin."""
 
     def __init__(
-        self, context: WorkerContext, job: AnyLearnerJob, trainer: ReplayTrainer | OnPolicyTrainer,
+        self, context: WorkerContext, job: AnyLearnerJob, trainer: ReplayTrainer | OnPolicyTrainer | BufferTrainer,
         saved_ring: ReplayRing | None = None,
     ) -> None:
         """Checkpoints include the rows of ``saved_ring``, if given."""
@@ -82,6 +100,7 @@ class _Learner:
         self._base = {name: found[name] for name in TABLE.cumulative("learner")}
         self._wait_s = self._publish_s = 0.0
         self._published_s = self._saved_s = self._posted_s = 0.0
+        self._skipped_before = self._updates_before = self._skipped_in_a_row = 0
         self._checkpoints_asked = context.checkpoints_asked
 
     def _wall_s(self) -> float:
@@ -107,6 +126,19 @@ class _Learner:
 
     def check(self) -> None:
         """Reports, or raises, what was found since the last call."""
+
+    def _check_skipped(self) -> None:
+        """Raises a WorkerError if too many updates in a row were skipped."""
+        trainer = self._trainer
+        skipped = trainer.algorithm.updates_skipped()
+        done = trainer.updates - self._updates_before
+        self._skipped_in_a_row = self._skipped_in_a_row + done if skipped - self._skipped_before == done else 0
+        if self._skipped_in_a_row > _MAX_SKIPPED_IN_A_ROW:
+            raise WorkerError(
+                f"{self._skipped_in_a_row} updates in a row had a non-finite loss or gradient; "
+                "going back to the last checkpoint (lower the step size, or look at the rewards' size)"
+            )
+        self._skipped_before, self._updates_before = skipped, trainer.updates
 
     def run(self) -> None:
         try:
@@ -230,7 +262,6 @@ class _ReplayLearner(_Learner):
         self._replay, self._device = ring, device
         self._peers: PeerAverage | None = None
         self.began = False
-        self._skipped_before = self._updates_before = self._skipped_in_a_row = 0
 
     def restore(self, checkpoint: Checkpoint | None) -> None:
         if fds := self._job.shared_fds:
@@ -312,18 +343,9 @@ class _ReplayLearner(_Learner):
         Raises:
             WorkerError: too many updates in a row were skipped.
         """
-        trainer = self._trainer
-        skipped = trainer.algorithm.updates_skipped()
-        done = trainer.updates - self._updates_before
-        self._skipped_in_a_row = self._skipped_in_a_row + done if skipped - self._skipped_before == done else 0
-        if self._skipped_in_a_row > _MAX_SKIPPED_IN_A_ROW:
-            raise WorkerError(
-                f"{self._skipped_in_a_row} updates in a row had a non-finite loss or gradient; "
-                "going back to the last checkpoint (lower the step size, or look at the rewards' size)"
-            )
-        self._skipped_before, self._updates_before = skipped, trainer.updates
-        while trainer.notes:
-            self._report(trainer.notes.pop(0))
+        self._check_skipped()
+        while self._trainer.notes:
+            self._report(self._trainer.notes.pop(0))
 
 
 class _RolloutLearner(_Learner):
@@ -371,17 +393,68 @@ class _RolloutLearner(_Learner):
         return self._trainer.env_steps
 
 
+class _BufferLearner(_Learner):
+    """Rollouts of any age, from a buffer that samplers write without waiting."""
+
+    _job: BufferLearnerJob
+    _trainer: BufferTrainer
+
+    def __init__(self, context: WorkerContext, job: BufferLearnerJob, rollouts: Rollouts) -> None:
+        algorithm = _on_policy_algorithm(job, "none")
+        assert isinstance(algorithm, AnyAge)
+        super().__init__(context, job, BufferTrainer(
+            algorithm, rollouts, job.envs_per_sampler, progress_env_steps=job.max_env_steps,
+            env_steps_base=job.env_steps_base, meta={"algo": job.algo, "env": dataclasses.asdict(job.spec)},
+        ))
+        self._broadcast_updates = int(job.algorithm["broadcast_updates"])
+
+    def restore(self, checkpoint: Checkpoint | None) -> None:
+        if checkpoint is not None:
+            self._trainer.load_state(checkpoint.tensors, checkpoint.state)
+            self._updates_before = self._trainer.updates
+            self._skipped_before = self._trainer.algorithm.updates_skipped()
+            self._report(f"learner continues from update {self._trainer.updates}")
+
+    def stop_reason(self) -> str | None:
+        if self._job.max_env_steps is not None and self.env_steps() >= self._job.max_env_steps:
+            return "env_steps"
+        return super().stop_reason()
+
+    def advance(self) -> bool:
+        """One update; the samplers, all of them, find new weights after every few."""
+        self._context.beat(Phase.UPDATE)
+        if not self._trainer.learn():
+            return False
+        due = self._trainer.updates - self._files.offered_updates >= self._broadcast_updates
+        if due and perf_counter() - self._published_s >= _BROADCAST_S:
+            self._publish()
+        return True
+
+    def wait(self) -> None:
+        time.sleep(_POLL_S)
+
+    def env_steps(self) -> int:
+        return self._trainer.env_steps
+
+    def check(self) -> None:
+        self._check_skipped()
+
+
 def run_progress(stop: StopConfig, session_s: float, env_steps: float, updates: int) -> float:
     """Share of a run that is over, by the stop condition that comes first; 0 where it has none that can be foreseen."""
     pairs = ((session_s, stop.seconds), (env_steps, stop.env_steps), (updates, stop.updates))
     return max((done / most for done, most in pairs if most), default=0.0)
 
 
-def open_on_policy_trainer(job: OnPolicyLearnerJob, rollouts: Rollouts) -> OnPolicyTrainer:
-    algorithm = create_on_policy(
+def _on_policy_algorithm(job: OnPolicyLearnerJob | BufferLearnerJob, correction: str) -> OnPolicyAlgorithm:
+    return create_on_policy(
         job.algo, job.spec, algorithm_part(job.algo, job.spec.import_module)(**job.algorithm), job.seed,
-        resolve_device(job.learner.device), correction=job.correction, normalize_obs=job.normalize_obs,
+        resolve_device(job.learner.device), correction=correction, normalize_obs=job.normalize_obs,
     )
+
+
+def open_on_policy_trainer(job: OnPolicyLearnerJob, rollouts: Rollouts) -> OnPolicyTrainer:
+    algorithm = _on_policy_algorithm(job, job.correction)
     handover = Handover(policies=VersionedParameters(job.policy_fds), states=VersionedParameters(job.state_fds))
     return OnPolicyTrainer(
         algorithm, rollouts, handover, lag=job.lag, batch_size=job.batch_size, progress_env_steps=job.max_env_steps,
@@ -412,7 +485,7 @@ class LearnerFiles:
     """Published weights and checkpoints of one trainer, which evaluation, play and resume read."""
 
     def __init__(
-        self, run_dir: Path, algo: str, env_id: str, trainer: ReplayTrainer | OnPolicyTrainer, *,
+        self, run_dir: Path, algo: str, env_id: str, trainer: ReplayTrainer | OnPolicyTrainer | BufferTrainer, *,
         env_steps: Callable[[], int], wall_s: Callable[[], float], on_progress: Callable[[int], None],
     ) -> None:
         """``on_progress`` gets the bytes of a checkpoint that are still to be written and checked."""

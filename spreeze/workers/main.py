@@ -8,7 +8,6 @@ learner needs and waits at a socket for its job and descriptors.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import faulthandler
 import fcntl
 import gc
@@ -25,13 +24,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from spreeze.machine.processes import EARLY, leave_to_supervisor, take_name
+from spreeze.machine.processes import EARLY, end_with_parent, leave_to_supervisor, take_name
 from spreeze.metrics.table import Phase
 from spreeze.transport.status_table import StatusTable
 from spreeze.workers.context import WorkerContext, write_error
 from spreeze.workers.roles import BODIES, ROLES, Address
 
-_PR_SET_PDEATHSIG = 1
 MOST_FDS = 250
 """Descriptors that one message can carry (Linux: 253)."""
 
@@ -137,12 +135,6 @@ def _report(context: WorkerContext, errors_dir: Path, error: BaseException) -> N
         sys.stderr.write(text)
     record = write_error(errors_dir, context.name, error)
     context.send("error", error=record["error"], traceback=text[-2500:])
-
-
-def end_with_parent() -> None:
-    """Asks the kernel to kill this process when its parent ends (Linux only)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _die_with_supervisor(lifeline_fd: int, supervisor_pid: int) -> None:

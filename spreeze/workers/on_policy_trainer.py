@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
@@ -164,6 +165,7 @@ class OnPolicyTrainer:
             **blank_learner(), "updates": self.algorithm.updates, "wait_s": wait_s,
             "learn_s": self.learn_s, "publish_s": publish_s + self.hand_s, "policy_lag": self._lag,
             "batch_size": self.batch_size, "updates_skipped": self.algorithm.updates_skipped(),
+            "rollout_uses": math.nan, "rollouts_dropped": math.nan,  # there is no circular buffer
             **self.algorithm.metrics(),
         }
 

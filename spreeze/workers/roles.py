@@ -108,13 +108,17 @@ _ALL = (
         bodies={
             "learner": Body("spreeze.workers.learner", "run_learner", "LearnerJob"),
             "rollout-learner": Body("spreeze.workers.learner", "run_on_policy_learner", "OnPolicyLearnerJob"),
+            "buffer-learner": Body("spreeze.workers.learner", "run_buffer_learner", "BufferLearnerJob"),
         },
     ),
     # Cheap to replace, and no worker waits for a single one: samplers yield their cores to other programs first.
     Role(
         name="sampler", several=True, steps=True, rests=True, nice=10, oom_score=500, lost=Loss.MOST,
         limit=RestartLimit(failures=5, window_s=60.0, quarantine_s=300.0),
-        bodies={"sampler": Body("spreeze.workers.sampler", "run_sampler", "SamplerJob")},
+        bodies={
+            "sampler": Body("spreeze.workers.sampler", "run_sampler", "SamplerJob"),
+            "buffer-sampler": Body("spreeze.workers.rollout_workers", "run_buffer_sampler", "BufferSamplerJob"),
+        },
     ),
     # The learner waits for it and would be idle, so it yields less than a sampler.
     Role(

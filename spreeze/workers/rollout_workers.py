@@ -7,20 +7,28 @@ draws its own.
 from __future__ import annotations
 
 import contextlib
+import time
 from dataclasses import dataclass
+from pathlib import Path
 from time import perf_counter
 
 import numpy as np
 
 from spreeze.envs.task import open_task
-from spreeze.metrics.table import Phase
+from spreeze.metrics.table import SLOTS, Phase
+from spreeze.transport.protocols import ParameterSource
 from spreeze.transport.rollouts import Answers, InferenceMailbox, Rollouts, RolloutSpec
 from spreeze.transport.shared_memory import Wakeup
 from spreeze.transport.weights import VersionedParameters
 from spreeze.types import EnvSpec, Jsonable
-from spreeze.workers.collectors import RolloutCollector, RolloutPolicy
-from spreeze.workers.context import WorkerContext
+from spreeze.workers.collectors import NewestPolicy, RolloutCollector, RolloutPolicy
+from spreeze.workers.context import WorkerContext, open_weights
 
+POLL_S = 0.0005
+"""Sleep of a sampler that waits for uses of its oldest rollout."""
+REST_S = 0.01
+"""Sleep while the governor pauses the sampler."""
+_POLICY_VERSION = SLOTS["sampler"].index("policy_version")
 WAIT_S = 0.1
 """Longest sleep without a wakeup; it ends for the heartbeat, a stop, or a lost wakeup."""
 
@@ -50,6 +58,18 @@ class RolloutSamplerJob(RolloutWorkerJob):
     learner_wakeup_fds: tuple[int, ...]
 
 
+@dataclass(frozen=True, kw_only=True)
+class BufferSamplerJob(Jsonable):
+    run_dir: str
+    spec: EnvSpec
+    index: int
+    num_envs: int
+    seed: int
+    nan_policy: str
+    rollouts: RolloutSpec
+    rollouts_fd: int
+
+
 def wakeups_of(fds: tuple[int, ...]) -> list[Wakeup]:
     return [Wakeup(fds[at], fds[at + 1]) for at in range(0, len(fds), 2)]
 
@@ -67,6 +87,68 @@ def run_rollout_sampler(context: WorkerContext, job: RolloutSamplerJob) -> None:
         loop = _RolloutSampler(context, job, rollouts, mailbox, envs)
         while not context.stopping:
             loop.turn()
+
+
+def run_buffer_sampler(context: WorkerContext, job: BufferSamplerJob) -> None:
+    """Fills the circular buffer, with the newest policy from rollout to rollout, until asked to stop.
+
+    The successor of a dead sampler begins new episodes, in the rollout that was begun.
+    """
+    with contextlib.ExitStack() as stack:
+        rollouts = stack.enter_context(contextlib.closing(Rollouts.attach(job.rollouts_fd, job.rollouts)))
+        envs = stack.enter_context(contextlib.closing(RolloutCollector(
+            lambda: open_task(job.spec), job.spec, rollouts, first=job.index * job.num_envs, num_envs=job.num_envs,
+            seed=job.seed, replays=False, on_progress=context.beat, nan_policy=job.nan_policy,
+            on_error=context.env_error,
+        )))
+        loop = _BufferSampler(context, envs, open_weights(Path(job.run_dir)))
+        while not context.stopping:
+            loop.turn()
+
+
+class _BufferSampler:
+    def __init__(self, context: WorkerContext, envs: RolloutCollector, weights: ParameterSource) -> None:
+        self._context, self._envs, self._policy = context, envs, NewestPolicy(weights)
+        self._hint, self._begins = -1, True
+        self._rest_until_s = 0.0
+        self._base = context.slots.tolist()  # counters continue after a restart
+
+    def turn(self) -> None:
+        """One step of all environments, or one short sleep."""
+        start, context, counts = perf_counter(), self._context, self._envs.counts
+        share = context.sampler_share
+        if share < 1.0 and (share <= 0.0 or start < self._rest_until_s):
+            context.beat(Phase.WAIT)  # a rest does not count as waiting
+            time.sleep(REST_S)
+        elif self._step():
+            if 0.0 < share < 1.0:
+                end = perf_counter()
+                self._rest_until_s = end + (end - start) * (1.0 - share) / share
+        else:
+            context.beat(Phase.WAIT)
+            time.sleep(POLL_S)
+            counts.wait_s += perf_counter() - start
+        counts.post(context.slots, self._base)
+        context.slots[_POLICY_VERSION] = self._policy.version
+
+    def _step(self) -> bool:
+        """False without a policy, or while the oldest rollout has to be used first."""
+        start = perf_counter()
+        if self._begins and not self._envs.open():
+            return False
+        if self._begins or self._policy.current() is None:
+            self._refresh()
+        self._envs.counts.policy_s += perf_counter() - start
+        self._context.beat(Phase.STEP)
+        stepped = self._envs.advance(self._policy)
+        self._begins = self._envs.columns.filled
+        return stepped
+
+    def _refresh(self) -> None:
+        hint = self._context.weights_hint
+        if hint != self._hint or self._policy.current() is None:
+            self._policy.refresh()
+            self._hint = hint
 
 
 class MailboxClient:

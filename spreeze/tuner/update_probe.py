@@ -1,4 +1,4 @@
-"""A child process that times real updates on synthetic rows: ``python -m spreeze.workers.update_probe JOB``.
+"""A child process that times real updates on synthetic rows: ``python -m spreeze.tuner.update_probe JOB``.
 
 It imports what a learner imports, once, and forks. On a CPU it forks for every measurement, so that each begins
 without gradient steps and threads; on a GPU once, since context, libraries and kernels take seconds, and again only
@@ -21,15 +21,22 @@ from typing import Any, NoReturn
 import psutil
 
 from spreeze.config.schema import algorithm_part
-from spreeze.machine.processes import leave_to_supervisor
+from spreeze.machine.processes import end_with_parent, leave_to_supervisor
 from spreeze.transport.replay_ring import ReplayReader, ReplayRing, RingSpec
 from spreeze.transport.shared_memory import readable
 from spreeze.types import RowLayout
 from spreeze.workers.collectors import fill_with_synthetic_rows
 from spreeze.workers.jobs import UpdateProbeJob, UpdateTurn
-from spreeze.workers.main import end_with_parent
 from spreeze.workers.replay_trainer import ReplayTrainer
-from spreeze.workers.torch_devices import gpus_of, learner_threads, peak_bytes, products_in, resolve_device, synchronise
+from spreeze.workers.torch_devices import (
+    gpus_of,
+    largest_matmul,
+    learner_threads,
+    matmuls_in,
+    peak_bytes,
+    resolve_device,
+    synchronise,
+)
 
 _LOOK_S = 0.02
 """Time between two checks of the memory of a measurement."""
@@ -160,7 +167,8 @@ def _updates(job: UpdateProbeJob, ring: ReplayRing, turn: UpdateTurn) -> dict[st
     if not gpus_of(device):
         _limit_data(job.memory_cap_bytes)
     config: Any = algorithm_part(job.algo, job.spec.import_module)(**turn.algorithm)
-    with products_in(learner.precision, device), learner_threads(job.spec, learner.threads, device) as pair:
+    largest = largest_matmul(config.hidden_sizes, learner.batch_size)
+    with matmuls_in(learner.precision, device, largest), learner_threads(job.spec, learner.threads, device) as pair:
         learning = ReplayTrainer(
             job.spec, job.algo, config, ring.spec.layout, ReplayReader(ring), batch_size=learner.batch_size,
             device=device, seed=0, normalize_obs=job.normalize_obs, pair=pair, mirror=True, updates_per_launch=1,

@@ -1,0 +1,219 @@
+"""IMPACT, and beside it APPO and IMPALA: they learn from rollouts of any age, each with the policies of its steps.
+
+An update takes one rollout of T env steps of M environments. pi_worker drew its actions, and its probabilities are
+stored with it. At the first use of a rollout everything but pi_theta is computed, and kept for its later uses:
+
+======  ==========================================  =================================================
+        ratios of V-trace                           objective, with advantages A
+======  ==========================================  =================================================
+impact  pi_target / pi_worker, values of target     min(R A, clip(R, 1 - eps, 1 + eps) A) - eta KL(pi_target, pi_theta)
+appo    pi_theta / pi_worker, values of theta       min(r A, clip(r, 1 - eps, 1 + eps) A), r = pi_theta / pi_worker
+impala  pi_theta / pi_worker, values of theta       rho A log pi_theta
+======  ==========================================  =================================================
+
+IMPACT (Luo et al. 2020, arXiv 1912.00167): R = min(pi_worker / pi_target, rho) pi_theta / pi_worker; the target is a
+copy of theta that is made anew every ``target_interval`` updates, so ratios to it have one trust region for all
+samplers. With N = K = 1, that interval 1 and no lag it is PPO. IMPALA: Espeholt et al. 2018, arXiv 1802.01561.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from spreeze.algorithms import losses
+from spreeze.algorithms.algorithm import finite
+from spreeze.algorithms.on_policy import CategoricalDistribution, OnPolicyAlgorithm, Passed, Samples
+from spreeze.algorithms.optimizers import FlatAdam
+from spreeze.config.schema import AnyAgeConfig, AppoConfig, ImpactConfig, ImpalaConfig
+from spreeze.types import EnvSpec, RolloutBatch
+
+
+class Evaluated(NamedTuple):
+    """A rollout with all that its later uses need."""
+
+    samples: Samples  # log_prob is the logarithm of the ratio's denominator
+    out: Tensor  # [K, M], logits or means of the policy that the ratios of V-trace refer to
+    log_std: Tensor  # [A], its log standard deviations
+
+
+class AnyAge(OnPolicyAlgorithm):
+    """One update from one rollout of any age."""
+
+    single_step = False
+    _config: AnyAgeConfig
+
+    def _new_optimiser(self) -> FlatAdam:
+        config = self._config
+        return FlatAdam(self.net.flat, self.net.gradient, config.lr, config.adam_eps, config.max_grad_norm)
+
+    def learn(self, batch: RolloutBatch, progress: float | None) -> None:
+        """All K uses of a rollout at once."""
+        evaluated = self.evaluate(batch)
+        for _ in range(self._config.uses):
+            self.improve(evaluated, progress)
+
+    def evaluate(self, batch: RolloutBatch, sampler: int = 0) -> Evaluated:
+        """What is computed once, at a rollout's first use; its observations enter the normaliser afterwards.
+
+        ``sampler`` collected it: the returns that rewards are divided by continue in each sampler's own rollouts.
+        """
+        config, (steps, envs) = self._config, batch.reward.shape
+        with torch.no_grad():
+            obs = self._tensor(batch.obs.reshape(steps * envs, *batch.obs.shape[2:]), self._normalizer)
+            action = self._tensor(batch.action.reshape(steps * envs, -1))
+            worker = self._tensor(batch.log_prob.reshape(-1))
+            out, value = self._reference(obs)
+            reference = self._kind.log_prob(out, action)
+            ratio = (reference - worker).exp_().cpu().numpy().reshape(steps, envs)
+            old = value.cpu().numpy().reshape(steps, envs)
+            ended = np.asarray(batch.terminated, bool), np.asarray(batch.truncated, bool)
+            scale = self._reward_scale
+            reward = batch.reward if scale is None else scale.apply(batch.reward, *ended, sampler)
+            rho = np.minimum(ratio, config.rho_bar)
+            excess, ahead = losses.vtrace(
+                reward, old, self._next_values(batch, old, self._normalizer), *ended, config.gamma, config.gae_lambda,
+                rho, np.minimum(ratio, config.c_bar),
+            )
+            target = excess + old
+            self._explained_variance = losses.explained_variance(old, target)
+            advantage = self._advantage(excess, rho * ahead)
+            if config.normalize_advantage:
+                advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+            columns = self._tensor(np.stack((advantage.reshape(-1), target.reshape(-1)), 1))
+            samples = Samples(obs, action, self._denominator(reference, worker), columns[:, 0], columns[:, 1], value)
+        if self._normalizer is not None and np.isfinite(batch.obs).all():
+            self._normalizer.update(batch.obs.reshape(-1, batch.obs.shape[2]))
+        return Evaluated(samples, out, self.net.log_std.clone())
+
+    def improve(self, evaluated: Evaluated, progress: float | None) -> None:
+        """One update. A non-finite gradient is not applied but counted; ``progress`` as for ``learn``."""
+        config = self._config
+        over = 0.0 if progress is None or config.lr_schedule == "constant" else min(max(progress, 0.0), 1.0)
+        self.optimiser.lr = config.lr * (1.0 - over)
+        with torch.no_grad():
+            self._improve(evaluated)
+        self.updates += 1
+
+    def _improve(self, evaluated: Evaluated) -> None:
+        self._gradient(evaluated.samples)
+        self.optimiser.step()
+
+    def _update(self, samples: Samples, passed: Passed | None, theta: Tensor | None) -> None:
+        raise NotImplementedError("an update is improve()")
+
+    def _reference(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        """Outputs [K, M] and values [M] of the policy that V-trace corrects towards."""
+        out, value = self._forward(obs)
+        return out.clone(), value.clone()
+
+    def _advantage(self, excess: np.ndarray, weighted: np.ndarray) -> np.ndarray:
+        """Of V-trace-GAE, ``v - V``, or IMPALA's ``rho (r + gamma v' - V)``."""
+        return excess
+
+    def _denominator(self, reference: Tensor, worker: Tensor) -> Tensor:
+        return worker
+
+    def _value_error(self, value: Tensor, samples: Samples) -> Tensor:
+        return value - samples.target
+
+
+class Impala(AnyAge):
+    name = "impala"
+    _config: ImpalaConfig
+
+    def _advantage(self, excess: np.ndarray, weighted: np.ndarray) -> np.ndarray:
+        return weighted
+
+    def _policy_derivative(self, log_prob: Tensor, log_ratio: Tensor, advantage: Tensor) -> tuple[Tensor, Tensor]:
+        return log_prob * advantage, advantage.clone()
+
+
+class Appo(AnyAge):
+    name = "appo"
+    _config: AppoConfig
+
+    def metrics(self) -> dict[str, float]:
+        found = super().metrics()
+        if self._latest is not None and not self._latest[1].isnan().any():
+            outside = self._latest[1].expm1().abs_() > self._config.clip
+            found["clip_share"] = outside.float().mean().item()
+        return found
+
+    def _policy_derivative(self, log_prob: Tensor, log_ratio: Tensor, advantage: Tensor) -> tuple[Tensor, Tensor]:
+        return losses.clipped_surrogate(log_ratio.exp(), advantage, self._config.clip)
+
+
+class Impact(Appo):
+    name = "impact"
+    _config: ImpactConfig
+
+    def __init__(self, spec: EnvSpec, config: ImpactConfig, *arguments: Any, **options: Any) -> None:
+        super().__init__(spec, config, *arguments, **options)
+        self.target = self.net.flat.clone()
+        """Parameters of the target network."""
+        self.target_updates = 0
+        self.target_interval = config.target_interval or config.slots * config.uses
+        self._kl_coef = config.kl_coef
+        self._using: Evaluated | None = None
+        """The rollout of the latest update."""
+
+    def evaluate(self, batch: RolloutBatch, sampler: int = 0) -> Evaluated:
+        """All of it by the target network, whose place is the network's own meanwhile."""
+        theta = self.net.flat.clone()
+        self.net.flat.copy_(self.target)
+        try:
+            return super().evaluate(batch, sampler)
+        finally:
+            self.net.flat.copy_(theta)
+
+    def _denominator(self, reference: Tensor, worker: Tensor) -> Tensor:
+        return losses.ratio_denominator(reference, worker, self._config.rho, self._config.ratio)
+
+    def _improve(self, evaluated: Evaluated) -> None:
+        self._using = evaluated
+        super()._improve(evaluated)
+        if (self.updates + 1) % self.target_interval == 0:
+            self.target.copy_(self.net.flat)
+            self.target_updates += 1
+
+    def _penalise(self, out: Tensor, grad_out: Tensor) -> None:
+        """Adds ``eta KL(pi_target, pi_theta)``; its divergence decides about the next update's coefficient."""
+        if not self._kl_coef or self._using is None:
+            return
+        divergence, by_out, by_log_std = self._divergence_from(self._using, out)
+        weight = self._kl_coef / len(divergence)
+        grad_out.add_(by_out, alpha=weight)
+        if by_log_std is not None:
+            self.net.grad_log_std.add_(by_log_std.sum(1), alpha=weight)
+        self._kl_coef = losses.adapted_coefficient(self._kl_coef, divergence.mean().item(), self._config.kl_target)
+
+    def _divergence_from(self, evaluated: Evaluated, out: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """``KL(pi_target, pi_theta)`` [M], and its gradients by outputs [K, M] and log standard deviations [A, M]."""
+        if isinstance(self._kind, CategoricalDistribution):
+            return *losses.categorical_kl(torch.log_softmax(evaluated.out, 0), torch.log_softmax(out, 0)), None
+        return losses.gaussian_kl(evaluated.out, evaluated.log_std, out, self.net.log_std)
+
+    def metrics(self) -> dict[str, float]:
+        found = super().metrics()
+        if self._using is not None:
+            with torch.no_grad():
+                out = self._forward(self._using.samples.obs)[0]
+                found["target_kl"] = self._divergence_from(self._using, out)[0].mean().item()
+            found |= {"target_updates": float(self.target_updates), "kl_coef": self._kl_coef}
+        return finite(found)
+
+    def state_json(self) -> dict[str, Any]:
+        return super().state_json() | {"target_updates": self.target_updates, "kl_coef": self._kl_coef}
+
+    def load_state_json(self, state: dict[str, Any]) -> None:
+        super().load_state_json(state)
+        self.target_updates = int(state["target_updates"])
+        # Without the penalty, then or now, it begins as the settings say.
+        self._kl_coef = float(state["kl_coef"]) if state["kl_coef"] and self._config.kl_coef else self._config.kl_coef
+
+    def _tensors(self) -> dict[str, Tensor]:
+        return super()._tensors() | {"target": self.target}

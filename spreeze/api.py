@@ -1,0 +1,514 @@
+"""Training and trained policies from Python: ``from spreeze import train, load_policy``.
+
+    run = train("Pendulum-v1", target_return=-200)
+    updates = run.metric("updates_per_s")  # arrays: updates.t, updates.value
+    policy = load_policy(run)
+    action = policy.predict(observation)
+
+A run is a process of its own, ``python -m spreeze.train``, exactly as from the command line: threads, signal handlers
+and CUDA context of the caller stay as they are, and what was trained here can be watched, stopped and resumed there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from spreeze import errors
+from spreeze.cli.evaluate import CHECKPOINTS, environment_errors, find_weights, recorded_spec
+from spreeze.config.layers import toml_value
+from spreeze.envs.make import refuse_foreign
+from spreeze.envs.obs_flattening import Flattener, Leaf, LeafError, leaves_of
+from spreeze.envs.task import ActionScaling, open_env
+from spreeze.errors import ConfigError, EnvironmentError_, SpreezeError, UsageError, WorkerError, did_you_mean
+from spreeze.inference.policy import Policy
+from spreeze.machine.output import say
+from spreeze.machine.processes import ENDS_WITH
+from spreeze.metrics.store import EvaluationRow, MetricsReader
+from spreeze.metrics.table import TABLE
+from spreeze.run_directory import find_run, read_config, state_of
+from spreeze.transport.weights import Weights, read_weights
+
+if TYPE_CHECKING:
+    import gymnasium
+
+_ROOT = Path(__file__).resolve().parents[1]
+_MOST_POINTS = 500_000
+_LAST_LINES = 20
+_ERROR = "error: "
+
+
+def train(
+    env_id: str, *, algo: str | None = None, mode: str | None = None, seed: int = 1, auto: bool = False,
+    seconds: float | None = None, env_steps: int | None = None, updates: int | None = None,
+    target_return: float | None = None, settings: Mapping[str, Any] | None = None,
+    runs_dir: str | os.PathLike[str] = "runs", name: str | None = None, import_module: str | None = None,
+    env_args: Mapping[str, Any] | Sequence[str] = (), quiet: bool = False,
+) -> Run:
+    """Trains until the first stop condition is met, and returns the run. Without one it goes on until Ctrl-C.
+
+    Ctrl-C (``KeyboardInterrupt``, also a notebook's stop button) writes a checkpoint, evaluates, and returns the run; a
+    second one ends it at once and is raised. When this process is killed, the run ends as by Ctrl-C.
+
+    Args:
+        env_id: Gymnasium id of the task.
+        algo: algorithm; None: as the action space asks.
+        mode: ``spreeze``, ``hts`` or ``serial``; None: the default.
+        seed: of networks, exploration and environments.
+        auto: measures this machine first (at most 60 s, then cached) and chooses what was not set.
+        seconds: stop condition, wall time of training.
+        env_steps: stop condition, env steps collected.
+        updates: stop condition, gradient steps.
+        target_return: stop condition, mean greedy return of one evaluation.
+        settings: any setting, as ``{"sac.gamma": 0.98, "learner.batch_size": 512}``.
+        runs_dir: directory that holds the run directories.
+        name: of the run; None: made from date, task, algorithm and seed.
+        import_module: module that registers the task. One defined in a notebook or ``__main__`` cannot be imported.
+        env_args: arguments of the environment's constructor: a mapping, or ``key=value`` texts.
+        quiet: does not print what the run reports.
+
+    Raises:
+        UsageError: rejected before anything was started; its subclass says what was wrong.
+        WorkerError: the run failed; it can be resumed.
+        KeyboardInterrupt: interrupted before training began, or twice.
+    """
+    if not isinstance(env_id, str):
+        raise UsageError(f"env_id = {env_id!r}: expected the Gymnasium id of a task, such as 'Pendulum-v1'")
+    if isinstance(env_args, Mapping):
+        texts = [f"{key}={_toml(value)}" for key, value in env_args.items()]
+    elif isinstance(env_args, str):
+        raise UsageError(f"env_args = {env_args!r}: expected a mapping such as {{'g': 5.0}}, or ['g=5.0']")
+    else:
+        texts = list(env_args)
+    return _train([
+        f"--env={env_id}", f"--seed={seed}", f"--runs-dir={os.fspath(runs_dir)}",
+        *_given(algo=algo, mode=mode, name=name), *(f"--env-arg={text}" for text in texts),
+        *_shared(import_module, auto, settings),
+        *_given(seconds=seconds, env_steps=env_steps, updates=updates, target_return=target_return),
+    ], import_module, quiet)  # fmt: skip
+
+
+def load_policy(
+    run: Run | str | os.PathLike[str], which: str = "best", *, runs_dir: str | os.PathLike[str] = "runs",
+    import_module: str | None = None, seed: int | None = None,
+) -> TrainedPolicy:
+    """Loads the policy of a run; the environment is made only if its observation has several parts.
+
+    Args:
+        run: a ``Run``, the name or path of one, "latest", or a ``.safetensors`` file of weights.
+        which: "best" (by evaluation; the newest before the first one) or "latest".
+        runs_dir: where names are looked up.
+        import_module: module that registers the task, where the environment is made.
+        seed: of ``predict(deterministic=False)``; None: another one each time.
+
+    Raises:
+        RunError: no such run, or it has no weights yet.
+        WeightsError: the weights are damaged.
+        EnvironmentError_: the environment has to be made and cannot.
+    """
+    if which not in CHECKPOINTS:
+        raise ConfigError(f"which = {which!r}: expected {' or '.join(CHECKPOINTS)}")
+    if isinstance(run, Run):
+        import_module = import_module or run.import_module
+    weights = read_weights(find_weights(_place(run), Path(runs_dir), which))
+    return TrainedPolicy(weights, import_module, seed)
+
+
+@dataclass(frozen=True, eq=False)
+class History:
+    """One metric over a run, K points. Points older than an hour are means over 10 s, later over a minute."""
+
+    name: str
+    unit: str
+    meaning: str
+    t: np.ndarray
+    """Wall seconds since the run began, float64 [K]."""
+    env_steps: np.ndarray
+    """Env steps at that time, int64 [K]."""
+    value: np.ndarray
+    """float64 [K], in ``unit``."""
+
+    def __len__(self) -> int:
+        return len(self.t)
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluations:
+    """The evaluations of a run, oldest first, K each of some greedy episodes."""
+
+    t: np.ndarray
+    """Wall seconds since the run began, float64 [K]."""
+    env_steps: np.ndarray
+    """Env steps of the policy, int64 [K]."""
+    updates: np.ndarray
+    """Gradient steps of the policy, int64 [K]."""
+    episodes: np.ndarray
+    """Episodes played, int64 [K]."""
+    return_mean: np.ndarray
+    """Mean return of the episodes, float64 [K]."""
+    return_std: np.ndarray
+    """Standard deviation of the returns, float64 [K]."""
+    length_mean: np.ndarray
+    """Mean length of the episodes in env steps, float64 [K]."""
+
+    def __len__(self) -> int:
+        return len(self.t)
+
+
+class Run:
+    """A run, by name, path or "latest"; live, ended or crashed. Everything is read anew from its directory."""
+
+    def __init__(
+        self, name_or_path: str | os.PathLike[str] = "latest", runs_dir: str | os.PathLike[str] = "runs", *,
+        import_module: str | None = None,
+    ) -> None:
+        """``import_module``: the module that ``policy`` and ``resume`` may import, where the task needs one.
+
+        Raises:
+            RunError: no such run.
+        """
+        self.path = find_run(_place(name_or_path), Path(runs_dir)).absolute()
+        self.import_module = import_module
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r})  # {self.state}"
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def state(self) -> str:
+        """One of ``LIVE_STATES``, or ``finished``, ``stopped``, ``failed``, ``crashed`` (its process was killed)."""
+        return state_of(self.path)
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """What the last session that ended in order reported at its end; empty before the first."""
+        try:
+            found = json.loads((self.path / "summary.json").read_bytes())
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    @property
+    def config(self) -> dict[str, dict[str, Any]]:
+        """Every setting, as part -> field -> value; what is not set is left out."""
+        return read_config(self.path)
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Names of the metrics that have values."""
+        return tuple(self._reader.names())
+
+    def metric(self, name: str) -> History:
+        """One metric over the whole run; empty if nothing was measured yet.
+
+        Raises:
+            ConfigError: no metric of this name.
+            RunError: ``metrics.db`` is damaged.
+        """
+        with self._reader.held() as reader:
+            known = reader.names()
+            found = reader.series(name, max_points=_MOST_POINTS)
+            points = reader.tail([name], -1.0, _MOST_POINTS).get(name, [])
+        unit, meaning = found.unit, found.meaning
+        if name not in known:
+            try:
+                row = TABLE.by_name(name)
+            except KeyError:
+                names = dict.fromkeys([*known, *(metric.name for metric in TABLE.metrics)])
+                raise ConfigError(f"no metric '{name}'{did_you_mean(name, names)} (run.metrics has all)") from None
+            unit, meaning = row.unit, row.meaning
+        raw = np.array(points, np.float64).reshape(-1, 3).T  # a series begins with a mean over ten seconds
+        older = found.t < (raw[0, 0] if points else np.inf)
+        t, step, value = (np.concatenate([column[older], rest])
+                          for column, rest in zip((found.t, found.step, found.mean), raw, strict=True))
+        return History(name, unit, meaning, t, step.astype(np.int64), value)
+
+    @property
+    def evaluations(self) -> Evaluations:
+        rows = self._reader.evaluations()
+        columns = dict(zip(EvaluationRow._fields, zip(*rows, strict=True), strict=True)) if rows else {}
+        counts = ("env_steps", "updates", "episodes")
+        return Evaluations(**{
+            name: np.array(columns.get(name, ()), np.int64 if name in counts else np.float64)
+            for name in Evaluations.__dataclass_fields__
+        })
+
+    def policy(self, which: str = "best", *, seed: int | None = None) -> TrainedPolicy:
+        """The policy of this run; arguments and errors as ``load_policy``."""
+        return load_policy(self, which, seed=seed)
+
+    def resume(
+        self, *, auto: bool = False, seconds: float | None = None, env_steps: int | None = None,
+        updates: int | None = None, target_return: float | None = None, settings: Mapping[str, Any] | None = None,
+        quiet: bool = False,
+    ) -> Run:
+        """Continues this run from its checkpoint with its settings; arguments and errors as ``train``.
+
+        ``seconds`` counts from now; ``env_steps`` and ``updates`` count from the beginning of the run.
+        """
+        return _train([
+            f"--resume={self.path}", *_shared(self.import_module, auto, settings),
+            *_given(seconds=seconds, env_steps=env_steps, updates=updates, target_return=target_return),
+        ], self.import_module, quiet)  # fmt: skip
+
+    @property
+    def _reader(self) -> MetricsReader:
+        return MetricsReader(self.path / "metrics.db")
+
+
+class TrainedPolicy:
+    """A policy in NumPy with all that lies between an environment's observation and its action.
+
+    That is the order of nested observations, the normalizer, the network, squashing, and the scaling to the bounds of
+    the action space. Torch is not loaded. An instance serves one thread at a time.
+    """
+
+    def __init__(self, weights: Weights, import_module: str | None = None, seed: int | None = None) -> None:
+        """Errors as ``load_policy``."""
+        self.path = weights.path
+        self.spec = recorded_spec(weights)
+        """What the environment looks like."""
+        self._import_module = import_module
+        self._policy = Policy.from_weights(weights.arrays, weights.meta)
+        self._to_native = ActionScaling(self.spec)
+        self._rng = np.random.default_rng(seed)
+        self._leaves = self._leaves_of_env() if self.spec.obs_layout else ()
+        self._flatten = Flattener(self._leaves)
+
+    def predict(self, obs: Any, deterministic: bool = True) -> Any:
+        """The action for one observation, or the actions for N.
+
+        Args:
+            obs: as the environment gives it: an array of its shape, or [N, *shape]; for ``Dict`` and ``Tuple`` such a
+                structure, a structure of stacked arrays (as vector environments give), or a list of structures; for
+                images the last k frames uint8 [k, C, H, W], as ``make_env`` gives.
+            deterministic: the best action; otherwise one as samplers draw it to explore.
+
+        Returns:
+            Continuous: float32 [*action_shape], or [N, *action_shape], within the bounds of the action space.
+            Discrete: the environment's own number, ``np.int64``, or int64 [N].
+
+        Raises:
+            UsageError: the observation does not fit, or is not finite.
+        """
+        rows, single = self._rows(obs)
+        drawn = self._policy.act_greedy(rows) if deterministic else self._policy.act(rows, self._rng)
+        spec = self.spec
+        if spec.num_actions is None:
+            actions = self._to_native(drawn).reshape(len(rows), *_shape(spec.action_shape, spec.action_dim))
+        else:
+            actions = drawn[:, 0].astype(np.int64) + spec.action_start
+        return actions[0] if single else actions
+
+    def make_env(self, render_mode: str | None = None) -> gymnasium.Env[Any, Any]:
+        """An environment whose observations ``predict`` takes and whose ``step`` takes what it returns.
+
+        Raises:
+            EnvironmentError_: it cannot be made, needs a module that was not named, or is not that of the weights.
+        """
+        spec = self.spec
+        refuse_foreign(spec.env_id, spec.import_module, self._import_module)
+        with environment_errors(spec.env_id):
+            env = open_env(spec, render_mode)
+        return env
+
+    def _leaves_of_env(self) -> tuple[Leaf, ...]:
+        """The parts of a nested observation: their ranges are known to the environment alone."""
+        env = self.make_env()
+        try:
+            leaves = leaves_of(env.observation_space, "observation space")
+        finally:
+            env.close()
+        found, layout = tuple(leaf.text() for leaf in leaves), self.spec.obs_layout
+        if found != layout:
+            raise EnvironmentError_(f"{self.path}: trained on an observation laid out as {'; '.join(layout)}, but "
+                                    f"{self.spec.env_id} has {'; '.join(found)}")
+        return leaves
+
+    def _rows(self, obs: Any) -> tuple[np.ndarray, bool]:
+        """Observations as the network takes them, [N, ...], and whether there was a single one."""
+        frames, spec = self.spec.frames, self.spec
+        if self._leaves:
+            parts, single = self._structures(obs)
+            try:
+                rows = np.stack([self._flatten(part) for part in parts])
+            except LeafError as error:
+                raise UsageError(f"observation: {error}") from None
+        else:
+            shape = _shape(spec.obs_shape, spec.obs_dim) if frames is None else (frames.stack, *frames.shape)
+            rows, single = self._array(obs, shape)
+            if frames is not None:
+                return rows, single
+            rows = rows.reshape(len(rows), spec.obs_dim)
+        if not np.isfinite(rows).all():
+            row, column = np.argwhere(~np.isfinite(rows))[0].tolist()
+            raise UsageError(f"observation[{column}] = {rows[row, column]}: only finite values have a best action")
+        return rows, single
+
+    def _array(self, obs: Any, shape: tuple[int, ...]) -> tuple[np.ndarray, bool]:
+        images = self.spec.frames is not None
+        try:
+            with np.errstate(over="ignore", invalid="ignore"):  # what leaves float32 is found as infinite
+                array = np.asarray(obs) if images else np.asarray(obs, np.float32)
+        except (TypeError, ValueError):
+            raise UsageError(f"observation {str(obs)[:60]} ({type(obs).__name__}): expected an array") from None
+        if images and array.dtype != np.uint8:
+            raise UsageError(f"observation of type {array.dtype}: expected images of bytes (uint8)")
+        if array.shape == shape:
+            return array[None], True
+        if array.shape[1:] != shape or not len(array):
+            kind = "; policy.make_env() stacks frames so" if images else ""
+            raise UsageError(f"observation of shape {array.shape}: expected {shape}, or (N, {str(shape)[1:]} for "
+                             f"several{kind}")
+        return array, False
+
+    def _structures(self, obs: Any) -> tuple[list[Any], bool]:
+        """Nested observations, one by one, and whether there was a single one."""
+        first = self._leaves[0]
+        if isinstance(obs, list) and first.path:
+            parts, single = obs, False
+        else:
+            value = obs
+            try:
+                for key in first.path:
+                    value = value[key]
+            except (KeyError, IndexError, TypeError):
+                raise UsageError(f"observation: {first.name} is missing") from None
+            shape = np.shape(value)
+            single = len(shape) <= len(first.space.shape)
+            parts = [obs] if single else [_part(obs, index) for index in range(shape[0])]
+        if not parts:
+            raise UsageError("no observation: expected at least one")
+        return parts, single
+
+
+def _part(obs: Any, index: int) -> Any:
+    """One of the observations whose values are stacked in a nested one."""
+    if isinstance(obs, Mapping):
+        return {key: _part(value, index) for key, value in obs.items()}
+    if isinstance(obs, tuple):
+        return tuple(_part(value, index) for value in obs)
+    return obs[index]
+
+
+def _shape(shape: tuple[int, ...] | None, size: int) -> tuple[int, ...]:
+    return (size,) if shape is None else shape  # weights of version 0.1 had no shapes
+
+
+def _place(run: Run | str | os.PathLike[str]) -> str:
+    """What ``find_run`` takes: a text is a name or a path, a path object always a path."""
+    if isinstance(run, Run):
+        return str(run.path)
+    if not isinstance(run, str | os.PathLike):
+        raise UsageError(f"run = {run!r}: expected a Run, the name or path of one, or 'latest'")
+    return run if isinstance(run, str) else str(Path(run).absolute())
+
+
+# --- the process ---
+
+
+def _given(**values: Any) -> list[str]:
+    """The flags of the values that are set."""
+    return [f"--{name.replace('_', '-')}={value}" for name, value in values.items() if value is not None]
+
+
+def _shared(import_module: str | None, auto: bool, settings: Mapping[str, Any] | None) -> list[str]:
+    if not isinstance(settings, Mapping | None):
+        raise UsageError(f"settings = {settings!r}: expected a mapping such as {{'sac.gamma': 0.98}}")
+    flags = [f"--import={import_module}"] if import_module else []
+    flags += ["--auto"] if auto else []
+    return flags + [f"--set={key}={_toml(value)}" for key, value in (settings or {}).items()]
+
+
+def _toml(value: Any) -> str:
+    """A value as the command line takes it; those of NumPy as Python's."""
+    plain = value.tolist() if isinstance(value, np.ndarray | np.generic) else value
+    return toml_value(tuple(plain) if isinstance(plain, list) else plain)
+
+
+def _train(options: Iterable[str], import_module: str | None, quiet: bool) -> Run:
+    """Runs ``python -m spreeze.train`` to its end."""
+    # Ctrl-C reaches the foreground group of a terminal and Python's main thread. A group of its own keeps a run that
+    # the main thread waits for from getting it twice, which means hurry; any other thread would not be told.
+    main = threading.current_thread() is threading.main_thread()
+    with tempfile.TemporaryFile() as document:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "spreeze.train", "--json", *options], stdin=subprocess.DEVNULL, stdout=document,
+            stderr=subprocess.PIPE, encoding="utf-8", errors="replace", env=_environment(),
+            process_group=0 if main else None,
+        )
+        lines: deque[str] = deque(maxlen=_LAST_LINES)
+        with process:
+            interrupts = _follow(process, lines, quiet)
+        document.seek(0)
+        found = _document(document.read())
+    if "run_dir" not in found:
+        if interrupts:
+            raise KeyboardInterrupt
+        raise _rejection(found, process.returncode, lines)
+    if interrupts > 1:
+        raise KeyboardInterrupt
+    if process.returncode:
+        raise WorkerError(f"{found.get('error')}; the run is {found['run_dir']}")
+    return Run(Path(found["run_dir"]), import_module=import_module)
+
+
+def _environment() -> dict[str, str]:
+    """This process's environment; the child finds the modules that this process finds."""
+    paths = dict.fromkeys([*(path or os.getcwd() for path in sys.path), str(_ROOT)])
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), ENDS_WITH: str(os.getpid())}
+
+
+def _follow(process: subprocess.Popen[str], lines: deque[str], quiet: bool) -> int:
+    """Prints what a training reports until it has ended; passes interrupts on and returns their number."""
+    interrupts = 0
+    while True:
+        try:
+            for line in process.stderr or ():
+                text = line.rstrip("\n")
+                lines.append(text)
+                if not quiet and not text.startswith(_ERROR):
+                    say(text)
+            process.wait()
+            return interrupts
+        except KeyboardInterrupt:
+            interrupts += 1
+            process.send_signal(signal.SIGINT if interrupts <= 2 else signal.SIGKILL)
+        except BaseException:  # a handler of SIGTERM raised SystemExit, for example
+            process.send_signal(signal.SIGINT)
+            raise  # the caller waits for its end
+
+
+def _document(text: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _rejection(document: dict[str, Any], code: int, lines: Sequence[str]) -> SpreezeError:
+    """The error that ended a training before there was a result."""
+    text = document.get("error")
+    if text is None:
+        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        return SpreezeError(f"the training ended without a result ({how}): {lines[-1] if lines else 'it said nothing'}")
+    kind = getattr(errors, str(document.get("kind")), None)
+    if isinstance(kind, type) and issubclass(kind, SpreezeError) and kind is not errors.BadTransition:
+        return kind(text)
+    return UsageError(text) if code == UsageError.exit_code else SpreezeError(text)

@@ -1,0 +1,395 @@
+"""``python -m spreeze sweep``: a grid of settings times seeds as runs, one after the other or side by side.
+
+The order is seed by seed, so that what was done before an interruption compares all settings. Each run is a run
+directory like any other; ``NAME.sweep.json`` beside them says which runs belong together and what became of each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import types
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from spreeze.cli import train
+from spreeze.cli.arguments import Parser, guarded
+from spreeze.config.schema import check_name
+from spreeze.errors import ConfigError, ResourceError, RunError
+from spreeze.machine.output import complain, emit, say
+from spreeze.machine.processes import end_with_parent, kill_and_wait
+from spreeze.metrics.comparison import HELD, Spread, bootstrap_interval, final_metric, iqm, read_curve, required_time
+from spreeze.metrics.comparison import spread_text as shown
+from spreeze.run_directory import read_json, write_json
+
+_RUN_BYTES = 20_000_000
+"""Disk that a run takes at least: two checkpoints of small networks, metrics and log."""
+_POLL_S = 0.1
+_INTERVAL_SEEDS = 3
+"""Fewer seeds have no interval."""
+_CLOSING_S = 60.0
+"""Time of an interrupted run for its checkpoint and last evaluation."""
+
+
+@dataclass
+class SweepRun:
+    setting: str
+    """``part.field=value ...``; empty if nothing is varied."""
+    seed: int
+    arguments: list[str]
+    """Flags of ``spreeze.train`` without the run's name and directory."""
+    stem: str
+    """Name of the first attempt; later ones end in ``-again2``, ``-again3``."""
+    attempts: int = 0
+    state: str = "waiting"
+    """``waiting``, ``running``, ``finished``, ``interrupted`` or ``failed``."""
+    error: str | None = None
+
+    @property
+    def name(self) -> str:
+        return self.stem if self.attempts < 2 else f"{self.stem}-again{self.attempts}"
+
+
+@dataclass
+class Sweep:
+    name: str
+    stop_seconds: float | None
+    target: float | None
+    side_by_side: int
+    runs: list[SweepRun]
+
+    def write(self, runs_dir: Path) -> None:
+        finished = [run.name for run in self.runs if run.state == "finished"]
+        write_json(sweep_path(runs_dir, self.name), {**asdict(self), "finished": finished})
+
+
+def sweep_path(runs_dir: Path, name: str) -> Path:
+    return runs_dir / f"{name}.sweep.json"
+
+
+def read_sweep(runs_dir: Path, name: str) -> Sweep:
+    """Reads the file of a sweep.
+
+    Raises:
+        RunError: there is no such sweep, or its file is damaged.
+    """
+    path = sweep_path(runs_dir, check_name(name))
+    if not path.is_file():
+        known = sorted(found.name.removesuffix(".sweep.json") for found in runs_dir.glob("*.sweep.json"))
+        raise RunError(f"no sweep '{name}' in {runs_dir} (sweeps: {', '.join(known) or 'none'})")
+    data: dict[str, Any] = read_json(path)
+    data.pop("finished", None)  # for the page; follows from the runs
+    try:
+        return Sweep(**{**data, "runs": [SweepRun(**run) for run in data["runs"]]})
+    except (KeyError, TypeError) as error:
+        raise RunError(f"{path} is damaged ({error}); begin the sweep again under another name") from None
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = _parser().parse_args(argv)
+    return guarded(lambda: _sweep(args), as_json=args.json)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(prog="spreeze sweep", description="Train every combination of settings with several seeds.")
+    parser.add_argument("--env", metavar="ID", help="environment (default: that of train)")
+    parser.add_argument("--import", dest="module", metavar="MODULE", help="module that registers it (default: none)")
+    parser.add_argument("--algo", metavar="NAME", help="algorithm (default: follows from the task)")
+    parser.add_argument("--mode", metavar="NAME", help="mode (default: that of train)")
+    parser.add_argument("--seeds", type=int, default=3, metavar="N", help="seeds 1 to N of each setting (default: 3)")
+    parser.add_argument("--set", action="append", default=[], metavar="PART.FIELD=VALUE,VALUE",
+                        help="a setting and its values, as often as needed; lists in brackets (default: none)")
+    parser.add_argument("--stop-seconds", type=float, metavar="S", help="training time of each run [s] (default: none; "
+                        "or set stop.env_steps or stop.updates)")
+    parser.add_argument("--target", type=float, metavar="R", help="return whose time is told; it ends no run "
+                        "(default: none)")
+    parser.add_argument("--side-by-side", type=int, default=1, metavar="N",
+                        help="runs at once, each with cores of its own (default: 1)")
+    parser.add_argument("--name", metavar="NAME", help="name of the sweep (default: sweep and the time)")
+    parser.add_argument("--resume", metavar="NAME", help="go on with a sweep; what is not finished begins anew "
+                        "(default: a new sweep)")
+    parser.add_argument("--runs-dir", "--runs", default="runs", metavar="DIR",
+                        help="directory of the runs (default: runs)")
+    parser.add_argument("--dry-run", action="store_true", help="print the plan, start nothing (default: off)")
+    parser.add_argument("--json", action="store_true", help="one JSON document on standard output (default: off)")
+    return parser
+
+
+def _sweep(args: argparse.Namespace) -> int:
+    runs_dir = Path(args.runs_dir)
+    sweep = read_sweep(runs_dir, args.resume) if args.resume else _new(args, runs_dir)
+    left = [run for run in sweep.runs if run.state != "finished"]
+    shares = core_shares(sorted(os.sched_getaffinity(0)), sweep.side_by_side)
+    _check_disk(runs_dir, len(left))
+    _check_settings(left)
+    say(plan_text(sweep, len(left)), as_json=args.json)
+    if args.dry_run:
+        return 0
+    runs_dir.mkdir(parents=True, exist_ok=True)
+    sweep.write(runs_dir)
+
+    def tell(text: str) -> None:
+        say(text, as_json=args.json)
+
+    before = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        _run_all(sweep, left, shares, runs_dir, tell)
+    except KeyboardInterrupt:
+        say(f"interrupted; continue: python -m spreeze sweep --resume {sweep.name} --runs-dir {runs_dir}",
+            as_json=args.json)
+        return 130
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    rows = table(sweep, runs_dir)
+    if args.json:
+        emit({"sweep": asdict(sweep), "table": rows})
+    failed = [run.name for run in sweep.runs if run.state == "failed"]
+    if failed:
+        complain(f"{len(failed)} of {len(sweep.runs)} runs failed: {', '.join(failed)}; "
+                 f"--resume {sweep.name} tries them again")
+    return 1 if failed else 0
+
+
+def _interrupt(number: int, frame: types.FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+# --- the plan ---
+
+
+def _new(args: argparse.Namespace, runs_dir: Path) -> Sweep:
+    if args.seeds < 1:
+        raise ConfigError(f"--seeds {args.seeds}: at least 1")
+    name = check_name(args.name or time.strftime("sweep-%Y%m%d-%H%M%S"))
+    if sweep_path(runs_dir, name).exists():
+        raise RunError(f"sweep {name} exists in {runs_dir}; --resume {name} continues it, or choose another --name")
+    flags = {"--env": args.env, "--import": args.module, "--algo": args.algo, "--mode": args.mode,
+             "--seconds": args.stop_seconds}
+    common = [str(word) for flag, value in flags.items() if value is not None for word in (flag, value)]
+    runs = []
+    for seed in range(1, args.seeds + 1):
+        for number, (setting, chosen) in enumerate(grid(args.set), 1):
+            assignments = [word for text in chosen for word in ("--set", text)]
+            runs.append(SweepRun(setting, seed, [*common, *assignments, "--seed", str(seed)],
+                                 check_name(f"{name}-c{number}-s{seed}")))
+    taken = [run.stem for run in runs if (runs_dir / run.stem).exists()]
+    if taken:
+        raise RunError(f"{runs_dir / taken[0]} exists; choose another --name than {name}")
+    return Sweep(name, args.stop_seconds, args.target, args.side_by_side, runs)
+
+
+def grid(texts: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """Each combination: what varies in it, and all of its assignments ``part.field=value``."""
+    axes = []
+    for text in texts:
+        key, sep, raw = text.partition("=")
+        if not sep or not all(key.partition(".")):
+            raise ConfigError(f"--set {text!r}: expected part.field=value,value, for example sac.gamma=0.98,0.99")
+        values = split_values(raw)
+        if not all(values) or len(set(values)) < len(values):
+            raise ConfigError(f"--set {text!r}: a value is empty or occurs twice")
+        axes.append([(f"{key}={value}", len(values) > 1) for value in values])
+    return [(" ".join(text for text, varied in point if varied), [text for text, _ in point])
+            for point in itertools.product(*axes)]
+
+
+def split_values(text: str) -> list[str]:
+    """Splits at commas outside of brackets: ``[64,64],[128]`` has two values."""
+    values, depth = [""], 0
+    for letter in text:
+        depth += (letter in "[{") - (letter in "]}")
+        if letter == "," and depth == 0:
+            values.append("")
+        else:
+            values[-1] += letter
+    return [value.strip() for value in values]
+
+
+def core_shares(cores: Sequence[int], count: int) -> list[list[int]]:
+    """The cores dealt to ``count`` runs, none to two; sizes differ by one at most.
+
+    Raises:
+        ConfigError: not a core for each.
+    """
+    if not 1 <= count <= len(cores):
+        raise ConfigError(f"--side-by-side {count}: 1 to {len(cores)}, a core for each run")
+    bounds = [len(cores) * i // count for i in range(count + 1)]
+    return [list(cores[low:high]) for low, high in itertools.pairwise(bounds)]
+
+
+def _check_settings(runs: Sequence[SweepRun]) -> None:
+    """Refuses, before the first run, settings that a later one would refuse."""
+    probes: dict[str, Any] = {}
+    for run in {run.setting: run for run in runs}.values():
+        config, check = train.checked(run.arguments)
+        stop = config.stop
+        if stop.seconds is None and stop.env_steps is None and stop.updates is None:
+            raise ConfigError("no run of the sweep would end; give --stop-seconds, or --set stop.env_steps=N")
+        key = repr((config.env, config.image))
+        probes[key] = check(probes.get(key))
+
+
+def _check_disk(runs_dir: Path, count: int) -> None:
+    place = next(path for path in (runs_dir.resolve(), *runs_dir.resolve().parents) if path.exists())
+    free = shutil.disk_usage(place).free
+    if count * _RUN_BYTES > free:
+        raise ResourceError(f"{count} runs need at least {count * _RUN_BYTES / 1e6:.0f} MB of disk, "
+                            f"{free / 1e6:.0f} MB are free in {place}; make room, or choose fewer seeds or values")
+
+
+def plan_text(sweep: Sweep, left: int) -> str:
+    settings = list(dict.fromkeys(run.setting for run in sweep.runs))
+    seeds = len({run.seed for run in sweep.runs})
+    text = f"sweep {sweep.name}: {len(settings)} settings x {seeds} seeds = {len(sweep.runs)} runs, {left} to do"
+    if sweep.stop_seconds is not None:
+        rounds = -(-left // sweep.side_by_side)
+        text += f", {rounds * sweep.stop_seconds / 60.0:.1f} min of training, and a few seconds to start each"
+    return "\n".join([text, *(f"  {setting}" for setting in settings if setting)])
+
+
+# --- the runs ---
+
+
+@dataclass
+class _Child:
+    run: SweepRun
+    process: subprocess.Popen[bytes]
+    errors: IO[bytes]
+
+
+def _run_all(
+    sweep: Sweep, left: Sequence[SweepRun], shares: Sequence[list[int]], runs_dir: Path, tell: Callable[[str], None]
+) -> None:
+    waiting = list(left)
+    children: dict[int, _Child] = {}
+    try:
+        while waiting or children:
+            for slot in [slot for slot in range(len(shares)) if slot not in children and waiting]:
+                children[slot] = _start(waiting.pop(0), shares[slot], runs_dir)
+                sweep.write(runs_dir)
+            for slot in [slot for slot, child in children.items() if child.process.poll() is not None]:
+                _note_end(children.pop(slot), tell)
+                sweep.write(runs_dir)
+                tell(table_text(table(sweep, runs_dir), sweep.target))
+            time.sleep(_POLL_S)
+    finally:
+        _end(children.values())
+        sweep.write(runs_dir)
+
+
+def _start(run: SweepRun, cores: Sequence[int], runs_dir: Path) -> _Child:
+    run.attempts += 1
+    while (runs_dir / run.name).exists():
+        run.attempts += 1
+    run.state, run.error = "running", None
+    errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed when the run has ended
+    process = subprocess.Popen(
+        [sys.executable, "-c", f"from {__name__} import begin; begin()", str(os.getpid()),
+         ",".join(map(str, cores)), *run.arguments, "--runs-dir", str(runs_dir), "--set", f"run.name={run.name}",
+         "--json"],
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors, start_new_session=True)
+    return _Child(run, process, errors)
+
+
+def begin() -> None:
+    """Entry of a run's process: pinned to its cores, ended with the sweep; then ``spreeze.train``."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    parent, cores, *arguments = sys.argv[1:]
+    end_with_parent()
+    if os.getppid() != int(parent):
+        sys.exit(3)
+    os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
+    sys.exit(train.main(arguments))
+
+
+def _note_end(child: _Child, tell: Callable[[str], None]) -> None:
+    run, code = child.run, child.process.returncode
+    run.state = "finished" if code == 0 else "failed"
+    child.errors.seek(0)
+    lines = child.errors.read().decode(errors="replace").strip().splitlines()
+    child.errors.close()
+    if code != 0:
+        run.error = f"exit code {code}: {lines[-1] if lines else 'no output'}"
+    tell(f"{run.name} {run.state}" + (f" ({run.error})" if run.error else ""))
+
+
+def _end(children: Sequence[_Child] | Any) -> None:
+    """Asks the runs to stop, which writes their checkpoints; a second Ctrl-C, or too long a wait, kills them."""
+    found = list(children)
+    for child in found:
+        child.run.state = "interrupted"
+        child.process.send_signal(signal.SIGINT)
+    try:
+        for child in found:
+            child.process.wait(_CLOSING_S)
+    except (subprocess.TimeoutExpired, KeyboardInterrupt):
+        pass
+    finally:
+        for child in found:
+            if child.process.poll() is None:
+                kill_and_wait(child.process)
+            child.errors.close()
+
+
+# --- the table ---
+
+
+def spread_iqm(values: Sequence[float]) -> Spread | None:
+    """Interquartile mean with its 95 % bootstrap interval (Agarwal et al. 2021); no interval below three seeds."""
+    if not values:
+        return None
+    data = np.asarray(values, np.float64)
+    low, high = bootstrap_interval(data, centre=lambda rows: iqm(rows.T)) if len(data) >= _INTERVAL_SEEDS else (
+        None, None)
+    return Spread(float(iqm(data)), low, high, len(data))
+
+
+def table(sweep: Sweep, runs_dir: Path) -> list[dict[str, Any]]:
+    """One row a setting, over its finished runs; a time only if every one of them reached the target."""
+    rows = []
+    for setting in dict.fromkeys(run.setting for run in sweep.runs):
+        done = [run for run in sweep.runs if run.setting == setting and run.state == "finished"]
+        curves = [curve for curve in (read_curve(runs_dir / run.name) for run in done) if curve is not None]
+        known = [curve.evaluations for curve in curves]
+        row: dict[str, Any] = {"setting": setting or "as given", "seeds": len(done)}
+        row["final"] = _as_row([value for found in known if (value := final_metric(found)) is not None])
+        row["best"] = _as_row([max(record.return_mean for record in found) for found in known])
+        for key, count in (("to_target_s", 1), ("held_s", HELD)) if sweep.target is not None else ():
+            times = [required_time(found, sweep.target or 0.0, count) for found in known]
+            reached = [at_s for at_s in times if at_s is not None]
+            row[key] = _as_row(reached) if len(reached) == len(done) else None
+            row[f"{key}_reached"] = len(reached)
+        rows.append(row)
+    return rows
+
+
+def _as_row(values: Sequence[float]) -> dict[str, Any] | None:
+    found = spread_iqm(values)
+    return None if found is None else dataclasses.asdict(found)
+
+
+def table_text(rows: Sequence[dict[str, Any]], target: float | None) -> str:
+    keys = {"final": "final metric", "best": "best"}
+    if target is not None:
+        keys |= {"to_target_s": f"to {target:g} [s]", "held_s": "held [s]"}
+    lines = [["setting", "seeds", *keys.values()]]
+    for row in rows:
+        counts = {key: row.get(f"{key}_reached", row[key]["seeds"] if row[key] else 0) for key in keys}
+        cells = [shown(None if row[key] is None else Spread(**row[key]))
+                 + (f" ({counts[key]} of {row['seeds']})" if counts[key] < row["seeds"] else "") for key in keys]
+        lines.append([row["setting"], str(row["seeds"]), *cells])
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+                     for line in lines)

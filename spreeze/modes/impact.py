@@ -1,0 +1,84 @@
+"""The IMPACT mode: samplers -> circular buffer in shared memory -> learner; nobody waits for anybody.
+
+The algorithm says how many slots the buffer has, how often the learner uses a rollout (``slots``, ``uses``), and
+whether a sampler waits before it writes over one that was used too rarely (``least_uses``). Weights reach the samplers
+as they reach the evaluator: by files and a pointer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from spreeze.run_directory import RunDir
+from spreeze.runtime.cpu_governor import GovernorLoop
+from spreeze.runtime.interrupts import Interrupts
+from spreeze.runtime.launcher import FRESH, Launcher, WorkerSpec
+from spreeze.runtime.plan import RunPlan
+from spreeze.runtime.recorder import CounterSample, Outcome, Recorder, View
+from spreeze.runtime.supervisor import Wired, memory_limit_bytes, read_group, run_workers, watcher_specs
+from spreeze.transport.checkpoint import CheckpointStore
+from spreeze.transport.rollouts import Rollouts
+from spreeze.transport.status_table import StatusTable
+from spreeze.workers.jobs import BufferLearnerJob
+from spreeze.workers.roles import Address
+from spreeze.workers.rollout_workers import BufferSamplerJob
+
+_SESSION_SEEDS = 1000
+"""Distance of the samplers' seeds of two sessions: a resumed run sees other episodes."""
+
+
+def run_mode(plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts, launcher: Launcher = FRESH) -> Outcome:
+    """Trains until a stop condition or an interrupt; a ResourceError if there is no room for the buffer."""
+    recorder = Recorder(plan, run_dir, view)
+    return run_workers(plan, run_dir, recorder, interrupts, launcher, _wired(plan, run_dir.path, recorder))
+
+
+@contextlib.contextmanager
+def _wired(plan: RunPlan, run_dir: Path, recorder: Recorder) -> Iterator[Wired]:
+    checkpoint = CheckpointStore(run_dir / "checkpoints").load_latest() if plan.earlier.sessions else None
+    first_updates = 0 if checkpoint is None else int(checkpoint.state["updates"])
+    with (
+        contextlib.closing(Rollouts.create(plan.rollout_spec())) as rollouts,
+        contextlib.closing(StatusTable.create(plan.samplers + 3)) as status,
+    ):
+        specs = worker_specs(plan, run_dir, rollouts, recorder.started_s)
+
+        def read() -> CounterSample:
+            inserted = int(rollouts.steps.sum())
+            updates = status.named_slots(plan.samplers, "learner")["updates"] - first_updates
+            sampled = int(max(0.0, updates)) * plan.batch_size
+            return CounterSample(time.monotonic(), (read_group(status, specs, 0, inserted, 0, sampled),))
+
+        yield Wired(
+            status=status, specs=specs, read=read,
+            governing=GovernorLoop(plan, status, recorder.event) if plan.config.tuning.govern else None,
+        )
+
+
+def worker_specs(plan: RunPlan, run_dir: Path, rollouts: Rollouts, run_started_s: float) -> dict[str, WorkerSpec]:
+    """Learner, samplers and watchers, in starting order: slowest imports first."""
+    config, each = plan.config, plan.config.rollout.envs_per_sampler
+    learner = BufferLearnerJob(
+        run_dir=str(run_dir), spec=plan.spec, algo=config.run.algo, algorithm=plan.algorithm_fields(),
+        learner=config.learner, seed=config.run.seed, normalize_obs=config.env.normalize_obs,
+        max_updates=config.stop.updates, max_env_steps=config.stop.env_steps, run_started_s=run_started_s,
+        wall_base_s=plan.earlier.wall_s, env_steps_base=plan.earlier.env_steps, envs_per_sampler=each,
+        rollouts=rollouts.spec, rollouts_fd=rollouts.fd,
+    )
+    specs = [WorkerSpec(address=Address("learner"), body="buffer-learner", row=plan.samplers, job=learner.to_json(),
+                        threads=config.learner.threads, inherited_fds=(rollouts.fd,))]
+    for index in range(plan.samplers):
+        job = BufferSamplerJob(
+            run_dir=str(run_dir), spec=plan.spec, index=index, num_envs=each, nan_policy=config.sampling.nan_policy,
+            seed=config.run.seed + _SESSION_SEEDS * plan.earlier.sessions, rollouts=rollouts.spec,
+            rollouts_fd=rollouts.fd,
+        )
+        specs.append(WorkerSpec(
+            address=Address("sampler", index=index), body="buffer-sampler", row=index, job=job.to_json(),
+            inherited_fds=(rollouts.fd,), step_deadline_s=config.sampling.step_deadline_s,
+            memory_limit_bytes=memory_limit_bytes(plan),
+        ))
+    return {spec.name: spec for spec in specs} | watcher_specs(plan, run_dir, plan.samplers + 1)

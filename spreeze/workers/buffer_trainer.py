@@ -1,0 +1,101 @@
+"""Learns from the circular buffer: one rollout an update, as old as it may be; independent of processes.
+
+The buffer (``transport.rollouts``) gives the rollout that was used least, of these the oldest: new ones come first, and
+none is passed over while newer ones are used again. What the algorithm computes at the first use stays here.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any
+
+from spreeze.algorithms.impact import AnyAge, Evaluated
+from spreeze.metrics.table import blank_learner
+from spreeze.transport.protocols import Arrays
+from spreeze.transport.rollouts import RolloutReader, Rollouts
+from spreeze.workers.on_policy_trainer import sha256_of
+
+_RECENT = 64
+"""Updates over which uses and lag are averaged."""
+
+
+class BufferTrainer:
+    """One update after another, while the buffer has rollouts with uses left."""
+
+    def __init__(
+        self, algorithm: AnyAge, rollouts: Rollouts, envs_per_sampler: int, *, meta: dict[str, Any],
+        progress_env_steps: int | None, env_steps_base: int,
+    ) -> None:
+        """Reads ``rollouts`` as the only reader; ``env_steps_base`` are those of earlier sessions.
+
+        ``meta`` is published with every policy. At ``progress_env_steps`` the step size's schedule ends (None: none).
+        """
+        self.algorithm, self._rollouts, self._meta = algorithm, rollouts, meta
+        self._source = RolloutReader(rollouts, envs_per_sampler)
+        self._progress_env_steps, self._env_steps_base = progress_env_steps, env_steps_base
+        self.batch_size = rollouts.spec.sync_interval * envs_per_sampler
+        self.learn_s = 0.0
+        self._kept: dict[tuple[int, int], Evaluated] = {}
+        self._lags: deque[float] = deque(maxlen=_RECENT)
+        self._uses: deque[int] = deque(maxlen=_RECENT)
+        self._dropped = 0
+
+    @property
+    def updates(self) -> int:
+        return self.algorithm.updates
+
+    @property
+    def env_steps(self) -> int:
+        """Env steps that samplers have stored since the run began; each counts where it was collected, once."""
+        return self._env_steps_base + int(self._rollouts.steps.sum())
+
+    def learn(self) -> bool:
+        """One update; False if no rollout has uses left."""
+        start = perf_counter()
+        taken = self._source.take()
+        if taken is None:
+            return False
+        spec, key = self._rollouts.spec, (taken.writer, taken.rollout)
+        if key not in self._kept:  # also after a restart, in the middle of its uses
+            oldest = taken.rollout - spec.num_slots + 1
+            for other in [(writer, rollout) for writer, rollout in self._kept
+                          if writer == taken.writer and rollout < oldest]:
+                del self._kept[other]
+            self._kept[key] = self.algorithm.evaluate(taken.batch, taken.writer)
+        # Not negative either after a learner that lost its latest updates.
+        self._lags.append(max(0.0, self.updates - float(taken.versions.mean())))
+        self._uses.append(taken.use)
+        end = self._progress_env_steps
+        self.algorithm.improve(self._kept[key], None if end is None else min(1.0, self.env_steps / end))
+        if taken.use == spec.max_uses:
+            del self._kept[key]
+        self.learn_s += perf_counter() - start
+        return True
+
+    def policy_snapshot(self) -> tuple[Callable[[], Arrays], dict[str, Any]]:
+        arrays = dict(self.algorithm.policy_arrays())
+        return lambda: arrays, {**self.algorithm.policy_meta(), **self._meta, "updates": self.updates}
+
+    def state(self) -> tuple[Arrays, dict[str, Any]]:
+        """Tensors and JSON of a checkpoint; rollouts are collected again."""
+        return self.algorithm.state_arrays(), {"algorithm": self.algorithm.state_json(), "updates": self.updates}
+
+    def load_state(self, tensors: Arrays, state: dict[str, Any]) -> None:
+        """Raises a CheckpointError if it is that of another network or algorithm."""
+        self.algorithm.load_state_arrays(tensors)
+        self.algorithm.load_state_json(state["algorithm"])
+
+    def parameters_sha256(self) -> str:
+        return sha256_of(self.algorithm.state_arrays())
+
+    def numbers(self, *, wait_s: float, publish_s: float) -> dict[str, float]:
+        self._dropped = max(self._dropped, self._source.dropped)
+        recent = len(self._lags)
+        return {
+            **blank_learner(), "updates": self.updates, "wait_s": wait_s, "learn_s": self.learn_s,
+            "publish_s": publish_s, "batch_size": self.batch_size, "updates_skipped": self.algorithm.updates_skipped(),
+            "policy_lag": sum(self._lags) / recent if recent else 0.0, "rollouts_dropped": self._dropped,
+            "rollout_uses": sum(self._uses) / recent if recent else 0.0, **self.algorithm.metrics(),
+        }

@@ -1,0 +1,132 @@
+"""The learner's side of mode impact, on rollouts in shared memory that are written here; and faults of RLlib's."""
+
+import numpy as np
+import pytest
+import torch
+from rollouts import learner, rollout, task
+
+from spreeze.inference.policy import Policy
+from spreeze.transport.protocols import StepRows
+from spreeze.transport.rollouts import Rollouts, RolloutSpec, RolloutWriter
+from spreeze.transport.weights import WeightsStore
+from spreeze.workers.buffer_trainer import BufferTrainer
+from spreeze.workers.collectors import NewestPolicy
+
+T, M = 4, 2
+SPEC = task(discrete=True)
+
+
+class Place:
+    """Two samplers' slots, and a trainer."""
+
+    def __init__(self, slots=4, uses=2):
+        spec = RolloutSpec(sync_interval=T, num_envs=2 * M, obs_shape=(SPEC.obs_dim,), images=False, action_dim=1,
+                           noise_dim=1, log_steps=1, num_slots=slots, max_uses=uses, free_running=True)  # fmt: skip
+        self.rollouts = Rollouts.create(spec)
+        self.sinks = [RolloutWriter(self.rollouts, first, M) for first in (0, M)]
+        self.made = learner("impact", SPEC, "none", slots=slots, uses=uses, least_uses=0, hidden_sizes=(4,))
+        self.trainer = self.open()
+
+    def open(self, base=0):
+        return BufferTrainer(self.made, self.rollouts, M, meta={}, progress_env_steps=None, env_steps_base=base)
+
+    def close(self):
+        for sink in self.sinks:
+            sink.close()
+        self.rollouts.close()
+
+    def fill(self, writer, version=0):
+        batch = rollout(self.made, SPEC, np.random.default_rng(version), T, M)
+        for t in range(T):
+            self.sinks[writer].commit([0, 1], StepRows(
+                batch.obs[t], batch.action[t], batch.log_prob[t], version, batch.reward[t].tolist(), [False] * M,
+                [False] * M, batch.next_obs[t]))  # fmt: skip
+
+
+@pytest.fixture
+def place():
+    made = Place()
+    yield made
+    made.close()
+
+
+def test_each_rollout_is_used_k_times_and_evaluated_once(place, monkeypatch):
+    evaluated = []
+    evaluate = place.made.evaluate
+    monkeypatch.setattr(place.made, "evaluate", lambda *given: evaluated.append(given[1]) or evaluate(*given))
+    assert not place.trainer.learn()
+    place.fill(0)
+    place.fill(1)
+    assert [place.trainer.learn() for _ in range(5)] == [True] * 4 + [False]
+    assert (evaluated, place.made.updates) == ([0, 1], 4), "with the sampler that it is of"
+    numbers = place.trainer.numbers(wait_s=0.0, publish_s=0.0)
+    assert (numbers["rollout_uses"], numbers["rollouts_dropped"], numbers["batch_size"]) == (1.5, 0, T * M)
+
+
+def test_a_restarted_learner_evaluates_again_what_has_uses_left(place):
+    place.fill(0)
+    place.trainer.learn()
+    again = place.open()
+    assert [again.learn(), again.learn()] == [True, False]
+    assert place.made.updates == 2
+
+
+def test_the_lag_is_that_of_the_batch_and_env_steps_are_those_that_were_collected(place):
+    """Env steps belong to the batch that they came in (ray #59544), and are not counted once more at each use."""
+    place.made.updates = 10
+    place.fill(0, version=4)
+    place.fill(1, version=8)
+    place.trainer.learn()
+    assert place.trainer.numbers(wait_s=0.0, publish_s=0.0)["policy_lag"] == 6.0
+    while place.trainer.learn():
+        pass
+    assert place.trainer.env_steps == 2 * T * M
+    assert place.open(base=100).env_steps == 100 + 2 * T * M
+
+
+def test_the_oldest_come_first_and_what_is_too_old_is_gone(place):
+    """RLlib served the newest first, so that a very old batch was served at last (ray #48702)."""
+    for version in range(9):
+        place.fill(0, version)
+    lags = []
+    place.made.updates = 100
+    for count in range(3):
+        place.trainer.learn()
+        lags.append(100 + count - place.trainer._lags[-1])
+    assert lags == [6, 7, 8], "of three slots that can be read, each once before any is used again"
+    assert place.trainer.numbers(wait_s=0.0, publish_s=0.0)["rollouts_dropped"] == 6
+
+
+def test_nothing_is_kept_of_rollouts_that_are_gone(place):
+    for version in range(30):
+        place.fill(0, version)
+        place.trainer.learn()
+    assert len(place.trainer._kept) <= 4
+
+
+def test_new_weights_reach_every_sampler_also_one_that_has_returned_nothing(tmp_path, place):
+    """RLlib sent weights only to the workers whose samples had come back (ray #48314)."""
+    store = WeightsStore(tmp_path)
+    samplers = [NewestPolicy(WeightsStore(tmp_path)) for _ in range(3)]
+    for sampler in samplers:
+        sampler.refresh()
+        assert (sampler.current(), sampler.version) == (None, 0)
+    for version in (1, 7):
+        arrays, meta = place.trainer.policy_snapshot()
+        store.publish(arrays(), meta, 1, version)
+        for sampler in samplers:
+            sampler.refresh()
+            assert isinstance(sampler.current(), Policy)
+    assert [sampler.version for sampler in samplers] == [7, 7, 7]
+
+
+def test_its_state_comes_back(place):
+    place.fill(0)
+    place.trainer.learn()
+    tensors, state = place.trainer.state()
+    other = Place()
+    other.trainer.load_state(tensors, state)
+    assert torch.equal(other.made.net.flat, place.made.net.flat)
+    assert other.trainer.parameters_sha256() == place.trainer.parameters_sha256()
+    assert (other.trainer.updates, state["updates"]) == (1, 1)
+    other.close()

@@ -1,0 +1,107 @@
+"""Mode impact with real processes: any of them killed, stopped, resumed; and what it refuses."""
+
+import os
+import signal
+
+import pytest
+from harness import HIDDEN_SIZES, Run, train
+
+from spreeze.cli.arguments import build_parser, user_values
+from spreeze.config.algorithms import check_algorithm
+from spreeze.config.layers import Layer, Settings, resolve
+from spreeze.errors import ConfigError
+from spreeze.runtime.plan import RunPlan
+from spreeze.types import EnvSpec
+
+SPEC = EnvSpec(env_id="T-v0", import_module=None, obs_dim=4, action_dim=1, action_low=(0.0,), action_high=(1.0,),
+               max_episode_steps=500, reward_threshold=None, num_actions=2)  # fmt: skip
+
+_CART = ("--env", "CartPole-v1", "--algo", "impact", "--sync-interval", "8")
+_SMALL = ("--samplers", "2", "--envs-per-sampler", "2", "--set", f"impact.hidden_sizes={HIDDEN_SIZES}",
+          "--set", "evaluation.episodes=2", "--set", "learner.checkpoint_interval_s=0.5", "--no-visualizer",
+          "--no-governor")  # fmt: skip
+
+
+def test_any_process_may_die_and_a_resumed_run_goes_on(tmp_path):
+    with Run(tmp_path, *_CART, tiny=_SMALL) as run:
+        run.wait_for(lambda: any("checkpoint" in entry.name for entry in run.path.glob("checkpoints*")), what="files")
+        run.until_updates(100)
+        for name in ("sampler-0", "learner"):
+            victim, version = run.children()[name], run.version()
+            os.kill(victim.pid, signal.SIGKILL)
+            run.wait_for(lambda victim=victim, name=name: run.children().get(name) not in (None, victim), what=name)
+            run.until_progress()
+            run.wait_for(lambda version=version: run.version() > version, what="weights")
+        rates = [run.numbers().get(f"sampler_env_steps_per_s/{index}") for index in range(2)]
+        assert all(rate is not None for rate in rates)
+        code, document = run.stop()
+    assert (code, document["restarts"], document["error"], document["mode"]) == (0, 2, None, "impact")
+    assert document["policy_lag_mean"] > 0.0
+    wanted = document["updates"] + 50
+    _, code, second = train(tmp_path, "--resume", "run", "--updates", str(wanted), tiny=())
+    assert code == 0
+    assert second["updates"] >= wanted
+    assert second["env_steps"] > document["env_steps"]
+
+
+def test_a_buffer_that_does_not_fit_into_memory_is_refused_before_anything_is_written(tmp_path):
+    _, code, document = train(tmp_path, *_CART, "--set", "impact.slots=60000", "--sync-interval", "65536",
+                              "--envs-per-sampler", "64", tiny=("--no-visualizer",))  # fmt: skip
+    assert code == 2
+    assert "circular buffer needs" in document["error"]
+    assert "lower impact.slots or --sync-interval" in document["error"]
+    assert not (tmp_path / "runs" / "run").exists()
+
+
+def asked(*argv):
+    config = resolve([Layer("user", user_values(build_parser().parse_args(argv)))]).config
+    check_algorithm(config.run.algo, SPEC, config.mode)
+    return config
+
+
+@pytest.mark.parametrize("algo", ["impact", "appo", "impala"])
+def test_the_algorithm_implies_its_mode_and_is_refused_in_others(algo):
+    config = asked("--algo", algo)
+    assert config.run.mode == "impact"
+    assert config.wiring.free_running
+    with pytest.raises(ConfigError, match="rollouts of any age, which mode hts does not have; use --mode impact"):
+        asked("--algo", algo, "--mode", "hts")
+
+
+@pytest.mark.parametrize(("argv", "words"), [
+    (("--algo", "impact", "--set", "impact.uses=0"), "impact.uses = 0: allowed is 1 to 65535"),
+    (("--algo", "appo", "--set", "appo.uses=1", "--set", "appo.least_uses=4"), "least_uses = 4 is above uses = 1"),
+    (("--mode", "impact", "--algo", "ppo"), "--algo ppo: it learns from what its own policy has just collected"),
+    (("--mode", "impact", "--algo", "dqn"), "--algo dqn: it learns from replay, which mode impact does not have"),
+])  # fmt: skip
+def test_what_cannot_run_is_refused(argv, words):
+    with pytest.raises(ConfigError, match=words):
+        asked(*argv)
+
+
+def plan(samplers, *argv):
+    return RunPlan(settings=Settings(config=asked(*argv), sources={}), spec=SPEC, samplers=samplers, free_core=True)
+
+
+def test_inference_workers_are_refused_where_samplers_wait_for_nobody():
+    with pytest.raises(ConfigError, match=r"inference_workers = 1: in mode impact samplers .* infer for themselves"):
+        plan(2, "--algo", "impact", "--set", "rollout.inference_workers=1")
+
+
+@pytest.mark.parametrize("algo", ["impact", "ppo"])
+def test_averaged_weights_are_refused_where_the_published_policy_collects(algo):
+    mode = () if algo == "impact" else ("--mode", "hts")
+    with pytest.raises(ConfigError, match=f"policy_average = 0.9: what {algo} publishes draws its rollouts too"):
+        plan(2, "--algo", algo, *mode, "--set", "learner.policy_average=0.9")
+
+
+def test_samplers_wait_for_half_of_the_uses_unless_told_otherwise():
+    for uses, least, expected in ((2, None, 1), (1, None, 0), (8, 0, 0), (8, 8, 8)):
+        more = () if least is None else ("--set", f"impact.least_uses={least}")
+        assert plan(2, "--algo", "impact", "--set", f"impact.uses={uses}", *more).rollout_spec().least_uses == expected
+
+
+def test_each_sampler_has_a_slot_to_fill_besides_its_share_of_those_to_read():
+    for samplers, slots in ((1, 5), (2, 3), (3, 3), (8, 2)):
+        spec = plan(samplers, "--algo", "impact").rollout_spec()
+        assert (spec.num_slots, spec.max_uses, spec.least_uses, spec.free_running) == (slots, 8, 4, True)

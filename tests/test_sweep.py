@@ -1,0 +1,68 @@
+"""``spreeze sweep``: the grid, the shares of the cores, the table, and a sweep that was interrupted."""
+
+import json
+
+import numpy as np
+import pytest
+
+from spreeze.cli import sweep
+from spreeze.errors import ConfigError, RunError
+from spreeze.metrics.comparison import iqm
+
+
+def test_a_grid_is_every_combination_and_names_what_varies():
+    found = sweep.grid(["sac.gamma=0.9,0.99", "sac.tau=0.01", "sac.hidden_sizes=[64, 64],[128]"])
+    assert [setting for setting, _ in found] == [
+        f"sac.gamma={gamma} sac.hidden_sizes={sizes}" for gamma in ("0.9", "0.99") for sizes in ("[64, 64]", "[128]")]
+    assert found[0][1] == ["sac.gamma=0.9", "sac.tau=0.01", "sac.hidden_sizes=[64, 64]"]
+    assert sweep.grid([]) == [("", [])]
+
+
+@pytest.mark.parametrize("text", ["sac.gamma", "gamma=1,2", "sac.gamma=1,,2", "sac.gamma=1,1"])
+def test_a_malformed_axis_is_refused(text):
+    with pytest.raises(ConfigError, match="--set"):
+        sweep.grid([text])
+
+
+def test_cores_are_dealt_without_overlap_and_one_at_least_to_each():
+    assert sweep.core_shares([0, 2, 3, 7, 9], 2) == [[0, 2], [3, 7, 9]]
+    with pytest.raises(ConfigError, match="--side-by-side 3"):
+        sweep.core_shares([0, 1], 3)
+
+
+def test_the_interquartile_mean_leaves_out_a_quarter_at_each_end():
+    assert iqm(np.array([100.0, 1.0, 2.0, -50.0])) == 1.5
+    found = sweep.spread_iqm([0.0, 1.0, 5.0])
+    assert (found.mean, found.low, found.high) == (2.0, 0.0, 5.0)  # 3 // 4 = 0 are left out; 1/27 draw one value
+    assert sweep.spread_iqm([1.0, 2.0]).low is None
+    assert sweep.spread_iqm([]) is None
+
+
+@pytest.mark.parametrize("flags", [["--set", "sac.gama=0.9"], ["--set", "sac.gamma=0.9,often"], []])
+def test_what_a_run_would_refuse_is_refused_before_the_first_run(tmp_path, capsys, flags):
+    stop = ["--stop-seconds", "1"] if flags else []
+    assert sweep.main(["--env", "Pendulum-v1", *stop, *flags, "--runs-dir", str(tmp_path / "runs")]) == 2
+    assert capsys.readouterr().err.startswith("error: ")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_an_interrupted_run_begins_anew_beside_the_old_one_and_a_finished_one_is_skipped(tmp_path):
+    arguments = ["--env", "Pendulum-v1", "--mode", "serial", "--set", "stop.env_steps=60"]
+    states = ["finished", "running"]
+    runs = [sweep.SweepRun("", seed, [*arguments, "--seed", str(seed)], f"x-c1-s{seed}", 1, state)
+            for seed, state in enumerate(states, 1)]
+    sweep.Sweep("x", None, None, 1, runs).write(tmp_path)
+    (tmp_path / "x-c1-s2").mkdir()
+    assert sweep.main(["--resume", "x", "--runs-dir", str(tmp_path)]) == 0
+    found = sweep.read_sweep(tmp_path, "x")
+    assert [(run.name, run.state) for run in found.runs] == [("x-c1-s1", "finished"), ("x-c1-s2-again2", "finished")]
+    assert json.loads((tmp_path / "x.sweep.json").read_text())["finished"] == [run.name for run in found.runs]
+    assert json.loads((tmp_path / "x-c1-s2-again2" / "summary.json").read_text())["env_steps"] >= 60
+    assert not (tmp_path / "x-c1-s1").exists()
+
+
+def test_a_taken_name_and_an_unknown_one_are_refused(tmp_path):
+    sweep.Sweep("x", None, None, 1, []).write(tmp_path)
+    assert sweep.main(["--name", "x", "--stop-seconds", "1", "--runs-dir", str(tmp_path)]) == 2
+    with pytest.raises(RunError, match="sweeps: x"):
+        sweep.read_sweep(tmp_path, "y")
