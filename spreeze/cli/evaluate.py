@@ -276,7 +276,8 @@ def environment_errors(env_id: str) -> Iterator[None]:
 
 def check_fits(spec: EnvSpec, made: EnvSpec, path: Path) -> None:
     """Raises ``EnvironmentError_`` if the environment's spaces differ from those of the weights."""
-    if (made.obs_dim, made.action_dim, made.num_actions) != (spec.obs_dim, spec.action_dim, spec.num_actions):
+    sizes = [(each.obs_dim, each.action_dim, each.num_actions, each.team) for each in (made, spec)]
+    if sizes[0] != sizes[1]:
         raise EnvironmentError_(
             f"{path}: trained for {spec.obs_dim} observations and {actions_text(spec)}, "
             f"but {made.env_id} has {made.obs_dim} and {actions_text(made)}"

@@ -44,6 +44,8 @@ class Wiring:
     """``rollout.inference_workers`` processes may infer for the samplers."""
     several_learners: bool = False
     """``run.learners`` of them may learn side by side, each with samplers and buffer of its own."""
+    averages: bool = False
+    """These learners average their parameters every ``learner.average_interval`` updates, and begin with the same."""
     knobs: tuple[str, ...] = ()
     """Settings that the tuner chooses; ``algorithm.FIELD`` is of the chosen algorithm, if it has that field."""
 
@@ -117,6 +119,11 @@ DECLARED = (
         name="impact", module="spreeze.modes.impact",
         doc="samplers never wait; the learner uses each rollout of a circular buffer several times (IMPACT)",
         on_policy=Wiring(stages=BUFFER_STAGES, lag=1, free_running=True, knobs=BUFFER_KNOBS),
+    ),
+    Mode(
+        name="tianji", module="spreeze.modes.spreeze",
+        doc="spreeze in groups, each with samplers, replay and learner; the learners average their parameters (TianJi)",
+        replay=Wiring(stages=REPLAY_STAGES, several_learners=True, averages=True, knobs=REPLAY_KNOBS),
     ),
 )
 """The modes that come with Spreeze, the default first."""

@@ -29,7 +29,7 @@ from spreeze.workers.buffer_trainer import BufferTrainer
 from spreeze.workers.context import WorkerContext, open_weights
 from spreeze.workers.jobs import AnyLearnerJob, BufferLearnerJob, LearnerJob, OnPolicyLearnerJob
 from spreeze.workers.on_policy_trainer import FINGERPRINTS, OnPolicyTrainer
-from spreeze.workers.replay_trainer import ReplayTrainer
+from spreeze.workers.replay_trainer import PeerAverage, ReplayTrainer
 from spreeze.workers.rollout_workers import WAIT_S, wakeups_of
 from spreeze.workers.torch_devices import largest_matmul, learner_threads, matmuls_in, out_of_memory, resolve_device
 
@@ -260,9 +260,14 @@ class _ReplayLearner(_Learner):
         self._limiter, self._anneals = job.limiter, config.lr_schedule != "constant"
         super().__init__(context, job, trainer, ring if job.save_replay else None)
         self._replay, self._device = ring, device
+        self._peers: PeerAverage | None = None
         self.began = False
 
     def restore(self, checkpoint: Checkpoint | None) -> None:
+        if fds := self._job.shared_fds:
+            shared = [VersionedParameters(fds[index : index + 2]) for index in range(0, len(fds), 2)]
+            self._peers = PeerAverage(self._trainer.algorithm, shared, self._context.address.group, self._files.epoch,
+                                      self._job.learner.average_interval)
         if checkpoint is None:
             return
         self._trainer.load_state(checkpoint.tensors, checkpoint.state)
@@ -287,6 +292,8 @@ class _ReplayLearner(_Learner):
             self._trainer.anneal(run_progress(self._job.stop, elapsed_s, self.env_steps(), self._trainer.updates))
         self._update()
         self._context.slots[_UPDATES] = self._trainer.updates
+        if self._peers is not None and (note := self._peers.advance(self._trainer.updates)):
+            self._report(note)
         return True
 
     def _update(self) -> None:
@@ -500,6 +507,11 @@ class LearnerFiles:
 
     def _now(self) -> dict[str, Any]:
         return {"env_steps": self._env_steps(), "wall_s": self._wall_s()}
+
+    @property
+    def epoch(self) -> int:
+        """Rises with each start of the learner."""
+        return self._epoch
 
     @property
     def is_new(self) -> bool:
