@@ -23,8 +23,8 @@ from spreeze.algorithms.fused_mlp import RELU, HiddenLayers, Tape, ThreadPair, m
 from spreeze.algorithms.off_policy import Chunk, Critics
 from spreeze.config.schema import ActorCriticConfig, DistributionalConfig
 
-_PAIRS = 2**16
-"""Pairs formed at once on a CPU: larger blocks leave its cache, and their memory is mapped anew each time."""
+_PAIRS = 2**15
+"""Pairs formed at once on a CPU: blocks above 128 KiB would be mapped by the system anew each time."""
 
 
 def create_critics(
@@ -44,11 +44,11 @@ def create_critics(
 
 
 def truncated(values: Tensor, drop: int) -> Tensor:
-    """The pooled values [B, N] of each row in ascending order without the ``drop`` highest: [B, N - drop].
+    """The pooled values [B, N] of each row without the ``drop`` highest, in any order: [B, N - drop].
 
-    Equation 10 of arXiv 2005.04269, before reward and discount, which keep the order.
+    Equation 10 of arXiv 2005.04269, before reward and discount, which keep the order. Sorting takes ten times as long.
     """
-    return values.sort(1).values[:, : values.shape[1] - drop]
+    return values.topk(values.shape[1] - drop, 1, largest=False, sorted=False).values
 
 
 def quantile_huber_gradient(quantiles: Tensor, target: Tensor, levels: Tensor) -> Tensor:
@@ -181,7 +181,7 @@ class QuantileCritics(_Distributional):
         self._mean_gradient = 1.0 / count
 
     def next_value(self, next_obs: Tensor, next_action: Tensor) -> Tensor:
-        """The pooled quantiles without the highest, ascending."""
+        """The pooled quantiles without the highest, in any order."""
         out = self._evaluate(next_obs, next_action)
         return truncated(out.flatten(0, 1).t(), self._drop).clone().t()
 
