@@ -88,13 +88,6 @@ def test_inference_workers_are_refused_where_samplers_wait_for_nobody():
         plan(2, "--algo", "impact", "--set", "rollout.inference_workers=1")
 
 
-@pytest.mark.parametrize("algo", ["impact", "ppo"])
-def test_averaged_weights_are_refused_where_the_published_policy_collects(algo):
-    mode = () if algo == "impact" else ("--mode", "hts")
-    with pytest.raises(ConfigError, match=f"policy_average = 0.9: what {algo} publishes draws its rollouts too"):
-        plan(2, "--algo", algo, *mode, "--set", "learner.policy_average=0.9")
-
-
 def test_samplers_wait_for_half_of_the_uses_unless_told_otherwise():
     for uses, least, expected in ((2, None, 1), (1, None, 0), (8, 0, 0), (8, 8, 8)):
         more = () if least is None else ("--set", f"impact.least_uses={least}")

@@ -161,6 +161,10 @@ class AlgorithmConfig(Part):
     lr_schedule: str = setting("constant", "linear, cosine: all step sizes fall to 0 at the stop condition that comes "
                                "first, that of time counted from the start of the session",
                                choices=("constant", "linear", "cosine"))
+    policy_average: float = setting(0.0, "decay in one update of an average of the policy's weights, which is what is "
+                                    "evaluated, shown and kept; 0: the newest weights; 0.998 averages 500 updates",
+                                    low=0.0, high=0.999999)
+    explore_average: bool = setting(False, "samplers explore with the averaged policy too, not with the newest one")
 
     def check_task(self, spec: EnvSpec) -> None:
         """Raises a ConfigError if a setting does not fit the task."""
@@ -458,10 +462,6 @@ class LearnerConfig(Part):
     mirror: bool = setting(True, "keep a copy of replay on the learner's GPU, as far as its memory allows")
     updates_per_launch: int = setting(1, "updates in one launch on a GPU with such a copy (a CUDA graph); 0: every "
                                       "kernel by itself", unit="updates", low=0, high=64)
-    policy_average: float = setting(0.0, "decay in one update of an average of the policy's weights, which is what is "
-                                    "evaluated, shown and kept; 0: the newest weights; 0.998 averages 500 updates",
-                                    low=0.0, high=0.999999)
-    explore_average: bool = setting(False, "samplers explore with the averaged policy too, not with the newest one")
     average_interval: int = setting(100, "mode tianji: updates of a learner between two averagings of its parameters "
                                     "with those of the others", unit="updates", low=1, high=10**9)
     publish_interval_s: float = setting(0.25, "time between two published weights", unit="s", low=0.01, high=3600)
@@ -632,7 +632,6 @@ def _class_of(part: str, config: Config | None) -> type[Part]:
 _ONLY_WITH_REPLAY: tuple[str, ...] = (
     "replay", "sampling.samplers", "sampling.envs_per_sampler", "sampling.memory_limit_bytes", "learner.batch_size",
     "learner.precision", "learner.overlap", "learner.mirror", "learner.updates_per_launch",
-    "learner.policy_average", "learner.explore_average",
 )
 _ONLY_ON_POLICY: tuple[str, ...] = ("rollout",)
 _ALWAYS = ("env.normalize_obs", "image", "sampling", "learner", "evaluation", "visualizer", "tuning", "logging")

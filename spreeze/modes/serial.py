@@ -211,7 +211,6 @@ class _Replay:
             plan.spec, config.run.algo, config.algorithm, plan.layout, ReplayReader(ring),
             batch_size=config.learner.batch_size, device=resolve_device(config.learner.device), seed=config.run.seed,
             normalize_obs=config.env.normalize_obs, pair=pair, overlap=config.learner.overlap,
-            policy_average=config.learner.policy_average, explore_average=config.learner.explore_average,
         )
         least, most = config.replay.samples_per_insert_min, config.replay.samples_per_insert_max
         self._ratio = min(max(float(config.learner.batch_size), least), most)

@@ -103,10 +103,6 @@ class RunPlan:
         if learner.precision != "float32":
             raise ConfigError(f"learner.precision = {learner.precision}: {self.config.run.algo} learns in float32, "
                               "which its equal results rest on; leave it out")
-        if learner.policy_average:
-            raise ConfigError(f"learner.policy_average = {learner.policy_average:g}: what {self.config.run.algo} "
-                              "publishes draws its rollouts too, and learning divides by the probabilities of its "
-                              "newest policy; averages are for algorithms that learn from replay. Leave it out")
 
     @property
     def learners(self) -> int:

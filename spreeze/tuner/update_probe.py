@@ -172,7 +172,6 @@ def _updates(job: UpdateProbeJob, ring: ReplayRing, turn: UpdateTurn) -> dict[st
         learning = ReplayTrainer(
             job.spec, job.algo, config, ring.spec.layout, ReplayReader(ring), batch_size=learner.batch_size,
             device=device, seed=0, normalize_obs=job.normalize_obs, pair=pair, mirror=True, updates_per_launch=1,
-            policy_average=learner.policy_average,
         )
         # The recording of a graph is never timed, however long it takes.
         warm_s, least = time.perf_counter(), max(_LEAST_WARM_UPDATES, learning.updates_before_replay)

@@ -255,7 +255,6 @@ class _ReplayLearner(_Learner):
             job.spec, job.algo, config, ring.spec.layout, ReplayReader(ring), batch_size=job.learner.batch_size,
             device=device, seed=job.seed, normalize_obs=job.normalize_obs, pair=pair, overlap=job.learner.overlap,
             mirror=job.learner.mirror, updates_per_launch=job.learner.updates_per_launch,
-            policy_average=job.learner.policy_average, explore_average=job.learner.explore_average,
         )
         self._limiter, self._anneals = job.limiter, config.lr_schedule != "constant"
         super().__init__(context, job, trainer, ring if job.save_replay else None)

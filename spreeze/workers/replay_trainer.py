@@ -56,12 +56,11 @@ class ReplayTrainer:
     def __init__(
         self, spec: EnvSpec, algo: str, config: AlgorithmConfig, layout: RowLayout, reader: BatchSource, *,
         batch_size: int, device: str, seed: int, normalize_obs: bool, pair: ThreadPair | None = None,
-        overlap: bool = False, mirror: bool = False, updates_per_launch: int = 0, policy_average: float = 0.0,
-        explore_average: bool = False,
+        overlap: bool = False, mirror: bool = False, updates_per_launch: int = 0,
     ) -> None:
-        """With a ``policy_average`` above 0 the published policy is an average of the weights (``PolicyAverage``).
+        """With ``config.policy_average`` above 0 the published policy is an average of the weights (``PolicyAverage``).
 
-        Samplers explore with the newest weights, or with the average too (``explore_average``).
+        Samplers explore with the newest weights, or with the average too (``config.explore_average``).
         """
         options: dict[str, Any] = {} if pair is None else {"pair": pair}
         options |= {} if spec.frames is None else {"frames": spec.frames}
@@ -73,8 +72,8 @@ class ReplayTrainer:
             import_module=spec.import_module, **options,
         )
         self._meta = {"algo": algo, "env": dataclasses.asdict(spec)}
-        self._average = PolicyAverage(self.algorithm, policy_average) if policy_average else None
-        self._explore_average = explore_average
+        self._average = PolicyAverage(self.algorithm, config.policy_average) if config.policy_average else None
+        self._explore_average = config.explore_average
         self._reader, self._layout, self._gamma = reader, layout, config.gamma
         placement = Placement.parse(device)
         self._device, self._actor_device = placement.critics, placement.actor
