@@ -107,7 +107,8 @@ def load_policy(
     """Loads the policy of a run; the environment is made only if its observation has several parts.
 
     Args:
-        run: a ``Run``, the name or path of one, "latest", or a ``.safetensors`` file of weights.
+        run: a ``Run``, the name or path of one, "latest", a ``.safetensors`` file of weights, or the name of a
+            pretrained policy, such as "walker2d".
         which: "best" (by evaluation; the newest before the first one) or "latest".
         runs_dir: where names are looked up.
         import_module: module that registers the task, where the environment is made.

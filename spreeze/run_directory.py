@@ -24,7 +24,7 @@ import stat
 import sys
 import time
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -342,8 +342,8 @@ def list_runs(runs_dir: Path) -> list[Path]:
     return sorted(found, key=lambda path: (str(read_run(path).get("started", "")), path.name))
 
 
-def find_run(name_or_path: str, runs_dir: Path) -> Path:
-    """A run by name, by path, or "latest".
+def find_run(name_or_path: str, runs_dir: Path, others: Iterable[str] = ()) -> Path:
+    """A run by name, by path, or "latest"; ``others`` are names that the user may have meant as well.
 
     Raises:
         RunError: no such run.
@@ -357,7 +357,7 @@ def find_run(name_or_path: str, runs_dir: Path) -> Path:
     if "/" not in name_or_path:
         path = runs_dir / check_name(name_or_path)
     if not (path / "run.json").is_file():
-        names = [run.name for run in runs]
+        names = [*(run.name for run in runs), *others]
         raise RunError(f"no run '{name_or_path}' in {runs_dir}{did_you_mean(name_or_path, names)}")
     return path
 

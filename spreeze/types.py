@@ -43,6 +43,27 @@ class FrameSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TeamSpec:
+    """The agents of a task that several solve together; n is their number.
+
+    The flat observation of such a task is ``obs of agent 0 | ... | obs of agent n - 1 | state``, its action one index
+    an agent (A = n), its reward the sum of all agents' rewards.
+    """
+
+    actions: tuple[int, ...]
+    """Number of discrete actions of each agent; K of the task is the largest."""
+    obs_dim: int
+    """Length of one agent's observation; shorter ones end in zeros."""
+    state_dim: int
+    """Length of the state of the whole, which only the learner's mixer reads; 0: it reads all observations instead."""
+
+    @property
+    def size(self) -> int:
+        """n: number of agents."""
+        return len(self.actions)
+
+
+@dataclass(frozen=True, kw_only=True)
 class EnvSpec:
     """Static facts about an environment."""
 
@@ -53,7 +74,7 @@ class EnvSpec:
     obs_dim: int
     """O: length of the flat float32 observation; where ``action_mask`` is true its last K values are the mask."""
     action_dim: int
-    """A: length of the flat action vector; 1 for discrete actions."""
+    """A: length of the flat action vector; 1 for discrete actions, one index an agent for a team."""
     action_low: tuple[float, ...]
     """Lower bound of each action component, in the environment's unit."""
     action_high: tuple[float, ...]
@@ -80,6 +101,8 @@ class EnvSpec:
     """Frames of an image task: each step gives one, uint8 [C, H, W]; an observation is the last k. None: vectors."""
     action_mask: bool = False
     """Whether ``info["action_mask"]`` says at each step which of the K actions are allowed."""
+    team: TeamSpec | None = None
+    """The agents where several act at once; None: a single one."""
 
     @property
     def mask_dim(self) -> int:
@@ -91,7 +114,7 @@ class TransitionBatch(NamedTuple):
     """B transitions; arrays or tensors, all float32. Columns may be strided views of one row block."""
 
     obs: Any  # [B, O]
-    action: Any  # [B, A], in [-1, 1]; discrete: the index, [B, 1]
+    action: Any  # [B, A], in [-1, 1]; discrete: the index, [B, 1], of a team one an agent
     obs_action: Any  # [B, O + A]: adjacent columns of a row, so no copy
     reward: Any  # [B]: sum of gamma^i r_i over the n steps of the transition
     terminated: Any  # [B]: 1.0 where the MDP ended; a truncated transition has 0.0

@@ -24,12 +24,12 @@ from typing import Any, NamedTuple
 import torch
 
 from spreeze.algorithms import create
-from spreeze.algorithms.fused_mlp import ThreadPair, matmuls_round
+from spreeze.algorithms.fused_mlp import ThreadPair, matmuls_by_onednn
 from spreeze.bench import Row, line
 from spreeze.config.schema import PARTS, AlgorithmConfig
 from spreeze.machine.hardware import read_machine
 from spreeze.types import RowLayout, TransitionBatch
-from spreeze.workers.torch_devices import products_in
+from spreeze.workers.torch_devices import largest_matmul, matmuls_in
 
 OBS_DIM, ACTION_DIM = 22, 6
 """Sizes of Walker2DBulletEnv-v0."""
@@ -69,13 +69,13 @@ def input_gradients(stack: int, rows: int, sizes: tuple[int, ...], times: float 
 
 
 def matmuls(
-    algo: str, batch_size: int, obs_dim: int, action_dim: int, hidden: tuple[int, ...], policy_delay: int = 2
+    algo: str, batch_size: int, obs_dim: int, action_dim: int, hidden: tuple[int, ...], policy_delay: int = 1
 ) -> list[Matmul]:
     """The matmuls that one update of an algorithm cannot avoid."""
     critic = (obs_dim + action_dim, *hidden, 1)
     actor = (obs_dim, *hidden, 2 * action_dim if algo == "sac" else action_dim)
     stack = 1 if algo == "ddpg" else 2
-    moves = 1.0 / policy_delay if algo == "td3" else 1.0
+    moves = 1.0 / policy_delay
     least_of = stack if algo == "sac" else 1
     b = batch_size
     return [
@@ -114,7 +114,7 @@ def _matmul_call(stack: int, m: int, k: int, n: int) -> Callable[[], Any]:
     """One matmul, written the way that is fastest for its shape."""
     a, b = torch.randn(stack, m, k), torch.randn(stack, k, n)
     if n == 1:
-        times_vector = torch.linalg.vecdot if matmuls_round() else torch.mv
+        times_vector = torch.linalg.vecdot if matmuls_by_onednn() else torch.mv
         rows = [(a[index], b[index, :, 0].contiguous(), torch.empty(m)) for index in range(stack)]
         if m < k:
             rows = [(matrix.t().contiguous().t(), vector, out) for matrix, vector, out in rows]
@@ -160,11 +160,11 @@ def learner_cases(
         pair = stack.enter_context(ThreadPair()) if any(count > 1 for count in threads) else None
         cases: list[_Case] = []
         for size, precision, count in itertools.product(batch_sizes, precisions, threads):
-            with products_in(precision, "cpu"):
+            with matmuls_in(precision, "cpu", largest_matmul(hidden, size)):
                 cases.append(_Case(algo, size, obs_dim, action_dim, hidden, pair if count > 1 else None, precision))
         for _ in range(repeats):
             for case in cases:
-                with products_in(case.precision, "cpu"):
+                with matmuls_in(case.precision, "cpu", largest_matmul(hidden, case.batch_size)):
                     case.measure()
         return [case.figures(cases) for case in cases]
 

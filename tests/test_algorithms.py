@@ -13,6 +13,7 @@ import torch
 from spreeze.algorithms import create
 from spreeze.algorithms.fused_mlp import ThreadPair
 from spreeze.algorithms.optimizers import FlatAdam
+from spreeze.algorithms.sac import DiscreteSAC
 from spreeze.config.algorithms import ROWS
 from spreeze.config.schema import PARTS
 from spreeze.errors import CheckpointError, ConfigError
@@ -218,6 +219,21 @@ def test_td3_moves_actor_and_targets_only_at_every_delayed_update():
         after = algorithm.actor.online.flat, algorithm.critics.target.flat
         moved.append(tuple(not torch.equal(old, new) for old, new in zip(before, after, strict=True)))
     assert moved == [(False, False), (False, False), (True, True)] * 2
+
+
+@pytest.mark.parametrize("discrete", [False, True])
+def test_sac_moves_actor_and_temperature_only_at_every_delayed_update(discrete):
+    config = dataclasses.replace(PARTS["sac"](), hidden_sizes=(16, 16), policy_delay=3)
+    algorithm = DiscreteSAC(OBS, 3, config, 1) if discrete else create("sac", OBS, ACT, config, 1)
+    moved = []
+    for batch in batches(6):
+        if discrete:
+            batch.action[:] = 1.0
+        before = algorithm.actor.online.flat.clone(), algorithm.log_alpha.clone(), algorithm.critics.target.flat.clone()
+        algorithm.update(batch)
+        after = algorithm.actor.online.flat, algorithm.log_alpha, algorithm.critics.target.flat
+        moved.append(tuple(not torch.equal(old, new) for old, new in zip(before, after, strict=True)))
+    assert moved == [(False, False, True), (False, False, True), (True, True, True)] * 2
 
 
 def test_td3_without_delay_noise_or_second_critic_is_ddpg():

@@ -41,6 +41,10 @@ TABLE.extend([Metric("bonus", "reward", "added to every reward", "algorithm",
 """
 
 
+TASKS = {"dqn": "CartPole-v1", "qmix": "mpe2:simple_spread_v3"}
+"""Algorithm -> a task that it fits; Pendulum for the others."""
+
+
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
     monkeypatch.setenv("SPREEZE_RUNS_DIR", str(tmp_path / "runs"))
@@ -60,8 +64,10 @@ def module(tmp_path, monkeypatch):
 
 def chosen(mode, algo, *, auto=False):
     """The Live page with a mode and an algorithm chosen."""
+    if algo == "qmix":
+        pytest.importorskip("mpe2")
     page = open_page("live")
-    page.selectbox(key="start_env").select("CartPole-v1" if algo == "dqn" else "Pendulum-v1").run()
+    page.selectbox(key="start_env").select(TASKS.get(algo, "Pendulum-v1")).run()
     page.selectbox(key="start_algo").select(algo).run()
     page.selectbox(key="start_mode").select(mode)
     if not page.toggle(key="start_auto").disabled:
@@ -79,8 +85,8 @@ def asked(page):
     return user_values(build_parser().parse_args(shlex.split(line)[3:]))
 
 
-@pytest.mark.parametrize(("env_id", "unfit", "first"), [("Pendulum-v1", ["dqn"], "sac"),
-                                                         ("CartPole-v1", ["td3", "ddpg"], "dqn")])  # fmt: skip
+@pytest.mark.parametrize(("env_id", "unfit", "first"), [("Pendulum-v1", ["dqn", "qmix"], "sac"),
+                                                         ("CartPole-v1", ["td3", "ddpg", "qmix"], "dqn")])  # fmt: skip
 def test_only_what_fits_the_task_is_offered_and_the_rest_is_grey_with_its_reason(env_id, unfit, first):
     page = open_page("live")
     page.selectbox(key="start_env").select(env_id).run()

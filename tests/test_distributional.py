@@ -26,7 +26,7 @@ CASES = [(name, changes) for name in ("sac", "td3") for changes in (QUANTILE, CA
 
 
 def test_the_highest_of_all_pooled_values_are_left_out():
-    assert truncated(torch.tensor([[3.0, -1.0, 2.0, 9.0]]), 1).tolist() == [[-1.0, 2.0, 3.0]]
+    assert truncated(torch.tensor([[3.0, -1.0, 2.0, 9.0]]), 1).sort(1).values.tolist() == [[-1.0, 2.0, 3.0]]
 
 
 def test_the_gradient_of_a_quantile_is_that_worked_out_by_hand():

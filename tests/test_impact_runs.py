@@ -83,11 +83,9 @@ def plan(samplers, *argv):
     return RunPlan(settings=Settings(config=asked(*argv), sources={}), spec=SPEC, samplers=samplers, free_core=True)
 
 
-@pytest.mark.parametrize("algo", ["impact", "ppo"])
-def test_averaged_weights_are_refused_where_the_published_policy_collects(algo):
-    mode = () if algo == "impact" else ("--mode", "hts")
-    with pytest.raises(ConfigError, match=f"policy_average = 0.9: what {algo} publishes draws its rollouts too"):
-        plan(2, "--algo", algo, *mode, "--set", "learner.policy_average=0.9")
+def test_inference_workers_are_refused_where_samplers_wait_for_nobody():
+    with pytest.raises(ConfigError, match=r"inference_workers = 1: in mode impact samplers .* infer for themselves"):
+        plan(2, "--algo", "impact", "--set", "rollout.inference_workers=1")
 
 
 def test_samplers_wait_for_half_of_the_uses_unless_told_otherwise():

@@ -316,8 +316,9 @@ def test_memory_that_is_gone_when_the_mirror_is_made_gives_a_smaller_one(monkeyp
         assert "only the newest 256 of 512 rows" in note
 
 
-def learning_of(ring, **options):
-    config = dataclasses.replace(PARTS["sac"](), hidden_sizes=(8, 8))
+def learning_of(ring, *, policy_average=0.0, explore_average=False, **options):
+    config = dataclasses.replace(PARTS["sac"](), hidden_sizes=(8, 8), policy_average=policy_average,
+                                 explore_average=explore_average)
     options = {"device": "cpu", "normalize_obs": False, **options}
     return ReplayTrainer(SPEC, "sac", config, LAYOUT, ReplayReader(ring), batch_size=BATCH, seed=1, **options)
 
@@ -421,11 +422,11 @@ def test_the_policy_is_published_as_an_average_and_as_the_newest_for_samplers(gr
 
 @pytest.mark.parametrize(("name", "changes"), [*CASES, ("dqn", {"duelling": True})])
 def test_an_average_leaves_what_is_learned_as_it_was_and_goes_on_after_a_resume(name, changes):
-    def learner(**options):
-        config = dataclasses.replace(PARTS[name](), hidden_sizes=(8, 8), **changes)
+    def learner(policy_average=0.0):
+        config = dataclasses.replace(PARTS[name](), hidden_sizes=(8, 8), policy_average=policy_average, **changes)
         spec = dataclasses.replace(SPEC, num_actions=2) if name == "dqn" else SPEC
         return ReplayTrainer(spec, name, config, LAYOUT, ReplayReader(ring), batch_size=BATCH, device="cpu", seed=1,
-                             normalize_obs=True, **options)  # fmt: skip
+                             normalize_obs=True)
 
     with filled(discrete=name == "dqn") as ring:
         plain, averaging, resumed = learner(), learner(policy_average=0.99), learner(policy_average=0.99)

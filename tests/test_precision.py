@@ -13,23 +13,54 @@ from spreeze.algorithms.fused_mlp import Tape, mlp_backward, mlp_forward, new_pa
 from spreeze.algorithms.optimizers import FlatAdam
 from spreeze.config.schema import PARTS, LearnerConfig
 from spreeze.errors import ConfigError
-from spreeze.machine.hardware import bfloat16_unit, check_precision
-from spreeze.workers.torch_devices import products_in
+from spreeze.machine.hardware import check_precision, has_bfloat16_unit, mkl_lacks_avx512
+from spreeze.workers import torch_devices
+from spreeze.workers.torch_devices import largest_matmul, matmuls_in
 
 NAMES = ["ddpg", "sac", "td3"]
 CPU, ROWS = torch.device("cpu"), 256
-HAS_UNIT = pytest.mark.skipif(bfloat16_unit() is None, reason="this processor has no bfloat16 unit")
+WIDE = "avx2 avx512f avx512bw avx512dq avx512vl"
+HAS_UNIT = pytest.mark.skipif(not has_bfloat16_unit(), reason="this processor has no bfloat16 unit")
 
 
-def machine(tmp_path, flags):
-    (tmp_path / "proc").mkdir()
-    (tmp_path / "proc/cpuinfo").write_text(f"processor\t: 0\nflags\t\t: fpu {flags}\n\nprocessor\t: 1\n")
+def machine(tmp_path, flags, vendor="GenuineIntel", family=6):
+    (tmp_path / "proc").mkdir(exist_ok=True)
+    (tmp_path / "proc/cpuinfo").write_text(f"processor\t: 0\nvendor_id\t: {vendor}\ncpu family\t: {family}\n"
+                                           f"flags\t\t: fpu {flags}\n\nprocessor\t: 1\n")
     return tmp_path
 
 
 def test_the_unit_is_read_from_the_processors_flags(tmp_path):
-    assert bfloat16_unit(machine(tmp_path, "avx2 avx512_bf16 amx_tile")) == "avx512_bf16"
-    assert bfloat16_unit(tmp_path / "nowhere") is None
+    assert has_bfloat16_unit(machine(tmp_path, "avx2 avx512_bf16 amx_bf16"))
+    assert not has_bfloat16_unit(machine(tmp_path, "avx2 avx512_bf16 amx_tile")), "oneDNN stays in float32 with these"
+    assert not has_bfloat16_unit(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("flags", "vendor", "family", "lacks"),
+    [(WIDE, "AuthenticAMD", 26, True), (WIDE, "AuthenticAMD", 25, False), ("avx2", "AuthenticAMD", 26, False),
+     (WIDE, "GenuineIntel", 26, False)],
+)
+def test_where_mkl_leaves_avx512_unused(tmp_path, flags, vendor, family, lacks):
+    assert mkl_lacks_avx512(machine(tmp_path, flags, vendor, family)) is lacks
+    assert not mkl_lacks_avx512(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(("rounds", "largest", "expected"),
+                         [(False, 2**22, "bf16"), (False, 2**22 - 1, "ieee"), (True, 2**22, "ieee")])
+def test_large_float32_matmuls_go_to_onednn_only_where_it_does_not_round(monkeypatch, rounds, largest, expected):
+    monkeypatch.setattr(torch_devices, "mkl_lacks_avx512", lambda: True)
+    monkeypatch.setattr(torch_devices, "_matmuls_round", lambda: rounds)
+    with matmuls_in("float32", "cpu", largest):
+        assert torch.backends.mkldnn.matmul.fp32_precision == expected
+        assert torch.backends.mkldnn.conv.fp32_precision == "ieee"
+
+
+def test_rounding_to_bfloat16_is_recognised(monkeypatch):
+    assert not torch_devices._matmuls_round()
+    one_rounds = torch.Tensor.__matmul__
+    monkeypatch.setattr(torch.Tensor, "__matmul__", lambda a, b: one_rounds(a.bfloat16().float(), b))
+    assert torch_devices._matmuls_round()
 
 
 @pytest.mark.parametrize(
@@ -50,7 +81,7 @@ def test_what_a_device_has_is_accepted(tmp_path):
 def test_a_gpu_that_is_too_old_for_tf32_is_named(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda gpu: (7, 5))
     with pytest.raises(ConfigError, match=r"tf32: cuda:0 is older than compute capability 8.0"), \
-            products_in("tf32", "cuda:0"):
+            matmuls_in("tf32", "cuda:0"):
         pass
 
 
@@ -58,9 +89,9 @@ def test_the_switches_of_every_library_are_set_and_put_back(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda gpu: (9, 0))
     places = [torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.mkldnn.matmul]
     before = [place.fp32_precision for place in places]
-    with products_in("tf32", "cuda:0"):
+    with matmuls_in("tf32", "cuda:0"):
         assert [place.fp32_precision for place in places] == ["tf32", "tf32", "ieee"]
-    with products_in("float32", "cpu"):
+    with matmuls_in("float32", "cpu"):
         assert [place.fp32_precision for place in places] == ["ieee", "ieee", "ieee"]
     assert [place.fp32_precision for place in places] == before
 
@@ -72,7 +103,7 @@ def test_an_unknown_precision_is_refused():
 
 def passed(precision, dtype):
     """Output and weight gradients of one pass, by name."""
-    with products_in(precision, "cpu"):
+    with matmuls_in(precision, "cpu", largest_matmul((256, 256), ROWS)):
         generator = torch.Generator().manual_seed(3)
         parameters = new_parameters((22, 256, 256, 1), 2, CPU)
         gradient = new_parameters(parameters.sizes, 2, CPU, dtype)
@@ -104,7 +135,7 @@ def test_values_and_gradients_are_those_of_float64_within_the_precisions_roundin
 def test_bfloat16_really_rounds_the_inputs_of_large_products_and_only_these():
     exact, found = passed("float32", torch.float32), passed("bfloat16", torch.float32)
     assert not torch.equal(exact["second"], found["second"])
-    with products_in("bfloat16", "cpu"):
+    with matmuls_in("bfloat16", "cpu"):
         gradient = torch.full((100_000,), 1.0 + 2.0**-9)  # bfloat16 would make it 1
         adam = FlatAdam(torch.zeros_like(gradient), gradient, 0.0)
         adam.step()
@@ -117,7 +148,7 @@ def test_after_many_updates_bfloat16_is_close_to_float32(name):
     config = dataclasses.replace(PARTS[name](), hidden_sizes=(64, 64))
     policies = []
     for precision in ("float32", "bfloat16"):
-        with products_in(precision, "cpu"):
+        with matmuls_in(precision, "cpu"):
             algorithm = create(name, OBS, ACT, config, 1)
             policies.append(np.concatenate([v.ravel() for v in algorithm.policy_arrays().values()]))
             for batch in batches(100, ROWS):

@@ -12,7 +12,7 @@ import spreeze.algorithms
 from spreeze.algorithms import create
 from spreeze.config.algorithms import ROWS
 from spreeze.config.schema import PARTS, OnPolicyConfig
-from spreeze.types import RowLayout
+from spreeze.types import RowLayout, TeamSpec
 
 FOLDER = Path(spreeze.algorithms.__file__).parent
 LIBRARY = {"fused_mlp", "optimizers"}
@@ -51,9 +51,11 @@ def one_update(name):
         batch = rollout(made, spec, np.random.default_rng(0))
         return lambda: made.learn(batch, 0.5)
     algo, _, discrete = name.partition(" ")
-    actions = 3 if discrete or algo == "dqn" else None
-    made, layout = create(algo, 4, 2, PARTS[algo](), 1, num_actions=actions), RowLayout(4, 1 if actions else 2)
-    batch = layout.split(torch.rand(8, layout.width), 0.99)
+    actions = 3 if discrete or algo in ("dqn", "qmix") else None
+    team = {"team": TeamSpec(actions=(3, 3), obs_dim=2, state_dim=0)} if algo == "qmix" else {}
+    made = create(algo, 4, 2, PARTS[algo](), 1, num_actions=actions, **team)
+    layout = RowLayout(4, 1 if actions and not team else 2)
+    batch = layout.split(torch.rand(8, layout.width), 0.99)  # discrete actions are cut to 0
     return lambda: [made.update(batch) for _ in range(2)]  # TD3 moves its actor at every other one
 
 

@@ -20,7 +20,7 @@ def test_same_seed_same_bits_other_seed_other_bits(tmp_path):
 
 def test_schedules_and_averages_repeat_too(tmp_path):
     settings = ("--set", "sac.lr_schedule=cosine", "--set", "sac.weight_decay=0.01", "--set", "sac.critics=quantile",
-                "--set", "learner.policy_average=0.99", "--set", "learner.explore_average=true")  # fmt: skip
+                "--set", "sac.policy_average=0.99", "--set", "sac.explore_average=true")  # fmt: skip
     assert _sha(tmp_path, "first", *settings) == _sha(tmp_path, "again", *settings)
 
 

@@ -158,3 +158,10 @@ def test_a_run_of_before_a_setting_was_dropped_is_read_where_the_setting_changed
     assert from_toml(old, "resumed run").config == from_toml(text, "resumed run").config
     with pytest.raises(ConfigError, match=r"resumed run: unknown key 'learner.copy_interval'"):
         from_toml(old.replace("copy_interval = 0", "copy_interval = 4"), "resumed run")
+
+
+@pytest.mark.parametrize(("algo", "value", "expected"), [("sac", 0.99, 0.99), ("sac", 0.0, 0.0), ("ppo", 0.0, None)])
+def test_an_average_that_was_the_learner_s_is_now_the_algorithm_s(algo, value, expected):
+    text = f'[run]\nalgo = "{algo}"\n[learner]\npolicy_average = {value}\nexplore_average = false\n'
+    part = from_toml(text, "resumed run").config.parts()[algo]
+    assert getattr(part, "policy_average", None) == expected

@@ -10,6 +10,7 @@ sac discrete   sac, off_policy, losses
 td3            td3, off_policy, losses
 ddpg           td3, off_policy, losses
 dqn            dqn, off_policy, losses
+qmix           qmix, off_policy, losses
 ppo            ppo, on_policy, losses
 a2c            a2c, on_policy, losses
 impact         impact, on_policy, losses
@@ -24,6 +25,9 @@ forward and backward passes over flat parameter vectors. No unused gradient is c
 network, Adam and the target update are one call each. Tests compare the gradients with autograd and with NumPy.
 ``tests/lean_sac.py`` measures the gain: an update is 1.3 to 1.5 times as fast as with lean autograd; below 1.25 the
 hand-derived gradients would be removed.
+
+QMIX is the exception: its mixer's weights are themselves outputs of networks, and autograd says that in a fifth of
+the lines.
 
 *Networks* of a user's own stand in for the perceptrons, by autograd: ``own_networks`` says how.
 
@@ -53,12 +57,13 @@ def create(
     ``num_actions`` is None for continuous actions. ``import_module`` of the command's ``--import`` may declare the row.
     The class is called with (obs_dim, action_dim or num_actions, config, seed, device) and the options by name:
     where they are set, for continuous actions ``pair`` and ``overlap``, for images ``frames``, for action masks
-    ``masked``, for a network of the user's own ``network``.
+    ``masked``, for several agents ``team``, for a network of the user's own ``network``.
 
     Raises:
         ConfigError: no algorithm of that name for these actions.
     """
     kind, size = ("continuous", action_dim) if num_actions is None else ("discrete", num_actions)
+    kind = "team" if "team" in options else kind
     network = find_network(config.network, import_module)
     options |= {} if network is None else {"network": network}
     algorithm: OffPolicyAlgorithm = _class(name, kind, import_module)(obs_dim, size, config, seed, device, **options)
@@ -82,7 +87,8 @@ def _class(name: str, kind: str, import_module: str | None) -> Any:
     maker: Maker = getattr(find_row(name, import_module), kind)
     if not maker:
         known = ", ".join(row.name for row in rows().values() if getattr(row, kind))
-        raise ConfigError(f"no algorithm '{name}' for {kind.replace('_', '-')} actions (known: {known})")
+        of_what = "a team's" if kind == "team" else kind.replace("_", "-")
+        raise ConfigError(f"no algorithm '{name}' for {of_what} actions (known: {known})")
     if not isinstance(maker, str):
         return maker
     module, _, class_name = maker.partition(":")

@@ -23,6 +23,9 @@ from spreeze.algorithms.fused_mlp import RELU, HiddenLayers, Tape, ThreadPair, m
 from spreeze.algorithms.off_policy import Chunk, Critics
 from spreeze.config.schema import ActorCriticConfig, DistributionalConfig
 
+_PAIRS = 2**15
+"""Pairs formed at once on a CPU: blocks above 128 KiB would be mapped by the system anew each time."""
+
 
 def create_critics(
     config: ActorCriticConfig, obs_dim: int, action_dim: int, stack: int, generator: torch.Generator,
@@ -41,11 +44,11 @@ def create_critics(
 
 
 def truncated(values: Tensor, drop: int) -> Tensor:
-    """The pooled values [B, N] of each row in ascending order without the ``drop`` highest: [B, N - drop].
+    """The pooled values [B, N] of each row without the ``drop`` highest, in any order: [B, N - drop].
 
-    Equation 10 of arXiv 2005.04269, before reward and discount, which keep the order.
+    Equation 10 of arXiv 2005.04269, before reward and discount, which keep the order. Sorting takes ten times as long.
     """
-    return values.sort(1).values[:, : values.shape[1] - drop]
+    return values.topk(values.shape[1] - drop, 1, largest=False, sorted=False).values
 
 
 def quantile_huber_gradient(quantiles: Tensor, target: Tensor, levels: Tensor) -> Tensor:
@@ -53,11 +56,15 @@ def quantile_huber_gradient(quantiles: Tensor, target: Tensor, levels: Tensor) -
 
     The loss is that of arXiv 1710.10044, eq. 10, with threshold 1. ``target`` is [B, M]; ``levels`` [Q] are the
     probabilities of the quantiles. All Q M pairs are formed. Searches in sorted targets with prefix sums need fewer
-    operations, but took 4 times as long for 2 x 25 quantiles on a CPU core (680 and 171 us for 128 rows).
+    operations, but took 3 to 4 times as long for 2 x 25 quantiles on a CPU core.
     """
-    error = target.unsqueeze(1) - quantiles.unsqueeze(2)
-    above = error.clamp(0.0, 1.0).sum(2)
-    below = error.clamp_(-1.0, 0.0).sum(2)
+    above, below = torch.empty_like(quantiles), torch.empty_like(quantiles)
+    step = max(1, _PAIRS // (quantiles.shape[1] * target.shape[1])) if quantiles.device.type == "cpu" else len(target)
+    for start in range(0, len(target), step):
+        rows = slice(start, start + step)
+        error = target[rows].unsqueeze(1) - quantiles[rows].unsqueeze(2)
+        torch.sum(error.clamp(0.0, 1.0), 2, out=above[rows])
+        torch.sum(error.clamp_(-1.0, 0.0), 2, out=below[rows])
     return (levels * (below - above) - below).div_(target.shape[1])
 
 
@@ -174,7 +181,7 @@ class QuantileCritics(_Distributional):
         self._mean_gradient = 1.0 / count
 
     def next_value(self, next_obs: Tensor, next_action: Tensor) -> Tensor:
-        """The pooled quantiles without the highest, ascending."""
+        """The pooled quantiles without the highest, in any order."""
         out = self._evaluate(next_obs, next_action)
         return truncated(out.flatten(0, 1).t(), self._drop).clone().t()
 

@@ -74,8 +74,8 @@ def row_chunks(device: torch.device, rows: int, parts: int = 1) -> list[list[sli
             for begin, end in pairwise(rows * index // parts for index in range(parts + 1))]
 
 
-def matmuls_round() -> bool:
-    """Whether float32 matmuls of this process round their inputs to bfloat16."""
+def matmuls_by_onednn() -> bool:
+    """Whether oneDNN computes the float32 matmuls of this process, not MKL."""
     mkldnn: Any = torch.backends.mkldnn
     return bool(mkldnn.matmul.fp32_precision == "bf16")
 
@@ -103,9 +103,9 @@ class Parameters:
         # Derived views are made once: at small sizes, a view costs as much as an addition.
         self.weights_t = [weight.transpose(1, 2) for weight in self.weights]
         self.head_rows = [self.head_weight[index, 0] for index in range(stack)]
-        # For one output column, a matrix-vector product is ten times faster than a matmul. But if matmuls round to
-        # bfloat16, it takes longer than the matmul: then a float32 sum is used.
-        self.head_matmul = torch.linalg.vecdot if matmuls_round() else torch.mv
+        # For one output column, MKL's matrix-vector product is ten times faster than its matmul. oneDNN's is slower
+        # than its matmul: then a sum is used.
+        self.head_matmul = torch.linalg.vecdot if matmuls_by_onednn() else torch.mv
 
     def over(self, flat: Tensor) -> Parameters:
         """The same views of another vector."""
@@ -182,15 +182,17 @@ class Tape:
 
     Where ``layers.keeps_sums``, ``sums[i]`` [S, M, H_i] are the sums before bias and activation. With layer
     normalisation they are normalised, ``scales[i]`` [S, M, 1] is what they were multiplied by, and ``shifts[i]``
-    [S, 1, H_i] the gradient of the bias.
+    [S, 1, H_i] the gradient of the bias. ``scratch[i]`` [S, M, H_i] is for products in between: new memory of this size
+    would be mapped and unmapped by the system each time, which takes longer than the product.
     """
 
     def __init__(
         self, hidden: list[Tensor], grads: list[Tensor], out: Tensor, grad_out: Tensor, *,
         layers: HiddenLayers = RELU, sums: list[Tensor] | None = None, scales: list[Tensor] | None = None,
+        scratch: list[Tensor] | None = None,
     ) -> None:
         self.hidden, self.grads, self.out, self.grad_out, self.layers = hidden, grads, out, grad_out, layers
-        self.sums, self.scales, self.shifts = sums or [], scales or [], list(hidden)
+        self.sums, self.scales, self.shifts, self.scratch = sums or [], scales or [], list(hidden), scratch or []
         self.stack = out.shape[0]
         self.hidden_t = [tensor.transpose(1, 2) for tensor in hidden]
         self.grads_t = [tensor.transpose(1, 2) for tensor in grads]
@@ -208,7 +210,9 @@ class Tape:
         out, grad_out = like.new_zeros(stack, outputs, rows), like.new_zeros(stack, outputs, rows)
         sums = [torch.zeros_like(part) for part in hidden if parameters.layers.keeps_sums]
         scales = [part.new_zeros(stack, rows, 1) for part in sums]
-        return cls(hidden, grads, out, grad_out, layers=parameters.layers, sums=sums, scales=scales)
+        shared = {part.shape: torch.zeros_like(part) for part in sums}
+        return cls(hidden, grads, out, grad_out, layers=parameters.layers, sums=sums, scales=scales,
+                   scratch=[shared[part.shape] for part in sums])
 
     def part(self, begin: int, end: int) -> Tape:
         """The same buffers, rows ``begin`` to ``end``."""
@@ -219,11 +223,12 @@ class Tape:
         return self._view(slice(0, out.shape[2]), out, grad_out)
 
     def _view(self, rows: slice, out: Tensor, grad_out: Tensor) -> Tape:
-        hidden, grads, sums, scales = (
+        hidden, grads, sums, scales, scratch = (
             [_closed(part[: len(out), rows]) for part in some]
-            for some in (self.hidden, self.grads, self.sums, self.scales)
+            for some in (self.hidden, self.grads, self.sums, self.scales, self.scratch)
         )
-        return Tape(hidden, grads, _closed(out), _closed(grad_out), layers=self.layers, sums=sums, scales=scales)
+        return Tape(hidden, grads, _closed(out), _closed(grad_out), layers=self.layers, sums=sums, scales=scales,
+                    scratch=scratch)
 
 
 def _closed(tensor: Tensor) -> Tensor:
@@ -260,8 +265,8 @@ def _hidden_layer(x: Tensor, weight: Tensor, bias: Tensor, tape: Tape, index: in
     sums, hidden = torch.bmm(x, weight, out=tape.sums[index]), tape.hidden[index]
     if tape.layers.layer_norm:
         sums.sub_(sums.mean(2, keepdim=True))
-        variance = sums.square().mean(2, keepdim=True)
-        sums.mul_(torch.rsqrt(variance.add_(NORM_EPS), out=tape.scales[index]))
+        scale = torch.linalg.vector_norm(sums, dim=2, keepdim=True, out=tape.scales[index])
+        sums.mul_(scale.square_().div_(sums.shape[2]).add_(NORM_EPS).rsqrt_())
     torch.add(sums, bias, out=hidden)
     activation = tape.layers.activation
     if activation == "gelu":
@@ -333,14 +338,14 @@ def _through_activation(parameters: Parameters, tape: Tape, index: int, grad: Te
     elif activation == "elu":
         grad.copy_(_elu_backward(grad, 1.0, 1.0, 1.0, True, hidden))
     else:
-        inputs = tape.sums[index] + parameters.biases[index]
+        inputs = torch.add(tape.sums[index], parameters.biases[index], out=tape.scratch[index])
         grad.copy_(_silu_backward(grad, inputs) if activation == "silu"
                    else _gelu_backward(grad, inputs, approximate="tanh"))
     if tape.layers.layer_norm:
         # With n = scale (s - mean s): ds = scale (dn - mean dn - n mean(n dn)); the bias comes after the norm.
         tape.shifts[index] = grad.sum(1, keepdim=True)
         normal = tape.sums[index]
-        along = (grad * normal).mean(2, keepdim=True)
+        along = torch.mul(grad, normal, out=tape.scratch[index]).mean(2, keepdim=True)
         grad.sub_(grad.mean(2, keepdim=True)).addcmul_(normal, along, value=-1.0).mul_(tape.scales[index])
 
 

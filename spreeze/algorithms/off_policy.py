@@ -19,7 +19,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable
 from time import perf_counter
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -116,6 +116,10 @@ class OffPolicyAlgorithm(Algorithm):
         self._overlap = overlap
         self._buffers: Any = None
         """Everything of the actor whose size depends on the batch."""
+
+    def _moves_actor(self) -> bool:
+        """Whether the update that is under way is the last one of its period."""
+        return (self.updates + 1) % self.period == 0
 
     @abstractmethod
     def propose(self, batch: TransitionBatch) -> Proposal:
@@ -223,13 +227,23 @@ class OffPolicyAlgorithm(Algorithm):
         return own | {f"critics.{name}": value for name, value in self.critics.tensors().items()}
 
 
+class FlatNetworks(Protocol):
+    """Networks whose parameters are all in one vector."""
+
+    flat: Tensor
+
+    def initialise(self, generator: torch.Generator) -> None:
+        """Draws the first parameters."""
+
+
+F = TypeVar("F", bound=FlatNetworks)
 N = TypeVar("N", bound=Parameters | ConvParameters)
 
 
-class TrainedNetworks(Generic[N]):
+class TrainedNetworks(Generic[F]):
     """The networks of one side: online, gradient, optional target copy, and Adam."""
 
-    def __init__(self, make: Callable[[], N], lr: float, generator: torch.Generator, *, target: bool = True) -> None:
+    def __init__(self, make: Callable[[], F], lr: float, generator: torch.Generator, *, target: bool = True) -> None:
         self.online, self.gradient = make(), make()
         self.online.initialise(generator)
         self.target = make() if target else self.online
@@ -245,7 +259,7 @@ class TrainedNetworks(Generic[N]):
         return own | {f"adam.{name}": tensor for name, tensor in self.adam.tensors().items()}
 
 
-class CriticNetworks(TrainedNetworks[N]):
+class CriticNetworks(TrainedNetworks[F]):
     """The action values of one algorithm."""
 
     _buffers: Any = None

@@ -52,6 +52,7 @@ class _Buffers:
         like, obs_dim = parameters.flat, parameters.sizes[0]
         self.rows = rows
         self.tape = Tape.allocate(parameters, 2 * rows)
+        self.tapes = {count: self.tape.part(0, count) for count in (rows, 2 * rows)}
         self.fresh = self.tape.part(rows, 2 * rows)
         self.x = like.new_zeros(1, 2 * rows, obs_dim)
         self.x_next, self.x_obs = self.x[0, :rows], self.x[0, rows:]
@@ -59,9 +60,12 @@ class _Buffers:
         self.prob = self.log_prob = like.new_zeros(rows)
         self.negative_entropy = self.log_prob  # [B], estimates at obs
 
-    def fill(self, batch: TransitionBatch) -> None:
+    def fill(self, batch: TransitionBatch, *, moves_actor: bool) -> int:
+        """Copies the observations that the update needs; returns the number of the buffers' rows with them."""
         self.x_next.copy_(batch.next_obs)
-        self.x_obs.copy_(batch.obs)
+        if moves_actor:
+            self.x_obs.copy_(batch.obs)
+        return 2 * self.rows if moves_actor else self.rows
 
 
 class _GaussianBuffers(_Buffers):
@@ -70,7 +74,7 @@ class _GaussianBuffers(_Buffers):
     def __init__(self, parameters: Parameters, rows: int, pair: ThreadPair | None) -> None:
         super().__init__(parameters, rows)
         like, action_dim = parameters.flat, parameters.sizes[-1] // 2
-        self.passes = MlpPasses(parameters, self.tape, pair)
+        self.passes = {count: MlpPasses(parameters, tape, pair) for count, tape in self.tapes.items()}
         self.fresh_passes = MlpPasses(parameters, self.fresh, pair)
         self.noise = like.new_zeros(action_dim, 2 * rows)
         self.mean, self.raw_log_std = self.tape.out[0, :action_dim], self.tape.out[0, action_dim:]
@@ -95,7 +99,7 @@ class _SoftActorCritic(OffPolicyAlgorithm):
     ) -> None:
         noise = torch.Generator(place.actor).manual_seed(seed + 1)
         super().__init__(actor, critics, noise, meta, place, overlap=overlap)
-        self._config = config
+        self._config, self.period = config, config.policy_delay
         self.log_alpha = actor.online.flat.new_full((1,), math.log(config.initial_alpha))
         self.alpha = self.log_alpha.exp()
         self.alpha_gradient = torch.zeros_like(self.log_alpha)
@@ -155,16 +159,19 @@ class SAC(_SoftActorCritic):
         self._pair = pair
 
     def propose(self, batch: TransitionBatch) -> Proposal:
-        """Actions and log-densities at next_obs and actions at obs, by one pass over both."""
+        """Actions and log-densities at next_obs and, where the actor moves, actions at obs, by one pass over both."""
         rows = batch.obs.shape[0]
         if self._buffers is None or self._buffers.rows != rows:
             self._buffers = _GaussianBuffers(self.actor.online, rows, self._pair)
         buffers = self._buffers
-        buffers.fill(batch)
-        buffers.passes.forward(buffers.x)
-        torch.clamp(buffers.raw_log_std, LOG_STD_MIN, LOG_STD_MAX, out=buffers.log_std)
-        buffers.noise.normal_(generator=self.noise)
-        action, log_prob, scaled_noise = losses.squashed_gaussian(buffers.mean, buffers.log_std, buffers.noise)
+        filled = buffers.fill(batch, moves_actor=self._moves_actor())
+        buffers.passes[filled].forward(buffers.x[:, :filled])
+        log_std, noise = buffers.log_std[:, :filled], buffers.noise[:, :filled]
+        torch.clamp(buffers.raw_log_std[:, :filled], LOG_STD_MIN, LOG_STD_MAX, out=log_std)
+        noise.normal_(generator=self.noise)
+        action, log_prob, scaled_noise = losses.squashed_gaussian(buffers.mean[:, :filled], log_std, noise)
+        if filled == rows:
+            return Proposal(action, log_prob, None)
         buffers.action, buffers.negative_entropy = action[:, rows:], log_prob[rows:]
         buffers.scaled_noise = scaled_noise[:, rows:]
         return Proposal(action[:, :rows], log_prob[:rows], buffers.action)
@@ -227,15 +234,18 @@ class DiscreteSAC(_SoftActorCritic):
         self._masked, self._num_actions = masked, num_actions
 
     def propose(self, batch: TransitionBatch) -> Proposal:
-        """Probabilities and their logarithms at next_obs and probabilities at obs, by one pass over both."""
+        """Probabilities and their logarithms at next_obs and, where the actor moves, at obs, by one pass over both."""
         rows = batch.obs.shape[0]
         if self._buffers is None or self._buffers.rows != rows:
             self._buffers = _Buffers(self.actor.online, rows)
         buffers = self._buffers
-        buffers.fill(batch)
-        logits = mlp_forward(self.actor.online, buffers.x, buffers.tape)[0]
-        log_prob = (losses.allowed_only(logits, buffers.x[0]) if self._masked else logits).log_softmax(0)
+        filled = buffers.fill(batch, moves_actor=self._moves_actor())
+        x = buffers.x[:, :filled]
+        logits = mlp_forward(self.actor.online, x, buffers.tapes[filled])[0]
+        log_prob = (losses.allowed_only(logits, x[0]) if self._masked else logits).log_softmax(0)
         prob = log_prob.exp()
+        if filled == rows:
+            return Proposal(prob, log_prob, None)
         buffers.log_prob, buffers.prob = log_prob[:, rows:], prob[:, rows:]
         return Proposal(prob[:, :rows], log_prob[:, :rows], buffers.prob)
 

@@ -99,9 +99,6 @@ class DDPG(OffPolicyAlgorithm):
             self.actor.update_target(self._tau)
         self.updates += 1
 
-    def _moves_actor(self) -> bool:
-        return (self.updates + 1) % self.period == 0
-
 
 class TD3(DDPG):
     """DDPG with two critics, smoothed target actions, and an actor that moves at every ``policy_delay``-th update."""

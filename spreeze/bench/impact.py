@@ -57,7 +57,8 @@ class ImpactBench:
 def steps_rows(bench: ImpactBench) -> list[Row]:
     """Env steps a second by the number of samplers that sleep (gamma, coefficient of variation 1)."""
     common = ["--env", SYNTHETIC_ID, "--env-arg=law=gamma", f"--env-arg=mean_s={MEAN_S}", "--env-arg=cv=1", "--algo",
-              "impact", "--envs-per-sampler", "1", "--set", "impact.least_uses=0", "--set", "evaluation.episodes=1"]
+              "impact", "--envs-per-sampler", "1", "--sync-interval", "64", "--set", "impact.least_uses=0", "--set",
+              "evaluation.episodes=1"]
     found = bench.in_turn({str(count): ["--samplers", str(count)] for count in bench.samplers}, common,
                           bench.step_seconds + _START_S)
     rates = {count: [document["env_steps_per_s"] for document in documents] for count, documents in found.items()}

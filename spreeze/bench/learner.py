@@ -12,7 +12,14 @@ from spreeze.transport.replay_ring import ReplayReader, ReplayRing, RingSpec
 from spreeze.types import EnvSpec, RowLayout
 from spreeze.workers.collectors import fill_with_synthetic_rows
 from spreeze.workers.replay_trainer import ReplayTrainer
-from spreeze.workers.torch_devices import HostWaits, learner_threads, products_in, resolve_device, synchronise
+from spreeze.workers.torch_devices import (
+    HostWaits,
+    largest_matmul,
+    learner_threads,
+    matmuls_in,
+    resolve_device,
+    synchronise,
+)
 
 OBS_DIM, ACTION_DIM = 22, 6
 """Sizes of Walker2DBulletEnv-v0."""
@@ -40,8 +47,9 @@ def learner_rows(
     rows: list[Row] = []
     with contextlib.closing(ReplayRing.create(RingSpec(layout, 1, _REPLAY_ROWS))) as ring:
         fill_with_synthetic_rows(ring, spec)
-        with products_in(precision, device), learner_threads(spec, threads, device) as pair:
-            for batch_size in batch_sizes:
+        for batch_size in batch_sizes:
+            largest = largest_matmul(config.hidden_sizes, batch_size)
+            with matmuls_in(precision, device, largest), learner_threads(spec, threads, device) as pair:
                 trainer = ReplayTrainer(
                     spec, algo, config, layout, ReplayReader(ring), batch_size=batch_size, device=device, seed=0,
                     normalize_obs=False, pair=pair, overlap=overlap, mirror=True, updates_per_launch=updates_per_launch,

@@ -24,6 +24,8 @@ from spreeze.types import EnvSpec, rebuild
 from spreeze.workers.evaluator import Episode, run_episodes, score, seed_list
 
 CHECKPOINTS = ("best", "latest")
+RUN_OR_POLICY = "name or path of a run, 'latest', a .safetensors file, or a pretrained policy such as walker2d"
+_PRETRAINED = Path(__file__).resolve().parents[2] / "assets" / "policies"
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -31,7 +33,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog="spreeze evaluate", description="Run greedy episodes of trained weights and report mean and uncertainty."
     )
     parser.add_argument("runs", metavar="RUN", nargs="+",
-                        help="name or path of a run, 'latest', or a .safetensors file; several with --protocol")
+                        help=f"{RUN_OR_POLICY}; several runs with --protocol")
     parser.add_argument("--runs-dir", default="runs", help="directory of the runs (default: runs)")
     parser.add_argument("--episodes", type=int, default=10, help="episodes to run (default: 10)")
     parser.add_argument("--seed", type=int, default=10_000, help="seed of the first episode (default: 10000)")
@@ -193,8 +195,15 @@ def _summary(document: dict[str, Any]) -> str:
 # --- weights files, also for ``play`` ---
 
 
+def pretrained_policies() -> dict[str, Path]:
+    """The weights files that come with Spreeze, by name."""
+    return {path.stem: path for path in sorted(_PRETRAINED.glob("*.safetensors"))}
+
+
 def find_weights(run_or_path: str, runs_dir: Path, which: str = "best") -> Path:
-    """Finds the weights file of a run; a path of a ``.safetensors`` file is returned as it is.
+    """Finds the weights file of a run, or else of a pretrained policy of this name.
+
+    A path of a ``.safetensors`` file is returned as it is.
 
     ``which`` is ``best`` (the newest until the first evaluation has ended) or ``latest``.
 
@@ -207,7 +216,10 @@ def find_weights(run_or_path: str, runs_dir: Path, which: str = "best") -> Path:
         if not path.is_file():
             raise RunError(f"no weights file {path}")
         return path
-    run = find_run(run_or_path, runs_dir)
+    pretrained = pretrained_policies()
+    if run_or_path in pretrained and not (runs_dir / run_or_path / "run.json").is_file():
+        return pretrained[run_or_path]
+    run = find_run(run_or_path, runs_dir, others=pretrained)
     best = run / "checkpoints" / "best.safetensors"
     if which == "best" and best.is_file():
         return best
@@ -264,7 +276,8 @@ def environment_errors(env_id: str) -> Iterator[None]:
 
 def check_fits(spec: EnvSpec, made: EnvSpec, path: Path) -> None:
     """Raises ``EnvironmentError_`` if the environment's spaces differ from those of the weights."""
-    if (made.obs_dim, made.action_dim, made.num_actions) != (spec.obs_dim, spec.action_dim, spec.num_actions):
+    sizes = [(each.obs_dim, each.action_dim, each.num_actions, each.team) for each in (made, spec)]
+    if sizes[0] != sizes[1]:
         raise EnvironmentError_(
             f"{path}: trained for {spec.obs_dim} observations and {actions_text(spec)}, "
             f"but {made.env_id} has {made.obs_dim} and {actions_text(made)}"

@@ -19,7 +19,7 @@ import numpy as np
 
 from spreeze import __version__
 from spreeze.cli.arguments import Parser, check_output, guarded
-from spreeze.cli.evaluate import CHECKPOINTS, find_weights, spec_of
+from spreeze.cli.evaluate import CHECKPOINTS, RUN_OR_POLICY, find_weights, pretrained_policies, spec_of
 from spreeze.envs.make import BULLET_IDS, BULLET_MODULE, OWN_IDS, parse_args
 from spreeze.envs.task import ActionScaling
 from spreeze.errors import ConfigError, RunError, did_you_mean
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                     "Spreeze, with normaliser and action scaling inside, and a short program that uses it. The file is "
                     f"checked against our own policy on {OBSERVATIONS:,} observations. csv writes metrics and "
                     "evaluations instead.")
-    parser.add_argument("run", metavar="RUN", help="name or path of a run, 'latest', or a .safetensors file")
+    parser.add_argument("run", metavar="RUN", help=RUN_OR_POLICY)
     parser.add_argument("--format", default=names[0], metavar="|".join(names),
                         help=f"what to write (default: {names[0]})")
     parser.add_argument("--checkpoint", choices=CHECKPOINTS, default="best", help="which weights (default: best)")
@@ -73,10 +73,12 @@ def _export(args: argparse.Namespace, names: list[str]) -> int:
 
 def _write_policy(args: argparse.Namespace, row: PolicyFormat) -> tuple[dict[str, Any], str]:
     """Writes and checks the file and its example; returns what to tell, as a document and as text."""
-    weights = read_weights(find_weights(args.run, Path(args.runs_dir), args.checkpoint))
+    path = find_weights(args.run, Path(args.runs_dir), args.checkpoint)
+    weights = read_weights(path)
     # Nothing of the module is imported here, so its name need not be allowed.
     spec = spec_of(weights, (weights.meta.get("env") or {}).get("import_module"))
-    name = Path(args.run).stem if args.run.endswith(".safetensors") else find_run(args.run, Path(args.runs_dir)).name
+    is_file = args.run.endswith(".safetensors") or path == pretrained_policies().get(args.run)
+    name = path.stem if is_file else find_run(args.run, Path(args.runs_dir)).name
     out = Path(args.out or f"{name}{row.suffix}")
     program = out.with_name(f"{out.stem}_{row.name}_example.py")
     _check_places([out, program], force=args.force)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from spreeze.cli.arguments import check_output
-from spreeze.cli.evaluate import CHECKPOINTS, check_fits, environment_errors, find_weights, spec_of
+from spreeze.cli.evaluate import CHECKPOINTS, RUN_OR_POLICY, check_fits, environment_errors, find_weights, spec_of
 from spreeze.envs.make import has_display, is_bullet
 from spreeze.envs.task import ObsRows, Task, frame_options, make_task
 from spreeze.errors import ConfigError, SpreezeError, WeightsError
@@ -26,7 +26,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="spreeze play", description="Show a policy in a window, or write a clip where there is no display."
     )
-    parser.add_argument("run", metavar="RUN", help="name or path of a run, 'latest', or a .safetensors file")
+    parser.add_argument("run", metavar="RUN", help=RUN_OR_POLICY)
     parser.add_argument("--runs-dir", default="runs", help="directory of the runs (default: runs)")
     parser.add_argument("--checkpoint", choices=CHECKPOINTS, default="latest",
                         help="which weights; both follow a run that is training (default: latest)")

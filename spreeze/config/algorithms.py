@@ -29,8 +29,10 @@ class AlgorithmRow:
     """An ``OffPolicyAlgorithm`` for actions that are vectors of real numbers."""
     discrete: Maker = ""
     """An ``OffPolicyAlgorithm`` for one of n actions."""
+    team: Maker = ""
+    """An ``OffPolicyAlgorithm`` for several agents, each with one of n actions, that share one reward."""
     on_policy: Maker = ""
-    """An ``OnPolicyAlgorithm``: it learns from what its own policy has just collected, and fits every task."""
+    """An ``OnPolicyAlgorithm``: it learns from what its own policy has just collected; fits every task of one agent."""
     images: bool = False
     """``discrete`` has a network for images."""
     any_age: bool = False
@@ -42,6 +44,8 @@ class AlgorithmRow:
 
     def fits(self, spec: EnvSpec) -> bool:
         """Whether it can learn this environment."""
+        if spec.team is not None:
+            return bool(self.team)
         if self.on_policy:
             return True
         if spec.frames is not None:
@@ -70,6 +74,7 @@ ROWS = (
     AlgorithmRow(name="sac", continuous="spreeze.algorithms.sac:SAC", discrete="spreeze.algorithms.sac:DiscreteSAC"),
     AlgorithmRow(name="td3", continuous="spreeze.algorithms.td3:TD3"),
     AlgorithmRow(name="ddpg", continuous="spreeze.algorithms.td3:DDPG"),
+    AlgorithmRow(name="qmix", team="spreeze.algorithms.qmix:QMIX"),
     # PPO's clip already bounds how far data of an earlier policy leads; a delayed displacement of a whole loop of
     # updates is made twice before its effect is seen.
     AlgorithmRow(name="ppo", on_policy="spreeze.algorithms.ppo:PPO", correction="none"),
@@ -124,7 +129,9 @@ def fitting_algorithms(spec: EnvSpec, mode: Mode | None = None) -> tuple[str, ..
 
 def default_algorithm(spec: EnvSpec, mode: Mode) -> Reasoned:
     """The algorithm that is taken when none is named."""
-    name, *others = fitting_algorithms(spec, mode)
+    name, *others = fitting_algorithms(spec, mode) or (None,)
+    if name is None:
+        check_algorithm(fitting_algorithms(spec)[0], spec, mode)
     too = f" ({_listed(others, 'fit')} too)" if others else ""
     return Reasoned(name, f"algorithm {name}: the default for {task_text(spec)}{too}")
 
@@ -133,13 +140,15 @@ def check_algorithm(name: str, spec: EnvSpec, mode: Mode) -> None:
     """Rejects an algorithm that does not fit the environment or the mode, with a ConfigError that says what would."""
     row, fitting = find_row(name, spec.import_module), fitting_algorithms(spec, mode)
     if not row.fits(spec):
-        raise ConfigError(f"--algo {name}: {spec.env_id} has {task_text(spec)}; {_listed(fitting, 'fit')}")
+        why = "it is for several agents with discrete actions; " if row.team and spec.team is None else ""
+        raise ConfigError(f"--algo {name}: {why}{spec.env_id} has {task_text(spec)}; {_listed(fitting, 'fit')}")
     if not row.runs_in(mode):
         needs = "rollouts of any age" if row.any_age else "what its own policy has just collected"
         needs = needs if row.on_policy else "replay"
         modes = [f"--mode {other.name}" for other in DECLARED if row.runs_in(other)]
+        others = [f"or --algo {' or '.join(own)}"] if (own := fitting_algorithms(spec, mode)) else []
         raise ConfigError(f"--algo {name}: it learns from {needs}, which mode {mode.name} does not have; use "
-                          f"{' or '.join(modes)}, or --algo {' or '.join(fitting)}")
+                          f"{', '.join([' or '.join(modes), *others])}")
 
 
 def task_text(spec: EnvSpec) -> str:
@@ -149,6 +158,9 @@ def task_text(spec: EnvSpec) -> str:
 
 def actions_text(spec: EnvSpec) -> str:
     """How many actions, and of which kind."""
+    if spec.team is not None:
+        fewest, most = min(spec.team.actions), max(spec.team.actions)
+        return f"{spec.team.size} agents with {most if fewest == most else f'{fewest} to {most}'} discrete actions each"
     if spec.num_actions is not None:
         return f"{spec.num_actions} discrete actions"
     return "one continuous action" if spec.action_dim == 1 else f"{spec.action_dim} continuous actions"

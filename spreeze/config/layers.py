@@ -29,6 +29,8 @@ _GONE = {("learner", "copy_interval"): 0}
 _RENAMED = {("rollout", "executors"): "samplers", ("rollout", "envs_per_executor"): "envs_per_sampler",
             ("rollout", "actors"): "inference_workers"}
 """Settings of earlier versions under their new names."""
+_OF_ALGORITHM = {("learner", "policy_average"): 0.0, ("learner", "explore_average"): False}
+"""Settings of earlier versions that are now of replay algorithms, with the defaults that all had."""
 USER = "user"
 """Source of what the command line says. No file may give a layer this name: modules are imported because of it."""
 
@@ -216,9 +218,14 @@ def from_toml(text: str, source: str, import_module: str | None = None) -> Setti
 
 def renewed(values: Values) -> Values:
     """Settings of earlier versions, from a file, as they are called now; changed in place."""
-    for part, fields in values.items():
+    algo = values.get("run", {}).get("algo")
+    for part, fields in list(values.items()):
         for name in list(fields) if isinstance(fields, dict) else ():
-            if (part, name) in _GONE and fields[name] == _GONE[part, name]:
+            if (part, name) in _OF_ALGORITHM:
+                value = fields.pop(name)
+                if value != _OF_ALGORITHM[part, name] and isinstance(algo, str):
+                    values.setdefault(algo, {})[name] = value
+            elif (part, name) in _GONE and fields[name] == _GONE[part, name]:
                 del fields[name]
             elif (part, name) in _RENAMED:
                 fields[_RENAMED[part, name]] = fields.pop(name)

@@ -46,6 +46,8 @@ class Wiring:
     """``run.learners`` of them may learn side by side, each with samplers and buffer of its own."""
     mixes: bool = False
     """These learners share what they learn, as ``gala.mixing`` says, and begin with the same parameters."""
+    averages: bool = False
+    """These learners average their parameters every ``learner.average_interval`` updates, and begin with the same."""
     knobs: tuple[str, ...] = ()
     """Settings that the tuner chooses; ``algorithm.FIELD`` is of the chosen algorithm, if it has that field."""
 
@@ -129,6 +131,11 @@ DECLARED = (
         name="gala", module="spreeze.modes.gala",
         doc="learners with samplers of their own mix their parameters round a ring, without waiting (GALA)",
         on_policy=Wiring(stages=GOSSIP_STAGES, lag=0, several_learners=True, mixes=True),
+    ),
+    Mode(
+        name="tianji", module="spreeze.modes.spreeze",
+        doc="spreeze in groups, each with samplers, replay and learner; the learners average their parameters (TianJi)",
+        replay=Wiring(stages=REPLAY_STAGES, several_learners=True, averages=True, knobs=REPLAY_KNOBS),
     ),
 )
 """The modes that come with Spreeze, the default first."""

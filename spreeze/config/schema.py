@@ -103,7 +103,7 @@ class RunConfig(Part):
     name: str | None = setting(None, "name of the run directory; built from time, env, algo and seed if not given",
                                flag="--name")
     learners: int = setting(1, "learners side by side, each with samplers, data and seed of its own (modes spreeze, "
-                            "gala)", unit="learners", low=1, high=16, flag="--learners")
+                            "tianji, gala)", unit="learners", low=1, high=16, flag="--learners")
     forgiven_failures: int = setting(0, "crashes of a worker that do not count toward its limit of restarts: for tests",
                                      low=0, high=10**9)
 
@@ -115,8 +115,8 @@ class RunConfig(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class EnvConfig(Part):
-    id: str = setting("Walker2DBulletEnv-v0", "Gymnasium id; observations must be Box, actions Box or Discrete",
-                      flag="--env")
+    id: str = setting("Walker2DBulletEnv-v0", "Gymnasium id, or mpe2:NAME for several agents; observations must "
+                      "be Box, actions Box or Discrete", flag="--env")
     import_module: str | None = setting(None, "module to import before the id is made (command line only)",
                                         flag="--import")
     plain: bool = setting(False, "step Bullet tasks as their package has them, not the fast equal ones",
@@ -161,6 +161,10 @@ class AlgorithmConfig(Part):
     lr_schedule: str = setting("constant", "linear, cosine: all step sizes fall to 0 at the stop condition that comes "
                                "first, that of time counted from the start of the session",
                                choices=("constant", "linear", "cosine"))
+    policy_average: float = setting(0.0, "decay in one update of an average of the policy's weights, which is what is "
+                                    "evaluated, shown and kept; 0: the newest weights; 0.998 averages 500 updates",
+                                    low=0.0, high=0.999999)
+    explore_average: bool = setting(False, "samplers explore with the averaged policy too, not with the newest one")
 
     def check_task(self, spec: EnvSpec) -> None:
         """Raises a ConfigError if a setting does not fit the task."""
@@ -210,6 +214,7 @@ class SACConfig(DistributionalConfig):
     """Soft actor-critic (Haarnoja et al. 2018, arXiv 1812.05905); with discrete actions arXiv 1910.07207."""
 
     alpha_lr: float = setting(3e-4, "Adam step size of the temperature", low=0.0, high=1.0)
+    policy_delay: int = setting(1, "critic steps for one step of actor and temperature", low=1, high=100)
     initial_alpha: float = setting(1.0, "temperature at the start", low=1e-8, high=1e3)
     tune_alpha: bool = setting(True, "adjust the temperature to the target entropy")
     target_entropy_per_action: float = setting(-1.0, "target entropy of one action component", unit="nat",
@@ -237,20 +242,38 @@ class DDPGConfig(ActorCriticConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DQNConfig(AlgorithmConfig):
-    """Deep Q-learning (Mnih et al. 2015) with double estimation and duelling streams as options."""
+class ActionValueConfig(AlgorithmConfig):
+    """What the algorithms share that take the action of the highest value."""
 
     lr: float = setting(3e-4, "Adam step size", low=0.0, high=1.0)
-    layer_norm: bool = setting(False, "normalise the hidden layers (arXiv 1607.06450); not for images")
     target_interval: int = setting(1, "updates between two moves of the target network by tau; tau = 1 copies",
                                    unit="updates", low=1, high=10**9)
     double: bool = setting(True, "the online network chooses the next action (arXiv 1509.06461)")
-    cnn: str = setting("nature", "convolutional layers for images; hidden_sizes follow them", choices=tuple(CNNS))
-    duelling: bool = setting(False, "streams of state value and advantages (arXiv 1511.06581)")
     epsilon_start: float = setting(1.0, "share of random actions at the start", low=0.0, high=1.0)
     epsilon_end: float = setting(0.05, "share of random actions at the end of the schedule", low=0.0, high=1.0)
     epsilon_env_steps: int = setting(50_000, "env steps over which that share falls, in a straight line",
                                      unit="env steps", low=0, high=10**12)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DQNConfig(ActionValueConfig):
+    """Deep Q-learning (Mnih et al. 2015) with double estimation and duelling streams as options."""
+
+    layer_norm: bool = setting(False, "normalise the hidden layers (arXiv 1607.06450); not for images")
+    cnn: str = setting("nature", "convolutional layers for images; hidden_sizes follow them", choices=tuple(CNNS))
+    duelling: bool = setting(False, "streams of state value and advantages (arXiv 1511.06581)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class QMIXConfig(ActionValueConfig):
+    """QMIX for teams of agents (Rashid et al. 2018, arXiv 1803.11485), and VDN (arXiv 1706.05296) as its ablation."""
+
+    hidden_sizes: tuple[int, ...] = setting((64, 64), "width of each hidden layer of the agents' network",
+                                            unit="units", low=1, high=4096)
+    mixer: str = setting("qmix", "how agents' values make the team's: qmix, a network that rises in each and reads the "
+                         "state; vdn, their sum", choices=("qmix", "vdn"))
+    mixing_units: int = setting(32, "mixer = qmix: width of the mixing network", unit="units", low=1, high=1024)
+    max_grad_norm: float = setting(10.0, "norm to which a larger gradient is scaled down", low=1e-6, high=1e6)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -455,10 +478,8 @@ class LearnerConfig(Part):
     mirror: bool = setting(True, "keep a copy of replay on the learner's GPU, as far as its memory allows")
     updates_per_launch: int = setting(1, "updates in one launch on a GPU with such a copy (a CUDA graph); 0: every "
                                       "kernel by itself", unit="updates", low=0, high=64)
-    policy_average: float = setting(0.0, "decay in one update of an average of the policy's weights, which is what is "
-                                    "evaluated, shown and kept; 0: the newest weights; 0.998 averages 500 updates",
-                                    low=0.0, high=0.999999)
-    explore_average: bool = setting(False, "samplers explore with the averaged policy too, not with the newest one")
+    average_interval: int = setting(100, "mode tianji: updates of a learner between two averagings of its parameters "
+                                    "with those of the others", unit="updates", low=1, high=10**9)
     publish_interval_s: float = setting(0.25, "time between two published weights", unit="s", low=0.01, high=3600)
     checkpoint_interval_s: float = setting(30.0, "time between two checkpoints", unit="s", low=0.5, high=1e6)
 
@@ -536,6 +557,7 @@ class Config:
     td3: TD3Config = field(default_factory=TD3Config)
     ddpg: DDPGConfig = field(default_factory=DDPGConfig)
     dqn: DQNConfig = field(default_factory=DQNConfig)
+    qmix: QMIXConfig = field(default_factory=QMIXConfig)
     ppo: PPOConfig = field(default_factory=PPOConfig)
     a2c: A2CConfig = field(default_factory=A2CConfig)
     impact: ImpactConfig = field(default_factory=ImpactConfig)
@@ -627,7 +649,6 @@ def _class_of(part: str, config: Config | None) -> type[Part]:
 _ONLY_WITH_REPLAY: tuple[str, ...] = (
     "replay", "sampling.samplers", "sampling.envs_per_sampler", "sampling.memory_limit_bytes", "learner.batch_size",
     "learner.precision", "learner.overlap", "learner.mirror", "learner.updates_per_launch",
-    "learner.policy_average", "learner.explore_average",
 )
 _ONLY_ON_POLICY: tuple[str, ...] = ("rollout",)
 _ALWAYS = ("env.normalize_obs", "image", "sampling", "learner", "evaluation", "visualizer", "tuning", "logging")
@@ -642,6 +663,7 @@ def offered(config: Config) -> tuple[tuple[str, ...], tuple[str, ...]]:
     own, other = (_ONLY_ON_POLICY, _ONLY_WITH_REPLAY) if on_policy else (_ONLY_WITH_REPLAY, _ONLY_ON_POLICY)
     other += () if config.wiring.inference_workers else ("rollout.inference_workers",)
     own += ("gala",) if config.wiring.mixes else ()
+    other += () if config.wiring.averages else ("learner.average_interval",)
     keys = [f"{name}.{item.name}" for name, part in config.parts().items() for item in dataclasses.fields(part)]
     named = (knob.replace("algorithm.", f"{algo}.") for knob in config.wiring.knobs)
     knobs = tuple(knob for knob in named if knob in keys)

@@ -27,6 +27,8 @@ from spreeze.types import EnvSpec, FrameSpec, Reasoned
 if TYPE_CHECKING:
     import gymnasium
 
+    from spreeze.envs.team_env import TeamEnv
+
 
 BULLET_MODULE = "pybullet_envs_gymnasium"
 _FAST_MODULE = "spreeze.envs.bullet"
@@ -51,10 +53,18 @@ PACKAGES = {
     "PandaReach": ("panda_gym", "panda-gym"), "PandaPush": ("panda_gym", "panda-gym"),
 }  # fmt: skip
 """Beginnings of well-known ids: the module that registers them and what to install."""
+TEAM_PREFIXES = ("mpe2", "parallel")
+"""Beginnings, before a colon, of the ids of tasks of several agents (see ``team_env``)."""
 _RESERVED_ARGS = ("id", "render_mode", "disable_env_checker", "vectorization_mode", "num_envs")
 _MAX_ACTIONS = 4096
 """Discrete actions at most: a policy has one output for each."""
 _MODULE = re.compile(r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")
+
+
+def is_team(env_id: str) -> bool:
+    """Whether an id is that of a task of several agents."""
+    prefix, colon, _ = env_id.partition(":")
+    return bool(colon) and prefix in TEAM_PREFIXES
 
 
 def bullet_missing() -> str | None:
@@ -90,7 +100,8 @@ def make_env(
     that is proven and no picture is asked for (``bullet_engine``).
 
     Args:
-        env_id: Gymnasium id; ``module:Id`` only where ``import_module`` names the same module; or an engine's id.
+        env_id: Gymnasium id; ``module:Id`` only where ``import_module`` names the same module; or the id of an engine
+            or of a team.
         import_module: module to import first.
         render_mode: ``rgb_array`` for pictures, ``human`` for a window, None for neither.
         plain: takes pybullet-envs-gymnasium's own environment for its ids.
@@ -107,14 +118,18 @@ def make_env(
         import_user_module(import_module)
     if engine_of(env_id) is not None:
         return make_single(env_id, render_mode, values)
+    if is_team(env_id):
+        from spreeze.envs.team_env import make_team
+
+        _refuse_window(env_id, render_mode)
+        return _drawing(make_team(env_id, import_module, render_mode, values), env_id, render_mode)
     module, colon, name = env_id.rpartition(":")
     if colon and module != import_module:
         raise EnvironmentError_(f"'{env_id}' would import module '{module}': add --import {module} to allow it")
     _register(name, gymnasium.registry)
     if name not in gymnasium.registry:
         raise _unknown(name, gymnasium.registry)
-    if render_mode == "human" and not has_display():
-        raise EnvironmentError_(f"no display for a window of {name}: set DISPLAY or ask for a clip")
+    _refuse_window(name, render_mode)
     made = _fast_spec(name, gymnasium.registry[name]) if render_mode is None and not plain and not args else name
     if made is name:
         _force_direct(gymnasium.registry[name].entry_point)
@@ -212,6 +227,11 @@ def has_display() -> bool:
     return sys.platform != "linux" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 
 
+def _refuse_window(name: str, render_mode: str | None) -> None:
+    if render_mode == "human" and not has_display():
+        raise EnvironmentError_(f"no display for a window of {name}: set DISPLAY or ask for a clip")
+
+
 def _drawing(env: gymnasium.Env[Any, Any], name: str, render_mode: str | None) -> gymnasium.Env[Any, Any]:
     """The environment, if it can draw in that mode.
 
@@ -244,7 +264,7 @@ def refuse_foreign(env_id: str, import_module: str | None, allowed: str | None) 
     Raises:
         EnvironmentError_: it needs another module from outside of this package.
     """
-    prefix = env_id.rpartition(":")[0] if engine_of(env_id) is None else ""
+    prefix = "" if engine_of(env_id) is not None or is_team(env_id) else env_id.rpartition(":")[0]
     for module in (import_module, prefix):
         if module and module.partition(".")[0] != "spreeze":
             if module != allowed:
@@ -316,6 +336,10 @@ def describe(env: gymnasium.Env[Any, Any], import_module: str | None = None) -> 
         EnvironmentError_: a space that no algorithm here can handle; the message names the space
             and what would fit.
     """
+    if is_team("" if env.spec is None else env.spec.id):
+        from spreeze.envs.team_env import describe_team
+
+        return describe_team(cast("TeamEnv", env), import_module)
     spec = env.spec
     env_id = spec.id if spec is not None else type(env.unwrapped).__name__
     frames: FrameSpec | None = getattr(env, "frame_spec", None)

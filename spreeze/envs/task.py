@@ -77,7 +77,7 @@ class Task:
         self._action_shape = tuple(env.action_space.shape or ())
         self._action_dtype = env.action_space.dtype
         self._plain_action = len(self._action_shape) == 1 and self._action_dtype == np.float32
-        self._discrete = spec.num_actions is not None
+        self._discrete = spec.num_actions is not None and spec.team is None
         self._masked = spec.action_mask
         self._steps = 0
         self.mask: np.ndarray | None = None
@@ -106,7 +106,7 @@ class Task:
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool]:
         """One env step; returns next observation float32 [O], reward, terminated, truncated.
 
-        ``action`` is float32 [A] in the environment's own unit, or a discrete action's index.
+        ``action`` is float32 [A] in the environment's own unit, or a discrete action's index, of a team one an agent.
 
         Raises:
             BadTransition: wrong shape, non-finite value, a mask that is missing or wrong, or not the five values of
@@ -216,7 +216,8 @@ def make_task(
     env = make_env(env_id, import_module, render_mode, plain=plain, args=args, image=image)
     try:
         spec = dataclasses.replace(describe(env, import_module), plain=plain, args=args)
-        if spec.num_actions is not None and (gives_masks(env) if action_mask is None else action_mask):
+        choosing = spec.num_actions is not None and spec.team is None
+        if choosing and (gives_masks(env) if action_mask is None else action_mask):
             spec = _masked(spec)
         return Task(env, spec)
     except BaseException:
@@ -324,5 +325,6 @@ def uniform_actions(
         allowed: np.ndarray = np.argmax(draws, 1)[:, None].astype(np.float32)
         return allowed
     if spec.num_actions is not None:
-        return rng.integers(spec.num_actions, size=(rows, 1)).astype(np.float32)
+        counts = spec.num_actions if spec.team is None else spec.team.actions
+        return rng.integers(counts, size=(rows, spec.action_dim)).astype(np.float32)
     return rng.uniform(-1.0, 1.0, (rows, spec.action_dim)).astype(np.float32)

@@ -57,12 +57,17 @@ def operations(arrays: Arrays, meta: dict[str, Any], spec: EnvSpec) -> list[Oper
 
     Raises:
         WeightsError: a part is missing or does not fit.
-        ConfigError: the network is a module of the user's own.
+        ConfigError: the network is a module of the user's own, or the policy that of a team.
     """
     if "network" in meta:
         raise ConfigError(
             f"this policy is the network {meta['network']!r} of your own module {spec.import_module}: its computation "
             "is not in the weights; export the module with torch.onnx or torch.export"
+        )
+    if spec.team is not None:
+        raise ConfigError(
+            f"this policy acts for {spec.team.size} agents at once, which is not exported yet; "
+            "use spreeze.inference.policy.Policy with the run's weights"
         )
     Policy.from_weights(arrays, meta)  # checks names and shapes
     hidden, head = len(meta.get("hidden_sizes", ())), head_of(meta, arrays)

@@ -66,7 +66,7 @@ class Policy:
 
     def __init__(
         self, layers: list[tuple[np.ndarray, np.ndarray]], head: Head, obs_scale: tuple[np.ndarray, np.ndarray] | None,
-        trunk: Trunk | None = None, activation: str = "relu", layer_norm: bool = False, mask_dim: int = 0,
+        trunk: Trunk | TeamRows | None = None, activation: str = "relu", layer_norm: bool = False, mask_dim: int = 0,
         own: OwnNetwork | None = None,
     ) -> None:
         """With ``own`` that is the network, and ``layers`` only say how many inputs and outputs it has."""
@@ -102,15 +102,15 @@ class Policy:
                        _obs_scale(arrays, shape[0]), mask_dim=mask_dim, own=own)
         names = [(f"w{index}", f"b{index}") for index in range(len(meta.get("hidden_sizes", ())))]
         layers = [_layer(arrays, *pair) for pair in [*names, ("head_w", "head_b")]]
-        trunk = Trunk(arrays, meta) if "cnn" in meta else None
+        trunk = Trunk(arrays, meta) if "cnn" in meta else TeamRows(arrays, meta) if "team_actions" in meta else None
         fan_ins = [trunk.features if trunk else int(meta["obs_dim"]), *(weight.shape[1] for weight, _ in layers)]
         for (weight, _), fan_in in zip(layers, fan_ins, strict=False):
             if weight.shape[0] != fan_in:
                 raise WeightsError(f"weights do not fit each other: a layer takes {weight.shape[0]}, gets {fan_in}")
         if layers[-1][0].shape[1] != head.outputs:
             raise WeightsError(f"weights give {layers[-1][0].shape[1]} outputs; {head.outputs} are needed")
-        return cls(layers, head, _obs_scale(arrays, fan_ins[0]), trunk, activation, bool(meta.get("layer_norm")),
-                   mask_dim)
+        scale = None if isinstance(trunk, TeamRows) else _obs_scale(arrays, fan_ins[0])
+        return cls(layers, head, scale, trunk, activation, bool(meta.get("layer_norm")), mask_dim)
 
     def act(self, obs: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Exploring actions [N, A] float32, a new array: sampled, with noise, or sometimes random.
@@ -148,7 +148,7 @@ class Policy:
     def _draw_tile(self, obs: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         head, tile, rows = self._drawing_head(), self._tile, len(obs)
         tile.fill(obs if self._trunk is None else self._trunk(obs), noise)
-        out = self._run(self._scaled(tile.features), tile.buffers, tile.row_by_row)
+        out = self._run(_scaled(tile.features, self._obs_scale), tile.buffers, tile.row_by_row)
         if self._mask_dim:
             self._forbid(obs, out[:rows])  # unused rows allow nothing, which has no softmax
         action, log_prob = head.draw(out, tile.noise)
@@ -162,11 +162,11 @@ class Policy:
 
     def _forward(self, obs: np.ndarray) -> np.ndarray:
         """Raw output [N, K] of the network, in a buffer that the next call overwrites."""
-        if len(obs) != self._rows:
-            self._rows = len(obs)
-            self._buffers = [np.empty((self._rows, weight.shape[1]), np.float32) for weight, _ in self._layers]
         x = obs if self._trunk is None else self._trunk(obs)
-        out = self._run(self._scaled(x), self._buffers)
+        if len(x) != self._rows:
+            self._rows = len(x)
+            self._buffers = [np.empty((self._rows, weight.shape[1]), np.float32) for weight, _ in self._layers]
+        out = self._run(_scaled(x, self._obs_scale), self._buffers)
         if self._mask_dim:
             self._forbid(obs, out)
         return out
@@ -174,17 +174,6 @@ class Policy:
     def _forbid(self, obs: np.ndarray, out: np.ndarray) -> None:
         """Sets the outputs [N, K] of actions that the masks of obs [N, O] forbid to minus infinity."""
         out[obs[:, -self._mask_dim :] == 0.0] = FORBIDDEN
-
-    def _scaled(self, x: np.ndarray) -> np.ndarray:
-        """Observations, normalized and clipped if there is a normalizer."""
-        if self._obs_scale is None:
-            return x
-        mean, std = self._obs_scale
-        x = np.subtract(x, mean)
-        x /= std
-        np.maximum(x, _OBS_LOW, out=x)
-        np.minimum(x, _OBS_HIGH, out=x)
-        return x
 
     def _run(self, x: np.ndarray, buffers: list[np.ndarray], row_by_row: bool = False) -> np.ndarray:
         """Passes x [N, I] through all layers, in ``buffers``; returns the last one."""
@@ -205,6 +194,35 @@ class Policy:
                 self._activate(buffer)
             x = buffer
         return x
+
+
+def _scaled(x: np.ndarray, scale: tuple[np.ndarray, np.ndarray] | None) -> np.ndarray:
+    """Observations, normalized and clipped if there is a normalizer."""
+    if scale is None:
+        return x
+    mean, std = scale
+    x = np.subtract(x, mean)
+    x /= std
+    np.maximum(x, _OBS_LOW, out=x)
+    np.minimum(x, _OBS_HIGH, out=x)
+    return x
+
+
+class TeamRows:
+    """A team's observations as the inputs of the network that its n agents share: one row an agent."""
+
+    def __init__(self, arrays: Arrays, meta: dict[str, Any]) -> None:
+        self._agents, self._obs_dim = len(meta["team_actions"]), int(meta["team_obs_dim"])
+        self.features = self._obs_dim + self._agents
+        self._scale = _obs_scale(arrays, int(meta["obs_dim"]))
+
+    def __call__(self, obs: np.ndarray) -> np.ndarray:
+        """Observations [N, O] to [N * n, o + n], a new array: an agent's own, then its number as one-hot."""
+        rows = np.zeros((len(obs), self._agents, self.features), np.float32)
+        own = _scaled(obs, self._scale)[:, : self._agents * self._obs_dim]
+        rows[:, :, : self._obs_dim] = own.reshape(len(obs), self._agents, self._obs_dim)
+        rows[:, range(self._agents), range(self._obs_dim, self.features)] = 1.0
+        return rows.reshape(-1, self.features)
 
 
 def _relu(x: np.ndarray) -> None:
@@ -372,6 +390,8 @@ class EpsilonGreedy(Head):
         self._span = int(meta["epsilon_env_steps"])
         self._env_steps = int(meta.get("env_steps", 0))
         self._masked = bool(meta.get("action_mask"))
+        self._team: tuple[int, ...] = tuple(meta.get("team_actions", ()))
+        """Numbers of actions of the agents whose outputs follow each other row by row; empty for a single agent."""
 
     @property
     def epsilon(self) -> float:
@@ -381,8 +401,8 @@ class EpsilonGreedy(Head):
 
     def explore(self, out: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         rows, epsilon = len(out), self.epsilon
-        self._env_steps += rows
-        action = out.argmax(1)
+        self._env_steps += rows // (len(self._team) or 1)
+        action = self._best(out)
         # One draw decides both: below epsilon, draw / epsilon is uniform again.
         draw = rng.random(rows)
         for row in np.flatnonzero(draw < epsilon).tolist():
@@ -390,11 +410,19 @@ class EpsilonGreedy(Head):
                 allowed = np.flatnonzero(out[row] != FORBIDDEN)
                 action[row] = allowed[min(int(draw[row] / epsilon * len(allowed)), len(allowed) - 1)]
             else:
-                action[row] = min(int(draw[row] / epsilon * self.outputs), self.outputs - 1)
-        return _column(action)
+                count = self._team[row % len(self._team)] if self._team else self.outputs
+                action[row] = min(int(draw[row] / epsilon * count), count - 1)
+        return _column(action, len(self._team) or 1)
 
     def greedy(self, out: np.ndarray) -> np.ndarray:
-        return _column(out.argmax(1))
+        return _column(self._best(out), len(self._team) or 1)
+
+    def _best(self, out: np.ndarray) -> np.ndarray:
+        """Index [N] of the highest value, of an agent of a team among its own actions."""
+        for agent, count in enumerate(self._team):
+            out[agent :: len(self._team), count:] = FORBIDDEN
+        best: np.ndarray = out.argmax(1)
+        return best
 
 
 class GaussianHead(DrawingHead):
@@ -458,10 +486,10 @@ class CategoricalHead(DrawingHead):
         return _column(out.argmax(1))
 
 
-def _column(index: np.ndarray) -> np.ndarray:
-    """Indices [N] as actions float32 [N, 1]."""
+def _column(index: np.ndarray, agents: int = 1) -> np.ndarray:
+    """Indices [N * agents] as actions float32 [N, agents]."""
     action: np.ndarray = index.astype(np.float32)
-    return action.reshape(-1, 1)
+    return action.reshape(-1, agents)
 
 
 _HEADS: dict[str, Callable[[dict[str, Any], Arrays], Head]] = {

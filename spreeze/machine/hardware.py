@@ -265,14 +265,29 @@ def named_devices(text: str, num_gpus: int, gpu_reason: str | None = None) -> tu
     return names
 
 
-_BFLOAT16_UNITS = ("amx_bf16", "avx512_bf16")
+_BFLOAT16_UNIT = "amx_bf16"
+"""oneDNN computes float32 matmuls in bfloat16 with these instructions only: with avx512_bf16 it stays in float32."""
+_AVX512 = {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
+_ZEN_5 = 0x1A
+"""Family of AMD's first processors whose AVX-512 units are 512 bits wide."""
 
 
-def bfloat16_unit(root: str | Path = "/") -> str | None:
-    """The processor's instructions for bfloat16 matmuls, as the kernel calls them; None without any."""
-    lines = (_read(Path(root) / "proc/cpuinfo") or "").splitlines()
-    flags = next((line.split() for line in lines if line.startswith("flags")), [])
-    return next((unit for unit in _BFLOAT16_UNITS if unit in flags), None)
+def has_bfloat16_unit(root: str | Path = "/") -> bool:
+    """Whether the processor has instructions for bfloat16 matmuls."""
+    return _BFLOAT16_UNIT in _cpu_flags(Path(root))
+
+
+def mkl_lacks_avx512(root: str | Path = "/") -> bool:
+    """Whether this is an AMD processor with wide AVX-512 units, which MKL leaves unused: it takes AVX2 instead."""
+    text = _read(Path(root) / "proc/cpuinfo") or ""
+    family = re.search(r"^cpu family\s*:\s*(\d+)", text, re.MULTILINE)
+    wide = family is not None and int(family[1]) >= _ZEN_5
+    return "AuthenticAMD" in text and wide and _cpu_flags(Path(root)) >= _AVX512
+
+
+def _cpu_flags(root: Path) -> set[str]:
+    lines = (_read(root / "proc/cpuinfo") or "").splitlines()
+    return next((set(line.split()) for line in lines if line.startswith("flags")), set())
 
 
 def check_precision(precision: str, *, on_gpu: bool, root: str | Path = "/") -> None:
@@ -283,6 +298,6 @@ def check_precision(precision: str, *, on_gpu: bool, root: str | Path = "/") -> 
     if precision == "bfloat16" and on_gpu:
         raise ConfigError("learner.precision = bfloat16: for processors, whose matmuls round float32 inputs; "
                           "a GPU does the same with more digits as tf32: use tf32 or float32")
-    if precision == "bfloat16" and bfloat16_unit(root) is None:
-        raise ConfigError(f"learner.precision = bfloat16: this processor has none of {', '.join(_BFLOAT16_UNITS)} and "
-                          "would only imitate it; use float32")
+    if precision == "bfloat16" and not has_bfloat16_unit(root):
+        raise ConfigError(f"learner.precision = bfloat16: this processor has no {_BFLOAT16_UNIT} and would only "
+                          "imitate it; use float32")

@@ -1,7 +1,11 @@
-"""Modes: workers, buffers and synchronisation. Wiring only: one file each, declared in ``config/modes.py``.
+"""Modes: workers, buffers and synchronisation. Wiring only, declared in ``config/modes.py``; tianji is in spreeze's.
 
 *spreeze*: samplers write replay and the learner draws from it; they wait only for the band of samples per
 insert. ``run.learners`` of these can run side by side.
+
+*tianji* (TianJi): several of these groups, whose learners begin with the same parameters and average them every
+``learner.average_interval`` updates, without waiting for each other. What is produced and consumed is held in balance
+by each group's band of samples per insert. The paper's controller, which gives cores to either side, is not here.
 
 *hts* (HTS-RL): samplers step environments, inference workers, if asked for, choose their actions, and the learner works
 on the previous rollout. Two slots in shared memory are swapped only when one is full and the other used up, so a policy

@@ -32,7 +32,7 @@ from spreeze.workers.evaluator import Evaluation, EvaluatorJob
 from spreeze.workers.learner import LearnerFiles, open_on_policy_trainer, run_progress
 from spreeze.workers.on_policy_trainer import OnPolicyTrainer
 from spreeze.workers.replay_trainer import ReplayTrainer
-from spreeze.workers.torch_devices import learner_threads, products_in, resolve_device
+from spreeze.workers.torch_devices import largest_matmul, learner_threads, matmuls_in, resolve_device
 
 _FINAL_EVALUATION_S = 6.0
 
@@ -50,8 +50,8 @@ def run_mode(plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts,
         stack.callback(lambda: recorder.close(interrupts.again()))
         stack.enter_context(stdout_to_stderr())
         recorder.outcome.device = device = resolve_device(learner.device)
-        if memory is None:
-            stack.enter_context(products_in(learner.precision, device))
+        hidden_sizes = (plan.config.on_policy or plan.config.algorithm).hidden_sizes
+        stack.enter_context(matmuls_in(learner.precision, device, largest_matmul(hidden_sizes, plan.batch_size)))
         pair = stack.enter_context(learner_threads(plan.spec, learner.threads, device))
         serial = _Serial(plan, run_dir, recorder, interrupts)
         if memory is not None:
@@ -211,7 +211,6 @@ class _Replay:
             plan.spec, config.run.algo, config.algorithm, plan.layout, ReplayReader(ring),
             batch_size=config.learner.batch_size, device=resolve_device(config.learner.device), seed=config.run.seed,
             normalize_obs=config.env.normalize_obs, pair=pair, overlap=config.learner.overlap,
-            policy_average=config.learner.policy_average, explore_average=config.learner.explore_average,
         )
         least, most = config.replay.samples_per_insert_min, config.replay.samples_per_insert_max
         self._ratio = min(max(float(config.learner.batch_size), least), most)

@@ -1,12 +1,15 @@
-"""The Spreeze mode: samplers -> shared-memory replay -> learner, ``run.learners`` times side by side.
+"""The modes Spreeze and TianJi: samplers -> shared-memory replay -> learner, ``run.learners`` times side by side.
 
-Each learner has samplers, replay, weights and checkpoints of its own (a group), and learns like a separate run with the
-seed ``run.seed`` + its number. Groups exchange nothing.
+Each learner has samplers, replay, weights and checkpoints of its own (a group). In mode spreeze it learns like a
+separate run with the seed ``run.seed`` + its number, and groups exchange nothing. In mode tianji all learners begin
+with the same parameters, and each takes the mean of its own and the others' now and then, through memory of this
+process, so that the death of a learner stops no other (``replay_trainer.PeerAverage``).
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -22,6 +25,7 @@ from spreeze.transport.checkpoint import CheckpointStore, load_replay
 from spreeze.transport.rate_limiter import RateLimiter
 from spreeze.transport.replay_ring import ReplayRing
 from spreeze.transport.status_table import StatusTable
+from spreeze.transport.weights import VersionedParameters
 from spreeze.workers.jobs import LearnerJob
 from spreeze.workers.roles import Address
 from spreeze.workers.sampler import SamplerJob
@@ -38,8 +42,9 @@ def run_mode(plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts,
 
 @contextlib.contextmanager
 def _wired(plan: RunPlan, run_dir: Path, recorder: Recorder) -> Iterator[Wired]:
-    with open_memory(plan, run_dir, len(status_rows(plan.samplers, plan.learners))) as (status, rings):
-        specs = worker_specs(plan, run_dir, rings, recorder.started_s)
+    with (open_memory(plan, run_dir, len(status_rows(plan.samplers, plan.learners))) as (status, rings),
+          open_shared(plan) as shared_fds):
+        specs = worker_specs(plan, run_dir, rings, recorder.started_s, shared_fds)
 
         def read() -> CounterSample:
             groups = (read_group(status, specs, group, ring.total_committed(), ring.baseline_inserted, ring.sampled)
@@ -79,16 +84,26 @@ def open_memory(plan: RunPlan, run_dir: Path, num_rows: int) -> Iterator[tuple[S
         yield stack.enter_context(contextlib.closing(StatusTable.create(num_rows))), rings
 
 
+@contextlib.contextmanager
+def open_shared(plan: RunPlan) -> Iterator[tuple[int, ...]]:
+    """The files through which learners average, two for each group; none where they do not."""
+    with contextlib.ExitStack() as stack:
+        groups = plan.learners if plan.config.wiring.averages and plan.learners > 1 else 0
+        yield tuple(fd for _ in range(groups)
+                    for fd in stack.enter_context(contextlib.closing(VersionedParameters.create())).fds)
+
+
 def worker_specs(
-    plan: RunPlan, run_dir: Path, rings: Sequence[ReplayRing], run_started_s: float
+    plan: RunPlan, run_dir: Path, rings: Sequence[ReplayRing], run_started_s: float, shared_fds: tuple[int, ...] = ()
 ) -> dict[str, WorkerSpec]:
     """Worker specifications in starting order: slowest imports first."""
     config, rows = plan.config, status_rows(plan.samplers, plan.learners)
     limit = memory_limit_bytes(plan)
     specs = [
         WorkerSpec(address=Address("learner", group), row=rows[Address("learner", group).name],
-                   job=_learner_job(plan, run_dir, ring, run_started_s, group).to_json(),
-                   threads=config.learner.threads, inherited_fds=(ring.block.fd,))
+                   job=dataclasses.replace(_learner_job(plan, run_dir, ring, run_started_s, group),
+                                           shared_fds=shared_fds).to_json(),
+                   threads=config.learner.threads, inherited_fds=(ring.block.fd, *shared_fds))
         for group, ring in enumerate(rings)
     ]
     for group, ring in enumerate(rings):
@@ -122,7 +137,8 @@ def _learner_job(
     config = plan.config
     return LearnerJob(
         run_dir=str(group_folder(run_dir, group)), spec=plan.spec, algo=config.run.algo,
-        algorithm=plan.algorithm_fields(), learner=config.learner, seed=config.run.seed + group,
+        algorithm=plan.algorithm_fields(), learner=config.learner,
+        seed=config.run.seed + (0 if config.wiring.averages else group),
         normalize_obs=config.env.normalize_obs, save_replay=config.replay.save, max_updates=config.stop.updates,
         ring_fd=ring.block.fd, ring=ring.spec, limiter=_limiter(plan, ring),
         num_samplers=plan.samplers,  # of the whole run, whose env steps go into weights and checkpoints

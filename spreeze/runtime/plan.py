@@ -89,6 +89,9 @@ class RunPlan:
     def _check_rollout(self) -> None:
         """Rejects inconsistent settings of an on-policy run."""
         part, minibatches = self.config.rollout, self.minibatches
+        if part.inference_workers and self.config.wiring.free_running:
+            raise ConfigError(f"rollout.inference_workers = {part.inference_workers}: in mode "
+                              f"{self.config.run.mode} samplers wait for nobody and infer for themselves; leave it out")
         if self.inference_workers > self.samplers:
             raise ConfigError(f"rollout.inference_workers = {self.inference_workers}: more than the {self.samplers} "
                               "samplers that they infer for; use at most as many")
@@ -108,10 +111,6 @@ class RunPlan:
         if learner.precision != "float32":
             raise ConfigError(f"learner.precision = {learner.precision}: {self.config.run.algo} learns in float32, "
                               "which its equal results rest on; leave it out")
-        if learner.policy_average:
-            raise ConfigError(f"learner.policy_average = {learner.policy_average:g}: what {self.config.run.algo} "
-                              "publishes draws its rollouts too, and learning divides by the probabilities of its "
-                              "newest policy; averages are for algorithms that learn from replay. Leave it out")
 
     @property
     def learners(self) -> int:

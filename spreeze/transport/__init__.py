@@ -31,6 +31,6 @@ continues. This is model-checked like the ring.
 
 *Weights* travel as immutable files and an atomically replaced pointer; thanks to a hint in shared memory, a check for
 new weights costs one load. Every score and every clip belongs to one version of the weights. Where the policy is an
-average of many weights (``learner.policy_average``), its file holds the newest ones too, for the samplers.
+average of many weights (``policy_average``), its file holds the newest ones too, for the samplers.
 On-policy modes pass their policies through slots in memory, without a file.
 """

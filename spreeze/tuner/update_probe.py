@@ -28,7 +28,15 @@ from spreeze.types import RowLayout
 from spreeze.workers.collectors import fill_with_synthetic_rows
 from spreeze.workers.jobs import UpdateProbeJob, UpdateTurn
 from spreeze.workers.replay_trainer import ReplayTrainer
-from spreeze.workers.torch_devices import gpus_of, learner_threads, peak_bytes, products_in, resolve_device, synchronise
+from spreeze.workers.torch_devices import (
+    gpus_of,
+    largest_matmul,
+    learner_threads,
+    matmuls_in,
+    peak_bytes,
+    resolve_device,
+    synchronise,
+)
 
 _LOOK_S = 0.02
 """Time between two checks of the memory of a measurement."""
@@ -159,11 +167,11 @@ def _updates(job: UpdateProbeJob, ring: ReplayRing, turn: UpdateTurn) -> dict[st
     if not gpus_of(device):
         _limit_data(job.memory_cap_bytes)
     config: Any = algorithm_part(job.algo, job.spec.import_module)(**turn.algorithm)
-    with products_in(learner.precision, device), learner_threads(job.spec, learner.threads, device) as pair:
+    largest = largest_matmul(config.hidden_sizes, learner.batch_size)
+    with matmuls_in(learner.precision, device, largest), learner_threads(job.spec, learner.threads, device) as pair:
         learning = ReplayTrainer(
             job.spec, job.algo, config, ring.spec.layout, ReplayReader(ring), batch_size=learner.batch_size,
             device=device, seed=0, normalize_obs=job.normalize_obs, pair=pair, mirror=True, updates_per_launch=1,
-            policy_average=learner.policy_average,
         )
         # The recording of a graph is never timed, however long it takes.
         warm_s, least = time.perf_counter(), max(_LEAST_WARM_UPDATES, learning.updates_before_replay)

@@ -40,6 +40,8 @@ class LearnerJob(AnyLearnerJob):
     """Env steps of earlier sessions of this run."""
     stop: StopConfig = field(default_factory=StopConfig)
     """When the run ends, for schedules."""
+    shared_fds: tuple[int, ...] = ()
+    """Of the ``VersionedParameters`` of each group in turn, two files each; empty: this learner averages with none."""
 
 
 @dataclass(frozen=True, kw_only=True)

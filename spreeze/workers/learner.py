@@ -35,9 +35,9 @@ from spreeze.workers.buffer_trainer import BufferTrainer
 from spreeze.workers.context import WorkerContext, open_weights
 from spreeze.workers.jobs import AnyLearnerJob, BufferLearnerJob, LearnerJob, OnPolicyLearnerJob
 from spreeze.workers.on_policy_trainer import FINGERPRINTS, OnPolicyTrainer
-from spreeze.workers.replay_trainer import ReplayTrainer
+from spreeze.workers.replay_trainer import PeerAverage, ReplayTrainer
 from spreeze.workers.rollout_workers import WAIT_S, wakeups_of
-from spreeze.workers.torch_devices import learner_threads, out_of_memory, products_in, resolve_device
+from spreeze.workers.torch_devices import largest_matmul, learner_threads, matmuls_in, out_of_memory, resolve_device
 
 _POLL_S = 0.0005
 _POST_S = 0.25
@@ -58,7 +58,9 @@ def run_learner(context: WorkerContext, job: LearnerJob) -> None:
     ring = ReplayRing.attach(job.ring_fd, job.ring)
     try:
         device = resolve_device(job.learner.device)
-        with products_in(job.learner.precision, device), learner_threads(job.spec, job.learner.threads, device) as pair:
+        largest = largest_matmul(job.algorithm["hidden_sizes"], job.learner.batch_size)
+        with matmuls_in(job.learner.precision, device, largest), \
+                learner_threads(job.spec, job.learner.threads, device) as pair:
             _ReplayLearner(context, job, ring, pair, device).run()
     finally:
         ring.close()
@@ -66,9 +68,10 @@ def run_learner(context: WorkerContext, job: LearnerJob) -> None:
 
 def run_on_policy_learner(context: WorkerContext, job: OnPolicyLearnerJob) -> None:
     """Learns until asked to stop; writes the checkpoint and weights of the current rollout."""
-    rollouts = Rollouts.attach(job.rollouts_fd, job.rollouts)
+    rollouts, device = Rollouts.attach(job.rollouts_fd, job.rollouts), resolve_device(job.learner.device)
     try:
-        with learner_threads(job.spec, job.learner.threads, resolve_device(job.learner.device)):
+        largest = largest_matmul(job.algorithm["hidden_sizes"], job.batch_size)
+        with matmuls_in(job.learner.precision, device, largest), learner_threads(job.spec, job.learner.threads, device):
             _RolloutLearner(context, job, rollouts).run()
     finally:
         rollouts.close()
@@ -260,14 +263,18 @@ class _ReplayLearner(_Learner):
             job.spec, job.algo, config, ring.spec.layout, ReplayReader(ring), batch_size=job.learner.batch_size,
             device=device, seed=job.seed, normalize_obs=job.normalize_obs, pair=pair, overlap=job.learner.overlap,
             mirror=job.learner.mirror, updates_per_launch=job.learner.updates_per_launch,
-            policy_average=job.learner.policy_average, explore_average=job.learner.explore_average,
         )
         self._limiter, self._anneals = job.limiter, config.lr_schedule != "constant"
         super().__init__(context, job, trainer, ring if job.save_replay else None)
         self._replay, self._device = ring, device
+        self._peers: PeerAverage | None = None
         self.began = False
 
     def restore(self, checkpoint: Checkpoint | None) -> None:
+        if fds := self._job.shared_fds:
+            shared = [VersionedParameters(fds[index : index + 2]) for index in range(0, len(fds), 2)]
+            self._peers = PeerAverage(self._trainer.algorithm, shared, self._context.address.group, self._files.epoch,
+                                      self._job.learner.average_interval)
         if checkpoint is None:
             return
         self._trainer.load_state(checkpoint.tensors, checkpoint.state)
@@ -292,6 +299,8 @@ class _ReplayLearner(_Learner):
             self._trainer.anneal(run_progress(self._job.stop, elapsed_s, self.env_steps(), self._trainer.updates))
         self._update()
         self._context.slots[_UPDATES] = self._trainer.updates
+        if self._peers is not None and (note := self._peers.advance(self._trainer.updates)):
+            self._report(note)
         return True
 
     def _update(self) -> None:
@@ -555,6 +564,11 @@ class LearnerFiles:
 
     def _now(self) -> dict[str, Any]:
         return {"env_steps": self._env_steps(), "wall_s": self._wall_s()}
+
+    @property
+    def epoch(self) -> int:
+        """Rises with each start of the learner."""
+        return self._epoch
 
     @property
     def is_new(self) -> bool:

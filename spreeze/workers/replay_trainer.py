@@ -9,7 +9,7 @@ copied to the device as far as memory allows, and whole updates are CUDA graphs 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -25,6 +25,7 @@ from spreeze.inference.policy import OBS_CLIP, Normalizer, with_exploring
 from spreeze.metrics.table import blank_learner
 from spreeze.transport.protocols import BatchSource
 from spreeze.transport.replay_ring import ReplayReader
+from spreeze.transport.weights import VersionedParameters, Weights
 from spreeze.types import EnvSpec, RowLayout, TransitionBatch
 from spreeze.workers.gpu_replay import (
     CudaGraph,
@@ -45,6 +46,8 @@ _NORMALIZER_EVERY = 10
 _AVERAGE_EVERY = 8
 """Updates between two steps of the policy's average: a step reads and writes all weights of the policy."""
 _AVERAGE = "policy_average"
+_LIVING = 4
+"""Averagings without news from another learner after which it counts as gone; speeds differ by less."""
 
 
 class ReplayTrainer:
@@ -53,24 +56,24 @@ class ReplayTrainer:
     def __init__(
         self, spec: EnvSpec, algo: str, config: AlgorithmConfig, layout: RowLayout, reader: BatchSource, *,
         batch_size: int, device: str, seed: int, normalize_obs: bool, pair: ThreadPair | None = None,
-        overlap: bool = False, mirror: bool = False, updates_per_launch: int = 0, policy_average: float = 0.0,
-        explore_average: bool = False,
+        overlap: bool = False, mirror: bool = False, updates_per_launch: int = 0,
     ) -> None:
-        """With a ``policy_average`` above 0 the published policy is an average of the weights (``PolicyAverage``).
+        """With ``config.policy_average`` above 0 the published policy is an average of the weights (``PolicyAverage``).
 
-        Samplers explore with the newest weights, or with the average too (``explore_average``).
+        Samplers explore with the newest weights, or with the average too (``config.explore_average``).
         """
         options: dict[str, Any] = {} if pair is None else {"pair": pair}
         options |= {} if spec.frames is None else {"frames": spec.frames}
         options |= {"overlap": True} if overlap else {}
         options |= {"masked": True} if spec.action_mask else {}
+        options |= {"team": spec.team} if spec.team is not None else {}
         self.algorithm: OffPolicyAlgorithm = create(
             algo, spec.obs_dim, spec.action_dim, config, seed, device, num_actions=spec.num_actions,
             import_module=spec.import_module, **options,
         )
         self._meta = {"algo": algo, "env": dataclasses.asdict(spec)}
-        self._average = PolicyAverage(self.algorithm, policy_average) if policy_average else None
-        self._explore_average = explore_average
+        self._average = PolicyAverage(self.algorithm, config.policy_average) if config.policy_average else None
+        self._explore_average = config.explore_average
         self._reader, self._layout, self._gamma = reader, layout, config.gamma
         placement = Placement.parse(device)
         self._device, self._actor_device = placement.critics, placement.actor
@@ -407,6 +410,57 @@ class PolicyAverage:
         fits = weights is not None and weights.shape == tuple(online.shape)
         self.weights.copy_(torch.from_numpy(np.array(weights)) if fits else online)
         self.updates = updates
+
+
+class PeerAverage:
+    """The mean of the parameters of learners side by side, as in federated averaging (McMahan et al. 2017).
+
+    Every ``interval`` updates a learner publishes its networks, targets and temperature. It then takes the mean of
+    these and of the newest of each other learner. Moments of the optimiser stay its own. Nobody waits: a learner of
+    which nothing new has come for ``_LIVING`` of these steps, since it is dead, done or far slower, is left out until
+    it publishes again.
+    """
+
+    def __init__(
+        self, algorithm: OffPolicyAlgorithm, shared: Sequence[VersionedParameters], own: int, epoch: int, interval: int
+    ) -> None:
+        """``shared`` has one entry a learner, ``own`` is the number of this one; ``epoch`` rises with its starts."""
+        self._algorithm, self._shared, self._own, self._epoch = algorithm, shared, own, epoch
+        self._interval, self._due, self._version = interval, -1, 0
+        self._newest: dict[int, tuple[Weights, int]] = {}
+        """Number of another learner -> what it published last, and the own version at which that was new."""
+        self._others = -1
+
+    def advance(self, updates: int) -> str | None:
+        """Averages if it is due after so many updates; a sentence when the number of others in the mean has changed."""
+        if self._due < 0:
+            self._due = updates + self._interval
+        if updates < self._due:
+            return None
+        self._due = updates + self._interval
+        arrays = self._algorithm.state_arrays()
+        names = [name for name, array in arrays.items() if array.dtype == np.float32 and "adam" not in name]
+        self._version += 1
+        self._shared[self._own].publish({name: arrays[name] for name in names}, {}, self._epoch, self._version)
+        others = self._living()
+        if others:
+            means = {name: np.asarray(np.mean([arrays[name], *(other.arrays[name] for other in others)], 0))
+                     for name in names}
+            self._algorithm.load_state_arrays(arrays | means)
+        if len(others) == self._others:
+            return None
+        self._others = len(others)
+        with_whom = "1 other learner" if self._others == 1 else f"{self._others} other learners"
+        return f"update {updates}: takes the mean of its parameters and those of {with_whom}"
+
+    def _living(self) -> list[Weights]:
+        """The newest of each other learner that still publishes."""
+        for index, parameters in enumerate(self._shared):
+            before = self._newest.get(index)
+            found = None if index == self._own else parameters.read_latest(before and before[0].order)
+            if found is not None:
+                self._newest[index] = found, self._version
+        return [found for found, since in self._newest.values() if self._version - since < _LIVING]
 
 
 class DeviceNormalizer:

@@ -5,18 +5,22 @@ from __future__ import annotations
 import contextlib
 import resource
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any, Self
 
 import torch
 
 from spreeze.algorithms.fused_mlp import ThreadPair, thread_pair_for
 from spreeze.errors import ConfigError
-from spreeze.machine.hardware import check_precision, named_devices
+from spreeze.machine.hardware import check_precision, mkl_lacks_avx512, named_devices
 from spreeze.types import EnvSpec
 
 _TF32_CAPABILITY = 8
 """Ampere: first compute capability with TF32."""
+_LEAST_FOR_ONEDNN = 2**22
+"""Multiplications of a matmul from which an update is faster by oneDNN with AVX-512 than by MKL without: batch 64 with
+256 units, or 256 with 128 (measured on Zen 5)."""
 _ALLOCATOR_WORDS = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory",
                     "std::bad_alloc")  # fmt: skip
 """PyTorch's texts when host memory runs out: on Linux and macOS, on Windows, in C++."""
@@ -111,11 +115,24 @@ def learner_threads(spec: EnvSpec, threads: int, device: str) -> Iterator[Thread
             torch.set_flush_denormal(False)
 
 
+def largest_matmul(hidden_sizes: Sequence[int], rows: int) -> int:
+    """Multiplications of the largest matmul of an update of that many rows: between two hidden layers."""
+    return rows * max((first * second for first, second in pairwise(hidden_sizes)), default=0)
+
+
+def _matmuls_round() -> bool:
+    size, just_above_one = 256, 1.0 + 2.0**-12  # bfloat16 makes it 1
+    found = torch.full((size, size), just_above_one) @ torch.ones(size, size)
+    return bool((found != size * just_above_one).any())
+
+
 @contextlib.contextmanager
-def products_in(precision: str, device: str) -> Iterator[None]:
+def matmuls_in(precision: str, device: str, largest: int = 0) -> Iterator[None]:
     """All float32 matmuls of this process round their inputs to ``precision``; sums and results stay float32.
 
-    Networks must be created within this context.
+    ``largest`` is the number of multiplications of the largest one (``largest_matmul``): on processors where oneDNN's
+    float32 kernels are twice as fast as MKL's, it computes them where that outweighs the longer time that it takes for
+    small ones. Networks must be created within this context.
 
     Raises:
         ConfigError: the devices do not have this precision.
@@ -133,6 +150,11 @@ def products_in(precision: str, device: str) -> Iterator[None]:
     try:
         for place, wanted in zip(places, (on_gpu, on_gpu, on_cpu, on_cpu), strict=True):
             place.fp32_precision = wanted
+        if precision == "float32" and not gpus and largest >= _LEAST_FOR_ONEDNN and mkl_lacks_avx512():
+            # Permission to round sends matmuls to oneDNN. It does not make use of it where it has no such kernel.
+            backends.mkldnn.matmul.fp32_precision = "bf16"
+            if _matmuls_round():
+                backends.mkldnn.matmul.fp32_precision = "ieee"
         yield
     finally:
         for place, value in zip(places, before, strict=True):

@@ -1,0 +1,182 @@
+"""QMIX: Q-learning for a team that shares one reward (Rashid et al. 2018, arXiv 1803.11485), and VDN as its ablation.
+
+Each agent has values Q_i(o_i, .) of its own actions, and acts by them alone. In learning, a mixing network makes of the
+chosen ones the team's value Q_tot(s, a). It rises, or stays, in each of them: its weights are absolute values, which
+linear maps of the state (hypernetworks) give. So the actions that each agent likes best are also best for Q_tot.
+VDN (Sunehag et al. 2017, arXiv 1706.05296) takes the sum instead.
+
+*Agents* share one perceptron and are told apart by their number as a one-hot. The paper's agents are recurrent, for
+tasks in which an agent has to remember; replay here holds single transitions, not episodes, and the tasks of ``mpe2``
+show positions and velocities, so agents feed forward. Where an observation hides the past, stack it in the environment.
+
+*Departures* besides that: Adam instead of RMSProp, a soft target update, epsilon by env steps. The next actions are
+those of the online network (double Q-learning), as in the authors' later code.
+
+*Overestimation.* With a discount near 1 and one-step targets the mixer's values may grow without bound (Pan et al.
+2021, arXiv 2103.11883), which clipping the gradient does not stop. ``profiles/mpe2.toml`` has a lower discount and
+five-step returns; VDN needs neither. If ``q_mean`` leaves what returns can be, try these.
+
+*Gradients* come from autograd, unlike elsewhere in this package: derived by hand the mixer alone would be longer than
+this file. Shapes besides those of ``types``: n agents, o values of an agent's observation, E units of the mixer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from spreeze.algorithms import losses
+from spreeze.algorithms.fused_mlp import host_copies, uniform_
+from spreeze.algorithms.off_policy import CriticNetworks, OffPolicyAlgorithm, Proposal
+from spreeze.algorithms.optimizers import FlatAdam
+from spreeze.config.algorithms import NetworkRow
+from spreeze.config.schema import QMIXConfig
+from spreeze.errors import ConfigError
+from spreeze.types import TeamSpec, TransitionBatch
+
+_ACTIVATE: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": functional.relu, "tanh": torch.tanh, "silu": functional.silu, "elu": functional.elu,
+    "gelu": partial(functional.gelu, approximate="tanh"),
+}  # fmt: skip
+
+
+class QMIX(OffPolicyAlgorithm):
+    name = "qmix"
+    critics: TeamValues
+
+    def __init__(
+        self, obs_dim: int, num_actions: int, config: QMIXConfig, seed: int, device: str = "cpu", *,
+        team: TeamSpec, network: NetworkRow | None = None,
+    ) -> None:
+        if network is not None:
+            raise ConfigError(f"qmix.network = {network.name!r}: agents share a perceptron; leave the setting out, and "
+                              "choose qmix.hidden_sizes")
+        there = torch.device(device)
+        noise = torch.Generator(there).manual_seed(seed + 1)
+        self.critics = TeamValues(team, config, torch.Generator().manual_seed(seed), there)
+        self._config, self.period = config, config.target_interval
+        super().__init__(None, self.critics, noise, {
+            "policy": "q_values", "obs_dim": obs_dim, "num_actions": num_actions, "team_obs_dim": team.obs_dim,
+            "team_actions": list(team.actions), "hidden_sizes": list(config.hidden_sizes),
+            "activation": config.activation, "epsilon_start": config.epsilon_start, "epsilon_end": config.epsilon_end,
+            "epsilon_env_steps": config.epsilon_env_steps,
+        })
+
+    def propose(self, batch: TransitionBatch) -> Proposal:
+        """Each agent's next action [n, B] as an index: the best of the online network (double) or of the target's."""
+        critics = self.critics
+        networks = critics.online if self._config.double else critics.target
+        return Proposal(networks.agent_values(batch.next_obs).argmax(2).t(), None, None)
+
+    def critic_step(self, batch: TransitionBatch, next_action: Tensor, next_log_prob: Tensor | None) -> None:
+        """Target ``r + discount Q_tot'(s', a')``, squared error (eq. 6)."""
+        value = self.critics.target.team_value(batch.next_obs, next_action.t())
+        target = losses.td_target(batch.reward, batch.terminated, batch.discount, value)
+        self.critics.step(batch.obs, batch.action, target)
+
+    def update_targets(self) -> None:
+        self.updates += 1
+        if self.updates % self._config.target_interval == 0:
+            self.critics.update_target(self._config.tau)
+
+    def policy_arrays(self) -> dict[str, np.ndarray]:
+        """Copies of the weights of the agents' network; the mixer only learns."""
+        layers = self.critics.online.agents()
+        arrays = {f"{name}{index}": tensor for index, pair in enumerate(layers[:-1])
+                  for name, tensor in zip("wb", pair, strict=True)}
+        return host_copies(arrays | {"head_w": layers[-1][0], "head_b": layers[-1][1]})
+
+
+class TeamNetworks:
+    """The agents' shared perceptron and the mixer, as views of one flat vector.
+
+    The agents' layers come first, weights [in, out] and biases [out]. The mixer's maps of the state follow in the same
+    form: to the first layer's weights [n E], its biases [E], the second layer's weights [E], and the two layers [E]
+    and [1] of its bias. There are none with ``mixer = vdn``.
+    """
+
+    def __init__(self, team: TeamSpec, config: QMIXConfig, device: torch.device) -> None:
+        self.team, self._units = team, config.mixing_units
+        self._activate = _ACTIVATE[config.activation]
+        self._state_dim = team.state_dim or team.size * team.obs_dim
+        agents = (team.obs_dim + team.size, *config.hidden_sizes, max(team.actions))
+        maps = list(pairwise(agents))
+        self._depth = len(maps)
+        if config.mixer == "qmix":
+            units, state = config.mixing_units, self._state_dim
+            maps += [(state, team.size * units), (state, units), (state, units), (state, units), (units, 1)]
+        self._shapes = [shape for sizes in maps for shape in (sizes, sizes[1:])]
+        self._sizes = [math.prod(shape) for shape in self._shapes]
+        self.flat = torch.zeros(sum(self._sizes), device=device)
+        self._one_hot = torch.eye(team.size, device=device)
+        counts = torch.tensor(team.actions, device=device)
+        self._forbidden = torch.arange(max(team.actions), device=device) >= counts[:, None]  # [n, K]
+
+    def initialise(self, generator: torch.Generator) -> None:
+        for weight, bias in self._layers(self.flat):
+            uniform_(weight, len(weight), generator)
+            uniform_(bias, len(weight), generator)
+
+    def agents(self) -> list[tuple[Tensor, Tensor]]:
+        """Weight and bias of each layer of the agents' network."""
+        return self._layers(self.flat)[: self._depth]
+
+    def _layers(self, flat: Tensor) -> list[tuple[Tensor, Tensor]]:
+        # One split: the gradient of each view of its own would be as long as the whole vector.
+        views = [part.view(shape) for part, shape in zip(torch.split(flat, self._sizes), self._shapes, strict=True)]
+        return list(zip(views[::2], views[1::2], strict=True))
+
+    def agent_values(self, obs: Tensor, flat: Tensor | None = None) -> Tensor:
+        """Q_i(o_i, .) [B, n, K] at obs [B, O]; minus infinity for actions that an agent does not have."""
+        count = self.team.size
+        x = obs[:, : count * self.team.obs_dim].reshape(-1, count, self.team.obs_dim)
+        x = torch.cat((x, self._one_hot.expand(len(x), -1, -1)), 2)
+        layers = self._layers(self.flat if flat is None else flat)[: self._depth]
+        for weight, bias in layers[:-1]:
+            x = self._activate(x @ weight + bias)
+        return (x @ layers[-1][0] + layers[-1][1]).masked_fill(self._forbidden, -math.inf)
+
+    def mixed(self, values: Tensor, obs: Tensor, flat: Tensor | None = None) -> Tensor:
+        """Q_tot [B] of the agents' values [B, n] in the states of obs [B, O] (figure 2 of the paper)."""
+        layers = self._layers(self.flat if flat is None else flat)[self._depth :]
+        if not layers:
+            return values.sum(1)
+        state = obs[:, -self._state_dim :]
+        first, first_bias, second, hidden = (state @ weight + bias for weight, bias in layers[:4])
+        mixing = first.abs().view(-1, self.team.size, self._units)
+        units = functional.elu(torch.einsum("bn,bne->be", values, mixing) + first_bias)
+        bias = functional.relu(hidden) @ layers[4][0] + layers[4][1]
+        return (units * second.abs()).sum(1) + bias[:, 0]
+
+    def team_value(self, obs: Tensor, action: Tensor, flat: Tensor | None = None) -> Tensor:
+        """Q_tot(s, a) [B] at obs [B, O] and the agents' actions [B, n]."""
+        chosen = self.agent_values(obs, flat).gather(2, action.long().unsqueeze(2))[:, :, 0]
+        return self.mixed(chosen, obs, flat)
+
+
+class TeamValues(CriticNetworks[TeamNetworks]):
+    """Q_tot, online and target."""
+
+    def __init__(
+        self, team: TeamSpec, config: QMIXConfig, generator: torch.Generator, device: torch.device
+    ) -> None:
+        super().__init__(lambda: TeamNetworks(team, config, device), config.lr, generator)
+        self.adam = FlatAdam(self.online.flat, self.gradient.flat, config.lr, max_norm=config.max_grad_norm)
+
+    def step(self, obs: Tensor, action: Tensor, target: Tensor) -> None:
+        """One gradient step on ``mean (Q_tot(s, a) - target)^2 / 2``; actions [B, n], target [B]."""
+        with torch.inference_mode(False), torch.enable_grad():
+            leaf = self.online.flat.detach().requires_grad_()
+            value = self.online.team_value(obs.clone(), action.clone(), leaf)
+            error = value.detach() - target.clone()
+            (found,) = torch.autograd.grad(value, leaf, error / len(error))
+        self._td_error, self._goal = error.unsqueeze(0), target
+        self.gradient.flat.copy_(found)
+        self.adam.step()

@@ -1,0 +1,175 @@
+"""Tasks of several agents: a parallel environment of PettingZoo, stepped as one that acts for the whole team.
+
+``mpe2:NAME`` is an environment of the package mpe2 (extra ``multiagent``); ``parallel:MODULE`` is made by
+``parallel_env()`` of the module that ``--import`` names. SMAC is not here: it needs the binary of StarCraft II.
+
+*Layout.* An observation is ``obs of each agent | state`` (see ``types.TeamSpec``). The state is what ``state()`` gives,
+left out where it only repeats the observations, as in mpe2. An action is one index an agent.
+
+*Return.* The team's reward is the sum of its agents' rewards, so returns are those of the team, not of one agent: in a
+task that gives all n agents the same reward, n times as much. EPyMARL counts in the same way.
+
+*Ends.* An episode ends when no agent is left; it was truncated if any of them was. An agent that has left observes
+zeros, and what it would do is ignored.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import pkgutil
+import re
+import warnings
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from spreeze.envs.obs_flattening import MASK, Flattener, leaves_of
+from spreeze.errors import EnvironmentError_, did_you_mean
+from spreeze.types import EnvSpec, TeamSpec
+
+_RIVALS = re.compile(r"^simple_(adversary|crypto|push|tag|world_comm)_v\d+$")
+"""Tasks of mpe2 in which agents play against each other."""
+
+
+class TeamEnv(gymnasium.Env[np.ndarray, np.ndarray]):
+    """All agents of a parallel environment at once."""
+
+    def __init__(self, env_id: str, env: Any) -> None:
+        """Takes a parallel environment.
+
+        Raises:
+            EnvironmentError_: its agents have spaces that cannot be learned, or action masks.
+        """
+        self._env, self._agents = env, tuple(env.possible_agents)
+        spaces = [env.observation_space(agent) for agent in self._agents]
+        leaves = [leaves_of(space, f"{env_id}: observation space of {agent}")
+                  for agent, space in zip(self._agents, spaces, strict=True)]
+        self._flatten = [Flattener(parts) for parts in leaves]
+        actions = [env.action_space(agent) for agent in self._agents]
+        for agent, space in zip(self._agents, actions, strict=True):
+            if not isinstance(space, gymnasium.spaces.Discrete):
+                raise EnvironmentError_(f"{env_id}: action space of {agent} is {space}; agents of a team choose one of "
+                                        "n actions: make it Discrete")
+        self._starts = [int(space.start) for space in actions]
+        size = max(flatten.obs_dim for flatten in self._flatten)
+        self._starting_state(env_id, size)
+        self.team = TeamSpec(actions=tuple(int(space.n) for space in actions), obs_dim=size, state_dim=self._state_dim)
+        self.obs_layout = (*(f"{size * index}:{size * index + flatten.obs_dim} {agent}" for index, (agent, flatten)
+                             in enumerate(zip(self._agents, self._flatten, strict=True))),
+                           *([f"{size * len(actions)}:{self._obs_dim} state"] if self._state_dim else []))
+        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (self._obs_dim,), np.float32)
+        self.action_space = gymnasium.spaces.MultiDiscrete(list(self.team.actions))
+        self.metadata = dict(env.metadata or {})
+        limit = getattr(env.unwrapped, "max_cycles", None) if hasattr(env, "unwrapped") else None
+        self.spec = gymnasium.envs.registration.EnvSpec(
+            id=env_id, entry_point=f"{__name__}:TeamEnv", max_episode_steps=None if limit is None else int(limit)
+        )
+        self._truncated = False
+
+    def _starting_state(self, env_id: str, size: int) -> None:
+        """Looks at one reset: whether there is a state of its own, and no mask."""
+        self._state_dim, self._obs_dim, self._size = 0, size * len(self._agents), size
+        obs, infos = self._env.reset(seed=0)
+        if any(MASK in part[agent] for part in (infos, obs) for agent in self._agents if isinstance(part[agent], dict)):
+            raise EnvironmentError_(f"{env_id} gives its agents an {MASK!r}, not supported for teams: wrap it so that "
+                                    "a forbidden action does nothing")
+        try:
+            state = np.ravel(self._env.state())
+        except (AttributeError, NotImplementedError):
+            return
+        seen = self._joined(obs)
+        if state.shape != seen.shape or not np.array_equal(state.astype(np.float32), seen):
+            self._state_dim = state.size
+            self._obs_dim += state.size
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._truncated = False
+        obs, _ = self._env.reset(seed=seed, options=options)
+        return self._joined(obs), {}
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        """One step of all agents that are left; ``action`` [n] holds an index for each agent."""
+        left = list(self._env.agents)
+        chosen = {agent: start + int(index) for agent, start, index
+                  in zip(self._agents, self._starts, action, strict=True) if agent in left}
+        obs, rewards, terminated, truncated, _ = self._env.step(chosen)
+        self._truncated |= any(truncated[agent] for agent in left)
+        over = not self._env.agents or all(terminated[agent] or truncated[agent] for agent in left)
+        reward = float(sum(rewards[agent] for agent in left))
+        return self._joined(obs), reward, over and not self._truncated, over and self._truncated, {}
+
+    def _joined(self, obs: dict[Any, Any]) -> np.ndarray:
+        """Observations of the agents that are left, and the state, in one float32 vector [O]."""
+        out = np.zeros(self._obs_dim, np.float32)
+        for index, (agent, flatten) in enumerate(zip(self._agents, self._flatten, strict=True)):
+            if agent in obs:
+                out[self._size * index :][: flatten.obs_dim] = flatten(obs[agent])
+        if self._state_dim:
+            out[-self._state_dim :] = np.ravel(self._env.state())
+        return out
+
+    def render(self) -> Any:
+        return self._env.render()
+
+    def close(self) -> None:
+        self._env.close()
+
+
+def make_team(env_id: str, import_module: str | None, render_mode: str | None, args: dict[str, Any]) -> TeamEnv:
+    """The environment of a team's id; the module of ``--import`` has been imported.
+
+    Raises:
+        EnvironmentError_: no such environment, its package is missing, its agents are rivals, or it raised.
+    """
+    prefix, _, name = env_id.partition(":")
+    if prefix == "mpe2":
+        module = _mpe2(name)
+    elif name == import_module:
+        module = importlib.import_module(name)
+    else:
+        raise EnvironmentError_(f"'{env_id}' would import module '{name}': add --import {name} to allow it")
+    if not hasattr(module, "parallel_env"):
+        raise EnvironmentError_(f"{env_id}: module '{name}' has no parallel_env(), which makes the environment")
+    if render_mode is not None:
+        args = {**args, "render_mode": render_mode}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # advice to authors
+            return TeamEnv(env_id, module.parallel_env(**args))
+    except EnvironmentError_:
+        raise
+    except Exception as error:
+        text = " ".join(str(error).split())[:300]
+        raise EnvironmentError_(f"{env_id} could not be made: {type(error).__name__}: {text}") from error
+
+
+def _mpe2(name: str) -> Any:
+    if importlib.util.find_spec("mpe2") is None:
+        raise EnvironmentError_(f"mpe2:{name} needs mpe2: pip install 'spreeze[multiagent]'")
+    package = importlib.import_module("mpe2")
+    known = [module.name for module in pkgutil.iter_modules(package.__path__) if re.search(r"_v\d+$", module.name)]
+    if name not in known:
+        hint = did_you_mean(name, known) or f"; it has {', '.join(known)}"
+        raise EnvironmentError_(f"mpe2 has no '{name}'{hint}")
+    if _RIVALS.match(name):
+        teams = ", ".join(other for other in known if not _RIVALS.match(other))
+        raise EnvironmentError_(f"mpe2:{name}: its agents play against each other, and a team shares one reward; use "
+                                f"one of {teams}")
+    return importlib.import_module(f"mpe2.{name}")
+
+
+def describe_team(env: TeamEnv, import_module: str | None) -> EnvSpec:
+    """What the rest of the system has to know about a task of several agents."""
+    assert env.spec is not None
+    team = env.team
+    return EnvSpec(
+        env_id=env.spec.id, import_module=import_module, obs_dim=sum(env.observation_space.shape or ()),
+        obs_layout=env.obs_layout, action_dim=team.size, action_low=(0.0,) * team.size,
+        action_high=tuple(float(count - 1) for count in team.actions), num_actions=max(team.actions), team=team,
+        max_episode_steps=env.spec.max_episode_steps, reward_threshold=None,
+    )

@@ -1,0 +1,94 @@
+"""Learners that average their parameters: the mean by numbers, only with the living, and a run of mode tianji."""
+
+import contextlib
+
+import numpy as np
+import pytest
+from harness import FAULT, PENDULUM, TINY, Run, train
+
+from spreeze.algorithms import create
+from spreeze.config.modes import modes
+from spreeze.config.schema import SACConfig
+from spreeze.run_directory import group_folder
+from spreeze.transport.weights import VersionedParameters, WeightsStore
+from spreeze.workers.replay_trainer import PeerAverage
+
+_TWO = ("--mode", "tianji", "--learners", "2", "--samplers", "2")
+
+
+def sac(scale):
+    """SAC whose parameters and moments are those of seed 1 times ``scale``."""
+    made = create("sac", 3, 1, SACConfig(hidden_sizes=(8,)), 1)
+    made.load_state_arrays({name: array * np.float32(scale) if array.dtype == np.float32 else array
+                            for name, array in made.state_arrays().items()})
+    made.critics.adam._m.fill_(scale)
+    return made
+
+
+@pytest.fixture
+def shared():
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(contextlib.closing(VersionedParameters.create())) for _ in range(3)]
+
+
+def test_a_learner_takes_the_mean_of_its_parameters_and_of_those_that_still_publish(shared):
+    learners = [sac(scale) for scale in (1.0, 2.0, 6.0)]
+    unit = learners[0].state_arrays()
+    averages = [PeerAverage(learner, shared, index, 1, 10) for index, learner in enumerate(learners)]
+    assert [average.advance(1) for average in averages] == [None, None, None]
+    assert averages[0].advance(10) is None, "ten updates after the first"
+    assert averages[0].advance(11) == "update 11: takes the mean of its parameters and those of 0 other learners"
+    assert averages[1].advance(11) == "update 11: takes the mean of its parameters and those of 1 other learner"
+    assert averages[2].advance(11) == "update 11: takes the mean of its parameters and those of 2 other learners"
+
+    def scales(index):
+        found = learners[index].state_arrays()
+        names = ("critics.online", "critics.target", "actor.online")
+        return {name: round(float(found[name].sum(dtype=float) / unit[name].sum(dtype=float)), 4) for name in names}
+
+    # What was published: 1, then 2, then 6; each before it took the mean.
+    assert [set(scales(index).values()) for index in range(3)] == [{1.0}, {1.5}, {3.0}]
+    assert averages[0].advance(21).endswith("of 2 other learners")
+    assert set(scales(0).values()) == {3.0}, "the mean of 1, 2 and 6"
+    assert [averages[0].advance(updates) for updates in (31, 41, 51)] == [None] * 3
+    assert set(scales(0).values()) == {3.963}, "(3 + 8) / 3, and so on"
+    assert averages[0].advance(61).endswith("of 0 other learners"), "nothing new for four times: they are left out"
+    assert set(scales(0).values()) == {3.963}
+    assert [float(learner.critics.adam._m[0]) for learner in learners] == [1.0, 2.0, 6.0]
+
+
+def test_a_learner_that_began_again_is_newer_than_before(shared):
+    first, again, other = (PeerAverage(sac(scale), shared, index, epoch, 1)
+                           for scale, index, epoch in ((1.0, 0, 1), (1.0, 0, 2), (2.0, 1, 1)))  # fmt: skip
+    for updates in range(5):
+        first.advance(updates)
+    other.advance(0)
+    other.advance(1)
+    again.advance(0)
+    assert again.advance(1) == "update 1: takes the mean of its parameters and those of 1 other learner"
+    assert other.advance(2) is None, "one other, as before"
+
+
+def test_the_mode_runs_what_learns_from_replay_and_says_what_it_does():
+    wiring = modes()["tianji"].replay
+    assert (wiring.averages, wiring.several_learners) == (True, True)
+    assert not modes()["spreeze"].replay.averages
+
+
+def test_two_groups_average_and_one_goes_on_when_the_others_learner_is_killed(tmp_path):
+    with Run(tmp_path, *FAULT, *_TWO, "--set", "learner.average_interval=5") as run:
+        run.wait_for(lambda: sum("those of 1 other learner" in event for event in run.events()) >= 2,
+                     what="means of both learners")  # fmt: skip
+        run.children()["learner-g1"].kill()
+        run.wait_for(lambda: any("learner: update" in event and "of 0 other learners" in event
+                                 for event in run.events()), what="the first learner alone")  # fmt: skip
+        run.wait_for(lambda: "those of 1 other learner" in run.events()[-1], what="both again")
+        code, document = run.stop()
+    assert (code, document["error"], document["mode"], len(document["learners"])) == (0, None, "tianji", 2)
+    assert all(WeightsStore(group_folder(run.path, group) / "weights").read_latest() for group in (0, 1))
+
+
+def test_on_policy_algorithms_are_refused(tmp_path):
+    run, code, _ = train(tmp_path, *PENDULUM, "--mode", "tianji", "--algo", "ppo", tiny=TINY[2:])
+    assert code == 2
+    assert "which mode tianji does not have" in run.stdout + run.stderr
