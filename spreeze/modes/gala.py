@@ -70,8 +70,9 @@ def run_mode(plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts,
 
 
 def _open_team(stack: contextlib.ExitStack, plan: RunPlan, run_dir: Path, group: int) -> Team:
-    own = _plan_of(plan, group)
-    memory = stack.enter_context(hts.open_memory(own, group_folder(run_dir, group)))
+    own, folder = _plan_of(plan, group), group_folder(run_dir, group)
+    folder.mkdir(parents=True, exist_ok=True)
+    memory = stack.enter_context(hts.open_memory(own, folder))
     return Team(own, memory, stack.enter_context(hts.open_wakeups(own)))
 
 
@@ -206,7 +207,7 @@ class Ball:
         while len(self._past) > 2 and now_s - self._past[1][0] >= _WINDOW_S:
             self._past.popleft()
         then_s, before = self._past[0]
-        if now_s - then_s < _WINDOW_S:
+        if now_s - then_s < _WINDOW_S or not all(before):  # one that still loads is not slow
             return
         rates = [max(after - one, 0.0) / (now_s - then_s) for one, after in zip(before, updates, strict=True)]
         for learner, rate in enumerate(rates):

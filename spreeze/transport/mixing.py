@@ -136,6 +136,7 @@ class Mixer:
         own = self.spec.learner
         self._returned = self._mixed[own].read_latest() is not None
         self.board["left"][own] = 0
+        self._wait()  # from now on it counts as living, before anyone can see that all are there
         if not self._returned:
             self.board["number"][own] = number
             self._mixed[own].publish({_THETA: parameters}, {}, 0, number)

@@ -41,8 +41,6 @@ from spreeze.workers.torch_devices import largest_matmul, learner_threads, matmu
 
 _POLL_S = 0.0005
 _POST_S = 0.25
-_LOOK_S = 0.05
-"""Time between two looks whether the other learners live."""
 _FIRST_CHECKPOINT_S = 5.0
 _LAST_PUBLICATION_S = 5.0
 """Longest wait for the disk to take the last weights of a run."""
@@ -425,16 +423,10 @@ class _Peers:
         self._controls = [context.status.control(row) for row in spec.rows]
         self._own = spec.learner
         self._left = SharedArrays.attach(spec.board_fd, board_fields(spec.learners))["left"]
-        self._found: tuple[int, ...] = ()
-        self._next_look_s = 0.0
 
     def __call__(self) -> tuple[int, ...]:
-        now = time.monotonic()
-        if now >= self._next_look_s:
-            self._next_look_s = now + _LOOK_S
-            self._found = tuple(peer for peer, control in enumerate(self._controls)
-                                if peer == self._own or self._is_alive(peer, control))
-        return self._found
+        return tuple(peer for peer, control in enumerate(self._controls)
+                     if peer == self._own or self._is_alive(peer, control))
 
     def _is_alive(self, peer: int, control: np.ndarray) -> bool:
         if self._left[peer] or Phase(int(control[words.PHASE])) in (Phase.START, Phase.INIT, Phase.DONE):

@@ -1,0 +1,93 @@
+"""Mode gala with real processes: learners that mix, one alone, the ways to compare it with, kills and bad input."""
+
+import json
+import os
+import signal
+
+import pytest
+from harness import HIDDEN_SIZES, Run, train
+
+from spreeze.cli.arguments import build_parser, user_values
+from spreeze.config.algorithms import check_algorithm
+from spreeze.config.layers import Layer, resolve
+from spreeze.errors import ConfigError
+from spreeze.run_directory import group_folder
+from spreeze.types import EnvSpec
+
+SPEC = EnvSpec(env_id="T-v0", import_module=None, obs_dim=4, action_dim=1, action_low=(0.0,), action_high=(1.0,),
+               max_episode_steps=500, reward_threshold=None, num_actions=2)  # fmt: skip
+_CART = ("--env", "CartPole-v1", "--algo", "a2c", "--sync-interval", "8")
+_SMALL = ("--envs-per-sampler", "2", "--set", f"a2c.hidden_sizes={HIDDEN_SIZES}", "--set", "evaluation.episodes=2",
+          "--set", "learner.checkpoint_interval_s=0.5", "--no-visualizer", "--no-governor")  # fmt: skip
+_TWO = ("--mode", "gala", "--learners", "2")
+
+
+def _prints(run, group):
+    """The hash of a learner's parameters after each of its updates."""
+    lines = (group_folder(run.path, group) / "fingerprints.jsonl").read_text().splitlines()
+    return [json.loads(line)["parameters"] for line in lines]
+
+
+def test_a_learner_alone_is_plain_a2c_bit_for_bit(tmp_path):
+    found = [train(tmp_path, *_CART, "--mode", mode, "--samplers", "1", "--env-steps", "800", name=mode, tiny=_SMALL)[2]
+             for mode in ("gala", "serial")]
+    assert found[0]["parameters_sha256"] == found[1]["parameters_sha256"]
+    assert found[0]["updates"] == found[1]["updates"] == 50
+
+
+@pytest.mark.parametrize(("mixing", "equal"), [("all_reduce", True), ("none", False)])
+def test_gradients_of_all_keep_learners_equal_and_learners_that_share_nothing_differ(tmp_path, mixing, equal):
+    run, code, document = train(tmp_path, *_CART, *_TWO, "--set", f"gala.mixing={mixing}", "--env-steps", "1600",
+                                "--set", "rollout.fingerprint=true", tiny=_SMALL)  # fmt: skip
+    assert code == 0, document
+    first, second = _prints(run, 0), _prints(run, 1)
+    both = min(len(first), len(second))
+    assert both > 10
+    assert (first[:both] == second[:both]) is equal
+
+
+def test_learners_without_locks_learn_too(tmp_path):
+    _, code, document = train(tmp_path, *_CART, *_TWO, "--set", "gala.mixing=hogwild", "--env-steps", "1600",
+                              tiny=_SMALL)
+    assert (code, document["error"], len(document["learners"])) == (0, None, 2)
+
+
+def test_a_learner_may_die_the_others_learn_on_and_a_resumed_run_brings_all_back(tmp_path):
+    with Run(tmp_path, *_CART, *_TWO, tiny=_SMALL) as run:
+        run.wait_for(lambda: all(run.numbers().get(f"updates/{group}", 0) >= 50 for group in (0, 1)), what="updates")
+        for name in ("learner-g1", "learner"):
+            victim, other = run.children()[name], 1 if name == "learner" else 0
+            before = run.numbers()[f"updates/{other}"]
+            os.kill(victim.pid, signal.SIGKILL)
+            run.wait_for(lambda before=before, other=other: run.numbers()[f"updates/{other}"] > before + 20,
+                         what="updates of the other")
+            run.wait_for(lambda victim=victim, name=name: run.children().get(name) not in (None, victim), what=name)
+            own = 1 - other
+            since = run.numbers()[f"updates/{own}"]
+            run.wait_for(lambda since=since, own=own: run.numbers()[f"updates/{own}"] > since, what="its own updates")
+        numbers = run.numbers()
+        assert 0.0 <= numbers["gossip_radius"] <= numbers["gossip_bound_2"]
+        code, document = run.stop()
+    assert (code, document["restarts"], document["error"], document["mode"]) == (0, 2, None, "gala")
+    wanted = document["env_steps"] + 400
+    _, code, second = train(tmp_path, "--resume", "run", "--env-steps", str(wanted), tiny=())
+    assert code == 0
+    assert all(after["updates"] > before["updates"]
+               for before, after in zip(document["learners"], second["learners"], strict=True))
+
+
+def asked(*argv):
+    settings = resolve([Layer("user", user_values(build_parser().parse_args([*argv])))])
+    check_algorithm(settings.config.run.algo, SPEC, settings.config.mode)
+    return settings.config
+
+
+@pytest.mark.parametrize(("argv", "words"), [
+    (("--mode", "gala", "--algo", "dqn"), "--algo dqn: it learns from replay, which mode gala does not have"),
+    (("--mode", "gala", "--algo", "a2c", "--learners", "0"), "run.learners = 0: allowed is 1 to 16"),
+    (("--mode", "gala", "--set", "gala.topology=star"), "topology = .star.: allowed is ring, exponential, full"),
+    (("--mode", "gala", "--algo", "a2c", "--max-staleness", "-1"), "max_staleness = -1: allowed is 0 to"),
+])  # fmt: skip
+def test_what_cannot_run_is_refused(argv, words):
+    with pytest.raises(ConfigError, match=words):
+        asked(*argv)
