@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from spreeze.bench import Row, line
+from spreeze.bench.gala import add_gala_flags, gala_rows
 from spreeze.bench.hts import add_hts_flags, hts_rows
 from spreeze.bench.impact import add_impact_flags, impact_rows
 from spreeze.bench.runs import Say
@@ -186,6 +187,7 @@ BENCHES = {
     "tune": Bench("the tuner's pick against the exhaustive grid of batch sizes and samplers", _add_tune, _tune),
     "hts": Bench("HTS-RL against its synchronous baselines, on step times as given and on tasks", add_hts_flags,
                  hts_rows),
+    "gala": Bench("GALA against A2C and other ways to share", add_gala_flags, gala_rows),
     "impact": Bench("IMPACT against PPO, APPO and IMPALA, and its ablations", add_impact_flags, impact_rows),
     "curve": Bench("picture of the return curves of finished runs", _add_curve, _curve),
 }
