@@ -39,6 +39,8 @@ SUBDIRECTORIES = ("logs", "weights", "checkpoints", "videos", "errors", "control
 _PACKAGES = ("numpy", "torch", "gymnasium", "pybullet", "pybullet-envs-gymnasium", "safetensors")
 REQUESTS = ("stop", "pause", "evaluate", "checkpoint", "leave-free")
 """Names of files in ``control`` by which a page or a command asks a live run for something."""
+SIMILARITY = "gradients.jsonl"
+"""One line for each comparison of the gradients of several learners (mode gala)."""
 LIVE_STATES = ("starting", "tuning", "running", "paused", "stopping")
 MIN_FREE_DISK_BYTES = 200_000_000
 _LOCK_S = 0.2

@@ -322,6 +322,18 @@ def test_what_ppo_and_a2c_tell_of_their_learning_is_drawn():
     assert set(live_api.wanted(list(names))) == set(names)
 
 
+def test_the_newest_comparison_of_gradients_is_sent_and_a_damaged_one_is_not(run):
+    assert live_api.answer(run, 0.0, 0, "")["similarity"] is None
+    file = run / "gradients.jsonl"
+    file.write_text('{"wall_s": 1.0, "updates": [500, 501], "cosine": [[1, 0.5], [0.5, 1]]}\n'
+                    '{"wall_s": 2.0, "updates": [1000, 1003], "cosine": [[1, -0.25], [-0.25, 1]]}\n')  # fmt: skip
+    found = {"cosine": [[1.0, -0.25], [-0.25, 1.0]], "updates": [1000, 1003]}
+    assert live_api.answer(run, 0.0, 0, "")["similarity"] == found
+    with open(file, "a") as more:
+        more.write('{"wall_s": 3.0, "upda')
+    assert live_api.answer(run, 0.0, 0, "")["similarity"] is None
+
+
 def test_the_policy_s_lag_is_counted_in_what_its_algorithm_waits_for():
     for unit in ("updates", "intervals"):
         assert [chart["unit"] for chart in live_api.as_json(unit) if chart["key"] == "lag"] == [unit]

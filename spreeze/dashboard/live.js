@@ -61,6 +61,8 @@ class LivePage {
     this.remember("picture", make(age, "span", "", "-"));
     make(age, "span", "", " old [h:min:s]; drawn only while somebody looks");
     this.pipeline(make(this.host, "div", "sz-pipe"));
+    this.similarity = make(this.host, "div", "sz-card sz-similarity");
+    this.similarity.style.display = "none";
     const grid = {};
     for (const chart of this.data.charts) {
       if (!grid[chart.group]) {
@@ -261,6 +263,7 @@ class LivePage {
     this.bars(news.shares);
     this.coreStrip(news.cores);
     this.gpuRows(news.gpus);
+    this.similarityMap(news.similarity);
     this.processRows(news.processes);
     this.eventList(news.events);
     this.logTail(...news.log);
@@ -427,6 +430,30 @@ class LivePage {
   gpuRows(rows) {
     const text = rows.join("\n");
     if (this.gpus.textContent !== text) this.gpus.textContent = text;
+  }
+
+  // Which learners' gradients point the same way: blue the same, red the opposite.
+  similarityMap(found) {
+    const key = JSON.stringify(found);
+    if (key === this.similarityKey) return;
+    this.similarityKey = key;
+    this.similarity.style.display = found ? "" : "none";
+    this.similarity.replaceChildren();
+    if (!found) return;
+    make(this.similarity, "div", "sz-title", "Gradients of the learners: cosine similarity").title =
+      "1: two learners' latest gradients point the same way, 0: they have nothing in common, -1: opposite";
+    const map = make(this.similarity, "div", "sz-map");
+    map.style.gridTemplateColumns = `auto repeat(${found.cosine.length}, minmax(34px, 72px))`;
+    make(map, "span", "sz-label", "");
+    found.cosine.forEach((_, i) => make(map, "span", "sz-label", `${i}`));
+    found.cosine.forEach((row, i) => {
+      make(map, "span", "sz-label", `learner ${i}, update ${found.updates[i]}`);
+      for (const value of row) {
+        const cell = make(map, "span", "sz-cell", value.toFixed(2));
+        cell.style.background = `rgba(${value < 0 ? "214, 39, 40" : "31, 119, 180"}, ${0.12 + 0.78 * Math.abs(value)})`;
+        cell.style.color = Math.abs(value) > 0.6 ? "#fff" : "inherit";
+      }
+    });
   }
 
   eventList(events) {

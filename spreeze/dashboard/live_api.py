@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from spreeze.config.modes import Wiring, wiring_of
-from spreeze.dashboard.run_data import newest_log, on_policy
+from spreeze.dashboard.run_data import newest_log, newest_similarity, on_policy
 from spreeze.formatting import DASH, clean, duration, number, percent, size
 from spreeze.metrics.bottleneck import Side, bottleneck
 from spreeze.metrics.snapshot import GpuSnapshot, Snapshot, measured, parts_of
@@ -160,6 +160,7 @@ def answer(path: Path, since: float, evals_seen: int, epoch: str, table: MetricT
         "evals": _evaluations(news), "shares": _shares(shown),
         "cores": [round(use, 3) for use in shown.core_uses], "gpus": [_gpu(gpu) for gpu in shown.gpus],
         "log": newest_log(path, _LOG_LINES), "live": state in LIVE_STATES, **_note(shown, state, latest),
+        "similarity": newest_similarity(path),
         "marks": _sessions(run), "processes": _processes(fresh),
         "events": [[duration(event.t), event.level, event.source, event.text] for event in events],
     }

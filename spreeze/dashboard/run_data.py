@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from spreeze.formatting import clean
 from spreeze.metrics.table import by_name
 from spreeze.run_directory import (
     LIVE_STATES,
+    SIMILARITY,
     About,
     is_alive,
     list_runs,
@@ -148,6 +150,16 @@ def newest_log(path: Path, count: int) -> tuple[str, list[str]]:
         return "", []
     _, label, file = max(written)
     return label, tail_lines(file, count)
+
+
+def newest_similarity(path: Path) -> dict[str, Any] | None:
+    """Cosine similarity [n][n] of the learners' newest gradients, and after how many updates each; None without any."""
+    for line in tail_text(path / SIMILARITY).splitlines()[-1:]:
+        with contextlib.suppress(ValueError, TypeError, KeyError):
+            found = json.loads(line)
+            cosine = [[max(-1.0, min(1.0, float(value))) for value in row] for row in found["cosine"]]
+            return {"cosine": cosine, "updates": [int(count) for count in found["updates"]]}
+    return None
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ import numpy as np
 from spreeze.config.layers import Settings
 from spreeze.metrics import median
 from spreeze.modes import hts
-from spreeze.run_directory import RunDir, group_folder
+from spreeze.run_directory import SIMILARITY, RunDir, group_folder
 from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.launcher import FRESH, Launcher, WorkerSpec
 from spreeze.runtime.plan import RunPlan
@@ -42,8 +42,6 @@ from spreeze.transport.topology import (
 )
 from spreeze.workers.roles import Address, RestartLimit
 
-SIMILARITY = "gradients.jsonl"
-"""In the run directory: one line for each comparison of the learners' gradients."""
 _LIMIT = RestartLimit(failures=20, window_s=60.0, quarantine_s=None, backoff_s=0.05, max_delay_s=1.0)
 """The others learn on without a learner that fails, so it may fail more often than a learner that is alone."""
 _SLOW = 0.5
