@@ -52,7 +52,7 @@ def test_a_mode_of_an_imported_module_passes_every_check_of_the_command_line(mod
     assert config.mode.module == module
     assert callable(load_mode(config.mode).run_mode)
     check_algorithm("sac", SPEC, config.mode)
-    with pytest.raises(ConfigError, match=f"which mode {NAME} does not have; use --mode serial or --mode hts"):
+    with pytest.raises(ConfigError, match=f"which mode {NAME} does not have; use --mode serial, --mode hts"):
         check_algorithm("ppo", SPEC, config.mode)
     with pytest.raises(ConfigError, match="leaves nothing to choose; use --mode spreeze"):
         check_tunable(config)

@@ -22,7 +22,7 @@ def made(tmp_path, monkeypatch):
     stop = SimpleNamespace(target_return=5.0, target_evaluations=3, seconds=None)
     config = SimpleNamespace(evaluation=SimpleNamespace(episodes=10), stop=stop, logging=SimpleNamespace(sinks=()))
     earlier = SimpleNamespace(sessions=0, best_return=None, wall_s=0.0)
-    plan = SimpleNamespace(config=config, batch_size=1, learners=1, earlier=earlier)
+    plan = SimpleNamespace(config=config, batch_size=1, learners=1, policies=1, earlier=earlier)
     notes = []
     found = recorder.Recorder(plan, SimpleNamespace(path=tmp_path), SimpleNamespace(note=notes.append))
     found.notes = notes

@@ -145,10 +145,11 @@ def check_algorithm(name: str, spec: EnvSpec, mode: Mode) -> None:
     if not row.runs_in(mode):
         needs = "rollouts of any age" if row.any_age else "what its own policy has just collected"
         needs = needs if row.on_policy else "replay"
-        modes = [f"--mode {other.name}" for other in DECLARED if row.runs_in(other)]
+        *first, last = [f"--mode {other.name}" for other in DECLARED if row.runs_in(other)]
+        modes = f"{', '.join(first)} or {last}" if first else last
         others = [f"or --algo {' or '.join(own)}"] if (own := fitting_algorithms(spec, mode)) else []
         raise ConfigError(f"--algo {name}: it learns from {needs}, which mode {mode.name} does not have; use "
-                          f"{', '.join([' or '.join(modes), *others])}")
+                          f"{', '.join([modes, *others])}")
 
 
 def task_text(spec: EnvSpec) -> str:

@@ -443,7 +443,7 @@ class LivePage {
     make(this.similarity, "div", "sz-title", "Gradients of the learners: cosine similarity").title =
       "1: two learners' latest gradients point the same way, 0: they have nothing in common, -1: opposite";
     const map = make(this.similarity, "div", "sz-map");
-    map.style.gridTemplateColumns = `auto repeat(${found.cosine.length}, minmax(34px, 72px))`;
+    map.style.gridTemplateColumns = `max-content repeat(${found.cosine.length}, minmax(34px, 72px))`;
     make(map, "span", "sz-label", "");
     found.cosine.forEach((_, i) => make(map, "span", "sz-label", `${i}`));
     found.cosine.forEach((row, i) => {
