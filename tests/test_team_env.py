@@ -152,7 +152,7 @@ def test_a_team_gets_qmix_alone_and_one_agent_never_does(uneven):
     for other in ("dqn", "ppo"):
         with pytest.raises(ConfigError, match=f"--algo {other}: .* 2 agents with 2 discrete actions each; qmix fits"):
             check_algorithm(other, spec, MODES["serial"])
-    with pytest.raises(ConfigError, match=r"mode hts does not have; use --mode spreeze or .* or --mode tianji$"):
+    with pytest.raises(ConfigError, match=r"mode hts does not have; use --mode spreeze, .* or --mode tianji$"):
         default_algorithm(spec, MODES["hts"])
     alone = make_task("CartPole-v1").spec
     with pytest.raises(ConfigError, match=r"is for several agents .*; CartPole-v1 has 2 discrete actions; dqn and sac"):

@@ -393,7 +393,7 @@ def summary(plan: RunPlan, outcome: Outcome, run_dir: Path, machine: Machine) ->
         "reasons": plan.reasons, "versions": versions(), "machine": machine.one_line(),
     }
     if plan.learners > 1:
-        document["learners"] = [{"group": group, **own} for group, own in sorted(learners.items())]
+        document["learners"] = [{"group": group, **learners.get(group, {})} for group in range(plan.learners)]
     if on_policy:
         document |= {
             "inference_workers": plan.inference_workers, "sync_interval": config.rollout.sync_interval,
