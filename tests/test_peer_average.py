@@ -4,7 +4,7 @@ import contextlib
 
 import numpy as np
 import pytest
-from harness import FAULT, PENDULUM, TINY, Run, train
+from harness import FAULT, HIDDEN_SIZES, Run, train
 
 from spreeze.algorithms import create
 from spreeze.config.modes import modes
@@ -85,10 +85,29 @@ def test_two_groups_average_and_one_goes_on_when_the_others_learner_is_killed(tm
         run.wait_for(lambda: "those of 1 other learner" in run.events()[-1], what="both again")
         code, document = run.stop()
     assert (code, document["error"], document["mode"], len(document["learners"])) == (0, None, "tianji", 2)
+    ratio = float(document["batch_size"])
+    assert document["samples_per_insert_band"] == [ratio, ratio], "an update after each env step, as in mode serial"
+    assert "as in mode serial" in document["reasons"]["replay.samples_per_insert_min"]
     assert all(WeightsStore(group_folder(run.path, group) / "weights").read_latest() for group in (0, 1))
 
 
-def test_on_policy_algorithms_are_refused(tmp_path):
-    run, code, _ = train(tmp_path, *PENDULUM, "--mode", "tianji", "--algo", "ppo", tiny=TINY[2:])
-    assert code == 2
-    assert "which mode tianji does not have" in run.stdout + run.stderr
+def test_on_policy_learners_average_too_and_go_on_when_one_is_killed(tmp_path):
+    small = ("--envs-per-sampler", "2", "--set", f"ppo.hidden_sizes={HIDDEN_SIZES}", "--set", "evaluation.episodes=2",
+             "--set", "learner.checkpoint_interval_s=0.5", "--no-visualizer", "--no-governor")  # fmt: skip
+    with Run(tmp_path, "--env", "CartPole-v1", "--algo", "ppo", "--sync-interval", "16", "--set",
+             "learner.average_interval=32", *_TWO, tiny=small) as run:
+        run.wait_for(lambda: all(run.numbers().get(f"gossip_messages/{group}", 0) > 0.3 for group in (0, 1)),
+                     what="messages of both")  # fmt: skip
+        run.children()["learner-g1"].kill()
+        before = run.numbers()["updates/0"]
+        run.wait_for(lambda: run.numbers()["updates/0"] > before + 100, what="updates of the first")
+        run.wait_for(lambda: run.numbers()["updates/1"] > before, what="updates of the second")
+        assert "gossip_bound_1" not in run.numbers(), "the learners' parameters may differ by any amount between means"
+        code, document = run.stop()
+    assert (code, document["error"], document["mode"], len(document["learners"])) == (0, None, "tianji", 2)
+
+
+def test_a_group_alone_learns_on_policy_as_in_mode_hts_bit_for_bit(tmp_path):
+    cart = ("--env", "CartPole-v1", "--algo", "ppo", "--sync-interval", "16", "--samplers", "1", "--env-steps", "800")
+    found = [train(tmp_path, *cart, "--mode", mode, name=mode)[2]["parameters_sha256"] for mode in ("tianji", "hts")]
+    assert found[0] == found[1]

@@ -200,7 +200,7 @@ def texts(shown: Snapshot, run: Mapping[str, Any], last: EvaluationRow | None, p
     interval = None if last is None else half_width(last)
     return {
         **dict.fromkeys(("rollout_uses", "rollouts_dropped", "target_updates", "gossip_radius", "gossip_staleness",
-                         "learners_spread"), DASH),
+                         "learners_spread", "samples_per_insert_now", "staleness"), DASH),
         **{name: number(value) for name, value in shown.more if "/" not in name},
         "state": shown.state, "wall": duration(shown.wall_s), "env_steps": number(shown.env_steps),
         "updates": number(shown.updates), "env_rate": number(shown.env_steps_per_s),

@@ -212,8 +212,7 @@ class _Replay:
             batch_size=config.learner.batch_size, device=resolve_device(config.learner.device), seed=config.run.seed,
             normalize_obs=config.env.normalize_obs, pair=pair, overlap=config.learner.overlap,
         )
-        least, most = config.replay.samples_per_insert_min, config.replay.samples_per_insert_max
-        self._ratio = min(max(float(config.learner.batch_size), least), most)
+        self._ratio = config.replay.serial_ratio(config.learner.batch_size)
         self._policy: Policy | None = None
         self.refresh_s = 0.0
         self.files = serial.files(self.trainer, self.env_steps)

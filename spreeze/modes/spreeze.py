@@ -1,4 +1,4 @@
-"""The modes Spreeze and TianJi: samplers -> shared-memory replay -> learner, ``run.learners`` times side by side.
+"""Mode Spreeze, and TianJi with replay: samplers -> shared-memory replay -> learner, ``run.learners`` times.
 
 Each learner has samplers, replay, weights and checkpoints of its own (a group). In mode spreeze it learns like a
 separate run with the seed ``run.seed`` + its number, and groups exchange nothing. In mode tianji all learners begin

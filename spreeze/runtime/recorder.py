@@ -506,7 +506,8 @@ class Rates:
                 "samples_per_insert": samples_per_insert(new.groups[part])}
 
     def _changes(self, old: _Groups, new: _Groups, seconds: float) -> dict[str, float | None]:
-        return {**_rates(old, new, seconds, self.batch_size, self.table), **_shares(old, new, self.table)}
+        return {**_rates(old, new, seconds, self.batch_size, self.table), **_shares(old, new, self.table),
+                "samples_per_insert_now": _ratio_now(old, new)}
 
     def _note(self, reading: CounterSample) -> None:
         updates = [] if not self._window else [
@@ -547,6 +548,16 @@ def samples_per_insert(groups: _Groups) -> float | None:
     begun = [group for group in groups if group.baseline_inserted >= 0]
     inserts = sum(group.inserted - group.baseline_inserted for group in begun)
     return sum(group.sampled for group in begun) / inserts if inserts > 0 else None
+
+
+def _ratio_now(old: _Groups, new: _Groups) -> float | None:
+    """Transitions drawn / transitions inserted between two readings of learners from replay; None if unknown."""
+    pairs = [(before, after) for before, after in zip(old, new, strict=True)
+             if 0 <= before.baseline_inserted == after.baseline_inserted and before.learned]
+    inserts = sum(after.inserted - before.inserted for before, after in pairs)
+    if inserts <= 0 or any(after.on_policy for _, after in pairs):
+        return None
+    return sum(after.sampled - before.sampled for before, after in pairs) / inserts
 
 
 def _counts(groups: _Groups, table: MetricTable) -> dict[str, float | None]:
