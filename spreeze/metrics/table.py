@@ -150,10 +150,9 @@ METRICS: tuple[Metric, ...] = (
            kind=Kind.RATE, shown=True, chart=Chart("frames", "Update frames a second", "Speed")),
     Metric("samples_per_insert", "ratio", "transitions drawn / transitions inserted since learning began", "supervisor",
            shown=True, chart=Chart("ratio", "Samples per insert", "Balance")),
-    Metric("samples_per_insert_now", "ratio", "transitions drawn / transitions inserted in the latest seconds: "
-           "consumption over production", "supervisor", needs=Needs.REPLAY, shown=True,
-           chart=Chart("ratio", "Samples per insert", "Balance")),
-    Metric("staleness", "ratio", "rows of a batch / rows in replay (TianJi, Eq. 2)", "learner", needs=Needs.REPLAY,
+    Metric("samples_per_insert_now", "ratio", "transitions drawn / transitions inserted in the latest seconds (tianji)",
+           "supervisor", shown=True, chart=Chart("ratio", "Samples per insert", "Balance")),
+    Metric("staleness", "ratio", "rows of a batch / rows in replay (tianji; Eq. 2 of the paper)", "supervisor",
            shown=True),
     Metric("policy_lag", "updates",
            "mean updates (PPO and A2C: rollouts) between the policy that collected and the learner's", "learner",

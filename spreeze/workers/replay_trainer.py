@@ -293,7 +293,6 @@ class ReplayTrainer:
             "gather_s": self.gather_s, "critic_s": self.critic_s, "actor_s": self.actor_s,
             "publish_s": publish_s, "policy_lag": lag_age[0], "transition_age": lag_age[1],
             "replay_fill": self._reader.available / self._reader.capacity, "rows_redrawn": self.rows_redrawn,
-            "staleness": self.batch_size / max(self._reader.available, 1),
             "updates_skipped": self.algorithm.updates_skipped(), **self.algorithm.metrics(),
         }
 
