@@ -1,6 +1,7 @@
 """Learners that average their parameters: the mean by numbers, only with the living, and a run of mode tianji."""
 
 import contextlib
+import json
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from harness import FAULT, HIDDEN_SIZES, Run, train
 from spreeze.algorithms import create
 from spreeze.config.modes import modes
 from spreeze.config.schema import SACConfig
-from spreeze.run_directory import group_folder
+from spreeze.run_directory import TIMELINE, ask, group_folder
 from spreeze.transport.weights import VersionedParameters, WeightsStore
 from spreeze.workers.replay_trainer import PeerAverage
 
@@ -79,12 +80,19 @@ def test_two_groups_average_and_one_goes_on_when_the_others_learner_is_killed(tm
     with Run(tmp_path, *FAULT, *_TWO, "--set", "learner.average_interval=5") as run:
         run.wait_for(lambda: sum("those of 1 other learner" in event for event in run.events()) >= 2,
                      what="means of both learners")  # fmt: skip
+        ask(run.path, "timeline")
+        run.wait_for((run.path / TIMELINE).exists, what="what each worker does")
+        before = len(run.events())
         run.children()["learner-g1"].kill()
-        run.wait_for(lambda: any("learner: update" in event and "of 0 other learners" in event
-                                 for event in run.events()), what="the first learner alone")  # fmt: skip
-        run.wait_for(lambda: "those of 1 other learner" in run.events()[-1], what="both again")
+        run.wait_for(lambda: any("of 0 other learners" in event for event in run.events()[before:]),
+                     what="the first learner alone")  # fmt: skip
+        alone = len(run.events())
+        run.wait_for(lambda: sum("those of 1 other learner" in event for event in run.events()[alone:]) >= 2,
+                     what="means of both learners again")  # fmt: skip
         code, document = run.stop()
     assert (code, document["error"], document["mode"], len(document["learners"])) == (0, None, "tianji", 2)
+    recorded = json.loads((run.path / TIMELINE).read_text())
+    assert {"learner", "learner-g1"} <= {worker["name"] for worker in recorded["workers"]}
     ratio = float(document["batch_size"])
     assert document["samples_per_insert_band"] == [ratio, ratio], "an update after each env step, as in mode serial"
     assert "as in mode serial" in document["reasons"]["replay.samples_per_insert_min"]

@@ -134,6 +134,8 @@ class _Serial:
             self._next_evaluation_s = 0.0
         if self._requests.take("checkpoint") is not None:
             self._next_checkpoint_s, self._checkpoint_asked = 0.0, True
+        if self._requests.take("timeline") is not None:
+            self.recorder.event("warning", "timeline: mode serial has one process, which does one thing at a time")
         if self._requests.take("leave-free") is not None:
             self.recorder.event("warning", "leave-free: no governor watches this run, so nothing changes")
 
