@@ -119,3 +119,9 @@ def test_a_group_alone_learns_on_policy_as_in_mode_hts_bit_for_bit(tmp_path):
     cart = ("--env", "CartPole-v1", "--algo", "ppo", "--sync-interval", "16", "--samplers", "1", "--env-steps", "800")
     found = [train(tmp_path, *cart, "--mode", mode, name=mode)[2]["parameters_sha256"] for mode in ("tianji", "hts")]
     assert found[0] == found[1]
+
+
+def test_samplers_of_several_learners_infer_for_themselves(tmp_path):
+    run, code, _ = train(tmp_path, "--env", "CartPole-v1", "--algo", "ppo", *_TWO, "--inference-workers", "1")
+    assert code == 2
+    assert "the samplers of 2 learners infer for themselves; leave it out" in run.stdout + run.stderr

@@ -41,7 +41,7 @@ class Wiring:
     """Samplers do not wait for the learner: for algorithms that take rollouts of any age, whose lag is then at least
     ``lag``."""
     inference_workers: bool = False
-    """``rollout.inference_workers`` processes may infer for the samplers."""
+    """``rollout.inference_workers`` processes may infer for the samplers of one learner."""
     several_learners: bool = False
     """``run.learners`` of them may learn side by side, each with samplers and buffer of its own."""
     mixes: bool = False
@@ -145,8 +145,8 @@ DECLARED = (
         doc="groups of samplers, data and learner, in balance; the learners average their parameters (TianJi)",
         replay=Wiring(stages=BALANCED_STAGES, several_learners=True, averages=True, balanced=True,
                       knobs=tuple(knob for knob in REPLAY_KNOBS if "samples_per_insert" not in knob)),
-        on_policy=Wiring(stages=ROLLOUT_STAGES, lag=1, several_learners=True, averages=True,
-                         knobs=tuple(knob for knob in ROLLOUT_KNOBS if "inference" not in knob)),
+        on_policy=Wiring(stages=ROLLOUT_STAGES, lag=1, several_learners=True, averages=True, inference_workers=True,
+                         knobs=ROLLOUT_KNOBS),
     ),
 )
 """The modes that come with Spreeze, the default first."""
