@@ -37,10 +37,12 @@ from spreeze.formatting import clean
 
 SUBDIRECTORIES = ("logs", "weights", "checkpoints", "videos", "errors", "control")
 _PACKAGES = ("numpy", "torch", "gymnasium", "pybullet", "pybullet-envs-gymnasium", "safetensors")
-REQUESTS = ("stop", "pause", "evaluate", "checkpoint", "leave-free")
+REQUESTS = ("stop", "pause", "evaluate", "checkpoint", "leave-free", "timeline")
 """Names of files in ``control`` by which a page or a command asks a live run for something."""
 SIMILARITY = "gradients.jsonl"
 """One line for each comparison of the gradients of several learners (mode gala)."""
+TIMELINE = "timeline.json"
+"""What each worker did for a moment (``runtime.timeline``)."""
 LIVE_STATES = ("starting", "tuning", "running", "paused", "stopping")
 MIN_FREE_DISK_BYTES = 200_000_000
 _LOCK_S = 0.2

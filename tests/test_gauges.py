@@ -187,3 +187,14 @@ def test_a_run_of_one_group_has_no_series_by_group():
     gauges.read(_reading(0.0))
     series = [name for name in gauges.read(_reading(1.0, (9,), 3)) if "/" in name]
     assert series == ["sampler_env_steps_per_s/0"]
+
+
+def test_consumption_over_production_is_that_of_the_latest_seconds():
+    gauges = Rates(32, balanced_rows=1000)
+    at = {"updates": 10, "baseline": 100, "learner": {"batch_size": 32.0, "replay_fill": 0.5}}
+    gauges.read(_reading(0.0, inserted=200, sampled=6400, **at))
+    metrics = gauges.read(_reading(1.0, inserted=300, sampled=7200, **at))
+    assert (metrics["samples_per_insert"], metrics["samples_per_insert_now"]) == (36.0, 8.0)
+    assert metrics["staleness"] == 0.064
+    again = gauges.read(_reading(2.0, updates=11, inserted=400, baseline=400, sampled=7300))
+    assert again["samples_per_insert_now"] is None, "a learner that began again counts anew"

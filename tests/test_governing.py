@@ -1,5 +1,6 @@
 """The governor in a run: what it reads, what it posts, and real samplers that rest and come back."""
 
+import contextlib
 import dataclasses
 import os
 import signal
@@ -21,7 +22,7 @@ from spreeze.machine.utilisation import ContentionReader, CpuContention
 from spreeze.metrics.store import MetricsReader
 from spreeze.metrics.table import SLOTS, Phase
 from spreeze.modes import spreeze as mode
-from spreeze.modes.spreeze import open_memory, worker_specs
+from spreeze.modes.spreeze import Links, open_memory, worker_specs
 from spreeze.run_directory import SUBDIRECTORIES, RunDir
 from spreeze.runtime import cpu_governor
 from spreeze.runtime.cpu_governor import GovernorLoop
@@ -32,6 +33,7 @@ from spreeze.runtime.recorder import CounterSample, GroupSample
 from spreeze.runtime.supervisor import ProcessSupervisor
 from spreeze.transport import status_table as words
 from spreeze.transport.replay_ring import ReplayReader, ReplayRing, ShardWriter
+from spreeze.transport.shared_memory import Wakeup, readable
 from spreeze.transport.status_table import StatusTable
 from spreeze.workers.collectors import TransitionCollector
 from spreeze.workers.context import WorkerContext
@@ -234,10 +236,11 @@ def test_who_works_is_counted_from_the_first_sampler_on_and_round(status):
 class OneSampler:
     """The sampler of a run in this process, with its status and ring, beside a learner that never limits it."""
 
-    def __init__(self, folder):
-        self.plan = plan(replay={"samples_per_insert_min": 0.0, "capacity": 20_000})
+    def __init__(self, folder, links=None, band=(0.0, 512.0)):
+        self.plan = plan(replay={"samples_per_insert_min": band[0], "samples_per_insert_max": band[1],
+                                 "capacity": 20_000})  # fmt: skip
         self.status, self.ring = StatusTable.create(4), ReplayRing.create(self.plan.ring_spec())
-        job = SamplerJob.from_json(worker_specs(self.plan, folder, [self.ring], 0.0)["sampler-0"].job)
+        job = SamplerJob.from_json(worker_specs(self.plan, folder, [self.ring], 0.0, links)["sampler-0"].job)
         self.context = WorkerContext(Address("sampler"), self.status, 0, None)
         sink = ShardWriter(self.ring, 0)
         self.sampling = TransitionCollector(
@@ -278,6 +281,23 @@ def test_a_resting_sampler_beats_takes_no_step_and_counts_no_waiting(one_sampler
     assert one_sampler.status.named_slots(0, "sampler")["wait_s"] == 0.0
     one_sampler.status.header[words.ACTIVE_SAMPLERS] = 1
     assert one_sampler.turns(0.1)[0] > 0
+
+
+def test_a_balanced_sampler_tells_its_learner_of_rows_and_sleeps_until_it_is_told_of_batches(tmp_path):
+    with contextlib.ExitStack() as stack:
+        own, learner = (stack.enter_context(contextlib.closing(Wakeup.create())) for _ in range(2))
+        links = Links((), (learner.fds,), (own.fds * 2,))  # of two samplers, of which one is here
+        sampler = stack.enter_context(contextlib.closing(OneSampler(tmp_path, links, band=(8.0, 8.0))))
+        sampler.ring.begin_learning()
+        assert sampler.loop.turn() is not None
+        assert readable(learner.fds[:1], 0.0), "rows are there"
+        while sampler.loop.turn() is not None:
+            pass
+        own.notify()
+        assert sampler.loop.turn() is None, "held by the limiter"
+        assert not readable(own.fds[:1], 0.0), "it slept until it was told"
+        sampler.ring.sampled += 8 * sampler.plan.config.sampling.envs_per_sampler * sampler.plan.samplers
+        assert sampler.loop.turn() is not None
 
 
 def test_a_slowed_sampler_works_its_share_of_the_time(one_sampler):

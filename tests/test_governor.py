@@ -353,3 +353,43 @@ def test_two_runs_rest_for_others_only_hold_still_under_a_constant_load_and_take
         assert machine.wanted_cores() + foreign <= cores + slack
     machine.run(90, 0.0)
     assert [governor.active for governor in machine.governors] == [first, second]
+
+
+def feed_balanced(governor, seconds, needed, **changes):
+    """Seconds in which the learner takes what ``needed`` samplers insert; returns the changes."""
+    found = []
+    for _ in range(seconds):
+        waits = max(0.0, 1.0 - needed / governor.active)
+        starves = max(0.0, 1.0 - governor.active / needed)
+        found.append(governor.feed(facts(governor, sampler_wait_share=waits, learner_wait_share=starves,
+                                         usable_cores=8.0, **changes)))
+    return [change for change in found if change is not None]
+
+
+def test_samplers_that_a_balanced_learner_does_not_need_rest_whole_and_come_back_when_it_waits():
+    governor = Governor(4, balanced_groups=1)
+    [change] = feed_balanced(governor, 60, needed=1.2)
+    assert change.active == 2.0, "1.2 of work take 1.33 samplers that wait a tenth of their time"
+    assert "the samplers wait 70 % of their time for the learner" in change.reason
+    assert [change.active for change in feed_balanced(governor, 20, needed=2.4)] == [2.125, 2.25]
+    assert feed_balanced(governor, 40, needed=0.5) == [], "not for a minute after it was fed"
+    assert [change.active for change in feed_balanced(governor, 60, needed=0.5)] == [1.0]
+
+
+def test_each_balanced_learner_keeps_a_sampler_and_other_modes_let_them_wait():
+    governor = Governor(4, balanced_groups=2)
+    feed_balanced(governor, 60, needed=0.1)
+    assert governor.active == 2.0
+    assert feed_balanced(Governor(4), 60, needed=0.1) == []
+
+
+def test_balanced_samplers_that_rested_for_others_come_back_only_as_far_as_they_are_needed():
+    governor = Governor(4, balanced_groups=1)
+    feed_balanced(governor, 20, needed=2.5)
+    assert governor.active == 3.0
+    governor.leave_free = 0.75
+    feed(governor, 60, usable_cores=8.0)
+    assert governor.active < 2.0
+    governor.leave_free = 0.0
+    feed(governor, 200, usable_cores=8.0)
+    assert governor.active == 3.0

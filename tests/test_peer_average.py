@@ -1,15 +1,16 @@
 """Learners that average their parameters: the mean by numbers, only with the living, and a run of mode tianji."""
 
 import contextlib
+import json
 
 import numpy as np
 import pytest
-from harness import FAULT, PENDULUM, TINY, Run, train
+from harness import FAULT, HIDDEN_SIZES, Run, train
 
 from spreeze.algorithms import create
 from spreeze.config.modes import modes
 from spreeze.config.schema import SACConfig
-from spreeze.run_directory import group_folder
+from spreeze.run_directory import TIMELINE, ask, group_folder
 from spreeze.transport.weights import VersionedParameters, WeightsStore
 from spreeze.workers.replay_trainer import PeerAverage
 
@@ -79,16 +80,48 @@ def test_two_groups_average_and_one_goes_on_when_the_others_learner_is_killed(tm
     with Run(tmp_path, *FAULT, *_TWO, "--set", "learner.average_interval=5") as run:
         run.wait_for(lambda: sum("those of 1 other learner" in event for event in run.events()) >= 2,
                      what="means of both learners")  # fmt: skip
+        ask(run.path, "timeline")
+        run.wait_for((run.path / TIMELINE).exists, what="what each worker does")
+        before = len(run.events())
         run.children()["learner-g1"].kill()
-        run.wait_for(lambda: any("learner: update" in event and "of 0 other learners" in event
-                                 for event in run.events()), what="the first learner alone")  # fmt: skip
-        run.wait_for(lambda: "those of 1 other learner" in run.events()[-1], what="both again")
+        run.wait_for(lambda: any("of 0 other learners" in event for event in run.events()[before:]),
+                     what="the first learner alone")  # fmt: skip
+        alone = len(run.events())
+        run.wait_for(lambda: sum("those of 1 other learner" in event for event in run.events()[alone:]) >= 2,
+                     what="means of both learners again")  # fmt: skip
         code, document = run.stop()
     assert (code, document["error"], document["mode"], len(document["learners"])) == (0, None, "tianji", 2)
+    recorded = json.loads((run.path / TIMELINE).read_text())
+    assert {"learner", "learner-g1"} <= {worker["name"] for worker in recorded["workers"]}
+    ratio = float(document["batch_size"])
+    assert document["samples_per_insert_band"] == [ratio, ratio], "an update after each env step, as in mode serial"
+    assert "as in mode serial" in document["reasons"]["replay.samples_per_insert_min"]
     assert all(WeightsStore(group_folder(run.path, group) / "weights").read_latest() for group in (0, 1))
 
 
-def test_on_policy_algorithms_are_refused(tmp_path):
-    run, code, _ = train(tmp_path, *PENDULUM, "--mode", "tianji", "--algo", "ppo", tiny=TINY[2:])
+def test_on_policy_learners_average_too_and_go_on_when_one_is_killed(tmp_path):
+    small = ("--envs-per-sampler", "2", "--set", f"ppo.hidden_sizes={HIDDEN_SIZES}", "--set", "evaluation.episodes=2",
+             "--set", "learner.checkpoint_interval_s=0.5", "--no-visualizer", "--no-governor")  # fmt: skip
+    with Run(tmp_path, "--env", "CartPole-v1", "--algo", "ppo", "--sync-interval", "16", "--set",
+             "learner.average_interval=32", *_TWO, tiny=small) as run:
+        run.wait_for(lambda: all(run.numbers().get(f"gossip_messages/{group}", 0) > 0.3 for group in (0, 1)),
+                     what="messages of both")  # fmt: skip
+        run.children()["learner-g1"].kill()
+        before = run.numbers()["updates/0"]
+        run.wait_for(lambda: run.numbers()["updates/0"] > before + 100, what="updates of the first")
+        run.wait_for(lambda: run.numbers()["updates/1"] > before, what="updates of the second")
+        assert "gossip_bound_1" not in run.numbers(), "the learners' parameters may differ by any amount between means"
+        code, document = run.stop()
+    assert (code, document["error"], document["mode"], len(document["learners"])) == (0, None, "tianji", 2)
+
+
+def test_a_group_alone_learns_on_policy_as_in_mode_hts_bit_for_bit(tmp_path):
+    cart = ("--env", "CartPole-v1", "--algo", "ppo", "--sync-interval", "16", "--samplers", "1", "--env-steps", "800")
+    found = [train(tmp_path, *cart, "--mode", mode, name=mode)[2]["parameters_sha256"] for mode in ("tianji", "hts")]
+    assert found[0] == found[1]
+
+
+def test_samplers_of_several_learners_infer_for_themselves(tmp_path):
+    run, code, _ = train(tmp_path, "--env", "CartPole-v1", "--algo", "ppo", *_TWO, "--inference-workers", "1")
     assert code == 2
-    assert "which mode tianji does not have" in run.stdout + run.stderr
+    assert "the samplers of 2 learners infer for themselves; leave it out" in run.stdout + run.stderr

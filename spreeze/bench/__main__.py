@@ -14,6 +14,7 @@ from spreeze.bench.gala import add_gala_flags, gala_rows
 from spreeze.bench.hts import add_hts_flags, hts_rows
 from spreeze.bench.impact import add_impact_flags, impact_rows
 from spreeze.bench.runs import Say
+from spreeze.bench.tianji import add_tianji_flags, tianji_rows
 from spreeze.cli.arguments import guarded
 from spreeze.machine.hardware import read_machine
 from spreeze.machine.output import emit, say
@@ -189,6 +190,7 @@ BENCHES = {
                  hts_rows),
     "gala": Bench("GALA against A2C and other ways to share", add_gala_flags, gala_rows),
     "impact": Bench("IMPACT against PPO, APPO and IMPALA, and its ablations", add_impact_flags, impact_rows),
+    "tianji": Bench("TianJi: number of samplers, balance, groups, QMIX", add_tianji_flags, tianji_rows),
     "curve": Bench("picture of the return curves of finished runs", _add_curve, _curve),
 }
 

@@ -25,6 +25,7 @@ _REQUESTS: dict[str, tuple[str, str]] = {
     "continue": ("running", "let a paused run go on"),
     "evaluate": ("", "evaluate the newest policy at once"),
     "checkpoint": ("", "write a checkpoint at once"),
+    "timeline": ("", "record what each worker does for a quarter of a second; the Live page draws it"),
 }
 """Verb -> the state to wait for, and its help text."""
 _OBEYED_S = 10.0

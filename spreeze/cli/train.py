@@ -53,6 +53,7 @@ from spreeze.transport.shared_memory import check_room
 from spreeze.tuner.problem import TrialResult
 from spreeze.tuner.run import Listener, check_tunable, tuned_layer
 
+_BAND = ("samples_per_insert_min", "samples_per_insert_max")
 
 def main(argv: list[str] | None = None) -> int:
     """Returns the exit code: 0 trained, 1 failed, 2 rejected."""
@@ -264,6 +265,11 @@ def _plan(
         samplers = max(learners, min(int(usable) - threads, 16))
         reasons["sampling.samplers"] = f"{usable:g} usable cores less {threads} for " + (
             "the learner" if learners == 1 else f"{learners} learners, at least one for each")
+    if wiring.balanced and config.on_policy is None:
+        ratio = config.replay.serial_ratio(config.learner.batch_size)
+        settings = settings.with_layer(Layer("mode", {"replay": dict.fromkeys(_BAND, ratio)}))
+        reasons |= dict.fromkeys([f"replay.{name}" for name in _BAND], f"{ratio:g} rows drawn for each inserted one, "
+                                 f"as in mode serial: the controller of mode {config.run.mode} keeps this balance")
     run = read_run(resumed) if resumed else {}
     return RunPlan(
         settings=settings, spec=probe.spec, samplers=samplers, inference_workers=inference_workers, reasons=reasons,

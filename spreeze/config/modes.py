@@ -41,13 +41,16 @@ class Wiring:
     """Samplers do not wait for the learner: for algorithms that take rollouts of any age, whose lag is then at least
     ``lag``."""
     inference_workers: bool = False
-    """``rollout.inference_workers`` processes may infer for the samplers."""
+    """``rollout.inference_workers`` processes may infer for the samplers of one learner."""
     several_learners: bool = False
     """``run.learners`` of them may learn side by side, each with samplers and buffer of its own."""
     mixes: bool = False
     """These learners share what they learn, as ``gala.mixing`` says, and begin with the same parameters."""
     averages: bool = False
     """These learners average their parameters every ``learner.average_interval`` updates, and begin with the same."""
+    balanced: bool = False
+    """As many rows are drawn for each inserted one as in mode serial, and the governor lets as many samplers work as
+    that takes."""
     knobs: tuple[str, ...] = ()
     """Settings that the tuner chooses; ``algorithm.FIELD`` is of the chosen algorithm, if it has that field."""
 
@@ -79,6 +82,11 @@ class Mode:
 REPLAY_STAGES = (
     Stage(title="Samplers", split="sampler", items=("samplers", "env_rate")),
     Stage(title="Replay", items=("fill", "ratio", "age")),
+    Stage(title="Learner", split="learner", items=("update_rate", "lag_updates")),
+)
+BALANCED_STAGES = (
+    Stage(title="Samplers", split="sampler", items=("samplers", "env_rate")),
+    Stage(title="Replay", items=("fill", "ratio_now", "staleness")),
     Stage(title="Learner", split="learner", items=("update_rate", "lag_updates")),
 )
 ROLLOUT_STAGES = (
@@ -133,9 +141,12 @@ DECLARED = (
         on_policy=Wiring(stages=GOSSIP_STAGES, lag=0, several_learners=True, mixes=True),
     ),
     Mode(
-        name="tianji", module="spreeze.modes.spreeze",
-        doc="spreeze in groups, each with samplers, replay and learner; the learners average their parameters (TianJi)",
-        replay=Wiring(stages=REPLAY_STAGES, several_learners=True, averages=True, knobs=REPLAY_KNOBS),
+        name="tianji", module="spreeze.modes.tianji",
+        doc="groups of samplers, data and learner, in balance; the learners average their parameters (TianJi)",
+        replay=Wiring(stages=BALANCED_STAGES, several_learners=True, averages=True, balanced=True,
+                      knobs=tuple(knob for knob in REPLAY_KNOBS if "samples_per_insert" not in knob)),
+        on_policy=Wiring(stages=ROLLOUT_STAGES, lag=1, several_learners=True, averages=True, inference_workers=True,
+                         knobs=ROLLOUT_KNOBS),
     ),
 )
 """The modes that come with Spreeze, the default first."""

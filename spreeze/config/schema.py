@@ -411,6 +411,10 @@ class ReplayConfig(Part):
             raise ConfigError(f"samples_per_insert_min = {self.samples_per_insert_min:g} is above "
                               f"samples_per_insert_max = {self.samples_per_insert_max:g}: nobody could ever move")
 
+    def serial_ratio(self, batch_size: int) -> float:
+        """Rows drawn for each inserted one in mode serial: one update after each env step, within the band."""
+        return min(max(float(batch_size), self.samples_per_insert_min), self.samples_per_insert_max)
+
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingConfig(Part):

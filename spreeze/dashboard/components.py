@@ -51,6 +51,8 @@ ITEMS: dict[str, tuple[str, str, str, str]] = {
     "env_rate": ("env_rate", "env steps", "/s", "env_steps_per_s"),
     "fill": ("fill", "fill", "", "replay_fill"),
     "ratio": ("ratio", "samples per insert", "", "samples_per_insert"),
+    "ratio_now": ("samples_per_insert_now", "samples per insert", "", "samples_per_insert_now"),
+    "staleness": ("staleness", "staleness", "", "staleness"),
     "age": ("age", "transition age", "env steps", "transition_age"),
     "update_rate": ("update_rate", "updates", "/s", "updates_per_s"),
     "frame_rate": ("frame_rate", "update frames", "/s", "update_frames_per_s"),

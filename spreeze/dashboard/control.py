@@ -298,7 +298,7 @@ def stop(name: str, folder: Path) -> None:
 
 
 def steer(name: str, folder: Path, what: str, text: str = "") -> None:
-    """Asks a live run for ``pause``, ``continue``, ``evaluate``, ``checkpoint`` or ``leave-free`` (its share as text).
+    """Asks a live run for a steering verb of ``spreeze runs``; the text of ``leave-free`` is its share.
 
     Raises:
         RunError: it is not running.

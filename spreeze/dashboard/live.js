@@ -4,6 +4,7 @@
 const NS = (window.__spreeze ??= { made: 0, disposed: 0, live: 0, updates: 0, errors: [], frames: 0, ms: 0, requests: 0, shown_s: 0 });
 const MAX_POINTS = 1000;
 const PICTURE_MS = 100;
+const PHASES = { step: "#0072B2", update: "#E69F00", wait: "rgba(128, 128, 128, 0.35)", publish: "#009E73", checkpoint: "#CC79A7", evaluate: "#56B4E9", render: "#D55E00", other: "#999999" };
 
 const make = (parent, tag, cls, text) => {
   const node = document.createElement(tag);
@@ -63,6 +64,8 @@ class LivePage {
     this.pipeline(make(this.host, "div", "sz-pipe"));
     this.similarity = make(this.host, "div", "sz-card sz-similarity");
     this.similarity.style.display = "none";
+    this.timeline = make(this.host, "div", "sz-card sz-timeline");
+    this.timeline.style.display = "none";
     const grid = {};
     for (const chart of this.data.charts) {
       if (!grid[chart.group]) {
@@ -264,6 +267,7 @@ class LivePage {
     this.coreStrip(news.cores);
     this.gpuRows(news.gpus);
     this.similarityMap(news.similarity);
+    if (news.timeline) this.timelineRows(news.timeline);
     this.processRows(news.processes);
     this.eventList(news.events);
     this.logTail(...news.log);
@@ -454,6 +458,34 @@ class LivePage {
         cell.style.color = Math.abs(value) > 0.6 ? "#fff" : "inherit";
       }
     });
+  }
+
+  // One row a worker; a bar for each stretch of one activity.
+  timelineRows(found) {
+    const key = JSON.stringify(found);
+    if (key === this.timelineKey) return;
+    this.timelineKey = key;
+    this.timeline.style.display = "";
+    this.timeline.replaceChildren();
+    make(this.timeline, "div", "sz-title", `What the workers did for ${found.length_ms.toFixed(0)} ms, ${found.wall} after the start`).title =
+      "Recorded once ten seconds after learning began, and at each press of Timeline";
+    const legend = make(this.timeline, "div", "sz-legend"), rows = make(this.timeline, "div", "sz-lanes"), seen = new Set();
+    for (const worker of found.workers) {
+      make(rows, "span", "sz-label", worker.name);
+      const lane = make(rows, "div", "sz-lane");
+      for (const [start, end, phase] of worker.parts) {
+        const bar = make(lane, "i", "");
+        bar.style.left = `${(100 * start) / found.length_ms}%`;
+        bar.style.width = `${Math.max((100 * (end - start)) / found.length_ms, 0.05)}%`;
+        bar.style.background = PHASES[phase] ?? PHASES.other;
+        bar.title = `${phase}, ${start.toFixed(1)} to ${end.toFixed(1)} ms`;
+        seen.add(PHASES[phase] ? phase : "other");
+      }
+    }
+    for (const phase of Object.keys(PHASES).filter((name) => seen.has(name))) {
+      const one = make(legend, "span", "sz-caption", phase);
+      make(one, "i", "").style.background = PHASES[phase];
+    }
   }
 
   eventList(events) {

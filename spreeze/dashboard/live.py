@@ -54,7 +54,7 @@ def _stop_box(now: control.Activity, folder: Path) -> None:
     """Stop, and what else can be asked of a live run."""
     name = now.name or ""
     with st.container(border=True):
-        cells = st.columns([1, 1, 1.3, 1.3, 2.4], vertical_alignment="bottom")
+        cells = st.columns([1, 1, 1.3, 1.2, 1.2, 2.2], vertical_alignment="bottom")
         asked = now.phase in ("stopping", "late")
         cells[0].button("Stopping" if asked else "Stop", on_click=_stop, args=(name, folder), disabled=asked,
                         key="stop", width="stretch",
@@ -80,6 +80,7 @@ def _steer_buttons(cells: list[DeltaGenerator], now: control.Activity, folder: P
          "replay and networks stay in memory.", False),
         ("evaluate", "Evaluate now", "Evaluates the newest policy without waiting for its turn.", paused),
         ("checkpoint", "Save now", "Writes a checkpoint at once.", paused),
+        ("timeline", "Timeline", "Records what each worker does for a quarter of a second, and draws it.", paused),
     )
     for cell, (what, label, text, disabled) in zip(cells, buttons, strict=False):
         cell.button(label, key=f"steer_{what}", on_click=_steer, args=(name, folder, what), help=text,

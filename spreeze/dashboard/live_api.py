@@ -11,19 +11,21 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from spreeze.config.modes import Wiring, wiring_of
-from spreeze.dashboard.run_data import newest_log, newest_similarity, on_policy
+from spreeze.dashboard.run_data import newest_log, newest_similarity, newest_timeline, on_policy
 from spreeze.formatting import DASH, clean, duration, number, percent, size
 from spreeze.metrics.bottleneck import Side, bottleneck
 from spreeze.metrics.snapshot import GpuSnapshot, Snapshot, measured, parts_of
 from spreeze.metrics.store import EvaluationRow, MetricsReader, Point, Series
 from spreeze.metrics.table import GROUPS, RETURN, TABLE, Metric, MetricTable
-from spreeze.run_directory import LIVE_STATES, read_config, read_json, read_run, state_of
+from spreeze.run_directory import LIVE_STATES, TIMELINE, read_config, read_json, read_run, state_of
 
 MAX_BUCKETS = 350
 """Buckets of a first answer; each has mean, minimum and maximum."""
 _TAIL_ROWS = 600
 _LOG_LINES = 8
 STALE_S = 3.0
+_NEW_S = 5.0
+"""Age of a timeline that is sent again, until every page has it."""
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9")
 """Okabe and Ito (2008): distinguishable with any colour vision."""
@@ -160,10 +162,19 @@ def answer(path: Path, since: float, evals_seen: int, epoch: str, table: MetricT
         "evals": _evaluations(news), "shares": _shares(shown),
         "cores": [round(use, 3) for use in shown.core_uses], "gpus": [_gpu(gpu) for gpu in shown.gpus],
         "log": newest_log(path, _LOG_LINES), "live": state in LIVE_STATES, **_note(shown, state, latest),
-        "similarity": newest_similarity(path),
+        "similarity": newest_similarity(path), "timeline": _new_timeline(path, since),
         "marks": _sessions(run), "processes": _processes(fresh),
         "events": [[duration(event.t), event.level, event.source, event.text] for event in events],
     }
+
+
+def _new_timeline(path: Path, since: float) -> dict[str, Any] | None:
+    """The newest timeline for a page that has none, or if it is new."""
+    try:
+        age_s = time.time() - (path / TIMELINE).stat().st_mtime
+    except OSError:
+        return None
+    return newest_timeline(path) if since <= 0.0 or abs(age_s) < _NEW_S else None
 
 
 def snapshot(
@@ -200,7 +211,7 @@ def texts(shown: Snapshot, run: Mapping[str, Any], last: EvaluationRow | None, p
     interval = None if last is None else half_width(last)
     return {
         **dict.fromkeys(("rollout_uses", "rollouts_dropped", "target_updates", "gossip_radius", "gossip_staleness",
-                         "learners_spread"), DASH),
+                         "learners_spread", "samples_per_insert_now", "staleness"), DASH),
         **{name: number(value) for name, value in shown.more if "/" not in name},
         "state": shown.state, "wall": duration(shown.wall_s), "env_steps": number(shown.env_steps),
         "updates": number(shown.updates), "env_rate": number(shown.env_steps_per_s),

@@ -13,11 +13,12 @@ from typing import Any
 from spreeze.config.algorithms import ON_POLICY
 from spreeze.config.schema import check_name
 from spreeze.errors import ConfigError, RunError
-from spreeze.formatting import clean
+from spreeze.formatting import clean, duration
 from spreeze.metrics.table import by_name
 from spreeze.run_directory import (
     LIVE_STATES,
     SIMILARITY,
+    TIMELINE,
     About,
     is_alive,
     list_runs,
@@ -159,6 +160,17 @@ def newest_similarity(path: Path) -> dict[str, Any] | None:
             found = json.loads(line)
             cosine = [[max(-1.0, min(1.0, float(value))) for value in row] for row in found["cosine"]]
             return {"cosine": cosine, "updates": [int(count) for count in found["updates"]]}
+    return None
+
+
+def newest_timeline(path: Path) -> dict[str, Any] | None:
+    """What each worker did for a moment: length [ms], and per worker [start, end, phase]; None without any."""
+    found = read_json(path / TIMELINE)
+    with contextlib.suppress(ValueError, TypeError, KeyError):
+        workers = [{"name": clean(worker["name"], 40),
+                    "parts": [[float(start), float(end), clean(phase, 12)] for start, end, phase in worker["parts"]]}
+                   for worker in found["workers"]]
+        return {"wall": duration(float(found["wall_s"])), "length_ms": float(found["length_ms"]), "workers": workers}
     return None
 
 

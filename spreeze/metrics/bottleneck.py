@@ -43,7 +43,8 @@ def bottleneck(snapshot: Snapshot) -> Bottleneck:
         return Bottleneck(f"Warming up: {done} of {wanted} env steps before the first update.", Side.WARMING_UP)
     learner_wait = snapshot.learner_shares.get("wait")
     sampler_wait = snapshot.sampler_shares.get("wait")
-    if snapshot.samplers_rest and learner_wait is not None:
+    needless = sampler_wait is not None and sampler_wait >= WAITS  # those that work wait: nobody needs the others
+    if snapshot.samplers_rest and learner_wait is not None and not needless:
         return _resting(snapshot, learner_wait)
     if learner_wait is None or sampler_wait is None:
         missing = "learner" if learner_wait is None else "samplers"

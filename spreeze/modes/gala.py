@@ -5,6 +5,10 @@ is ``run.seed`` + its number. All begin with the same parameters. After an updat
 out-neighbours, takes the mean with what has arrived from its in-neighbours, and goes on; it waits only for one of
 which nothing came for ``gala.max_staleness`` updates (``transport.mixing``). The mean of all policies is published
 and evaluated; each learner writes checkpoints of its own. This process measures the ball around the mean.
+
+Mode tianji wires its on-policy learners in the same way, with a lag of 1: samplers fill one storage while the learner
+learns from the other, so as many rows are consumed as are produced. Each learner takes the mean of all parameters every
+``learner.average_interval`` updates; each policy is published and evaluated.
 """
 
 from __future__ import annotations
@@ -123,12 +127,14 @@ def _with_mix(spec: WorkerSpec, plan: RunPlan, teams: Sequence[Team], memory: Mi
     """A learner's specification with its part in the mixing; one alone has none, so it learns as in mode serial."""
     if plan.learners == 1:
         return spec
-    gala, own = plan.config.gala, spec.address.group
+    gala, own, averages = plan.config.gala, spec.address.group, plan.config.wiring.averages
     means = own == 0 and plan.policies == 1
     policies = tuple(team.memory.handover.policies.fds for team in teams) if means else ()
     mix = MixSpec(
-        learner=own, learners=plan.learners, mixing=gala.mixing, topology=gala.topology,
-        max_staleness=gala.max_staleness, similarity_interval=gala.similarity_interval,
+        learner=own, learners=plan.learners, mixing="average" if averages else gala.mixing, topology=gala.topology,
+        max_staleness=None if averages else gala.max_staleness,
+        interval=-(-plan.config.learner.average_interval // plan.updates_in_rollout),
+        similarity_interval=gala.similarity_interval,
         rows=tuple(plan.samplers + group for group in range(plan.learners)), board_fd=memory.board.block.fd,
         shared_fd=memory.shared_fd, message_fds=tuple(one.fds for one in memory.messages),
         mixed_fds=tuple(one.fds for one in memory.mixed), gradient_fds=tuple(one.fds for one in memory.gradients),
@@ -146,7 +152,8 @@ class Ball:
         self._memory, self._recorder, self._file = memory, recorder, run_dir / SIMILARITY
         self._gala, self._learners = plan.config.gala, plan.learners
         self._beta = contraction(mixing_matrix(self._gala.topology, plan.learners))
-        self._lockstep = self._gala.max_staleness == 0
+        self._gossips = plan.config.wiring.mixes and self._gala.mixing == "gossip"
+        self._lockstep = plan.config.wiring.mixes and self._gala.max_staleness == 0
         self._compared = 0
         self._past: deque[tuple[float, list[float]]] = deque()
         self._named_s = [-math.inf] * plan.learners
@@ -171,7 +178,7 @@ class Ball:
         if parameters is None:
             return {}
         found = {"gossip_radius": radius(np.stack(parameters))}
-        if self._gala.mixing != "gossip":
+        if not self._gossips:
             return found
         numbers = np.full(self._learners, board["number"].min()) if self._lockstep else board["number"]
         latest = [norms[np.arange(number - NORMS + 1, number + 1) % NORMS]
@@ -212,6 +219,6 @@ class Ball:
             others = median([*rates[:learner], *rates[learner + 1:]])
             if others > 0.0 and rate < _SLOW * others and now_s - self._named_s[learner] >= _NAMED_S:
                 self._named_s[learner] = now_s
+                limit = f" before the staleness limit of {self._gala.max_staleness} updates" if self._gossips else ""
                 self._recorder.event("warning", f"{Address('learner', learner).name} is slow: {rate:.3g} updates/s, "
-                                     f"the others {others:.3g}; nobody waits for it before the staleness limit of "
-                                     f"{self._gala.max_staleness} updates")
+                                     f"the others {others:.3g}; nobody waits for it{limit}")

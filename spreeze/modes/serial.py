@@ -134,6 +134,8 @@ class _Serial:
             self._next_evaluation_s = 0.0
         if self._requests.take("checkpoint") is not None:
             self._next_checkpoint_s, self._checkpoint_asked = 0.0, True
+        if self._requests.take("timeline") is not None:
+            self.recorder.event("warning", "timeline: mode serial has one process, which does one thing at a time")
         if self._requests.take("leave-free") is not None:
             self.recorder.event("warning", "leave-free: no governor watches this run, so nothing changes")
 
@@ -212,8 +214,7 @@ class _Replay:
             batch_size=config.learner.batch_size, device=resolve_device(config.learner.device), seed=config.run.seed,
             normalize_obs=config.env.normalize_obs, pair=pair, overlap=config.learner.overlap,
         )
-        least, most = config.replay.samples_per_insert_min, config.replay.samples_per_insert_max
-        self._ratio = min(max(float(config.learner.batch_size), least), most)
+        self._ratio = config.replay.serial_ratio(config.learner.batch_size)
         self._policy: Policy | None = None
         self.refresh_s = 0.0
         self.files = serial.files(self.trainer, self.env_steps)

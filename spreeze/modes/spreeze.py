@@ -1,4 +1,4 @@
-"""The modes Spreeze and TianJi: samplers -> shared-memory replay -> learner, ``run.learners`` times side by side.
+"""Mode Spreeze, and TianJi with replay: samplers -> shared-memory replay -> learner, ``run.learners`` times.
 
 Each learner has samplers, replay, weights and checkpoints of its own (a group). In mode spreeze it learns like a
 separate run with the seed ``run.seed`` + its number, and groups exchange nothing. In mode tianji all learners begin
@@ -13,7 +13,9 @@ import dataclasses
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
+from spreeze.errors import ResourceError
 from spreeze.run_directory import RunDir, group_folder
 from spreeze.runtime.cpu_governor import GovernorLoop
 from spreeze.runtime.interrupts import Interrupts
@@ -24,6 +26,7 @@ from spreeze.runtime.supervisor import Wired, memory_limit_bytes, read_group, ru
 from spreeze.transport.checkpoint import CheckpointStore, load_replay
 from spreeze.transport.rate_limiter import RateLimiter
 from spreeze.transport.replay_ring import ReplayRing
+from spreeze.transport.shared_memory import Wakeup
 from spreeze.transport.status_table import StatusTable
 from spreeze.transport.weights import VersionedParameters
 from spreeze.workers.jobs import LearnerJob
@@ -43,8 +46,8 @@ def run_mode(plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts,
 @contextlib.contextmanager
 def _wired(plan: RunPlan, run_dir: Path, recorder: Recorder) -> Iterator[Wired]:
     with (open_memory(plan, run_dir, len(status_rows(plan.samplers, plan.learners))) as (status, rings),
-          open_shared(plan) as shared_fds):
-        specs = worker_specs(plan, run_dir, rings, recorder.started_s, shared_fds)
+          open_links(plan) as links):
+        specs = worker_specs(plan, run_dir, rings, recorder.started_s, links)
 
         def read() -> CounterSample:
             groups = (read_group(status, specs, group, ring.total_committed(), ring.baseline_inserted, ring.sampled)
@@ -84,26 +87,51 @@ def open_memory(plan: RunPlan, run_dir: Path, num_rows: int) -> Iterator[tuple[S
         yield stack.enter_context(contextlib.closing(StatusTable.create(num_rows))), rings
 
 
+class Links(NamedTuple):
+    """Descriptors of what connects the workers of mode tianji besides replay; empty in mode spreeze."""
+
+    averages: tuple[int, ...] = ()
+    """Of the files through which learners average, two for each group."""
+    learners: tuple[tuple[int, ...], ...] = ()
+    """Of the wakeup of each group's learner: it sleeps until there are rows for a batch."""
+    samplers: tuple[tuple[int, ...], ...] = ()
+    """Of the wakeups of each group's samplers: they sleep until the learner has drawn enough."""
+
+
 @contextlib.contextmanager
-def open_shared(plan: RunPlan) -> Iterator[tuple[int, ...]]:
-    """The files through which learners average, two for each group; none where they do not."""
+def open_links(plan: RunPlan) -> Iterator[Links]:
+    """Opens what the mode of the plan needs; a ResourceError if there are too few descriptors."""
+    wiring, groups = plan.config.wiring, range(plan.learners)
+
+    def wakeups(count: int) -> tuple[int, ...]:
+        return tuple(fd for _ in range(count if wiring.balanced else 0)
+                     for fd in stack.enter_context(contextlib.closing(Wakeup.create())).fds)
+
     with contextlib.ExitStack() as stack:
-        groups = plan.learners if plan.config.wiring.averages and plan.learners > 1 else 0
-        yield tuple(fd for _ in range(groups)
-                    for fd in stack.enter_context(contextlib.closing(VersionedParameters.create())).fds)
+        try:
+            averages = tuple(fd for _ in groups if wiring.averages and plan.learners > 1
+                             for fd in stack.enter_context(contextlib.closing(VersionedParameters.create())).fds)
+            links = Links(averages, tuple(wakeups(1) for _ in groups),
+                          tuple(wakeups(plan.samplers_of(group)) for group in groups))
+        except OSError as error:
+            raise ResourceError(f"no descriptors for {plan.samplers} samplers: {error}; raise ulimit -n") from None
+        yield links
 
 
 def worker_specs(
-    plan: RunPlan, run_dir: Path, rings: Sequence[ReplayRing], run_started_s: float, shared_fds: tuple[int, ...] = ()
+    plan: RunPlan, run_dir: Path, rings: Sequence[ReplayRing], run_started_s: float, links: Links | None = None
 ) -> dict[str, WorkerSpec]:
     """Worker specifications in starting order: slowest imports first."""
     config, rows = plan.config, status_rows(plan.samplers, plan.learners)
-    limit = memory_limit_bytes(plan)
+    limit, none = memory_limit_bytes(plan), ((),) * plan.learners
+    averages, learners, samplers = links or Links((), none, none)
     specs = [
         WorkerSpec(address=Address("learner", group), row=rows[Address("learner", group).name],
                    job=dataclasses.replace(_learner_job(plan, run_dir, ring, run_started_s, group),
-                                           shared_fds=shared_fds).to_json(),
-                   threads=config.learner.threads, inherited_fds=(ring.block.fd, *shared_fds))
+                                           shared_fds=averages, wakeup_fds=learners[group],
+                                           sampler_wakeup_fds=samplers[group]).to_json(),
+                   threads=config.learner.threads,
+                   inherited_fds=(ring.block.fd, *averages, *learners[group], *samplers[group]))
         for group, ring in enumerate(rings)
     ]
     for group, ring in enumerate(rings):
@@ -113,11 +141,13 @@ def worker_specs(
                 seed=config.run.seed + group + _SESSION_SEEDS * plan.earlier.sessions,
                 num_envs=config.sampling.envs_per_sampler, n_step=config.algorithm.n_step,
                 gamma=config.algorithm.gamma, nan_policy=config.sampling.nan_policy, ring_fd=ring.block.fd,
-                ring=ring.spec, limiter=_limiter(plan, ring),
+                ring=ring.spec, limiter=_limiter(plan, ring), wakeup_fds=samplers[group][2 * index : 2 * index + 2],
+                learner_wakeup_fds=learners[group],
             )
             address = Address("sampler", group, index)
             specs.append(WorkerSpec(
-                address=address, row=rows[address.name], job=job.to_json(), inherited_fds=(ring.block.fd,),
+                address=address, row=rows[address.name], job=job.to_json(),
+                inherited_fds=(ring.block.fd, *job.wakeup_fds, *job.learner_wakeup_fds),
                 step_deadline_s=config.sampling.step_deadline_s, memory_limit_bytes=limit,
             ))
     return {spec.name: spec for spec in specs} | watcher_specs(plan, run_dir, plan.samplers + plan.learners)

@@ -20,6 +20,9 @@ time.
 * Gives up cores, and half a dead band more, when two seconds in a row ask for it. Takes back when the last ten
   seconds allow it, by all but their worst second; a load that returns within two minutes extends this wait, up to a
   minute. Never more than six changes in a minute.
+* Where a mode balances production and consumption (TianJi, arXiv 2502.20190, Eq. 3), the limiter holds rows drawn over
+  rows inserted at one ratio. The tuner chose how many samplers there are; of these only so many work as the learner
+  needs: if they wait for it, some rest, so that the cores are the learner's; if it waits for them, more work.
 * Even where a share is to be left free, an eighth of a sampler stays active. More come back if the learner waits for
   rows: it must not starve. Each of several learners has its samplers' share of the active ones, and the one that waits
   most counts.
@@ -53,6 +56,8 @@ YIELD_S, RETURN_S, STARVED_S = 2, 10, 3
 LONGEST_RETURN_S, RELAPSE_S = 60, 120
 CHANGES_PER_MINUTE = 6
 STARVED_SHARE = 0.10  # the learner starves if it waits for rows for a larger share of its time
+SPARE_SHARE = 0.10  # share of their time that balanced samplers wait for the learner: room for a slow second
+BALANCE_S, FED_S = 5, 60  # seconds over which that waiting is averaged; after the learner had to be fed, nobody rests
 SMOOTHING = 0.1  # weight of the newest second in the averages of wanted cores
 
 
@@ -68,6 +73,7 @@ class Facts:
     sampler_cores: float  # the same of all samplers together
     learner_wait_share: float  # share of its time that the learner waits for rows or the limiter
     samples_per_insert: float | None = None
+    sampler_wait_share: float = 0.0  # share of their time that the active samplers wait for the limiter
 
     @property
     def dead_band(self) -> float:
@@ -82,12 +88,17 @@ class Change(NamedTuple):
 class Governor:
     """Decides the number of active samplers; fed once a second."""
 
-    def __init__(self, maximum: int, leave_free: float = 0.0, *, gives_way: bool = True) -> None:
+    def __init__(
+        self, maximum: int, leave_free: float = 0.0, *, gives_way: bool = True, balanced_groups: int = 0
+    ) -> None:
         """``leave_free`` is the share of the usable cores to keep free for other programs, used or not.
 
-        Without such a share nobody rests unless it ``gives_way``.
+        Without such a share nobody rests for others unless it ``gives_way``. With ``balanced_groups`` learners
+        samplers that these do not need rest, too, whole ones, down to one for each: a sampler that works part of its
+        time delivers in bursts, for which a learner waits.
         """
         self._maximum, self.leave_free, self._gives_way = float(maximum), leave_free, gives_way
+        self._groups, self._needed, self._fed_s = balanced_groups, self._maximum, -math.inf
         self.active = self._maximum
         self._seen: deque[Facts] = deque(maxlen=LONGEST_RETURN_S)
         self._fixed, self._each, self._known = 0.0, 0.0, False
@@ -114,7 +125,7 @@ class Governor:
         changes = sum(self._now_s - changed_s < 60 for changed_s in self._changed_s)
         if len(self._seen) < SETTLE_S or changes >= CHANGES_PER_MINUTE:
             return None
-        return self._feed_learner(facts) or self._give_up(facts) or self._take_back(facts)
+        return self._feed_learner(facts) or self._give_up(facts) or self._balance(facts) or self._take_back(facts)
 
     def _smooth(self, facts: Facts) -> None:
         """Averages the cores that an active sampler and the rest of this run want over some seconds."""
@@ -150,7 +161,7 @@ class Governor:
         blocked = self.leave_free > 0.0 and self._room(facts) < more
         if self._starved_s < STARVED_S or self._unchanged_s() < STARVED_S or blocked:
             return None
-        self._least = more
+        self._least, self._needed, self._fed_s = more, max(self._needed, more), self._now_s
         return self._change(more, f"the learner waits {percent(facts.learner_wait_share)} of its time for rows, at "
                                   f"{number(facts.samples_per_insert)} samples per insert")
 
@@ -171,16 +182,29 @@ class Governor:
         self._returned_s, self._gave_up_s = -math.inf, self._now_s
         return self._change(fewer, self._reason(mean))
 
+    def _balance(self, facts: Facts) -> Change | None:
+        """Rests samplers that only wait for the learner, but for some spare time."""
+        latest = list(self._seen)[-BALANCE_S:]
+        waits = sum(each.sampler_wait_share for each in latest) / len(latest)
+        needed = float(max(math.ceil(self.active * (1.0 - waits) / (1.0 - SPARE_SHARE) - 1e-6), self._groups))
+        settled = self._unchanged_s() >= BALANCE_S and self._now_s - self._fed_s >= FED_S
+        if not self._groups or not settled or needed >= self.active:
+            return None
+        self._needed, self._least = needed, min(self._least, needed)
+        return self._change(self._needed, f"the samplers wait {percent(waits)} of their time for the learner: "
+                                          f"{number(self._needed)} insert as much as it draws, at "
+                                          f"{number(facts.samples_per_insert)} samples per insert")
+
     def _take_back(self, facts: Facts) -> Change | None:
         latest, gave_up_s = list(self._seen)[-self._hold_s:], self._now_s - self._gave_up_s
-        if self.active >= self._maximum or len(latest) < self._hold_s or gave_up_s < self._hold_s:
+        if self.active >= self._needed or len(latest) < self._hold_s or gave_up_s < self._hold_s:
             return None
         worst = sorted(latest, key=self._room)[1]
         room = self._room(worst)
         # All come back if that stays well inside the dead band; some only for more than the dead band and the half
         # that was given up beyond it.
         all_back = (self._maximum - room) * self._each <= 0.5 * facts.dead_band
-        more = self._maximum if all_back else self._fitting(room)
+        more = min(self._maximum if all_back else self._fitting(room), self._needed)
         if more <= self.active or (not all_back and (more - self.active) * self._each <= 1.5 * facts.dead_band):
             return None
         self._returned_s = self._now_s
@@ -218,11 +242,12 @@ class GovernorLoop:
     ) -> None:
         """Starts with all samplers active; each change is an event (level, text)."""
         tuning = plan.config.tuning
-        self._governor = Governor(plan.samplers, tuning.leave_free, gives_way=tuning.give_way)
+        self._governor = Governor(plan.samplers, tuning.leave_free, gives_way=tuning.give_way,
+                                  balanced_groups=plan.learners if plan.config.wiring.balanced else 0)
         self._maximum, self._status, self._on_event, self._clock = plan.samplers, status, on_event, clock
         self._samplers = [plan.samplers_of(group) for group in range(plan.learners)]
         self._reader = ContentionReader() if reader is None else reader
-        self._before: tuple[float, list[int], list[float]] | None = None
+        self._before: tuple[float, list[int], list[float], float] | None = None
         self._foreign_cores: float | None = None
         buffer = plan.ring_spec().rows_per_shard if plan.config.on_policy is None else plan.rollout_spec().rows
         self._turn_rows = _TURN_SHARE * buffer
@@ -234,12 +259,13 @@ class GovernorLoop:
     def look(self, reading: CounterSample, pids: Mapping[str, int]) -> dict[str, float | None]:
         """Acts if a second has passed; returns its metrics. ``pids`` are those of all workers and of the supervisor."""
         now_s, waits_s = self._clock(), [group.learner["wait_s"] for group in reading.groups]
+        sampler_waits_s = sum(sampler["wait_s"] for group in reading.groups for sampler in group.samplers)
         learners = [pid for name, pid in pids.items() if (role := role_of(name)) is not None and role.learns]
         if self._before is None or now_s - self._before[0] >= _EVERY_S:
             load = self._reader.sample(pids)
             facts = None if load is None else self._facts(load, reading, now_s, learners)
             self._foreign_cores = None if load is None else load.foreign_cores
-            self._before = (now_s, learners, waits_s)
+            self._before = (now_s, learners, waits_s, sampler_waits_s)
             before, change = number(self._governor.active), self._governor.feed(facts)
             if change is not None:
                 self._post(change.active)
@@ -272,12 +298,14 @@ class GovernorLoop:
         wanted = [(role_of(name), cores) for name, cores in load.wanted.items()]
         samplers = sum(cores for role, cores in wanted if role is not None and role.rests)
         learning = sum(cores for role, cores in wanted if role is not None and role.learns)
+        sampler_waits_s = sum(s["wait_s"] for group in groups for s in group.samplers) - self._before[3]
         waited_s = max(group.learner["wait_s"] - before for group, before in zip(groups, self._before[2], strict=True))
         return Facts(
             usable_cores=load.usable_cores, foreign_cores=load.foreign_cores, sibling_cores=load.sibling_cores,
             learner_cores=learning, sampler_cores=samplers, other_cores=sum(load.wanted.values()) - samplers - learning,
             learner_wait_share=min(max(0.0, waited_s) / elapsed_s, 1.0),
             samples_per_insert=samples_per_insert(groups),
+            sampler_wait_share=min(max(0.0, sampler_waits_s) / (elapsed_s * self._governor.active), 1.0),
         )
 
     def _post(self, active: float) -> None:

@@ -77,12 +77,13 @@ class RunPlan:
         if learners > self.samplers:
             raise ConfigError(f"run.learners = {learners}: each needs a sampler of its own, and sampling.samplers = "
                               f"{self.samplers}; use --samplers {learners} or more")
-        if not self.config.wiring.mixes:
+        if not (self.config.wiring.mixes or (self.config.wiring.averages and self.config.on_policy is not None)):
             return
         if self.samplers % learners:
             raise ConfigError(f"--samplers {self.samplers}: {learners} learners that mix have as many each; use "
                               f"--samplers {self.samplers // learners * learners}")
-        if learners == 1 and "user" in (self.settings.sources.get(key) for key in ("gala.topology", "gala.mixing")):
+        asked = "user" in (self.settings.sources.get(key) for key in ("gala.topology", "gala.mixing"))
+        if learners == 1 and self.config.wiring.mixes and asked:
             raise ConfigError(f"gala.topology = {self.config.gala.topology}, gala.mixing = {self.config.gala.mixing}: "
                               "one learner has nobody to mix with; add --learners 2, or leave them out")
 
@@ -92,6 +93,9 @@ class RunPlan:
         if part.inference_workers and self.config.wiring.free_running:
             raise ConfigError(f"rollout.inference_workers = {part.inference_workers}: in mode "
                               f"{self.config.run.mode} samplers wait for nobody and infer for themselves; leave it out")
+        if self.inference_workers and self.learners > 1:
+            raise ConfigError(f"rollout.inference_workers = {self.inference_workers}: the samplers of "
+                              f"{self.learners} learners infer for themselves; leave it out")
         if self.inference_workers > self.samplers:
             raise ConfigError(f"rollout.inference_workers = {self.inference_workers}: more than the {self.samplers} "
                               "samplers that they infer for; use at most as many")
@@ -133,6 +137,11 @@ class RunPlan:
     def minibatches(self) -> int:
         """Minibatches of a rollout (on-policy)."""
         return int(getattr(self.config.on_policy, "minibatches", 1))
+
+    @property
+    def updates_in_rollout(self) -> int:
+        """Updates that a learner takes from a rollout (on-policy)."""
+        return self.minibatches * int(getattr(self.config.on_policy, "epochs", 1))
 
     @property
     def batch_size(self) -> int:

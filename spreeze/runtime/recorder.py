@@ -89,7 +89,9 @@ class Recorder:
     def __init__(self, plan: RunPlan, run_dir: RunDir, view: View, table: MetricTable = TABLE) -> None:
         self._plan, self._run_dir, self._view, self._table = plan, run_dir, view, table
         self._store = MetricsWriter(run_dir.path / "metrics.db", table=table)
-        self.rates = Rates(plan.batch_size, table=table, restores=plan.earlier.sessions > 0)
+        balanced = plan.config.wiring.balanced and plan.config.on_policy is None
+        self.rates = Rates(plan.batch_size, table=table, restores=plan.earlier.sessions > 0,
+                           balanced_rows=plan.config.replay.capacity if balanced else None)
         self._utilisation = Utilisation({})
         self._memory_total_bytes = memory_limits().total_bytes
         self._events: deque[str] = deque(maxlen=6)
@@ -473,6 +475,7 @@ class Rates:
     warmup_s: float = 1.0  # after the first update, left out of steady-state rates
     table: MetricTable = TABLE
     restores: bool = False  # a learner's counters may begin at those of a checkpoint: after a resume or a restart
+    balanced_rows: int | None = None  # that replay can hold, where consumption and production are balanced
     _window: deque[CounterSample] = field(default_factory=deque)
     learning_began_s: float | None = None
     _steady: CounterSample | None = None
@@ -506,7 +509,8 @@ class Rates:
                 "samples_per_insert": samples_per_insert(new.groups[part])}
 
     def _changes(self, old: _Groups, new: _Groups, seconds: float) -> dict[str, float | None]:
-        return {**_rates(old, new, seconds, self.batch_size, self.table), **_shares(old, new, self.table)}
+        found = {**_rates(old, new, seconds, self.batch_size, self.table), **_shares(old, new, self.table)}
+        return found if self.balanced_rows is None else found | _balance(old, new, self.balanced_rows)
 
     def _note(self, reading: CounterSample) -> None:
         updates = [] if not self._window else [
@@ -547,6 +551,17 @@ def samples_per_insert(groups: _Groups) -> float | None:
     begun = [group for group in groups if group.baseline_inserted >= 0]
     inserts = sum(group.inserted - group.baseline_inserted for group in begun)
     return sum(group.sampled for group in begun) / inserts if inserts > 0 else None
+
+
+def _balance(old: _Groups, new: _Groups, capacity: int) -> dict[str, float | None]:
+    """Consumption over production between two readings of learners from replay, and staleness now; None if unknown."""
+    pairs = [(before, after) for before, after in zip(old, new, strict=True)
+             if 0 <= before.baseline_inserted == after.baseline_inserted and before.learned]
+    inserts = sum(after.inserted - before.inserted for before, after in pairs)
+    drawn = sum(after.sampled - before.sampled for before, after in pairs)
+    stale = [after.learner["batch_size"] / max(after.learner["replay_fill"] * capacity, 1.0) for _, after in pairs]
+    return {"samples_per_insert_now": drawn / inserts if inserts > 0 else None,
+            "staleness": sum(stale) / len(stale) if stale else None}
 
 
 def _counts(groups: _Groups, table: MetricTable) -> dict[str, float | None]:

@@ -29,6 +29,7 @@ from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.launcher import FRESH, Launcher, RunContext, WorkerProcess, WorkerSpec, child_environment, log_file
 from spreeze.runtime.plan import RunPlan
 from spreeze.runtime.recorder import SAMPLE_S, CounterSample, GroupSample, Outcome, Recorder
+from spreeze.runtime.timeline import FIRST_S, Timeline
 from spreeze.transport import status_table as words
 from spreeze.transport.checkpoint import CheckpointStore
 from spreeze.transport.shared_memory import available_bytes, readable
@@ -112,6 +113,8 @@ class _Supervisor:
                                           forgiven_failures=plan.config.run.forgiven_failures)
         self._finished: dict[Address, str] = {}
         self._leave_free = plan.config.tuning.leave_free
+        self._timeline = Timeline(mode.status, {name: spec.row for name, spec in mode.specs.items()}, run_dir.path,
+                                  lambda: recorder.wall_s)
         self._next_sample_s = 0.0
         self.stopping_s = 0.0  # how long stopping the workers took
 
@@ -138,6 +141,8 @@ class _Supervisor:
                 self._handle(self._workers.wait(_LOOK_S))
                 self._handle(self._workers.watch())
                 self._report_hang_up()
+                if self._timeline.is_due:
+                    self._write_timeline()
                 if time.monotonic() >= self._next_sample_s:
                     self._next_sample_s = time.monotonic() + SAMPLE_S
                     self._sample()
@@ -165,6 +170,10 @@ class _Supervisor:
         for name, word in (("evaluate", words.EVALUATIONS_ASKED), ("checkpoint", words.CHECKPOINTS_ASKED)):
             if self._run_dir.take(name) is not None:
                 header[word] += 1
+        began_s = self._recorder.rates.learning_began_s
+        first = not self._timeline.recorded and began_s is not None and time.monotonic() - began_s >= FIRST_S
+        if self._run_dir.take("timeline") is not None or first:
+            self._timeline.begin()
         text = self._run_dir.take("leave-free")
         if text is not None and governing is None:
             self._recorder.event("warning", "leave-free: no governor watches this run, so nothing changes")
@@ -177,6 +186,12 @@ class _Supervisor:
             governing.leave_free(share)
             self._run_dir.write_state(leave_free=share)
             self._recorder.event("info", f"{percent(share)} of the usable cores stay with your other programs")
+
+    def _write_timeline(self) -> None:
+        try:
+            self._timeline.finish()
+        except OSError as error:
+            self._recorder.event("warning", f"timeline not written: {error}")
 
     def _start_visualizer(self) -> None:
         began_s = self._recorder.rates.learning_began_s

@@ -4,6 +4,8 @@
 gossip      after its update a learner sends its parameters and takes the mean of its own and of what has arrived
             (GALA, arXiv 1906.04585, Algorithm 1); it waits only at the staleness limit
 all_reduce  the gradients of all learners are averaged before each step, so each waits for all others (A2C)
+average     every so many updates a learner takes the mean of its parameters and of what the others sent since its
+            last one; nobody waits (TianJi, arXiv 2502.20190, section 3.3)
 hogwild     each adds its update to parameters that all share, without a lock, and goes on from these (as in A3C)
 none        nothing is shared
 ==========  =========================================================================================================
@@ -47,6 +49,8 @@ class MixSpec(Jsonable):
     mixing: str
     topology: str
     max_staleness: int | None
+    interval: int
+    """Mixes between two averagings (average)."""
     similarity_interval: int
     """Updates between two gradients that are kept for comparison."""
     rows: tuple[int, ...]
@@ -121,7 +125,7 @@ class Mixer:
         """``wait`` is a short sleep; False: the run is being stopped, so nobody is waited for any more."""
         self.spec, self._living, self._wait = spec, living, wait
         self.board = SharedArrays.attach(spec.board_fd, board_fields(spec.learners))
-        topology = "full" if spec.mixing == "all_reduce" else spec.topology
+        topology = "full" if spec.mixing in ("all_reduce", "average") else spec.topology
         self._gossip = SharedGossip(spec.learner, [VersionedParameters(fds) for fds in spec.message_fds],
                                     topology=topology, max_staleness=spec.max_staleness)
         self._mixed = [VersionedParameters(fds) for fds in spec.mixed_fds]
@@ -186,7 +190,7 @@ class Mixer:
         board["norms"][own, number % NORMS] = norm
         board["largest"][own] = max(float(board["largest"][own]), norm)
         mixed = self._neighbours() if self._returned and self.spec.mixing != "none" else None
-        if self.spec.mixing == "gossip":
+        if self.spec.mixing == "gossip" or (self.spec.mixing == "average" and number % self.spec.interval == 0):
             mean = self._gossiped(after, number)
             mixed = mean if mixed is None else mixed
         elif self._shared is not None:
@@ -217,7 +221,7 @@ class Mixer:
 
     def numbers(self) -> dict[str, float]:
         """What the metrics say of the messages; nothing where there are none."""
-        if self.spec.mixing != "gossip":
+        if self.spec.mixing not in ("gossip", "average"):
             return {}
         stale = max(self._gossip.staleness.values(), default=0)
         return {"gossip_staleness": float(stale), "gossip_messages": self.messages}
@@ -241,7 +245,7 @@ class Mixer:
     @property
     def publishes(self) -> bool:
         """Whether this learner's weights are the run's."""
-        return self.spec.mixing == "none" or self.spec.learner == 0
+        return self.spec.mixing in ("none", "average") or self.spec.learner == 0
 
     def mean_policy(self, own: Arrays) -> Arrays:
         """The mean of all learners' newest policies; ``own`` counts for this one."""

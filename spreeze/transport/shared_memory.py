@@ -182,6 +182,8 @@ class SharedArrays:
         self.block.close()
 
 
+WAIT_S = 0.1
+"""Longest sleep of a worker without a wakeup; it ends for the heartbeat, a stop, or a lost wakeup."""
 _ONE = (1).to_bytes(8, sys.byteorder)
 """The increment of an eventfd; a pipe takes any bytes."""
 
@@ -228,6 +230,11 @@ class Wakeup:
             with contextlib.suppress(OSError):
                 os.close(fd)
         self.fds = (-1, -1)
+
+
+def wakeups_of(fds: tuple[int, ...]) -> list[Wakeup]:
+    """Wakeups opened by another process, two descriptors each."""
+    return [Wakeup(fds[at], fds[at + 1]) for at in range(0, len(fds), 2)]
 
 
 def readable(fds: Iterable[int], timeout_s: float) -> list[int]:

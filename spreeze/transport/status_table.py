@@ -15,10 +15,11 @@ from spreeze.transport.shared_memory import Block, allocate, attach
 _MAGIC = 0x53505245455A4542
 MOST_GROUPS = 16  # a group is a learner with its own samplers
 _GROUP_WORDS = _CONTROL_WORDS = 16
-_HEADER_WORDS, _ROW_WORDS = MOST_GROUPS * _GROUP_WORDS, _CONTROL_WORDS + MOST_SLOTS
+MOST_EVENTS = 1007
+_HEADER_WORDS, _ROW_WORDS = MOST_GROUPS * _GROUP_WORDS, _CONTROL_WORDS + MOST_SLOTS + 1 + MOST_EVENTS
 
 STOP, VISUALIZER_PAUSED, WEIGHTS_HINT, ACTIVE_SAMPLERS, SLOWED_SHARE, FIRST_SAMPLER, SAMPLERS = 2, 3, 4, 5, 6, 7, 8
-EVALUATIONS_ASKED, CHECKPOINTS_ASKED, PAUSED_MS = 9, 10, 11
+EVALUATIONS_ASKED, CHECKPOINTS_ASKED, PAUSED_MS, RECORDING = 9, 10, 11, 12
 """Words of the header. ``WEIGHTS_HINT`` to ``SAMPLERS`` belong to a group (see ``StatusTable.group``).
 
 The supervisor writes them; only the hint is written by the group's learner. Of the group's ``SAMPLERS`` samplers,
@@ -27,6 +28,8 @@ thousandths of it, and the others rest.
 """
 HEARTBEAT, PHASE, PID = 0, 1, 2
 """Control words of a row, written by its worker."""
+PHASE_BITS = 4
+"""Low bits of an event, which hold the phase; the others hold the monotonic time [ns]."""
 
 
 def status_table_bytes(num_rows: int) -> int:
@@ -71,7 +74,11 @@ class StatusTable:
 
     def slots(self, row: int) -> np.ndarray:
         """float64 slots of a row, in the order of ``MetricTable.slots`` of its role."""
-        return self._rows[row, _CONTROL_WORDS:].view(np.float64)
+        return self._rows[row, _CONTROL_WORDS : _CONTROL_WORDS + MOST_SLOTS].view(np.float64)
+
+    def events(self, row: int) -> np.ndarray:
+        """int64 [1 + MOST_EVENTS]: how many events the worker has noted while ``RECORDING``, then a ring of these."""
+        return self._rows[row, _CONTROL_WORDS + MOST_SLOTS :]
 
     def named_slots(self, row: int, role: str, table: MetricTable = TABLE) -> dict[str, float]:
         """A copy of a row's slots by name."""

@@ -48,7 +48,7 @@ class WorkerContext:
         self.status = status
         self._group = status.group(address.group)
         self.slots = status.slots(row)
-        self._control = status.control(row)
+        self._control, self._events = status.control(row), status.events(row)
         self._slot_index = {name: i for i, name in enumerate(table.slots[address.role])}
         self._message_fd, self._errors_dir = message_fd, errors_dir
         self._control[words.PID] = os.getpid()
@@ -58,9 +58,13 @@ class WorkerContext:
         return self.address.name
 
     def beat(self, phase: Phase) -> None:
-        """Signals that the worker is alive and in this phase; costs two stores."""
+        """Signals that the worker is alive and in this phase; costs two stores, and while recording two more."""
         self._control[words.PHASE] = int(phase)
         self._control[words.HEARTBEAT] += 1
+        if self.status.header[words.RECORDING]:
+            noted = int(self._events[0])
+            self._events[1 + noted % words.MOST_EVENTS] = time.monotonic_ns() << words.PHASE_BITS | int(phase)
+            self._events[0] = noted + 1
 
     @property
     def stopping(self) -> bool:

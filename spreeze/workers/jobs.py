@@ -42,6 +42,10 @@ class LearnerJob(AnyLearnerJob):
     """When the run ends, for schedules."""
     shared_fds: tuple[int, ...] = ()
     """Of the ``VersionedParameters`` of each group in turn, two files each; empty: this learner averages with none."""
+    wakeup_fds: tuple[int, ...] = ()
+    """Of the wakeup by which samplers tell it of rows; empty: it polls."""
+    sampler_wakeup_fds: tuple[int, ...] = ()
+    """Of the wakeups of its samplers, two descriptors each."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,14 +29,13 @@ from spreeze.transport.mixing import Mixer, MixSpec, board_fields
 from spreeze.transport.protocols import Arrays, ParameterPublisher
 from spreeze.transport.replay_ring import ReplayReader, ReplayRing
 from spreeze.transport.rollouts import Handover, Rollouts
-from spreeze.transport.shared_memory import SharedArrays
+from spreeze.transport.shared_memory import WAIT_S, SharedArrays, wakeups_of
 from spreeze.transport.weights import VersionedParameters, Weights
 from spreeze.workers.buffer_trainer import BufferTrainer
 from spreeze.workers.context import WorkerContext, open_weights
 from spreeze.workers.jobs import AnyLearnerJob, BufferLearnerJob, LearnerJob, OnPolicyLearnerJob
 from spreeze.workers.on_policy_trainer import FINGERPRINTS, OnPolicyTrainer
 from spreeze.workers.replay_trainer import PeerAverage, ReplayTrainer
-from spreeze.workers.rollout_workers import WAIT_S, wakeups_of
 from spreeze.workers.torch_devices import largest_matmul, learner_threads, matmuls_in, out_of_memory, resolve_device
 
 _POLL_S = 0.0005
@@ -263,6 +262,8 @@ class _ReplayLearner(_Learner):
             mirror=job.learner.mirror, updates_per_launch=job.learner.updates_per_launch,
         )
         self._limiter, self._anneals = job.limiter, config.lr_schedule != "constant"
+        self._wakeup = next(iter(wakeups_of(job.wakeup_fds)), None)
+        self._samplers = wakeups_of(job.sampler_wakeup_fds)
         super().__init__(context, job, trainer, ring if job.save_replay else None)
         self._replay, self._device = ring, device
         self._peers: PeerAverage | None = None
@@ -297,6 +298,8 @@ class _ReplayLearner(_Learner):
             self._trainer.anneal(run_progress(self._job.stop, elapsed_s, self.env_steps(), self._trainer.updates))
         self._update()
         self._context.slots[_UPDATES] = self._trainer.updates
+        for sampler in self._samplers:
+            sampler.notify()
         if self._peers is not None and (note := self._peers.advance(self._trainer.updates)):
             self._report(note)
         return True
@@ -336,7 +339,11 @@ class _ReplayLearner(_Learner):
         self._context.beat(Phase.UPDATE)
 
     def wait(self) -> None:
-        time.sleep(_POLL_S)
+        """Until samplers have written, or a little while where they tell nobody."""
+        if self._wakeup is None:
+            time.sleep(_POLL_S)
+        else:
+            self._wakeup.wait(WAIT_S)
 
     def env_steps(self) -> int:
         rows = range(self._job.num_samplers)

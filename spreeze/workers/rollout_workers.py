@@ -18,7 +18,7 @@ from spreeze.envs.task import open_task
 from spreeze.metrics.table import SLOTS, Phase
 from spreeze.transport.protocols import ParameterSource
 from spreeze.transport.rollouts import Answers, InferenceMailbox, Rollouts, RolloutSpec
-from spreeze.transport.shared_memory import Wakeup
+from spreeze.transport.shared_memory import WAIT_S, wakeups_of
 from spreeze.transport.weights import VersionedParameters
 from spreeze.types import EnvSpec, Jsonable
 from spreeze.workers.collectors import NewestPolicy, RolloutCollector, RolloutPolicy
@@ -29,8 +29,6 @@ POLL_S = 0.0005
 REST_S = 0.01
 """Sleep while the governor pauses the sampler."""
 _POLICY_VERSION = SLOTS["sampler"].index("policy_version")
-WAIT_S = 0.1
-"""Longest sleep without a wakeup; it ends for the heartbeat, a stop, or a lost wakeup."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,10 +66,6 @@ class BufferSamplerJob(Jsonable):
     nan_policy: str
     rollouts: RolloutSpec
     rollouts_fd: int
-
-
-def wakeups_of(fds: tuple[int, ...]) -> list[Wakeup]:
-    return [Wakeup(fds[at], fds[at + 1]) for at in range(0, len(fds), 2)]
 
 
 def run_rollout_sampler(context: WorkerContext, job: RolloutSamplerJob) -> None:

@@ -15,6 +15,7 @@ from spreeze.metrics.table import SLOTS, Phase
 from spreeze.transport.protocols import TransitionSink
 from spreeze.transport.rate_limiter import RateLimiter
 from spreeze.transport.replay_ring import ReplayRing, RingSpec, ShardWriter
+from spreeze.transport.shared_memory import WAIT_S, wakeups_of
 from spreeze.transport.socket_sink import SocketSink, read_secret
 from spreeze.types import EnvSpec, Jsonable
 from spreeze.workers.collectors import TransitionCollector
@@ -44,6 +45,10 @@ class SamplerJob(Jsonable):
     sink_address: str = ""
     """Of the gateway to another process's ring (see ``transport.socket_sink``); empty if there is a descriptor."""
     sink_secret_file: str = ""
+    wakeup_fds: tuple[int, ...] = ()
+    """Of the wakeup by which the learner tells it of batches drawn; empty: it polls."""
+    learner_wakeup_fds: tuple[int, ...] = ()
+    """Of the learner's wakeup, to be told of rows."""
 
 
 def run_sampler(context: WorkerContext, job: SamplerJob) -> None:
@@ -86,6 +91,8 @@ class SamplerLoop:
         self._hint = -1
         self._counts = sink.counts()
         self._rest_until_s = 0.0
+        self._wakeup, self._learner = (next(iter(wakeups_of(fds)), None)
+                                       for fds in (job.wakeup_fds, job.learner_wakeup_fds))
         # Slots outlive this process, so counters continue after a restart.
         self._base = context.slots.tolist()
 
@@ -103,12 +110,17 @@ class SamplerLoop:
             actions = self._actions()
             self._sampling.counts.policy_s += perf_counter() - start
             self._sampling.step(actions, self._held[1] if self._held else 0)
+            if self._learner is not None:
+                self._learner.notify()
             if 0.0 < share < 1.0:
                 end = perf_counter()
                 self._rest_until_s = end + (end - start) * (1.0 - share) / share
         else:
             self._context.beat(Phase.WAIT)
-            time.sleep(_POLL_S)
+            if self._wakeup is None:
+                time.sleep(_POLL_S)
+            else:
+                self._wakeup.wait(WAIT_S)
             self._sampling.counts.wait_s += perf_counter() - start
         self._sampling.counts.post(self._context.slots, self._base)
         self._context.slots[_POLICY_VERSION] = self._held[1] if self._held else 0

@@ -1,0 +1,25 @@
+"""The TianJi mode (arXiv 2502.20190): groups of samplers, data and learner, whose learners average their parameters.
+
+What produces and what consumes trigger each other by data, and as many rows are consumed for each produced one as in
+mode serial (Eq. 3). With replay the limiter holds this ratio, and the governor lets as many samplers work as the
+learner needs. On-policy learners take each row once from one of two storages, which holds it by construction. No part
+is new: with replay the wiring is that of mode spreeze, else of mode hts, and of mode gala where there are several
+learners.
+"""
+
+from __future__ import annotations
+
+from spreeze.modes import gala, hts, spreeze
+from spreeze.run_directory import RunDir
+from spreeze.runtime.interrupts import Interrupts
+from spreeze.runtime.launcher import FRESH, Launcher
+from spreeze.runtime.plan import RunPlan
+from spreeze.runtime.recorder import Outcome, View
+
+
+def run_mode(plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts, launcher: Launcher = FRESH) -> Outcome:
+    """Trains until a stop condition or an interrupt; a ResourceError if there is no room for the rows."""
+    if plan.config.on_policy is None:
+        return spreeze.run_mode(plan, run_dir, view, interrupts, launcher)
+    several = plan.learners > 1
+    return (gala.run_mode if several else hts.run_mode)(plan, run_dir, view, interrupts, launcher)

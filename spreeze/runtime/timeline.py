@@ -1,0 +1,71 @@
+"""What every worker does for a quarter of a second: which of them work at once, and who waits for whom."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from spreeze.metrics.table import Phase
+from spreeze.run_directory import TIMELINE, write_json
+from spreeze.transport import status_table as words
+from spreeze.transport.status_table import StatusTable
+
+LENGTH_S = 0.25
+FIRST_S = 10.0
+"""Learning time after which the first one is recorded without being asked for."""
+_MOST_PARTS = 400
+"""Parts of one worker that are kept: the latest."""
+
+
+class Timeline:
+    """Switches the workers' recording on and off (``StatusTable.events``) and writes what they noted to a file."""
+
+    def __init__(
+        self, status: StatusTable, rows: Mapping[str, int], run_dir: Path, wall_s: Callable[[], float]
+    ) -> None:
+        """``rows`` has each worker's row of the status table by its name."""
+        self._status, self._rows, self._file, self._wall_s = status, rows, run_dir / TIMELINE, wall_s
+        self._began_ns = 0
+        self.recorded = False
+        """Whether one was begun."""
+
+    def begin(self) -> None:
+        self.recorded = True
+        self._began_ns = time.monotonic_ns()
+        self._status.header[words.RECORDING] = 1
+
+    @property
+    def is_due(self) -> bool:
+        """Whether one is being recorded and is long enough."""
+        return self._began_ns > 0 and time.monotonic_ns() - self._began_ns >= LENGTH_S * 1e9
+
+    def finish(self) -> None:
+        """Writes the file; an OSError if that fails."""
+        self._status.header[words.RECORDING] = 0
+        began_ns, self._began_ns = self._began_ns, 0
+        end_ns = time.monotonic_ns()
+        workers = {name: parts(self._status.events(row), began_ns, end_ns) for name, row in self._rows.items()}
+        write_json(self._file, {
+            "wall_s": round(self._wall_s(), 3), "length_ms": round((end_ns - began_ns) / 1e6, 3),
+            "workers": [{"name": name, "parts": found} for name, found in workers.items() if found],
+        })
+
+
+def parts(events: Any, began_ns: int, end_ns: int) -> list[list[Any]]:
+    """[start, end, phase] in ms since ``began_ns`` from a worker's events; a phase lasts until the next event.
+
+    Phases that follow themselves are one part. What the worker did before its first event is unknown and left out.
+    """
+    noted = sorted((value >> words.PHASE_BITS, value & (2**words.PHASE_BITS - 1)) for value in events[1:].tolist())
+    known = [(t_ns, Phase(phase).name.lower()) for t_ns, phase in noted if began_ns <= t_ns < end_ns]
+    found: list[list[Any]] = []
+    for (t_ns, phase), (next_ns, _) in pairwise([*known, (end_ns, "")]):
+        start, end = round((t_ns - began_ns) / 1e6, 3), round((next_ns - began_ns) / 1e6, 3)
+        if found and found[-1][2] == phase:
+            found[-1][1] = end
+        else:
+            found.append([start, end, phase])
+    return found[-_MOST_PARTS:]

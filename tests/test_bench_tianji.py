@@ -1,0 +1,104 @@
+"""The bench of TianJi: what it starts, and what it makes of known figures; no test judges a speed."""
+
+import threading
+
+import pytest
+
+from spreeze.bench import tianji
+from spreeze.bench.__main__ import build_parser
+from spreeze.metrics.store import MetricsWriter
+
+_SPLIT = {"policy": 0.2, "env": 0.2, "write": 0.1}
+
+
+def document(**fields):
+    known = {"run_dir": "r", "env_steps_per_s": 500.0, "updates_per_s": 50.0, "time_to_target_s": 4.0,
+             "process_s": 9.0, "env_steps": 100, "updates": 3, "eval_return_best": -150.0, "samplers": 2,
+             "samples_per_insert": 64.0, "samples_per_insert_band": [64.0, 64.0],
+             "time_split": {f"sampler_{name}_share": share for name, share in _SPLIT.items()}}  # fmt: skip
+    return {**known, **fields}
+
+
+def bench(run, **fields):
+    fields = {"seeds": 2, **fields}
+    return tianji.TianjiBench(env_id="Pendulum-v1", algo="sac", target_return=-200.0, seconds=5.0, step_seconds=5.0,
+                              runs_dir="r", say=lambda text: None, run=run, **fields)  # fmt: skip
+
+
+def value(arguments, flag):
+    return arguments[arguments.index(flag) + 1]
+
+
+def test_the_controllers_time_is_compared_with_the_best_number_of_samplers():
+    told = []
+
+    def run(arguments, timeout_s):
+        told.append(arguments)
+        if "--auto" in arguments:
+            return document(time_to_target_s=5.5, samplers=3)
+        return document(time_to_target_s={"1": 8.0, "2": 5.0, "4": 7.0}[value(arguments, "--samplers")])
+
+    rows = tianji.curve_rows(bench(run, samplers=(1, 2, 4)))
+    assert [row["value"] for row in rows if row["metric"] == "controller_over_best"] == [1.1]
+    assert value(told[0], "--seconds") == "1.0", "the machine is measured before, which no time includes"
+    assert len(told) == 1 + 2 * 4
+    assert all(value(arguments, "--mode") == "tianji" for arguments in told)
+
+
+def test_balance_is_judged_by_each_recorded_second_after_the_first_ten(tmp_path):
+    now = {0.0: 10.0, 5.0: 200.0, 10.0: 64.0, 11.0: 66.0, 12.0: 80.0, 13.0: 62.0}
+
+    def run(arguments, timeout_s):
+        writer = MetricsWriter(tmp_path / "metrics.db")
+        for t, ratio in now.items():
+            writer.write(t, 0, {"samples_per_insert_now": ratio})
+        writer.event(1.0, "info", "supervisor", "governor: 2 -> 1 of 2 samplers active")
+        writer.close()
+        return document(run_dir=str(tmp_path))
+
+    rows = {row["metric"]: row["value"] for row in tianji.balance_rows(bench(run, seeds=1))}
+    assert rows == {"ratio_whole_run": 1.0, "largest_stray": 0.25, "time_within_5_percent": 0.75,
+                    "changes_of_samplers": 12.0}  # fmt: skip
+
+
+def test_the_foreign_load_ends_with_the_measurement():
+    before = threading.active_count()
+    with tianji.load_that_comes_and_goes(0, 0.01):
+        pass
+    assert threading.active_count() == before
+
+
+def test_groups_have_two_samplers_each_and_are_compared_with_one():
+    def run(arguments, timeout_s):
+        groups = int(value(arguments, "--learners"))
+        assert int(value(arguments, "--samplers")) == 2 * groups
+        return document(env_steps_per_s=500.0 * groups * (0.7 if groups == 4 else 1.0))
+
+    rows = tianji.groups_rows(bench(run))
+    shares = {row["groups"]: row["value"] for row in rows if row["metric"] == "share_of_linear"}
+    assert shares == pytest.approx({1: 1.0, 2: 1.0, 4: 0.7})
+
+
+def test_collection_is_set_beside_equation_1():
+    def run(arguments, timeout_s):
+        return document(env_steps_per_s={"1": 100.0, "2": 160.0}[value(arguments, "--samplers")])
+
+    rows = [row for row in tianji.collect_rows(bench(run, samplers=(1, 2))) if row["obs_bytes"] == 32]
+    found = {(row["metric"], row["samplers"]): row["value"] for row in rows}
+    assert found == pytest.approx({
+        ("collect_1000_s", 1): 10.0, ("by_equation_1_s", 1): 10.0, ("writing_share", 1): 0.2,
+        ("collect_1000_s", 2): 6.25, ("by_equation_1_s", 2): 5.0, ("writing_share", 2): 0.2,
+    })  # fmt: skip
+
+
+def test_env_steps_are_compared_with_those_of_mode_serial():
+    def run(arguments, timeout_s):
+        return document(env_steps=900 if value(arguments, "--mode") == "tianji" else 1000)
+
+    rows = tianji.serial_rows(bench(run))
+    assert [row["value"] for row in rows if row["metric"] == "env_steps_over_serial"] == [0.9]
+
+
+def test_the_flags_of_every_part_are_read():
+    args = build_parser().parse_args(["tianji", "--parts", *tianji.PARTS, "--long", "--samplers", "1", "24"])
+    assert (args.parts, args.samplers, args.long) == (list(tianji.PARTS), [1, 24], True)

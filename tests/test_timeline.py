@@ -1,0 +1,75 @@
+"""The timeline: what a worker notes while it is recorded, the parts that follow, and what the page makes of them."""
+
+import json
+
+import numpy as np
+import pytest
+
+from spreeze.dashboard.run_data import newest_timeline
+from spreeze.metrics.table import Phase
+from spreeze.run_directory import TIMELINE
+from spreeze.runtime import timeline
+from spreeze.runtime.timeline import Timeline, parts
+from spreeze.transport import status_table as words
+from spreeze.transport.status_table import StatusTable
+from spreeze.workers.context import WorkerContext
+from spreeze.workers.roles import Address
+
+MS = 1_000_000
+
+
+def events(*noted):
+    """A worker's row of events from (ms, phase)."""
+    row = np.zeros(1 + words.MOST_EVENTS, np.int64)
+    row[0] = len(noted)
+    for at, (ms, phase) in enumerate(noted):
+        row[1 + at % words.MOST_EVENTS] = round(ms * MS) << words.PHASE_BITS | int(phase)
+    return row
+
+
+def test_a_phase_lasts_until_the_next_event_and_one_that_goes_on_is_one_part():
+    row = events((90, Phase.WAIT), (101, Phase.STEP), (103, Phase.STEP), (104.5, Phase.WAIT), (120, Phase.STEP))
+    assert parts(row, 100 * MS, 110 * MS) == [[1.0, 4.5, "step"], [4.5, 10.0, "wait"]]
+    assert parts(events((90, Phase.WAIT)), 100 * MS, 110 * MS) == [], "unknown before the first event"
+
+
+def test_of_more_events_than_there_is_room_for_the_latest_are_kept():
+    phases = (Phase.STEP, Phase.WAIT)
+    row = events(*((1 + at, phases[at % 2]) for at in range(words.MOST_EVENTS + 7)))
+    found = parts(row, 0, (words.MOST_EVENTS + 8) * MS)
+    assert found[-1] == [words.MOST_EVENTS + 7, words.MOST_EVENTS + 8, "wait"]
+    assert len(found) == timeline._MOST_PARTS
+
+
+@pytest.fixture
+def status():
+    made = StatusTable.create(2)
+    yield made
+    made.close()
+
+
+def test_workers_note_phases_only_while_they_are_recorded(status, tmp_path, monkeypatch):
+    monkeypatch.setattr(timeline, "LENGTH_S", 0.0)
+    sampler, learner = (WorkerContext(Address(role), status, row, None)
+                        for row, role in enumerate(("sampler", "learner")))  # fmt: skip
+    recorder = Timeline(status, {"sampler-0": 0, "learner": 1}, tmp_path, lambda: 61.0)
+    sampler.beat(Phase.STEP)
+    assert not recorder.is_due
+    recorder.begin()
+    sampler.beat(Phase.WAIT)
+    sampler.beat(Phase.STEP)
+    assert recorder.is_due
+    recorder.finish()
+    learner.beat(Phase.UPDATE)
+    assert (recorder.is_due, recorder.recorded, int(status.events(0)[0]), int(status.events(1)[0])) == (
+        False, True, 2, 0)  # fmt: skip
+    [worker] = json.loads((tmp_path / TIMELINE).read_text())["workers"]
+    assert (worker["name"], [part[2] for part in worker["parts"]]) == ("sampler-0", ["wait", "step"])
+    shown = newest_timeline(tmp_path)
+    assert (shown["wall"], shown["workers"]) == ("1:01", [worker])
+
+
+def test_a_damaged_timeline_is_none(tmp_path):
+    assert newest_timeline(tmp_path) is None
+    (tmp_path / TIMELINE).write_text('{"wall_s": 1, "length_ms": 2, "workers": [{"name": "x", "parts": [[1, "y"]]}]}')
+    assert newest_timeline(tmp_path) is None
