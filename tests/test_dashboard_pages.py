@@ -133,7 +133,9 @@ def test_a_damaged_store_is_told_in_one_line(world):
 
 def test_compare_shows_the_three_metrics_of_the_protocol(world):
     world("finished")
-    groups, runs = (table.value.iloc[0] for table in open_page("compare").dataframe)
+    page = open_page("compare")
+    page.multiselect(key="compare_runs").set_value(page.multiselect(key="compare_runs").value[:1]).run()
+    groups, runs = (table.value.iloc[0] for table in page.dataframe)
     # Ten evaluations of -1000, -920 .. -280, the last at 36.6 s.
     assert (groups["final metric"], groups["final-time metric"], groups["reached"]) == ("-640", "-640", "1 of 1")
     assert (groups["required time"], groups["runs"]) == ("0:37", 1)

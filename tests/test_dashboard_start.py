@@ -16,7 +16,7 @@ from spreeze.config.algorithms import ALGORITHMS, ON_POLICY, find_row
 from spreeze.config.layers import Layer, resolve
 from spreeze.config.modes import DECLARED, find_mode
 from spreeze.config.schema import FLAG_OF, field_of, offered
-from spreeze.dashboard import components, control, live_api, run_data
+from spreeze.dashboard import components, control, live_api, run_data, start
 from spreeze.errors import ConfigError
 from spreeze.metrics.store import MetricsReader
 from spreeze.metrics.table import TABLE
@@ -329,3 +329,22 @@ def test_a_start_beside_a_live_run_is_rejected_with_a_lasting_message(folder, mo
         page.run()
     page.button(key="dismiss_error").click().run()
     assert not page.error
+
+
+def test_the_form_is_as_it_was_after_a_run(monkeypatch):
+    page = open_page("live")
+    page.selectbox(key="start_env").select("CartPole-v1").run()
+    page.selectbox(key="start_algo").select("ppo").run()
+    page.selectbox(key="start_mode").select("hts").run()
+    with monkeypatch.context() as patch:
+        patch.setattr(control, "activity", lambda folder: control.Activity("running", "a1"))
+        page.run()
+        assert not [box for box in page.selectbox if box.key == "start_algo"]
+    page.run()
+    found = [page.selectbox(key=f"start_{name}").value for name in ("env", "algo", "mode")]
+    assert found == ["CartPole-v1", "ppo", "hts"]
+
+
+def test_a_task_is_found_in_small_letters_and_without_its_version():
+    assert [start.known_task(text) for text in ("cartpole-v1", "CARTPOLE", "pendulum", "Own-v0", "-v1")] == [
+        "CartPole-v1", "CartPole-v1", "Pendulum-v1", "Own-v0", "-v1"]  # fmt: skip

@@ -142,7 +142,7 @@ def serial_rows(bench: TianjiBench) -> list[Row]:
 def groups_rows(bench: TianjiBench) -> list[Row]:
     """Env steps a second by the number of groups whose environments sleep (gamma, coefficient of variation 1)."""
     common = [*_SLEEPY, "--algo", "sac", *_MODE, "--envs-per-sampler", "1", "--batch-size", "32",
-              "--samples-per-insert", "4:4", "--set", "sac.hidden_sizes=32,32", "--set", "replay.capacity=20000",
+              "--samples-per-insert", "4:4", "--set", "sac.hidden_sizes=[32,32]", "--set", "replay.capacity=20000",
               "--set", "replay.learning_starts=100", "--set", "evaluation.episodes=1"]
     cases = {str(count): ["--learners", str(count), "--samplers", str(2 * count)] for count in bench.groups}
     found = bench.in_turn(cases, common, bench.step_seconds + _START_S)
@@ -165,7 +165,7 @@ def collect_rows(bench: TianjiBench) -> list[Row]:
     rows = []
     for size in SIZES:
         common = [*_SLEEPY, f"--env-arg=obs_dim={size}", "--algo", "sac", "--mode", "spreeze", "--envs-per-sampler",
-                  "1", "--batch-size", "8", "--samples-per-insert", "0:8", "--set", "sac.hidden_sizes=8", "--set",
+                  "1", "--batch-size", "8", "--samples-per-insert", "0:8", "--set", "sac.hidden_sizes=[8]", "--set",
                   "replay.capacity=2000", "--set", "replay.learning_starts=100", "--set", "evaluation.episodes=1"]
         cases = {str(count): ["--samplers", str(count)] for count in bench.samplers}
         found = bench.in_turn(cases, common, bench.step_seconds + _START_S)

@@ -143,8 +143,7 @@ DECLARED = (
     Mode(
         name="tianji", module="spreeze.modes.tianji",
         doc="groups of samplers, data and learner, in balance; the learners average their parameters (TianJi)",
-        replay=Wiring(stages=BALANCED_STAGES, several_learners=True, averages=True, balanced=True,
-                      knobs=tuple(knob for knob in REPLAY_KNOBS if "samples_per_insert" not in knob)),
+        replay=Wiring(stages=BALANCED_STAGES, several_learners=True, averages=True, balanced=True, knobs=REPLAY_KNOBS),
         on_policy=Wiring(stages=ROLLOUT_STAGES, lag=1, several_learners=True, averages=True, inference_workers=True,
                          knobs=ROLLOUT_KNOBS),
     ),

@@ -46,7 +46,9 @@ _AXES = {"wall time [s]": "t", "env steps": "env_steps", "updates": "updates"}
 _GREEDY = "greedy return"
 _SETTINGS, _TUNED, _EACH = "settings", "tuned or fixed", "run"
 _GROUPINGS = (_SETTINGS, _TUNED, _EACH)
-_MAX_RUNS = 20
+_RUNS = "compare_runs"
+_MAX_RUNS, _FIRST_RUNS, _LOOKED_AT = 20, 6, 60
+"""Runs in a comparison, those that it begins with, and the newest runs among which these are looked for."""
 _MAX_POINTS = 400
 CONFIG: dict[str, Any] = {"displayModeBar": False, "displaylogo": False, "showTips": False, "showSendToCloud": False,
                           "plotlyServerURL": ""}
@@ -58,9 +60,10 @@ def page() -> None:
     if not names:
         navigation.need_run()
     current = navigation.current()
-    first = [name for name in names if current is not None and name == row(current).name] or names[:1]
     sweeps = _sweeps()
-    picked = st.multiselect("Runs", [*sweeps, *names], default=first, max_selections=_MAX_RUNS, key="compare_runs",
+    kept = [name for name in st.session_state.get(_RUNS, ()) if name in sweeps or name in names]
+    st.session_state[_RUNS] = kept or _of_task(names, current)
+    picked = st.multiselect("Runs", [*sweeps, *names], max_selections=_MAX_RUNS, key=_RUNS,
                             help="Take one out with its cross; a click in the chart's legend hides a curve.")
     found = _read(list(dict.fromkeys(run for name in picked for run in sweeps.get(name, [name]))))
     if not found:
@@ -87,6 +90,15 @@ def page() -> None:
                        key="compare_report", help="One HTML file to keep or send.")
     _protocol(list(curves.values()))
     _differences(list(curves.values()))
+
+
+def _of_task(names: list[str], current: Path | None) -> list[str]:
+    """The run that is shown, and the newest other ones of its task."""
+    if current is None:
+        return names[:1]
+    own, known = row(current), {name: row(run_path(name, runs_dir())) for name in names[:_LOOKED_AT]}
+    others = [name for name, facts in known.items() if facts.env_id == own.env_id and name != own.name]
+    return [own.name, *others][:_FIRST_RUNS] if own.name in names else names[:1]
 
 
 def _sweeps() -> dict[str, list[str]]:

@@ -34,6 +34,7 @@ def page() -> None:
         if now.name is None:
             start.form(folder)
         else:
+            start.keep_fields()
             _stop_box(now, folder)
 
 
@@ -44,7 +45,8 @@ def _shown(now: control.Activity) -> None:
         return
     facts = row(path)
     note = " \u00b7 a recording, to look around" if path == SAMPLE else ""
-    title = (facts.env_id or DASH, (facts.algo or DASH).upper(), f"seed {number(facts.seed)}")
+    title = (facts.env_id or DASH, (facts.algo or DASH).upper(), f"mode {facts.mode or DASH}",
+             f"seed {number(facts.seed)}")
     st.subheader(components.plain(" \u00b7 ".join(title)), anchor=False)
     st.caption(f"{facts.name}{note}")
     components.show_live(path, now.key)

@@ -66,7 +66,8 @@ def sidebar() -> None:
         facts = rows.get(chosen) or row(run_path(chosen, runs_dir()))
         st.sidebar.markdown(
             f":{COLOURS.get(facts.state, 'gray')}[\u25cf] {facts.state}  \n**{plain(facts.env_id)}**  \n"
-            f"{plain((facts.algo or DASH).upper())}, seed {number(facts.seed)}  \n:gray[{plain(facts.title)}]"
+            f"{plain((facts.algo or DASH).upper())}, mode {plain(facts.mode)}, seed {number(facts.seed)}  \n"
+            f":gray[{plain(facts.title)}]"
         )
     st.sidebar.caption("Safe to close: training goes on without this page.")
 

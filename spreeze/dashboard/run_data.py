@@ -42,6 +42,7 @@ class RunRow:
     state: str
     env_id: str | None
     algo: str | None
+    mode: str | None
     seed: int | None
     started: str | None
     wall_s: float | None
@@ -99,7 +100,8 @@ def row(path: Path) -> RunRow:
     run = read_run(path)
     return RunRow(
         name=SAMPLE_NAME if path == SAMPLE else path.name, state=clean(state_of(path), 20),
-        env_id=_text(run.get("env_id")), algo=_text(run.get("algo")), seed=_integer(run.get("seed")),
+        env_id=_text(run.get("env_id")), algo=_text(run.get("algo")), mode=_text(run.get("mode")),
+        seed=_integer(run.get("seed")),
         started=_text(run.get("started")), wall_s=_number(run.get("wall_s")), env_steps=_integer(run.get("env_steps")),
         updates=_integer(run.get("updates")), eval_best=_number(run.get("eval_best")),
         eval_final=_number(run.get("eval_final")), exit_reason=_text(run.get("exit_reason")), about=read_about(path),

@@ -63,7 +63,8 @@ def _list(folder: Path) -> None:
     table = [
         {
             "run": item.title, "tags": list(item.about.tags), "state": [item.state], "task": item.env_id or DASH,
-            "algorithm": f"{item.algo or DASH}, seed {number(item.seed)}", "started": _moment(item.started),
+            "algorithm": f"{item.algo or DASH}, {item.mode or DASH}, seed {number(item.seed)}",
+            "started": _moment(item.started),
             "time": duration(item.wall_s), "env steps": number(item.env_steps), "updates": number(item.updates),
             "best": number(item.eval_best), "last ten": number(item.eval_final),
             "ended by": item.exit_reason or DASH,
@@ -81,6 +82,7 @@ def _list(folder: Path) -> None:
                 help="crashed: it says running, but nobody holds its lock."),
             "run": st.column_config.TextColumn(width=150),
             "tags": st.column_config.ListColumn(help="Words that you gave it below."),
+            "algorithm": st.column_config.TextColumn(help="Algorithm, mode, seed."),
             "time": st.column_config.TextColumn(help="Time trained, all sessions [h:min:s]."),
             "env steps": st.column_config.TextColumn(help=meaning("env_steps")),
             "updates": st.column_config.TextColumn(help=meaning("updates")),
@@ -147,11 +149,11 @@ def _downloads(path: Path, folder: Path) -> str:
                            help="One HTML file to keep or send: curves, rates, settings with their sources, the "
                                 "tuner's table, machine, versions, events.")
     chosen = left.selectbox("Policy as", [row.name for row in POLICY_FORMATS], key=f"export_format_{path.name}",
-                            help="The greedy policy with normaliser and action scaling inside, checked beside our own, "
-                                 "and a program that plays it without Spreeze.")
+                            help="The greedy policy of the best evaluation, with normaliser and action scaling inside, "
+                                 "checked beside our own, and a program that plays it without Spreeze.")
     kind = next(row for row in POLICY_FORMATS if row.name == chosen)
     reason = control.no_export(path, kind)
-    right.download_button("Download policy", lambda: control.exported_policy(path, folder, kind),
+    right.download_button("Download best policy", lambda: control.exported_policy(path, folder, kind),
                           f"{path.name}_{kind.name}.zip", "application/zip", key=f"export_{path.name}", width="stretch",
                           disabled=reason is not None, on_click="ignore",
                           help=reason or "Made when you click: some seconds.")
@@ -228,7 +230,9 @@ def watch() -> None:
         components.show_command("play", control.shown("spreeze", "play", short(path)))
     found = clips(path)
     if not found:
-        st.info("No clip yet: the first one comes after the visualizer's clip interval (two minutes by default).")
+        st.info("No clip yet: the first one comes after the visualizer's clip interval (two minutes by default)."
+                if row(path).state in LIVE_STATES else
+                "No clip: the run ended before the first one. The command above shows its best policy.")
         return
     index = 0
     if len(found) > 1:

@@ -28,14 +28,15 @@ _MACHINE = ("tuning.objective", "tuning.leave_free")
 _TUNER_HELP = ("Measures this machine for up to a minute and chooses what the mode leaves to the tuner, such as batch "
                "size, threads and processes; the result is kept for the next run. Off where a mode leaves it nothing.")
 _PROBE_S = 30.0
-_FORM, _FRESH = "start_", "start_fresh"
-"""Keys of the form's fields begin so; they survive a visit to another page."""
+_FRESH = "start_fresh"
+_KEPT = ("start_", "compare_runs")
+"""Keys of fields that survive a visit to another page, and the form's a run, begin so."""
 
 
 def keep_fields() -> None:
-    """Streamlit forgets the fields of a page that is left, unless they are set again; called on all other pages."""
+    """Streamlit forgets fields that a rerun does not draw, unless they are set again."""
     for key in st.session_state:
-        if str(key).startswith(_FORM):
+        if str(key).startswith(_KEPT):
             st.session_state[key] = st.session_state[key]
 
 
@@ -47,6 +48,12 @@ def tasks() -> list[str]:
         about = tomllib.loads(profile.read_text(encoding="utf-8")).get("about", {})
         found += [name for name in about.get("envs", []) if name not in found and "*" not in name]
     return found
+
+
+def known_task(text: str) -> str:
+    """The offered task that somebody has typed in small letters or without its version; else the text itself."""
+    asked = text.lower()
+    return next((task for task in tasks() if asked in (task.lower(), task.lower().rpartition("-v")[0])), text)
 
 
 class _Own(NamedTuple):
@@ -74,6 +81,7 @@ def form(folder: Path) -> None:
         first = st.columns([2.4, 1, 1.1, 0.9, 1], vertical_alignment="bottom")
         env_id = str(first[0].selectbox("Task", tasks(), index=1, accept_new_options=True, key="start_env",
                                         help="Any installed Gymnasium id. Pendulum-v1 learns in about a minute."))
+        env_id = known_task(env_id)
         last = st.columns([1, 1.2, 1.6, 4], vertical_alignment="center")
         with last[2].popover("Your environment", width="stretch"):
             own = _own_environment(env_id)

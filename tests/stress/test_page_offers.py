@@ -111,7 +111,7 @@ def test_it_is_started_watched_stopped_resumed_kept_and_deleted(page, algo, mode
 
 def policies_leave(driver, downloads):
     """The trained policy comes as a file that runs without Spreeze."""
-    press(driver, "Download policy")
+    press(driver, "Download best policy")
     (file,) = web.wait(lambda: [found for found in downloads.glob("*.zip") if zipfile.is_zipfile(found)])
     with zipfile.ZipFile(file) as archive:
         assert any(name.endswith("_example.py") for name in archive.namelist())
