@@ -16,7 +16,8 @@ from spreeze.config.algorithms import ALGORITHMS, ON_POLICY, find_row
 from spreeze.config.layers import Layer, resolve
 from spreeze.config.modes import DECLARED, find_mode
 from spreeze.config.schema import FLAG_OF, field_of, offered
-from spreeze.dashboard import components, control, live_api, run_data, start
+from spreeze.dashboard import components, control, live_api, run_data
+from spreeze.dashboard.start import known_task
 from spreeze.errors import ConfigError
 from spreeze.metrics.store import MetricsReader
 from spreeze.metrics.table import TABLE
@@ -346,5 +347,5 @@ def test_the_form_is_as_it_was_after_a_run(monkeypatch):
 
 
 def test_a_task_is_found_in_small_letters_and_without_its_version():
-    assert [start.known_task(text) for text in ("cartpole-v1", "CARTPOLE", "pendulum", "Own-v0", "-v1")] == [
+    assert [known_task(text) for text in ("cartpole-v1", "CARTPOLE", "pendulum", "Own-v0", "-v1")] == [
         "CartPole-v1", "CartPole-v1", "Pendulum-v1", "Own-v0", "-v1"]  # fmt: skip
