@@ -72,6 +72,8 @@ def test_a_learner_may_die_the_others_learn_on_and_a_resumed_run_brings_all_back
     wanted = document["env_steps"] + 400
     _, code, second = train(tmp_path, "--resume", "run", "--env-steps", str(wanted), tiny=())
     assert code == 0
+    numbers = run.numbers()
+    assert numbers["gossip_radius"] <= numbers["gossip_bound_2"], "the distance at the resume is in the bound"
     assert all(after["updates"] > before["updates"]
                for before, after in zip(document["learners"], second["learners"], strict=True))
 

@@ -154,6 +154,7 @@ class Ball:
         self._beta = contraction(mixing_matrix(self._gala.topology, plan.learners))
         self._gossips = plan.config.wiring.mixes and self._gala.mixing == "gossip"
         self._lockstep = plan.config.wiring.mixes and self._gala.max_staleness == 0
+        self._start = None if plan.earlier.sessions else 0.0
         self._compared = 0
         self._past: deque[tuple[float, list[float]]] = deque()
         self._named_s = [-math.inf] * plan.learners
@@ -172,12 +173,17 @@ class Ball:
         return (first, *groups[1:])
 
     def _sizes(self) -> dict[str, float]:
-        """The radius and its bounds; a bound is unknown where the learners do not gossip."""
+        """The radius and its bounds; a bound is unknown where the learners do not gossip.
+
+        Both propositions begin with equal parameters. After a resume the radius that was measured first comes on top:
+        mixing never makes it larger.
+        """
         memory, board = self._memory, self._memory.board
         parameters = memory.aligned() if self._lockstep else memory.newest()
         if parameters is None:
             return {}
         found = {"gossip_radius": radius(np.stack(parameters))}
+        self._start = found["gossip_radius"] if self._start is None else self._start
         if not self._gossips:
             return found
         numbers = np.full(self._learners, board["number"].min()) if self._lockstep else board["number"]
@@ -187,8 +193,8 @@ class Ball:
             latest = [norms[NORMS // 2:] for norms in latest]
         bound = asynchronous_bound(float(board["largest"].max()), self._gala.topology, self._learners,
                                    float(board["staleness"].max()))
-        return found | {"gossip_bound_1": synchronous_bound(np.stack(latest), self._beta),
-                        "gossip_bound_2": bound if math.isfinite(bound) else math.nan}
+        return found | {"gossip_bound_1": self._start + synchronous_bound(np.stack(latest), self._beta),
+                        "gossip_bound_2": self._start + bound if math.isfinite(bound) else math.nan}
 
     def _compare(self) -> None:
         """Appends the cosines between the learners' gradients once all have kept one of the same interval."""
