@@ -99,6 +99,13 @@ def test_env_steps_are_compared_with_those_of_mode_serial():
     assert [row["value"] for row in rows if row["metric"] == "env_steps_over_serial"] == [0.9]
 
 
+def test_algorithms_are_timed_in_this_mode_and_in_their_own():
+    rows = tianji.modes_rows(bench(lambda arguments, timeout_s: document(), seeds=3))
+    assert {(row["case"], row["value"]) for row in rows if row["metric"] == "time_to_target_s"} == {
+        (case, 4.0) for case in ("tianji ppo", "hts ppo", "impact", "tianji dqn", "spreeze dqn")}  # fmt: skip
+    assert len(rows[0]["repeats"]) == 3
+
+
 def test_the_flags_of_every_part_are_read():
     args = build_parser().parse_args(["tianji", "--parts", *tianji.PARTS, "--long", "--samplers", "1", "24"])
     assert (args.parts, args.samplers, args.long) == (list(tianji.PARTS), [1, 24], True)

@@ -19,7 +19,7 @@ from spreeze.metrics import median
 from spreeze.metrics.store import MetricsReader
 from spreeze.testing import SYNTHETIC_ID
 
-PARTS = ("curve", "balance", "serial", "groups", "collect", "qmix")
+PARTS = ("curve", "balance", "serial", "modes", "groups", "collect", "qmix")
 SAMPLERS = (1, 2, 4, 8)
 GROUPS = (1, 2, 4)
 SIZES = (8, 1_000, 20_000)
@@ -139,6 +139,20 @@ def serial_rows(bench: TianjiBench) -> list[Row]:
     return [*rows, row("env_steps_over_serial", "ratio", over, env=bench.env_id)]
 
 
+def modes_rows(bench: TianjiBench) -> list[Row]:
+    """Time to the return of PPO and DQN in this mode and in those that were made for them, on CartPole."""
+    cases = {"tianji ppo": [*_MODE, "--algo", "ppo"], "hts ppo": ["--mode", "hts", "--algo", "ppo"],
+             "impact": ["--mode", "impact", "--algo", "impact"], "tianji dqn": [*_MODE, "--algo", "dqn"],
+             "spreeze dqn": ["--mode", "spreeze", "--algo", "dqn"]}
+    found = bench.in_turn(cases, ["--env", "CartPole-v1", "--target-return", "475"], bench.seconds)
+    rows = []
+    for case, documents in found.items():
+        times, reached = times_to_target(documents)
+        rows += [row("time_to_target_s", "s", times, case=case, reached=reached),
+                 row("env_steps_to_target", "env steps", [one["env_steps"] for one in documents], case=case)]
+    return rows
+
+
 def groups_rows(bench: TianjiBench) -> list[Row]:
     """Env steps a second by the number of groups whose environments sleep (gamma, coefficient of variation 1)."""
     common = [*_SLEEPY, "--algo", "sac", *_MODE, "--envs-per-sampler", "1", "--batch-size", "32",
@@ -201,8 +215,8 @@ def add_tianji_flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--parts", nargs="+", choices=PARTS, default=list(PARTS[:2]),
         help="curve: time to a return by number of samplers, and the controller's; balance: under a load that comes "
-        "and goes; serial: env steps to the return beside mode serial; groups and collect: environments that sleep; "
-        "qmix: beside VDN (default: curve balance)")
+        "and goes; serial: env steps to the return beside mode serial; modes: PPO and DQN beside hts, impact, spreeze; "
+        "groups and collect: environments that sleep; qmix: beside VDN (default: curve balance)")
     add("--long", action="store_true", help="runs of 600 s, rates over 60 s (default: off)")
     add("--env", default="Pendulum-v1", help="task of the first three parts (default: Pendulum-v1)")
     add("--algo", default="sac", help="algorithm of these (default: sac)")
@@ -220,7 +234,7 @@ def tianji_rows(args: argparse.Namespace, say: Say) -> list[Row]:
         seconds=args.seconds or (600.0 if args.long else 90.0), step_seconds=60.0 if args.long else 10.0,
         runs_dir=args.runs_dir, say=say, samplers=tuple(args.samplers), groups=tuple(args.groups),
     )
-    parts = {"curve": curve_rows, "balance": balance_rows, "serial": serial_rows, "groups": groups_rows,
+    parts = {"curve": curve_rows, "balance": balance_rows, "serial": serial_rows, "modes": modes_rows, "groups": groups_rows,
              "collect": collect_rows, "qmix": qmix_rows}
     rows = []
     for part in args.parts:
