@@ -234,8 +234,8 @@ def tianji_rows(args: argparse.Namespace, say: Say) -> list[Row]:
         seconds=args.seconds or (600.0 if args.long else 90.0), step_seconds=60.0 if args.long else 10.0,
         runs_dir=args.runs_dir, say=say, samplers=tuple(args.samplers), groups=tuple(args.groups),
     )
-    parts = {"curve": curve_rows, "balance": balance_rows, "serial": serial_rows, "modes": modes_rows, "groups": groups_rows,
-             "collect": collect_rows, "qmix": qmix_rows}
+    parts = {"curve": curve_rows, "balance": balance_rows, "serial": serial_rows, "modes": modes_rows,
+             "groups": groups_rows, "collect": collect_rows, "qmix": qmix_rows}
     rows = []
     for part in args.parts:
         say(f"{part}:")
