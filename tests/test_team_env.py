@@ -1,5 +1,6 @@
 """Tasks of several agents: the parallel environment as one, the choice of the algorithm, and a run by command."""
 
+import contextlib
 import csv
 import json
 import subprocess
@@ -192,3 +193,17 @@ def test_a_run_in_processes_learns_the_two_step_game_and_is_evaluated(tmp_path):
     assert found["return_mean"] == pytest.approx(8.0)
     with (tmp_path / "game" / "eval.csv").open() as file:
         assert float(list(csv.DictReader(file))[-1]["return_mean"]) == pytest.approx(8.0)
+
+
+def test_foraging_players_are_a_team_whose_last_step_is_a_truncation():
+    pytest.importorskip("lbforaging")
+    with contextlib.closing(make_env("lbf:Foraging-5x5-2p-1f-v3")) as env:
+        assert env.team == TeamSpec(actions=(6, 6), obs_dim=9, state_dim=0)
+        obs, _ = env.reset(seed=3)
+        assert obs.shape == (18,)
+        ends = [env.step(np.zeros(2, int))[1:4] for _ in range(50)]
+        assert ends == [*[(0.0, False, False)] * 49, (0.0, False, True)]
+    with contextlib.closing(make_env("lbf:Foraging-5x5-2p-1f-v3")) as env:
+        assert (env.reset(seed=3)[0] == obs).all()
+    with pytest.raises(EnvironmentError_, match="did you mean 'Foraging-8x8-2p-3f-v3'"):
+        make_env("lbf:Foraging-8x8-2p-3f-v2")

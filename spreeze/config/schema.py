@@ -115,8 +115,8 @@ class RunConfig(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class EnvConfig(Part):
-    id: str = setting("Walker2DBulletEnv-v0", "Gymnasium id, or mpe2:NAME for several agents; observations must "
-                      "be Box, actions Box or Discrete", flag="--env")
+    id: str = setting("Walker2DBulletEnv-v0", "Gymnasium id, or mpe2:NAME or lbf:ID for several agents; observations "
+                      "must be Box, actions Box or Discrete", flag="--env")
     import_module: str | None = setting(None, "module to import before the id is made (command line only)",
                                         flag="--import")
     plain: bool = setting(False, "step Bullet tasks as their package has them, not the fast equal ones",

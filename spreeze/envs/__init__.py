@@ -10,8 +10,8 @@ step all environments of a sampler in one call. MuJoCo draws through EGL or OSMe
 *Action masks.* Where a discrete task's first reset gives ``info["action_mask"]``, the mask of each state follows its
 observation as K values, and so goes wherever that goes (``obs_flattening``). A task without masks has no such values.
 
-*Teams.* ``mpe2:NAME`` and ``parallel:MODULE`` are tasks of several agents (``team_env``): one observation for all of
-them and the state, one action index an agent, and the sum of their rewards.
+*Teams.* ``mpe2:NAME``, ``lbf:ID`` and ``parallel:MODULE`` are tasks of several agents (``team_env``): one observation
+for all of them and the state, one action index an agent, and the sum of their rewards.
 
 *Images.* A Box of bytes ``[H, W]`` or ``[H, W, 3]`` becomes one small frame a step (area mean; ``image.size``,
 ``image.grey``); the last ``image.stack`` frames are an observation. Atari's protocol is in ``images`` and its values in

@@ -53,7 +53,7 @@ PACKAGES = {
     "PandaReach": ("panda_gym", "panda-gym"), "PandaPush": ("panda_gym", "panda-gym"),
 }  # fmt: skip
 """Beginnings of well-known ids: the module that registers them and what to install."""
-TEAM_PREFIXES = ("mpe2", "parallel")
+TEAM_PREFIXES = ("mpe2", "lbf", "parallel")
 """Beginnings, before a colon, of the ids of tasks of several agents (see ``team_env``)."""
 _RESERVED_ARGS = ("id", "render_mode", "disable_env_checker", "vectorization_mode", "num_envs")
 _MAX_ACTIONS = 4096

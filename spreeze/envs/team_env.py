@@ -1,7 +1,8 @@
 """Tasks of several agents: a parallel environment of PettingZoo, stepped as one that acts for the whole team.
 
-``mpe2:NAME`` is an environment of the package mpe2 (extra ``multiagent``); ``parallel:MODULE`` is made by
-``parallel_env()`` of the module that ``--import`` names. SMAC is not here: it needs the binary of StarCraft II.
+``mpe2:NAME`` is an environment of the package mpe2, ``lbf:ID`` one of lbforaging (extra ``multiagent``);
+``parallel:MODULE`` is made by ``parallel_env()`` of the module that ``--import`` names. SMAC is not here: it needs the
+binary of StarCraft II.
 
 *Layout.* An observation is ``obs of each agent | state`` (see ``types.TeamSpec``). The state is what ``state()`` gives,
 left out where it only repeats the observations, as in mpe2. An action is one index an agent.
@@ -20,6 +21,7 @@ import importlib.util
 import pkgutil
 import re
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium
@@ -120,6 +122,44 @@ class TeamEnv(gymnasium.Env[np.ndarray, np.ndarray]):
         self._env.close()
 
 
+class _Foraging:
+    """Level-Based Foraging, which has tuples for its agents, as a parallel environment; it has no pictures."""
+
+    def __init__(self, env_id: str, **args: Any) -> None:
+        self._env = gymnasium.make(env_id, disable_env_checker=True, **args)
+        self.possible_agents = [f"player {index + 1}" for index in range(len(self._env.action_space))]  # type: ignore[arg-type]
+        self.metadata: dict[str, Any] = {"render_modes": []}
+        self.agents: list[str] = []
+        self.unwrapped = self
+        self.max_cycles = int((self._env.spec.kwargs if self._env.spec else {})["max_episode_steps"])
+        self._steps = 0
+
+    def observation_space(self, agent: str) -> Any:
+        return self._env.observation_space[self.possible_agents.index(agent)]  # type: ignore[index]
+
+    def action_space(self, agent: str) -> Any:
+        return self._env.action_space[self.possible_agents.index(agent)]  # type: ignore[index]
+
+    def _each(self, values: Any) -> dict[str, Any]:
+        return dict(zip(self.possible_agents, values, strict=True))
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Any]:
+        obs, _ = self._env.reset(seed=seed, options=options)
+        self.agents, self._steps = list(self.possible_agents), 0
+        return self._each(obs), {agent: {} for agent in self.agents}
+
+    def step(self, actions: dict[str, int]) -> tuple[Any, ...]:
+        obs, rewards, done, _, _ = self._env.step(tuple(actions[agent] for agent in self.possible_agents))
+        given, self._steps = self.agents, self._steps + 1
+        self.agents = [] if done else given
+        limit = bool(done) and self._steps >= self.max_cycles  # the package calls both ends the same
+        return (self._each(obs), self._each(rewards), dict.fromkeys(given, bool(done) and not limit),
+                dict.fromkeys(given, limit), {agent: {} for agent in given})
+
+    def close(self) -> None:
+        self._env.close()
+
+
 def make_team(env_id: str, import_module: str | None, render_mode: str | None, args: dict[str, Any]) -> TeamEnv:
     """The environment of a team's id; the module of ``--import`` has been imported.
 
@@ -127,6 +167,8 @@ def make_team(env_id: str, import_module: str | None, render_mode: str | None, a
         EnvironmentError_: no such environment, its package is missing, its agents are rivals, or it raised.
     """
     prefix, _, name = env_id.partition(":")
+    if prefix == "lbf":
+        return _team(env_id, lambda: _foraging(env_id, name, args))
     if prefix == "mpe2":
         module = _mpe2(name)
     elif name == import_module:
@@ -137,15 +179,30 @@ def make_team(env_id: str, import_module: str | None, render_mode: str | None, a
         raise EnvironmentError_(f"{env_id}: module '{name}' has no parallel_env(), which makes the environment")
     if render_mode is not None:
         args = {**args, "render_mode": render_mode}
+    return _team(env_id, lambda: module.parallel_env(**args))
+
+
+def _team(env_id: str, make: Callable[[], Any]) -> TeamEnv:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # advice to authors
-            return TeamEnv(env_id, module.parallel_env(**args))
+            return TeamEnv(env_id, make())
     except EnvironmentError_:
         raise
     except Exception as error:
         text = " ".join(str(error).split())[:300]
         raise EnvironmentError_(f"{env_id} could not be made: {type(error).__name__}: {text}") from error
+
+
+def _foraging(env_id: str, name: str, args: dict[str, Any]) -> _Foraging:
+    if importlib.util.find_spec("lbforaging") is None:
+        raise EnvironmentError_(f"{env_id} needs lbforaging: pip install 'spreeze[multiagent]'")
+    importlib.import_module("lbforaging")  # registers its ids
+    known = [known_id for known_id in gymnasium.registry if known_id.startswith("Foraging")]
+    if name not in known:
+        raise EnvironmentError_(f"lbforaging has no '{name}'{did_you_mean(name, known)}; for example "
+                                "Foraging-8x8-2p-3f-v3: size, players, foods")
+    return _Foraging(name, **args)
 
 
 def _mpe2(name: str) -> Any:
