@@ -367,3 +367,13 @@ def test_the_way_to_the_learner_is_named_as_the_algorithm_s_mode_has_it(tmp_path
     assert live_api.lag_unit(wiring) == unit
     known = live_api.texts(live_api.snapshot({}, {}, {}, "running"), {}, None, tmp_path)
     assert {item["id"] for stage in stages for item in stage["items"]} <= set(known)
+
+
+@pytest.mark.parametrize(("best", "now", "std", "told"), [
+    (500.0, 90.0, 10.0, True), (500.0, 400.0, 10.0, False), (500.0, 90.0, 1000.0, False), (-150.0, -400.0, 50.0, True),
+    (-150.0, -170.0, 5.0, False), (None, 90.0, 10.0, False),
+])  # fmt: skip
+def test_a_policy_that_fell_from_the_best_is_told_with_what_is_kept(best, now, std, told):
+    last = EvaluationRow(10.0, 100, 5, 1, 5, 10, now, std, 200.0)
+    assert ("is kept: it is what is played" in live_api._fallen(best, last)) is told
+    assert live_api._fallen(best, None) == ""

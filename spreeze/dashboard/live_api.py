@@ -24,6 +24,8 @@ MAX_BUCKETS = 350
 _TAIL_ROWS = 600
 _LOG_LINES = 8
 STALE_S = 3.0
+_FALLEN = 0.25
+"""Part of the best return whose loss is told."""
 _NEW_S = 5.0
 """Age of a timeline that is sent again, until every page has it."""
 
@@ -161,7 +163,7 @@ def answer(path: Path, since: float, evals_seen: int, epoch: str, table: MetricT
         "text": {**texts(shown, run, last, path), "restarts": number(fresh.get("restarts"))},
         "evals": _evaluations(news), "shares": _shares(shown),
         "cores": [round(use, 3) for use in shown.core_uses], "gpus": [_gpu(gpu) for gpu in shown.gpus],
-        "log": newest_log(path, _LOG_LINES), "live": state in LIVE_STATES, **_note(shown, state, latest),
+        "log": newest_log(path, _LOG_LINES), "live": state in LIVE_STATES, **_note(shown, state, latest, last),
         "similarity": newest_similarity(path), "timeline": _new_timeline(path, since),
         "marks": _sessions(run), "processes": _processes(fresh),
         "events": [[duration(event.t), event.level, event.source, event.text] for event in events],
@@ -249,14 +251,27 @@ def half_width(record: EvaluationRow) -> float | None:
     return 1.96 * record.return_std / math.sqrt(record.episodes) if record.episodes > 1 else None
 
 
-def _note(shown: Snapshot, state: str, latest: Mapping[str, Any]) -> dict[str, Any]:
-    """The sentence below the tiles, and whether it is about a problem."""
+def _note(
+    shown: Snapshot, state: str, latest: Mapping[str, Any], last: EvaluationRow | None
+) -> dict[str, Any]:
+    """The sentences below the tiles, and whether they are about a problem."""
     if not latest:
         text = "No numbers yet: they appear half a second after the samplers start."
         return {"note": text, "problem": state not in LIVE_STATES}
     found = bottleneck(shown)
     text = found.sentence if state in LIVE_STATES else f"When it ended: {found.sentence}"
-    return {"note": text, "problem": state in ("failed", "crashed", "damaged") or found.side is Side.OTHERS}
+    return {"note": text + _fallen(shown.eval_best, last),
+            "problem": state in ("failed", "crashed", "damaged") or found.side is Side.OTHERS}
+
+
+def _fallen(best: float | None, last: EvaluationRow | None) -> str:
+    """A sentence where the newest policy is clearly worse than the best one was."""
+    if best is None or last is None:
+        return ""
+    if best - last.return_mean <= max(2.0 * (half_width(last) or 0.0), _FALLEN * abs(best)):
+        return ""
+    return (f" The newest policy has fallen to {number(last.return_mean)}; the best one, {number(best)}, is kept: it "
+            "is what is played and downloaded.")
 
 
 def _sessions(run: Mapping[str, Any]) -> list[float]:
