@@ -171,6 +171,14 @@ def test_more_cores_never_mean_less_sampling():
     assert fine == count
 
 
+def test_a_mode_that_takes_few_env_steps_keeps_the_environments_of_a_sampler():
+    quick = Machine(step_us=12.0)
+    assert _tuned(quick)[0].choices[ENVS].value == 32
+    choice = _tuned(quick, knobs=replace(quick.problem(), balanced=True))[0].choices[ENVS]
+    assert choice.value == quick.problem().configured[ENVS] == 8
+    assert "one update for each env step needs no more" in choice.reason
+
+
 @pytest.mark.parametrize(
     "pins",
     [{BATCH: 100}, {THREADS: 2}, {SAMPLERS: 3}, {ENVS: 5}, {CAPACITY: 50_000}, {RATIO: 3.0}, {RATIO_MAX: 600.0},

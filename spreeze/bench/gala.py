@@ -1,4 +1,4 @@
-"""GALA against A2C and other ways to share: a slow learner, sleeping learners, how many runs converge, equal time.
+"""GALA against A2C and other ways to share: the ball and its bounds, slow, sleeping and killed learners, equal time.
 
 Every figure is a whole ``python -m spreeze.train`` in processes of its own, cases in turn, seed by seed.
 """
@@ -6,21 +6,31 @@ Every figure is a whole ``python -m spreeze.train`` in processes of its own, cas
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import contextlib
+import random
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
 
 from spreeze.bench import Row, row
 from spreeze.bench.hts import scores
 from spreeze.bench.runs import Document, Say, in_turn, times_to_target, train
+from spreeze.metrics.store import MetricsReader
 from spreeze.testing import FAULT_ID, SYNTHETIC_ID
 
-PARTS = ("slow", "steps", "converge", "paired")
+PARTS = ("slow", "steps", "radius", "kills", "converge", "paired")
+TOPOLOGIES = ("ring", "exponential", "full")
 LEARNERS = (1, 2, 4, 8)
 ENVS = (8, 16, 32)
 TEAM = 4
 """Learners of all parts but ``steps``."""
 _STEP_S, _SLOWER = 0.002, 10
 _START_S, _OUTSIDE_S = 6.0, 120.0
+KILL_S = 10.0
+"""Time between two kills of part ``kills``."""
 
 
 def mixing(name: str) -> list[str]:
@@ -88,6 +98,75 @@ def steps_rows(bench: GalaBench) -> list[Row]:
     return rows
 
 
+def radius_rows(bench: GalaBench) -> list[Row]:
+    """How far the learners are apart, over the bounds of Propositions 1 (all mix at every update) and 2 (any delay)."""
+    rows = []
+    for topology in TOPOLOGIES:
+        each = [*mixing("gossip"), "--topology", topology]
+        cases = {"1": [*each, "--max-staleness", "0"], "2": each}
+        found = bench.in_turn(cases, ["--env", bench.env_ids[0]], bench.step_seconds + _START_S)
+        for proposition, documents in found.items():
+            ratios = [_over_bound(Path(document["run_dir"]), f"gossip_bound_{proposition}") for document in documents]
+            within = [None if not run else sum(ratio <= 1.0 for ratio in run) / len(run) for run in ratios]
+            more = {"topology": topology, "proposition": int(proposition)}
+            rows += [row("within_bound", "share", within, target="1", **more),
+                     row("largest_radius_over_bound", "ratio", [max(run, default=None) for run in ratios], **more)]
+    return rows
+
+
+def _over_bound(run: Path, bound: str) -> list[float]:
+    """The radius over a bound at every recorded time at which both are known."""
+    reader = MetricsReader(run / "metrics.db")
+    radius, bounds = (reader.series(name, max_points=100_000) for name in ("gossip_radius", bound))
+    known = dict(zip(bounds.t.tolist(), bounds.mean.tolist(), strict=True))
+    return [value / known[t] for t, value in zip(radius.t.tolist(), radius.mean.tolist(), strict=True)
+            if known.get(t, 0.0) > 0.0]
+
+
+@contextlib.contextmanager
+def learners_killed(every_s: float, found: list[int]) -> Iterator[None]:
+    """Kills a learner among the processes that this one started now and then; ``found`` gets the process ids."""
+    over, dice = threading.Event(), random.Random(1)
+
+    def kill() -> None:
+        while not over.wait(every_s):
+            with contextlib.suppress(psutil.Error):
+                learners = [child for child in psutil.Process().children(recursive=True)
+                            if any('"role": "learner"' in word for word in child.cmdline())]
+                if learners:
+                    found.append(dice.choice(learners).pid)
+                    psutil.Process(found[-1]).kill()
+
+    thread = threading.Thread(target=kill, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def kills_rows(bench: GalaBench) -> list[Row]:
+    """A run in which a learner is killed every ten seconds beside one in which none is."""
+    killed: list[int] = []
+    found: dict[str, list[Document]] = {"killed": [], "left alone": []}
+    for seed in range(1, bench.seeds + 1):
+        flags = ["--env", bench.env_ids[0], *mixing("gossip"), "--seed", str(seed), "--seconds", str(bench.seconds),
+                 "--runs-dir", bench.runs_dir, "--no-visualizer", "--set", "run.forgiven_failures=1000000"]
+        with learners_killed(KILL_S, killed):
+            found["killed"].append(bench.run(flags, bench.seconds + _OUTSIDE_S, None))
+        found["left alone"].append(bench.run(flags, bench.seconds + _OUTSIDE_S, None))
+        bench.say(f"  seed {seed}: {len(killed)} kills so far")
+    left = [child for child in psutil.Process().children(recursive=True) if child.is_running()]
+    rows = [row("updates_per_s", "1/s", [one["updates_per_s"] for one in documents], case=case)
+            for case, documents in found.items()]
+    ratios = [max(_over_bound(Path(one["run_dir"]), "gossip_bound_2"), default=None) for one in found["killed"]]
+    return [row("kills", "kills", [len(killed)]), *rows,
+            row("restarts", "restarts", [one["restarts"] for one in found["killed"]]),
+            row("largest_radius_over_bound", "ratio", ratios, proposition=2),
+            row("processes_left", "processes", [len(left)], target="0")]
+
+
 def converge_rows(bench: GalaBench) -> list[Row]:
     """Share of the seeds that reach the return in time, by the number of environments in all."""
     rows = []
@@ -120,8 +199,9 @@ def paired_rows(bench: GalaBench) -> list[Row]:
 def add_gala_flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--parts", nargs="+", choices=PARTS, default=list(PARTS[:2]),
-        help="slow: one learner of four slowed; steps: learners whose environments sleep; converge: share of runs "
-        "that reach a return; paired: equal time (default: slow steps)")
+        help="slow: one learner of four slowed; steps: learners whose environments sleep; radius: distance from the "
+        "mean over its bounds; kills: a learner killed every 10 s; converge: share of runs that reach a return; "
+        "paired: equal time (default: slow steps)")
     add("--long", action="store_true", help="runs of 900 s, rates over 60 s (default: off)")
     add("--env", nargs="+", default=["CartPole-v1"], help="tasks (default: CartPole-v1)")
     add("--seconds", type=float, default=None, help="training of one run [s] (default: 60, with --long 900)")
@@ -140,7 +220,8 @@ def gala_rows(args: argparse.Namespace, say: Say) -> list[Row]:
         step_seconds=60.0 if args.long else 10.0, target_return=args.target_return, runs_dir=args.runs_dir, say=say,
         learners=tuple(args.learners), envs=tuple(args.envs),
     )
-    parts = {"slow": slow_rows, "steps": steps_rows, "converge": converge_rows, "paired": paired_rows}
+    parts = {"slow": slow_rows, "steps": steps_rows, "radius": radius_rows, "kills": kills_rows,
+             "converge": converge_rows, "paired": paired_rows}
     rows = []
     for part in args.parts:
         say(f"{part}:")

@@ -243,6 +243,9 @@ def _envs_per_sampler(problem: TuningProblem) -> Choice:
     text, step = "{} environments a sampler: {}", problem.step_us
     if problem.pin(ENVS) is not None:
         return Choice(problem.pin(ENVS), text.format(problem.pin(ENVS), "set by you"), pinned=True)
+    if problem.balanced:
+        count = problem.configured[ENVS]
+        return Choice(count, text.format(count, "as configured: one update for each env step needs no more"))
     if step is None or step <= 0.0:
         return Choice(8, text.format(8, "step time not known"))
     if step > _SLOW_STEP_US:

@@ -170,6 +170,8 @@ class TuningProblem:
     devices: tuple[Device, ...] = (Device(name="cpu"),)
     paired: bool = True
     """Whether two threads on the processor share an update as a pair; if not, each matmul."""
+    balanced: bool = False
+    """The mode takes as few env steps as the learner can use, so more environments a sampler would only be slower."""
     room: Room | None = None
     """Filled in by ``search.tune``, for modes with replay."""
 

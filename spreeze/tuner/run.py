@@ -161,7 +161,7 @@ def problem_of(settings: Settings, probe: Probe, machine: Machine, free_bytes: i
         step_us=probe.step_us_median, row_bytes=row_bytes, learning_starts=config.replay.learning_starts,
         sampler_bytes=max(_SAMPLER_BYTES, probe.memory_bytes + _SAMPLER_BYTES // 2),
         env_bytes=max(_ENV_BYTES, probe.memory_bytes // 2), learner_bytes=_LEARNER_BYTES,
-        devices=_devices(machine, config.learner, pins, paired), paired=paired,
+        devices=_devices(machine, config.learner, pins, paired), paired=paired, balanced=config.wiring.balanced,
     )
 
 
