@@ -74,7 +74,8 @@ def test_it_is_started_watched_stopped_resumed_kept_and_deleted(page, algo, mode
     address, driver, folder = page
     runs, downloads = folder / "runs", folder / "downloads"
     driver.get(address)
-    choose(driver, "start_env", "CartPole-v1" if find_row(algo).discrete else "Pendulum-v1")
+    single = "CartPole-v1" if find_row(algo).discrete else "Pendulum-v1"
+    choose(driver, "start_env", "mpe2:simple_spread_v3" if algo == "qmix" else single)
     choose(driver, "start_algo", algo)
     choose(driver, "start_mode", mode)
     told = (f"--algo {algo}", f"--mode {mode}" if mode != RunConfig.mode else "")
