@@ -45,6 +45,16 @@ def test_the_controllers_time_is_compared_with_the_best_number_of_samplers():
     assert all(value(arguments, "--mode") == "tianji" for arguments in told)
 
 
+def test_sleeping_environments_are_tried_with_up_to_24_samplers():
+    def run(arguments, timeout_s):
+        samplers = 8 if "--auto" in arguments else int(value(arguments, "--samplers"))
+        return document(samplers=samplers, time_to_target_s=abs(samplers - 8) + 2.0)
+
+    rows = tianji.sleeping_rows(bench(run, seeds=1))
+    times = {row["case"]: row["value"] for row in rows if row["metric"] == "time_to_target_s"}
+    assert times == {"1": 9.0, "2": 8.0, "4": 6.0, "8": 2.0, "16": 10.0, "24": 18.0, "controller": 2.0}
+
+
 def test_balance_is_judged_by_each_recorded_second_after_the_first_ten(tmp_path):
     now = {0.0: 10.0, 5.0: 200.0, 10.0: 64.0, 11.0: 66.0, 12.0: 80.0, 13.0: 62.0}
 
