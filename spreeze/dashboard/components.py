@@ -45,7 +45,7 @@ _TILES: tuple[tuple[str, str, str, str], ...] = (
      "Time since the run last wrote its state; it does so every two seconds."),
 )
 """(id, label, unit, metric or help text)."""
-_LARGE = {"return": ("interval", "best"), "state": ("wall", "heartbeat")}
+_LARGE = {"return": ("interval", "best"), "state": ("wall", "heartbeat", "restarts")}
 """Tiles that are large -> the numbers that stand below them."""
 ITEMS: dict[str, tuple[str, str, str, str]] = {
     "samplers": ("samplers", "active", "", "Sampler processes that step now, of those that the run was given."),
