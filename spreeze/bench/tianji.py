@@ -84,7 +84,7 @@ def sleeping_rows(bench: TianjiBench) -> list[Row]:
 def _curve(bench: TianjiBench, task: list[str], samplers: tuple[int, ...], env_id: str) -> list[Row]:
     """The controller's machine is measured beforehand, once, which does not count."""
     chosen = ["--auto", *_MODE]
-    bench.train([*task, *chosen], 1.0)
+    bench.train([*task, *chosen, "--fresh"], 1.0)
     cases = {str(count): [*_MODE, "--samplers", str(count)] for count in samplers}
     found = bench.in_turn(cases | {CONTROLLER: chosen}, task, bench.seconds)
     rows, medians = [], {}
