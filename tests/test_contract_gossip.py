@@ -99,6 +99,18 @@ def test_without_a_limit_nobody_is_ever_overdue(ring):
     assert reader.overdue() == ()
 
 
+def test_in_lockstep_one_step_takes_one_message_of_a_peer_though_the_next_is_there_already(ring):
+    reader, sender = ring.side(1, max_staleness=0), ring.side(0)
+    for number in (1, 2):
+        _send(sender, number)
+        if number == 1:
+            _send(reader, 1)
+            assert _told(reader.receive()) == [(0, 1, [1.0, 1.0])]
+    assert reader.receive() == [], "that one belongs to the reader's next step"
+    _send(reader, 2)
+    assert _told(reader.receive()) == [(0, 2, [2.0, 2.0])]
+
+
 def test_in_lockstep_the_message_of_the_same_step_is_taken_though_a_newer_one_is_there(ring):
     reader, sender = ring.side(1, max_staleness=0), ring.side(0)
     for number in (1, 2, 3):

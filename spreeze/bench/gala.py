@@ -29,6 +29,8 @@ TEAM = 4
 """Learners of all parts but ``steps``."""
 _STEP_S, _SLOWER = 0.002, 10
 _START_S, _OUTSIDE_S = 6.0, 120.0
+_ROUNDING = 1e-3
+"""Distance that sums in another order make; the bound is 0 where each learner takes the mean of all."""
 KILL_S = 10.0
 """Time between two kills of part ``kills``."""
 
@@ -119,8 +121,8 @@ def _over_bound(run: Path, bound: str) -> list[float]:
     reader = MetricsReader(run / "metrics.db")
     radius, bounds = (reader.series(name, max_points=100_000) for name in ("gossip_radius", bound))
     known = dict(zip(bounds.t.tolist(), bounds.mean.tolist(), strict=True))
-    return [value / known[t] for t, value in zip(radius.t.tolist(), radius.mean.tolist(), strict=True)
-            if known.get(t, 0.0) > 0.0]
+    return [value / max(known[t], _ROUNDING) for t, value in zip(radius.t.tolist(), radius.mean.tolist(), strict=True)
+            if t in known]
 
 
 @contextlib.contextmanager

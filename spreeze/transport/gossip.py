@@ -66,7 +66,9 @@ class SharedGossip:
     def _newest(self, peer: int) -> GossipMessage | None:
         """The peer's newest message not received yet; in lockstep the one of the same number, if it is there."""
         slots, message = self._slots[peer], None
-        if self._max_staleness == 0 and self._held[peer] < self._number:
+        if self._max_staleness == 0:
+            if self._held[peer] >= self._number:
+                return None  # a peer that is one ahead has to wait for the next mix
             message = slots.read(self._number)
         if message is None:
             message = slots.read_latest((0, self._held[peer]))
