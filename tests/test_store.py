@@ -281,3 +281,15 @@ def test_sixty_series_are_one_commit(path):
     writer.close()
     # Three times as much here; sixty commits would be sixty times.
     assert statistics.median(times[60]) < 20 * statistics.median(times[1])
+
+
+@pytest.mark.parametrize("begins", [0.5, 11.3, 70.2])
+def test_a_series_is_read_point_by_point_from_its_beginning_on(tmp_path, begins):
+    writer = MetricsWriter(tmp_path / "metrics.db")
+    times = [round(begins + 0.5 * step, 1) for step in range(8)]
+    for t in times:
+        writer.write(t, int(10 * t), {"critic_loss": t})
+    writer.close()
+    found = MetricsReader(tmp_path / "metrics.db").series("critic_loss")
+    assert found.t.tolist() == times
+    assert found.mean.tolist() == times

@@ -505,6 +505,9 @@ def _rows(query: Query, number: int, since: float, max_points: int) -> list[tupl
     for table, tier_s, until in plan:
         first = math.floor(since / tier_s) if not rows else math.floor(covered / tier_s) + 1
         last = min(until / tier_s, float(2**53))
+        begun = _first(query(f"SELECT min(bucket) FROM {table} WHERE series = ?", number))
+        if begun >= math.floor(last):  # the series began within this bucket: finer rows have all of it
+            last = math.floor(last)
         rows += query(
             f"SELECT t, step, mean, min, max FROM {table} WHERE series = ? AND bucket >= ? AND bucket < ? AND t > ? "
             "ORDER BY bucket", number, first, last, covered,
