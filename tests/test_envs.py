@@ -413,3 +413,10 @@ def test_native_bounds_are_float32():
 
 def test_a_child_ended_by_a_signal_without_a_name_is_reported_by_its_number():
     assert [probe._ending(code) for code in (3, -9, -40)] == ["exit code 3", "signal SIGKILL", "signal 40"]
+
+
+@pytest.mark.parametrize(("cost", "shares"), [("sleep", (0.0, 0.5)), ("spin", (1.0, 1.0))])
+def test_a_probe_tells_environments_that_wait_from_those_that_compute(cost, shares):
+    args = ("mean_s=0.002", f"cost={cost}")
+    low, high = shares
+    assert low <= probe_env("spreeze/Synthetic-v0", args=args, steps=50).step_cpu_share <= high

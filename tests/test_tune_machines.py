@@ -171,6 +171,14 @@ def test_more_cores_never_mean_less_sampling():
     assert fine == count
 
 
+def test_environments_that_wait_are_tried_with_more_samplers_than_cores():
+    machine = Machine(cores=2.0)
+    problem = replace(machine.problem(), room=None)
+    found = {share: _tuned(machine, knobs=replace(problem, step_cpu_share=share))[1] for share in (1.0, 0.6, 0.05)}
+    most = {share: max(seen[SAMPLERS] for seen in bench.asked if SAMPLERS in seen) for share, bench in found.items()}
+    assert most == {1.0: 2, 0.6: 2, 0.05: 24}
+
+
 def test_a_mode_that_takes_few_env_steps_keeps_the_environments_of_a_sampler():
     quick = Machine(step_us=12.0)
     assert _tuned(quick)[0].choices[ENVS].value == 32

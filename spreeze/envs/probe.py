@@ -50,6 +50,8 @@ class Probe:
     first_reset_s: float
     memory_bytes: int
     """Resident memory that the first environment of a process adds."""
+    step_cpu_share: float = 1.0
+    """Processor time over time of a step, of the simulator's other processes too; 1 if it does not wait by itself."""
 
 
 def probe_env(
@@ -145,7 +147,8 @@ def measure(make: Callable[[], Task], steps: int) -> Probe:
         first_reset_s = 1e-6 * _reset_us(task, seed=0)
         actions = _Actions(task, max(1, steps))
         times = []
-        end = time.perf_counter() + _TIMING_S
+        began, used_s, slept = time.perf_counter(), _processor_s(process), process.num_ctx_switches().voluntary
+        end = began + _TIMING_S
         for index in range(max(1, steps)):
             action = actions.at(index)
             before = time.perf_counter()
@@ -156,6 +159,8 @@ def measure(make: Callable[[], Task], steps: int) -> Probe:
                 task.reset()
             if now > end:
                 break
+        used_s, began = _processor_s(process) - used_s, time.perf_counter() - began
+        slept = process.num_ctx_switches().voluntary - slept
         memory = max(0, process.memory_info().rss - memory)
     finally:
         task.close()
@@ -164,7 +169,20 @@ def measure(make: Callable[[], Task], steps: int) -> Probe:
         spec=task.spec, first_reset_s=first_reset_s, memory_bytes=memory,
         step_us_median=None if timed is None else float(np.median(timed)),
         step_cv=None if timed is None else float(timed.std() / timed.mean()),
+        # A step that only waits for a core gives none up of its own accord.
+        step_cpu_share=min(used_s / began, 1.0) if timed is not None and slept >= len(times) / 2 else 1.0,
     )
+
+
+def _processor_s(process: Any) -> float:
+    """Processor time of a process and of what it started."""
+    import psutil
+
+    total = 0.0
+    for one in (process, *process.children(recursive=True)):
+        with contextlib.suppress(psutil.Error):
+            total += sum(one.cpu_times()[:2])
+    return total
 
 
 class _Actions:

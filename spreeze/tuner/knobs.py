@@ -137,10 +137,16 @@ def _batch_remark(problem: TuningProblem, setting: Setting) -> str:
 def most_samplers(problem: TuningProblem, threads: int) -> int:
     """Samplers beside a learner: each has a core, and one may share; none with a learner of several threads.
 
-    Two even on one core: samplers run at a low priority, so their number sets the share that they get of it.
+    Two even on one core: samplers run at a low priority, so their number sets the share that they get of it. More where
+    environments wait most of their time instead of computing.
     """
     spare = math.floor(problem.cores + 1e-9) - threads + (1 if threads == 1 else 0)
-    return max(1, min(max(spare, 2), room_of(problem).samplers))
+    return max(1, min(max(spare, 2) * _sharing(problem), room_of(problem).samplers))
+
+
+def _sharing(problem: TuningProblem) -> int:
+    """Samplers for which one core may suffice."""
+    return max(1, min(round(_STEPPING / max(problem.step_cpu_share, 0.01)), _MOST_SHARING))
 
 
 def sampler_counts(problem: TuningProblem, setting: Setting) -> list[int]:
@@ -192,6 +198,8 @@ _SMALLEST_BATCH = 64
 _INFERENCE_US, _INFERENCE_SHARE = 15.0, 0.04
 """Time of one batched inference of a sampler, and the share of the env steps it may take."""
 _SLOW_STEP_US = 5000.0
+_STEPPING, _MOST_SHARING = 0.8, 12
+"""Share of a core that samplers on it may take together by stepping alone, and their number at most."""
 _MOST_SAMPLERS = 512
 
 
@@ -328,7 +336,8 @@ def _fit_fewer(problem: TuningProblem, setting: Setting) -> Setting | None:
 
 def _rollout_samplers(problem: TuningProblem, here: Setting) -> Iterable[int]:
     cores = max(1, math.floor(problem.cores + 1e-9))
-    return cores, cores - 1, cores + 1, 2 * cores, cores // 2
+    more = [cores * many for many in (4, 8) if many <= _sharing(problem)]
+    return cores, cores - 1, cores + 1, 2 * cores, cores // 2, *more
 
 
 def _minibatches_remark(problem: TuningProblem, setting: Setting) -> str:

@@ -164,6 +164,8 @@ class TuningProblem:
     """Room for replay's memory where that is bounded separately; None if only main memory bounds it."""
     step_us: float | None = None
     """Mean or median time of one env step; None if not known."""
+    step_cpu_share: float = 1.0
+    """Share of a core that stepping an environment takes; less where it waits, for hardware or a server."""
     row_bytes: int = 1
     """One transition in replay."""
     learning_starts: int = 0

@@ -158,7 +158,8 @@ def problem_of(settings: Settings, probe: Probe, machine: Machine, free_bytes: i
         usable_cores=machine.cores.usable, physical_cores=machine.cores.physical, memory_bytes=free_bytes,
         # On Linux replay lies in nameless memory, which only main memory bounds.
         shared_memory_bytes=None if sys.platform == "linux" else machine.shared_memory_free_bytes,
-        step_us=probe.step_us_median, row_bytes=row_bytes, learning_starts=config.replay.learning_starts,
+        step_us=probe.step_us_median, step_cpu_share=probe.step_cpu_share, row_bytes=row_bytes,
+        learning_starts=config.replay.learning_starts,
         sampler_bytes=max(_SAMPLER_BYTES, probe.memory_bytes + _SAMPLER_BYTES // 2),
         env_bytes=max(_ENV_BYTES, probe.memory_bytes // 2), learner_bytes=_LEARNER_BYTES,
         devices=_devices(machine, config.learner, pins, paired), paired=paired, balanced=config.wiring.balanced,
