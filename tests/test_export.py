@@ -27,7 +27,7 @@ from spreeze.inference import export, policy
 from spreeze.inference.policy import ACTIVATIONS, Policy
 from spreeze.metrics.store import EvaluationRow, MetricsWriter
 from spreeze.transport.weights import WeightsStore, read_weights
-from spreeze.types import POLICY_FORMATS
+from spreeze.types import POLICY_FORMATS, TeamSpec
 from spreeze.workers.evaluator import run_episodes
 
 FORMATS = [row.name for row in POLICY_FORMATS]
@@ -35,7 +35,9 @@ VECTOR = dataclasses.replace(task(obs_dim=5), action_low=(-2.0, 0.0), action_hig
 DISCRETE = dataclasses.replace(task(obs_dim=5, actions=4, discrete=True), action_start=3)
 MASKED = dataclasses.replace(task(obs_dim=9, actions=4, discrete=True), action_mask=True)
 IMAGES = task(obs_dim=2 * 36 * 36, actions=4, discrete=True, frames=FRAMES)
-TASKS = {"vector": VECTOR, "discrete": DISCRETE, "masked": MASKED, "images": IMAGES}
+TEAM = dataclasses.replace(task(obs_dim=3 * 4 + 2, actions=4, discrete=True), action_dim=3, action_low=(0.0,) * 3,
+                           action_high=(3.0, 1.0, 2.0), team=TeamSpec(actions=(4, 2, 3), obs_dim=4, state_dim=2))
+TASKS = {"vector": VECTOR, "discrete": DISCRETE, "masked": MASKED, "images": IMAGES, "team": TEAM}
 CASES = [(row.name, kind) for row in ROWS for kind, spec in TASKS.items() if row.fits(spec)]
 
 
@@ -49,6 +51,7 @@ def made(name, spec, **settings):
     else:
         config = dataclasses.replace(PARTS[name](), **settings)
         options = ({"masked": True} if spec.action_mask else {}) | ({"frames": spec.frames} if spec.frames else {})
+        options |= {"team": spec.team} if spec.team else {}
         algorithm = create(name, spec.obs_dim, spec.action_dim, config, 1, num_actions=spec.num_actions, **options)
         meta = algorithm.policy_meta()
     return algorithm.policy_arrays(), meta | {"env": dataclasses.asdict(spec), "algo": name}
@@ -62,6 +65,8 @@ def normalised(arrays, obs_dim, mask_dim=0):
 
 def actions_of(arrays, meta, spec, obs):
     actions = ActionScaling(spec)(Policy.from_weights(arrays, meta).act_greedy(obs))
+    if spec.team is not None:
+        return actions.astype(np.int64)
     return actions if spec.num_actions is None else actions[:, 0].astype(np.int64) + spec.action_start
 
 
@@ -97,6 +102,9 @@ def test_every_algorithm_acts_the_same_in_every_format(name, kind, tmp_path):
         assert (expected <= spec.action_high).all()
     if spec.action_mask:
         assert obs[np.arange(count), spec.obs_dim - spec.num_actions + expected].all()
+    if spec.team is not None:
+        assert expected.shape == (count, 3)
+        assert expected.max(0).tolist() == [3, 1, 2], "no agent takes an action that it lacks"
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
@@ -205,6 +213,7 @@ CODE = {  # environment, its module, algorithm, words that its example must have
     "frames": ("test/Counter-v0", "image_env", "dqn", "frames = [*frames[1:], frame(obs)]"),
     "masks": ("tests/Masked-v0", "masked_env", "ppo", 'info["action_mask"]'),
     "nested": ("NestedGoal-v0", "nested_env", "sac", "def flat(space, obs)"),
+    "team": ("parallel:two_step_game", "two_step_game", "qmix", "env = two_step_game.parallel_env()"),
 }
 
 
@@ -229,6 +238,20 @@ def _returns(make, run):
     weights = read_weights(next((run / "weights").glob("*.safetensors")))
     act = Policy.from_weights(weights.arrays, weights.meta).act_greedy
     return [episode.episode_return for episode in run_episodes(make, act, [0, 1, 2])]
+
+
+@pytest.mark.parametrize(("env_id", "package"), [
+    ("mpe2:simple_spread_v3", "mpe2"), ("lbf:Foraging-5x5-2p-1f-v3", "lbforaging")])
+def test_the_example_of_a_team_plays_its_package_without_spreeze(env_id, package, tmp_path):
+    pytest.importorskip(package)
+    env = make_task(env_id)
+    run = run_of(tmp_path, "qmix", env.spec)
+    env.close()
+    out = tmp_path / "policy.npz"
+    assert exported(run, "--format", "numpy", "--out", out) == 0
+    lines = played(tmp_path / "policy_numpy_example.py", tmp_path).splitlines()
+    ours = _returns(lambda: make_task(env_id), run)
+    assert [float(line.split()[-1]) for line in lines] == pytest.approx(ours, abs=0.06)
 
 
 def test_text_of_a_weights_file_never_becomes_code(tmp_path):

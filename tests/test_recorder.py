@@ -20,7 +20,8 @@ def made(tmp_path, monkeypatch):
     quiet = {name: lambda *args: None for name in ("event", "write", "evaluation", "close")}
     monkeypatch.setattr(recorder, "MetricsWriter", lambda path, table: SimpleNamespace(**quiet))
     stop = SimpleNamespace(target_return=5.0, target_evaluations=3, seconds=None)
-    config = SimpleNamespace(evaluation=SimpleNamespace(episodes=10), stop=stop, logging=SimpleNamespace(sinks=()))
+    config = SimpleNamespace(evaluation=SimpleNamespace(episodes=10), stop=stop, logging=SimpleNamespace(sinks=()),
+                             wiring=SimpleNamespace(balanced=False))
     earlier = SimpleNamespace(sessions=0, best_return=None, wall_s=0.0)
     plan = SimpleNamespace(config=config, batch_size=1, learners=1, policies=1, earlier=earlier)
     notes = []

@@ -20,7 +20,6 @@ from spreeze.envs.probe import probe_env
 from spreeze.envs.task import make_task, uniform_actions
 from spreeze.envs.team_env import TeamEnv
 from spreeze.errors import ConfigError, EnvironmentError_
-from spreeze.inference.export import operations
 from spreeze.types import EnvSpec, TeamSpec, rebuild
 
 GAME = {"env_id": "parallel:two_step_game", "import_module": "two_step_game"}
@@ -158,11 +157,6 @@ def test_a_team_gets_qmix_alone_and_one_agent_never_does(uneven):
     alone = make_task("CartPole-v1").spec
     with pytest.raises(ConfigError, match=r"is for several agents .*; CartPole-v1 has 2 discrete actions; dqn and sac"):
         check_algorithm("qmix", alone, MODES["spreeze"])
-
-
-def test_a_teams_policy_is_not_exported_and_the_error_says_so():
-    with pytest.raises(ConfigError, match="acts for 2 agents at once, which is not exported yet"):
-        operations({}, {"policy": "q_values"}, make_task(**GAME).spec)
 
 
 def test_uniform_actions_are_each_agents_own():

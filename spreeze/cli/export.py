@@ -102,7 +102,7 @@ def _compared(act: export.Act, steps: list[export.Operation], weights: Weights, 
     obs = export.draw_obs(spec, weights.arrays, OBSERVATIONS, seed=0)
     actions = ActionScaling(spec)(Policy.from_weights(weights.arrays, weights.meta).act_greedy(obs))
     if spec.num_actions is not None:
-        actions = actions[:, 0].astype(np.int64) + spec.action_start
+        actions = (actions if spec.team else actions[:, 0]).astype(np.int64) + spec.action_start
     return export.check(act, steps, actions, obs, spec)
 
 
@@ -195,13 +195,14 @@ def example(spec: EnvSpec, row: PolicyFormat, file_name: str) -> str:
         ConfigError: the environment comes from a module whose name is none.
     """
     engine, colon, plain_id = spec.env_id.rpartition(":")
-    needs = ["gymnasium", "numpy", *([] if row.runs_on == "numpy" else [row.runs_on])]
+    package = _TEAM_PACKAGES.get(engine)
+    needs = ["gymnasium", "numpy", *([] if row.runs_on == "numpy" else [row.runs_on]), *([package] if package else [])]
     lines = [f"# Plays {spec.env_id!r} with a policy that Spreeze trained; needs: pip install {' '.join(needs)}",
              *(["import functools"] if spec.frames is not None else []), "from pathlib import Path", "",
              "import gymnasium", "import numpy as np"]
     lines += [] if row.runs_on == "numpy" else [f"import {row.runs_on}"]
     lines += _module_lines(spec, plain_id)
-    if colon:
+    if colon and spec.team is None:
         lines.append(f"# Trained in vector environments of {engine!r}; here one plain environment of the same id.")
     lines += ["", *_LOAD[row.name], f"file = Path(__file__).with_name({file_name!r})", _OPEN[row.name]]
     functions = _obs_lines(spec)
@@ -209,6 +210,7 @@ def example(spec: EnvSpec, row: PolicyFormat, file_name: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+_TEAM_PACKAGES = {"mpe2": "mpe2", "lbf": "lbforaging"}
 _LOAD = {"onnx": [], "torch": [], "numpy": ["", *export.runner_source().splitlines(), "", ""]}
 _OPEN = {"onnx": "session = onnxruntime.InferenceSession(file)", "torch": "policy = torch.export.load(file).module()",
          "numpy": "policy = dict(np.load(file))"}
@@ -218,6 +220,8 @@ _ACT = {"onnx": 'session.run(None, {"obs": x})[0][0]', "torch": "policy(torch.fr
 
 def _module_lines(spec: EnvSpec, plain_id: str) -> list[str]:
     """Imports that make the environment's id known."""
+    if spec.team is not None and plain_id != spec.import_module:
+        return ["import lbforaging"] if spec.env_id.startswith("lbf:") else [f"from mpe2 import {plain_id}"]
     if spec.import_module is not None:
         if not all(part.isidentifier() and not keyword.iskeyword(part) for part in spec.import_module.split(".")):
             raise ConfigError(f"the environment comes from {spec.import_module!r}, which is no module name")
@@ -238,13 +242,27 @@ def _make_line(spec: EnvSpec, plain_id: str) -> str:
                  "full_action_space": bool(options["full_actions"]),
                  "max_num_frames_per_episode": int(options["max_episode_frames"])} | given
     arguments = "".join(f", {name}={value!r}" for name, value in given.items())
+    if spec.team is not None and not spec.env_id.startswith("lbf:"):
+        return f"# With render_mode='human' it is shown.\nenv = {plain_id}.parallel_env({arguments[2:]})"
+    if spec.team is not None:
+        return f"env = gymnasium.make({plain_id!r}, disable_env_checker=True{arguments})"
     return f"# With render_mode='human' it is shown.\nenv = gymnasium.make({plain_id!r}{arguments})"
 
 
 def _obs_lines(spec: EnvSpec) -> list[str]:
-    """Functions ``start`` and ``see`` where an observation is not simply a vector."""
+    """Functions of the loop where an observation is not simply a vector."""
     if spec.frames is not None:
         return _frame_lines(spec)
+    joined = textwrap.dedent(f'''
+
+        def joined(obs, spaces):  # one agent after the other; the policy does not read the rest
+            x = np.zeros({spec.obs_dim}, np.float32)
+            for place, (agent, space) in enumerate(spaces.items()):
+                if agent in obs:
+                    part = flat(space, obs[agent])
+                    x[place * {spec.team.obs_dim} :][: len(part)] = part
+            return x
+    ''').splitlines() if spec.team else []
     return textwrap.dedent('''
 
         def flat(space, obs):  # nested observations in the order of their sorted keys
@@ -253,7 +271,7 @@ def _obs_lines(spec: EnvSpec) -> list[str]:
             if isinstance(space, gymnasium.spaces.Tuple):
                 return np.concatenate([flat(part, value) for part, value in zip(space.spaces, obs)])
             return np.ravel(gymnasium.spaces.flatten(space, obs)).astype(np.float32)
-    ''').splitlines() if _nested(spec) else []
+    ''').splitlines() + joined if _nested(spec) else []
 
 
 def _nested(spec: EnvSpec) -> bool:
@@ -285,6 +303,8 @@ def _frame_lines(spec: EnvSpec) -> list[str]:
 
 def _loop(spec: EnvSpec, row: PolicyFormat) -> list[str]:
     """Three episodes."""
+    if spec.team is not None:
+        return _team_loop(spec, row)
     body = ["obs, info = env.reset(seed=seed)", "total, done = 0.0, False"]
     step = ["obs, reward, terminated, truncated, info = env.step(action)", "total += float(reward)",
             "done = terminated or truncated"]
@@ -304,6 +324,24 @@ def _loop(spec: EnvSpec, row: PolicyFormat) -> list[str]:
     body += ["while not done:", *(f"    {line}" for line in [*see, f"action = {_ACT[row.name]}{shaped}", *step])]
     body.append('print(f"seed {seed}: return {total:.1f}")')
     return ["for seed in range(3):", *(f"    {line}" for line in body), "env.close()"]
+
+
+def _team_loop(spec: EnvSpec, row: PolicyFormat) -> list[str]:
+    """Three episodes of a parallel environment, or of Foraging, which has tuples in agents' order."""
+    foraging = spec.env_id.startswith("lbf:")
+    spaces = ("dict(enumerate(env.observation_space))" if foraging else
+              "{agent: env.observation_space(agent) for agent in env.possible_agents}")
+    step = (["obs, rewards, terminated, truncated, info = env.step(tuple(action.tolist()))", "total += sum(rewards)",
+             "done = terminated or truncated"] if foraging else
+            ["chosen = {agent: int(env.action_space(agent).start + index)",
+             "          for agent, index in zip(env.possible_agents, action) if agent in env.agents}",
+             "obs, rewards, terminated, truncated, info = env.step(chosen)", "total += sum(rewards.values())",
+             "done = all(terminated[agent] or truncated[agent] for agent in rewards)"])
+    seen = "dict(enumerate(obs))" if foraging else "obs"
+    body = ["obs, info = env.reset(seed=seed)", "total, done = 0.0, False", "while not done:",
+            *(f"    {line}" for line in [f"x = joined({seen}, spaces)[None]", f"action = {_ACT[row.name]}", *step]),
+            'print(f"seed {seed}: return of the team {total:.1f}")']
+    return [f"spaces = {spaces}", "for seed in range(3):", *(f"    {line}" for line in body), "env.close()"]
 
 
 def _begun(spec: EnvSpec) -> list[str]:

@@ -1,8 +1,8 @@
 """A policy as a short list of operations, and that list as an ONNX, PyTorch or NumPy file.
 
 Each file takes observations as ``Policy`` does, float32 [N, O] or images uint8 [N, k, C, H, W], and gives greedy
-actions for ``env.step``: float32 [N, A] within the bounds, or int64 [N], the environment's own numbers. Normaliser,
-squashing and action scaling are inside. Spreeze is not needed to run it.
+actions for ``env.step``: float32 [N, A] within the bounds, or int64 [N], the environment's own numbers; of a team of n
+agents int64 [N, n], an index for each. Normaliser, squashing and action scaling are inside; Spreeze is not needed.
 
 To add a format, write a ``PolicyFormat`` (types.py) and a row of ``_CODECS``; to add an operation, a row for it in each
 of the three tables.
@@ -21,7 +21,7 @@ import numpy as np
 
 from spreeze.errors import ConfigError, WeightsError
 from spreeze.inference.convolution import CNNS
-from spreeze.inference.policy import ACTIVATIONS, NORM_EPS, OBS_CLIP, Policy, head_of
+from spreeze.inference.policy import ACTIVATIONS, FORBIDDEN, NORM_EPS, OBS_CLIP, Policy, head_of
 from spreeze.types import EnvSpec
 
 Arrays = dict[str, np.ndarray]
@@ -57,17 +57,12 @@ def operations(arrays: Arrays, meta: dict[str, Any], spec: EnvSpec) -> list[Oper
 
     Raises:
         WeightsError: a part is missing or does not fit.
-        ConfigError: the network is a module of the user's own, or the policy that of a team.
+        ConfigError: the network is a module of the user's own.
     """
     if "network" in meta:
         raise ConfigError(
             f"this policy is the network {meta['network']!r} of your own module {spec.import_module}: its computation "
             "is not in the weights; export the module with torch.onnx or torch.export"
-        )
-    if spec.team is not None:
-        raise ConfigError(
-            f"this policy acts for {spec.team.size} agents at once, which is not exported yet; "
-            "use spreeze.inference.policy.Policy with the run's weights"
         )
     Policy.from_weights(arrays, meta)  # checks names and shapes
     hidden, head = len(meta.get("hidden_sizes", ())), head_of(meta, arrays)
@@ -76,15 +71,31 @@ def operations(arrays: Arrays, meta: dict[str, Any], spec: EnvSpec) -> list[Oper
     if "obs_mean" in arrays:
         found += [Operation("normalise", (_f32(arrays["obs_mean"]), _f32(arrays["obs_std"]))),
                   Operation("clip", (_f32(-OBS_CLIP), _f32(OBS_CLIP)))]
-    for index in range(hidden):
-        found.append(Operation("matmul", (_f32(arrays[f"w{index}"]),)))
+    if spec.team is not None:
+        found.append(Operation("team", (_i64([spec.team.size, spec.team.obs_dim]),)))
+    weights = [arrays[f"w{index}"] for index in range(hidden)] + [arrays["head_w"]]
+    for index, weight in enumerate(weights):
+        found += _matmul(weight, spec if index == 0 else None)
+        if index == hidden:
+            break
         if meta.get("layer_norm"):
             found.append(Operation("layer_norm"))
         found += [Operation("add", (_f32(arrays[f"b{index}"]),)), Operation(activation)]
-    found += [Operation("matmul", (_f32(arrays["head_w"]),)), Operation("add", (_f32(arrays["head_b"]),))]
+    found.append(Operation("add", (_f32(arrays["head_b"]),)))
+    if spec.team is not None and len(set(spec.team.actions)) > 1:
+        has = np.arange(head.outputs) < np.array(spec.team.actions)[:, None]
+        found.append(Operation("add", (np.where(has, np.float32(0.0), np.float32(FORBIDDEN)),)))
     if meta.get("action_mask"):
         found.append(Operation("mask", (_i64(head.outputs),)))
     return found + _HEADS[str(meta["policy"])](spec)
+
+
+def _matmul(weight: np.ndarray, first: EnvSpec | None) -> list[Operation]:
+    """A layer's product; in the ``first`` layer of a team the rows of the agents' one-hot numbers are added instead."""
+    if first is None or first.team is None:
+        return [Operation("matmul", (_f32(weight),))]
+    own = first.team.obs_dim
+    return [Operation("matmul", (_f32(weight[:own]),)), Operation("add", (_f32(weight[own:]),))]
 
 
 def _trunk(arrays: Arrays, meta: dict[str, Any]) -> list[Operation]:
@@ -146,12 +157,13 @@ def run(policy: Mapping[str, np.ndarray], obs: np.ndarray) -> np.ndarray:
         "flatten": lambda x: np.moveaxis(x, 1, 3).reshape(len(x), -1),
         "normalise": lambda x, mean, std: (x - mean) / std, "clip": np.clip, "matmul": np.matmul, "add": np.add,
         "multiply": np.multiply, "tanh": np.tanh,
-        "layer_norm": lambda x: (x - x.mean(1, keepdims=True)) / np.sqrt(x.var(1, keepdims=True) + 1e-5),
+        "team": lambda x, shape: x[:, : shape.prod()].reshape(-1, *shape),
+        "layer_norm": lambda x: (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5),
         "relu": lambda x: np.maximum(x, 0), "silu": lambda x: x * (np.tanh(x / 2) + 1) / 2,
         "gelu": lambda x: x * (np.tanh(0.7978845608 * (x + 0.044715 * x * x * x)) + 1) / 2,
         "elu": lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0))), "columns": lambda x, count: x[:, :count],
         "mask": lambda x, count: np.where(obs[:, -count:] == 0, -np.inf, x),
-        "argmax": lambda x, first: x.argmax(1) + first,
+        "argmax": lambda x, first: x.argmax(-1) + first,
     }
     x = obs
     for place, kind in enumerate(policy["operations"]):
@@ -197,9 +209,10 @@ def _write_torch(steps: list[Operation], spec: EnvSpec, about: dict[str, Any]) -
         "conv": lambda x, weight, bias, stride: functional.conv2d(x, weight, bias, stride),
         "flatten": lambda x: x.permute(0, 2, 3, 1).flatten(1), "normalise": lambda x, mean, std: (x - mean) / std,
         "clip": torch.clamp, "matmul": torch.matmul, "add": torch.add, "multiply": torch.mul, "tanh": torch.tanh,
-        "layer_norm": lambda x: functional.layer_norm(x, x.shape[1:], eps=NORM_EPS), "relu": torch.relu,
+        "layer_norm": lambda x: functional.layer_norm(x, x.shape[-1:], eps=NORM_EPS), "relu": torch.relu,
         "silu": functional.silu, "gelu": lambda x: functional.gelu(x, approximate="tanh"), "elu": functional.elu,
-        "columns": lambda x, count: x[:, :count], "argmax": lambda x, first: x.argmax(1) + first,
+        "columns": lambda x, count: x[:, :count], "argmax": lambda x, first: x.argmax(-1) + first,
+        "team": lambda x, shape: x[:, : shape[0] * shape[1]].unflatten(1, shape),
     }
 
     class Exported(torch.nn.Module):
@@ -307,8 +320,13 @@ def _onnx_mask(graph: _Graph, count: np.ndarray) -> None:
     graph.node("Where", forbidden, graph.constant(_f32(-np.inf)), out)
 
 
+def _onnx_team(graph: _Graph, shape: np.ndarray) -> None:
+    graph.over("Slice", _i64([0]), shape.prod(keepdims=True), _i64([1]))
+    graph.over("Reshape", _i64([-1, *shape]))
+
+
 def _onnx_argmax(graph: _Graph, first: np.ndarray) -> None:
-    graph.node("ArgMax", axis=1, keepdims=0)
+    graph.node("ArgMax", axis=-1, keepdims=0)
     graph.over("Add", first)
 
 
@@ -324,7 +342,7 @@ _ONNX: dict[str, Callable[..., Any]] = {
     "relu": lambda g: g.node("Relu"), "elu": lambda g: g.node("Elu", alpha=1.0), "gelu": _onnx_gelu,
     "silu": lambda g: g.node("Mul", g.x, g.node("Sigmoid")), "mask": _onnx_mask, "argmax": _onnx_argmax,
     "columns": lambda g, count: g.over("Slice", _i64([0]), count.reshape(1), _i64([1])),
-    "layer_norm": _onnx_layer_norm,
+    "layer_norm": _onnx_layer_norm, "team": _onnx_team,
 }  # fmt: skip
 
 
@@ -340,7 +358,7 @@ def _write_onnx(steps: list[Operation], spec: EnvSpec, about: dict[str, Any]) ->
     obs_type = TensorProto.UINT8 if obs.dtype == np.uint8 else TensorProto.FLOAT
     discrete = spec.num_actions is not None
     action_type = TensorProto.INT64 if discrete else TensorProto.FLOAT
-    shape: list[str | int | None] = ["batch"] if discrete else ["batch", spec.action_dim]
+    shape: list[str | int | None] = ["batch", *([] if discrete and spec.team is None else [spec.action_dim])]
     graph.node("Identity")
     graph.nodes[-1].output[0] = "action"
     model = helper.make_model(
@@ -425,11 +443,14 @@ def check(
     found = act(obs)
     count = len(obs)
     if spec.num_actions is not None:
-        values = np.sort(run(_numpy_arrays(steps[:-1]), obs), 1)
-        best = values[:, -1]
-        clear = best - values[:, -2] > TOLERANCE * np.maximum(1.0, np.abs(best))
-        wrong = int(np.sum((found != expected) & clear))
-        result = Agreement(count, wrong, int(np.sum(~clear)))
+        values = np.sort(run(_numpy_arrays(steps[:-1]), obs), -1)
+        best = values[..., -1]
+        clear = best - values[..., -2] > TOLERANCE * np.maximum(1.0, np.abs(best))
+        if found.shape != expected.shape:
+            raise WeightsError(f"the exported policy gives actions {found.shape}, ours {expected.shape}; no file was "
+                               "written")
+        wrong = int(np.sum(((found != expected) & clear).reshape(count, -1).any(1)))
+        result = Agreement(count, wrong, int(np.sum(~clear.reshape(count, -1).all(1))))
         if wrong or found.dtype != np.int64:
             raise WeightsError(f"the exported policy chose another action for {wrong} of {count} observations; no file "
                                "was written")

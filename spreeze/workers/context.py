@@ -166,7 +166,7 @@ class WorkerContext:
             time.sleep(min(left, 0.1))
 
     def close(self) -> None:
-        self.slots = self._control = self._group = None  # type: ignore[assignment]
+        self.slots = self._control = self._events = self._group = None  # type: ignore[assignment]
         if self._message_fd is not None:
             with contextlib.suppress(OSError):
                 os.close(self._message_fd)
