@@ -19,6 +19,7 @@ from spreeze.metrics.comparison import (
     running_mean,
     spread,
     spread_text,
+    verdicts,
 )
 from spreeze.metrics.store import EvaluationRow, MetricsWriter
 
@@ -117,6 +118,20 @@ def test_a_target_that_one_seed_missed_has_no_mean_time():
     assert group.required_s[0].mean == pytest.approx((2 + 1 + 2) / 3)
     assert group.required_s[1] is None
     assert group.reached == (3, 2)
+
+
+def test_the_verdict_says_who_was_first_and_how_long_the_others_took():
+    curves = [*(curve(HTS, seed, (1, 0.0), (4, 9.0)) for seed in (1, 2, 3)),
+              *(curve(SERIAL, seed, (1, 0.0), (200, 9.0)) for seed in (1, 2, 3))]
+    slower = RunGroup(HTS.env, "dqn", "spreeze")
+    assert verdicts(report(curves, Rules(policies=1, targets=(9.0,)))) == [
+        f"{HTS.env}: {HTS.label} was first at 9, after 4 s; {SERIAL.label} took 3:20, 50.0 times as long"]
+    curves += [curve(slower, 1, (1, 0.0), (2, 9.0)), curve(slower, 2, (1, 0.0), (2, 5.0))]
+    assert verdicts(report(curves, Rules(policies=1, targets=(9.0, 10.0)))) == [
+        f"{HTS.env}: {HTS.label} was first at 9, after 4 s; {SERIAL.label} took 3:20, 50.0 times as long; dqn spreeze "
+        "did with 1 of 2 runs. With fewer than 3 seeds each this may be chance",
+        f"{HTS.env}: nobody reached 10 with every run"]
+    assert verdicts(report(curves[:2], Rules(policies=1, targets=(9.0,)))) == []
 
 
 def test_pairs_take_the_seeds_that_both_have():

@@ -33,6 +33,7 @@ from spreeze.metrics.comparison import (
     returns,
     running_mean,
     spread_text,
+    verdicts,
     worst_of_last,
 )
 from spreeze.metrics.html_report import make
@@ -185,11 +186,14 @@ def _protocol(curves: list[Curve]) -> None:
     for cell, task in zip(cells, tasks, strict=False):
         own = [curve for curve in curves if curve.group.env == task]
         target = cell.number_input(f"Target return of {components.plain(task)}", value=_target(own),
-                                   key=f"target_{task}", help="For the required-time metric.")
+                                   key=f"target_{task}", help="For the time to target.")
         found.append(report(own, Rules(targets=(float(target),))))
+    for sentence in (sentence for part in found for sentence in verdicts(part)):
+        st.markdown(f"**{components.plain(sentence)}.**")
     _group_table(found)
     _run_table(found, {curve.name: curve for curve in curves})
-    st.caption(f"Metrics of the HTS-RL paper, from all episodes of the last {POLICIES} evaluated policies; "
+    st.caption(f"Final, final-time and required-time metrics of the HTS-RL paper, from all episodes of the last "
+               f"{POLICIES} evaluated policies; "
                f"[95 % bootstrap interval over seeds, {RESAMPLES:,} resamples]. `python -m spreeze evaluate --protocol "
                "hts RUN ...` gives the same.")
 
@@ -206,18 +210,20 @@ def _group_table(reports: list[Report]) -> None:
         [
             {
                 "task": group.group.env, "group": group.group.label, "runs": group.runs,
-                "final metric": spread_text(group.final), "final-time metric": spread_text(group.final_time),
-                "required time": spread_text(group.required_s[0], duration),
+                "final return": spread_text(group.final), "return at equal time": spread_text(group.final_time),
+                "time to target": spread_text(group.required_s[0], duration),
                 "reached": f"{group.reached[0]} of {group.runs}",
             }
             for found in reports for group in found.groups
         ],
         hide_index=True, key="compare_groups",
         column_config={
-            "final-time metric": st.column_config.TextColumn(
-                help="Up to the wall time that all runs of the task reached."),
-            "required time": st.column_config.TextColumn(
-                help="Wall time to the task's target [h:min:s]; a dash until all seeds reached it."),
+            "final return": st.column_config.TextColumn(
+                help=f"Mean over all episodes of the last {POLICIES} evaluated policies."),
+            "return at equal time": st.column_config.TextColumn(
+                help="The same, up to the wall time that all runs of the task reached."),
+            "time to target": st.column_config.TextColumn(
+                help="Wall time until that mean reached the task's target [h:min:s]; a dash until all seeds did."),
         },
     )
 
@@ -227,8 +233,8 @@ def _run_table(reports: list[Report], curves: Mapping[str, Curve]) -> None:
         [
             {
                 "run": run.name, "task": run.group.env, "group": run.group.label, "seed": number(run.seed),
-                "final metric": number(run.final), "final-time metric": number(run.final_time),
-                "time limit": duration(run.limit_s), "required time": duration(run.required_s[0]),
+                "final return": number(run.final), "return at equal time": number(run.final_time),
+                "equal time": duration(run.limit_s), "time to target": duration(run.required_s[0]),
                 "best return": number(max(record.return_mean for record in curves[run.name].evaluations)),
                 f"worst of last {WORST_OF}": number(worst_of_last(curves[run.name].evaluations)),
                 "env steps": number(curves[run.name].evaluations[-1].env_steps), "policies": run.policies,

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from spreeze.errors import ConfigError, RunError
-from spreeze.formatting import DASH, clean, number
+from spreeze.formatting import DASH, clean, duration, number
 from spreeze.metrics.store import EvaluationRow, MetricsReader
 from spreeze.run_directory import read_config, read_run
 
@@ -46,6 +46,9 @@ class Rules:
     """Wall time of the final-time metric; None: for each task, the end of its fastest run."""
     resamples: int = RESAMPLES
     level: float = LEVEL
+
+
+_FEWEST_RUNS = 3
 
 
 @dataclass(frozen=True)
@@ -339,7 +342,8 @@ def text(found: Report) -> str:
         limit_s = next(run.limit_s for run in found.runs if run.group.env == env)
         lines += ["", f"{env}, time limit {limit_s:.4g} s"]
         lines += _aligned(_rows(found, env))
-    return "\n".join([*lines, *_remarks(found)])
+    told = verdicts(found)
+    return "\n".join([*lines, *(["", *told] if told else []), *_remarks(found)])
 
 
 def _rows(found: Report, env: str) -> list[list[str]]:
@@ -375,6 +379,38 @@ def spread_text(value: Spread | None, form: Callable[[float | None], str] = numb
     if value is None:
         return DASH
     return form(value.mean) + ("" if value.low is None else f" [{form(value.low)}, {form(value.high)}]")
+
+
+def verdicts(found: Report) -> list[str]:
+    """In words, for each task and target: which group was there first, and how long the others took."""
+    sentences = []
+    for env in dict.fromkeys(group.group.env for group in found.groups):
+        groups = [group for group in found.groups if group.group.env == env]
+        if len(groups) > 1:
+            sentences += [_verdict(env, target, i, groups) for i, target in enumerate(found.rules.targets)]
+    return sentences
+
+
+def _verdict(env: str, target: float, place: int, groups: Sequence[GroupReport]) -> str:
+    times = {group.group.label: time.mean for group in groups if (time := group.required_s[place]) is not None}
+    late = [f"{group.group.label} did not" if group.runs == 1 else
+            f"{group.group.label} did with {group.reached[place]} of {group.runs} runs"
+            for group in groups if group.group.label not in times]
+    if not times:
+        return f"{env}: nobody reached {number(target)} with every run"
+    (first, least_s), *others = sorted(times.items(), key=lambda item: item[1])
+    sentence = f"{env}: {first} was first at {number(target)}, after {_told(least_s)}"
+    after = [f"{label} took {_told(time_s)}, " + (
+             f"{time_s / least_s:.1f} times as long" if time_s > 1.05 * least_s > 0.0 else "about as long")
+             for label, time_s in others]
+    sentence = "; ".join([sentence, *after, *late])
+    if min(group.runs for group in groups) < _FEWEST_RUNS:
+        sentence += f". With fewer than {_FEWEST_RUNS} seeds each this may be chance"
+    return sentence
+
+
+def _told(seconds: float) -> str:
+    return f"{number(seconds)} s" if seconds < 100.0 else duration(seconds)
 
 
 def _aligned(rows: list[list[str]]) -> list[str]:
