@@ -16,10 +16,12 @@ from spreeze.machine.hardware import read_machine
 from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.plan import RunPlan
 from spreeze.tuner import measure, run
+from spreeze.tuner.knobs import fit_rollout
 from spreeze.tuner.measure import Measurer
 from spreeze.tuner.problem import (
     INFERENCE_WORKERS,
     INTERVAL,
+    LEARNERS,
     ROLLOUT,
     ROLLOUT_ENVS,
     ROLLOUT_SAMPLERS,
@@ -84,6 +86,18 @@ def test_too_much_memory_is_a_result_and_a_wish_to_stop_ends_everything(plan, pa
     assert psutil.Process().children(recursive=True) == []
 
 
+def test_several_learners_that_mix_are_measured_with_their_samplers_and_nobody_is_left(patient):
+    settings = settings_of(run={"mode": "gala", "algo": "a2c"})
+    plan = RunPlan(settings=settings, spec=probe_env("CartPole-v1", steps=0).spec, samplers=1, free_core=False)
+    wanted = [Setting({LEARNERS: 2, ROLLOUT_SAMPLERS: count, ROLLOUT_ENVS: 2, INTERVAL: 16}) for count in (2, 4)]
+    found = measuring(plan).joint(wanted, within_s=60.0, on_result=lambda rate: None)
+    assert {rate.setting: rate.failure for rate in found} == dict.fromkeys(wanted)
+    for rate in found:
+        assert min(rate.env_steps_per_s) > 0.0
+        assert min(rate.updates_per_s) > 0.0
+    assert psutil.Process().children(recursive=True) == []
+
+
 def test_a_measured_plan_has_the_setting_and_no_stop_condition(plan):
     found = rollout_plan(plan, SMALL)
     assert (found.samplers, found.inference_workers, found.batch_size) == (1, 1, 8)
@@ -103,6 +117,20 @@ def test_facts_come_from_settings_and_machine():
                                       "ppo.minibatches": 4}  # fmt: skip
     assert (found.cores, found.pins) == (6.0, {ROLLOUT_SAMPLERS, INTERVAL})
     assert problem(settings_of()).configured[ROLLOUT_SAMPLERS] == 6
+
+
+@pytest.mark.parametrize(("asked", "learners", "samplers"), [
+    ({}, 6, 6), ({"samplers": 4}, 4, 4), ({"samplers": 9}, 3, 9), ({"samplers": 7}, 7, 7), ({"learners": 4}, 4, 4),
+    ({"learners": 2}, 2, 6), ({"learners": 2, "samplers": 8}, 2, 8), ({"learners": 8}, 8, 8),
+])  # fmt: skip
+def test_learners_that_mix_begin_with_a_core_each_and_share_the_samplers_evenly(asked, learners, samplers):
+    own = {name: {name: value} for name, value in asked.items()}
+    settings = settings_of(run={"mode": "gala", "algo": "a2c", **own.get("learners", {})},
+                           rollout=own.get("samplers", {}))
+    check_tunable(settings.config)
+    found = problem(settings)
+    assert (found.configured[LEARNERS], found.configured[ROLLOUT_SAMPLERS]) == (learners, samplers)
+    assert fit_rollout(found, found.configured) == found.configured
 
 
 def test_a_resumed_run_keeps_its_environments_and_may_change_its_inference_workers():

@@ -4,13 +4,14 @@ import dataclasses
 
 import pytest
 
-from spreeze.config.modes import ROLLOUT_KNOBS
+from spreeze.config.modes import GOSSIP_KNOBS, ROLLOUT_KNOBS
 from spreeze.errors import ConfigError, WorkerError
 from spreeze.tuner.knobs import KNOBS, SHORTEST_INTERVAL, fit_rollout, rollout_rows
 from spreeze.tuner.model import Scored, pick
 from spreeze.tuner.problem import (
     INFERENCE_WORKERS,
     INTERVAL,
+    LEARNERS,
     MINIBATCHES,
     ROLLOUT,
     ROLLOUT_ENVS,
@@ -216,6 +217,37 @@ def test_another_module_s_knob_is_varied_around_the_choice():
     assert chosen(tuning) == Setting({**changed(samplers=4, interval=32), own.name: 9.0})
     assert tuning.choices[own.name].runners_up == ((1.0, pytest.approx(0.77, abs=0.02)),
                                                    (0.25, pytest.approx(0.77, abs=0.02)))
+
+
+TEAM = Setting({LEARNERS: 2, ROLLOUT_SAMPLERS: 2, ROLLOUT_ENVS: 8, INTERVAL: 32})
+
+
+def team(cores=2.0, pins=(), **facts):
+    knobs = tuple(knob for knob in KNOBS if knob.name in GOSSIP_KNOBS)
+    return dataclasses.replace(problem(cores, TEAM, pins), knobs=knobs, **facts)
+
+
+def test_as_many_learners_are_taken_as_pay_each_with_rollouts_of_the_configured_rows():
+    machine = Machine(lambda one: 100.0 * min(one[LEARNERS], 4) + one[ROLLOUT_SAMPLERS])
+    found = tune(team(cores=4.0), machine, lambda result: None)
+    assert chosen(found) == TEAM.but(LEARNERS, 4).but(ROLLOUT_SAMPLERS, 4)
+    assert {one[LEARNERS] for one in machine.asked} >= {2, 4, 8}
+    for one in machine.asked:
+        assert one[ROLLOUT_SAMPLERS] % one[LEARNERS] == 0
+        assert rollout_rows(one) == one[ROLLOUT_SAMPLERS] // one[LEARNERS] * one[ROLLOUT_ENVS] * one[INTERVAL] == 256
+
+
+def test_learners_that_are_set_stay_and_their_samplers_are_shared_evenly():
+    machine = Machine(lambda one: 100.0 * one[ROLLOUT_SAMPLERS])
+    found = tune(team(cores=4.0, pins=(LEARNERS,)), machine, lambda result: None)
+    assert chosen(found)[LEARNERS] == 2
+    assert {one[ROLLOUT_SAMPLERS] for one in machine.asked} == {2, 4, 8}
+
+
+def test_learners_whose_environments_wait_are_tried_beyond_the_cores():
+    knob = next(knob for knob in KNOBS if knob.name == LEARNERS)
+    assert set(knob.candidates(team(), TEAM)) == {2, 4}
+    assert set(knob.candidates(team(step_cpu_share=0.1), TEAM)) == {2, 4, 8, 16}
 
 
 def test_where_samplers_wait_for_nobody_the_rows_of_one_sampler_stay():

@@ -112,6 +112,9 @@ ROLLOUT_KNOBS = (
     "rollout.samplers", "rollout.envs_per_sampler", "rollout.inference_workers", "rollout.sync_interval",
     "algorithm.minibatches",
 )
+GOSSIP_KNOBS = (
+    "run.learners", "rollout.samplers", "rollout.envs_per_sampler", "rollout.sync_interval", "algorithm.minibatches",
+)
 BUFFER_KNOBS = ("rollout.samplers", "rollout.envs_per_sampler", "rollout.sync_interval")
 DECLARED = (
     Mode(
@@ -138,7 +141,7 @@ DECLARED = (
     Mode(
         name="gala", module="spreeze.modes.gala",
         doc="learners with samplers of their own mix their parameters round a ring, without waiting (GALA)",
-        on_policy=Wiring(stages=GOSSIP_STAGES, lag=0, several_learners=True, mixes=True),
+        on_policy=Wiring(stages=GOSSIP_STAGES, lag=0, several_learners=True, mixes=True, knobs=GOSSIP_KNOBS),
     ),
     Mode(
         name="tianji", module="spreeze.modes.tianji",

@@ -64,14 +64,15 @@ class Team(NamedTuple):
 def run_mode(plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts, launcher: Launcher = FRESH) -> Outcome:
     """Trains until a stop condition or an interrupt; a ResourceError if there is no room for rollouts."""
     with contextlib.ExitStack() as stack:
-        teams = [_open_team(stack, plan, run_dir.path, group) for group in range(plan.learners)]
+        teams = [open_team(stack, plan, run_dir.path, group) for group in range(plan.learners)]
         env_steps = sum(hts.continued(team.plan, team.memory.rollouts).earlier.env_steps for team in teams)
         plan = dataclasses.replace(plan, earlier=dataclasses.replace(plan.earlier, env_steps=env_steps))
         recorder = Recorder(plan, run_dir, view)
         return run_workers(plan, run_dir, recorder, interrupts, launcher, _wired(plan, run_dir.path, teams, recorder))
 
 
-def _open_team(stack: contextlib.ExitStack, plan: RunPlan, run_dir: Path, group: int) -> Team:
+def open_team(stack: contextlib.ExitStack, plan: RunPlan, run_dir: Path, group: int) -> Team:
+    """Opens one learner's memory; its folder is made."""
     own, folder = _plan_of(plan, group), group_folder(run_dir, group)
     folder.mkdir(parents=True, exist_ok=True)
     memory = stack.enter_context(hts.open_memory(own, folder))

@@ -23,6 +23,7 @@ from spreeze.tuner.problem import (
     INFERENCE_WORKERS,
     INTERVAL,
     LEARNER,
+    LEARNERS,
     MINIBATCHES,
     PRECISION,
     RATIO,
@@ -201,6 +202,7 @@ _SLOW_STEP_US = 5000.0
 _STEPPING, _MOST_SHARING = 0.8, 12
 """Share of a core that samplers on it may take together by stepping alone, and their number at most."""
 _MOST_SAMPLERS = 512
+MOST_LEARNERS = 16
 
 
 def room_of(problem: TuningProblem) -> Room:
@@ -290,13 +292,14 @@ def _minibatches(setting: Setting) -> str | None:
 
 
 def rollout_rows(setting: Setting) -> int:
-    """Transitions of a rollout: of all samplers, or of one where each has rollouts of its own."""
+    """Transitions of a rollout: of all samplers of a learner, or of one where each has rollouts of its own."""
     return _rollout_envs(setting) * int(setting[INTERVAL])
 
 
 def _rollout_envs(setting: Setting) -> int:
     """Environments of a rollout; samplers that wait for nobody have no inference workers to choose."""
-    return int(setting[ROLLOUT_ENVS] * (setting[ROLLOUT_SAMPLERS] if INFERENCE_WORKERS in setting else 1))
+    shares = INFERENCE_WORKERS in setting or LEARNERS in setting
+    return int(setting[ROLLOUT_ENVS] * (setting[ROLLOUT_SAMPLERS] // setting.get(LEARNERS, 1) if shares else 1))
 
 
 def fit_rollout(problem: TuningProblem, setting: Setting) -> Setting | None:
@@ -305,6 +308,8 @@ def fit_rollout(problem: TuningProblem, setting: Setting) -> Setting | None:
     asked = setting.get(INFERENCE_WORKERS)
     workers = None if asked is None else min(asked, samplers)
     if min(samplers, each) < 1 or (workers != asked and INFERENCE_WORKERS in problem.pins):
+        return None
+    if samplers % setting.get(LEARNERS, 1):
         return None
     configured, name = problem.configured, _minibatches(problem.configured)
     rows, envs = rollout_rows(configured), _rollout_envs(setting)
@@ -319,7 +324,8 @@ def fit_rollout(problem: TuningProblem, setting: Setting) -> Setting | None:
         if name in problem.pins:
             return None
         minibatches = max(count for count in range(1, minibatches + 1) if (envs * interval) % count == 0)
-    if _group_bytes(problem, samplers, each) + problem.learner_bytes > HEADROOM * problem.memory_bytes:
+    learner_bytes = problem.learner_bytes * setting.get(LEARNERS, 1)
+    if _group_bytes(problem, samplers, each) + learner_bytes > HEADROOM * problem.memory_bytes:
         return None
     found = {**setting, INTERVAL: interval, **({name: minibatches} if name else {})}
     return Setting(found if workers is None else {**found, INFERENCE_WORKERS: workers})
@@ -334,10 +340,26 @@ def _fit_fewer(problem: TuningProblem, setting: Setting) -> Setting | None:
     return found
 
 
+def _fit_learners(problem: TuningProblem, setting: Setting) -> Setting | None:
+    """The same with one sampler for each learner."""
+    if ROLLOUT_SAMPLERS not in problem.pins:
+        setting = setting.but(ROLLOUT_SAMPLERS, setting[LEARNERS])
+    return _fit_fewer(problem, setting)
+
+
 def _rollout_samplers(problem: TuningProblem, here: Setting) -> Iterable[int]:
-    cores = max(1, math.floor(problem.cores + 1e-9))
+    cores, learners = max(1, math.floor(problem.cores + 1e-9)), here.get(LEARNERS, 1)
     more = [cores * many for many in (4, 8) if many <= _sharing(problem)]
+    if learners > 1:
+        return learners, 2 * learners, 4 * learners, *more
     return cores, cores - 1, cores + 1, 2 * cores, cores // 2, *more
+
+
+def learner_counts(problem: TuningProblem, here: Setting) -> Iterable[int]:
+    """Numbers of learners that mix: at least two, around what the cores hold, more where environments wait."""
+    cores = max(2, math.floor(problem.cores + 1e-9))
+    more = [cores * many for many in (4, 8) if many <= _sharing(problem)]
+    return [count for count in (cores, 2 * cores, cores // 2, *more) if 2 <= count <= MOST_LEARNERS]
 
 
 def _minibatches_remark(problem: TuningProblem, setting: Setting) -> str:
@@ -367,6 +389,8 @@ KNOBS = (
     Knob(name=ENVS, trial=FACTS, words="{} environment{s} a sampler", label="envs"),
     Knob(name=CAPACITY, trial=FACTS, fixed=True, words="replay of {} transitions"),
     Knob(name=RATIO_MAX, trial=FACTS, words="the learner waits above {:g} samples per insert"),
+    Knob(name=LEARNERS, candidates=learner_counts, fit=_fit_learners, words="{} learner{s}", fixed=True,
+         figures=_ROLLOUT_FIGURES),
     Knob(name=ROLLOUT_SAMPLERS, candidates=_rollout_samplers, fit=_fit_fewer, words="{} sampler{s}", fixed=True,
          figures=_ROLLOUT_FIGURES),
     Knob(name=INFERENCE_WORKERS, candidates=lambda problem, here: (0, 1, 2), fit=_fit_fewer,

@@ -21,7 +21,7 @@ from spreeze.runtime.launcher import child_environment
 from spreeze.runtime.plan import RunPlan
 from spreeze.transport.shared_memory import readable
 from spreeze.tuner.problem import BATCH, DEVICE, LEARNER, Setting, TrialResult
-from spreeze.tuner.trials import BufferTrial, RolloutTrial, Trial
+from spreeze.tuner.trials import BufferTrial, GossipTrial, RolloutTrial, Trial
 from spreeze.workers.jobs import UpdateProbeJob, UpdateTurn
 
 _EDGE_S = 0.1
@@ -63,7 +63,8 @@ class Measurer:
         on_policy = plan.config.on_policy is not None
         self._plan, self._ends_s = plan, ends_s
         self._helper = None if on_policy else UpdateHelper(plan, memory_cap_bytes, interrupts)
-        rollouts: type[Trial] = BufferTrial if plan.config.wiring.free_running else RolloutTrial
+        wiring = plan.config.wiring
+        rollouts: type[Trial] = (BufferTrial if wiring.free_running else GossipTrial if wiring.mixes else RolloutTrial)
         self._kind = rollouts if on_policy else Trial
         self._open = functools.partial(self._kind, plan, usable_cores=usable_cores, memory_cap_bytes=memory_cap_bytes,
                                        interrupts=interrupts)

@@ -18,7 +18,7 @@ BATCH, THREADS = "learner.batch_size", "learner.threads"
 SAMPLERS, ENVS = "sampling.samplers", "sampling.envs_per_sampler"
 CAPACITY, RATIO, RATIO_MAX = "replay.capacity", "replay.samples_per_insert_min", "replay.samples_per_insert_max"
 ROLLOUT_SAMPLERS, ROLLOUT_ENVS = "rollout.samplers", "rollout.envs_per_sampler"
-INFERENCE_WORKERS = "rollout.inference_workers"
+INFERENCE_WORKERS, LEARNERS = "rollout.inference_workers", "run.learners"
 INTERVAL, MINIBATCHES = "rollout.sync_interval", "algorithm.minibatches"
 """Knobs by their names; ``algorithm.FIELD`` stands for a field of the chosen algorithm."""
 

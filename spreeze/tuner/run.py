@@ -25,11 +25,12 @@ from spreeze.machine.utilisation import ExternalLoad
 from spreeze.run_directory import versions, write_json
 from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.plan import RunPlan
-from spreeze.tuner.knobs import knobs_of
+from spreeze.tuner.knobs import MOST_LEARNERS, knobs_of
 from spreeze.tuner.measure import Measurer
 from spreeze.tuner.problem import (
     DEVICE,
     JOINT,
+    LEARNERS,
     PRECISION,
     ROLLOUT,
     ROLLOUT_SAMPLERS,
@@ -103,10 +104,11 @@ def _measured(
     start, spec, config = time.monotonic(), probe.spec, settings.config
     listener.say(f"tuning for {spec.env_id} on this machine (under a minute):")
     load, free_bytes = ExternalLoad(machine.cores.ids), memory_limits().usable_bytes
+    cores = machine.cores.usable
     with Measurer(
-        RunPlan(settings=settings, spec=spec, samplers=1, free_core=False), usable_cores=machine.cores.usable,
+        RunPlan(settings=settings, spec=spec, samplers=config.run.learners, free_core=False), usable_cores=cores,
         memory_cap_bytes=int(_CAP_SHARE * free_bytes), ends_s=start + BUDGET_S - spent_s - _CLOSING_S,
-        group_bytes=_LEARNER_BYTES + int(machine.cores.usable * (_SAMPLER_BYTES + _ENV_BYTES)), interrupts=interrupts,
+        group_bytes=_LEARNER_BYTES + int(cores * (_SAMPLER_BYTES + _ENV_BYTES)), interrupts=interrupts,
     ) as measurer:
         if probe.step_us_median is None and config.on_policy is None:
             probe = probe_env(spec.env_id, spec.import_module, steps=_PROBE_STEPS, plain=spec.plain, args=spec.args,
@@ -149,6 +151,8 @@ def problem_of(settings: Settings, probe: Probe, machine: Machine, free_bytes: i
             or (knob.fixed and settings.sources.get(knob.name) == "resumed run")}
     if config.learner.device == "auto":
         pins.discard(DEVICE)
+    if LEARNERS in values:
+        values = _with_learners(values, pins, machine)
     on_policy, paired = config.on_policy is not None, probe.spec.num_actions is None
     row_bytes = 1 if on_policy else RowLayout.of(
         probe.spec, config.algorithm.n_step, checksum=config.replay.checksum).row_bytes
@@ -174,6 +178,18 @@ def _configured(config: Config, name: str, machine: Machine) -> Any:
     if name == DEVICE:
         return {"cuda": "cuda:0", "split": "cuda:0+cuda:1"}.get(value, value)
     return max(1, int(machine.cores.usable)) if name == ROLLOUT_SAMPLERS and value is None else value
+
+
+def _with_learners(values: dict[str, Any], pins: set[str], machine: Machine) -> dict[str, Any]:
+    """The values of a mode whose learners are to be chosen: at least two to begin with, each with a sampler."""
+    cores, samplers = max(2, min(int(machine.cores.usable), MOST_LEARNERS)), values[ROLLOUT_SAMPLERS]
+    learners = values[LEARNERS]
+    if LEARNERS not in pins:
+        fitting = [count for count in range(2, cores + 1) if samplers % count == 0]
+        learners = cores if ROLLOUT_SAMPLERS not in pins else max(fitting, default=min(samplers, MOST_LEARNERS))
+    if ROLLOUT_SAMPLERS not in pins:
+        samplers = learners * max(1, int(machine.cores.usable) // learners)
+    return values | {LEARNERS: learners, ROLLOUT_SAMPLERS: samplers}
 
 
 def _devices(machine: Machine, learner: LearnerConfig, pins: set[str], can_split: bool) -> tuple[Device, ...]:
@@ -204,6 +220,7 @@ def _facts(settings: Settings, probe: Probe, machine: Machine) -> dict[str, Any]
         "env": {name: value for name, value in dataclasses.asdict(probe.spec).items() if name not in _NOT_SPEED},
         "normalize_obs": config.env.normalize_obs, "tuning": dataclasses.asdict(config.tuning),
         "algo": config.run.algo, "correction": config.rollout.correction,
+        "mixing": dataclasses.asdict(config.gala) if config.wiring.mixes else None,
         "algorithm": {name: value for name, value in part.items() if not isinstance(value, float)},
         "configured": {name: repr(value) for name, value in problem.configured.items()},
         "pins": sorted(problem.pins), "learning_starts": config.replay.learning_starts,
@@ -218,7 +235,7 @@ def check_tunable(config: Config) -> None:
     Raises:
         ConfigError: the mode declares no knob for that kind of algorithm, or several learners are asked for.
     """
-    if config.run.learners > 1:
+    if config.run.learners > 1 and LEARNERS not in config.wiring.knobs:
         raise ConfigError(f"--auto: it measures one learner and its samplers, not run.learners = {config.run.learners}"
                           "; leave --auto out, or set --batch-size and --samplers as a tuned run of one learner has it")
     if not config.wiring.knobs:

@@ -19,13 +19,14 @@ import psutil
 from spreeze.config.layers import Layer, Settings, Values
 from spreeze.errors import ConfigError, ResourceError, WorkerError
 from spreeze.machine.processes import OrphanWatch
-from spreeze.modes import hts, impact, spreeze
+from spreeze.modes import gala, hts, impact, spreeze
 from spreeze.run_directory import SUBDIRECTORIES
 from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.launcher import RunContext, WorkerSpec
 from spreeze.runtime.plan import RunPlan
 from spreeze.runtime.supervisor import ProcessSupervisor, private_memory_bytes
 from spreeze.transport import status_table as words
+from spreeze.transport.mixing import MixMemory
 from spreeze.transport.rollouts import Rollouts
 from spreeze.transport.status_table import StatusTable
 from spreeze.tuner.problem import BATCH, ENVS, JOINT, ROLLOUT, ROLLOUT_SAMPLERS, SAMPLERS, Setting, TrialResult
@@ -239,7 +240,8 @@ class Trial(contextlib.ExitStack):
         except WorkerError as error:
             raise TrialFailed(str(error)) from None
         failures = [len(one.failures) for one in self._workers.handles.values() if not one.spec.role.learns]
-        if self._workers.handles["learner"].failures or sum(failures) > _MOST_FAILURES:
+        learners = [len(one.failures) for one in self._workers.handles.values() if one.spec.role.learns]
+        if sum(learners) or sum(failures) > _MOST_FAILURES:
             raise TrialFailed(self._why())
         if time.monotonic() - self._looked_s >= _MEMORY_EVERY_S:
             self._looked_s = time.monotonic()
@@ -372,6 +374,31 @@ class BufferTrial(RolloutTrial):
         samplers = self._trial_plan.samplers
         steps = sum(self._status.named_slots(row, "sampler")["env_steps"] for row in range(samplers))
         return steps, self._status.named_slots(samplers, "learner")["updates"]
+
+
+class GossipTrial(RolloutTrial):
+    """All workers of several learners that mix; windows begin and end with a swap of one's rollouts."""
+
+    def _open(self, run_dir: Path) -> tuple[StatusTable, int, list[WorkerSpec]]:
+        plan = self._trial_plan = rollout_plan(self._plan, self._setting)
+        teams = [gala.open_team(self, plan, run_dir, group) for group in range(plan.learners)]
+        memory = self.enter_context(contextlib.closing(MixMemory.create(plan.learners)))
+        status = StatusTable.create(plan.samplers + plan.learners + 2)
+        self.callback(status.close)
+        self._rollouts, self._others = teams[0].memory.rollouts, [team.memory.rollouts for team in teams[1:]]
+        specs = gala.worker_specs(plan, run_dir, teams, memory, time.monotonic())
+        return status, plan.learners * self._rollouts.spec.size_bytes, [
+            spec for spec in specs.values() if spec.role.steps or spec.role.learns]
+
+    def _late(self) -> str | None:
+        late = [f"{one.current} rollouts" for one in self._others if one.current < _ROLLOUTS]
+        return super()._late() or next(iter(late), None)
+
+    def _counters(self) -> tuple[float, float]:
+        plan = self._trial_plan
+        steps = sum(self._status.named_slots(row, "rollout-sampler")["env_steps"] for row in range(plan.samplers))
+        rows = range(plan.samplers, plan.samplers + plan.learners)
+        return steps, sum(self._status.named_slots(row, "learner")["updates"] for row in rows)
 
 
 def rollout_plan(plan: RunPlan, setting: Setting) -> RunPlan:
