@@ -6,13 +6,14 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import psutil
 import pytest
 from harness import poll
 from test_hardware import FakeNvml
 
-from spreeze.machine.gpu import GpuMonitor
+from spreeze.machine.gpu import GPU_ENERGY, GpuMonitor
 from spreeze.machine.utilisation import Utilisation
 from spreeze.metrics.table import by_name
 
@@ -87,6 +88,37 @@ def test_gpu_figures_arrive_under_known_names_and_in_base_units():
     utilisation.close()
     expected = {"gpu_use": 0.4, "gpu_memory_used_bytes": 2.0 * 2**30, "gpu_power_w": 120.0, "gpu_clock_hz": 1.5e9}
     assert values == {f"{name}/{index}": value for name, value in expected.items() for index in (0, 1)}
+
+
+def _package(root, name, energy_uj, wraps_at=1000):
+    folder = root / name
+    folder.mkdir(parents=True, exist_ok=True)
+    for file, value in (("name", "package-0"), ("energy_uj", energy_uj), ("max_energy_range_uj", wraps_at - 1)):
+        (folder / file).write_text(f"{value}\n")
+
+
+def test_energy_is_summed_over_packages_and_gpus_from_the_first_sample_on_even_where_a_counter_wraps(tmp_path):
+    _package(tmp_path, "intel-rapl:0", 900)
+    _package(tmp_path, "intel-rapl:1", 0, wraps_at=10**9)
+    _package(tmp_path, "intel-rapl:0:0", 5)
+    (tmp_path / "intel-rapl:0:0" / "name").write_text("core\n")  # a part of package 0
+    polled = [{"gpu_use/0": 0.1}, {f"{GPU_ENERGY}/0": 50.0}, {f"{GPU_ENERGY}/0": 52.5}, {f"{GPU_ENERGY}/0": 1.0}]
+    gpus = SimpleNamespace(poll=lambda: polled.pop(0), close=lambda: None, trouble=None)
+    utilisation = Utilisation({}, gpu_monitor=gpus, powercap=tmp_path)
+    assert utilisation.sample()["energy_j"] == 0.0
+    _package(tmp_path, "intel-rapl:0", 100)  # it wrapped: 200
+    _package(tmp_path, "intel-rapl:1", 3 * 10**6, wraps_at=10**9)
+    found = utilisation.sample()
+    assert found["energy_j"] == pytest.approx(3.0002)
+    assert not any(name.startswith(GPU_ENERGY) for name in found)
+    assert utilisation.sample()["energy_j"] == pytest.approx(3.0002 + 2.5)
+    assert utilisation.sample()["energy_j"] == pytest.approx(5.5002), "the driver was loaded again"
+
+
+def test_where_no_counter_can_be_read_there_is_no_energy(tmp_path, no_gpu):
+    _package(tmp_path, "intel-rapl:0", "not a number")
+    assert "energy_j" not in Utilisation({}, gpu_monitor=no_gpu, powercap=tmp_path).sample()
+    assert "energy_j" not in Utilisation({}, gpu_monitor=no_gpu, powercap=tmp_path / "none").sample()
 
 
 def test_what_a_slice_does_not_tell_is_left_out():

@@ -192,8 +192,9 @@ def paired_rows(bench: GalaBench) -> list[Row]:
     for env_id in bench.env_ids:
         found = bench.in_turn({"gala": mixing("gossip"), "hts a2c": ["--algo", "a2c", "--mode", "hts"]},
                               ["--env", env_id], bench.seconds)
-        rows += [row("env_steps_per_s", "1/s", [one["env_steps_per_s"] for one in documents], case=case, env=env_id)
-                 for case, documents in found.items()]
+        rows += [row(name, unit, [one.get(name) for one in documents], case=case, env=env_id)
+                 for case, documents in found.items()
+                 for name, unit in (("env_steps_per_s", "1/s"), ("energy_per_million_steps_kj", "kJ"))]
         rows += scores(found, env_id)
     return rows
 

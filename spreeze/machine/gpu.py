@@ -119,6 +119,10 @@ def _ask(function: Callable[..., Any] | None, *arguments: Any) -> Any:
         return None
 
 
+GPU_ENERGY = "gpu_energy_j"
+"""Energy that a GPU has drawn since its driver was loaded; ``utilisation.Utilisation`` makes the run's share of it."""
+
+
 class GpuMonitor:
     """Polls the visible GPUs from its own thread; ``poll`` returns the newest reading and never waits."""
 
@@ -186,10 +190,12 @@ def _live(nvml: Any, handle: Any) -> dict[str, float]:
     memory = _ask(nvml.nvmlDeviceGetMemoryInfo, handle)
     power_mw = _ask(nvml.nvmlDeviceGetPowerUsage, handle)
     clock_mhz = _ask(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM)
+    energy_mj = _ask(getattr(nvml, "nvmlDeviceGetTotalEnergyConsumption", None), handle)
     values = {
         "gpu_use": None if rates is None else rates.gpu / 100,
         "gpu_memory_used_bytes": None if memory is None else float(memory.used),
         "gpu_power_w": None if power_mw is None else power_mw / 1000,
         "gpu_clock_hz": None if clock_mhz is None else clock_mhz * 1e6,
+        GPU_ENERGY: None if energy_mj is None else energy_mj / 1000,
     }
     return {name: value for name, value in values.items() if value is not None}

@@ -33,7 +33,7 @@ from typing import NamedTuple
 
 import psutil
 
-from spreeze.machine.gpu import GpuMonitor
+from spreeze.machine.gpu import GPU_ENERGY, GpuMonitor
 from spreeze.machine.hardware import CoreFacts, core_facts
 from spreeze.machine.processes import OWN_PREFIX, PAGE, is_worker
 
@@ -52,6 +52,7 @@ _PARENT, _GROUP, _NICE = 1, 2, 16
 _LOW_PRIORITY = 10
 """Nice value of samplers: who has it, or more, gives way by itself."""
 _PROC = Path("/proc")
+_POWERCAP = Path("/sys/class/powercap")
 
 
 class Utilisation:
@@ -62,7 +63,7 @@ class Utilisation:
 
     def __init__(
         self, pids: Mapping[str, int], *, gpu_monitor: GpuMonitor | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = time.monotonic, powercap: Path = _POWERCAP,
     ) -> None:
         """``pids`` is by worker."""
         self._core_ids = core_facts().ids
@@ -72,6 +73,10 @@ class Utilisation:
         self._before_s: float | None = None
         self._processes: dict[str, psutil.Process] = {}
         self._written: dict[str, int] = {}
+        self._packages = _package_counters(powercap)
+        self._energy_uj = {path: _counter(path) for path in self._packages}
+        self._gpu_energy_j: dict[str, float] = {}
+        self._energy_j = 0.0
 
     @property
     def trouble(self) -> str | None:
@@ -93,7 +98,24 @@ class Utilisation:
             values |= self._process_values(elapsed_s)
             if elapsed_s:
                 values |= own | {"cpu_use": sum(own.values()) / max(1, len(own))}
-        return values | self._gpus.poll()
+        return values | self._with_energy(self._gpus.poll())
+
+    def _with_energy(self, gpus: dict[str, float]) -> dict[str, float]:
+        """The figures of the GPUs, with the energy since the first sample in place of each GPU's own counter."""
+        known = False
+        for path, wraps_at in self._packages.items():
+            before, now = self._energy_uj[path], _counter(path)
+            if before is not None and now is not None:
+                self._energy_j += ((now - before) % wraps_at) / 1e6
+                known = True
+            self._energy_uj[path] = now
+        for name in [name for name in gpus if name.startswith(GPU_ENERGY)]:
+            now_j = gpus.pop(name)
+            # A driver that was loaded again counts from 0.
+            self._energy_j += max(0.0, now_j - self._gpu_energy_j.get(name, now_j))
+            self._gpu_energy_j[name] = now_j
+            known = True
+        return gpus | {"energy_j": self._energy_j} if known else gpus
 
     def _process_values(self, elapsed_s: float) -> dict[str, float]:
         known, self._processes = self._processes, {}
@@ -119,6 +141,26 @@ class Utilisation:
 
     def close(self) -> None:
         self._gpus.close()
+
+
+def _package_counters(root: Path) -> dict[Path, int]:
+    """The energy counters of the processor's packages (RAPL) that may be read -> where each wraps [uJ].
+
+    Most systems let only root read them, and a virtual machine has none.
+    """
+    found = {}
+    for folder in sorted(root.glob("intel-rapl:*")):  # AMD's too
+        with contextlib.suppress(OSError, ValueError):
+            if (folder / "name").read_text().startswith("package") and _counter(folder / "energy_uj") is not None:
+                found[folder / "energy_uj"] = int((folder / "max_energy_range_uj").read_text()) + 1
+    return found
+
+
+def _counter(path: Path) -> int | None:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None
 
 
 class ExternalLoad:

@@ -66,6 +66,7 @@ _SUMMARY = (
     ("env_steps_per_s", "env steps/s", number), ("updates_per_s", "updates/s", number),
     ("update_frames_per_s", "update frames/s", number), ("rates_measured_s", "measured over [s]", number),
     ("samples_per_insert", "samples per insert", number), ("policy_lag_mean", "mean policy lag", number),
+    ("energy_per_million_steps_kj", "energy per million env steps [kJ]", number),
     ("restarts", "restarts", number), ("env_errors", "errors of environments", number),
     ("time_to_target_s", "time to target [s]", number), ("bottleneck", "bottleneck", clean),
 )

@@ -277,6 +277,10 @@ METRICS: tuple[Metric, ...] = (
     Metric("gpu_memory_used_bytes", "B", "memory in use on one GPU", "supervisor",
            parts="GPU", chart=Chart("vram", "GPU memory in use", "Machine", "GiB", 2.0**-30)),
     Metric("gpu_clock_hz", "Hz", "clock of one GPU's multiprocessors", "supervisor", parts="GPU"),
+    Metric("energy_j", "J", "energy drawn in this session by processor packages (RAPL) and GPUs (NVML), other programs' "
+           "share included; nothing where no counter can be read", "supervisor", kind=Kind.COUNTER),
+    Metric("energy_per_million_steps_kj", "kJ", "that energy for each million env steps", "supervisor",
+           chart=Chart("energy", "Energy per million env steps", "Machine")),
     Metric("disk_write_bytes_per_s", "B/s", "bytes written to disk a second by this run's processes", "supervisor",
            kind=Kind.RATE),
     Metric("restarts", "restarts", "worker processes started again", "supervisor", kind=Kind.COUNTER),

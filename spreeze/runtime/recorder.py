@@ -60,6 +60,7 @@ class Outcome:
     restarts: int = 0
     env_errors: int | None = None  # exceptions that environments raised
     rows_refused: int | None = None  # bad transitions that environments gave
+    energy_per_million_steps_kj: float | None = None
     stopped_by: str = "unknown"
     error: str | None = None
     bottleneck: str | None = None
@@ -263,6 +264,9 @@ class Recorder:
                     "episodes": earlier.episodes + (metrics["episodes"] or 0.0)}
         if pids is not None:
             metrics.update(self._utilisation.sample(pids))
+            if (energy_j := metrics.get("energy_j")) is not None and reading.env_steps > 0:
+                metrics["energy_per_million_steps_kj"] = energy_j * 1e3 / reading.env_steps
+            self.outcome.energy_per_million_steps_kj = metrics.get("energy_per_million_steps_kj")
         if (lag := metrics.get("policy_lag")) is not None:
             self._lag_sum, self._lag_count = self._lag_sum + lag, self._lag_count + 1
         scores = {name: value for name, value in self._metrics.items() if name.startswith("eval_return/")}
