@@ -31,7 +31,8 @@ def test_the_highest_of_all_pooled_values_are_left_out():
 
 def test_the_gradient_of_a_quantile_is_that_worked_out_by_hand():
     # Errors 0.5, -0.25, 3, -4 become 0.5, -0.25, 1, -1; those above count 0.75, those below 0.25.
-    found = quantile_huber_gradient(torch.tensor([[1.0]]), torch.tensor([[1.5, 0.75, 4.0, -3.0]]), torch.tensor([0.75]))
+    goals = torch.tensor([[1.5], [0.75], [4.0], [-3.0]])
+    found = quantile_huber_gradient(torch.tensor([[1.0]]), goals, torch.tensor([0.75]))
     assert found.item() == pytest.approx(-(0.75 * 1.5 - 0.25 * 1.25) / 4)
 
 
@@ -45,7 +46,7 @@ def test_the_gradient_of_quantiles_is_that_of_autograd():
                                            .expand_as(error), reduction="none")  # fmt: skip
     loss = ((levels.unsqueeze(1) - (error.detach() < 0).float()).abs() * huber).mean(2).sum()
     (expected,) = torch.autograd.grad(loss, quantiles)
-    found = quantile_huber_gradient(quantiles.detach(), target, levels)
+    found = quantile_huber_gradient(quantiles.detach().t(), target.t(), levels).t()
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
 
 

@@ -183,8 +183,11 @@ class Tape:
     Where ``layers.keeps_sums``, ``sums[i]`` [S, M, H_i] are the sums before bias and activation. With layer
     normalisation they are normalised, ``scales[i]`` [S, M, 1] is what they were multiplied by, and ``shifts[i]``
     [S, 1, H_i] the gradient of the bias. ``scratch[i]`` [S, M, H_i] is for products in between: new memory of this size
-    would be mapped and unmapped by the system each time, which takes longer than the product.
+    would be mapped and unmapped by the system each time, which takes longer than the product. ``loss_scratch`` is for
+    those of the caller's loss, kept from one pass to the next.
     """
+
+    loss_scratch: Tensor | None = None
 
     def __init__(
         self, hidden: list[Tensor], grads: list[Tensor], out: Tensor, grad_out: Tensor, *,
@@ -267,8 +270,10 @@ def _hidden_layer(x: Tensor, weight: Tensor, bias: Tensor, tape: Tape, index: in
         sums.sub_(sums.mean(2, keepdim=True))
         scale = torch.linalg.vector_norm(sums, dim=2, keepdim=True, out=tape.scales[index])
         sums.mul_(scale.square_().div_(sums.shape[2]).add_(NORM_EPS).rsqrt_())
-    torch.add(sums, bias, out=hidden)
     activation = tape.layers.activation
+    if activation == "relu" and sums.device.type == "cpu":
+        return torch._add_relu(sums, bias, out=hidden)  # one pass over memory
+    torch.add(sums, bias, out=hidden)
     if activation == "gelu":
         return hidden.copy_(functional.gelu(hidden, approximate="tanh"))
     if activation in ("silu", "elu"):
