@@ -3,6 +3,8 @@
 import pytest
 from harness import FAULT, HIDDEN_SIZES, train
 
+from spreeze.workers.evaluator import read_rows
+
 
 def _sha(tmp_path, name, *args):
     _, code, document = train(tmp_path, *FAULT, "--mode", "serial", "--updates", "150", *args, name=name)
@@ -41,3 +43,20 @@ def test_one_update_an_env_step_as_serial_trainers_do(tmp_path):
     assert code == 0
     assert document["samples_per_insert"] == pytest.approx(32.0, rel=0.05)
     assert document["env_steps"] == pytest.approx(200 + 400, abs=12)
+
+
+def test_evaluations_come_after_a_number_of_updates_where_that_is_asked_for(tmp_path):
+    found, code, _ = train(tmp_path, *FAULT, "--mode", "serial", "--updates", "150",
+                           "--set", "evaluation.interval_updates=40")  # fmt: skip
+    assert code == 0
+    updates = [row["updates"] for row in read_rows(found.path / "eval.csv")]
+    assert updates[0] < 40
+    assert [count // 40 for count in updates[1:-1]] == [1, 2, 3]
+    assert all(count % 40 < 8 for count in updates[1:-1]), "each as soon as the env step's updates are done"
+    assert updates[-1] == 150
+
+
+def test_an_evaluator_that_works_beside_the_learner_cannot_count_updates(tmp_path):
+    found, code, _ = train(tmp_path, *FAULT, "--updates", "150", "--set", "evaluation.interval_updates=40")
+    assert code == 2
+    assert "evaluation.interval_updates = 40: in mode spreeze the evaluator works beside" in found.stderr

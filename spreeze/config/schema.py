@@ -495,6 +495,9 @@ class EvaluationConfig(Part):
     episodes: int = setting(10, "episodes in one evaluation, on a fixed seed list", low=1, high=10_000)
     seed: int = setting(10_000, "first seed of that list", low=0, high=2**31 - 1)
     cpu_share: float = setting(0.15, "share of one core the evaluator may use when no core is free", low=0.01, high=1.0)
+    interval_updates: int | None = setting(
+        None, "serial: updates from one evaluation to the next, so that a curve is the same on a busy machine; not "
+        "set: by time, as cpu_share says", unit="updates", low=1, high=10**9)
 
 
 @dataclass(frozen=True, kw_only=True)

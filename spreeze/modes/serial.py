@@ -76,6 +76,7 @@ class _Serial:
         self._ending = self._checkpoint_asked = False
         self._evaluations_s = 0.0
         self._next_sample_s = self._next_evaluation_s = 0.0
+        self._next_evaluation_update = 0
         self._next_checkpoint_s = time.monotonic() + plan.config.learner.checkpoint_interval_s
 
     def files(self, trainer: ReplayTrainer | OnPolicyTrainer, env_steps: Callable[[], int]) -> LearnerFiles:
@@ -90,7 +91,7 @@ class _Serial:
                 data.collect()
                 data.learn()
                 self.sample()
-                if data.files.is_new and time.monotonic() >= self._next_evaluation_s:
+                if data.files.is_new and self._evaluation_due():
                     self._evaluate()
                 if time.monotonic() >= self._next_checkpoint_s:
                     self._checkpoint()
@@ -149,8 +150,14 @@ class _Serial:
         learner = data.trainer.numbers(wait_s=0.0, publish_s=self._evaluations_s + data.refresh_s)
         return CounterSample(time.monotonic(), (GroupSample((sampler,), learner, inserted, baseline, sampled),))
 
+    def _evaluation_due(self) -> bool:
+        """By the number of updates where the configuration says so, else by time; also when it is asked for."""
+        if self.plan.config.evaluation.interval_updates is None or self._next_evaluation_s == 0.0:
+            return time.monotonic() >= self._next_evaluation_s
+        return self._data.trainer.updates >= self._next_evaluation_update
+
     def _evaluate(self, *, final: bool = False) -> None:
-        """Evaluates the newest weights, for at most ``evaluation.cpu_share`` of the time."""
+        """Evaluates the newest weights, for at most ``evaluation.cpu_share`` of the time where time decides."""
         start = time.monotonic()
         patience = 2 if final else 1
 
@@ -175,6 +182,8 @@ class _Serial:
         took_s = time.monotonic() - start
         self._evaluations_s += took_s
         self._next_evaluation_s = time.monotonic() + took_s / self.plan.config.evaluation.cpu_share
+        interval = self.plan.config.evaluation.interval_updates or 1
+        self._next_evaluation_update = (self._data.trainer.updates // interval + 1) * interval
 
     def _checkpoint(self) -> None:
         try:

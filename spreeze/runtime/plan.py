@@ -47,6 +47,11 @@ class RunPlan:
         if self.spec.frames is not None and self.config.env.normalize_obs:
             raise ConfigError("env.normalize_obs = true: images are scaled by 1/255 already; leave it out")
         self._check_learners()
+        interval, in_turns = self.config.evaluation.interval_updates, self.config.wiring.in_turns
+        if interval is not None and not (in_turns and (self.config.on_policy is None or self.samplers == 1)):
+            raise ConfigError(f"evaluation.interval_updates = {interval}: in mode {self.config.run.mode} the evaluator "
+                              "works beside the learner and takes the newest weights; use --mode serial with one "
+                              "sampler, or leave it out")
         if self.config.on_policy is not None:
             self._check_rollout()
         else:
