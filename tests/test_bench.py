@@ -10,8 +10,10 @@ import pytest
 from harness import PATIENCE_S, poll
 
 from spreeze.bench import line, runs
-from spreeze.bench.runs import draw_curve, time_to_target_rows, train
+from spreeze.bench.runs import curve_rows, draw_curve, time_to_target_rows, train
 from spreeze.errors import RunError, SpreezeError
+from spreeze.metrics.comparison import Curve, RunGroup
+from spreeze.metrics.store import EvaluationRow
 from spreeze.workers.evaluator import COLUMNS
 
 
@@ -56,6 +58,53 @@ def test_curve_is_drawn_from_the_run_s_own_figures(tmp_path):
     (tmp_path / "eval.csv").write_text("\n".join(rows) + "\n")
     draw_curve([tmp_path], tmp_path / "out.png")
     assert (tmp_path / "out.png").stat().st_size > 5000
+
+
+def test_one_picture_has_all_seeds_and_tasks(tmp_path):
+    for seed in (1, 2, 3, 4):
+        path = tmp_path / str(seed)
+        path.mkdir()
+        env = "Other-v0" if seed == 4 else "Task-v0"
+        (path / "run.json").write_text(json.dumps({"env_id": env, "algo": "sac", "mode": "serial", "seed": seed}))
+        rows = [",".join(COLUMNS)] + [f"{i}.5,{i * 100},{i},1,{i},10,{seed * i},3.0,20.0" for i in range(1, 3 + seed)]
+        (path / "eval.csv").write_text("\n".join(rows) + "\n")
+    draw_curve([tmp_path / str(seed) for seed in (1, 2, 3, 4)], tmp_path / "out.png", ("updates",))
+    assert (tmp_path / "out.png").stat().st_size > 5000
+
+
+def kept_curve(seed, scores, **settings):
+    rows = [EvaluationRow(t=10.0 * i, env_steps=100 * i, updates=1000 * i, epoch=1, version=i, episodes=10,
+                          return_mean=score, return_std=1.0, length_mean=20.0)
+            for i, score in enumerate(scores, 1)]  # fmt: skip
+    return Curve(name=f"run{seed}", group=RunGroup("Task-v0", "sac", "serial"), seed=seed, end_s=rows[-1].t,
+                 evaluations=rows, settings=settings)
+
+
+def test_figures_of_runs_are_told_by_what_was_kept_and_by_counts(tmp_path, monkeypatch):
+    curves = {"1": kept_curve(1, [0.0, 90.0, 50.0, *[80.0] * 18, 40.0]), "2": kept_curve(2, [10.0] * 30)}
+    monkeypatch.setattr(runs, "read_curve", lambda path: curves.get(path.name))
+    rows = curve_rows([tmp_path / "1", tmp_path / "2"], [80.0])
+    found = {row["metric"]: row["repeats"] for row in rows}
+    assert found["eval_return_final"] == [76.0, 10.0]
+    assert found["eval_return_best"] == [90.0, 10.0]
+    assert found["worst_over_mean"] == [pytest.approx(40.0 / (50.0 + 18 * 80.0 + 40.0) * 20), 1.0]
+    assert found["updates_to_target_first"] == [2000, None]
+    assert found["time_to_target_held_s"] == [80.0, None], "five of 80: the last one is the eighth"
+    assert {row["seeds"] for row in rows} == {"1 2"}
+    early = {row["metric"]: row["repeats"] for row in curve_rows([tmp_path / "1"], [80.0], 2000)}
+    assert (early["eval_return_final"], early["updates"]) == ([45.0], [2000])
+    with pytest.raises(RunError, match="has no evaluation in its first 500 updates"):
+        curve_rows([tmp_path / "1"], [], 500)
+    with pytest.raises(RunError, match=r"3 has no evaluation$"):
+        curve_rows([tmp_path / "3"])
+
+
+def test_runs_with_other_settings_have_figures_of_their_own(tmp_path, monkeypatch):
+    curves = {"1": kept_curve(1, [1.0], **{"sac.n_step": "1"}), "2": kept_curve(2, [2.0], **{"sac.n_step": "3"})}
+    monkeypatch.setattr(runs, "read_curve", lambda path: curves[path.name])
+    rows = [row for row in curve_rows([tmp_path / "1", tmp_path / "2"]) if row["metric"] == "eval_return_final"]
+    assert [(row["value"], row["runs"]) for row in rows] == [(1.0, "sac serial sac.n_step=1"),
+                                                             (2.0, "sac serial sac.n_step=3")]
 
 
 def test_a_failing_run_is_told_with_its_last_line():

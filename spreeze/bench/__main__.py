@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import signal
 import sys
 from collections.abc import Callable
@@ -115,9 +116,18 @@ def _add_tune(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_curve(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("runs", nargs="+", help="run names or paths, or latest")
-    parser.add_argument("--runs-dir", default="runs", help="where runs are (default: runs)")
-    parser.add_argument("--out", default="curve.png", help="picture to write (default: curve.png)")
+    from spreeze.bench.runs import CURVE_AXES
+
+    add = parser.add_argument
+    add("runs", nargs="+", help="run names or paths, or latest")
+    add("--runs-dir", default="runs", help="where runs are (default: runs)")
+    add("--out", default="curve.png", help="picture to write (default: curve.png)")
+    add("--axes", nargs="+", choices=CURVE_AXES, default=CURVE_AXES,
+        help="what the return is drawn over (default: all)")
+    add("--target-return", type=float, nargs="+", default=[], metavar="R",
+        help="returns whose times are told, first and held (default: none)")
+    add("--updates", type=float, default=math.inf, metavar="N",
+        help="figures of the evaluations up to so many updates (default: all)")
 
 
 # --- what they measure ---
@@ -168,10 +178,12 @@ def _tune(args: argparse.Namespace, say: Say) -> list[Row]:
 
 
 def _curve(args: argparse.Namespace, say: Say) -> list[Row]:
-    from spreeze.bench.runs import draw_curve
+    from spreeze.bench.runs import curve_rows, draw_curve
 
-    draw_curve([find_run(run, Path(args.runs_dir)) for run in args.runs], Path(args.out))
-    return [{"metric": "picture", "value": args.out, "unit": "file"}]
+    runs = [find_run(run, Path(args.runs_dir)) for run in args.runs]
+    rows = curve_rows(runs, args.target_return, args.updates)
+    draw_curve(runs, Path(args.out), args.axes)
+    return [*rows, {"metric": "picture", "value": args.out, "unit": "file"}]
 
 
 class Bench(NamedTuple):
@@ -191,7 +203,7 @@ BENCHES = {
     "gala": Bench("GALA against A2C and other ways to share", add_gala_flags, gala_rows),
     "impact": Bench("IMPACT against PPO, APPO and IMPALA, and its ablations", add_impact_flags, impact_rows),
     "tianji": Bench("TianJi: number of samplers, balance, groups, QMIX", add_tianji_flags, tianji_rows),
-    "curve": Bench("picture of the return curves of finished runs", _add_curve, _curve),
+    "curve": Bench("what finished runs reached and kept, and a picture of their curves", _add_curve, _curve),
 }
 
 

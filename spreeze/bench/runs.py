@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import itertools
 import json
+import math
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from spreeze.bench import Row, row
 from spreeze.errors import RunError, SpreezeError, UsageError
-from spreeze.metrics.comparison import HELD
+from spreeze.metrics.comparison import (
+    HELD,
+    WORST_OF,
+    Curve,
+    RunGroup,
+    final_metric,
+    parted,
+    reached,
+    read_curve,
+    worst_of_last,
+)
 from spreeze.metrics.store import MetricsReader
 from spreeze.run_directory import read_run
 from spreeze.workers.evaluator import read_rows
@@ -155,15 +170,67 @@ def busy_core(core: int) -> Iterator[None]:
         process.wait()
 
 
-# --- a picture ---
+# --- figures and a picture of finished runs ---
 
-_CURVE_AXES = (("wall_s", 60.0, "wall time [min]"), ("env_steps", 1e3, "env steps [1000]"),
-               ("updates", 1e3, "updates [1000]"))
+_CURVE_AXES = {"wall_s": (60.0, "wall time [min]"), "env_steps": (1e3, "env steps [1000]"),
+               "updates": (1e3, "updates [1000]")}
+CURVE_AXES = tuple(_CURVE_AXES)
 _TRAINING_POINTS = 300
 
 
-def draw_curve(runs: list[Path], out: Path) -> None:
-    """Draws greedy return against wall time, env steps and updates, and the return in training where it is known.
+def curve_rows(runs: list[Path], targets: Sequence[float] = (), most_updates: float = math.inf) -> list[Row]:
+    """What runs reached, by task, algorithm, mode and the settings in which they differ; a repeat is a run.
+
+    ``worst_over_mean`` is the worst of the last twenty evaluations over their mean. A target counts from the first
+    evaluation that reaches it, held from the last of five whose mean does; who never gets there has no time. Beside
+    the wall time stand the updates, which do not depend on how busy the machine was. ``most_updates``: later
+    evaluations are left out.
+
+    Raises:
+        RunError: a run without evaluations up to there.
+    """
+    curves = []
+    for path in runs:
+        curve = read_curve(path)
+        kept = [one for one in curve.evaluations if one.updates <= most_updates] if curve is not None else []
+        if curve is None or not kept:
+            raise RunError(f"{path} has no evaluation" + (f" in its first {most_updates:g} updates"
+                                                          if math.isfinite(most_updates) else ""))
+        curves.append(dataclasses.replace(curve, evaluations=kept))
+    groups: dict[RunGroup, list[Curve]] = {}
+    for curve in parted(curves):
+        groups.setdefault(curve.group, []).append(curve)
+    return [row for group, of_group in groups.items() for row in _group_rows(group, of_group, targets)]
+
+
+def _group_rows(group: RunGroup, curves: list[Curve], targets: Sequence[float]) -> list[Row]:
+    found = [curve.evaluations for curve in curves]
+    more = {"env": group.env, "runs": group.label, "seeds": " ".join(str(curve.seed) for curve in curves)}
+    worst = [_over(worst_of_last(one), final_metric(one, WORST_OF)) for one in found]
+    rows = [row("eval_return_final", "return", [final_metric(one) for one in found], **more),
+            row("eval_return_best", "return", [max(each.return_mean for each in one) for one in found], **more),
+            row("worst_over_mean", "ratio", worst, **more),
+            row("updates", "updates", [one[-1].updates for one in found], **more),
+            row("env_steps", "env steps", [one[-1].env_steps for one in found], **more)]
+    for target, (name, policies) in itertools.product(targets, (("first", 1), ("held", HELD))):
+        at = [reached(one, target, policies) for one in found]
+        count = sum(one is not None for one in at)
+        more_of = {**more, "of": target, "reached": count}
+        rows += [row(f"time_to_target_{name}_s", "s", [one and one.t for one in at], **more_of),
+                 row(f"updates_to_target_{name}", "updates", [one and one.updates for one in at], **more_of)]
+    return rows
+
+
+def _over(part: float | None, whole: float | None) -> float | None:
+    return None if part is None or not whole else part / whole
+
+
+def draw_curve(runs: list[Path], out: Path, axes: Sequence[str] = CURVE_AXES) -> None:
+    """Draws greedy return over wall time, env steps and updates, one row a task.
+
+    Runs of the same algorithm, mode and settings share a colour: a thin line for each, and a thick one through their
+    medians where there are three or more. A run alone has a band of one standard deviation, and its return in training
+    where that is known.
 
     Raises:
         UsageError: matplotlib is not installed.
@@ -176,39 +243,60 @@ def draw_curve(runs: list[Path], out: Path) -> None:
         from matplotlib import pyplot
     except ImportError:
         raise UsageError("a picture needs matplotlib: pip install matplotlib") from None
-    figure, axes = pyplot.subplots(1, 3, figsize=(12, 3.6), sharey=True, constrained_layout=True)
-    for number, path in enumerate(runs):
-        _draw_greedy(axes, path, f"C{number}")
-        _draw_training(axes, path, f"C{number}")
-    for axis, (_, _, label) in zip(axes, _CURVE_AXES, strict=True):
-        axis.set_xlabel(label)
-        axis.grid(alpha=0.3)
-    axes[0].set_ylabel("episode return")
-    axes[0].legend(fontsize=8)
-    figure.suptitle(f"{read_run(runs[0]).get('env_id', '')}: {read_run(runs[0]).get('machine', '')}", fontsize=10)
+    tasks: dict[str, dict[str, list[Path]]] = {}
+    for path in runs:
+        run = read_run(path)
+        label = f"{run.get('algo', '?')}, mode {run.get('mode', '?')}"
+        tasks.setdefault(str(run.get("env_id", "")), {}).setdefault(label, []).append(path)
+    figure, grid = pyplot.subplots(len(tasks), len(axes), figsize=(4 * len(axes), 3.6 * len(tasks)), sharey="row",
+                                   squeeze=False, constrained_layout=True)
+    for line, (task, groups) in zip(grid, tasks.items(), strict=True):
+        for number, (label, paths) in enumerate(groups.items()):
+            _draw_group(dict(zip(axes, line, strict=True)), label, paths, f"C{number}")
+        for axis, name in zip(line, axes, strict=True):
+            axis.set_xlabel(_CURVE_AXES[name][1])
+            axis.grid(alpha=0.3)
+        line[0].set(ylabel="episode return", title=task if len(tasks) > 1 else "")
+        line[0].legend(fontsize=8)
+    task = "" if len(tasks) > 1 else f"{next(iter(tasks))}: "
+    figure.suptitle(f"{task}{read_run(runs[0]).get('machine', '')}", fontsize=10)
     figure.savefig(out, dpi=110)
     pyplot.close(figure)
 
 
-def _draw_greedy(axes: list[Axes], path: Path, colour: str) -> None:
-    """Mean of each evaluation, with a standard deviation on either side."""
-    rows = read_rows(path / "eval.csv")
-    if not rows:
-        raise RunError(f"{path} has no evaluation in eval.csv")
-    run = read_run(path)
-    episodes = max(int(one["episodes"]) for one in rows)
-    algo, mode, seed = (run.get(name, "?") for name in ("algo", "mode", "seed"))
-    label = f"{algo}, mode {mode}, seed {seed}: greedy, {episodes} episodes"
-    mean = [one["return_mean"] for one in rows]
+def _draw_group(axes: dict[str, Axes], label: str, paths: list[Path], colour: str) -> None:
+    curves = [read_rows(path / "eval.csv") for path in paths]
+    for path, rows in zip(paths, curves, strict=True):
+        if not rows:
+            raise RunError(f"{path} has no evaluation in eval.csv")
+    episodes = max(int(one["episodes"]) for rows in curves for one in rows)
+    seeds = ", ".join(str(read_run(path).get("seed", "?")) for path in paths)
+    label = f"{label}, seed{'s' * (len(paths) > 1)} {seeds}: greedy, {episodes} episodes"
+    for name, axis in axes.items():
+        lines = [(np.array([one[name] for one in rows]) / _CURVE_AXES[name][0],
+                  np.array([one["return_mean"] for one in rows])) for rows in curves]
+        for number, (x, mean) in enumerate(lines):
+            axis.plot(x, mean, linewidth=1.6 if len(lines) == 1 else 0.8, color=colour, alpha=0.9,
+                      label="" if number else label)
+        if len(lines) >= _FEWEST_FOR_MEDIAN:
+            # Up to where the shortest run ends: a median of fewer would jump.
+            x = np.linspace(max(one[0][0] for one in lines), min(one[0][-1] for one in lines), _TRAINING_POINTS)
+            axis.plot(x, np.median([np.interp(x, *one) for one in lines], 0), linewidth=2.2, color=colour)
+    if len(paths) == 1:
+        _draw_spread(axes, paths[0], curves[0], colour)
+
+
+_FEWEST_FOR_MEDIAN = 3
+
+
+def _draw_spread(axes: dict[str, Axes], path: Path, rows: list[Document], colour: str) -> None:
+    """A standard deviation of each evaluation, and the mean return of episodes with exploration where it is known."""
     low, high = ([one["return_mean"] + sign * one["return_std"] for one in rows] for sign in (-1, 1))
-    for axis, (name, scale, _) in zip(axes, _CURVE_AXES, strict=True):
-        x = [one[name] / scale for one in rows]
-        axis.plot(x, mean, linewidth=1.6, color=colour, label=label)
-        axis.fill_between(x, low, high, alpha=0.2, linewidth=0, color=colour)
-
-
-def _draw_training(axes: list[Axes], path: Path, colour: str) -> None:
-    """Mean return of the latest episodes with exploration, over time and env steps."""
+    for name, axis in axes.items():
+        axis.fill_between([one[name] / _CURVE_AXES[name][0] for one in rows], low, high, alpha=0.2, linewidth=0,
+                          color=colour)
     series = MetricsReader(path / "metrics.db").series("episode_return", max_points=_TRAINING_POINTS)
-    for axis, x, scale in ((axes[0], series.t, 60.0), (axes[1], series.step, 1e3)):
-        axis.plot(x / scale, series.mean, linewidth=0.8, alpha=0.7, color=colour, label="episodes learned from")
+    for name, x in (("wall_s", series.t), ("env_steps", series.step)):
+        if name in axes:
+            axes[name].plot(x / _CURVE_AXES[name][0], series.mean, linewidth=0.8, alpha=0.7, color=colour,
+                            label="episodes learned from")

@@ -179,8 +179,14 @@ def required_time(curve: Sequence[EvaluationRow], target: float, policies: int =
 
     Means over fewer than ``policies`` policies do not count: one lucky evaluation is not a score.
     """
+    found = reached(curve, target, policies)
+    return None if found is None else found.t
+
+
+def reached(curve: Sequence[EvaluationRow], target: float, policies: int = POLICIES) -> EvaluationRow | None:
+    """The evaluation at which the running mean over the latest ``policies`` first reaches ``target``."""
     means = running_mean(curve, policies)[policies - 1 :]
-    return next((record.t for record, mean in zip(curve[policies - 1 :], means, strict=True) if mean >= target), None)
+    return next((one for one, mean in zip(curve[policies - 1 :], means, strict=True) if mean >= target), None)
 
 
 def worst_of_last(curve: Sequence[EvaluationRow], policies: int = WORST_OF) -> float | None:
