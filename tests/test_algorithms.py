@@ -18,7 +18,7 @@ from spreeze.config.algorithms import ROWS
 from spreeze.config.schema import PARTS
 from spreeze.errors import CheckpointError, ConfigError
 from spreeze.metrics.table import by_name
-from spreeze.types import RowLayout
+from spreeze.types import EnvSpec, RowLayout
 from spreeze.workers.learner import run_progress
 
 OBS, ACT = 5, 2
@@ -322,3 +322,34 @@ def test_a_snapshot_of_the_policy_is_that_of_when_it_was_taken(name):
         algorithm.update(batch)
     assert same(snapshot(), before)
     assert not same(algorithm.policy_arrays(), before)
+
+
+@pytest.mark.parametrize("name", ["sac", "td3", "ddpg"])
+def test_the_penalty_on_actions_adds_the_gradient_of_the_mean_square_of_what_is_squashed(name):
+    gradients = []
+    for weight in (0.0, 0.5):
+        algorithm = made(name, action_penalty=weight, **({"policy_delay": 1} if name == "td3" else {}))
+        algorithm.actor.adam.step = lambda: None  # the gradient alone
+        batch = next(batches(1))
+        algorithm.update(batch)
+        gradients.append(algorithm.actor.gradient.flat.clone())
+    actor = algorithm.actor.online
+    leaves = [*actor.weights, *actor.biases, actor.head_weight, actor.head_bias]
+    for leaf in leaves:
+        leaf.requires_grad_()
+    x = batch.obs.unsqueeze(0)
+    for weight, bias in zip(actor.weights, actor.biases, strict=True):
+        x = torch.relu(x @ weight + bias)
+    out = actor.head_weight @ x.transpose(1, 2) + actor.head_bias
+    found = torch.autograd.grad(0.5 * out[:, :ACT].square().mean(), leaves)
+    for leaf, expected in zip(leaves, found, strict=True):
+        offset = (leaf.data_ptr() - actor.flat.data_ptr()) // 4
+        added = (gradients[1] - gradients[0])[offset : offset + leaf.numel()]
+        torch.testing.assert_close(added, expected.flatten(), rtol=1e-4, atol=1e-6)
+
+
+def test_discrete_actions_have_no_penalty():
+    spec = EnvSpec(env_id="T-v0", import_module=None, obs_dim=4, action_dim=1, action_low=(0.0,), action_high=(2.0,),
+                   max_episode_steps=10, reward_threshold=None, num_actions=3)
+    with pytest.raises(ConfigError, match=r"action_penalty = 0.1: discrete actions are not squashed"):
+        PARTS["sac"](action_penalty=0.1).check_task(spec)

@@ -12,9 +12,11 @@ from spreeze.config.layers import (
     parse_assignment,
     resolve,
     to_toml,
+    with_algorithm,
 )
 from spreeze.config.profiles import profile_names, read_profile, task_profile
 from spreeze.errors import ConfigError
+from spreeze.types import EnvSpec
 
 
 def test_later_layers_win_and_every_value_knows_where_it_came_from():
@@ -165,3 +167,19 @@ def test_an_average_that_was_the_learner_s_is_now_the_algorithm_s(algo, value, e
     text = f'[run]\nalgo = "{algo}"\n[learner]\npolicy_average = {value}\nexplore_average = false\n'
     part = from_toml(text, "resumed run").config.parts()[algo]
     assert getattr(part, "policy_average", None) == expected
+
+
+@pytest.mark.parametrize(("algo", "asked", "band"), [
+    ("td3", {}, (16.0, 512.0)), ("sac", {}, (8.0, 512.0)), ("td3", {"samples_per_insert_max": 4.0,
+                                                                    "samples_per_insert_min": 1.0}, (1.0, 4.0)),
+    ("td3", {"samples_per_insert_max": 9.0}, (8.0, 9.0)),
+])
+def test_the_band_of_samples_per_insert_is_the_algorithm_s_own_unless_either_bound_is_set(algo, asked, band):
+    spec = EnvSpec(env_id="T-v0", import_module=None, obs_dim=4, action_dim=1, action_low=(-1.0,), action_high=(1.0,),
+                   max_episode_steps=10, reward_threshold=None)
+    layers = [Layer("user", {"run": {"algo": algo}, "replay": dict(asked)})]
+    settings, _ = with_algorithm(layers, resolve(layers), spec)
+    replay = settings.config.replay
+    assert (replay.samples_per_insert_min, replay.samples_per_insert_max) == band
+    source = settings.sources.get("replay.samples_per_insert_min")
+    assert source == ("default of td3" if algo == "td3" and not asked else "user" if len(asked) == 2 else None)

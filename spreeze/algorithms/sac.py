@@ -188,13 +188,19 @@ class SAC(_SoftActorCritic):
         return self.critics.action_gradient(batch.obs, action, least=True)
 
     def actor_step(self, dq_da: Tensor) -> None:
-        """Gradient step on ``mean(alpha log pi(a|s) - Q(s, a))`` (eq. 9), then on the temperature (eq. 18)."""
+        """Gradient step on ``mean(alpha log pi(a|s) - Q(s, a))`` (eq. 9), then on the temperature (eq. 18).
+
+        With ``action_penalty`` its loss has that times the mean square of the policy's means too.
+        """
         buffers = self._buffers
         assert buffers is not None
         grad_mean, grad_log_std = losses.squashed_gaussian_backward(
             buffers.action, buffers.scaled_noise, dq_da * buffers.minus_per_row, self.alpha * buffers.per_row
         )
         buffers.grad_mean.copy_(grad_mean)
+        if self._config.action_penalty > 0.0:
+            weight = 2.0 * self._config.action_penalty / grad_mean.numel()
+            buffers.grad_mean.add_(buffers.mean[:, buffers.rows :], alpha=weight)
         # Outside of its range log_std is constant, so it gets no gradient there.
         torch.eq(buffers.fresh_log_std, buffers.fresh_raw_log_std, out=buffers.in_range)
         torch.mul(grad_log_std, buffers.in_range, out=buffers.grad_log_std)

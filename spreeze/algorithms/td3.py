@@ -60,7 +60,7 @@ class DDPG(OffPolicyAlgorithm):
                 "exploration_noise": config.exploration_noise, **layers.meta}  # fmt: skip
         noise = torch.Generator(place.actor).manual_seed(seed + 1)
         super().__init__(actor, critics, noise, meta, place, overlap=overlap)
-        self._tau, self._pair = config.tau, pair
+        self._tau, self._action_penalty, self._pair = config.tau, config.action_penalty, pair
 
     def propose(self, batch: TransitionBatch) -> Proposal:
         """Target actions; fresh ones where the actor moves, with activations that are kept for ``actor_step``."""
@@ -86,10 +86,16 @@ class DDPG(OffPolicyAlgorithm):
         return self.critics.action_gradient(batch.obs, action, least=False)
 
     def actor_step(self, dq_da: Tensor) -> None:
-        """Gradient step on ``-mean Q(s, pi(s))`` (deterministic policy gradient, arXiv 1509.02971, eq. 6)."""
+        """Gradient step on ``-mean Q(s, pi(s))`` (deterministic policy gradient, arXiv 1509.02971, eq. 6).
+
+        With ``action_penalty`` its loss has that times the mean square of the network's outputs too.
+        """
         buffers = self._buffers
         assert buffers is not None
         buffers.tape.grad_out[0].copy_(losses.tanh_backward(buffers.action, dq_da * buffers.minus_per_row))
+        if self._action_penalty > 0.0:
+            weight = 2.0 * self._action_penalty / buffers.action.numel()
+            buffers.tape.grad_out[0].add_(buffers.tape.out[0], alpha=weight)
         buffers.online.backward(buffers.x_obs_t, self.actor.gradient)
         self.actor.adam.step()
 

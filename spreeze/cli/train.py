@@ -23,7 +23,17 @@ import psutil
 
 from spreeze.cli.arguments import build_parser, guarded, user_values
 from spreeze.cli.terminal import open_view, show_tuning
-from spreeze.config.layers import Layer, Settings, default_of, from_toml, iterate, resolve, to_toml, with_algorithm
+from spreeze.config.layers import (
+    BAND,
+    Layer,
+    Settings,
+    default_of,
+    from_toml,
+    iterate,
+    resolve,
+    to_toml,
+    with_algorithm,
+)
 from spreeze.config.modes import recorded
 from spreeze.config.profiles import applicable, read_profile, task_profile
 from spreeze.config.schema import Config
@@ -53,7 +63,6 @@ from spreeze.transport.shared_memory import check_room
 from spreeze.tuner.problem import TrialResult
 from spreeze.tuner.run import Listener, check_tunable, tuned_layer
 
-_BAND = ("samples_per_insert_min", "samples_per_insert_max")
 
 def main(argv: list[str] | None = None) -> int:
     """Returns the exit code: 0 trained, 1 failed, 2 rejected."""
@@ -267,8 +276,8 @@ def _plan(
             "the learner" if learners == 1 else f"{learners} learners, at least one for each")
     if wiring.balanced and config.on_policy is None:
         ratio = config.replay.serial_ratio(config.learner.batch_size)
-        settings = settings.with_layer(Layer("mode", {"replay": dict.fromkeys(_BAND, ratio)}))
-        reasons |= dict.fromkeys([f"replay.{name}" for name in _BAND], f"{ratio:g} rows drawn for each inserted one, "
+        settings = settings.with_layer(Layer("mode", {"replay": dict.fromkeys(BAND, ratio)}))
+        reasons |= dict.fromkeys([f"replay.{name}" for name in BAND], f"{ratio:g} rows drawn for each inserted one, "
                                  f"as in mode serial: the controller of mode {config.run.mode} keeps this balance")
     run = read_run(resumed) if resumed else {}
     return RunPlan(

@@ -31,6 +31,8 @@ _RENAMED = {("rollout", "executors"): "samplers", ("rollout", "envs_per_executor
 """Settings of earlier versions under their new names."""
 _OF_ALGORITHM = {("learner", "policy_average"): 0.0, ("learner", "explore_average"): False}
 """Settings of earlier versions that are now of replay algorithms, with the defaults that all had."""
+BAND = ("samples_per_insert_min", "samples_per_insert_max")
+"""Settings of ``replay`` that bound the samples per insert."""
 USER = "user"
 """Source of what the command line says. No file may give a layer this name: modules are imported because of it."""
 
@@ -141,10 +143,14 @@ def with_algorithm(layers: list[Layer], settings: Settings, spec: EnvSpec) -> tu
     if settings.config.on_policy is None:
         settings.config.algorithm.check_task(spec)
     row = find_row(settings.config.run.algo, spec.import_module)
-    own = {name: value for name, value in (("correction", row.correction), ("sync_interval", row.sync_interval))
-           if value is not None and f"rollout.{name}" not in settings.sources}
-    if own:
-        layers.insert(0, Layer(default_of(settings), {"rollout": own}))
+    own: Values = {"rollout": {name: value for name, value in (("correction", row.correction),
+                                                               ("sync_interval", row.sync_interval))
+                               if value is not None and f"rollout.{name}" not in settings.sources}}
+    # Both bounds or none: one alone could lie beyond the other that somebody has set.
+    if row.samples_per_insert is not None and not {f"replay.{name}" for name in BAND} & settings.sources.keys():
+        own["replay"] = dict(zip(BAND, row.samples_per_insert, strict=True))
+    if any(own.values()):
+        layers.insert(0, Layer(default_of(settings), own))
         settings = resolve(layers)
     if settings.config.learner.device == "auto" and settings.config.on_policy is not None and spec.frames is None:
         for layer in layers:  # "auto" leaves it to us, whoever says it

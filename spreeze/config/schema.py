@@ -178,6 +178,14 @@ class ActorCriticConfig(AlgorithmConfig):
     critic_lr: float = setting(3e-4, "Adam step size of the critics", low=0.0, high=1.0)
     actor_layer_norm: bool = setting(False, "normalise the hidden layers of the actor (arXiv 1607.06450)")
     critic_layer_norm: bool = setting(False, "normalise the hidden layers of the critics (arXiv 1607.06450)")
+    action_penalty: float = setting(0.0, "weight of the mean square of actions before they are squashed, of their mean "
+                                    "where they are drawn: holds a policy off its bounds (1e-3 in the authors' code "
+                                    "of arXiv 1801.01290)", low=0.0, high=1e3)
+
+    def check_task(self, spec: EnvSpec) -> None:
+        if spec.num_actions is not None and self.action_penalty > 0.0:
+            raise ConfigError(f"action_penalty = {self.action_penalty:g}: discrete actions are not squashed; leave it "
+                              "out")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,6 +212,7 @@ class DistributionalConfig(ActorCriticConfig):
                               "discounted returns")
 
     def check_task(self, spec: EnvSpec) -> None:
+        super().check_task(spec)
         if spec.num_actions is not None and self.critics != "twin":
             raise ConfigError(f"critics = {self.critics}: with discrete actions the critics give one value for each "
                               "action; use critics = twin")
