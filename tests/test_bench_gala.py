@@ -1,6 +1,7 @@
 """The bench of GALA: what it starts, and what it makes of known figures; no test judges a speed."""
 
 import contextlib
+import json
 import signal
 import subprocess
 import sys
@@ -10,12 +11,17 @@ from harness import PATIENCE_S
 
 from spreeze.bench import gala
 from spreeze.bench.__main__ import build_parser
+from spreeze.errors import UsageError
 from spreeze.metrics.store import MetricsWriter
 
 
 def document(env_steps_per_s=500.0, time_s=4.0):
     return {"run_dir": "r", "env_steps_per_s": env_steps_per_s, "time_to_target_s": time_s, "process_s": 9.0,
             "env_steps": 100, "updates": 3, "eval_return_best": 480.0}  # fmt: skip
+
+
+def following(arguments, flag):
+    return arguments[arguments.index(flag) + 1]
 
 
 def bench(run, **fields):
@@ -51,18 +57,19 @@ def test_the_share_of_linear_is_that_of_one_learner():
     assert found == {1: 1.0, 2: 1.0, 4: 0.8}
 
 
-def test_environments_are_shared_out_and_a_run_that_never_got_there_does_not_count_as_converged():
+def test_environments_are_shared_out_and_a_run_whose_last_policy_is_below_the_return_did_not_converge():
     told = []
 
     def run(arguments, timeout_s, environment):
         told.append(arguments)
-        return document(time_s=None if "gala.mixing=hogwild" in arguments else 2.0)
+        return document() | {"eval_return_mean": 470.0 if "gala.mixing=hogwild" in arguments else 475.0}
 
-    rows = gala.converge_rows(bench(run, envs=(16,)))
-    shares = {row["case"]: row["value"] for row in rows if row["metric"] == "converged"}
-    assert shares == {"gala": 1.0, "hogwild": 0.0, "a2c": 1.0}
-    each = [arguments[arguments.index("--envs-per-sampler") + 1] for arguments in told]
-    assert each == ["4", "4", "16"] * 2
+    rows = gala.converge_rows(bench(run, envs=(16,), env_steps=5000, first_seed=3))
+    shares = {row["case"]: (row["value"], row["runs"]) for row in rows if row["metric"] == "converged"}
+    assert shares == {"gala": (1.0, 2), "hogwild": (0.0, 2), "a2c": (1.0, 2)}
+    assert [following(arguments, "--envs-per-sampler") for arguments in told] == ["4", "4", "16"] * 2
+    assert [following(arguments, "--seed") for arguments in told] == ["3"] * 3 + ["4"] * 3
+    assert {following(arguments, "--env-steps") for arguments in told} == {"5000"}
 
 
 def test_the_radius_is_held_against_the_bound_of_the_same_moment(tmp_path):
@@ -78,8 +85,38 @@ def test_the_radius_is_held_against_the_bound_of_the_same_moment(tmp_path):
 
     rows = gala.radius_rows(bench(run, env_ids=("CartPole-v1",), seeds=1))
     found = {(row["metric"], row["proposition"]): row["value"] for row in rows if row["topology"] == "ring"}
-    assert found == {("within_bound", 1): 2 / 3, ("largest_radius_over_bound", 1): 1.5,
-                     ("within_bound", 2): 1.0, ("largest_radius_over_bound", 2): 0.1}  # fmt: skip
+    assert found == {("within_bound", 1): 2 / 3, ("largest_radius_over_bound", 1): 1.5, ("measured", 1): 3,
+                     ("within_bound", 2): 1.0, ("largest_radius_over_bound", 2): 0.1, ("measured", 2): 2}  # fmt: skip
+
+
+def test_a_picture_joins_the_rows_of_several_documents(tmp_path):
+    pytest.importorskip("matplotlib")
+    converged = {"metric": "converged", "case": "gala", "env": "CartPole-v1", "envs": 8, "value": 1.0, "runs": 1}
+    radius = {"metric": "largest_radius_over_bound", "proposition": 1, "topology": "ring",
+              "curve": [[0.5, 1.0, 2.0], [1.0, 1.5, 2.0]]}  # fmt: skip
+    for name, rows in (("a", [converged, radius]), ("b", [converged | {"value": 0.0}])):
+        (tmp_path / name).write_text(json.dumps({"rows": rows}))
+    args = build_parser().parse_args(["gala", "--parts", "--rows", str(tmp_path / "a"), str(tmp_path / "b"), "--out",
+                                      str(tmp_path / "gala.png")])
+    assert gala.gala_rows(args, print) == []
+    assert (tmp_path / "gala.png").read_bytes().startswith(b"\x89PNG")
+    args.rows = [str(tmp_path / "c")]
+    with pytest.raises(UsageError, match="not a document of a bench"):
+        gala.gala_rows(args, print)
+
+
+def test_gala_and_hts_train_for_the_same_time_though_they_reach_the_return(monkeypatch):
+    told = []
+
+    def run(arguments, timeout_s, environment):
+        told.append(arguments)
+        return document(time_s=2.0 if "gala" in arguments else None)
+
+    monkeypatch.setattr(gala, "scores", lambda found, env_id: [])
+    rows = gala.paired_rows(bench(run))
+    times = {row["case"]: (row["value"], row["reached"]) for row in rows if row["metric"] == "time_to_target_s"}
+    assert times == {"gala": (2.0, 2), "hts a2c": (9.0, 0)}
+    assert all("stop.target_evaluations=1000" in arguments for arguments in told)
 
 
 def test_only_learners_among_the_processes_of_the_bench_are_killed():

@@ -1,12 +1,13 @@
 """The bench of TianJi: what it starts, and what it makes of known figures; no test judges a speed."""
 
+import json
 import threading
 
 import pytest
 
 from spreeze.bench import tianji
 from spreeze.bench.__main__ import build_parser
-from spreeze.metrics.store import MetricsWriter
+from spreeze.metrics.store import EvaluationRow, MetricsWriter
 
 _SPLIT = {"policy": 0.2, "env": 0.2, "write": 0.1}
 
@@ -101,12 +102,54 @@ def test_collection_is_set_beside_equation_1():
     })  # fmt: skip
 
 
-def test_env_steps_are_compared_with_those_of_mode_serial():
+def test_env_steps_to_the_return_are_those_of_the_policy_that_has_it(tmp_path):
     def run(arguments, timeout_s):
-        return document(env_steps=900 if value(arguments, "--mode") == "tianji" else 1000)
+        path, tianji_run = tmp_path / value(arguments, "--mode"), value(arguments, "--mode") == "tianji"
+        path.mkdir(exist_ok=True)
+        writer = MetricsWriter(path / "metrics.db")
+        for env_steps, mean in ((500, -300.0), (900 if tianji_run else 1000, -150.0), (1500, -120.0)):
+            writer.evaluation(EvaluationRow(1.0, env_steps, 10, 1, env_steps, 10, mean, 1.0, 200.0))
+        writer.close()
+        return document(run_dir=str(path), env_steps=5000)
 
-    rows = tianji.serial_rows(bench(run))
+    rows = tianji.serial_rows(bench(run, seeds=1))
     assert [row["value"] for row in rows if row["metric"] == "env_steps_over_serial"] == [0.9]
+
+
+def test_simple_spread_is_learned_by_counts_in_mode_serial_and_by_time_in_this_one(monkeypatch):
+    told = []
+
+    def run(arguments, timeout_s):
+        told.append(arguments)
+        return document()
+
+    monkeypatch.setattr(tianji, "scores", lambda found, env_id: [])
+    tianji.qmix_rows(bench(run, seeds=1, env_steps=5000))
+    tianji.qmix_rows(bench(run, seeds=1))
+    assert [value(arguments, "--mode") for arguments in told] == ["serial", "serial", "tianji", "tianji"]
+    assert [value(arguments, "--env-steps") for arguments in told[:2]] == ["5000", "5000"]
+    assert all("--env-steps" not in arguments for arguments in told[2:])
+
+
+def test_the_two_step_game_is_played_by_qmix_and_vdn():
+    rows = tianji.game_rows(bench(lambda arguments, timeout_s: document(
+        eval_return_mean=7.0 if "qmix.mixer=vdn" in arguments else 8.0)))
+    assert {(row["case"], row["value"], row["target"]) for row in rows} == {("qmix", 8.0, "8"), ("vdn", 7.0, "7")}
+
+
+def test_a_picture_marks_the_controllers_choice(tmp_path):
+    pytest.importorskip("matplotlib")
+
+    def run(arguments, timeout_s):
+        return document(samplers=1 if "--auto" in arguments else int(value(arguments, "--samplers")))
+
+    rows = [{**row, "part": "curve"} for row in tianji.curve_rows(bench(run, samplers=(1, 2)))]
+    rows += [{**row, "part": "collect"} for row in tianji.collect_rows(bench(run, samplers=(1, 2)))]
+    (tmp_path / "rows.json").write_text(json.dumps({"rows": rows}))
+    args = build_parser().parse_args(["tianji", "--parts", "--rows", str(tmp_path / "rows.json"), "--out",
+                                      str(tmp_path / "tianji.png")])
+    assert tianji.tianji_rows(args, print) == []
+    assert (tmp_path / "tianji.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_algorithms_are_timed_in_this_mode_and_in_their_own():

@@ -6,6 +6,7 @@ import importlib.util
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -17,6 +18,7 @@ from harness import PATIENCE_S, REPO
 from rollouts import FRAMES, learner, task
 
 from spreeze.algorithms import create
+from spreeze.bench import two_step_game
 from spreeze.cli import export as command
 from spreeze.config.algorithms import ROWS
 from spreeze.config.schema import PARTS
@@ -218,8 +220,14 @@ CODE = {  # environment, its module, algorithm, words that its example must have
 
 
 @pytest.mark.parametrize("kind", sorted(CODE))
-def test_examples_of_frames_masks_and_nested_observations_play_as_the_run_does(kind, tmp_path, capsys):
+def test_examples_of_frames_masks_and_nested_observations_play_as_the_run_does(kind, tmp_path, capsys, monkeypatch):
     env_id, module, algo, words = CODE[kind]
+    folder = Path(__file__).parent
+    if kind == "team":  # the example does not have Spreeze
+        folder = tmp_path / "modules"
+        folder.mkdir()
+        shutil.copy(two_step_game.__file__, folder)
+        monkeypatch.syspath_prepend(folder)
     env = make_task(env_id, module, image={"size": 36, "stack": 2})
     run = run_of(tmp_path, algo, env.spec)
     out = tmp_path / "policy.npz"
@@ -227,7 +235,7 @@ def test_examples_of_frames_masks_and_nested_observations_play_as_the_run_does(k
     assert json.loads(capsys.readouterr().out)["observations"] == 1000
     program = tmp_path / "policy_numpy_example.py"
     assert words in program.read_text()
-    lines = played(program, tmp_path, Path(__file__).parent).splitlines()
+    lines = played(program, tmp_path, folder).splitlines()
     env.close()
     ours = _returns(lambda: make_task(env_id, module, image={"size": 36, "stack": 2}), run)
     assert [float(line.split()[-1]) for line in lines] == pytest.approx(ours, abs=0.06)

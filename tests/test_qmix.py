@@ -7,9 +7,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from two_step_game import PAYOFF
 
 from spreeze.algorithms import create
+from spreeze.bench.two_step_game import PAYOFF
 from spreeze.config.schema import QMIXConfig
 from spreeze.errors import ConfigError
 from spreeze.inference.policy import Normalizer, Policy

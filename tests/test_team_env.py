@@ -11,8 +11,8 @@ import gymnasium
 import numpy as np
 import pytest
 from harness import PATIENCE_S
-from two_step_game import TwoStepGame
 
+from spreeze.bench.two_step_game import TwoStepGame
 from spreeze.config.algorithms import check_algorithm, default_algorithm
 from spreeze.config.modes import modes
 from spreeze.envs.make import make_env, refuse_foreign
@@ -22,7 +22,8 @@ from spreeze.envs.team_env import TeamEnv
 from spreeze.errors import ConfigError, EnvironmentError_
 from spreeze.types import EnvSpec, TeamSpec, rebuild
 
-GAME = {"env_id": "parallel:two_step_game", "import_module": "two_step_game"}
+MODULE = "spreeze.bench.two_step_game"
+GAME = {"env_id": f"parallel:{MODULE}", "import_module": MODULE}
 MODES = modes()
 
 
@@ -103,7 +104,7 @@ def test_agents_of_unequal_sizes_are_padded_and_one_that_left_observes_zeros(une
 def test_a_state_that_only_repeats_the_observations_is_left_out():
     class Repeating(TwoStepGame):
         def state(self):
-            return np.array([self.now, self.now], np.float32)
+            return np.array([self._now, self._now], np.float32)
 
     assert TeamEnv("parallel:repeating", Repeating()).team.state_dim == 0
 
@@ -119,11 +120,11 @@ def test_what_a_team_cannot_learn_is_refused(changed, message):
 
 
 def test_ids_import_only_what_the_command_allows():
-    with pytest.raises(EnvironmentError_, match="would import module 'two_step_game': add --import two_step_game"):
-        make_env("parallel:two_step_game")
+    with pytest.raises(EnvironmentError_, match=f"would import module '{MODULE}': add --import {MODULE}"):
+        make_env(GAME["env_id"])
     refuse_foreign("mpe2:simple_spread_v3", None, None)
-    with pytest.raises(EnvironmentError_, match="comes from module 'two_step_game'"):
-        refuse_foreign("parallel:two_step_game", "two_step_game", None)
+    with pytest.raises(EnvironmentError_, match="comes from module 'games'"):
+        refuse_foreign("parallel:games", "games", None)
     with pytest.raises(EnvironmentError_, match=r"module 'math' has no parallel_env\(\)"):
         make_env("parallel:math", "math")
 

@@ -9,7 +9,7 @@ import argparse
 import contextlib
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,8 +17,11 @@ import psutil
 
 from spreeze.bench import Row, row
 from spreeze.bench.hts import scores
-from spreeze.bench.runs import Document, Say, in_turn, times_to_target, train
+from spreeze.bench.runs import Axes, Document, Say, documents_rows, in_turn, picture, times_to_target, train
+from spreeze.machine.hardware import read_machine
+from spreeze.machine.processes import MARK
 from spreeze.metrics.store import MetricsReader
+from spreeze.run_directory import read_run
 from spreeze.testing import FAULT_ID, SYNTHETIC_ID
 
 PARTS = ("slow", "steps", "radius", "kills", "converge", "paired")
@@ -27,8 +30,10 @@ LEARNERS = (1, 2, 4, 8)
 ENVS = (8, 16, 32)
 TEAM = 4
 """Learners of all parts but ``steps``."""
-_STEP_S, _SLOWER = 0.002, 10
+_SLOWER = 10
 _START_S, _OUTSIDE_S = 6.0, 120.0
+_PATIENCE_S = 1800.0
+"""Longest run where env steps are counted, not seconds."""
 _ROUNDING = 1e-3
 """Distance that sums in another order make; the bound is 0 where each learner takes the mean of all."""
 KILL_S = 10.0
@@ -48,12 +53,17 @@ class GalaBench:
     env_ids: tuple[str, ...]
     seeds: int
     seconds: float
-    """Training of one run [s]; of part converge the most."""
+    """Training of one run [s]."""
     step_seconds: float
     """What a rate is measured over [s]."""
     target_return: float
     runs_dir: str
     say: Say
+    sleep_s: float = 0.002
+    """Mean step time of environments that sleep."""
+    env_steps: int = 100_000
+    """Of a run of part converge."""
+    first_seed: int = 1
     learners: tuple[int, ...] = LEARNERS
     envs: tuple[int, ...] = ENVS
     run: Callable[..., Document] = train
@@ -64,15 +74,15 @@ class GalaBench:
         """The documents of each case, seed by seed."""
         flags = [*common, "--seconds", str(seconds), "--runs-dir", self.runs_dir, "--no-visualizer"]
         return in_turn(cases, self.seeds, lambda own: self.run([*flags, *own], seconds + _OUTSIDE_S, environment),
-                       self.say)
+                       self.say, self.first_seed)
 
 
 def slow_rows(bench: GalaBench) -> list[Row]:
     """Env steps a second of four learners where the environments of one take ten times as long."""
     common = ["--env", FAULT_ID, "--import", "spreeze.testing", "--envs-per-sampler", "1", "--set",
               "evaluation.episodes=1"]
-    slowed = {"SPREEZE_FAULT_STEP_S": str(_STEP_S), "SPREEZE_FAULT_P_STALL": "1",
-              "SPREEZE_FAULT_STALL_S": str(_STEP_S * (_SLOWER - 1)),
+    slowed = {"SPREEZE_FAULT_STEP_S": str(bench.sleep_s), "SPREEZE_FAULT_P_STALL": "1",
+              "SPREEZE_FAULT_STALL_S": str(bench.sleep_s * (_SLOWER - 1)),
               "SPREEZE_FAULT_WORKERS": f"sampler-g{TEAM - 1}-0"}
     found = bench.in_turn({name: mixing(name) for name in ("gossip", "all_reduce")}, common,
                           bench.step_seconds + _START_S, slowed)
@@ -84,8 +94,8 @@ def slow_rows(bench: GalaBench) -> list[Row]:
 
 def steps_rows(bench: GalaBench) -> list[Row]:
     """Env steps a second by the number of learners whose environments sleep (gamma, coefficient of variation 1)."""
-    common = ["--env", SYNTHETIC_ID, "--env-arg=law=gamma", f"--env-arg=mean_s={_STEP_S}", "--env-arg=cv=1", "--algo",
-              "a2c", "--mode", "gala", "--envs-per-sampler", "1", "--sync-interval", "64", "--set",
+    common = ["--env", SYNTHETIC_ID, "--env-arg=law=gamma", f"--env-arg=mean_s={bench.sleep_s}", "--env-arg=cv=1",
+              "--algo", "a2c", "--mode", "gala", "--envs-per-sampler", "1", "--sync-interval", "64", "--set",
               "evaluation.episodes=1"]
     cases = {str(count): ["--learners", str(count), "--samplers", str(count)] for count in bench.learners}
     found = bench.in_turn(cases, common, bench.step_seconds + _START_S)
@@ -108,21 +118,28 @@ def radius_rows(bench: GalaBench) -> list[Row]:
         cases = {"1": [*each, "--max-staleness", "0"], "2": each}
         found = bench.in_turn(cases, ["--env", bench.env_ids[0]], bench.step_seconds + _START_S)
         for proposition, documents in found.items():
-            ratios = [_over_bound(Path(document["run_dir"]), f"gossip_bound_{proposition}") for document in documents]
-            within = [None if not run else sum(ratio <= 1.0 for ratio in run) / len(run) for run in ratios]
+            runs = [_beside_bound(Path(document["run_dir"]), f"gossip_bound_{proposition}") for document in documents]
+            within = [sum(ratio <= 1.0 for ratio in _over(run)) / len(run) if run else None for run in runs]
             more = {"topology": topology, "proposition": int(proposition)}
             rows += [row("within_bound", "share", within, target="1", **more),
-                     row("largest_radius_over_bound", "ratio", [max(run, default=None) for run in ratios], **more)]
+                     row("measured", "times", [len(run) for run in runs], **more),
+                     row("largest_radius_over_bound", "ratio", [max(_over(run), default=None) for run in runs], **more,
+                         curve=runs[0])]
     return rows
 
 
-def _over_bound(run: Path, bound: str) -> list[float]:
-    """The radius over a bound at every recorded time at which both are known."""
+def _beside_bound(run: Path, bound: str) -> list[tuple[float, float, float]]:
+    """Wall time [s], radius and bound at every recorded time at which both are known."""
     reader = MetricsReader(run / "metrics.db")
     radius, bounds = (reader.series(name, max_points=100_000) for name in ("gossip_radius", bound))
     known = dict(zip(bounds.t.tolist(), bounds.mean.tolist(), strict=True))
-    return [value / max(known[t], _ROUNDING) for t, value in zip(radius.t.tolist(), radius.mean.tolist(), strict=True)
+    return [(t, value, known[t]) for t, value in zip(radius.t.tolist(), radius.mean.tolist(), strict=True)
             if t in known]
+
+
+def _over(run: Sequence[tuple[float, float, float]]) -> list[float]:
+    """Radius over bound."""
+    return [value / max(bound, _ROUNDING) for _, value, bound in run]
 
 
 @contextlib.contextmanager
@@ -152,56 +169,117 @@ def kills_rows(bench: GalaBench) -> list[Row]:
     """A run in which a learner is killed every ten seconds beside one in which none is."""
     killed: list[int] = []
     found: dict[str, list[Document]] = {"killed": [], "left alone": []}
-    for seed in range(1, bench.seeds + 1):
+    for seed in range(bench.first_seed, bench.first_seed + bench.seeds):
         flags = ["--env", bench.env_ids[0], *mixing("gossip"), "--seed", str(seed), "--seconds", str(bench.seconds),
                  "--runs-dir", bench.runs_dir, "--no-visualizer", "--set", "run.forgiven_failures=1000000"]
         with learners_killed(KILL_S, killed):
             found["killed"].append(bench.run(flags, bench.seconds + _OUTSIDE_S, None))
         found["left alone"].append(bench.run(flags, bench.seconds + _OUTSIDE_S, None))
         bench.say(f"  seed {seed}: {len(killed)} kills so far")
-    left = [child for child in psutil.Process().children(recursive=True) if child.is_running()]
     rows = [row("updates_per_s", "1/s", [one["updates_per_s"] for one in documents], case=case)
             for case, documents in found.items()]
-    ratios = [max(_over_bound(Path(one["run_dir"]), "gossip_bound_2"), default=None) for one in found["killed"]]
+    runs = [_beside_bound(Path(one["run_dir"]), "gossip_bound_2") for one in found["killed"]]
     return [row("kills", "kills", [len(killed)]), *rows,
             row("restarts", "restarts", [one["restarts"] for one in found["killed"]]),
-            row("largest_radius_over_bound", "ratio", ratios, proposition=2),
-            row("processes_left", "processes", [len(left)], target="0")]
+            row("measured", "times", [len(run) for run in runs], proposition=2),
+            row("largest_radius_over_bound", "ratio", [max(_over(run), default=None) for run in runs], proposition=2),
+            row("largest_radius", "norm", [max((radius for _, radius, _ in run), default=None) for run in runs]),
+            row("processes_left", "processes", [_left(Path(one["run_dir"])) for one in found["killed"]], target="0")]
+
+
+def _left(run: Path) -> int:
+    """Processes that carry the run's mark and still live."""
+    nonce, left = read_run(run).get("nonce"), 0
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            left += process.environ().get(MARK) == nonce and process.status() != psutil.STATUS_ZOMBIE
+    return left
 
 
 def converge_rows(bench: GalaBench) -> list[Row]:
-    """Share of the seeds that reach the return in time, by the number of environments in all."""
+    """Share of the seeds whose last policy has the return after so many env steps, by environments in all."""
     rows = []
     for env_id in bench.env_ids:
         for envs in bench.envs:
             each = ["--envs-per-sampler", str(max(1, envs // TEAM))]
             cases = {"gala": [*mixing("gossip"), *each], "hogwild": [*mixing("hogwild"), *each],
                      "a2c": ["--algo", "a2c", "--mode", "serial", "--envs-per-sampler", str(envs)]}
-            common = ["--env", env_id, "--target-return", str(bench.target_return)]
-            found = bench.in_turn(cases, common, bench.seconds)
+            found = bench.in_turn(cases, ["--env", env_id, "--env-steps", str(bench.env_steps)], _PATIENCE_S)
             for case, documents in found.items():
-                times, reached = times_to_target(documents)
-                rows += [row("converged", "share", [reached / len(documents)], case=case, env=env_id, envs=envs),
-                         row("time_to_target_s", "s", times, case=case, env=env_id, envs=envs)]
+                last = [document["eval_return_mean"] for document in documents]
+                reached = sum(one is not None and one >= bench.target_return for one in last)
+                about = {"case": case, "env": env_id, "envs": envs}
+                rows += [row("converged", "share", [reached / len(documents)], **about, runs=len(documents)),
+                         row("eval_return_last", "return", last, **about),
+                         row("eval_return_best", "return", [one["eval_return_best"] for one in documents], **about)]
     return rows
 
 
 def paired_rows(bench: GalaBench) -> list[Row]:
-    """GALA and A2C in mode hts for the same time: the metrics of the protocol, seed by seed, and env steps a second."""
+    """GALA and A2C in mode hts for the same time: metrics of the protocol, seed by seed, rates, and time to the return.
+
+    Runs go on after they have reached it.
+    """
     rows = []
     for env_id in bench.env_ids:
-        found = bench.in_turn({"gala": mixing("gossip"), "hts a2c": ["--algo", "a2c", "--mode", "hts"]},
-                              ["--env", env_id], bench.seconds)
+        common = ["--env", env_id, "--target-return", str(bench.target_return), "--set", "stop.target_evaluations=1000"]
+        found = bench.in_turn({"gala": mixing("gossip"), "hts a2c": ["--algo", "a2c", "--mode", "hts"]}, common,
+                              bench.seconds)
         rows += [row(name, unit, [one.get(name) for one in documents], case=case, env=env_id)
                  for case, documents in found.items()
                  for name, unit in (("env_steps_per_s", "1/s"), ("energy_per_million_steps_kj", "kJ"))]
+        for case, documents in found.items():
+            times, reached = times_to_target(documents)
+            rows.append(row("time_to_target_s", "s", times, case=case, env=env_id, reached=reached))
         rows += scores(found, env_id)
     return rows
 
 
+# --- a picture ---
+
+
+def draw_gala(rows: Sequence[Row], out: Path) -> None:
+    """Draws the radius beside the bounds over a run of each topology, and the share of runs that converged."""
+    curves = {(one["proposition"], one["topology"]): one["curve"] for one in rows if one.get("curve")}
+    with picture(out, f"GALA, {TEAM} learners, A2C: {read_machine().one_line()}") as (axes,):
+        for axis, proposition, about in zip(axes, (1, 2), ("all mix at every update", "nobody waits"), strict=False):
+            known = [topology for topology in TOPOLOGIES if curves.get((proposition, topology))]
+            for number, topology in enumerate(known):
+                _draw_ball(axis, curves[proposition, topology], topology, f"C{number}")
+            axis.set(xlabel="time [s]", title=f"{about}: Proposition {proposition}", yscale="log")
+            if known:
+                axis.legend(fontsize=8)
+        axes[0].set_ylabel("distance from the mean (line), its bound (dashed)")
+        _draw_converged(axes[2], [one for one in rows if one["metric"] == "converged"])
+
+
+def _draw_ball(axis: Axes, curve: Sequence[Sequence[float]], label: str, colour: str) -> None:
+    times, radii, bounds = zip(*curve, strict=True)
+    axis.plot(times, radii, color=colour, linewidth=1.2, label=label)
+    axis.plot(times, [max(bound, _ROUNDING) for bound in bounds], "--", color=colour, linewidth=1.0)
+
+
+def _draw_converged(axis: Axes, rows: Sequence[Row]) -> None:
+    """Bars side by side for each task and number of environments."""
+    places = list(dict.fromkeys((one["env"], one["envs"]) for one in rows))
+    cases = list(dict.fromkeys(one["case"] for one in rows))
+    for number, case in enumerate(cases):
+        shares = []
+        for place in places:  # their seeds may come from several documents
+            own = [one for one in rows if (one["env"], one["envs"], one["case"]) == (*place, case)]
+            runs = sum(one["runs"] for one in own)
+            shares.append(sum(one["value"] * one["runs"] for one in own) / runs if runs else 0.0)
+        left = [place + (number - (len(cases) - 1) / 2) * 0.8 / len(cases) for place in range(len(places))]
+        axis.bar(left, shares, 0.75 / len(cases), label=case)
+    axis.set_xticks(range(len(places)), [f"{env.partition('-')[0]}\n{envs} envs" for env, envs in places], fontsize=7)
+    axis.set(ylabel="share of runs that converged", ylim=(0.0, 1.05))
+    if cases:
+        axis.legend(fontsize=8)
+
+
 def add_gala_flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--parts", nargs="+", choices=PARTS, default=list(PARTS[:2]),
+    add("--parts", nargs="*", choices=PARTS, default=list(PARTS[:2]),
         help="slow: one learner of four slowed; steps: learners whose environments sleep; radius: distance from the "
         "mean over its bounds; kills: a learner killed every 10 s; converge: share of runs that reach a return; "
         "paired: equal time (default: slow steps)")
@@ -209,10 +287,16 @@ def add_gala_flags(parser: argparse.ArgumentParser) -> None:
     add("--env", nargs="+", default=["CartPole-v1"], help="tasks (default: CartPole-v1)")
     add("--seconds", type=float, default=None, help="training of one run [s] (default: 60, with --long 900)")
     add("--target-return", type=float, default=475.0,
-        help="mean of 10 greedy episodes of part converge (default: 475)")
+        help="mean of 10 greedy episodes of parts converge and paired (default: 475)")
     add("--learners", type=int, nargs="+", default=list(LEARNERS), help="learners of part steps (default: 1 2 4 8)")
     add("--envs", type=int, nargs="+", default=list(ENVS),
         help="environments in all of part converge (default: 8 16 32)")
+    add("--env-steps", type=int, default=100_000, help="env steps of a run of part converge (default: 100000)")
+    add("--sleep", type=float, default=0.002, help="mean step time of environments that sleep [s] (default: 0.002)")
+    add("--first-seed", type=int, default=1, help="seed of the first repeat (default: 1)")
+    add("--out", default=None, help="picture of radius, bounds and converged runs to write (default: none)")
+    add("--rows", nargs="+", default=[], metavar="FILE",
+        help="earlier documents of this bench with --json to draw as well (default: none)")
     add("--runs-dir", default="runs", help="where runs go (default: runs)")
 
 
@@ -221,7 +305,8 @@ def gala_rows(args: argparse.Namespace, say: Say) -> list[Row]:
     bench = GalaBench(
         env_ids=tuple(args.env), seeds=args.repeats, seconds=args.seconds or (900.0 if args.long else 60.0),
         step_seconds=60.0 if args.long else 10.0, target_return=args.target_return, runs_dir=args.runs_dir, say=say,
-        learners=tuple(args.learners), envs=tuple(args.envs),
+        learners=tuple(args.learners), envs=tuple(args.envs), sleep_s=args.sleep, env_steps=args.env_steps,
+        first_seed=args.first_seed,
     )
     parts = {"slow": slow_rows, "steps": steps_rows, "radius": radius_rows, "kills": kills_rows,
              "converge": converge_rows, "paired": paired_rows}
@@ -229,4 +314,6 @@ def gala_rows(args: argparse.Namespace, say: Say) -> list[Row]:
     for part in args.parts:
         say(f"{part}:")
         rows += [{**one, "part": part} for one in parts[part](bench)]
+    if args.out is not None:
+        draw_gala([*documents_rows(args.rows), *rows], Path(args.out))
     return rows

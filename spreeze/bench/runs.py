@@ -102,10 +102,12 @@ def _until_target(env_id: str, target: float, runs_dir: str, limit_s: float, ext
                                 "--runs-dir", runs_dir, *flags, *extra], limit_s + 120.0)
 
 
-def in_turn(cases: Mapping[str, list[str]], seeds: int, train_once: Train, say: Say) -> dict[str, list[Document]]:
+def in_turn(
+    cases: Mapping[str, list[str]], seeds: int, train_once: Train, say: Say, first_seed: int = 1
+) -> dict[str, list[Document]]:
     """The documents of runs with the flags of each case, seed by seed."""
     found: dict[str, list[Document]] = {name: [] for name in cases}
-    for seed in range(1, seeds + 1):
+    for seed in range(first_seed, first_seed + seeds):
         for name, flags in cases.items():
             document = train_once([*flags, "--seed", str(seed)])
             found[name].append(document)
@@ -148,6 +150,13 @@ def times_to_target(documents: list[Document], key: str = _FIRST) -> tuple[list[
     return times, sum(at_s is not None for at_s in known)
 
 
+def env_steps_to_target(document: Document, target: float) -> int | None:
+    """Env steps of the first policy whose evaluation reached the target, without what was collected meanwhile."""
+    evaluations = MetricsReader(Path(document["run_dir"]) / "metrics.db").evaluations()
+    found = reached(evaluations, target, 1)
+    return None if found is None else int(found.env_steps)
+
+
 # --- another program beside a run ---
 
 _SPIN = """
@@ -176,6 +185,39 @@ _CURVE_AXES = {"wall_s": (60.0, "wall time [min]"), "env_steps": (1e3, "env step
                "updates": (1e3, "updates [1000]")}
 CURVE_AXES = tuple(_CURVE_AXES)
 _TRAINING_POINTS = 300
+
+
+@contextlib.contextmanager
+def picture(out: Path, title: str, lines: int = 1, panels: int = 3, **options: Any) -> Iterator[Any]:
+    """Axes [lines, panels], which are written to ``out`` at the end; a UsageError if matplotlib is not installed."""
+    try:
+        import matplotlib
+
+        matplotlib.use("Agg")
+        from matplotlib import pyplot
+    except ImportError:
+        raise UsageError("a picture needs matplotlib: pip install matplotlib") from None
+    figure, grid = pyplot.subplots(lines, panels, figsize=(4 * panels, 3.6 * lines), squeeze=False,
+                                   constrained_layout=True, **options)
+    try:
+        yield grid
+        for axis in grid.flat:
+            axis.grid(alpha=0.3)
+        figure.suptitle(title, fontsize=10)
+        figure.savefig(out, dpi=110)
+    finally:
+        pyplot.close(figure)
+
+
+def documents_rows(paths: Sequence[str]) -> list[Row]:
+    """The rows of documents that a bench printed with ``--json``; a UsageError if one cannot be read."""
+    rows: list[Row] = []
+    for path in paths:
+        try:
+            rows += json.loads(Path(path).read_bytes())["rows"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UsageError(f"--rows {path}: not a document of a bench with --json: {error}") from None
+    return rows
 
 
 def curve_rows(runs: list[Path], targets: Sequence[float] = (), most_updates: float = math.inf) -> list[Row]:
@@ -236,32 +278,21 @@ def draw_curve(runs: list[Path], out: Path, axes: Sequence[str] = CURVE_AXES) ->
         UsageError: matplotlib is not installed.
         RunError: a run without evaluations.
     """
-    try:
-        import matplotlib
-
-        matplotlib.use("Agg")
-        from matplotlib import pyplot
-    except ImportError:
-        raise UsageError("a picture needs matplotlib: pip install matplotlib") from None
     tasks: dict[str, dict[str, list[Path]]] = {}
     for path in runs:
         run = read_run(path)
         label = f"{run.get('algo', '?')}, mode {run.get('mode', '?')}"
         tasks.setdefault(str(run.get("env_id", "")), {}).setdefault(label, []).append(path)
-    figure, grid = pyplot.subplots(len(tasks), len(axes), figsize=(4 * len(axes), 3.6 * len(tasks)), sharey="row",
-                                   squeeze=False, constrained_layout=True)
-    for line, (task, groups) in zip(grid, tasks.items(), strict=True):
-        for number, (label, paths) in enumerate(groups.items()):
-            _draw_group(dict(zip(axes, line, strict=True)), label, paths, f"C{number}")
-        for axis, name in zip(line, axes, strict=True):
-            axis.set_xlabel(_CURVE_AXES[name][1])
-            axis.grid(alpha=0.3)
-        line[0].set(ylabel="episode return", title=task if len(tasks) > 1 else "")
-        line[0].legend(fontsize=8)
     task = "" if len(tasks) > 1 else f"{next(iter(tasks))}: "
-    figure.suptitle(f"{task}{read_run(runs[0]).get('machine', '')}", fontsize=10)
-    figure.savefig(out, dpi=110)
-    pyplot.close(figure)
+    title = f"{task}{read_run(runs[0]).get('machine', '')}"
+    with picture(out, title, len(tasks), len(axes), sharey="row") as grid:
+        for line, (task, groups) in zip(grid, tasks.items(), strict=True):
+            for number, (label, paths) in enumerate(groups.items()):
+                _draw_group(dict(zip(axes, line, strict=True)), label, paths, f"C{number}")
+            for axis, name in zip(line, axes, strict=True):
+                axis.set_xlabel(_CURVE_AXES[name][1])
+            line[0].set(ylabel="episode return", title=task if len(tasks) > 1 else "")
+            line[0].legend(fontsize=8)
 
 
 def _draw_group(axes: dict[str, Axes], label: str, paths: list[Path], colour: str) -> None:

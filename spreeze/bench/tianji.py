@@ -8,18 +8,30 @@ from __future__ import annotations
 import argparse
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from spreeze.bench import Row, row
 from spreeze.bench.hts import scores
-from spreeze.bench.runs import Document, Say, busy_core, in_turn, times_to_target, train
+from spreeze.bench.runs import (
+    Axes,
+    Document,
+    Say,
+    busy_core,
+    documents_rows,
+    env_steps_to_target,
+    in_turn,
+    picture,
+    times_to_target,
+    train,
+)
+from spreeze.machine.hardware import read_machine
 from spreeze.metrics import median
 from spreeze.metrics.store import MetricsReader
 from spreeze.testing import SYNTHETIC_ID
 
-PARTS = ("curve", "sleeping", "balance", "serial", "modes", "groups", "collect", "qmix")
+PARTS = ("curve", "sleeping", "balance", "serial", "modes", "groups", "collect", "game", "qmix")
 SAMPLERS = (1, 2, 4, 8)
 MANY_SAMPLERS = (1, 2, 4, 8, 16, 24)
 """Of part ``sleeping``."""
@@ -30,11 +42,16 @@ CONTROLLER = "controller"
 TOLERANCE = 0.05
 """By which consumption over production (TR_L over TR_A) may miss the serial value."""
 _SETTLED_S, _PERIOD_S = 10.0, 20.0
-_STEP_S, _START_S, _OUTSIDE_S = 0.002, 6.0, 180.0
+_START_S, _OUTSIDE_S = 6.0, 180.0
+_PATIENCE_S = 7200.0
+"""Longest run where env steps are counted, not seconds."""
 _MODE = ("--mode", "tianji")
-_SLEEPY = ("--env", SYNTHETIC_ID, "--env-arg=law=gamma", f"--env-arg=mean_s={_STEP_S}", "--env-arg=cv=1")
 _SMALL = ("--algo", "sac", "--envs-per-sampler", "1", "--batch-size", "32", "--set", "sac.hidden_sizes=[32,32]",
           "--set", "replay.capacity=20000", "--set", "replay.learning_starts=100")
+GAME = "spreeze.bench.two_step_game"
+_GAME = ("--samplers", "1", "--env", f"parallel:{GAME}", "--import", GAME, "--samples-per-insert", "8:8", "--set",
+         "replay.learning_starts=200", "--set", "qmix.epsilon_end=1.0", "--set", "qmix.hidden_sizes=[32]", "--set",
+         "qmix.lr=0.005", "--set", "qmix.tau=0.05")
 _SYNTHETIC_RETURN = 140.0
 """Of the 200 that are the best there."""
 
@@ -55,6 +72,11 @@ class TianjiBench:
     say: Say
     samplers: tuple[int, ...] = SAMPLERS
     groups: tuple[int, ...] = GROUPS
+    sleep_s: float = 0.002
+    """Mean step time of environments that sleep."""
+    env_steps: int | None = None
+    """Of a run of part qmix; None: ``seconds`` of it."""
+    first_seed: int = 1
     run: Callable[..., Document] = train
 
     def train(self, flags: list[str], seconds: float) -> Document:
@@ -63,7 +85,11 @@ class TianjiBench:
 
     def in_turn(self, cases: dict[str, list[str]], common: list[str], seconds: float) -> dict[str, list[Document]]:
         """The documents of each case, seed by seed."""
-        return in_turn(cases, self.seeds, lambda own: self.train([*common, *own], seconds), self.say)
+        return in_turn(cases, self.seeds, lambda own: self.train([*common, *own], seconds), self.say, self.first_seed)
+
+    @property
+    def sleepy(self) -> list[str]:
+        return ["--env", SYNTHETIC_ID, "--env-arg=law=gamma", f"--env-arg=mean_s={self.sleep_s}", "--env-arg=cv=1"]
 
     @property
     def task(self) -> list[str]:
@@ -77,7 +103,7 @@ def curve_rows(bench: TianjiBench) -> list[Row]:
 
 def sleeping_rows(bench: TianjiBench) -> list[Row]:
     """The same where environments sleep, as if each sampler had a core: a small network, four samples per insert."""
-    task = [*_SLEEPY, *_SMALL, "--samples-per-insert", "4:4", "--target-return", str(_SYNTHETIC_RETURN)]
+    task = [*bench.sleepy, *_SMALL, "--samples-per-insert", "4:4", "--target-return", str(_SYNTHETIC_RETURN)]
     return _curve(bench, task, MANY_SAMPLERS, SYNTHETIC_ID)
 
 
@@ -140,15 +166,15 @@ def balance_rows(bench: TianjiBench) -> list[Row]:
 
 
 def serial_rows(bench: TianjiBench) -> list[Row]:
-    """Env steps to the return beside mode serial, where every row is drawn as often."""
+    """Env steps to the return beside mode serial, where each row is drawn as often: those of the policy that has it."""
     found = bench.in_turn({"tianji": [*_MODE], "serial": ["--mode", "serial"]}, bench.task, bench.seconds)
-    rows = []
+    rows, taken = [], {}
     for case, documents in found.items():
         times, reached = times_to_target(documents)
-        rows += [row("env_steps_to_target", "env steps", [one["env_steps"] for one in documents], case=case,
-                     env=bench.env_id, reached=reached),
+        taken[case] = [env_steps_to_target(document, bench.target_return) for document in documents]
+        rows += [row("env_steps_to_target", "env steps", taken[case], case=case, env=bench.env_id, reached=reached),
                  row("time_to_target_s", "s", times, case=case, env=bench.env_id)]
-    over = [a["env_steps"] / b["env_steps"] for a, b in zip(found["tianji"], found["serial"], strict=True)]
+    over = [a / b if a and b else None for a, b in zip(taken["tianji"], taken["serial"], strict=True)]
     return [*rows, row("env_steps_over_serial", "ratio", over, env=bench.env_id)]
 
 
@@ -168,7 +194,7 @@ def modes_rows(bench: TianjiBench) -> list[Row]:
 
 def groups_rows(bench: TianjiBench) -> list[Row]:
     """Env steps a second by the number of groups whose environments sleep (gamma, coefficient of variation 1)."""
-    common = [*_SLEEPY, *_SMALL, *_MODE, "--samples-per-insert", "4:4", "--set", "evaluation.episodes=1"]
+    common = [*bench.sleepy, *_SMALL, *_MODE, "--samples-per-insert", "4:4", "--set", "evaluation.episodes=1"]
     cases = {str(count): ["--learners", str(count), "--samplers", str(2 * count)] for count in bench.groups}
     found = bench.in_turn(cases, common, bench.step_seconds + _START_S)
     rates = {count: [document["env_steps_per_s"] for document in documents] for count, documents in found.items()}
@@ -189,8 +215,8 @@ def collect_rows(bench: TianjiBench) -> list[Row]:
     """
     rows = []
     for size in SIZES:
-        common = [*_SLEEPY, f"--env-arg=obs_dim={size}", "--algo", "sac", "--mode", "spreeze", "--envs-per-sampler",
-                  "1", "--batch-size", "8", "--samples-per-insert", "0:8", "--set", "sac.hidden_sizes=[8]", "--set",
+        common = [*bench.sleepy, f"--env-arg=obs_dim={size}", "--algo", "sac", "--mode", "spreeze", "--batch-size", "8",
+                  "--envs-per-sampler", "1", "--samples-per-insert", "0:8", "--set", "sac.hidden_sizes=[8]", "--set",
                   "replay.capacity=2000", "--set", "replay.learning_starts=100", "--set", "evaluation.episodes=1"]
         cases = {str(count): ["--samplers", str(count)] for count in bench.samplers}
         found = bench.in_turn(cases, common, bench.step_seconds + _START_S)
@@ -213,22 +239,80 @@ def _writing(document: Document) -> float | None:
     return None if parts[2] is None or not total else parts[2] / total
 
 
+def game_rows(bench: TianjiBench) -> list[Row]:
+    """The two-step game of the QMIX paper (table 2), explored at random: what the greedy team gets."""
+    cases = {mixer: ["--set", f"qmix.mixer={mixer}"] for mixer in ("qmix", "vdn")}
+    found = bench.in_turn(cases, [*_GAME, *_MODE, "--env-steps", "20000"], bench.seconds)
+    return [row("greedy_return", "return", [one["eval_return_mean"] for one in documents], case=case,
+                target={"qmix": "8", "vdn": "7"}[case]) for case, documents in found.items()]
+
+
 def qmix_rows(bench: TianjiBench) -> list[Row]:
-    """QMIX and VDN on simple_spread for the same time: return of the team over its last evaluations."""
+    """QMIX and VDN on simple_spread: return of the team over its last evaluations, after a time or env steps.
+
+    With ``env_steps`` in mode serial, where the figure does not depend on the machine's speed.
+    """
     env_id = "mpe2:simple_spread_v3"
     cases = {mixer: ["--set", f"qmix.mixer={mixer}"] for mixer in ("qmix", "vdn")}
-    found = bench.in_turn(cases, ["--env", env_id, *_MODE], bench.seconds)
-    return [row("env_steps", "env steps", [one["env_steps"] for one in documents], case=case, env=env_id)
-            for case, documents in found.items()] + scores(found, env_id)
+    counted = bench.env_steps is not None
+    common = ["--env", env_id, *(("--mode", "serial", "--env-steps", str(bench.env_steps)) if counted else _MODE)]
+    found = bench.in_turn(cases, common, _PATIENCE_S if counted else bench.seconds)
+    taken = [row(name, name.replace("_", " "), [one[name] for one in documents], case=case, env=env_id)
+             for case, documents in found.items() for name in ("env_steps", "updates")]
+    return taken + scores(found, env_id)
+
+
+# --- a picture ---
+
+
+def draw_tianji(rows: Sequence[Row], out: Path) -> None:
+    """Draws time to a return over samplers with the controller's choice marked, and time to collect (Fig. 5)."""
+    with picture(out, f"Mode tianji: {read_machine().one_line()}") as (axes,):
+        for axis, part in zip(axes, ("curve", "sleeping"), strict=False):
+            own = [one for one in rows if (one["metric"], one.get("part")) == ("time_to_target_s", part)]
+            for number, env_id in enumerate(dict.fromkeys(one["env"] for one in own)):
+                _draw_times(axis, [one for one in own if one["env"] == env_id], f"C{number}")
+            axis.set(xlabel="samplers", title="environments as they are" if part == "curve" else "that sleep")
+            axis.set_xscale("log", base=2)
+            axis.set_ylim(bottom=0.0)
+            if own:
+                axis.legend(fontsize=8)
+        axes[0].set_ylabel("time to the return [s]")
+        _draw_collection(axes[2], [one for one in rows if one["metric"] in ("collect_1000_s", "by_equation_1_s")])
+
+
+def _draw_times(axis: Axes, rows: Sequence[Row], colour: str) -> None:
+    """A line of medians with all repeats as a band, and a star for the controller."""
+    swept = sorted((one for one in rows if one["case"] != CONTROLLER), key=lambda one: float(one["samplers"]))
+    samplers = [one["samplers"] for one in swept]
+    axis.plot(samplers, [one["value"] for one in swept], marker="o", markersize=3, color=colour, label=rows[0]["env"])
+    axis.fill_between(samplers, [min(one["repeats"]) for one in swept], [max(one["repeats"]) for one in swept],
+                      alpha=0.2, linewidth=0, color=colour)
+    for one in rows:
+        if one["case"] == CONTROLLER:
+            axis.plot([one["samplers"]], [one["value"]], "*", markersize=13, color=colour, markeredgecolor="black",
+                      label="controller's choice")
+
+
+def _draw_collection(axis: Axes, rows: Sequence[Row]) -> None:
+    for number, size in enumerate(dict.fromkeys(one["obs_bytes"] for one in rows)):
+        for metric, style in (("collect_1000_s", "o-"), ("by_equation_1_s", "--")):
+            own = [one for one in rows if (one["metric"], one["obs_bytes"]) == (metric, size)]
+            axis.plot([one["samplers"] for one in own], [one["value"] for one in own], style, markersize=3,
+                      color=f"C{number}", label=f"{size} B" if style != "--" else None)
+    axis.set(xlabel="samplers that sleep", ylabel="time to collect 1,000 [s], Eq. 1 dashed", yscale="log")
+    axis.set_xscale("log", base=2)
+    if rows:
+        axis.legend(fontsize=8)
 
 
 def add_tianji_flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--parts", nargs="+", choices=PARTS, default=list(PARTS[:2]),
+    add("--parts", nargs="*", choices=PARTS, default=list(PARTS[:2]),
         help="curve: time to a return by number of samplers, and the controller's; sleeping: the same with up to 24 "
         "samplers whose environments sleep; balance: under a load that comes "
         "and goes; serial: env steps to the return beside mode serial; modes: PPO and DQN beside hts, impact, spreeze; "
-        "groups and collect: environments that sleep; qmix: beside VDN (default: curve balance)")
+        "groups and collect: environments that sleep; game and qmix: beside VDN (default: curve sleeping)")
     add("--long", action="store_true", help="runs of 600 s, rates over 60 s (default: off)")
     add("--env", default="Pendulum-v1", help="task of the first three parts (default: Pendulum-v1)")
     add("--algo", default="sac", help="algorithm of these (default: sac)")
@@ -236,6 +320,13 @@ def add_tianji_flags(parser: argparse.ArgumentParser) -> None:
     add("--seconds", type=float, default=None, help="training of one run [s] (default: 90, with --long 600)")
     add("--samplers", type=int, nargs="+", default=list(SAMPLERS), help="of parts curve and collect (default: 1 2 4 8)")
     add("--groups", type=int, nargs="+", default=list(GROUPS), help="of part groups (default: 1 2 4)")
+    add("--env-steps", type=int, default=None,
+        help="env steps of a run of part qmix, in mode serial (default: by time)")
+    add("--sleep", type=float, default=0.002, help="mean step time of environments that sleep [s] (default: 0.002)")
+    add("--first-seed", type=int, default=1, help="seed of the first repeat (default: 1)")
+    add("--out", default=None, help="picture of parts curve, sleeping and collect to write (default: none)")
+    add("--rows", nargs="+", default=[], metavar="FILE",
+        help="earlier documents of this bench with --json to draw as well (default: none)")
     add("--runs-dir", default="runs", help="where runs go (default: runs)")
 
 
@@ -245,11 +336,15 @@ def tianji_rows(args: argparse.Namespace, say: Say) -> list[Row]:
         env_id=args.env, algo=args.algo, target_return=args.target_return, seeds=args.repeats,
         seconds=args.seconds or (600.0 if args.long else 90.0), step_seconds=60.0 if args.long else 10.0,
         runs_dir=args.runs_dir, say=say, samplers=tuple(args.samplers), groups=tuple(args.groups),
+        sleep_s=args.sleep, env_steps=args.env_steps, first_seed=args.first_seed,
     )
     parts = {"curve": curve_rows, "sleeping": sleeping_rows, "balance": balance_rows, "serial": serial_rows,
-             "modes": modes_rows, "groups": groups_rows, "collect": collect_rows, "qmix": qmix_rows}
+             "modes": modes_rows, "groups": groups_rows, "collect": collect_rows, "game": game_rows,
+             "qmix": qmix_rows}
     rows = []
     for part in args.parts:
         say(f"{part}:")
         rows += [{**one, "part": part} for one in parts[part](bench)]
+    if args.out is not None:
+        draw_tianji([*documents_rows(args.rows), *rows], Path(args.out))
     return rows

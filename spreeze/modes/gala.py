@@ -86,11 +86,16 @@ def _plan_of(plan: RunPlan, group: int) -> RunPlan:
     return dataclasses.replace(plan, settings=settings, samplers=plan.samplers_of(group))
 
 
+def _in_lockstep(plan: RunPlan) -> bool:
+    """Whether all mix at every update, as Proposition 1 has it."""
+    return plan.config.wiring.mixes and plan.config.gala.max_staleness == 0
+
+
 @contextlib.contextmanager
 def _wired(plan: RunPlan, run_dir: Path, teams: list[Team], recorder: Recorder) -> Iterator[Wired]:
     with (
         contextlib.closing(StatusTable.create(plan.samplers + plan.learners + 2)) as status,
-        contextlib.closing(MixMemory.create(plan.learners)) as memory,
+        contextlib.closing(MixMemory.create(plan.learners, lockstep=_in_lockstep(plan))) as memory,
     ):
         for group, team in enumerate(teams):
             memory.board["env_steps"][group] = team.memory.rollouts.current * team.memory.rollouts.spec.rows
@@ -154,7 +159,7 @@ class Ball:
         self._gala, self._learners = plan.config.gala, plan.learners
         self._beta = contraction(mixing_matrix(self._gala.topology, plan.learners))
         self._gossips = plan.config.wiring.mixes and self._gala.mixing == "gossip"
-        self._lockstep = plan.config.wiring.mixes and self._gala.max_staleness == 0
+        self._lockstep = _in_lockstep(plan)
         self._start = None if plan.earlier.sessions else 0.0
         self._compared = 0
         self._past: deque[tuple[float, list[float]]] = deque()

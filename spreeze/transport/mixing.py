@@ -87,12 +87,14 @@ class MixMemory(NamedTuple):
     gradients: tuple[VersionedParameters, ...]
 
     @classmethod
-    def create(cls, learners: int) -> MixMemory:
+    def create(cls, learners: int, *, lockstep: bool = False) -> MixMemory:
+        """In ``lockstep`` parameters stay until the last learner has come to the same mix."""
         def each(slots: int) -> tuple[VersionedParameters, ...]:
             return tuple(VersionedParameters.create(slots) for _ in range(learners))
 
+        messages = SharedGossip.slots_of(learners)
         return cls(SharedArrays.create("spreeze-board", board_fields(learners)), nameless_file("spreeze-shared"),
-                   each(SharedGossip.slots_of(learners)), each(2), each(1))
+                   each(messages), each(messages if lockstep else 2), each(1))
 
     def fds(self) -> tuple[int, ...]:
         lists = (*self.messages, *self.mixed, *self.gradients)
