@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+from types import SimpleNamespace
 
 import pytest
 from harness import HIDDEN_SIZES, Run, train
@@ -11,6 +12,8 @@ from spreeze.cli.arguments import build_parser, user_values
 from spreeze.config.algorithms import check_algorithm
 from spreeze.config.layers import Layer, resolve
 from spreeze.errors import ConfigError
+from spreeze.metrics.store import MetricsReader
+from spreeze.modes.gala import Ball
 from spreeze.run_directory import group_folder
 from spreeze.types import EnvSpec
 
@@ -19,6 +22,7 @@ SPEC = EnvSpec(env_id="T-v0", import_module=None, obs_dim=4, action_dim=1, actio
 _CART = ("--env", "CartPole-v1", "--algo", "a2c", "--sync-interval", "8")
 _SMALL = ("--envs-per-sampler", "2", "--set", f"a2c.hidden_sizes={HIDDEN_SIZES}", "--set", "evaluation.episodes=2",
           "--set", "learner.checkpoint_interval_s=0.5", "--no-visualizer", "--no-governor")  # fmt: skip
+LIVE = ("gossip_radius", "gossip_bound_1", "gossip_bound_2", "gossip_staleness", "policy_lag", "learners_spread")
 _TWO = ("--mode", "gala", "--learners", "2")
 
 
@@ -46,10 +50,22 @@ def test_gradients_of_all_keep_learners_equal_and_learners_that_share_nothing_di
     assert (first[:both] == second[:both]) is equal
 
 
-def test_learners_without_locks_learn_too(tmp_path):
-    _, code, document = train(tmp_path, *_CART, *_TWO, "--set", "gala.mixing=hogwild", "--env-steps", "1600",
-                              tiny=_SMALL)
+@pytest.mark.parametrize(("algo", "mixing"), [("a2c", "hogwild"), ("ppo", "gossip")])
+def test_learners_without_locks_and_learners_of_ppo_learn_too(tmp_path, algo, mixing):
+    _, code, document = train(tmp_path, *_CART, *_TWO, "--algo", algo, "--set", f"gala.mixing={mixing}", "--set",
+                              f"ppo.hidden_sizes={HIDDEN_SIZES}", "--env-steps", "1600", tiny=_SMALL)  # fmt: skip
     assert (code, document["error"], len(document["learners"])) == (0, None, 2)
+
+
+def test_a_learner_that_is_ten_times_slower_is_named_at_most_once_a_minute(tmp_path):
+    told = []
+    plan = SimpleNamespace(config=asked("--mode", "gala", "--algo", "a2c", "--learners", "4"), learners=4,
+                           earlier=SimpleNamespace(sessions=0))  # fmt: skip
+    ball = Ball(plan, tmp_path, None, SimpleNamespace(event=lambda level, text: told.append(text)))
+    for second in range(70):
+        ball._name_slow([100.0 * second, 90.0 * second, 110.0 * second, 10.0 * second], float(second))
+    text = "learner-g3 is slow: 10 updates/s, the others 100; nobody waits for it before the staleness limit of 100 updates"
+    assert told == [text] * 2
 
 
 def test_a_learner_may_die_the_others_learn_on_and_a_resumed_run_brings_all_back(tmp_path):
@@ -69,6 +85,9 @@ def test_a_learner_may_die_the_others_learn_on_and_a_resumed_run_brings_all_back
         assert 0.0 <= numbers["gossip_radius"] <= numbers["gossip_bound_2"]
         code, document = run.stop()
     assert (code, document["restarts"], document["error"], document["mode"]) == (0, 2, None, "gala")
+    series = {name: MetricsReader(run.path / "metrics.db").series(name) for name in ("updates", *LIVE)}
+    learning = int((series["updates"].mean > 0).sum())
+    assert all(len(series[name].t) > learning / 2 for name in LIVE), "known throughout the run, not at its end"
     wanted = document["env_steps"] + 400
     _, code, second = train(tmp_path, "--resume", "run", "--env-steps", str(wanted), tiny=())
     assert code == 0

@@ -166,15 +166,16 @@ def learners_killed(every_s: float, found: list[int]) -> Iterator[None]:
 
 
 def kills_rows(bench: GalaBench) -> list[Row]:
-    """A run in which a learner is killed every ten seconds beside one in which none is."""
+    """A run in which a learner is killed every ten seconds, and the rate of one in which none is."""
     killed: list[int] = []
     found: dict[str, list[Document]] = {"killed": [], "left alone": []}
     for seed in range(bench.first_seed, bench.first_seed + bench.seeds):
-        flags = ["--env", bench.env_ids[0], *mixing("gossip"), "--seed", str(seed), "--seconds", str(bench.seconds),
-                 "--runs-dir", bench.runs_dir, "--no-visualizer", "--set", "run.forgiven_failures=1000000"]
+        flags = ["--env", bench.env_ids[0], *mixing("gossip"), "--seed", str(seed), "--runs-dir", bench.runs_dir,
+                 "--no-visualizer", "--set", "run.forgiven_failures=1000000", "--seconds"]
         with learners_killed(KILL_S, killed):
-            found["killed"].append(bench.run(flags, bench.seconds + _OUTSIDE_S, None))
-        found["left alone"].append(bench.run(flags, bench.seconds + _OUTSIDE_S, None))
+            found["killed"].append(bench.run([*flags, str(bench.seconds)], bench.seconds + _OUTSIDE_S, None))
+        alone_s = bench.step_seconds + _START_S
+        found["left alone"].append(bench.run([*flags, str(alone_s)], alone_s + _OUTSIDE_S, None))
         bench.say(f"  seed {seed}: {len(killed)} kills so far")
     rows = [row("updates_per_s", "1/s", [one["updates_per_s"] for one in documents], case=case)
             for case, documents in found.items()]

@@ -5,6 +5,17 @@ mode serial (Eq. 3). With replay the limiter holds this ratio, and the governor 
 learner needs. On-policy learners take each row once from one of two storages, which holds it by construction. No part
 is new: with replay the wiring is that of mode spreeze, else of mode hts, and of mode gala where there are several
 learners.
+
+The paper's controller is three parts of this house. Each decides what the others take as given, and says why:
+
+========  ======================  ================================================================================
+tuner     before a run            how many samplers there are, their environments and the batch: cores for M_A and M_L
+governor  once a second           how many of these samplers work: no more than the learner needs, more if it waits
+limiter   at each row and update  who may go on, so that TR_L / TR_A is the serial value, whatever the two decided
+========  ======================  ================================================================================
+
+So the ratio does not depend on a good choice of the others; a bad one costs speed alone. Staleness P = B_s / N_s
+follows: the batch is fixed, and replay is full or grows as in mode serial.
 """
 
 from __future__ import annotations
