@@ -31,7 +31,7 @@ ENVS = (8, 16, 32)
 TEAM = 4
 """Learners of all parts but ``steps``."""
 _SLOWER = 10
-_START_S, _OUTSIDE_S = 6.0, 120.0
+_OUTSIDE_S = 120.0
 _PATIENCE_S = 1800.0
 """Longest run where env steps are counted, not seconds."""
 _ROUNDING = 1e-3
@@ -77,6 +77,11 @@ class GalaBench:
                        self.say, self.first_seed)
 
 
+def _length_s(bench: GalaBench, learners: int = TEAM) -> float:
+    """Of a run whose rate is measured: learners load one after the other where there are fewer cores."""
+    return bench.step_seconds + 4.0 + 3.0 * learners
+
+
 def slow_rows(bench: GalaBench) -> list[Row]:
     """Env steps a second of four learners where the environments of one take ten times as long."""
     common = ["--env", FAULT_ID, "--import", "spreeze.testing", "--envs-per-sampler", "1", "--set",
@@ -84,8 +89,7 @@ def slow_rows(bench: GalaBench) -> list[Row]:
     slowed = {"SPREEZE_FAULT_STEP_S": str(bench.sleep_s), "SPREEZE_FAULT_P_STALL": "1",
               "SPREEZE_FAULT_STALL_S": str(bench.sleep_s * (_SLOWER - 1)),
               "SPREEZE_FAULT_WORKERS": f"sampler-g{TEAM - 1}-0"}
-    found = bench.in_turn({name: mixing(name) for name in ("gossip", "all_reduce")}, common,
-                          bench.step_seconds + _START_S, slowed)
+    found = bench.in_turn({name: mixing(name) for name in ("gossip", "all_reduce")}, common, _length_s(bench), slowed)
     rates = {name: [document["env_steps_per_s"] for document in documents] for name, documents in found.items()}
     over = [a / b if a and b else None for a, b in zip(rates["gossip"], rates["all_reduce"], strict=True)]
     return [*(row("env_steps_per_s", "1/s", values, mixing=name) for name, values in rates.items()),
@@ -97,8 +101,9 @@ def steps_rows(bench: GalaBench) -> list[Row]:
     common = ["--env", SYNTHETIC_ID, "--env-arg=law=gamma", f"--env-arg=mean_s={bench.sleep_s}", "--env-arg=cv=1",
               "--algo", "a2c", "--mode", "gala", "--envs-per-sampler", "1", "--sync-interval", "64", "--set",
               "evaluation.episodes=1"]
-    cases = {str(count): ["--learners", str(count), "--samplers", str(count)] for count in bench.learners}
-    found = bench.in_turn(cases, common, bench.step_seconds + _START_S)
+    cases = {str(count): ["--learners", str(count), "--samplers", str(count), "--seconds",
+                          str(_length_s(bench, count))] for count in bench.learners}
+    found = bench.in_turn(cases, common, _length_s(bench, max(bench.learners)))
     rates = {count: [document["env_steps_per_s"] for document in documents] for count, documents in found.items()}
     alone = rates[str(bench.learners[0])]
     rows = []
@@ -116,7 +121,7 @@ def radius_rows(bench: GalaBench) -> list[Row]:
     for topology in TOPOLOGIES:
         each = [*mixing("gossip"), "--topology", topology]
         cases = {"1": [*each, "--max-staleness", "0"], "2": each}
-        found = bench.in_turn(cases, ["--env", bench.env_ids[0]], bench.step_seconds + _START_S)
+        found = bench.in_turn(cases, ["--env", bench.env_ids[0]], _length_s(bench))
         for proposition, documents in found.items():
             runs = [_beside_bound(Path(document["run_dir"]), f"gossip_bound_{proposition}") for document in documents]
             within = [sum(ratio <= 1.0 for ratio in _over(run)) / len(run) if run else None for run in runs]
@@ -174,7 +179,7 @@ def kills_rows(bench: GalaBench) -> list[Row]:
                  "--no-visualizer", "--set", "run.forgiven_failures=1000000", "--seconds"]
         with learners_killed(KILL_S, killed):
             found["killed"].append(bench.run([*flags, str(bench.seconds)], bench.seconds + _OUTSIDE_S, None))
-        alone_s = bench.step_seconds + _START_S
+        alone_s = _length_s(bench)
         found["left alone"].append(bench.run([*flags, str(alone_s)], alone_s + _OUTSIDE_S, None))
         bench.say(f"  seed {seed}: {len(killed)} kills so far")
     rows = [row("updates_per_s", "1/s", [one["updates_per_s"] for one in documents], case=case)
