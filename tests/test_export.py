@@ -18,11 +18,11 @@ from harness import PATIENCE_S, REPO
 from rollouts import FRAMES, learner, task
 
 from spreeze.algorithms import create
-from spreeze.bench import two_step_game
 from spreeze.cli import export as command
 from spreeze.config.algorithms import ROWS
 from spreeze.config.schema import PARTS
 from spreeze.dashboard import control
+from spreeze.envs import two_step_game
 from spreeze.envs.task import ActionScaling, make_task
 from spreeze.errors import ConfigError, WeightsError
 from spreeze.inference import export, policy

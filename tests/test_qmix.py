@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spreeze.algorithms import create
-from spreeze.bench.two_step_game import PAYOFF
 from spreeze.config.schema import QMIXConfig
+from spreeze.envs.two_step_game import PAYOFF
 from spreeze.errors import ConfigError
 from spreeze.inference.policy import Normalizer, Policy
 from spreeze.types import TeamSpec, TransitionBatch

@@ -48,7 +48,7 @@ _PATIENCE_S = 7200.0
 _MODE = ("--mode", "tianji")
 _SMALL = ("--algo", "sac", "--envs-per-sampler", "1", "--batch-size", "32", "--set", "sac.hidden_sizes=[32,32]",
           "--set", "replay.capacity=20000", "--set", "replay.learning_starts=100")
-GAME = "spreeze.bench.two_step_game"
+GAME = "spreeze.envs.two_step_game"
 _GAME = ("--samplers", "1", "--env", f"parallel:{GAME}", "--import", GAME, "--samples-per-insert", "8:8", "--set",
          "replay.learning_starts=200", "--set", "qmix.epsilon_end=1.0", "--set", "qmix.hidden_sizes=[32]", "--set",
          "qmix.lr=0.005", "--set", "qmix.tau=0.05")
