@@ -22,9 +22,10 @@ import secrets
 import shutil
 import stat
 import sys
+import tempfile
 import time
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -65,6 +66,27 @@ def new_name(env_id: str, algo: str, seed: int) -> str:
 def new_nonce() -> str:
     """Marks all processes of one session of a run."""
     return secrets.token_hex(8)
+
+
+@contextlib.contextmanager
+def scratch_folder(prefix: str) -> Iterator[Path]:
+    """A run directory of this process that is removed afterwards; also removes those that killed processes left."""
+    remove_leftovers(prefix)
+    with tempfile.TemporaryDirectory(prefix=f"{prefix}{os.getpid()}-", ignore_cleanup_errors=True) as path:
+        for sub in SUBDIRECTORIES:
+            (Path(path) / sub).mkdir()
+        yield Path(path)
+
+
+def remove_leftovers(prefix: str) -> None:
+    """Removes the scratch folders of processes that were killed: their names begin with a prefix and a process id."""
+    import psutil  # not for all who import this module
+
+    for path in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+        pid = path.name.removeprefix(prefix).split("-")[0]
+        with contextlib.suppress(OSError):
+            if pid.isdigit() and not psutil.pid_exists(int(pid)) and path.stat().st_uid == os.getuid():
+                shutil.rmtree(path, ignore_errors=True)
 
 
 class RunDir:

@@ -40,6 +40,7 @@ from spreeze.config.schema import Config
 from spreeze.envs.make import bullet_engine, default_env_id, refuse_foreign
 from spreeze.envs.probe import Probe, probe_env
 from spreeze.errors import ConfigError, ResourceError, RunError
+from spreeze.formatting import clean
 from spreeze.machine.hardware import Machine, check_precision, named_devices, read_machine
 from spreeze.machine.output import complain, emit, say
 from spreeze.modes import load_mode
@@ -53,6 +54,8 @@ from spreeze.run_directory import (
     versions,
     write_json,
 )
+from spreeze.runtime.cluster.ray_nodes import check_installed, parse_address
+from spreeze.runtime.cluster.survey import survey
 from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.launcher import Launcher, Prewarm
 from spreeze.runtime.loggers import check_sinks
@@ -63,6 +66,8 @@ from spreeze.transport.shared_memory import check_room
 from spreeze.tuner.problem import TrialResult
 from spreeze.tuner.run import Listener, check_tunable, tuned_layer
 
+_LATE_HOSTS, _MOST_HOST_SHARDS = 8, 64
+"""Hosts that may join a run after its start, and shards of replay for the rows of all other hosts."""
 
 def main(argv: list[str] | None = None) -> int:
     """Returns the exit code: 0 trained, 1 failed, 2 rejected."""
@@ -91,10 +96,13 @@ def _train(args: argparse.Namespace) -> int:
         if why is not None:
             say(why, as_json=args.json)
         say(machine.one_line(), as_json=args.json)
+        hosts = 0
+        if settings.config.cluster.address is not None:
+            hosts = _other_hosts(settings.config.cluster.address, lambda text: say(text, as_json=args.json))
         engine = bullet_engine(part.id, plain=part.plain, args=part.args)
         if engine is not None:
             say(f"{part.id}: {engine.reason}", as_json=args.json)
-        plan = _plan(settings, probe, machine, resumed)
+        plan = _plan(settings, probe, machine, resumed, hosts=hosts)
         _check_machine(plan, machine)
         if args.auto:
             check_tunable(plan.config)
@@ -111,7 +119,8 @@ def _train(args: argparse.Namespace) -> int:
                 tuned, record = _tuned(args, settings, probe, machine, interrupts, run_dir, head_start.close)
                 # run.json already counts this session, so the earlier sessions are those of the first plan.
                 plan = dataclasses.replace(
-                    _plan(resolve([*base[:-1], tuned, base[-1]]), probe, machine, resumed, record["reasons"]),
+                    _plan(resolve([*base[:-1], tuned, base[-1]]), probe, machine, resumed, record["reasons"],
+                          hosts=hosts, tune_hosts=True),
                     earlier=plan.earlier,
                 )
                 _check_machine(plan, machine)
@@ -205,7 +214,11 @@ def _layers(
                 raise ConfigError(f"{key} = {asked} cannot change on resume: the run has {values[part][name]}")
         env = values["env"]
         refuse_foreign(str(env["id"]), env["import_module"], module)
-        return [Layer("resumed run", values), user], [f"continuing {resumed.name}"]
+        # A file must not say whose code runs here: Ray runs what members of its cluster send.
+        address, notes = values.get("cluster", {}).pop("address", None), [f"continuing {resumed.name}"]
+        if address is not None and "address" not in user.values.get("cluster", {}):
+            notes.append(f"it had other hosts, --cluster {clean(address, 80)}: give that again to have them again")
+        return [Layer("resumed run", values), user], notes
     notes, layers = [], []
     env_id = user.values.get("env", {}).get("id")
     if env_id is None:
@@ -245,10 +258,32 @@ def settings_of(run: Path, import_module: str | None = None) -> Settings:
         raise RunError(f"{run.name} cannot be resumed: config.toml: {error}") from None
 
 
+def _other_hosts(address: str, tell: Callable[[str], None]) -> int:
+    """Other hosts at a Ray address now; a ConfigError if it cannot be joined."""
+    cluster = parse_address(address)
+    if cluster.local:
+        check_installed()
+        tell(f"--cluster {address}: {cluster.local} hosts simulated on this machine, which share its cores")
+        return cluster.local
+    found = survey(cluster)
+    names = ", ".join(host["name"] or host["address"] for host in found["hosts"])
+    tell(f"--cluster {address}: Ray {found['ray']}, {len(found['hosts'])} other hosts{f': {names}' if names else ''}"
+         "; more may join while the run goes on")
+    return len(found["hosts"])
+
+
+def tune_arguments(settings: Settings) -> tuple[str, ...]:
+    """Flags of ``spreeze tune`` with which another host measures samplers and environments for this task."""
+    part = settings.config.env
+    return ("--env", part.id, *(("--import", part.import_module) if part.import_module else ()),
+            *(("--plain-env",) if part.plain else ()), *(f"--env-arg={text}" for text in part.args))
+
+
 def _plan(
-    settings: Settings, probe: Probe, machine: Machine, resumed: Path | None, tuned: dict[str, str] | None = None
+    settings: Settings, probe: Probe, machine: Machine, resumed: Path | None, tuned: dict[str, str] | None = None, *,
+    hosts: int = 0, tune_hosts: bool = False,
 ) -> RunPlan:
-    """Decides what is left open; ``tuned`` has the tuner's reasons."""
+    """Decides what is left open; ``tuned`` has the tuner's reasons, ``hosts`` is the number of other hosts now."""
     config = settings.config
     usable = machine.cores.usable
     samplers, reasons = config.sampling.samplers, dict(tuned or {})
@@ -280,7 +315,12 @@ def _plan(
         reasons |= dict.fromkeys([f"replay.{name}" for name in BAND], f"{ratio:g} rows drawn for each inserted one, "
                                  f"as in mode serial: the controller of mode {config.run.mode} keeps this balance")
     run = read_run(resumed) if resumed else {}
+    in_cluster = config.cluster.address is not None
     return RunPlan(
+        hosts=hosts + (0 if not in_cluster or parse_address(config.cluster.address or "").local else _LATE_HOSTS),
+        # As many as there would be if each host had as many samplers as this one.
+        host_shards=min(max(hosts, 1) * samplers, _MOST_HOST_SHARDS) if in_cluster else 0,
+        host_tune=tune_arguments(settings) if tune_hosts and in_cluster else (),
         settings=settings, spec=probe.spec, samplers=samplers, inference_workers=inference_workers, reasons=reasons,
         free_core=usable - samplers - config.learner.threads * config.run.learners >= 1.0,
         earlier=EarlierSessions(

@@ -48,6 +48,8 @@ class Wiring:
     """These learners share what they learn, as ``gala.mixing`` says, and begin with the same parameters."""
     averages: bool = False
     """These learners average their parameters every ``learner.average_interval`` updates, and begin with the same."""
+    other_hosts: bool = False
+    """Samplers of other hosts may take part (``--cluster``)."""
     balanced: bool = False
     """As many rows are drawn for each inserted one as in mode serial, and the governor lets as many samplers work as
     that takes."""
@@ -120,7 +122,7 @@ DECLARED = (
     Mode(
         name="spreeze", module="spreeze.modes.spreeze",
         doc="samplers fill replay in shared memory while the learner takes large batches from it",
-        replay=Wiring(stages=REPLAY_STAGES, several_learners=True, knobs=REPLAY_KNOBS),
+        replay=Wiring(stages=REPLAY_STAGES, several_learners=True, other_hosts=True, knobs=REPLAY_KNOBS),
     ),
     Mode(
         name="serial", module="spreeze.modes.serial",

@@ -498,6 +498,16 @@ class LearnerConfig(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ClusterConfig(Part):
+    """Samplers on other hosts, through Ray."""
+
+    address: str | None = setting(None, "HOST:PORT of a Ray cluster's head, auto, or local:N for N hosts simulated on "
+                                  "this machine (command line only)", flag="--cluster")
+    samplers: int | None = setting(None, "sampler processes on each other host; as its own tuner or its usable cores "
+                                   "say if not given", low=1, high=64, flag="--host-samplers")
+
+
+@dataclass(frozen=True, kw_only=True)
 class EvaluationConfig(Part):
     """Greedy episodes that give the return curve."""
 
@@ -584,6 +594,7 @@ class Config:
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     gala: GalaConfig = field(default_factory=GalaConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     visualizer: VisualizerConfig = field(default_factory=VisualizerConfig)
     tuning: TuningConfig = field(default_factory=TuningConfig)

@@ -141,8 +141,9 @@ def end_orphans(nonce: str) -> int:
 class OrphanWatch:
     """The watcher, which acts if this process ends between ``start`` and ``end``."""
 
-    def __init__(self, nonce: str) -> None:
-        self._nonce = nonce
+    def __init__(self, nonce: str, folder: Path | None = None) -> None:
+        """The watcher also removes a ``folder`` that the process would have removed itself."""
+        self._nonce, self._folder = nonce, folder
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -151,7 +152,8 @@ class OrphanWatch:
         paths = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
         with contextlib.suppress(OSError), held_back():
             self._process = subprocess.Popen(
-                [sys.executable, "-c", f"from {__name__} import watch; watch()", self._nonce], stdin=subprocess.PIPE,
+                [sys.executable, "-c", f"from {__name__} import watch; watch()", self._nonce,
+                 *([] if self._folder is None else [str(self._folder)])], stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
                 env={**os.environ, "PYTHONPATH": paths, MARK: ""},
             )
@@ -179,6 +181,10 @@ def watch() -> None:
         if calm == _CALM:
             break
         time.sleep(_SWEEP_S)
+    for folder in sys.argv[2:]:
+        import shutil  # a worker imports this module before it takes its name
+
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def main(argv: list[str]) -> None:

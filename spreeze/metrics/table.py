@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 MOST_SLOTS = 48
 """Largest number of slots of a role: the room in a row of the status table."""
-_ROLES = ("sampler", "rollout-sampler", "learner", "inference", "evaluator", "visualizer")
+_ROLES = ("sampler", "rollout-sampler", "learner", "inference", "evaluator", "visualizer", "bridge", "host")
 ALGORITHM = "algorithm"
 """Writer of an algorithm's own metrics; they come through slots of the learner."""
 GROUPS = ("Speed", "Machine", "Balance", "Learning")
@@ -283,6 +283,27 @@ METRICS: tuple[Metric, ...] = (
            chart=Chart("energy", "Energy per million env steps", "Machine")),
     Metric("disk_write_bytes_per_s", "B/s", "bytes written to disk a second by this run's processes", "supervisor",
            kind=Kind.RATE),
+    Metric("hosts_alive", "hosts", "other hosts that give rows now (--cluster)", "supervisor", shown=True,
+           chart=Chart("hosts_alive", "Other hosts", "Speed")),
+    Metric("host_env_steps_per_s", "1/s", "env steps a second of one other host (one series for each)", "supervisor",
+           kind=Kind.RATE, parts="host", chart=Chart("host_rate", "Env steps a second, by host", "Speed")),
+    Metric("host_lag", "updates", "updates between a host's policy and the newest one", "host", slot="host.lag",
+           parts="host", chart=Chart("host_lag", "Policy lag, by host", "Balance")),
+    Metric("host_weights_delay_s", "s", "from the publication of weights to their use on a host", "host",
+           slot="host.weights_delay_s", parts="host", chart=Chart("host_delay", "Weights on their way", "Balance")),
+    Metric("host_chunks", "chunks", "chunks of rows that came from a host", "host", kind=Kind.COUNTER,
+           slot="host.chunks", parts="host"),
+    Metric("host_chunks_lost", "chunks", "chunks of a host that were on the way when it, or its connection, died", "host",
+           kind=Kind.COUNTER, slot="host.chunks_lost", parts="host",
+           chart=Chart("host_lost", "Chunks lost, by host", "Speed")),
+    Metric("host_rows_lost", "rows", "rows that a gap in their numbers shows as lost", "host", kind=Kind.COUNTER,
+           slot="host.rows_lost", parts="host"),
+    Metric("host_rows_again", "rows", "rows that came a second time, or too late, and were not stored", "host",
+           kind=Kind.COUNTER, slot="host.rows_again", parts="host"),
+    Metric("host_clock_difference_s", "s", "a host's clock less the one here, give or take half a round trip", "host",
+           slot="host.clock_difference_s", parts="host"),
+    Metric("host_round_trip_s", "s", "a message to a host and its answer", "host", slot="host.round_trip_s",
+           parts="host"),
     Metric("restarts", "restarts", "worker processes started again", "supervisor", kind=Kind.COUNTER),
 )
 
@@ -300,6 +321,10 @@ POSTED: tuple[Posted, ...] = (
     Posted("visualizer.frames", "frames", "pictures drawn"),
     Posted("visualizer.clips", "clips", "clips recorded"),
     Posted("visualizer.policy_version", "updates", "version of the policy that is shown"),
+    Posted("host.rows_arrived", "rows", "rows of a host that were stored"),
+    Posted("host.pulls", "pulls", "chunks that are asked for and not here yet"),
+    Posted("host.seen", "flag", "1 once there was such a host"),
+    Posted("host.alive", "flag", "1 while it answers and gives rows"),
     Posted("visualizer.paused", "flag", "1 while it rests"),
 )
 
@@ -319,6 +344,7 @@ class MetricTable:
         for role, slot in [source for source in sources if source] + [_address(row.slot) for row in self._posted]:
             slots[role][slot] = None
         slots["rollout-sampler"] = slots["sampler"]
+        slots["host"] = {**slots["sampler"], **slots["host"]}  # the sums over its samplers, then its own
         self.slots = {role: tuple(names) for role, names in slots.items()}
         """role -> names of its float64 slots, in order. Times (in seconds) and counts are cumulative."""
         for role, found in self.slots.items():

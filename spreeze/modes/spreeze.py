@@ -17,6 +17,8 @@ from typing import NamedTuple
 
 from spreeze.errors import ResourceError
 from spreeze.run_directory import RunDir, group_folder
+from spreeze.runtime.cluster.bridge import BridgeJob
+from spreeze.runtime.cluster.host import HostJob
 from spreeze.runtime.cpu_governor import GovernorLoop
 from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.launcher import FRESH, Launcher, WorkerSpec
@@ -45,13 +47,13 @@ def run_mode(plan: RunPlan, run_dir: RunDir, view: View, interrupts: Interrupts,
 
 @contextlib.contextmanager
 def _wired(plan: RunPlan, run_dir: Path, recorder: Recorder) -> Iterator[Wired]:
-    with (open_memory(plan, run_dir, len(status_rows(plan.samplers, plan.learners))) as (status, rings),
-          open_links(plan) as links):
+    rows = status_rows(plan.samplers, plan.learners, plan.hosts)
+    with open_memory(plan, run_dir, len(rows)) as (status, rings), open_links(plan) as links:
         specs = worker_specs(plan, run_dir, rings, recorder.started_s, links)
 
         def read() -> CounterSample:
-            groups = (read_group(status, specs, group, ring.total_committed(), ring.baseline_inserted, ring.sampled)
-                      for group, ring in enumerate(rings))
+            groups = (read_group(status, specs, group, ring.total_committed(), ring.baseline_inserted, ring.sampled,
+                                 host_rows(plan)) for group, ring in enumerate(rings))
             return CounterSample(time.monotonic(), tuple(groups))
 
         yield Wired(
@@ -60,13 +62,22 @@ def _wired(plan: RunPlan, run_dir: Path, recorder: Recorder) -> Iterator[Wired]:
         )
 
 
-def status_rows(samplers: int, learners: int = 1) -> dict[str, int]:
-    """Name of a worker -> its row of the status table: the samplers of all groups, the learners, then the watchers."""
-    workers = [Address("sampler", group, index) for group, count in enumerate(split_evenly(samplers, learners))
+def status_rows(samplers: int, learners: int = 1, hosts: int = 0) -> dict[str, int]:
+    """Name of a worker -> its row of the status table.
+
+    First come the samplers of all groups and other hosts, which count env steps, then learners, watchers, the bridge.
+    """
+    workers = [Address("sampler", group, index).name for group, count in enumerate(split_evenly(samplers, learners))
                for index in range(count)]
-    workers += [Address("learner", group) for group in range(learners)]
-    workers += [Address("evaluator"), Address("visualizer")]
-    return {address.name: row for row, address in enumerate(workers)}
+    workers += [f"host-{index}" for index in range(hosts)]
+    workers += [Address("learner", group).name for group in range(learners)]
+    workers += [Address(role).name for role in ("evaluator", "visualizer", "bridge")]
+    return {name: row for row, name in enumerate(workers)}
+
+
+def host_rows(plan: RunPlan) -> range:
+    """Rows of the status table for other hosts, each of which looks like a sampler there."""
+    return range(plan.samplers, plan.samplers + plan.hosts)
 
 
 def load_saved_replay(plan: RunPlan, folder: Path, ring: ReplayRing) -> None:
@@ -122,7 +133,7 @@ def worker_specs(
     plan: RunPlan, run_dir: Path, rings: Sequence[ReplayRing], run_started_s: float, links: Links | None = None
 ) -> dict[str, WorkerSpec]:
     """Worker specifications in starting order: slowest imports first."""
-    config, rows = plan.config, status_rows(plan.samplers, plan.learners)
+    config, rows = plan.config, status_rows(plan.samplers, plan.learners, plan.hosts)
     limit, none = memory_limit_bytes(plan), ((),) * plan.learners
     averages, learners, samplers = links or Links((), none, none)
     specs = [
@@ -150,7 +161,29 @@ def worker_specs(
                 inherited_fds=(ring.block.fd, *job.wakeup_fds, *job.learner_wakeup_fds),
                 step_deadline_s=config.sampling.step_deadline_s, memory_limit_bytes=limit,
             ))
-    return {spec.name: spec for spec in specs} | watcher_specs(plan, run_dir, plan.samplers + plan.learners)
+    if plan.hosts:
+        specs.append(_bridge_spec(plan, run_dir, rings[0], rows, learners[0]))
+    return {spec.name: spec for spec in specs} | watcher_specs(plan, run_dir, rows["evaluator"])
+
+
+def _bridge_spec(
+    plan: RunPlan, run_dir: Path, ring: ReplayRing, rows: dict[str, int], learner_wakeup_fds: tuple[int, ...]
+) -> WorkerSpec:
+    config, address = plan.config, Address("bridge")
+    assert config.cluster.address is not None
+    host = HostJob(
+        spec=plan.spec, layout=plan.layout, n_step=config.algorithm.n_step, gamma=config.algorithm.gamma,
+        nan_policy=config.sampling.nan_policy, seed=config.run.seed, samplers=config.cluster.samplers,
+        envs_per_sampler=config.sampling.envs_per_sampler, step_deadline_s=config.sampling.step_deadline_s,
+        memory_limit_bytes=config.sampling.memory_limit_bytes, tune=plan.host_tune,
+    )
+    job = BridgeJob(
+        address=config.cluster.address, run_dir=str(run_dir), ring=ring.spec, ring_fd=ring.block.fd,
+        first_shard=plan.samplers, limiter=_limiter(plan, ring), host=host, host_rows=tuple(host_rows(plan)),
+        learner_wakeup_fds=learner_wakeup_fds,
+    )
+    return WorkerSpec(address=address, row=rows[address.name], job=job.to_json(),
+                      inherited_fds=(ring.block.fd, *learner_wakeup_fds))
 
 
 def _limiter(plan: RunPlan, ring: ReplayRing) -> RateLimiter:
@@ -171,7 +204,8 @@ def _learner_job(
         seed=config.run.seed + (0 if config.wiring.averages else group),
         normalize_obs=config.env.normalize_obs, save_replay=config.replay.save, max_updates=config.stop.updates,
         ring_fd=ring.block.fd, ring=ring.spec, limiter=_limiter(plan, ring),
-        num_samplers=plan.samplers,  # of the whole run, whose env steps go into weights and checkpoints
+        # Of the whole run, other hosts included, whose env steps go into weights and checkpoints.
+        num_samplers=plan.samplers + plan.hosts,
         run_started_s=run_started_s, wall_base_s=plan.earlier.wall_s, env_steps_base=plan.earlier.env_steps,
         stop=config.stop,
     )

@@ -42,6 +42,9 @@ class RunPlan:
     earlier: EarlierSessions = EarlierSessions()
     process_age_s: float = 0.0  # age of this process when the mode began, with imports and tuning
     inference_workers: int = 0  # processes that compute actions for samplers
+    hosts: int = 0  # other hosts that there may be at a time; 0: the run has this machine alone
+    host_shards: int = 0  # of replay, for the rows of all other hosts
+    host_tune: tuple[str, ...] = ()  # arguments of each host's own tuner; empty: it measures nothing
 
     def __post_init__(self) -> None:
         if self.spec.frames is not None and self.config.env.normalize_obs:
@@ -64,14 +67,30 @@ class RunPlan:
             frames_gib = config.replay.capacity * self.layout.row_bytes / 2**30
             raise ConfigError(f"replay.save = true: frames in replay take {frames_gib:.1f} GiB and are not stored; "
                               "leave it out")
+        if config.cluster.address is not None:
+            self._check_cluster()
         samplers = self.samplers_of(0)
-        smallest = samplers * max(config.sampling.envs_per_sampler, 1) * 2 * (1 + self.layout.depth)
+        shards = samplers + self.host_shards
+        smallest = shards * max(config.sampling.envs_per_sampler, 1) * 2 * (1 + self.layout.depth)
         if config.replay.capacity < smallest:
             raise ConfigError(f"replay.capacity = {config.replay.capacity}: {samplers} samplers with "
                               f"{config.sampling.envs_per_sampler} environments each need at least {smallest}")
         if config.replay.learning_starts > config.replay.capacity:
             raise ConfigError(f"replay.learning_starts = {config.replay.learning_starts} is above replay.capacity = "
                               f"{config.replay.capacity}: learning would never begin")
+
+    def _check_cluster(self) -> None:
+        """Rejects other hosts where their rows cannot be used."""
+        config = self.config
+        if not config.wiring.other_hosts:
+            raise ConfigError(f"--cluster: in mode {config.run.mode} samplers of other hosts cannot take part; use "
+                              "--mode spreeze with an algorithm that has replay, or leave --cluster out")
+        if self.learners > 1:
+            raise ConfigError(f"run.learners = {self.learners}: rows of other hosts go to one learner; leave it, or "
+                              "--cluster, out")
+        if self.spec.frames is not None:
+            raise ConfigError(f"--cluster: {self.spec.env_id} observes images, whose frames are stored once and do not "
+                              "travel; leave --cluster out")
 
     def _check_learners(self) -> None:
         """Rejects several learners if the mode has one, or if their samplers are too few or not shared out evenly."""
@@ -185,9 +204,9 @@ class RunPlan:
         return RowLayout.of(self.spec, self.config.algorithm.n_step, checksum=self.config.replay.checksum)
 
     def ring_spec(self, group: int = 0) -> RingSpec:
-        """A group's replay: one shard for each sampler, together at least ``replay.capacity`` rows."""
-        samplers = self.samplers_of(group)
-        return RingSpec(self.layout, samplers, -(-self.config.replay.capacity // samplers))
+        """A group's replay: a shard for each sampler, then those of other hosts, at least ``replay.capacity`` rows."""
+        shards = self.samplers_of(group) + self.host_shards
+        return RingSpec(self.layout, shards, -(-self.config.replay.capacity // shards))
 
     def algorithm_fields(self) -> dict[str, Any]:
         return dataclasses.asdict(self.config.on_policy or self.config.algorithm)

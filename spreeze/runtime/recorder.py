@@ -424,6 +424,7 @@ class GroupSample:
     baseline_inserted: int  # value of inserted when learning began; -1 before
     sampled: int  # transitions drawn since learning began
     inference_workers: tuple[dict[str, float], ...] = ()
+    hosts: tuple[dict[str, float], ...] = ()  # other hosts, each with the slots of its samplers together and its own
 
     @property
     def learned(self) -> bool:
@@ -442,7 +443,8 @@ class GroupSample:
 
     def of(self, role: str) -> tuple[dict[str, float], ...]:
         """The slots of all workers of a role of the metric table."""
-        return (self.learner,) if role == "learner" else self.samplers if role == "sampler" else self.inference_workers
+        collecting = (*self.samplers, *self.hosts)
+        return (self.learner,) if role == "learner" else collecting if role == "sampler" else self.inference_workers
 
 
 @dataclass(frozen=True)
@@ -459,8 +461,13 @@ class CounterSample:
 
     @property
     def env_steps(self) -> float:
-        """Env steps of this session, over all samplers."""
-        return sum(self.sampler_steps)
+        """Env steps of this session, over all samplers, those of other hosts included."""
+        return sum(self.sampler_steps) + sum(self.host_steps)
+
+    @property
+    def host_steps(self) -> list[float]:
+        """Env steps of each other host in this session."""
+        return [host["env_steps"] for group in self.groups for host in group.hosts]
 
     @property
     def inserted(self) -> int:
@@ -502,10 +509,26 @@ class Rates:
         steps = zip(first.sampler_steps, reading.sampler_steps, strict=True)
         for index, (before, after) in enumerate(steps if seconds > 0 else ()):
             metrics[f"sampler_env_steps_per_s/{index}"] = max(after - before, 0.0) / seconds
+        metrics |= self._host_metrics(first, reading, seconds)
         for number in range(len(reading.groups)) if len(reading.groups) > 1 else ():
             own = self._metrics(first, reading, slice(number, number + 1))
             metrics |= {f"{name}/{number}": value for name, value in own.items()}
         return metrics
+
+    def _host_metrics(self, old: CounterSample, new: CounterSample, seconds: float) -> dict[str, float | None]:
+        """The numbers of each other host that there has been."""
+        found: dict[str, float | None] = {}
+        hosts = [host for group in new.groups for host in group.hosts]
+        for index, host in enumerate(hosts):
+            if host["seen"]:
+                found |= {f"{metric.name}/{index}": host[slot]
+                          for metric, slot in self.table.of("host", Kind.COUNTER, Kind.GAUGE)}
+                if seconds > 0:
+                    change = new.host_steps[index] - old.host_steps[index]
+                    found[f"host_env_steps_per_s/{index}"] = max(change, 0.0) / seconds
+        if hosts:
+            found["hosts_alive"] = sum(host["alive"] for host in hosts)
+        return found
 
     def _metrics(self, old: CounterSample, new: CounterSample, part: slice) -> dict[str, float | None]:
         changes = self._changes(old.groups[part], new.groups[part], new.t_s - old.t_s)
@@ -578,7 +601,7 @@ def _counts(groups: _Groups, table: MetricTable) -> dict[str, float | None]:
     for metric, slot in table.of("sampler", Kind.COUNTER):
         counts[metric.name] = _total(groups, "sampler", slot)
     for metric, slot in table.of("sampler", Kind.GAUGE):
-        values = [sampler[slot] for group in groups for sampler in group.samplers if sampler["episodes"] > 0]
+        values = [sampler[slot] for group in groups for sampler in group.of("sampler") if sampler["episodes"] > 0]
         counts[metric.name] = sum(values) / len(values) if values else None
     return counts
 

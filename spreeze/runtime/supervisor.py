@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -88,15 +88,17 @@ def run_workers(
 
 def read_group(
     status: StatusTable, specs: dict[str, WorkerSpec], group: int, inserted: int, baseline_inserted: int,
-    sampled: int = 0,
+    sampled: int = 0, host_rows: Sequence[int] = (),
 ) -> GroupSample:
-    """The posted slots of a group's workers with the counters of its buffer."""
+    """The posted slots of a group's workers, and of other hosts in ``host_rows``, with the counters of its buffer."""
     own = [spec for spec in specs.values() if spec.address.group == group]
 
     def posted(trait: str) -> tuple[dict[str, float], ...]:
         return tuple(status.named_slots(spec.row, spec.role.name) for spec in own if getattr(spec.role, trait))
 
-    return GroupSample(posted("steps"), posted("learns")[0], inserted, baseline_inserted, sampled, posted("infers"))
+    hosts = tuple(status.named_slots(row, "host") for row in host_rows)
+    return GroupSample(posted("steps"), posted("learns")[0], inserted, baseline_inserted, sampled, posted("infers"),
+                       hosts)
 
 
 class _Supervisor:

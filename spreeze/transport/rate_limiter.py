@@ -56,6 +56,14 @@ class RateLimiter:
             return inserted + rows <= max(self.learning_starts, 1) + self.rows_per_write - 1
         return (inserted - baseline + rows - self.rows_per_write) * self.minimum <= sampled
 
+    def room(self, inserted: int, baseline: int, sampled: int) -> int | None:
+        """Rows that may be inserted now, all writers together; None where nothing limits them."""
+        if self.minimum == 0:
+            return None
+        most = self.rows_per_write + max(self.learning_starts, 1) - 1 if baseline < 0 else (
+            baseline + self.rows_per_write + int(sampled / self.minimum))
+        return max(0, most - inserted)
+
     def may_sample(self, inserted: int, baseline: int, sampled: int) -> bool:
         """True if the learner may draw a batch now, or, with a negative ``baseline``, begin to learn."""
         if inserted < max(self.learning_starts, 1):

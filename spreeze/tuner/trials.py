@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import secrets
-import shutil
 import signal
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,7 +17,7 @@ from spreeze.config.layers import Layer, Settings, Values
 from spreeze.errors import ConfigError, ResourceError, WorkerError
 from spreeze.machine.processes import OrphanWatch
 from spreeze.modes import gala, hts, impact, spreeze
-from spreeze.run_directory import SUBDIRECTORIES
+from spreeze.run_directory import scratch_folder
 from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.launcher import RunContext, WorkerSpec
 from spreeze.runtime.plan import RunPlan
@@ -35,30 +32,10 @@ from spreeze.workers.collectors import fill_with_synthetic_rows
 _MOST_FAILURES = 1
 _LOOK_S = 0.05
 _MEMORY_EVERY_S = 0.25
-_PREFIX = "spreeze-tune-"
 
 
 class TrialFailed(Exception):
     """These settings cannot run here; the text says why. Data for the tuner, not an error."""
-
-
-@contextlib.contextmanager
-def folder() -> Iterator[Path]:
-    """A run directory that is removed afterwards; also removes those that a killed tuner left."""
-    remove_leftovers()
-    with tempfile.TemporaryDirectory(prefix=f"{_PREFIX}{os.getpid()}-", ignore_cleanup_errors=True) as path:
-        for sub in SUBDIRECTORIES:
-            (Path(path) / sub).mkdir()
-        yield Path(path)
-
-
-def remove_leftovers() -> None:
-    """Removes what tuners left behind that were killed."""
-    for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        pid = path.name.removeprefix(_PREFIX).split("-")[0]
-        with contextlib.suppress(OSError):
-            if pid.isdigit() and not psutil.pid_exists(int(pid)) and path.stat().st_uid == os.getuid():
-                shutil.rmtree(path, ignore_errors=True)
 
 
 class Pace(NamedTuple):
@@ -159,7 +136,7 @@ class Trial(contextlib.ExitStack):
             TrialFailed: no room, or settings that contradict each other.
         """
         try:
-            run_dir = self.enter_context(folder())
+            run_dir = self.enter_context(scratch_folder("spreeze-tune-"))
             self._status, self._shared_bytes, specs = self._open(run_dir)
             nonce = secrets.token_hex(8)
             watch = OrphanWatch(nonce)

@@ -131,6 +131,12 @@ _ALL = (
         limit=RestartLimit(failures=5, window_s=60.0, quarantine_s=None),
         bodies={"inference": Body("spreeze.workers.rollout_workers", "run_inference_worker", "RolloutWorkerJob")},
     ),
+    # Without it the run goes on with its own samplers. Its crash is Ray's, and a new one joins the cluster again.
+    Role(
+        name="bridge", oom_score=300, lost=Loss.NEVER,
+        limit=RestartLimit(failures=5, window_s=300.0, quarantine_s=60.0, first_delay_s=1.0, backoff_s=2.0),
+        bodies={"bridge": Body("spreeze.runtime.cluster.bridge", "run_bridge", "BridgeJob")},
+    ),
     # Keeps to its share of a core by pausing, so it may run before the samplers: at nice 15 a score of Pendulum came
     # seconds after its policy.
     Role(

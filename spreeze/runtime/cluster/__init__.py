@@ -1,0 +1,23 @@
+"""Samplers on other hosts, through Ray: placement, restarts and moving bytes are Ray's, all else is as on one machine.
+
+``bridge`` (driver)  a worker process of the run, which holds the connection to Ray: it asks each host for chunks of
+                     rows, writes them into the run's replay, and hands out weights. A crash of Ray is its death alone.
+``gateway`` (host)   the Ray actor, one on every other host: answers the bridge.
+``host``             the samplers of that host, under this package's own supervisor; knows nothing of Ray.
+``ray_nodes``        all that is called of Ray: joining a cluster, or making one on this machine; its nodes; actors.
+``survey``           what a cluster has, before a run and for ``spreeze doctor``.
+
+*Flow.* At most two pulls are under way to a host. A pull is answered with a chunk (``transport.chunks``) of 1 to 4 MB,
+or sooner with what there is. It carries how far the host may go on, which follows from the run's rate limiter: so
+back-pressure reaches the samplers, and learner, limiter and replay know nothing of other hosts. Each version of the
+weights is one object in Ray's store, which every host fetches once.
+
+*Faults.* A restarted gateway begins a new epoch of row numbers; what was under way is lost, and counted. A host that
+does not answer is waited for; one that Ray counts as dead is dropped, and taken in again when it comes back. When the
+bridge ends, Ray ends its actors, and samplers end with the process that started them.
+
+*Trust.* Ray itself runs any code that a member of its cluster sends, so its own token authentication
+(``RAY_AUTH_MODE=token``) is on in clusters that are made here. What this package sends through Ray is ``bytes`` alone,
+which Ray does not pickle; of our own code Ray pickles only the name of the actor's class. Every message bears an HMAC
+with the run's secret.
+"""

@@ -1,0 +1,378 @@
+"""The bridge: the worker process between this machine's replay and the gateways of other hosts."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from spreeze.errors import TransportError
+from spreeze.formatting import clean
+from spreeze.metrics.table import SLOTS, TABLE, Phase
+from spreeze.runtime.cluster.host import HostJob
+from spreeze.runtime.cluster.ray_nodes import Gateway, GatewayDied, Node, Nodes, connected, parse_address
+from spreeze.transport.chunks import (
+    MOST_CHUNK_BYTES,
+    Chunk,
+    Ledger,
+    seal,
+    seal_json,
+    shares,
+    unseal_chunk,
+    unseal_json,
+)
+from spreeze.transport.rate_limiter import RateLimiter
+from spreeze.transport.replay_ring import ReplayRing, RingSpec, ShardWriter, write_rows
+from spreeze.transport.shared_memory import wakeups_of
+from spreeze.transport.weights import encode
+from spreeze.types import Jsonable
+from spreeze.workers.context import WorkerContext, open_weights
+
+_MOST_PULLS = 2
+"""Pulls under way to one host: one is filled while the other travels."""
+_WAIT_S = 0.05
+_NODES_S = 1.0
+"""Between two looks at which nodes live."""
+_PING_S = 5.0
+_SILENT_S = 5.0
+"""A host that has not answered for so long is named."""
+_AGAIN_S = 0.5
+"""Between two pulls of a host that is not available."""
+_REPLACE_S = 5.0
+"""Between two gateways on a host where one cannot work."""
+_END_S = 2.0
+_SAMPLER = SLOTS["sampler"]
+_CUMULATIVE = tuple(name in TABLE.cumulative("sampler") for name in _SAMPLER)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BridgeJob(Jsonable):
+    address: str
+    """As ``--cluster`` has it."""
+    run_dir: str
+    ring: RingSpec
+    ring_fd: int
+    first_shard: int
+    """Of the shards that are this process's own; the last one of the ring is its last."""
+    limiter: RateLimiter
+    host: HostJob
+    host_rows: tuple[int, ...]
+    """Rows of the status table, one for each host that there may be."""
+    learner_wakeup_fds: tuple[int, ...] = ()
+
+
+def run_bridge(context: WorkerContext, job: BridgeJob) -> None:
+    """Joins the cluster and moves rows and weights until asked to stop."""
+    with connected(parse_address(job.address)) as nodes:
+        bridge = Bridge(context, job, nodes)
+        try:
+            while not context.stopping:
+                bridge.turn()
+        finally:
+            bridge.close()
+
+
+class Host:
+    """One host as the bridge sees it: what is under way, what has arrived, and its row of the status table."""
+
+    def __init__(self, index: int, slots: Any) -> None:
+        self.index, self.slots = index, slots
+        self.node: Node | None = None
+        self.gateway: Gateway | None = None
+        self.ledger = Ledger()
+        self.pulls: deque[tuple[Any, float]] = deque()
+        """(reference, when it was asked), oldest first; answers are taken in this order."""
+        self.allowed = 0
+        """Number of the row up to which the host may write, in the ledger's epoch."""
+        self.calls: dict[str, tuple[Any, float]] = {}
+        """Other calls under way, at most one of each method."""
+        self.given: tuple[int, int] = (-1, -1)
+        """(epoch, version) of the weights that it was given last."""
+        self.given_s = 0.0
+        self.resume_s = self.ping_s = 0.0
+        self.silent = False
+        self._before = slots.tolist()
+        """Counters of earlier epochs, and of an earlier bridge."""
+        self._latest = [0.0] * len(_SAMPLER)
+
+    @property
+    def name(self) -> str:
+        node = self.node
+        return f"host-{self.index}" if node is None else f"host-{self.index} ({node.name or node.address})"
+
+    @property
+    def outstanding(self) -> int:
+        """Rows that it may write or has written, which have not arrived."""
+        return max(0, self.allowed - self.ledger.next_row)
+
+    def count(self, facts: dict[str, Any]) -> None:
+        """Takes over the counters that the host tells."""
+        slots = facts.get("slots")
+        if isinstance(slots, dict):
+            self._latest = [float(slots.get(name, 0.0)) for name in _SAMPLER]
+            self._post()
+
+    def begin_epoch(self) -> None:
+        """Keeps the counters of the epoch that is over."""
+        for position, counted in enumerate(_CUMULATIVE):
+            if counted:
+                self._before[position] += self._latest[position]
+                self._latest[position] = 0.0
+        self.allowed, self.given = 0, (-1, -1)
+
+    def _post(self) -> None:
+        for position, counted in enumerate(_CUMULATIVE):
+            self.slots[position] = self._latest[position] + (self._before[position] if counted else 0.0)
+
+    def post(self, **values: float) -> None:
+        for name, value in values.items():
+            self.slots[_PLACE[name]] = value
+
+    def total(self, name: str, counted: float) -> float:
+        """A counter with what an earlier bridge had counted."""
+        return float(self._before[_PLACE[name]]) + counted
+
+
+_PLACE = {name: place for place, name in enumerate(SLOTS["host"])}
+
+
+class Bridge:
+    """All hosts, and the part of the ring that their rows go into."""
+
+    def __init__(self, context: WorkerContext, job: BridgeJob, nodes: Nodes) -> None:
+        self._context, self._job, self._nodes = context, job, nodes
+        self._secret = secrets.token_bytes(32)
+        ring = ReplayRing.attach(job.ring_fd, job.ring)
+        self._ring, self._layout = ring, job.ring.layout
+        # Rows of all hosts go to these in turn, so that each keeps as much of the past, whoever comes and goes.
+        self._sinks = [ShardWriter(ring, shard) for shard in range(job.first_shard, job.ring.num_shards)]
+        self._next_sink = 0
+        self._hosts = [Host(index, context.status.slots(row)) for index, row in enumerate(job.host_rows)]
+        for host in self._hosts:  # what an earlier bridge left under way is lost
+            host.post(chunks_lost=host.total("chunks_lost", host.slots[_PLACE["pulls"]]), pulls=0.0, alive=0.0)
+            host._before = host.slots.tolist()
+        self._learner = next(iter(wakeups_of(job.learner_wakeup_fds)), None)
+        self._weights = open_weights(Path(job.run_dir))
+        self._hint, self._shared = -1, None
+        self._order: tuple[int, int] | None = None
+        self._published_s = 0.0
+        self._nodes_s = 0.0
+        self._failed: dict[str, tuple[float, str]] = {}
+        """Node -> when its last gateway could not work, and why."""
+        if not nodes.is_authenticated:
+            self._event("warning", f"the Ray cluster at {nodes.address} asks for no token: anybody who reaches it can "
+                        "run code on its hosts; set RAY_AUTH_MODE=token on all of them (ray get-auth-token --generate)")
+        self._event("info", f"joined the Ray cluster at {nodes.address} (Ray {nodes.version})")
+
+    def _event(self, level: str, text: str) -> None:
+        self._context.send("event", level=level, text=text[:500])
+
+    def turn(self) -> None:
+        """Looks at nodes and weights, asks every host, and takes what has arrived; waits a little for it."""
+        self._context.beat(Phase.WAIT)
+        now = time.monotonic()
+        if now - self._nodes_s >= _NODES_S:
+            self._nodes_s = now
+            self._look(now)
+        self._read_weights()
+        working = [host for host in self._hosts if host.gateway is not None]
+        self._allow(working)
+        waiting: list[Any] = []
+        for host in working:
+            self._ask(host, now)
+            waiting += [reference for reference, _ in [*list(host.pulls)[:1], *host.calls.values()]]
+        ready = set(self._nodes.ready(waiting, _WAIT_S))
+        self._context.beat(Phase.STEP)
+        for host in working:
+            while host.pulls and host.pulls[0][0] in ready:
+                self._take(host, host.pulls.popleft()[0])
+            for method in [method for method, (reference, _) in host.calls.items() if reference in ready]:
+                self._heard(host, method, *host.calls.pop(method))
+            self._report(host)
+
+    # --- hosts come and go ---
+
+    def _look(self, now: float) -> None:
+        """Drops hosts whose node is dead, and gives new nodes a gateway."""
+        living = {node.id: node for node in self._nodes.others()}
+        for host in self._hosts:
+            if host.node is not None and host.node.id not in living:
+                self._event("warning", f"{host.name} died; {self._lose(host)}, the run goes on without it")
+                self._drop(host)
+        known = {host.node.id for host in self._hosts if host.node is not None}
+        for node in living.values():
+            free = next((host for host in self._hosts if host.node is None), None)
+            if node.id in known or free is None or now < self._failed.get(node.id, (-_REPLACE_S, ""))[0] + _REPLACE_S:
+                continue
+            free.node, free.silent = node, False
+            job = seal_json(self._secret, b"job", self._job.host.to_json())
+            free.gateway = self._nodes.place(node, self._secret, job)
+            free.resume_s = free.ping_s = 0.0
+            if node.id not in self._failed:
+                self._event("info", f"{free.name} joins")
+
+    def _lose(self, host: Host) -> str:
+        """Counts what is under way as lost; returns that in words."""
+        count = len(host.pulls)
+        for _ in range(count):
+            host.ledger.lose()
+        host.pulls.clear()
+        host.calls.clear()
+        return f"{count} chunk{'' if count == 1 else 's'} on the way lost"
+
+    def _drop(self, host: Host) -> None:
+        if host.gateway is not None:
+            self._nodes.drop(host.gateway)
+        host.ledger.close()
+        host.begin_epoch()
+        self._report(host)
+        host.node = host.gateway = None
+
+    # --- rows ---
+
+    def _allow(self, hosts: list[Host]) -> None:
+        """Divides what the run's limiter allows among the hosts."""
+        known = [host for host in hosts if host.ledger.epoch]
+        room = self._job.limiter.room(*self._sinks[0].counts())
+        most = 2 * MOST_CHUNK_BYTES // self._layout.row_bytes
+        for host, more in zip(known, shares(room, [host.outstanding for host in known], most), strict=True):
+            host.allowed = max(host.allowed, host.ledger.next_row) + more
+
+    def _ask(self, host: Host, now: float) -> None:
+        """Keeps two pulls under way, and gives the host what it does not have yet."""
+        assert host.gateway is not None
+        if now < host.resume_s:
+            return
+        while len(host.pulls) < _MOST_PULLS:
+            request = seal_json(self._secret, b"pull", {"epoch": host.ledger.epoch, "allowed": host.allowed})
+            host.pulls.append((host.gateway.pull(request), now))
+        if host.ledger.epoch and self._order is not None and host.given < self._order and "weights" not in host.calls:
+            host.given, host.given_s = self._order, self._published_s
+            host.calls["weights"] = (host.gateway.call("weights", self._shared), time.time())
+        if now - host.ping_s >= _PING_S and "ping" not in host.calls:
+            host.ping_s = now
+            host.calls["ping"] = (host.gateway.call("ping", seal_json(self._secret, b"ping", {})), time.time())
+        if not host.silent and host.ledger.epoch and now - host.pulls[0][1] > _SILENT_S:
+            host.silent = True
+            self._event("warning", f"{host.name} has been silent for {_SILENT_S:.0f} s; it is waited for")
+
+    def _take(self, host: Host, reference: Any) -> None:
+        """Stores a chunk, or notes why there is none."""
+        try:
+            chunk = unseal_chunk(self._secret, self._layout, self._nodes.answer(reference))
+        except GatewayDied as error:
+            host.ledger.lose()
+            self._give_up(host, str(error))
+            return
+        except TransportError as error:
+            host.ledger.lose()
+            host.resume_s = time.monotonic() + _AGAIN_S
+            if not host.silent:
+                host.silent = True
+                self._event("warning", f"{host.name} is not available, 1 chunk lost; it is waited for: {error}")
+            return
+        self._hear(host, chunk.facts)
+        if chunk.epoch == 0:
+            return
+        before, known = host.ledger.epoch, host.ledger.admit(chunk)
+        if host.ledger.epoch != before:
+            host.begin_epoch()
+        if chunk.epoch == host.ledger.epoch:
+            host.count(chunk.facts)
+        self._store(chunk, known)
+
+    def _store(self, chunk: Chunk, known: int) -> None:
+        start = 0
+        for count, version in chunk.segments:
+            rows = chunk.rows[max(start, known) : start + count]
+            start += count
+            if len(rows):
+                write_rows(self._sinks[self._next_sink], rows, version)
+                self._next_sink = (self._next_sink + 1) % len(self._sinks)
+        if self._learner is not None and start > known:
+            self._learner.notify()
+
+    def _hear(self, host: Host, facts: dict[str, Any]) -> None:
+        """Reports what a host tells besides its rows."""
+        for text in list(facts.get("events") or ())[:10]:
+            self._event("warning", f"{host.name}: {clean(text, 300)}")
+        if facts.get("failure"):
+            self._give_up(host, clean(facts["failure"], 300))
+        elif host.silent:
+            host.silent = False
+            self._event("info", f"{host.name} is back")
+
+    def _give_up(self, host: Host, why: str) -> None:
+        """Ends a gateway that cannot work; the next one is tried in a while."""
+        if host.node is None:
+            return
+        if self._failed.get(host.node.id, (0.0, ""))[1] != why:
+            self._event("error", f"{host.name} cannot sample: {why}; tried again every {_REPLACE_S:.0f} s")
+        self._failed[host.node.id] = (time.monotonic(), why)
+        self._lose(host)
+        self._drop(host)
+
+    # --- weights and clocks ---
+
+    def _read_weights(self) -> None:
+        """Puts new weights into Ray's store, once for all hosts."""
+        hint = self._context.weights_hint
+        if hint == self._hint:
+            return
+        weights = self._weights.read_latest(self._order)
+        if weights is not None:
+            data = encode(weights.arrays, weights.meta, weights.epoch, weights.version)
+            self._shared = self._nodes.share(seal(self._secret, b"weights", data))
+            self._order = weights.order
+            self._published_s = weights.path.stat().st_mtime if weights.path.exists() else time.time()
+        elif self._order is None:
+            return
+        self._hint = hint
+
+    def _heard(self, host: Host, method: str, reference: Any, asked_s: float) -> None:
+        """Takes the answer of a call that is no pull."""
+        came_s = time.time()
+        try:
+            facts = unseal_json(self._secret, b"answer", self._nodes.answer(reference))
+        except TransportError:
+            host.given = (-1, -1) if method == "weights" else host.given
+            return
+        if method == "ping" and "came_s" in facts:
+            host.post(clock_difference_s=(facts["came_s"] - asked_s + facts["went_s"] - came_s) / 2.0,
+                      round_trip_s=max(0.0, came_s - asked_s - (facts["went_s"] - facts["came_s"])))
+        elif method == "weights":
+            if tuple(facts.get("weights", ())) != host.given:
+                host.given = (-1, -1)  # its samplers had not begun
+            else:
+                difference_s = float(host.slots[_PLACE["clock_difference_s"]])
+                host.post(weights_delay_s=max(0.0, facts["time_s"] - difference_s - host.given_s))
+
+    def _report(self, host: Host) -> None:
+        """Posts a host's numbers."""
+        ledger = host.ledger
+        version = host.slots[_PLACE["policy_version"]]
+        host.post(
+            chunks=host.total("chunks", ledger.chunks), chunks_lost=host.total("chunks_lost", ledger.lost_chunks),
+            rows_lost=host.total("rows_lost", ledger.lost_rows),
+            rows_again=host.total("rows_again", ledger.refused_rows),
+            rows_arrived=host.total("rows_arrived", ledger.rows), pulls=float(len(host.pulls)),
+            alive=float(ledger.epoch > 0 and not host.silent), seen=1.0,
+            lag=max(0.0, float(self._order[1]) - version) if self._order is not None and ledger.rows else 0.0,
+        )
+
+    def close(self) -> None:
+        """Ends the gateways; Ray would too, a little later."""
+        working = [host for host in self._hosts if host.gateway is not None]
+        asked = [host.gateway.call("end", seal_json(self._secret, b"end", {})) for host in working if host.gateway]
+        end = time.monotonic() + _END_S
+        while asked and time.monotonic() < end:
+            self._context.beat(Phase.WAIT)
+            done = set(self._nodes.ready(asked, _WAIT_S))
+            asked = [reference for reference in asked if reference not in done]
+        for host in working:
+            if host.gateway is not None:
+                self._nodes.drop(host.gateway)
+        self._ring.close()

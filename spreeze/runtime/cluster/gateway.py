@@ -1,0 +1,129 @@
+"""The Ray actor on every other host: answers pulls with chunks, takes weights, tells its clock.
+
+Its methods take and return bytes, and raise nothing: a failure is told in the answer, so that Ray has no exception to
+pickle. Ray runs ``pull`` in one thread and the others in another one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from spreeze.errors import SpreezeError
+from spreeze.formatting import clean
+from spreeze.machine.hardware import core_facts
+from spreeze.run_directory import versions
+from spreeze.runtime.cluster.host import HostJob, HostSamplers, host_checks
+from spreeze.transport.chunks import LEAST_CHUNK_BYTES, Taken, seal_chunk, seal_json, unseal, unseal_json
+
+PULL, CONTROL = "pull", "control"
+"""Groups of methods, each with a thread of its own."""
+GROUPS = {PULL: 1, CONTROL: 1}
+LINGER_S = 0.1
+"""How long a pull waits for a chunk to have its least size; one without any row waits no longer either."""
+_POLL_S = 0.004
+_END_S = 3.0
+
+
+class GatewayActor:
+    """Has the samplers of its host. Ray makes it anew, on the same host, if its process dies."""
+
+    def __init__(self, secret: bytes, job: bytes) -> None:
+        """Starts the samplers; ``job`` is a sealed ``HostJob``, or none for a host that is only looked at."""
+        self._secret = secret
+        self._layout_bytes = 0
+        self._failure: str | None = None
+        self._samplers: HostSamplers | None = None
+        try:
+            facts = unseal_json(secret, b"job", job)
+            if facts:
+                read = HostJob.from_json(facts)
+                self._layout_bytes = read.layout.row_bytes
+                # The time tells this start from earlier ones with the same job.
+                self._samplers = HostSamplers(read, (read.seed << 40) + time.time_ns() // 1000 % (1 << 40))
+                self._samplers.start()
+        except (SpreezeError, TypeError, KeyError) as error:
+            self._failure = clean(f"{type(error).__name__}: {error}", 500)
+
+    def pull(self, request: bytes) -> bytes:
+        """The next chunk, when it has its least size or has waited long enough.
+
+        The request says how far the samplers may go on in which epoch; its answer also has ``HostSamplers.facts`` and
+        the times at which it came and went.
+        """
+        came_s = time.time()
+
+        def answer() -> bytes:
+            asked = unseal_json(self._secret, b"pull", request)
+            samplers = self._samplers
+            outlet = None if samplers is None else samplers.outlet
+            if samplers is None or outlet is None:
+                time.sleep(LINGER_S)
+                told = samplers.facts() if samplers is not None else {"failure": self._failure}
+                return seal_chunk(self._secret, 0, 0, Taken([], []), {**told, "came_s": came_s, "went_s": time.time()})
+            if asked.get("epoch") == outlet.epoch:
+                outlet.allow(int(asked["allowed"]))
+            end = time.monotonic() + LINGER_S
+            while outlet.waiting * self._layout_bytes < LEAST_CHUNK_BYTES and time.monotonic() < end:
+                if outlet.waiting and outlet.is_spent:
+                    break
+                time.sleep(_POLL_S)
+            first, taken = outlet.taken, outlet.take()
+            told = {**samplers.facts(), "came_s": came_s, "went_s": time.time()}
+            return seal_chunk(self._secret, outlet.epoch, first, taken, told)
+
+        try:
+            return answer()
+        except (SpreezeError, KeyError, TypeError, ValueError, AttributeError) as error:
+            time.sleep(LINGER_S)
+            facts = {"failure": clean(f"{type(error).__name__}: {error}", 300)}
+            return seal_chunk(self._secret, 0, 0, Taken([], []), facts)
+
+    def weights(self, data: bytes) -> bytes:
+        """Takes one version of the weights, sealed; answers which one the samplers have now, and since when."""
+        def taken() -> dict[str, Any]:
+            samplers, sent = self._samplers, bytes(unseal(self._secret, b"weights", data))
+            order = (-1, -1) if samplers is None else samplers.take_weights(sent)
+            return {"weights": list(order), "time_s": time.time()}
+
+        return self._told(taken)
+
+    def ping(self, request: bytes) -> bytes:
+        """This host's clock, twice: when the request came and when the answer goes."""
+        came_s = time.time()
+
+        def told() -> dict[str, Any]:
+            unseal_json(self._secret, b"ping", request)
+            return {"came_s": came_s, "went_s": time.time()}
+
+        return self._told(told)
+
+    def bandwidth(self, request: bytes) -> bytes:
+        """As many zeros as asked for, to time their way."""
+        try:
+            return bytes(min(1 << 26, int(unseal_json(self._secret, b"bandwidth", request)["bytes"])))
+        except (SpreezeError, KeyError, TypeError, ValueError):
+            return b""
+
+    def check(self, request: bytes) -> bytes:
+        """What this host has for a task (``host.host_checks``)."""
+        return self._told(lambda: {**host_checks(unseal_json(self._secret, b"check", request)), "versions": versions(),
+                                   "cores": core_facts().usable})
+
+    def end(self, request: bytes) -> bytes:
+        """Ends the samplers; the actor stays until Ray ends it."""
+        def ended() -> dict[str, Any]:
+            unseal_json(self._secret, b"end", request)
+            if self._samplers is not None:
+                self._samplers.end(_END_S)
+            return {"ended": True}
+
+        return self._told(ended)
+
+    def _told(self, act: Callable[[], dict[str, Any]]) -> bytes:
+        try:
+            facts = act()
+        except (SpreezeError, OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+            facts = {"failure": clean(f"{type(error).__name__}: {error}", 300)}
+        return seal_json(self._secret, b"answer", facts)

@@ -1,0 +1,245 @@
+"""The samplers of one host that works for a run elsewhere: their memory, their supervisor, their weights."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import secrets
+import subprocess
+import sys
+import threading
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from spreeze.envs.probe import probe_env
+from spreeze.errors import SpreezeError, TransportError, WeightsError, WorkerError
+from spreeze.formatting import clean
+from spreeze.machine.hardware import core_facts, memory_limits
+from spreeze.machine.processes import MARK, OrphanWatch, held_back, kill_and_wait
+from spreeze.metrics.table import SLOTS, TABLE
+from spreeze.run_directory import scratch_folder
+from spreeze.runtime.launcher import RunContext, WorkerSpec, child_environment
+from spreeze.runtime.supervisor import ProcessSupervisor
+from spreeze.transport import status_table as words
+from spreeze.transport.chunks import RowOutlet, outlet_limiter, outlet_spec
+from spreeze.transport.replay_ring import ReplayRing
+from spreeze.transport.status_table import StatusTable
+from spreeze.transport.weights import DAMAGE, decode
+from spreeze.types import EnvSpec, Jsonable, RowLayout
+from spreeze.workers.context import open_weights
+from spreeze.workers.roles import Address
+from spreeze.workers.sampler import SamplerJob
+
+_LOOK_S = 0.05
+_MOST_SAMPLERS = 64
+_MOST_EVENTS = 20
+_TUNE_S = 150.0
+"""Longest time of a host's tuner, whose budget is a minute; another tuner on the host may have to end before it."""
+_CHECK_STEPS = 300
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostJob(Jsonable):
+    """What a host needs to know of the run."""
+
+    spec: EnvSpec
+    layout: RowLayout
+    """Of a row; the host derives it as well, and they have to be equal."""
+    n_step: int
+    gamma: float
+    nan_policy: str
+    seed: int
+    envs_per_sampler: int
+    samplers: int | None = None
+    """None: what the host's own tuner chose, else one for each usable core."""
+    step_deadline_s: float = 30.0
+    memory_limit_bytes: int | None = None
+    tune: tuple[str, ...] = ()
+    """Arguments of ``spreeze tune`` that measure samplers and environments there; empty: nothing is measured."""
+
+
+class HostSamplers(threading.Thread):
+    """Starts and watches a host's samplers, in a thread that lives as long as they do.
+
+    By the kernel's death signal they end with the thread that started them, and by their lifeline with this process.
+    """
+
+    def __init__(self, job: HostJob, seed: int) -> None:
+        """Starts nothing yet; ``seed`` gives other episodes than any other start of any host."""
+        super().__init__(name="host-samplers", daemon=True)
+        self._job, self._seed = job, seed
+        self._ending = threading.Event()
+        self.ready = threading.Event()
+        """Set once there are rows to come, or a ``failure``."""
+        self.failure: str | None = None
+        self.outlet: RowOutlet | None = None
+        self.samplers, self.envs_per_sampler = 0, job.envs_per_sampler
+        self.reason = ""
+        """Why so many samplers and environments."""
+        self._events: deque[str] = deque(maxlen=_MOST_EVENTS)
+        self._folder = Path()
+        self._status: StatusTable | None = None
+        self._workers: ProcessSupervisor | None = None
+        self.weights_order = (-1, -1)
+
+    def run(self) -> None:
+        try:
+            with contextlib.ExitStack() as stack:
+                self._open(stack)
+                self.ready.set()
+                self._watch()
+        except (SpreezeError, OSError) as error:
+            self.failure = clean(error, 500)
+        except Exception as error:  # a thread's exception would be lost
+            self.failure = clean(f"{type(error).__name__}: {error}", 500)
+        finally:
+            self.outlet = None
+            self.ready.set()
+
+    def end(self, within_s: float) -> None:
+        """Ends the samplers and everything that they started."""
+        self._ending.set()
+        self.join(within_s)
+
+    def _open(self, stack: contextlib.ExitStack) -> None:
+        job, nonce = self._job, secrets.token_hex(8)
+        self._folder = stack.enter_context(scratch_folder("spreeze-host-"))
+        watch = OrphanWatch(nonce, self._folder)
+        stack.callback(watch.end)
+        watch.start()
+        self.samplers, self.envs_per_sampler, self.reason = self._choose(nonce)
+        spec = outlet_spec(job.layout, self.samplers, self.envs_per_sampler)
+        ring = stack.enter_context(contextlib.closing(ReplayRing.create(spec)))
+        self._status = stack.enter_context(contextlib.closing(StatusTable.create(self.samplers)))
+        outlet = RowOutlet(ring)
+        context = RunContext(run_dir=self._folder, status_fd=self._status.block.fd, status_rows=self.samplers,
+                             nonce=nonce)
+        self._workers = ProcessSupervisor(context, self._status, on_event=self._note)
+        stack.callback(self._workers.stop, hurry=lambda: True, on_messages=lambda messages: None)
+        for index in range(self.samplers):
+            sampler = SamplerJob(
+                run_dir=str(self._folder), spec=job.spec, index=index, seed=self._seed, n_step=job.n_step,
+                num_envs=self.envs_per_sampler, gamma=job.gamma, nan_policy=job.nan_policy, ring=spec,
+                ring_fd=ring.block.fd, limiter=outlet_limiter(self.samplers, self.envs_per_sampler),
+            )
+            self._workers.add(WorkerSpec(
+                address=Address("sampler", 0, index), row=index, job=sampler.to_json(),
+                inherited_fds=(ring.block.fd,), step_deadline_s=job.step_deadline_s,
+                memory_limit_bytes=job.memory_limit_bytes,
+            ))
+        self.outlet = outlet
+
+    def _choose(self, nonce: str) -> tuple[int, int, str]:
+        """Samplers, environments of each, and why."""
+        job = self._job
+        cores = core_facts()
+        by_cores = max(1, min(int(cores.usable), _MOST_SAMPLERS))
+        if job.samplers is not None:
+            return job.samplers, job.envs_per_sampler, "as asked"
+        if not job.tune:
+            return by_cores, job.envs_per_sampler, f"{cores.usable:g} usable cores"
+        try:
+            choice = self._tuned(nonce)
+            return (int(choice["sampling.samplers"]), int(choice["sampling.envs_per_sampler"]),
+                    "this host's own measurement")
+        except (OSError, ValueError, KeyError, TypeError, subprocess.TimeoutExpired) as error:
+            self._note("warning", f"not tuned here: {clean(error, 200)}")
+            return by_cores, job.envs_per_sampler, f"{cores.usable:g} usable cores"
+
+    def _tuned(self, nonce: str) -> dict[str, Any]:
+        """The choice of this host's tuner, which keeps its results in this host's cache."""
+        with held_back():
+            process = subprocess.Popen(
+                [sys.executable, "-m", "spreeze", "tune", "--json", *self._job.tune], stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, process_group=0,
+                env={**child_environment(1, nonce), MARK: nonce},
+            )
+        try:
+            output, _ = process.communicate(timeout=_TUNE_S)
+        finally:
+            kill_and_wait(process)
+        record = json.loads(output.decode(errors="replace").strip().splitlines()[-1])
+        if "error" in record:
+            raise ValueError(record["error"])
+        return dict(record["choice"])
+
+    def _watch(self) -> None:
+        assert self._workers is not None
+        while not self._ending.is_set():
+            self._handle(self._workers.wait(_LOOK_S))
+            try:
+                self._handle(self._workers.watch())
+            except WorkerError as error:
+                first = self._workers.first_error
+                raise WorkerError(f"{error}" + (f" (first: {': '.join(first)})" if first else "")) from None
+
+    def _handle(self, messages: list[dict[str, Any]]) -> None:
+        for message in messages:
+            if message.get("kind") == "event":
+                self._note(str(message.get("level", "info")), f"{message.get('from')}: {message.get('text')}")
+            elif message.get("kind") == "error" and self._workers is not None:
+                self._workers.note_error(str(message.get("from")), str(message.get("error"))[:500])
+
+    def _note(self, level: str, text: str) -> None:
+        if level != "info":
+            self._events.append(clean(text, 300))
+
+    def take_weights(self, data: bytes) -> tuple[int, int]:
+        """Gives the samplers a version of the weights; returns the newest (epoch, version) that they have.
+
+        Raises:
+            TransportError: it cannot be read.
+        """
+        try:
+            weights = decode(data, Path("weights from the driver"))
+        except (*DAMAGE, WeightsError) as error:
+            raise TransportError(f"weights of {len(data)} bytes cannot be read: {error}") from None
+        if self.outlet is not None and self._status is not None and weights.order > self.weights_order:
+            open_weights(self._folder).publish(weights.arrays, weights.meta, *weights.order)
+            self._status.group(0)[words.WEIGHTS_HINT] += 1
+            self.weights_order = weights.order
+        return self.weights_order
+
+    def facts(self) -> dict[str, Any]:
+        """What the host tells with each chunk; events are told once."""
+        events = [self._events.popleft() for _ in range(len(self._events))]
+        found: dict[str, Any] = {"samplers": self.samplers, "envs": self.envs_per_sampler, "events": events,
+                                 "weights": list(self.weights_order)}
+        status = self._status
+        if self.outlet is None or status is None:
+            return {**found, "failure": self.failure}
+        rows = [status.named_slots(row, "sampler") for row in range(self.samplers)]
+        slots = together(rows) | {"policy_version": min(row["policy_version"] for row in rows)}
+        return {**found, "slots": slots}
+
+
+def together(rows: list[dict[str, float]]) -> dict[str, float]:
+    """The slots of several samplers as those of one: sums of what is counted, means of the latest episodes."""
+    counted = set(TABLE.cumulative("sampler"))
+    finished = [row for row in rows if row["episodes"] > 0]
+    return {name: sum(row[name] for row in rows) if name in counted
+            else sum(row[name] for row in finished) / len(finished) if finished else 0.0 for name in SLOTS["sampler"]}
+
+
+def host_checks(task: dict[str, Any]) -> dict[str, Any]:
+    """What this host has: interpreter, memory, and whether the task's environment can be made and stepped here.
+
+    ``task`` has the arguments of ``envs.probe.probe_env``, or nothing.
+    """
+    found: dict[str, Any] = {
+        "python": platform.python_version(), "memory_free_bytes": memory_limits().usable_bytes,
+        "pid": os.getpid(), "env": None, "env_error": None,
+    }
+    if task.get("env_id"):
+        try:
+            probe = probe_env(str(task["env_id"]), task.get("import_module"), steps=_CHECK_STEPS,
+                              plain=bool(task.get("plain")), args=tuple(task.get("args") or ()))
+            found["env"] = {"step_us": probe.step_us_median, "obs_dim": probe.spec.obs_dim,
+                            "action_dim": probe.spec.action_dim}
+        except SpreezeError as error:
+            found["env_error"] = clean(error, 300)
+    return found

@@ -1,0 +1,252 @@
+"""All that is called of Ray, which is imported only in the process that works with it: ``Nodes`` is its connection."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import secrets
+import shutil
+import signal
+import socket
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from spreeze.errors import ConfigError, TransportError
+from spreeze.formatting import clean
+from spreeze.machine.processes import ENDING
+from spreeze.runtime.cluster.gateway import CONTROL, GROUPS, PULL, GatewayActor
+
+LOCAL = "local"
+_MOST_LOCAL = 64
+_KNOCK_S = 3.0
+_LOOPBACK = "127.0.0.1"
+"""Ray's servers listen on this address alone where a node has it as its own."""
+_STORE_BYTES = 100 * 2**20
+_HEALTH = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_timeout_ms": 1000,
+           "health_check_failure_threshold": 6}
+"""A node of our own cluster that does not answer for three seconds is dead."""
+_QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_enable_metrics_collection": "0",
+          "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_DEDUP_LOGS": "0"}
+
+
+class Address(NamedTuple):
+    """Where the other hosts are."""
+
+    text: str
+    """Of a Ray cluster: ``HOST:PORT`` or ``auto``."""
+    local: int = 0
+    """Hosts to simulate on this machine; 0: a real cluster."""
+
+
+def parse_address(text: str) -> Address:
+    """``HOST:PORT``, ``auto``, ``local`` (two simulated hosts) or ``local:N``; a ConfigError for anything else."""
+    kind, colon, count = text.partition(":")
+    if kind == LOCAL:
+        if (colon and not count.isdecimal()) or not 1 <= int(count or 2) <= _MOST_LOCAL:
+            raise ConfigError(f"--cluster {clean(text, 80)}: expected local:N with N from 1 to {_MOST_LOCAL}")
+        return Address("", int(count or 2))
+    if text == "auto":
+        return Address(text)
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536 or "://" in text:
+        raise ConfigError(f"--cluster {clean(text, 80)}: expected HOST:PORT of a Ray cluster's head, auto, local or "
+                          "local:N")
+    return Address(text)
+
+
+def check_installed() -> None:
+    """A ConfigError that says what to install if Ray is not here."""
+    if importlib.util.find_spec("ray") is None:
+        raise ConfigError("--cluster: Ray is not installed in this Python; pip install -e '.[cluster]', or leave "
+                          "--cluster out: one machine needs no Ray")
+
+
+def knock(address: Address) -> None:
+    """A ConfigError at once if nothing listens at the address, for which Ray itself would take a minute."""
+    if address.local or address.text == "auto":
+        return
+    host, _, port = address.text.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _KNOCK_S).close()
+    except OSError as error:
+        raise ConfigError(f"--cluster {clean(address.text, 80)}: nothing answers there ({error}); on that machine run "
+                          "ray start --head, and name the HOST:PORT that it prints") from None
+
+
+class Node(NamedTuple):
+    """A living host of the cluster."""
+
+    id: str
+    address: str
+    name: str
+
+
+class GatewayDied(TransportError):
+    """A gateway that ended for good."""
+
+
+class Gateway:
+    """The bridge's end of one host's actor; calls return references at once."""
+
+    def __init__(self, actor: Any) -> None:
+        self._actor = actor
+
+    def pull(self, request: bytes) -> Any:
+        return self._actor.pull.options(concurrency_group=PULL).remote(request)
+
+    def call(self, method: str, request: Any) -> Any:
+        """Calls another method, of the group of control."""
+        return getattr(self._actor, method).options(concurrency_group=CONTROL).remote(request)
+
+
+class Nodes:
+    """A connection to Ray, of which a process can have one."""
+
+    def __init__(self, ray: Any, address: str) -> None:
+        self._ray = ray
+        self.address = address
+        self.version = str(ray.__version__)
+        self._own = str(ray.get_runtime_context().get_node_id())
+
+    @property
+    def is_authenticated(self) -> bool:
+        """Whether members of this cluster need its token."""
+        return os.environ.get("RAY_AUTH_MODE") == "token"
+
+    def others(self) -> list[Node]:
+        """Living nodes but the one of this process."""
+        return [Node(str(node["NodeID"]), str(node["NodeManagerAddress"]), clean(node.get("NodeManagerHostname"), 60))
+                for node in self._ray.nodes() if node["Alive"] and str(node["NodeID"]) != self._own]
+
+    def place(self, node: Node, secret: bytes, job: bytes) -> Gateway:
+        """Starts a gateway on that node; if its process dies, Ray starts it again there."""
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        actor = self._ray.remote(
+            num_cpus=0, max_restarts=-1, max_task_retries=0, concurrency_groups=GROUPS,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False),
+        )(GatewayActor)
+        return Gateway(actor.remote(secret, job))
+
+    def drop(self, gateway: Gateway) -> None:
+        """Ends a gateway for good."""
+        with contextlib.suppress(Exception):  # it may be dead already, of which Ray has many errors
+            self._ray.kill(gateway._actor, no_restart=True)
+
+    def share(self, data: bytes) -> Any:
+        """Puts bytes into the object store, out of which each host fetches them once."""
+        return self._ray.put(data)
+
+    def ready(self, references: Sequence[Any], timeout_s: float) -> list[Any]:
+        """Waits for the first answer; returns all that are here."""
+        if not references:
+            time.sleep(timeout_s)
+            return []
+        found, rest = self._ray.wait(list(references), num_returns=1, timeout=timeout_s)
+        if found and rest:
+            found += self._ray.wait(rest, num_returns=len(rest), timeout=0)[0]
+        return list(found)
+
+    def answer(self, reference: Any, timeout_s: float = 5.0) -> bytes:
+        """An answer that is here.
+
+        Raises:
+            GatewayDied: the actor will not come back.
+            TransportError: the actor is not available now, or the answer is lost.
+        """
+        try:
+            return bytes(self._ray.get(reference, timeout=timeout_s))
+        except (self._ray.exceptions.ActorDiedError, self._ray.exceptions.ActorUnschedulableError) as error:
+            raise GatewayDied(f"{type(error).__name__}: {clean(error, 400)}") from None
+        except self._ray.exceptions.RayError as error:
+            raise TransportError(f"{type(error).__name__}: {clean(error, 200)}") from None
+
+
+@contextlib.contextmanager
+def connected(address: Address) -> Iterator[Nodes]:
+    """Joins a cluster, or makes one on this machine, which ends with the block.
+
+    Raises:
+        ConfigError: Ray is not installed, or the cluster does not take us in.
+    """
+    check_installed()
+    knock(address)
+    with contextlib.ExitStack() as stack:
+        os.environ.update({name: os.environ.get(name, value) for name, value in _QUIET.items()})
+        text = address.text
+        if address.local:
+            local = stack.enter_context(contextlib.closing(LocalCluster(address.local)))
+            text = local.address
+        yield stack.enter_context(_joined(text))
+
+
+@contextlib.contextmanager
+def _joined(text: str) -> Iterator[Nodes]:
+    import ray
+
+    handlers = {number: signal.getsignal(number) for number in ENDING}
+    try:
+        ray.init(address=text, log_to_driver=False, logging_level="warning")
+    except Exception as error:
+        raise ConfigError(
+            f"--cluster {clean(text, 80)}: Ray does not take this machine in ({clean(error, 300)}); it has to belong "
+            "to the cluster: ray start --address HOST:PORT on it, with the same version of Ray and, where that asks "
+            "for one, its token (RAY_AUTH_MODE=token)"
+        ) from None
+    for number, handler in handlers.items():  # Ray's own would end this process
+        signal.signal(number, handler)
+    try:
+        yield Nodes(ray, text)
+    finally:
+        ray.shutdown()
+
+
+class LocalCluster:
+    """Several nodes of Ray on this machine, for demonstrations, tests and benches.
+
+    They listen on the loopback address alone, their token is known to this process and its children only, and all that
+    Ray writes goes into a temporary folder that is removed.
+    """
+
+    def __init__(self, hosts: int) -> None:
+        """Starts a head, which is this machine's own node, and that many hosts. Takes seconds."""
+        self._folder = tempfile.mkdtemp(prefix="spreeze-ray-")
+        os.environ.update(_QUIET | {
+            "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_TMPDIR": self._folder,
+            # Ray would else take the address of a network for its own, and listen there.
+            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+            "RAY_worker_niceness": "0",  # samplers are nice by themselves; Ray would add 15
+        })
+        from ray.cluster_utils import Cluster
+
+        self._cluster = Cluster(initialize_head=True, head_node_args={
+            **self._arguments(), "include_dashboard": False, "include_log_monitor": False, "_system_config": _HEALTH})
+        self.address = str(self._cluster.address)
+        self.hosts: list[Any] = []
+        for _ in range(hosts):
+            self.add()
+
+    @staticmethod
+    def _arguments() -> dict[str, Any]:
+        return {"num_cpus": 1, "object_store_memory": _STORE_BYTES, "node_ip_address": _LOOPBACK}
+
+    def add(self) -> None:
+        """Starts one more host."""
+        self.hosts.append(self._cluster.add_node(**self._arguments()))
+
+    def pid(self, index: int) -> int:
+        """Process id of a host's raylet, whose death is the host's."""
+        return int(self.hosts[index].all_processes["raylet"][0].process.pid)
+
+    def remove(self, index: int) -> None:
+        """Forgets a host whose raylet was killed, and ends what is left of it."""
+        self._cluster.remove_node(self.hosts.pop(index), allow_graceful=False)
+
+    def close(self) -> None:
+        """Ends all of it."""
+        with contextlib.suppress(Exception):  # a node that was killed
+            self._cluster.shutdown()
+        shutil.rmtree(self._folder, ignore_errors=True)

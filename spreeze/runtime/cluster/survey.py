@@ -1,0 +1,116 @@
+"""What a cluster has: its hosts in short before a run, and all about each for ``spreeze doctor``.
+
+In a child process (``python -m spreeze.runtime.cluster.survey REQUEST``), which alone loads Ray: it may hang, and a
+process can join one cluster only.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import statistics
+import subprocess
+import sys
+import time
+from typing import Any
+
+from spreeze.errors import ConfigError, SpreezeError, TransportError
+from spreeze.formatting import clean
+from spreeze.machine.processes import MARK, end_orphans, end_with_parent, held_back, kill_and_wait, leave_to_supervisor
+from spreeze.runtime.cluster.ray_nodes import Address, Gateway, Nodes, check_installed, connected, knock
+from spreeze.runtime.launcher import child_environment
+from spreeze.transport.chunks import seal_json, unseal_json
+
+_JOIN_S, _CHECK_S = 60.0, 150.0
+"""Longest time to join a cluster, and to look at all of its hosts."""
+_START_S = 60.0
+_PINGS = 20
+_BANDWIDTH_BYTES = 1 << 24
+
+
+def survey(address: Address, task: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The hosts of a cluster (``address``, ``name``), Ray's version, whether a token is asked for.
+
+    With a ``task``, the arguments of ``envs.probe.probe_env`` or none of them, each host's gateway is asked as well
+    (``gateway.GatewayActor.check``), and its clock, round trip and bandwidth are measured.
+
+    Raises:
+        ConfigError: Ray is not installed, or the cluster does not take us in.
+    """
+    check_installed()
+    knock(address)
+    nonce = secrets.token_hex(8)
+    limit_s = _JOIN_S if task is None else _JOIN_S + _CHECK_S
+    with held_back():
+        process = subprocess.Popen(
+            [sys.executable, "-m", "spreeze.runtime.cluster.survey", json.dumps({"address": address, "task": task})],
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, process_group=0,
+            env={**child_environment(1, nonce), MARK: nonce},
+        )
+    try:
+        output, errors = process.communicate(timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        raise ConfigError(f"--cluster {address.text or 'local'}: Ray did not take this machine in within {limit_s:.0f} "
+                          "s; is it Ray's own HOST:PORT (6379 by default), and the same version?") from None
+    finally:
+        kill_and_wait(process)
+        end_orphans(nonce)
+    try:
+        found: dict[str, Any] = json.loads(output.splitlines()[-1])
+    except (ValueError, IndexError):
+        last = errors.decode(errors="replace").strip().splitlines()[-1:]
+        raise ConfigError(f"--cluster {address.text or 'local'}: {clean(' '.join(last), 300) or 'Ray ended'}") from None
+    if "error" in found:
+        raise ConfigError(str(found["error"]))
+    return found
+
+
+def _look(nodes: Nodes, task: dict[str, Any] | None) -> dict[str, Any]:
+    others, secret = nodes.others(), secrets.token_bytes(32)
+    hosts: list[dict[str, Any]] = [{"address": node.address, "name": node.name} for node in others]
+    if task is not None:
+        placed = [nodes.place(node, secret, seal_json(secret, b"job", {})) for node in others]
+        for host, gateway in zip(hosts, placed, strict=True):
+            try:
+                host.update(_examine(nodes, gateway, secret, task))
+            except TransportError as error:
+                host["failure"] = str(error)
+    return {"hosts": hosts, "ray": nodes.version, "authenticated": nodes.is_authenticated}
+
+
+def _examine(nodes: Nodes, gateway: Gateway, secret: bytes, task: dict[str, Any]) -> dict[str, Any]:
+    """All about one host; a TransportError if its gateway does not work."""
+    def asked(method: str, facts: dict[str, Any], within_s: float) -> bytes:
+        return nodes.answer(gateway.call(method, seal_json(secret, method.encode(), facts)), within_s)
+
+    asked("ping", {}, _START_S)
+    differences, trips = [], []
+    for _ in range(_PINGS):
+        began_s = time.time()
+        facts = unseal_json(secret, b"answer", asked("ping", {}, _START_S))
+        ended_s = time.time()
+        trips.append(ended_s - began_s - (facts["went_s"] - facts["came_s"]))
+        differences.append((facts["came_s"] - began_s + facts["went_s"] - ended_s) / 2.0)
+    began_s = time.monotonic()
+    size = len(asked("bandwidth", {"bytes": _BANDWIDTH_BYTES}, _START_S))
+    rate = size / (time.monotonic() - began_s)
+    checked = unseal_json(secret, b"answer", asked("check", task, _CHECK_S))
+    return {**checked, "round_trip_s": statistics.median(trips), "clock_difference_s": statistics.median(differences),
+            "bandwidth_bytes_per_s": rate}
+
+
+def main(argv: list[str]) -> None:
+    end_with_parent()
+    leave_to_supervisor()
+    request = json.loads(argv[0])
+    try:
+        with connected(Address(*request["address"])) as nodes:
+            found = _look(nodes, request["task"])
+    except SpreezeError as error:
+        found = {"error": str(error)}
+    sys.stdout.write("\n" + json.dumps(found) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,246 @@
+"""Chunks: rows of another host on their way to this one, sealed, numbered, and stored exactly once.
+
+Samplers of the other host write into a ring of their own, out of which a ``RowOutlet`` takes chunks of up to 4 MB. Rows
+are numbered since that ring was made; the ring's random ``epoch`` tells it from its predecessors. A ``Ledger`` on the
+learner's side admits each row at most once, by (host, epoch, number), and counts what a gap says is lost.
+
+*Back-pressure.* The samplers' own rate limiter holds them back: the outlet gives it as "sampled" the number of the
+last row that they may write. That is as far as the learner's side allows, and never so far that a row which was not
+taken yet could be overwritten.
+
+*Messages.* Everything that crosses is bytes with fixed fields, behind an HMAC with the run's secret over all of it,
+which is checked before anything is read. There is no pickle.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import secrets
+import struct
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from spreeze.errors import TransportError
+from spreeze.transport.rate_limiter import RateLimiter
+from spreeze.transport.replay_ring import ReplayRing, RingSpec
+from spreeze.types import RowLayout
+
+LEAST_CHUNK_BYTES, MOST_CHUNK_BYTES = 1 << 20, 1 << 22
+"""A chunk goes out when it has the first size, or after a while; it never has more than the second."""
+_PROOF_BYTES = 32
+_MOST_FACTS_BYTES = 1 << 16
+_HEAD = struct.Struct("<8sqqII")  # magic, epoch, number of the first row, rows, bytes of facts
+_MAGIC = b"SPCHUNK\x01"
+_ALIGNMENT = 16
+"""Rows begin at a multiple of it in a message, since facts end in as many blanks as that takes."""
+
+
+def seal(secret: bytes, kind: bytes, *parts: bytes | memoryview) -> bytes:
+    """The parts as one message that only who knows the secret can make; ``kind`` tells it from other messages."""
+    proof = hmac.new(secret, kind + b"\0", "sha256")
+    for part in parts:
+        proof.update(part)
+    return b"".join((proof.digest(), *parts))
+
+
+def unseal(secret: bytes, kind: bytes, message: bytes) -> memoryview:
+    """What was sealed; a TransportError if it is of another kind, another run, or damaged."""
+    view = memoryview(message)
+    proof = hmac.new(secret, kind + b"\0", "sha256")
+    proof.update(view[_PROOF_BYTES:])
+    if not hmac.compare_digest(proof.digest(), view[:_PROOF_BYTES]):
+        raise TransportError(f"a message of {len(message)} bytes does not bear this run's token")
+    return view[_PROOF_BYTES:]
+
+
+def seal_json(secret: bytes, kind: bytes, facts: dict[str, Any]) -> bytes:
+    return seal(secret, kind, json.dumps(facts).encode())
+
+
+def unseal_json(secret: bytes, kind: bytes, message: bytes) -> dict[str, Any]:
+    """Inverse of ``seal_json``; a TransportError as ``unseal``, or if it holds no JSON object."""
+    return _object(unseal(secret, kind, message))
+
+
+def _object(data: memoryview) -> dict[str, Any]:
+    try:
+        found = json.loads(bytes(data))
+        if isinstance(found, dict):
+            return found
+    except (ValueError, RecursionError):
+        pass
+    raise TransportError(f"a message of {len(data)} bytes is no JSON object")
+
+
+class Chunk(NamedTuple):
+    """Rows of one host, in the order in which they were taken, and what the host tells with them."""
+
+    epoch: int
+    first: int  # number of the first row
+    rows: np.ndarray  # [n, W] float32
+    segments: tuple[tuple[int, int], ...]  # (rows, policy version) of each part from one sampler
+    facts: dict[str, Any]
+
+
+def seal_chunk(secret: bytes, epoch: int, first: int, taken: Taken, facts: dict[str, Any]) -> bytes:
+    """A chunk as one message; a TransportError if the facts are too long."""
+    told = json.dumps({**facts, "segments": taken.segments}).encode()
+    told += b" " * (-len(told) % _ALIGNMENT)
+    if len(told) > _MOST_FACTS_BYTES:
+        raise TransportError(f"the facts of a chunk have {len(told)} bytes")
+    head = _HEAD.pack(_MAGIC, epoch, first, sum(rows for rows, _ in taken.segments), len(told))
+    return seal(secret, b"chunk", head, told, *taken.data)
+
+
+def unseal_chunk(secret: bytes, layout: RowLayout, message: bytes) -> Chunk:
+    """Inverse of ``seal_chunk``, without a copy of the rows; a TransportError if it does not fit the layout."""
+    body = unseal(secret, b"chunk", message)
+    if len(body) < _HEAD.size:
+        raise TransportError(f"a chunk of {len(body)} bytes")
+    magic, epoch, first, rows, told = _HEAD.unpack_from(body)
+    begins = _HEAD.size + told
+    if magic != _MAGIC or first < 0 or told > _MOST_FACTS_BYTES or len(body) != begins + rows * layout.row_bytes:
+        raise TransportError(f"a chunk of {rows} rows in {len(body)} bytes, where a row has {layout.row_bytes}: is the "
+                             "same version of Spreeze on all hosts?")
+    facts = _object(body[_HEAD.size : begins])
+    try:
+        segments = tuple((int(count), int(version)) for count, version in facts.pop("segments"))
+    except (KeyError, TypeError, ValueError):
+        raise TransportError("a chunk does not tell its segments") from None
+    if min((count for count, _ in segments), default=1) < 1 or sum(count for count, _ in segments) != rows:
+        raise TransportError(f"segments of {sum(count for count, _ in segments)} rows in a chunk of {rows}")
+    data = np.frombuffer(body[begins:], np.float32).reshape(rows, layout.width)
+    return Chunk(epoch, first, data, segments, facts)
+
+
+class Taken(NamedTuple):
+    """Rows taken out of a ring: their bytes in order, and (rows, policy version) of each sampler's part."""
+
+    data: list[memoryview]
+    segments: list[tuple[int, int]]
+
+
+def outlet_spec(layout: RowLayout, samplers: int, envs_per_sampler: int) -> RingSpec:
+    """The ring of a host: whichever of its samplers writes what may wait there has room for all of it."""
+    slack = 2 * samplers * envs_per_sampler
+    return RingSpec(layout, samplers, max(2 * slack, MOST_CHUNK_BYTES // layout.row_bytes + slack))
+
+
+def outlet_limiter(samplers: int, envs_per_sampler: int) -> RateLimiter:
+    """The limiter of a host's samplers: one row for each that is "sampled", which the outlet sets."""
+    return RateLimiter(minimum=1.0, maximum=1e12, learning_starts=0, batch_size=1,
+                       rows_per_write=samplers * envs_per_sampler)
+
+
+class RowOutlet:
+    """Takes the committed rows out of a host's ring, in the order of their samplers, each once."""
+
+    def __init__(self, ring: ReplayRing) -> None:
+        """The ring must be as ``outlet_spec`` says, and no sampler may have begun."""
+        self.epoch = secrets.randbits(62) or 1
+        self.taken = 0
+        """Rows taken so far: the number of the next one."""
+        self._ring, self._heads = ring, [0] * ring.spec.num_shards
+        self._room = MOST_CHUNK_BYTES // ring.spec.layout.row_bytes
+        self._allowed = 0
+        ring.begin_learning()
+
+    def allow(self, rows: int) -> None:
+        """Lets samplers write up to row number ``rows``, as far as there is room; what was allowed stays so."""
+        self._allowed = max(self._allowed, rows)
+        self._ring.sampled = min(self._allowed, self.taken + self._room)
+
+    @property
+    def waiting(self) -> int:
+        """Rows that could be taken now."""
+        return self._ring.total_committed() - self.taken
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether the samplers have written all that they may."""
+        return self._ring.total_committed() >= self._ring.sampled
+
+    def take(self) -> Taken:
+        """Takes what there is, at most one chunk. The bytes are the ring's memory: valid until the next ``allow``."""
+        ring, spec, left = self._ring, self._ring.spec, self._room
+        taken = Taken([], [])
+        with ring.shard_locks(0, spec.num_shards - 1):
+            for shard, (_, committed) in enumerate(ring.counters()):
+                count = min(left, committed - self._heads[shard])
+                if count > 0:
+                    taken.segments.append((count, self._version(shard)))
+                    taken.data.extend(self._rows(shard, count))
+                    self._heads[shard] += count
+                    self.taken, left = self.taken + count, left - count
+        return taken
+
+    def _version(self, shard: int) -> int:
+        """Policy version of the shard's next row, as its block was stamped."""
+        spec = self._ring.spec
+        return int(self._ring.stamps[shard, self._heads[shard] % spec.rows_per_shard // spec.block_rows, 1])
+
+    def _rows(self, shard: int, count: int) -> list[memoryview]:
+        spec, rows = self._ring.spec, self._ring.rows
+        start = self._heads[shard] % spec.rows_per_shard
+        first = min(count, spec.rows_per_shard - start)
+        base = shard * spec.stride_rows
+        pieces = [rows[base + start : base + start + first], rows[base : base + count - first]]
+        return [piece.reshape(-1).view(np.uint8).data for piece in pieces if len(piece)]
+
+
+class Ledger:
+    """Which rows of one host have arrived: each counts once, whatever is sent again, late or lost."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+        """Of the host's ring that rows come from now; 0 before the first chunk."""
+        self.next_row = 0
+        self.rows = 0
+        """Rows admitted, over all epochs."""
+        self.chunks, self.lost_chunks, self.lost_rows = 0, 0, 0
+        self.refused_rows = 0
+        """Rows that came again, or after their epoch was over."""
+        self._closed: set[int] = set()
+
+    def admit(self, chunk: Chunk) -> int:
+        """Notes a chunk; returns the number of its first rows that must not be stored: all of them if it is stale."""
+        count = len(chunk.rows)
+        if chunk.epoch in self._closed:
+            self.refused_rows += count
+            return count
+        if chunk.epoch != self.epoch:
+            self.close()
+            self.epoch = chunk.epoch
+        known = min(count, max(0, self.next_row - chunk.first))
+        self.lost_rows += max(0, chunk.first - self.next_row)
+        self.next_row = max(self.next_row, chunk.first + count)
+        self.refused_rows += known
+        self.rows += count - known
+        self.chunks += known < count
+        return known
+
+    def close(self) -> None:
+        """Ends the epoch: nothing of it counts any more."""
+        if self.epoch:
+            self._closed.add(self.epoch)
+        self.epoch = self.next_row = 0
+
+    def lose(self) -> None:
+        """Notes a chunk whose answer never came. How many rows it had, the next chunk's number tells, if one comes."""
+        self.lost_chunks += 1
+
+
+def shares(room: int | None, outstanding: Sequence[int], most: int) -> list[int]:
+    """Rows that each host may write beyond what it has already: an even share of what the limiter allows.
+
+    ``room`` is the limiter's, None without a limit; ``outstanding`` are the rows that each host may write already or
+    that are on their way; ``most`` is what one host may have outstanding.
+    """
+    if not outstanding:
+        return []
+    left = None if room is None else max(0, room - sum(outstanding))
+    return [max(0, most - own) if left is None else max(0, min(most - own, left // len(outstanding)))
+            for own in outstanding]
