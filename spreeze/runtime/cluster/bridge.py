@@ -171,7 +171,7 @@ class Bridge:
         self._context.send("event", level=level, text=text[:500])
 
     def turn(self) -> None:
-        """Looks at nodes and weights, asks every host, and takes what has arrived; waits a little for it."""
+        """Looks at nodes and weights, takes what has arrived, for which it waits a little, and asks every host again."""
         self._context.beat(Phase.WAIT)
         now = time.monotonic()
         if now - self._nodes_s >= _NODES_S:
@@ -179,10 +179,8 @@ class Bridge:
             self._look(now)
         self._read_weights()
         working = [host for host in self._hosts if host.gateway is not None]
-        self._allow(working)
         waiting: list[Any] = []
         for host in working:
-            self._ask(host, now)
             waiting += [reference for reference, _ in [*list(host.pulls)[:1], *host.calls.values()]]
         ready = set(self._nodes.ready(waiting, _WAIT_S))
         self._context.beat(Phase.STEP)
@@ -191,6 +189,10 @@ class Bridge:
                 self._take(host, host.pulls.popleft()[0])
             for method in [method for method, (reference, _) in host.calls.items() if reference in ready]:
                 self._heard(host, method, *host.calls.pop(method))
+        working = [host for host in self._hosts if host.gateway is not None]
+        self._allow(working)
+        for host in working:
+            self._ask(host, time.monotonic())
             self._report(host)
 
     # --- hosts come and go ---
