@@ -269,6 +269,7 @@ class LivePage {
     this.similarityMap(news.similarity);
     if (news.timeline) this.timelineRows(news.timeline);
     this.processRows(news.processes);
+    this.hostRows(news.hosts);
     this.eventList(news.events);
     this.logTail(...news.log);
     NS.shown_s = news.next; NS.updates += 1; NS.ms = performance.now() - begun;
@@ -406,11 +407,28 @@ class LivePage {
     this.cores = make(left, "div", "sz-rows"); this.gpus = make(left, "div", "sz-gpus");
     make(right, "div", "sz-title", "Processes");
     this.processes = make(right, "div", "sz-rows");
+    this.hostCard = make(both, "div", "sz-card");
+    make(this.hostCard, "div", "sz-title", "Other hosts");
+    this.hosts = make(this.hostCard, "table", "sz-hosts");
+    this.hostCard.hidden = true;
   }
 
   coreStrip(cores) { this.rows(this.cores, cores.map((use, i) => [`core ${i}`, use, `${Math.round(100 * use)} %`])); }
 
   processRows(processes) { this.rows(this.processes, processes.map(([name, use, memory]) => [name, use, `${Math.round(100 * use)} %`, memory])); }
+
+  // One line for each other host, with what it does and what was lost on the way.
+  hostRows(hosts) {
+    const key = JSON.stringify(hosts);
+    if (this.hosts.key === key) return;
+    this.hosts.key = key;
+    this.hostCard.hidden = !hosts.length;
+    this.hosts.replaceChildren();
+    for (const [tag, cells] of [["th", ["host", "env steps", "lag [updates]", "chunks", "lost", "clock"]], ...hosts.map((row) => ["td", row])]) {
+      const line = make(this.hosts, "tr", "");
+      for (const text of cells) make(line, tag, "", text);
+    }
+  }
 
   // Lines of a label, a bar and texts; built anew only when the labels change.
   rows(box, lines) {

@@ -165,7 +165,7 @@ def answer(path: Path, since: float, evals_seen: int, epoch: str, table: MetricT
         "cores": [round(use, 3) for use in shown.core_uses], "gpus": [_gpu(gpu) for gpu in shown.gpus],
         "log": newest_log(path, _LOG_LINES), "live": state in LIVE_STATES, **_note(shown, state, latest, last),
         "similarity": newest_similarity(path), "timeline": _new_timeline(path, since),
-        "marks": _sessions(run), "processes": _processes(fresh),
+        "marks": _sessions(run), "processes": _processes(fresh), "hosts": _hosts(fresh),
         "events": [[duration(event.t), event.level, event.source, event.text] for event in events],
     }
 
@@ -285,6 +285,20 @@ def _processes(values: Mapping[str, float]) -> list[list[Any]]:
     uses = {name.partition("/")[2]: use for name, use in values.items() if name.startswith("process_cpu_use/")}
     return [[clean(name, 40), round(use, 3), size(values.get(f"process_memory_bytes/{name}"))]
             for name, use in sorted(uses.items())]
+
+
+def _hosts(values: Mapping[str, float]) -> list[list[str]]:
+    """Name, env steps a second, policy lag, chunks, chunks lost, and clock difference of each other host."""
+    def of(name: str, host: int) -> str:
+        return number(values.get(f"{name}/{host}"))
+
+    def clock(host: int) -> str:
+        value = values.get(f"host_clock_difference_s/{host}")
+        return DASH if value is None else f"{1e3 * value:+.0f} ms"
+
+    return [[f"host {host}", f"{number(rate)}/s", of("host_lag", host), of("host_chunks", host),
+             of("host_chunks_lost", host), clock(host)]
+            for host, rate in parts_of(values, "host_env_steps_per_s").items()]
 
 
 def _gpu(gpu: GpuSnapshot) -> str:
