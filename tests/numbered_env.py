@@ -9,7 +9,6 @@ import time
 import gymnasium
 import numpy as np
 
-
 UNIT = 2.0**-20
 """Of numbers and steps, which makes them small; sums and differences of its multiples are exact in float32."""
 

@@ -90,7 +90,8 @@ def main():
         sys.stdout.flush()
 
     cluster = LocalCluster(int(sys.argv[1]))
-    tell(address=cluster.address, environment={key: value for key, value in os.environ.items() if key.startswith("RAY_")})
+    environment = {key: value for key, value in os.environ.items() if key.startswith("RAY_")}
+    tell(address=cluster.address, environment=environment)
     for line in sys.stdin:
         word, *index = line.split()
         if word == "pid":

@@ -3,9 +3,11 @@
 import contextlib
 import dataclasses
 import itertools
+import socket
+import threading
 
-import numpy as np
 import numbered_env
+import numpy as np
 import psutil
 import pytest
 from harness import poll
@@ -87,7 +89,7 @@ def test_a_gateway_gives_each_row_of_its_samplers_once_while_they_are_killed(job
         handles = there._samplers._workers.handles
         for name in handles:
             psutil.Process(handles[name].process.pid).kill()
-            poll(lambda name=name: (stream.pull(), any(name in event for event in stream.events))[1], what=f"{name} to be missed")
+            poll(lambda name=name: (stream.pull(), any(name in event for event in stream.events))[1])
             before = len(stream.rows)
             rows = stream.until(before + 300)
         numbered_env.check(rows, job.layout)
@@ -473,6 +475,21 @@ def test_addresses():
 def test_an_address_where_nothing_listens_is_refused_at_once():
     with pytest.raises(ConfigError, match=r"nothing answers there .*ray start --head"):
         knock(parse_address("127.0.0.1:9"))
+
+
+def test_a_server_that_is_no_ray_head_is_refused_at_once():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        def serve():
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(100)
+                connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        with pytest.raises(ConfigError, match="what listens there is no Ray head"):
+            knock(parse_address(f"127.0.0.1:{server.getsockname()[1]}"))
+        thread.join()
 
 
 def test_without_ray_a_line_says_what_to_install(monkeypatch):

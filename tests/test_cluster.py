@@ -91,7 +91,7 @@ def test_a_run_with_simulated_hosts_learns_and_its_resume_leaves_them_out(tmp_pa
         run.wait_for(lambda: run.numbers().get("host_weights_delay_s/0", 0) > 0, what="weights on the host")
         code, document = run.stop()
     assert (code, document["error"], document["restarts"]) == (0, None, 0)
-    assert "1 hosts simulated on this machine" in run.stderr
+    assert "1 host simulated on this machine" in run.stderr
     steps = json.loads((run.path / "run.json").read_text())["env_steps"]
     with Run(tmp_path, "--resume", "run", "--env-steps", str(int(steps) + 500)) as again:
         code, document = again.end()
@@ -116,19 +116,6 @@ def test_what_cannot_work_is_refused_with_one_line(tmp_path, arguments, line):
     assert line in done.stderr
     assert "Traceback" not in done.stderr
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_server_that_is_no_ray_head_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("spreeze.runtime.cluster.survey._JOIN_S", 3.0)
-    import socket
-
-    from spreeze.errors import ConfigError
-    from spreeze.runtime.cluster.ray_nodes import parse_address
-    from spreeze.runtime.cluster.survey import survey
-
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        with pytest.raises(ConfigError, match="Ray did not take this machine in within 3 s"):
-            survey(parse_address(f"127.0.0.1:{server.getsockname()[1]}"))
 
 
 def test_one_machine_never_loads_ray():

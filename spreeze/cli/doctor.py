@@ -36,6 +36,8 @@ from spreeze.formatting import clean, size
 from spreeze.machine.hardware import Machine, read_machine
 from spreeze.machine.output import emit
 from spreeze.run_directory import MIN_FREE_DISK_BYTES, is_alive, list_runs, versions
+from spreeze.runtime.cluster.ray_nodes import parse_address
+from spreeze.runtime.cluster.survey import survey
 from spreeze.types import RowLayout
 
 Status = Literal["ok", "warn", "fail"]
@@ -138,6 +140,66 @@ def _pictures(env_id: str, import_module: str | None, args: tuple[str, ...], tim
     except SpreezeError as error:
         return Check("env pictures", "warn", clean(error), "training works without; --no-visualizer says nothing of it")
     return Check("env pictures", "ok", f"draws {found['width']} x {found['height']} without a window")
+
+
+_SLOW_CLOCK_S, _SLOW_TRIP_S, _SLOW_BYTES_PER_S = 1.0, 0.2, 20e6
+"""What is worth a word: a difference of clocks, a round trip, a bandwidth below."""
+
+
+def check_cluster(
+    address: str, env_id: str | None, import_module: str | None, env_args: tuple[str, ...]
+) -> tuple[list[Check], dict[str, Any] | None]:
+    """Checks of each other host of a Ray cluster and their figures; a single failed check if it cannot be joined."""
+    task = {"env_id": env_id or default_env_id().value, "import_module": import_module, "args": env_args}
+    try:
+        found = survey(parse_address(address), task)
+    except SpreezeError as error:
+        return [Check("cluster", "fail", clean(error, 600), "without --cluster a run needs this machine alone")], None
+    hosts, authenticated = found["hosts"], found["authenticated"]
+    text = f"Ray {found['ray']}, {len(hosts)} other host{'' if len(hosts) == 1 else 's'}"
+    checks = [Check("cluster", "ok" if hosts else "warn", text,
+                    None if hosts else "on another machine run ray start --address HOST:PORT")]
+    if not authenticated:
+        checks.append(Check("cluster token", "warn", "Ray asks for none: who reaches its ports can run code there",
+                            "ray get-auth-token --generate, copy ~/.ray/auth_token to all hosts, and set "
+                            "RAY_AUTH_MODE=token there before ray start"))
+    for index, host in enumerate(hosts):
+        checks += _host_checks(f"host {index}", host, versions())
+    return checks, found
+
+
+def _host_checks(name: str, host: dict[str, Any], own: dict[str, Any]) -> list[Check]:
+    """What one host has and lacks."""
+    where = clean(host["name"] or host["address"], 60)
+    if "failure" in host:
+        return [Check(name, "fail", f"{where}: {clean(host['failure'], 300)}",
+                      "install the same Spreeze there, in the Python that runs ray start")]
+    theirs = host["versions"]
+    packages = ", ".join(f"{package} {theirs.get(package)}" for package in ("spreeze", "torch", "gymnasium"))
+    text = (f"{where}: {host['cores']:g} usable cores, {size(host['memory_free_bytes'])} free; python {host['python']}, "
+            f"{packages}; round trip {1e3 * host['round_trip_s']:.1f} ms, {size(host['bandwidth_bytes_per_s'])}/s, clock "
+            f"{1e3 * host['clock_difference_s']:+.1f} ms")
+    checks = [Check(name, "ok", text)]
+    differ = [f"{package} {theirs.get(package)}, here {own.get(package)}"
+              for package in ("spreeze", "gymnasium", "numpy") if theirs.get(package) != own.get(package)]
+    if differ:
+        checks.append(Check(f"{name} versions", "fail" if differ[0].startswith("spreeze") else "warn",
+                            "; ".join(differ), "install the same versions there"))
+    if host.get("env_error"):
+        checks.append(Check(f"{name} environment", "fail", host["env_error"],
+                            "install what the environment needs on that host too"))
+    elif host.get("env"):
+        step_us = host["env"]["step_us"]
+        checks.append(Check(f"{name} environment", "ok", "made and stepped" if step_us is None else
+                            f"{step_us:.0f} us a step"))
+    slow = [words for words, bad in (
+        (f"clocks differ by {host['clock_difference_s']:+.1f} s", abs(host["clock_difference_s"]) > _SLOW_CLOCK_S),
+        (f"a round trip takes {1e3 * host['round_trip_s']:.0f} ms", host["round_trip_s"] > _SLOW_TRIP_S),
+        (f"{size(host['bandwidth_bytes_per_s'])}/s", host["bandwidth_bytes_per_s"] < _SLOW_BYTES_PER_S)) if bad]
+    if slow:
+        checks.append(Check(f"{name} network", "warn", "; ".join(slow), "set the clocks by NTP; policies lag by a "
+                            "round trip, and rows come no faster than the network"))
+    return checks
 
 
 PROCESS_BYTES = 450 * 2**20
@@ -309,7 +371,8 @@ def check_other_runs(runs_dir: Path) -> Check:
 
 
 def examine(
-    env_id: str | None, import_module: str | None, runs_dir: Path, env_args: tuple[str, ...] = ()
+    env_id: str | None, import_module: str | None, runs_dir: Path, env_args: tuple[str, ...] = (),
+    cluster: str | None = None,
 ) -> dict[str, Any]:
     """Runs all checks, the slow ones in parallel; returns the JSON document."""
     replay = ReplayConfig()
@@ -328,11 +391,15 @@ def examine(
         if asked is not None:
             found, environment = asked.result()
             checks += found
+    hosts = None
+    if cluster is not None:  # not beside the timings above
+        found, hosts = check_cluster(cluster, env_id, import_module, env_args)
+        checks += found
     return {
         "ok": all(check.status != "fail" for check in checks),
         "checks": [dataclasses.asdict(check) for check in checks],
         "machine": {**machine.to_json(), "identity": machine.identity(), "one_line": machine.one_line()},
-        "env": environment,
+        "env": environment, "cluster": hosts,
         "versions": versions(),
     }
 
@@ -384,13 +451,15 @@ def main(argv: list[str] | None = None) -> int:
                         help="module to import for it (default: none)")
     parser.add_argument("--env-arg", action="append", default=[], metavar="KEY=VALUE",
                         help="for its constructor, as often as needed (default: none)")
+    parser.add_argument("--cluster", metavar="ADDRESS", default=None,
+                        help="also look at the other hosts of a Ray cluster: HOST:PORT, auto, local:N (default: none)")
     parser.add_argument("--runs-dir", type=Path, default=Path(RunConfig().runs_dir), metavar="DIR",
                         help="directory of the runs (default: %(default)s)")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="one JSON document on standard output (default: a table)")
     args = parser.parse_args(argv)
 
     def body() -> int:
-        document = examine(args.env, args.import_module, args.runs_dir, tuple(args.env_arg))
+        document = examine(args.env, args.import_module, args.runs_dir, tuple(args.env_arg), args.cluster)
         if args.json:
             emit(document)
         else:

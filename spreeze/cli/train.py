@@ -54,8 +54,7 @@ from spreeze.run_directory import (
     versions,
     write_json,
 )
-from spreeze.runtime.cluster.ray_nodes import check_installed, parse_address
-from spreeze.runtime.cluster.survey import survey
+from spreeze.runtime.cluster.ray_nodes import check_installed, knock, parse_address
 from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.launcher import Launcher, Prewarm
 from spreeze.runtime.loggers import check_sinks
@@ -66,8 +65,8 @@ from spreeze.transport.shared_memory import check_room
 from spreeze.tuner.problem import TrialResult
 from spreeze.tuner.run import Listener, check_tunable, tuned_layer
 
-_LATE_HOSTS, _MOST_HOST_SHARDS = 8, 64
-"""Hosts that may join a run after its start, and shards of replay for the rows of all other hosts."""
+_MOST_HOSTS, _LIKELY_HOSTS, _MOST_HOST_SHARDS = 32, 3, 64
+"""Other hosts that may take part at a time, those that replay is laid out for, and shards of it for their rows."""
 
 def main(argv: list[str] | None = None) -> int:
     """Returns the exit code: 0 trained, 1 failed, 2 rejected."""
@@ -96,13 +95,12 @@ def _train(args: argparse.Namespace) -> int:
         if why is not None:
             say(why, as_json=args.json)
         say(machine.one_line(), as_json=args.json)
-        hosts = 0
         if settings.config.cluster.address is not None:
-            hosts = _other_hosts(settings.config.cluster.address, lambda text: say(text, as_json=args.json))
+            say(_look_at(settings.config.cluster.address), as_json=args.json)
         engine = bullet_engine(part.id, plain=part.plain, args=part.args)
         if engine is not None:
             say(f"{part.id}: {engine.reason}", as_json=args.json)
-        plan = _plan(settings, probe, machine, resumed, hosts=hosts)
+        plan = _plan(settings, probe, machine, resumed)
         _check_machine(plan, machine)
         if args.auto:
             check_tunable(plan.config)
@@ -120,7 +118,7 @@ def _train(args: argparse.Namespace) -> int:
                 # run.json already counts this session, so the earlier sessions are those of the first plan.
                 plan = dataclasses.replace(
                     _plan(resolve([*base[:-1], tuned, base[-1]]), probe, machine, resumed, record["reasons"],
-                          hosts=hosts, tune_hosts=True),
+                          tune_hosts=True),
                     earlier=plan.earlier,
                 )
                 _check_machine(plan, machine)
@@ -258,18 +256,15 @@ def settings_of(run: Path, import_module: str | None = None) -> Settings:
         raise RunError(f"{run.name} cannot be resumed: config.toml: {error}") from None
 
 
-def _other_hosts(address: str, tell: Callable[[str], None]) -> int:
-    """Other hosts at a Ray address now; a ConfigError if it cannot be joined."""
+def _look_at(address: str) -> str:
+    """What is said of ``--cluster``, or a ConfigError. A run joins later, since that takes seconds."""
     cluster = parse_address(address)
+    check_installed()
+    knock(cluster)
     if cluster.local:
-        check_installed()
-        tell(f"--cluster {address}: {cluster.local} hosts simulated on this machine, which share its cores")
-        return cluster.local
-    found = survey(cluster)
-    names = ", ".join(host["name"] or host["address"] for host in found["hosts"])
-    tell(f"--cluster {address}: Ray {found['ray']}, {len(found['hosts'])} other hosts{f': {names}' if names else ''}"
-         "; more may join while the run goes on")
-    return len(found["hosts"])
+        hosts = "1 host" if cluster.local == 1 else f"{cluster.local} hosts"
+        return f"--cluster {address}: {hosts} simulated on this machine, sharing its cores"
+    return f"--cluster {address}: other hosts join while the run goes on"
 
 
 def tune_arguments(settings: Settings) -> tuple[str, ...]:
@@ -281,9 +276,9 @@ def tune_arguments(settings: Settings) -> tuple[str, ...]:
 
 def _plan(
     settings: Settings, probe: Probe, machine: Machine, resumed: Path | None, tuned: dict[str, str] | None = None, *,
-    hosts: int = 0, tune_hosts: bool = False,
+    tune_hosts: bool = False,
 ) -> RunPlan:
-    """Decides what is left open; ``tuned`` has the tuner's reasons, ``hosts`` is the number of other hosts now."""
+    """Decides what is left open; ``tuned`` has the tuner's reasons."""
     config = settings.config
     usable = machine.cores.usable
     samplers, reasons = config.sampling.samplers, dict(tuned or {})
@@ -315,12 +310,12 @@ def _plan(
         reasons |= dict.fromkeys([f"replay.{name}" for name in BAND], f"{ratio:g} rows drawn for each inserted one, "
                                  f"as in mode serial: the controller of mode {config.run.mode} keeps this balance")
     run = read_run(resumed) if resumed else {}
-    in_cluster = config.cluster.address is not None
+    cluster = None if config.cluster.address is None else parse_address(config.cluster.address)
     return RunPlan(
-        hosts=hosts + (0 if not in_cluster or parse_address(config.cluster.address or "").local else _LATE_HOSTS),
-        # As many as there would be if each host had as many samplers as this one.
-        host_shards=min(max(hosts, 1) * samplers, _MOST_HOST_SHARDS) if in_cluster else 0,
-        host_tune=tune_arguments(settings) if tune_hosts and in_cluster else (),
+        hosts=0 if cluster is None else cluster.local or _MOST_HOSTS,
+        # As if each host had as many samplers as this one; how many hosts will come is not known.
+        host_shards=0 if cluster is None else min((cluster.local or _LIKELY_HOSTS) * samplers, _MOST_HOST_SHARDS),
+        host_tune=tune_arguments(settings) if tune_hosts and cluster is not None else (),
         settings=settings, spec=probe.spec, samplers=samplers, inference_workers=inference_workers, reasons=reasons,
         free_core=usable - samplers - config.learner.threads * config.run.learners >= 1.0,
         earlier=EarlierSessions(

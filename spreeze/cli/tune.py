@@ -27,6 +27,9 @@ def tune_parser() -> argparse.ArgumentParser:
     parser.description = "Measure this machine for a task and choose how to use it: batch size, learner, samplers."
     parser.epilog = "Takes the flags of spreeze.train; what you set yourself stays, the rest is tuned around it."
     parser.add_argument("--out", metavar="FILE", default=None, help="also write the record here (default: cache only)")
+    parser.add_argument("--no-learner", action="store_true",
+                        help="choose samplers and environments alone, for a host whose learner is elsewhere, as "
+                             "--cluster does on each (default: off)")
     parser.add_argument("--export", metavar="NAME|PATH", default=None,
                         help="write the choice as profiles/NAME.toml, or as a .toml file, to be shared and loaded with "
                              "--profile (default: not written)")
@@ -62,7 +65,7 @@ def _tune(args: argparse.Namespace) -> int:
             say(why, as_json=args.json)
         tuned, record = tuned_layer(
             settings, probe, machine, interrupts, Listener(say=lambda text: say(text, as_json=args.json)),
-            fresh=args.fresh, spent_s=process_age_s(),
+            fresh=args.fresh, spent_s=process_age_s(), samplers_only=args.no_learner,
         )
     show_tuning(record, sys.stderr if args.json else sys.stdout, reasons=True)
     if export is not None:

@@ -22,6 +22,7 @@ from spreeze.tuner.problem import (
     FACTS,
     INFERENCE_WORKERS,
     INTERVAL,
+    JOINT,
     LEARNER,
     LEARNERS,
     MINIBATCHES,
@@ -203,6 +204,7 @@ _STEPPING, _MOST_SHARING = 0.8, 12
 """Share of a core that samplers on it may take together by stepping alone, and their number at most."""
 _MOST_SAMPLERS = 512
 MOST_LEARNERS = 16
+_MOST_HOST_SAMPLERS = 64
 
 
 def room_of(problem: TuningProblem) -> Room:
@@ -405,6 +407,28 @@ KNOBS = (
     Knob(name=MINIBATCHES, trial=FACTS, words="minibatches {}", fixed=True, remark=_minibatches_remark),
 )
 """Every knob of the modes that come with Spreeze; equal scores are decided by them, the first one first."""
+
+
+def _host_samplers(problem: TuningProblem, here: Setting) -> Iterable[int]:
+    cores = max(1, math.floor(problem.cores + 1e-9))
+    more = [cores * many for many in (2, 4, 8) if many <= _sharing(problem)]
+    return [count for count in (cores, cores - 1, cores + 1, cores // 2, *more) if 1 <= count <= _MOST_HOST_SAMPLERS]
+
+
+def fit_host(problem: TuningProblem, setting: Setting) -> Setting | None:
+    """The setting of a host without a learner; None where memory has no room for it."""
+    fits = _group_bytes(problem, setting[SAMPLERS], setting[ENVS]) <= HEADROOM * problem.memory_bytes
+    return setting if fits else None
+
+
+def host_knobs() -> tuple[Knob, ...]:
+    """What is chosen on a host that only collects: the rows of the table, with another trial."""
+    rows = {knob.name: knob for knob in KNOBS}
+    return (
+        dataclasses.replace(rows[SAMPLERS], candidates=_host_samplers, fit=fit_host, figures=_ROLLOUT_FIGURES),
+        dataclasses.replace(rows[ENVS], trial=JOINT, fit=fit_host, figures=_ROLLOUT_FIGURES,
+                            candidates=lambda problem, here: [here[ENVS] * 2, here[ENVS] * 4, here[ENVS] // 2 or 1]),
+    )
 
 
 def knobs_of(config: Config) -> tuple[Knob, ...]:

@@ -21,7 +21,7 @@ from spreeze.runtime.launcher import child_environment
 from spreeze.runtime.plan import RunPlan
 from spreeze.transport.shared_memory import readable
 from spreeze.tuner.problem import BATCH, DEVICE, LEARNER, Setting, TrialResult
-from spreeze.tuner.trials import BufferTrial, GossipTrial, RolloutTrial, Trial
+from spreeze.tuner.trials import BufferTrial, GossipTrial, RolloutTrial, SamplerTrial, Trial
 from spreeze.workers.jobs import UpdateProbeJob, UpdateTurn
 
 _EDGE_S = 0.1
@@ -54,18 +54,18 @@ class Measurer:
 
     def __init__(
         self, plan: RunPlan, *, usable_cores: float, memory_cap_bytes: int, group_bytes: int, ends_s: float,
-        interrupts: Interrupts,
+        interrupts: Interrupts, samplers_only: bool = False,
     ) -> None:
-        """Starts nothing yet; all must be done at ``ends_s``.
+        """Starts nothing yet; all must be done at ``ends_s``; ``samplers_only`` measures without a learner.
 
         One candidate may take ``memory_cap_bytes`` of private memory; it takes about ``group_bytes``.
         """
         on_policy = plan.config.on_policy is not None
         self._plan, self._ends_s = plan, ends_s
-        self._helper = None if on_policy else UpdateHelper(plan, memory_cap_bytes, interrupts)
+        self._helper = None if on_policy or samplers_only else UpdateHelper(plan, memory_cap_bytes, interrupts)
         wiring = plan.config.wiring
         rollouts: type[Trial] = (BufferTrial if wiring.free_running else GossipTrial if wiring.mixes else RolloutTrial)
-        self._kind = rollouts if on_policy else Trial
+        self._kind = SamplerTrial if samplers_only else rollouts if on_policy else Trial
         self._open = functools.partial(self._kind, plan, usable_cores=usable_cores, memory_cap_bytes=memory_cap_bytes,
                                        interrupts=interrupts)
         most = max(1, min(3, int(usable_cores))) if on_policy else 4  # a start is mostly imports

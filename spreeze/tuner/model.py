@@ -39,6 +39,7 @@ FORMULAS = {
 }  # fmt: skip
 """Objective -> its formula in one line; U updates/s, E env steps/s, B batch size, learner and samplers together."""
 ROLLOUT_FORMULA = "env steps/s with everything running; rows and minibatches of a rollout as configured"
+HOST_FORMULA = "env steps/s of a host that has samplers alone; its learner is elsewhere"
 UPDATES_PER_STEP_BOUND = 8.0
 """Samples per insert are never allowed above this many updates per env step (times the batch)."""
 

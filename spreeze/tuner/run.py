@@ -25,7 +25,7 @@ from spreeze.machine.utilisation import ExternalLoad
 from spreeze.run_directory import versions, write_json
 from spreeze.runtime.interrupts import Interrupts
 from spreeze.runtime.plan import RunPlan
-from spreeze.tuner.knobs import MOST_LEARNERS, knobs_of
+from spreeze.tuner.knobs import MOST_LEARNERS, host_knobs, knobs_of
 from spreeze.tuner.measure import Measurer
 from spreeze.tuner.problem import (
     DEVICE,
@@ -34,6 +34,7 @@ from spreeze.tuner.problem import (
     PRECISION,
     ROLLOUT,
     ROLLOUT_SAMPLERS,
+    SAMPLERS,
     SCHEMA,
     Device,
     Setting,
@@ -71,9 +72,11 @@ class Listener:
 
 def tuned_layer(
     settings: Settings, probe: Probe, machine: Machine, interrupts: Interrupts, listener: Listener, *, fresh: bool,
-    spent_s: float = 0.0,
+    spent_s: float = 0.0, samplers_only: bool = False,
 ) -> tuple[Layer, dict[str, Any]]:
     """The tuner's choice as a settings layer, and its record for ``tune.json``.
+
+    ``samplers_only`` chooses for a host whose learner is elsewhere: samplers and environments.
 
     Values of ``settings`` whose source is the user are pins. The environment's step is timed if ``probe`` has no time
     for it. ``fresh`` measures even if the answer is known. ``spent_s``, the age of this process, is part of the budget.
@@ -83,15 +86,25 @@ def tuned_layer(
         KeyboardInterrupt: the user asked to stop.
     """
     check_tunable(settings.config)
-    key = hashlib.sha256(json.dumps(_facts(settings, probe, machine), sort_keys=True).encode()).hexdigest()[:16]
+    facts = _facts(settings, probe, machine, samplers_only=samplers_only)
+    key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
     path = cache_dir() / f"tune-{key}.json"
-    record = None if fresh else _load(path, key, listener.say)
+
+    def known() -> dict[str, Any] | None:
+        record = None if fresh else _load(path, key, listener.say)
+        if record is not None:
+            listener.say(f"tuned before on this machine ({record['measured_at']}), reused; --fresh measures again")
+        return record
+
+    record = known()
     if record is not None:
-        listener.say(f"tuned before on this machine ({record['measured_at']}), reused; --fresh measures again")
         return layer_of(record), {**record, "reused": True}
     listener.before()
     with only_tuner(listener.say, interrupts):
-        record = {**_measured(settings, probe, machine, interrupts, listener, spent_s), "key": key}
+        if path.exists() and (record := known()) is not None:  # by the tuner that this one had to wait for
+            return layer_of(record), {**record, "reused": True}
+        record = {**_measured(settings, probe, machine, interrupts, listener, spent_s, samplers_only=samplers_only),
+                  "key": key}
     with contextlib.suppress(OSError):  # the next tuning measures again
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, record)
@@ -99,7 +112,8 @@ def tuned_layer(
 
 
 def _measured(
-    settings: Settings, probe: Probe, machine: Machine, interrupts: Interrupts, listener: Listener, spent_s: float
+    settings: Settings, probe: Probe, machine: Machine, interrupts: Interrupts, listener: Listener, spent_s: float, *,
+    samplers_only: bool,
 ) -> dict[str, Any]:
     start, spec, config = time.monotonic(), probe.spec, settings.config
     listener.say(f"tuning for {spec.env_id} on this machine (under a minute):")
@@ -109,12 +123,13 @@ def _measured(
         RunPlan(settings=settings, spec=spec, samplers=config.run.learners, free_core=False), usable_cores=cores,
         memory_cap_bytes=int(_CAP_SHARE * free_bytes), ends_s=start + BUDGET_S - spent_s - _CLOSING_S,
         group_bytes=_LEARNER_BYTES + int(cores * (_SAMPLER_BYTES + _ENV_BYTES)), interrupts=interrupts,
+        samplers_only=samplers_only,
     ) as measurer:
         if probe.step_us_median is None and config.on_policy is None:
             probe = probe_env(spec.env_id, spec.import_module, steps=_PROBE_STEPS, plain=spec.plain, args=spec.args,
                               image=dataclasses.asdict(config.image), interrupted=lambda: interrupts.asked)
         measurer.step_us = probe.step_us_median
-        problem = problem_of(settings, probe, machine, free_bytes)
+        problem = problem_of(settings, probe, machine, free_bytes, samplers_only=samplers_only)
 
         def heard(result: TrialResult) -> None:
             listener.say(result_line(problem, result))
@@ -136,15 +151,19 @@ def _measured(
     }
 
 
-def problem_of(settings: Settings, probe: Probe, machine: Machine, free_bytes: int) -> TuningProblem:
-    """What is to be chosen, from the settings and the facts.
+def problem_of(
+    settings: Settings, probe: Probe, machine: Machine, free_bytes: int, *, samplers_only: bool = False
+) -> TuningProblem:
+    """What is to be chosen, from the settings and the facts; ``samplers_only`` for a host without a learner.
 
     Raises:
         ConfigError: a knob of the mode or of ``--import`` is not declared as it has to be.
     """
     config = settings.config
-    knobs = knobs_of(config)
+    knobs = host_knobs() if samplers_only else knobs_of(config)
     values = {knob.name: _configured(config, knob.name, machine) for knob in knobs}
+    if samplers_only and values[SAMPLERS] is None:
+        values[SAMPLERS] = max(1, int(machine.cores.usable))
     order = [name for name in (*config.wiring.knobs, *values) if name in values]
     # A resumed run keeps what its stored data depend on.
     pins = {knob.name for knob in knobs if settings.sources.get(knob.name) == "user"
@@ -158,7 +177,7 @@ def problem_of(settings: Settings, probe: Probe, machine: Machine, free_bytes: i
         probe.spec, config.algorithm.n_step, checksum=config.replay.checksum).row_bytes
     return TuningProblem(
         knobs=knobs, configured=Setting({name: values[name] for name in order}), pins=frozenset(pins),
-        targets=config.tuning, stage=ROLLOUT if on_policy else JOINT,
+        targets=config.tuning, stage=ROLLOUT if on_policy or samplers_only else JOINT,
         usable_cores=machine.cores.usable, physical_cores=machine.cores.physical, memory_bytes=free_bytes,
         # On Linux replay lies in nameless memory, which only main memory bounds.
         shared_memory_bytes=None if sys.platform == "linux" else machine.shared_memory_free_bytes,
@@ -210,12 +229,13 @@ def _devices(machine: Machine, learner: LearnerConfig, pins: set[str], can_split
     return tuple(found)
 
 
-def _facts(settings: Settings, probe: Probe, machine: Machine) -> dict[str, Any]:
+def _facts(settings: Settings, probe: Probe, machine: Machine, *, samplers_only: bool = False) -> dict[str, Any]:
     """Everything that a result depends on."""
-    config, problem = settings.config, problem_of(settings, probe, machine, 0)
+    config, problem = settings.config, problem_of(settings, probe, machine, 0, samplers_only=samplers_only)
     # Step sizes, discounts and other floats do not change how long anything takes.
     part = dataclasses.asdict(config.on_policy or config.algorithm)
     return {
+        **({"samplers_only": True} if samplers_only else {}),
         "schema": SCHEMA, "machine": machine.identity(), "versions": versions(), "mode": config.run.mode,
         "env": {name: value for name, value in dataclasses.asdict(probe.spec).items() if name not in _NOT_SPEED},
         "normalize_obs": config.env.normalize_obs, "tuning": dataclasses.asdict(config.tuning),

@@ -70,7 +70,7 @@ def tune(problem: TuningProblem, measure: Measurer, say: Callable[[TrialResult],
     """
     if problem.objective == ROLLOUT:
         search = Search(problem, measure, say)
-        search.start_rollouts()
+        search.start_varying()
     else:
         table.check_pins(problem)
         search = Search(dataclasses.replace(problem, room=table.find_room(problem)), measure, say)
@@ -375,14 +375,15 @@ class Search:
 
     # --- everything running, one knob after the other ---
 
-    def start_rollouts(self) -> None:
+    def start_varying(self) -> None:
         """Begins with the configured setting.
 
         Raises:
             ConfigError: it has no room, or its numbers do not go together.
         """
         problem = self.problem
-        here = table.fit_rollout(problem, problem.configured)
+        fit = table.fit_host if SAMPLERS in problem.configured else table.fit_rollout
+        here = fit(problem, problem.configured)
         if here is None:
             raise ConfigError(f"{setting_text(problem, problem.configured)}: they do not go together, or memory has no "
                               "room; set fewer of them")
@@ -445,7 +446,7 @@ class Search:
             self.cost = cost if cost.b > 0.0 else None
             if cost.b * max(one.setting[BATCH] for one in self.rates[kind_of(chosen)]) > _COST_ERROR * cost.a:
                 self.paper_batch = paper_batch(*cost, problem.targets.gpu_target)
-        elif table.rollout_rows(chosen) != table.rollout_rows(problem.configured):
+        elif SAMPLERS not in chosen and table.rollout_rows(chosen) != table.rollout_rows(problem.configured):
             self.notes.append(f"a rollout has {table.rollout_rows(chosen)} rows in place of "
                               f"{table.rollout_rows(problem.configured)}: learning differs a little")
         if not self.measured:
@@ -459,7 +460,8 @@ class Search:
                  for name, stage in (("update_rates", LEARNER), ("joint_rates", JOINT), ("rollout_rates", ROLLOUT))}
         return {
             "schema": SCHEMA, "objective": problem.objective,
-            "formula": model.FORMULAS.get(problem.objective, model.ROLLOUT_FORMULA),
+            "formula": model.HOST_FORMULA if SAMPLERS in problem.configured and problem.objective == ROLLOUT
+            else model.FORMULAS.get(problem.objective, model.ROLLOUT_FORMULA),
             "choice": {name: choice.value for name, choice in choices.items()},
             "reasons": {name: choice.reason for name, choice in choices.items()},
             "pinned": sorted(name for name, choice in choices.items() if choice.pinned),

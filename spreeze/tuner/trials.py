@@ -278,6 +278,35 @@ def _with(plan: RunPlan, setting: Setting, values: Values) -> Settings:
                                                     for part in (*own, *values)}))
 
 
+class SamplerTrial(Trial):
+    """Samplers alone, which nothing holds back: those of a host whose learner is elsewhere (``--cluster``)."""
+
+    stage = ROLLOUT
+    edge_s = 0.0
+
+    def _open(self, run_dir: Path) -> tuple[StatusTable, int, list[WorkerSpec]]:
+        plan, turn_s = self._plan, self._setting[ENVS] * (self._step_us or 0.0) / 1e6
+        self.least_window_s = min(_TURNS_IN_WINDOW * turn_s, _LONGEST_WINDOW_S)
+        least = 2 * self._setting[SAMPLERS] * self._setting[ENVS] * (1 + plan.layout.depth)
+        settings = _with(plan, self._setting, {
+            "replay": {"capacity": max(min(_ROWS, _ROWS_BYTES // plan.layout.row_bytes), least), "learning_starts": 1,
+                       "samples_per_insert_min": 0.0, "save": False},
+            "learner": {"batch_size": 1}, "visualizer": {"enabled": False},
+        })
+        plan = dataclasses.replace(plan, samplers=self._setting[SAMPLERS], settings=settings)
+        status, (self._ring,) = self.enter_context(spreeze.open_memory(plan, run_dir, plan.samplers + 1))
+        specs = spreeze.worker_specs(plan, run_dir, [self._ring], time.monotonic()).values()
+        return status, self._ring.spec.size_bytes, [one for one in specs if one.role.steps]
+
+    def _late(self) -> str | None:
+        rows = range(self._setting[SAMPLERS])
+        late = [row for row in rows if self._status.named_slots(row, "sampler")["env_steps"] <= 0]
+        return ", ".join(f"sampler-{row} took no env step" for row in late) or None
+
+    def _mark(self) -> float:
+        return self._counters()[0]
+
+
 _ROLLOUTS = 2
 """Rollouts after which all workers have been busy, and that a window should hold, where that takes at most so long:"""
 _LONGEST_ROLLOUTS_S = 4.0

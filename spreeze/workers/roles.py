@@ -133,7 +133,7 @@ _ALL = (
     ),
     # Without it the run goes on with its own samplers. Its crash is Ray's, and a new one joins the cluster again.
     Role(
-        name="bridge", oom_score=300, lost=Loss.NEVER,
+        name="bridge", nice=5, oom_score=300, lost=Loss.NEVER,
         limit=RestartLimit(failures=5, window_s=300.0, quarantine_s=60.0, first_delay_s=1.0, backoff_s=2.0),
         bodies={"bridge": Body("spreeze.runtime.cluster.bridge", "run_bridge", "BridgeJob")},
     ),

@@ -171,7 +171,7 @@ class Bridge:
         self._context.send("event", level=level, text=text[:500])
 
     def turn(self) -> None:
-        """Looks at nodes and weights, takes what has arrived, for which it waits a little, and asks every host again."""
+        """Looks at nodes and weights, waits a little for answers, takes what has arrived, and asks every host again."""
         self._context.beat(Phase.WAIT)
         now = time.monotonic()
         if now - self._nodes_s >= _NODES_S:

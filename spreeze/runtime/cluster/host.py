@@ -154,8 +154,8 @@ class HostSamplers(threading.Thread):
         """The choice of this host's tuner, which keeps its results in this host's cache."""
         with held_back():
             process = subprocess.Popen(
-                [sys.executable, "-m", "spreeze", "tune", "--json", *self._job.tune], stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, process_group=0,
+                [sys.executable, "-m", "spreeze", "tune", "--json", "--no-learner", *self._job.tune],
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, process_group=0,
                 env={**child_environment(1, nonce), MARK: nonce},
             )
         try:

@@ -24,6 +24,8 @@ _MOST_LOCAL = 64
 _KNOCK_S = 3.0
 _LOOPBACK = "127.0.0.1"
 """Ray's servers listen on this address alone where a node has it as its own."""
+_HTTP2, _HTTP2_SETTINGS = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0", 4
+"""How a client of gRPC begins, and the kind of frame with which a server answers (RFC 9113, section 3.4)."""
 _STORE_BYTES = 100 * 2**20
 _HEALTH = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_timeout_ms": 1000,
            "health_check_failure_threshold": 6}
@@ -65,15 +67,19 @@ def check_installed() -> None:
 
 
 def knock(address: Address) -> None:
-    """A ConfigError at once if nothing listens at the address, for which Ray itself would take a minute."""
+    """A ConfigError at once if no Ray head listens at the address, for which Ray itself would take a minute."""
     if address.local or address.text == "auto":
         return
     host, _, port = address.text.rpartition(":")
+    advice = "on that machine run ray start --head, and name the HOST:PORT that it prints"
     try:
-        socket.create_connection((host.strip("[]"), int(port)), _KNOCK_S).close()
+        with socket.create_connection((host.strip("[]"), int(port)), _KNOCK_S) as connection:
+            connection.sendall(_HTTP2)
+            answer = connection.recv(9)
     except OSError as error:
-        raise ConfigError(f"--cluster {clean(address.text, 80)}: nothing answers there ({error}); on that machine run "
-                          "ray start --head, and name the HOST:PORT that it prints") from None
+        raise ConfigError(f"--cluster {clean(address.text, 80)}: nothing answers there ({error}); {advice}") from None
+    if len(answer) < 9 or answer[3] != _HTTP2_SETTINGS:
+        raise ConfigError(f"--cluster {clean(address.text, 80)}: what listens there is no Ray head; {advice}")
 
 
 class Node(NamedTuple):
